@@ -1,0 +1,67 @@
+"""What ddpsim raises for a reason a user can mend.
+
+DdpsimError
+├── ScenarioError      a scenario, or a file that it names, is wrong: every problem at once
+├── InputError         an input does not fit the rest of its scenario: which key, and why
+├── ImportFailedError  a log, table or profile cannot be read as what it should be
+└── SimulationError    the simulation could not finish: who waits for what
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "DdpsimError",
+    "ImportFailedError",
+    "InputError",
+    "Problem",
+    "ScenarioError",
+    "SimulationError",
+]
+
+
+class DdpsimError(Exception):
+    """Root of every error that ddpsim raises on purpose."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: `where` (file:line:col), the dotted `key`, and what to do."""
+
+    where: str
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        place = f"{self.where}  {self.key}" if self.key else self.where
+        return f"{place}: {self.message}"
+
+
+class ScenarioError(DdpsimError):
+    """A scenario cannot be simulated; carries all its problems in file order."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class InputError(DdpsimError):
+    """A value that is well formed but cannot be used; `key` is its dotted path."""
+
+    def __init__(self, key: str, message: str) -> None:
+        self.key, self.message = key, message
+        super().__init__(f"{key}: {message}")
+
+
+class ImportFailedError(DdpsimError):
+    """A file named by a scenario is not what it should be; `line` counts from 1, 0 if unknown."""
+
+    def __init__(self, path: str, message: str, line: int = 0) -> None:
+        self.path, self.line = path, line
+        super().__init__(f"{path}:{line}: {message}" if line else f"{path}: {message}")
+
+
+class SimulationError(DdpsimError):
+    """A simulation that could not finish."""

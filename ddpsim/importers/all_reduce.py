@@ -1,0 +1,160 @@
+"""Measured all-reduce times: nccl-tests' text logs, and our CSV.
+
+nccl-tests prints two column layouts: the older `size count type redop | time algbw busbw error`
+twice, the newer with `root` after `redop` and `#wrong` for `error`. DDP reduces in place, so the
+second, in-place half is read. Source: nccl-tests src/common.cu and doc/PERFORMANCE.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from ddpsim.errors import ImportFailedError
+from ddpsim.scenario.quantity import SourceFile
+
+__all__ = ["AllReduceLog", "read_all_reduce"]
+
+_DEVICE = re.compile(r"^#\s+Rank\s+(\d+)\s+.*?\bPid\s+\d+\s+on\s+(\S+)\s+device")
+_ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z0-9_]+\s+\S+\s+")
+_CSV_COLUMNS = ("size_bytes", "time_us", "nodes", "gpus_per_node")
+
+
+@dataclass(frozen=True)
+class AllReduceLog:
+    """All-reduce times by message size, on `nodes` x `gpus_per_node` ranks.
+
+    `samples` are (size in bytes, time in seconds), by rising size, one per size (the median).
+    """
+
+    source: str
+    kind: str
+    nodes: int
+    gpus_per_node: int
+    samples: tuple[tuple[int, float], ...]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that took part."""
+        return self.nodes * self.gpus_per_node
+
+
+def read_all_reduce(source: SourceFile) -> AllReduceLog:
+    """Read a log, whichever of the known formats it has; raises ImportFailedError."""
+    try:
+        lines = source.path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ImportFailedError(source.given, "this is not text; wanted an nccl-tests log or our CSV")
+    if not any(line.strip() for line in lines):
+        raise ImportFailedError(source.given, "the file is empty; wanted an nccl-tests log or our CSV")
+    if any(line.startswith("size_bytes") for line in lines):
+        return _read_csv(source.given, lines)
+    return _read_nccl_tests(source.given, lines)
+
+
+def _read_csv(name: str, lines: list[str]) -> AllReduceLog:
+    header = next(i for i, line in enumerate(lines) if line.startswith("size_bytes"))
+    reader = csv.DictReader(lines[header:])
+    missing = [column for column in _CSV_COLUMNS if column not in (reader.fieldnames or ())]
+    if missing:
+        raise ImportFailedError(
+            name, f"lacks the column {missing[0]}; wanted {','.join(_CSV_COLUMNS)}", header + 1
+        )
+    samples, layouts = [], set()
+    for offset, row in enumerate(reader, header + 2):
+        size, time_us, nodes, gpus = (_number(name, offset, row[key], key) for key in _CSV_COLUMNS)
+        samples.append((int(size), time_us * 1e-6))
+        layouts.add((int(nodes), int(gpus)))
+    if len(layouts) > 1:
+        raise ImportFailedError(name, "holds several layouts (nodes, gpus_per_node); keep one a file")
+    layout = next(iter(layouts), (0, 0))
+    return _log(name, "all-reduce CSV", layout, samples)
+
+
+def _read_nccl_tests(name: str, lines: list[str]) -> AllReduceLog:
+    rows = list(_rows(name, lines))
+    if not rows:
+        raise ImportFailedError(
+            name,
+            "holds no result row; wanted nccl-tests' table (size count type redop ... time algbw busbw)",
+        )
+    layout = _layout(name, lines)
+    _check_bus_factor(name, rows, layout[0] * layout[1])
+    return _log(name, "nccl-tests log", layout, [(size, time_s) for _, size, time_s, _ in rows])
+
+
+def _rows(name: str, lines: Iterable[str]) -> Iterator[tuple[int, int, float, float]]:
+    """(line, size in bytes, in-place seconds, busbw / algbw) of every result row."""
+    has_root = False
+    for number, line in enumerate(lines, 1):
+        if line.startswith("#"):
+            has_root = has_root or ("redop" in line and " root " in line)
+            continue
+        if not _ROW.match(line):
+            continue  # warnings and NCCL INFO lines stand between the rows
+        cells = line.split()
+        first = 5 if has_root else 4
+        if len(cells) < first + 8:
+            raise ImportFailedError(name, f"this row has {len(cells)} of {first + 8} columns", number)
+        size = int(cells[0])
+        time_us, algbw, busbw = (
+            _number(name, number, cell, "in-place column") for cell in cells[first + 4 : first + 7]
+        )
+        if size > 0:
+            yield number, size, time_us * 1e-6, busbw / algbw if algbw >= 1 else math.nan
+
+
+def _layout(name: str, lines: Iterable[str]) -> tuple[int, int]:
+    hosts: dict[int, str] = {}
+    for line in lines:
+        if match := _DEVICE.match(line):
+            hosts[int(match[1])] = match[2]
+    if not hosts:
+        raise ImportFailedError(
+            name,
+            "does not list its devices ('#  Rank  0 ... on HOST device 0'), so its ranks are unknown; "
+            f"write it as CSV: {','.join(_CSV_COLUMNS)}",
+        )
+    nodes = len(set(hosts.values()))
+    if len(hosts) % nodes:
+        raise ImportFailedError(name, f"{len(hosts)} ranks on {nodes} nodes: nodes of unequal size")
+    return nodes, len(hosts) // nodes
+
+
+def _check_bus_factor(name: str, rows: list[tuple[int, int, float, float]], ranks: int) -> None:
+    """An all-reduce's busbw is 2(n-1)/n algbw: another factor is another collective."""
+    factors = [factor for *_, factor in rows if not math.isnan(factor)]
+    expected = 2 * (ranks - 1) / ranks
+    if factors and abs(median(factors) - expected) > 0.03:
+        raise ImportFailedError(
+            name,
+            f"busbw/algbw is {median(factors):.2f}, but an all-reduce of {ranks} ranks has "
+            f"{expected:.2f}; wanted the log of all_reduce_perf",
+        )
+
+
+def _log(
+    name: str, kind: str, layout: tuple[int, int], samples: list[tuple[int, float]]
+) -> AllReduceLog:
+    times: dict[int, list[float]] = defaultdict(list)
+    for size, time_s in samples:
+        times[size].append(time_s)
+    if not times:
+        raise ImportFailedError(name, "holds no measurement")
+    by_size = tuple((size, median(times[size])) for size in sorted(times))
+    return AllReduceLog(name, kind, *layout, by_size)
+
+
+def _number(name: str, line: int, text: str | None, column: str) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0 or (value == 0 and column in _CSV_COLUMNS):
+        raise ImportFailedError(name, f"{text!r} is no number for the {column}", line)
+    return value

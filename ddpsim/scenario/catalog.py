@@ -1,0 +1,92 @@
+"""The names a scenario may use for models and devices, and where their tables are."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ddpsim.scenario.suggest import did_you_mean
+
+__all__ = ["device_names", "device_table", "model_names", "model_table", "resolve"]
+
+# other spellings in use: Hugging Face hub names, torchvision's, papers'
+_MODEL_ALIASES = {
+    "bert": "bert-base",
+    "bert-base-uncased": "bert-base",
+    "bert-base-cased": "bert-base",
+    "bert-large-uncased": "bert-large",
+    "bert-large-cased": "bert-large",
+    "gpt2-small": "gpt2",
+    "gpt2-124m": "gpt2",
+    "gpt2-355m": "gpt2-medium",
+    "gpt2-774m": "gpt2-large",
+    "gpt2-1.5b": "gpt2-xl",
+    "llama-3.2-1b": "llama-1b",
+    "llama3.2-1b": "llama-1b",
+    "resnext50": "resnext50_32x4d",
+    "resnext101": "resnext101_32x8d",
+    "vit-base": "vit_b_16",
+    "vit-large": "vit_l_16",
+    "vit-b/16": "vit_b_16",
+    "vit-l/16": "vit_l_16",
+}
+_DEVICE_ALIASES = {
+    "v100": "v100-sxm-32gb",
+    "a100": "a100-sxm-80gb",
+    "h100": "h100-sxm-80gb",
+    "h200": "h200-sxm-141gb",
+    "rtx3090": "rtx-3090",
+    "rtx4090": "rtx-4090",
+    "cpu": "cpu-core",
+}
+
+
+@cache
+def model_names() -> tuple[str, ...]:
+    """Every model of the zoo, sorted."""
+    folder = resources.files("ddpsim") / "data" / "zoo"
+    names = (entry.name for entry in folder.iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
+
+
+@cache
+def model_table(name: str) -> dict[str, Any]:
+    """The zoo's table of a model (schema `ddpsim.model/1`), as parsed JSON."""
+    path = resources.files("ddpsim") / "data" / "zoo" / f"{name}.json"
+    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return table
+
+
+@cache
+def _devices() -> dict[str, dict[str, Any]]:
+    path = resources.files("ddpsim") / "data" / "devices.json"
+    devices: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["devices"]
+    return devices
+
+
+def device_names() -> tuple[str, ...]:
+    """Every device preset, in the order of the file."""
+    return tuple(_devices())
+
+
+def device_table(name: str) -> dict[str, Any]:
+    """A device preset (schema `ddpsim.devices/1`): figures in SI units, with their sources."""
+    return _devices()[name]
+
+
+def resolve(kind: str, name: str) -> str:
+    """The catalogue's own name of a `model` or `device`; raises ValueError with the nearest one."""
+    names, aliases = (
+        (model_names(), _MODEL_ALIASES) if kind == "model" else (device_names(), _DEVICE_ALIASES)
+    )
+    spellings = {known.replace("_", "-"): known for known in names} | aliases
+    folded = name.strip().lower().replace("_", "-")
+    if folded in spellings:
+        return spellings[folded]
+    squashed = {spelling.replace("-", ""): known for spelling, known in spellings.items()}
+    if folded.replace("-", "") in squashed:
+        return squashed[folded.replace("-", "")]
+    hint = did_you_mean(name, [*names, *aliases])
+    raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}")

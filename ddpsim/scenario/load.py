@@ -1,0 +1,113 @@
+"""Document to Scenario: every problem of a file at once, each in our own words."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any, NoReturn
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from ddpsim.errors import Problem, ScenarioError
+from ddpsim.scenario.document import Document, KeyPath
+from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.suggest import did_you_mean
+
+__all__ = ["parse"]
+
+
+def parse(document: Document) -> Scenario:
+    """The scenario that a document describes; raises ScenarioError with all its problems."""
+    try:
+        return Scenario.model_validate(document.data, context={"base": document.base})
+    except ValidationError as error:
+        _refuse(document, error)
+
+
+def _refuse(document: Document, error: ValidationError) -> NoReturn:
+    problems = [_problem(document, details) for details in error.errors(include_url=False)]
+    raise ScenarioError(sorted(dict.fromkeys(problems), key=_reading_order)) from None
+
+
+def _reading_order(problem: Problem) -> tuple[int, int]:
+    place = problem.where.rsplit(":", 2)
+    return (int(place[1]), int(place[2])) if len(place) == 3 and place[2].isdigit() else (0, 0)
+
+
+def _problem(document: Document, details: ErrorDetails) -> Problem:
+    path, kind = tuple(details["loc"]), details["type"]
+    context = details.get("ctx", {})
+    if kind == "extra_forbidden":
+        known = _keys(path[:-1])
+        hint = did_you_mean(str(path[-1]), known) or f" Known here: {', '.join(known)}"
+        return document.problem(path, f"unknown key.{hint}", of_key=True)
+    if kind == "missing":
+        wanted = _description(path)
+        return document.problem(path, f"is missing{wanted}", of_key=True)
+    if kind == "scenario":
+        at = tuple(str(context["at"]).split(".")) if context["at"] else ()
+        return document.problem(path + at, str(context["message"]))
+    path = tuple(step for step in path if step != "[key]")
+    if path[-2:] == ("step_time", "total") and path not in document.value_places:
+        path = path[:-1]  # the short form, `step_time: 391.2 ms`
+    return document.problem(path, _sentence(kind, details["input"], context))
+
+
+def _sentence(kind: str, got: Any, context: dict[str, Any]) -> str:
+    """Our own words for each kind of pydantic error."""
+    shown = "nothing" if got is None else repr(got)
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "literal_error":
+        wanted = [part.strip("' ") for part in str(context["expected"]).replace(" or ", ", ").split(",")]
+        return f"{shown} is unknown.{did_you_mean(str(got), wanted)} Wanted one of {', '.join(wanted)}"
+    limits = {
+        "greater_than": ("gt", "greater than"),
+        "greater_than_equal": ("ge", "at least"),
+        "less_than": ("lt", "less than"),
+        "less_than_equal": ("le", "at most"),
+    }
+    if kind in limits:
+        bound, words = limits[kind]
+        return f"{shown} is out of range: wanted {words} {context[bound]}"
+    if kind == "finite_number":
+        return f"{shown} is not a finite number"
+    if kind == "model_type":
+        return f"wanted keys and values here, got {shown}"
+    kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+    kinds |= {"string": "text", "dict": "keys and values", "list": "a list"}
+    wanted_kind = kinds.get(kind.split("_")[0], kind)
+    return f"wanted {wanted_kind}, got {shown}"
+
+
+def _keys(path: KeyPath) -> list[str]:
+    model = _model_at(path)
+    return [] if model is None else [field.alias or key for key, field in model.model_fields.items()]
+
+
+def _description(path: KeyPath) -> str:
+    model = _model_at(path[:-1])
+    for key, field in (model.model_fields if model else {}).items():
+        if (field.alias or key) == path[-1] and field.description:
+            return f": wanted {field.description}"
+    return ""
+
+
+def _model_at(path: KeyPath) -> type[BaseModel] | None:
+    """The model whose keys stand at a path of the document."""
+    model: type[BaseModel] | None = Scenario
+    for step in path:
+        fields = {field.alias or key: field for key, field in (model or Scenario).model_fields.items()}
+        model = _model_in(fields[str(step)].annotation) if str(step) in fields else None
+        if model is None:
+            return None
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
+        return next((m for part in typing.get_args(annotation) if (m := _model_in(part))), None)
+    return None

@@ -1,0 +1,411 @@
+"""What was asked: schema `ddpsim/1` as frozen models. Defaults live here and nowhere else.
+
+YAML keys are torch's and the field's own words; attributes add the SI unit of what they hold.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from ddpsim.scenario import catalog
+from ddpsim.scenario.quantity import (
+    Bandwidth,
+    Duration,
+    FlopsPerSecond,
+    SampleRate,
+    Size,
+    SourceFileField,
+)
+
+__all__ = [
+    "Cluster",
+    "DataLoader",
+    "Ddp",
+    "Device",
+    "InterNode",
+    "IntraNode",
+    "Jitter",
+    "Optimizer",
+    "Precision",
+    "Run",
+    "Scenario",
+    "StepTime",
+    "Stragglers",
+    "Workload",
+]
+
+Precision = Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "bf16"]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Sigma = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, strict=True, serialize_by_alias=True
+    )
+
+
+def _fail(message: str, at: str = "") -> PydanticCustomError:
+    """A cross-field error, shown at the key `at` of the model that raises it."""
+    return PydanticCustomError("scenario", "{message}", {"message": message, "at": at})
+
+
+class StepTime(_Spec):
+    """A step of one micro-batch on one device without DDP, whole or in its three parts."""
+
+    total_s: Duration | None = Field(None, alias="total", description="forward + backward + optimizer")
+    forward_s: Duration | None = Field(None, alias="forward", description="forward and loss")
+    backward_s: Duration | None = Field(None, alias="backward", description="backward")
+    optimizer_s: Duration | None = Field(None, alias="optimizer", description="optimizer step")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> StepTime:
+        parts = (self.forward_s, self.backward_s)
+        if self.total_s is None and None in parts:
+            raise _fail("needs both forward and backward (optimizer is optional), or one total time")
+        if self.total_s is not None and parts != (None, None):
+            raise _fail("has both a total and its parts; give one of them")
+        if 0 in (self.total_s, *parts):
+            raise _fail("must be greater than zero")
+        return self
+
+
+class Optimizer(_Spec):
+    """What runs after the gradients are reduced; sets the optimizer's time and memory."""
+
+    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="torch.optim class")
+    fused: bool = Field(default=False, description="fused=True; torch's default is foreach on a GPU")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD's momentum")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="weight decay, any optimizer")
+
+
+class DataLoader(_Spec):
+    """The input pipeline of one rank."""
+
+    rate_samples_per_s: SampleRate = Field(
+        alias="rate", description="samples per second that one rank's loader delivers, all workers"
+    )
+    workers: Annotated[int, Field(ge=1)] = Field(1, description="DataLoader num_workers per rank")
+    prefetch: Annotated[int, Field(ge=1)] = Field(2, description="DataLoader prefetch_factor")
+
+
+def _step_time(value: Any) -> Any:
+    return {"total": value} if isinstance(value, (str, int, float)) else value
+
+
+def _model_name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a model name")
+    return catalog.resolve("model", value)
+
+
+class Workload(_Spec):
+    """The model, its batch, and what is known of its times."""
+
+    model: Annotated[str, BeforeValidator(_model_name)] | None = Field(
+        None, description="a model of the zoo"
+    )
+    profile: SourceFileField | None = Field(
+        None, description="measured gradient-ready times: our JSON (ddpsim.model-profile/1) or CSV"
+    )
+    parameters: SourceFileField | None = Field(
+        None, description="CSV of a model of one's own: name, shape, dtype in registration order"
+    )
+    ready_origin: Literal["first_gradient", "backward_start"] | None = Field(
+        None, description="what the ready times of a CSV profile count from"
+    )
+    batch_per_rank: Annotated[int, Field(ge=1)] = Field(
+        description="samples in one micro-batch of one rank"
+    )
+    seq_len: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="tokens per sample; default: the model's usual one"
+    )
+    image_size: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="pixels on a side; default: the model's usual one"
+    )
+    precision: Precision = Field("fp32", description="torch's arithmetic; amp keeps fp32 gradients")
+    step_time: Annotated[StepTime, BeforeValidator(_step_time)] | None = Field(
+        None,
+        description="forward + backward + optimizer of one micro-batch on one device, "
+        "no DDP, no data wait; anchors the compute side",
+    )
+    optimizer: Optimizer = Field(default_factory=Optimizer, description="default: plain SGD")
+    data: DataLoader | None = Field(None, description="omitted: the step never waits for data")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Workload:
+        given = [key for key in ("model", "profile", "parameters") if getattr(self, key) is not None]
+        if not given:
+            raise _fail("needs one of model (a zoo name), profile (a file) or parameters (a file)")
+        if len(given) > 1:
+            raise _fail(f"has {' and '.join(given)}; give one of them", given[1])
+        if self.parameters and not self.step_time:
+            raise _fail("a parameter list says nothing of time; give step_time too", "parameters")
+        return self
+
+
+_KNOWN_TORCH = Literal["1.4", "2.11", "2.12", "2.13", "2.14", "2.15"]
+
+
+def _bucket_caps(value: Any) -> tuple[float, ...] | None:
+    if value is None or value == "default":
+        return None
+    caps = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not caps:
+        raise ValueError("the list of caps is empty; write a number of MiB, or 'default'")
+    for cap in caps:
+        if isinstance(cap, bool) or not isinstance(cap, (int, float)):
+            raise ValueError(
+                f"torch takes a bare number of MiB (25 = 26 214 400 B), not {cap!r}; "
+                "write 25, a list such as [1, 25], or 'default'"
+            )
+        if not math.isfinite(cap) or cap <= 0:
+            raise ValueError(f"{cap} is not a number of MiB above zero")
+    return tuple(float(cap) for cap in caps)
+
+
+BucketCaps = Annotated[
+    tuple[float, ...] | None,
+    BeforeValidator(_bucket_caps),
+    PlainSerializer(lambda caps: "default" if caps is None else list(caps)),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": "default"},
+                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "array", "minItems": 1, "items": {"type": "number", "exclusiveMinimum": 0}},
+            ]
+        }
+    ),
+]
+
+
+class Ddp(_Spec):
+    """DistributedDataParallel's own options, with torch's names and meanings."""
+
+    backend: Literal["nccl", "gloo"] = Field("nccl", description="process-group backend")
+    torch: _KNOWN_TORCH = Field("2.15", description="the version whose rules are followed")
+    bucket_cap_mb: BucketCaps = Field(
+        None,
+        description="MiB, as torch: default = 1 MiB first, then 25; a number = that for the first "
+        "bucket too; a list = cap by cap, the last repeats (torch's bucket_cap_mb_list)",
+    )
+    gradient_as_bucket_view: bool = Field(default=False, description="saves the copy back")
+    find_unused_parameters: bool = Field(default=False, description="buckets are never rebuilt")
+    static_graph: bool = Field(default=False, description="buckets are rebuilt one step later")
+    broadcast_buffers: bool = Field(
+        default=True, description="every forward; also accepted as forward_sync_buffers (2.13)"
+    )
+    comm_hook: Literal["none", "allreduce", "fp16_compress", "bf16_compress"] = Field(
+        "none", description="torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+    )
+    accumulation_steps: Annotated[int, Field(ge=1)] = Field(
+        1, description="micro-batches per optimizer step, no_sync on all but the last"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _newer_names(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or "forward_sync_buffers" not in data:
+            return data
+        if "broadcast_buffers" in data:
+            raise _fail("is the new name of broadcast_buffers; give one of them", "forward_sync_buffers")
+        renamed = dict(data)
+        renamed["broadcast_buffers"] = renamed.pop("forward_sync_buffers")
+        return renamed
+
+    @model_validator(mode="after")
+    def _known_together(self) -> Ddp:
+        if self.torch == "1.4":
+            newer = {
+                "gradient_as_bucket_view": self.gradient_as_bucket_view,
+                "static_graph": self.static_graph,
+                "comm_hook": self.comm_hook != "none",
+                "bucket_cap_mb": len(self.bucket_cap_mb or ()) > 1,
+            }
+            for key, used in newer.items():
+                if used:
+                    raise _fail("torch 1.4 had no such option; choose a newer ddp.torch", key)
+        return self
+
+
+class IntraNode(_Spec):
+    """What one GPU can send in one direction to its ring neighbour in the node."""
+
+    bandwidth_bytes_per_s: Annotated[Bandwidth, Field(gt=0)] = Field(
+        alias="bandwidth", description="bus bandwidth, one direction"
+    )
+    latency_s: Duration = Field(alias="latency", description="one ring step, software included")
+
+
+class InterNode(_Spec):
+    """The network between nodes: one NIC, one direction."""
+
+    bandwidth_bytes_per_s: Annotated[Bandwidth, Field(gt=0)] = Field(
+        alias="bandwidth", description="one NIC, one direction"
+    )
+    latency_s: Duration = Field(alias="latency", description="one ring step, software included")
+    nics_per_node: Annotated[int, Field(ge=1)] = Field(1, description="NICs that a ring may use")
+    oversubscription: Annotated[float, Field(ge=1)] = Field(
+        1.0, description="ratio of access to uplink capacity; 1 = none"
+    )
+
+
+class Device(_Spec):
+    """One accelerator (or CPU core): rates, memory, and how much of them a model reaches."""
+
+    name: str = Field("custom", description="shown in the answer")
+    kind: Literal["gpu", "cpu"] = Field("gpu", description="a cpu computes on the host lane")
+    peak_flops_per_s: dict[Literal["fp32", "tf32", "fp16", "bf16"], FlopsPerSecond] = Field(
+        alias="peak_flops", description="dense matmul rate by input precision"
+    )
+    matmul_efficiency: dict[Literal["fp32", "tf32", "fp16", "bf16"], Fraction] = Field(
+        default_factory=dict, description="assumed fraction of the peak rate; 0.45 where not given"
+    )
+    memory_bytes: Size = Field(alias="memory", description="memory of the device")
+    memory_bandwidth_bytes_per_s: Bandwidth = Field(alias="memory_bandwidth", description="peak")
+    memory_efficiency: Fraction = Field(0.85, description="assumed fraction of the peak bandwidth")
+    kernel_floor_s: Duration = Field(
+        3e-6, alias="kernel_floor", description="shortest time of a kernel with its gap"
+    )
+    launch_s: Duration = Field(5e-6, alias="launch", description="host time of one kernel launch")
+    intra_node: IntraNode | None = Field(None, description="links of the usual machine")
+    inter_node: InterNode | None = Field(None, description="network of the usual machine")
+    sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
+
+    def efficiency(self, rate: str) -> float:
+        """Assumed fraction of the peak rate (`fp32`, `tf32`, `fp16` or `bf16`) in training."""
+        return self.matmul_efficiency.get(rate, 0.45)  # type: ignore[call-overload, no-any-return]
+
+
+def _device(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    name = catalog.resolve("device", value)
+    table = catalog.device_table(name)
+    device = {key: table[key] for key in ("kind", "matmul_efficiency", "memory_efficiency", "sources")}
+    rates = {rate: f"{flops!r} FLOP/s" for rate, flops in table["peak_flops"].items()}
+    return device | {
+        "name": name,
+        "peak_flops": rates,
+        "memory": f"{table['memory_bytes']!r} B",
+        "memory_bandwidth": f"{table['memory_bandwidth_bytes_per_s']!r} B/s",
+        "kernel_floor": f"{table['kernel_floor_s']!r} s",
+        "launch": f"{table['launch_s']!r} s",
+        "intra_node": _preset_link(table["intra_node"]),
+        "inter_node": _preset_link(table["inter_node"])
+        | {"nics_per_node": table["inter_node"].get("nics_per_node", 1)},
+    }
+
+
+def _preset_link(link: dict[str, float]) -> dict[str, Any]:
+    return {
+        "bandwidth": f"{link['bandwidth_bytes_per_s']!r} B/s",
+        "latency": f"{link['latency_s']!r} s",
+    }
+
+
+class Stragglers(_Spec):
+    """A compute TIME multiplier per rank, constant over the run: drawn once, or listed."""
+
+    distribution: Literal["lognormal"] | None = Field(None, description="median 1")
+    sigma: Sigma | None = Field(None, description="of the logarithm")
+    factors: dict[int, Annotated[float, Field(gt=0, le=1000)]] | None = Field(
+        None, description="rank: multiplier; 1.2 is 20 % slower"
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Stragglers:
+        drawn = (self.distribution, self.sigma)
+        if (self.factors is None) == (drawn == (None, None)):
+            raise _fail("needs either distribution and sigma, or factors")
+        if self.factors is None and None in drawn:
+            raise _fail("needs both distribution and sigma")
+        return self
+
+
+class Cluster(_Spec):
+    """Ranks, the devices they run on, and the links between them."""
+
+    nodes: Annotated[int, Field(ge=1)] = Field(description="machines")
+    gpus_per_node: Annotated[int, Field(ge=1)] = Field(description="ranks per machine")
+    device: Annotated[Device, BeforeValidator(_device)] = Field(
+        description="a preset's name, or the values themselves"
+    )
+    all_reduce: SourceFileField | None = Field(
+        None, description="an nccl-tests log or our CSV, measured on these very ranks"
+    )
+    algorithm: Literal["auto", "ring"] = Field(
+        "auto", description="auto is ring: the one algorithm modelled so far"
+    )
+    intra_node: IntraNode | None = Field(None, description="default: the device's usual machine")
+    inter_node: InterNode | None = Field(None, description="default: the device's usual machine")
+    stragglers: Stragglers | None = Field(None, description="omitted: none")
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the job: nodes x gpus_per_node."""
+        return self.nodes * self.gpus_per_node
+
+    @model_validator(mode="after")
+    def _ranks_exist(self) -> Cluster:
+        for rank in (self.stragglers and self.stragglers.factors) or {}:
+            if not 0 <= rank < self.world_size:
+                raise _fail(
+                    f"rank {rank} does not exist: {self.nodes} nodes x {self.gpus_per_node} GPUs "
+                    f"= {self.world_size} ranks, 0 to {self.world_size - 1}",
+                    "stragglers",
+                )
+        return self
+
+
+class Jitter(_Spec):
+    """A compute time multiplier per rank and iteration."""
+
+    distribution: Literal["lognormal"] = Field("lognormal", description="median 1")
+    sigma: Sigma = Field(description="of the logarithm")
+
+
+class Run(_Spec):
+    """How the simulation is run."""
+
+    iterations: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        20, description="steady iterations simulated"
+    )
+    seed: Annotated[int, Field(ge=0)] = Field(0, description="of stragglers and jitter")
+    jitter: Jitter | None = Field(None, description="omitted: every iteration is alike")
+    allow_extrapolation: bool = Field(
+        default=False, description="use a log beyond its sizes or its ranks, with a warning"
+    )
+
+
+class Scenario(_Spec):
+    """One question to ddpsim: a workload, its DDP options, a cluster, and how to run."""
+
+    schema_: Literal["ddpsim/1"] = Field(alias="schema", description="version of this format")
+    name: str = Field("unnamed", description="shown in the answer")
+    workload: Workload
+    ddp: Ddp = Field(default_factory=Ddp)
+    cluster: Cluster
+    run: Run = Field(default_factory=Run)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Scenario:
+        kind, backend = self.cluster.device.kind, self.ddp.backend
+        if (kind, backend) == ("cpu", "nccl"):
+            raise _fail("nccl needs GPUs; on a cpu device write ddp.backend: gloo", "ddp.backend")
+        if (kind, backend) == ("gpu", "gloo"):
+            raise _fail("gloo on GPU tensors is not modelled; write ddp.backend: nccl", "ddp.backend")
+        return self

@@ -1,0 +1,167 @@
+"""Quantities with their units: text to SI numbers, SI numbers to text, seconds to clock ticks.
+
+Bits and bytes, decimal and binary prefixes, rates and amounts are all distinct; a bare number
+is an error. The simulation clock counts integer nanoseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+__all__ = [
+    "format_bytes",
+    "format_bytes_per_s",
+    "format_duration",
+    "parse_bytes",
+    "parse_bytes_per_s",
+    "parse_duration",
+    "parse_flops_per_s",
+    "parse_samples_per_s",
+    "to_ns",
+]
+
+NS_PER_S = 1_000_000_000
+MIB = 1_048_576
+
+_QUANTITY = re.compile(r"^\s*([-+]?(?:\d[\d_]*)?\.?\d+(?:[eE][-+]?\d+)?|\d+\.)\s*(\S.*?)?\s*$")
+_SECONDS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,  # micro sign U+00B5
+    "μs": 1e-6,  # noqa: RUF001 -- Greek mu U+03BC, what many keyboards give
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+}
+_PREFIX = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_PREFIX |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_AMOUNT = re.compile(r"^(Ki|Mi|Gi|Ti|[kKMGT])?(bit|bits|b|bytes|byte|B)$")
+_RATE = re.compile(r"^(Ki|Mi|Gi|Ti|[kKMGT])?(bit|bits|b|bytes|byte|B)(?:/s|/sec|ps)$")
+_FLOPS = re.compile(r"^([MGTP])?(?:FLOPS|FLOP/s|flops|flop/s)$")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in `"5 us"`; raises ValueError without a unit of time, or below zero."""
+    number, unit = _split(text, "a time such as '5 us', '391.2 ms' or '1.5 s'")
+    if unit not in _SECONDS:
+        raise ValueError(_unknown_unit(text, unit, "a time in ns, us, ms, s, min or h"))
+    return number * _SECONDS[unit]
+
+
+def parse_bytes(text: str) -> float:
+    """Bytes in `"25 MiB"`; a number of bits is refused, as memory and messages count bytes."""
+    number, unit = _split(text, "a size such as '25 MiB' or '80 GB'")
+    match = _AMOUNT.match(unit)
+    if not match or _is_bit(match):
+        raise ValueError(_unknown_unit(text, unit, "a size in B, kB, MB, GB, KiB, MiB or GiB"))
+    return number * _PREFIX[match[1] or ""]
+
+
+def parse_bytes_per_s(text: str) -> float:
+    """Bytes per second in `"100 Gbit/s"` (12.5e9) or `"20 GB/s"` (20e9)."""
+    wanted = "a bandwidth such as '100 Gbit/s' (a link) or '20 GB/s' (a bus bandwidth)"
+    number, unit = _split(text, wanted)
+    match = _RATE.match(unit)
+    if match:
+        return number * _PREFIX[match[1] or ""] / (8 if _is_bit(match) else 1)
+    if _AMOUNT.match(unit):
+        raise ValueError(_ambiguous_rate(text, number, unit))
+    raise ValueError(_unknown_unit(text, unit, wanted))
+
+
+def parse_flops_per_s(text: str) -> float:
+    """Floating-point operations per second in `"312 TFLOP/s"`."""
+    wanted = "a rate such as '312 TFLOP/s'"
+    number, unit = _split(text, wanted)
+    match = _FLOPS.match(unit)
+    if not match:
+        raise ValueError(_unknown_unit(text, unit, wanted))
+    return number * (_PREFIX | {"P": 10**15})[match[1] or ""]
+
+
+def parse_samples_per_s(text: str) -> float:
+    """Samples per second in `"2500 samples/s"`."""
+    wanted = "a rate such as '2500 samples/s'"
+    number, unit = _split(text, wanted)
+    if unit not in {"samples/s", "sample/s"}:
+        raise ValueError(_unknown_unit(text, unit, wanted))
+    return number
+
+
+def to_ns(seconds: float) -> int:
+    """Clock ticks of a duration, rounded once, half to even; raises ValueError if not finite."""
+    if not math.isfinite(seconds):
+        raise ValueError(f"{seconds} s is no duration")
+    return round(seconds * NS_PER_S)
+
+
+def format_duration(seconds: float) -> str:
+    """A duration as a person reads it, in four digits: `412.3 ms`, `98.12 us`, `2.500 s`."""
+    magnitude = abs(seconds)
+    if magnitude >= 1 or magnitude == 0:
+        return f"{_four(seconds)} s" if magnitude else "0 s"
+    scale, unit = (1e3, "ms") if magnitude >= 1e-3 else (1e6, "us")
+    return f"{_four(seconds * scale)} {unit}"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """A size in decimal units: `102.2 MB`."""
+    return f"{_with_prefix(size_bytes)}B"
+
+
+def format_bytes_per_s(rate: float) -> str:
+    """A bandwidth in decimal bytes per second: `12.50 GB/s`."""
+    return f"{_with_prefix(rate)}B/s"
+
+
+def _with_prefix(value: float) -> str:
+    for prefix in ("T", "G", "M", "k"):
+        if abs(value) >= _PREFIX[prefix]:
+            return f"{_four(value / _PREFIX[prefix])} {prefix}"
+    return f"{value:.0f} "
+
+
+def _four(value: float) -> str:
+    digits = max(0, 3 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:.{min(digits, 3)}f}"
+
+
+def _split(text: str, wanted: str) -> tuple[float, str]:
+    match = _QUANTITY.match(text)
+    if not match:
+        raise ValueError(f"{text!r} is not a quantity; write {wanted}")
+    number, unit = float(match[1].replace("_", "")), match[2]
+    if not unit:
+        raise ValueError(f"{text.strip()} has no unit; write {wanted}")
+    if number < 0:
+        raise ValueError(f"{text!r} is negative; write {wanted}")
+    if not math.isfinite(number):
+        raise ValueError(f"{text!r} is not finite; write {wanted}")
+    return number, unit
+
+
+def _is_bit(match: re.Match[str]) -> bool:
+    return match[2] in {"bit", "bits", "b"}
+
+
+def _ambiguous_rate(text: str, number: float, unit: str) -> str:
+    prefix = unit.rstrip("bitsyeB")
+    return (
+        f"{text!r} is ambiguous: write '{number:g} {prefix}bit/s' (a link's bits per second) "
+        f"or '{number:g} {prefix}B/s' (bytes per second)"
+    )
+
+
+def _unknown_unit(text: str, unit: str, wanted: str) -> str:
+    near = _near_unit(unit)
+    hint = f" (did you mean {near!r}?)" if near else ""
+    return f"{text!r} has the unknown unit {unit!r}{hint}; write {wanted}"
+
+
+def _near_unit(unit: str) -> str | None:
+    known = [*_SECONDS, "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s", "MB/s", "GB/s", "GiB/s"]
+    known += ["B", "kB", "MB", "GB", "KiB", "MiB", "GiB", "samples/s"]
+    folded = unit.lower().replace("bps", "bit/s").replace("sec", "s").replace(" ", "")
+    return next((name for name in known if name.lower() == folded), None)
