@@ -1,0 +1,85 @@
+"""The product in a few lines: scenario -> job -> engine -> timeline -> result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddpsim.engine.noise import draw_slowdowns
+from ddpsim.engine.run import EngineMode, Simulated, run
+from ddpsim.interval import prediction_interval
+from ddpsim.job import Job, resolve
+from ddpsim.result.model import Engine, PredictionInterval, Result
+from ddpsim.result.summary import Context, summarise
+from ddpsim.scenario.document import Document, load
+from ddpsim.scenario.load import parse
+from ddpsim.scenario.schema import Scenario
+
+__all__ = ["load_scenario", "simulate"]
+
+
+def load_scenario(
+    source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()
+) -> Scenario:
+    """Read and check a scenario, with every file that it names.
+
+    `source` is a YAML file, or the same as a mapping (relative paths then start in the current
+    folder); `overrides` are `key.path=value` settings. Raises ScenarioError with all problems.
+    """
+    if isinstance(source, Mapping):
+        document = Document.from_mapping(source, Path())
+        for setting in overrides:
+            document.override(setting)
+    else:
+        document = load(Path(source), overrides)
+    scenario = parse(document)
+    resolve(scenario, document)
+    return scenario
+
+
+def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
+    """Predict one steady DDP step.
+
+    `engine` "reference" simulates every rank and every ring step, "auto" takes exact shortcuts.
+    Raises ScenarioError if a file that the scenario names does not fit it.
+    """
+    job = resolve(scenario)
+    iterations = job.program.warmup + job.program.iterations
+    slowdowns = draw_slowdowns(scenario.cluster, scenario.run, iterations)
+    world_size = scenario.cluster.world_size
+    simulated = run(job.program, job.network.cost, world_size, slowdowns, engine)
+    result = summarise(simulated.timeline, _context(job, simulated, engine))
+    return replace(result, prediction_interval_s=_interval(job, result))
+
+
+def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
+    scenario, memory = job.scenario, job.memory()
+    return Context(
+        name=scenario.name,
+        nodes=scenario.cluster.nodes,
+        gpus_per_node=scenario.cluster.gpus_per_node,
+        samples_per_rank=scenario.workload.batch_per_rank * scenario.ddp.accumulation_steps,
+        network=job.network.bottleneck,
+        knows_warmup=job.knows_warmup,
+        memory=memory,
+        baselines=job.baselines(),
+        provenance=job.provenance(),
+        warnings=job.warnings(memory),
+        seed=scenario.run.seed,
+        engine=Engine(engine, simulated.ranks_simulated, simulated.paths),
+    )
+
+
+def _interval(job: Job, result: Result) -> PredictionInterval:
+    times = result.iteration_time_s
+    return prediction_interval(
+        times.mean,
+        job.step_s,
+        compute_basis=job.model.basis,
+        network_basis=job.network.basis,
+        backend=job.scenario.ddp.backend,
+        hidden_comm_s=result.comm_time_s - result.exposed_comm_s,
+        spread_s=(times.p10, times.p90),
+    )

@@ -1,0 +1,1 @@
+"""What the ranks send over: topology, links, and what a collective costs on them."""

@@ -1,0 +1,120 @@
+"""Scenario to Network: a measured log where there is one, otherwise links."""
+
+from __future__ import annotations
+
+from ddpsim.cluster.collectives import AllReduceLogCost, LinkCost, Network, SingleRankCost
+from ddpsim.cluster.topology import Link, ring_links
+from ddpsim.errors import ImportFailedError, InputError
+from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
+from ddpsim.provenance import Provenance, Trust
+from ddpsim.scenario.schema import Cluster, Run, Scenario
+from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
+
+__all__ = ["build_network"]
+
+
+def build_network(scenario: Scenario) -> Network:
+    """The collective costs of a scenario's cluster; raises InputError."""
+    if scenario.cluster.world_size == 1:
+        return Network(SingleRankCost(), "none", "nothing: one rank sends nothing", ())
+    if scenario.cluster.all_reduce:
+        return _from_log(scenario.cluster, scenario.run)
+    cluster = scenario.cluster
+    links = _links(cluster)
+    slowest = "inter_node" if _crosses_slowest(cluster, links) else "intra_node"
+    return Network(
+        cost=LinkCost(links),
+        basis="stated links" if getattr(cluster, slowest) else "preset links",
+        bottleneck=_named(slowest, links),
+        provenance=_link_provenance(scenario.cluster),
+    )
+
+
+def _from_log(cluster: Cluster, run: Run) -> Network:
+    log = _read(cluster)
+    warnings = _check_ranks(log, cluster, run)
+    beyond = LinkCost(_links(cluster)) if _links_are_stated(cluster) else None
+    low, high = log.samples[0][0], log.samples[-1][0]
+    covered = f"{log.source} ({log.kind}), {format_bytes(low)} to {format_bytes(high)}"
+    extrapolates = run.allow_extrapolation
+    return Network(
+        cost=AllReduceLogCost(log, beyond, extrapolates),
+        basis="extrapolated log" if warnings else "log",
+        bottleneck=f"the network as measured in {log.source}",
+        provenance=(
+            Provenance("all-reduce time", covered, "imported"),
+            *(_link_provenance(cluster) if beyond else ()),
+            Provenance("broadcast time", "half of the all-reduce of the same size", "assumed"),
+        ),
+        warnings=warnings,
+    )
+
+
+def _read(cluster: Cluster) -> AllReduceLog:
+    if cluster.all_reduce is None:
+        raise ValueError("this cluster names no log")
+    try:
+        return read_all_reduce(cluster.all_reduce)
+    except ImportFailedError as error:
+        raise InputError("cluster.all_reduce", str(error)) from None
+
+
+def _check_ranks(log: AllReduceLog, cluster: Cluster, run: Run) -> tuple[str, ...]:
+    """The log must be of these very ranks; another layout is an error or a warning."""
+    if (log.nodes, log.gpus_per_node) == (cluster.nodes, cluster.gpus_per_node):
+        return ()
+    differs = (
+        f"{log.source} was measured on {log.world_size} ranks ({log.nodes} nodes x "
+        f"{log.gpus_per_node}), but the cluster has {cluster.world_size} ({cluster.nodes} nodes x "
+        f"{cluster.gpus_per_node})"
+    )
+    if run.allow_extrapolation:
+        return (f"{differs}: its times are used as they are",)
+    raise InputError(
+        "cluster.all_reduce",
+        f"{differs}; measure these ranks, drop the log, or set run.allow_extrapolation: true",
+    )
+
+
+def _links(cluster: Cluster) -> tuple[Link, ...]:
+    intra = cluster.intra_node or cluster.device.intra_node
+    inter = cluster.inter_node or cluster.device.inter_node
+    if cluster.gpus_per_node > 1 and intra is None:
+        raise InputError("cluster", f"{cluster.device.name} has no preset links; state intra_node")
+    if cluster.nodes > 1 and inter is None:
+        raise InputError("cluster", f"{cluster.device.name} has no preset network; state inter_node")
+    single_gpu = cluster.gpus_per_node == 1
+    return ring_links(cluster.nodes, cluster.gpus_per_node, None if single_gpu else intra, inter)
+
+
+def _links_are_stated(cluster: Cluster) -> bool:
+    """Whether the scenario itself gives every kind of link that its ring uses."""
+    intra_given = cluster.intra_node is not None or cluster.gpus_per_node == 1
+    return intra_given and (cluster.inter_node is not None or cluster.nodes == 1)
+
+
+def _crosses_slowest(cluster: Cluster, links: tuple[Link, ...]) -> bool:
+    """Whether the hop between nodes (which leads to rank 0) is the slowest of the ring."""
+    least = min(link.bandwidth_bytes_per_s for link in links)
+    return cluster.nodes > 1 and links[0].bandwidth_bytes_per_s == least
+
+
+def _named(key: str, links: tuple[Link, ...]) -> str:
+    slowest = min(links, key=lambda link: link.bandwidth_bytes_per_s)
+    where = "inter-node network" if key == "inter_node" else "intra-node links"
+    rate = format_bytes_per_s(slowest.bandwidth_bytes_per_s)
+    return f"the {where} ({rate} a ring, {format_duration(slowest.latency_s)} a step)"
+
+
+def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:
+    used = {"intra_node": cluster.gpus_per_node > 1, "inter_node": cluster.nodes > 1}
+    entries = []
+    for key in (key for key, is_used in used.items() if is_used):
+        stated = getattr(cluster, key)
+        link = stated or getattr(cluster.device, key)
+        figures = f"{format_bytes_per_s(link.bandwidth_bytes_per_s)}, {format_duration(link.latency_s)}"
+        preset = cluster.device.sources.get(key, "")
+        source = "stated in the scenario" if stated else f"preset {cluster.device.name}: {preset}"
+        trust: Trust = "stated" if stated else "assumed"
+        entries.append(Provenance(f"cluster.{key}", f"{figures}; {source}", trust))
+    return tuple(entries)

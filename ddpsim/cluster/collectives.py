@@ -1,0 +1,201 @@
+"""The cost of a collective, behind one small interface: new cost models plug in here.
+
+A cost model answers with a `RingTransfer` (steps over links, so that ranks may leave at
+different times) or a `WholeTransfer` (one measured duration, all ranks leave together).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from ddpsim.cluster.topology import Link
+from ddpsim.errors import InputError
+from ddpsim.importers.all_reduce import AllReduceLog
+from ddpsim.provenance import Provenance
+from ddpsim.units import format_bytes, to_ns
+
+__all__ = [
+    "AllReduceLogCost",
+    "CollectiveCost",
+    "LinkCost",
+    "Network",
+    "Operation",
+    "RingTransfer",
+    "SingleRankCost",
+    "Transfer",
+    "WholeTransfer",
+    "duration_ns",
+]
+
+Operation = Literal["all_reduce", "broadcast"]
+CostBasis = Literal["none", "log", "stated links", "preset links", "extrapolated log"]
+
+
+@dataclass(frozen=True, slots=True)
+class RingTransfer:
+    """`steps` rounds around a ring; in each, rank r needs `step_ns[r]` to get its next chunk."""
+
+    steps: int
+    step_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTransfer:
+    """A duration from the last arrival: latency, then a transfer that may share its link."""
+
+    latency_ns: int
+    transfer_ns: int
+
+
+Transfer = RingTransfer | WholeTransfer
+
+
+def duration_ns(transfer: Transfer) -> int:
+    """Ticks from the last arrival to the last rank's end, when nothing else is in flight."""
+    if isinstance(transfer, RingTransfer):
+        return transfer.steps * max(transfer.step_ns)
+    return transfer.latency_ns + transfer.transfer_ns
+
+
+class CollectiveCost(Protocol):
+    """What the engine asks of a cost model."""
+
+    def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
+        """How a message of `size_bytes` (the whole buffer) moves; raises InputError."""
+        ...
+
+    def stretched(self, factor: float) -> CollectiveCost:
+        """The same model with every time `factor` times as long."""
+        ...
+
+
+@dataclass(frozen=True)
+class SingleRankCost:
+    """One rank sends nothing: in place, NCCL launches no kernel (nccl src/enqueue.cc)."""
+
+    def transfer(self, operation: Operation, size_bytes: int) -> Transfer:  # noqa: ARG002
+        """See CollectiveCost."""
+        return WholeTransfer(0, 0)
+
+    def stretched(self, factor: float) -> SingleRankCost:  # noqa: ARG002
+        """See CollectiveCost."""
+        return self
+
+
+@dataclass(frozen=True)
+class LinkCost:
+    """Ring collectives over links of latency and bandwidth, `links[r]` leading to rank r.
+
+    All-reduce: 2(N-1) steps of latency + ceil(M/N) / bandwidth, each rounded once to a tick.
+    100 MB on 8 ranks at 10 GB/s and 10 us: 14 (10 us + 1.25 ms) = 17.64 ms.
+    Broadcast: N-1 latencies, then the message once (pipelined in chunks small beside it).
+    Assumes: one ring, full-duplex links that nobody else uses.
+    `time_factor` stretches every time, to ask what another network would do.
+    """
+
+    links: tuple[Link, ...]
+    time_factor: float = 1.0
+
+    def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
+        """See CollectiveCost."""
+        ranks = len(self.links)
+        if operation == "broadcast":
+            slowest = min(link.bandwidth_bytes_per_s for link in self.links)
+            latency_s = sum(link.latency_s for link in self.links[1:])
+            return WholeTransfer(self._ns(latency_s), self._ns(size_bytes / slowest))
+        chunk_bytes = math.ceil(size_bytes / ranks)
+        step_ns = tuple(
+            self._ns(link.latency_s + chunk_bytes / link.bandwidth_bytes_per_s)
+            for link in self.links
+        )
+        return RingTransfer(2 * (ranks - 1), step_ns)
+
+    def stretched(self, factor: float) -> LinkCost:
+        """See CollectiveCost."""
+        return replace(self, time_factor=self.time_factor * factor)
+
+    def _ns(self, seconds: float) -> int:
+        return to_ns(seconds * self.time_factor)
+
+
+@dataclass(frozen=True)
+class AllReduceLogCost:
+    """All-reduce times read from a log, interpolated in the logarithms of size and time.
+
+    Outside the measured sizes `beyond` answers if there is one (links that the scenario states);
+    otherwise it is an error, unless `extrapolate`: above, the last two sizes' bandwidth goes on;
+    below, the smallest size's time holds. A broadcast is priced as half an all-reduce (assumed:
+    a ring's N-1 hops against 2(N-1)), and below the smallest size as half of that one's time.
+    """
+
+    log: AllReduceLog
+    beyond: LinkCost | None = None
+    extrapolate: bool = False
+    time_factor: float = 1.0
+
+    def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
+        """See CollectiveCost."""
+        samples = self.log.samples
+        if operation == "broadcast":
+            known_bytes = max(size_bytes, samples[0][0])
+            return self._whole(self._all_reduce_s(known_bytes) / 2, samples[0][1] / 2)
+        if self.beyond and not self.covers(size_bytes):
+            return self.beyond.transfer(operation, size_bytes)
+        return self._whole(self._all_reduce_s(size_bytes), samples[0][1])
+
+    def stretched(self, factor: float) -> AllReduceLogCost:
+        """See CollectiveCost."""
+        beyond = self.beyond.stretched(factor) if self.beyond else None
+        return replace(self, beyond=beyond, time_factor=self.time_factor * factor)
+
+    def covers(self, size_bytes: int) -> bool:
+        """Whether a message size lies within the measured ones."""
+        return self.log.samples[0][0] <= size_bytes <= self.log.samples[-1][0]
+
+    def _whole(self, time_s: float, floor_s: float) -> WholeTransfer:
+        latency_s = min(time_s, floor_s)
+        return WholeTransfer(
+            to_ns(latency_s * self.time_factor), to_ns((time_s - latency_s) * self.time_factor)
+        )
+
+    def _all_reduce_s(self, size_bytes: int) -> float:
+        samples = self.log.samples
+        if self.covers(size_bytes):
+            return _log_interpolated(samples, size_bytes)
+        if not self.extrapolate:
+            raise InputError("cluster.all_reduce", _outside(self.log, size_bytes))
+        if size_bytes < samples[0][0] or len(samples) == 1:
+            return samples[0][1] * max(1.0, size_bytes / samples[0][0])
+        (below, below_s), (last, last_s) = samples[-2:]
+        return last_s + (size_bytes - last) * max(0.0, last_s - below_s) / (last - below)
+
+
+def _log_interpolated(samples: Sequence[tuple[int, float]], size_bytes: int) -> float:
+    for (low, low_s), (high, high_s) in zip(samples, samples[1:], strict=False):
+        if low <= size_bytes <= high:
+            part = math.log(size_bytes / low) / math.log(high / low)
+            return low_s * (high_s / low_s) ** part
+    return samples[0][1]
+
+
+def _outside(log: AllReduceLog, size_bytes: int) -> str:
+    low, high = log.samples[0][0], log.samples[-1][0]
+    return (
+        f"a bucket of {format_bytes(size_bytes)} lies outside the sizes measured in {log.source} "
+        f"({format_bytes(low)} to {format_bytes(high)}); measure that size, choose another bucket "
+        "cap, state intra_node and inter_node links for it, or set run.allow_extrapolation: true"
+    )
+
+
+@dataclass(frozen=True)
+class Network:
+    """The cost model of a cluster, what it rests on, and its sources."""
+
+    cost: CollectiveCost
+    basis: CostBasis
+    bottleneck: str
+    provenance: tuple[Provenance, ...]
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""The simulation: ranks, streams and collectives as SimPy processes on an integer clock."""

@@ -1,0 +1,173 @@
+"""One rank's training loop as data: every duration in ticks, rounded once, here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ddpsim.scenario.schema import Scenario
+from ddpsim.units import to_ns
+from ddpsim.workload.buckets import Assignment, plan_buckets
+from ddpsim.workload.ddp_costs import DdpCosts
+from ddpsim.workload.model import Model, Work
+
+__all__ = ["Bucket", "Buffers", "Launch", "Program", "compile_program"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Device work, and the host's time to launch it."""
+
+    host_ns: int
+    device_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One bucket: its parameters, what goes over the wire, and the work around it."""
+
+    parameters: tuple[int, ...]
+    size_bytes: int
+    before: Launch
+    wire_bytes: int
+    after_ns: int
+    copy_back: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """One coalesced buffer broadcast."""
+
+    size_bytes: int
+    flatten: Launch
+    unflatten: Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """A data loader: one batch every `batch_ns`, at most `capacity` waiting."""
+
+    batch_ns: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A training loop of `warmup` + `iterations` steps, as every rank runs it.
+
+    `backward[i]` ends with the gradient of `ready_order[i]`; one more is the tail. `blocking`:
+    the host computes itself (a CPU) and blocks in waits; `comm_workers` collectives may be in
+    flight at once (NCCL's stream: 1; gloo's threads: 2). `ddp` False is the bare module.
+    """
+
+    warmup: int
+    iterations: int
+    micro_batches: int
+    loader: Loader | None
+    buffers: tuple[Buffers, ...]
+    forward: tuple[Launch, ...]
+    forward_hook_ns: int
+    backward: tuple[Launch, ...]
+    ready_order: tuple[int, ...]
+    unused: tuple[int, ...]
+    hook_ns: int
+    copy_in: tuple[Launch, ...]
+    initial_buckets: tuple[Bucket, ...]
+    rebuilt_buckets: tuple[Bucket, ...]
+    rebuilt_at: int | None
+    launch_collective_ns: int
+    used_map_bytes: int
+    optimizer: Launch
+    blocking: bool
+    comm_workers: int
+    ddp: bool = True
+
+    def steady(self) -> Program:
+        """The same loop with its steady buckets from the first iteration on."""
+        if self.rebuilt_at is None:
+            return self
+        return replace(self, initial_buckets=self.rebuilt_buckets)
+
+    def buckets(self, iteration: int) -> tuple[Bucket, ...]:
+        """The buckets in use in an iteration, counted from 0."""
+        rebuilt = self.rebuilt_at is not None and iteration >= self.rebuilt_at
+        return self.rebuilt_buckets if rebuilt else self.initial_buckets
+
+
+def compile_program(scenario: Scenario, model: Model, *, ddp: bool = True) -> Program:
+    """The loop that a scenario's ranks run; with `ddp` False, the same module without DDP."""
+    spec, run = scenario.ddp, scenario.run
+    costs = DdpCosts(scenario.cluster.device, spec)
+    plan = plan_buckets(model.parameters, model.ready_order, spec)
+    launch = _Launches(model.launch_s)
+    compress = _Compressor(model, costs, launch)
+    return Program(
+        warmup=2 if plan.rebuilt_at is None else plan.rebuilt_at + 1,
+        iterations=run.iterations,
+        micro_batches=spec.accumulation_steps,
+        loader=_loader(scenario),
+        buffers=tuple(
+            Buffers(b.size_bytes, launch(b.flatten), launch(b.unflatten))
+            for b in costs.broadcasts(model.buffers)
+        ),
+        forward=launch.all(model.forward),
+        forward_hook_ns=to_ns(costs.forward_hook_s * len(model.parameters)),
+        backward=launch.all(model.backward),
+        ready_order=model.ready_order,
+        unused=model.unused,
+        hook_ns=to_ns(costs.parameter_hook_s),
+        copy_in=launch.all(costs.copy_in(parameter) for parameter in model.parameters),
+        initial_buckets=compress(plan.initial),
+        rebuilt_buckets=compress(plan.rebuilt),
+        rebuilt_at=plan.rebuilt_at,
+        launch_collective_ns=to_ns(costs.launch_collective_s),
+        used_map_bytes=4 * len(model.parameters) if spec.find_unused_parameters else 0,
+        optimizer=launch(model.optimizer),
+        blocking=scenario.cluster.device.kind == "cpu",
+        comm_workers=2 if spec.backend == "gloo" else 1,
+        ddp=ddp,
+    )
+
+
+@dataclass(frozen=True)
+class _Launches:
+    launch_s: float
+
+    def __call__(self, work: Work) -> Launch:
+        return Launch(to_ns(work.kernels * self.launch_s), to_ns(work.device_s))
+
+    def all(self, works: Iterable[Work]) -> tuple[Launch, ...]:
+        return tuple(self(work) for work in works)
+
+
+@dataclass(frozen=True)
+class _Compressor:
+    """Bucket assignments to buckets with their costs."""
+
+    model: Model
+    costs: DdpCosts
+    launch: _Launches
+
+    def __call__(self, assignment: Assignment) -> tuple[Bucket, ...]:
+        return tuple(self._bucket(members) for members in assignment)
+
+    def _bucket(self, members: tuple[int, ...]) -> Bucket:
+        parameters = [self.model.parameters[i] for i in members]
+        size_bytes = sum(parameter.size_bytes for parameter in parameters)
+        hook = self.costs.hook(size_bytes)
+        return Bucket(
+            members,
+            size_bytes,
+            self.launch(hook.before),
+            hook.size_bytes,
+            to_ns(hook.after.device_s),
+            self.launch(self.costs.copy_back(parameters)),
+        )
+
+
+def _loader(scenario: Scenario) -> Loader | None:
+    data = scenario.workload.data
+    if data is None:
+        return None
+    batch_s = scenario.workload.batch_per_rank / data.rate_samples_per_s
+    return Loader(to_ns(batch_s), data.workers * data.prefetch)

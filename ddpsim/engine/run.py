@@ -1,0 +1,82 @@
+"""Wire ranks and network, run until every rank is done, and say so if one never is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from simpy import Environment
+
+from ddpsim.cluster.collectives import CollectiveCost
+from ddpsim.engine.network import Network
+from ddpsim.engine.noise import Slowdowns
+from ddpsim.engine.program import Program
+from ddpsim.engine.rank import Rank
+from ddpsim.errors import SimulationError
+from ddpsim.result.timeline import RankTimeline, Timeline
+
+__all__ = ["EngineMode", "Simulated", "run"]
+
+EngineMode = Literal["auto", "reference"]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A timeline, and which ways of computing it were used."""
+
+    timeline: Timeline
+    ranks_simulated: int
+    paths: tuple[str, ...]
+
+
+def run(
+    program: Program,
+    cost: CollectiveCost,
+    world_size: int,
+    slowdowns: Slowdowns | None = None,
+    mode: EngineMode = "auto",
+) -> Simulated:
+    """Simulate a training loop on `world_size` ranks.
+
+    Without slowdowns ranks differ at most by their link. A rank behind a slowest link never waits
+    for a peer: it joins every collective last or together with the last (by induction, as nobody
+    leaves one later), so it alone gives the slowest rank's times, and the others are folded into
+    it. `mode` "reference" folds nothing and runs rings step by step.
+    """
+    env = Environment()
+    folded = mode == "auto" and slowdowns is None
+    participants = 1 if folded else world_size
+    network = Network(
+        env,
+        cost,
+        participants,
+        shared=program.comm_workers > 1,
+        stepwise=mode == "reference",
+    )
+    ranks = [
+        Rank(env, i, program, network, slowdowns and slowdowns[i], RankTimeline())
+        for i in range(participants)
+    ]
+    _run_to_the_end(env, ranks, network)
+    timeline = Timeline([rank.timeline for rank in ranks], program.warmup)
+    folding = f"folded {world_size} into 1" if folded and world_size > 1 else "every rank"
+    return Simulated(timeline, participants, (folding, *sorted(network.paths)))
+
+
+def _run_to_the_end(env: Environment, ranks: Sequence[Rank], network: Network) -> None:
+    processes = [env.process(rank.train()) for rank in ranks]
+    try:
+        env.run(until=env.all_of(processes))
+    except RuntimeError as error:
+        if any(process.is_alive for process in processes) and "No scheduled events" in str(error):
+            raise SimulationError(_deadlock(ranks, processes, network)) from None
+        raise
+
+
+def _deadlock(ranks: Sequence[Rank], processes: Sequence[object], network: Network) -> str:
+    stuck = [r for r, p in zip(ranks, processes, strict=True) if getattr(p, "is_alive", False)]
+    lines = ["the simulated job hangs:"]
+    lines += [f"  rank {rank.rank} waits for {rank.waiting_for}" for rank in stuck[:8]]
+    lines += [f"  collective {line}" for line in network.missing()[:8]]
+    return "\n".join(lines)

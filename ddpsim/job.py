@@ -1,0 +1,133 @@
+"""A scenario with everything that its files and presets say, checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from ddpsim.cluster.build import build_network
+from ddpsim.cluster.collectives import Network, SingleRankCost, duration_ns
+from ddpsim.engine.program import Program, compile_program
+from ddpsim.engine.run import run
+from ddpsim.errors import InputError, Problem, ScenarioError
+from ddpsim.provenance import Provenance
+from ddpsim.result.model import Baselines, Memory
+from ddpsim.result.summary import mean_step_s
+from ddpsim.scenario.document import Document
+from ddpsim.scenario.schema import Scenario
+from ddpsim.units import NS_PER_S, format_bytes
+from ddpsim.workload.build import build_model
+from ddpsim.workload.model import Model, total_s
+from ddpsim.workload.optimizer import optimizer_state_bytes
+
+__all__ = ["Job", "resolve"]
+
+_Built = TypeVar("_Built")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One question, ready to be simulated; `program` is what every rank runs."""
+
+    scenario: Scenario
+    model: Model
+    network: Network
+    program: Program
+    knows_warmup: bool
+
+    def step_s(self, compute_factor: float, network_factor: float) -> float:
+        """One noiseless steady step with its times stretched by two factors."""
+        program = compile_program(self.scenario, self.model.scaled(compute_factor)).steady()
+        cost = self.network.cost.stretched(network_factor)
+        once = replace(program, iterations=1)
+        return mean_step_s(run(once, cost, self.scenario.cluster.world_size).timeline)
+
+    def baselines(self) -> Baselines:
+        """The naive answers: no communication, none of it hidden, all of it hidden."""
+        bare = compile_program(self.scenario, self.model, ddp=False)
+        alone = run(replace(bare, loader=None, iterations=1), SingleRankCost(), 1)
+        compute_s = mean_step_s(alone.timeline)
+        buckets = self.program.rebuilt_buckets
+        transfers = [self.network.cost.transfer("all_reduce", b.wire_bytes) for b in buckets]
+        comm_s = sum(duration_ns(transfer) for transfer in transfers) / NS_PER_S
+        uncovered_s = max(0.0, comm_s - total_s(self.model.backward))
+        return Baselines(compute_s, compute_s + comm_s, compute_s + uncovered_s)
+
+    def memory(self) -> Memory:
+        """Bytes on one device; under gradient_as_bucket_view gradients live in the buckets."""
+        gradients = self.model.gradient_bytes
+        activations = self.model.activation_bytes
+        view = self.scenario.ddp.gradient_as_bucket_view
+        return Memory(
+            parameters=gradients,
+            gradients=0 if view else gradients,
+            buckets=gradients,
+            optimizer=optimizer_state_bytes(
+                self.scenario.workload.optimizer, self.model.parameters
+            ),
+            buffers=sum(buffer.size_bytes for buffer in self.model.buffers),
+            activations=None if activations is None else round(activations),
+            device=round(self.scenario.cluster.device.memory_bytes),
+        )
+
+    def provenance(self) -> tuple[Provenance, ...]:
+        """Where every input came from."""
+        costs = Provenance(
+            "DDP's own cost",
+            "torch's reducer: kernels and bytes; host time per hook measured on CPU tensors",
+            "published",
+        )
+        return (*self.model.provenance, *self.network.provenance, costs)
+
+    def warnings(self, memory: Memory) -> tuple[str, ...]:
+        """What a reader must know before trusting the answer."""
+        found = [*self.model.warnings, *self.network.warnings]
+        if memory.total > memory.device:
+            found.append(
+                f"needs about {format_bytes(memory.total)} a GPU, but the device has "
+                f"{format_bytes(memory.device)}: this would run out of memory"
+            )
+        return tuple(found)
+
+
+def resolve(scenario: Scenario, document: Document | None = None) -> Job:
+    """Read a scenario's files and check that all fits; raises ScenarioError with every problem."""
+    problems: list[Problem] = []
+
+    def attempt(build: Callable[[], _Built]) -> _Built | None:
+        try:
+            return build()
+        except InputError as error:
+            problems.append(_located(error, document))
+            return None
+
+    model = attempt(lambda: build_model(scenario))
+    network = attempt(lambda: build_network(scenario))
+    if model is None or network is None:
+        raise ScenarioError(problems)
+    program = compile_program(scenario, model)
+    attempt(lambda: _price(network, program.steady()))
+    if problems:
+        raise ScenarioError(problems)
+    try:
+        _price(network, program)
+    except InputError:  # the one bucket of the first iteration lies outside a log
+        return Job(scenario, model, network, program.steady(), knows_warmup=False)
+    return Job(scenario, model, network, program, knows_warmup=True)
+
+
+def _price(network: Network, program: Program) -> None:
+    """Ask for the cost of everything that will be sent, so that no error waits for the run."""
+    for bucket in (*program.initial_buckets, *program.rebuilt_buckets):
+        network.cost.transfer("all_reduce", bucket.wire_bytes)
+    if program.used_map_bytes:
+        network.cost.transfer("all_reduce", program.used_map_bytes)
+    for buffers in program.buffers:
+        network.cost.transfer("broadcast", buffers.size_bytes)
+
+
+def _located(error: InputError, document: Document | None) -> Problem:
+    if document is None:
+        return Problem("scenario", error.key, error.message)
+    return document.problem(tuple(error.key.split(".")), error.message)

@@ -1,0 +1,202 @@
+"""Timeline to figures: the breakdown of a step, its communication, its critical path.
+
+A step is the time between two ends of the optimizer on a rank's compute lane. The compute lane
+is cut at its spans; what lies between them was spent waiting for data, or for the host.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from ddpsim.result.timeline import CommSpan, RankTimeline, Span, Timeline
+
+__all__ = ["BreakdownNs", "CriticalSpan", "Step", "percentile", "steps_of"]
+
+Interval = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BreakdownNs:
+    """Ticks of one or more steps on the compute lane; the parts sum to their whole."""
+
+    data_wait: int = 0
+    forward: int = 0
+    backward_compute: int = 0
+    exposed_comm: int = 0
+    optimizer: int = 0
+    other: int = 0
+
+    def __add__(self, more: BreakdownNs) -> BreakdownNs:
+        return BreakdownNs(*(getattr(self, f.name) + getattr(more, f.name) for f in fields(self)))
+
+    @property
+    def total(self) -> int:
+        """All parts together: the length of the steps."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalSpan:
+    """One link of the chain that sets the step's length; ticks from the start of the step."""
+
+    kind: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rank's lanes within one step, `start_ns` to `end_ns`."""
+
+    start_ns: int
+    end_ns: int
+    backward_start_ns: int
+    host: tuple[Span, ...]
+    compute: tuple[Span, ...]
+    comm: tuple[CommSpan, ...]
+
+    @property
+    def length_ns(self) -> int:
+        """Ticks from this step's start to the next one's."""
+        return self.end_ns - self.start_ns
+
+    def breakdown(self) -> BreakdownNs:
+        """Where the compute lane's time went."""
+        spent: dict[str, int] = dict.fromkeys(("data_wait", *_PART_OF.values(), "other"), 0)
+        for span in self.compute:
+            spent[_PART_OF.get(span.kind, "other")] += span.end_ns - span.start_ns
+        waits = [(span.start_ns, span.end_ns) for span in self.host if span.kind == "data_wait"]
+        for gap in self._gaps():
+            waited = overlap_ns([gap], waits)
+            spent["data_wait"] += waited
+            spent["other"] += gap[1] - gap[0] - waited
+        return BreakdownNs(**spent)
+
+    def host_bound_ns(self) -> int:
+        """Ticks in which the compute lane has neither work nor data nor a collective to wait for."""
+        waits = [(span.start_ns, span.end_ns) for span in self.host if span.kind == "data_wait"]
+        return sum(end - start - overlap_ns([(start, end)], waits) for start, end in self._gaps())
+
+    def _gaps(self) -> list[Interval]:
+        edges = [self.start_ns]
+        for span in self.compute:
+            edges += [span.start_ns, span.end_ns]
+        edges.append(self.end_ns)
+        return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+
+    def comm_ns(self) -> int:
+        """Union of the intervals in which a collective is in flight, late peers included."""
+        return union_ns((span.joined_ns, span.end_ns) for span in self.comm)
+
+    def skew_ns(self) -> int:
+        """The part of them spent waiting for late peers alone."""
+        return union_ns((span.joined_ns, span.met_ns) for span in self.comm)
+
+    def critical_path(self) -> tuple[CriticalSpan, ...]:
+        """The chain of work, transfers and waits that ends the step, from its start on."""
+        chain: list[CriticalSpan] = []
+        now, in_comm = self.end_ns, False
+        while now > self.start_ns:
+            links, in_comm = self._comm_before(now) if in_comm else self._compute_before(now)
+            chain += links
+            now = chain[-1].start_ns if links else now
+        return _merged(reversed(chain), self.start_ns)
+
+    def _compute_before(self, now: int) -> tuple[list[CriticalSpan], bool]:
+        """What the compute lane did until `now`; True: it waited, look at communication."""
+        span = next((s for s in reversed(self.compute) if s.start_ns < now), None)
+        if span is None or span.end_ns < now:
+            begin_ns = span.end_ns if span else self.start_ns
+            waited = overlap_ns([(begin_ns, now)], [(s.start_ns, s.end_ns) for s in self.host])
+            return [CriticalSpan("data_wait" if waited else "host", begin_ns, now)], False
+        if span.kind == "comm_wait":
+            return [], True
+        return [CriticalSpan(span.kind, span.start_ns, now)], False
+
+    def _comm_before(self, now: int) -> tuple[list[CriticalSpan], bool]:
+        """The collective that ended last by `now`; True: it queued behind another one."""
+        ended = [span for span in self.comm if span.end_ns <= now]
+        span = max(ended, key=lambda comm: comm.end_ns)
+        links = [CriticalSpan("comm_hook", span.end_ns, now)] if span.end_ns < now else []
+        name = f"{span.operation} of bucket {span.bucket}" if span.bucket >= 0 else span.operation
+        links.append(CriticalSpan(name, span.met_ns, span.end_ns))
+        if span.met_ns > span.joined_ns:
+            links.append(CriticalSpan("late peer", span.joined_ns, span.met_ns))
+        return links, span.joined_ns > span.ready_ns
+
+
+_PART_OF = {
+    "forward": "forward",
+    "backward": "backward_compute",
+    "bucket_copy": "backward_compute",
+    "comm_wait": "exposed_comm",
+    "optimizer": "optimizer",
+}
+
+
+def steps_of(rank: RankTimeline) -> list[Step]:
+    """The steps of a rank, the first one from time 0."""
+    ends_ns = rank.step_ends_ns
+    host: list[list[Span]] = [[] for _ in ends_ns]
+    compute: list[list[Span]] = [[] for _ in ends_ns]
+    comm: list[list[CommSpan]] = [[] for _ in ends_ns]
+    for span in rank.compute:
+        compute[bisect_left(ends_ns, span.end_ns)].append(span)
+    for collective in rank.comm:
+        comm[bisect_left(ends_ns, collective.end_ns)].append(collective)
+    for wait in rank.host:  # the host runs ahead: a wait may last into several steps
+        for step in range(bisect_right(ends_ns, wait.start_ns), len(ends_ns)):
+            host[step].append(wait)
+            if ends_ns[step] >= wait.end_ns:
+                break
+    return [
+        Step(start, end, backward, tuple(host[i]), tuple(compute[i]), tuple(comm[i]))
+        for i, (start, end, backward) in enumerate(
+            zip([0, *ends_ns], ends_ns, rank.backward_starts_ns, strict=False)
+        )
+    ]
+
+
+def union_ns(intervals: Iterable[Interval]) -> int:
+    """Ticks covered by at least one of the intervals."""
+    return sum(end - start for start, end in _united(intervals))
+
+
+def overlap_ns(some: Iterable[Interval], others: Iterable[Interval]) -> int:
+    """Ticks covered by both of two sets of intervals."""
+    united = _united(others)
+    return sum(
+        max(0, min(end, b) - max(start, a)) for start, end in _united(some) for a, b in united
+    )
+
+
+def percentile(values: Sequence[float], rank: float) -> float:
+    """Linear between the two nearest order statistics; `rank` from 0 to 100."""
+    ordered = sorted(values)
+    position = (len(ordered) - 1) * rank / 100
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def _merged(chain: Iterable[CriticalSpan], origin_ns: int) -> tuple[CriticalSpan, ...]:
+    """Neighbours of one kind as one, from the origin on."""
+    merged: list[CriticalSpan] = []
+    for link in chain:
+        span = CriticalSpan(link.kind, link.start_ns - origin_ns, link.end_ns - origin_ns)
+        if merged and merged[-1].kind == span.kind:
+            span = CriticalSpan(span.kind, merged.pop().start_ns, span.end_ns)
+        merged.append(span)
+    return tuple(merged)
+
+
+def _united(intervals: Iterable[Interval]) -> list[Interval]:
+    united: list[Interval] = []
+    for start, end in sorted(intervals):
+        if united and start <= united[-1][1]:
+            united[-1] = (united[-1][0], max(united[-1][1], end))
+        elif end > start:
+            united.append((start, end))
+    return united

@@ -1,0 +1,175 @@
+"""Timeline to Result: the slowest rank's steady steps, in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpsim.provenance import Provenance
+from ddpsim.result.metrics import BreakdownNs, Step, percentile, steps_of
+from ddpsim.result.model import (
+    Baselines,
+    Bottleneck,
+    Breakdown,
+    BucketTimes,
+    CriticalPart,
+    Distribution,
+    Engine,
+    Memory,
+    Result,
+)
+from ddpsim.result.timeline import Timeline
+from ddpsim.units import NS_PER_S, format_duration
+
+__all__ = ["Context", "mean_step_s", "summarise"]
+
+# below this share of the step a cause is not worth naming before the compute itself
+_WORTH_NAMING = 0.03
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a result needs beside the timeline."""
+
+    name: str
+    nodes: int
+    gpus_per_node: int
+    samples_per_rank: int
+    network: str
+    memory: Memory
+    baselines: Baselines
+    knows_warmup: bool
+    provenance: tuple[Provenance, ...]
+    warnings: tuple[str, ...]
+    seed: int
+    engine: Engine
+
+
+def mean_step_s(timeline: Timeline) -> float:
+    """Mean length of the steady steps on the slowest rank, in seconds."""
+    ends_ns = timeline.ranks[timeline.slowest_rank].step_ends_ns
+    steady = len(ends_ns) - timeline.warmup
+    return (ends_ns[-1] - ends_ns[timeline.warmup - 1]) / steady / NS_PER_S
+
+
+def summarise(timeline: Timeline, context: Context) -> Result:
+    """The result of a simulation."""
+    slowest = timeline.slowest_rank
+    steps = steps_of(timeline.ranks[slowest])
+    warmup, steady = steps[: timeline.warmup], steps[timeline.warmup :]
+    lengths = [step.length_ns / NS_PER_S for step in steady]
+    mean_s = sum(step.length_ns for step in steady) / len(steady) / NS_PER_S
+    typical = _typical(steady)
+    breakdown = sum((step.breakdown() for step in steady), BreakdownNs())
+    comm_s, skew_s = (_mean(sum(ticks), steady) for ticks in _comm_ticks(steady))
+    exposed_s = _mean(breakdown.exposed_comm, steady)
+    world_size = context.nodes * context.gpus_per_node
+    per_gpu = context.samples_per_rank / mean_s
+    return Result(
+        name=context.name,
+        world_size=world_size,
+        nodes=context.nodes,
+        gpus_per_node=context.gpus_per_node,
+        iteration_time_s=Distribution(mean_s, *(percentile(lengths, p) for p in (10, 50, 90))),
+        prediction_interval_s=None,
+        throughput_samples_per_s=per_gpu * world_size,
+        throughput_per_gpu=per_gpu,
+        scaling_efficiency=context.baselines.compute_only / mean_s,
+        breakdown_s=_seconds(breakdown, len(steady)),
+        comm_time_s=comm_s,
+        skew_s=skew_s,
+        exposed_comm_s=exposed_s,
+        overlap_fraction=1 - exposed_s / comm_s if comm_s else None,
+        buckets=_buckets(typical),
+        bottleneck=_bottleneck(breakdown, skew_s, steady, context),
+        critical_path=tuple(
+            CriticalPart(link.kind, link.start_ns / NS_PER_S, link.end_ns / NS_PER_S)
+            for link in typical.critical_path()
+        ),
+        baselines_s=context.baselines,
+        warmup_s=tuple(s.length_ns / NS_PER_S for s in (warmup if context.knows_warmup else ())),
+        memory_bytes_per_gpu=context.memory,
+        provenance=context.provenance,
+        warnings=context.warnings,
+        seed=context.seed,
+        engine=context.engine,
+    )
+
+
+def _typical(steps: list[Step]) -> Step:
+    """The step of median length (the lower of the two in the middle)."""
+    return sorted(steps, key=lambda step: step.length_ns)[(len(steps) - 1) // 2]
+
+
+def _comm_ticks(steps: list[Step]) -> tuple[list[int], list[int]]:
+    return [step.comm_ns() for step in steps], [step.skew_ns() for step in steps]
+
+
+def _mean(ticks: int, steps: list[Step]) -> float:
+    return ticks / len(steps) / NS_PER_S
+
+
+def _seconds(breakdown: BreakdownNs, steps: int) -> Breakdown:
+    return Breakdown(
+        data_wait=breakdown.data_wait / steps / NS_PER_S,
+        forward=breakdown.forward / steps / NS_PER_S,
+        backward_compute=breakdown.backward_compute / steps / NS_PER_S,
+        exposed_comm=breakdown.exposed_comm / steps / NS_PER_S,
+        optimizer=breakdown.optimizer / steps / NS_PER_S,
+        other=breakdown.other / steps / NS_PER_S,
+    )
+
+
+def _buckets(step: Step) -> tuple[BucketTimes, ...]:
+    origin_ns = step.backward_start_ns
+    return tuple(
+        BucketTimes(
+            index=span.bucket,
+            size_bytes=span.size_bytes,
+            num_params=span.num_params,
+            ready_s=(span.ready_ns - origin_ns) / NS_PER_S,
+            start_s=(span.met_ns - origin_ns) / NS_PER_S,
+            end_s=(span.end_ns - origin_ns) / NS_PER_S,
+        )
+        for span in sorted(step.comm, key=lambda span: span.bucket)
+        if span.bucket >= 0
+    )
+
+
+def _bottleneck(
+    breakdown: BreakdownNs, skew_s: float, steps: list[Step], context: Context
+) -> Bottleneck:
+    """The largest cost beside the compute itself, if it is worth naming."""
+    whole = breakdown.total
+    late = min(breakdown.exposed_comm, round(skew_s * len(steps) * NS_PER_S))
+    host = sum(step.host_bound_ns() for step in steps)
+    causes = {
+        "communication": breakdown.exposed_comm - late,
+        "stragglers": late,
+        "data": breakdown.data_wait,
+        "host": host,
+    }
+    kind = max(causes, key=lambda cause: causes[cause])
+    share = causes[kind] / whole
+    if share < _WORTH_NAMING:
+        compute = breakdown.forward + breakdown.backward_compute + breakdown.optimizer
+        return Bottleneck("compute", f"compute takes {compute / whole:.1%} of the step")
+    cost = f"{format_duration(_mean(causes[kind], steps))} a step ({share:.1%})"
+    if kind == "communication":
+        return Bottleneck("communication", f"{context.network}: {_exposed(steps)}, {cost}")
+    if kind == "stragglers":
+        return Bottleneck("stragglers", f"waiting for slower ranks inside collectives: {cost}")
+    if kind == "data":
+        return Bottleneck("data", f"the data loader: no batch is ready for {cost}")
+    return Bottleneck("host", f"the host launches too slowly: the device idles {cost}")
+
+
+def _exposed(steps: list[Step]) -> str:
+    """Which buckets stick out of the backward in a typical step."""
+    step = _typical(steps)
+    end_ns = max((s.end_ns for s in step.compute if s.kind == "backward"), default=step.start_ns)
+    buckets = [span for span in step.comm if span.bucket >= 0]
+    late = sum(span.end_ns > end_ns for span in buckets)
+    if not late:
+        return "the buffer broadcast is exposed"
+    which = "all" if late == len(buckets) else f"the last {late} of"
+    return f"{which} {len(buckets)} buckets end after the backward"

@@ -1,0 +1,72 @@
+"""What happened: spans of time on the lanes of ranks, in integer nanoseconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+__all__ = ["CommSpan", "Kind", "RankTimeline", "Span", "Timeline"]
+
+Kind = Literal[
+    "data_wait",  # host lane: no batch is ready
+    "forward",
+    "backward",
+    "bucket_copy",  # gradient to bucket, and a hook's work before the all-reduce
+    "comm_wait",  # the compute lane waits for communication
+    "copy_back",  # bucket to gradient
+    "buffers",  # flatten and unflatten around the buffer broadcast
+    "optimizer",
+]
+
+
+class Span(NamedTuple):
+    """One piece of work (or waiting) on a rank's host or compute lane."""
+
+    kind: Kind
+    start_ns: int
+    end_ns: int
+
+
+class CommSpan(NamedTuple):
+    """One collective as one rank saw it.
+
+    `ready_ns`: its data was there; `joined_ns`: the communication lane had come to it; `met_ns`:
+    the last peer had joined; `end_ns`: this rank was done. `bucket` is -1 for other collectives.
+    """
+
+    operation: str
+    bucket: int
+    size_bytes: int
+    num_params: int
+    ready_ns: int
+    joined_ns: int
+    met_ns: int
+    end_ns: int
+
+
+@dataclass
+class RankTimeline:
+    """The lanes of one rank, and when its compute lane came to each iteration's backward and end.
+
+    With several micro-batches the backward is the last one's, which communicates.
+    """
+
+    host: list[Span] = field(default_factory=list)
+    compute: list[Span] = field(default_factory=list)
+    comm: list[CommSpan] = field(default_factory=list)
+    backward_starts_ns: list[int] = field(default_factory=list)
+    step_ends_ns: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Timeline:
+    """Every simulated rank's lanes; one rank alone when identical ranks were folded."""
+
+    ranks: list[RankTimeline]
+    warmup: int
+
+    @property
+    def slowest_rank(self) -> int:
+        """The rank that ends the last iteration last, the lowest of equals."""
+        ends = [rank.step_ends_ns[-1] for rank in self.ranks]
+        return ends.index(max(ends))

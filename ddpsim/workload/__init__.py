@@ -1,0 +1,1 @@
+"""What one rank computes: the model's work, its buckets, and DDP's own costs."""

@@ -1,0 +1,91 @@
+"""Scenario to Model: from the zoo, a profile or a parameter list, anchored to the stated time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ddpsim.errors import ImportFailedError, InputError
+from ddpsim.importers.model_profile import read_parameters, read_profile
+from ddpsim.provenance import Provenance
+from ddpsim.scenario import catalog
+from ddpsim.scenario.schema import Scenario, StepTime
+from ddpsim.workload.model import Model, Work, scale, total_s
+from ddpsim.workload.profiled import listed_model, profiled_model
+from ddpsim.workload.roofline import zoo_model
+
+__all__ = ["build_model"]
+
+
+def build_model(scenario: Scenario) -> Model:
+    """The model of a scenario, with its times; raises InputError."""
+    model = _anchored(_source_model(scenario), scenario.workload.step_time)
+    if model.unused and not scenario.ddp.find_unused_parameters and not scenario.ddp.static_graph:
+        raise InputError(
+            "ddp.find_unused_parameters",
+            f"{len(model.unused)} parameters never get a gradient "
+            f"(first: {model.parameters[model.unused[0]].name}), so DDP would stop in its second "
+            "iteration; set find_unused_parameters: true",
+        )
+    return _within_host_reach(model)
+
+
+def _source_model(scenario: Scenario) -> Model:
+    workload, device = scenario.workload, scenario.cluster.device
+    key = next(k for k in ("model", "profile", "parameters") if getattr(workload, k) is not None)
+    try:
+        if workload.profile:
+            return profiled_model(read_profile(workload.profile), workload, device)
+        if workload.parameters:
+            return listed_model(read_parameters(workload.parameters), workload, device)
+    except ImportFailedError as error:
+        raise InputError(f"workload.{key}", str(error)) from None
+    return zoo_model(catalog.model_table(str(workload.model)), workload, device)
+
+
+def _anchored(model: Model, stated: StepTime | None) -> Model:
+    """The model with its times scaled to what was stated, part by part or as a whole."""
+    if stated is None:
+        return model
+    forward_s, backward_s, optimizer_s = _targets(model, stated)
+    scaled = stated.total_s is not None
+    how = "its split by the estimated ratio" if scaled else "with its split"
+    source = Provenance("workload.step_time", f"stated in the scenario, {how}", "stated")
+    return replace(
+        model,
+        forward=scale(model.forward, forward_s / total_s(model.forward)),
+        backward=scale(model.backward, backward_s / total_s(model.backward)),
+        optimizer=Work(optimizer_s, model.optimizer.kernels),
+        provenance=(*(p for p in model.provenance if not p.input.startswith("compute")), source),
+        basis="measured",
+    )
+
+
+def _targets(model: Model, stated: StepTime) -> tuple[float, float, float]:
+    """Seconds that forward, backward and optimizer shall take."""
+    forward_s, backward_s = total_s(model.forward), total_s(model.backward)
+    optimizer_s = model.optimizer.device_s
+    if stated.forward_s is not None and stated.backward_s is not None:
+        given_s = stated.optimizer_s
+        return stated.forward_s, stated.backward_s, optimizer_s if given_s is None else given_s
+    whole_s = float(stated.total_s or 0)
+    if stated.optimizer_s is not None:
+        optimizer_s = stated.optimizer_s
+    elif model.basis != "shape":
+        optimizer_s *= whole_s / (forward_s + backward_s + optimizer_s)
+    rest_s = whole_s - optimizer_s
+    if rest_s <= 0:
+        raise InputError(
+            "workload.step_time",
+            f"{whole_s:g} s leaves nothing beside the optimizer's {optimizer_s:g} s",
+        )
+    share = rest_s / (forward_s + backward_s)
+    return forward_s * share, backward_s * share, optimizer_s
+
+
+def _within_host_reach(model: Model) -> Model:
+    """A step that was measured was also launched in that time: launches cannot take longer."""
+    works = (*model.forward, *model.backward, model.optimizer)
+    launched_s = model.launch_s * sum(work.kernels for work in works)
+    if model.basis != "measured" or launched_s <= total_s(works):
+        return model
+    return replace(model, launch_s=model.launch_s * total_s(works) / launched_s)

@@ -1,0 +1,114 @@
+"""A model as DDP and the clock see it: its parameters, and the work between ready gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ddpsim.provenance import Provenance
+
+__all__ = ["ITEM_BYTES", "Basis", "Buffer", "Model", "Parameter", "Work", "scale", "total_s"]
+
+# what the times rest on; "shape": only their proportions are meant, a step time sets the scale
+Basis = Literal["roofline", "measured", "shape"]
+
+ITEM_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One trainable tensor; `dtype` is also its gradient's."""
+
+    name: str
+    numel: int
+    dtype: str
+    sparse: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the parameter, and of its gradient."""
+        return self.numel * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tensor that DDP broadcasts before the forward, such as running statistics."""
+
+    dtype: str
+    numel: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the buffer."""
+        return self.numel * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Work for the device (seconds), and how many kernels the host launches for it."""
+
+    device_s: float
+    kernels: int = 0
+
+
+@dataclass(frozen=True)
+class Model:
+    """One micro-batch of one rank, without DDP.
+
+    `parameters` stand in registration order. `backward[i]` is the work that ends with the
+    gradient of parameter `ready_order[i]`; one more entry is the tail after the last gradient.
+    `launch_s` is the host's time per kernel launch.
+    """
+
+    parameters: tuple[Parameter, ...]
+    ready_order: tuple[int, ...]
+    buffers: tuple[Buffer, ...]
+    forward: tuple[Work, ...]
+    backward: tuple[Work, ...]
+    optimizer: Work
+    launch_s: float
+    activation_bytes: float | None
+    basis: Basis
+    provenance: tuple[Provenance, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(parameter.size_bytes for parameter in self.parameters)
+
+    @property
+    def unused(self) -> tuple[int, ...]:
+        """Parameters whose gradient never becomes ready."""
+        return tuple(sorted(set(range(len(self.parameters))) - set(self.ready_order)))
+
+    def scaled(self, factor: float) -> Model:
+        """The same model with all its device work `factor` times as long."""
+        return replace(
+            self,
+            forward=scale(self.forward, factor),
+            backward=scale(self.backward, factor),
+            optimizer=scale((self.optimizer,), factor)[0],
+        )
+
+
+def scale(works: Iterable[Work], factor: float) -> tuple[Work, ...]:
+    """Work `factor` times as long on the device, with the same kernels."""
+    return tuple(replace(work, device_s=work.device_s * factor) for work in works)
+
+
+def total_s(works: Iterable[Work]) -> float:
+    """Device seconds of several pieces of work."""
+    return sum(work.device_s for work in works)

@@ -1,0 +1,141 @@
+"""Models whose times were measured, or that are known by their parameters alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ddpsim.errors import InputError
+from ddpsim.importers.model_profile import ModelProfile, ProfiledParameter
+from ddpsim.provenance import Provenance
+from ddpsim.scenario.schema import Device, Workload
+from ddpsim.workload.model import Buffer, Model, Parameter, Work
+from ddpsim.workload.optimizer import optimizer_work
+
+__all__ = ["listed_model", "profiled_model"]
+
+
+def profiled_model(profile: ModelProfile, workload: Workload, device: Device) -> Model:
+    """A model with measured gradient-ready times; raises InputError where it does not fit."""
+    _check_batch(profile, workload)
+    listed = profile.parameters if profile.in_registration_order else profile.parameters[::-1]
+    parameters = _parameters(listed, workload)
+    ready_order = _ready_order(listed)
+    estimated = optimizer_work(workload.optimizer, parameters, device)
+    backward = _backward(profile, workload, [listed[i].ready_s or 0.0 for i in ready_order])
+    forward_s = _forward_s(profile, workload, sum(work.device_s for work in backward))
+    measured_s = profile.optimizer_s
+    return Model(
+        parameters=parameters,
+        ready_order=ready_order,
+        buffers=tuple(Buffer(dtype, numel) for dtype, numel in profile.buffers),
+        forward=(Work(forward_s),),
+        backward=backward,
+        optimizer=estimated if measured_s is None else Work(measured_s),
+        launch_s=device.launch_s,
+        activation_bytes=None,
+        provenance=(Provenance("workload.profile", profile.source, "measured"),),
+        basis="measured",
+        warnings=() if profile.in_registration_order else (_no_registration_order(profile),),
+    )
+
+
+def listed_model(profile: ModelProfile, workload: Workload, device: Device) -> Model:
+    """A model known by its parameters: backward time is spread by element count (assumed)."""
+    parameters = _parameters(profile.parameters, workload)
+    ready_order = _usual_ready_order(profile.parameters)
+    elements = sum(parameter.numel for parameter in parameters)
+    backward = [Work(2 * parameters[i].numel / elements) for i in ready_order]
+    return Model(
+        parameters=parameters,
+        ready_order=ready_order,
+        buffers=(),
+        forward=(Work(1.0),),
+        backward=(*backward, Work(0.0)),
+        optimizer=optimizer_work(workload.optimizer, parameters, device),
+        launch_s=device.launch_s,
+        activation_bytes=None,
+        provenance=(
+            Provenance("workload.parameters", profile.source, "stated"),
+            Provenance(
+                "layer times",
+                "backward time spread over the parameters by element count, forward half of it; "
+                "ready order the reverse of the registration order",
+                "assumed",
+            ),
+        ),
+        basis="shape",
+    )
+
+
+def _check_batch(profile: ModelProfile, workload: Workload) -> None:
+    measured = profile.batch_per_rank
+    if measured is not None and measured != workload.batch_per_rank and not workload.step_time:
+        raise InputError(
+            "workload.batch_per_rank",
+            f"{workload.batch_per_rank}, but {profile.source} was measured with {measured}; "
+            "use that batch, measure anew, or give step_time for this one",
+        )
+
+
+def _parameters(listed: Sequence[ProfiledParameter], workload: Workload) -> tuple[Parameter, ...]:
+    half = workload.precision == "bf16"
+    return tuple(
+        Parameter(p.name, p.numel, "bfloat16" if half else p.dtype, p.sparse) for p in listed
+    )
+
+
+def _ready_order(listed: Sequence[ProfiledParameter]) -> tuple[int, ...]:
+    """Parameters by ready time; those of one instant in reverse registration order."""
+    ready = [(p.ready_s, -i) for i, p in enumerate(listed) if p.ready_s is not None]
+    return tuple(-negative for _, negative in sorted(ready))
+
+
+def _backward(profile: ModelProfile, workload: Workload, ready_s: list[float]) -> tuple[Work, ...]:
+    """Work before each gradient, and the tail; the origin says where the first one stands."""
+    origin = profile.ready_origin or workload.ready_origin
+    if origin is None:
+        raise InputError(
+            "workload.profile",
+            f"{profile.source} does not say what ready_us counts from; "
+            "give workload.ready_origin: first_gradient or backward_start",
+        )
+    stated_s = workload.step_time.backward_s if workload.step_time else None
+    whole_s = profile.backward_s if profile.backward_s is not None else stated_s
+    lead_s = 0.0
+    if origin == "first_gradient" and whole_s is not None:
+        lead_s = max(0.0, whole_s - ready_s[-1])
+    times = [0.0, *(lead_s + ready for ready in ready_s)]
+    tail_s = max(0.0, (whole_s or 0.0) - times[-1]) if origin == "backward_start" else 0.0
+    return (*(Work(b - a) for a, b in zip(times, times[1:], strict=False)), Work(tail_s))
+
+
+def _forward_s(profile: ModelProfile, workload: Workload, backward_s: float) -> float:
+    if profile.forward_s is not None:
+        return profile.forward_s
+    if workload.step_time is None:
+        raise InputError(
+            "workload.profile",
+            f"{profile.source} holds no forward time; give workload.step_time as "
+            "{forward: .., backward: ..}",
+        )
+    # half of the backward (assumed): scaled to step_time when the model is anchored
+    return backward_s / 2
+
+
+def _no_registration_order(profile: ModelProfile) -> str:
+    return (
+        f"{profile.source} lists no registration order: taken as the reverse of the backward "
+        "order, which decides the buckets under find_unused_parameters alone"
+    )
+
+
+def _usual_ready_order(listed: Sequence[ProfiledParameter]) -> tuple[int, ...]:
+    """Modules in reverse; in one with a matrix its vectors (biases) come first."""
+    modules: dict[str, list[int]] = defaultdict(list)
+    for i, parameter in enumerate(listed):
+        modules[parameter.name.rpartition(".")[0]].append(i)
+    order: list[int] = []
+    for members in reversed(modules.values()):
+        order += sorted(members, key=lambda i: (listed[i].dimensions or 1) > 1)
+    return tuple(order)

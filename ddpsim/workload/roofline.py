@@ -1,0 +1,188 @@
+"""Times of a zoo model on a device that nobody measured: a roofline per piece of work.
+
+Matrix products and convolutions take the longer of their FLOPs at the reached peak rate and
+their bytes at the reached memory bandwidth; everything else takes its bytes. No kernel is
+shorter than the device's floor. The reached fractions are the device preset's assumptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ddpsim.errors import InputError
+from ddpsim.provenance import Provenance
+from ddpsim.scenario.schema import Device, Precision, Workload
+from ddpsim.workload.model import Buffer, Model, Parameter, Work
+from ddpsim.workload.optimizer import optimizer_work
+
+__all__ = ["zoo_model"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Arithmetic:
+    """What a precision means: the device's rate, and bytes per element of each kind of work."""
+
+    rate: str
+    matmul_bytes: float
+    other_bytes: float
+    casts: bool = False
+
+
+# autocast runs matrix products in half and keeps norms, softmax and loss in fp32: 3 bytes are
+# the assumed mean of its other work. Source: torch.amp's op lists
+_ARITHMETIC: dict[Precision, _Arithmetic] = {
+    "fp32": _Arithmetic("fp32", 4, 4),
+    "tf32": _Arithmetic("tf32", 4, 4),
+    "amp-fp16": _Arithmetic("fp16", 2, 3, casts=True),
+    "amp-bf16": _Arithmetic("bf16", 2, 3, casts=True),
+    "bf16": _Arithmetic("bf16", 2, 2),
+}
+
+
+def zoo_model(table: dict[str, Any], workload: Workload, device: Device) -> Model:
+    """A zoo table (schema `ddpsim.model/1`) as a model on a device; raises InputError."""
+    arithmetic = _arithmetic(workload.precision, device)
+    size = _input_size(table["size"], workload)
+    parameters = _parameters(table["parameters"], workload.precision)
+    ready_order = tuple(table["ready_order"])
+    forward = tuple(_works(table["forward"], workload, size, device, arithmetic))
+    backward = tuple(_works(table["backward"], workload, size, device, arithmetic))
+    if arithmetic.casts:
+        forward, backward = _with_casts(forward, backward, parameters, ready_order, device)
+    return Model(
+        parameters=parameters,
+        ready_order=ready_order,
+        buffers=_buffers(table["buffers"]),
+        forward=forward,
+        backward=backward,
+        optimizer=optimizer_work(workload.optimizer, parameters, device),
+        launch_s=device.launch_s,
+        activation_bytes=_activations(table["saved_bytes"], workload, size, arithmetic),
+        provenance=_provenance(table, workload, device, arithmetic),
+        basis="roofline",
+    )
+
+
+def _arithmetic(precision: Precision, device: Device) -> _Arithmetic:
+    arithmetic = _ARITHMETIC[precision]
+    if arithmetic.rate not in device.peak_flops_per_s:
+        fits = [p for p, a in _ARITHMETIC.items() if a.rate in device.peak_flops_per_s]
+        raise InputError(
+            "workload.precision",
+            f"{device.name} has no {arithmetic.rate} matmul rate; wanted one of {', '.join(fits)}",
+        )
+    return arithmetic
+
+
+def _input_size(size: dict[str, Any], workload: Workload) -> int:
+    """The x of the cost polynomials: tokens per sample, or pixels per image."""
+    key = size["key"]
+    other = "image_size" if key == "seq_len" else "seq_len"
+    if getattr(workload, other) is not None:
+        raise InputError(f"workload.{other}", f"this model has no {other}; its size is {key}")
+    given = getattr(workload, key)
+    value = size["default"] if given is None else given
+    step, least, most = size["multiple_of"], size["min"], size["max"]
+    if value % step or value < least or (most is not None and value > most):
+        limit = f"from {least}" + (f" to {most}" if most is not None else " up")
+        steps = f", a multiple of {step}" if step > 1 else ""
+        raise InputError(f"workload.{key}", f"{value} is not possible here; wanted {limit}{steps}")
+    return int(value**2 if size["variable"] == "pixels" else value)
+
+
+def _parameters(columns: dict[str, Any], precision: Precision) -> tuple[Parameter, ...]:
+    dtype = "bfloat16" if precision == "bf16" else "float32"
+    return tuple(
+        Parameter(name, _product(shape), dtype)
+        for name, shape in zip(columns["name"], columns["shape"], strict=True)
+    )
+
+
+def _buffers(columns: dict[str, Any]) -> tuple[Buffer, ...]:
+    dtypes = columns["dtype"]
+    names = [dtypes] * len(columns["name"]) if isinstance(dtypes, str) else dtypes
+    return tuple(
+        Buffer(dtype, _product(shape)) for dtype, shape in zip(names, columns["shape"], strict=True)
+    )
+
+
+def _product(shape: list[int]) -> int:
+    product = 1
+    for extent in shape:
+        product *= extent
+    return product
+
+
+def _works(
+    columns: dict[str, Any], workload: Workload, size: int, device: Device, arithmetic: _Arithmetic
+) -> Iterator[Work]:
+    kernels = columns["kernels"]
+    evaluated = (
+        _evaluate(columns.get(key, {}), workload.batch_per_rank, size, len(kernels))
+        for key in ("matmul_flops", "matmul_elements", "other_elements")
+    )
+    flops_per_s = device.peak_flops_per_s[arithmetic.rate] * device.efficiency(arithmetic.rate)  # type: ignore[index]
+    bytes_per_s = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+    for flops, matmul, other, count in zip(*evaluated, kernels, strict=True):
+        matmul_s = max(flops / flops_per_s, matmul * arithmetic.matmul_bytes / bytes_per_s)
+        other_s = other * arithmetic.other_bytes / bytes_per_s
+        yield Work(max(matmul_s + other_s, count * device.kernel_floor_s), count)
+
+
+def _evaluate(polynomial: dict[str, list[float]], batch: int, size: int, rows: int) -> list[float]:
+    """fixed + batch (c0 + c1 x + c2 x^2) for every row; a missing column is zero."""
+    zeros = [0] * rows
+    fixed, c0, c1, c2 = (polynomial.get(key, zeros) for key in ("fixed", "c0", "c1", "c2"))
+    return [
+        a + batch * (b + size * (c + size * d)) for a, b, c, d in zip(fixed, c0, c1, c2, strict=True)
+    ]
+
+
+def _with_casts(
+    forward: tuple[Work, ...],
+    backward: tuple[Work, ...],
+    parameters: tuple[Parameter, ...],
+    ready_order: tuple[int, ...],
+    device: Device,
+) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """Autocast's own work: fp32 weights to half each forward, half gradients back to fp32."""
+    per_element_s = 6 / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
+    weights_s = per_element_s * sum(parameter.numel for parameter in parameters)
+    casts = [parameters[i].numel * per_element_s for i in ready_order] + [0.0]
+    return (
+        (Work(weights_s, len(parameters)), *forward),
+        tuple(Work(w.device_s + s, w.kernels + 1) for w, s in zip(backward, casts, strict=True)),
+    )
+
+
+def _activations(
+    saved: dict[str, float], workload: Workload, size: int, arithmetic: _Arithmetic
+) -> float:
+    """Bytes kept for the backward; stored for fp32, scaled by the width of the other work."""
+    columns = {key: [value] for key, value in saved.items()}
+    in_fp32 = _evaluate(columns, workload.batch_per_rank, size, rows=1)[0]
+    return in_fp32 * arithmetic.other_bytes / 4
+
+
+def _provenance(
+    table: dict[str, Any], workload: Workload, device: Device, arithmetic: _Arithmetic
+) -> tuple[Provenance, ...]:
+    efficiency = device.efficiency(arithmetic.rate)
+    rate = device.peak_flops_per_s[arithmetic.rate] / 1e12  # type: ignore[index]
+    return (
+        Provenance("workload.model", table["source"], "measured"),
+        Provenance(
+            "compute time",
+            f"roofline of {device.name}: {rate:g} TFLOP/s {arithmetic.rate}, "
+            f"{device.memory_bandwidth_bytes_per_s / 1e9:g} GB/s",
+            "datasheet" if device.sources else "stated",
+        ),
+        Provenance(
+            "compute efficiency",
+            f"{efficiency:.0%} of the FLOP rate, {device.memory_efficiency:.0%} of the bandwidth "
+            f"reached by {workload.model}",
+            "assumed",
+        ),
+    )
