@@ -26,7 +26,10 @@ COMPUTE_SIGMA = {
 NETWORK_SIGMA = {
     "log": (0.05, "assumed: a log interpolated between its sizes, another day's network"),
     "extrapolated log": (0.20, "assumed: a log of other ranks or sizes"),
-    "stated links": (0.10, "assumed: links stated in the scenario, one alpha and beta for all sizes"),
+    "stated links": (
+        0.10,
+        "assumed: links stated in the scenario, one alpha and beta for all sizes",
+    ),
     "preset links": (0.25, "assumed: the device's usual machine, not yours"),
 }
 # compute while a collective is in flight: 18.9 % slower on average with NCCL (arXiv 2507.03114),
@@ -50,13 +53,17 @@ def prediction_interval(
     `hidden_comm_s` is communication under compute; `spread_s` is p10 and p90 over iterations.
     """
     base_s = step_s(1.0, 1.0)
-    sources = [_varied("compute time", *COMPUTE_SIGMA[compute_basis], base_s, lambda f: step_s(f, 1))]
+    sources = [
+        _varied("compute time", *COMPUTE_SIGMA[compute_basis], base_s, lambda f: step_s(f, 1))
+    ]
     if network_basis in NETWORK_SIGMA:
         sigma, basis = NETWORK_SIGMA[network_basis]
         sources.append(_varied("network time", sigma, basis, base_s, lambda f: step_s(1, f)))
     low, high = spread_s
     if high > low:
-        jitter = IntervalSource("jitter", mean_s - low, high - mean_s, "p10 to p90 of the iterations")
+        jitter = IntervalSource(
+            "jitter", mean_s - low, high - mean_s, "p10 to p90 of the iterations"
+        )
         sources.append(jitter)
     below_s = hypot(*(source.low_s for source in sources))
     above_s = hypot(*(source.high_s for source in sources))

@@ -29,7 +29,7 @@ _SECONDS = {
     "ns": 1e-9,
     "us": 1e-6,
     "µs": 1e-6,  # micro sign U+00B5
-    "μs": 1e-6,  # noqa: RUF001 -- Greek mu U+03BC, what many keyboards give
+    "μs": 1e-6,  # Greek mu U+03BC, what many keyboards give
     "ms": 1e-3,
     "s": 1.0,
     "min": 60.0,

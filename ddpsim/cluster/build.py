@@ -82,7 +82,9 @@ def _links(cluster: Cluster) -> tuple[Link, ...]:
     if cluster.gpus_per_node > 1 and intra is None:
         raise InputError("cluster", f"{cluster.device.name} has no preset links; state intra_node")
     if cluster.nodes > 1 and inter is None:
-        raise InputError("cluster", f"{cluster.device.name} has no preset network; state inter_node")
+        raise InputError(
+            "cluster", f"{cluster.device.name} has no preset network; state inter_node"
+        )
     single_gpu = cluster.gpus_per_node == 1
     return ring_links(cluster.nodes, cluster.gpus_per_node, None if single_gpu else intra, inter)
 
@@ -112,7 +114,9 @@ def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:
     for key in (key for key, is_used in used.items() if is_used):
         stated = getattr(cluster, key)
         link = stated or getattr(cluster.device, key)
-        figures = f"{format_bytes_per_s(link.bandwidth_bytes_per_s)}, {format_duration(link.latency_s)}"
+        figures = (
+            f"{format_bytes_per_s(link.bandwidth_bytes_per_s)}, {format_duration(link.latency_s)}"
+        )
         preset = cluster.device.sources.get(key, "")
         source = "stated in the scenario" if stated else f"preset {cluster.device.name}: {preset}"
         trust: Trust = "stated" if stated else "assumed"

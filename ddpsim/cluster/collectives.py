@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, Protocol
 
 from ddpsim.cluster.topology import Link
@@ -174,10 +175,10 @@ class AllReduceLogCost:
 
 
 def _log_interpolated(samples: Sequence[tuple[int, float]], size_bytes: int) -> float:
-    for (low, low_s), (high, high_s) in zip(samples, samples[1:], strict=False):
+    for (low, low_s), (high, high_s) in pairwise(samples):
         if low <= size_bytes <= high:
             part = math.log(size_bytes / low) / math.log(high / low)
-            return low_s * (high_s / low_s) ** part
+            return float(low_s * (high_s / low_s) ** part)
     return samples[0][1]
 
 

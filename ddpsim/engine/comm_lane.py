@@ -76,7 +76,7 @@ class CommLane:
             collective.bucket,
             collective.bucket_bytes or collective.size_bytes,
             collective.num_params,
-            int(collective.ready.value),
+            int(collective.ready.value or 0),
             joined_ns,
             met_ns,
             int(self._env.now),

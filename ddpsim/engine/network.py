@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Sequence
 from fractions import Fraction
+from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, TypeGuard
 
 from simpy import Environment, Event, Store
 
@@ -57,14 +58,14 @@ class Network:
         """Arrive at a collective; the meeting's `ends[rank]` fires when this rank is done."""
         meeting = self._meetings.get(key)
         if meeting is None:
-            transfer = self._cost.transfer(operation, size_bytes)
-            meeting = self._meetings[key] = Meeting(self._env, transfer, self._participants)
-        meeting.arrivals_ns[rank] = self._env.now
-        if self._runs_step_by_step(meeting.transfer):
-            self._env.process(self._ring_member(meeting, rank))
+            cost = self._cost.transfer(operation, size_bytes)
+            meeting = self._meetings[key] = Meeting(self._env, cost, self._participants)
+        meeting.arrivals_ns[rank] = int(self._env.now)
+        if self._runs_step_by_step(transfer := meeting.transfer):
+            self._env.process(self._ring_member(meeting, transfer, rank))
         if len(meeting.arrivals_ns) == self._participants:
             del self._meetings[key]
-            meeting.met_ns = self._env.now
+            meeting.met_ns = int(self._env.now)
             self._all_met(meeting)
         return meeting
 
@@ -76,7 +77,7 @@ class Network:
             for key, m in self._meetings.items()
         ]
 
-    def _runs_step_by_step(self, transfer: Transfer) -> bool:
+    def _runs_step_by_step(self, transfer: Transfer) -> TypeGuard[RingTransfer]:
         if not self._stepwise or self._link or not isinstance(transfer, RingTransfer):
             return False
         return len(transfer.step_ns) == self._participants
@@ -109,12 +110,13 @@ class Network:
         self.paths.add("ring:recurrence" if len(set(ends_ns)) > 1 else "ring:closed-form")
         for end, end_ns in zip(meeting.ends, ends_ns, strict=True):
             timeout = self._env.timeout(end_ns - self._env.now)
-            timeout.callbacks.append(lambda _, end=end: end.succeed())
+            timeout.callbacks.append(partial(_succeed, end))
 
-    def _ring_member(self, meeting: Meeting, rank: int) -> Generator[Event, Any, None]:
+    def _ring_member(
+        self, meeting: Meeting, ring: RingTransfer, rank: int
+    ) -> Generator[Event, Any, None]:
         """The plain model of one rank: send to the right, receive from the left, step by step."""
-        ring, inboxes = meeting.transfer, meeting.inboxes
-        assert isinstance(ring, RingTransfer)
+        inboxes = meeting.inboxes
         right = inboxes[(rank + 1) % len(inboxes)]
         for _ in range(ring.steps):
             yield right.put("chunk")
@@ -197,3 +199,7 @@ def ring_ends_ns(ring: RingTransfer, arrivals_ns: Sequence[int]) -> list[int]:
     for _ in range(ring.steps):
         times = np.maximum(times, np.roll(times, 1)) + steps
     return [int(time) for time in times]
+
+
+def _succeed(end: Event, _: Event) -> None:
+    end.succeed()

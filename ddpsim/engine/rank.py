@@ -82,6 +82,7 @@ class Rank:
         self.compute.record().callbacks.append(lambda _: times_ns.append(int(self.env.now)))
 
     def launch(self, kind: Kind, work: Launch) -> Doing:
+        """Spend the host's time, then append the work to the compute stream."""
         if work.host_ns:
             yield self.env.timeout(work.host_ns)
         if work.device_ns:
@@ -153,6 +154,7 @@ class Rank:
         return done
 
     def wait_for(self, done: Event) -> Doing:
+        """Let the compute stream (on a CPU: the host) wait for a collective."""
         self.waiting_for = f"a collective of iteration {self._iteration}"
         self.compute.wait(done, "comm_wait")
         if self.program.blocking:

@@ -55,7 +55,7 @@ def run(
         stepwise=mode == "reference",
     )
     ranks = [
-        Rank(env, i, program, network, slowdowns and slowdowns[i], RankTimeline())
+        Rank(env, i, program, network, slowdowns[i] if slowdowns else None, RankTimeline())
         for i in range(participants)
     ]
     _run_to_the_end(env, ranks, network)

@@ -48,10 +48,14 @@ def read_all_reduce(source: SourceFile) -> AllReduceLog:
     """Read a log, whichever of the known formats it has; raises ImportFailedError."""
     try:
         lines = source.path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise ImportFailedError(source.given, "this is not text; wanted an nccl-tests log or our CSV")
+    except UnicodeDecodeError as error:
+        raise ImportFailedError(
+            source.given, "this is not text; wanted an nccl-tests log or our CSV"
+        ) from error
     if not any(line.strip() for line in lines):
-        raise ImportFailedError(source.given, "the file is empty; wanted an nccl-tests log or our CSV")
+        raise ImportFailedError(
+            source.given, "the file is empty; wanted an nccl-tests log or our CSV"
+        )
     if any(line.startswith("size_bytes") for line in lines):
         return _read_csv(source.given, lines)
     return _read_nccl_tests(source.given, lines)
@@ -71,7 +75,9 @@ def _read_csv(name: str, lines: list[str]) -> AllReduceLog:
         samples.append((int(size), time_us * 1e-6))
         layouts.add((int(nodes), int(gpus)))
     if len(layouts) > 1:
-        raise ImportFailedError(name, "holds several layouts (nodes, gpus_per_node); keep one a file")
+        raise ImportFailedError(
+            name, "holds several layouts (nodes, gpus_per_node); keep one a file"
+        )
     layout = next(iter(layouts), (0, 0))
     return _log(name, "all-reduce CSV", layout, samples)
 
@@ -81,7 +87,7 @@ def _read_nccl_tests(name: str, lines: list[str]) -> AllReduceLog:
     if not rows:
         raise ImportFailedError(
             name,
-            "holds no result row; wanted nccl-tests' table (size count type redop ... time algbw busbw)",
+            "holds no result row; wanted nccl-tests' table (size count type redop ... busbw)",
         )
     layout = _layout(name, lines)
     _check_bus_factor(name, rows, layout[0] * layout[1])
@@ -100,7 +106,9 @@ def _rows(name: str, lines: Iterable[str]) -> Iterator[tuple[int, int, float, fl
         cells = line.split()
         first = 5 if has_root else 4
         if len(cells) < first + 8:
-            raise ImportFailedError(name, f"this row has {len(cells)} of {first + 8} columns", number)
+            raise ImportFailedError(
+                name, f"this row has {len(cells)} of {first + 8} columns", number
+            )
         size = int(cells[0])
         time_us, algbw, busbw = (
             _number(name, number, cell, "in-place column") for cell in cells[first + 4 : first + 7]
@@ -117,7 +125,7 @@ def _layout(name: str, lines: Iterable[str]) -> tuple[int, int]:
     if not hosts:
         raise ImportFailedError(
             name,
-            "does not list its devices ('#  Rank  0 ... on HOST device 0'), so its ranks are unknown; "
+            "does not list its devices ('#  Rank  0 ... on HOST device 0'): on how many ranks? "
             f"write it as CSV: {','.join(_CSV_COLUMNS)}",
         )
     nodes = len(set(hosts.values()))

@@ -54,7 +54,11 @@ class ModelProfile:
 def read_profile(source: SourceFile) -> ModelProfile:
     """Read a profile, JSON or CSV by its first character; raises ImportFailedError."""
     text = _text(source)
-    return _read_json(source.given, text) if text.lstrip().startswith("{") else _read_csv(source.given, text)
+    return (
+        _read_json(source.given, text)
+        if text.lstrip().startswith("{")
+        else _read_csv(source.given, text)
+    )
 
 
 def read_parameters(source: SourceFile) -> ModelProfile:
@@ -62,7 +66,9 @@ def read_parameters(source: SourceFile) -> ModelProfile:
     rows = _table(source.given, _text(source), ("name", "shape", "dtype"))
     parameters = []
     for line, row in rows:
-        shape = [_whole(source.given, line, part, "shape") for part in row["shape"].lower().split("x")]
+        shape = [
+            _whole(source.given, line, part, "shape") for part in row["shape"].lower().split("x")
+        ]
         dtype = _dtype(source.given, line, row["dtype"])
         parameters.append(ProfiledParameter(row["name"], math.prod(shape), dtype, len(shape)))
     return ModelProfile(source.given, tuple(parameters), in_registration_order=True)
@@ -71,10 +77,14 @@ def read_parameters(source: SourceFile) -> ModelProfile:
 def _text(source: SourceFile) -> str:
     try:
         text = source.path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ImportFailedError(source.given, "this is not text; wanted a JSON profile or a CSV table")
+    except UnicodeDecodeError as error:
+        raise ImportFailedError(
+            source.given, "this is not text; wanted a JSON profile or a CSV table"
+        ) from error
     if not text.strip():
-        raise ImportFailedError(source.given, "the file is empty; wanted a JSON profile or a CSV table")
+        raise ImportFailedError(
+            source.given, "the file is empty; wanted a JSON profile or a CSV table"
+        )
     return text
 
 
@@ -97,7 +107,9 @@ def _table(name: str, text: str, columns: tuple[str, ...]) -> list[tuple[int, di
     reader = csv.DictReader(lines)
     missing = [column for column in columns if column not in (reader.fieldnames or ())]
     if missing:
-        raise ImportFailedError(name, f"lacks the column {missing[0]}; wanted {','.join(columns)}", 1)
+        raise ImportFailedError(
+            name, f"lacks the column {missing[0]}; wanted {','.join(columns)}", 1
+        )
     rows = [(line, row) for line, row in enumerate(reader, 2)]
     for line, row in rows:
         if None in row.values():
@@ -137,7 +149,9 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
         raise ImportFailedError(name, "lists no parameter that becomes ready")
     if data["ready_origin"] not in ("first_gradient", "backward_start"):
         raise ImportFailedError(name, "ready_origin must be first_gradient or backward_start")
-    times = {key: _number(name, 0, data[key], key) for key in ("forward_s", "backward_s", "optimizer_s")}
+    times = {
+        key: _number(name, 0, data[key], key) for key in ("forward_s", "backward_s", "optimizer_s")
+    }
     return ModelProfile(
         name,
         parameters,

@@ -1,1 +1,1 @@
-"""report"""
+"""Results as people and programs read them; computes nothing new."""

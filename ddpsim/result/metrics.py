@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from ddpsim.result.timeline import CommSpan, RankTimeline, Span, Timeline
+from ddpsim.result.timeline import CommSpan, RankTimeline, Span
 
 __all__ = ["BreakdownNs", "CriticalSpan", "Step", "percentile", "steps_of"]
 
@@ -75,7 +75,7 @@ class Step:
         return BreakdownNs(**spent)
 
     def host_bound_ns(self) -> int:
-        """Ticks in which the compute lane has neither work nor data nor a collective to wait for."""
+        """Ticks in which the compute lane waits for neither data nor communication, but idles."""
         waits = [(span.start_ns, span.end_ns) for span in self.host if span.kind == "data_wait"]
         return sum(end - start - overlap_ns([(start, end)], waits) for start, end in self._gaps())
 

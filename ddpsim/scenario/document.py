@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -54,16 +54,17 @@ class Document:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
             _refuse(where, "write --set key.path=value, for instance --set ddp.bucket_cap_mb=50")
-        path: KeyPath = tuple(key.strip().split("."))
+        steps = key.strip().split(".")
+        path: KeyPath = tuple(steps)
         value = _parse(where, text)
         if isinstance(value, str) and "," in value:
             _refuse(where, "a comma list is an axis of a sweep; a list value is written [1,25]")
         target = self.data
-        for depth, step in enumerate(path[:-1], 1):
+        for depth, step in enumerate(steps[:-1], 1):
             target = target.setdefault(step, {})
             if not isinstance(target, dict):
-                _refuse(where, f"{'.'.join(map(str, path[:depth]))} is not a mapping; set it whole")
-        target[path[-1]] = self._plain(value, path, where)
+                _refuse(where, f"{'.'.join(steps[:depth])} is not a mapping; set it whole")
+        target[steps[-1]] = self._plain(value, path, where)
         self.key_places[path] = self.value_places[path] = where
 
     def place(self, path: KeyPath, *, of_key: bool = False) -> str:
@@ -83,10 +84,10 @@ class Document:
         """Python's own types from ruamel's, remembering places on the way."""
         if isinstance(node, CommentedMap):
             for key in node:
-                self._remember(path + (key,), node.lc.data.get(key), where)
-            return {key: self._plain(value, path + (key,), where) for key, value in node.items()}
+                self._remember((*path, key), node.lc.data.get(key), where)
+            return {key: self._plain(value, (*path, key), where) for key, value in node.items()}
         if isinstance(node, CommentedSeq):
-            return [self._plain(item, path + (i,), where) for i, item in enumerate(node)]
+            return [self._plain(item, (*path, i), where) for i, item in enumerate(node)]
         if isinstance(node, bool) or node is None:
             return node
         for plain in (int, float, str):
@@ -119,7 +120,9 @@ def _read_text(path: Path) -> str:
     except FileNotFoundError:
         _refuse(str(path), "no such file; `ddpsim init` writes one to start from")
     except UnicodeDecodeError as error:
-        _refuse(str(path), f"this is not text: byte {error.start} is no UTF-8; wanted a YAML scenario")
+        _refuse(
+            str(path), f"this is not text: byte {error.start} is no UTF-8; wanted a YAML scenario"
+        )
     except OSError as error:
         _refuse(str(path), f"cannot be read: {error.strerror}")
 
@@ -142,11 +145,11 @@ def _mark(name: str, error: MarkedYAMLError) -> str:
 
 
 def _duplicate(error: DuplicateKeyError) -> str:
-    key = str(error.problem).split('"')[1] if '"' in str(error.problem) else "a key"
+    key = str(error.problem).split('"', 2)[1] if '"' in str(error.problem) else "a key"
     block = error.context_mark
     inside = f" in the mapping that starts at line {block.line + 1}" if block else ""
     return f"the key {key!r} stands twice{inside}; remove one of them"
 
 
-def _refuse(where: str, message: str) -> Any:
+def _refuse(where: str, message: str) -> NoReturn:
     raise ScenarioError([Problem(where, "", message)])

@@ -60,8 +60,12 @@ def _sentence(kind: str, got: Any, context: dict[str, Any]) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "literal_error":
-        wanted = [part.strip("' ") for part in str(context["expected"]).replace(" or ", ", ").split(",")]
-        return f"{shown} is unknown.{did_you_mean(str(got), wanted)} Wanted one of {', '.join(wanted)}"
+        wanted = [
+            part.strip("' ") for part in str(context["expected"]).replace(" or ", ", ").split(",")
+        ]
+        return (
+            f"{shown} is unknown.{did_you_mean(str(got), wanted)} Wanted one of {', '.join(wanted)}"
+        )
     limits = {
         "greater_than": ("gt", "greater than"),
         "greater_than_equal": ("ge", "at least"),
@@ -77,13 +81,15 @@ def _sentence(kind: str, got: Any, context: dict[str, Any]) -> str:
         return f"wanted keys and values here, got {shown}"
     kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
     kinds |= {"string": "text", "dict": "keys and values", "list": "a list"}
-    wanted_kind = kinds.get(kind.split("_")[0], kind)
+    wanted_kind = kinds.get(kind.split("_", maxsplit=1)[0], kind)
     return f"wanted {wanted_kind}, got {shown}"
 
 
 def _keys(path: KeyPath) -> list[str]:
     model = _model_at(path)
-    return [] if model is None else [field.alias or key for key, field in model.model_fields.items()]
+    return (
+        [] if model is None else [field.alias or key for key, field in model.model_fields.items()]
+    )
 
 
 def _description(path: KeyPath) -> str:
@@ -98,7 +104,9 @@ def _model_at(path: KeyPath) -> type[BaseModel] | None:
     """The model whose keys stand at a path of the document."""
     model: type[BaseModel] | None = Scenario
     for step in path:
-        fields = {field.alias or key: field for key, field in (model or Scenario).model_fields.items()}
+        fields = {
+            field.alias or key: field for key, field in (model or Scenario).model_fields.items()
+        }
         model = _model_in(fields[str(step)].annotation) if str(step) in fields else None
         if model is None:
             return None

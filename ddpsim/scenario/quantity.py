@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import (
+    BeforeValidator,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from ddpsim import units
 
@@ -27,6 +34,8 @@ def _with_unit(parse: Callable[[str], float], example: str) -> BeforeValidator:
         if isinstance(value, str):
             return parse(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if not math.isfinite(value):
+                raise ValueError(f"{value} is not a quantity; write for instance '{example}'")
             unit = example.split(maxsplit=1)[1]
             raise ValueError(f"{value} has no unit; write for instance '{value} {unit}'")
         raise ValueError(f"{value!r} is not a quantity; write for instance '{example}'")
@@ -35,7 +44,9 @@ def _with_unit(parse: Callable[[str], float], example: str) -> BeforeValidator:
 
 
 def _schema(example: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "pattern": r"^\s*[0-9.].*[A-Za-z]", "examples": [example]})
+    return WithJsonSchema(
+        {"type": "string", "pattern": r"^\s*[0-9.].*[A-Za-z]", "examples": [example]}
+    )
 
 
 Duration = Annotated[float, _with_unit(units.parse_duration, "5 ms"), _schema("5 ms")]

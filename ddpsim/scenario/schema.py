@@ -65,7 +65,9 @@ def _fail(message: str, at: str = "") -> PydanticCustomError:
 class StepTime(_Spec):
     """A step of one micro-batch on one device without DDP, whole or in its three parts."""
 
-    total_s: Duration | None = Field(None, alias="total", description="forward + backward + optimizer")
+    total_s: Duration | None = Field(
+        None, alias="total", description="forward + backward + optimizer"
+    )
     forward_s: Duration | None = Field(None, alias="forward", description="forward and loss")
     backward_s: Duration | None = Field(None, alias="backward", description="backward")
     optimizer_s: Duration | None = Field(None, alias="optimizer", description="optimizer step")
@@ -74,7 +76,9 @@ class StepTime(_Spec):
     def _one_way(self) -> StepTime:
         parts = (self.forward_s, self.backward_s)
         if self.total_s is None and None in parts:
-            raise _fail("needs both forward and backward (optimizer is optional), or one total time")
+            raise _fail(
+                "needs both forward and backward (optimizer is optional), or one total time"
+            )
         if self.total_s is not None and parts != (None, None):
             raise _fail("has both a total and its parts; give one of them")
         if 0 in (self.total_s, *parts):
@@ -86,9 +90,13 @@ class Optimizer(_Spec):
     """What runs after the gradients are reduced; sets the optimizer's time and memory."""
 
     name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="torch.optim class")
-    fused: bool = Field(default=False, description="fused=True; torch's default is foreach on a GPU")
+    fused: bool = Field(
+        default=False, description="fused=True; torch's default is foreach on a GPU"
+    )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD's momentum")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="weight decay, any optimizer")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="weight decay, any optimizer"
+    )
 
 
 class DataLoader(_Spec):
@@ -146,7 +154,9 @@ class Workload(_Spec):
 
     @model_validator(mode="after")
     def _one_source(self) -> Workload:
-        given = [key for key in ("model", "profile", "parameters") if getattr(self, key) is not None]
+        given = [
+            key for key in ("model", "profile", "parameters") if getattr(self, key) is not None
+        ]
         if not given:
             raise _fail("needs one of model (a zoo name), profile (a file) or parameters (a file)")
         if len(given) > 1:
@@ -185,7 +195,11 @@ BucketCaps = Annotated[
             "anyOf": [
                 {"const": "default"},
                 {"type": "number", "exclusiveMinimum": 0},
-                {"type": "array", "minItems": 1, "items": {"type": "number", "exclusiveMinimum": 0}},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {"type": "number", "exclusiveMinimum": 0},
+                },
             ]
         }
     ),
@@ -221,7 +235,9 @@ class Ddp(_Spec):
         if not isinstance(data, dict) or "forward_sync_buffers" not in data:
             return data
         if "broadcast_buffers" in data:
-            raise _fail("is the new name of broadcast_buffers; give one of them", "forward_sync_buffers")
+            raise _fail(
+                "is the new name of broadcast_buffers; give one of them", "forward_sync_buffers"
+            )
         renamed = dict(data)
         renamed["broadcast_buffers"] = renamed.pop("forward_sync_buffers")
         return renamed
@@ -295,7 +311,9 @@ def _device(value: Any) -> Any:
         return value
     name = catalog.resolve("device", value)
     table = catalog.device_table(name)
-    device = {key: table[key] for key in ("kind", "matmul_efficiency", "memory_efficiency", "sources")}
+    device = {
+        key: table[key] for key in ("kind", "matmul_efficiency", "memory_efficiency", "sources")
+    }
     rates = {rate: f"{flops!r} FLOP/s" for rate, flops in table["peak_flops"].items()}
     return device | {
         "name": name,
@@ -407,5 +425,7 @@ class Scenario(_Spec):
         if (kind, backend) == ("cpu", "nccl"):
             raise _fail("nccl needs GPUs; on a cpu device write ddp.backend: gloo", "ddp.backend")
         if (kind, backend) == ("gpu", "gloo"):
-            raise _fail("gloo on GPU tensors is not modelled; write ddp.backend: nccl", "ddp.backend")
+            raise _fail(
+                "gloo on GPU tensors is not modelled; write ddp.backend: nccl", "ddp.backend"
+            )
         return self

@@ -19,9 +19,7 @@ __all__ = ["optimizer_state_bytes", "optimizer_work"]
 _TENSORS_PER_LAUNCH = 64
 
 
-def optimizer_work(
-    optimizer: Optimizer, parameters: Sequence[Parameter], device: Device
-) -> Work:
+def optimizer_work(optimizer: Optimizer, parameters: Sequence[Parameter], device: Device) -> Work:
     """Device time of one step over all parameters, and its kernel launches."""
     per_element, operations = _bytes_and_operations(optimizer)
     elements = sum(parameter.numel for parameter in parameters)

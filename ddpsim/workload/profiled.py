@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ddpsim.errors import InputError
 from ddpsim.importers.model_profile import ModelProfile, ProfiledParameter
@@ -107,7 +108,7 @@ def _backward(profile: ModelProfile, workload: Workload, ready_s: list[float]) -
         lead_s = max(0.0, whole_s - ready_s[-1])
     times = [0.0, *(lead_s + ready for ready in ready_s)]
     tail_s = max(0.0, (whole_s or 0.0) - times[-1]) if origin == "backward_start" else 0.0
-    return (*(Work(b - a) for a, b in zip(times, times[1:], strict=False)), Work(tail_s))
+    return (*(Work(b - a) for a, b in pairwise(times)), Work(tail_s))
 
 
 def _forward_s(profile: ModelProfile, workload: Workload, backward_s: float) -> float:

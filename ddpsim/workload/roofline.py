@@ -136,7 +136,8 @@ def _evaluate(polynomial: dict[str, list[float]], batch: int, size: int, rows: i
     zeros = [0] * rows
     fixed, c0, c1, c2 = (polynomial.get(key, zeros) for key in ("fixed", "c0", "c1", "c2"))
     return [
-        a + batch * (b + size * (c + size * d)) for a, b, c, d in zip(fixed, c0, c1, c2, strict=True)
+        a + batch * (b + size * (c + size * d))
+        for a, b, c, d in zip(fixed, c0, c1, c2, strict=True)
     ]
 
 

@@ -1,0 +1,5 @@
+"""`python -m ddpsim`."""
+
+from ddpsim.cli import main
+
+main()

@@ -1,0 +1,202 @@
+"""The command line. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["app", "main"]
+
+_HELP = """Predict PyTorch DDP step time before you book the GPUs.
+
+\b
+Examples
+  ddpsim init resnet50-2x8-25gbit > scenario.yaml      a scenario to start from
+  ddpsim run scenario.yaml                             one prediction
+  ddpsim run scenario.yaml --set ddp.bucket_cap_mb=50  the same with another option
+  ddpsim run scenario.yaml --measured "520 ms"         is what I measured normal?
+  ddpsim explain exposed                               what a word means
+"""
+
+app = typer.Typer(
+    help=_HELP,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich costs a third of the start-up, and pads the examples
+)
+
+File = Annotated[Path, typer.Argument(help="Scenario, YAML (schema ddpsim/1).", show_default=False)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key by its dotted path; a list is written [1,25]. Repeatable.",
+        show_default=False,
+    ),
+]
+
+
+@app.command(rich_help_panel="Plan")
+def run(
+    file: File,
+    settings: Settings = None,
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print ddpsim.result/1: SI units, every figure.")
+    ] = False,
+    measured: Annotated[
+        str | None,
+        typer.Option(help='A measured step with its unit, such as "520 ms": is it normal?'),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="auto, or reference: every rank and ring step, no shortcut.")
+    ] = "auto",
+) -> None:
+    """Predict one DDP step: its time, what bounds it, and how far to trust it.
+
+    \b
+    ddpsim run scenario.yaml
+    ddpsim run scenario.yaml --set cluster.nodes=4 --json
+    """
+    from ddpsim.api import load_scenario, simulate
+    from ddpsim.report.text import render
+    from ddpsim.report.verdict import judge
+    from ddpsim.units import parse_duration
+
+    if engine not in ("auto", "reference"):
+        raise typer.BadParameter(f"{engine!r} is neither auto nor reference", param_hint="--engine")
+    try:
+        measured_s = parse_duration(measured) if measured else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--measured") from None
+    result = simulate(load_scenario(file, settings or ()), engine)  # type: ignore[arg-type]
+    verdict = judge(result, measured_s) if measured_s else None
+    if as_json:
+        shown = result.to_dict() | ({"verdict": asdict(verdict)} if verdict else {})
+        print(json.dumps(shown, indent=2))
+    else:
+        print(render(result, str(file), verdict))
+
+
+@app.command(rich_help_panel="Files")
+def init(
+    preset: Annotated[
+        str | None, typer.Argument(help="Name of a scenario; none lists them.")
+    ] = None,
+) -> None:
+    """Print a commented scenario to start from.
+
+    \b
+    ddpsim init                                     list them
+    ddpsim init resnet50-2x8-25gbit > scenario.yaml
+    """
+    from ddpsim.errors import InputError
+    from ddpsim.scenario.presets import preset_text, presets
+
+    if preset is None:
+        for name, purpose in presets().items():
+            print(f"{name:<28}{purpose}")
+        return
+    try:
+        print(preset_text(preset), end="")
+    except InputError as error:
+        raise typer.BadParameter(error.message, param_hint="PRESET") from None
+
+
+@app.command(rich_help_panel="Files")
+def check(file: File, settings: Settings = None) -> None:
+    """Check a scenario and every file that it names, and simulate nothing.
+
+    \b
+    ddpsim check scenario.yaml
+    """
+    from ddpsim.api import load_scenario
+
+    cluster = load_scenario(file, settings or ()).cluster
+    print(f"{file}: ok, {cluster.world_size} ranks ({cluster.nodes} x {cluster.gpus_per_node})")
+
+
+@app.command(rich_help_panel="Files")
+def schema() -> None:
+    """Print the scenario format as JSON Schema, for editors to complete and check.
+
+    \b
+    ddpsim schema > ddpsim.schema.json
+    then, on a scenario's first line: # yaml-language-server: $schema=ddpsim.schema.json
+    """
+    from ddpsim.scenario.schema import Scenario
+
+    document = Scenario.model_json_schema(by_alias=True)
+    print(
+        json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema"} | document, indent=2)
+    )
+
+
+@app.command(rich_help_panel="Files")
+def explain(
+    term: Annotated[list[str] | None, typer.Argument(help="A word; none lists them.")] = None,
+) -> None:
+    """Say what a word means here: busbw, bucket, exposed, trust, units ...
+
+    \b
+    ddpsim explain busbw
+    """
+    from ddpsim.glossary import TERMS, lookup
+
+    if not term:
+        print(", ".join(sorted(TERMS)))
+        return
+    words = " ".join(term)
+    entry = lookup(words)
+    if entry is None:
+        from ddpsim.scenario.suggest import did_you_mean
+
+        hint = did_you_mean(words, TERMS)
+        raise typer.BadParameter(f"no entry for {words!r}.{hint}", param_hint="TERM")
+    print(entry)
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001 -- typer's callback form
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"ddpsim {version('ddpsim')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; wrong input ends with its errors on stderr and exit code 2."""
+    try:
+        app()
+    except Exception as error:  # noqa: BLE001 -- sorted out below, the rest is raised again
+        sys.exit(_report(error))
+
+
+def _report(error: Exception) -> int:
+    from ddpsim.errors import DdpsimError, ScenarioError
+
+    if not isinstance(error, DdpsimError):
+        raise error
+    print(error, file=sys.stderr)
+    if isinstance(error, ScenarioError):
+        count = len(error.problems)
+        print(f"{count} error{'s' * (count > 1)}, nothing was simulated.", file=sys.stderr)
+        return 2
+    return 1

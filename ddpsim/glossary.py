@@ -1,0 +1,131 @@
+"""The words of this field as ddpsim uses them: what `ddpsim explain TERM` prints."""
+
+from __future__ import annotations
+
+__all__ = ["TERMS", "lookup"]
+
+TERMS: dict[str, str] = {
+    "algbw": """\
+Algorithm bandwidth: message size over time, as nccl-tests prints it. It falls as ranks
+are added even on the same links; compare links by busbw instead.""",
+    "all-reduce": """\
+The collective that sums a buffer over all ranks and leaves the sum on each. DDP
+all-reduces one bucket of gradients at a time. A ring moves 2(N-1)/N of the bytes per
+rank.""",
+    "accumulation": """\
+Several micro-batches per optimizer step (ddp.accumulation_steps). DDP communicates in
+the last one's backward only (no_sync in the others), so communication is paid once per
+step and less of it is exposed.""",
+    "bottleneck": """\
+What costs most beside the compute itself, and so what to change first: communication,
+stragglers, data or host; compute when none of them costs 3 % of the step.""",
+    "bucket": """\
+Gradients that DDP reduces together in one all-reduce. A bucket closes once it has
+reached its cap (ddp.bucket_cap_mb, in MiB), so it may overshoot by one tensor. Small
+buckets overlap earlier but pay latency more often; large ones the reverse. By default
+the first bucket has 1 MiB and the others 25 MiB; any explicit cap, even 25, holds for
+the first one too.""",
+    "busbw": """\
+Bus bandwidth: algbw x 2(N-1)/N for an all-reduce. It is what each link really carries,
+so it can be held against the hardware and does not depend on the number of ranks.""",
+    "critical path": """\
+The chain of work, transfers and waits that ends the step: shortening anything that is
+not on it changes nothing.""",
+    "exposed": """\
+Exposed communication: time in which the device has nothing to do but wait for
+communication, anywhere in the step. The rest of the communication is hidden under
+compute and costs nothing but interference.""",
+    "extrapolation": """\
+Using a measured log beyond its sizes, or for other ranks than it was measured on. An
+error unless run.allow_extrapolation is true, and then a warning in every output.""",
+    "gloo": """\
+torch's CPU backend: two worker threads, so two buckets may be in flight and share the
+link; waiting blocks the host.""",
+    "interference": """\
+Compute slows while communication is in flight (it takes SMs and memory bandwidth), and
+the reverse. Not modelled yet: the prediction interval is widened upwards for it.""",
+    "interval": """\
+The 80 % prediction interval: where the mean step should lie, given how wrong each input
+may be. Each input is moved to its edge alone and the effects add in quadrature. The
+sources are listed under `prediction_interval_s` in --json.""",
+    "iteration": """\
+One optimizer step, from its start to the start of the next, in steady state (after DDP
+has rebuilt its buckets), on the slowest rank.""",
+    "jitter": """\
+A random compute multiplier per rank and iteration (run.jitter). All ranks wait for the
+slowest in every all-reduce, so jitter lengthens the mean step.""",
+    "latency": """\
+Time of one ring step that does not depend on its size, software included. An all-reduce
+pays it 2(N-1) times.""",
+    "overlap": """\
+overlap_fraction = 1 - exposed / communication time. Not what DDP logs under that name
+(from the first bucket's start to the end of backward).""",
+    "prefetch": """\
+Batches that a data loader keeps ready: workers x prefetch. It evens out short stalls; a
+loader that is slower than the step is slower whatever the prefetch.""",
+    "rebuild": """\
+After its first iteration DDP regroups its buckets by the order in which gradients
+really became ready. Until then all gradients of a dtype are one bucket, and nothing
+overlaps. With find_unused_parameters it never happens.""",
+    "ring": """\
+Each rank sends to its right neighbour and receives from its left, chunk by chunk, in
+2(N-1) steps of M/N bytes: N-1 to sum, N-1 to spread the sum.""",
+    "roofline": """\
+Compute time from a device's peak rates: the longer of FLOPs at the reached rate and
+bytes at the reached bandwidth. The reached fractions are assumed: give
+workload.step_time, measured on one device, to replace the estimate.""",
+    "scaling": """\
+scaling_efficiency: throughput per GPU over the throughput of one such device without
+DDP. 100 % means that communication and DDP cost nothing.""",
+    "skew": """\
+Time spent inside collectives waiting for late peers. Every rank shows it but the late
+one, so per-rank timers cannot find a straggler.""",
+    "straggler": """\
+A rank that computes more slowly than the others (cluster.stragglers). In DDP all ranks
+run at the pace of the slowest.""",
+    "step_time": """\
+workload.step_time: forward + backward + optimizer of one micro-batch on ONE device,
+without DDP and without waiting for data. Measure it after warm-up, with
+torch.cuda.synchronize() around. It anchors the compute side of a prediction.""",
+    "trust": """\
+Where an input came from, best first: measured (on these devices, by us or by ddpsim),
+imported (your log), published (others' figures), datasheet, stated (written in the
+scenario), assumed. An answer is no better than its worst important input.""",
+    "units": """\
+Every quantity carries its unit: 5 us, 391.2 ms; 40 GiB; 100 Gbit/s (a link's bits), 20
+GB/s (bytes; a bus bandwidth). k, M, G are decimal, Ki, Mi, Gi binary. Only
+bucket_cap_mb is a bare number, as in torch: MiB (25 = 26 214 400 B).""",
+    "utilization": """\
+GPU utilization as nvidia-smi shows it counts a GPU as busy while any kernel runs, an
+NCCL kernel that waits for a peer included: 100 % does not mean that it computes.""",
+}
+
+_ALIASES = {
+    "allreduce": "all-reduce",
+    "all_reduce": "all-reduce",
+    "bandwidth": "busbw",
+    "buckets": "bucket",
+    "bucket_cap_mb": "bucket",
+    "confidence": "interval",
+    "efficiency": "scaling",
+    "exposed_comm": "exposed",
+    "no_sync": "accumulation",
+    "prediction_interval": "interval",
+    "stragglers": "straggler",
+    "step": "iteration",
+    "unit": "units",
+}
+
+
+def lookup(term: str) -> str | None:
+    """The entry of a term or one of its other names, None if there is none."""
+    folded = term.strip().lower()
+    for name in (
+        folded,
+        folded.replace("_", " "),
+        folded.replace("_", "-"),
+        folded.replace(" ", "_"),
+    ):
+        if entry := TERMS.get(_ALIASES.get(name, name)):
+            return entry
+    return None

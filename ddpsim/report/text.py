@@ -1,0 +1,162 @@
+"""A result on one screen: answer first, cause second, trust third, next command last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import shorten, wrap
+
+from ddpsim.report.verdict import Verdict
+from ddpsim.result.model import Breakdown, BucketTimes, Result
+from ddpsim.units import format_bytes, format_duration
+
+__all__ = ["render"]
+
+_WIDTH = 100
+_BUCKET_ROWS = 8
+_PARTS = {
+    "forward": "forward",
+    "backward_compute": "backward",
+    "exposed_comm": "exposed comm",
+    "optimizer": "optimizer",
+    "data_wait": "data wait",
+    "other": "other",
+}
+
+
+def render(result: Result, file: str, verdict: Verdict | None = None) -> str:
+    """The answer as text of at most 100 columns; `file` names the scenario in the next command."""
+    lines = [
+        *_answer(result),
+        *(_verdict(verdict) if verdict else ()),
+        "",
+        *_breakdown(result),
+        "",
+        *_buckets(result.buckets),
+        "",
+        *_trust(result),
+        *_labelled("next", _next(result, file)),
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _answer(result: Result) -> Iterator[str]:
+    gpus = f"{result.world_size} ranks ({result.nodes} x {result.gpus_per_node})"
+    yield f"{shorten(result.name, 70)}   {gpus}"
+    yield ""
+    times = result.iteration_time_s
+    spread = ""
+    if times.p90 > times.p10:
+        spread = f"   p10 {format_duration(times.p10)}, p90 {format_duration(times.p90)}"
+    yield from _labelled("step", f"{format_duration(times.mean)}   {_interval(result)}{spread}")
+    yield from _labelled(
+        "throughput",
+        f"{result.throughput_samples_per_s:,.1f} samples/s global   "
+        f"{result.throughput_per_gpu:,.1f} per GPU   "
+        f"scaling {result.scaling_efficiency:.1%} of one device without DDP",
+    )
+    yield from _labelled("bottleneck", f"{result.bottleneck.kind}: {result.bottleneck.text}")
+    for warning in result.warnings:
+        yield from _labelled("WARNING", warning)
+
+
+def _interval(result: Result) -> str:
+    interval = result.prediction_interval_s
+    if interval is None:
+        return "no interval can be had: the uncertainty of the inputs is unknown"
+    low, high = format_duration(interval.low), format_duration(interval.high)
+    return f"{interval.level:.0%} interval {low} to {high}"
+
+
+def _verdict(verdict: Verdict) -> Iterator[str]:
+    yield from _labelled("measured", verdict.text)
+    for explanation in verdict.explanations:
+        yield from _labelled("", f"- {explanation}")
+
+
+def _breakdown(result: Result) -> Iterator[str]:
+    whole = result.iteration_time_s.mean
+    for key, label in _PARTS.items():
+        part = getattr(result.breakdown_s, key)
+        if part or key in {"forward", "backward_compute", "exposed_comm"}:
+            bar = "#" * round(40 * part / whole)
+            yield f"  {label:<13}{format_duration(part):>11}{part / whole:>8.1%}  {bar}"
+    yield f"  {'= step':<13}{format_duration(_sum(result.breakdown_s)):>11}"
+    if result.overlap_fraction is not None:
+        late = f", {format_duration(result.skew_s)} waiting for late peers" if result.skew_s else ""
+        yield (
+            f"  communication in flight {format_duration(result.comm_time_s)}, "
+            f"{result.overlap_fraction:.1%} of it hidden under compute{late}"
+        )
+    naive = result.baselines_s
+    yield (
+        f"  for comparison: compute only {format_duration(naive.compute_only)}, "
+        f"all communication hidden {format_duration(naive.perfect_overlap)}, "
+        f"none {format_duration(naive.no_overlap)}"
+    )
+
+
+def _sum(breakdown: Breakdown) -> float:
+    parts: list[float] = [getattr(breakdown, key) for key in _PARTS]
+    return sum(parts)
+
+
+def _buckets(buckets: tuple[BucketTimes, ...]) -> Iterator[str]:
+    yield f"  {'bucket':>6}{'size':>11}{'params':>8}{'ready':>12}{'start':>12}{'end':>12}"
+    shown = buckets if len(buckets) <= _BUCKET_ROWS else (*buckets[:5], *buckets[-2:])
+    for row, bucket in enumerate(shown):
+        if row == 5 and len(shown) < len(buckets):
+            yield f"  {'...':>6}   {len(buckets) - len(shown)} more (--json lists them all)"
+        size = format_bytes(bucket.size_bytes)
+        times = "".join(
+            f"{format_duration(time):>12}"
+            for time in (bucket.ready_s, bucket.start_s, bucket.end_s)
+        )
+        yield f"  {bucket.index:>6}{size:>11}{bucket.num_params:>8}{times}"
+    yield "  times from the start of backward; launched in this order"
+
+
+def _trust(result: Result) -> Iterator[str]:
+    memory = result.memory_bytes_per_gpu
+    without = "" if memory.activations is not None else ", activations unknown"
+    needed, device = format_bytes(memory.total), format_bytes(memory.device)
+    yield from _labelled("memory", f"{needed} of {device} a rank{without}")
+    if result.warmup_s:
+        yield from _labelled(
+            "warm-up",
+            f"first iteration {format_duration(result.warmup_s[0])} before the rebuild of the buckets, "
+            "start-up costs not counted",
+        )
+    label = "inputs"
+    for entry in result.provenance:
+        text = f"{entry.trust:<10} {entry.input}: {entry.source}"
+        yield from _labelled(label, shorten(text, _WIDTH - 12, placeholder=" ..."))
+        label = ""
+    label = "interval"
+    for source in result.prediction_interval_s.sources if result.prediction_interval_s else ():
+        effect = f"-{format_duration(source.low_s)} +{format_duration(source.high_s)}"
+        text = f"{source.input} {effect}: {source.basis}"
+        yield from _labelled(label, shorten(text, _WIDTH - 12, placeholder=" ..."))
+        label = ""
+
+
+def _next(result: Result, file: str) -> str:
+    """The one command or measurement that tells most from here."""
+    if any(entry.input == "compute efficiency" for entry in result.provenance):
+        return (
+            "measure a step on one device without DDP, then: "
+            f'ddpsim run {file} --set workload.step_time="... ms"'
+        )
+    settings = {
+        "communication": "ddp.comm_hook=bf16_compress",
+        "data": 'workload.data.rate="... samples/s"',
+        "host": "workload.batch_per_rank=...",
+        "stragglers": "cluster.stragglers=null",
+        "compute": "ddp.bucket_cap_mb=50",
+    }
+    return f"ddpsim run {file} --set {settings[result.bottleneck.kind]}"
+
+
+def _labelled(label: str, text: str) -> Iterator[str]:
+    rows = wrap(text, _WIDTH - 12, break_long_words=False, break_on_hyphens=False) or [""]
+    for number, row in enumerate(rows):
+        yield f"{label if number == 0 else '':<12}{row}"
