@@ -130,6 +130,8 @@ class AllReduceLogCost:
     otherwise it is an error, unless `extrapolate`: above, the last two sizes' bandwidth goes on;
     below, the smallest size's time holds. A broadcast is priced as half an all-reduce (assumed:
     a ring's N-1 hops against 2(N-1)), and below the smallest size as half of that one's time.
+    A log does not say which part of a time is latency: where transfers share a link (gloo), all
+    of it is shared.
     """
 
     log: AllReduceLog
@@ -142,10 +144,10 @@ class AllReduceLogCost:
         samples = self.log.samples
         if operation == "broadcast":
             known_bytes = max(size_bytes, samples[0][0])
-            return self._whole(self._all_reduce_s(known_bytes) / 2, samples[0][1] / 2)
+            return self._whole(self._all_reduce_s(known_bytes) / 2)
         if self.beyond and not self.covers(size_bytes):
             return self.beyond.transfer(operation, size_bytes)
-        return self._whole(self._all_reduce_s(size_bytes), samples[0][1])
+        return self._whole(self._all_reduce_s(size_bytes))
 
     def stretched(self, factor: float) -> AllReduceLogCost:
         """See CollectiveCost."""
@@ -156,11 +158,8 @@ class AllReduceLogCost:
         """Whether a message size lies within the measured ones."""
         return self.log.samples[0][0] <= size_bytes <= self.log.samples[-1][0]
 
-    def _whole(self, time_s: float, floor_s: float) -> WholeTransfer:
-        latency_s = min(time_s, floor_s)
-        return WholeTransfer(
-            to_ns(latency_s * self.time_factor), to_ns((time_s - latency_s) * self.time_factor)
-        )
+    def _whole(self, time_s: float) -> WholeTransfer:
+        return WholeTransfer(0, to_ns(time_s * self.time_factor))
 
     def _all_reduce_s(self, size_bytes: int) -> float:
         samples = self.log.samples
