@@ -63,10 +63,14 @@ class Step:
         return self.end_ns - self.start_ns
 
     def breakdown(self) -> BreakdownNs:
-        """Where the compute lane's time went."""
+        """Where the compute lane's time went; waiting for a hook's own work is `other`."""
         spent: dict[str, int] = dict.fromkeys(("data_wait", *_PART_OF.values(), "other"), 0)
         for span in self.compute:
             spent[_PART_OF.get(span.kind, "other")] += span.end_ns - span.start_ns
+        awaited = [(s.start_ns, s.end_ns) for s in self.compute if s.kind == "comm_wait"]
+        hooks_ns = spent["exposed_comm"] - overlap_ns(awaited, self._in_flight())
+        spent["exposed_comm"] -= hooks_ns
+        spent["other"] += hooks_ns
         waits = [(span.start_ns, span.end_ns) for span in self.host if span.kind == "data_wait"]
         for gap in self._gaps():
             waited = overlap_ns([gap], waits)
@@ -88,7 +92,10 @@ class Step:
 
     def comm_ns(self) -> int:
         """Union of the intervals in which a collective is in flight, late peers included."""
-        return union_ns((span.joined_ns, span.end_ns) for span in self.comm)
+        return union_ns(self._in_flight())
+
+    def _in_flight(self) -> list[Interval]:
+        return [(span.joined_ns, span.end_ns) for span in self.comm]
 
     def skew_ns(self) -> int:
         """The part of them spent waiting for late peers alone."""

@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    PlainValidator,
     WithJsonSchema,
     model_validator,
 )
@@ -169,7 +170,7 @@ class Workload(_Spec):
 _KNOWN_TORCH = Literal["1.4", "2.11", "2.12", "2.13", "2.14", "2.15"]
 
 
-def _bucket_caps(value: Any) -> tuple[float, ...] | None:
+def _bucket_caps(value: Any) -> float | tuple[float, ...] | None:
     if value is None or value == "default":
         return None
     caps = list(value) if isinstance(value, (list, tuple)) else [value]
@@ -183,13 +184,14 @@ def _bucket_caps(value: Any) -> tuple[float, ...] | None:
             )
         if not math.isfinite(cap) or cap <= 0:
             raise ValueError(f"{cap} is not a number of MiB above zero")
-    return tuple(float(cap) for cap in caps)
+    listed = tuple(float(cap) for cap in caps)
+    return listed if isinstance(value, (list, tuple)) else listed[0]
 
 
 BucketCaps = Annotated[
-    tuple[float, ...] | None,
-    BeforeValidator(_bucket_caps),
-    PlainSerializer(lambda caps: "default" if caps is None else list(caps)),
+    float | tuple[float, ...] | None,
+    PlainValidator(_bucket_caps),
+    PlainSerializer(lambda caps: "default" if caps is None else caps),
     WithJsonSchema(
         {
             "anyOf": [
@@ -249,7 +251,7 @@ class Ddp(_Spec):
                 "gradient_as_bucket_view": self.gradient_as_bucket_view,
                 "static_graph": self.static_graph,
                 "comm_hook": self.comm_hook != "none",
-                "bucket_cap_mb": len(self.bucket_cap_mb or ()) > 1,
+                "bucket_cap_mb": isinstance(self.bucket_cap_mb, tuple),
             }
             for key, used in newer.items():
                 if used:

@@ -104,7 +104,8 @@ def plan_buckets(
     """
     limits = bucket_limits(ddp)
     never_rebuilt = ddp.torch == "1.4" or (ddp.find_unused_parameters and not ddp.static_graph)
-    initial = _assign(parameters, limits if never_rebuilt else [_UNLIMITED])
+    limited_at_first = never_rebuilt or isinstance(ddp.bucket_cap_mb, tuple)
+    initial = _assign(parameters, limits if limited_at_first else [_UNLIMITED])
     if never_rebuilt:
         return BucketPlan(initial, initial, None)
     unused = sorted(set(range(len(parameters))) - set(ready_order))
@@ -117,7 +118,7 @@ def bucket_limits(ddp: Ddp) -> list[int]:
     caps = ddp.bucket_cap_mb
     if caps is None:
         return [FIRST_BUCKET_BYTES, BUCKET_CAP_BYTES]
-    explicit = [int(cap * MIB) for cap in caps]
+    explicit = [int(cap * MIB) for cap in (caps if isinstance(caps, tuple) else (caps,))]
     return [FIRST_BUCKET_BYTES, *explicit] if ddp.torch == "1.4" else explicit
 
 

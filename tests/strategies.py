@@ -1,0 +1,84 @@
+"""Hypothesis strategies for small models, DDP options and clusters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ddpsim.scenario.schema import Scenario
+from ddpsim.workload.model import Buffer, Model, Parameter, Work
+
+_SECONDS = st.floats(0, 2e-3, allow_nan=False)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Model:
+    """A model of up to ten parameters with arbitrary ready order and times."""
+    numels = draw(st.lists(st.integers(1, 400_000), min_size=1, max_size=10))
+    order = tuple(draw(st.permutations(range(len(numels)))))
+    works = st.builds(Work, _SECONDS, st.integers(0, 6))
+    count = len(numels) + 1
+    return Model(
+        parameters=tuple(Parameter(f"p{i}", numel, "float32") for i, numel in enumerate(numels)),
+        ready_order=order,
+        buffers=tuple(draw(st.lists(st.builds(Buffer, st.just("float32"), st.integers(1, 999)), max_size=2))),
+        forward=tuple(draw(st.lists(works, min_size=1, max_size=3))),
+        backward=tuple(draw(st.lists(works, min_size=count, max_size=count))),
+        optimizer=draw(works),
+        launch_s=draw(st.sampled_from([0.0, 5e-6, 4e-5])),
+        activation_bytes=None,
+        basis="measured",
+        provenance=(),
+    )
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, max_nodes: int = 3, *, noisy: bool = False) -> Scenario:
+    """A scenario on a few ranks; its model is a placeholder for one of `models`."""
+    gloo = draw(st.booleans())
+    nodes = draw(st.integers(1, max_nodes))
+    gpus = draw(st.integers(1, 3))
+    latencies = st.integers(0, 50).map(lambda us: f"{us} us")
+    rates = st.integers(1, 400).map(lambda tenths: f"{tenths / 10} GB/s")
+    cluster: dict[str, Any] = {
+        "nodes": nodes,
+        "gpus_per_node": gpus,
+        "device": "cpu-core" if gloo else "a100-sxm-40gb",
+        "intra_node": {"bandwidth": draw(rates), "latency": draw(latencies)},
+        "inter_node": {"bandwidth": draw(rates), "latency": draw(latencies)},
+    }
+    run: dict[str, Any] = {"iterations": 2, "seed": draw(st.integers(0, 99))}
+    if noisy:
+        cluster["stragglers"] = {"distribution": "lognormal", "sigma": draw(st.floats(0.01, 0.5))}
+        run["jitter"] = {"sigma": draw(st.floats(0, 0.3))}
+    return Scenario.model_validate(
+        {
+            "schema": "ddpsim/1",
+            "workload": {"model": "resnet18", "batch_per_rank": 1, "data": draw(loaders())},
+            "ddp": draw(ddp_options()) | {"backend": "gloo" if gloo else "nccl"},
+            "cluster": cluster,
+            "run": run,
+        }
+    )
+
+
+def loaders() -> st.SearchStrategy[dict[str, Any] | None]:
+    """No loader, or one that may be too slow."""
+    rates = st.integers(50, 3000).map(lambda rate: {"rate": f"{rate} samples/s"})
+    return st.one_of(st.none(), st.none(), rates)
+
+
+def ddp_options() -> st.SearchStrategy[dict[str, Any]]:
+    """Every option that changes what a rank does."""
+    return st.fixed_dictionaries(
+        {
+            "bucket_cap_mb": st.sampled_from(["default", 0.01, 0.5, 25, [0.1, 1]]),
+            "gradient_as_bucket_view": st.booleans(),
+            "find_unused_parameters": st.booleans(),
+            "static_graph": st.booleans(),
+            "broadcast_buffers": st.booleans(),
+            "comm_hook": st.sampled_from(["none", "allreduce", "fp16_compress"]),
+            "accumulation_steps": st.integers(1, 3),
+        }
+    )

@@ -1,0 +1,339 @@
+"""The engine: shortcuts equal the plain model to the nanosecond, and nothing gets lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simpy import Environment
+from strategies import models, scenarios
+
+from ddpsim.cluster.build import build_network
+from ddpsim.cluster.collectives import LinkCost, RingTransfer, SingleRankCost, WholeTransfer
+from ddpsim.cluster.topology import Link
+from ddpsim.engine.network import Network, SharedLink, ring_ends_ns
+from ddpsim.engine.noise import draw_slowdowns
+from ddpsim.engine.program import Program, compile_program
+from ddpsim.engine.rank import Rank
+from ddpsim.engine.run import Simulated, run
+from ddpsim.engine.stream import Stream
+from ddpsim.errors import SimulationError
+from ddpsim.result.metrics import BreakdownNs, Step, steps_of
+from ddpsim.result.timeline import Span
+from ddpsim.scenario.schema import Scenario
+from ddpsim.workload.model import Model
+
+FREE = LinkCost((Link(0.0, 1e30),) * 4)
+
+
+def simulated(scenario: Scenario, model: Model, mode: Any = "auto") -> Simulated:
+    program = compile_program(scenario, model)
+    slowdowns = draw_slowdowns(scenario.cluster, scenario.run, program.warmup + program.iterations)
+    cost = build_network(scenario).cost
+    return run(program, cost, scenario.cluster.world_size, slowdowns, mode)
+
+
+def slowest_steps(done: Simulated) -> list[Step]:
+    return steps_of(done.timeline.ranks[done.timeline.slowest_rank])
+
+
+@settings(max_examples=150, deadline=None)
+@given(scenarios(), models())
+def test_folded_ranks_equal_the_plain_model(scenario: Scenario, model: Model) -> None:
+    """Identical ranks: one simulated rank gives the slowest rank's times, breakdown and buckets."""
+    fast, plain = simulated(scenario, model), simulated(scenario, model, "reference")
+    assert fast.ranks_simulated == 1
+    assert plain.ranks_simulated == scenario.cluster.world_size
+    fast_steps, plain_steps = slowest_steps(fast), slowest_steps(plain)
+    assert [s.end_ns for s in fast_steps] == [s.end_ns for s in plain_steps]
+    assert [s.breakdown() for s in fast_steps] == [s.breakdown() for s in plain_steps]
+    assert [s.comm_ns() for s in fast_steps] == [s.comm_ns() for s in plain_steps]
+
+
+@settings(max_examples=150, deadline=None)
+@given(scenarios(noisy=True), models())
+def test_ring_shortcuts_equal_the_plain_model(scenario: Scenario, model: Model) -> None:
+    """Stragglers and jitter: closed form and recurrence give every rank's ticks, span by span."""
+    fast, plain = simulated(scenario, model), simulated(scenario, model, "reference")
+    assert fast.timeline == plain.timeline
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_recurrence_equals_its_definition(data: st.DataObject) -> None:
+    ranks = data.draw(st.integers(2, 9))
+    ticks = st.lists(st.integers(0, 10**7), min_size=ranks, max_size=ranks)
+    costs, arrivals = tuple(data.draw(ticks)), data.draw(ticks)
+    expected = list(arrivals)
+    for _ in range(2 * (ranks - 1)):
+        expected = [max(expected[r], expected[r - 1]) + costs[r] for r in range(ranks)]
+    assert ring_ends_ns(RingTransfer(2 * (ranks - 1), costs), arrivals) == expected
+
+
+def test_equal_links_end_together_at_the_closed_form() -> None:
+    ring = RingTransfer(steps=6, step_ns=(10, 10, 10, 10))
+    assert ring_ends_ns(ring, [5, 0, 3, 100]) == [100 + 6 * 10] * 4
+
+
+@settings(max_examples=200, deadline=None)
+@given(models(), scenarios(max_nodes=2))
+def test_every_gradient_byte_is_reduced_once(model: Model, scenario: Scenario) -> None:
+    done = simulated(scenario, model)
+    for step in slowest_steps(done):
+        buckets = [span for span in step.comm if span.bucket >= 0]
+        assert sum(span.size_bytes for span in buckets) == model.gradient_bytes
+        assert sum(span.num_params for span in buckets) == len(model.parameters)
+        assert sorted(span.bucket for span in buckets) == list(range(len(buckets)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(scenarios(noisy=True), models())
+def test_time_is_conserved(scenario: Scenario, model: Model) -> None:
+    """The breakdown sums to the step, spans do not overlap, and the critical path is the step."""
+    for rank in simulated(scenario, model).timeline.ranks:
+        for step in steps_of(rank):
+            assert step.breakdown().total == step.length_ns
+            assert min(step.breakdown().__getattribute__(p) for p in BreakdownNs.__slots__) >= 0
+            edges = [edge for span in step.compute for edge in (span.start_ns, span.end_ns)]
+            assert edges == sorted(edges)
+            assert step.skew_ns() <= step.comm_ns() <= step.length_ns
+            path = step.critical_path()
+            assert path[0].start_ns == 0
+            assert path[-1].end_ns == step.length_ns
+            assert all(a.end_ns == b.start_ns for a, b in zip(path, path[1:], strict=False))
+
+
+@settings(max_examples=100, deadline=None)
+@given(scenarios(), models())
+def test_one_rank_communicates_nothing(scenario: Scenario, model: Model) -> None:
+    program = compile_program(scenario, model)
+    for step in steps_of(run(program, SingleRankCost(), 1).timeline.ranks[0]):
+        assert step.comm_ns() == 0
+        assert step.breakdown().exposed_comm == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(scenarios(), models())
+def test_a_free_network_is_pure_compute(scenario: Scenario, model: Model) -> None:
+    program = compile_program(scenario, model)
+    free, alone = run(program, FREE, 4), run(program, SingleRankCost(), 1)
+    assert slowest_steps(free)[-1].length_ns == slowest_steps(alone)[-1].length_ns
+
+
+@settings(max_examples=100, deadline=None)
+@given(scenarios(), models(), st.floats(1.0, 20.0))
+def test_more_bandwidth_is_never_slower(scenario: Scenario, model: Model, factor: float) -> None:
+    program = compile_program(scenario, model)
+    world_size = scenario.cluster.world_size
+    cost = build_network(scenario).cost
+    faster = run(program, cost.stretched(1 / factor), world_size).timeline.ranks[0]
+    assert faster.step_ends_ns[-1] <= run(program, cost, world_size).timeline.ranks[0].step_ends_ns[-1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(2, 64), st.integers(1, 10**9))
+def test_ring_volume_is_the_textbooks(ranks: int, size_bytes: int) -> None:
+    """2(N-1) chunks of M/N bytes, each rounded up to a byte: 2(N-1)/N M within a byte a step."""
+    one_byte_per_ns = LinkCost((Link(0.0, 1e9),) * ranks)
+    ring = one_byte_per_ns.transfer("all_reduce", size_bytes)
+    assert isinstance(ring, RingTransfer)
+    volume = ring.steps * ring.step_ns[0]
+    exact = Fraction(2 * (ranks - 1) * size_bytes, ranks)
+    assert exact <= volume < exact + ring.steps
+
+
+def test_worked_ring_example() -> None:
+    """100 MB on 8 ranks at 10 GB/s and 10 us: 14 steps of 10 us + 1.25 ms."""
+    ring = LinkCost((Link(10e-6, 10e9),) * 8).transfer("all_reduce", 100_000_000)
+    assert ring == RingTransfer(14, (1_260_000,) * 8)
+
+
+def one_bucket(**changes: Any) -> tuple[Program, Scenario]:
+    """ResNet-18 as one bucket on 4 ranks; only the fields of interest are not zero."""
+    scenario = Scenario.model_validate(
+        {
+            "schema": "ddpsim/1",
+            "workload": {"model": "resnet18", "batch_per_rank": 8, "step_time": "40 ms"},
+            "ddp": {"bucket_cap_mb": 1000, "broadcast_buffers": False},
+            "cluster": {"nodes": 1, "gpus_per_node": 4, "device": "v100-sxm-16gb"},
+            "run": {"iterations": 1},
+        }
+    )
+    from ddpsim.workload.build import build_model
+
+    return replace(compile_program(scenario, build_model(scenario)), **changes), scenario
+
+
+def test_a_single_bucket_has_a_closed_form() -> None:
+    """Forward + backward and copies + 2(N-1)c + copy back + optimizer, when no launch delays it."""
+    program, scenario = one_bucket(launch_collective_ns=0)
+    cost = build_network(scenario).cost
+    step = slowest_steps(run(program, cost, 4))[-1]
+    ring = cost.transfer("all_reduce", program.rebuilt_buckets[0].wire_bytes)
+    assert isinstance(ring, RingTransfer)
+    compute = sum(work.device_ns for work in (*program.forward, *program.backward))
+    copies = sum(copy.device_ns for copy in program.copy_in)
+    ends = program.rebuilt_buckets[0].copy_back.device_ns + program.optimizer.device_ns
+    assert step.length_ns == compute + copies + 6 * ring.step_ns[0] + ends
+    assert step.breakdown().exposed_comm == 6 * ring.step_ns[0]
+
+
+def test_initial_buckets_hide_nothing() -> None:
+    """Before the rebuild one bucket holds all: its all-reduce starts when backward is over."""
+    program, scenario = one_bucket()
+    small = replace(program, rebuilt_buckets=program.rebuilt_buckets)
+    first = slowest_steps(run(small, build_network(scenario).cost, 4))[0]
+    backward_end = max(s.end_ns for s in first.compute if s.kind in {"backward", "bucket_copy"})
+    assert all(c.joined_ns >= backward_end for c in first.comm)
+
+
+def test_the_slowest_rank_sets_the_pace() -> None:
+    program, scenario = one_bucket()
+    cost = build_network(scenario).cost
+    steps = program.warmup + program.iterations
+    even, uneven = [[1.0] * steps] * 4, [[1.0] * steps] * 3 + [[1.5] * steps]
+    all_slow = [[1.5] * steps] * 4
+    lengths = [
+        slowest_steps(run(program, cost, 4, slowdowns))[-1].length_ns
+        for slowdowns in (even, uneven, all_slow)
+    ]
+    assert lengths[0] < lengths[1] == lengths[2]
+    timeline = run(program, cost, 4, uneven).timeline
+    assert timeline.slowest_rank == 3
+    assert steps_of(timeline.ranks[3])[-1].skew_ns() == 0
+    assert steps_of(timeline.ranks[0])[-1].skew_ns() > 0
+
+
+def test_two_workers_share_the_link() -> None:
+    """Two transfers of 10 ticks, the second 4 later: 4 alone, 12 at half rate, 4 alone."""
+    env = Environment()
+    link, ends = SharedLink(env), []
+
+    def transfer(delay: int) -> Any:
+        yield env.timeout(delay)
+        yield link.transfer(10)
+        ends.append(int(env.now))
+
+    env.process(transfer(0))
+    env.process(transfer(4))
+    env.run()
+    assert ends == [16, 20]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 60)), min_size=1, max_size=6))
+def test_sharing_is_exact(transfers: list[tuple[int, int]]) -> None:
+    """Against a brute-force fluid model: the rate is 1/k while k transfers are in flight."""
+    env, ends = Environment(), [0] * len(transfers)
+    link = SharedLink(env)
+
+    def transfer(index: int, begin: int, work: int) -> Any:
+        yield env.timeout(begin)
+        yield link.transfer(work)
+        ends[index] = int(env.now)
+
+    for index, (begin, work) in enumerate(transfers):
+        env.process(transfer(index, begin, work))
+    env.run()
+    for ours, exact in zip(ends, fluid_ends(transfers), strict=True):
+        assert exact <= ours <= exact + len(transfers)
+
+
+def fluid_ends(transfers: list[tuple[int, int]]) -> list[Fraction]:
+    now, left = Fraction(0), {i: Fraction(work) for i, (_, work) in enumerate(transfers)}
+    ends = [Fraction(0)] * len(transfers)
+    while left:
+        active = [i for i in left if transfers[i][0] <= now]
+        starts = [Fraction(transfers[i][0]) for i in left if transfers[i][0] > now]
+        finish = [now + left[i] * len(active) for i in active]
+        upcoming = min(starts + finish)
+        for i in active:
+            left[i] -= (upcoming - now) / len(active)
+            if left[i] == 0:
+                ends[i] = upcoming
+                del left[i]
+        now = upcoming
+    return ends
+
+
+def test_streams_are_fifo_with_cudas_verbs() -> None:
+    env, spans = Environment(), list[Span]()
+    stream, other = Stream(env, spans.append), Stream(env, None)
+    stream.launch("forward", 10)
+    done = stream.record()
+    other.wait(done, "comm_wait")
+    other.launch("backward", 5)
+    end = other.record()
+    stream.launch("optimizer", 3)
+    env.run(until=end)
+    assert (done.value, env.now) == (10, 15)
+    assert spans == [Span("forward", 0, 10), Span("optimizer", 10, 13)]
+
+
+def test_a_rank_that_never_comes_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, scenario = one_bucket()
+    train = Rank.train
+
+    def leave_early(self: Rank) -> Any:
+        if self.rank == 2:
+            yield self.env.timeout(1)
+            return
+        yield from train(self)
+
+    monkeypatch.setattr(Rank, "train", leave_early)
+    steps = program.warmup + program.iterations
+    with pytest.raises(SimulationError, match="the simulated job hangs") as caught:
+        run(program, build_network(scenario).cost, 4, [[1.0] * steps] * 4)
+    assert "rank 0 waits for its compute stream" in str(caught.value)
+    assert "ranks [0, 1, 3] wait for [2]" in str(caught.value)
+
+
+def test_a_meeting_waits_for_all() -> None:
+    env = Environment()
+
+    class Fixed:
+        def transfer(self, operation: str, size_bytes: int) -> WholeTransfer:
+            return WholeTransfer(5, 100)
+
+        def stretched(self, factor: float) -> Any:
+            return self
+
+    network = Network(env, Fixed(), 2, shared=False, stepwise=False)
+    ends = []
+
+    def member(rank: int, delay: int) -> Any:
+        yield env.timeout(delay)
+        meeting = network.join("k", "all_reduce", 8, rank)
+        yield meeting.ends[rank]
+        ends.append((rank, int(env.now), meeting.met_ns))
+
+    env.process(member(0, 0))
+    env.process(member(1, 40))
+    env.run()
+    assert ends == [(0, 145, 40), (1, 145, 40)]
+
+
+def test_a_slow_loader_sets_the_pace() -> None:
+    program, scenario = one_bucket()
+    from ddpsim.engine.program import Loader
+
+    slow = replace(program, loader=Loader(batch_ns=200_000_000, capacity=4), iterations=3)
+    steps = slowest_steps(run(slow, build_network(scenario).cost, 4))[slow.warmup :]
+    assert [step.length_ns for step in steps] == [200_000_000] * 3
+    assert all(step.breakdown().data_wait > 0 for step in steps)
+    fast = replace(slow, loader=Loader(batch_ns=1000, capacity=4))
+    assert slowest_steps(run(fast, build_network(scenario).cost, 4))[-1].breakdown().data_wait == 0
+
+
+def test_accumulation_communicates_once_a_step() -> None:
+    program, scenario = one_bucket(micro_batches=3)
+    single, _ = one_bucket()
+    cost = build_network(scenario).cost
+    three, one = (slowest_steps(run(p, cost, 4))[-1] for p in (program, single))
+    assert len(three.comm) == len(one.comm)
+    compute = sum(work.device_ns for work in (*program.forward, *program.backward))
+    assert three.length_ns == one.length_ns + 2 * compute
