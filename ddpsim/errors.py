@@ -9,6 +9,7 @@ DdpsimError
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ __all__ = [
     "Problem",
     "ScenarioError",
     "SimulationError",
+    "shown",
 ]
 
 
@@ -65,3 +67,22 @@ class ImportFailedError(DdpsimError):
 
 class SimulationError(DdpsimError):
     """A simulation that could not finish."""
+
+
+class _Short(reprlib.Repr):
+    """Python's repr, cut in the middle where it is long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 100
+
+    def repr_int(self, x: int, level: int) -> str:  # noqa: ARG002 -- reprlib's signature
+        # beyond 4300 digits Python itself refuses to write an int
+        return repr(x) if abs(x) < 10**20 else "a number of more than 20 digits"
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: short, on one line, in the words of YAML."""
+    if value is None:
+        return "nothing"
+    return str(value).lower() if isinstance(value, bool) else _Short().repr(value)

@@ -20,7 +20,7 @@ LEVEL = 0.8
 _Z = 1.2815515655446004  # of a normal distribution: 80 % lie within +/- z sigma
 
 COMPUTE_SIGMA = {
-    "roofline": (0.15, "spread of the roofline over published single-GPU steps"),
+    "roofline": (0.20, "the roofline's error over 7 published single-GPU steps"),
     "measured": (0.02, "assumed repeatability of a measured step time"),
 }
 NETWORK_SIGMA = {

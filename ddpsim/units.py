@@ -23,6 +23,7 @@ __all__ = [
 
 NS_PER_S = 1_000_000_000
 MIB = 1_048_576
+_LONGEST = 60  # characters of a quantity: longer text is not one, and no message repeats it
 
 _QUANTITY = re.compile(r"^\s*([-+]?(?:\d[\d_]*)?\.?\d+(?:[eE][-+]?\d+)?|\d+\.)\s*(\S.*?)?\s*$")
 _SECONDS = {
@@ -39,6 +40,7 @@ _PREFIX = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _PREFIX |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _AMOUNT = re.compile(r"^(Ki|Mi|Gi|Ti|[kKMGT])?(bit|bits|b|bytes|byte|B)$")
 _RATE = re.compile(r"^(Ki|Mi|Gi|Ti|[kKMGT])?(bit|bits|b|bytes|byte|B)(?:/s|/sec|ps)$")
+_UNSURE_RATE = re.compile(r"^([kmgt])b(?:/s|/sec|ps)$", re.IGNORECASE)  # 'mb/s': bits, bytes?
 _FLOPS = re.compile(r"^([MGTP])?(?:FLOPS|FLOP/s|flops|flop/s)$")
 
 
@@ -66,8 +68,8 @@ def parse_bytes_per_s(text: str) -> float:
     match = _RATE.match(unit)
     if match:
         return number * _PREFIX[match[1] or ""] / (8 if _is_bit(match) else 1)
-    if _AMOUNT.match(unit):
-        raise ValueError(_ambiguous_rate(text, number, unit))
+    if either := _AMOUNT.match(unit) or _UNSURE_RATE.match(unit):
+        raise ValueError(_ambiguous_rate(text, unit, either[1] or ""))
     raise ValueError(_unknown_unit(text, unit, wanted))
 
 
@@ -99,11 +101,13 @@ def to_ns(seconds: float) -> int:
 
 def format_duration(seconds: float) -> str:
     """A duration as a person reads it, in four digits: `412.3 ms`, `98.12 us`, `2.500 s`."""
-    magnitude = abs(seconds)
-    if magnitude >= 1 or magnitude == 0:
-        return f"{_four(seconds)} s" if magnitude else "0 s"
-    scale, unit = (1e3, "ms") if magnitude >= 1e-3 else (1e6, "us")
-    return f"{_four(seconds * scale)} {unit}"
+    rounded = _in_four_digits(seconds)
+    if abs(rounded) < 0.5 / NS_PER_S:
+        return "0 s"
+    if abs(rounded) >= 1:
+        return f"{_four(rounded)} s"
+    scale, unit = (1e3, "ms") if abs(rounded) >= 1e-3 else (1e6, "us")
+    return f"{_four(rounded * scale)} {unit}"
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -117,10 +121,16 @@ def format_bytes_per_s(rate: float) -> str:
 
 
 def _with_prefix(value: float) -> str:
+    rounded = _in_four_digits(value) if abs(value) >= 1000 else round(value)
     for prefix in ("T", "G", "M", "k"):
-        if abs(value) >= _PREFIX[prefix]:
-            return f"{_four(value / _PREFIX[prefix])} {prefix}"
-    return f"{value:.0f} "
+        if abs(rounded) >= _PREFIX[prefix]:
+            return f"{_four(rounded / _PREFIX[prefix])} {prefix}"
+    return f"{rounded} "
+
+
+def _in_four_digits(value: float) -> float:
+    """Rounded before the unit is chosen, so that 999.96 ms is 1.000 s and not 1000.0 ms."""
+    return float(f"{value:.3e}")
 
 
 def _four(value: float) -> str:
@@ -129,12 +139,15 @@ def _four(value: float) -> str:
 
 
 def _split(text: str, wanted: str) -> tuple[float, str]:
-    match = _QUANTITY.match(text)
+    match = _QUANTITY.match(text) if len(text) <= _LONGEST else None
     if not match:
-        raise ValueError(f"{text!r} is not a quantity; write {wanted}")
+        shown = repr(text) if len(text) <= _LONGEST else f"{text[:20]!r}..."
+        raise ValueError(f"{shown} is not a quantity; write {wanted}")
     number, unit = float(match[1].replace("_", "")), match[2]
     if not unit:
         raise ValueError(f"{text.strip()} has no unit; write {wanted}")
+    if unit.startswith(","):
+        raise ValueError(f"{text!r} has a comma; write a decimal point and no thousands marks")
     if number < 0:
         raise ValueError(f"{text!r} is negative; write {wanted}")
     if not math.isfinite(number):
@@ -146,11 +159,12 @@ def _is_bit(match: re.Match[str]) -> bool:
     return match[2] in {"bit", "bits", "b"}
 
 
-def _ambiguous_rate(text: str, number: float, unit: str) -> str:
-    prefix = unit.rstrip("bitsyeB")
+def _ambiguous_rate(text: str, unit: str, prefix: str) -> str:
+    number = text.strip().removesuffix(unit).strip()
+    prefix = prefix.replace("m", "M").replace("g", "G").replace("t", "T")
     return (
-        f"{text!r} is ambiguous: write '{number:g} {prefix}bit/s' (a link's bits per second) "
-        f"or '{number:g} {prefix}B/s' (bytes per second)"
+        f"{text!r} is ambiguous: write '{number} {prefix}bit/s' (a link's bits per second) "
+        f"or '{number} {prefix}B/s' (bytes per second)"
     )
 
 

@@ -1,6 +1,6 @@
 """What real DDP logs of its buckets: run as rank 0 and 1 of a gloo job, writes JSON.
 
-    python tests/ddp_oracle.py RANK STORE_FILE OUTPUT
+python tests/ddp_oracle.py RANK STORE_FILE OUTPUT
 """
 
 from __future__ import annotations
@@ -79,7 +79,11 @@ class Unused(nn.Module):
 def dense() -> nn.Module:
     """Linear layers with batch norm."""
     return nn.Sequential(
-        nn.Linear(256, 512), nn.BatchNorm1d(512), nn.Linear(512, 700), nn.ReLU(), nn.Linear(700, 300)
+        nn.Linear(256, 512),
+        nn.BatchNorm1d(512),
+        nn.Linear(512, 700),
+        nn.ReLU(),
+        nn.Linear(700, 300),
     )
 
 
@@ -131,7 +135,9 @@ def observe(model_name: str, options: str) -> dict[str, Any]:
         ddp.zero_grad()
         ddp(make_input()).sum().backward()
         logged = ddp._get_ddp_logging_data()
-        steps.append({key: str(value) for key, value in logged.items() if "bucket" in key or "order" in key})
+        steps.append(
+            {key: str(value) for key, value in logged.items() if "bucket" in key or "order" in key}
+        )
     parameters = [
         {
             "name": name,

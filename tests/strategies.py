@@ -22,7 +22,9 @@ def models(draw: st.DrawFn) -> Model:
     return Model(
         parameters=tuple(Parameter(f"p{i}", numel, "float32") for i, numel in enumerate(numels)),
         ready_order=order,
-        buffers=tuple(draw(st.lists(st.builds(Buffer, st.just("float32"), st.integers(1, 999)), max_size=2))),
+        buffers=tuple(
+            draw(st.lists(st.builds(Buffer, st.just("float32"), st.integers(1, 999)), max_size=2))
+        ),
         forward=tuple(draw(st.lists(works, min_size=1, max_size=3))),
         backward=tuple(draw(st.lists(works, min_size=count, max_size=count))),
         optimizer=draw(works),

@@ -45,7 +45,9 @@ def rebuilt_elements(parameters: list[Parameter], ready: list[int], **options: A
 def tensor_lists(draw: st.DrawFn) -> tuple[list[tuple[int, str, bool]], list[int], list[int]]:
     """Tensors (numel, dtype, sparse), limits in bytes, and an order (empty: as they stand)."""
     dtypes = st.sampled_from(TORCH_DTYPES[: draw(st.integers(1, 4))])
-    tensor = st.tuples(st.integers(1, 3000), dtypes, st.booleans() if draw(st.booleans()) else st.just(False))
+    tensor = st.tuples(
+        st.integers(1, 3000), dtypes, st.booleans() if draw(st.booleans()) else st.just(False)
+    )
     tensors = draw(st.lists(tensor, min_size=1, max_size=40))
     limits = draw(st.lists(st.integers(1, 12_000), min_size=1, max_size=4))
     order = draw(st.one_of(st.just([]), st.permutations(range(len(tensors)))))
@@ -62,7 +64,9 @@ def test_assignment_equals_torch(
 
     tensors, limits, order = lists
     walked = [tensors[i] for i in order] if order else tensors
-    real = [torch.empty(numel, dtype=getattr(torch, dtype), device="meta") for numel, dtype, _ in walked]
+    real = [
+        torch.empty(numel, dtype=getattr(torch, dtype), device="meta") for numel, dtype, _ in walked
+    ]
     sparse = [is_sparse for _, _, is_sparse in tensors]
     expected, _ = dist._compute_bucket_assignment_by_size(real, limits, sparse, list(order))
     sizes = [tensor.numel() * tensor.element_size() for tensor in real]
@@ -72,7 +76,9 @@ def test_assignment_equals_torch(
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(1, 5_000_000), st.sampled_from(TORCH_DTYPES)), min_size=1, max_size=60),
+    st.lists(
+        st.tuples(st.integers(1, 5_000_000), st.sampled_from(TORCH_DTYPES)), min_size=1, max_size=60
+    ),
     st.sampled_from([None, 1, 25, 0.5, [1, 25, 100]]),
     st.booleans(),
     st.booleans(),
@@ -100,7 +106,10 @@ def test_worked_example() -> None:
 def test_an_explicit_cap_removes_the_small_first_bucket() -> None:
     assert bucket_limits(Ddp()) == [MIB, 25 * MIB]
     assert bucket_limits(Ddp.model_validate({"bucket_cap_mb": 25})) == [25 * MIB]
-    assert bucket_limits(Ddp.model_validate({"bucket_cap_mb": 25, "torch": "1.4"})) == [MIB, 25 * MIB]
+    assert bucket_limits(Ddp.model_validate({"bucket_cap_mb": 25, "torch": "1.4"})) == [
+        MIB,
+        25 * MIB,
+    ]
 
 
 def test_resnet50_reduces_the_published_buckets() -> None:
@@ -166,10 +175,16 @@ def test_buckets_equal_those_of_real_ddp(observed: list[dict[str, Any]]) -> None
 
 def check_case(case: dict[str, Any]) -> None:
     label = f"{case['model']} with {case['options']}"
-    parameters = [Parameter(p["name"], p["numel"], p["dtype"], p["sparse"]) for p in case["parameters"]]
+    parameters = [
+        Parameter(p["name"], p["numel"], p["dtype"], p["sparse"]) for p in case["parameters"]
+    ]
     last = case["steps"][-1]
-    rebuilt_steps = [i for i, step in enumerate(case["steps"]) if step.get("has_rebuilt_buckets") == "1"]
-    ready = [int(i) for i in last.get("prev_iteration_grad_ready_order_indices", "").split(",") if i]
+    rebuilt_steps = [
+        i for i, step in enumerate(case["steps"]) if step.get("has_rebuilt_buckets") == "1"
+    ]
+    ready = [
+        int(i) for i in last.get("prev_iteration_grad_ready_order_indices", "").split(",") if i
+    ]
     plan = plan_buckets(parameters, ready, options(case["options"]))
     assert sizes(parameters, plan.initial) == integers(case["steps"][0]["bucket_sizes"]), label
     if not rebuilt_steps:

@@ -131,7 +131,9 @@ def test_more_bandwidth_is_never_slower(scenario: Scenario, model: Model, factor
     world_size = scenario.cluster.world_size
     cost = build_network(scenario).cost
     faster = run(program, cost.stretched(1 / factor), world_size).timeline.ranks[0]
-    assert faster.step_ends_ns[-1] <= run(program, cost, world_size).timeline.ranks[0].step_ends_ns[-1]
+    assert (
+        faster.step_ends_ns[-1] <= run(program, cost, world_size).timeline.ranks[0].step_ends_ns[-1]
+    )
 
 
 @settings(max_examples=200, deadline=None)

@@ -101,6 +101,11 @@ class Step:
         """The part of them spent waiting for late peers alone."""
         return union_ns((span.joined_ns, span.met_ns) for span in self.comm)
 
+    def late_peers_ns(self) -> int:
+        """Ticks in which the compute lane idles because a peer has not come to a collective."""
+        idle = [(s.start_ns, s.end_ns) for s in self.compute if s.kind == "comm_wait"]
+        return overlap_ns(idle, ((span.joined_ns, span.met_ns) for span in self.comm))
+
     def critical_path(self) -> tuple[CriticalSpan, ...]:
         """The chain of work, transfers and waits that ends the step, from its start on."""
         chain: list[CriticalSpan] = []

@@ -80,7 +80,9 @@ def summarise(timeline: Timeline, context: Context) -> Result:
         exposed_comm_s=exposed_s,
         overlap_fraction=1 - exposed_s / comm_s if comm_s else None,
         buckets=_buckets(typical),
-        bottleneck=_bottleneck(breakdown, skew_s, steady, context),
+        bottleneck=_bottleneck(
+            breakdown, slowest, _waiting_for(timeline, slowest), steady, context
+        ),
         critical_path=tuple(
             CriticalPart(link.kind, link.start_ns / NS_PER_S, link.end_ns / NS_PER_S)
             for link in typical.critical_path()
@@ -135,18 +137,28 @@ def _buckets(step: Step) -> tuple[BucketTimes, ...]:
     )
 
 
+def _waiting_for(timeline: Timeline, slowest: int) -> int:
+    """Ticks in which the median rank idles for late peers, beyond those of the slowest rank.
+
+    The slowest rank itself comes last and waits for nobody: its cost shows on the others.
+    """
+    if len(timeline.ranks) == 1:
+        return 0
+    steady = [steps_of(rank)[timeline.warmup :] for rank in timeline.ranks]
+    waits = [sum(step.late_peers_ns() for step in steps) for steps in steady]
+    return max(0, round(percentile(waits, 50)) - waits[slowest])
+
+
 def _bottleneck(
-    breakdown: BreakdownNs, skew_s: float, steps: list[Step], context: Context
+    breakdown: BreakdownNs, slowest: int, waiting_ns: int, steps: list[Step], context: Context
 ) -> Bottleneck:
     """The largest cost beside the compute itself, if it is worth naming."""
     whole = breakdown.total
-    late = min(breakdown.exposed_comm, round(skew_s * len(steps) * NS_PER_S))
-    host = sum(step.host_bound_ns() for step in steps)
     causes = {
-        "communication": breakdown.exposed_comm - late,
-        "stragglers": late,
+        "communication": breakdown.exposed_comm,
+        "stragglers": waiting_ns,
         "data": breakdown.data_wait,
-        "host": host,
+        "host": sum(step.host_bound_ns() for step in steps),
     }
     kind = max(causes, key=lambda cause: causes[cause])
     share = causes[kind] / whole
@@ -157,7 +169,7 @@ def _bottleneck(
     if kind == "communication":
         return Bottleneck("communication", f"{context.network}: {_exposed(steps)}, {cost}")
     if kind == "stragglers":
-        return Bottleneck("stragglers", f"waiting for slower ranks inside collectives: {cost}")
+        return Bottleneck("stragglers", f"rank {slowest} is last: the median rank waits {cost}")
     if kind == "data":
         return Bottleneck("data", f"the data loader: no batch is ready for {cost}")
     return Bottleneck("host", f"the host launches too slowly: the device idles {cost}")
@@ -171,5 +183,7 @@ def _exposed(steps: list[Step]) -> str:
     late = sum(span.end_ns > end_ns for span in buckets)
     if not late:
         return "the buffer broadcast is exposed"
+    if late == 1:
+        return f"the last of {len(buckets)} buckets ends after the backward"
     which = "all" if late == len(buckets) else f"the last {late} of"
     return f"{which} {len(buckets)} buckets end after the backward"

@@ -57,6 +57,10 @@ class RankTimeline:
     backward_starts_ns: list[int] = field(default_factory=list)
     step_ends_ns: list[int] = field(default_factory=list)
 
+    def comm_ns(self) -> int:
+        """Ticks in collectives, added up over all of them."""
+        return sum(span.end_ns - span.joined_ns for span in self.comm)
+
 
 @dataclass
 class Timeline:
@@ -67,6 +71,9 @@ class Timeline:
 
     @property
     def slowest_rank(self) -> int:
-        """The rank that ends the last iteration last, the lowest of equals."""
-        ends = [rank.step_ends_ns[-1] for rank in self.ranks]
-        return ends.index(max(ends))
+        """The rank that ends the last iteration last.
+
+        Of equals the one whose collectives took longest (behind the slowest link), then the lowest.
+        """
+        keys = [(rank.step_ends_ns[-1], rank.comm_ns()) for rank in self.ranks]
+        return keys.index(max(keys))

@@ -7,6 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from ddpsim.errors import shown
 from ddpsim.scenario.suggest import did_you_mean
 
 __all__ = ["device_names", "device_table", "model_names", "model_table", "resolve"]
@@ -89,4 +90,4 @@ def resolve(kind: str, name: str) -> str:
     if folded.replace("-", "") in squashed:
         return squashed[folded.replace("-", "")]
     hint = did_you_mean(name, [*names, *aliases])
-    raise ValueError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}")
+    raise ValueError(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(names)}")

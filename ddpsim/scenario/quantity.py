@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import (
 )
 
 from ddpsim import units
+from ddpsim.errors import shown
 
 __all__ = [
     "Bandwidth",
@@ -29,16 +29,20 @@ __all__ = [
 ]
 
 
-def _with_unit(parse: Callable[[str], float], example: str) -> BeforeValidator:
+def _with_unit(
+    parse: Callable[[str], float], example: str, least: str, most: str
+) -> BeforeValidator:
+    """Text with a unit, from `least` to `most`: far beyond any machine, but safe to reckon with."""
+
     def validate(value: Any) -> float:
         if isinstance(value, str):
-            return parse(value)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            if not math.isfinite(value):
-                raise ValueError(f"{value} is not a quantity; write for instance '{example}'")
-            unit = example.split(maxsplit=1)[1]
-            raise ValueError(f"{value} has no unit; write for instance '{value} {unit}'")
-        raise ValueError(f"{value!r} is not a quantity; write for instance '{example}'")
+            number = parse(value)
+            if not parse(least) <= number <= parse(most):
+                raise ValueError(f"{value!r} is out of range: wanted {least} to {most}")
+            return number
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        wrong = "has no unit" if is_number else "is not a quantity"
+        raise ValueError(f"{shown(value)} {wrong}; write for instance '{example}'")
 
     return BeforeValidator(validate)
 
@@ -49,16 +53,28 @@ def _schema(example: str) -> WithJsonSchema:
     )
 
 
-Duration = Annotated[float, _with_unit(units.parse_duration, "5 ms"), _schema("5 ms")]
-Size = Annotated[float, _with_unit(units.parse_bytes, "40 GiB"), _schema("40 GiB")]
+Duration = Annotated[
+    float, _with_unit(units.parse_duration, "5 ms", "0 s", "1000 h"), _schema("5 ms")
+]
+Size = Annotated[
+    float, _with_unit(units.parse_bytes, "40 GiB", "1 B", "1000 TB"), _schema("40 GiB")
+]
 Bandwidth = Annotated[
-    float, _with_unit(units.parse_bytes_per_s, "100 Gbit/s"), _schema("100 Gbit/s")
+    float,
+    _with_unit(units.parse_bytes_per_s, "100 Gbit/s", "1 kbit/s", "1000 TB/s"),
+    _schema("100 Gbit/s"),
 ]
 FlopsPerSecond = Annotated[
-    float, _with_unit(units.parse_flops_per_s, "312 TFLOP/s"), _schema("312 TFLOP/s")
+    float,
+    _with_unit(units.parse_flops_per_s, "312 TFLOP/s", "1 MFLOP/s", "100 PFLOP/s"),
+    _schema("312 TFLOP/s"),
 ]
 SampleRate = Annotated[
-    float, _with_unit(units.parse_samples_per_s, "2500 samples/s"), _schema("2500 samples/s")
+    float,
+    _with_unit(
+        units.parse_samples_per_s, "2500 samples/s", "0.001 samples/s", "1000000000 samples/s"
+    ),
+    _schema("2500 samples/s"),
 ]
 
 
@@ -73,15 +89,21 @@ class SourceFile:
 def _source_file(value: Any, info: ValidationInfo) -> SourceFile:
     if isinstance(value, SourceFile):
         return value
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is not a file name")
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise ValueError(f"{shown(value)} is not a file name")
+    name = str(value)
     base: Path = (info.context or {}).get("base", Path())
-    path = base / value
-    if not path.exists():
-        raise ValueError(f"no such file: {value!r} (paths are relative to the scenario's folder)")
-    if not path.is_file():
-        raise ValueError(f"{value!r} is not a file")
-    return SourceFile(value, path)
+    path = base / name
+    try:
+        is_file, is_directory = path.is_file(), path.is_dir()
+    except OSError as error:  # a name too long, a folder that may not be searched
+        raise ValueError(f"{shown(name)} cannot be read: {error.strerror}") from None
+    if is_directory:
+        raise ValueError(f"{shown(name)} is a directory; name a file in it")
+    if not is_file:
+        where = "paths are relative to the scenario's folder"
+        raise ValueError(f"no such file: {shown(name)} ({where})")
+    return SourceFile(name, path)
 
 
 SourceFileField = Annotated[

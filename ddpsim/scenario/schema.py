@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from ddpsim.errors import shown
 from ddpsim.scenario import catalog
 from ddpsim.scenario.quantity import (
     Bandwidth,
@@ -48,7 +49,7 @@ __all__ = [
 ]
 
 Precision = Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "bf16"]
-Fraction = Annotated[float, Field(gt=0, le=1)]
+Fraction = Annotated[float, Field(ge=0.001, le=1)]
 Sigma = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -82,8 +83,9 @@ class StepTime(_Spec):
             )
         if self.total_s is not None and parts != (None, None):
             raise _fail("has both a total and its parts; give one of them")
-        if 0 in (self.total_s, *parts):
-            raise _fail("must be greater than zero")
+        for key, value_s in zip(("total", "forward", "backward"), (self.total_s, *parts)):
+            if value_s is not None and value_s < 1e-6:
+                raise _fail("must be at least 1 us", key)
         return self
 
 
@@ -106,8 +108,12 @@ class DataLoader(_Spec):
     rate_samples_per_s: SampleRate = Field(
         alias="rate", description="samples per second that one rank's loader delivers, all workers"
     )
-    workers: Annotated[int, Field(ge=1)] = Field(1, description="DataLoader num_workers per rank")
-    prefetch: Annotated[int, Field(ge=1)] = Field(2, description="DataLoader prefetch_factor")
+    workers: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        1, description="DataLoader num_workers per rank"
+    )
+    prefetch: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        2, description="DataLoader prefetch_factor"
+    )
 
 
 def _step_time(value: Any) -> Any:
@@ -116,7 +122,7 @@ def _step_time(value: Any) -> Any:
 
 def _model_name(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a model name")
+        raise ValueError(f"{shown(value)} is not a model name")
     return catalog.resolve("model", value)
 
 
@@ -135,13 +141,13 @@ class Workload(_Spec):
     ready_origin: Literal["first_gradient", "backward_start"] | None = Field(
         None, description="what the ready times of a CSV profile count from"
     )
-    batch_per_rank: Annotated[int, Field(ge=1)] = Field(
+    batch_per_rank: Annotated[int, Field(ge=1, le=10**9)] = Field(
         description="samples in one micro-batch of one rank"
     )
-    seq_len: Annotated[int, Field(ge=1)] | None = Field(
+    seq_len: Annotated[int, Field(ge=1, le=10**7)] | None = Field(
         None, description="tokens per sample; default: the model's usual one"
     )
-    image_size: Annotated[int, Field(ge=1)] | None = Field(
+    image_size: Annotated[int, Field(ge=1, le=10**5)] | None = Field(
         None, description="pixels on a side; default: the model's usual one"
     )
     precision: Precision = Field("fp32", description="torch's arithmetic; amp keeps fp32 gradients")
@@ -161,13 +167,30 @@ class Workload(_Spec):
         if not given:
             raise _fail("needs one of model (a zoo name), profile (a file) or parameters (a file)")
         if len(given) > 1:
-            raise _fail(f"has {' and '.join(given)}; give one of them", given[1])
+            raise _fail(f"{' and '.join(given)} are both given; keep one of them", given[1])
         if self.parameters and not self.step_time:
             raise _fail("a parameter list says nothing of time; give step_time too", "parameters")
         return self
 
+    @model_validator(mode="after")
+    def _nothing_without_effect(self) -> Workload:
+        for key in ("seq_len", "image_size"):
+            if self.model is None and getattr(self, key) is not None:
+                raise _fail("has no effect without a zoo model: times are measured; drop it", key)
+        if self.ready_origin and not self.profile:
+            raise _fail("has no effect without a profile; drop it", "ready_origin")
+        return self
+
 
 _KNOWN_TORCH = Literal["1.4", "2.11", "2.12", "2.13", "2.14", "2.15"]
+
+
+_LARGEST_CAP = 1_000_000
+
+
+def _torch_version(value: Any) -> Any:
+    """`torch: 2.13` without quotes is a number to YAML."""
+    return str(value) if isinstance(value, float) else value
 
 
 def _bucket_caps(value: Any) -> float | tuple[float, ...] | None:
@@ -179,11 +202,11 @@ def _bucket_caps(value: Any) -> float | tuple[float, ...] | None:
     for cap in caps:
         if isinstance(cap, bool) or not isinstance(cap, (int, float)):
             raise ValueError(
-                f"torch takes a bare number of MiB (25 = 26 214 400 B), not {cap!r}; "
+                f"torch takes a bare number of MiB (25 = 26 214 400 B), not {shown(cap)}; "
                 "write 25, a list such as [1, 25], or 'default'"
             )
-        if not math.isfinite(cap) or cap <= 0:
-            raise ValueError(f"{cap} is not a number of MiB above zero")
+        if not 0 < cap <= _LARGEST_CAP:  # nor NaN
+            raise ValueError(f"{shown(cap)} is out of range: wanted MiB above 0, to {_LARGEST_CAP}")
     listed = tuple(float(cap) for cap in caps)
     return listed if isinstance(value, (list, tuple)) else listed[0]
 
@@ -212,7 +235,7 @@ class Ddp(_Spec):
     """DistributedDataParallel's own options, with torch's names and meanings."""
 
     backend: Literal["nccl", "gloo"] = Field("nccl", description="process-group backend")
-    torch: _KNOWN_TORCH = Field("2.15", description="the version whose rules are followed")
+    torch: Annotated[_KNOWN_TORCH, BeforeValidator(_torch_version)] = Field("2.15", description="the version whose rules are followed")
     bucket_cap_mb: BucketCaps = Field(
         None,
         description="MiB, as torch: default = 1 MiB first, then 25; a number = that for the first "
@@ -227,7 +250,7 @@ class Ddp(_Spec):
     comm_hook: Literal["none", "allreduce", "fp16_compress", "bf16_compress"] = Field(
         "none", description="torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
     )
-    accumulation_steps: Annotated[int, Field(ge=1)] = Field(
+    accumulation_steps: Annotated[int, Field(ge=1, le=10_000)] = Field(
         1, description="micro-batches per optimizer step, no_sync on all but the last"
     )
 
@@ -262,7 +285,7 @@ class Ddp(_Spec):
 class IntraNode(_Spec):
     """What one GPU can send in one direction to its ring neighbour in the node."""
 
-    bandwidth_bytes_per_s: Annotated[Bandwidth, Field(gt=0)] = Field(
+    bandwidth_bytes_per_s: Bandwidth = Field(
         alias="bandwidth", description="bus bandwidth, one direction"
     )
     latency_s: Duration = Field(alias="latency", description="one ring step, software included")
@@ -271,12 +294,14 @@ class IntraNode(_Spec):
 class InterNode(_Spec):
     """The network between nodes: one NIC, one direction."""
 
-    bandwidth_bytes_per_s: Annotated[Bandwidth, Field(gt=0)] = Field(
+    bandwidth_bytes_per_s: Bandwidth = Field(
         alias="bandwidth", description="one NIC, one direction"
     )
     latency_s: Duration = Field(alias="latency", description="one ring step, software included")
-    nics_per_node: Annotated[int, Field(ge=1)] = Field(1, description="NICs that a ring may use")
-    oversubscription: Annotated[float, Field(ge=1)] = Field(
+    nics_per_node: Annotated[int, Field(ge=1, le=1000)] = Field(
+        1, description="NICs that a ring may use"
+    )
+    oversubscription: Annotated[float, Field(ge=1, le=1000)] = Field(
         1.0, description="ratio of access to uplink capacity; 1 = none"
     )
 
@@ -287,13 +312,15 @@ class Device(_Spec):
     name: str = Field("custom", description="shown in the answer")
     kind: Literal["gpu", "cpu"] = Field("gpu", description="a cpu computes on the host lane")
     peak_flops_per_s: dict[Literal["fp32", "tf32", "fp16", "bf16"], FlopsPerSecond] = Field(
-        alias="peak_flops", description="dense matmul rate by input precision"
+        alias="peak_flops", min_length=1, description="dense matmul rate by input precision"
     )
     matmul_efficiency: dict[Literal["fp32", "tf32", "fp16", "bf16"], Fraction] = Field(
         default_factory=dict, description="assumed fraction of the peak rate; 0.45 where not given"
     )
     memory_bytes: Size = Field(alias="memory", description="memory of the device")
-    memory_bandwidth_bytes_per_s: Bandwidth = Field(alias="memory_bandwidth", description="peak")
+    memory_bandwidth_bytes_per_s: Bandwidth = Field(
+        alias="memory_bandwidth", description="peak rate of the device's memory"
+    )
     memory_efficiency: Fraction = Field(0.85, description="assumed fraction of the peak bandwidth")
     kernel_floor_s: Duration = Field(
         3e-6, alias="kernel_floor", description="shortest time of a kernel with its gap"
@@ -309,8 +336,10 @@ class Device(_Spec):
 
 
 def _device(value: Any) -> Any:
-    if not isinstance(value, str):
+    if isinstance(value, (dict, Device)):
         return value
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is not a device: write a preset's name, or its values")
     name = catalog.resolve("device", value)
     table = catalog.device_table(name)
     device = {
@@ -356,11 +385,14 @@ class Stragglers(_Spec):
         return self
 
 
+_MOST_RANKS = 100_000
+
+
 class Cluster(_Spec):
     """Ranks, the devices they run on, and the links between them."""
 
-    nodes: Annotated[int, Field(ge=1)] = Field(description="machines")
-    gpus_per_node: Annotated[int, Field(ge=1)] = Field(description="ranks per machine")
+    nodes: Annotated[int, Field(ge=1, le=_MOST_RANKS)] = Field(description="machines")
+    gpus_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="ranks per machine")
     device: Annotated[Device, BeforeValidator(_device)] = Field(
         description="a preset's name, or the values themselves"
     )
@@ -381,14 +413,19 @@ class Cluster(_Spec):
 
     @model_validator(mode="after")
     def _ranks_exist(self) -> Cluster:
+        if self.world_size > _MOST_RANKS:
+            raise _fail(f"{self._product()}, more than the {_MOST_RANKS} simulated here", "nodes")
         for rank in (self.stragglers and self.stragglers.factors) or {}:
             if not 0 <= rank < self.world_size:
                 raise _fail(
-                    f"rank {rank} does not exist: {self.nodes} nodes x {self.gpus_per_node} GPUs "
-                    f"= {self.world_size} ranks, 0 to {self.world_size - 1}",
-                    "stragglers",
+                    f"rank {shown(rank)} does not exist: {self._product()}, "
+                    f"0 to {self.world_size - 1}",
+                    "stragglers.factors",
                 )
         return self
+
+    def _product(self) -> str:
+        return f"{self.nodes} nodes x {self.gpus_per_node} GPUs = {self.world_size} ranks"
 
 
 class Jitter(_Spec):
@@ -404,7 +441,9 @@ class Run(_Spec):
     iterations: Annotated[int, Field(ge=1, le=100_000)] = Field(
         20, description="steady iterations simulated"
     )
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="of stragglers and jitter")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        0, description="of stragglers and jitter"
+    )
     jitter: Jitter | None = Field(None, description="omitted: every iteration is alike")
     allow_extrapolation: bool = Field(
         default=False, description="use a log beyond its sizes or its ranks, with a warning"
@@ -414,18 +453,24 @@ class Run(_Spec):
 class Scenario(_Spec):
     """One question to ddpsim: a workload, its DDP options, a cluster, and how to run."""
 
-    schema_: Literal["ddpsim/1"] = Field(alias="schema", description="version of this format")
+    schema_: Literal["ddpsim/1"] = Field(
+        alias="schema", description="ddpsim/1, the version of this format"
+    )
     name: str = Field("unnamed", description="shown in the answer")
-    workload: Workload
-    ddp: Ddp = Field(default_factory=Ddp)
-    cluster: Cluster
-    run: Run = Field(default_factory=Run)
+    workload: Workload = Field(description="the model, its batch, and what is known of its times")
+    ddp: Ddp = Field(default_factory=Ddp, description="omitted: torch's defaults")
+    cluster: Cluster = Field(description="nodes, GPUs and the links between them")
+    run: Run = Field(default_factory=Run, description="iterations, seed and noise")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Scenario:
         kind, backend = self.cluster.device.kind, self.ddp.backend
         if (kind, backend) == ("cpu", "nccl"):
-            raise _fail("nccl needs GPUs; on a cpu device write ddp.backend: gloo", "ddp.backend")
+            raise _fail(
+                "is a CPU, but ddp.backend is nccl (its default), which needs GPUs; "
+                "write ddp.backend: gloo",
+                "cluster.device",
+            )
         if (kind, backend) == ("gpu", "gloo"):
             raise _fail(
                 "gloo on GPU tensors is not modelled; write ddp.backend: nccl", "ddp.backend"
