@@ -73,9 +73,11 @@ def run(
     if engine not in ("auto", "reference"):
         raise typer.BadParameter(f"{engine!r} is neither auto nor reference", param_hint="--engine")
     try:
-        measured_s = parse_duration(measured) if measured else None
+        measured_s = None if measured is None else parse_duration(measured)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--measured") from None
+    if measured_s == 0:
+        raise typer.BadParameter("a step takes longer than 0 s", param_hint="--measured")
     result = simulate(load_scenario(file, settings or ()), engine)  # type: ignore[arg-type]
     verdict = judge(result, measured_s) if measured_s else None
     if as_json:

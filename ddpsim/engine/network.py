@@ -186,16 +186,17 @@ class SharedLink:
 def ring_ends_ns(ring: RingTransfer, arrivals_ns: Sequence[int]) -> list[int]:
     """When each participant ends a ring collective, by closed form or by the recurrence.
 
-    With fewer participants than ranks (one stands for all) the ring is as slow as its slowest
-    link: a rank behind that link never waits for others that started with it.
+    One participant stands behind the slowest link and never waits for others that started with
+    it. Several stand for a whole ring of the same period: links and arrivals that repeat make
+    times that repeat, so a ring of one period gives them, over all the steps of the whole ring.
     """
     slowest = max(ring.step_ns)
-    if len(arrivals_ns) < len(ring.step_ns) or min(ring.step_ns) == slowest:
+    if len(arrivals_ns) == 1 or min(ring.step_ns) == slowest:
         return [max(arrivals_ns) + ring.steps * slowest] * len(arrivals_ns)
     import numpy as np  # noqa: PLC0415 -- a quarter of the start-up time, and most runs need it not
 
     times = np.array(arrivals_ns, dtype=np.int64)
-    steps = np.array(ring.step_ns, dtype=np.int64)
+    steps = np.array(ring.step_ns[: len(arrivals_ns)], dtype=np.int64)
     for _ in range(ring.steps):
         times = np.maximum(times, np.roll(times, 1)) + steps
     return [int(time) for time in times]

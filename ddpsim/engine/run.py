@@ -39,14 +39,15 @@ def run(
 ) -> Simulated:
     """Simulate a training loop on `world_size` ranks.
 
-    Without slowdowns ranks differ at most by their link. A rank behind a slowest link never waits
-    for a peer: it joins every collective last or together with the last (by induction, as nobody
-    leaves one later), so it alone gives the slowest rank's times, and the others are folded into
-    it. `mode` "reference" folds nothing and runs rings step by step.
+    Without slowdowns ranks differ at most by their link. A rank behind a link that is the slowest
+    for every size never waits for a peer: it joins every collective last or together with the last
+    (by induction, as nobody leaves one later), so it alone gives the slowest rank's times and the
+    others are folded into it. Where no link is the slowest for every size, one period of the ring
+    (a node) stands for all. `mode` "reference" folds nothing and runs rings step by step.
     """
     env = Environment()
     folded = mode == "auto" and slowdowns is None
-    participants = 1 if folded else world_size
+    participants = min(cost.period, world_size) if folded else world_size
     network = Network(
         env,
         cost,
@@ -60,7 +61,8 @@ def run(
     ]
     _run_to_the_end(env, ranks, network)
     timeline = Timeline([rank.timeline for rank in ranks], program.warmup)
-    folding = f"folded {world_size} into 1" if folded and world_size > 1 else "every rank"
+    folds = participants < world_size
+    folding = f"folded {world_size} into {participants}" if folds else "every rank"
     return Simulated(timeline, participants, (folding, *sorted(network.paths)))
 
 

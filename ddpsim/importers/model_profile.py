@@ -8,18 +8,22 @@ The JSON (schema `ddpsim.model-profile/1`) lists `parameters` in registration or
 
 from __future__ import annotations
 
-import csv
 import json
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ddpsim.errors import ImportFailedError
+from ddpsim.errors import ImportFailedError, shown
+from ddpsim.importers.text import number, read_text, table, whole
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = ["ITEM_BYTES", "ModelProfile", "ProfiledParameter", "read_parameters", "read_profile"]
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}
+_BUFFER_DTYPES = (*ITEM_BYTES, "int16", "int8", "uint8", "bool")
+_WANTED = "a JSON profile or a CSV table"
+_SLACK = 1.05  # medians, each taken on its own, need not add up
 _PROFILE_SCHEMA = "ddpsim.model-profile/1"
 Origin = Literal["first_gradient", "backward_start"]
 
@@ -53,7 +57,7 @@ class ModelProfile:
 
 def read_profile(source: SourceFile) -> ModelProfile:
     """Read a profile, JSON or CSV by its first character; raises ImportFailedError."""
-    text = _text(source)
+    text = read_text(source, _WANTED)
     return (
         _read_json(source.given, text)
         if text.lstrip().startswith("{")
@@ -63,60 +67,34 @@ def read_profile(source: SourceFile) -> ModelProfile:
 
 def read_parameters(source: SourceFile) -> ModelProfile:
     """Read a parameter list (CSV: name, shape, dtype; shape as `512x512`, or `512`)."""
-    rows = _table(source.given, _text(source), ("name", "shape", "dtype"))
+    lines = read_text(source, "a CSV table: name,shape,dtype").splitlines()
     parameters = []
-    for line, row in rows:
-        shape = [
-            _whole(source.given, line, part, "shape") for part in row["shape"].lower().split("x")
-        ]
+    for line, row in table(source.given, lines, ("name", "shape", "dtype")):
+        extents = row["shape"].lower().split("x")
+        what = "shape (written 512x512, or 512)"
+        shape = [whole(source.given, line, extent, what) for extent in extents]
+        whole(source.given, line, math.prod(shape), "the number of elements")
         dtype = _dtype(source.given, line, row["dtype"])
         parameters.append(ProfiledParameter(row["name"], math.prod(shape), dtype, len(shape)))
     return ModelProfile(source.given, tuple(parameters), in_registration_order=True)
 
 
-def _text(source: SourceFile) -> str:
-    try:
-        text = source.path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ImportFailedError(
-            source.given, "this is not text; wanted a JSON profile or a CSV table"
-        ) from error
-    if not text.strip():
-        raise ImportFailedError(
-            source.given, "the file is empty; wanted a JSON profile or a CSV table"
-        )
-    return text
-
-
 def _read_csv(name: str, text: str) -> ModelProfile:
     parameters, latest = [], 0.0
-    for line, row in _table(name, text, ("param_name", "numel", "ready_us")):
-        ready_s = _number(name, line, row["ready_us"], "ready_us") * 1e-6
+    for line, row in table(name, text.splitlines(), ("param_name", "numel", "ready_us")):
+        ready_s = number(name, line, row["ready_us"], "ready_us") * 1e-6
         if ready_s < latest:
             raise ImportFailedError(
                 name, "ready_us goes back in time: the rows must stand in backward order", line
             )
         latest = ready_s
-        numel = _whole(name, line, row["numel"], "numel")
+        numel = whole(name, line, row["numel"], "numel")
         parameters.append(ProfiledParameter(row["param_name"], numel, "float32", ready_s=ready_s))
-    return ModelProfile(name, tuple(parameters), in_registration_order=False)
-
-
-def _table(name: str, text: str, columns: tuple[str, ...]) -> list[tuple[int, dict[str, str]]]:
-    lines = text.splitlines()
-    reader = csv.DictReader(lines)
-    missing = [column for column in columns if column not in (reader.fieldnames or ())]
-    if missing:
+    if latest == 0:
         raise ImportFailedError(
-            name, f"lacks the column {missing[0]}; wanted {','.join(columns)}", 1
+            name, "ready_us is 0 for every parameter; wanted when each is ready"
         )
-    rows = [(line, row) for line, row in enumerate(reader, 2)]
-    for line, row in rows:
-        if None in row.values():
-            raise ImportFailedError(name, "this row has too few columns", line)
-    if not rows:
-        raise ImportFailedError(name, "lists no parameter")
-    return rows
+    return ModelProfile(name, tuple(parameters), in_registration_order=False)
 
 
 def _read_json(name: str, text: str) -> ModelProfile:
@@ -124,71 +102,89 @@ def _read_json(name: str, text: str) -> ModelProfile:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise ImportFailedError(name, f"this is not JSON: {error.msg}", error.lineno) from None
-    if data.get("schema") != _PROFILE_SCHEMA:
+    except (RecursionError, ValueError):  # ValueError: a number of thousands of digits
         raise ImportFailedError(
-            name, f"has the schema {data.get('schema')!r}; wanted {_PROFILE_SCHEMA!r}"
-        )
-    try:
-        return _profile(name, data)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ImportFailedError(name, f"lacks or misstates {error}; see docs/formats.md") from None
+            name, "this is no profile: too deep, or a number too long"
+        ) from None
+    if data.get("schema") != _PROFILE_SCHEMA:
+        found = shown(data.get("schema"))
+        raise ImportFailedError(name, f"its schema is {found}; wanted {_PROFILE_SCHEMA!r}")
+    return _profile(name, data)
 
 
 def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
-    parameters = tuple(
-        ProfiledParameter(
-            name=item["name"],
-            numel=_whole(name, 0, item["numel"], f"numel of {item['name']}"),
-            dtype=_dtype(name, 0, item["dtype"]),
-            ready_s=_ready(name, item),
-            sparse=bool(item.get("sparse", False)),
+    parameters = tuple(_parameter(name, item) for item in _items(name, data, "parameters"))
+    ready = [(p.ready_s, p.name) for p in parameters if p.ready_s is not None]
+    if not ready:
+        raise ImportFailedError(name, "no parameter has a ready time: all its ready_s are null")
+    origin = _value(name, data, "ready_origin", "the profile")
+    if origin not in ("first_gradient", "backward_start"):
+        wanted = "wanted first_gradient or backward_start"
+        raise ImportFailedError(name, f"ready_origin is {shown(origin)}; {wanted}")
+    forward_s, backward_s, optimizer_s = (
+        number(
+            name, 0, _value(name, data, key, "the profile"), key, above_zero=key != "optimizer_s"
         )
-        for item in data["parameters"]
+        for key in ("forward_s", "backward_s", "optimizer_s")
     )
-    if not any(parameter.ready_s is not None for parameter in parameters):
-        raise ImportFailedError(name, "lists no parameter that becomes ready")
-    if data["ready_origin"] not in ("first_gradient", "backward_start"):
-        raise ImportFailedError(name, "ready_origin must be first_gradient or backward_start")
-    times = {
-        key: _number(name, 0, data[key], key) for key in ("forward_s", "backward_s", "optimizer_s")
-    }
+    latest_s, latest = max(ready)
+    if latest_s > _SLACK * backward_s:
+        raise ImportFailedError(
+            name,
+            f"ready_s of {shown(latest)} is {latest_s:g}, but the whole backward takes "
+            f"{backward_s:g}; wanted seconds in both",
+        )
     return ModelProfile(
         name,
         parameters,
         in_registration_order=True,
-        ready_origin=data["ready_origin"],
-        batch_per_rank=_whole(name, 0, data["batch_per_rank"], "batch_per_rank"),
-        buffers=tuple((b["dtype"], int(b["numel"])) for b in data.get("buffers", ())),
-        **times,
+        ready_origin=origin,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        optimizer_s=optimizer_s,
+        batch_per_rank=whole(
+            name, 0, _value(name, data, "batch_per_rank", "the profile"), "batch_per_rank"
+        ),
+        buffers=tuple(_buffer(name, item) for item in _items(name, data, "buffers", needed=False)),
     )
 
 
-def _ready(name: str, item: dict[str, Any]) -> float | None:
-    ready = item["ready_s"]
-    return None if ready is None else _number(name, 0, ready, f"ready_s of {item['name']}")
+def _parameter(name: str, item: dict[str, Any]) -> ProfiledParameter:
+    title = str(_value(name, item, "name", "a parameter"))
+    ready_s = _value(name, item, "ready_s", shown(title))
+    return ProfiledParameter(
+        name=title,
+        numel=whole(name, 0, _value(name, item, "numel", shown(title)), f"numel of {shown(title)}"),
+        dtype=_dtype(name, 0, _value(name, item, "dtype", shown(title))),
+        ready_s=None if ready_s is None else number(name, 0, ready_s, f"ready_s of {shown(title)}"),
+        sparse=bool(item.get("sparse", False)),
+    )
 
 
-def _dtype(name: str, line: int, text: str) -> str:
-    dtype = text.strip().removeprefix("torch.")
-    if dtype not in ITEM_BYTES:
+def _buffer(name: str, item: dict[str, Any]) -> tuple[str, int]:
+    numel = whole(name, 0, _value(name, item, "numel", "a buffer"), "numel of a buffer")
+    return _dtype(name, 0, _value(name, item, "dtype", "a buffer"), _BUFFER_DTYPES), numel
+
+
+def _items(
+    name: str, data: dict[str, Any], key: str, *, needed: bool = True
+) -> list[dict[str, Any]]:
+    items = _value(name, data, key, "the profile") if needed else data.get(key, [])
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise ImportFailedError(name, f"{key} must be a list of objects")
+    return items
+
+
+def _value(name: str, item: dict[str, Any], key: str, owner: str) -> Any:
+    if key not in item:
+        raise ImportFailedError(name, f"{owner} lacks {key!r}; see docs/formats.md")
+    return item[key]
+
+
+def _dtype(name: str, line: int, text: Any, known: Collection[str] = ITEM_BYTES.keys()) -> str:
+    dtype = str(text).strip().removeprefix("torch.")
+    if dtype not in known:
         raise ImportFailedError(
-            name, f"unknown dtype {text!r}; wanted one of {', '.join(ITEM_BYTES)}", line
+            name, f"unknown dtype {shown(text)}; wanted one of {', '.join(known)}", line
         )
     return dtype
-
-
-def _number(name: str, line: int, value: Any, what: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number) or number < 0:
-        raise ImportFailedError(name, f"{value!r} is no number for {what}", line)
-    return number
-
-
-def _whole(name: str, line: int, value: Any, what: str) -> int:
-    number = _number(name, line, value, what)
-    if number != int(number) or number < 1:
-        raise ImportFailedError(name, f"{value!r} is no whole number above zero for {what}", line)
-    return int(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -12,12 +13,26 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.reader import ReaderError
 
-from ddpsim.errors import Problem, ScenarioError
+from ddpsim.errors import Problem, ScenarioError, shown
 
 __all__ = ["Document", "KeyPath"]
 
 KeyPath = tuple[str | int, ...]
+
+# aliases let a page of YAML unfold to gigabytes
+_MOST_VALUES = 100_000
+_DEEPEST = 50
+
+# what the parser's words mean most often
+_YAML_HINTS = {
+    "mapping values are not allowed": "look for uneven indentation or a colon without a space",
+    "expected ',' or": "a bracket is not closed",
+    "\\t": "indent with spaces, not tabs",
+    "expected a single document": "keep one scenario a file",
+    "unexpected end of stream": "a quote is not closed",
+}
 
 
 @dataclass
@@ -36,17 +51,18 @@ class Document:
         text = _read_text(path)
         tree = _parse(str(path), text)
         if tree is None:
-            _refuse(str(path), "the file is empty; `ddpsim init` writes one to start from")
+            _refuse(str(path), "the file is empty; `ddpsim init` prints a scenario to start from")
         if not isinstance(tree, CommentedMap):
             _refuse(f"{path}:1:1", "this is not a scenario: wanted keys such as `schema: ddpsim/1`")
-        document = cls(str(path), path.parent, {})
+        start: dict[KeyPath, str] = {(): f"{path}:1:1"}
+        document = cls(str(path), path.parent, {}, dict(start), dict(start))
         document.data = document._plain(tree, ())
         return document
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any], base: Path) -> Document:
         """A document that stands in no file; `base` is what relative paths are relative to."""
-        return cls("scenario", base, dict(data))
+        return cls("scenario", base, deepcopy(dict(data)))
 
     def override(self, setting: str) -> None:
         """Apply one `key.path=value`, the value read as YAML."""
@@ -70,7 +86,7 @@ class Document:
     def place(self, path: KeyPath, *, of_key: bool = False) -> str:
         """`file:line:col` of a value (or its key), or of the nearest enclosing one."""
         places = self.key_places if of_key else self.value_places
-        for length in range(len(path), 0, -1):
+        for length in range(len(path), -1, -1):
             if path[:length] in places:
                 return places[path[:length]]
             places = self.key_places
@@ -78,16 +94,23 @@ class Document:
 
     def problem(self, path: KeyPath, message: str, *, of_key: bool = False) -> Problem:
         """What is wrong at a key path."""
-        return Problem(self.place(path, of_key=of_key), ".".join(map(str, path)), message)
+        key = ".".join(map(str, path))
+        return Problem(
+            self.place(path, of_key=of_key), key if len(key) < 100 else shown(key), message
+        )
 
     def _plain(self, node: Any, path: KeyPath, where: str | None = None) -> Any:
         """Python's own types from ruamel's, remembering places on the way."""
-        if isinstance(node, CommentedMap):
-            for key in node:
-                self._remember((*path, key), node.lc.data.get(key), where)
-            return {key: self._plain(value, (*path, key), where) for key, value in node.items()}
-        if isinstance(node, CommentedSeq):
-            return [self._plain(item, (*path, i), where) for i, item in enumerate(node)]
+        if len(path) > _DEEPEST or len(self.value_places) > _MOST_VALUES:
+            _refuse(
+                self.place(path), "this is nested too deeply, or too much, for a scenario"
+            )
+        if isinstance(node, (CommentedMap, CommentedSeq)):
+            items = list(node.items() if isinstance(node, CommentedMap) else enumerate(node))
+            for key, _ in items:
+                self._remember((*path, key), (node.lc.data or {}).get(key), where)
+            values = {key: self._plain(value, (*path, key), where) for key, value in items}
+            return values if isinstance(node, CommentedMap) else list(values.values())
         if isinstance(node, bool) or node is None:
             return node
         for plain in (int, float, str):
@@ -96,12 +119,16 @@ class Document:
         return str(node)  # dates, and whatever else YAML knows
 
     def _remember(self, path: KeyPath, places: list[int] | None, where: str | None) -> None:
-        if where or not places:
-            self.key_places[path] = self.value_places[path] = where or self.name
-            return
-        key_line, key_column, line, column = places[:4]
-        self.key_places[path] = f"{self.name}:{key_line + 1}:{key_column + 1}"
-        self.value_places[path] = f"{self.name}:{line + 1}:{column + 1}"
+        """Places are the key's line and column, then the value's; a list's item has one pair.
+
+        What came in by a merge key has none: then `place` names the mapping around it.
+        """
+        if where:
+            self.key_places[path] = self.value_places[path] = where
+        elif places:
+            (key_line, key_column), (line, column) = places[:2], places[-2:]
+            self.key_places[path] = f"{self.name}:{key_line + 1}:{key_column + 1}"
+            self.value_places[path] = f"{self.name}:{line + 1}:{column + 1}"
 
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Document:
@@ -113,18 +140,17 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Document:
 
 
 def _read_text(path: Path) -> str:
-    if path.is_dir():
-        _refuse(str(path), "this is a directory; name a scenario file in it")
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
+    except IsADirectoryError:
+        _refuse(str(path), "this is a directory; name a scenario file in it")
     except FileNotFoundError:
-        _refuse(str(path), "no such file; `ddpsim init` writes one to start from")
+        _refuse(str(path), "no such file; `ddpsim init` prints one to start from")
     except UnicodeDecodeError as error:
-        _refuse(
-            str(path), f"this is not text: byte {error.start} is no UTF-8; wanted a YAML scenario"
-        )
-    except OSError as error:
-        _refuse(str(path), f"cannot be read: {error.strerror}")
+        wanted = "wanted a YAML scenario, saved as UTF-8"
+        _refuse(str(path), f"this is not UTF-8 text (byte {error.start + 1}); {wanted}")
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        _refuse(shown(str(path)), f"cannot be read: {getattr(error, 'strerror', error)}")
 
 
 def _parse(name: str, text: str) -> Any:
@@ -133,10 +159,23 @@ def _parse(name: str, text: str) -> Any:
     except DuplicateKeyError as error:
         _refuse(_mark(name, error), _duplicate(error))
     except MarkedYAMLError as error:
-        problem = " ".join(str(error.problem or error.context or "syntax error").split())
-        _refuse(_mark(name, error), f"this is not YAML: {problem}")
-    except (YAMLError, ValueError) as error:
-        _refuse(name, f"this is not YAML: {' '.join(str(error).split())}")
+        _refuse(_mark(name, error), f"this is not YAML: {_syntax(error)}")
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        _refuse(f"{name}:{line}", "this is not YAML: a control character stands in this line")
+    except RecursionError:
+        _refuse(name, "this is nested too deeply for a scenario")
+    except (YAMLError, ValueError):  # from int() and date()
+        _refuse(name, "this is not YAML: one of its numbers or dates cannot be read")
+
+
+def _syntax(error: MarkedYAMLError) -> str:
+    """What the parser says, on one line, with where the thing began and what it often means."""
+    problem = " ".join(f"{error.context or ''} {error.problem or ''}".split())
+    began, ended = error.context_mark, error.problem_mark
+    since = f" (it began in line {began.line + 1})" if began and ended.line > began.line else ""
+    hint = next((f"; {hint}" for words, hint in _YAML_HINTS.items() if words in problem), "")
+    return f"{problem}{since}{hint}"
 
 
 def _mark(name: str, error: MarkedYAMLError) -> str:

@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ddpsim.errors import Problem, ScenarioError
+from ddpsim.errors import Problem, ScenarioError, shown
 from ddpsim.scenario.document import Document, KeyPath
 from ddpsim.scenario.schema import Scenario
-from ddpsim.scenario.suggest import did_you_mean
+from ddpsim.scenario.suggest import did_you_mean, nearest
 
 __all__ = ["parse"]
 
@@ -26,8 +26,19 @@ def parse(document: Document) -> Scenario:
 
 
 def _refuse(document: Document, error: ValidationError) -> NoReturn:
-    problems = [_problem(document, details) for details in error.errors(include_url=False)]
+    errors = error.errors(include_url=False)
+    meant = {_meant(details["loc"]) for details in errors if details["type"] == "extra_forbidden"}
+    problems = [
+        _problem(document, details)
+        for details in errors
+        if details["type"] != "missing" or details["loc"] not in meant
+    ]
     raise ScenarioError(sorted(dict.fromkeys(problems), key=_reading_order)) from None
+
+
+def _meant(path: KeyPath) -> KeyPath:
+    """The path of the key that a misspelt one stands for: it is not missing as well."""
+    return (*path[:-1], nearest(str(path[-1]), _keys(path[:-1])) or "")
 
 
 def _reading_order(problem: Problem) -> tuple[int, int]:
@@ -38,51 +49,53 @@ def _reading_order(problem: Problem) -> tuple[int, int]:
 def _problem(document: Document, details: ErrorDetails) -> Problem:
     path, kind = tuple(details["loc"]), details["type"]
     context = details.get("ctx", {})
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "invalid_key"):
         known = _keys(path[:-1])
         hint = did_you_mean(str(path[-1]), known) or f" Known here: {', '.join(known)}"
         return document.problem(path, f"unknown key.{hint}", of_key=True)
     if kind == "missing":
-        wanted = _description(path)
-        return document.problem(path, f"is missing{wanted}", of_key=True)
+        return document.problem(path, f"is missing; add it: {_description(path)}", of_key=True)
     if kind == "scenario":
-        at = tuple(str(context["at"]).split(".")) if context["at"] else ()
-        return document.problem(path + at, str(context["message"]))
+        path += tuple(str(context["at"]).split(".")) if context["at"] else ()
     path = tuple(step for step in path if step != "[key]")
     if path[-2:] == ("step_time", "total") and path not in document.value_places:
         path = path[:-1]  # the short form, `step_time: 391.2 ms`
     return document.problem(path, _sentence(kind, details["input"], context))
 
 
-def _sentence(kind: str, got: Any, context: dict[str, Any]) -> str:
+_LIMITS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "text, in quotes",
+    "dict": "keys and values",
+    "model": "keys and values",
+    "too": "at least one entry",
+}
+
+
+def _sentence(kind: str, value: Any, context: dict[str, Any]) -> str:
     """Our own words for each kind of pydantic error."""
-    shown = "nothing" if got is None else repr(got)
+    got = shown(value)
+    if kind == "scenario":
+        return str(context["message"])
     if kind == "value_error":
         return str(context["error"])
     if kind == "literal_error":
-        wanted = [
-            part.strip("' ") for part in str(context["expected"]).replace(" or ", ", ").split(",")
-        ]
-        return (
-            f"{shown} is unknown.{did_you_mean(str(got), wanted)} Wanted one of {', '.join(wanted)}"
-        )
-    limits = {
-        "greater_than": ("gt", "greater than"),
-        "greater_than_equal": ("ge", "at least"),
-        "less_than": ("lt", "less than"),
-        "less_than_equal": ("le", "at most"),
-    }
-    if kind in limits:
-        bound, words = limits[kind]
-        return f"{shown} is out of range: wanted {words} {context[bound]}"
-    if kind == "finite_number":
-        return f"{shown} is not a finite number"
-    if kind == "model_type":
-        return f"wanted keys and values here, got {shown}"
-    kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-    kinds |= {"string": "text", "dict": "keys and values", "list": "a list"}
-    wanted_kind = kinds.get(kind.split("_", maxsplit=1)[0], kind)
-    return f"wanted {wanted_kind}, got {shown}"
+        wanted = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+        hint = did_you_mean(str(value), wanted) if len(wanted) > 1 else ""
+        return f"{got} is unknown.{hint} Wanted: {', '.join(wanted)}"
+    if kind in _LIMITS:
+        bound, words = _LIMITS[kind]
+        return f"{got} is out of range: wanted {words} {context[bound]:.15g}"
+    return f"wanted {_KINDS[kind.split('_', maxsplit=1)[0]]}, got {got}"
 
 
 def _keys(path: KeyPath) -> list[str]:
@@ -94,10 +107,8 @@ def _keys(path: KeyPath) -> list[str]:
 
 def _description(path: KeyPath) -> str:
     model = _model_at(path[:-1])
-    for key, field in (model.model_fields if model else {}).items():
-        if (field.alias or key) == path[-1] and field.description:
-            return f": wanted {field.description}"
-    return ""
+    fields = model.model_fields if model else {}
+    return next(f.description or "" for key, f in fields.items() if (f.alias or key) == path[-1])
 
 
 def _model_at(path: KeyPath) -> type[BaseModel] | None:

@@ -5,7 +5,6 @@ YAML keys are torch's and the field's own words; attributes add the SI unit of w
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -83,7 +82,9 @@ class StepTime(_Spec):
             )
         if self.total_s is not None and parts != (None, None):
             raise _fail("has both a total and its parts; give one of them")
-        for key, value_s in zip(("total", "forward", "backward"), (self.total_s, *parts)):
+        for key, value_s in zip(
+            ("total", "forward", "backward"), (self.total_s, *parts), strict=True
+        ):
             if value_s is not None and value_s < 1e-6:
                 raise _fail("must be at least 1 us", key)
         return self
@@ -235,7 +236,9 @@ class Ddp(_Spec):
     """DistributedDataParallel's own options, with torch's names and meanings."""
 
     backend: Literal["nccl", "gloo"] = Field("nccl", description="process-group backend")
-    torch: Annotated[_KNOWN_TORCH, BeforeValidator(_torch_version)] = Field("2.15", description="the version whose rules are followed")
+    torch: Annotated[_KNOWN_TORCH, BeforeValidator(_torch_version)] = Field(
+        "2.15", description="the version whose rules are followed"
+    )
     bucket_cap_mb: BucketCaps = Field(
         None,
         description="MiB, as torch: default = 1 MiB first, then 25; a number = that for the first "
@@ -441,9 +444,7 @@ class Run(_Spec):
     iterations: Annotated[int, Field(ge=1, le=100_000)] = Field(
         20, description="steady iterations simulated"
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        0, description="of stragglers and jitter"
-    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of stragglers and jitter")
     jitter: Jitter | None = Field(None, description="omitted: every iteration is alike")
     allow_extrapolation: bool = Field(
         default=False, description="use a log beyond its sizes or its ranks, with a warning"

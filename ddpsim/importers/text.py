@@ -1,0 +1,72 @@
+"""Reading what others wrote: text, tables with named columns, and numbers within reason."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ddpsim.errors import ImportFailedError, shown
+from ddpsim.scenario.quantity import SourceFile
+
+__all__ = ["number", "read_text", "table", "whole"]
+
+_LARGEST = 1e15  # petabytes, or a billion seconds in microseconds
+
+
+def read_text(source: SourceFile, wanted: str) -> str:
+    """The text of a file, which must hold some; raises ImportFailedError."""
+    try:
+        text = source.path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ImportFailedError(source.given, f"this is not text; wanted {wanted}") from None
+    except OSError as error:
+        raise ImportFailedError(source.given, f"cannot be read: {error.strerror}") from None
+    if not text.strip():
+        raise ImportFailedError(source.given, f"the file is empty; wanted {wanted}")
+    return text
+
+
+def table(
+    name: str, lines: Sequence[str], columns: tuple[str, ...], first: int = 1
+) -> list[tuple[int, dict[str, str]]]:
+    """Line number and cells of each row of a CSV whose header stands in line `first`."""
+    reader = csv.DictReader(lines, skipinitialspace=True)
+    try:
+        missing = [column for column in columns if column not in (reader.fieldnames or ())]
+        rows = [(reader.line_num + first - 1, row) for row in reader]
+    except csv.Error as error:
+        raise ImportFailedError(name, f"this is not CSV: {error}", reader.line_num) from None
+    wanted = f"wanted {','.join(columns)}"
+    if missing:
+        raise ImportFailedError(name, f"lacks the column {missing[0]}; {wanted}", first)
+    if not rows:
+        raise ImportFailedError(name, f"holds no row below its header; {wanted}")
+    for line, row in rows:
+        if None in row or None in row.values():
+            many = "many" if None in row else "few"
+            raise ImportFailedError(name, f"this row has too {many} columns; {wanted}", line)
+    return rows
+
+
+def number(name: str, line: int, value: Any, what: str, *, above_zero: bool = False) -> float:
+    """A number that is not negative; raises ImportFailedError, which says `what` it should be."""
+    try:
+        parsed = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        parsed = math.nan
+    if 0 < parsed <= _LARGEST or (parsed == 0 and not above_zero):
+        return parsed
+    wanted = "a number above zero" if above_zero else "a number of at least zero"
+    if parsed > _LARGEST:
+        wanted = f"at most {_LARGEST:g}"
+    raise ImportFailedError(name, f"{what} is {shown(value)}; wanted {wanted}", line)
+
+
+def whole(name: str, line: int, value: Any, what: str) -> int:
+    """A whole number above zero; raises ImportFailedError, which says `what` it should be."""
+    parsed = number(name, line, value, what, above_zero=True)
+    if parsed != int(parsed):
+        raise ImportFailedError(name, f"{what} is {shown(value)}; wanted a whole number", line)
+    return int(parsed)
