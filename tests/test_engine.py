@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -104,7 +105,7 @@ def test_time_is_conserved(scenario: Scenario, model: Model) -> None:
             path = step.critical_path()
             assert path[0].start_ns == 0
             assert path[-1].end_ns == step.length_ns
-            assert all(a.end_ns == b.start_ns for a, b in zip(path, path[1:], strict=False))
+            assert all(a.end_ns == b.start_ns for a, b in pairwise(path))
 
 
 @settings(max_examples=100, deadline=None)

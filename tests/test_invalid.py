@@ -56,7 +56,9 @@ def test_message(
     assert (outcome.code, outcome.out) == (2, "")
 
 
-@pytest.mark.parametrize("name", ["several-sections", "binary", "log-16-ranks-for-24", "set-comma-list"])
+@pytest.mark.parametrize(
+    "name", ["several-sections", "binary", "log-16-ranks-for-24", "set-comma-list"]
+)
 def test_message_of_a_real_process(name: str) -> None:
     command = [sys.executable, "-m", "ddpsim", *CASES[name]]
     done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
@@ -194,7 +196,9 @@ _SCALARS = st.one_of(
     st.sampled_from([10**30, -(10**400), 2**63]),
     st.floats(),
     st.text(max_size=8),
-    st.sampled_from(["0 s", "1e300 s", "1e-300 GB/s", "5 us", "resnet50", "cpu", "auto", "default"]),
+    st.sampled_from(
+        ["0 s", "1e300 s", "1e-300 GB/s", "5 us", "resnet50", "cpu", "auto", "default"]
+    ),
     st.dates(),
     st.binary(max_size=3),
 )

@@ -123,7 +123,7 @@ def _trust(result: Result) -> Iterator[str]:
     if result.warmup_s:
         yield from _labelled(
             "warm-up",
-            f"first iteration {format_duration(result.warmup_s[0])} before the rebuild of the buckets, "
+            f"first iteration {format_duration(result.warmup_s[0])} before the bucket rebuild, "
             "start-up costs not counted",
         )
     label = "inputs"
