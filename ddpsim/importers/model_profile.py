@@ -23,6 +23,7 @@ __all__ = ["ITEM_BYTES", "ModelProfile", "ProfiledParameter", "read_parameters",
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}
 _BUFFER_DTYPES = (*ITEM_BYTES, "int16", "int8", "uint8", "bool")
 _WANTED = "a JSON profile or a CSV table"
+_LONGEST_S = 1e7
 _SLACK = 1.05  # medians, each taken on its own, need not add up
 _PROFILE_SCHEMA = "ddpsim.model-profile/1"
 Origin = Literal["first_gradient", "backward_start"]
@@ -122,9 +123,7 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
         wanted = "wanted first_gradient or backward_start"
         raise ImportFailedError(name, f"ready_origin is {shown(origin)}; {wanted}")
     forward_s, backward_s, optimizer_s = (
-        number(
-            name, 0, _value(name, data, key, "the profile"), key, above_zero=key != "optimizer_s"
-        )
+        _seconds(name, _value(name, data, key, "the profile"), key, above_zero=key != "optimizer_s")
         for key in ("forward_s", "backward_s", "optimizer_s")
     )
     latest_s, latest = max(ready)
@@ -156,9 +155,13 @@ def _parameter(name: str, item: dict[str, Any]) -> ProfiledParameter:
         name=title,
         numel=whole(name, 0, _value(name, item, "numel", shown(title)), f"numel of {shown(title)}"),
         dtype=_dtype(name, 0, _value(name, item, "dtype", shown(title))),
-        ready_s=None if ready_s is None else number(name, 0, ready_s, f"ready_s of {shown(title)}"),
+        ready_s=None if ready_s is None else _seconds(name, ready_s, f"ready_s of {shown(title)}"),
         sparse=bool(item.get("sparse", False)),
     )
+
+
+def _seconds(name: str, value: Any, what: str, *, above_zero: bool = False) -> float:
+    return number(name, 0, value, what, above_zero=above_zero, most=_LONGEST_S)
 
 
 def _buffer(name: str, item: dict[str, Any]) -> tuple[str, int]:

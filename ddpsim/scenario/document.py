@@ -72,12 +72,18 @@ class Document:
             _refuse(where, "write --set key.path=value, for instance --set ddp.bucket_cap_mb=50")
         steps = key.strip().split(".")
         path: KeyPath = tuple(steps)
-        value = _parse(where, text)
+        try:
+            value = _parse(where, text)
+        except ScenarioError as error:  # without the line and column of a single word
+            _refuse(where, error.problems[0].message)
         if isinstance(value, str) and "," in value:
             _refuse(where, "a comma list is an axis of a sweep; a list value is written [1,25]")
         target = self.data
         for depth, step in enumerate(steps[:-1], 1):
-            target = target.setdefault(step, {})
+            if step not in target:
+                target[step] = {}
+                self.key_places[path[:depth]] = where
+            target = target[step]
             if not isinstance(target, dict):
                 _refuse(where, f"{'.'.join(steps[:depth])} is not a mapping; set it whole")
         target[steps[-1]] = self._plain(value, path, where)

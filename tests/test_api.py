@@ -1,0 +1,172 @@
+"""From scenario file to answer: every shipped scenario, its figures, and the same bytes again."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddpsim
+from ddpsim.report.text import render
+from ddpsim.report.verdict import judge
+
+ROOT = Path(__file__).resolve().parent.parent
+SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def predict(name: str, *overrides: str) -> ddpsim.Result:
+    return ddpsim.simulate(ddpsim.load_scenario(ROOT / "scenarios" / f"{name}.yaml", overrides))
+
+
+def mean_ms(name: str, *overrides: str) -> float:
+    return predict(name, *overrides).iteration_time_s.mean * 1e3
+
+
+def test_there_are_scenarios_that_matter() -> None:
+    assert len(SCENARIOS) >= 8
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_scenarios_answer_soundly(path: Path) -> None:
+    result = ddpsim.simulate(ddpsim.load_scenario(path))
+    parts = result.to_dict()["breakdown_s"].values()
+    assert math.isclose(sum(parts), result.iteration_time_s.mean, abs_tol=1e-10)
+    assert min(parts) >= 0
+    interval = result.prediction_interval_s
+    assert interval is not None
+    assert interval.low < result.iteration_time_s.mean < interval.high
+    assert 0 < result.scaling_efficiency <= 1.001
+    assert result.exposed_comm_s <= result.comm_time_s
+    assert result.overlap_fraction is None or 0 <= result.overlap_fraction <= 1
+    assert [bucket.index for bucket in result.buckets] == list(range(len(result.buckets)))
+    assert all(b.ready_s <= b.start_s <= b.end_s for b in result.buckets)
+    assert all(math.isfinite(number) for number in numbers(result.to_dict()))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_scenarios_say_what_they_show(path: Path) -> None:
+    lines = path.read_text("utf-8").splitlines()
+    comment = "\n".join(line for line in lines if line.startswith("#"))
+    assert "Shows:" in comment
+    assert "Expect:" in comment or "Try:" in comment
+
+
+@pytest.mark.parametrize("name", ["resnet50-2x8-25gbit", "straggler", "gloo-cpu"])
+def test_the_screen_is_as_recorded(name: str, golden: Any) -> None:
+    result = predict(name)
+    golden(render(result, f"{name}.yaml", judge(result, 0.5)) + "\n", GOLDEN / f"{name}.txt")
+
+
+def test_the_screen_is_one_screen() -> None:
+    for path in SCENARIOS:
+        lines = render(ddpsim.simulate(ddpsim.load_scenario(path)), path.name).splitlines()
+        assert len(lines) <= 50, path.name
+        assert max(len(line) for line in lines) <= 100, path.name
+
+
+def numbers(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        return [n for item in value.values() for n in numbers(item)]
+    if isinstance(value, list):
+        return [n for item in value for n in numbers(item)]
+    return [value] if isinstance(value, (int, float)) else []
+
+
+def test_the_same_bytes_whatever_the_hash_seed() -> None:
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-m", "ddpsim", "run", "scenarios/straggler.yaml", "--json"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert len(outputs) == 1
+    assert json.loads(outputs.pop())["schema"] == "ddpsim.result/1"
+
+
+def test_expectations_of_the_scenarios() -> None:
+    """What the comments promise."""
+    assert predict("resnet50-8xa100").bottleneck.kind == "compute"
+    assert predict("resnet50-8xa100").scaling_efficiency > 0.9
+    slow = predict("resnet50-2x8-25gbit")
+    assert slow.bottleneck.kind == "communication"
+    assert slow.scaling_efficiency < 0.5
+    assert predict("straggler").bottleneck.kind == "stragglers"
+    ratio = mean_ms("straggler") / mean_ms("straggler", "cluster.stragglers=null")
+    assert 1.15 < ratio < 1.22
+    assert mean_ms("accumulation") < 2 * mean_ms("accumulation", "ddp.accumulation_steps=1")
+    nothing_hidden = predict("slow-network")
+    assert nothing_hidden.overlap_fraction is not None
+    assert nothing_hidden.overlap_fraction < 0.1
+    assert (
+        nothing_hidden.throughput_samples_per_s < 1 / nothing_hidden.baselines_s.compute_only * 32
+    )
+    caps = [mean_ms("gpt2-bucket-choice", f"ddp.bucket_cap_mb={cap}") for cap in (25, 100, 500)]
+    assert caps == sorted(caps)
+
+
+def test_a_hook_halves_the_bytes() -> None:
+    half = predict("resnet50-2x8-25gbit", "ddp.comm_hook=bf16_compress")
+    full = predict("resnet50-2x8-25gbit")
+    assert 0.45 < half.comm_time_s / full.comm_time_s < 0.55
+
+
+def test_noise_spreads_the_iterations_and_lengthens_the_mean() -> None:
+    noisy = predict("straggler", "cluster.stragglers=null").iteration_time_s
+    quiet = predict("straggler", "cluster.stragglers=null", "run.jitter=null").iteration_time_s
+    assert quiet.p10 == quiet.p90
+    assert noisy.p10 < noisy.p50 < noisy.p90
+    assert noisy.mean > quiet.mean
+
+
+def test_the_seed_matters_and_repeats() -> None:
+    first, again, other = (mean_ms("straggler", f"run.seed={seed}") for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_reference_engine_agrees() -> None:
+    for name in ("resnet50-8xa100", "straggler"):
+        scenario = ddpsim.load_scenario(ROOT / "scenarios" / f"{name}.yaml", ["run.iterations=2"])
+        fast, plain = ddpsim.simulate(scenario), ddpsim.simulate(scenario, "reference")
+        assert fast.iteration_time_s == plain.iteration_time_s
+        assert fast.breakdown_s == plain.breakdown_s
+        assert fast.buckets == plain.buckets
+        assert "ring:steps" in plain.engine.paths
+
+
+def test_step_time_anchors_one_device() -> None:
+    """One device without DDP takes the stated time; DDP on one rank adds its own cost."""
+    overrides = ("cluster.gpus_per_node=1", "cluster.stragglers=null", "run.jitter=null")
+    alone = predict("straggler", *overrides)
+    assert math.isclose(alone.baselines_s.compute_only, 0.162, rel_tol=1e-6)
+    assert 1.005 < alone.iteration_time_s.mean / 0.162 < 1.05
+    assert alone.overlap_fraction is None
+    assert alone.comm_time_s == 0
+
+
+@pytest.mark.parametrize(
+    ("measured_s", "words"), [(0.076, "normal"), (0.2, "network"), (0.02, "faster")]
+)
+def test_verdicts(measured_s: float, words: str) -> None:
+    verdict = judge(predict("resnet50-2x8-25gbit"), measured_s)
+    assert words in verdict.text + " ".join(verdict.explanations)
+    assert verdict.normal == (measured_s == 0.076)
+
+
+def test_a_free_network_and_one_rank_agree() -> None:
+    free = (
+        "cluster.intra_node={bandwidth: 1000 TB/s, latency: 0 s}",
+        "cluster.device=a100-sxm-80gb",
+    )
+    one = mean_ms("resnet50-8xa100", "cluster.gpus_per_node=1")
+    assert math.isclose(mean_ms("resnet50-8xa100", *free), one, rel_tol=1e-5)

@@ -1,0 +1,177 @@
+"""The command line as a user meets it: every command, and what it costs to start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Outcome
+from ddpsim.glossary import TERMS
+from ddpsim.scenario.presets import presets
+
+GOOD = str(Path(__file__).parent / "invalid" / "files" / "good.yaml")
+COMMANDS = ("run", "init", "check", "schema", "explain")
+HEAVY = ("torch", "scipy", "plotly", "numpy")
+Cli = Callable[..., Outcome]
+
+
+def _finite(text: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} in JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], []], ids=["--help", "no argument"])
+def test_help_is_one_screen(cli: Cli, arguments: list[str]) -> None:
+    outcome = cli(*arguments)
+    lines = (outcome.out + outcome.err).splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    commands = lines[lines.index("Commands:") + 1 :]
+    assert [line.split()[0] for line in commands if line.strip()] == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_an_example(cli: Cli, command: str) -> None:
+    outcome = cli(command, "--help")
+    assert outcome.code == 0
+    assert f"  ddpsim {command}" in outcome.out
+    assert len(outcome.out.splitlines()) <= 40
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version") == (0, f"ddpsim {version('ddpsim')}\n", "")
+
+
+def test_schema(cli: Cli) -> None:
+    schema = _finite(cli("schema").out)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert set(schema["properties"]) == {"schema", "name", "workload", "ddp", "cluster", "run"}
+    assert set(schema["required"]) == {"schema", "workload", "cluster"}
+    assert schema["additionalProperties"] is False
+    for name, model in schema["$defs"].items():
+        for key, field in model.get("properties", {}).items():
+            assert field.get("description"), f"{name}.{key}"
+
+
+def test_init_lists_every_preset(cli: Cli) -> None:
+    lines = cli("init").out.splitlines()
+    assert [line.split()[0] for line in lines] == list(presets())
+    assert all(len(line.split()) > 4 for line in lines)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_a_preset_stands_alone(
+    cli: Cli, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = cli("init", name)
+    assert printed.code == 0
+    monkeypatch.chdir(tmp_path)
+    Path("scenario.yaml").write_text(printed.out, encoding="utf-8")
+    outcome = cli("check", "scenario.yaml")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("scenario.yaml: ok, ")
+
+
+def test_init_of_an_unknown_preset(cli: Cli) -> None:
+    outcome = cli("init", "resnet50-2x8")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "resnet50-2x8-25gbit" in outcome.err
+
+
+def test_explain_lists_and_explains_every_term(cli: Cli) -> None:
+    assert cli("explain").out.strip() == ", ".join(sorted(TERMS))
+    for term in TERMS:
+        assert cli("explain", *term.split()) == (0, TERMS[term] + "\n", "")
+
+
+def test_explain_of_an_unknown_term(cli: Cli) -> None:
+    outcome = cli("explain", "bussbw")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "Did you mean 'busbw'?" in outcome.err
+
+
+def test_run_prints_text(cli: Cli) -> None:
+    outcome = cli("run", GOOD)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "16 ranks (2 x 8)" in outcome.out
+    assert max(map(len, outcome.out.splitlines())) <= max(100, len(GOOD) + 50)
+
+
+def test_run_prints_json(cli: Cli) -> None:
+    outcome = cli("run", GOOD, "--json", "--set", "cluster.nodes=1")
+    result = _finite(outcome.out)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert result["schema"] == "ddpsim.result/1"
+    assert result["world_size"] == 8
+    assert result["iteration_time_s"]["mean"] > 0
+    assert "verdict" not in result
+
+
+def test_both_engines_agree(cli: Cli) -> None:
+    auto, reference = (
+        _finite(cli("run", GOOD, "--json", "--engine", engine).out)
+        for engine in ("auto", "reference")
+    )
+    assert auto["iteration_time_s"] == reference["iteration_time_s"]
+
+
+@pytest.mark.parametrize(("factor", "normal"), [(1.0, True), (3.0, False), (0.3, False)])
+def test_measured_prints_a_verdict(cli: Cli, *, factor: float, normal: bool) -> None:
+    predicted_s = _finite(cli("run", GOOD, "--json").out)["iteration_time_s"]["mean"]
+    measured = f"{factor * predicted_s!r} s"
+    verdict = _finite(cli("run", GOOD, "--json", "--measured", measured).out)["verdict"]
+    assert verdict["normal"] is normal
+    assert verdict["difference"] == pytest.approx(factor - 1, abs=1e-9)
+    assert bool(verdict["explanations"]) is not normal
+    shown = cli("run", GOOD, "--measured", measured).out
+    line = next(line for line in shown.splitlines() if line.startswith("measured"))
+    assert ("not normal" in line) is not normal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--measured", "520"], "520 has no unit"),
+        (["--measured", "0 s"], "a step takes longer than 0 s"),
+        (["--measured", "-1 ms"], "is negative"),
+        (["--engine", "fast"], "neither auto nor reference"),
+        (["--jsn"], "--jsn"),
+    ],
+)
+def test_wrong_options(cli: Cli, arguments: list[str], says: str) -> None:
+    outcome = cli("run", GOOD, *arguments)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert says in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def _imported(*arguments: str) -> set[str]:
+    """Which heavy packages a fresh process has imported once the command is done."""
+    script = (
+        "import atexit, sys\n"
+        f"atexit.register(lambda: print([m for m in {HEAVY!r} if m in sys.modules], "
+        "file=sys.stderr))\n"
+        "from ddpsim.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
+    )
+    return {name for name in HEAVY if repr(name) in done.stderr}
+
+
+def test_a_run_imports_nothing_heavy() -> None:
+    assert _imported("run", GOOD) == set()
+
+
+def test_jitter_needs_numpy_alone() -> None:
+    assert _imported("run", GOOD, "--set", "run.jitter={sigma: 0.01}") == {"numpy"}

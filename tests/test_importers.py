@@ -1,0 +1,221 @@
+"""Files that others wrote: logs in both layouts of nccl-tests, CSV tables, profiles, lists.
+
+Every log written here is SYNTHETIC. With DDPSIM_REFERENCE_DATA naming a folder of published
+logs (`nccl/logs/ID.txt`, and their in-place times in `nccl/all_reduce.csv`), those are read too.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpsim.errors import DdpsimError, ImportFailedError
+from ddpsim.importers.all_reduce import read_all_reduce
+from ddpsim.importers.model_profile import read_parameters, read_profile
+from ddpsim.scenario.quantity import SourceFile
+
+Write = Callable[..., SourceFile]
+TIMES = {1024: 20.5, 1_048_576: 140.25, 67_108_864: 6415.5}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def call(text: str, name: str = "file.txt") -> SourceFile:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return SourceFile(name, path)
+
+    return call
+
+
+def _devices(nodes: int, gpus: int) -> list[str]:
+    ranks = [(node, gpu) for node in range(nodes) for gpu in range(gpus)]
+    return [
+        f"#  Rank {rank:2} Group  0 Pid {1000 + rank} on node{node} device {gpu:2} [0x0{gpu}] GPU"
+        for rank, (node, gpu) in enumerate(ranks)
+    ]
+
+
+def _log(*, root: bool, nodes: int = 2, gpus: int = 2, times: dict[int, float] = TIMES) -> str:
+    """A synthetic log; its out-of-place times are twice the in-place ones."""
+    columns, redop, last = (
+        ("redop    root", "sum      -1", "#wrong") if root else ("redop", "sum", "error")
+    )
+    ranks = nodes * gpus
+    lines = ["# SYNTHETIC: nobody measured it", "# Using devices", *_devices(nodes, gpus)]
+    lines += [f"#  size  count  type  {columns}  {'time   algbw   busbw  ' + last} x 2"]
+    lines += ["#   (B)  (elements)  (us)  (GB/s)  (GB/s)  (us)  (GB/s)  (GB/s)"]
+    for size, time_us in times.items():
+        halves = []
+        for shown_us in (2 * time_us, time_us):
+            algbw = size / shown_us / 1e3
+            halves.append(f"{shown_us} {algbw:.2f} {algbw * 2 * (ranks - 1) / ranks:.2f} 0e+00")
+        lines.append(f"  {size}  {size // 4}  float  {redop}  {'  '.join(halves)}")
+        lines.append("node0:1000:1000 [0] NCCL INFO comm 0x1 rank 0 nranks 4")
+    return "\n".join([*lines, "# Out of bounds values : 0 OK", "# Avg bus bandwidth : 1.0", ""])
+
+
+@pytest.mark.parametrize("root", [False, True], ids=["older layout", "layout with root"])
+def test_nccl_tests(write: Write, *, root: bool) -> None:
+    log = read_all_reduce(write(_log(root=root)))
+    assert (log.kind, log.source) == ("nccl-tests log", "file.txt")
+    assert (log.nodes, log.gpus_per_node, log.world_size) == (2, 2, 4)
+    assert log.samples == tuple((size, pytest.approx(us * 1e-6)) for size, us in TIMES.items())
+
+
+def test_nccl_tests_of_one_node_and_of_rows_out_of_order(write: Write) -> None:
+    text = _log(root=True, nodes=1, gpus=4, times={1024: 30.0, 512: 10.0, 0: 1.0})
+    log = read_all_reduce(write(text))
+    assert (log.nodes, log.gpus_per_node) == (1, 4)
+    assert [size for size, _ in log.samples] == [512, 1024]
+
+
+def test_a_repeated_size_counts_once_by_its_median(write: Write) -> None:
+    rows = [f"4096,{time_us},1,2" for time_us in (10, 90, 20)]
+    log = read_all_reduce(write("\n".join(["size_bytes,time_us,nodes,gpus_per_node", *rows])))
+    assert log.samples == ((4096, pytest.approx(20e-6)),)
+
+
+def test_csv_with_comments_other_columns_and_another_order(write: Write) -> None:
+    text = (
+        "# SYNTHETIC\n"
+        "size_bytes,nodes,gpus_per_node,note,time_us\n"
+        "8,2,8,a,11.5\n"
+        "1048576,2,8,b,140\n"
+    )
+    log = read_all_reduce(write(text, "file.csv"))
+    assert (log.kind, log.world_size) == ("all-reduce CSV", 16)
+    assert log.samples == ((8, pytest.approx(11.5e-6)), (1_048_576, pytest.approx(140e-6)))
+
+
+def test_windows_line_ends_and_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + _log(root=False).replace("\n", "\r\n").encode())
+    assert len(read_all_reduce(SourceFile("log.txt", path)).samples) == len(TIMES)
+
+
+def test_an_error_names_file_and_line(write: Write) -> None:
+    lines = _log(root=True).splitlines()
+    row = next(i for i, line in enumerate(lines) if line.startswith("  1048576"))
+    lines[row] = lines[row][:60]
+    with pytest.raises(ImportFailedError) as caught:
+        read_all_reduce(write("\n".join(lines)))
+    assert (caught.value.path, caught.value.line) == ("file.txt", row + 1)
+    assert str(caught.value).startswith(f"file.txt:{row + 1}: ")
+
+
+PROFILE: dict[str, Any] = {
+    "schema": "ddpsim.model-profile/1",
+    "batch_per_rank": 8,
+    "ready_origin": "backward_start",
+    "forward_s": 0.001,
+    "backward_s": 0.002,
+    "optimizer_s": 0.0001,
+    "parameters": [
+        {"name": "a.weight", "numel": 100, "dtype": "float32", "ready_s": 0.002},
+        {"name": "a.bias", "numel": 10, "dtype": "torch.bfloat16", "ready_s": 0.0015},
+        {"name": "unused", "numel": 1, "dtype": "float32", "ready_s": None, "sparse": True},
+    ],
+    "buffers": [{"numel": 4, "dtype": "bool"}],
+}
+
+
+def test_json_profile(write: Write) -> None:
+    profile = read_profile(write(json.dumps(PROFILE), "profile.json"))
+    assert profile.in_registration_order
+    assert profile.ready_origin == "backward_start"
+    assert (profile.forward_s, profile.backward_s, profile.optimizer_s) == (0.001, 0.002, 0.0001)
+    assert profile.batch_per_rank == 8
+    assert profile.buffers == (("bool", 4),)
+    assert [(p.name, p.numel, p.dtype, p.ready_s, p.sparse) for p in profile.parameters] == [
+        ("a.weight", 100, "float32", 0.002, False),
+        ("a.bias", 10, "bfloat16", 0.0015, False),
+        ("unused", 1, "float32", None, True),
+    ]
+
+
+@pytest.mark.parametrize("key", sorted(set(PROFILE) - {"buffers"}))
+def test_a_profile_needs_each_key(write: Write, key: str) -> None:
+    lacking = {name: value for name, value in PROFILE.items() if name != key}
+    with pytest.raises(ImportFailedError, match=key):
+        read_profile(write(json.dumps(lacking), "profile.json"))
+
+
+def test_csv_profile_is_a_backward_list(write: Write) -> None:
+    text = "order,param_name,numel,ready_us\n0,fc.bias,10,0\n1,fc.weight,1000,12.5\n"
+    profile = read_profile(write(text, "profile.csv"))
+    assert not profile.in_registration_order
+    assert profile.ready_origin is None
+    assert profile.forward_s is None
+    assert [(p.name, p.numel, p.ready_s) for p in profile.parameters] == [
+        ("fc.bias", 10, 0.0),
+        ("fc.weight", 1000, pytest.approx(12.5e-6)),
+    ]
+
+
+def test_parameter_list(write: Write) -> None:
+    text = "name,shape,dtype\nw,512x3x7x7,float32\nb,512,torch.float16\nt,2X2,int64\n"
+    found = read_parameters(write(text, "parameters.csv")).parameters
+    assert [(p.name, p.numel, p.dtype, p.dimensions, p.ready_s) for p in found] == [
+        ("w", 512 * 3 * 49, "float32", 4, None),
+        ("b", 512, "float16", 1, None),
+        ("t", 4, "int64", 2, None),
+    ]
+
+
+_LOG = _log(root=True)
+
+
+@given(
+    st.integers(0, len(_LOG)),
+    st.integers(0, 40),
+    st.text(st.characters(codec="utf-8"), max_size=12),
+    st.sampled_from([_LOG, json.dumps(PROFILE), "name,shape,dtype\nw,5x5,float32\n"]),
+)
+def test_a_damaged_file_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, start: int, length: int, junk: str, text: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.txt"
+    start %= len(text)
+    path.write_text(text[:start] + junk + text[start + length :], encoding="utf-8")
+    for read in (read_all_reduce, read_profile, read_parameters):
+        try:
+            read(SourceFile("damaged.txt", path))
+        except DdpsimError as error:
+            assert str(error).startswith("damaged.txt:")
+            assert len(str(error)) < 500
+
+
+_REFERENCE = (
+    Path(os.environ["DDPSIM_REFERENCE_DATA"]) if "DDPSIM_REFERENCE_DATA" in os.environ else None
+)
+_LOGS = sorted((_REFERENCE / "nccl" / "logs").glob("*.txt")) if _REFERENCE else []
+
+
+@pytest.mark.skipif(_REFERENCE is None, reason="DDPSIM_REFERENCE_DATA names no folder of logs")
+def test_published_logs() -> None:
+    assert _REFERENCE is not None
+    assert _LOGS, f"no logs in {_REFERENCE / 'nccl' / 'logs'}"
+    published: dict[str, list[dict[str, str]]] = defaultdict(list)
+    with (_REFERENCE / "nccl" / "all_reduce.csv").open(encoding="utf-8", newline="") as table:
+        for row in csv.DictReader(table):
+            published[row["id"]].append(row)
+    for path in _LOGS:
+        log, rows = read_all_reduce(SourceFile(path.name, path)), published[path.stem]
+        times: dict[int, list[float]] = defaultdict(list)
+        for row in rows:
+            times[int(row["size_bytes"])].append(float(row["time_us_in_place"]) * 1e-6)
+        layouts = {(int(row["nodes"]), int(row["gpus_per_node"])) for row in rows}
+        assert layouts == {(log.nodes, log.gpus_per_node)}, path.name
+        expected = {size: median(found) for size, found in times.items() if size > 0}
+        assert dict(log.samples) == pytest.approx(expected, rel=1e-9), path.name

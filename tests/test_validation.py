@@ -1,0 +1,65 @@
+"""The accuracy that was reached, held: docs/validation.md has the tables."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import make_validation as validation
+import pytest
+
+from ddpsim.interval import COMPUTE_SIGMA
+
+needs_reference = pytest.mark.skipif(
+    not os.environ.get("DDPSIM_REFERENCE_DATA"),
+    reason="DDPSIM_REFERENCE_DATA is not set: no log of 4 V100",
+)
+
+
+def test_the_published_benchmark_is_predicted() -> None:
+    """Bucket 25: 4 % median and 7 % worst; DDP on one GPU 2 % median."""
+    rows = validation.benchmark_rows(25)
+    assert len(rows) == (20 if validation.reference_log() else 16)
+    middle, worst = validation.levels(rows)
+    assert middle <= 0.04
+    assert worst <= 0.07
+    single, _ = validation.levels(tuple(row for row in rows if row.case == "1"))
+    assert single <= 0.02
+
+
+def test_we_beat_the_naive_answers_that_ignore_communication() -> None:
+    for row in validation.benchmark_rows(25):
+        assert abs(row.error()) < abs(row.error(row.compute_only_s))
+        assert abs(row.error()) < abs(row.error(row.perfect_overlap_s))
+
+
+def test_the_known_gap_of_interference_is_still_there() -> None:
+    """With equal GPUs the 16-GPU rows are 5 to 8 % low: closing this is worth noticing."""
+    rows = [row for row in validation.benchmark_rows(25) if row.case == "16"]
+    assert all(-0.085 < row.error(row.equal_gpus_s) < -0.05 for row in rows)
+
+
+def test_the_testbed_at_500_mbit_is_predicted() -> None:
+    """Backward, with all its waiting, within 4 %; whole iterations within 2 %."""
+    for step, backward in validation.testbed_rows():
+        if step.label == "500mbit":
+            assert abs(backward.error()) <= 0.04, backward
+            assert abs(step.error()) <= 0.02, step
+
+
+def test_the_testbed_at_2_gbit_lacks_interference() -> None:
+    """Known gap: low by at most 11 %, and right where nothing overlaps (cap 100)."""
+    errors = {s.case: s.error() for s, _ in validation.testbed_rows() if s.label == "2gbit"}
+    assert abs(errors.pop("100")) < 0.02
+    assert all(-0.11 < error < -0.05 for error in errors.values()), errors
+
+
+def test_the_interval_uses_the_measured_roofline_error() -> None:
+    assert math.isclose(COMPUTE_SIGMA["roofline"][0], validation.roofline_sigma(), abs_tol=0.01)
+    assert len(validation.SINGLE) == 7
+
+
+@needs_reference
+def test_the_page_is_up_to_date() -> None:
+    assert Path(validation.PAGE).read_text("utf-8") == validation.page()
