@@ -25,7 +25,7 @@ NS_PER_S = 1_000_000_000
 MIB = 1_048_576
 _LONGEST = 60  # characters of a quantity: longer text is not one, and no message repeats it
 
-_QUANTITY = re.compile(r"^\s*([-+]?(?:\d[\d_]*)?\.?\d+(?:[eE][-+]?\d+)?|\d+\.)\s*(\S.*?)?\s*$")
+_QUANTITY = re.compile(r"^\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S.*?)?\s*$")
 _SECONDS = {
     "ns": 1e-9,
     "us": 1e-6,

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from conftest import Outcome
+
 from ddpsim.glossary import TERMS
-from ddpsim.scenario.presets import presets
+from ddpsim.scenario.presets import preset_text, presets
 
 GOOD = str(Path(__file__).parent / "invalid" / "files" / "good.yaml")
 COMMANDS = ("run", "init", "check", "schema", "explain")
@@ -126,13 +126,14 @@ def test_both_engines_agree(cli: Cli) -> None:
 
 @pytest.mark.parametrize(("factor", "normal"), [(1.0, True), (3.0, False), (0.3, False)])
 def test_measured_prints_a_verdict(cli: Cli, *, factor: float, normal: bool) -> None:
-    predicted_s = _finite(cli("run", GOOD, "--json").out)["iteration_time_s"]["mean"]
+    one_node = (GOOD, "--set", "cluster.nodes=1")
+    predicted_s = _finite(cli("run", *one_node, "--json").out)["iteration_time_s"]["mean"]
     measured = f"{factor * predicted_s!r} s"
-    verdict = _finite(cli("run", GOOD, "--json", "--measured", measured).out)["verdict"]
+    verdict = _finite(cli("run", *one_node, "--json", "--measured", measured).out)["verdict"]
     assert verdict["normal"] is normal
     assert verdict["difference"] == pytest.approx(factor - 1, abs=1e-9)
     assert bool(verdict["explanations"]) is not normal
-    shown = cli("run", GOOD, "--measured", measured).out
+    shown = cli("run", *one_node, "--measured", measured).out
     line = next(line for line in shown.splitlines() if line.startswith("measured"))
     assert ("not normal" in line) is not normal
 
@@ -169,9 +170,12 @@ def _imported(*arguments: str) -> set[str]:
     return {name for name in HEAVY if repr(name) in done.stderr}
 
 
-def test_a_run_imports_nothing_heavy() -> None:
-    assert _imported("run", GOOD) == set()
-
-
-def test_jitter_needs_numpy_alone() -> None:
-    assert _imported("run", GOOD, "--set", "run.jitter={sigma: 0.01}") == {"numpy"}
+@pytest.mark.parametrize(
+    ("settings", "imported"),
+    [([], set()), (["--set", "run.jitter={sigma: 0.01}"], {"numpy"})],
+    ids=["plain", "jitter"],
+)
+def test_a_run_imports_little(tmp_path: Path, settings: list[str], imported: set[str]) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(preset_text("resnet50-8xa100"), encoding="utf-8")
+    assert _imported("run", str(path), *settings) == imported

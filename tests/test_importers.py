@@ -189,11 +189,17 @@ def test_a_damaged_file_is_read_or_refused(
     start %= len(text)
     path.write_text(text[:start] + junk + text[start + length :], encoding="utf-8")
     for read in (read_all_reduce, read_profile, read_parameters):
-        try:
-            read(SourceFile("damaged.txt", path))
-        except DdpsimError as error:
-            assert str(error).startswith("damaged.txt:")
-            assert len(str(error)) < 500
+        message = _refusal(read, SourceFile("damaged.txt", path))
+        assert message is None or message.startswith("damaged.txt:")
+        assert message is None or len(message) < 500
+
+
+def _refusal(read: Callable[[SourceFile], object], source: SourceFile) -> str | None:
+    try:
+        read(source)
+    except DdpsimError as error:
+        return str(error)
+    return None
 
 
 _REFERENCE = (

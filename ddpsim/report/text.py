@@ -133,7 +133,8 @@ def _trust(result: Result) -> Iterator[str]:
         label = ""
     label = "interval"
     for source in result.prediction_interval_s.sources if result.prediction_interval_s else ():
-        effect = f"-{format_duration(source.low_s)} +{format_duration(source.high_s)}"
+        below = f"-{format_duration(source.low_s)} " if source.low_s else ""
+        effect = f"{below}+{format_duration(source.high_s)}"
         text = f"{source.input} {effect}: {source.basis}"
         yield from _labelled(label, shorten(text, _WIDTH - 12, placeholder=" ..."))
         label = ""
