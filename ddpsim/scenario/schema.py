@@ -152,7 +152,10 @@ class Workload(_Spec):
         None, description="pixels on a side; default: the model's usual one"
     )
     precision: Precision = Field("fp32", description="torch's arithmetic; amp keeps fp32 gradients")
-    step_time: Annotated[StepTime, BeforeValidator(_step_time)] | None = Field(
+    step_time: (
+        Annotated[StepTime, BeforeValidator(_step_time, json_schema_input_type=StepTime | str)]
+        | None
+    ) = Field(
         None,
         description="forward + backward + optimizer of one micro-batch on one device, "
         "no DDP, no data wait; anchors the compute side",
@@ -236,9 +239,10 @@ class Ddp(_Spec):
     """DistributedDataParallel's own options, with torch's names and meanings."""
 
     backend: Literal["nccl", "gloo"] = Field("nccl", description="process-group backend")
-    torch: Annotated[_KNOWN_TORCH, BeforeValidator(_torch_version)] = Field(
-        "2.15", description="the version whose rules are followed"
-    )
+    torch: Annotated[
+        _KNOWN_TORCH,
+        BeforeValidator(_torch_version, json_schema_input_type=_KNOWN_TORCH | float),
+    ] = Field("2.15", description="the version whose rules are followed")
     bucket_cap_mb: BucketCaps = Field(
         None,
         description="MiB, as torch: default = 1 MiB first, then 25; a number = that for the first "
@@ -396,8 +400,8 @@ class Cluster(_Spec):
 
     nodes: Annotated[int, Field(ge=1, le=_MOST_RANKS)] = Field(description="machines")
     gpus_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="ranks per machine")
-    device: Annotated[Device, BeforeValidator(_device)] = Field(
-        description="a preset's name, or the values themselves"
+    device: Annotated[Device, BeforeValidator(_device, json_schema_input_type=Device | str)] = (
+        Field(description="a preset's name, or the values themselves")
     )
     all_reduce: SourceFileField | None = Field(
         None, description="an nccl-tests log or our CSV, measured on these very ranks"

@@ -1,0 +1,100 @@
+"""Inputs that stand elsewhere: the project's scenarios, published ready times, the glossary."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Outcome
+from ruamel.yaml import YAML
+
+from ddpsim.errors import ImportFailedError
+from ddpsim.glossary import _ALIASES, TERMS, lookup
+from ddpsim.importers.model_profile import read_profile
+from ddpsim.scenario.quantity import SourceFile
+from ddpsim.scenario.schema import Scenario
+
+SCENARIOS = sorted((Path(__file__).resolve().parent.parent / "scenarios").glob("*.yaml"))
+REFERENCE = os.environ.get("DDPSIM_REFERENCE_DATA")
+
+
+def test_there_are_scenarios() -> None:
+    assert SCENARIOS
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_check_accepts_every_scenario(cli: Callable[..., Outcome], path: Path) -> None:
+    outcome = cli("check", str(path))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"{path}: ok, ")
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_the_printed_schema_accepts_every_scenario(path: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    document = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    jsonschema.validate(document, Scenario.model_json_schema(by_alias=True))
+
+
+def test_the_printed_schema_knows_the_short_forms() -> None:
+    models = Scenario.model_json_schema(by_alias=True)["$defs"]
+    for model, key in (("Cluster", "device"), ("Workload", "step_time")):
+        forms = models[model]["properties"][key]["anyOf"]
+        assert {"type": "string"} in forms
+        assert any("$ref" in form for form in forms)
+
+
+def test_an_unknown_command(cli: Callable[..., Outcome]) -> None:
+    outcome = cli("rnu")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "No such command 'rnu'" in outcome.err
+    assert "run" in outcome.err
+
+
+@pytest.mark.parametrize("alias", sorted(_ALIASES))
+def test_explain_knows_other_names(cli: Callable[..., Outcome], alias: str) -> None:
+    assert cli("explain", alias).out == TERMS[_ALIASES[alias]] + "\n"
+
+
+@pytest.mark.parametrize("term", sorted(TERMS))
+def test_explain_takes_any_spelling(term: str) -> None:
+    for spelling in (term.upper(), f" {term} ", term.replace(" ", "_"), term.replace("-", "_")):
+        assert lookup(spelling) == TERMS[term]
+
+
+def test_a_profile_of_absurd_depth_or_digits_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    for text in ('{"a":' * 100_000, '{"schema": ' + "9" * 5000 + "}", '{"schema": 1e999}'):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ImportFailedError) as caught:
+            read_profile(SourceFile("profile.json", path))
+        assert len(str(caught.value)) < 200
+
+
+@pytest.mark.skipif(
+    REFERENCE is None, reason="DDPSIM_REFERENCE_DATA names no folder of ready times"
+)
+def test_published_ready_times() -> None:
+    paths = sorted((Path(str(REFERENCE)) / "ready-times").glob("*_ready_times.csv"))
+    assert paths, "no ready times there"
+    for path in paths:
+        source = SourceFile(path.name, path)
+        if path.name.startswith("ncf"):  # its rows are not in backward order: unusable as it is
+            continue
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        found = [(p.name, p.numel, p.ready_s) for p in read_profile(source).parameters]
+        assert found == [
+            (row["param_name"], int(row["numel"]), pytest.approx(float(row["ready_us"]) * 1e-6))
+            for row in rows
+        ], path.name
+
+
+def test_json_is_the_only_thing_on_stdout(cli: Callable[..., Outcome]) -> None:
+    outcome = cli("run", str(SCENARIOS[0]), "--json")
+    assert json.loads(outcome.out)["schema"] == "ddpsim.result/1"
+    assert outcome.err == ""
