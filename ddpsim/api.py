@@ -79,6 +79,7 @@ def _interval(job: Job, result: Result) -> PredictionInterval:
         job.step_s,
         compute_basis=job.model.basis,
         network_basis=job.network.basis,
+        has_loader=job.program.loader is not None,
         backend=job.scenario.ddp.backend,
         hidden_comm_s=result.comm_time_s - result.exposed_comm_s,
         spread_s=(times.p10, times.p90),

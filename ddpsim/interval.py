@@ -32,6 +32,7 @@ NETWORK_SIGMA = {
     ),
     "preset links": (0.25, "assumed: the device's usual machine, not yours"),
 }
+DATA_SIGMA = (0.10, "assumed: a loader's rate as stated in the scenario")
 # compute while a collective is in flight: 18.9 % slower on average with NCCL (arXiv 2507.03114),
 # up to 22 % with gloo on a shared-core testbed (docs/validation.md)
 _INTERFERENCE = {"nccl": (0.189, "arXiv 2507.03114"), "gloo": (0.22, "our testbed's rounds")}
@@ -39,26 +40,29 @@ _INTERFERENCE = {"nccl": (0.189, "arXiv 2507.03114"), "gloo": (0.22, "our testbe
 
 def prediction_interval(
     mean_s: float,
-    step_s: Callable[[float, float], float],
+    step_s: Callable[[float, float, float], float],
     *,
     compute_basis: str,
     network_basis: str,
+    has_loader: bool,
     backend: str,
     hidden_comm_s: float,
     spread_s: tuple[float, float],
 ) -> PredictionInterval:
     """The 80 % interval around a mean step.
 
-    `step_s(compute, network)` simulates the step with its times stretched by two factors;
+    `step_s(compute, network, data)` simulates the step with its times stretched by factors;
     `hidden_comm_s` is communication under compute; `spread_s` is p10 and p90 over iterations.
     """
-    base_s = step_s(1.0, 1.0)
+    base_s = step_s(1, 1, 1)
     sources = [
-        _varied("compute time", *COMPUTE_SIGMA[compute_basis], base_s, lambda f: step_s(f, 1))
+        _varied("compute time", *COMPUTE_SIGMA[compute_basis], base_s, lambda f: step_s(f, 1, 1))
     ]
     if network_basis in NETWORK_SIGMA:
         sigma, basis = NETWORK_SIGMA[network_basis]
-        sources.append(_varied("network time", sigma, basis, base_s, lambda f: step_s(1, f)))
+        sources.append(_varied("network time", sigma, basis, base_s, lambda f: step_s(1, f, 1)))
+    if has_loader:
+        sources.append(_varied("data rate", *DATA_SIGMA, base_s, lambda f: step_s(1, 1, f)))
     low, high = spread_s
     if high > low:
         jitter = IntervalSource(

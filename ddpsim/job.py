@@ -36,11 +36,12 @@ class Job:
     program: Program
     knows_warmup: bool
 
-    def step_s(self, compute_factor: float, network_factor: float) -> float:
-        """One noiseless steady step with its times stretched by two factors."""
+    def step_s(self, compute_factor: float, network_factor: float, data_factor: float) -> float:
+        """One noiseless steady step with its times stretched by three factors."""
         program = compile_program(self.scenario, self.model.scaled(compute_factor)).steady()
         cost = self.network.cost.stretched(network_factor)
-        once = replace(program, iterations=1)
+        loader = program.loader.stretched(data_factor) if program.loader else None
+        once = replace(program, iterations=1, loader=loader)
         return mean_step_s(run(once, cost, self.scenario.cluster.world_size).timeline)
 
     def baselines(self) -> Baselines:

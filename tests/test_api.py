@@ -170,3 +170,15 @@ def test_a_free_network_and_one_rank_agree() -> None:
     )
     one = mean_ms("resnet50-8xa100", "cluster.gpus_per_node=1")
     assert math.isclose(mean_ms("resnet50-8xa100", *free), one, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("override", "kind"),
+    [("workload.data={rate: 1500 samples/s}", "data"), ("workload.batch_per_rank=1", "host")],
+)
+def test_whatever_bounds_the_step_widens_the_interval(override: str, kind: str) -> None:
+    result = predict("resnet50-8xa100", override)
+    interval = result.prediction_interval_s
+    assert result.bottleneck.kind == kind
+    assert interval is not None
+    assert interval.high - interval.low > 0.1 * result.iteration_time_s.mean

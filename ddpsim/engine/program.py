@@ -50,6 +50,10 @@ class Loader:
     batch_ns: int
     capacity: int
 
+    def stretched(self, factor: float) -> Loader:
+        """The same loader, every batch `factor` times as long in the making."""
+        return replace(self, batch_ns=round(self.batch_ns * factor))
+
 
 @dataclass(frozen=True, slots=True)
 class Program:

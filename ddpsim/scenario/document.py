@@ -108,7 +108,7 @@ class Document:
     def _plain(self, node: Any, path: KeyPath, where: str | None = None) -> Any:
         """Python's own types from ruamel's, remembering places on the way."""
         if len(path) > _DEEPEST or len(self.value_places) > _MOST_VALUES:
-            _refuse(self.place(path), "this is nested too deeply, or too much, for a scenario")
+            _refuse(self.place(path), "this is nested too deeply, or too long, for a scenario")
         if isinstance(node, (CommentedMap, CommentedSeq)):
             items = list(node.items() if isinstance(node, CommentedMap) else enumerate(node))
             for key, _ in items:

@@ -95,12 +95,13 @@ class Model:
         return tuple(sorted(set(range(len(self.parameters))) - set(self.ready_order)))
 
     def scaled(self, factor: float) -> Model:
-        """The same model with all its device work `factor` times as long."""
+        """The same model with its device work and its launches `factor` times as long."""
         return replace(
             self,
             forward=scale(self.forward, factor),
             backward=scale(self.backward, factor),
             optimizer=scale((self.optimizer,), factor)[0],
+            launch_s=self.launch_s * factor,
         )
 
 
