@@ -120,10 +120,8 @@ def resolve(scenario: Scenario, document: Document | None = None) -> Job:
 
 def _price(network: Network, program: Program) -> None:
     """Ask for the cost of everything that will be sent, so that no error waits for the run."""
-    for bucket in (*program.initial_buckets, *program.rebuilt_buckets):
-        network.cost.transfer("all_reduce", bucket.wire_bytes)
-    if program.used_map_bytes:
-        network.cost.transfer("all_reduce", program.used_map_bytes)
+    for size_bytes in sorted(program.all_reduce_bytes):
+        network.cost.transfer("all_reduce", size_bytes)
     for buffers in program.buffers:
         network.cost.transfer("broadcast", buffers.size_bytes)
 

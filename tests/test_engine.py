@@ -305,8 +305,6 @@ def test_a_meeting_waits_for_all() -> None:
         def stretched(self, factor: float) -> Any:
             return self
 
-        period = 1
-
     network = Network(env, Fixed(), 2, shared=False, stepwise=False)
     ends = []
 

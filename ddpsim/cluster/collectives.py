@@ -72,11 +72,6 @@ class CollectiveCost(Protocol):
         """The same model with every time `factor` times as long."""
         ...
 
-    @property
-    def period(self) -> int:
-        """How many neighbouring ranks stand for all; 1 if one of them is always the slowest."""
-        ...
-
 
 @dataclass(frozen=True)
 class SingleRankCost:
@@ -89,11 +84,6 @@ class SingleRankCost:
     def stretched(self, factor: float) -> SingleRankCost:  # noqa: ARG002
         """See CollectiveCost."""
         return self
-
-    @property
-    def period(self) -> int:
-        """See CollectiveCost."""
-        return 1
 
 
 @dataclass(frozen=True)
@@ -127,17 +117,6 @@ class LinkCost:
     def stretched(self, factor: float) -> LinkCost:
         """See CollectiveCost."""
         return replace(self, time_factor=self.time_factor * factor)
-
-    @property
-    def period(self) -> int:
-        """See CollectiveCost: 1 if a link has both the longest latency and the least bandwidth."""
-        latency_s = max(link.latency_s for link in self.links)
-        rate = min(link.bandwidth_bytes_per_s for link in self.links)
-        if Link(latency_s, rate) in self.links:
-            return 1
-        ranks = len(self.links)
-        divisors = (period for period in range(1, ranks + 1) if ranks % period == 0)
-        return next(p for p in divisors if self.links[:p] * (ranks // p) == self.links)
 
     def _ns(self, seconds: float) -> int:
         return to_ns(seconds * self.time_factor)
@@ -174,11 +153,6 @@ class AllReduceLogCost:
         """See CollectiveCost."""
         beyond = self.beyond.stretched(factor) if self.beyond else None
         return replace(self, beyond=beyond, time_factor=self.time_factor * factor)
-
-    @property
-    def period(self) -> int:
-        """See CollectiveCost."""
-        return self.beyond.period if self.beyond else 1
 
     def covers(self, size_bytes: int) -> bool:
         """Whether a message size lies within the measured ones."""

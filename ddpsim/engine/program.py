@@ -92,6 +92,12 @@ class Program:
             return self
         return replace(self, initial_buckets=self.rebuilt_buckets)
 
+    @property
+    def all_reduce_bytes(self) -> frozenset[int]:
+        """The sizes of every all-reduce that the loop sends."""
+        sizes = {b.wire_bytes for b in (*self.initial_buckets, *self.rebuilt_buckets)}
+        return frozenset(sizes | ({self.used_map_bytes} if self.used_map_bytes else set()))
+
     def buckets(self, iteration: int) -> tuple[Bucket, ...]:
         """The buckets in use in an iteration, counted from 0."""
         rebuilt = self.rebuilt_at is not None and iteration >= self.rebuilt_at

@@ -8,7 +8,7 @@ from typing import Literal
 
 from simpy import Environment
 
-from ddpsim.cluster.collectives import CollectiveCost
+from ddpsim.cluster.collectives import CollectiveCost, RingTransfer
 from ddpsim.engine.network import Network
 from ddpsim.engine.noise import Slowdowns
 from ddpsim.engine.program import Program
@@ -39,15 +39,12 @@ def run(
 ) -> Simulated:
     """Simulate a training loop on `world_size` ranks.
 
-    Without slowdowns ranks differ at most by their link. A rank behind a link that is the slowest
-    for every size never waits for a peer: it joins every collective last or together with the last
-    (by induction, as nobody leaves one later), so it alone gives the slowest rank's times and the
-    others are folded into it. Where no link is the slowest for every size, one period of the ring
-    (a node) stands for all. `mode` "reference" folds nothing and runs rings step by step.
+    Without slowdowns some ranks stand for all (see `_representatives`); `mode` "reference" folds
+    nothing and runs rings step by step.
     """
     env = Environment()
     folded = mode == "auto" and slowdowns is None
-    participants = min(cost.period, world_size) if folded else world_size
+    participants = _representatives(program, cost) if folded else world_size
     network = Network(
         env,
         cost,
@@ -64,6 +61,23 @@ def run(
     folds = participants < world_size
     folding = f"folded {world_size} into {participants}" if folds else "every rank"
     return Simulated(timeline, participants, (folding, *sorted(network.paths)))
+
+
+def _representatives(program: Program, cost: CollectiveCost) -> int:
+    """How many neighbouring ranks stand for all that differ at most by their link.
+
+    A rank behind a link that is the slowest for every size sent never waits for a peer: it joins
+    every collective last or together with the last (by induction, as nobody leaves one later), so
+    it alone gives the slowest rank's times. Where no link is, one period of the ring (a node) does.
+    """
+    transfers = [cost.transfer("all_reduce", size) for size in program.all_reduce_bytes]
+    rings = [transfer.step_ns for transfer in transfers if isinstance(transfer, RingTransfer)]
+    steps_of_rank = list(zip(*rings, strict=True))
+    if not rings or tuple(map(max, rings)) in steps_of_rank:
+        return 1
+    ranks = len(steps_of_rank)
+    divisors = (period for period in range(1, ranks + 1) if ranks % period == 0)
+    return next(p for p in divisors if steps_of_rank[:p] * (ranks // p) == steps_of_rank)
 
 
 def _run_to_the_end(env: Environment, ranks: Sequence[Rank], network: Network) -> None:
