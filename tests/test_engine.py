@@ -75,6 +75,11 @@ def test_recurrence_equals_its_definition(data: st.DataObject) -> None:
     assert ring_ends_ns(RingTransfer(2 * (ranks - 1), costs), arrivals) == expected
 
 
+def test_a_clock_that_would_overflow_is_an_error() -> None:
+    with pytest.raises(SimulationError, match="passes 292 years"):
+        ring_ends_ns(RingTransfer(6, (2**61, 1, 1, 1)), [0, 0, 0, 0])
+
+
 def test_equal_links_end_together_at_the_closed_form() -> None:
     ring = RingTransfer(steps=6, step_ns=(10, 10, 10, 10))
     assert ring_ends_ns(ring, [5, 0, 3, 100]) == [100 + 6 * 10] * 4

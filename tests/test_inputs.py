@@ -48,6 +48,11 @@ def test_the_printed_schema_knows_the_short_forms() -> None:
         assert any("$ref" in form for form in forms)
 
 
+def test_the_printed_schema_knows_the_newer_names() -> None:
+    options = Scenario.model_json_schema(by_alias=True)["$defs"]["Ddp"]["properties"]
+    assert options["forward_sync_buffers"] == options["broadcast_buffers"]
+
+
 def test_an_unknown_command(cli: Callable[..., Outcome]) -> None:
     outcome = cli("rnu")
     assert (outcome.code, outcome.out) == (2, "")

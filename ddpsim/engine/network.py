@@ -26,8 +26,11 @@ from ddpsim.cluster.collectives import (
     WholeTransfer,
     duration_ns,
 )
+from ddpsim.errors import SimulationError
 
 __all__ = ["Meeting", "Network", "SharedLink", "ring_ends_ns"]
+
+_LATEST_NS = 2**63 - 1  # what an int64 holds
 
 
 class Network:
@@ -189,10 +192,16 @@ def ring_ends_ns(ring: RingTransfer, arrivals_ns: Sequence[int]) -> list[int]:
     One participant stands behind the slowest link and never waits for others that started with
     it. Several stand for a whole ring of the same period: links and arrivals that repeat make
     times that repeat, so a ring of one period gives them, over all the steps of the whole ring.
+    Raises SimulationError where the recurrence's clock would overflow.
     """
     slowest = max(ring.step_ns)
+    last_ns = max(arrivals_ns) + ring.steps * slowest
     if len(arrivals_ns) == 1 or min(ring.step_ns) == slowest:
-        return [max(arrivals_ns) + ring.steps * slowest] * len(arrivals_ns)
+        return [last_ns] * len(arrivals_ns)
+    if last_ns > _LATEST_NS:
+        raise SimulationError(
+            "the simulated clock passes 292 years; check the links' latency and bandwidth"
+        )
     import numpy as np  # noqa: PLC0415 -- a quarter of the start-up time, and most runs need it not
 
     times = np.array(arrivals_ns, dtype=np.int64)

@@ -102,6 +102,12 @@ class Optimizer(_Spec):
         0.0, description="weight decay, any optimizer"
     )
 
+    @model_validator(mode="after")
+    def _momentum_is_sgds(self) -> Optimizer:
+        if self.momentum and self.name != "sgd":
+            raise _fail(f"belongs to sgd; {self.name} has none, remove it", "momentum")
+        return self
+
 
 class DataLoader(_Spec):
     """The input pipeline of one rank."""
@@ -125,6 +131,11 @@ def _model_name(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{shown(value)} is not a model name")
     return catalog.resolve("model", value)
+
+
+def _know_newer_names(schema: dict[str, Any]) -> None:
+    options = schema["properties"]
+    options["forward_sync_buffers"] = options["broadcast_buffers"]
 
 
 class Workload(_Spec):
@@ -237,6 +248,8 @@ BucketCaps = Annotated[
 
 class Ddp(_Spec):
     """DistributedDataParallel's own options, with torch's names and meanings."""
+
+    model_config = ConfigDict(json_schema_extra=_know_newer_names)
 
     backend: Literal["nccl", "gloo"] = Field("nccl", description="process-group backend")
     torch: Annotated[
