@@ -1,0 +1,132 @@
+"""A record: raw samples of what was measured, where, and with what; kept as it grows.
+
+JSON, schema `ddpsim.record/1`. A record is saved whole and atomically after every measurement, so
+an interrupted run loses only the one in flight.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from calibrate.files import write_atomically
+from ddpsim.errors import ImportFailedError
+
+__all__ = ["Environment", "Layout", "Measurement", "Record", "load_record", "save_record"]
+
+SCHEMA = "ddpsim.record/1"
+
+Kind = Literal[
+    "all_reduce",  # size_bytes; variant "alone", "two in flight", "with gemm", "with memory"
+    "broadcast",
+    "reduce_scatter",
+    "all_gather",
+    "point_to_point",
+    "device_copy",  # size_bytes read and written once
+    "device_cast",  # float32 to float16; size_bytes of the float32 side
+    "optimizer",  # variant names class and implementation: "adamw foreach"; size_bytes of gradients
+    "ddp_hook",  # one backward; variant "with ddp" or "without"; parameters counted
+    "compute",  # one fixed piece; variant "gemm alone", "gemm with all_reduce", "memory ..."
+    "jitter",  # a long series of one fixed piece of compute, in the order it ran
+    "data_loader",  # one batch
+]
+Group = Literal["world", "intra_node", "one_per_node", "pair", "none"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Environment(_Part):
+    """Where a record comes from; two records fit together if their `machine` is the same."""
+
+    created: str = Field(description="ISO 8601, UTC")
+    machine: str = Field(description="processor or device, and how many: 'AMD EPYC, 2 cores'")
+    device: str = Field(description="'cpu', or the GPU's name")
+    torch: str
+    backend: Literal["gloo", "nccl"]
+    library: str = Field(description="NCCL's version; gloo has none of its own: torch's")
+    variables: dict[str, str] = Field(description="NCCL_*, GLOO_*, TORCH_*, OMP_* as set")
+    details: dict[str, str] = Field(description="driver, kernel, governor, topology, load ...")
+
+
+class Layout(_Part):
+    """The ranks of a record."""
+
+    nodes: int = Field(ge=1)
+    gpus_per_node: int = Field(ge=1)
+    line_rate_bytes_per_s: float | None = Field(
+        None, gt=0, description="the nominal rate of a node's network link, where it is known"
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the job."""
+        return self.nodes * self.gpus_per_node
+
+
+class Measurement(_Part):
+    """One thing measured: `samples_s[i]` is the i-th time, of the slowest rank taking part."""
+
+    kind: Kind
+    variant: str = "alone"
+    group: Group = "none"
+    nodes: int = Field(1, ge=1, description="nodes that take part")
+    gpus_per_node: int = Field(1, ge=1, description="ranks a node that take part")
+    size_bytes: int = Field(0, ge=0)
+    parameters: int = Field(0, ge=0)
+    warmup_s: tuple[float, ...] = ()
+    samples_s: tuple[float, ...] = Field(min_length=1)
+    samples_by_rank_s: tuple[tuple[float, ...], ...] = Field((), description="jitter: [rank][i]")
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What makes it the same measurement, for `--resume`."""
+        return (
+            self.kind,
+            self.variant,
+            self.group,
+            self.nodes,
+            self.gpus_per_node,
+            self.size_bytes,
+            self.parameters,
+        )
+
+
+class Record(_Part):
+    """Everything measured on one cluster in one go."""
+
+    schema_: Literal["ddpsim.record/1"] = Field("ddpsim.record/1", alias="schema")
+    environment: Environment
+    layout: Layout
+    measurements: tuple[Measurement, ...] = ()
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
+    )
+
+    def with_measurement(self, measurement: Measurement) -> Record:
+        """The record with one more measurement; it takes the place of an earlier one."""
+        kept = tuple(m for m in self.measurements if m.key != measurement.key)
+        return self.model_copy(update={"measurements": (*kept, measurement)})
+
+
+def load_record(path: Path) -> Record:
+    """Read a record; raises ImportFailedError with what is wrong and where."""
+    try:
+        return Record.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ImportFailedError(str(path), f"cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ImportFailedError(
+            str(path), f"is no {SCHEMA} record: {where}: {first['msg']}"
+        ) from None
+
+
+def save_record(record: Record, path: Path) -> None:
+    """Write a record whole, or leave the old one as it was."""
+    write_atomically(path, record.model_dump_json(by_alias=True, indent=1) + "\n")

@@ -1,0 +1,151 @@
+"""A cluster profile: what calibration found about a cluster, as JSON `ddpsim.profile/1`.
+
+Seconds and bytes throughout. `calibrate fit` writes profiles; `cluster.profile` names one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ddpsim.errors import ImportFailedError
+from ddpsim.importers.text import read_text
+from ddpsim.scenario.quantity import SourceFile
+
+__all__ = [
+    "ClusterProfile",
+    "Fitted",
+    "GlooRing",
+    "Interference",
+    "Jitter",
+    "NcclRegime",
+    "NcclRegimes",
+    "Overheads",
+    "Provenance",
+    "ValidRange",
+    "read_cluster_profile",
+]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Fitted(_Part):
+    """One fitted figure with its standard error (None: could not be told)."""
+
+    value: float
+    stderr: float | None = Field(None, ge=0)
+
+
+class NcclRegime(_Part):
+    """One way in which a library reduces: latency by hops, then bytes at a bandwidth.
+
+    Ring: 2(n-N) hops inside nodes, 2(N-1) between them, for n ranks on N nodes; tree:
+    2(n/N - 1) and 2 log2(N). Then 2(n-1)/n x size at the bandwidth of the layout.
+    """
+
+    shape: Literal["ring", "tree"]
+    base_s: Fitted
+    intra_hop_s: Fitted
+    inter_hop_s: Fitted
+    intra_bandwidth_bytes_per_s: Fitted | None = Field(description="bus bandwidth on one node")
+    inter_bandwidth_bytes_per_s: Fitted | None = Field(description="bus bandwidth over nodes")
+
+
+class NcclRegimes(_Part):
+    """NCCL picks the way that is the fastest: the time is the least over the regimes."""
+
+    kind: Literal["fastest-of"] = "fastest-of"
+    regimes: tuple[NcclRegime, ...] = Field(min_length=1)
+
+
+class GlooRing(_Part):
+    """gloo's segmented ring (gloo/allreduce.cc): figures of the time formula in docs/model.md."""
+
+    kind: Literal["gloo-ring"] = "gloo-ring"
+    queue_s: Fitted = Field(description="once a collective")
+    segment_s: Fitted = Field(description="software latency of a segment")
+    wire_bytes_per_byte: Fitted = Field(description="line rate over payload rate, above 1")
+    reduce_bytes_per_s: Fitted = Field(description="one thread adding two buffers")
+    burst_bytes: Fitted = Field(description="that pass before a shaper limits the rate")
+    line_rate_bytes_per_s: float = Field(gt=0, description="of the links it was measured on")
+
+
+class ValidRange(_Part):
+    """What was measured; outside it a prediction is an extrapolation."""
+
+    size_bytes: tuple[int, int]
+    layouts: tuple[tuple[int, int], ...] = Field(description="(nodes, gpus_per_node)")
+    line_rates_bytes_per_s: tuple[float, ...] = ()
+
+
+class Interference(_Part):
+    """Compute and communication in flight together: how many times longer each takes.
+
+    `compute_slowdown_s_per_byte` x (bytes a rank sends a second) is added to `compute_slowdown`:
+    threads that move bytes take processor time from compute.
+    """
+
+    compute_slowdown: Fitted
+    compute_slowdown_s_per_byte: Fitted
+    comm_slowdown: Fitted
+
+
+class Overheads(_Part):
+    """DDP's own cost on this machine; None: not measured."""
+
+    hook_s: Fitted | None = None
+    copy_bytes_per_s: Fitted | None = Field(None, description="read plus written")
+    launch_collective_s: Fitted | None = None
+
+
+class Jitter(_Part):
+    """Spread of compute time (standard deviations of its logarithm)."""
+
+    iteration_sigma: float = Field(ge=0, description="from iteration to iteration, one rank")
+    rank_sigma: float = Field(ge=0, description="between the ranks' medians")
+    autocorrelation: float = Field(ge=-1, le=1, description="of consecutive iterations")
+
+
+class Provenance(_Part):
+    """Where the figures come from."""
+
+    created: str
+    machine: str
+    software: str
+    sources: tuple[str, ...] = Field(min_length=1, description="records or logs, by name")
+
+
+class ClusterProfile(_Part):
+    """A cluster as calibrated."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
+    )
+
+    schema_: Literal["ddpsim.profile/1"] = Field("ddpsim.profile/1", alias="schema")
+    name: str
+    backend: Literal["gloo", "nccl"]
+    all_reduce: Annotated[NcclRegimes | GlooRing, Field(discriminator="kind")]
+    all_reduce_sigma: float = Field(ge=0, description="RMS of the fit's relative residuals")
+    valid: ValidRange
+    interference: Interference | None = None
+    overheads: Overheads = Overheads()
+    jitter: Jitter | None = None
+    provenance: Provenance
+    warnings: tuple[str, ...] = ()
+
+
+def read_cluster_profile(source: SourceFile) -> ClusterProfile:
+    """Read a profile; raises ImportFailedError with what is wrong and where."""
+    text = read_text(source, "a ddpsim.profile/1 JSON file")
+    try:
+        return ClusterProfile.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ImportFailedError(
+            source.given, f"is no ddpsim.profile/1 cluster profile: {where}: {first['msg']}"
+        ) from None
