@@ -8,23 +8,31 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from simpy import Environment
 from strategies import models, scenarios
 
 from ddpsim.cluster.build import build_network
-from ddpsim.cluster.collectives import LinkCost, RingTransfer, SingleRankCost, WholeTransfer
+from ddpsim.cluster.collectives import (
+    Interference,
+    InterferingCost,
+    LinkCost,
+    RingTransfer,
+    SingleRankCost,
+    WholeTransfer,
+)
 from ddpsim.cluster.topology import Link
-from ddpsim.engine.network import Network, SharedLink, ring_ends_ns
+from ddpsim.engine.network import Network, ring_ends_ns
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.program import Program, compile_program
+from ddpsim.engine.progress import SharedLink
 from ddpsim.engine.rank import Rank
 from ddpsim.engine.run import Simulated, run
 from ddpsim.engine.stream import Stream
 from ddpsim.errors import SimulationError
 from ddpsim.result.metrics import BreakdownNs, Step, steps_of
-from ddpsim.result.timeline import Span
+from ddpsim.result.timeline import CommSpan, Span
 from ddpsim.scenario.schema import Scenario
 from ddpsim.workload.model import Model
 
@@ -61,6 +69,77 @@ def test_ring_shortcuts_equal_the_plain_model(scenario: Scenario, model: Model) 
     """Stragglers and jitter: closed form and recurrence give every rank's ticks, span by span."""
     fast, plain = simulated(scenario, model), simulated(scenario, model, "reference")
     assert fast.timeline == plain.timeline
+
+
+FACTORS = st.integers(100, 250).map(lambda percent: Fraction(percent, 100))
+INTERFERENCES = st.builds(Interference, FACTORS, FACTORS)
+
+
+def interfering(scenario: Scenario, model: Model, interference: Interference, mode: Any) -> Any:
+    program = compile_program(scenario, model)
+    cost = InterferingCost(build_network(scenario).cost, interference)
+    return run(program, cost, scenario.cluster.world_size, None, mode)
+
+
+@settings(max_examples=150, deadline=None)
+@given(scenarios(), models(), INTERFERENCES)
+def test_folded_ranks_equal_the_plain_model_under_interference(
+    scenario: Scenario, model: Model, interference: Interference
+) -> None:
+    fast, plain = (interfering(scenario, model, interference, m) for m in ("auto", "reference"))
+    fast_steps, plain_steps = slowest_steps(fast), slowest_steps(plain)
+    assert [s.end_ns for s in fast_steps] == [s.end_ns for s in plain_steps]
+    assert [s.breakdown() for s in fast_steps] == [s.breakdown() for s in plain_steps]
+    for step in slowest_steps(plain):
+        assert step.breakdown().total == step.length_ns
+
+
+@settings(max_examples=100, deadline=None)
+@given(scenarios(), models(), FACTORS)
+def test_interference_never_helps(scenario: Scenario, model: Model, factor: Fraction) -> None:
+    """One collective at a time; with two workers a delay may help, as in any list schedule."""
+    assume(scenario.ddp.backend == "nccl")
+    alone = interfering(scenario, model, Interference(), "auto")
+    for slowdown in (Interference(compute=factor), Interference(comm=factor)):
+        slowed = interfering(scenario, model, slowdown, "auto")
+        pairs = zip(slowest_steps(alone), slowest_steps(slowed), strict=True)
+        assert all(before.end_ns <= after.end_ns for before, after in pairs)
+
+
+def test_interference_has_a_worked_example() -> None:
+    """Compute of 100 under a transfer of 50, both twice as slow: 100 together, then 50 alone."""
+    env = Environment()
+    compute, link = Stream(env, None, paced=True), SharedLink(env)
+    ends: dict[str, int] = {}
+
+    def transfer() -> Any:
+        compute.slow_down(Fraction(2))
+        link.set_computing(True)
+        yield link.transfer(50, slowdown=Fraction(2))
+        ends["transfer"] = int(env.now)
+        compute.recover(Fraction(2))
+
+    compute.launch("backward", 100)
+    compute.record().callbacks.append(lambda _: ends.update(compute=int(env.now)))
+    env.process(transfer())
+    env.run()
+    assert ends == {"transfer": 100, "compute": 150}
+
+
+def test_a_critical_path_passes_collectives_that_take_no_time() -> None:
+    """The wait ends at 30 with a collective of no length that queued behind one of 10 to 30."""
+    step = Step(
+        0,
+        30,
+        0,
+        (),
+        (Span("backward", 0, 10), Span("comm_wait", 10, 30)),
+        (
+            CommSpan("all_reduce", 0, 8, 1, 10, 10, 10, 30),
+            CommSpan("all_reduce", 1, 8, 1, 10, 30, 30, 30),
+        ),
+    )
+    assert [(s.start_ns, s.end_ns) for s in step.critical_path()] == [(0, 10), (10, 30)]
 
 
 @settings(max_examples=300, deadline=None)

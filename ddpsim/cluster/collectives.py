@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
 from typing import Literal, Protocol
 
@@ -21,6 +22,8 @@ from ddpsim.units import format_bytes, to_ns
 __all__ = [
     "AllReduceLogCost",
     "CollectiveCost",
+    "Interference",
+    "InterferingCost",
     "LinkCost",
     "Network",
     "Operation",
@@ -36,19 +39,36 @@ CostBasis = Literal["none", "log", "stated links", "preset links", "extrapolated
 
 
 @dataclass(frozen=True, slots=True)
+class Interference:
+    """How many times longer compute takes under a transfer, and the transfer under compute."""
+
+    compute: Fraction = Fraction(1)
+    comm: Fraction = Fraction(1)
+
+
+NO_INTERFERENCE = Interference()
+
+
+@dataclass(frozen=True, slots=True)
 class RingTransfer:
     """`steps` rounds around a ring; in each, rank r needs `step_ns[r]` to get its next chunk."""
 
     steps: int
     step_ns: tuple[int, ...]
+    interference: Interference = NO_INTERFERENCE
 
 
 @dataclass(frozen=True, slots=True)
 class WholeTransfer:
-    """A duration from the last arrival: latency, then a transfer that may share its link."""
+    """A duration from the last arrival: latency, then a transfer that may share its link.
+
+    `link_share`: the part of the link that the transfer takes up while it has it to itself.
+    """
 
     latency_ns: int
     transfer_ns: int
+    link_share: Fraction = Fraction(1)
+    interference: Interference = NO_INTERFERENCE
 
 
 Transfer = RingTransfer | WholeTransfer
@@ -71,6 +91,23 @@ class CollectiveCost(Protocol):
     def stretched(self, factor: float) -> CollectiveCost:
         """The same model with every time `factor` times as long."""
         ...
+
+
+@dataclass(frozen=True)
+class InterferingCost:
+    """A cost model whose transfers and compute slow each other down by fixed factors."""
+
+    cost: CollectiveCost
+    interference: Interference
+
+    def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
+        """See CollectiveCost."""
+        transfer = self.cost.transfer(operation, size_bytes)
+        return replace(transfer, interference=self.interference)
+
+    def stretched(self, factor: float) -> InterferingCost:
+        """See CollectiveCost."""
+        return replace(self, cost=self.cost.stretched(factor))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import Any
 from simpy import Environment, Event, Store
 
 from ddpsim.cluster.collectives import Operation
-from ddpsim.engine.network import Network
+from ddpsim.engine.network import Meeting, Network
+from ddpsim.engine.stream import Stream
 from ddpsim.result.timeline import CommSpan
 
 __all__ = ["Collective", "CommLane", "CommObserver"]
@@ -33,19 +34,28 @@ class Collective:
 
 
 class CommLane:
-    """NCCL's stream (one worker) or gloo's threads (two), fed first in, first out."""
+    """NCCL's stream (one worker) or gloo's threads (two), fed first in, first out.
+
+    `spins`: a collective occupies the device from its launch on, as NCCL's kernels wait for peers
+    on their multiprocessors; gloo's threads sleep.
+    """
 
     def __init__(
         self,
         env: Environment,
         rank: int,
         network: Network,
-        workers: int,
+        compute: Stream,
         observe: CommObserver | None,
+        *,
+        workers: int,
+        spins: bool,
     ) -> None:
         self._env = env
         self._rank = rank
         self._network = network
+        self._compute = compute
+        self._spins = spins
         self._observe = observe
         self._queue = Store(env)
         for _ in range(workers):
@@ -63,12 +73,24 @@ class CommLane:
             meeting = self._network.join(
                 collective.key, collective.operation, collective.size_bytes, self._rank
             )
-            yield meeting.ends[self._rank]
+            yield from self._take_part(meeting)
             if self._observe:
                 self._observe(self._span(collective, joined_ns, int(meeting.met_ns)))
             if collective.after_ns:
                 yield self._env.timeout(collective.after_ns)
             collective.done.succeed()
+
+    def _take_part(self, meeting: Meeting) -> Generator[Event, Any, None]:
+        """Wait for the end; compute is slower meanwhile, for NCCL also while it waits for peers."""
+        factor = meeting.transfer.interference.compute
+        if factor == 1:
+            yield meeting.ends[self._rank]
+            return
+        if not self._spins and not meeting.met.processed:
+            yield meeting.met
+        self._compute.slow_down(factor)
+        yield meeting.ends[self._rank]
+        self._compute.recover(factor)
 
     def _span(self, collective: Collective, joined_ns: int, met_ns: int) -> CommSpan:
         return CommSpan(

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Generator, Hashable, Sequence
 from fractions import Fraction
 from functools import partial
-from math import ceil
 from typing import Any, TypeGuard
 
 from simpy import Environment, Event, Store
@@ -26,9 +25,10 @@ from ddpsim.cluster.collectives import (
     WholeTransfer,
     duration_ns,
 )
+from ddpsim.engine.progress import SharedLink
 from ddpsim.errors import SimulationError
 
-__all__ = ["Meeting", "Network", "SharedLink", "ring_ends_ns"]
+__all__ = ["Meeting", "Network", "ring_ends_ns"]
 
 _LATEST_NS = 2**63 - 1  # what an int64 holds
 
@@ -36,8 +36,9 @@ _LATEST_NS = 2**63 - 1  # what an int64 holds
 class Network:
     """Where `participants` ranks meet for collectives; one stands for all when they are folded.
 
-    `shared`: transfers in flight at the same time share the links (gloo); otherwise each has
-    them to itself, as NCCL's stream lets one through at a time. `stepwise` runs rings step by step.
+    `shared`: transfers may be in flight at the same time and share the links (gloo); NCCL's
+    stream lets one through at a time. `slows_compute`: some transfer slows compute down.
+    `stepwise` runs rings step by step.
     """
 
     def __init__(
@@ -46,14 +47,18 @@ class Network:
         cost: CollectiveCost,
         participants: int,
         *,
-        shared: bool,
-        stepwise: bool,
+        shared: bool = False,
+        slows_compute: bool = False,
+        stepwise: bool = False,
     ) -> None:
         self._env = env
         self._cost = cost
         self._participants = participants
         self._stepwise = stepwise
-        self._link = SharedLink(env) if shared else None
+        self._link = SharedLink(env)
+        self._shared = shared
+        self.slows_compute = slows_compute
+        self._computing: set[int] = set()
         self._meetings: dict[Hashable, Meeting] = {}
         self.paths: set[str] = set()
 
@@ -69,8 +74,16 @@ class Network:
         if len(meeting.arrivals_ns) == self._participants:
             del self._meetings[key]
             meeting.met_ns = int(self._env.now)
+            meeting.met.succeed()
             self._all_met(meeting)
         return meeting
+
+    def computes(self, rank: int, *, busy: bool) -> None:
+        """A rank's compute stream begins or ends to have work: transfers may slow or recover."""
+        before = bool(self._computing)
+        (self._computing.add if busy else self._computing.discard)(rank)
+        if bool(self._computing) != before:
+            self._link.set_computing(not before)
 
     def missing(self) -> list[str]:
         """For each collective that some ranks still wait at: who is there and who is not."""
@@ -81,9 +94,13 @@ class Network:
         ]
 
     def _runs_step_by_step(self, transfer: Transfer) -> TypeGuard[RingTransfer]:
-        if not self._stepwise or self._link or not isinstance(transfer, RingTransfer):
+        if not self._stepwise or self._is_whole(transfer) or isinstance(transfer, WholeTransfer):
             return False
         return len(transfer.step_ns) == self._participants
+
+    def _is_whole(self, transfer: Transfer) -> bool:
+        """A ring whose rate may change under way is priced as a whole: all its ranks leave it."""
+        return self._shared or transfer.interference.comm != 1
 
     def _all_met(self, meeting: Meeting) -> None:
         transfer = meeting.transfer
@@ -91,19 +108,18 @@ class Network:
             self.paths.add("ring:steps")
         elif isinstance(transfer, WholeTransfer):
             self._env.process(self._whole(meeting, transfer))
-        elif self._link:  # rings in flight together share their links: priced as a whole
+        elif self._is_whole(transfer):
             self.paths.add("ring:whole")
-            self._env.process(self._whole(meeting, WholeTransfer(0, duration_ns(transfer))))
+            whole = WholeTransfer(0, duration_ns(transfer), interference=transfer.interference)
+            self._env.process(self._whole(meeting, whole))
         else:
             self._ring(meeting, transfer)
 
     def _whole(self, meeting: Meeting, transfer: WholeTransfer) -> Generator[Event, Any, None]:
-        self.paths.add("whole:shared" if self._link else "whole")
-        yield self._env.timeout(transfer.latency_ns)
-        if self._link:
-            yield self._link.transfer(transfer.transfer_ns)
-        else:
-            yield self._env.timeout(transfer.transfer_ns)
+        self.paths.add("whole:shared" if self._shared else "whole")
+        slowdown = transfer.interference.comm
+        yield self._link.transfer(transfer.latency_ns, Fraction(0), slowdown)
+        yield self._link.transfer(transfer.transfer_ns, transfer.link_share, slowdown)
         for end in meeting.ends:
             end.succeed()
 
@@ -129,61 +145,18 @@ class Network:
 
 
 class Meeting:
-    """One collective: who has arrived when, the chunks under way, and an end for each rank."""
+    """One collective: who has arrived when, the chunks under way, and an end for each rank.
+
+    `met` fires when the last rank has arrived.
+    """
 
     def __init__(self, env: Environment, transfer: Transfer, participants: int) -> None:
         self.transfer = transfer
         self.arrivals_ns: dict[int, int] = {}
         self.met_ns = 0
+        self.met = env.event()
         self.ends = [env.event() for _ in range(participants)]
         self.inboxes = [Store(env) for _ in range(participants)]
-
-
-class SharedLink:
-    """A link whose transfers in flight share its rate equally, exactly.
-
-    Progress is counted in the virtual time that all transfers have in common: it runs at 1/k of
-    the clock while k are in flight, and a transfer ends `work` virtual ticks after it began.
-    """
-
-    def __init__(self, env: Environment) -> None:
-        self._env = env
-        self._virtual = Fraction(0)
-        self._since_ns = 0
-        self._ends: dict[Event, Fraction] = {}
-        self._alarm = 0
-
-    def transfer(self, work_ns: int) -> Event:
-        """Begin a transfer that takes `work_ns` alone; the event fires at its end."""
-        self._progress()
-        done = self._env.event()
-        self._ends[done] = self._virtual + work_ns
-        self._schedule()
-        return done
-
-    def _progress(self) -> None:
-        now = int(self._env.now)
-        if self._ends:
-            self._virtual += Fraction(now - self._since_ns, len(self._ends))
-        self._since_ns = now
-
-    def _schedule(self) -> None:
-        self._alarm += 1
-        if not self._ends:
-            return
-        alarm, first = self._alarm, min(self._ends.values())
-        wait_ns = ceil((first - self._virtual) * len(self._ends))
-        timeout = self._env.timeout(max(0, wait_ns))
-        timeout.callbacks.append(lambda _: self._expire(alarm))
-
-    def _expire(self, alarm: int) -> None:
-        if alarm != self._alarm:
-            return  # the rates have changed since
-        self._progress()
-        for done in [event for event, end in self._ends.items() if end <= self._virtual]:
-            del self._ends[done]
-            done.succeed()
-        self._schedule()
 
 
 def ring_ends_ns(ring: RingTransfer, arrivals_ns: Sequence[int]) -> list[int]:

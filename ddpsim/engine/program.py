@@ -61,7 +61,8 @@ class Program:
 
     `backward[i]` ends with the gradient of `ready_order[i]`; one more is the tail. `blocking`:
     the host computes itself (a CPU) and blocks in waits; `comm_workers` collectives may be in
-    flight at once (NCCL's stream: 1; gloo's threads: 2). `ddp` False is the bare module.
+    flight at once (NCCL's stream: 1; gloo's threads: 2); `comm_spins`: they occupy the device
+    while they wait for peers. `ddp` False is the bare module.
     """
 
     warmup: int
@@ -84,6 +85,7 @@ class Program:
     optimizer: Launch
     blocking: bool
     comm_workers: int
+    comm_spins: bool
     ddp: bool = True
 
     def steady(self) -> Program:
@@ -135,6 +137,7 @@ def compile_program(scenario: Scenario, model: Model, *, ddp: bool = True) -> Pr
         optimizer=launch(model.optimizer),
         blocking=scenario.cluster.device.kind == "cpu",
         comm_workers=2 if spec.backend == "gloo" else 1,
+        comm_spins=spec.backend == "nccl",
         ddp=ddp,
     )
 

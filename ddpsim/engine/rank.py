@@ -45,8 +45,21 @@ class Rank:
         self.program = program
         self.timeline = timeline
         self.waiting_for = "its start"
-        self.compute = Stream(env, timeline.compute.append)
-        self.comm = CommLane(env, rank, network, program.comm_workers, timeline.comm.append)
+        self.compute = Stream(
+            env,
+            timeline.compute.append,
+            paced=network.slows_compute,
+            tell_busy=lambda busy: network.computes(rank, busy=busy),
+        )
+        self.comm = CommLane(
+            env,
+            rank,
+            network,
+            self.compute,
+            timeline.comm.append,
+            workers=program.comm_workers,
+            spins=program.comm_spins,
+        )
         self._slowdown = slowdown
         self._factor = 1.0
         self._iteration = 0

@@ -8,7 +8,7 @@ from typing import Literal
 
 from simpy import Environment
 
-from ddpsim.cluster.collectives import CollectiveCost, RingTransfer
+from ddpsim.cluster.collectives import CollectiveCost, RingTransfer, Transfer
 from ddpsim.engine.network import Network
 from ddpsim.engine.noise import Slowdowns
 from ddpsim.engine.program import Program
@@ -44,12 +44,17 @@ def run(
     """
     env = Environment()
     folded = mode == "auto" and slowdowns is None
-    participants = _representatives(program, cost) if folded else world_size
+    transfers = [cost.transfer("all_reduce", size) for size in program.all_reduce_bytes]
+    shared = program.comm_workers > 1
+    whole = shared or any(transfer.interference.comm != 1 for transfer in transfers)
+    representatives = 1 if whole else _representatives(transfers)
+    participants = representatives if folded else world_size
     network = Network(
         env,
         cost,
         participants,
-        shared=program.comm_workers > 1,
+        shared=shared,
+        slows_compute=any(transfer.interference.compute != 1 for transfer in transfers),
         stepwise=mode == "reference",
     )
     ranks = [
@@ -63,14 +68,15 @@ def run(
     return Simulated(timeline, participants, (folding, *sorted(network.paths)))
 
 
-def _representatives(program: Program, cost: CollectiveCost) -> int:
+def _representatives(transfers: Sequence[Transfer]) -> int:
     """How many neighbouring ranks stand for all that differ at most by their link.
+
+    Where all ranks leave every transfer together, they are alike and one does.
 
     A rank behind a link that is the slowest for every size sent never waits for a peer: it joins
     every collective last or together with the last (by induction, as nobody leaves one later), so
     it alone gives the slowest rank's times. Where no link is, one period of the ring (a node) does.
     """
-    transfers = [cost.transfer("all_reduce", size) for size in program.all_reduce_bytes]
     rings = [transfer.step_ns for transfer in transfers if isinstance(transfer, RingTransfer)]
     steps_of_rank = list(zip(*rings, strict=True))
     if not rings or tuple(map(max, rings)) in steps_of_rank:

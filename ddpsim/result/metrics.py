@@ -128,8 +128,13 @@ class Step:
         return [CriticalSpan(span.kind, span.start_ns, now)], False
 
     def _comm_before(self, now: int) -> tuple[list[CriticalSpan], bool]:
-        """The collective that ended last by `now`; True: it queued behind another one."""
-        ended = [span for span in self.comm if span.end_ns <= now]
+        """The collective that ended last by `now`; True: it queued behind another one.
+
+        One that took no time at `now` itself explains nothing, and would be found again and again.
+        """
+        ended = [span for span in self.comm if span.end_ns <= now and span.joined_ns < now]
+        if not ended:
+            return [CriticalSpan("host", self.start_ns, now)], False
         span = max(ended, key=lambda comm: comm.end_ns)
         links = [CriticalSpan("comm_hook", span.end_ns, now)] if span.end_ns < now else []
         name = f"{span.operation} of bucket {span.bucket}" if span.bucket >= 0 else span.operation

@@ -1,0 +1,92 @@
+"""Work whose rate may change while it is under way, and a link that several transfers share."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil
+
+from simpy import Environment, Event
+
+__all__ = ["Progress", "SharedLink"]
+
+_FULL = Fraction(1)
+
+
+class Progress:
+    """One piece of work; `done` fires at the first tick at which `work_ns` at rate 1 are done.
+
+    Progress is piecewise linear and exact: what is left is a fraction, and only the end is
+    rounded to a tick, upwards.
+    """
+
+    __slots__ = ("_alarm", "_env", "_left", "_rate", "_since_ns", "done")
+
+    def __init__(self, env: Environment, work_ns: int, rate: Fraction = _FULL) -> None:
+        self._env = env
+        self._left = Fraction(work_ns)
+        self._rate = rate
+        self._since_ns = int(env.now)
+        self._alarm = 0
+        self.done = env.event()
+        self._schedule()
+
+    def set_rate(self, rate: Fraction) -> None:
+        """From now on do `rate` ticks of work a tick (above 0); without effect once done."""
+        if rate == self._rate or self.done.triggered:
+            return
+        now = int(self._env.now)
+        self._left -= (now - self._since_ns) * self._rate
+        self._since_ns, self._rate = now, rate
+        self._schedule()
+
+    def _schedule(self) -> None:
+        self._alarm += 1
+        alarm = self._alarm
+        timeout = self._env.timeout(max(0, ceil(self._left / self._rate)))
+        timeout.callbacks.append(lambda _: self._end(alarm))
+
+    def _end(self, alarm: int) -> None:
+        if alarm == self._alarm:  # otherwise the rate has changed since
+            self.done.succeed()
+
+
+class SharedLink:
+    """A link that the transfers in flight share, max-min fairly.
+
+    A transfer alone takes up `share` of the link; together they get at most all of it. While a
+    rank computes each transfer is slowed down by its own factor.
+    """
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self._flows: dict[Progress, tuple[Fraction, Fraction]] = {}
+        self._computing = False
+
+    def transfer(self, work_ns: int, share: Fraction = _FULL, slowdown: Fraction = _FULL) -> Event:
+        """Begin a transfer that takes `work_ns` alone; the event fires at its end."""
+        flow = Progress(self._env, work_ns)
+        self._flows[flow] = (share, slowdown)
+        flow.done.callbacks.append(lambda _: self._leave(flow))
+        self._share_out()
+        return flow.done
+
+    def set_computing(self, computing: bool) -> None:  # noqa: FBT001 -- a state, not an option
+        """Say whether any rank computes now."""
+        self._computing = computing
+        self._share_out()
+
+    def _leave(self, flow: Progress) -> None:
+        del self._flows[flow]
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """The least demanding first: each gets what it needs, or an equal part of the rest."""
+        left = _FULL
+        by_demand = sorted(self._flows.items(), key=lambda item: item[1][0])
+        for waiting, (flow, (share, slowdown)) in zip(
+            range(len(by_demand), 0, -1), by_demand, strict=True
+        ):
+            got = min(share, left / waiting)
+            left -= got
+            rate = got / share if share else _FULL
+            flow.set_rate(rate / slowdown if self._computing else rate)
