@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from types import TracebackType
 
 from calibrate.testbed.errors import TestbedError
-from calibrate.testbed.network import address, build, host_namespace, remove
+from calibrate.testbed.network import address, build, host_namespace, keep, remove
 from calibrate.testbed.processes import HostOutput, OnLine, run_together
 from calibrate.testbed.signals import as_exceptions, postponed
 from calibrate.testbed.state import State, this_process
@@ -128,6 +128,10 @@ class Testbed:
             on_line,
         )
 
+    def keep(self) -> None:
+        """Leave it up when the context ends, until it is taken down by its name."""
+        self._up = keep(self._state)
+
     @property
     def _state(self) -> State:
         if self._up is None:
@@ -141,8 +145,9 @@ class Testbed:
 
     def _down(self) -> None:
         state, self._up = self._state, None
-        with postponed():
-            remove(state)
+        if state.owner is not None:
+            with postponed():
+                remove(state)
 
     def _check_cores(self) -> None:
         if self._cores is None:

@@ -34,7 +34,7 @@ from calibrate.testbed.state import (
     save,
 )
 
-__all__ = ["address", "build", "host_namespace", "present", "processes", "remove"]
+__all__ = ["address", "build", "host_namespace", "keep", "present", "remove", "take_down"]
 
 MOST_HOSTS = 250  # their addresses are one /24
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
@@ -80,17 +80,45 @@ def remove(state: State) -> None:
         _remove(state)
 
 
+def keep(state: State) -> State:
+    """The testbed without an owner: it stays until `take_down`."""
+    kept = state.model_copy(update={"owner": None})
+    with locked():
+        save(kept)
+    return kept
+
+
+def take_down(name: str, *, kill: bool = False) -> None:
+    """Remove a testbed that was kept, by name; raises TestbedError.
+
+    What still runs in it is ended with `kill`, and an error without.
+    """
+    _check_machine()
+    with locked():
+        states = {state.name: state for state in _without_abandoned()}
+        if name not in states:
+            known = f"there are {', '.join(states)}" if states else "none is up"
+            raise TestbedError(f"there is no testbed named {name!r}: {known}")
+        state = states[name]
+        if state.owner is not None:
+            raise TestbedError(
+                f"the testbed {name!r} belongs to process {state.owner.pid}, which removes it: "
+                "end that process"
+            )
+        pids = _processes(state)
+        if pids and not kill:
+            raise TestbedError(
+                f"in the testbed {name!r} still run the processes {', '.join(map(str, pids))}: "
+                "end them first, or use --kill"
+            )
+        _remove(state)
+
+
 def present() -> list[State]:
     """The machine's testbeds by name, after the abandoned ones are removed; raises TestbedError."""
     _check_machine()
     with locked():
         return _without_abandoned()
-
-
-def processes(state: State) -> list[int]:
-    """The pids of what runs in a testbed."""
-    known = _namespaces()
-    return sorted(pid for name in state.namespaces if name in known for pid in _pids(name))
 
 
 def host_namespace(state: State, host: int) -> str:
@@ -227,6 +255,11 @@ def _end_processes(namespace: str) -> None:
         if not pids:
             return
         time.sleep(0.05)
+
+
+def _processes(state: State) -> list[int]:
+    known = _namespaces()
+    return sorted(pid for name in state.namespaces if name in known for pid in _pids(name))
 
 
 def _switch(state: State) -> str:
