@@ -130,7 +130,8 @@ def list_() -> None:
     for state in states:
         rates = dict.fromkeys(format_bytes_per_s(rate) for rate in state.rates_bytes_per_s)
         whose = "up" if state.owner is None else f"process {state.owner.pid}"
-        print(f"{state.name}: {len(state)} hosts, {' and '.join(rates)}, {whose}")
+        hosts = f"{len(state)} host{'s' * (len(state) > 1)}"
+        print(f"{state.name}: {hosts}, {' and '.join(rates)}, {whose}")
     if not states:
         print("no testbed is up")
 

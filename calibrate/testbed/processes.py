@@ -77,13 +77,13 @@ class _Process:
             errors="replace",
             start_new_session=True,
         )
-        self._readers = [
-            threading.Thread(target=self._read, args=(stream, pipe), daemon=True)
-            for stream, pipe in (("stdout", self._popen.stdout), ("stderr", self._popen.stderr))
+        self._threads = [
+            threading.Thread(target=self._read, args=("stdout", self._popen.stdout), daemon=True),
+            threading.Thread(target=self._read, args=("stderr", self._popen.stderr), daemon=True),
+            threading.Thread(target=self._await, args=(ended,), daemon=True),
         ]
-        for reader in self._readers:
-            reader.start()
-        threading.Thread(target=self._await, args=(ended,), daemon=True).start()
+        for thread in self._threads:
+            thread.start()
 
     @property
     def code(self) -> int | None:
@@ -100,10 +100,10 @@ class _Process:
             os.killpg(self._popen.pid, number)
 
     def close(self) -> None:
-        """Wait for the last of its output."""
-        for reader in self._readers:
-            # a process that left the group may hold the pipe open; it dies with its namespace
-            reader.join(timeout=1.0)
+        """Wait for its end and the last of its output."""
+        for thread in self._threads:
+            # a process that left the group may hold a pipe open; it dies with its namespace
+            thread.join(timeout=1.0)
 
     def _await(self, ended: queue.SimpleQueue[int]) -> None:
         self._popen.wait()
