@@ -24,9 +24,11 @@ from ddpsim.errors import DdpsimError
 
 GBIT = 125e6  # bytes/s
 COMMAND = """
-import signal, sys
+import os, pathlib, signal, sys
+from calibrate.testbed import state
 from calibrate.testbed.cli import app
 from ddpsim.errors import DdpsimError
+state.FOLDER = pathlib.Path(os.environ["TESTBED_FOLDER"])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 try:
     app()
@@ -60,6 +62,15 @@ def why_no_network() -> str | None:
     return None
 
 
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Files of their own: tests at once on one machine would tidy up after each other."""
+    folder = tmp_path / "run"
+    monkeypatch.setattr(state, "FOLDER", folder)
+    monkeypatch.setenv("TESTBED_FOLDER", str(folder))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def permitted() -> None:
     reason = why_no_network()
@@ -88,11 +99,10 @@ def made_of(name: str) -> list[str]:
 
 
 @pytest.fixture
-def as_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is checked after root and the tools: as if both were there, with another folder."""
+def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is checked after root and the tools: as if both were there."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(network.shutil, "which", lambda tool: f"/sbin/{tool}")
-    monkeypatch.setattr(state, "FOLDER", tmp_path)
 
 
 def message(rates: object = (GBIT, GBIT), **options: object) -> str:
@@ -192,8 +202,9 @@ def test_error_folder(as_root: None, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     )
 
 
-def test_error_file(as_root: None, tmp_path: Path) -> None:
-    path = tmp_path / "lab.testbed.json"
+def test_error_file(as_root: None, folder: Path) -> None:
+    folder.mkdir()
+    path = folder / "lab.testbed.json"
     path.write_text('{"schema": "ddpsim.testbed/2"}')
     assert message() == (
         f"{path} cannot be read as a testbed of this version of ddpsim: remove what it lists with "
@@ -242,8 +253,7 @@ def test_an_owner_is_alive_until_it_ends() -> None:
     assert not owner.alive
 
 
-def test_a_state_survives_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(state, "FOLDER", tmp_path)
+def test_a_state_survives_its_file() -> None:
     saved = state.State(
         name="lab", subnet="10.77.0", rates_bytes_per_s=(1e6,), owner=state.this_process()
     )
@@ -271,11 +281,15 @@ def test_postponed_signals_come_after_the_block() -> None:
             signal.raise_signal(signal.SIGINT)
             done.append("all of the block")
 
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert done
-    assert signal.getsignal(signal.SIGINT) is before
+    # a shell's background jobs ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert done
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
