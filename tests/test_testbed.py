@@ -332,6 +332,7 @@ def test_outputs_by_host() -> None:
 
 def test_a_failing_host_stops_the_others(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
+    pids.touch()
     with pytest.raises(HostFailedError) as raised:
         together(
             f"sleep 60 & echo $! >> {pids}; trap '' TERM; echo $$ >> {pids}; wait; sleep 60",
@@ -358,6 +359,14 @@ def ends(pid: int) -> bool:
 def test_what_a_command_leaves_running_is_ended(tmp_path: Path) -> None:
     together(f"sleep 60 >/dev/null 2>&1 & echo $! > {tmp_path}/pid")
     assert ends(int((tmp_path / "pid").read_text()))
+
+
+def test_an_error_in_on_line_ends_the_run() -> None:
+    def broken(host: int, stream: str, line: str) -> None:
+        raise BrokenPipeError(line)
+
+    with pytest.raises(BrokenPipeError, match="out"):
+        processes.run_together([["sh", "-c", "echo out; sleep 60"]], [os.environ], 30, broken)
 
 
 def test_error_of_a_killed_host() -> None:

@@ -112,7 +112,8 @@ class Testbed:
         threads. When one fails, on Ctrl-C or after `timeout_s` seconds all are ended with what
         they started: SIGTERM, 3 s later SIGKILL.
 
-        Raises: HostFailedError for the first that fails, TestbedError for a timeout.
+        Raises: HostFailedError for the first that fails, TestbedError for a timeout, and what
+        `on_line` raises.
         """
         if len(commands) != len(self):
             raise TestbedError(

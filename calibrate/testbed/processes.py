@@ -41,7 +41,7 @@ def run_together(
 
     Raises HostFailedError for the first that fails, TestbedError when `timeout_s` is over.
     """
-    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
     processes: list[_Process] = []
     try:
         for host, (command, environment) in enumerate(zip(commands, environments, strict=True)):
@@ -60,12 +60,13 @@ class _Process:
         host: int,
         command: Sequence[str],
         environment: Mapping[str, str],
-        ended: queue.SimpleQueue[int],
+        ended: queue.SimpleQueue[int | Exception],
         on_line: OnLine | None,
     ) -> None:
         self.host = host
         self._lines: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._on_line = on_line
+        self._ended = ended
         self._popen = subprocess.Popen(  # noqa: S603 -- what the user asked to run
             command,
             env=dict(environment),
@@ -80,7 +81,7 @@ class _Process:
         self._threads = [
             threading.Thread(target=self._read, args=("stdout", self._popen.stdout), daemon=True),
             threading.Thread(target=self._read, args=("stderr", self._popen.stderr), daemon=True),
-            threading.Thread(target=self._await, args=(ended,), daemon=True),
+            threading.Thread(target=self._await, daemon=True),
         ]
         for thread in self._threads:
             thread.start()
@@ -105,32 +106,42 @@ class _Process:
             # a process that left the group may hold a pipe open; it dies with its namespace
             thread.join(timeout=1.0)
 
-    def _await(self, ended: queue.SimpleQueue[int]) -> None:
+    def _await(self) -> None:
         self._popen.wait()
-        ended.put(self.host)
+        self._ended.put(self.host)
 
     def _read(self, stream: Literal["stdout", "stderr"], pipe: IO[str]) -> None:
         with pipe:
             for line in pipe:
                 self._lines[stream].append(line)
-                if self._on_line:
+                if self._on_line is None:
+                    continue
+                try:
                     self._on_line(self.host, stream, line)
+                except Exception as error:  # noqa: BLE001 -- raised again by the thread that waits
+                    self._ended.put(error)
+                    return
 
 
 def _wait(
-    processes: Sequence[_Process], ended: queue.SimpleQueue[int], timeout_s: float | None
+    processes: Sequence[_Process],
+    ended: queue.SimpleQueue[int | Exception],
+    timeout_s: float | None,
 ) -> None:
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     for _ in processes:
         try:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            process = processes[ended.get(timeout=left)]
+            end = ended.get(timeout=left)
         except queue.Empty:
             running = [str(p.host) for p in processes if p.code is None]
             raise TestbedError(
                 f"after {timeout_s:g} s host{'s' * (len(running) > 1)} {', '.join(running)} still "
                 "ran, and all were stopped: allow more time, or less work"
             ) from None
+        if isinstance(end, Exception):
+            raise end
+        process = processes[end]
         if process.code:
             process.close()
             raise HostFailedError(process.host, process.code, process.text("stderr"))
