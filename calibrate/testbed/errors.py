@@ -1,0 +1,43 @@
+"""What the testbed raises for a reason a user can mend.
+
+DdpsimError
+└── TestbedError        the network cannot be built, used or removed: why, and what to do
+    └── HostFailedError   a command on a host ended badly: which host, and the end of its stderr
+"""
+
+from __future__ import annotations
+
+import signal
+
+from ddpsim.errors import DdpsimError
+
+__all__ = ["HostFailedError", "TestbedError"]
+
+_LINES = 20  # of stderr in the message; the whole of it is in `stderr`
+
+
+class TestbedError(DdpsimError):
+    """The testbed cannot be built, used or removed."""
+
+    __test__ = False  # pytest takes classes named Test... for tests
+
+
+class HostFailedError(TestbedError):
+    """The first host whose command failed: its number, exit code (-N: signal N) and stderr."""
+
+    def __init__(self, host: int, code: int, stderr: str) -> None:
+        self.host, self.code, self.stderr = host, code, stderr
+        lines = stderr.rstrip().splitlines()
+        cut = f", last {_LINES} of {len(lines)} lines" if len(lines) > _LINES else ""
+        said = "\n".join(lines[-_LINES:])
+        tail = f"; its stderr{cut}:\n{said}" if lines else "; it wrote nothing to stderr"
+        super().__init__(f"host {host} {_how(code)}, the other hosts were stopped{tail}")
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was killed by signal {-code}"
