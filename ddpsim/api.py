@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.run import EngineMode, Simulated, run
-from ddpsim.interval import prediction_interval
+from ddpsim.interval import COMPUTE, DATA, prediction_interval
 from ddpsim.job import Job, resolve
 from ddpsim.result.model import Engine, PredictionInterval, Result
 from ddpsim.result.summary import Context, summarise
@@ -77,9 +77,9 @@ def _interval(job: Job, result: Result) -> PredictionInterval:
     return prediction_interval(
         times.mean,
         job.step_s,
-        compute_basis=job.model.basis,
-        network_basis=job.network.basis,
-        has_loader=job.program.loader is not None,
+        compute=COMPUTE[job.model.basis],
+        network=job.network.uncertainty,
+        data=DATA if job.program.loader else None,
         backend=job.scenario.ddp.backend,
         hidden_comm_s=result.comm_time_s - result.exposed_comm_s,
         spread_s=(times.p10, times.p90),

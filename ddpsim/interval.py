@@ -2,7 +2,7 @@
 
 Each input's standard deviation is measured where it could be and a stated assumption where not
 (docs/model.md, section "Intervals"). Inputs move the step on their own: the scenario is run
-again with each one high and low, without noise, and the differences add in quadrature.
+again with each one low and high, without jitter, and the differences add in quadrature.
 Interference of communication with compute is not modelled yet; it can only lengthen a step, so
 it widens the interval upwards by what was published about it.
 """
@@ -10,29 +10,21 @@ it widens the interval upwards by what was published about it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import hypot
+from math import exp, hypot
 
+from ddpsim.provenance import Uncertainty
 from ddpsim.result.model import IntervalSource, PredictionInterval
 
-__all__ = ["COMPUTE_SIGMA", "NETWORK_SIGMA", "prediction_interval"]
+__all__ = ["COMPUTE", "DATA", "prediction_interval"]
 
 LEVEL = 0.8
 _Z = 1.2815515655446004  # of a normal distribution: 80 % lie within +/- z sigma
 
-COMPUTE_SIGMA = {
-    "roofline": (0.20, "the roofline's error over 7 published single-GPU steps"),
-    "measured": (0.02, "assumed repeatability of a measured step time"),
+COMPUTE = {
+    "roofline": Uncertainty(0.20, "the roofline's error over 7 published single-GPU steps"),
+    "measured": Uncertainty(0.02, "assumed repeatability of a measured step time"),
 }
-NETWORK_SIGMA = {
-    "log": (0.05, "assumed: a log interpolated between its sizes, another day's network"),
-    "extrapolated log": (0.20, "assumed: a log of other ranks or sizes"),
-    "stated links": (
-        0.10,
-        "assumed: links stated in the scenario, one alpha and beta for all sizes",
-    ),
-    "preset links": (0.25, "assumed: the device's usual machine, not yours"),
-}
-DATA_SIGMA = (0.10, "assumed: a loader's rate as stated in the scenario")
+DATA = Uncertainty(0.10, "assumed: a loader's rate as stated in the scenario")
 # compute while a collective is in flight: 18.9 % slower on average with NCCL (arXiv 2507.03114),
 # up to 22 % with gloo on a shared-core testbed (docs/validation.md)
 _INTERFERENCE = {"nccl": (0.189, "arXiv 2507.03114"), "gloo": (0.22, "our testbed's rounds")}
@@ -42,9 +34,9 @@ def prediction_interval(
     mean_s: float,
     step_s: Callable[[float, float, float], float],
     *,
-    compute_basis: str,
-    network_basis: str,
-    has_loader: bool,
+    compute: Uncertainty,
+    network: Uncertainty | None,
+    data: Uncertainty | None,
     backend: str,
     hidden_comm_s: float,
     spread_s: tuple[float, float],
@@ -55,20 +47,20 @@ def prediction_interval(
     `hidden_comm_s` is communication under compute; `spread_s` is p10 and p90 over iterations.
     """
     base_s = step_s(1, 1, 1)
+    varied = (
+        ("compute time", compute, lambda factor: step_s(factor, 1, 1)),
+        ("network time", network, lambda factor: step_s(1, factor, 1)),
+        ("data rate", data, lambda factor: step_s(1, 1, factor)),
+    )
     sources = [
-        _varied("compute time", *COMPUTE_SIGMA[compute_basis], base_s, lambda f: step_s(f, 1, 1))
+        _effect(name, uncertainty, mean_s / base_s, base_s, stretched_s)
+        for name, uncertainty, stretched_s in varied
+        if uncertainty
     ]
-    if network_basis in NETWORK_SIGMA:
-        sigma, basis = NETWORK_SIGMA[network_basis]
-        sources.append(_varied("network time", sigma, basis, base_s, lambda f: step_s(1, f, 1)))
-    if has_loader:
-        sources.append(_varied("data rate", *DATA_SIGMA, base_s, lambda f: step_s(1, 1, f)))
     low, high = spread_s
     if high > low:
-        jitter = IntervalSource(
-            "jitter", mean_s - low, high - mean_s, "p10 to p90 of the iterations"
-        )
-        sources.append(jitter)
+        below, above = max(0.0, mean_s - low), max(0.0, high - mean_s)
+        sources.append(IntervalSource("jitter", below, above, "p10 to p90 of the iterations"))
     below_s = hypot(*(source.low_s for source in sources))
     above_s = hypot(*(source.high_s for source in sources))
     if hidden_comm_s > 0:
@@ -80,11 +72,17 @@ def prediction_interval(
     return PredictionInterval(LEVEL, max(0.0, mean_s - below_s), mean_s + above_s, tuple(sources))
 
 
-def _varied(
-    name: str, sigma: float, basis: str, base_s: float, step_s: Callable[[float], float]
+def _effect(
+    name: str,
+    uncertainty: Uncertainty,
+    scale: float,
+    base_s: float,
+    step_s: Callable[[float], float],
 ) -> IntervalSource:
     """The step with one input low and high, each at its edge of the 80 % range."""
-    share = _Z * sigma
-    low_s = max(0.0, base_s - step_s(1 - share))
-    high_s = max(0.0, step_s(1 + share) - base_s)
-    return IntervalSource(name, low_s, high_s, f"+/-{share:.0%} ({basis})")
+    high = exp(_Z * uncertainty.sigma)
+    low = min(1 / high, uncertainty.could_fall_to)
+    low_s = max(0.0, base_s - step_s(low)) * scale
+    high_s = max(0.0, step_s(high) - base_s) * scale
+    basis = f"{low - 1:.0%} {high - 1:+.0%} ({uncertainty.basis})"
+    return IntervalSource(name, low_s, high_s, basis)

@@ -6,19 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ddpsim.cluster.build import build_network
+from ddpsim.cluster.build import build_network, judged
 from ddpsim.cluster.collectives import Network, SingleRankCost, duration_ns
+from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.run import run
 from ddpsim.errors import InputError, Problem, ScenarioError
 from ddpsim.provenance import Provenance
+from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
 from ddpsim.result.summary import mean_step_s
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import NS_PER_S, format_bytes
 from ddpsim.workload.build import build_model
-from ddpsim.workload.model import Model, total_s
+from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
 
 __all__ = ["Job", "resolve"]
@@ -37,22 +39,25 @@ class Job:
     knows_warmup: bool
 
     def step_s(self, compute_factor: float, network_factor: float, data_factor: float) -> float:
-        """One noiseless steady step with its times stretched by three factors."""
+        """One steady step without jitter, its times stretched by three factors."""
         program = compile_program(self.scenario, self.model.scaled(compute_factor)).steady()
         cost = self.network.cost.stretched(network_factor)
         loader = program.loader.stretched(data_factor) if program.loader else None
         once = replace(program, iterations=1, loader=loader)
-        return mean_step_s(run(once, cost, self.scenario.cluster.world_size).timeline)
+        cluster, calm = self.scenario.cluster, self.scenario.run.model_copy(update={"jitter": None})
+        slowdowns = draw_slowdowns(cluster, calm, once.warmup + 1)
+        return mean_step_s(run(once, cost, cluster.world_size, slowdowns).timeline)
 
     def baselines(self) -> Baselines:
         """The naive answers: no communication, none of it hidden, all of it hidden."""
         bare = compile_program(self.scenario, self.model, ddp=False)
         alone = run(replace(bare, loader=None, iterations=1), SingleRankCost(), 1)
         compute_s = mean_step_s(alone.timeline)
+        backward_ns = steps_of(alone.timeline.ranks[0])[-1].backward_ns()
         buckets = self.program.rebuilt_buckets
         transfers = [self.network.cost.transfer("all_reduce", b.wire_bytes) for b in buckets]
         comm_s = sum(duration_ns(transfer) for transfer in transfers) / NS_PER_S
-        uncovered_s = max(0.0, comm_s - total_s(self.model.backward))
+        uncovered_s = max(0.0, comm_s - backward_ns / NS_PER_S)
         return Baselines(compute_s, compute_s + comm_s, compute_s + uncovered_s)
 
     def memory(self) -> Memory:
@@ -111,11 +116,12 @@ def resolve(scenario: Scenario, document: Document | None = None) -> Job:
     attempt(lambda: _price(network, program.steady()))
     if problems:
         raise ScenarioError(problems)
+    judged_network = judged(network, scenario.cluster, program.steady().all_reduce_bytes)
     try:
         _price(network, program)
     except InputError:  # the one bucket of the first iteration lies outside a log
-        return Job(scenario, model, network, program.steady(), knows_warmup=False)
-    return Job(scenario, model, network, program, knows_warmup=True)
+        return Job(scenario, model, judged_network, program.steady(), knows_warmup=False)
+    return Job(scenario, model, judged_network, program, knows_warmup=True)
 
 
 def _price(network: Network, program: Program) -> None:

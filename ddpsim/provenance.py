@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Provenance", "Trust"]
+__all__ = ["Provenance", "Trust", "Uncertainty"]
 
 Trust = Literal["measured", "imported", "published", "datasheet", "stated", "assumed"]
 
@@ -17,3 +17,15 @@ class Provenance:
     input: str
     source: str
     trust: Trust
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """How wrong a time may be: standard deviation of its logarithm, and what that rests on.
+
+    `could_fall_to`: the factor to which a known shortcoming of the model could bring it down.
+    """
+
+    sigma: float
+    basis: str
+    could_fall_to: float = 1.0

@@ -182,3 +182,63 @@ def test_whatever_bounds_the_step_widens_the_interval(override: str, kind: str) 
     assert result.bottleneck.kind == kind
     assert interval is not None
     assert interval.high - interval.low > 0.1 * result.iteration_time_s.mean
+
+
+def width(result: ddpsim.Result) -> float:
+    interval = result.prediction_interval_s
+    assert interval is not None
+    return interval.high - interval.low
+
+
+def test_a_straggler_is_as_uncertain_as_the_others() -> None:
+    even = predict("resnet50-8xa100")
+    slow = predict("resnet50-8xa100", "cluster.stragglers={factors: {0: 3}}")
+    ratio = slow.iteration_time_s.mean / even.iteration_time_s.mean
+    assert ratio > 2.5
+    assert width(slow) > 0.8 * ratio * width(even)
+
+
+@pytest.fixture
+def short_log(tmp_path: Path) -> str:
+    """An override that names a log of 8 ranks which ends at 1 MB."""
+    path = tmp_path / "short.csv"
+    rows = ["size_bytes,time_us,nodes,gpus_per_node", "100000,40,1,8", "1000000,60,1,8"]
+    path.write_text("\n".join(rows) + "\n", "utf-8")
+    return f"cluster.all_reduce={path}"
+
+
+def test_a_log_that_is_extrapolated_says_so_and_widens_the_interval(short_log: str) -> None:
+    inside = predict("resnet50-nccl-log")
+    outside = predict("resnet50-nccl-log", short_log, "run.allow_extrapolation=true")
+    assert not inside.warnings
+    assert "5 of 5 all-reduce sizes (8.196 MB to 31.50 MB) lie outside" in outside.warnings[0]
+    assert "a log of other ranks or sizes" in str(outside.prediction_interval_s)
+
+
+def test_links_that_answer_beyond_a_log_are_named_as_the_bottleneck(short_log: str) -> None:
+    result = predict(
+        "resnet50-nccl-log",
+        short_log,
+        "cluster.intra_node={bandwidth: 100 MB/s, latency: 5 us}",
+    )
+    assert "intra-node links (100.0 MB/s" in result.bottleneck.text
+    assert "links stated in the scenario" in str(result.prediction_interval_s)
+
+
+def test_a_ring_of_very_many_ranks_is_called_an_upper_bound() -> None:
+    small = predict("resnet50-8xa100", "cluster.nodes=2")
+    large = predict("resnet50-8xa100", "cluster.nodes=128")
+    assert not small.warnings
+    assert "is the latency of 2046 ring steps" in large.warnings[0]
+    interval = large.prediction_interval_s
+    assert interval is not None
+    assert interval.low < 1.1 * small.iteration_time_s.mean
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_hidden_communication_is_never_slower_than_the_step(batch: int) -> None:
+    result = predict(
+        "resnet50-8xa100", f"workload.batch_per_rank={batch}", "ddp.broadcast_buffers=false"
+    )
+    hidden = result.baselines_s.perfect_overlap
+    assert hidden <= result.iteration_time_s.mean

@@ -9,7 +9,8 @@ from pathlib import Path
 import make_validation as validation
 import pytest
 
-from ddpsim.interval import COMPUTE_SIGMA
+from ddpsim.cluster.build import PRESET_LINKS, PRESET_NETWORK
+from ddpsim.interval import COMPUTE
 
 needs_reference = pytest.mark.skipif(
     not os.environ.get("DDPSIM_REFERENCE_DATA"),
@@ -56,8 +57,14 @@ def test_the_testbed_at_2_gbit_lacks_interference() -> None:
 
 
 def test_the_interval_uses_the_measured_roofline_error() -> None:
-    assert math.isclose(COMPUTE_SIGMA["roofline"][0], validation.roofline_sigma(), abs_tol=0.01)
+    assert math.isclose(COMPUTE["roofline"].sigma, validation.roofline_sigma(), abs_tol=0.01)
     assert len(validation.SINGLE) == 7
+
+
+def test_the_interval_uses_the_measured_errors_of_presets() -> None:
+    network = validation.preset_sigma(several_nodes=True)
+    assert math.isclose(PRESET_NETWORK.sigma, network, abs_tol=0.01)
+    assert validation.preset_sigma(several_nodes=False) <= PRESET_LINKS.sigma
 
 
 @needs_reference

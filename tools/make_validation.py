@@ -18,12 +18,14 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from ddpsim.cluster.collectives import duration_ns
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.run import run
 from ddpsim.job import Job, resolve
 from ddpsim.result.summary import mean_step_s
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
+from ddpsim.units import MIB, NS_PER_S
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
@@ -58,6 +60,23 @@ SINGLE = (
     ("resnet50", "v100-sxm-16gb", "amp-fp16", 256, 256 / 1200, EXAMPLES),
     ("resnet50", "a100-sxm-80gb", "tf32", 256, 256 / 938, EXAMPLES),
     ("resnet50", "a100-sxm-80gb", "amp-fp16", 256, 256 / 2470, EXAMPLES),
+)
+
+# nccl-tests all_reduce_perf, 32 MiB in place: sweep, device, nodes, GPUs a node, microseconds
+SWEEPS = (
+    ("ABCI V", "v100-sxm-16gb", 1, 4, 447.7),
+    ("ABCI A", "a100-sxm-40gb", 1, 4, 279.2),
+    ("ABCI A", "a100-sxm-40gb", 1, 8, 358.5),
+    ("SuperBench", "a100-sxm-40gb", 1, 8, 372.8),
+    ("NVIDIA dgxc-benchmarking", "h100-sxm-80gb", 1, 8, 198.9),
+    ("ABCI V", "v100-sxm-16gb", 2, 4, 2969.8),
+    ("ABCI V", "v100-sxm-16gb", 4, 4, 3157.7),
+    ("ABCI V", "v100-sxm-16gb", 8, 4, 3318.2),
+    ("ABCI A", "a100-sxm-40gb", 2, 8, 1885.6),
+    ("AWS p4de, EFA", "a100-sxm-80gb", 2, 8, 1540.7),
+    ("AWS p5, EFA", "h100-sxm-80gb", 2, 8, 417.7),
+    ("dstack, Nebius", "h100-sxm-80gb", 2, 8, 276.45),
+    ("dstack, Lambda", "b200", 2, 8, 253.88),
 )
 
 
@@ -229,6 +248,25 @@ def roofline_sigma() -> float:
     return math.sqrt(fmean(math.log1p(error) ** 2 for error in roofline_errors()))
 
 
+@cache
+def preset_errors() -> tuple[float, ...]:
+    """Presets over measured all-reduce times, minus 1, for every entry of SWEEPS."""
+    return tuple(_preset_s(*sweep[1:4]) / (sweep[4] * 1e-6) - 1 for sweep in SWEEPS)
+
+
+def _preset_s(device: str, nodes: int, gpus: int) -> float:
+    cluster = {"nodes": nodes, "gpus_per_node": gpus, "device": device}
+    job = job_of({"workload": {"model": "resnet50", "batch_per_rank": 1}, "cluster": cluster})
+    return duration_ns(job.network.cost.transfer("all_reduce", 32 * MIB)) / NS_PER_S
+
+
+def preset_sigma(*, several_nodes: bool) -> float:
+    """Root mean square of the logarithmic errors, on one node or on several."""
+    chosen = zip(SWEEPS, preset_errors(), strict=True)
+    errors = [error for sweep, error in chosen if (sweep[2] > 1) == several_nodes]
+    return math.sqrt(fmean(math.log1p(error) ** 2 for error in errors))
+
+
 def levels(rows: tuple[Row, ...]) -> tuple[float, float]:
     """Median and worst absolute error."""
     errors = [abs(row.error()) for row in rows]
@@ -255,6 +293,9 @@ def page() -> str:
         "BACKWARD": _table(backwards, "cap, MiB"),
         "ROOFLINE": _roofline_table(),
         "ROOFLINE_SIGMA": f"{roofline_sigma():.2f}",
+        "PRESETS": _preset_table(),
+        "NODE_SIGMA": f"{preset_sigma(several_nodes=False):.2f}",
+        "NETWORK_SIGMA": f"{preset_sigma(several_nodes=True):.2f}",
     }
     for key, text in figures.items():
         template = template.replace(f"@{key}@", text)
@@ -290,6 +331,13 @@ def _roofline_table() -> str:
         model, device, precision, batch, seconds, source = case
         figures = f"{model} | {device} | {precision} | {batch} | {seconds * 1e3:.1f} ms"
         lines.append(f"| {figures} | {error:+.1%} | {source} |")
+    return "\n".join(lines)
+
+
+def _preset_table() -> str:
+    lines = ["| sweep | device | nodes x GPUs | measured | error |", "|---|---|---|---|---|"]
+    for (name, device, nodes, gpus, time_us), error in zip(SWEEPS, preset_errors(), strict=True):
+        lines.append(f"| {name} | {device} | {nodes} x {gpus} | {time_us:.0f} us | {error:+.0%} |")
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from ddpsim.cluster.topology import Link
 from ddpsim.errors import InputError
 from ddpsim.importers.all_reduce import AllReduceLog
-from ddpsim.provenance import Provenance
+from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.units import format_bytes, to_ns
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 Operation = Literal["all_reduce", "broadcast"]
-CostBasis = Literal["none", "log", "stated links", "preset links", "extrapolated log"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +154,10 @@ class LinkCost:
         """See CollectiveCost."""
         return replace(self, time_factor=self.time_factor * factor)
 
+    def without_latency(self) -> LinkCost:
+        """The same links if they took no time beside the bytes."""
+        return replace(self, links=tuple(replace(link, latency_s=0.0) for link in self.links))
+
     def _ns(self, seconds: float) -> int:
         return to_ns(seconds * self.time_factor)
 
@@ -229,10 +232,10 @@ def _outside(log: AllReduceLog, size_bytes: int) -> str:
 
 @dataclass(frozen=True)
 class Network:
-    """The cost model of a cluster, what it rests on, and its sources."""
+    """The cost model of a cluster, how wrong it may be, and its sources."""
 
     cost: CollectiveCost
-    basis: CostBasis
+    uncertainty: Uncertainty | None
     bottleneck: str
     provenance: tuple[Provenance, ...]
     warnings: tuple[str, ...] = ()

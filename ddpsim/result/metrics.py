@@ -78,6 +78,11 @@ class Step:
             spent["other"] += gap[1] - gap[0] - waited
         return BreakdownNs(**spent)
 
+    def backward_ns(self) -> int:
+        """Ticks from the start of the (last) backward to the end of its last work."""
+        ends = [span.end_ns for span in self.compute if span.kind == "backward"]
+        return max(0, max(ends, default=0) - self.backward_start_ns)
+
     def host_bound_ns(self) -> int:
         """Ticks in which the compute lane waits for neither data nor communication, but idles."""
         waits = [(span.start_ns, span.end_ns) for span in self.host if span.kind == "data_wait"]
