@@ -46,7 +46,7 @@ def local(ranks: int, options: Options, nodes: int = 1) -> Record:
             _end(processes)
         problem = _problem([process.returncode for process in processes], logs)
     if problem:
-        raise MeasureError(f"{problem} Records are kept: --resume goes on from {options.output}.")
+        raise MeasureError(f"{problem} --resume goes on from {options.output}.")
     return load_record(options.output)
 
 

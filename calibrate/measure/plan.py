@@ -102,7 +102,7 @@ def default_plan(layout: Layout, *, gpu: bool, data_loader: str | None = None) -
         plan.append(Task((Slot("data_loader", data_loader),), everyone, (5, 200), weight=4))
     plan.append(Task((Slot("jitter"),), everyone, (50, 500), weight=4, by_rank=True))
     for team in teams(layout)[:1]:
-        plan += _interference(team, 64 * MIB if gpu else MIB)
+        plan += _interference(team, gpu=gpu)
     plan += _hooks_and_copies(everyone)
     plan += _collectives(layout)
     plan += _optimizers(everyone)
@@ -165,8 +165,9 @@ def _optimizers(everyone: Team) -> Iterator[Task]:
             yield Task((slot,), everyone, memory_bytes=5 * size)
 
 
-def _interference(world: Team, size: int) -> Iterator[Task]:
+def _interference(world: Team, *, gpu: bool) -> Iterator[Task]:
     """Compute alone, an all-reduce alone, then both at once, repetition by repetition."""
+    size, working_set = (64 * MIB, 768 * MIB) if gpu else (MIB, 96 * MIB)
     for work in WORKS:
         slots = (
             Slot("compute", f"{work} alone", size),
@@ -174,4 +175,4 @@ def _interference(world: Team, size: int) -> Iterator[Task]:
             Slot("compute", f"{work} with all_reduce", size),
             Slot("all_reduce", f"with {work}", size),
         )
-        yield Task(slots, world, (5, 40), weight=6, memory_bytes=size)
+        yield Task(slots, world, (5, 40), 6.0, size + working_set)

@@ -200,13 +200,15 @@ def _training(
     reference: str, batch: int, device: torch.device, optimizer: OptimizerName, *, fused: bool
 ) -> Training:
     made = find_function(reference)(batch=batch)
-    if not (isinstance(made, tuple) and len(made) == 3):
-        raise MeasureError(f"{reference} must return (model, inputs, loss), not {type(made)}")
+    wanted = f"{reference} must return (model, inputs, loss)"
+    if not isinstance(made, tuple) or len(made) != 3:
+        found = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+        raise MeasureError(f"{wanted}, not {found}")
     model, inputs, loss = made
     if not isinstance(model, nn.Module) or not callable(loss):
+        kinds = ", ".join(type(part).__name__ for part in made)
         raise MeasureError(
-            f"{reference} must return (model, inputs, loss): a torch.nn.Module, a tensor, tuple or "
-            f"dict, and a function; got {type(model)}, {type(inputs)}, {type(loss)}"
+            f"{wanted}: a torch.nn.Module, a tensor, tuple or dict, and a function; got {kinds}"
         )
     model = model.to(device)
     trained = [p for p in model.parameters() if p.requires_grad]

@@ -28,9 +28,11 @@ Loader = Callable[[], Iterable[object]]
 
 _TENSORS_OF_OPTIMIZER = 16
 _ELEMENTS_OF_TINY = 8
-# one piece of compute takes some 40 ms on one CPU core at 75 GFLOP/s and 10 GB/s, or on an H100
-_GEMM = {"cpu": (384, 24), "cuda": (4096, 16)}  # rows and columns, products
-_MEMORY = {"cpu": (8 * 2**20, 4), "cuda": (64 * 2**20, 128)}  # floats in each of three, additions
+# a piece of compute takes some 20 ms on one CPU core of 75 GFLOP/s and 10 GB/s, or on an H100
+_GEMM = {"cpu": (384, 12), "cuda": (4096, 8)}  # rows and columns, products
+_MEMORY = {"cpu": (8 * 2**20, 2), "cuda": (64 * 2**20, 64)}  # floats in each of three, additions
+# as many alone as together: the slowest rank's mean over fewer would be longer by chance alone
+_PIECES, _ALL_REDUCES = 3, 4
 
 
 def build_round(task: Task, job: Job, loader: Loader | None) -> Round:
@@ -190,10 +192,10 @@ def _ddp_hook(task: Task, job: Job) -> Round:
 
 
 def _jitter(_task: Task, job: Job) -> Round:
-    """A quarter of the fixed GEMM piece: some 10 ms."""
+    """Half the fixed GEMM piece: some 10 ms."""
     n, times = _GEMM[job.device.type]
     a, b, out = (torch.rand(n, n, device=job.device) for _ in range(3))
-    return _timed(job, lambda: _repeat(times // 4, lambda: torch.mm(a, b, out=out)))
+    return _timed(job, lambda: _repeat(times // 2, lambda: torch.mm(a, b, out=out)))
 
 
 def _data_loader(task: Task, job: Job, loader: Loader | None) -> Round:
@@ -280,10 +282,9 @@ def _interference(task: Task, job: Job) -> Round:
     piece = compute_piece(work, job.device)
     group, ranks = job.group(task.team.ranks), len(task.team.ranks)
     data = _floats(task.first.size_bytes, job)
-    compute_alone = _timed(job, piece)
-    several = 4
+    compute_alone = _timed(job, lambda: _repeat(_PIECES, piece), _PIECES)
     comm_alone = _timed(
-        job, lambda: _repeat(several, lambda: dist.all_reduce(data, group=group)), several
+        job, lambda: _repeat(_ALL_REDUCES, lambda: dist.all_reduce(data, group=group)), _ALL_REDUCES
     )
 
     def run() -> list[Lap]:
@@ -302,10 +303,11 @@ def _interference(task: Task, job: Job) -> Round:
 
 
 def _compute_beside(traffic: _Traffic, piece: Work, job: Job) -> Lap:
-    """Pieces of compute until two whole all-reduces fit beside them."""
+    """Pieces of compute until enough whole all-reduces fit beside them."""
     before, pieces = len(traffic.laps), 0
     start = job.clock.mark()
-    while not pieces or (len(traffic.laps) < before + 3 and traffic.failure is None):
+    enough = before + 1 + _ALL_REDUCES  # the first one may have begun before
+    while pieces < _PIECES or (len(traffic.laps) < enough and traffic.failure is None):
         piece()
         job.clock.finish()
         pieces += 1

@@ -49,6 +49,7 @@ class Options(BaseModel):
         None, gt=0, description="of one rank; default: a quarter of what is free, shared by ranks"
     )
     resume: bool = Field(default=False, description="keep what the record already holds")
+    most_repetitions: int | None = Field(None, ge=1, description="of each measurement")
     timeout_s: float = Field(120.0, gt=0, description="wait for the other ranks, each time")
     only: tuple[Kind, ...] = Field((), description="kinds to measure; none: all")
     data_loader: str | None = Field(None, description="MODULE:FUNCTION returning an iterable")
@@ -131,14 +132,18 @@ class _Session:
         held = {m.key for m in record.measurements}
         tasks = [task for task in self._tasks() if not held.issuperset(task.keys)]
         job.open_groups([team.ranks for team in teams(job.place.layout)])
-        budget = _Budget(options.time_budget_s, [task.weight for task in tasks])
         memory = self._memory_bytes()
-        with Reporter(len(tasks), speaks=job.rank == 0) as reporter:
+        fitting = [task for task in tasks if task.memory_bytes <= memory]
+        budget = _Budget(options.time_budget_s, [task.weight for task in fitting])
+        with Reporter(len(fitting), speaks=job.rank == 0) as reporter:
             if held:
                 reporter.say(f"{options.output} holds {len(held)} measurements already")
-            for task in tasks:
+            for task in fitting:
                 reporter.begin(str(task))
-                record = self._one(task, record, budget, memory, reporter)
+                record = self._one(task, record, budget, reporter)
+            for task in tasks:
+                if task not in fitting:
+                    record = _skip(task, _too_large(task, memory), record, reporter)
             self._save(record)
             reporter.say(f"{len(record.measurements)} measurements in {options.output}")
         return record
@@ -191,18 +196,16 @@ class _Session:
         share = int(_MEMORY_SHARE * _free_bytes(self._job))
         return int(min(row[0] for row in self._job.numbers([given or share])))
 
-    def _one(
-        self, task: Task, record: Record, budget: _Budget, memory: int, reporter: Reporter
-    ) -> Record:
+    def _one(self, task: Task, record: Record, budget: _Budget, reporter: Reporter) -> Record:
         budget.spent_s = self._job.from_first(time.monotonic() - self._began)
         share_s, least_s = budget.share_s(), budget.least_s(task)
-        problem = _too_much(task, share_s, least_s, memory)
+        problem = _too_long(share_s, least_s)
         measured: list[Measurement] = []
         if not problem:
             problem, measured = self._measure(task, share_s)
         if problem:
-            reporter.done(f"skipped   {task}: {problem}")
-            return _with_skipped(record, f"{task}: {problem}")
+            reporter.done()
+            return _skip(task, problem, record, reporter)
         for measurement in measured:
             record = record.with_measurement(measurement)
             budget.known[task.series] = (task.first.size_bytes, median(measured[0].samples_s))
@@ -223,7 +226,8 @@ class _Session:
         once_s = sum(median(_slowest(warm_by_rank, slot)) for slot in range(len(task.slots)))
         least, most = task.repetitions
         wanted = round(share_s / once_s) - WARMUPS if once_s > 0 else most
-        rounds = self._rounds(task, run, min(most, max(least, wanted)))
+        count = min(most, max(least, wanted), self._options.most_repetitions or most)
+        rounds = self._rounds(task, run, count)
         by_rank = self._gather(task, rounds)
         return "", [
             _measurement(task, slot, warm_by_rank, by_rank) for slot in range(len(task.slots))
@@ -279,21 +283,23 @@ class _Session:
         )
 
 
-def _with_skipped(record: Record, line: str) -> Record:
+def _skip(task: Task, problem: str, record: Record, reporter: Reporter) -> Record:
     """The record, whose details tell one more thing that was not measured, and why."""
+    line = f"{task}: {problem}"
+    reporter.say(f"skipped   {line}")
     details = record.environment.details
     told = "\n".join([*filter(None, [details.get("skipped")]), line])
     here = record.environment.model_copy(update={"details": details | {"skipped": told}})
     return record.model_copy(update={"environment": here})
 
 
-def _too_much(task: Task, share_s: float, least_s: float, memory: int) -> str:
-    """Why a task does not fit into the budgets; empty if it does."""
-    if task.memory_bytes > memory:
-        return (
-            f"needs {format_bytes(task.memory_bytes)}, "
-            f"more than the memory budget of {format_bytes(memory)}"
-        )
+def _too_large(task: Task, memory: int) -> str:
+    needed, budget = format_bytes(task.memory_bytes), format_bytes(memory)
+    return f"needs {needed}, more than the memory budget of {budget}"
+
+
+def _too_long(share_s: float, least_s: float) -> str:
+    """Why a task does not fit into the time left; empty if it does."""
     if share_s <= 0:
         return "the time budget is spent"
     if least_s > _UNSURE * share_s:
