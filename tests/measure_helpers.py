@@ -28,6 +28,12 @@ def dies_on_rank_1() -> Iterable[torch.Tensor]:
     return [torch.zeros(1)]
 
 
+def fails_on_rank_1() -> Iterable[torch.Tensor]:
+    if os.environ["RANK"] == "1":
+        raise ValueError("bad sector")
+    return [torch.zeros(1)]
+
+
 class Branched(nn.Module):
     """One branch never takes part; an embedding has sparse gradients; batch norm has buffers."""
 

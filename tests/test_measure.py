@@ -104,8 +104,7 @@ def test_resume_refuses_the_record_of_another_layout_or_machine(
     with pytest.raises(MeasureError) as raised:
         measure(Options(output=path, resume=True))
     assert str(raised.value) == (
-        f"{path} was measured with gpus_per_node 2, but this job has 1: "
-        "name another record, or leave out --resume to write this one anew"
+        f"{path} was measured with gpus_per_node 2, but this job has 1: name another file"
     )
     document = json.loads(path.read_text())
     document["environment"]["machine"] = "abacus"
@@ -233,6 +232,22 @@ def test_what_torch_cannot_do_is_left_out_with_its_reason(
     record = measure(Options(output=tmp_path / "r.json"), small_plan()[:1])
     assert record.measurements == ()
     assert record.environment.details["skipped"] == "device_copy 1x1 4.096 kB: no such operation"
+
+
+def test_a_record_that_is_there_is_not_overwritten(tmp_path: Path, alone: None) -> None:
+    path = tmp_path / "record.json"
+    path.write_text("precious")
+    with pytest.raises(MeasureError, match=r"is there already: go on from it with --resume, or"):
+        measure(Options(output=path))
+    assert path.read_text() == "precious"
+
+
+def test_the_rank_that_failed_is_quoted_and_not_the_one_that_lost_it(tmp_path: Path) -> None:
+    with pytest.raises(MeasureError) as raised:
+        ranks(2, tmp_path / "r.json", data_loader="measure_helpers:fails_on_rank_1")
+    assert str(raised.value).startswith(
+        "the data loader measure_helpers:fails_on_rank_1 failed: ValueError('bad sector')"
+    )
 
 
 def test_a_loader_without_batches(tmp_path: Path, alone: None) -> None:

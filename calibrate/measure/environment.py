@@ -97,8 +97,7 @@ def check_same_machine(record: Record, fresh: Record, path: Path) -> None:
     for name, was, now in pairs:
         if was != now:
             raise MeasureError(
-                f"{path} was measured with {name} {was}, but this job has {now}: "
-                "name another record, or leave out --resume to write this one anew"
+                f"{path} was measured with {name} {was}, but this job has {now}: name another file"
             )
 
 

@@ -12,14 +12,15 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from calibrate.measure.errors import MeasureError
+from calibrate.measure.errors import LostContactError, MeasureError
 from calibrate.measure.session import Options, measure
 from calibrate.record import Record, load_record
 from ddpsim.errors import DdpsimError
 
 __all__ = ["free_port", "local"]
 
-_FAILED = 3  # exit code of a rank whose error is the last line that it wrote
+# exit codes of a rank whose error is the last line that it wrote; the second if others are to blame
+_FAILED, _LOST = 3, 4
 _GRACE_S = 10.0  # for the other ranks to notice, before they are ended
 
 
@@ -120,16 +121,18 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _problem(codes: Sequence[int], logs: Sequence[Path]) -> str:
-    """Why a job failed: a killed rank first, then a crash, then what a rank said; empty if not."""
+    """Why a job failed: a killed rank, a crash, or what a rank said; empty if it did not."""
     killed = [rank for rank, code in enumerate(codes) if code < 0 and code != -signal.SIGTERM]
     if killed:
         name = signal.Signals(-codes[killed[0]]).name
         return f"rank {killed[0]} was killed by {name}: was memory short?"
     for rank, code in enumerate(codes):
-        if code not in (0, _FAILED, -signal.SIGTERM):
+        if code not in (0, _FAILED, _LOST, -signal.SIGTERM):
             return f"rank {rank} ended with exit code {code}: {_last_line(logs[rank])}."
-    said = [_last_line(logs[rank]) for rank, code in enumerate(codes) if code == _FAILED]
-    return said[0] if said else ""
+    for wanted in (_FAILED, _LOST):
+        if wanted in codes:
+            return _last_line(logs[codes.index(wanted)])
+    return ""
 
 
 def _last_line(log: Path) -> str:
@@ -143,7 +146,7 @@ def _rank() -> int:
         measure(Options.model_validate_json(sys.argv[1]))
     except DdpsimError as error:
         print(" ".join(str(error).split()), file=sys.stderr, flush=True)
-        return _FAILED
+        return _LOST if isinstance(error, LostContactError) else _FAILED
     return 0
 
 

@@ -217,9 +217,12 @@ def _data_loader(task: Task, job: Job, loader: Loader | None) -> Round:
 def _endless(loader: Loader, name: str) -> Iterator[object]:
     while True:
         empty = True
-        for batch in loader():
-            empty = False
-            yield batch
+        try:
+            for batch in loader():
+                empty = False
+                yield batch
+        except Exception as error:
+            raise MeasureError(f"the data loader {name} failed: {error!r}") from error
         if empty:
             raise MeasureError(f"the data loader {name} returned an iterable without a batch")
 

@@ -21,7 +21,7 @@ from calibrate.measure.environment import (
     environment,
     rank_facts,
 )
-from calibrate.measure.errors import MeasureError
+from calibrate.measure.errors import LostContactError, MeasureError
 from calibrate.measure.job import Job, join
 from calibrate.measure.plan import Task, default_plan, teams
 from calibrate.measure.progress import Reporter
@@ -60,7 +60,8 @@ def measure(options: Options, plan: Sequence[Task] | None = None) -> Record:
     """Measure in the job of torchrun's variables; every rank calls this, rank 0 keeps the record.
 
     Returns the record on every rank. Raises MeasureError where ranks differ, a peer is lost or not
-    reached, the record cannot be written or resumed; what was measured until then is in the file.
+    reached, the record is there already, cannot be written or resumed; what was measured until
+    then is in the file.
     """
     loader = find_function(options.data_loader) if options.data_loader else None
     job = join(options.timeout_s)
@@ -70,7 +71,7 @@ def measure(options: Options, plan: Sequence[Task] | None = None) -> Record:
         raise MeasureError(f"stopped. {_kept(options.output)}") from None
     except RuntimeError as error:
         first = str(error).strip().splitlines()[0]
-        raise MeasureError(
+        raise LostContactError(
             f"rank {job.rank} lost contact with another rank: did one die, or run out of memory? "
             f"{_kept(options.output)} (torch: {first})"
         ) from error
@@ -182,8 +183,12 @@ class _Session:
             update={"line_rate_bytes_per_s": self._options.line_rate_bytes_per_s}
         )
         fresh = Record(environment=environment(job, rank_facts(job)), layout=layout)
-        if not (self._options.resume and path.exists()):
+        if not path.exists():
             return fresh
+        if not self._options.resume:
+            raise MeasureError(
+                f"{path} is there already: go on from it with --resume, or name another file"
+            )
         old = load_record(path)
         check_same_machine(old, fresh, path)
         details = {k: v for k, v in old.environment.details.items() if k != "skipped"}
