@@ -19,18 +19,23 @@ __all__ = ["Environment", "Layout", "Measurement", "Record", "load_record", "sav
 SCHEMA = "ddpsim.record/1"
 
 Kind = Literal[
-    "all_reduce",  # size_bytes; variant "alone", "two in flight", "with gemm", "with memory"
+    # all_reduce: size_bytes; variant "alone"; "two in flight" (two of size_bytes at once, the time
+    # until both are there); "with gemm" and "with memory" (while compute runs), and "beside gemm",
+    # "beside memory" (alone, but taking turns with the former: compare these two)
+    "all_reduce",
     "broadcast",
     "reduce_scatter",
     "all_gather",
-    "point_to_point",
+    "point_to_point",  # one way: half of there and back
     "device_copy",  # size_bytes read and written once
     "device_cast",  # float32 to float16; size_bytes of the float32 side
     "optimizer",  # variant names class and implementation: "adamw foreach"; size_bytes of gradients
     "ddp_hook",  # one backward; variant "with ddp" or "without"; parameters counted
-    "compute",  # one fixed piece; variant "gemm alone", "gemm with all_reduce", "memory ..."
+    # compute: one fixed piece; variant "gemm alone", "gemm with all_reduce", "memory ...";
+    # size_bytes of the all-reduce that is in flight
+    "compute",
     "jitter",  # a long series of one fixed piece of compute, in the order it ran
-    "data_loader",  # one batch
+    "data_loader",  # one batch; variant names the user's function
 ]
 Group = Literal["world", "intra_node", "one_per_node", "pair", "none"]
 
@@ -80,6 +85,7 @@ class Measurement(_Part):
     warmup_s: tuple[float, ...] = ()
     samples_s: tuple[float, ...] = Field(min_length=1)
     samples_by_rank_s: tuple[tuple[float, ...], ...] = Field((), description="jitter: [rank][i]")
+    notes: tuple[str, ...] = Field((), description="what to know of it, such as its noise")
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -1,0 +1,52 @@
+"""Time: CUDA events on a GPU, `time.perf_counter` on a CPU."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["Clock", "Lap", "Mark"]
+
+Mark = float | torch.cuda.Event
+
+
+class Lap(NamedTuple):
+    """From `start` to `end` the same thing was done `times` times."""
+
+    start: Mark
+    end: Mark
+    times: int = 1
+
+
+class Clock:
+    """Marks points of a device's work; a mark costs no wait, reading one waits for its work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+
+    def mark(self) -> Mark:
+        """The point that the work so far reaches on the current stream."""
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, start: Mark, end: Mark) -> float:
+        """Seconds from one mark to the other."""
+        if isinstance(start, float) or isinstance(end, float):
+            return float(end) - float(start)  # type: ignore[arg-type]
+        start.synchronize()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e-3
+
+    def finish(self) -> None:
+        """Wait until the work of the current stream is done."""
+        if self._on_gpu:
+            torch.cuda.current_stream().synchronize()
+
+    def read(self, lap: Lap) -> float:
+        """Seconds of one of the things that a lap did."""
+        return self.seconds(lap.start, lap.end) / lap.times

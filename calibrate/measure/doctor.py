@@ -1,0 +1,345 @@
+"""`doctor`: what would spoil a measurement or stop a job, and what to do about it.
+
+`inspect_host` looks, `diagnose` judges what was seen; neither needs torch. The clocks of several
+nodes are compared inside a job: `clock_offset` from one exchange, `check_clocks` over all ranks.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from calibrate.measure.errors import MeasureError
+
+__all__ = [
+    "Finding",
+    "Host",
+    "Severity",
+    "check_clocks",
+    "clock_offset",
+    "diagnose",
+    "doctor",
+    "inspect_host",
+]
+
+Severity = Literal["error", "warning", "note"]
+MasterState = Literal["unset", "free", "in use", "answers", "refused", "silent", "unknown host"]
+
+_IFF_UP = 1
+_LITTLE_MEMORY = 2 * 2**30
+_SKEW_S = 0.1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something seen: how bad it is, what it is, and what to do."""
+
+    severity: Severity
+    message: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.message}; {self.advice}"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A node as `inspect_host` saw it."""
+
+    backend: Literal["gloo", "nccl"]
+    ranks_here: int
+    nodes: int
+    cores: int
+    variables: Mapping[str, str] = field(default_factory=dict)
+    interfaces: Mapping[str, bool] = field(default_factory=dict)  # name: is it up
+    infiniband: tuple[str, ...] = ()
+    host_address: str = ""  # what this host's own name resolves to; empty: to nothing
+    master: MasterState = "unset"
+    free_memory_bytes: int | None = None
+    load: float = 0.0
+    governor: str = ""
+
+
+def doctor(
+    backend: Literal["gloo", "nccl"], ranks_here: int | None = None, nodes: int | None = None
+) -> list[Finding]:
+    """Look at this host as torchrun's variables (or the arguments) describe the job on it."""
+    return diagnose(inspect_host(backend, os.environ, ranks_here, nodes))
+
+
+def diagnose(host: Host) -> list[Finding]:
+    """All findings, errors first; an empty list means that nothing was found."""
+    checks = (_interfaces, _own_name, _master, _transport, _memory, _load, _threads, _governor)
+    found = [finding for check in checks for finding in check(host)]
+    order: tuple[Severity, ...] = ("error", "warning", "note")
+    return sorted(found, key=lambda finding: order.index(finding.severity))
+
+
+# --- looking -----------------------------------------------------------------------------------
+
+
+def inspect_host(
+    backend: Literal["gloo", "nccl"],
+    variables: Mapping[str, str],
+    ranks_here: int | None = None,
+    nodes: int | None = None,
+    root: Path = Path("/"),
+) -> Host:
+    """What can be seen of this node; `root` is where /proc and /sys are looked for."""
+    local = ranks_here or _whole(variables, "LOCAL_WORLD_SIZE", 1)
+    world = _whole(variables, "WORLD_SIZE", local)
+    return Host(
+        backend=backend,
+        ranks_here=local,
+        nodes=nodes or max(1, world // local),
+        cores=os.cpu_count() or 1,
+        variables=dict(variables),
+        interfaces=_seen_interfaces(root),
+        infiniband=tuple(sorted(p.name for p in _entries(root / "sys/class/infiniband"))),
+        host_address=_own_address(),
+        master=_seen_master(variables),
+        free_memory_bytes=_free_memory(root),
+        load=float(_text(root / "proc/loadavg").partition(" ")[0] or 0),
+        governor=_text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    )
+
+
+def _whole(variables: Mapping[str, str], name: str, otherwise: int) -> int:
+    text = variables.get(name, "")
+    if not text:
+        return otherwise
+    if not text.isdecimal() or int(text) < 1:
+        raise MeasureError(f"{name} is {text!r}: wanted a whole number from 1")
+    return int(text)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _seen_interfaces(root: Path) -> dict[str, bool]:
+    """Interfaces, up if the administrator and the link say so (loopback's link is unknown)."""
+    seen = {}
+    for entry in _entries(root / "sys/class/net"):
+        flags = _text(entry / "flags")
+        if flags:
+            is_up = bool(int(flags, 16) & _IFF_UP)
+            seen[entry.name] = is_up and _text(entry / "operstate") != "down"
+    return seen
+
+
+def _own_address() -> str:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+
+
+def _free_memory(root: Path) -> int | None:
+    for line in _text(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _seen_master(variables: Mapping[str, str]) -> MasterState:
+    address, port = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
+    if not (address and port):
+        return "unset"
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise MeasureError(f"MASTER_PORT is {port!r}: wanted a number from 1 to 65535")
+    if variables.get("RANK", "0") == "0":
+        return _is_free(int(port))
+    return _answer(address, int(port))
+
+
+def _is_free(port: int) -> MasterState:
+    """Rank 0 listens on the port: can it?"""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return "in use"
+    return "free"
+
+
+def _answer(address: str, port: int) -> MasterState:
+    """The others connect to it; "refused" means that its host is there and rank 0 is not yet."""
+    try:
+        socket.create_connection((address, port), timeout=3).close()
+    except socket.gaierror:
+        return "unknown host"
+    except OSError as error:
+        return "refused" if error.errno == errno.ECONNREFUSED else "silent"
+    return "answers"
+
+
+# --- judging -----------------------------------------------------------------------------------
+
+
+def _interfaces(host: Host) -> Iterator[Finding]:
+    variable = "NCCL_SOCKET_IFNAME" if host.backend == "nccl" else "GLOO_SOCKET_IFNAME"
+    given = host.variables.get(variable, "")
+    there = ", ".join(name for name, is_up in host.interfaces.items() if is_up) or "none"
+    if not given:
+        if host.nodes > 1:
+            yield Finding(
+                "note",
+                f"{variable} is not set",
+                f"set it to the interface that joins the nodes (up here: {there})",
+            )
+        return
+    for name in _exact_names(given, host.backend):
+        if name not in host.interfaces:
+            message, advice = "which this host lacks", f"name one that is up: {there}"
+        elif not host.interfaces[name]:
+            message, advice = "which is down", f"bring it up, or name one that is up: {there}"
+        elif name == "lo" and host.nodes > 1:
+            message, advice = "which reaches no other node", "name the interface that joins them"
+        else:
+            continue
+        yield Finding("error", f"{variable} names {name}, {message}", advice)
+
+
+def _exact_names(given: str, backend: str) -> list[str]:
+    """Interfaces that a variable names; NCCL's are prefixes (kept out) unless `=` stands first."""
+    names = [name for name in given.lstrip("=").split(",") if name]
+    if backend == "nccl" and not given.startswith("="):
+        return []
+    return names
+
+
+def _own_name(host: Host) -> Iterator[Finding]:
+    if host.backend != "gloo" or host.nodes == 1 or host.variables.get("GLOO_SOCKET_IFNAME"):
+        return
+    if not host.host_address or host.host_address.startswith("127."):
+        leads = host.host_address or "nothing"
+        yield Finding(
+            "error",
+            f"this host's own name resolves to {leads}, which gloo would tell the other nodes",
+            "set GLOO_SOCKET_IFNAME, or mend /etc/hosts",
+        )
+
+
+def _master(host: Host) -> Iterator[Finding]:
+    name, port = host.variables.get("MASTER_ADDR", ""), host.variables.get("MASTER_PORT", "")
+    if host.master == "in use":
+        yield Finding("error", f"MASTER_PORT {port} is in use on this host", "choose another port")
+    elif host.master == "silent":
+        yield Finding(
+            "error",
+            f"{name}:{port} does not answer",
+            "check the address, and that no firewall is between",
+        )
+    elif host.master == "unknown host":
+        yield Finding(
+            "error", f"MASTER_ADDR {name} is no known host", "give its IP address, or mend DNS"
+        )
+    elif host.master == "refused":
+        yield Finding(
+            "note", f"{name} is there, but nobody listens on {port} yet", "start rank 0 first"
+        )
+
+
+def _transport(host: Host) -> Iterator[Finding]:
+    if host.backend != "nccl" or host.nodes == 1:
+        return
+    disabled = host.variables.get("NCCL_IB_DISABLE", "0") not in ("", "0")
+    if host.infiniband and disabled:
+        yield Finding(
+            "warning",
+            f"NCCL_IB_DISABLE is set, but there is {', '.join(host.infiniband)}",
+            "unset it, unless TCP is what you mean to measure",
+        )
+    if not host.infiniband:
+        yield Finding(
+            "note",
+            "no InfiniBand or RoCE device: NCCL will use TCP sockets",
+            "if there should be one, check its driver (ls /sys/class/infiniband)",
+        )
+
+
+def _memory(host: Host) -> Iterator[Finding]:
+    if host.free_memory_bytes is None:
+        return
+    each = host.free_memory_bytes / host.ranks_here
+    if each < _LITTLE_MEMORY:
+        yield Finding(
+            "warning",
+            f"{each / 2**30:.1f} GiB of memory is free for each of {host.ranks_here} ranks",
+            "free some, or lower --memory-budget; large all-reduces are left out",
+        )
+
+
+def _load(host: Host) -> Iterator[Finding]:
+    if host.load > 0.1 * host.cores:
+        yield Finding(
+            "warning",
+            f"the load average is {host.load:.2f} on {host.cores} cores: others compute here",
+            "wait until the machine is idle",
+        )
+
+
+def _threads(host: Host) -> Iterator[Finding]:
+    text = host.variables.get("OMP_NUM_THREADS", "")
+    threads = int(text) if text.isdecimal() and int(text) else host.cores
+    needed = threads * host.ranks_here
+    if host.backend == "gloo" and needed > host.cores:
+        given = f"OMP_NUM_THREADS={text}" if text else "OMP_NUM_THREADS is not set"
+        yield Finding(
+            "warning",
+            f"{host.ranks_here} ranks x {threads} threads on {host.cores} cores ({given})",
+            f"set OMP_NUM_THREADS={max(1, host.cores // host.ranks_here)}, or start fewer ranks",
+        )
+
+
+def _governor(host: Host) -> Iterator[Finding]:
+    if host.governor and host.governor != "performance":
+        yield Finding(
+            "warning",
+            f"the CPU governor is {host.governor}: clock rates change while one measures",
+            "set it to performance (cpupower frequency-set -g performance)",
+        )
+
+
+# --- clocks ------------------------------------------------------------------------------------
+
+
+def clock_offset(exchanges: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Seconds that another clock is ahead, and the bound of the error.
+
+    Each exchange is (sent, the other's clock, received back); the quickest one tells the most:
+    half its round trip bounds the error (D. Mills, RFC 5905, section 8).
+    """
+    sent, theirs, back = min(exchanges, key=lambda exchange: exchange[2] - exchange[0])
+    return theirs - (sent + back) / 2, (back - sent) / 2
+
+
+def check_clocks(offsets: Mapping[int, tuple[float, float]]) -> list[Finding]:
+    """Findings about ranks whose clock surely differs from rank 0's by more than 0.1 s."""
+    return [
+        Finding(
+            "warning",
+            f"the clock of rank {rank} is {abs(ahead):.3f} s "
+            f"{'ahead of' if ahead > 0 else 'behind'} rank 0's",
+            "run NTP or chrony: traces of several ranks will not line up",
+        )
+        for rank, (ahead, error) in sorted(offsets.items())
+        if abs(ahead) - error > _SKEW_S
+    ]

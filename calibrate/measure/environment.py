@@ -1,0 +1,159 @@
+"""Where a record comes from: machine, software, and whether all ranks run the same."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from calibrate.measure.errors import MeasureError
+from calibrate.measure.job import Job
+from calibrate.record import Environment, Record
+
+__all__ = ["Facts", "check_same", "check_same_machine", "environment", "rank_facts", "read_first"]
+
+_VARIABLES = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "KMP_")
+_SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a rank runs; these must be the same on all ranks."""
+
+    torch: str
+    backend: str
+    library: str
+    device: str
+    local_world_size: int
+
+
+def rank_facts(job: Job) -> Facts:
+    """The facts of this rank."""
+    nccl = job.backend == "nccl"
+    library = _nccl_version() if nccl else str(torch.__version__)
+    device = torch.cuda.get_device_name(job.device) if nccl else "cpu"
+    return Facts(str(torch.__version__), job.backend, library, device, job.place.local_world_size)
+
+
+def _nccl_version() -> str:
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+
+def check_same(facts: Sequence[Facts]) -> None:
+    """Raise MeasureError naming the first rank that differs from rank 0, and both values."""
+    names = {
+        "torch": "torch",
+        "backend": "backend",
+        "library": "NCCL",
+        "device": "device",
+        "local_world_size": "ranks on its node",
+    }
+    for rank, theirs in enumerate(facts):
+        for field, name in names.items():
+            here, there = getattr(facts[0], field), getattr(theirs, field)
+            if here != there:
+                raise MeasureError(
+                    f"rank {rank} has {name} {there}, but rank 0 has {here}: "
+                    "all ranks must be alike, or their times mean nothing together"
+                )
+
+
+def environment(job: Job, facts: Facts, root: Path = Path("/")) -> Environment:
+    """The environment of this rank's machine; `root` is where /proc and /sys are looked for."""
+    cores = os.cpu_count() or 1
+    gpus = job.place.local_world_size
+    machine = f"{gpus} x {facts.device}" if facts.backend == "nccl" else _cpu(root, cores)
+    return Environment(
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        machine=machine,
+        device=facts.device,
+        torch=facts.torch,
+        backend="nccl" if facts.backend == "nccl" else "gloo",
+        library=facts.library,
+        variables=_variables(os.environ),
+        details=_details(root, cores),
+    )
+
+
+def check_same_machine(record: Record, fresh: Record, path: Path) -> None:
+    """Raise MeasureError where a record to resume is of another machine, software or layout."""
+    old, new = record.environment, fresh.environment
+    pairs = [
+        (name, getattr(old, name), getattr(new, name))
+        for name in ("machine", "device", "torch", "backend", "library")
+    ]
+    pairs += [
+        (name, getattr(record.layout, name), getattr(fresh.layout, name))
+        for name in ("nodes", "gpus_per_node")
+    ]
+    for name, was, now in pairs:
+        if was != now:
+            raise MeasureError(
+                f"{path} was measured with {name} {was}, but this job has {now}: name another file"
+            )
+
+
+def read_first(path: Path) -> str:
+    """The first line of a small file; empty where it cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return lines[0].strip() if lines else ""
+
+
+def _cpu(root: Path, cores: int) -> str:
+    try:
+        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return f"{names[0] if names else platform.machine()}, {cores} cores"
+
+
+def _variables(given: Mapping[str, str]) -> dict[str, str]:
+    """Variables that change what is measured; nothing that looks like a secret."""
+    return {
+        name: value
+        for name, value in sorted(given.items())
+        if name.startswith(_VARIABLES) and not any(word in name for word in _SECRETS)
+    }
+
+
+def _details(root: Path, cores: int) -> dict[str, str]:
+    governor = read_first(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    found = {
+        "host": socket.gethostname(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "cores": str(cores),
+        "threads_per_rank": str(torch.get_num_threads()),
+        "load_average": read_first(root / "proc/loadavg"),
+        "governor": governor or "not known",
+        "cuda": str(torch.version.cuda or ""),
+        "driver": _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"),
+        "topology": _nvidia_smi("topo", "-m"),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    """What nvidia-smi says; empty where there is none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(  # noqa: S603 -- a fixed program with fixed arguments
+            [program, *arguments], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

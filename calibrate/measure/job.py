@@ -1,0 +1,180 @@
+"""The job a rank is in: who takes part, on what device, and what the ranks tell each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from calibrate.measure.clock import Clock
+from calibrate.measure.errors import MeasureError
+from calibrate.record import Layout
+
+__all__ = ["Job", "Place", "join", "read_place"]
+
+_T = TypeVar("_T")
+_NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is: torchrun's variables."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master: str
+
+    @property
+    def layout(self) -> Layout:
+        """Nodes and ranks a node."""
+        return Layout(
+            nodes=self.world_size // self.local_world_size,
+            gpus_per_node=self.local_world_size,
+            line_rate_bytes_per_s=None,
+        )
+
+
+def read_place(variables: Mapping[str, str]) -> Place:
+    """Read torchrun's variables; raises MeasureError that says which is missing or wrong."""
+    missing = [name for name in _NEEDED if not variables.get(name)]
+    if missing:
+        raise MeasureError(
+            f"{', '.join(missing)} not set: start the ranks with torchrun, "
+            "or measure this machine alone with --local N"
+        )
+    try:
+        rank, world, local_rank, local_world = (int(variables[name]) for name in _NEEDED[:4])
+    except ValueError as error:
+        raise MeasureError(f"{', '.join(_NEEDED[:4])} must be whole numbers: {error}") from None
+    if not (0 <= rank < world and 0 <= local_rank < local_world):
+        raise MeasureError(
+            f"RANK {rank} of WORLD_SIZE {world}, LOCAL_RANK {local_rank} of LOCAL_WORLD_SIZE "
+            f"{local_world}: a rank must be below its world size"
+        )
+    if world % local_world:
+        raise MeasureError(
+            f"WORLD_SIZE {world} is no multiple of LOCAL_WORLD_SIZE {local_world}: "
+            "start as many ranks on every node"
+        )
+    master = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
+    return Place(rank, world, local_rank, local_world, master)
+
+
+class Job:
+    """An initialised torch.distributed job, and its ranks' talk aside from what is measured."""
+
+    def __init__(self, place: Place, timeout_s: float, *, owned: bool) -> None:
+        self.place = place
+        self.rank, self.world_size = place.rank, place.world_size
+        self.backend = str(dist.get_backend())
+        self.device = torch.device(f"cuda:{place.local_rank}" if self.backend == "nccl" else "cpu")
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self.clock = Clock(self.device)
+        self._owned = owned
+        # talk goes by gloo and the CPU even where NCCL is measured: it leaves the GPU alone
+        self._talk = (
+            dist.group.WORLD
+            if self.backend == "gloo"
+            else dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        )
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+
+    def everyone(self, value: _T) -> list[_T]:
+        """What each rank says, by rank."""
+        said: list[Any] = [None] * self.world_size
+        dist.all_gather_object(said, value, group=self._talk)
+        return said
+
+    def from_first(self, value: _T) -> _T:
+        """What rank 0 says."""
+        said: list[Any] = [value]
+        dist.broadcast_object_list(said, src=0, group=self._talk)
+        first: _T = said[0]
+        return first
+
+    def numbers(self, values: Sequence[float]) -> list[list[float]]:
+        """As many floats from each rank, by rank."""
+        mine = torch.tensor(values, dtype=torch.float64)
+        said = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(said, mine, group=self._talk)
+        return [list(map(float, theirs)) for theirs in said]
+
+    def barrier(self) -> None:
+        """Wait for all ranks, with nothing left to do on the device."""
+        self.clock.finish()
+        dist.barrier(group=self._talk)
+
+    def open_groups(self, all_ranks: Sequence[tuple[int, ...]]) -> None:
+        """Make process groups; every rank must call this with the same list."""
+        for ranks in all_ranks:
+            if ranks not in self._groups:
+                whole = ranks == tuple(range(self.world_size))
+                self._groups[ranks] = dist.group.WORLD if whole else dist.new_group(list(ranks))
+
+    def group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        """The process group of ranks that `open_groups` made."""
+        group = self._groups[ranks]
+        if group is None:  # pragma: no cover -- WORLD is only None before the job has begun
+            raise MeasureError("the job has no process group")
+        return group
+
+    def leave(self) -> None:
+        """End the job, if `join` began it."""
+        if self._owned and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(timeout_s: float, variables: Mapping[str, str] | None = None) -> Job:
+    """Join the job of torchrun's variables, or the one that is initialised already.
+
+    NCCL if this node has a CUDA device for each of its ranks, otherwise gloo on the CPU.
+    `timeout_s` bounds the wait for the other ranks and every exchange with them; raises
+    MeasureError if it runs out.
+    """
+    place = read_place(os.environ if variables is None else variables)
+    owned = not dist.is_initialized()
+    if owned:
+        _initialise(place, timeout_s)
+    return Job(place, timeout_s, owned=owned)
+
+
+def _initialise(place: Place, timeout_s: float) -> None:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    backend = "nccl" if dist.is_nccl_available() and gpus >= place.local_world_size else "gloo"
+    if backend == "nccl":
+        torch.cuda.set_device(place.local_rank)
+    try:
+        dist.init_process_group(
+            backend,
+            timeout=timedelta(seconds=timeout_s),
+            rank=place.rank,
+            world_size=place.world_size,
+        )
+    except (RuntimeError, ValueError) as error:  # DistStoreError, DistNetworkError: RuntimeErrors
+        raise MeasureError(_not_joined(place, timeout_s, str(error))) from None
+
+
+def _not_joined(place: Place, timeout_s: float, said: str) -> str:
+    """What to do where a job did not come about; torch's own words at the end."""
+    first = said.strip().splitlines()[0] if said.strip() else "no reason given"
+    if place.rank:
+        advice = (
+            f"rank {place.rank} cannot reach rank 0 at {place.master} within {timeout_s:g} s: "
+            "check that rank 0 runs, that MASTER_ADDR and MASTER_PORT are those of its node, and "
+            "that no firewall is between"
+        )
+    else:
+        advice = (
+            f"the job of {place.world_size} ranks did not come about at {place.master} within "
+            f"{timeout_s:g} s: check that every rank was started, with this MASTER_ADDR and "
+            "MASTER_PORT, and that the port is free"
+        )
+    return f"{advice} (torch: {first})"

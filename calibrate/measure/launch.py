@@ -1,0 +1,158 @@
+"""`local`: start the ranks of a job on this machine, and say which one failed and why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from calibrate.measure.errors import LostContactError, MeasureError
+from calibrate.measure.session import Options, measure
+from calibrate.record import Record, load_record
+from ddpsim.errors import DdpsimError
+
+__all__ = ["free_port", "local"]
+
+# exit codes of a rank whose error is the last line that it wrote; the second if others are to blame
+_FAILED, _LOST = 3, 4
+_GRACE_S = 10.0  # for the other ranks to notice, before they are ended
+
+
+def local(ranks: int, options: Options, nodes: int = 1) -> Record:
+    """Start `ranks` ranks here, one compute thread each, measure, and return the record.
+
+    `nodes` above 1 only pretends: ranks are numbered as if they were on so many machines. Raises
+    MeasureError with the reason of the rank that failed first; Ctrl-C ends all ranks. The record
+    so far stays in `options.output`.
+    """
+    if ranks < 1 or ranks % nodes:
+        raise MeasureError(f"{ranks} ranks cannot be spread over {nodes} nodes")
+    with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
+        logs = [Path(folder) / f"rank{rank}.log" for rank in range(ranks)]
+        processes = _start(ranks, nodes, options, logs)
+        try:
+            _wait(processes)
+        except KeyboardInterrupt:
+            raise MeasureError(
+                f"stopped. The record so far is in {options.output}; "
+                "the same command with --resume goes on from there."
+            ) from None
+        finally:
+            _end(processes)
+        problem = _problem([process.returncode for process in processes], logs)
+    if problem:
+        raise MeasureError(f"{problem} --resume goes on from {options.output}.")
+    return load_record(options.output)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _start(
+    ranks: int, nodes: int, options: Options, logs: Sequence[Path]
+) -> list[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "calibrate.measure.launch", options.model_dump_json()]
+    port, processes = free_port(), []
+    for rank, log in enumerate(logs):
+        with log.open("wb") as written:
+            processes.append(
+                subprocess.Popen(  # noqa: S603 -- this very module
+                    command,
+                    env=_variables(os.environ, rank, ranks, nodes, port),
+                    stderr=written,
+                    start_new_session=True,  # Ctrl-C reaches us alone, and we end the ranks
+                )
+            )
+    return processes
+
+
+def _variables(
+    given: Mapping[str, str], rank: int, ranks: int, nodes: int, port: int
+) -> dict[str, str]:
+    """torchrun's variables for a rank; talk stays on the loopback interface unless told."""
+    per_node = ranks // nodes
+    return {
+        "GLOO_SOCKET_IFNAME": "lo",
+        **given,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank % per_node),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Until all ranks have ended, or one failed and the others had time to notice."""
+    deadline = None
+    while any(process.poll() is None for process in processes):
+        if deadline is None and any(process.returncode for process in processes):
+            deadline = time.monotonic() + _GRACE_S
+        if deadline is not None and time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + 3
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def _problem(codes: Sequence[int], logs: Sequence[Path]) -> str:
+    """Why a job failed: a killed rank, a crash, or what a rank said; empty if it did not."""
+    killed = [rank for rank, code in enumerate(codes) if code < 0 and code != -signal.SIGTERM]
+    if killed:
+        name = signal.Signals(-codes[killed[0]]).name
+        return f"rank {killed[0]} was killed by {name}: was memory short?"
+    for rank, code in enumerate(codes):
+        if code not in (0, _FAILED, _LOST, -signal.SIGTERM):
+            return f"rank {rank} ended with exit code {code}: {_last_line(logs[rank])}."
+    for wanted in (_FAILED, _LOST):
+        if wanted in codes:
+            return _last_line(logs[codes.index(wanted)])
+    return ""
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def _rank() -> int:
+    """One rank of `local`: options as JSON in the first argument."""
+    try:
+        measure(Options.model_validate_json(sys.argv[1]))
+    except DdpsimError as error:
+        print(" ".join(str(error).split()), file=sys.stderr, flush=True)
+        return _LOST if isinstance(error, LostContactError) else _FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    code = _rank()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # no clean-up by gloo's threads: they may wait for a dead peer, and the record is written
+    os._exit(code)

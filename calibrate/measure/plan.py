@@ -1,0 +1,178 @@
+"""What is measured, in which order: a plan is a list of tasks. Knows nothing of torch.
+
+A task has one slot for each measurement that it yields; the repetitions of its slots take turns,
+so that a slow drift of the machine meets them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from calibrate.record import Group, Kind, Layout
+from ddpsim.units import format_bytes
+
+__all__ = ["Slot", "Task", "Team", "default_plan", "teams"]
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+OPTIMIZERS = ("sgd foreach", "sgd fused", "adamw foreach", "adamw fused")
+WORKS = ("gemm", "memory")
+
+
+@dataclass(frozen=True)
+class Team:
+    """Ranks that take part, and what they are to the cluster."""
+
+    group: Group
+    nodes: int
+    gpus_per_node: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One measurement of a task: its kind, variant, bytes and count of parameters."""
+
+    kind: Kind
+    variant: str = "alone"
+    size_bytes: int = 0
+    parameters: int = 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something to measure: `repetitions` (least, most), and its share of the time, relative."""
+
+    slots: tuple[Slot, ...]
+    team: Team
+    repetitions: tuple[int, int] = (3, 40)
+    weight: float = 1.0
+    memory_bytes: int = 0
+    by_rank: bool = False
+
+    @property
+    def first(self) -> Slot:
+        """The slot that names the task."""
+        return self.slots[0]
+
+    @property
+    def series(self) -> tuple[object, ...]:
+        """What tasks of growing size have in common."""
+        return (self.first.kind, self.first.variant, self.team.ranks)
+
+    @property
+    def keys(self) -> tuple[tuple[object, ...], ...]:
+        """Keys of the measurements that it yields, as `calibrate.record.Measurement.key`."""
+        where = (self.team.group, self.team.nodes, self.team.gpus_per_node)
+        return tuple((s.kind, s.variant, *where, s.size_bytes, s.parameters) for s in self.slots)
+
+    def __str__(self) -> str:
+        slot, team = self.first, self.team
+        words = [slot.kind, "" if slot.variant == "alone" else slot.variant]
+        words.append("" if team.group == "none" else team.group)
+        words.append(f"{team.nodes}x{team.gpus_per_node}")
+        words.append(format_bytes(slot.size_bytes) if slot.size_bytes else "")
+        words.append(f"{slot.parameters} parameters" if slot.parameters else "")
+        return " ".join(word for word in words if word)
+
+
+def teams(layout: Layout) -> list[Team]:
+    """The world, and the smaller groups that differ from it and from each other."""
+    nodes, gpus = layout.nodes, layout.gpus_per_node
+    first_node = tuple(range(gpus))
+    first_of_each = tuple(range(0, nodes * gpus, gpus))
+    named = [
+        Team("world", nodes, gpus, tuple(range(nodes * gpus))),
+        Team("intra_node", 1, gpus, first_node),
+        Team("one_per_node", nodes, 1, first_of_each),
+        *_pairs(layout),
+    ]
+    different: dict[tuple[int, ...], Team] = {}
+    for team in named:
+        if len(team.ranks) > 1:
+            different.setdefault(team.ranks, team)
+    return list(different.values())
+
+
+def default_plan(layout: Layout, *, gpu: bool, data_loader: str | None = None) -> list[Task]:
+    """Everything that can be measured on a layout, the most needed first."""
+    everyone = Team("none", layout.nodes, layout.gpus_per_node, tuple(range(layout.world_size)))
+    plan: list[Task] = []
+    if data_loader:
+        plan.append(Task((Slot("data_loader", data_loader),), everyone, (5, 200), weight=4))
+    plan.append(Task((Slot("jitter"),), everyone, (50, 500), weight=4, by_rank=True))
+    for team in teams(layout)[:1]:
+        plan += _interference(team, gpu=gpu)
+    plan += _hooks_and_copies(everyone)
+    plan += _collectives(layout)
+    plan += _optimizers(everyone)
+    return plan
+
+
+def _pairs(layout: Layout) -> Iterator[Team]:
+    if layout.gpus_per_node > 1:
+        yield Team("pair", 1, 2, (0, 1))
+    if layout.nodes > 1:
+        yield Team("pair", 2, 1, (0, layout.gpus_per_node))
+
+
+def _sizes(first: int, last: int, factor: int) -> Iterator[int]:
+    while first <= last:
+        yield first
+        first *= factor
+
+
+def _collectives(layout: Layout) -> Iterator[Task]:
+    """All-reduces of the world first: of the collectives nothing is needed as much."""
+    for team in teams(layout):
+        for size in _sizes(4 * KIB, GIB, 2 if team.group == "world" else 4):
+            yield _collective(Slot("all_reduce", "alone", size), team, size)
+    for team in teams(layout):
+        for size in _sizes(64 * KIB, 256 * MIB, 4 if team.group == "world" else 16):
+            yield _collective(Slot("all_reduce", "two in flight", size), team, 2 * size)
+    for team in teams(layout)[:1]:
+        for size in _sizes(64 * KIB, 64 * MIB, 16):
+            yield _collective(Slot("broadcast", "alone", size), team, size)
+            yield _collective(Slot("reduce_scatter", "alone", size), team, 2 * size)
+            yield _collective(Slot("all_gather", "alone", size), team, 2 * size)
+    for pair in _pairs(layout):
+        for size in _sizes(64 * KIB, 64 * MIB, 16):
+            yield _collective(Slot("point_to_point", "alone", size), pair, size)
+
+
+def _collective(slot: Slot, team: Team, memory_bytes: int) -> Task:
+    small = slot.size_bytes < MIB
+    weight = 4.0 if slot.size_bytes >= 64 * MIB else 1.0
+    return Task((slot,), team, (3, 100 if small else 40), weight, memory_bytes)
+
+
+def _hooks_and_copies(everyone: Team) -> Iterator[Task]:
+    for count in (250, 1000):
+        slots = (
+            Slot("ddp_hook", "with ddp", parameters=count),
+            Slot("ddp_hook", "without", parameters=count),
+        )
+        yield Task(slots, everyone, (10, 60))
+    for size in (MIB, 64 * MIB):
+        yield Task((Slot("device_copy", "alone", size),), everyone, memory_bytes=2 * size)
+        yield Task((Slot("device_cast", "alone", size),), everyone, memory_bytes=2 * size)
+
+
+def _optimizers(everyone: Team) -> Iterator[Task]:
+    for variant in OPTIMIZERS:
+        for size in (4 * MIB, 64 * MIB):
+            slot = Slot("optimizer", variant, size, parameters=16)
+            yield Task((slot,), everyone, memory_bytes=5 * size)
+
+
+def _interference(world: Team, *, gpu: bool) -> Iterator[Task]:
+    """Compute alone, an all-reduce alone, then both at once, repetition by repetition."""
+    size, working_set = (64 * MIB, 768 * MIB) if gpu else (MIB, 96 * MIB)
+    for work in WORKS:
+        slots = (
+            Slot("compute", f"{work} alone", size),
+            Slot("all_reduce", f"beside {work}", size),
+            Slot("compute", f"{work} with all_reduce", size),
+            Slot("all_reduce", f"with {work}", size),
+        )
+        yield Task(slots, world, (5, 40), 6.0, size + working_set)

@@ -1,0 +1,401 @@
+"""`profile`: a model's times on one device with no communication, as ddpsim.model-profile/1.
+
+The contract of MODULE:FUNCTION: called with `batch=N`, it returns `(model, inputs, loss)`. `model`
+is a module on the CPU in training mode; `inputs` a tensor, a tuple of positional arguments or a
+dict of keyword arguments, of N samples; `loss` a function of what the model returns, to a scalar
+tensor. Autocast, if wanted, belongs into the model and the loss.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import resource
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from calibrate.files import write_atomically
+from calibrate.measure.clock import Clock, Mark
+from calibrate.measure.errors import MeasureError
+from calibrate.measure.reference import find_function
+from ddpsim.importers.model_profile import ITEM_BYTES
+from ddpsim.scenario.catalog import device_table, resolve
+from ddpsim.units import format_duration
+
+__all__ = ["Document", "Training", "hook_cost_s", "profile", "scale_profile", "write_profile"]
+
+Document = dict[str, Any]
+OptimizerName = Literal["sgd", "adam", "adamw"]
+WARMUPS = 3
+_TINY_PARAMETERS, _TINY_ITERATIONS = 500, 10
+_TICK_S = 1e-9  # keeps the order of gradients whose medians fall on one instant
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the user's function returns, and the optimizer, ready to step on one device."""
+
+    model: nn.Module
+    inputs: Any
+    loss: Callable[[Any], Tensor]
+    optimizer: torch.optim.Optimizer
+    clock: Clock
+
+    def forward(self) -> Tensor:
+        """Run the model and the loss."""
+        if isinstance(self.inputs, tuple):
+            said = self.model(*self.inputs)
+        elif isinstance(self.inputs, Mapping):
+            said = self.model(**self.inputs)
+        else:
+            said = self.model(self.inputs)
+        return self.loss(said)
+
+
+@dataclass
+class _Samples:
+    """Seconds of each iteration; `ready_s` by parameter, from the start of backward."""
+
+    forward_s: list[float] = field(default_factory=list)
+    backward_s: list[float] = field(default_factory=list)
+    hooked_backward_s: list[float] = field(default_factory=list)
+    optimizer_s: list[float] = field(default_factory=list)
+    ready_s: dict[str, list[float]] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    sparse: set[str] = field(default_factory=set)
+
+
+def profile(
+    reference: str,
+    *,
+    batch: int | None = None,
+    iterations: int = 30,
+    device: str = "auto",
+    optimizer: OptimizerName = "sgd",
+    fused: bool = False,
+    threads: int = 1,
+) -> Document:
+    """Measure the model that MODULE:FUNCTION makes, and return its profile, ready for JSON.
+
+    `batch` is passed on (default: the function's own default); `device` is auto, cpu or cuda:N;
+    `threads` are those of the CPU, 1 as a rank under torchrun has. Iterations with gradient hooks
+    and without take turns: times of the parts come from those without; a ready time is a fraction
+    of its own backward, less the hooks' cost, which is measured on a model of tiny parameters.
+    Raises MeasureError where the function or what it returns cannot be used.
+    """
+    if iterations < 1:
+        raise MeasureError(f"{iterations} iterations measure nothing: wanted 1 or more")
+    where = _device(device)
+    with _threads(threads):
+        size = _batch(reference, batch)
+        training = _training(reference, size, where, optimizer, fused=fused)
+        samples = _measure(training, iterations)
+        title = _title(reference, size, where, threads)
+        return _document(training, samples, size, title, hook_cost_s(where))
+
+
+def write_profile(document: Document, path: Path) -> None:
+    """Write a profile whole, or leave the old one as it was; raises MeasureError."""
+    try:
+        write_atomically(path, json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        raise MeasureError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def scale_profile(document: Document, from_device: str, to_device: str) -> Document:
+    """A profile for another device preset: an estimate, and its `source` says so.
+
+    Forward, backward and ready times are scaled by the presets' fp32 matmul rates times their
+    assumed efficiency, the optimizer by their memory bandwidth likewise. Raises MeasureError for
+    an unknown preset.
+    """
+    try:
+        old, new = (resolve("device", name) for name in (from_device, to_device))
+    except ValueError as error:
+        raise MeasureError(str(error)) from None
+    compute = _matmul_rate(old) / _matmul_rate(new)
+    memory = _memory_rate(old) / _memory_rate(new)
+    by_memory = f" (by memory it would be {memory:.3g})"
+    source = (
+        f"ESTIMATE, not measured: {document['source']}; scaled from {old} to {new}, forward and "
+        f"backward x {compute:.3g}{by_memory}, optimizer x {memory:.3g}"
+    )
+    return document | {
+        "source": source,
+        "forward_s": document["forward_s"] * compute,
+        "backward_s": document["backward_s"] * compute,
+        "optimizer_s": document["optimizer_s"] * memory,
+        "parameters": [
+            p | {"ready_s": None if p["ready_s"] is None else p["ready_s"] * compute}
+            for p in document["parameters"]
+        ],
+    }
+
+
+def _matmul_rate(device: str) -> float:
+    table = device_table(device)
+    return float(table["peak_flops"]["fp32"] * table["matmul_efficiency"]["fp32"])
+
+
+def _memory_rate(device: str) -> float:
+    table = device_table(device)
+    return float(table["memory_bandwidth_bytes_per_s"] * table["memory_efficiency"])
+
+
+# --- getting ready -----------------------------------------------------------------------------
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise MeasureError(f"{name!r} is no device: wanted auto, cpu or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise MeasureError(f"{name}: this torch ({torch.__version__}) sees no CUDA device")
+    if device.type not in ("cpu", "cuda"):
+        raise MeasureError(f"{name!r} is not measured here: wanted auto, cpu or cuda:N")
+    return device
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _batch(reference: str, given: int | None) -> int:
+    """The batch asked for, or the function's own default."""
+    parameter = inspect.signature(find_function(reference)).parameters.get("batch")
+    if parameter is None:
+        raise MeasureError(
+            f"{reference} takes no argument batch: write def {_name(reference)}(batch: int)"
+        )
+    batch = parameter.default if given is None else given
+    if batch is parameter.empty:
+        raise MeasureError(f"{reference} has no default batch: give --batch")
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise MeasureError(f"batch is {batch!r}: wanted a whole number from 1")
+    return batch
+
+
+def _name(reference: str) -> str:
+    return reference.rpartition(":")[2]
+
+
+def _training(
+    reference: str, batch: int, device: torch.device, optimizer: OptimizerName, *, fused: bool
+) -> Training:
+    made = find_function(reference)(batch=batch)
+    wanted = f"{reference} must return (model, inputs, loss)"
+    if not isinstance(made, tuple) or len(made) != 3:
+        found = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+        raise MeasureError(f"{wanted}, not {found}")
+    model, inputs, loss = made
+    if not isinstance(model, nn.Module) or not callable(loss):
+        kinds = ", ".join(type(part).__name__ for part in made)
+        raise MeasureError(
+            f"{wanted}: a torch.nn.Module, a tensor, tuple or dict, and a function; got {kinds}"
+        )
+    model = model.to(device)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise MeasureError(f"the model of {reference} has no parameter that requires a gradient")
+    classes = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    options: dict[str, Any] = {"lr": 1e-4} | ({"fused": True} if fused else {})
+    return Training(
+        model, _moved(inputs, device), loss, classes[optimizer](trained, **options), Clock(device)
+    )
+
+
+def _moved(inputs: Any, device: torch.device) -> Any:
+    if isinstance(inputs, Tensor):
+        return inputs.to(device)
+    if isinstance(inputs, Mapping):
+        return {name: _moved(value, device) for name, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(_moved(value, device) for value in inputs)
+    return inputs
+
+
+# --- measuring ---------------------------------------------------------------------------------
+
+
+def _measure(training: Training, iterations: int) -> _Samples:
+    samples = _Samples()
+    for _ in range(WARMUPS):
+        _iterate(training, _Samples(), hooked=True)
+    for _ in range(iterations):
+        _iterate(training, samples, hooked=False)
+        _iterate(training, samples, hooked=True)
+    return samples
+
+
+def _iterate(training: Training, samples: _Samples, *, hooked: bool) -> None:
+    """One step; with hooks it adds ready times, without them the times of the parts."""
+    clock, ready = training.clock, dict[str, Mark]()
+    handles = _hooks(training, ready, samples.sparse) if hooked else []
+    marks = [clock.mark()]
+    loss = training.forward()
+    marks.append(clock.mark())
+    loss.backward()  # type: ignore[no-untyped-call]
+    marks.append(clock.mark())
+    training.optimizer.step()
+    marks.append(clock.mark())
+    training.optimizer.zero_grad()
+    for handle in handles:
+        handle.remove()
+    forward_s, backward_s, optimizer_s = (clock.seconds(a, b) for a, b in pairwise(marks))
+    if not hooked:
+        samples.forward_s.append(forward_s)
+        samples.backward_s.append(backward_s)
+        samples.optimizer_s.append(optimizer_s)
+        return
+    samples.hooked_backward_s.append(backward_s)
+    samples.order = list(ready)
+    for name, mark in ready.items():
+        samples.ready_s.setdefault(name, []).append(clock.seconds(marks[1], mark))
+
+
+def _hooks(training: Training, ready: dict[str, Mark], sparse: set[str]) -> list[Any]:
+    """Hooks that mark when each gradient is there; the last time counts, as in DDP."""
+
+    def hook(name: str) -> Callable[[Tensor], None]:
+        def mark(parameter: Tensor) -> None:
+            ready.pop(name, None)
+            ready[name] = training.clock.mark()
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                sparse.add(name)
+
+        return mark
+
+    return [
+        parameter.register_post_accumulate_grad_hook(hook(name))  # type: ignore[no-untyped-call]
+        for name, parameter in training.model.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def hook_cost_s(device: torch.device) -> float:
+    """Seconds that one gradient hook adds to backward: tiny parameters, with hooks and without."""
+    model = _Tiny().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    training = Training(model, torch.ones(1, device=device), torch.sum, optimizer, Clock(device))
+    samples = _measure(training, _TINY_ITERATIONS)
+    more_s = median(samples.hooked_backward_s) - median(samples.backward_s)
+    return max(0.0, more_s / _TINY_PARAMETERS)
+
+
+class _Tiny(nn.Module):
+    """Many tiny parameters: its backward does little beside accumulating their gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(torch.zeros(8) for _ in range(_TINY_PARAMETERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat(list(self.parts)) * x
+
+
+# --- telling -----------------------------------------------------------------------------------
+
+
+def _document(
+    training: Training, samples: _Samples, batch: int, title: str, hook_s: float
+) -> Document:
+    if not samples.order:
+        raise MeasureError("no parameter ever gets a gradient: does the loss depend on the model?")
+    backward_s = median(samples.backward_s)
+    ready_s = _ready(samples, hook_s, backward_s)
+    named = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad]
+    return {
+        "schema": "ddpsim.model-profile/1",
+        "source": f"{title}; medians of {len(samples.backward_s)} iterations; cost of the gradient "
+        f"hooks, {format_duration(hook_s)} each, taken off the ready times",
+        "batch_per_rank": batch,
+        "forward_s": median(samples.forward_s),
+        "backward_s": backward_s,
+        "optimizer_s": median(samples.optimizer_s),
+        "ready_origin": "backward_start",
+        "spread": {
+            name: _quartiles(getattr(samples, name))
+            for name in ("forward_s", "backward_s", "hooked_backward_s", "optimizer_s")
+        },
+        "hook_s": hook_s,
+        "peak_memory": _peak_memory(next(training.model.parameters()).device),
+        "never_ready": [name for name, _ in named if name not in ready_s],
+        "parameters": [
+            {
+                "name": name,
+                "numel": parameter.numel(),
+                "dtype": _dtype(name, parameter),
+                "ready_s": ready_s.get(name),
+                "ready_quartiles_s": _quartiles(samples.ready_s.get(name, [])),
+                "sparse": name in samples.sparse,
+            }
+            for name, parameter in named
+        ],
+        "buffers": [
+            {"dtype": str(buffer.dtype).removeprefix("torch."), "numel": buffer.numel()}
+            for buffer in training.model.buffers()
+        ],
+    }
+
+
+def _ready(samples: _Samples, hook_s: float, backward_s: float) -> dict[str, float]:
+    """Ready times: median fractions of their own backward, without the hooks, times `backward_s`.
+
+    Medians taken one by one may swap two gradients of one instant, and their order decides the
+    buckets: they stand in the order of the last iteration, each at least a tick after the other.
+    """
+    ready, latest = {}, 0.0
+    whole_s = [max(s - len(samples.order) * hook_s, _TICK_S) for s in samples.hooked_backward_s]
+    for before, name in enumerate(samples.order):
+        seen = zip(samples.ready_s[name], whole_s[-len(samples.ready_s[name]) :], strict=True)
+        fraction = median((ready_s - before * hook_s) / whole for ready_s, whole in seen)
+        latest = ready[name] = max(min(fraction, 1.0) * backward_s, latest + _TICK_S)
+    return ready
+
+
+def _dtype(name: str, parameter: nn.Parameter) -> str:
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    if dtype not in ITEM_BYTES:
+        raise MeasureError(f"{name} is {dtype}: wanted one of {', '.join(ITEM_BYTES)}")
+    return dtype
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    """First and third quartile of samples; nothing of none."""
+    if not values:
+        return []
+    tensor = torch.tensor(values, dtype=torch.float64)
+    return [float(torch.quantile(tensor, q)) for q in (0.25, 0.75)]
+
+
+def _peak_memory(device: torch.device) -> Document:
+    if device.type == "cuda":
+        return {"bytes": torch.cuda.max_memory_allocated(device), "of": "tensors on the device"}
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"bytes": kib * 1024, "of": "the whole process, largest resident set so far"}
+
+
+def _title(reference: str, batch: int, device: torch.device, threads: int) -> str:
+    where = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"cpu, {threads} thread{'s' * (threads > 1)}"
+    )
+    return f"{reference} with batch {batch} on {where}, torch {torch.__version__}, no communication"

@@ -1,0 +1,373 @@
+"""`measure`: run a plan in a job, and keep the record whole after every measurement."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from calibrate.measure.environment import (
+    check_same,
+    check_same_machine,
+    environment,
+    rank_facts,
+)
+from calibrate.measure.errors import LostContactError, MeasureError
+from calibrate.measure.job import Job, join
+from calibrate.measure.plan import Task, default_plan, teams
+from calibrate.measure.progress import Reporter
+from calibrate.measure.reference import find_function
+from calibrate.measure.rounds import Round, build_round
+from calibrate.record import Kind, Measurement, Record, load_record, save_record
+from ddpsim.units import format_bytes, format_duration
+
+__all__ = ["Options", "measure", "relative_mad"]
+
+WARMUPS = 3
+NOISY = 0.10
+_UNSURE = 1.5  # a task may take this many times its share before it is left out
+_MEMORY_SHARE = 0.25  # of what is free, by default
+
+
+class Options(BaseModel):
+    """What to measure, and how long."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    output: Path = Field(description="the record, JSON")
+    time_budget_s: float = Field(600.0, gt=0, description="for the whole plan")
+    memory_budget_bytes: int | None = Field(
+        None, gt=0, description="of one rank; default: a quarter of what is free, shared by ranks"
+    )
+    resume: bool = Field(default=False, description="keep what the record already holds")
+    most_repetitions: int | None = Field(None, ge=1, description="of each measurement")
+    timeout_s: float = Field(120.0, gt=0, description="wait for the other ranks, each time")
+    only: tuple[Kind, ...] = Field((), description="kinds to measure; none: all")
+    data_loader: str | None = Field(None, description="MODULE:FUNCTION returning an iterable")
+    line_rate_bytes_per_s: float | None = Field(None, gt=0, description="of a node's link")
+
+
+def measure(options: Options, plan: Sequence[Task] | None = None) -> Record:
+    """Measure in the job of torchrun's variables; every rank calls this, rank 0 keeps the record.
+
+    Returns the record on every rank. Raises MeasureError where ranks differ, a peer is lost or not
+    reached, the record is there already, cannot be written or resumed; what was measured until
+    then is in the file.
+    """
+    loader = find_function(options.data_loader) if options.data_loader else None
+    job = join(options.timeout_s)
+    try:
+        return _Session(job, options, plan, loader).run()
+    except KeyboardInterrupt:
+        raise MeasureError(f"stopped. {_kept(options.output)}") from None
+    except RuntimeError as error:
+        first = str(error).strip().splitlines()[0]
+        raise LostContactError(
+            f"rank {job.rank} lost contact with another rank: did one die, or run out of memory? "
+            f"{_kept(options.output)} (torch: {first})"
+        ) from error
+    finally:
+        job.leave()
+
+
+def relative_mad(samples_s: Sequence[float]) -> float:
+    """Median absolute deviation over the median, both of the samples; 0 for a single one."""
+    middle = median(samples_s)
+    return median(abs(s - middle) for s in samples_s) / middle if middle > 0 else 0.0
+
+
+def _kept(path: Path) -> str:
+    return f"The record so far is in {path}; the same command with --resume goes on from there."
+
+
+@dataclass
+class _Budget:
+    """Time left, shared among the tasks left by their weights; the same on every rank."""
+
+    total_s: float
+    weights: list[float]
+    spent_s: float = 0.0
+    known: dict[tuple[object, ...], tuple[int, float]] = field(default_factory=dict)
+
+    def share_s(self) -> float:
+        """Seconds that the next task may take; call once a task."""
+        left = max(0.0, self.total_s - self.spent_s)
+        share = left * self.weights[0] / sum(self.weights)
+        del self.weights[0]
+        return share
+
+    def least_s(self, task: Task) -> float:
+        """Seconds of the fewest repetitions, told from the last size of the series; 0: unknown."""
+        size, seconds = self.known.get(task.series, (0, 0.0))
+        growth = max(1.0, task.first.size_bytes / size) if size else 1.0
+        return seconds * growth * (WARMUPS + task.repetitions[0])
+
+
+class _Session:
+    """One run of `measure` on one rank."""
+
+    def __init__(
+        self,
+        job: Job,
+        options: Options,
+        plan: Sequence[Task] | None,
+        loader: Callable[[], Iterable[object]] | None,
+    ) -> None:
+        self._job, self._options, self._loader = job, options, loader
+        self._plan, self._began = plan, time.monotonic()
+
+    def run(self) -> Record:
+        """Measure what is not in the record yet."""
+        job, options = self._job, self._options
+        check_same(job.everyone(rank_facts(job)))
+        record = self._first_record()
+        held = {m.key for m in record.measurements}
+        tasks = [task for task in self._tasks() if not held.issuperset(task.keys)]
+        job.open_groups([team.ranks for team in teams(job.place.layout)])
+        memory = self._memory_bytes()
+        fitting = [task for task in tasks if task.memory_bytes <= memory]
+        budget = _Budget(options.time_budget_s, [task.weight for task in fitting])
+        with Reporter(len(fitting), speaks=job.rank == 0) as reporter:
+            if held:
+                reporter.say(f"{options.output} holds {len(held)} measurements already")
+            for task in fitting:
+                reporter.begin(str(task))
+                record = self._one(task, record, budget, reporter)
+            for task in tasks:
+                if task not in fitting:
+                    record = _skip(task, _too_large(task, memory), record, reporter)
+            self._save(record)
+            reporter.say(f"{len(record.measurements)} measurements in {options.output}")
+        return record
+
+    def _tasks(self) -> list[Task]:
+        layout = self._job.place.layout
+        gpu = self._job.device.type == "cuda"
+        plan = default_plan(layout, gpu=gpu, data_loader=self._options.data_loader)
+        wanted = self._options.only
+        return [
+            task
+            for task in (plan if self._plan is None else self._plan)
+            if not wanted or task.first.kind in wanted
+        ]
+
+    def _first_record(self) -> Record:
+        """An empty record, or the one to resume, as rank 0 has it."""
+        problem, record = "", None
+        if self._job.rank == 0:
+            try:
+                record = self._load()
+                save_record(record, self._options.output)
+            except (MeasureError, OSError) as error:
+                problem = str(error) if isinstance(error, MeasureError) else self._unwritten(error)
+        problem = self._job.from_first(problem)
+        if problem:
+            raise MeasureError(problem)
+        record = self._job.from_first(record)
+        if record is None:  # pragma: no cover -- rank 0 always has one
+            raise MeasureError("rank 0 has no record")
+        return record
+
+    def _load(self) -> Record:
+        path, job = self._options.output, self._job
+        layout = job.place.layout.model_copy(
+            update={"line_rate_bytes_per_s": self._options.line_rate_bytes_per_s}
+        )
+        fresh = Record(environment=environment(job, rank_facts(job)), layout=layout)
+        if not path.exists():
+            return fresh
+        if not self._options.resume:
+            raise MeasureError(
+                f"{path} is there already: go on from it with --resume, or name another file"
+            )
+        old = load_record(path)
+        check_same_machine(old, fresh, path)
+        details = {k: v for k, v in old.environment.details.items() if k != "skipped"}
+        here = old.environment.model_copy(update={"details": details})
+        return old.model_copy(update={"environment": here})
+
+    def _memory_bytes(self) -> int:
+        """What a rank may use: the least over the ranks."""
+        given = self._options.memory_budget_bytes
+        share = int(_MEMORY_SHARE * _free_bytes(self._job))
+        return int(min(row[0] for row in self._job.numbers([given or share])))
+
+    def _one(self, task: Task, record: Record, budget: _Budget, reporter: Reporter) -> Record:
+        budget.spent_s = self._job.from_first(time.monotonic() - self._began)
+        share_s, least_s = budget.share_s(), budget.least_s(task)
+        problem = _too_long(share_s, least_s)
+        measured: list[Measurement] = []
+        if not problem:
+            problem, measured = self._measure(task, share_s)
+        if problem:
+            reporter.done()
+            return _skip(task, problem, record, reporter)
+        for measurement in measured:
+            record = record.with_measurement(measurement)
+            budget.known[task.series] = (task.first.size_bytes, median(measured[0].samples_s))
+            for note in measurement.notes:
+                reporter.say(f"warning   {task}: {note}")
+        self._save(record)
+        reporter.done(f"measured  {task}: {_in_short(measured[0])}")
+        return record
+
+    def _measure(self, task: Task, share_s: float) -> tuple[str, list[Measurement]]:
+        """A reason why not, or one measurement for each slot."""
+        run, first, problem = self._prepare(task)
+        problems = [said for said in self._job.everyone(problem) if said]
+        if problems:
+            return problems[0], []
+        warm = [first, *(self._rounds(task, run, WARMUPS - 1))]
+        warm_by_rank = self._gather(task, warm)
+        once_s = sum(median(_slowest(warm_by_rank, slot)) for slot in range(len(task.slots)))
+        least, most = task.repetitions
+        wanted = round(share_s / once_s) - WARMUPS if once_s > 0 else most
+        count = min(most, max(least, wanted), self._options.most_repetitions or most)
+        rounds = self._rounds(task, run, count)
+        by_rank = self._gather(task, rounds)
+        return "", [
+            _measurement(task, slot, warm_by_rank, by_rank) for slot in range(len(task.slots))
+        ]
+
+    def _prepare(self, task: Task) -> tuple[Round | None, list[float], str]:
+        """The round with its first times; a reason if torch cannot do it here."""
+        nothing = [math.nan] * len(task.slots)
+        if self._job.rank not in task.team.ranks:
+            return None, nothing, ""
+        try:
+            run = build_round(task, self._job, self._loader)
+            laps = run()
+            return run, [self._job.clock.read(lap) for lap in laps], ""
+        except (RuntimeError, NotImplementedError) as error:
+            return None, nothing, str(error).strip().splitlines()[0]
+
+    def _rounds(self, task: Task, run: Round | None, count: int) -> list[list[float]]:
+        """Times of rounds by slot, after a barrier; not-a-number on a rank that has no part."""
+        with _no_collection():
+            self._job.barrier()
+            if run is None:
+                return [[math.nan] * len(task.slots)] * count
+            laps = [run() for _ in range(count)]
+        return [[self._job.clock.read(lap) for lap in one] for one in laps]
+
+    def _gather(self, task: Task, rounds: Sequence[Sequence[float]]) -> list[list[list[float]]]:
+        """Times by rank that takes part, round and slot."""
+        slots = len(task.slots)
+        rows = self._job.numbers([seconds for one in rounds for seconds in one])
+        return [
+            [rows[rank][i : i + slots] for i in range(0, len(rows[rank]), slots)]
+            for rank in task.team.ranks
+        ]
+
+    def _save(self, record: Record) -> None:
+        problem = ""
+        if self._job.rank == 0:
+            try:
+                save_record(record, self._options.output)
+            except OSError as error:
+                problem = self._unwritten(error)
+        problem = self._job.from_first(problem)
+        if problem:
+            raise MeasureError(problem)
+
+    def _unwritten(self, error: OSError) -> str:
+        path = self._options.output
+        reason = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror)
+        return (
+            f"{path} cannot be written: {reason}. Its last whole version is as it was; "
+            "make room and go on with --resume"
+        )
+
+
+def _skip(task: Task, problem: str, record: Record, reporter: Reporter) -> Record:
+    """The record, whose details tell one more thing that was not measured, and why."""
+    line = f"{task}: {problem}"
+    reporter.say(f"skipped   {line}")
+    details = record.environment.details
+    told = "\n".join([*filter(None, [details.get("skipped")]), line])
+    here = record.environment.model_copy(update={"details": details | {"skipped": told}})
+    return record.model_copy(update={"environment": here})
+
+
+def _too_large(task: Task, memory: int) -> str:
+    needed, budget = format_bytes(task.memory_bytes), format_bytes(memory)
+    return f"needs {needed}, more than the memory budget of {budget}"
+
+
+def _too_long(share_s: float, least_s: float) -> str:
+    """Why a task does not fit into the time left; empty if it does."""
+    if share_s <= 0:
+        return "the time budget is spent"
+    if least_s > _UNSURE * share_s:
+        return (
+            f"would take {format_duration(least_s)}, "
+            f"more than its share of the time budget, {format_duration(share_s)}"
+        )
+    return ""
+
+
+def _slowest(by_rank: Sequence[Sequence[Sequence[float]]], slot: int) -> tuple[float, ...]:
+    """Of each round, the time of the slowest rank."""
+    return tuple(max(one[slot] for one in rounds) for rounds in zip(*by_rank, strict=True))
+
+
+def _measurement(
+    task: Task,
+    slot: int,
+    warm: Sequence[Sequence[Sequence[float]]],
+    by_rank: Sequence[Sequence[Sequence[float]]],
+) -> Measurement:
+    what, samples = task.slots[slot], _slowest(by_rank, slot)
+    spread = relative_mad(samples)
+    noisy = f"noisy: {what.kind} {what.variant} varies by {spread:.0%} (MAD / median)"
+    return Measurement(
+        kind=what.kind,
+        variant=what.variant,
+        group=task.team.group,
+        nodes=task.team.nodes,
+        gpus_per_node=task.team.gpus_per_node,
+        size_bytes=what.size_bytes,
+        parameters=what.parameters,
+        warmup_s=_slowest(warm, slot),
+        samples_s=samples,
+        samples_by_rank_s=tuple(tuple(one[slot] for one in rank) for rank in by_rank)
+        if task.by_rank
+        else (),
+        notes=(noisy,) if spread > NOISY else (),
+    )
+
+
+def _in_short(measurement: Measurement) -> str:
+    samples = measurement.samples_s
+    return f"{format_duration(median(samples))} (median of {len(samples)})"
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python's garbage collector out of what is timed: 0.3 s a pass over torch's objects."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _free_bytes(job: Job) -> int:
+    """Free memory for one rank of this machine: the GPU's, or its part of the node's."""
+    if job.device.type == "cuda":
+        return int(torch.cuda.mem_get_info(job.device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 4 * 2**30
+    kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    return kib * 1024 // job.place.local_world_size

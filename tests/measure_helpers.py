@@ -1,0 +1,76 @@
+"""Functions that tests name as MODULE:FUNCTION; those of ranks that go wrong on purpose."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+if os.environ.get("FAKE_TORCH_ON_RANK") == os.environ.get("RANK", "0"):
+    torch.__version__ = "2.12.0"  # type: ignore[assignment]
+
+
+def batches() -> Iterable[torch.Tensor]:
+    return [torch.zeros(4) for _ in range(3)]
+
+
+def no_batches() -> Iterable[torch.Tensor]:
+    return []
+
+
+def dies_on_rank_1() -> Iterable[torch.Tensor]:
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [torch.zeros(1)]
+
+
+def fails_on_rank_1() -> Iterable[torch.Tensor]:
+    if os.environ["RANK"] == "1":
+        raise ValueError("bad sector")
+    return [torch.zeros(1)]
+
+
+class Branched(nn.Module):
+    """One branch never takes part; an embedding has sparse gradients; batch norm has buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 32, sparse=True)
+        self.norm = nn.BatchNorm1d(32)
+        self.used = nn.Linear(32, 8)
+        self.idle = nn.Linear(32, 8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.frozen(self.used(self.norm(self.embed(tokens)))) * scale
+
+
+def branched(batch: int) -> Any:
+    inputs = {"tokens": torch.randint(0, 50, (batch,)), "scale": 2.0}
+    return Branched(), inputs, lambda output: output.square().mean()
+
+
+def two_layers(batch: int = 16) -> Any:
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    return model, torch.randn(batch, 64), lambda output: output.sum()
+
+
+def constant_loss(batch: int = 4) -> Any:
+    model = nn.Linear(2, 2)
+    return model, torch.randn(batch, 2), lambda _: torch.zeros(1, requires_grad=True).sum()
+
+
+def without_batch() -> Any:
+    return two_layers()
+
+
+def not_a_model(batch: int = 4) -> Any:
+    return "model", torch.zeros(batch), print
+
+
+def half_a_model(batch: int = 4) -> Any:
+    return nn.Linear(2, 2), torch.zeros(batch)

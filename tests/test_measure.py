@@ -1,0 +1,552 @@
+"""Measuring: real gloo jobs of two ranks on this machine, the ways they fail, and profiles."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+pytest.importorskip("torch", reason="measuring needs torch")
+
+import torch.distributed as dist
+from rich.console import Console
+
+from calibrate.measure.clocks import clock_offsets
+from calibrate.measure.doctor import Host, check_clocks, clock_offset, diagnose, inspect_host
+from calibrate.measure.environment import Facts, check_same
+from calibrate.measure.errors import MeasureError
+from calibrate.measure.job import join, read_place
+from calibrate.measure.launch import free_port, local
+from calibrate.measure.plan import Slot, Task, Team, default_plan, teams
+from calibrate.measure.profile import Document, profile, scale_profile, write_profile
+from calibrate.measure.progress import Reporter
+from calibrate.measure.session import Options, measure, relative_mad
+from calibrate.record import Layout, Record, load_record
+from ddpsim import load_scenario, simulate
+from ddpsim.importers.model_profile import read_profile
+from ddpsim.scenario.quantity import SourceFile
+
+HERE = Path(__file__).parent
+# seconds, not minutes: few repetitions, and no room for the largest all-reduces
+SMALL = {"most_repetitions": 2, "memory_budget_bytes": 100 * 2**20, "time_budget_s": 300.0}
+
+
+def ranks(count: int, output: Path, **options: Any) -> Record:
+    return local(count, Options.model_validate({"output": output, **SMALL, **options}))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:
+    path = tmp_path_factory.mktemp("measure") / "record.json"
+    return path, ranks(2, path, data_loader="measure_helpers:batches")
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A job of one rank, in this process."""
+    place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    for name, value in (place | {"MASTER_PORT": free_port()}).items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    yield
+    assert not dist.is_initialized()
+
+
+# --- measure -----------------------------------------------------------------------------------
+
+
+def test_a_record_of_two_ranks_holds_every_kind(measured: tuple[Path, Record]) -> None:
+    path, record = measured
+    assert load_record(path) == record
+    assert {m.kind for m in record.measurements} == {
+        "all_reduce", "broadcast", "reduce_scatter", "all_gather", "point_to_point",
+        "device_copy", "device_cast", "optimizer", "ddp_hook", "compute", "jitter", "data_loader",
+    }  # fmt: skip
+    variants = {(m.kind, m.variant) for m in record.measurements}
+    assert variants >= {
+        ("all_reduce", "alone"), ("all_reduce", "two in flight"), ("all_reduce", "beside gemm"),
+        ("all_reduce", "with gemm"), ("all_reduce", "with memory"), ("compute", "gemm alone"),
+        ("compute", "gemm with all_reduce"), ("compute", "memory with all_reduce"),
+        ("ddp_hook", "with ddp"), ("ddp_hook", "without"), ("optimizer", "adamw foreach"),
+    }  # fmt: skip
+    assert (record.layout.nodes, record.layout.gpus_per_node) == (1, 2)
+    assert record.environment.backend == "gloo"
+    assert record.environment.variables["OMP_NUM_THREADS"] == "1"
+    assert record.environment.details["threads_per_rank"] == "1"
+    assert "memory budget" in record.environment.details["skipped"]
+    assert all(min(m.samples_s) > 0 and len(m.warmup_s) == 3 for m in record.measurements)
+
+
+def test_jitter_is_kept_by_rank_and_in_order(measured: tuple[Path, Record]) -> None:
+    (jitter,) = (m for m in measured[1].measurements if m.kind == "jitter")
+    first, second = jitter.samples_by_rank_s
+    assert jitter.samples_s == tuple(map(max, first, second))
+    assert len(first) == 2
+
+
+def test_resume_repeats_nothing(measured: tuple[Path, Record]) -> None:
+    path, record = measured
+    again = ranks(2, path, data_loader="measure_helpers:batches", resume=True, time_budget_s=1e-3)
+    assert again.measurements == record.measurements
+
+
+def test_resume_refuses_the_record_of_another_layout_or_machine(
+    measured: tuple[Path, Record], tmp_path: Path, alone: None
+) -> None:
+    path = tmp_path / "record.json"
+    path.write_bytes(measured[0].read_bytes())
+    with pytest.raises(MeasureError) as raised:
+        measure(Options(output=path, resume=True))
+    assert str(raised.value) == (
+        f"{path} was measured with gpus_per_node 2, but this job has 1: name another file"
+    )
+    document = json.loads(path.read_text())
+    document["environment"]["machine"] = "abacus"
+    path.write_text(json.dumps(document))
+    with pytest.raises(MeasureError, match="was measured with machine abacus, but this job has "):
+        measure(Options(output=path, resume=True))
+
+
+def test_a_killed_rank_is_named_and_the_record_kept(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    with pytest.raises(MeasureError) as raised:
+        ranks(2, path, data_loader="measure_helpers:dies_on_rank_1")
+    assert str(raised.value) == (
+        f"rank 1 was killed by SIGKILL: was memory short? --resume goes on from {path}."
+    )
+    assert load_record(path).layout.world_size == 2
+
+
+def test_another_torch_on_a_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setenv("FAKE_TORCH_ON_RANK", "1")
+    with pytest.raises(MeasureError) as raised:
+        ranks(2, tmp_path / "record.json", data_loader="measure_helpers:batches")
+    assert str(raised.value).startswith(
+        f"rank 1 has torch 2.12.0, but rank 0 has {torch.__version__}: all ranks must be alike"
+    )
+
+
+def test_ranks_must_be_alike() -> None:
+    facts = Facts("2.13", "nccl", "2.29.7", "H100", 8)
+    check_same([facts, facts])
+    with pytest.raises(MeasureError, match=r"rank 1 has device H200, but rank 0 has H100"):
+        check_same([facts, Facts("2.13", "nccl", "2.29.7", "H200", 8)])
+
+
+@pytest.mark.parametrize(
+    ("rank", "said"),
+    [
+        (0, "the job of 2 ranks did not come about at 127.0.0.1:{port} within 1 s: check that"),
+        (1, "rank 1 cannot reach rank 0 at 127.0.0.1:{port} within 1 s: check that rank 0 runs"),
+    ],
+)
+def test_an_unreachable_peer(rank: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}
+    for name, value in (place | {"MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}).items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(MeasureError) as raised:
+        join(1.0)
+    assert str(raised.value).startswith(said.format(port=port))
+    assert not dist.is_initialized()
+
+
+def test_variables_that_are_missing_or_wrong() -> None:
+    given = dict.fromkeys(("LOCAL_RANK", "RANK"), "0") | {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    with pytest.raises(MeasureError, match=r"^WORLD_SIZE, LOCAL_WORLD_SIZE not set: start the r"):
+        read_place(given)
+    with pytest.raises(MeasureError, match="WORLD_SIZE 3 is no multiple of LOCAL_WORLD_SIZE 2"):
+        read_place(given | {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"})
+    with pytest.raises(MeasureError, match="must be whole numbers"):
+        read_place(given | {"WORLD_SIZE": "two", "LOCAL_WORLD_SIZE": "2"})
+
+
+def small_plan() -> list[Task]:
+    team = Team("none", 1, 1, (0,))
+    slots = [Slot("device_copy", "alone", size) for size in (4096, 8192, 16384)]
+    return [Task((slot,), team, (2, 3)) for slot in slots]
+
+
+def test_a_full_disk_leaves_the_record_whole(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, written = tmp_path / "record.json", []
+
+    def full(handle: int) -> None:
+        written.append(handle)
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("calibrate.files.os.fsync", full)
+    with pytest.raises(MeasureError) as raised:
+        measure(Options(output=path), small_plan())
+    assert str(raised.value) == (
+        f"{path} cannot be written: the disk is full. Its last whole version is as it was; "
+        "make room and go on with --resume"
+    )
+    assert [m.size_bytes for m in load_record(path).measurements] == [4096]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_ctrl_c_keeps_the_record(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plan = tmp_path / "record.json", small_plan()
+
+    def stop(self: Reporter, title: str) -> None:
+        if "8.192 kB" in title:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Reporter, "begin", stop)
+    with pytest.raises(MeasureError) as raised:
+        measure(Options(output=path), plan)
+    assert str(raised.value) == (
+        f"stopped. The record so far is in {path}; "
+        "the same command with --resume goes on from there."
+    )
+    monkeypatch.undo()
+    assert [m.size_bytes for m in load_record(path).measurements] == [4096]
+
+
+def test_only_the_kinds_asked_for(tmp_path: Path, alone: None) -> None:
+    record = measure(Options(output=tmp_path / "r.json", only=("device_cast",), time_budget_s=1))
+    assert {m.kind for m in record.measurements} == {"device_cast"}
+    assert relative_mad([1.0, 1.0, 2.0, 3.0, 1.0]) == 0
+
+
+def test_what_torch_cannot_do_is_left_out_with_its_reason(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise RuntimeError("no such operation\nwith a long trace")
+
+    monkeypatch.setattr("calibrate.measure.session.build_round", refuse)
+    record = measure(Options(output=tmp_path / "r.json"), small_plan()[:1])
+    assert record.measurements == ()
+    assert record.environment.details["skipped"] == "device_copy 1x1 4.096 kB: no such operation"
+
+
+def test_a_record_that_is_there_is_not_overwritten(tmp_path: Path, alone: None) -> None:
+    path = tmp_path / "record.json"
+    path.write_text("precious")
+    with pytest.raises(MeasureError, match=r"is there already: go on from it with --resume, or"):
+        measure(Options(output=path))
+    assert path.read_text() == "precious"
+
+
+def test_the_rank_that_failed_is_quoted_and_not_the_one_that_lost_it(tmp_path: Path) -> None:
+    with pytest.raises(MeasureError) as raised:
+        ranks(2, tmp_path / "r.json", data_loader="measure_helpers:fails_on_rank_1")
+    assert str(raised.value).startswith(
+        "the data loader measure_helpers:fails_on_rank_1 failed: ValueError('bad sector')"
+    )
+
+
+def test_a_loader_without_batches(tmp_path: Path, alone: None) -> None:
+    named = "measure_helpers:no_batches"
+    with pytest.raises(MeasureError, match="no_batches returned an iterable without a batch"):
+        measure(Options(output=tmp_path / "r.json", data_loader=named, only=("data_loader",)))
+
+
+# --- plan --------------------------------------------------------------------------------------
+
+
+def test_groups_differ_from_each_other() -> None:
+    def named(nodes: int, gpus: int) -> list[tuple[str, tuple[int, ...]]]:
+        layout = Layout(nodes=nodes, gpus_per_node=gpus, line_rate_bytes_per_s=None)
+        return [(team.group, team.ranks) for team in teams(layout)]
+
+    assert named(1, 1) == []
+    assert named(1, 2) == [("world", (0, 1))]
+    assert named(2, 1) == [("world", (0, 1))]
+    assert named(2, 2) == [
+        ("world", (0, 1, 2, 3)), ("intra_node", (0, 1)), ("one_per_node", (0, 2)),
+    ]  # fmt: skip
+    assert [group for group, _ in named(3, 4)] == [
+        "world", "intra_node", "one_per_node", "pair", "pair",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", [(1, 1), (1, 2), (2, 4), (3, 1)])
+def test_no_two_tasks_of_a_plan_yield_the_same_measurement(layout: tuple[int, int]) -> None:
+    nodes, gpus = layout
+    plan = default_plan(
+        Layout(nodes=nodes, gpus_per_node=gpus, line_rate_bytes_per_s=None),
+        gpu=True,
+        data_loader="a:b",
+    )
+    keys = [key for task in plan for key in task.keys]
+    assert len(keys) == len(set(keys))
+
+
+def test_progress_is_plain_lines_without_a_terminal(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as file:
+        with Reporter(1, speaks=True, console=Console(file=file)) as reporter:
+            reporter.begin("all_reduce")
+            reporter.done("measured [1]")
+        with Reporter(1, speaks=False, console=Console(file=file)) as reporter:
+            reporter.done("not said")
+    assert (tmp_path / "out").read_text() == "measured [1]\n"
+
+
+# --- doctor ------------------------------------------------------------------------------------
+
+GLOO = Host(
+    "gloo",
+    ranks_here=2,
+    nodes=2,
+    cores=8,
+    variables={"OMP_NUM_THREADS": "4"},
+    interfaces={"lo": True, "eth0": True, "eth1": False},
+    host_address="10.0.0.1",
+)
+
+
+def found(host: Host = GLOO, **changes: Any) -> list[str]:
+    variables = dict(host.variables) | changes.pop("variables", {})
+    return [str(f) for f in diagnose(Host(**(vars(host) | {"variables": variables} | changes)))]
+
+
+def test_doctor_finds_nothing_where_nothing_is() -> None:
+    assert found(variables={"GLOO_SOCKET_IFNAME": "eth0"}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding"),
+    [
+        (
+            {"variables": {"GLOO_SOCKET_IFNAME": "eth7"}},
+            ("error: GLOO_SOCKET_IFNAME names eth7, which this host lacks; "
+            "name one that is up: lo, eth0"),
+        ),
+        (
+            {"variables": {"GLOO_SOCKET_IFNAME": "eth1"}},
+            ("error: GLOO_SOCKET_IFNAME names eth1, which is down; "
+            "bring it up, or name one that is up: lo, eth0"),
+        ),
+        (
+            {"variables": {"GLOO_SOCKET_IFNAME": "lo"}},
+            ("error: GLOO_SOCKET_IFNAME names lo, which reaches no other node; "
+            "name the interface that joins them"),
+        ),
+        (
+            {},
+            ("note: GLOO_SOCKET_IFNAME is not set; "
+            "set it to the interface that joins the nodes (up here: lo, eth0)"),
+        ),
+        (
+            {"host_address": "127.0.1.1"},
+            ("error: this host's own name resolves to 127.0.1.1, which gloo would tell the other "
+            "nodes; set GLOO_SOCKET_IFNAME, or mend /etc/hosts"),
+        ),
+        (
+            {"master": "in use", "variables": {"MASTER_PORT": "29500"}},
+            "error: MASTER_PORT 29500 is in use on this host; choose another port",
+        ),
+        (
+            {"master": "silent", "variables": {"MASTER_ADDR": "n0", "MASTER_PORT": "29500"}},
+            ("error: n0:29500 does not answer; "
+            "check the address, and that no firewall is between"),
+        ),
+        (
+            {"master": "unknown host", "variables": {"MASTER_ADDR": "n0"}},
+            "error: MASTER_ADDR n0 is no known host; give its IP address, or mend DNS",
+        ),
+        (
+            {"master": "refused", "variables": {"MASTER_ADDR": "n0", "MASTER_PORT": "29500"}},
+            "note: n0 is there, but nobody listens on 29500 yet; start rank 0 first",
+        ),
+        (
+            {"backend": "nccl", "infiniband": ("mlx5_0",), "variables": {"NCCL_IB_DISABLE": "1"}},
+            ("warning: NCCL_IB_DISABLE is set, but there is mlx5_0; "
+            "unset it, unless TCP is what you mean to measure"),
+        ),
+        (
+            {"backend": "nccl"},
+            ("note: no InfiniBand or RoCE device: NCCL will use TCP sockets; "
+            "if there should be one, check its driver (ls /sys/class/infiniband)"),
+        ),
+        (
+            {"free_memory_bytes": 2**30},
+            ("warning: 0.5 GiB of memory is free for each of 2 ranks; "
+            "free some, or lower --memory-budget; large all-reduces are left out"),
+        ),
+        (
+            {"load": 3.5},
+            ("warning: the load average is 3.50 on 8 cores: others compute here; "
+            "wait until the machine is idle"),
+        ),
+        (
+            {"variables": {"OMP_NUM_THREADS": ""}},
+            ("warning: 2 ranks x 8 threads on 8 cores (OMP_NUM_THREADS is not set); "
+            "set OMP_NUM_THREADS=4, or start fewer ranks"),
+        ),
+        (
+            {"governor": "powersave"},
+            ("warning: the CPU governor is powersave: clock rates change while one measures; "
+            "set it to performance (cpupower frequency-set -g performance)"),
+        ),
+    ],
+)  # fmt: skip
+def test_doctor_says_what_to_do(changes: dict[str, Any], finding: str) -> None:
+    assert finding in found(**changes)
+
+
+def test_doctor_reads_a_host(tmp_path: Path) -> None:
+    files = {
+        "sys/class/net/eth0/flags": "0x1003\n", "sys/class/net/eth0/operstate": "up\n",
+        "sys/class/net/eth1/flags": "0x1003\n", "sys/class/net/eth1/operstate": "down\n",
+        "sys/class/net/lo/flags": "0x9\n", "sys/class/net/lo/operstate": "unknown\n",
+        "sys/class/net/tun0/flags": "0x1002\n", "sys/class/infiniband/mlx5_0/x": "",
+        "proc/loadavg": "0.50 0.1 0.1 1/2 3\n",
+        "proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    4096 kB\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    port = free_port()
+    variables = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "5",
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+    host = inspect_host("gloo", variables, root=tmp_path)
+    assert host.interfaces == {"eth0": True, "eth1": False, "lo": True, "tun0": False}
+    assert (host.infiniband, host.load, host.governor) == (("mlx5_0",), 0.5, "powersave")
+    assert (host.ranks_here, host.nodes, host.free_memory_bytes) == (4, 2, 4096 * 1024)
+    assert host.master == "refused"
+    assert inspect_host("gloo", variables | {"RANK": "0"}, root=tmp_path).master == "free"
+
+
+def test_clock_offset_of_the_quickest_exchange() -> None:
+    exchanges = [(0.0, 7.9, 4.0), (10.0, 15.5, 11.0), (20.0, 26.0, 23.0)]
+    assert clock_offset(exchanges) == (5.0, 0.5)
+    (finding,) = check_clocks({1: (5.0, 0.5), 2: (0.2, 0.15)})
+    assert str(finding) == (
+        "warning: the clock of rank 1 is 5.000 s ahead of rank 0's; "
+        "run NTP or chrony: traces of several ranks will not line up"
+    )
+
+
+def test_clocks_of_a_job_of_one_rank(alone: None) -> None:
+    job = join(10.0)
+    assert clock_offsets(job) == {}
+    job.leave()
+
+
+# --- profile -----------------------------------------------------------------------------------
+
+
+def profiled(name: str, **options: Any) -> Document:
+    return profile(f"measure_helpers:{name}", **({"iterations": 3, "device": "cpu"} | options))
+
+
+def test_a_profile_becomes_a_simulation(tmp_path: Path) -> None:
+    document = profiled("two_layers")
+    path = tmp_path / "profile.json"
+    write_profile(document, path)
+    read = read_profile(SourceFile("profile.json", path))
+    assert [(p.name, p.numel) for p in read.parameters] == [
+        ("0.weight", 8192), ("0.bias", 128), ("2.weight", 1280), ("2.bias", 10),
+    ]  # fmt: skip
+    assert read.batch_per_rank == 16
+    by_time = sorted(read.parameters, key=lambda p: p.ready_s or 0)
+    assert [p.name for p in by_time] == ["2.bias", "2.weight", "0.bias", "0.weight"]
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"profile": str(path), "batch_per_rank": 16},
+        "ddp": {"backend": "gloo", "torch": "2.13"},
+        "cluster": {"nodes": 1, "gpus_per_node": 2, "device": "cpu-core"},
+    }
+    result = simulate(load_scenario(scenario))
+    assert result.iteration_time_s.mean > document["forward_s"] + document["backward_s"]
+
+
+def test_a_profile_says_what_is_never_ready_sparse_or_a_buffer() -> None:
+    document = profiled("branched", batch=8, optimizer="sgd")
+    parameters = {p["name"]: p for p in document["parameters"]}
+    assert document["never_ready"] == ["idle.weight", "idle.bias"]
+    assert [name for name, p in parameters.items() if p["ready_s"] is None] == [
+        "idle.weight", "idle.bias",
+    ]  # fmt: skip
+    assert [name for name, p in parameters.items() if p["sparse"]] == ["embed.weight"]
+    assert "frozen.weight" not in parameters
+    assert document["buffers"] == [
+        {"dtype": "float32", "numel": 32}, {"dtype": "float32", "numel": 32},
+        {"dtype": "int64", "numel": 1},
+    ]  # fmt: skip
+    assert document["source"].startswith("measure_helpers:branched with batch 8 on cpu, 1 thread")
+    assert "each, taken off the ready times" in document["source"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("branched", {}, "measure_helpers:branched has no default batch: give --batch"),
+        ("two_layers", {"batch": 0}, "batch is 0: wanted a whole number from 1"),
+        ("two_layers", {"iterations": 0}, "0 iterations measure nothing: wanted 1 or more"),
+        ("two_layers", {"device": "abacus"}, "'abacus' is no device: wanted auto, cpu or cuda:N"),
+        ("missing", {}, "measure_helpers has no function 'missing'"),
+        (
+            "without_batch",
+            {},
+            (
+                "measure_helpers:without_batch takes no argument batch: "
+                "write def without_batch(batch: int)"
+            ),
+        ),
+        (
+            "half_a_model",
+            {},
+            "measure_helpers:half_a_model must return (model, inputs, loss), not a tuple of 2",
+        ),
+        (
+            "not_a_model",
+            {},
+            (
+                "measure_helpers:not_a_model must return (model, inputs, loss): "
+                "a torch.nn.Module, a tensor, tuple or dict, and a function; "
+                "got str, Tensor, builtin_function_or_method"
+            ),
+        ),
+        (
+            "constant_loss",
+            {},
+            "no parameter ever gets a gradient: does the loss depend on the model?",
+        ),
+    ],
+)
+def test_a_function_that_cannot_be_profiled(name: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(MeasureError) as raised:
+        profiled(name, **options)
+    assert str(raised.value) == said
+
+
+def test_modules_that_cannot_be_imported() -> None:
+    with pytest.raises(MeasureError, match=r"^nowhere cannot be imported: ModuleNotFoundError: "):
+        profile("nowhere:model", batch=1)
+    with pytest.raises(MeasureError, match=r"^'model' names no function: write MODULE:FUNCTION$"):
+        profile("model", batch=1)
+
+
+def test_a_scaled_profile_says_that_it_is_an_estimate() -> None:
+    parameters = [{"name": "w", "ready_s": 1.0}, {"name": "idle", "ready_s": None}]
+    times = {"forward_s": 1.0, "backward_s": 2.0, "optimizer_s": 3.0}
+    document = {"source": "m:f", "parameters": parameters, **times}
+    scaled = scale_profile(document, "cpu", "cpu-core")
+    assert scaled["source"] == (
+        "ESTIMATE, not measured: m:f; scaled from cpu-core to cpu-core, forward and backward x 1 "
+        "(by memory it would be 1), optimizer x 1"
+    )
+    assert {key: scaled[key] for key in times} == times
+    faster = scale_profile(document, "a100", "h100")
+    assert faster["backward_s"] < 2.0
+    assert [p["ready_s"] for p in faster["parameters"]] == [faster["forward_s"], None]
+    with pytest.raises(MeasureError, match="unknown device 'h1000'"):
+        scale_profile(document, "h1000", "a100")
