@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.fit.samples import Fit, FitError, Sample, relative_residuals, rms, valid_range
+from calibrate.fit.samples import Fit, FitError, Sample, fitted_sigma, valid_range
 from calibrate.fit.solve import Solution, polish, solve
 from ddpsim.cluster.fitted import Columns, all_reduce_times_s
 from ddpsim.importers.cluster_profile import Fitted, GlooRing
@@ -57,10 +57,10 @@ def fit_gloo(samples: Sequence[Sample]) -> Fit:
     stated = max((s.line_rate for s in samples if s.line_rate is not None), default=None)
     wire = _Wire(stated or _fastest_payload_rate(samples), is_stated=stated is not None)
     solution = _solved(samples, wire)
-    model = _described(solution, wire)
+    model = GlooRing.model_validate(_described(solution, wire).model_dump())
     return Fit(
         model=model,
-        sigma=rms(relative_residuals(model, samples)),
+        sigma=fitted_sigma(model, samples),
         valid=valid_range(samples),
         warnings=tuple(_warnings(solution, samples, wire)),
         correlations=_correlations(solution),

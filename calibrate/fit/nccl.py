@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.fit.samples import Fit, FitError, Sample, relative_residuals, rms, valid_range
+from calibrate.fit.samples import Fit, FitError, Sample, fitted_sigma, valid_range
 from calibrate.fit.solve import (
     Residuals,
     Solution,
@@ -29,6 +30,8 @@ from ddpsim.importers.cluster_profile import Fitted, NcclRegime, NcclRegimes
 __all__ = ["fit_nccl"]
 
 Floats = npt.NDArray[np.float64]
+Shape = Literal["ring", "tree"]
+_SHAPES: tuple[Shape, Shape] = ("tree", "ring")
 LEAST_SIZES = 5  # of messages, a layout
 _MOST_REGIMES = 5
 _WORTH = 2.0  # of the criterion: less is "not worth a mention" (Kass and Raftery, 1995)
@@ -46,10 +49,11 @@ def fit_nccl(samples: Sequence[Sample]) -> Fit:
         if any((sample.nodes > 1) == over_nodes for sample in samples)
     ]
     fits = [_fit_group(group) for group in groups]
-    model = NcclRegimes(regimes=tuple(regime for fit in fits for regime in fit.regimes))
+    regimes = [regime.model_dump() for fit in fits for regime in fit.regimes]
+    model = NcclRegimes.model_validate({"regimes": regimes})
     return Fit(
         model=model,
-        sigma=rms(relative_residuals(model, samples)),
+        sigma=fitted_sigma(model, samples),
         valid=valid_range(samples),
         warnings=tuple(line for fit in fits for line in fit.warnings),
         correlations={pair: value for fit in fits for pair, value in fit.correlations.items()},
@@ -106,7 +110,7 @@ class _Group:
 class _Kind:
     """What is free in a regime: its shape, and which of the latencies the layouts tell apart."""
 
-    shape: str
+    shape: Shape
     latencies: tuple[str, ...]
     over_nodes: bool
 
@@ -178,8 +182,8 @@ def _choices(group: _Group, count: int) -> Iterator[tuple[_Kind, ...]]:
     """Trees for the smaller messages, rings for the larger; on one node both are a chain."""
     trees = count if len(group.layouts) > 1 and group.over_nodes else 0
     for small in range(trees + 1):
-        shapes = ["tree"] * small + ["ring"] * (count - small)
-        yield tuple(_Kind(shape, _told_apart(group, shape), group.over_nodes) for shape in shapes)
+        tree, ring = (_kind(group, shape) for shape in _SHAPES)
+        yield (tree,) * small + (ring,) * (count - small)
 
 
 def _chosen(group: _Group, candidates: Sequence[_Candidate]) -> _Candidate:
@@ -190,8 +194,8 @@ def _chosen(group: _Group, candidates: Sequence[_Candidate]) -> _Candidate:
     return min(near, key=lambda c: (len(c.kinds), abs(c.trees - wanted), c.criterion))
 
 
-def _told_apart(group: _Group, shape: str) -> tuple[str, ...]:
-    """Latencies that these layouts can tell apart: the columns that raise the design's rank."""
+def _kind(group: _Group, shape: Shape) -> _Kind:
+    """With the latencies that these layouts tell apart: columns that raise the design's rank."""
     wanted = ("base_s", "inter_hop_s", "intra_hop_s")
     kept: list[str] = []
     for name in wanted:
@@ -199,7 +203,7 @@ def _told_apart(group: _Group, shape: str) -> tuple[str, ...]:
         design = _design(group, kind, 0.0)[:, : len(kept) + 1]
         if np.linalg.matrix_rank(design / np.maximum(design.max(axis=0), 1e-30)) > len(kept):
             kept.append(name)
-    return tuple(kept)
+    return _Kind(shape, tuple(kept), group.over_nodes)
 
 
 def _design(group: _Group, kind: _Kind, hop_bytes: float) -> Floats:
@@ -239,10 +243,11 @@ def _model(kinds: Sequence[_Kind], values: Floats) -> NcclRegimes:
 
 def _scale(group: _Group, kinds: Sequence[_Kind]) -> Floats:
     """Where a parameter alone makes the median time; for hop_bytes, the median share."""
-    parts = []
+    parts: list[Floats] = []
     for kind in kinds:
         median = np.maximum(np.median(_design(group, kind, 0.0), axis=0), 1e-30)
-        parts += [np.median(group.times_s) / median, [np.median(_shares(group, kind.shape))]]
+        linear = np.median(group.times_s) / median
+        parts.append(np.append(linear, np.median(_shares(group, kind.shape))))
     return np.concatenate(parts)
 
 

@@ -12,7 +12,7 @@ from ddpsim.cluster.fitted import AllReduceModel, Columns, Point, all_reduce_tim
 from ddpsim.errors import DdpsimError
 from ddpsim.importers.cluster_profile import ValidRange
 
-__all__ = ["Fit", "FitError", "Sample", "relative_residuals", "rms", "valid_range"]
+__all__ = ["Fit", "FitError", "Sample", "fitted_sigma", "relative_residuals", "valid_range"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -46,7 +46,7 @@ class Sample:
 class Fit:
     """A model, how well it fits, and what it rests on.
 
-    `sigma` is the RMS of log(predicted / measured); `correlations` pairs parameters, by name,
+    `sigma` is the (weighted) RMS of log(predicted / measured); `correlations` pairs parameters, by name,
     with the correlation of their errors (pairs that could not be told are left out).
     """
 
@@ -64,9 +64,10 @@ def relative_residuals(model: AllReduceModel, samples: Sequence[Sample]) -> Floa
     return np.asarray(np.log(predicted / measured))
 
 
-def rms(residuals: Floats) -> float:
-    """The root of the mean square."""
-    return float(np.sqrt(np.mean(np.square(residuals))))
+def fitted_sigma(model: AllReduceModel, samples: Sequence[Sample]) -> float:
+    """The root of the residuals' weighted mean square."""
+    weights = [sample.weight for sample in samples]
+    return float(np.sqrt(np.average(relative_residuals(model, samples) ** 2, weights=weights)))
 
 
 def valid_range(samples: Iterable[Sample]) -> ValidRange:

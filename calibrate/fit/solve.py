@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Residuals", "Solution", "nonnegative", "polish", "robust_cost", "solve"]
+__all__ = ["ROBUST", "Residuals", "Solution", "nonnegative", "polish", "robust_cost", "solve"]
 
 Floats = npt.NDArray[np.float64]
 Residuals = Callable[[Floats], Floats]
