@@ -46,7 +46,7 @@ class Sample:
 class Fit:
     """A model, how well it fits, and what it rests on.
 
-    `sigma` is the (weighted) RMS of log(predicted / measured); `correlations` pairs parameters, by name,
+    `sigma` is the weighted RMS of log(predicted / measured); `correlations` pairs figures, by name,
     with the correlation of their errors (pairs that could not be told are left out).
     """
 
