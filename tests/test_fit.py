@@ -400,8 +400,8 @@ def test_one_layout_is_usable_and_says_what_it_does_not_hold() -> None:
 def test_two_numbers_of_nodes_of_the_same_size() -> None:
     assert _noisy_fit("nccl").warnings == (
         (
-            "not enough data for hops inside a node: the layouts over several nodes differ in their "
-            "nodes alone, and hops between nodes stand for both"
+            "not enough data for hops inside a node: the layouts over several nodes "
+            "differ in their nodes alone, and hops between nodes stand for both"
         ),
         (
             "only 2 and 4 nodes were measured: which regimes are trees is assumed (the one for the "
@@ -422,8 +422,8 @@ def test_one_line_rate_and_a_reduction_that_never_shows() -> None:
     fit = fit_all_reduce(_made(truth, [(2, 1)], rates=[62.5e6], noise=0.005), "gloo")
     assert fit.warnings == (
         (
-            "one line rate: what the processor adds to a byte cannot be separated from what the wire "
-            "does; measure at another rate before another rate is predicted"
+            "one line rate: what the processor adds to a byte cannot be separated from "
+            "what the wire does; measure at another rate before another rate is predicted"
         ),
         "not enough data for reduce rate: adding is always hidden behind the wire",
     )
@@ -447,8 +447,8 @@ def test_gloo_at_its_bounds() -> None:
             "nccl",
             [*_made(NODES, [(2, 4)]), *_made(NODES, [(4, 4)], [1024, 2048, 4096, 8192])],
             (
-                "4 message sizes on 4 x 4 ranks are too few: measure 5 or more, from a few kB to the "
-                "largest bucket"
+                "4 message sizes on 4 x 4 ranks are too few: measure 5 or more, from a "
+                "few kB to the largest bucket"
             ),
         ),
         (
@@ -621,8 +621,8 @@ def test_gloo_inside_a_node_passes_no_link() -> None:
         (
             [_record(), _record(machine="another")],
             (
-                "a.json was measured on 'SYNTHETIC, 2 cores', but b.json on 'another': fit one profile "
-                "for each machine"
+                "a.json was measured on 'SYNTHETIC, 2 cores', but b.json on 'another': fit one "
+                "profile for each machine"
             ),
         ),
         (
@@ -644,8 +644,8 @@ def test_warnings_of_records() -> None:
     newer = _record(250e6, torch="2.14.0").with_measurement(_jitter(10, 0.02))
     assert fit_profile([_record(), newer], "testbed").warnings == (
         (
-            "record 1 was measured with torch 2.13.0, torch 2.13.0, but record 2 with torch 2.14.0, "
-            "torch 2.13.0"
+            "record 1 was measured with torch 2.13.0, torch 2.13.0, but record 2 with "
+            "torch 2.14.0, torch 2.13.0"
         ),
         "not enough data for jitter: 10 iterations, wanted 30",
     )

@@ -37,7 +37,8 @@ _MOST_REGIMES = 5
 _WORTH = 2.0  # of the criterion: less is "not worth a mention" (Kass and Raftery, 1995)
 _SAME = 1e-3  # relative errors below this are rounding of the log, and earn nothing
 _BREAKS = 9  # sizes at which a start may change its regime
-_STARTS = 5  # of the most promising are followed to their end
+_STARTS = 4  # of the most promising are followed to their end
+_QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75)  # of the ranks' shares in a stretch
 
 
 def fit_nccl(samples: Sequence[Sample]) -> Fit:
@@ -222,10 +223,25 @@ def _design(group: _Group, kind: _Kind, hop_bytes: float) -> Floats:
 def _fit_kinds(group: _Group, kinds: tuple[_Kind, ...]) -> _Candidate:
     residuals, scale = _residuals(group, kinds), _scale(group, kinds)
     values = solve(residuals, _starts(group, kinds), scale)
+    if not _each_wins(group, kinds, values):
+        return _Candidate(kinds, values, np.inf)
     samples = len(group.times_s)
     spread = max(robust_cost(residuals(values)) / samples, _SAME**2)
     criterion = samples * np.log(spread) + len(values) * np.log(samples)
     return _Candidate(kinds, values, float(criterion))
+
+
+def _each_wins(group: _Group, kinds: tuple[_Kind, ...], values: Floats) -> bool:
+    """Whether every regime is the fastest for as many samples as it has figures."""
+    if len(kinds) == 1:
+        return True
+    parts = np.split(values, np.cumsum([len(kind.names) for kind in kinds])[:-1])
+    times_s = [
+        all_reduce_times_s(_model([kind], part), group.columns)
+        for kind, part in zip(kinds, parts, strict=True)
+    ]
+    won = np.bincount(np.argmin(times_s, axis=0), minlength=len(kinds))
+    return all(count >= len(kind.names) for count, kind in zip(won, kinds, strict=True))
 
 
 def _residuals(group: _Group, kinds: tuple[_Kind, ...]) -> Residuals:
@@ -257,29 +273,42 @@ def _shares(group: _Group, shape: str) -> Floats:
 
 
 def _starts(group: _Group, kinds: tuple[_Kind, ...]) -> list[Floats]:
-    """Sizes cut into one stretch a regime, each fitted alone: the most promising of all cuts."""
-    found: list[tuple[float, tuple[float, ...]]] = []
-    keys = {name: _shares(group, name) for name in {"tree", kinds[-1].shape}}
-    for key in keys.values():
+    """Sizes cut into one stretch a regime, each fitted alone: the most promising of all cuts.
+
+    Once without hop_bytes and once with: the two ends are apart, with nothing downhill between.
+    """
+    chosen = []
+    for quantiles in ((), _QUANTILES):
+        found = sorted(_cut_fits(group, kinds, quantiles))
+        chosen += [np.array(values) for _, values in found[:_STARTS]]
+    return chosen
+
+
+def _cut_fits(
+    group: _Group, kinds: tuple[_Kind, ...], quantiles: Sequence[float]
+) -> Iterator[tuple[float, tuple[float, ...]]]:
+    """The cost and the figures of every cut."""
+    for shape in {"tree", kinds[-1].shape}:
+        key = _shares(group, shape)
         grid = np.unique(key)
         wanted = min(_BREAKS, len(grid) - 1)
         breaks = np.unique(np.linspace(1, len(grid) - 1, wanted).round().astype(int)).tolist()
-        stretches = _Stretches(group, key, grid)
+        stretches = _Stretches(group, key, grid, quantiles)
         for cuts in combinations(breaks, len(kinds) - 1):
             edges = (0, *cuts, len(grid))
             parts = [stretches.fit(kind, *edges[k : k + 2]) for k, kind in enumerate(kinds)]
             predicted_s = np.min([times_s for _, times_s in parts], axis=0)
             values = np.concatenate([values for values, _ in parts])
-            found.append((robust_cost(group.residuals(predicted_s)), tuple(values)))
-    found.sort()
-    return [np.array(values) for _, values in found[:_STARTS]]
+            yield robust_cost(group.residuals(predicted_s)), tuple(values.tolist())
 
 
 class _Stretches:
     """Stretches of sizes, each fitted by one regime; kept, as many cuts share them."""
 
-    def __init__(self, group: _Group, key: Floats, grid: Floats) -> None:
-        self._group, self._key, self._grid = group, key, grid
+    def __init__(
+        self, group: _Group, key: Floats, grid: Floats, quantiles: Sequence[float]
+    ) -> None:
+        self._group, self._key, self._grid, self._quantiles = group, key, grid, quantiles
         self._known: dict[tuple[_Kind, int, int], tuple[Floats, Floats]] = {}
 
     def fit(self, kind: _Kind, low: int, high: int) -> tuple[Floats, Floats]:
@@ -287,18 +316,18 @@ class _Stretches:
         known = (kind, low, high)
         if known not in self._known:
             chosen = (self._key >= self._grid[low]) & (self._key <= self._grid[high - 1])
-            values = _linear_fit(self._group.rows(chosen), kind)
+            values = _linear_fit(self._group.rows(chosen), kind, self._quantiles)
             times_s = all_reduce_times_s(_model([kind], values), self._group.columns)
             self._known[known] = values, times_s
         return self._known[known]
 
 
-def _linear_fit(group: _Group, kind: _Kind) -> Floats:
-    """Least squares of the relative error, for each of a few hop_bytes; the best of them."""
+def _linear_fit(group: _Group, kind: _Kind, quantiles: Sequence[float]) -> Floats:
+    """Least squares of the relative error; hop_bytes is 0, or the best of the shares' quantiles."""
     found = []
     shares = _shares(group, kind.shape)
-    for hop_bytes in (0.0, *np.quantile(shares, (0.25, 0.5, 0.75))):
-        relative = _design(group, kind, hop_bytes) / group.times_s[:, None]
+    for hop_bytes in np.quantile(shares, quantiles) if quantiles else (0.0,):
+        relative = _design(group, kind, float(hop_bytes)) / group.times_s[:, None]
         values, error = nonnegative(relative, np.ones(len(shares)))
         values[-1] = max(values[-1], 1e-9 * np.median(group.times_s / group.columns.size_bytes))
         found.append((round(error, 9), tuple(values), float(hop_bytes)))
