@@ -43,13 +43,17 @@ class NcclRegime(_Part):
     """One way in which a library reduces: latency by hops, then bytes at a bandwidth.
 
     Ring: 2(n-N) hops inside nodes, 2(N-1) between them, for n ranks on N nodes; tree:
-    2(n/N - 1) and 2 log2(N). Then 2(n-1)/n x size at the bandwidth of the layout.
+    2(n/N - 1) and 2 log2(N). Then 2(n-1)/n x the bytes beyond `hop_bytes`, at the bandwidth of
+    the layout: NCCL gives a small message fewer channels (nccl src/enqueue.cc), so that the
+    first `hop_bytes` (ring: of a rank's share, size / n; tree: of the size) take no time of
+    their own. A bandwidth of None: the regime is not for such layouts.
     """
 
     shape: Literal["ring", "tree"]
     base_s: Fitted
     intra_hop_s: Fitted
     inter_hop_s: Fitted
+    hop_bytes: Fitted = Field(Fitted(value=0), description="within the latency")
     intra_bandwidth_bytes_per_s: Fitted | None = Field(description="bus bandwidth on one node")
     inter_bandwidth_bytes_per_s: Fitted | None = Field(description="bus bandwidth over nodes")
 

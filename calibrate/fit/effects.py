@@ -1,0 +1,296 @@
+"""Interference, DDP's overheads and jitter, from the measurements of records.
+
+Times are compared by their medians. The standard error of a median is 1.2533 sigma / sqrt(n), as
+for a normal distribution, with sigma from the median absolute deviation: samples that follow each
+other closely are not independent, so it is a lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from calibrate.fit.solve import nonnegative
+from calibrate.record import Measurement, Record
+from ddpsim.importers.cluster_profile import Fitted, Interference, Jitter, Overheads
+
+__all__ = ["fit_interference", "fit_jitter", "fit_overheads", "median_time"]
+
+Floats = npt.NDArray[np.float64]
+_SIGMA_PER_MAD = 1.4826  # of a normal distribution
+_MEDIAN_ERROR = 1.2533  # its median's standard error over that of its mean
+_LEAST_ERROR = 1e-6  # relative; samples that are all alike are not free of error
+_LEAST_ITERATIONS = 30  # of jitter, a rank
+_PIECES = ("gemm", "memory")
+_HALF_MEASURED = (
+    "not enough data for interference: measure compute and all_reduce, alone and together"
+)
+
+
+def median_time(samples_s: Sequence[float]) -> Fitted:
+    """The median and its standard error, in seconds; no error of a single sample."""
+    times = np.array(samples_s)
+    middle = float(np.median(times))
+    if len(times) == 1:
+        return Fitted(value=middle)
+    return Fitted(value=middle, stderr=_MEDIAN_ERROR * _mad_sigma(times) / math.sqrt(len(times)))
+
+
+def fit_interference(records: Sequence[Record]) -> tuple[Interference | None, tuple[str, ...]]:
+    """How much compute and communication lengthen each other, and warnings; None: not measured.
+
+    The figures are means over the pieces of compute (matrix products, and memory traffic), whose
+    difference counts as error. With NCCL the slowdown of compute is a constant. With gloo it
+    grows with the bytes that a rank sends a second, as the same processor moves them: a line over
+    records of different line rates, or through 1 if there is one line rate only.
+    """
+    pieces = [piece for record in records for piece in _pieces(record)]
+    comm = [ratio for record in records for ratio in _comm_ratios(record)]
+    if not pieces and not comm:
+        return None, ()
+    if not pieces or not comm:
+        return None, (_HALF_MEASURED,)
+    warnings = []
+    constant, per_byte = _at_least(_pooled([piece.ratio for piece in pieces]), 1.0), _ZERO
+    if records[0].environment.backend == "gloo":
+        constant, per_byte = _by_rate(pieces)
+        if len({piece.line_rate for piece in pieces}) == 1:
+            warnings.append(
+                "one line rate: all of gloo's slowdown of compute is taken as proportional to the "
+                "bytes sent a second"
+            )
+    interference = Interference(
+        compute_slowdown=constant,
+        compute_slowdown_s_per_byte=per_byte,
+        comm_slowdown=_at_least(_pooled(comm), 1.0),
+    )
+    return interference, tuple(warnings)
+
+
+def fit_overheads(records: Sequence[Record]) -> Overheads:
+    """What DDP adds a parameter, and how fast gradients are copied; None where not measured.
+
+    A copy reads and writes its bytes: the rate counts both, of the largest size measured.
+    """
+    return Overheads(hook_s=_hook_s(records), copy_bytes_per_s=_copy_rate(records))
+
+
+def fit_jitter(records: Sequence[Record]) -> tuple[Jitter | None, tuple[str, ...]]:
+    """Spread of a fixed piece of compute, and warnings; None: not measured.
+
+    Of the longest series, in logarithms: about each rank's median, and between these medians.
+    """
+    series = [
+        m.samples_by_rank_s
+        for record in records
+        for m in record.measurements
+        if m.kind == "jitter" and m.samples_by_rank_s
+    ]
+    if not series:
+        return None, ()
+    ranks = [np.log(times) for times in max(series, key=lambda s: min(len(times) for times in s))]
+    shortest = min(len(times) for times in ranks)
+    if shortest < 2:
+        return None, ("not enough data for jitter: 1 iteration",)
+    spread = [times - np.median(times) for times in ranks]
+    sigma = _mad_sigma(np.concatenate(spread))
+    jitter = Jitter(
+        iteration_sigma=sigma,
+        rank_sigma=_rank_sigma(np.array([np.median(times) for times in ranks])),
+        autocorrelation=float(np.mean([_autocorrelation(each, sigma) for each in spread])),
+    )
+    if shortest < _LEAST_ITERATIONS:
+        return jitter, (
+            f"not enough data for jitter: {shortest} iterations, wanted {_LEAST_ITERATIONS}",
+        )
+    return jitter, ()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """How many times longer a piece of compute takes, at so many bytes sent a second."""
+
+    ratio: Fitted
+    sent_bytes_per_s: float
+    line_rate: float | None
+
+
+def _pieces(record: Record) -> Iterator[_Piece]:
+    for name in _PIECES:
+        alone = _find(record, "compute", f"{name} alone")
+        together = _find(record, "compute", f"{name} with all_reduce")
+        if not alone or not together:
+            continue
+        sent = _sent_bytes_per_s(record, name, together[-1].size_bytes)
+        if sent is not None:
+            ratio = _ratio(together[-1], alone[-1])
+            yield _Piece(ratio, sent, record.layout.line_rate_bytes_per_s)
+
+
+def _sent_bytes_per_s(record: Record, piece: str, size_bytes: int) -> float | None:
+    """Of a rank, by the all-reduce that ran beside a piece of compute (or else ran alone)."""
+    beside = _find(record, "all_reduce", f"with {piece}") or _find(record, "all_reduce", "alone")
+    same_size = [m for m in beside if m.size_bytes == size_bytes]
+    if not beside:
+        return None
+    chosen = max(same_size or beside, key=lambda m: m.size_bytes)
+    ranks = chosen.nodes * chosen.gpus_per_node
+    return 2 * (ranks - 1) / ranks * chosen.size_bytes / median_time(chosen.samples_s).value
+
+
+def _comm_ratios(record: Record) -> Iterator[Fitted]:
+    alone = {_ranks_and_size(m): m for m in _find(record, "all_reduce", "alone")}
+    for name in _PIECES:
+        for together in _find(record, "all_reduce", f"with {name}"):
+            if _ranks_and_size(together) in alone:
+                yield _ratio(together, alone[_ranks_and_size(together)])
+
+
+def _ranks_and_size(m: Measurement) -> tuple[int, int, int]:
+    return m.nodes, m.gpus_per_node, m.size_bytes
+
+
+def _find(record: Record, kind: str, variant: str) -> list[Measurement]:
+    return [m for m in record.measurements if (m.kind, m.variant) == (kind, variant)]
+
+
+def _by_rate(pieces: Sequence[_Piece]) -> tuple[Fitted, Fitted]:
+    """Slowdown without any traffic, and more of it a byte sent a second."""
+    rates = [piece.sent_bytes_per_s for piece in pieces]
+    above = [_shifted(piece.ratio, -1.0) for piece in pieces]
+    if len({piece.line_rate for piece in pieces}) > 1:
+        constant, per_byte = _line(rates, above)
+        return _shifted(constant, 1.0), per_byte
+    slopes = [_scaled(ratio, 1 / rate) for ratio, rate in zip(above, rates, strict=True)]
+    return Fitted(value=1.0), _at_least(_pooled(slopes), 0.0)
+
+
+def _hook_s(records: Sequence[Record]) -> Fitted | None:
+    counts, added = [], []
+    for record in records:
+        without = {m.parameters: m for m in _find(record, "ddp_hook", "without")}
+        for with_ddp in _find(record, "ddp_hook", "with ddp"):
+            if with_ddp.parameters in without and with_ddp.parameters:
+                counts.append(float(with_ddp.parameters))
+                added.append(_difference(with_ddp, without[with_ddp.parameters]))
+    if not counts:
+        return None
+    if len(set(counts)) > 1:
+        return _line(counts, added)[1]  # the rest is once a backward
+    each = [_scaled(time, 1 / count) for time, count in zip(added, counts, strict=True)]
+    return _at_least(_pooled(each), 0.0)
+
+
+def _copy_rate(records: Sequence[Record]) -> Fitted | None:
+    copies = [
+        m
+        for record in records
+        for m in record.measurements
+        if m.kind == "device_copy" and m.size_bytes
+    ]
+    if not copies:
+        return None
+    largest = max(copy.size_bytes for copy in copies)
+    rates = []
+    for copy in copies:
+        if copy.size_bytes == largest:
+            time = median_time(copy.samples_s)
+            rate = 2 * largest / time.value
+            rates.append(Fitted(value=rate, stderr=_scaled(time, rate / time.value).stderr))
+    return _pooled(rates)
+
+
+def _line(x: Sequence[float], y: Sequence[Fitted]) -> tuple[Fitted, Fitted]:
+    """Intercept and slope of a weighted line, both at least zero."""
+    errors = np.array([_error(each) for each in y])
+    design = np.column_stack([np.ones(len(x)), x]) / errors[:, None]
+    values, _ = nonnegative(design, np.array([each.value for each in y]) / errors)
+    free = values > 0
+    scale = np.abs(design).max(axis=0)
+    scaled = (design / scale)[:, free]
+    spread = np.full(2, np.nan)
+    if np.linalg.matrix_rank(scaled) == free.sum():
+        spread[free] = np.sqrt(np.diag(np.linalg.inv(scaled.T @ scaled))) / scale[free]
+    intercept, slope = (
+        Fitted(value=float(value), stderr=None if math.isnan(error) else float(error))
+        for value, error in zip(values, spread, strict=True)
+    )
+    return intercept, slope
+
+
+def _error(figure: Fitted) -> float:
+    return max(figure.stderr or 0.0, _LEAST_ERROR * abs(figure.value), 1e-15)
+
+
+def _ratio(together: Measurement, alone: Measurement) -> Fitted:
+    above, below = median_time(together.samples_s), median_time(alone.samples_s)
+    ratio = above.value / below.value
+    relative = _relative(above.stderr, above.value), _relative(below.stderr, below.value)
+    if None in relative:
+        return Fitted(value=ratio)
+    return Fitted(value=ratio, stderr=ratio * math.hypot(*(r or 0.0 for r in relative)))
+
+
+def _relative(stderr: float | None, value: float) -> float | None:
+    return None if stderr is None else stderr / value
+
+
+def _difference(more: Measurement, less: Measurement) -> Fitted:
+    above, below = median_time(more.samples_s), median_time(less.samples_s)
+    difference = above.value - below.value
+    if above.stderr is None or below.stderr is None:
+        return Fitted(value=difference)
+    return Fitted(value=difference, stderr=math.hypot(above.stderr, below.stderr))
+
+
+def _pooled(figures: Iterable[Fitted]) -> Fitted:
+    """Their mean; its error is their own and what their spread adds."""
+    figures = list(figures)
+    count = len(figures)
+    values = [figure.value for figure in figures]
+    mean = float(np.mean(values))
+    own = [figure.stderr for figure in figures if figure.stderr is not None]
+    if len(own) < count:
+        return Fitted(value=mean)
+    between = float(np.std(values, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+    return Fitted(value=mean, stderr=math.hypot(math.hypot(*own) / count, between))
+
+
+def _scaled(figure: Fitted, factor: float) -> Fitted:
+    stderr = None if figure.stderr is None else figure.stderr * factor
+    return Fitted(value=figure.value * factor, stderr=stderr)
+
+
+def _shifted(figure: Fitted, by: float) -> Fitted:
+    return Fitted(value=figure.value + by, stderr=figure.stderr)
+
+
+def _at_least(figure: Fitted, least: float) -> Fitted:
+    """What runs beside other work is not faster for it: a ratio below 1 is noise."""
+    return Fitted(value=max(least, figure.value), stderr=figure.stderr)
+
+
+_ZERO = Fitted(value=0.0)
+
+
+def _mad_sigma(values: Floats) -> float:
+    return float(_SIGMA_PER_MAD * np.median(np.abs(values - np.median(values))))
+
+
+def _rank_sigma(medians: Floats) -> float:
+    """Standard deviation; from the absolute deviations where there are enough ranks for it."""
+    if len(medians) < 2:
+        return 0.0
+    return _mad_sigma(medians) if len(medians) >= 5 else float(np.std(medians, ddof=1))
+
+
+def _autocorrelation(spread: Floats, sigma: float) -> float:
+    """Of consecutive iterations, with what lies beyond 3 sigma drawn in."""
+    kept = np.clip(spread, -3 * sigma, 3 * sigma)
+    kept = kept - kept.mean()
+    power = float(np.sum(kept**2))
+    return float(np.clip(np.sum(kept[1:] * kept[:-1]) / power, -1, 1)) if power > 0 else 0.0

@@ -1,0 +1,163 @@
+"""gloo's all-reduce: the figures of its segmented ring, from measured times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from calibrate.fit.samples import Fit, FitError, Sample, fitted_sigma, valid_range
+from calibrate.fit.solve import Solution, polish, solve
+from ddpsim.cluster.fitted import Columns, all_reduce_times_s
+from ddpsim.importers.cluster_profile import Fitted, GlooRing
+
+__all__ = ["fit_gloo"]
+
+Floats = npt.NDArray[np.float64]
+LEAST_SIZES = 5  # of messages: as many as there are figures
+
+_NAMES = ("queue", "segment", "reduce rate", "burst", "wire bytes per byte")
+_QUEUE, _SEGMENT, _REDUCE, _BURST, _WIRE = range(5)
+_SCALE = (1e-4, 1e-4, 1e-9, 1e5)  # s, s, s per byte, bytes; that of the wire follows below
+_STARTS = (
+    (1e-4, 1e-4, 2e-10, 0.0),
+    (1e-4, 5e-4, 1e-9, 1e5),
+    (1e-3, 1e-4, 1e-9, 1e6),
+    (5e-4, 5e-5, 2e-10, 3e4),
+)
+
+
+@dataclass(frozen=True)
+class _Wire:
+    """Where the wire's figure is searched: beyond 1, if the line rate is stated."""
+
+    line_rate: float
+    is_stated: bool
+
+    @property
+    def least(self) -> float:
+        return 1.0 if self.is_stated else 0.0
+
+    @property
+    def scale(self) -> float:
+        return 0.05 if self.is_stated else 1.0
+
+
+def fit_gloo(samples: Sequence[Sample]) -> Fit:
+    """gloo's figures; raises FitError where sizes are too few, or line rates known for some only.
+
+    Without line rates (ranks of one host) the payload's rate is fitted in the line rate's place,
+    and wire_bytes_per_byte is 1.
+    """
+    samples = sorted(samples, key=lambda s: (s.point[:3], s.line_rate or 0.0, s.time_s))
+    _check(samples)
+    stated = max((s.line_rate for s in samples if s.line_rate is not None), default=None)
+    wire = _Wire(stated or _fastest_payload_rate(samples), is_stated=stated is not None)
+    solution = _solved(samples, wire)
+    model = GlooRing.model_validate(_described(solution, wire).model_dump())
+    return Fit(
+        model=model,
+        sigma=fitted_sigma(model, samples),
+        valid=valid_range(samples),
+        warnings=tuple(_warnings(solution, samples, wire)),
+        correlations=_correlations(solution),
+    )
+
+
+def _solved(samples: Sequence[Sample], wire: _Wire) -> Solution:
+    columns = Columns.of([sample.point for sample in samples])
+    measured_s = np.array([sample.time_s for sample in samples])
+    weights = np.sqrt([sample.weight for sample in samples])
+
+    def residuals(values: Floats) -> Floats:
+        predicted_s = all_reduce_times_s(_model(values, wire), columns)
+        return np.asarray(weights * np.log(predicted_s / measured_s))
+
+    scale = np.array([*_SCALE, wire.scale])
+    starts = [np.array([*start, wire.scale]) for start in _STARTS]
+    return polish(residuals, solve(residuals, starts, scale), scale, [_BURST, _REDUCE])
+
+
+def _check(samples: Sequence[Sample]) -> None:
+    sizes = {sample.size_bytes for sample in samples}
+    if len(sizes) < LEAST_SIZES:
+        raise FitError(
+            f"{len(sizes)} message sizes are too few: measure {LEAST_SIZES} or more, from a few kB "
+            "to the largest bucket"
+        )
+    if len({sample.line_rate is None for sample in samples}) > 1:
+        raise FitError(
+            "the links' line rate is known for some of the measurements only: state it for all "
+            "records, or fit them one by one"
+        )
+
+
+def _fastest_payload_rate(samples: Sequence[Sample]) -> float:
+    """Bytes that a rank sends a second, at the best: where the search for the rate starts."""
+    return max(2 * (1 - 1 / (s.nodes * s.gpus_per_node)) * s.size_bytes / s.time_s for s in samples)
+
+
+def _model(values: Floats, wire: _Wire, stderr: Floats | None = None) -> GlooRing:
+    errors = np.full(len(values), np.nan) if stderr is None else stderr.copy()
+    figures = values.copy()
+    figures[_WIRE] += wire.least
+    figures[_REDUCE] = 1 / values[_REDUCE]
+    errors[_REDUCE] *= figures[_REDUCE] ** 2
+    fitted = [
+        Fitted.model_construct(value=float(figure), stderr=None if np.isnan(e) else float(e))
+        for figure, e in zip(figures, errors, strict=True)
+    ]
+    return GlooRing.model_construct(
+        queue_s=fitted[_QUEUE],
+        segment_s=fitted[_SEGMENT],
+        reduce_bytes_per_s=fitted[_REDUCE],
+        burst_bytes=fitted[_BURST],
+        wire_bytes_per_byte=fitted[_WIRE],
+        line_rate_bytes_per_s=wire.line_rate,
+    )
+
+
+def _described(solution: Solution, wire: _Wire) -> GlooRing:
+    """The figures, zero where they are at their bound; without a line rate in bytes of payload."""
+    values = np.where(solution.at_bound, 0.0, solution.values)
+    values[_REDUCE] = solution.values[_REDUCE]  # a rate divides by it
+    if wire.is_stated:
+        return _model(values, wire, solution.stderr)
+    stretch = solution.values[_WIRE]
+    scale = np.array([1, 1, 1, 1 / stretch, 1 / stretch])
+    return _model(
+        values * scale,
+        _Wire(wire.line_rate / stretch, is_stated=False),
+        np.where(np.arange(5) == _WIRE, np.nan, solution.stderr * scale),
+    )
+
+
+def _warnings(solution: Solution, samples: Sequence[Sample], wire: _Wire) -> Iterator[str]:
+    if not wire.is_stated:
+        yield (
+            "the links' line rate is not known: the payload's rate was fitted in its place, and "
+            "holds for this machine alone"
+        )
+    elif len({sample.line_rate for sample in samples}) == 1:
+        yield (
+            "one line rate: what the processor adds to a byte cannot be separated from what the "
+            "wire does; measure at another rate before another rate is predicted"
+        )
+    for i, name in enumerate(_NAMES):
+        if solution.at_bound[i] and i == _REDUCE:
+            yield "not enough data for reduce rate: adding is always hidden behind the wire"
+        elif solution.at_bound[i] and i != _BURST:  # without a shaper there is no burst
+            yield f"{name} is at its bound"
+        elif not solution.at_bound[i] and np.isnan(solution.stderr[i]):
+            yield f"not enough data for {name}"
+
+
+def _correlations(solution: Solution) -> dict[tuple[str, str], float]:
+    return {
+        (_NAMES[i], _NAMES[j]): float(solution.correlation[i, j])
+        for i, j in combinations(range(len(_NAMES)), 2)
+        if not np.isnan(solution.correlation[i, j])
+    }

@@ -1,0 +1,154 @@
+"""Records or logs in, a cluster profile out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Literal
+
+from calibrate.fit.effects import fit_interference, fit_jitter, fit_overheads, median_time
+from calibrate.fit.gloo import fit_gloo
+from calibrate.fit.nccl import fit_nccl
+from calibrate.fit.samples import Fit, FitError, Sample
+from calibrate.fit.solve import ROBUST
+from calibrate.record import Measurement, Record
+from ddpsim.importers.all_reduce import AllReduceLog
+from ddpsim.importers.cluster_profile import ClusterProfile, Provenance
+
+__all__ = ["fit_all_reduce", "fit_logs", "fit_profile", "samples_of_logs", "samples_of_records"]
+
+Backend = Literal["gloo", "nccl"]
+
+
+def fit_all_reduce(samples: Sequence[Sample], backend: Backend) -> Fit:
+    """A backend's all-reduce from measured times; raises FitError where they are too few.
+
+    The order of the samples does not matter, and nothing is drawn at random.
+    """
+    if not samples:
+        raise FitError("no all-reduce of two ranks or more was measured: there is nothing to fit")
+    return fit_gloo(samples) if backend == "gloo" else fit_nccl(samples)
+
+
+def fit_profile(
+    records: Sequence[Record], name: str, sources: Sequence[str] = ()
+) -> ClusterProfile:
+    """The profile of the machine that these records were measured on; raises FitError.
+
+    `sources` names the records, in messages and in the profile; by default they are counted.
+    """
+    sources = tuple(sources) or tuple(f"record {i + 1}" for i in range(len(records)))
+    _check_alike(records, sources)
+    first = records[0].environment
+    fit = fit_all_reduce(samples_of_records(records), first.backend)
+    interference, interference_warnings = fit_interference(records)
+    jitter, jitter_warnings = fit_jitter(records)
+    return ClusterProfile(
+        name=name,
+        backend=first.backend,
+        all_reduce=fit.model,
+        all_reduce_sigma=fit.sigma,
+        valid=fit.valid,
+        interference=interference,
+        overheads=fit_overheads(records),
+        jitter=jitter,
+        provenance=Provenance(
+            created=max(record.environment.created for record in records),
+            machine=first.machine,
+            software=f"torch {first.torch}, {first.backend} {first.library}",
+            sources=sources,
+        ),
+        warnings=(
+            *_software_warnings(records, sources),
+            *fit.warnings,
+            *interference_warnings,
+            *jitter_warnings,
+        ),
+    )
+
+
+def fit_logs(
+    logs: Sequence[AllReduceLog], name: str, *, created: str = "not stated"
+) -> ClusterProfile:
+    """The profile of an NCCL cluster from logs of nccl-tests; raises FitError.
+
+    Logs say nothing of the machine: that they are of one and the same is for the caller to know.
+    """
+    fit = fit_all_reduce(samples_of_logs(logs), "nccl")
+    return ClusterProfile(
+        name=name,
+        backend="nccl",
+        all_reduce=fit.model,
+        all_reduce_sigma=fit.sigma,
+        valid=fit.valid,
+        provenance=Provenance(
+            created=created,
+            machine="not stated in the logs",
+            software="not stated in the logs",
+            sources=tuple(log.source for log in logs),
+        ),
+        warnings=fit.warnings,
+    )
+
+
+def samples_of_logs(logs: Sequence[AllReduceLog]) -> list[Sample]:
+    """Every row of two ranks or more."""
+    return [
+        Sample(log.nodes, log.gpus_per_node, size_bytes, time_s)
+        for log in logs
+        for size_bytes, time_s in log.samples
+        if log.world_size > 1
+    ]
+
+
+def samples_of_records(records: Sequence[Record]) -> list[Sample]:
+    """The median of every all-reduce that ran alone, on two ranks or more.
+
+    With gloo, those inside a node are left out if there are others: they pass no link.
+    """
+    found = [
+        _sample(record, m)
+        for record in records
+        for m in record.measurements
+        if (m.kind, m.variant) == ("all_reduce", "alone")
+        and m.nodes * m.gpus_per_node > 1
+        and m.size_bytes > 0
+    ]
+    over_nodes = [sample for sample in found if sample.nodes > 1]
+    is_gloo = any(record.environment.backend == "gloo" for record in records)
+    return over_nodes if is_gloo and over_nodes else found
+
+
+def _sample(record: Record, m: Measurement) -> Sample:
+    """Its weight falls as the median's own error grows beyond what a fit calls an outlier."""
+    time = median_time(m.samples_s)
+    line_rate = record.layout.line_rate_bytes_per_s if m.nodes > 1 else None
+    weight = 1 / (1 + ((time.stderr or 0.0) / time.value / ROBUST) ** 2)
+    return Sample(m.nodes, m.gpus_per_node, m.size_bytes, time.value, line_rate, weight)
+
+
+def _check_alike(records: Sequence[Record], sources: Sequence[str]) -> None:
+    if not records:
+        raise FitError("no record was given: there is nothing to fit")
+    for (a, first), (b, other) in combinations(
+        zip(sources, (record.environment for record in records), strict=True), 2
+    ):
+        if first.machine != other.machine:
+            raise FitError(
+                f"{a} was measured on {first.machine!r}, but {b} on {other.machine!r}: fit one "
+                "profile for each machine"
+            )
+        if first.backend != other.backend:
+            raise FitError(
+                f"{a} was measured with {first.backend} on {first.machine!r}, but {b} with "
+                f"{other.backend} on {other.machine!r}: fit one profile for each backend"
+            )
+
+
+def _software_warnings(records: Sequence[Record], sources: Sequence[str]) -> list[str]:
+    said = [f"torch {r.environment.torch}, {r.environment.library}" for r in records]
+    return [
+        f"{sources[0]} was measured with {said[0]}, but {source} with {software}"
+        for source, software in zip(sources, said, strict=True)
+        if software != said[0]
+    ]

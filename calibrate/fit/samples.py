@@ -1,0 +1,82 @@
+"""What a fit is given: all-reduce times, each with its layout and its weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ddpsim.cluster.fitted import AllReduceModel, Columns, Point, all_reduce_times_s
+from ddpsim.errors import DdpsimError
+from ddpsim.importers.cluster_profile import ValidRange
+
+__all__ = ["Fit", "FitError", "Sample", "fitted_sigma", "relative_residuals", "valid_range"]
+
+Floats = npt.NDArray[np.float64]
+
+
+class FitError(DdpsimError):
+    """Measurements that no profile can be fitted to: which, and what to measure instead."""
+
+
+@dataclass(frozen=True, order=True)
+class Sample:
+    """One measured all-reduce: `time_s` for a message of `size_bytes` on these ranks.
+
+    `line_rate` is that of a node's link in bytes per second, None if it is not known. A sample of
+    weight w counts as w samples.
+    """
+
+    nodes: int
+    gpus_per_node: int
+    size_bytes: int
+    time_s: float
+    line_rate: float | None = None
+    weight: float = 1.0
+
+    @property
+    def point(self) -> Point:
+        """What was measured, without the time that it took."""
+        return Point(self.size_bytes, self.nodes, self.gpus_per_node, self.line_rate)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model, how well it fits, and what it rests on.
+
+    `sigma` is the weighted RMS of log(predicted / measured); `correlations` pairs figures, by name,
+    with the correlation of their errors (pairs that could not be told are left out).
+    """
+
+    model: AllReduceModel
+    sigma: float
+    valid: ValidRange
+    warnings: tuple[str, ...]
+    correlations: dict[tuple[str, str], float]
+
+
+def relative_residuals(model: AllReduceModel, samples: Sequence[Sample]) -> Floats:
+    """log(predicted / measured) of each sample."""
+    measured = np.array([sample.time_s for sample in samples])
+    predicted = all_reduce_times_s(model, Columns.of([sample.point for sample in samples]))
+    return np.asarray(np.log(predicted / measured))
+
+
+def fitted_sigma(model: AllReduceModel, samples: Sequence[Sample]) -> float:
+    """The root of the residuals' weighted mean square."""
+    weights = [sample.weight for sample in samples]
+    return float(np.sqrt(np.average(relative_residuals(model, samples) ** 2, weights=weights)))
+
+
+def valid_range(samples: Iterable[Sample]) -> ValidRange:
+    """The sizes, layouts and line rates of these samples."""
+    samples = list(samples)
+    sizes = [sample.size_bytes for sample in samples]
+    rates = {sample.line_rate for sample in samples if sample.line_rate is not None}
+    return ValidRange(
+        size_bytes=(min(sizes), max(sizes)),
+        layouts=tuple(sorted({(sample.nodes, sample.gpus_per_node) for sample in samples})),
+        line_rates_bytes_per_s=tuple(sorted(rates)),
+    )

@@ -1,0 +1,149 @@
+"""A cluster profile as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ddpsim.importers.cluster_profile import (
+    ClusterProfile,
+    Fitted,
+    GlooRing,
+    NcclRegime,
+    NcclRegimes,
+)
+from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
+
+__all__ = ["show"]
+
+_NO_LIMIT = 1e15  # bytes per second: a fit's floor of its inverse, and no machine's rate
+
+
+def show(profile: ClusterProfile) -> str:
+    """The profile's figures with units and standard errors, where they hold, and its warnings."""
+    made = profile.provenance
+    sections = [
+        [
+            f"{profile.name}: {profile.backend} on {made.machine}",
+            f"  {made.software}; {made.created}",
+            f"  from {', '.join(made.sources)}",
+        ],
+        list(_all_reduce(profile)),
+        list(_valid(profile)),
+        list(_interference(profile)),
+        list(_overheads(profile)),
+        list(_jitter(profile)),
+        ["warnings", *(f"  {line}" for line in profile.warnings)] if profile.warnings else [],
+    ]
+    return "\n".join(line for section in sections for line in section)
+
+
+def _all_reduce(profile: ClusterProfile) -> Iterator[str]:
+    model = profile.all_reduce
+    error = f"fitted within {100 * profile.all_reduce_sigma:.1f} % (RMS)"
+    if isinstance(model, GlooRing):
+        yield f"all-reduce: gloo's segmented ring, {error}"
+        yield from _gloo(model)
+    else:
+        yield f"all-reduce: the fastest of {len(model.regimes)} regimes, {error}"
+        yield from _nccl(model)
+
+
+def _gloo(model: GlooRing) -> Iterator[str]:
+    yield _line("queue", model.queue_s, format_duration)
+    yield _line("segment", model.segment_s, format_duration)
+    yield _line("wire over payload", model.wire_bytes_per_byte, _number)
+    yield _line("reduce rate", model.reduce_bytes_per_s, format_bytes_per_s)
+    yield _line("burst", model.burst_bytes, format_bytes)
+    yield f"  {'line rate':<20} {format_bytes_per_s(model.line_rate_bytes_per_s)}"
+
+
+def _nccl(model: NcclRegimes) -> Iterator[str]:
+    for on_nodes in ("one node", "several nodes"):
+        here = [regime for regime in model.regimes if _bandwidth(regime, on_nodes)]
+        for number, regime in enumerate(here, 1):
+            yield f"  regime {number} on {on_nodes} ({regime.shape})"
+            yield from (f"  {line}" for line in _regime(regime, on_nodes))
+
+
+def _regime(regime: NcclRegime, on_nodes: str) -> Iterator[str]:
+    yield _line("base", regime.base_s, format_duration)
+    if regime.intra_hop_s.value:
+        yield _line("hop inside a node", regime.intra_hop_s, format_duration)
+    if regime.inter_hop_s.value:
+        yield _line("hop between nodes", regime.inter_hop_s, format_duration)
+    if regime.hop_bytes.value:
+        yield _line("bytes within a hop", regime.hop_bytes, format_bytes)
+    bandwidth = _bandwidth(regime, on_nodes)
+    if bandwidth:
+        yield _line("bus bandwidth", bandwidth, format_bytes_per_s)
+
+
+def _bandwidth(regime: NcclRegime, on_nodes: str) -> Fitted | None:
+    if on_nodes == "one node":
+        return regime.intra_bandwidth_bytes_per_s
+    return regime.inter_bandwidth_bytes_per_s
+
+
+def _valid(profile: ClusterProfile) -> Iterator[str]:
+    low, high = profile.valid.size_bytes
+    layouts = ", ".join(f"{nodes} x {gpus}" for nodes, gpus in profile.valid.layouts)
+    rates = [format_bytes_per_s(rate) for rate in profile.valid.line_rates_bytes_per_s]
+    yield f"measured: {format_bytes(low)} to {format_bytes(high)}, on {layouts} ranks"
+    if rates:
+        yield f"  over links of {', '.join(rates)}"
+
+
+def _interference(profile: ClusterProfile) -> Iterator[str]:
+    found = profile.interference
+    if found is None:
+        return
+    yield "interference: times longer while both are in flight"
+    yield _line("compute", found.compute_slowdown, _number)
+    if found.compute_slowdown_s_per_byte.value:
+        a_gigabyte = Fitted(
+            value=1e9 * found.compute_slowdown_s_per_byte.value,
+            stderr=_times(found.compute_slowdown_s_per_byte.stderr, 1e9),
+        )
+        yield _line("  more at 1 GB/s sent", a_gigabyte, _number)
+    yield _line("communication", found.comm_slowdown, _number)
+
+
+def _overheads(profile: ClusterProfile) -> Iterator[str]:
+    known = profile.overheads
+    lines = [
+        _line(name, figure, written)
+        for name, figure, written in (
+            ("hook, a parameter", known.hook_s, format_duration),
+            ("copy", known.copy_bytes_per_s, format_bytes_per_s),
+            ("launch a collective", known.launch_collective_s, format_duration),
+        )
+        if figure is not None
+    ]
+    if lines:
+        yield "DDP's own cost"
+        yield from lines
+
+
+def _jitter(profile: ClusterProfile) -> Iterator[str]:
+    if profile.jitter is None:
+        return
+    iteration, rank = profile.jitter.iteration_sigma, profile.jitter.rank_sigma
+    yield (
+        f"jitter: {100 * iteration:.2f} % from iteration to iteration (autocorrelation "
+        f"{profile.jitter.autocorrelation:.2f}), {100 * rank:.2f} % between ranks"
+    )
+
+
+def _line(name: str, figure: Fitted, written: Callable[[float], str]) -> str:
+    if figure.value >= _NO_LIMIT:
+        return f"  {name:<20} no limit seen"
+    value = f"  {name:<20} {written(figure.value)}"
+    return value if figure.stderr is None else f"{value} +- {written(figure.stderr)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 0.1 else f"{value:.3f}"
+
+
+def _times(stderr: float | None, factor: float) -> float | None:
+    return None if stderr is None else stderr * factor
