@@ -377,7 +377,7 @@ def test_standard_errors_cover_the_truth_about_as_often_as_they_say() -> None:
 
 
 def test_standard_errors_of_nccl_cover_the_truth_too() -> None:
-    """Less often: that regimes and hop_bytes were chosen from the same data is not in the errors."""
+    """Less often: that regimes were chosen from the same data is not in the errors."""
     truths = {"base_s": 20e-6, "intra_bandwidth_bytes_per_s": 50e9}
     truth = NcclRegimes(regimes=(_regime(base=20e-6, intra=50e9),))
     fits = []
@@ -745,16 +745,14 @@ def _abci_log(layout: str) -> AllReduceLog:
 
 @needs_reference
 @pytest.mark.parametrize(
-    ("fitted", "held_out", "least_nodes"),
+    ("fitted", "held_out", "limit"),
     [(("1x4", "2x4", "4x4"), "8x4", 0.05), (("2x4", "8x4"), "4x4", 0.08)],
 )
-def test_a_layout_that_was_not_fitted(
-    fitted: tuple[str, ...], held_out: str, least_nodes: float
-) -> None:
+def test_a_layout_that_was_not_fitted(fitted: tuple[str, ...], held_out: str, limit: float) -> None:
     """Median error over sizes of 64 KiB or more; wanted: 15 %."""
     profile = fit_logs([_abci_log(layout) for layout in fitted], "ABCI V100")
     samples = [s for s in samples_of_logs([_abci_log(held_out)]) if s.size_bytes >= 65536]
-    assert median(_errors(profile.all_reduce, samples)) < least_nodes
+    assert median(_errors(profile.all_reduce, samples)) < limit
 
 
 @needs_reference
