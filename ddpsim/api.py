@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.run import EngineMode, Simulated, run
@@ -43,8 +43,11 @@ def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
     """Predict one steady DDP step.
 
     `engine` "reference" simulates every rank and every ring step, "auto" takes exact shortcuts.
-    Raises ScenarioError if a file that the scenario names does not fit it.
+    Raises ScenarioError if a file that the scenario names does not fit it, and ValueError for an
+    engine that does not exist.
     """
+    if engine not in get_args(EngineMode):
+        raise ValueError(f"engine is {engine!r}; wanted one of {', '.join(get_args(EngineMode))}")
     job = resolve(scenario)
     iterations = job.program.warmup + job.program.iterations
     slowdowns = draw_slowdowns(scenario.cluster, scenario.run, iterations)

@@ -144,6 +144,17 @@ def test_reference_engine_agrees() -> None:
         assert "ring:steps" in plain.engine.paths
 
 
+def test_an_engine_that_does_not_exist() -> None:
+    scenario = ddpsim.load_scenario(ROOT / "scenarios" / "gloo-cpu.yaml")
+    with pytest.raises(ValueError, match="'fast'; wanted one of auto, reference"):
+        ddpsim.simulate(scenario, "fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("package", ["ddpsim", "calibrate"])
+def test_packages_say_that_they_are_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").is_file()
+
+
 def test_step_time_anchors_one_device() -> None:
     """One device without DDP takes the stated time; DDP on one rank adds its own cost."""
     overrides = ("cluster.gpus_per_node=1", "cluster.stragglers=null", "run.jitter=null")
