@@ -219,8 +219,8 @@ def _torch_version(value: Any) -> Any:
     unquoted = " (without quotes 2.10 is the number 2.1 to YAML)" if value == 2.1 else ""
     raise ValueError(
         f"the rules of torch {shown(version)}{unquoted} are not known here; known: "
-        f"{', '.join(_KNOWN_TORCH)}. Write the nearest one in quotes, its bucket rules can be used: "
-        "'2.11' for 2.0 to 2.10 (a list of caps is new in 2.11; the rest was not compared)"
+        f"{', '.join(_KNOWN_TORCH)}. Write the nearest one in quotes, its bucket rules can be "
+        "used: '2.11' for 2.0 to 2.10 (a list of caps is new in 2.11; the rest was not compared)"
     )
 
 
