@@ -9,6 +9,8 @@ from typing import Any, get_args
 
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.run import EngineMode, Simulated, run
+from ddpsim.errors import ImportFailedError, ScenarioError
+from ddpsim.importers.all_reduce import read_all_reduce
 from ddpsim.interval import prediction_interval
 from ddpsim.job import Job, resolve
 from ddpsim.result.model import Engine, PredictionInterval, Result
@@ -36,7 +38,20 @@ def load_scenario(
         document = load(Path(source), overrides)
     scenario = parse(document)
     resolve(scenario, document)
+    _check_unused_log(scenario, document)
     return scenario
+
+
+def _check_unused_log(scenario: Scenario, document: Document) -> None:
+    """One rank sends nothing, so nobody reads its log: a file that is named must be readable."""
+    log = scenario.cluster.all_reduce
+    if log is None or scenario.cluster.world_size > 1:
+        return
+    try:
+        read_all_reduce(log)
+    except ImportFailedError as error:
+        path = ("cluster", "all_reduce")
+        raise ScenarioError([document.problem(path, str(error))]) from None
 
 
 def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
@@ -66,6 +81,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         samples_per_rank=scenario.workload.batch_per_rank * scenario.ddp.accumulation_steps,
         network=job.network.bottleneck,
         knows_warmup=job.knows_warmup,
+        buckets_rebuilt_at=job.program.rebuilt_at,
         memory=memory,
         baselines=job.baselines(),
         provenance=job.provenance(),

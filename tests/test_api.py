@@ -144,6 +144,40 @@ def test_reference_engine_agrees() -> None:
         assert "ring:steps" in plain.engine.paths
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("ddp.find_unused_parameters=true", "buckets never rebuilt"),
+        ("ddp.torch='1.4'", "buckets never rebuilt"),
+        ("ddp.static_graph=true", "before the bucket rebuild"),
+    ],
+)
+def test_warm_up_says_whether_buckets_are_rebuilt(setting: str, words: str) -> None:
+    result = predict("resnet50-8xa100", setting)
+    assert words in render(result, "x.yaml")
+    assert (result.buckets_rebuilt_at is None) == (words == "buckets never rebuilt")
+
+
+@pytest.mark.parametrize(("backend", "says"), [("gloo", "gathers"), ("nccl", "refuses")])
+def test_sparse_gradients_are_warned_of(tmp_path: Path, backend: str, says: str) -> None:
+    profile = json.loads((ROOT / "scenarios" / "testbed" / "transformer-500mbit.json").read_text())
+    profile["parameters"][0]["sparse"] = True
+    (tmp_path / "sparse.json").write_text(json.dumps(profile))
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"profile": str(tmp_path / "sparse.json"), "batch_per_rank": 4},
+        "ddp": {"backend": backend},
+        "cluster": {
+            "nodes": 2,
+            "gpus_per_node": 1,
+            "device": "cpu-core" if backend == "gloo" else "a100",
+        },
+    }
+    (warning,) = ddpsim.simulate(ddpsim.load_scenario(scenario)).warnings
+    assert warning.startswith("sparse gradients (1; first: ")
+    assert says in warning
+
+
 def test_an_engine_that_does_not_exist() -> None:
     scenario = ddpsim.load_scenario(ROOT / "scenarios" / "gloo-cpu.yaml")
     with pytest.raises(ValueError, match="'fast'; wanted one of auto, reference"):

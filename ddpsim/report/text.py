@@ -121,10 +121,11 @@ def _trust(result: Result) -> Iterator[str]:
     needed, device = format_bytes(memory.total), format_bytes(memory.device)
     yield from _labelled("memory", f"{needed} of {device} a rank{without}")
     if result.warmup_s:
+        rebuilt = result.buckets_rebuilt_at
+        when = ", buckets never rebuilt" if rebuilt is None else " before the bucket rebuild"
+        first = format_duration(result.warmup_s[0])
         yield from _labelled(
-            "warm-up",
-            f"first iteration {format_duration(result.warmup_s[0])} before the bucket rebuild, "
-            "start-up costs not counted",
+            "warm-up", f"first iteration {first}{when}, start-up costs not counted"
         )
     label = "inputs"
     for entry in result.provenance:

@@ -146,7 +146,8 @@ class Result:
     `throughput_samples_per_s` is global; `scaling_efficiency` compares the throughput per GPU
     with one device's without DDP. `comm_time_s` is the union of the times in which a collective
     is in flight, `skew_s` the part of it spent waiting for late peers, `overlap_fraction`
-    1 - exposed / comm (None without communication).
+    1 - exposed / comm (None without communication). `buckets_rebuilt_at` is the iteration, from 0,
+    that first uses the rebuilt buckets (None: they are never rebuilt).
     """
 
     name: str
@@ -168,6 +169,7 @@ class Result:
     critical_path: tuple[CriticalPart, ...]
     baselines_s: Baselines
     warmup_s: tuple[float, ...]
+    buckets_rebuilt_at: int | None
     memory_bytes_per_gpu: Memory
     provenance: tuple[Provenance, ...]
     warnings: tuple[str, ...]
