@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -120,9 +122,10 @@ def check(file: File, settings: Settings = None) -> None:
     ddpsim check scenario.yaml
     """
     from ddpsim.api import load_scenario
+    from ddpsim.report.text import ranks
 
     cluster = load_scenario(file, settings or ()).cluster
-    print(f"{file}: ok, {cluster.world_size} ranks ({cluster.nodes} x {cluster.gpus_per_node})")
+    print(f"{file}: ok, {ranks(cluster.nodes, cluster.gpus_per_node)}")
 
 
 @app.command(rich_help_panel="Files")
@@ -185,18 +188,28 @@ def _options(
 
 def main() -> None:
     """Run the command line; wrong input ends with its errors on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what its encoding lacks is escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except Exception as error:  # noqa: BLE001 -- sorted out below, the rest is raised again
         sys.exit(_report(error))
 
 
 def _report(error: Exception) -> int:
-    from ddpsim.errors import DdpsimError, ScenarioError
+    from ddpsim.errors import DdpsimError, ScenarioError, printable
 
+    if isinstance(error, OSError) and error.filename is None:  # of a stream, not of a file
+        print(f"ddpsim: the output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        return 1
     if not isinstance(error, DdpsimError):
         raise error
-    print(error, file=sys.stderr)
+    print(printable(str(error)), file=sys.stderr)
     if isinstance(error, ScenarioError):
         count = len(error.problems)
         print(f"{count} error{'s' * (count > 1)}, nothing was simulated.", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -104,6 +105,46 @@ def test_run_prints_text(cli: Cli) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     assert "16 ranks (2 x 8)" in outcome.out
     assert max(map(len, outcome.out.splitlines())) <= max(100, len(GOOD) + 50)
+
+
+def test_names_are_cut_and_cannot_move_the_cursor(cli: Cli) -> None:
+    first = cli("run", GOOD, "--set", f"name={'x' * 200}").out.splitlines()[0]
+    assert first == f"{'x' * 66} ...   16 ranks (2 x 8)"
+    first = cli("run", GOOD, "--set", 'name="a\\e[31m b\\nc"').out.splitlines()[0]
+    assert first == "a\\x1b[31m b c   16 ranks (2 x 8)"
+
+
+def test_one_rank_is_singular(cli: Cli) -> None:
+    alone = ("--set", "cluster.nodes=1", "--set", "cluster.gpus_per_node=1")
+    assert cli("check", GOOD, *alone).out == f"{GOOD}: ok, 1 rank (1 x 1)\n"
+    assert cli("run", GOOD, *alone).out.splitlines()[0].endswith("   1 rank (1 x 1)")
+
+
+def test_lines_stay_within_100_columns_with_late_peers(cli: Cli) -> None:
+    lines = cli("run", GOOD, "--set", "run.jitter={sigma: 0.0234}").out.splitlines()
+    assert any("waiting for late peers" in line for line in lines)
+    assert max(len(line) for line in lines if GOOD not in line) <= 100
+
+
+def _process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ddpsim", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **options)
+
+
+def test_output_in_an_encoding_that_lacks_characters() -> None:
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = _process("run", GOOD, "--set", "name=µ", stdout=subprocess.PIPE, env=ascii_only)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("\\xb5   16 ranks")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("arguments", [("check", GOOD), ("schema",)], ids=["short", "long"])
+def test_output_that_cannot_be_written(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = _process(*arguments, stdout=full)
+    says = "ddpsim: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, says)
 
 
 def test_run_prints_json(cli: Cli) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from textwrap import shorten, wrap
 
+from ddpsim.errors import printable
 from ddpsim.report.verdict import Verdict
 from ddpsim.result.model import Breakdown, BucketTimes, Result
 from ddpsim.units import format_bytes, format_duration
 
-__all__ = ["render"]
+__all__ = ["ranks", "render"]
 
 _WIDTH = 100
 _BUCKET_ROWS = 8
@@ -36,12 +37,17 @@ def render(result: Result, file: str, verdict: Verdict | None = None) -> str:
         *_trust(result),
         *_labelled("next", _next(result, file)),
     ]
-    return "\n".join(line.rstrip() for line in lines)
+    return printable("\n".join(line.rstrip() for line in lines))
+
+
+def ranks(nodes: int, gpus_per_node: int) -> str:
+    """A cluster's size in words: `16 ranks (2 x 8)`."""
+    count = nodes * gpus_per_node
+    return f"{count} rank{'s' * (count > 1)} ({nodes} x {gpus_per_node})"
 
 
 def _answer(result: Result) -> Iterator[str]:
-    gpus = f"{result.world_size} ranks ({result.nodes} x {result.gpus_per_node})"
-    yield f"{shorten(result.name, 70)}   {gpus}"
+    yield f"{_cut(result.name, 70)}   {ranks(result.nodes, result.gpus_per_node)}"
     yield ""
     times = result.iteration_time_s
     spread = ""
@@ -83,13 +89,13 @@ def _breakdown(result: Result) -> Iterator[str]:
     yield f"  {'= step':<13}{format_duration(_sum(result.breakdown_s)):>11}"
     if result.overlap_fraction is not None:
         late = f", {format_duration(result.skew_s)} waiting for late peers" if result.skew_s else ""
-        yield (
-            f"  communication in flight {format_duration(result.comm_time_s)}, "
+        yield from _indented(
+            f"communication in flight {format_duration(result.comm_time_s)}, "
             f"{result.overlap_fraction:.1%} of it hidden under compute{late}"
         )
     naive = result.baselines_s
-    yield (
-        f"  for comparison: compute only {format_duration(naive.compute_only)}, "
+    yield from _indented(
+        f"for comparison: compute only {format_duration(naive.compute_only)}, "
         f"all communication hidden {format_duration(naive.perfect_overlap)}, "
         f"none {format_duration(naive.no_overlap)}"
     )
@@ -130,14 +136,14 @@ def _trust(result: Result) -> Iterator[str]:
     label = "inputs"
     for entry in result.provenance:
         text = f"{entry.trust:<10} {entry.input}: {entry.source}"
-        yield from _labelled(label, shorten(text, _WIDTH - 12, placeholder=" ..."))
+        yield from _labelled(label, _cut(text, _WIDTH - 12))
         label = ""
     label = "interval"
     for source in result.prediction_interval_s.sources if result.prediction_interval_s else ():
         below = f"-{format_duration(source.low_s)} " if source.low_s else ""
         effect = f"{below}+{format_duration(source.high_s)}"
         text = f"{source.input} {effect}: {source.basis}"
-        yield from _labelled(label, shorten(text, _WIDTH - 12, placeholder=" ..."))
+        yield from _labelled(label, _cut(text, _WIDTH - 12))
         label = ""
 
 
@@ -158,7 +164,18 @@ def _next(result: Result, file: str) -> str:
     return f"ddpsim run {file} --set {settings[result.bottleneck.kind]}"
 
 
+def _cut(text: str, width: int) -> str:
+    """Text on one line, cut after a word, or inside one that takes most of the line."""
+    text = " ".join(text.split())
+    cut = shorten(text, width, placeholder=" ...")
+    return cut if len(cut) > width // 2 or cut == text else f"{text[: width - 4]} ..."
+
+
+def _indented(text: str) -> Iterator[str]:
+    yield from wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ")
+
+
 def _labelled(label: str, text: str) -> Iterator[str]:
-    rows = wrap(text, _WIDTH - 12, break_long_words=False, break_on_hyphens=False) or [""]
+    rows = wrap(text, _WIDTH - 12, break_on_hyphens=False) or [""]
     for number, row in enumerate(rows):
         yield f"{label if number == 0 else '':<12}{row}"
