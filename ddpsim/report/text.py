@@ -89,13 +89,13 @@ def _breakdown(result: Result) -> Iterator[str]:
     yield f"  {'= step':<13}{format_duration(_sum(result.breakdown_s)):>11}"
     if result.overlap_fraction is not None:
         late = f", {format_duration(result.skew_s)} waiting for late peers" if result.skew_s else ""
-        yield from _indented(
-            f"communication in flight {format_duration(result.comm_time_s)}, "
-            f"{result.overlap_fraction:.1%} of it hidden under compute{late}"
+        yield (
+            f"  communication in flight {format_duration(result.comm_time_s)}, "
+            f"{result.overlap_fraction:.1%} hidden under compute{late}"
         )
     naive = result.baselines_s
-    yield from _indented(
-        f"for comparison: compute only {format_duration(naive.compute_only)}, "
+    yield (
+        f"  for comparison: compute only {format_duration(naive.compute_only)}, "
         f"all communication hidden {format_duration(naive.perfect_overlap)}, "
         f"none {format_duration(naive.no_overlap)}"
     )
@@ -169,10 +169,6 @@ def _cut(text: str, width: int) -> str:
     text = " ".join(text.split())
     cut = shorten(text, width, placeholder=" ...")
     return cut if len(cut) > width // 2 or cut == text else f"{text[: width - 4]} ..."
-
-
-def _indented(text: str) -> Iterator[str]:
-    yield from wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _labelled(label: str, text: str) -> Iterator[str]:
