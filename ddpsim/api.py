@@ -13,13 +13,15 @@ from ddpsim.errors import ImportFailedError, ScenarioError
 from ddpsim.importers.all_reduce import read_all_reduce
 from ddpsim.interval import prediction_interval
 from ddpsim.job import Job, resolve
+from ddpsim.report.verdict import Verdict, is_normal, verdict
 from ddpsim.result.model import Engine, PredictionInterval, Result
 from ddpsim.result.summary import Context, summarise
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
+from ddpsim.what_if import next_steps, stretches
 
-__all__ = ["load_scenario", "simulate"]
+__all__ = ["judge", "load_scenario", "simulate"]
 
 
 def load_scenario(
@@ -69,7 +71,18 @@ def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
     world_size = scenario.cluster.world_size
     simulated = run(job.program, job.network.cost, world_size, slowdowns, engine)
     result = summarise(simulated.timeline, _context(job, simulated, engine))
-    return replace(result, prediction_interval_s=_interval(job, result))
+    result = replace(result, prediction_interval_s=_interval(job, result))
+    return replace(result, next_steps=next_steps(job, result))
+
+
+def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
+    """Hold a measured iteration time, in seconds, against a scenario's result: is it normal?
+
+    Where it is not, simulates which term alone could explain it.
+    """
+    if is_normal(result, measured_s):
+        return verdict(result, measured_s)
+    return verdict(result, measured_s, stretches(resolve(scenario), result, measured_s))
 
 
 def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:

@@ -67,9 +67,8 @@ def run(
     ddpsim run scenario.yaml
     ddpsim run scenario.yaml --set cluster.nodes=4 --json
     """
-    from ddpsim.api import load_scenario, simulate
+    from ddpsim.api import judge, load_scenario, simulate
     from ddpsim.report.text import render
-    from ddpsim.report.verdict import judge
     from ddpsim.units import parse_duration
 
     if engine not in ("auto", "reference"):
@@ -80,13 +79,14 @@ def run(
         raise typer.BadParameter(str(error), param_hint="--measured") from None
     if measured_s == 0:
         raise typer.BadParameter("a step takes longer than 0 s", param_hint="--measured")
-    result = simulate(load_scenario(file, settings or ()), engine)  # type: ignore[arg-type]
-    verdict = judge(result, measured_s) if measured_s else None
+    scenario = load_scenario(file, settings or ())
+    result = simulate(scenario, engine)  # type: ignore[arg-type]
+    verdict = judge(scenario, result, measured_s) if measured_s else None
     if as_json:
         shown = result.to_dict() | ({"verdict": asdict(verdict)} if verdict else {})
         print(json.dumps(shown, indent=2))
     else:
-        print(render(result, str(file), verdict))
+        print(render(result, str(file), verdict, settings or ()))
 
 
 @app.command(rich_help_panel="Files")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from textwrap import shorten, wrap
 
 from ddpsim.errors import printable
@@ -24,8 +25,13 @@ _PARTS = {
 }
 
 
-def render(result: Result, file: str, verdict: Verdict | None = None) -> str:
-    """The answer as text of at most 100 columns; `file` names the scenario in the next command."""
+def render(
+    result: Result, file: str, verdict: Verdict | None = None, settings: Sequence[str] = ()
+) -> str:
+    """The answer as text of at most 100 columns, but for what a shell must find on one line.
+
+    `file` and `settings` name the scenario, and its `--set` options, in the next commands.
+    """
     lines = [
         *_answer(result),
         *(_verdict(verdict) if verdict else ()),
@@ -35,7 +41,7 @@ def render(result: Result, file: str, verdict: Verdict | None = None) -> str:
         *_buckets(result.buckets),
         "",
         *_trust(result),
-        *_labelled("next", _next(result, file)),
+        *_next(result, file, settings),
     ]
     return printable("\n".join(line.rstrip() for line in lines))
 
@@ -147,21 +153,26 @@ def _trust(result: Result) -> Iterator[str]:
         label = ""
 
 
-def _next(result: Result, file: str) -> str:
-    """The one command or measurement that tells most from here."""
-    if any(entry.input == "compute efficiency" for entry in result.provenance):
-        return (
-            "measure a step on one device without DDP, then: "
-            f'ddpsim run {file} --set workload.step_time="... ms"'
-        )
-    settings = {
-        "communication": "ddp.comm_hook=bf16_compress",
-        "data": 'workload.data.rate="... samples/s"',
-        "host": "workload.batch_per_rank=...",
-        "stragglers": "cluster.stragglers=null",
-        "compute": "ddp.bucket_cap_mb=50",
-    }
-    return f"ddpsim run {file} --set {settings[result.bottleneck.kind]}"
+def _next(result: Result, file: str, settings: Sequence[str]) -> Iterator[str]:
+    """What to try or measure next, each with a command to paste."""
+    label = "next"
+    for step in result.next_steps:
+        yield from _labelled(label, step.why)
+        replaced = {setting.partition("=")[0] for setting in step.settings}
+        kept = [s for s in settings if s.partition("=")[0].strip() not in replaced]
+        yield from _command(file, [*kept, *step.settings])
+        label = ""
+
+
+def _command(file: str, settings: Sequence[str]) -> Iterator[str]:
+    """One line, or one an option with a backslash between."""
+    parts = [f"ddpsim run {shlex.quote(file)}"]
+    parts += [f"--set {shlex.quote(setting)}" for setting in settings]
+    indent = " " * 12
+    if len(line := indent + " ".join(parts)) <= _WIDTH:
+        yield line
+    else:
+        yield from f" \\\n{indent}    ".join([indent + parts[0], *parts[1:]]).split("\n")
 
 
 def _cut(text: str, width: int) -> str:

@@ -17,8 +17,10 @@ __all__ = [
     "Engine",
     "IntervalSource",
     "Memory",
+    "NextStep",
     "PredictionInterval",
     "Result",
+    "Stretch",
 ]
 
 RESULT_SCHEMA = "ddpsim.result/1"
@@ -139,6 +141,27 @@ class Engine:
     paths: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """Something to try or to measure: why, and the `--set` options that go with it."""
+
+    why: str
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One term (`compute` or `network`) `factor` times as long, all else equal: a step of `step_s`.
+
+    `suffices`: that is the measured step; otherwise even this last believable factor falls short.
+    """
+
+    term: str
+    factor: float
+    step_s: float
+    suffices: bool
+
+
 @dataclass(frozen=True)
 class Result:
     """One prediction. Times in seconds, on the rank that ends last, for steady iterations.
@@ -173,6 +196,7 @@ class Result:
     memory_bytes_per_gpu: Memory
     provenance: tuple[Provenance, ...]
     warnings: tuple[str, ...]
+    next_steps: tuple[NextStep, ...]
     seed: int
     engine: Engine
 

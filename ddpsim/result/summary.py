@@ -94,6 +94,7 @@ def summarise(timeline: Timeline, context: Context) -> Result:
         memory_bytes_per_gpu=context.memory,
         provenance=context.provenance,
         warnings=context.warnings,
+        next_steps=(),
         seed=context.seed,
         engine=context.engine,
     )
