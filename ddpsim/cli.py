@@ -94,22 +94,35 @@ def init(
     preset: Annotated[
         str | None, typer.Argument(help="Name of a scenario; none lists them.")
     ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Write it there, with the files that it names (marked +)."
+        ),
+    ] = None,
 ) -> None:
     """Print a commented scenario to start from.
 
     \b
     ddpsim init                                     list them
     ddpsim init resnet50-2x8-25gbit > scenario.yaml
+    ddpsim init gloo-cpu --into .                   one that needs files beside it
     """
     from ddpsim.errors import InputError
-    from ddpsim.scenario.presets import preset_text, presets
+    from ddpsim.scenario.presets import copy_preset, preset_files, preset_text, presets
 
     if preset is None:
         for name, purpose in presets().items():
-            print(f"{name:<28}{purpose}")
+            print(f"{name + ' +' * bool(preset_files(name)):<28}{purpose}")
         return
     try:
+        if into is not None:
+            print(*copy_preset(preset, into), sep="\n")
+            return
         print(preset_text(preset), end="")
+        if files := preset_files(preset):
+            needed = f"it needs {' and '.join(files)}: ddpsim init {preset} --into FOLDER"
+            print(needed, file=sys.stderr)
     except InputError as error:
         raise typer.BadParameter(error.message, param_hint="PRESET") from None
 

@@ -19,6 +19,7 @@ from ddpsim.scenario.presets import preset_text, presets
 
 GOOD = str(Path(__file__).parent / "invalid" / "files" / "good.yaml")
 COMMANDS = ("run", "init", "check", "schema", "explain")
+SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.yaml"))
 HEAVY = ("torch", "scipy", "plotly", "numpy")
 Cli = Callable[..., Outcome]
 
@@ -63,23 +64,42 @@ def test_schema(cli: Cli) -> None:
             assert field.get("description"), f"{name}.{key}"
 
 
-def test_init_lists_every_preset(cli: Cli) -> None:
+def test_init_lists_every_scenario(cli: Cli) -> None:
     lines = cli("init").out.splitlines()
-    assert [line.split()[0] for line in lines] == list(presets())
+    assert [line.split()[0] for line in lines] == [path.stem for path in SCENARIOS]
     assert all(len(line.split()) > 4 for line in lines)
+    assert {line.split()[0] for line in lines if line.split()[1] == "+"} == {
+        "gloo-cpu",
+        "own-model",
+        "resnet50-nccl-log",
+    }
 
 
 @pytest.mark.parametrize("name", presets())
 def test_a_preset_stands_alone(
     cli: Cli, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = cli("init", name)
-    assert printed.code == 0
     monkeypatch.chdir(tmp_path)
-    Path("scenario.yaml").write_text(printed.out, encoding="utf-8")
-    outcome = cli("check", "scenario.yaml")
+    written = cli("init", name, "--into", "folder")
+    assert (written.code, written.err) == (0, "")
+    assert all(Path(line).is_file() for line in written.out.splitlines())
+    scenario = Path("folder") / f"{name}.yaml"
+    outcome = cli("check", str(scenario))
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.startswith("scenario.yaml: ok, ")
+    assert outcome.out.startswith(f"{scenario}: ok, ")
+    printed = cli("init", name)
+    assert printed.out == scenario.read_text("utf-8")
+    needs_files = len(written.out.splitlines()) > 1
+    assert (printed.code, f"init {name} --into FOLDER" in printed.err) == (0, needs_files)
+
+
+def test_init_overwrites_nothing(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "gloo-cpu.yaml").write_text("mine", encoding="utf-8")
+    outcome = cli("init", "gloo-cpu", "--into", str(tmp_path))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "gloo-cpu.yaml exists already; nothing was written" in outcome.err
+    assert len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / "gloo-cpu.yaml").read_text("utf-8") == "mine"
 
 
 def test_init_of_an_unknown_preset(cli: Cli) -> None:

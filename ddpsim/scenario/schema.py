@@ -461,7 +461,8 @@ class Cluster(_Spec):
         return self
 
     def _product(self) -> str:
-        return f"{self.nodes} nodes x {self.gpus_per_node} GPUs = {self.world_size} ranks"
+        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        return f"{nodes} x {self.gpus_per_node} GPUs = {self.world_size} ranks"
 
 
 class Jitter(_Spec):
