@@ -217,7 +217,8 @@ def _report(error: Exception) -> int:
     from ddpsim.errors import DdpsimError, ScenarioError, printable
 
     if isinstance(error, OSError) and error.filename is None:  # of a stream, not of a file
-        print(f"ddpsim: the output cannot be written: {error.strerror}", file=sys.stderr)
+        if not isinstance(error, BrokenPipeError):  # a reader that has seen enough
+            print(f"ddpsim: the output cannot be written: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
         return 1
     if not isinstance(error, DdpsimError):

@@ -167,6 +167,14 @@ def test_output_that_cannot_be_written(arguments: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (1, says)
 
 
+def test_a_reader_that_has_gone() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = _process("check", GOOD, stdout=writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_run_prints_json(cli: Cli) -> None:
     outcome = cli("run", GOOD, "--json", "--set", "cluster.nodes=1")
     result = _finite(outcome.out)
