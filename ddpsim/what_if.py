@@ -123,7 +123,8 @@ def _changed_job(job: Job, change: _Change) -> Job | None:
     except ScenarioError:
         return None
     memory = changed.memory()
-    return changed if memory.total <= memory.device else None
+    fits = memory.total <= max(memory.device, job.memory().total)
+    return changed if fits else None
 
 
 def _changed(spec: _Spec, path: str, value: Any) -> _Spec:

@@ -33,6 +33,7 @@ def suggested(name: str, *settings: str) -> list[str]:
         ("slow-network", ()),
         ("slow-network", ("ddp.comm_hook=bf16_compress",)),
         ("gloo-cpu", ()),
+        ("gpt2-bucket-choice", ("workload.model=gpt2-xl",)),  # beyond the memory as it is
         ("resnet50-8xa100", ("workload.precision=fp32",)),
         ("resnet50-8xa100", ("workload.data={rate: 1500 samples/s}",)),
         ("resnet50-8xa100", ("workload.batch_per_rank=1",)),
