@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddpsim.api import load_scenario, simulate
+    from ddpsim.api import judge, load_scenario, simulate
     from ddpsim.errors import DdpsimError, ScenarioError, SimulationError
     from ddpsim.result.model import Result
     from ddpsim.scenario.schema import Scenario
@@ -23,6 +23,7 @@ __all__ = [
     "Scenario",
     "ScenarioError",
     "SimulationError",
+    "judge",
     "load_scenario",
     "simulate",
 ]
@@ -34,6 +35,7 @@ _HOMES = {
     "Scenario": "ddpsim.scenario.schema",
     "ScenarioError": "ddpsim.errors",
     "SimulationError": "ddpsim.errors",
+    "judge": "ddpsim.api",
     "load_scenario": "ddpsim.api",
     "simulate": "ddpsim.api",
 }

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.interval import COMPUTE, DATA, prediction_interval
 from ddpsim.job import Job, resolve
+from ddpsim.report.verdict import Verdict, is_normal, verdict
 from ddpsim.result.model import Engine, PredictionInterval, Result
 from ddpsim.result.summary import Context, summarise
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
+from ddpsim.what_if import next_steps, stretches
 
-__all__ = ["load_scenario", "simulate"]
+__all__ = ["judge", "load_scenario", "simulate"]
 
 
 def load_scenario(
@@ -43,8 +45,11 @@ def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
     """Predict one steady DDP step.
 
     `engine` "reference" simulates every rank and every ring step, "auto" takes exact shortcuts.
-    Raises ScenarioError if a file that the scenario names does not fit it.
+    Raises ScenarioError if a file that the scenario names does not fit it, and ValueError for an
+    engine that does not exist.
     """
+    if engine not in get_args(EngineMode):
+        raise ValueError(f"engine is {engine!r}; wanted one of {', '.join(get_args(EngineMode))}")
     job = resolve(scenario)
     scenario = job.scenario
     iterations = job.program.warmup + job.program.iterations
@@ -52,7 +57,18 @@ def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
     world_size = scenario.cluster.world_size
     simulated = run(job.program, job.network.cost, world_size, slowdowns, engine)
     result = summarise(simulated.timeline, _context(job, simulated, engine))
-    return replace(result, prediction_interval_s=_interval(job, result))
+    result = replace(result, prediction_interval_s=_interval(job, result))
+    return replace(result, next_steps=next_steps(job, result))
+
+
+def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
+    """Hold a measured iteration time, in seconds, against a scenario's result: is it normal?
+
+    Where it is not, simulates which term alone could explain it.
+    """
+    if is_normal(result, measured_s):
+        return verdict(result, measured_s)
+    return verdict(result, measured_s, stretches(resolve(scenario), result, measured_s))
 
 
 def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
@@ -64,6 +80,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         samples_per_rank=scenario.workload.batch_per_rank * scenario.ddp.accumulation_steps,
         network=job.network.bottleneck,
         knows_warmup=job.knows_warmup,
+        buckets_rebuilt_at=job.program.rebuilt_at,
         memory=memory,
         baselines=job.baselines(),
         provenance=job.provenance(),

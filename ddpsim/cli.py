@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -65,9 +67,8 @@ def run(
     ddpsim run scenario.yaml
     ddpsim run scenario.yaml --set cluster.nodes=4 --json
     """
-    from ddpsim.api import load_scenario, simulate
+    from ddpsim.api import judge, load_scenario, simulate
     from ddpsim.report.text import render
-    from ddpsim.report.verdict import judge
     from ddpsim.units import parse_duration
 
     if engine not in ("auto", "reference"):
@@ -78,13 +79,14 @@ def run(
         raise typer.BadParameter(str(error), param_hint="--measured") from None
     if measured_s == 0:
         raise typer.BadParameter("a step takes longer than 0 s", param_hint="--measured")
-    result = simulate(load_scenario(file, settings or ()), engine)  # type: ignore[arg-type]
-    verdict = judge(result, measured_s) if measured_s else None
+    scenario = load_scenario(file, settings or ())
+    result = simulate(scenario, engine)  # type: ignore[arg-type]
+    verdict = judge(scenario, result, measured_s) if measured_s else None
     if as_json:
         shown = result.to_dict() | ({"verdict": asdict(verdict)} if verdict else {})
         print(json.dumps(shown, indent=2))
     else:
-        print(render(result, str(file), verdict))
+        print(render(result, str(file), verdict, settings or ()))
 
 
 @app.command(rich_help_panel="Files")
@@ -92,22 +94,35 @@ def init(
     preset: Annotated[
         str | None, typer.Argument(help="Name of a scenario; none lists them.")
     ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Write it there, with the files that it names (marked +)."
+        ),
+    ] = None,
 ) -> None:
     """Print a commented scenario to start from.
 
     \b
     ddpsim init                                     list them
     ddpsim init resnet50-2x8-25gbit > scenario.yaml
+    ddpsim init gloo-cpu --into .                   one that needs files beside it
     """
     from ddpsim.errors import InputError
-    from ddpsim.scenario.presets import preset_text, presets
+    from ddpsim.scenario.presets import copy_preset, preset_files, preset_text, presets
 
     if preset is None:
         for name, purpose in presets().items():
-            print(f"{name:<28}{purpose}")
+            print(f"{name + ' +' * bool(preset_files(name)):<28}{purpose}")
         return
     try:
+        if into is not None:
+            print(*copy_preset(preset, into), sep="\n")
+            return
         print(preset_text(preset), end="")
+        if files := preset_files(preset):
+            needed = f"it needs {' and '.join(files)}: ddpsim init {preset} --into FOLDER"
+            print(needed, file=sys.stderr)
     except InputError as error:
         raise typer.BadParameter(error.message, param_hint="PRESET") from None
 
@@ -120,9 +135,10 @@ def check(file: File, settings: Settings = None) -> None:
     ddpsim check scenario.yaml
     """
     from ddpsim.api import load_scenario
+    from ddpsim.report.text import ranks
 
     cluster = load_scenario(file, settings or ()).cluster
-    print(f"{file}: ok, {cluster.world_size} ranks ({cluster.nodes} x {cluster.gpus_per_node})")
+    print(f"{file}: ok, {ranks(cluster.nodes, cluster.gpus_per_node)}")
 
 
 @app.command(rich_help_panel="Files")
@@ -185,18 +201,29 @@ def _options(
 
 def main() -> None:
     """Run the command line; wrong input ends with its errors on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what its encoding lacks is escaped
+            stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except Exception as error:  # noqa: BLE001 -- sorted out below, the rest is raised again
         sys.exit(_report(error))
 
 
 def _report(error: Exception) -> int:
-    from ddpsim.errors import DdpsimError, ScenarioError
+    from ddpsim.errors import DdpsimError, ScenarioError, printable
 
+    if isinstance(error, OSError) and error.filename is None:  # of a stream, not of a file
+        if not isinstance(error, BrokenPipeError):  # a reader that has seen enough
+            print(f"ddpsim: the output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        return 1
     if not isinstance(error, DdpsimError):
         raise error
-    print(error, file=sys.stderr)
+    print(printable(str(error)), file=sys.stderr)
     if isinstance(error, ScenarioError):
         count = len(error.problems)
         print(f"{count} error{'s' * (count > 1)}, nothing was simulated.", file=sys.stderr)

@@ -9,6 +9,7 @@ DdpsimError
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ __all__ = [
     "Problem",
     "ScenarioError",
     "SimulationError",
+    "printable",
     "shown",
 ]
 
@@ -79,6 +81,11 @@ class _Short(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:  # noqa: ARG002 -- reprlib's signature
         # beyond 4300 digits Python itself refuses to write an int
         return repr(x) if abs(x) < 10**20 else "a number of more than 20 digits"
+
+
+def printable(text: str) -> str:
+    """Text whose control characters are escaped, line ends apart: it cannot move a cursor."""
+    return re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
 
 def shown(value: object) -> str:

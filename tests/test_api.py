@@ -14,15 +14,18 @@ import pytest
 
 import ddpsim
 from ddpsim.report.text import render
-from ddpsim.report.verdict import judge
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
 GOLDEN = Path(__file__).parent / "golden"
 
 
+def load(name: str, *overrides: str) -> ddpsim.Scenario:
+    return ddpsim.load_scenario(ROOT / "scenarios" / f"{name}.yaml", overrides)
+
+
 def predict(name: str, *overrides: str) -> ddpsim.Result:
-    return ddpsim.simulate(ddpsim.load_scenario(ROOT / "scenarios" / f"{name}.yaml", overrides))
+    return ddpsim.simulate(load(name, *overrides))
 
 
 def mean_ms(name: str, *overrides: str) -> float:
@@ -60,8 +63,10 @@ def test_scenarios_say_what_they_show(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["resnet50-2x8-25gbit", "straggler", "gloo-cpu"])
 def test_the_screen_is_as_recorded(name: str, golden: Any) -> None:
-    result = predict(name)
-    golden(render(result, f"{name}.yaml", judge(result, 0.5)) + "\n", GOLDEN / f"{name}.txt")
+    scenario = load(name)
+    result = ddpsim.simulate(scenario)
+    verdict = ddpsim.judge(scenario, result, 0.5)
+    golden(render(result, f"{name}.yaml", verdict) + "\n", GOLDEN / f"{name}.txt")
 
 
 def test_the_screen_is_one_screen() -> None:
@@ -144,6 +149,51 @@ def test_reference_engine_agrees() -> None:
         assert "ring:steps" in plain.engine.paths
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("ddp.find_unused_parameters=true", "buckets never rebuilt"),
+        ("ddp.torch='1.4'", "buckets never rebuilt"),
+        ("ddp.static_graph=true", "before the bucket rebuild"),
+    ],
+)
+def test_warm_up_says_whether_buckets_are_rebuilt(setting: str, words: str) -> None:
+    result = predict("resnet50-8xa100", setting)
+    assert words in render(result, "x.yaml")
+    assert (result.buckets_rebuilt_at is None) == (words == "buckets never rebuilt")
+
+
+@pytest.mark.parametrize(("backend", "says"), [("gloo", "gathers"), ("nccl", "refuses")])
+def test_sparse_gradients_are_warned_of(tmp_path: Path, backend: str, says: str) -> None:
+    profile = json.loads((ROOT / "scenarios" / "testbed" / "transformer-500mbit.json").read_text())
+    profile["parameters"][0]["sparse"] = True
+    (tmp_path / "sparse.json").write_text(json.dumps(profile))
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"profile": str(tmp_path / "sparse.json"), "batch_per_rank": 4},
+        "ddp": {"backend": backend},
+        "cluster": {
+            "nodes": 2,
+            "gpus_per_node": 1,
+            "device": "cpu-core" if backend == "gloo" else "a100",
+        },
+    }
+    (warning,) = ddpsim.simulate(ddpsim.load_scenario(scenario)).warnings
+    assert warning.startswith("sparse gradients (1; first: ")
+    assert says in warning
+
+
+def test_an_engine_that_does_not_exist() -> None:
+    scenario = ddpsim.load_scenario(ROOT / "scenarios" / "gloo-cpu.yaml")
+    with pytest.raises(ValueError, match="'fast'; wanted one of auto, reference"):
+        ddpsim.simulate(scenario, "fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("package", ["ddpsim", "calibrate"])
+def test_packages_say_that_they_are_typed(package: str) -> None:
+    assert (ROOT / package / "py.typed").is_file()
+
+
 def test_step_time_anchors_one_device() -> None:
     """One device without DDP takes the stated time; DDP on one rank adds its own cost."""
     overrides = ("cluster.gpus_per_node=1", "cluster.stragglers=null", "run.jitter=null")
@@ -155,10 +205,11 @@ def test_step_time_anchors_one_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured_s", "words"), [(0.076, "normal"), (0.2, "network"), (0.02, "faster")]
+    ("measured_s", "words"), [(0.076, "normal"), (0.2, "network"), (0.03, "network")]
 )
 def test_verdicts(measured_s: float, words: str) -> None:
-    verdict = judge(predict("resnet50-2x8-25gbit"), measured_s)
+    scenario = load("resnet50-2x8-25gbit")
+    verdict = ddpsim.judge(scenario, ddpsim.simulate(scenario), measured_s)
     assert words in verdict.text + " ".join(verdict.explanations)
     assert verdict.normal == (measured_s == 0.076)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from ddpsim.scenario.presets import preset_text, presets
 
 GOOD = str(Path(__file__).parent / "invalid" / "files" / "good.yaml")
 COMMANDS = ("run", "init", "check", "schema", "explain")
+SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.yaml"))
 HEAVY = ("torch", "scipy", "plotly", "numpy")
 Cli = Callable[..., Outcome]
 
@@ -62,23 +64,42 @@ def test_schema(cli: Cli) -> None:
             assert field.get("description"), f"{name}.{key}"
 
 
-def test_init_lists_every_preset(cli: Cli) -> None:
+def test_init_lists_every_scenario(cli: Cli) -> None:
     lines = cli("init").out.splitlines()
-    assert [line.split()[0] for line in lines] == list(presets())
+    assert [line.split()[0] for line in lines] == [path.stem for path in SCENARIOS]
     assert all(len(line.split()) > 4 for line in lines)
+    assert {line.split()[0] for line in lines if line.split()[1] == "+"} == {
+        "gloo-cpu",
+        "own-model",
+        "resnet50-nccl-log",
+    }
 
 
 @pytest.mark.parametrize("name", presets())
 def test_a_preset_stands_alone(
     cli: Cli, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = cli("init", name)
-    assert printed.code == 0
     monkeypatch.chdir(tmp_path)
-    Path("scenario.yaml").write_text(printed.out, encoding="utf-8")
-    outcome = cli("check", "scenario.yaml")
+    written = cli("init", name, "--into", "folder")
+    assert (written.code, written.err) == (0, "")
+    assert all(Path(line).is_file() for line in written.out.splitlines())
+    scenario = Path("folder") / f"{name}.yaml"
+    outcome = cli("check", str(scenario))
     assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.out.startswith("scenario.yaml: ok, ")
+    assert outcome.out.startswith(f"{scenario}: ok, ")
+    printed = cli("init", name)
+    assert printed.out == scenario.read_text("utf-8")
+    needs_files = len(written.out.splitlines()) > 1
+    assert (printed.code, f"init {name} --into FOLDER" in printed.err) == (0, needs_files)
+
+
+def test_init_overwrites_nothing(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "gloo-cpu.yaml").write_text("mine", encoding="utf-8")
+    outcome = cli("init", "gloo-cpu", "--into", str(tmp_path))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "gloo-cpu.yaml exists already; nothing was written" in outcome.err
+    assert len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / "gloo-cpu.yaml").read_text("utf-8") == "mine"
 
 
 def test_init_of_an_unknown_preset(cli: Cli) -> None:
@@ -104,6 +125,54 @@ def test_run_prints_text(cli: Cli) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     assert "16 ranks (2 x 8)" in outcome.out
     assert max(map(len, outcome.out.splitlines())) <= max(100, len(GOOD) + 50)
+
+
+def test_names_are_cut_and_cannot_move_the_cursor(cli: Cli) -> None:
+    first = cli("run", GOOD, "--set", f"name={'x' * 200}").out.splitlines()[0]
+    assert first == f"{'x' * 66} ...   16 ranks (2 x 8)"
+    first = cli("run", GOOD, "--set", 'name="a\\e[31m b\\nc"').out.splitlines()[0]
+    assert first == "a\\x1b[31m b c   16 ranks (2 x 8)"
+
+
+def test_one_rank_is_singular(cli: Cli) -> None:
+    alone = ("--set", "cluster.nodes=1", "--set", "cluster.gpus_per_node=1")
+    assert cli("check", GOOD, *alone).out == f"{GOOD}: ok, 1 rank (1 x 1)\n"
+    assert cli("run", GOOD, *alone).out.splitlines()[0].endswith("   1 rank (1 x 1)")
+
+
+def test_lines_stay_within_100_columns_with_late_peers(cli: Cli) -> None:
+    lines = cli("run", GOOD, "--set", "run.jitter={sigma: 0.0234}").out.splitlines()
+    assert any("waiting for late peers" in line for line in lines)
+    assert max(len(line) for line in lines if GOOD not in line) <= 100
+
+
+def _process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ddpsim", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **options)
+
+
+def test_output_in_an_encoding_that_lacks_characters() -> None:
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = _process("run", GOOD, "--set", "name=µ", stdout=subprocess.PIPE, env=ascii_only)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("\\xb5   16 ranks")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("arguments", [("check", GOOD), ("schema",)], ids=["short", "long"])
+def test_output_that_cannot_be_written(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = _process(*arguments, stdout=full)
+    says = "ddpsim: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, says)
+
+
+def test_a_reader_that_has_gone() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = _process("check", GOOD, stdout=writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_run_prints_json(cli: Cli) -> None:

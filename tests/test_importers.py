@@ -98,6 +98,25 @@ def test_csv_with_comments_other_columns_and_another_order(write: Write) -> None
     assert log.samples == ((8, pytest.approx(11.5e-6)), (1_048_576, pytest.approx(140e-6)))
 
 
+def test_csv_columns_in_any_order(write: Write) -> None:
+    text = "nodes,gpus_per_node, time_us,size_bytes\n2,8,11.5,8\n"
+    assert read_all_reduce(write(text)).samples == ((8, pytest.approx(11.5e-6)),)
+
+
+def test_two_runs_of_the_same_layout_are_one_log(write: Write) -> None:
+    twice = _log(root=True) + _log(root=False, times={2048: 25.0})
+    log = read_all_reduce(write(twice))
+    assert dict(log.samples).keys() == {1024, 2048, 1_048_576, 67_108_864}
+    assert dict(log.samples)[2048] == pytest.approx(25e-6)
+
+
+def test_two_runs_of_different_layouts_are_refused(write: Write) -> None:
+    for first, second in (((2, 8), (1, 8)), ((1, 8), (2, 8)), ((2, 4), (1, 8))):
+        text = "".join(_log(root=True, nodes=n, gpus=g) for n, g in (first, second))
+        with pytest.raises(ImportFailedError, match="holds several layouts"):
+            read_all_reduce(write(text))
+
+
 def test_windows_line_ends_and_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_bytes(b"\xef\xbb\xbf" + _log(root=False).replace("\n", "\r\n").encode())
@@ -171,6 +190,30 @@ def test_parameter_list(write: Write) -> None:
         ("b", 512, "float16", 1, None),
         ("t", 4, "int64", 2, None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "extents"),
+    [
+        ("(512, 3)", (512 * 3, 2)),
+        ('"(512, 3)"', (512 * 3, 2)),
+        ("torch.Size([512, 3])", (512 * 3, 2)),
+        ("(512,)", (512, 1)),
+        ("()", (1, 0)),
+        ("torch.Size([])", (1, 0)),
+    ],
+)
+def test_shapes_as_torch_prints_them(write: Write, shape: str, extents: tuple[int, int]) -> None:
+    text = f"# from named_parameters()\nname,shape,dtype\nw,{shape},torch.float32\n"
+    (found,) = read_parameters(write(text)).parameters
+    assert (found.name, found.dtype) == ("w", "float32")
+    assert (found.numel, found.dimensions) == extents
+
+
+def test_an_error_below_comments_names_its_line(write: Write) -> None:
+    with pytest.raises(ImportFailedError) as caught:
+        read_parameters(write("# a\n\nname,shape,dtype\nw,(0, 5),float32\n"))
+    assert caught.value.line == 4
 
 
 _LOG = _log(root=True)

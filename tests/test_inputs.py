@@ -48,6 +48,12 @@ def test_the_printed_schema_knows_the_short_forms() -> None:
         assert any("$ref" in form for form in forms)
 
 
+def test_the_printed_schema_knows_empty_sections() -> None:
+    schema = Scenario.model_json_schema(by_alias=True)
+    for key in ("ddp", "run"):
+        assert {"type": "null"} in schema["properties"][key]["anyOf"]
+
+
 def test_the_printed_schema_knows_the_newer_names() -> None:
     options = Scenario.model_json_schema(by_alias=True)["$defs"]["Ddp"]["properties"]
     assert options["forward_sync_buffers"] == options["broadcast_buffers"]

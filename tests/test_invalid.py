@@ -39,6 +39,8 @@ COMMANDS = {
         "broken-list": "ddp.bucket_cap_mb=[1,25",
         "empty-value": "cluster.nodes=",
         "whole-section": "ddp=5",
+        "rank-out-of-range": "cluster.stragglers.factors.16=1.5",
+        "torch-older": "ddp.torch='2.4'",
     }.items()
 }
 CASES = {path.stem: ["run", path.name] for path in sorted(FOLDER.glob("*.yaml"))} | COMMANDS
@@ -141,6 +143,26 @@ def test_byte_order_mark_and_unquoted_torch(tmp_path: Path) -> None:
     text = (FOLDER / "files" / "good.yaml").read_text(encoding="utf-8")
     path.write_text(text + "ddp: {torch: 2.13}\n", encoding="utf-8-sig")
     assert ddpsim.load_scenario(path).ddp.torch == "2.13"
+
+
+def _good(*settings: str) -> ddpsim.Scenario:
+    return ddpsim.load_scenario(FOLDER / "files" / "good.yaml", settings)
+
+
+@pytest.mark.parametrize("section", ["ddp", "run", "workload.optimizer"])
+def test_a_section_with_nothing_under_it_is_its_defaults(section: str) -> None:
+    assert _good(f"{section}=") == _good()
+
+
+def test_settings_reach_under_an_empty_section() -> None:
+    assert _good("ddp=", "ddp.bucket_cap_mb=50").ddp.bucket_cap_mb == 50
+
+
+def test_settings_take_ranks_and_quoted_text() -> None:
+    stragglers = _good("cluster.stragglers.factors.3=1.5").cluster.stragglers
+    assert stragglers is not None
+    assert stragglers.factors == {3: 1.5}
+    assert _good('name="A, B"').name == _good("name='A, B'").name == "A, B"
 
 
 def test_overrides_leave_the_mapping_alone() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.text import number, read_text, table, whole
+from ddpsim.importers.text import header_of, number, read_text, table, whole
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = ["AllReduceLog", "read_all_reduce"]
@@ -48,13 +48,13 @@ class AllReduceLog:
 def read_all_reduce(source: SourceFile) -> AllReduceLog:
     """Read a log, whichever of the known formats it has; raises ImportFailedError."""
     lines = read_text(source, "an nccl-tests log or our CSV").splitlines()
-    if any(line.startswith("size_bytes") for line in lines):
-        return _read_csv(source.given, lines)
-    return _read_nccl_tests(source.given, lines)
+    header = header_of(lines, _CSV_COLUMNS)
+    if header is None:
+        return _read_nccl_tests(source.given, lines)
+    return _read_csv(source.given, lines, header)
 
 
-def _read_csv(name: str, lines: list[str]) -> AllReduceLog:
-    header = next(i for i, line in enumerate(lines) if line.startswith("size_bytes"))
+def _read_csv(name: str, lines: list[str], header: int) -> AllReduceLog:
     samples, layouts = [], set()
     for line, row in table(name, lines[header:], _CSV_COLUMNS, header + 1):
         size, nodes, gpus = (
@@ -63,11 +63,15 @@ def _read_csv(name: str, lines: list[str]) -> AllReduceLog:
         time_us = number(name, line, row["time_us"], "time_us", above_zero=True)
         samples.append((size, time_us * 1e-6))
         layouts.add((nodes, gpus))
+    return _log(name, "all-reduce CSV", _only(name, layouts), samples)
+
+
+def _only(name: str, layouts: set[tuple[int, int]]) -> tuple[int, int]:
     if len(layouts) > 1:
         raise ImportFailedError(
             name, "holds several layouts (nodes, gpus_per_node); keep one a file"
         )
-    return _log(name, "all-reduce CSV", layouts.pop(), samples)
+    return layouts.pop()
 
 
 def _read_nccl_tests(name: str, lines: list[str]) -> AllReduceLog:
@@ -78,7 +82,7 @@ def _read_nccl_tests(name: str, lines: list[str]) -> AllReduceLog:
             "holds no result row; wanted nccl-tests' table (size count type redop ... busbw) "
             f"or CSV ({','.join(_CSV_COLUMNS)})",
         )
-    layout = _layout(name, lines)
+    layout = _only(name, {_layout(name, hosts) for hosts in _device_lists(name, lines)})
     _check_bus_factor(name, rows, layout[0] * layout[1])
     return _log(name, "nccl-tests log", layout, [(size, time_s) for _, size, time_s, _ in rows])
 
@@ -88,7 +92,7 @@ def _rows(name: str, lines: Iterable[str]) -> Iterator[tuple[int, int, float, fl
     has_root = False
     for line, text in enumerate(lines, 1):
         if text.startswith("#"):
-            has_root = has_root or ("redop" in text and " root " in text)
+            has_root = " root " in text if "redop" in text else has_root
             continue
         if not _ROW.match(text):
             continue  # warnings and NCCL INFO lines stand between the rows
@@ -108,17 +112,23 @@ def _rows(name: str, lines: Iterable[str]) -> Iterator[tuple[int, int, float, fl
         yield line, size, time_us * 1e-6, factor
 
 
-def _layout(name: str, lines: Iterable[str]) -> tuple[int, int]:
-    hosts: dict[str, str] = {}
-    for line in lines:
-        if match := _DEVICE.match(line):
-            hosts[match[1]] = match[2]
-    if not hosts:
+def _device_lists(name: str, lines: Iterable[str]) -> list[dict[str, str]]:
+    """The hosts by rank of every run in a log: a rank that comes again begins the next run."""
+    runs: list[dict[str, str]] = []
+    for match in filter(None, map(_DEVICE.match, lines)):
+        if not runs or match[1] in runs[-1]:
+            runs.append({})
+        runs[-1][match[1]] = match[2]
+    if not runs:
         raise ImportFailedError(
             name,
             "does not list its devices ('#  Rank  0 ... on HOST device 0'), so its ranks are not "
             f"known; write it as CSV: {','.join(_CSV_COLUMNS)}",
         )
+    return runs
+
+
+def _layout(name: str, hosts: dict[str, str]) -> tuple[int, int]:
     nodes = len(set(hosts.values()))
     if len(hosts) % nodes:
         raise ImportFailedError(

@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ddpsim.errors import ImportFailedError, shown
-from ddpsim.importers.text import number, read_text, table, whole
+from ddpsim.importers.text import header_of, number, read_text, table, whole
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = ["ITEM_BYTES", "ModelProfile", "ProfiledParameter", "read_parameters", "read_profile"]
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}
 _BUFFER_DTYPES = (*ITEM_BYTES, "int16", "int8", "uint8", "bool")
+_LIST_COLUMNS = ("name", "shape", "dtype")
+# a shape as torch prints it, quoted or not: its commas are not the table's
+_TUPLE = re.compile(r',\s*"?(?:torch\.Size)?\(\[?([\d\s,]*)\]?\)"?(?=\s*(?:,|$))')
 _WANTED = "a JSON profile or a CSV table"
 _LONGEST_S = 1e7
 _SLACK = 1.05  # medians, each taken on its own, need not add up
@@ -67,17 +71,28 @@ def read_profile(source: SourceFile) -> ModelProfile:
 
 
 def read_parameters(source: SourceFile) -> ModelProfile:
-    """Read a parameter list (CSV: name, shape, dtype; shape as `512x512`, or `512`)."""
+    """Read a parameter list (CSV: name, shape, dtype; shape as in `_shape`)."""
     lines = read_text(source, "a CSV table: name,shape,dtype").splitlines()
+    header = header_of(lines, _LIST_COLUMNS) or 0
+    rows = [_TUPLE.sub(_without_commas, line) for line in lines[header:]]
     parameters = []
-    for line, row in table(source.given, lines, ("name", "shape", "dtype")):
-        extents = row["shape"].lower().split("x")
-        what = "shape (written 512x512, or 512)"
-        shape = [whole(source.given, line, extent, what) for extent in extents]
+    for line, row in table(source.given, rows, _LIST_COLUMNS, header + 1):
+        shape = _shape(source.given, line, row["shape"])
         whole(source.given, line, math.prod(shape), "the number of elements")
         dtype = _dtype(source.given, line, row["dtype"])
         parameters.append(ProfiledParameter(row["name"], math.prod(shape), dtype, len(shape)))
     return ModelProfile(source.given, tuple(parameters), in_registration_order=True)
+
+
+def _without_commas(shape: re.Match[str]) -> str:
+    return f",{'x'.join(shape[1].replace(',', ' ').split()) or '()'}"
+
+
+def _shape(name: str, line: int, text: str) -> list[int]:
+    """Extents as `512x512` or `512`, as torch prints them (`(512, 512)`), `()` of a scalar."""
+    what = "shape (written 512x512, (512, 512), 512, or () for a scalar)"
+    extents = [] if text.strip() == "()" else text.lower().split("x")
+    return [whole(name, line, extent, what) for extent in extents]
 
 
 def _read_csv(name: str, text: str) -> ModelProfile:

@@ -10,7 +10,7 @@ from typing import Any
 from ddpsim.errors import ImportFailedError, shown
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["number", "read_text", "table", "whole"]
+__all__ = ["header_of", "number", "read_text", "table", "whole"]
 
 _LARGEST = 1e13  # terabytes, or months in microseconds
 
@@ -26,6 +26,15 @@ def read_text(source: SourceFile, wanted: str) -> str:
     if not text.strip():
         raise ImportFailedError(source.given, f"the file is empty; wanted {wanted}")
     return text
+
+
+def header_of(lines: Sequence[str], columns: tuple[str, ...]) -> int | None:
+    """Index of the first line that names at least two of the columns; comments start with #."""
+    for index, line in enumerate(lines):
+        cells = {cell.strip(' "\t') for cell in line.split(",")}
+        if len(cells.intersection(columns)) > 1 and not line.startswith("#"):
+            return index
+    return None
 
 
 def table(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from textwrap import shorten, wrap
 
+from ddpsim.errors import printable
 from ddpsim.report.verdict import Verdict
 from ddpsim.result.model import Breakdown, BucketTimes, Result
 from ddpsim.units import format_bytes, format_duration
 
-__all__ = ["render"]
+__all__ = ["ranks", "render"]
 
 _WIDTH = 100
 _BUCKET_ROWS = 8
@@ -23,8 +25,13 @@ _PARTS = {
 }
 
 
-def render(result: Result, file: str, verdict: Verdict | None = None) -> str:
-    """The answer as text of at most 100 columns; `file` names the scenario in the next command."""
+def render(
+    result: Result, file: str, verdict: Verdict | None = None, settings: Sequence[str] = ()
+) -> str:
+    """The answer as text of at most 100 columns, but for what a shell must find on one line.
+
+    `file` and `settings` name the scenario, and its `--set` options, in the next commands.
+    """
     lines = [
         *_answer(result),
         *(_verdict(verdict) if verdict else ()),
@@ -34,14 +41,19 @@ def render(result: Result, file: str, verdict: Verdict | None = None) -> str:
         *_buckets(result.buckets),
         "",
         *_trust(result),
-        *_labelled("next", _next(result, file)),
+        *_next(result, file, settings),
     ]
-    return "\n".join(line.rstrip() for line in lines)
+    return printable("\n".join(line.rstrip() for line in lines))
+
+
+def ranks(nodes: int, gpus_per_node: int) -> str:
+    """A cluster's size in words: `16 ranks (2 x 8)`."""
+    count = nodes * gpus_per_node
+    return f"{count} rank{'s' * (count > 1)} ({nodes} x {gpus_per_node})"
 
 
 def _answer(result: Result) -> Iterator[str]:
-    gpus = f"{result.world_size} ranks ({result.nodes} x {result.gpus_per_node})"
-    yield f"{shorten(result.name, 70)}   {gpus}"
+    yield f"{_cut(result.name, 70)}   {ranks(result.nodes, result.gpus_per_node)}"
     yield ""
     times = result.iteration_time_s
     spread = ""
@@ -85,7 +97,7 @@ def _breakdown(result: Result) -> Iterator[str]:
         late = f", {format_duration(result.skew_s)} waiting for late peers" if result.skew_s else ""
         yield (
             f"  communication in flight {format_duration(result.comm_time_s)}, "
-            f"{result.overlap_fraction:.1%} of it hidden under compute{late}"
+            f"{result.overlap_fraction:.1%} hidden under compute{late}"
         )
     naive = result.baselines_s
     yield (
@@ -121,43 +133,56 @@ def _trust(result: Result) -> Iterator[str]:
     needed, device = format_bytes(memory.total), format_bytes(memory.device)
     yield from _labelled("memory", f"{needed} of {device} a rank{without}")
     if result.warmup_s:
+        rebuilt = result.buckets_rebuilt_at
+        when = ", buckets never rebuilt" if rebuilt is None else " before the bucket rebuild"
+        first = format_duration(result.warmup_s[0])
         yield from _labelled(
-            "warm-up",
-            f"first iteration {format_duration(result.warmup_s[0])} before the bucket rebuild, "
-            "start-up costs not counted",
+            "warm-up", f"first iteration {first}{when}, start-up costs not counted"
         )
     label = "inputs"
     for entry in result.provenance:
         text = f"{entry.trust:<10} {entry.input}: {entry.source}"
-        yield from _labelled(label, shorten(text, _WIDTH - 12, placeholder=" ..."))
+        yield from _labelled(label, _cut(text, _WIDTH - 12))
         label = ""
     label = "interval"
     for source in result.prediction_interval_s.sources if result.prediction_interval_s else ():
         below = f"-{format_duration(source.low_s)} " if source.low_s else ""
         effect = f"{below}+{format_duration(source.high_s)}"
         text = f"{source.input} {effect}: {source.basis}"
-        yield from _labelled(label, shorten(text, _WIDTH - 12, placeholder=" ..."))
+        yield from _labelled(label, _cut(text, _WIDTH - 12))
         label = ""
 
 
-def _next(result: Result, file: str) -> str:
-    """The one command or measurement that tells most from here."""
-    if any(entry.input == "compute efficiency" for entry in result.provenance):
-        return (
-            "measure a step on one device without DDP, then: "
-            f'ddpsim run {file} --set workload.step_time="... ms"'
-        )
-    settings = {
-        "communication": "ddp.comm_hook=bf16_compress",
-        "data": 'workload.data.rate="... samples/s"',
-        "host": "workload.batch_per_rank=...",
-        "stragglers": "cluster.stragglers=null",
-        "compute": "ddp.bucket_cap_mb=50",
-    }
-    return f"ddpsim run {file} --set {settings[result.bottleneck.kind]}"
+def _next(result: Result, file: str, settings: Sequence[str]) -> Iterator[str]:
+    """What to try or measure next, each with a command to paste."""
+    label = "next"
+    for step in result.next_steps:
+        yield from _labelled(label, step.why)
+        replaced = {setting.partition("=")[0] for setting in step.settings}
+        kept = [s for s in settings if s.partition("=")[0].strip() not in replaced]
+        yield from _command(file, [*kept, *step.settings])
+        label = ""
+
+
+def _command(file: str, settings: Sequence[str]) -> Iterator[str]:
+    """One line, or one an option with a backslash between."""
+    parts = [f"ddpsim run {shlex.quote(file)}"]
+    parts += [f"--set {shlex.quote(setting)}" for setting in settings]
+    indent = " " * 12
+    if len(line := indent + " ".join(parts)) <= _WIDTH:
+        yield line
+    else:
+        yield from f" \\\n{indent}    ".join([indent + parts[0], *parts[1:]]).split("\n")
+
+
+def _cut(text: str, width: int) -> str:
+    """Text on one line, cut after a word, or inside one that takes most of the line."""
+    text = " ".join(text.split())
+    cut = shorten(text, width, placeholder=" ...")
+    return cut if len(cut) > width // 2 or cut == text else f"{text[: width - 4]} ..."
 
 
 def _labelled(label: str, text: str) -> Iterator[str]:
-    rows = wrap(text, _WIDTH - 12, break_long_words=False, break_on_hyphens=False) or [""]
+    rows = wrap(text, _WIDTH - 12, break_on_hyphens=False) or [""]
     for number, row in enumerate(rows):
         yield f"{label if number == 0 else '':<12}{row}"

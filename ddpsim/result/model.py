@@ -17,8 +17,10 @@ __all__ = [
     "Engine",
     "IntervalSource",
     "Memory",
+    "NextStep",
     "PredictionInterval",
     "Result",
+    "Stretch",
 ]
 
 RESULT_SCHEMA = "ddpsim.result/1"
@@ -139,6 +141,27 @@ class Engine:
     paths: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """Something to try or to measure: why, and the `--set` options that go with it."""
+
+    why: str
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One term (`compute` or `network`) `factor` times as long, all else equal: a step of `step_s`.
+
+    `suffices`: that is the measured step; otherwise even this last believable factor falls short.
+    """
+
+    term: str
+    factor: float
+    step_s: float
+    suffices: bool
+
+
 @dataclass(frozen=True)
 class Result:
     """One prediction. Times in seconds, on the rank that ends last, for steady iterations.
@@ -146,7 +169,8 @@ class Result:
     `throughput_samples_per_s` is global; `scaling_efficiency` compares the throughput per GPU
     with one device's without DDP. `comm_time_s` is the union of the times in which a collective
     is in flight, `skew_s` the part of it spent waiting for late peers, `overlap_fraction`
-    1 - exposed / comm (None without communication).
+    1 - exposed / comm (None without communication). `buckets_rebuilt_at` is the iteration, from 0,
+    that first uses the rebuilt buckets (None: they are never rebuilt).
     """
 
     name: str
@@ -168,9 +192,11 @@ class Result:
     critical_path: tuple[CriticalPart, ...]
     baselines_s: Baselines
     warmup_s: tuple[float, ...]
+    buckets_rebuilt_at: int | None
     memory_bytes_per_gpu: Memory
     provenance: tuple[Provenance, ...]
     warnings: tuple[str, ...]
+    next_steps: tuple[NextStep, ...]
     seed: int
     engine: Engine
 

@@ -38,6 +38,7 @@ class Context:
     memory: Memory
     baselines: Baselines
     knows_warmup: bool
+    buckets_rebuilt_at: int | None
     provenance: tuple[Provenance, ...]
     warnings: tuple[str, ...]
     seed: int
@@ -89,9 +90,11 @@ def summarise(timeline: Timeline, context: Context) -> Result:
         ),
         baselines_s=context.baselines,
         warmup_s=tuple(s.length_ns / NS_PER_S for s in (warmup if context.knows_warmup else ())),
+        buckets_rebuilt_at=context.buckets_rebuilt_at,
         memory_bytes_per_gpu=context.memory,
         provenance=context.provenance,
         warnings=context.warnings,
+        next_steps=(),
         seed=context.seed,
         engine=context.engine,
     )

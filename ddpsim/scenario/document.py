@@ -70,22 +70,27 @@ class Document:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
             _refuse(where, "write --set key.path=value, for instance --set ddp.bucket_cap_mb=50")
-        steps = key.strip().split(".")
+        steps = [_key(step) for step in key.strip().split(".")]
         path: KeyPath = tuple(steps)
         try:
             value = _parse(where, text)
         except ScenarioError as error:  # without the line and column of a single word
             _refuse(where, error.problems[0].message)
-        if isinstance(value, str) and "," in value:
-            _refuse(where, "a comma list is an axis of a sweep; a list value is written [1,25]")
-        target = self.data
+        if isinstance(value, str) and "," in value and text.strip()[0] not in "\"'":
+            _refuse(
+                where,
+                "a comma list is an axis of a sweep; a list value is written [1,25], "
+                """and text in quotes of its own: --set 'name="A, B"'""",
+            )
+        target: Any = self.data
         for depth, step in enumerate(steps[:-1], 1):
-            if step not in target:
+            if target.get(step) is None:
                 target[step] = {}
                 self.key_places[path[:depth]] = where
             target = target[step]
             if not isinstance(target, dict):
-                _refuse(where, f"{'.'.join(steps[:depth])} is not a mapping; set it whole")
+                mapping = ".".join(map(str, steps[:depth]))
+                _refuse(where, f"{mapping} is not a mapping; set it whole")
         target[steps[-1]] = self._plain(value, path, where)
         self.key_places[path] = self.value_places[path] = where
 
@@ -141,6 +146,11 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Document:
     for setting in overrides:
         document.override(setting)
     return document
+
+
+def _key(step: str) -> str | int:
+    """One step of a dotted path; a rank (`cluster.stragglers.factors.3`) is a number to YAML."""
+    return int(step) if step.isascii() and step.isdecimal() and len(step) < 20 else step
 
 
 def _read_text(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Document to Scenario: every problem of a file at once, each in our own words."""
+"""Document to Scenario: all problems that a round of checks finds, each in our own words."""
 
 from __future__ import annotations
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 
 from ddpsim.errors import InputError
 from ddpsim.scenario.suggest import did_you_mean
 
-__all__ = ["preset_text", "presets"]
+__all__ = ["copy_preset", "preset_files", "preset_text", "presets"]
+
+_FILE = re.compile(r"^\s+(?:all_reduce|profile|parameters):\s*(\S+)", re.MULTILINE)
 
 
 def presets() -> dict[str, str]:
-    """Names of the scenarios that need no other file, with what each shows."""
-    texts = {
-        path.stem: path.read_text(encoding="utf-8") for path in sorted(_folder().glob("*.yaml"))
-    }
-    alone = {name: text for name, text in texts.items() if not _needs_files(text)}
-    return {name: text.splitlines()[0].lstrip("# ") for name, text in alone.items()}
+    """Names of the scenarios, with what each shows."""
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in _folder().glob("*.yaml")}
+    return {name: texts[name].splitlines()[0].lstrip("# ") for name in sorted(texts)}
 
 
 def preset_text(name: str) -> str:
@@ -29,9 +29,26 @@ def preset_text(name: str) -> str:
     return (_folder() / f"{name}.yaml").read_text(encoding="utf-8")
 
 
-def _needs_files(text: str) -> bool:
-    keys = {line.strip().split(":")[0] for line in text.splitlines()}
-    return not keys.isdisjoint({"all_reduce", "profile", "parameters"})
+def preset_files(name: str) -> tuple[str, ...]:
+    """The files that a preset names, relative to it."""
+    return tuple(_FILE.findall(preset_text(name)))
+
+
+def copy_preset(name: str, folder: Path) -> tuple[Path, ...]:
+    """Write a preset and the files that it names; raises InputError if one of them exists."""
+    files = (*preset_files(name), f"{name}.yaml")
+    written = tuple(folder / file for file in files)
+    for path in written:
+        if path.exists():
+            raise InputError("folder", f"{path} exists already; nothing was written")
+    try:
+        for file, path in zip(files, written, strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as copy:
+                copy.write((_folder() / file).read_bytes())
+    except OSError as error:
+        raise InputError("folder", f"{error.filename}: {error.strerror}") from None
+    return written
 
 
 def _folder() -> Path:

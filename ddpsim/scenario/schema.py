@@ -5,7 +5,7 @@ YAML keys are torch's and the field's own words; attributes add the SI unit of w
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -56,6 +56,11 @@ class _Spec(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, strict=True, serialize_by_alias=True
     )
+
+
+def _given(value: Any) -> Any:
+    """A key with nothing under it is an empty section: its defaults."""
+    return {} if value is None else value
 
 
 def _fail(message: str, at: str = "") -> PydanticCustomError:
@@ -171,7 +176,9 @@ class Workload(_Spec):
         description="forward + backward + optimizer of one micro-batch on one device, "
         "no DDP, no data wait; anchors the compute side",
     )
-    optimizer: Optimizer = Field(default_factory=Optimizer, description="default: plain SGD")
+    optimizer: Annotated[
+        Optimizer, BeforeValidator(_given, json_schema_input_type=Optimizer | None)
+    ] = Field(default_factory=Optimizer, description="default: plain SGD")
     data: DataLoader | None = Field(None, description="omitted: the step never waits for data")
 
     @model_validator(mode="after")
@@ -197,15 +204,24 @@ class Workload(_Spec):
         return self
 
 
-_KNOWN_TORCH = Literal["1.4", "2.11", "2.12", "2.13", "2.14", "2.15"]
+_KnownTorch = Literal["1.4", "2.11", "2.12", "2.13", "2.14", "2.15"]
+_KNOWN_TORCH: tuple[str, ...] = get_args(_KnownTorch)
 
 
 _LARGEST_CAP = 1_000_000
 
 
 def _torch_version(value: Any) -> Any:
-    """`torch: 2.13` without quotes is a number to YAML."""
-    return str(value) if isinstance(value, float) else value
+    """`torch: 2.13` without quotes is a number to YAML, and so is 2.10, which is then 2.1."""
+    version = str(value) if isinstance(value, float) else value
+    if version in _KNOWN_TORCH or not isinstance(version, str):
+        return version
+    unquoted = " (without quotes 2.10 is the number 2.1 to YAML)" if value == 2.1 else ""
+    raise ValueError(
+        f"the rules of torch {shown(version)}{unquoted} are not known here; known: "
+        f"{', '.join(_KNOWN_TORCH)}. Write the nearest one in quotes, its bucket rules can be "
+        "used: '2.11' for 2.0 to 2.10 (a list of caps is new in 2.11; the rest was not compared)"
+    )
 
 
 def _bucket_caps(value: Any) -> float | tuple[float, ...] | None:
@@ -253,8 +269,8 @@ class Ddp(_Spec):
 
     backend: Literal["nccl", "gloo"] = Field("nccl", description="process-group backend")
     torch: Annotated[
-        _KNOWN_TORCH,
-        BeforeValidator(_torch_version, json_schema_input_type=_KNOWN_TORCH | float),
+        _KnownTorch,
+        BeforeValidator(_torch_version, json_schema_input_type=_KnownTorch | float),
     ] = Field("2.15", description="the version whose rules are followed")
     bucket_cap_mb: BucketCaps = Field(
         None,
@@ -448,7 +464,8 @@ class Cluster(_Spec):
         return self
 
     def _product(self) -> str:
-        return f"{self.nodes} nodes x {self.gpus_per_node} GPUs = {self.world_size} ranks"
+        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        return f"{nodes} x {self.gpus_per_node} GPUs = {self.world_size} ranks"
 
 
 class Jitter(_Spec):
@@ -479,9 +496,13 @@ class Scenario(_Spec):
     )
     name: str = Field("unnamed", description="shown in the answer")
     workload: Workload = Field(description="the model, its batch, and what is known of its times")
-    ddp: Ddp = Field(default_factory=Ddp, description="omitted: torch's defaults")
+    ddp: Annotated[Ddp, BeforeValidator(_given, json_schema_input_type=Ddp | None)] = Field(
+        default_factory=Ddp, description="omitted: torch's defaults"
+    )
     cluster: Cluster = Field(description="nodes, GPUs and the links between them")
-    run: Run = Field(default_factory=Run, description="iterations, seed and noise")
+    run: Annotated[Run, BeforeValidator(_given, json_schema_input_type=Run | None)] = Field(
+        default_factory=Run, description="iterations, seed and noise"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Scenario:

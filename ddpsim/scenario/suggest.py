@@ -22,7 +22,8 @@ def nearest(wrong: str, known: Iterable[str]) -> str | None:
     key = _squash(wrong[:_LONGEST])
     if key in by_key:
         return by_key[key]
-    near = difflib.get_close_matches(key, by_key, n=1, cutoff=0.6)
+    within = [squashed for squashed in by_key if len(key) > 3 and key in squashed]
+    near = within if len(within) == 1 else difflib.get_close_matches(key, by_key, n=1, cutoff=0.6)
     return by_key[near[0]] if near else None
 
 

@@ -26,7 +26,27 @@ def build_model(scenario: Scenario) -> Model:
             f"(first: {model.parameters[model.unused[0]].name}), so DDP would stop in its second "
             "iteration; set find_unused_parameters: true",
         )
-    return _within_host_reach(model)
+    return _with_sparse_warning(_within_host_reach(model), scenario.ddp.backend)
+
+
+def _with_sparse_warning(model: Model, backend: str) -> Model:
+    """Sparse gradients are priced as dense ones, which torch's own way may have little to do with.
+
+    Source: torch ProcessGroupNCCL.cpp (allreduce_sparse raises) and ProcessGroupGloo.cpp
+    (AsyncSparseAllreduceWork gathers every rank's indices and values).
+    """
+    sparse = [parameter.name for parameter in model.parameters if parameter.sparse]
+    if not sparse:
+        return model
+    real = {
+        "nccl": "torch refuses sparse tensors there (use sparse=False)",
+        "gloo": "torch gathers all ranks' indices and values instead",
+    }
+    warning = (
+        f"sparse gradients ({len(sparse)}; first: {sparse[0]}) are priced as a dense all-reduce of "
+        f"the whole parameter; with {backend} {real[backend]}"
+    )
+    return replace(model, warnings=(*model.warnings, warning))
 
 
 def _source_model(scenario: Scenario) -> Model:

@@ -1,0 +1,198 @@
+"""What if? Changed scenarios simulated: what to do next, and what could explain a measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from ddpsim.errors import ScenarioError
+from ddpsim.job import Job, resolve
+from ddpsim.result.model import NextStep, Result, Stretch
+from ddpsim.scenario.schema import Scenario
+from ddpsim.units import format_duration
+
+__all__ = ["next_steps", "stretches"]
+
+_WORTH_TRYING = 0.01  # of the throughput, or of the step
+_LEAST, _MOST = 0.2, 20.0  # believable factors on a term's times
+_HALVINGS = 12
+
+_Spec = TypeVar("_Spec", bound=BaseModel)
+
+
+def next_steps(job: Job, result: Result) -> tuple[NextStep, ...]:
+    """What would ease the bottleneck, then what would narrow the interval; nothing without effect.
+
+    A change is simulated, without noise, and named if it raises the throughput.
+    """
+    return (*_easing(job, result), *_narrowing(job, result))
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A value for an attribute path of a Scenario, and the same as `--set` takes it."""
+
+    why: str
+    path: str
+    value: Any
+    setting: str
+
+    @classmethod
+    def of(cls, why: str, path: str, value: Any) -> _Change:
+        """A change whose value YAML writes as Python does, but for true and false."""
+        written = str(value).lower() if isinstance(value, bool) else value
+        return cls(why, path, value, f"{path}={written}")
+
+
+def _easing(job: Job, result: Result) -> Iterator[NextStep]:
+    """The first change that helps against the bottleneck."""
+    kind, noise = result.bottleneck.kind, _noise(job.scenario)
+    late = kind == "communication" and 2 * result.skew_s > result.exposed_comm_s
+    if noise and (late or kind == "stragglers"):
+        yield NextStep("the same without this noise, to see what it costs", (f"{noise}=null",))
+        return
+    before = _throughput(job)
+    for change in _CHANGES.get(kind, _less_compute)(job, result):
+        gain = _throughput(_changed_job(job, change)) / before - 1
+        if gain >= _WORTH_TRYING:
+            yield NextStep(f"{change.why}: throughput {gain:+.0%}", (change.setting,))
+            return
+
+
+def _noise(scenario: Scenario) -> str | None:
+    if scenario.cluster.stragglers:
+        return "cluster.stragglers"
+    return "run.jitter" if scenario.run.jitter else None
+
+
+def _less_communication(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
+    ddp, rates = job.scenario.ddp, job.scenario.cluster.device.peak_flops_per_s
+    if ddp.torch != "1.4" and ddp.comm_hook in ("none", "allreduce"):
+        hook = "bf16_compress" if "bf16" in rates else "fp16_compress"
+        yield _Change.of("gradients in two bytes on the wire", "ddp.comm_hook", hook)
+    micro_batches = 4 * ddp.accumulation_steps
+    why = f"communication once in {micro_batches} micro-batches (a larger global batch)"
+    yield _Change.of(why, "ddp.accumulation_steps", micro_batches)
+
+
+def _faster_data(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
+    busy_s = result.iteration_time_s.mean - result.breakdown_s.data_wait
+    samples = result.throughput_per_gpu * result.iteration_time_s.mean
+    rate = float(f"{1.05 * samples / busy_s:.2e}")
+    path, setting = "workload.data.rate_samples_per_s", f"workload.data.rate={rate:g} samples/s"
+    yield _Change("a loader that keeps up with the rest of the step", path, rate, setting)
+
+
+def _less_compute(job: Job, result: Result) -> Iterator[_Change]:
+    workload, cluster = job.scenario.workload, job.scenario.cluster
+    rates = cluster.device.peak_flops_per_s
+    lower = next((rate for rate in ("bf16", "fp16") if rate in rates), None)
+    if job.model.basis == "roofline" and lower and workload.precision in ("fp32", "tf32"):
+        yield _Change.of("mixed precision", "workload.precision", f"amp-{lower}")
+    yield from _less_overhead(job, result)
+    yield _Change.of("twice the machines", "cluster.nodes", 2 * cluster.nodes)
+
+
+def _less_overhead(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
+    ddp, workload = job.scenario.ddp, job.scenario.workload
+    if job.model.basis == "roofline":  # a measured step belongs to its batch
+        yield _Change.of("a larger batch", "workload.batch_per_rank", 2 * workload.batch_per_rank)
+    if not workload.optimizer.fused and job.scenario.cluster.device.kind == "gpu":
+        yield _Change.of("a fused optimizer", "workload.optimizer.fused", value=True)
+    if ddp.find_unused_parameters and not job.model.unused:
+        yield _Change.of("no parameter is unused", "ddp.find_unused_parameters", value=False)
+    if not ddp.gradient_as_bucket_view and ddp.torch != "1.4":
+        yield _Change.of("no copies back", "ddp.gradient_as_bucket_view", value=True)
+
+
+_CHANGES: dict[str, Callable[[Job, Result], Iterator[_Change]]] = {
+    "communication": _less_communication,
+    "data": _faster_data,
+    "host": _less_overhead,
+}
+
+
+def _changed_job(job: Job, change: _Change) -> Job | None:
+    """None where the change does not fit: a log of other ranks, or too little memory."""
+    try:
+        changed = resolve(_changed(job.scenario, change.path, change.value))
+    except ScenarioError:
+        return None
+    memory = changed.memory()
+    fits = memory.total <= max(memory.device, job.memory().total)
+    return changed if fits else None
+
+
+def _changed(spec: _Spec, path: str, value: Any) -> _Spec:
+    key, _, rest = path.partition(".")
+    return spec.model_copy(
+        update={key: _changed(getattr(spec, key), rest, value) if rest else value}
+    )
+
+
+def _throughput(job: Job | None) -> float:
+    """Samples per second of all ranks, without noise; 0 without a job."""
+    return 0.0 if job is None else _samples(job.scenario) / job.step_s(1, 1, 1)
+
+
+def _samples(scenario: Scenario) -> int:
+    per_rank = scenario.workload.batch_per_rank * scenario.ddp.accumulation_steps
+    return per_rank * scenario.cluster.world_size
+
+
+def _narrowing(job: Job, result: Result) -> Iterator[NextStep]:
+    """The measurement in place of the widest source of the interval that can be measured."""
+    interval = result.prediction_interval_s
+    log = "NCCL-TESTS-LOG.txt" if job.scenario.ddp.backend == "nccl" else "ALL-REDUCE.csv"
+    measurable = {
+        "compute time": (
+            job.model.basis == "roofline",
+            "measure one micro-batch on one device without DDP",
+            "workload.step_time=MEASURED ms",
+        ),
+        "network time": (
+            job.scenario.cluster.all_reduce is None and job.scenario.cluster.profile is None,
+            "measure the all-reduce on these ranks",
+            f"cluster.all_reduce={log}",
+        ),
+    }
+    wide = [
+        (max(source.low_s, source.high_s), source.input)
+        for source in (interval.sources if interval else ())
+        if measurable.get(source.input, (False,))[0]
+    ]
+    width_s, widest = max(wide, default=(0.0, ""))
+    if width_s >= _WORTH_TRYING * result.iteration_time_s.mean:
+        _, measure, setting = measurable[widest]
+        why = f"{widest} widens the interval by up to {format_duration(width_s)}: {measure}"
+        yield NextStep(why, (setting,))
+
+
+def stretches(job: Job, result: Result, measured_s: float) -> tuple[Stretch, ...]:
+    """How many times as long compute alone, or the network alone, takes in a step of `measured_s`.
+
+    The step is simulated without noise, which multiplies the compute and adds to the rest.
+    """
+    mean_s, quiet_s = result.iteration_time_s.mean, job.step_s(1, 1, 1)
+    found = [_stretch("compute", lambda f: job.step_s(f, 1, 1) * mean_s / quiet_s, measured_s)]
+    if result.comm_time_s:
+        found.append(
+            _stretch("network", lambda f: job.step_s(1, f, 1) + mean_s - quiet_s, measured_s)
+        )
+    return tuple(found)
+
+
+def _stretch(term: str, step_s: Callable[[float], float], measured_s: float) -> Stretch:
+    """The factor by bisection, as a step never shortens when a term takes longer."""
+    limit = _MOST if measured_s > step_s(1) else _LEAST
+    low, high = sorted((1.0, limit))
+    if not step_s(low) <= measured_s <= step_s(high):
+        return Stretch(term, limit, step_s(limit), suffices=False)
+    for _ in range(_HALVINGS):
+        middle = sqrt(low * high)
+        low, high = (middle, high) if step_s(middle) < measured_s else (low, middle)
+    return Stretch(term, high, step_s(high), suffices=True)

@@ -1,0 +1,150 @@
+"""What to try next, and what could explain a measurement: each claim is simulated again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Outcome
+
+import ddpsim
+from ddpsim.report.text import render
+from ddpsim.result.model import Stretch
+
+SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
+Cli = Callable[..., Outcome]
+ALONE = ("cluster.gpus_per_node=1", "cluster.nodes=1", "cluster.stragglers=null", "run.jitter=null")
+
+
+def load(name: str, *settings: str) -> ddpsim.Scenario:
+    return ddpsim.load_scenario(SCENARIOS / f"{name}.yaml", settings)
+
+
+def suggested(name: str, *settings: str) -> list[str]:
+    steps = ddpsim.simulate(load(name, *settings)).next_steps
+    return [setting for step in steps for setting in step.settings]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("slow-network", ()),
+        ("slow-network", ("ddp.comm_hook=bf16_compress",)),
+        ("gloo-cpu", ()),
+        ("gpt2-bucket-choice", ("workload.model=gpt2-xl",)),  # beyond the memory as it is
+        ("resnet50-8xa100", ("workload.precision=fp32",)),
+        ("resnet50-8xa100", ("workload.data={rate: 1500 samples/s}",)),
+        ("resnet50-8xa100", ("workload.batch_per_rank=1",)),
+        ("resnet50-8xa100", ("cluster.gpus_per_node=1",)),
+        ("straggler", ("run.jitter=null",)),
+        ("straggler", ("cluster.stragglers=null", "run.jitter={sigma: 0.1}")),
+        ("straggler", ALONE),
+    ],
+    ids=str,
+)
+def test_the_first_suggestion_helps(name: str, settings: tuple[str, ...]) -> None:
+    before = ddpsim.simulate(load(name, *settings))
+    (setting,) = before.next_steps[0].settings
+    after = ddpsim.simulate(load(name, *settings, setting))
+    assert after.throughput_samples_per_s > 1.009 * before.throughput_samples_per_s
+
+
+def test_a_slow_network_is_what_to_change_and_to_measure() -> None:
+    assert suggested("slow-network") == [
+        "ddp.comm_hook=fp16_compress",
+        "cluster.all_reduce=NCCL-TESTS-LOG.txt",
+    ]
+
+
+def test_what_is_set_is_not_suggested() -> None:
+    hook = "ddp.comm_hook=bf16_compress"
+    assert "comm_hook" not in " ".join(suggested("resnet50-2x8-25gbit", hook))
+    assert "all_reduce" not in " ".join(suggested("resnet50-nccl-log"))
+    assert "step_time" not in " ".join(suggested("resnet50-8xa100", "workload.step_time=50 ms"))
+
+
+def test_jitter_alone() -> None:
+    noise = ("cluster.stragglers=null", "run.jitter={sigma: 0.1}")
+    assert suggested("straggler", *noise)[0] == "run.jitter=null"
+
+
+@pytest.mark.parametrize("folder", ["plain", "with a space"])
+def test_suggested_commands_can_be_pasted(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path)
+    path = f"{folder}/scenario.yaml"
+    Path(path).write_text((SCENARIOS / "resnet50-2x8-25gbit.yaml").read_text("utf-8"), "utf-8")
+    given = ("--set", "name=two words", "--set", "ddp.comm_hook=none")
+    text = cli("run", path, *given).out
+    pasted = [shlex.split(line) for line in text.replace(" \\\n", " ").splitlines() if path in line]
+    eased, measured = pasted
+    assert eased[:5] == ["ddpsim", "run", path, "--set", "name=two words"]
+    assert eased[5:] == ["--set", "ddp.comm_hook=bf16_compress"]
+    assert cli(*eased[1:]).code == 0
+    outcome = cli(*measured[1:])
+    assert outcome.code == 2
+    assert "no such file: 'NCCL-TESTS-LOG.txt'" in outcome.err
+
+
+def test_the_placeholder_of_a_time_is_refused_clearly(cli: Cli) -> None:
+    setting = suggested("resnet50-8xa100")[-1]
+    assert setting == "workload.step_time=MEASURED ms"
+    outcome = cli("run", str(SCENARIOS / "resnet50-8xa100.yaml"), "--set", setting)
+    assert "'MEASURED ms' is not a quantity; write a time such as" in outcome.err
+
+
+def stretches(name: str, measured_s: float, *settings: str) -> dict[str, Stretch]:
+    scenario = load(name, *settings)
+    verdict = ddpsim.judge(scenario, ddpsim.simulate(scenario), measured_s)
+    assert verdict.normal is False
+    assert all(0.2 <= stretch.factor <= 20 for stretch in verdict.stretches)
+    return {stretch.term: stretch for stretch in verdict.stretches}
+
+
+@pytest.mark.parametrize("measured_s", [0.05, 0.2])
+def test_a_network_so_much_slower_gives_the_measured_step(measured_s: float) -> None:
+    network = stretches("resnet50-2x8-25gbit", measured_s)["network"]
+    assert network.suffices
+    links = (
+        f"{{bandwidth: {25 / network.factor} Gbit/s, latency: {20 * network.factor} us}}",
+        f"{{bandwidth: {235 / network.factor} GB/s, latency: {6.5 * network.factor} us}}",
+    )
+    keys = ("cluster.inter_node", "cluster.intra_node")
+    slower = load(
+        "resnet50-2x8-25gbit", *(f"{key}={link}" for key, link in zip(keys, links, strict=True))
+    )
+    step_s = ddpsim.simulate(slower).iteration_time_s.mean
+    assert step_s == pytest.approx(measured_s, rel=0.01)
+    assert network.step_s == pytest.approx(measured_s, rel=0.01)
+
+
+def test_compute_so_much_slower_gives_the_measured_step() -> None:
+    compute = stretches("straggler", 0.3)["compute"]
+    assert compute.suffices
+    slower = ddpsim.simulate(load("straggler", f"workload.step_time={162 * compute.factor} ms"))
+    assert slower.iteration_time_s.mean == pytest.approx(0.3, rel=0.01)
+
+
+def test_what_cannot_explain_a_measurement_is_said_to() -> None:
+    """The network is hidden, or far too small a part; nothing is more than 100 % faster."""
+    slow, fast = (stretches("straggler", seconds)["network"] for seconds in (0.4, 0.15))
+    assert (slow.factor, slow.suffices) == (20, False)
+    assert (fast.factor, fast.suffices) == (0.2, False)
+    assert slow.step_s < 0.4
+    assert fast.step_s > 0.15
+    assert not stretches("resnet50-2x8-25gbit", 0.03)["compute"].suffices
+
+
+def test_explanations_are_those_of_the_stretches() -> None:
+    scenario = load("straggler")
+    result = ddpsim.simulate(scenario)
+    verdict = ddpsim.judge(scenario, result, 0.15)
+    shown = " ".join(render(result, "x.yaml", verdict).split())
+    assert all(explanation in shown for explanation in verdict.explanations)
+    network = next(stretch for stretch in verdict.stretches if stretch.term == "network")
+    assert not network.suffices
+    assert any(text.startswith("not network alone: 0.2 x") for text in verdict.explanations)
