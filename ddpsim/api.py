@@ -99,7 +99,6 @@ def _interval(job: Job, result: Result) -> PredictionInterval:
         network=job.network.uncertainty,
         data=DATA if job.program.loader else None,
         interference=job.network.interference,
-        backend=job.scenario.ddp.backend,
         hidden_comm_s=result.comm_time_s - result.exposed_comm_s,
         spread_s=(times.p10, times.p90),
     )

@@ -3,8 +3,8 @@
 Each input's standard deviation is measured where it could be and a stated assumption where not
 (docs/model.md, section "Intervals"). Inputs move the step on their own: the scenario is run
 again with each one low and high, without jitter, and the differences add in quadrature.
-Interference of communication with compute that was not calibrated is not modelled; it can only
-lengthen a step, so it widens the interval upwards by what was published about it.
+Interference of gloo with compute that was not calibrated is not modelled; it can only lengthen a
+step, so it widens the interval upwards by what was seen on a testbed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ COMPUTE = {
     "measured": Uncertainty(0.02, "assumed repeatability of a measured step time"),
 }
 DATA = Uncertainty(0.10, "assumed: a loader's rate as stated in the scenario")
-# compute while a collective is in flight: 18.9 % slower on average with NCCL (arXiv 2507.03114),
-# up to 22 % with gloo on a shared-core testbed (docs/validation.md)
-_INTERFERENCE = {"nccl": (0.189, "arXiv 2507.03114"), "gloo": (0.22, "our testbed's rounds")}
+# compute while a gloo collective is in flight, on a shared-core testbed (docs/validation.md)
+_GLOO_SLOWDOWN = 0.22
 
 
 def prediction_interval(
@@ -38,7 +37,6 @@ def prediction_interval(
     network: Uncertainty | None,
     data: Uncertainty | None,
     interference: Uncertainty | None,
-    backend: str,
     hidden_comm_s: float,
     spread_s: tuple[float, float],
 ) -> PredictionInterval:
@@ -66,9 +64,11 @@ def prediction_interval(
     below_s = hypot(*(source.low_s for source in sources))
     above_s = hypot(*(source.high_s for source in sources))
     if hidden_comm_s > 0 and interference is None:
-        share, published = _INTERFERENCE[backend]
-        slowed_s = share * hidden_comm_s
-        basis = f"not modelled: compute up to {share:.1%} slower under communication ({published})"
+        slowed_s = _GLOO_SLOWDOWN * hidden_comm_s
+        basis = (
+            f"not calibrated: compute up to {_GLOO_SLOWDOWN:.0%} slower under communication "
+            "(our testbed's rounds)"
+        )
         sources.append(IntervalSource("interference", 0.0, slowed_s, basis))
         above_s += slowed_s
     return PredictionInterval(LEVEL, max(0.0, mean_s - below_s), mean_s + above_s, tuple(sources))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeVar
 
 from ddpsim.cluster.build import build_network, judged
@@ -34,7 +35,7 @@ __all__ = ["Job", "resolve"]
 _Built = TypeVar("_Built")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """One question, ready to be simulated; `program` is what every rank runs."""
 
@@ -45,6 +46,7 @@ class Job:
     overheads: Overheads
     knows_warmup: bool = True
 
+    @cache  # noqa: B019 -- a job lives as long as its question
     def step_s(
         self,
         compute_factor: float,
@@ -59,7 +61,7 @@ class Job:
         if isinstance(cost, InterferingCost):
             cost = replace(cost, effect=cost.effect * interference_factor)
         loader = program.loader.stretched(data_factor) if program.loader else None
-        once = replace(program, iterations=1, loader=loader)
+        once = replace(program, warmup=1, iterations=1, loader=loader)
         cluster, calm = self.scenario.cluster, self.scenario.run.model_copy(update={"jitter": None})
         slowdowns = draw_slowdowns(cluster, calm, once.warmup + 1)
         return mean_step_s(run(once, cost, cluster.world_size, slowdowns).timeline)

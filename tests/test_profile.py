@@ -96,7 +96,7 @@ def test_a_stated_link_takes_the_place_of_the_measured_one(predict: Any) -> None
 def test_interference_lengthens_the_step_and_is_no_longer_called_missing(predict: Any) -> None:
     calm, slowed = predict({}), predict(both(1.3, 1.2))
     assert slowed.iteration_time_s.mean > calm.iteration_time_s.mean
-    assert "not modelled" in str(calm.prediction_interval_s)
+    assert "not calibrated" in str(calm.prediction_interval_s)
     assert "the standard error of the calibration" in str(slowed.prediction_interval_s)
 
 

@@ -30,6 +30,9 @@ STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alp
 PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
 PRESET_NETWORK = Uncertainty(0.79, "presets against 8 published sweeps of several nodes")
 
+PRIOR_SLOWDOWN = 1.189
+PRIOR_INTERFERENCE = Uncertainty(0.58, "published average and largest, arXiv 2507.03114")
+
 # 16 A100 in two nodes are at 40 % and still no slower than measured (docs/validation.md, 4)
 _MOST_LATENCY = 0.5
 
@@ -45,8 +48,23 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
         return Network(SingleRankCost(), None, "nothing: one rank sends nothing", ())
     fitted = _from_profile(scenario, profile) if profile else None
     if scenario.cluster.all_reduce:
-        return _from_log(scenario.cluster, scenario.run, fitted)
-    return fitted or _from_links(scenario.cluster)
+        network = _from_log(scenario.cluster, scenario.run, fitted)
+    else:
+        network = fitted or _from_links(scenario.cluster)
+    known = fitted is not None and fitted.interference is not None
+    return network if known or scenario.ddp.backend != "nccl" else _with_prior(network)
+
+
+def _with_prior(network: Network) -> Network:
+    """NCCL's published interference, where none was calibrated."""
+    published = f"compute {PRIOR_SLOWDOWN} x as long under a collective, on average; 1.4 at most"
+    entry = Provenance("interference", f"{published} (arXiv 2507.03114)", "published")
+    return replace(
+        network,
+        cost=InterferingCost(network.cost, compute=PRIOR_SLOWDOWN),
+        provenance=(*network.provenance, entry),
+        interference=PRIOR_INTERFERENCE,
+    )
 
 
 def _from_profile(scenario: Scenario, profile: ClusterProfile) -> Network:

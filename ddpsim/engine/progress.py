@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from math import ceil
 
 from simpy import Environment, Event
 
-__all__ = ["Progress", "SharedLink"]
+__all__ = ["FULL", "Progress", "SharedLink"]
 
-_FULL = Fraction(1)
+FULL = Fraction(1)
 
 
 class Progress:
-    """One piece of work; `done` fires at the first tick at which `work_ns` at rate 1 are done.
+    """One piece of work; `then` is called at the first tick at which `work_ns` at rate 1 are done.
 
     Progress is piecewise linear and exact: what is left is a fraction, and only the end is
     rounded to a tick, upwards.
     """
 
-    __slots__ = ("_alarm", "_env", "_left", "_rate", "_since_ns", "done")
+    __slots__ = ("_alarm", "_env", "_left", "_rate", "_since_ns", "_then", "done")
 
-    def __init__(self, env: Environment, work_ns: int, rate: Fraction = _FULL) -> None:
+    def __init__(
+        self, env: Environment, work_ns: int, then: Callable[[], None], rate: Fraction = FULL
+    ) -> None:
         self._env = env
-        self._left = Fraction(work_ns)
+        self._left: int | Fraction = work_ns
         self._rate = rate
         self._since_ns = int(env.now)
+        self._then = then
         self._alarm = 0
-        self.done = env.event()
+        self.done = False
         self._schedule()
 
     def set_rate(self, rate: Fraction) -> None:
         """From now on do `rate` ticks of work a tick (above 0); without effect once done."""
-        if rate == self._rate or self.done.triggered:
+        if rate == self._rate or self.done:
             return
         now = int(self._env.now)
         self._left -= (now - self._since_ns) * self._rate
@@ -42,12 +46,14 @@ class Progress:
     def _schedule(self) -> None:
         self._alarm += 1
         alarm = self._alarm
-        timeout = self._env.timeout(max(0, ceil(self._left / self._rate)))
+        left_ns = self._left if self._rate is FULL else self._left / self._rate
+        timeout = self._env.timeout(max(0, ceil(left_ns)))
         timeout.callbacks.append(lambda _: self._end(alarm))
 
     def _end(self, alarm: int) -> None:
         if alarm == self._alarm:  # otherwise the rate has changed since
-            self.done.succeed()
+            self.done = True
+            self._then()
 
 
 class SharedLink:
@@ -62,31 +68,32 @@ class SharedLink:
         self._flows: dict[Progress, tuple[Fraction, Fraction]] = {}
         self._computing = False
 
-    def transfer(self, work_ns: int, share: Fraction = _FULL, slowdown: Fraction = _FULL) -> Event:
+    def transfer(self, work_ns: int, share: Fraction = FULL, slowdown: Fraction = FULL) -> Event:
         """Begin a transfer that takes `work_ns` alone; the event fires at its end."""
-        flow = Progress(self._env, work_ns)
+        done = self._env.event()
+        flow = Progress(self._env, work_ns, lambda: self._leave(flow, done))
         self._flows[flow] = (share, slowdown)
-        flow.done.callbacks.append(lambda _: self._leave(flow))
         self._share_out()
-        return flow.done
+        return done
 
     def set_computing(self, computing: bool) -> None:  # noqa: FBT001 -- a state, not an option
         """Say whether any rank computes now."""
         self._computing = computing
         self._share_out()
 
-    def _leave(self, flow: Progress) -> None:
+    def _leave(self, flow: Progress, done: Event) -> None:
         del self._flows[flow]
+        done.succeed()
         self._share_out()
 
     def _share_out(self) -> None:
         """The least demanding first: each gets what it needs, or an equal part of the rest."""
-        left = _FULL
+        left = FULL
         by_demand = sorted(self._flows.items(), key=lambda item: item[1][0])
         for waiting, (flow, (share, slowdown)) in zip(
             range(len(by_demand), 0, -1), by_demand, strict=True
         ):
             got = min(share, left / waiting)
             left -= got
-            rate = got / share if share else _FULL
+            rate = got / share if share else FULL
             flow.set_rate(rate / slowdown if self._computing else rate)

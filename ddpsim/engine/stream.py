@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from simpy import Environment, Event
 
-from ddpsim.engine.progress import Progress
+from ddpsim.engine.progress import FULL, Progress
 from ddpsim.result.timeline import Kind, Span
 
 __all__ = ["Observer", "Stream"]
@@ -38,13 +39,14 @@ class Stream:
         self._busy = False
         self._paced = paced
         self._slowdowns: list[Fraction] = []
+        self._rate = FULL
         self._work: Progress | None = None
         self._tell_busy = tell_busy
         self._works = False
 
     def launch(self, kind: Kind, duration_ns: int) -> None:
         """Append work of a known duration."""
-        self._submit(lambda: self._begin(kind, self._start(duration_ns)))
+        self._submit(lambda: self._start(kind, duration_ns))
 
     def slow_down(self, factor: Fraction) -> None:
         """Work takes `factor` times as long from now on; of several factors the largest counts."""
@@ -58,7 +60,7 @@ class Stream:
 
     def wait(self, event: Event, kind: Kind) -> None:
         """Let nothing that is launched later begin before `event`."""
-        self._submit(lambda: event.callbacks is not None and self._await(kind, event))
+        self._submit(lambda: self._await(kind, event))
 
     def record(self) -> Event:
         """An event that fires when everything launched so far is done."""
@@ -67,19 +69,9 @@ class Stream:
         return event
 
     def _set_rate(self) -> None:
+        self._rate = 1 / max(self._slowdowns) if self._slowdowns else FULL
         if self._work:
             self._work.set_rate(self._rate)
-
-    @property
-    def _rate(self) -> Fraction:
-        return 1 / max(self._slowdowns, default=Fraction(1))
-
-    def _start(self, duration_ns: int) -> Event:
-        self._tell(works=True)
-        if not self._paced:
-            return self._env.timeout(duration_ns)
-        self._work = Progress(self._env, duration_ns, self._rate)
-        return self._work.done
 
     def _tell(self, *, works: bool) -> None:
         if works != self._works:
@@ -100,22 +92,26 @@ class Stream:
         self._busy = False
         self._tell(works=False)
 
-    def _await(self, kind: Kind, event: Event) -> bool:
-        self._tell(works=False)
-        return self._begin(kind, event)
-
-    def _begin(self, kind: Kind, end: Event) -> bool:
-        start_ns = self._env.now
-
-        def finish(_: Any) -> None:
-            if self._observe and self._env.now > start_ns:
-                self._observe(Span(kind, int(start_ns), int(self._env.now)))
-            self._advance()
-
-        if end.callbacks is None:
-            raise RuntimeError("an event that has passed cannot end anything")
-        end.callbacks.append(finish)
+    def _start(self, kind: Kind, duration_ns: int) -> bool:
+        self._tell(works=True)
+        finish = partial(self._finish, kind, int(self._env.now))
+        if self._paced:
+            self._work = Progress(self._env, duration_ns, finish, self._rate)
+        else:
+            self._env.timeout(duration_ns).callbacks.append(finish)
         return True
+
+    def _await(self, kind: Kind, event: Event) -> bool:
+        if event.processed:
+            return False
+        self._tell(works=False)
+        event.callbacks.append(partial(self._finish, kind, int(self._env.now)))
+        return True
+
+    def _finish(self, kind: Kind, start_ns: int, _: Any = None) -> None:
+        if self._observe and self._env.now > start_ns:
+            self._observe(Span(kind, start_ns, int(self._env.now)))
+        self._advance()
 
     def _fire(self, event: Event) -> bool:
         event.succeed(self._env.now)
