@@ -45,7 +45,7 @@ class Campaign:
     hosts: int = 2
     rounds: tuple[int, int] = (6, 15)
     budget_s: float = 100.0
-    record_budget_s: float = 150.0
+    record_budget_s: float = 240.0
     others: bool = False
 
     def run(self, say: Say) -> int:
@@ -60,7 +60,8 @@ class Campaign:
         for rate in self.rates:
             for model in self.models:
                 name = f"rounds-{model.rpartition(':')[2]}-{rate:g}gbit-{self.hosts}hosts.json"
-                yield _Job(name, rate, "calibrate.measure.ddp_rounds", self._rounds_of(model, rate))
+                options = partial(self._rounds, model)
+                yield _Job(name, rate, "calibrate.measure.ddp_rounds", options)
 
     def _record(self, output: Path, rate: float) -> str:
         """Options of `measure` as JSON."""
@@ -139,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--rounds", type=int, nargs=2, default=(6, 15), metavar=("LEAST", "MOST"))
     parser.add_argument("--budget", type=float, default=100.0, help="seconds, a model and rate")
-    parser.add_argument("--record-budget", type=float, default=150.0, help="seconds, a record")
+    parser.add_argument("--record-budget", type=float, default=240.0, help="seconds, a record")
     parser.add_argument("--others", action="store_true", help="accumulation and a hook too")
     given = parser.parse_args(arguments)
     campaign = Campaign(
