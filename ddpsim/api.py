@@ -46,6 +46,7 @@ def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
     Raises ScenarioError if a file that the scenario names does not fit it.
     """
     job = resolve(scenario)
+    scenario = job.scenario
     iterations = job.program.warmup + job.program.iterations
     slowdowns = draw_slowdowns(scenario.cluster, scenario.run, iterations)
     world_size = scenario.cluster.world_size
@@ -80,6 +81,7 @@ def _interval(job: Job, result: Result) -> PredictionInterval:
         compute=COMPUTE[job.model.basis],
         network=job.network.uncertainty,
         data=DATA if job.program.loader else None,
+        interference=job.network.interference,
         backend=job.scenario.ddp.backend,
         hidden_comm_s=result.comm_time_s - result.exposed_comm_s,
         spread_s=(times.p10, times.p90),

@@ -3,8 +3,8 @@
 Each input's standard deviation is measured where it could be and a stated assumption where not
 (docs/model.md, section "Intervals"). Inputs move the step on their own: the scenario is run
 again with each one low and high, without jitter, and the differences add in quadrature.
-Interference of communication with compute is not modelled yet; it can only lengthen a step, so
-it widens the interval upwards by what was published about it.
+Interference of communication with compute that was not calibrated is not modelled; it can only
+lengthen a step, so it widens the interval upwards by what was published about it.
 """
 
 from __future__ import annotations
@@ -32,25 +32,27 @@ _INTERFERENCE = {"nccl": (0.189, "arXiv 2507.03114"), "gloo": (0.22, "our testbe
 
 def prediction_interval(
     mean_s: float,
-    step_s: Callable[[float, float, float], float],
+    step_s: Callable[[float, float, float, float], float],
     *,
     compute: Uncertainty,
     network: Uncertainty | None,
     data: Uncertainty | None,
+    interference: Uncertainty | None,
     backend: str,
     hidden_comm_s: float,
     spread_s: tuple[float, float],
 ) -> PredictionInterval:
     """The 80 % interval around a mean step.
 
-    `step_s(compute, network, data)` simulates the step with its times stretched by factors;
+    `step_s(compute, network, data, interference)` simulates the step, stretched by factors;
     `hidden_comm_s` is communication under compute; `spread_s` is p10 and p90 over iterations.
     """
-    base_s = step_s(1, 1, 1)
+    base_s = step_s(1, 1, 1, 1)
     varied = (
-        ("compute time", compute, lambda factor: step_s(factor, 1, 1)),
-        ("network time", network, lambda factor: step_s(1, factor, 1)),
-        ("data rate", data, lambda factor: step_s(1, 1, factor)),
+        ("compute time", compute, lambda factor: step_s(factor, 1, 1, 1)),
+        ("network time", network, lambda factor: step_s(1, factor, 1, 1)),
+        ("data rate", data, lambda factor: step_s(1, 1, factor, 1)),
+        ("interference", interference, lambda factor: step_s(1, 1, 1, factor)),
     )
     sources = [
         _effect(name, uncertainty, mean_s / base_s, base_s, stretched_s)
@@ -63,7 +65,7 @@ def prediction_interval(
         sources.append(IntervalSource("jitter", below, above, "p10 to p90 of the iterations"))
     below_s = hypot(*(source.low_s for source in sources))
     above_s = hypot(*(source.high_s for source in sources))
-    if hidden_comm_s > 0:
+    if hidden_comm_s > 0 and interference is None:
         share, published = _INTERFERENCE[backend]
         slowed_s = share * hidden_comm_s
         basis = f"not modelled: compute up to {share:.1%} slower under communication ({published})"

@@ -7,17 +7,23 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ddpsim.cluster.build import build_network, judged
-from ddpsim.cluster.collectives import Network, SingleRankCost, duration_ns
+from ddpsim.cluster.collectives import InterferingCost, Network, SingleRankCost, duration_ns
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.run import run
-from ddpsim.errors import InputError, Problem, ScenarioError
+from ddpsim.errors import ImportFailedError, InputError, Problem, ScenarioError
+from ddpsim.importers.cluster_profile import (
+    NOT_MEASURED,
+    ClusterProfile,
+    Overheads,
+    read_cluster_profile,
+)
 from ddpsim.provenance import Provenance
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
 from ddpsim.result.summary import mean_step_s
 from ddpsim.scenario.document import Document
-from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.schema import Jitter, Scenario
 from ddpsim.units import NS_PER_S, format_bytes
 from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Model
@@ -36,12 +42,22 @@ class Job:
     model: Model
     network: Network
     program: Program
-    knows_warmup: bool
+    overheads: Overheads
+    knows_warmup: bool = True
 
-    def step_s(self, compute_factor: float, network_factor: float, data_factor: float) -> float:
-        """One steady step without jitter, its times stretched by three factors."""
-        program = compile_program(self.scenario, self.model.scaled(compute_factor)).steady()
+    def step_s(
+        self,
+        compute_factor: float,
+        network_factor: float,
+        data_factor: float,
+        interference_factor: float = 1.0,
+    ) -> float:
+        """One steady step without jitter, its times and interference stretched by factors."""
+        scaled = self.model.scaled(compute_factor)
+        program = compile_program(self.scenario, scaled, self.overheads).steady()
         cost = self.network.cost.stretched(network_factor)
+        if isinstance(cost, InterferingCost):
+            cost = replace(cost, effect=cost.effect * interference_factor)
         loader = program.loader.stretched(data_factor) if program.loader else None
         once = replace(program, iterations=1, loader=loader)
         cluster, calm = self.scenario.cluster, self.scenario.run.model_copy(update={"jitter": None})
@@ -50,7 +66,7 @@ class Job:
 
     def baselines(self) -> Baselines:
         """The naive answers: no communication, none of it hidden, all of it hidden."""
-        bare = compile_program(self.scenario, self.model, ddp=False)
+        bare = compile_program(self.scenario, self.model, self.overheads, ddp=False)
         alone = run(replace(bare, loader=None, iterations=1), SingleRankCost(), 1)
         compute_s = mean_step_s(alone.timeline)
         backward_ns = steps_of(alone.timeline.ranks[0])[-1].backward_ns()
@@ -109,19 +125,43 @@ def resolve(scenario: Scenario, document: Document | None = None) -> Job:
             return None
 
     model = attempt(lambda: build_model(scenario))
-    network = attempt(lambda: build_network(scenario))
-    if model is None or network is None:
+    profile = attempt(lambda: _cluster_profile(scenario))
+    scenario = _with_jitter(scenario, profile)
+    network = attempt(lambda: build_network(scenario, profile))
+    if model is None or network is None or problems:
         raise ScenarioError(problems)
-    program = compile_program(scenario, model)
+    overheads = profile.overheads if profile else NOT_MEASURED
+    program = compile_program(scenario, model, overheads)
     attempt(lambda: _price(network, program.steady()))
     if problems:
         raise ScenarioError(problems)
-    judged_network = judged(network, scenario.cluster, program.steady().all_reduce_bytes)
+    job = Job(
+        scenario, model, judged(network, program.steady().all_reduce_bytes), program, overheads
+    )
     try:
         _price(network, program)
     except InputError:  # the one bucket of the first iteration lies outside a log
-        return Job(scenario, model, judged_network, program.steady(), knows_warmup=False)
-    return Job(scenario, model, judged_network, program, knows_warmup=True)
+        return replace(job, program=program.steady(), knows_warmup=False)
+    return job
+
+
+def _cluster_profile(scenario: Scenario) -> ClusterProfile | None:
+    source = scenario.cluster.profile
+    if source is None:
+        return None
+    try:
+        return read_cluster_profile(source)
+    except ImportFailedError as error:
+        raise InputError("cluster.profile", str(error)) from None
+
+
+def _with_jitter(scenario: Scenario, profile: ClusterProfile | None) -> Scenario:
+    """The profile's jitter where the scenario states none."""
+    if profile is None or profile.jitter is None or scenario.run.jitter is not None:
+        return scenario
+    jitter = Jitter(sigma=profile.jitter.iteration_sigma)
+    run_options = scenario.run.model_copy(update={"jitter": jitter})
+    return scenario.model_copy(update={"run": run_options})
 
 
 def _price(network: Network, program: Program) -> None:

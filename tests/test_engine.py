@@ -15,7 +15,6 @@ from strategies import models, scenarios
 
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.collectives import (
-    Interference,
     InterferingCost,
     LinkCost,
     RingTransfer,
@@ -71,22 +70,24 @@ def test_ring_shortcuts_equal_the_plain_model(scenario: Scenario, model: Model) 
     assert fast.timeline == plain.timeline
 
 
-FACTORS = st.integers(100, 250).map(lambda percent: Fraction(percent, 100))
-INTERFERENCES = st.builds(Interference, FACTORS, FACTORS)
+FACTORS = st.integers(100, 250).map(lambda percent: percent / 100)
+INTERFERENCES = st.fixed_dictionaries(
+    {"compute": FACTORS, "comm": FACTORS, "compute_s_per_byte": st.floats(0, 1e-8)}
+)
 
 
-def interfering(scenario: Scenario, model: Model, interference: Interference, mode: Any) -> Any:
+def interfering(scenario: Scenario, model: Model, mode: Any = "auto", **slowdowns: float) -> Any:
     program = compile_program(scenario, model)
-    cost = InterferingCost(build_network(scenario).cost, interference)
+    cost = InterferingCost(build_network(scenario).cost, **slowdowns)
     return run(program, cost, scenario.cluster.world_size, None, mode)
 
 
 @settings(max_examples=150, deadline=None)
 @given(scenarios(), models(), INTERFERENCES)
 def test_folded_ranks_equal_the_plain_model_under_interference(
-    scenario: Scenario, model: Model, interference: Interference
+    scenario: Scenario, model: Model, slowdowns: dict[str, float]
 ) -> None:
-    fast, plain = (interfering(scenario, model, interference, m) for m in ("auto", "reference"))
+    fast, plain = (interfering(scenario, model, m, **slowdowns) for m in ("auto", "reference"))
     fast_steps, plain_steps = slowest_steps(fast), slowest_steps(plain)
     assert [s.end_ns for s in fast_steps] == [s.end_ns for s in plain_steps]
     assert [s.breakdown() for s in fast_steps] == [s.breakdown() for s in plain_steps]
@@ -96,12 +97,12 @@ def test_folded_ranks_equal_the_plain_model_under_interference(
 
 @settings(max_examples=100, deadline=None)
 @given(scenarios(), models(), FACTORS)
-def test_interference_never_helps(scenario: Scenario, model: Model, factor: Fraction) -> None:
+def test_interference_never_helps(scenario: Scenario, model: Model, factor: float) -> None:
     """One collective at a time; with two workers a delay may help, as in any list schedule."""
     assume(scenario.ddp.backend == "nccl")
-    alone = interfering(scenario, model, Interference(), "auto")
-    for slowdown in (Interference(compute=factor), Interference(comm=factor)):
-        slowed = interfering(scenario, model, slowdown, "auto")
+    alone = interfering(scenario, model)
+    for which in ("compute", "comm"):
+        slowed = interfering(scenario, model, **{which: factor})
         pairs = zip(slowest_steps(alone), slowest_steps(slowed), strict=True)
         assert all(before.end_ns <= after.end_ns for before, after in pairs)
 

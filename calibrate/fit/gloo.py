@@ -127,12 +127,11 @@ def _described(solution: Solution, wire: _Wire) -> GlooRing:
     if wire.is_stated:
         return _model(values, wire, solution.stderr)
     stretch = solution.values[_WIRE]
-    scale = np.array([1, 1, 1, 1 / stretch, 1 / stretch])
-    return _model(
-        values * scale,
-        _Wire(wire.line_rate / stretch, is_stated=False),
-        np.where(np.arange(5) == _WIRE, np.nan, solution.stderr * scale),
-    )
+    scale = np.array([1.0, 1.0, 1.0, 1 / stretch, 1 / stretch])
+    stderr = solution.stderr * scale
+    values *= scale
+    values[_WIRE], stderr[_WIRE] = 1.0, np.nan
+    return _model(values, _Wire(wire.line_rate / stretch, is_stated=False), stderr)
 
 
 def _warnings(solution: Solution, samples: Sequence[Sample], wire: _Wire) -> Iterator[str]:

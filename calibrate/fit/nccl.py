@@ -34,8 +34,9 @@ Shape = Literal["ring", "tree"]
 _SHAPES: tuple[Shape, Shape] = ("tree", "ring")
 LEAST_SIZES = 5  # of messages, a layout
 _MOST_REGIMES = 5
-_WORTH = 2.0  # of the criterion: less is "not worth a mention" (Kass and Raftery, 1995)
-_SAME = 1e-3  # relative errors below this are rounding of the log, and earn nothing
+_WORTH = 6.0  # of the criterion: less is no strong evidence (Kass and Raftery, 1995)
+_SAME = 0.01  # relative errors below this earn nothing: logs repeat no better
+_LEAST_WINS = 2  # samples for which a regime is the fastest
 _BREAKS = 9  # sizes at which a start may change its regime
 _STARTS = 4  # of the most promising are followed to their end
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75)  # of the ranks' shares in a stretch
@@ -232,7 +233,7 @@ def _fit_kinds(group: _Group, kinds: tuple[_Kind, ...]) -> _Candidate:
 
 
 def _each_wins(group: _Group, kinds: tuple[_Kind, ...], values: Floats) -> bool:
-    """Whether every regime is the fastest for as many samples as it has figures."""
+    """Whether every regime is the fastest somewhere: one sample alone is no regime."""
     if len(kinds) == 1:
         return True
     parts = np.split(values, np.cumsum([len(kind.names) for kind in kinds])[:-1])
@@ -241,7 +242,7 @@ def _each_wins(group: _Group, kinds: tuple[_Kind, ...], values: Floats) -> bool:
         for kind, part in zip(kinds, parts, strict=True)
     ]
     won = np.bincount(np.argmin(times_s, axis=0), minlength=len(kinds))
-    return all(count >= len(kind.names) for count, kind in zip(won, kinds, strict=True))
+    return bool((won >= _LEAST_WINS).all())
 
 
 def _residuals(group: _Group, kinds: tuple[_Kind, ...]) -> Residuals:

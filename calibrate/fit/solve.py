@@ -61,7 +61,7 @@ def solve(residuals: Residuals, starts: Sequence[Floats], scale: Floats) -> Floa
     where each parameter starts to matter.
     """
     scaled = _scaled(residuals, scale)
-    ends = [_minimum(scaled, np.maximum(start / scale, 1e-3), 1e-6, "2-point") for start in starts]
+    ends = [_minimum(scaled, np.maximum(start / scale, 1e-3), 1e-4, "2-point") for start in starts]
     return min(ends, key=lambda unit: robust_cost(scaled(unit))) * scale
 
 
@@ -121,7 +121,7 @@ def _minimum(residuals: Residuals, start: Floats, tolerance: float, jac: str) ->
         xtol=tolerance,
         ftol=tolerance,
         gtol=tolerance,
-        max_nfev=200,
+        max_nfev=60 if tolerance > 1e-6 else 200,
     )
     return np.asarray(found.x)
 

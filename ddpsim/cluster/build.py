@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from ddpsim.cluster.collectives import (
     AllReduceLogCost,
+    CollectiveCost,
+    InterferingCost,
     LinkCost,
     Network,
     SingleRankCost,
@@ -15,6 +17,7 @@ from ddpsim.cluster.collectives import (
 from ddpsim.cluster.topology import Link, ring_links
 from ddpsim.errors import ImportFailedError, InputError
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
+from ddpsim.importers.cluster_profile import ClusterProfile
 from ddpsim.provenance import Provenance, Trust, Uncertainty
 from ddpsim.scenario.schema import Cluster, Run, Scenario
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
@@ -31,23 +34,34 @@ PRESET_NETWORK = Uncertainty(0.79, "presets against 8 published sweeps of severa
 _MOST_LATENCY = 0.5
 
 
-def build_network(scenario: Scenario) -> Network:
-    """The collective costs of a scenario's cluster; raises InputError."""
+def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> Network:
+    """The collective costs of a scenario's cluster; raises InputError.
+
+    A log answers before a profile, a profile before links, for the sizes that each covers.
+    """
     if scenario.cluster.world_size == 1:
         if scenario.cluster.all_reduce:
             _read(scenario.cluster)
         return Network(SingleRankCost(), None, "nothing: one rank sends nothing", ())
+    fitted = _from_profile(scenario, profile) if profile else None
     if scenario.cluster.all_reduce:
-        return _from_log(scenario.cluster, scenario.run)
-    return _from_links(scenario.cluster)
+        return _from_log(scenario.cluster, scenario.run, fitted)
+    return fitted or _from_links(scenario.cluster)
 
 
-def judged(network: Network, cluster: Cluster, sizes_bytes: Collection[int]) -> Network:
+def _from_profile(scenario: Scenario, profile: ClusterProfile) -> Network:
+    from ddpsim.cluster.profiled import network_from_profile  # noqa: PLC0415 -- it needs numpy
+
+    return network_from_profile(scenario, profile)
+
+
+def judged(network: Network, sizes_bytes: Collection[int]) -> Network:
     """The network with the doubts that arise from the all-reduces that will really be sent."""
-    if isinstance(network.cost, LinkCost):
-        return _doubt_latency(network, network.cost, max(sizes_bytes))
-    if isinstance(network.cost, AllReduceLogCost):
-        return _doubt_log(network, network.cost, cluster, sizes_bytes)
+    cost = network.cost.cost if isinstance(network.cost, InterferingCost) else network.cost
+    if isinstance(cost, LinkCost):
+        return _doubt_latency(network, cost, max(sizes_bytes))
+    if isinstance(cost, AllReduceLogCost):
+        return _doubt_log(network, cost, sizes_bytes)
     return network
 
 
@@ -70,18 +84,16 @@ def _doubt_latency(network: Network, cost: LinkCost, size_bytes: int) -> Network
     )
 
 
-def _doubt_log(
-    network: Network, cost: AllReduceLogCost, cluster: Cluster, sizes_bytes: Collection[int]
-) -> Network:
+def _doubt_log(network: Network, cost: AllReduceLogCost, sizes_bytes: Collection[int]) -> Network:
     """All-reduces outside a log's sizes: the links that answer, or an extrapolation."""
     outside = sorted(size for size in sizes_bytes if not cost.covers(size))
     if not outside:
         return network
-    if cost.beyond:
+    if network.beyond:
         times_ns = {size: duration_ns(cost.transfer("all_reduce", size)) for size in sizes_bytes}
         if 2 * sum(times_ns[size] for size in outside) < sum(times_ns.values()):
             return network
-        links = _from_links(cluster)
+        links = network.beyond
         return replace(network, uncertainty=links.uncertainty, bottleneck=links.bottleneck)
     (low, _), (high, _) = cost.log.samples[0], cost.log.samples[-1]
     warning = (
@@ -104,24 +116,34 @@ def _from_links(cluster: Cluster) -> Network:
     )
 
 
-def _from_log(cluster: Cluster, run: Run) -> Network:
+def _from_log(cluster: Cluster, run: Run, fitted: Network | None) -> Network:
     log = _read(cluster)
     warnings = _check_ranks(log, cluster, run)
-    beyond = LinkCost(_links(cluster)) if _links_are_stated(cluster) else None
+    beyond = fitted or (_from_links(cluster) if _links_are_stated(cluster) else None)
     low, high = log.samples[0][0], log.samples[-1][0]
     covered = f"{log.source} ({log.kind}), {format_bytes(low)} to {format_bytes(high)}"
-    extrapolates = run.allow_extrapolation
+    halved = Provenance("broadcast time", "half of the all-reduce of the same size", "assumed")
     return Network(
-        cost=AllReduceLogCost(log, beyond, extrapolates),
+        cost=_log_cost(log, beyond, run),
         uncertainty=EXTRAPOLATED_LOG if warnings else LOG,
         bottleneck=f"the network as measured in {log.source}",
         provenance=(
             Provenance("all-reduce time", covered, "imported"),
-            *(_link_provenance(cluster) if beyond else ()),
-            Provenance("broadcast time", "half of the all-reduce of the same size", "assumed"),
+            *(beyond.provenance if beyond else ()),
+            halved,
         ),
         warnings=warnings,
+        interference=beyond.interference if beyond else None,
+        beyond=beyond,
     )
+
+
+def _log_cost(log: AllReduceLog, beyond: Network | None, run: Run) -> CollectiveCost:
+    """A log's times, with the interference of the profile beside it."""
+    if beyond and isinstance(beyond.cost, InterferingCost):
+        plain = AllReduceLogCost(log, beyond.cost.cost, run.allow_extrapolation)
+        return replace(beyond.cost, cost=plain)
+    return AllReduceLogCost(log, beyond.cost if beyond else None, run.allow_extrapolation)
 
 
 def _read(cluster: Cluster) -> AllReduceLog:

@@ -17,7 +17,7 @@ from ddpsim.cluster.topology import Link
 from ddpsim.errors import InputError
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.provenance import Provenance, Uncertainty
-from ddpsim.units import format_bytes, to_ns
+from ddpsim.units import NS_PER_S, format_bytes, to_ns
 
 __all__ = [
     "AllReduceLogCost",
@@ -94,19 +94,34 @@ class CollectiveCost(Protocol):
 
 @dataclass(frozen=True)
 class InterferingCost:
-    """A cost model whose transfers and compute slow each other down by fixed factors."""
+    """A cost model whose transfers and compute slow each other down.
+
+    `compute` and `comm` are factors; `compute_s_per_byte` times the bytes of a message that move
+    in a second is added to the former: threads that move bytes take time from compute.
+    `effect` stretches how far the factors lie above 1.
+    """
 
     cost: CollectiveCost
-    interference: Interference
+    compute: float = 1.0
+    comm: float = 1.0
+    compute_s_per_byte: float = 0.0
+    effect: float = 1.0
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
         transfer = self.cost.transfer(operation, size_bytes)
-        return replace(transfer, interference=self.interference)
+        bytes_per_s = size_bytes / max(duration_ns(transfer), 1) * NS_PER_S
+        compute = self.compute + self.compute_s_per_byte * bytes_per_s
+        slowdowns = Interference(self._factor(compute), self._factor(self.comm))
+        return replace(transfer, interference=slowdowns)
 
     def stretched(self, factor: float) -> InterferingCost:
         """See CollectiveCost."""
         return replace(self, cost=self.cost.stretched(factor))
+
+    def _factor(self, slowdown: float) -> Fraction:
+        """In thousandths, so that fractions of time stay small."""
+        return Fraction(max(1000, round(1000 + 1000 * (slowdown - 1) * self.effect)), 1000)
 
 
 @dataclass(frozen=True)
@@ -175,7 +190,7 @@ class AllReduceLogCost:
     """
 
     log: AllReduceLog
-    beyond: LinkCost | None = None
+    beyond: CollectiveCost | None = None
     extrapolate: bool = False
     time_factor: float = 1.0
 
@@ -232,10 +247,16 @@ def _outside(log: AllReduceLog, size_bytes: int) -> str:
 
 @dataclass(frozen=True)
 class Network:
-    """The cost model of a cluster, how wrong it may be, and its sources."""
+    """The cost model of a cluster, how wrong it may be, and its sources.
+
+    `interference`: how wrong its effect may be; None: it is not modelled. `beyond`: what answers
+    outside the sizes of a log.
+    """
 
     cost: CollectiveCost
     uncertainty: Uncertainty | None
     bottleneck: str
     provenance: tuple[Provenance, ...]
     warnings: tuple[str, ...] = ()
+    interference: Uncertainty | None = None
+    beyond: Network | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from ddpsim.importers.cluster_profile import NOT_MEASURED, Overheads
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import to_ns
 from ddpsim.workload.buckets import Assignment, plan_buckets
@@ -106,10 +107,15 @@ class Program:
         return self.rebuilt_buckets if rebuilt else self.initial_buckets
 
 
-def compile_program(scenario: Scenario, model: Model, *, ddp: bool = True) -> Program:
-    """The loop that a scenario's ranks run; with `ddp` False, the same module without DDP."""
+def compile_program(
+    scenario: Scenario, model: Model, overheads: Overheads = NOT_MEASURED, *, ddp: bool = True
+) -> Program:
+    """The loop that a scenario's ranks run; with `ddp` False, the same module without DDP.
+
+    `overheads`: DDP's own cost where it was measured.
+    """
     spec, run = scenario.ddp, scenario.run
-    costs = DdpCosts(scenario.cluster.device, spec)
+    costs = DdpCosts(scenario.cluster.device, spec, overheads)
     plan = plan_buckets(model.parameters, model.ready_order, spec)
     launch = _Launches(model.launch_s)
     compress = _Compressor(model, costs, launch)

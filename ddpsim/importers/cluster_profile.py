@@ -14,6 +14,7 @@ from ddpsim.importers.text import read_text
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = [
+    "NOT_MEASURED",
     "ClusterProfile",
     "Fitted",
     "GlooRing",
@@ -103,6 +104,9 @@ class Overheads(_Part):
     hook_s: Fitted | None = None
     copy_bytes_per_s: Fitted | None = Field(None, description="read plus written")
     launch_collective_s: Fitted | None = None
+
+
+NOT_MEASURED = Overheads()
 
 
 class Jitter(_Part):

@@ -419,6 +419,9 @@ class Cluster(_Spec):
     all_reduce: SourceFileField | None = Field(
         None, description="an nccl-tests log or our CSV, measured on these very ranks"
     )
+    profile: SourceFileField | None = Field(
+        None, description="a cluster profile (ddpsim.profile/1), as `calibrate fit` writes it"
+    )
     algorithm: Literal["auto", "ring"] = Field(
         "auto", description="auto is ring: the one algorithm modelled so far"
     )

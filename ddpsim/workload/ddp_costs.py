@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddpsim.importers.cluster_profile import NOT_MEASURED, Overheads
 from ddpsim.scenario.schema import Ddp, Device
 from ddpsim.workload.model import Buffer, Parameter, Work
 
@@ -41,14 +42,17 @@ class HookWork:
 
 @dataclass(frozen=True)
 class DdpCosts:
-    """The costs of one device under one set of DDP options."""
+    """The costs of one device under one set of DDP options; measured `overheads` come first."""
 
     device: Device
     ddp: Ddp
+    overheads: Overheads = NOT_MEASURED
 
     def moved(self, size_bytes: float) -> Work:
         """One kernel that reads and writes `size_bytes` in all."""
-        rate = self.device.memory_bandwidth_bytes_per_s * self.device.memory_efficiency
+        measured = self.overheads.copy_bytes_per_s
+        preset = self.device.memory_bandwidth_bytes_per_s * self.device.memory_efficiency
+        rate = measured.value if measured else preset
         return Work(max(self.device.kernel_floor_s, size_bytes / rate), 1)
 
     def copy_in(self, parameter: Parameter) -> Work:
@@ -75,6 +79,8 @@ class DdpCosts:
     @property
     def parameter_hook_s(self) -> float:
         """Host seconds that DDP adds to the backward per parameter."""
+        if self.overheads.hook_s:
+            return self.overheads.hook_s.value
         if self.ddp.find_unused_parameters:
             return 7.5e-6
         if self.ddp.static_graph:
@@ -89,6 +95,8 @@ class DdpCosts:
     @property
     def launch_collective_s(self) -> float:
         """Host seconds to launch one bucket's collective."""
+        if self.overheads.launch_collective_s:
+            return self.overheads.launch_collective_s.value
         return _LAUNCH_COLLECTIVE_S if self.ddp.comm_hook == "none" else _PYTHON_HOOK_S
 
     def broadcasts(self, buffers: Sequence[Buffer]) -> tuple[BufferBroadcast, ...]:

@@ -1,0 +1,5 @@
+"""`python -m calibrate`."""
+
+from calibrate.cli import main
+
+main()

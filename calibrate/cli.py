@@ -1,0 +1,209 @@
+"""`python -m calibrate`: measure a cluster, fit it, profile a model. Torch waits its turn."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from calibrate.files import write_atomically
+from calibrate.testbed.cli import app as testbed
+from ddpsim.errors import DdpsimError
+from ddpsim.importers.cluster_profile import ClusterProfile
+from ddpsim.units import parse_bytes, parse_bytes_per_s
+
+__all__ = ["app", "main"]
+
+_HELP = """Measure a cluster and a model, and turn them into what `ddpsim run` takes.
+
+\b
+Examples
+  torchrun --nproc-per-node 8 -m calibrate measure -o record.json   on every node of the cluster
+  python -m calibrate measure --local 2 -o record.json              on this machine alone
+  python -m calibrate fit record.json -o cluster.json               then: cluster.profile
+  python -m calibrate import nccl-tests *.txt -o cluster.json       from logs alone
+  python -m calibrate profile mymodel:make -o model.json            then: workload.profile
+"""
+
+app = typer.Typer(
+    help=_HELP,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+imports = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(testbed, name="testbed")
+app.add_typer(imports, name="import", help="Make a cluster profile from others' measurements.")
+
+Output = Annotated[Path, typer.Option("-o", "--output", help="The file to write.")]
+
+
+@app.command()
+def measure(
+    output: Output,
+    *,
+    local: Annotated[
+        int | None, typer.Option(min=1, help="Start this many ranks here; otherwise torchrun did.")
+    ] = None,
+    time_budget_s: Annotated[float, typer.Option(min=1, help="Seconds for all of it.")] = 600,
+    memory_budget: Annotated[
+        str | None, typer.Option(help='Of one rank, "4 GiB"; default: its part of a quarter.')
+    ] = None,
+    line_rate: Annotated[
+        str | None,
+        typer.Option(help='Nominal rate of a node\'s network link, "10 Gbit/s", if you know it.'),
+    ] = None,
+    data_loader: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Returns an iterable of batches.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with a record; repeat nothing.")] = False,
+) -> None:
+    """Measure collectives, copies, interference and jitter of this job's ranks into a record."""
+    from calibrate.measure.launch import local as measure_locally
+    from calibrate.measure.session import Options
+    from calibrate.measure.session import measure as measure_here
+
+    options = Options(
+        output=output,
+        time_budget_s=time_budget_s,
+        memory_budget_bytes=int(_quantity(parse_bytes, memory_budget)) if memory_budget else None,
+        line_rate_bytes_per_s=_quantity(parse_bytes_per_s, line_rate) if line_rate else None,
+        data_loader=data_loader,
+        resume=resume,
+    )
+    _ = measure_here(options) if local is None else measure_locally(local, options)
+
+
+@app.command()
+def doctor(
+    backend: Annotated[Literal["gloo", "nccl"], typer.Option(help="What will measure.")] = "gloo",
+    nodes: Annotated[int | None, typer.Option(min=1, help="Machines in the job.")] = None,
+) -> None:
+    """Look for what would spoil a measurement on this machine, and say what to do."""
+    from calibrate.measure.doctor import doctor as examine
+
+    findings = examine(backend, nodes=nodes)
+    print("\n".join(map(str, findings)) or "nothing found that would spoil a measurement")
+    if any(finding.severity == "error" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def profile(
+    function: Annotated[
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns (model, inputs, loss).")
+    ],
+    output: Output,
+    *,
+    batch: Annotated[int | None, typer.Option(min=1, help="Passed on as batch=.")] = None,
+    iterations: Annotated[int, typer.Option(min=3, help="Timed, after a warm-up.")] = 30,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    optimizer: Annotated[
+        Literal["sgd", "adam", "adamw"], typer.Option(help="torch.optim class.")
+    ] = "sgd",
+    fused: Annotated[bool, typer.Option(help="The optimizer's fused implementation.")] = False,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads on a CPU.")] = 1,
+    scale: Annotated[
+        str | None,
+        typer.Option(metavar="FROM:TO", help="Estimate for another device, by their presets."),
+    ] = None,
+) -> None:
+    """Time your own model on one device without DDP, gradient by gradient."""
+    from calibrate.measure import profile as profiling
+
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 -- as `python -m` does
+    document = profiling.profile(
+        function,
+        batch=batch,
+        iterations=iterations,
+        device=device,
+        optimizer=optimizer,
+        fused=fused,
+        threads=threads,
+    )
+    if scale:
+        from_device, _, to_device = scale.partition(":")
+        document = profiling.scale_profile(document, from_device, to_device)
+    profiling.write_profile(document, output)
+    print(f"{output}: use it as workload.profile")
+
+
+@app.command()
+def fit(
+    records: Annotated[list[Path], typer.Argument(help="Records of one cluster.")],
+    output: Output,
+    name: Annotated[str, typer.Option(help="What to call the profile.")] = "cluster",
+    residuals: Annotated[
+        Path | None, typer.Option(help="Draw the residuals into this HTML file.")
+    ] = None,
+) -> None:
+    """Fit links, interference, DDP's own cost and jitter; write a cluster profile."""
+    from calibrate.fit.profile import fit_profile, samples_of_records
+    from calibrate.fit.residuals import residual_table, write_residual_figure
+    from calibrate.record import load_record
+
+    loaded = [load_record(path) for path in records]
+    fitted = fit_profile(loaded, name, [path.name for path in records])
+    samples = samples_of_records(loaded)
+    _write(fitted, output)
+    print(residual_table(fitted.all_reduce, samples))
+    if residuals:
+        write_residual_figure(fitted.all_reduce, samples, residuals)
+
+
+@app.command()
+def show(file: Annotated[Path, typer.Argument(help="A cluster profile.")]) -> None:
+    """Print a cluster profile as a person reads it."""
+    from calibrate.fit.show import show as shown
+    from ddpsim.importers.cluster_profile import read_cluster_profile
+    from ddpsim.scenario.quantity import SourceFile
+
+    print(shown(read_cluster_profile(SourceFile(str(file), file))))
+
+
+@imports.command("nccl-tests")
+def import_nccl_tests(
+    logs: Annotated[list[Path], typer.Argument(help="all_reduce_perf's text, or its -J JSON.")],
+    output: Output,
+    name: Annotated[str, typer.Option(help="What to call the profile.")] = "cluster",
+) -> None:
+    """Make a cluster profile from nccl-tests logs of one cluster, of one or several layouts."""
+    from calibrate.fit.profile import fit_logs, samples_of_logs
+    from calibrate.fit.residuals import residual_table
+    from ddpsim.importers.all_reduce import read_all_reduce
+    from ddpsim.scenario.quantity import SourceFile
+
+    read = [read_all_reduce(SourceFile(path.name, path)) for path in logs]
+    fitted = fit_logs(read, name)
+    _write(fitted, output)
+    print(residual_table(fitted.all_reduce, samples_of_logs(read)))
+
+
+def _write(profile: ClusterProfile, path: Path) -> None:
+    write_atomically(path, profile.model_dump_json(by_alias=True, indent=1) + "\n")
+    print(f"{path}: use it as cluster.profile")
+
+
+def _quantity(parse: Callable[[str], float], text: str) -> float:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def main() -> None:
+    """Run the command line; what went wrong ends as one message on stderr and exit code 1."""
+    try:
+        app()
+    except DdpsimError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

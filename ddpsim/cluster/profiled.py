@@ -1,0 +1,113 @@
+"""A cluster profile to a Network: fitted times, measured interference, and their doubts."""
+
+from __future__ import annotations
+
+from math import hypot
+
+from ddpsim.cluster.collectives import InterferingCost, Network
+from ddpsim.cluster.fitted import FittedCost
+from ddpsim.errors import InputError
+from ddpsim.importers.cluster_profile import ClusterProfile, Fitted, GlooRing, Interference
+from ddpsim.provenance import Provenance, Uncertainty
+from ddpsim.scenario.schema import Cluster, Scenario
+from ddpsim.units import format_bytes_per_s
+
+__all__ = ["network_from_profile"]
+
+# a layout that was not measured: see docs/validation.md, section 5
+_UNMEASURED_LAYOUT = 0.15
+_LEAST_SIGMA = 0.02  # assumed: another day's network
+
+
+def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network:
+    """The collective costs that a profile gives for a scenario's cluster; raises InputError."""
+    cluster = scenario.cluster
+    if profile.backend != scenario.ddp.backend:
+        raise InputError(
+            "cluster.profile",
+            f"was measured with {profile.backend}, but ddp.backend is {scenario.ddp.backend}; "
+            "measure with that backend, or set ddp.backend",
+        )
+    rate = _line_rate(cluster) if isinstance(profile.all_reduce, GlooRing) else None
+    cost = FittedCost(profile.all_reduce, cluster.nodes, cluster.gpus_per_node, rate)
+    warnings = (*profile.warnings, *_warnings(cluster, profile, rate))
+    found = profile.interference
+    ranks = cluster.world_size
+    return Network(
+        cost=InterferingCost(
+            cost,
+            compute=found.compute_slowdown.value,
+            comm=found.comm_slowdown.value,
+            compute_s_per_byte=found.compute_slowdown_s_per_byte.value * 2 * (ranks - 1) / ranks,
+        )
+        if found
+        else cost,
+        uncertainty=_uncertainty(cluster, profile),
+        bottleneck=f"the network as calibrated in {profile.name}",
+        provenance=_provenance(profile, rate),
+        warnings=warnings,
+        interference=_interference_uncertainty(found) if found else None,
+    )
+
+
+def _line_rate(cluster: Cluster) -> float | None:
+    inter = cluster.inter_node
+    if inter is None:
+        return None
+    return inter.nics_per_node * inter.bandwidth_bytes_per_s / inter.oversubscription
+
+
+def _uncertainty(cluster: Cluster, profile: ClusterProfile) -> Uncertainty:
+    sigma = max(profile.all_reduce_sigma, _LEAST_SIGMA)
+    if _is_measured(cluster, profile):
+        return Uncertainty(sigma, "the residuals of the profile's fit")
+    basis = "the residuals of the profile's fit, and assumed for ranks that were not measured"
+    return Uncertainty(hypot(sigma, _UNMEASURED_LAYOUT), basis)
+
+
+def _is_measured(cluster: Cluster, profile: ClusterProfile) -> bool:
+    return (cluster.nodes, cluster.gpus_per_node) in profile.valid.layouts
+
+
+def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> tuple[str, ...]:
+    found = []
+    if not _is_measured(cluster, profile):
+        measured = ", ".join(f"{nodes} x {gpus}" for nodes, gpus in profile.valid.layouts)
+        found.append(
+            f"profile {profile.name} was measured on {measured} ranks: {cluster.nodes} x "
+            f"{cluster.gpus_per_node} is predicted from its hops and bandwidths"
+        )
+    rates = profile.valid.line_rates_bytes_per_s
+    if rate and rates and not min(rates) <= rate <= max(rates):
+        found.append(
+            f"profile {profile.name} was measured on links of {format_bytes_per_s(min(rates))} to "
+            f"{format_bytes_per_s(max(rates))}, not of {format_bytes_per_s(rate)}"
+        )
+    return tuple(found)
+
+
+def _provenance(profile: ClusterProfile, rate: float | None) -> tuple[Provenance, ...]:
+    origin = profile.provenance
+    source = f"profile {profile.name}: {origin.machine}, {origin.created}"
+    entries = [Provenance("all-reduce time", source, "measured")]
+    if rate:
+        stated = f"{format_bytes_per_s(rate)}; stated in the scenario, efficiency from the profile"
+        entries.append(Provenance("cluster.inter_node", stated, "stated"))
+    if profile.interference:
+        entries.append(Provenance("interference", source, "measured"))
+    return tuple(entries)
+
+
+def _interference_uncertainty(found: Interference) -> Uncertainty:
+    """Relative standard error of the largest of the three effects."""
+    effects = (
+        (found.compute_slowdown.value - 1, found.compute_slowdown),
+        (found.compute_slowdown_s_per_byte.value, found.compute_slowdown_s_per_byte),
+        (found.comm_slowdown.value - 1, found.comm_slowdown),
+    )
+    errors = [_relative(effect, fitted) for effect, fitted in effects if effect > 0]
+    return Uncertainty(max(errors, default=0.0), "the standard error of the calibration")
+
+
+def _relative(effect: float, fitted: Fitted) -> float:
+    return min(1.0, (fitted.stderr or 0.5 * effect) / effect)
