@@ -4,14 +4,12 @@ A case is one variant of one file of rounds. Its compute is the model as measure
 the same rounds; its network is a cluster profile, fitted elsewhere, or, without one, the
 all-reduces of the rounds themselves (`network` says which: the latter is no prediction of them).
 
-    python -m calibrate.validate rounds-*.json --profile cluster.json -o validation.json
+    python -m calibrate validate rounds-*.json --profile cluster.json -o validation.json
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +22,6 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from calibrate.ddp_rounds import Rounds, Samples, VariantSamples, load_rounds, rank_medians, slowest
-from calibrate.files import write_atomically
 from calibrate.fit.effects import median_time
 from ddpsim.api import load_scenario, simulate
 from ddpsim.errors import DdpsimError
@@ -38,7 +35,6 @@ __all__ = [
     "Term",
     "Validation",
     "headlines",
-    "main",
     "model_profile",
     "rank_factors",
     "summary",
@@ -501,32 +497,3 @@ def _line(case: Case) -> str:
         f"± {case.noise:.1%}  {case.error:+.1%}  naive {case.baseline_error:.1%}  "
         f"off: {case.off:13s} {parts}"
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(description="Hold simulations against real DDP iterations.")
-    parser.add_argument("rounds", nargs="+", type=Path, help="files of ddpsim.ddp-rounds/1")
-    parser.add_argument("--profile", type=Path, help="a cluster profile, ddpsim.profile/1")
-    parser.add_argument("-o", "--output", type=Path, help="the JSON file to write")
-    parser.add_argument("--page", type=Path, help="the HTML page to write")
-    given = parser.parse_args(arguments)
-    try:
-        validation = validate(given.rounds, given.profile)
-        if given.output:
-            write_atomically(
-                given.output, validation.model_dump_json(by_alias=True, indent=1) + "\n"
-            )
-        if given.page:
-            from calibrate.validation_page import page  # noqa: PLC0415 -- plotly comes with it
-
-            write_atomically(given.page, page(validation))
-    except (DdpsimError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(summary(validation))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
