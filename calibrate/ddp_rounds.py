@@ -20,6 +20,7 @@ from ddpsim.errors import ImportFailedError
 
 __all__ = [
     "CAPS",
+    "CORES_OF_RANKS",
     "AllReduceSamples",
     "Alone",
     "Logged",
@@ -37,6 +38,8 @@ __all__ = [
 
 SCHEMA = "ddpsim.ddp-rounds/1"
 CAPS = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)  # MiB; None: torch's default
+
+CORES_OF_RANKS = "cores_of_ranks"  # in an environment's details: "0,1 | 2,3"
 
 Samples = tuple[tuple[float, ...], ...]  # seconds, [round][rank]
 CommHook = Literal["none", "fp16_compress", "bf16_compress"]
@@ -150,6 +153,18 @@ class Rounds(_Part):
     variants: tuple[VariantSamples, ...]
     all_reduce: tuple[AllReduceSamples, ...]
     elapsed_s: float = Field(description="of the whole measurement")
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether ranks of one machine share cores, with fewer than two cores a rank.
+
+        False where it is not told which cores they may use.
+        """
+        told = self.environment.details.get(CORES_OF_RANKS, "")
+        ranks = [frozenset(part.strip().split(",")) for part in told.split("|") if part.strip()]
+        cores = frozenset[str]().union(*ranks)
+        share = sum(len(rank) for rank in ranks) > len(cores)
+        return share and len(cores) < 2 * len(ranks)
 
 
 def slowest(samples: Samples) -> tuple[float, ...]:

@@ -129,6 +129,7 @@ class Sweep(_Part):
     gpus_per_node: int
     line_rate_bytes_per_s: float | None
     network: str = Field(description="where its all-reduce times come from")
+    oversubscribed: bool = Field(description="its ranks share cores, fewer than two a rank")
     cases: tuple[Case, ...]
 
     @property
@@ -173,15 +174,21 @@ class Validation(_Part):
 
     schema_: Literal["ddpsim.validation/1"] = Field("ddpsim.validation/1", alias="schema")
     profile: str | None
-    figures: Figures
+    figures: Figures | None = Field(description="of the sweeps that are not oversubscribed")
+    oversubscribed: Figures | None = Field(description="of those that are")
     sweeps: tuple[Sweep, ...]
 
 
 def validate(files: Sequence[Path], profile: Path | None = None) -> Validation:
     """Predict every variant of every file of rounds; raises DdpsimError for what cannot be read."""
+    if not files:
+        raise DdpsimError("no rounds: name at least one file of them")
     sweeps = tuple(_sweep(path, profile) for path in files)
     return Validation(
-        profile=None if profile is None else profile.name, figures=_figures(sweeps), sweeps=sweeps
+        profile=None if profile is None else profile.name,
+        figures=_figures([sweep for sweep in sweeps if not sweep.oversubscribed]),
+        oversubscribed=_figures([sweep for sweep in sweeps if sweep.oversubscribed]),
+        sweeps=sweeps,
     )
 
 
@@ -200,6 +207,7 @@ def _sweep(path: Path, profile: Path | None) -> Sweep:
         gpus_per_node=rounds.layout.gpus_per_node,
         line_rate_bytes_per_s=rounds.layout.line_rate_bytes_per_s,
         network="the rounds' own all-reduces" if profile is None else profile.name,
+        oversubscribed=rounds.oversubscribed,
         cases=cases,
     )
 
@@ -412,10 +420,10 @@ def _term(predicted: Split, measured: Split) -> Term:
 # --- all together ------------------------------------------------------------------------------
 
 
-def _figures(sweeps: Sequence[Sweep]) -> Figures:
+def _figures(sweeps: Sequence[Sweep]) -> Figures | None:
     cases = [case for sweep in sweeps for case in sweep.cases]
     if not cases:
-        raise DdpsimError("no rounds: name at least one file of them")
+        return None
     errors = [abs(case.error) for case in cases]
     exposed = [case for case in cases if case.exposed]
     regrets = [sweep.regret for sweep in sweeps if sweep.regret is not None]
@@ -459,16 +467,23 @@ def _p_value(held: int, count: int) -> float | None:
 
 def summary(validation: Validation) -> str:
     """The figures and every case, as text."""
-    lines = list(headlines(validation.figures))
+    lines = list(headlines(validation))
     for sweep in validation.sweeps:
         lines.append(f"{sweep.file}  network: {sweep.network}  regret {_percent(sweep.regret)}")
         lines += [_line(case) for case in sweep.cases]
     return "\n".join(lines)
 
 
-def headlines(f: Figures) -> Iterator[str]:
-    """The figures, a line each."""
-    yield f"{f.cases} cases in {f.sweeps} sweeps; bucket sizes agree in {f.buckets_agree}"
+def headlines(validation: Validation) -> Iterator[str]:
+    """The figures, a line each; those of oversubscribed sweeps apart."""
+    if validation.figures:
+        yield from _lines(validation.figures, "")
+    if validation.oversubscribed:
+        yield from _lines(validation.oversubscribed, "OVERSUBSCRIBED ")
+
+
+def _lines(f: Figures, of: str) -> Iterator[str]:
+    yield f"{of}{f.cases} cases in {f.sweeps} sweeps; bucket sizes agree in {f.buckets_agree}"
     yield f"error: median {f.median_error:.1%}, worst {f.worst_error:.1%}"
     yield f"bias {f.median_bias:+.1%}; within 5 % or the noise: {f.within_5_percent_or_noise:.0%}"
     yield f"skill: {_percent(f.skilled)} of {f.exposed_cases} cases with exposed communication"

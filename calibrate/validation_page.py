@@ -35,7 +35,8 @@ in ms, on the slowest rank.</p>
 {% for drawing in drawings %}{{ drawing | safe }}{% endfor %}
 {% for sweep in sweeps %}
 <h2>{{ sweep.model }} at {{ rate(sweep) }}</h2>
-<p>{{ sweep.file }}, {{ sweep.nodes }} x {{ sweep.gpus_per_node }} ranks.
+<p>{{ sweep.file }}, {{ sweep.nodes }} x {{ sweep.gpus_per_node }} ranks
+{{- ", oversubscribed" if sweep.oversubscribed }}.
 {% if sweep.regret is not none %}The cap that is picked costs {{ percent(sweep.regret) }} more than
 the best measured.{% endif %}</p>
 <table>
@@ -65,7 +66,7 @@ def page(validation: Validation) -> str:
     return template.render(
         script=get_plotlyjs(),
         profile=validation.profile,
-        headlines=list(headlines(validation.figures)),
+        headlines=list(headlines(validation)),
         drawings=[d.to_html(full_html=False, include_plotlyjs=False) for d in drawings],
         sweeps=validation.sweeps,
         parts=_PARTS,

@@ -12,6 +12,7 @@ from scipy.stats import binomtest
 from calibrate.campaign import Campaign
 from calibrate.campaign import main as campaign
 from calibrate.ddp_rounds import (
+    CORES_OF_RANKS,
     AllReduceSamples,
     Alone,
     Logged,
@@ -133,6 +134,8 @@ def test_a_step_that_is_as_predicted(tmp_path: Path) -> None:
     assert one.compute_only_s == pytest.approx(FORWARD + BACKWARD + OPTIMIZER, rel=1e-3)
     assert one.no_overlap_s == pytest.approx(FORWARD + BACKWARD + BIG + OPTIMIZER, rel=1e-3)
     assert validation.sweeps[0].regret == 0
+    assert validation.figures
+    assert validation.oversubscribed is None
     assert validation.figures.good_choices == 1
     assert validation.figures.worst_error < 0.03
 
@@ -159,12 +162,14 @@ def test_a_wrong_choice_has_a_regret(tmp_path: Path) -> None:
         FORWARD + ONE.backward + BIG + OPTIMIZER
     )
     assert validation.sweeps[0].regret == pytest.approx(ratio - 1)
+    assert validation.figures
     assert validation.figures.good_choices == 0
 
 
 def test_figures_count_what_the_intervals_hold(tmp_path: Path) -> None:
     slow = Measured(TWO.variant, TWO.backward * 2, BIG * 2, TWO.bucket_bytes)
     figures = validate([write(tmp_path, slow, ONE)]).figures
+    assert figures
     assert figures.cases == 2
     assert figures.covered == 0.5
     assert figures.covered_p_value == pytest.approx(binomtest(1, 2, 0.8).pvalue)
@@ -189,6 +194,23 @@ def test_the_page_needs_no_other_file_and_holds_every_case(tmp_path: Path) -> No
     assert "&lt;rounds&gt;.json" in text
     assert "best naive" in text
     assert "rounds>.json" in summary(validation)
+
+
+@pytest.mark.parametrize(
+    ("cores", "shared"),
+    [("0 | 1", False), ("0,1 | 0,1", True), ("0,1,2,3 | 0,1,2,3", False), ("0 | 1 | 0", True)],
+)
+def test_ranks_that_share_cores_are_reported_apart(
+    tmp_path: Path, cores: str, *, shared: bool
+) -> None:
+    rounds = made_up([ONE])
+    here = rounds.environment.model_copy(update={"details": {CORES_OF_RANKS: cores}})
+    save_rounds(rounds.model_copy(update={"environment": here}), tmp_path / "rounds.json")
+    validation = validate([tmp_path / "rounds.json"])
+    assert validation.sweeps[0].oversubscribed == shared
+    assert (validation.figures is None) == shared
+    assert (validation.oversubscribed is not None) == shared
+    assert ("OVERSUBSCRIBED" in summary(validation)) == shared
 
 
 def test_no_rounds_are_refused() -> None:

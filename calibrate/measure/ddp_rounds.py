@@ -25,6 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.ddp_rounds import (
+    CORES_OF_RANKS,
     AllReduceSamples,
     Alone,
     Logged,
@@ -51,6 +52,7 @@ from calibrate.measure.profile import (
     prepare,
     ready_times,
 )
+from calibrate.record import Environment
 from ddpsim.errors import DdpsimError
 
 __all__ = ["measure_rounds"]
@@ -91,7 +93,7 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
     began = time.monotonic()
     facts = rank_facts(job)
     check_same(job.everyone(facts))
-    here = environment(job, facts)
+    here = _with_cores(environment(job, facts), job)
     batch = batch_of(options.model, options.batch)
     bare = prepare(options.model, batch, job.device, "sgd", fused=False)
     steppers = [_Stepper(bare, variant) for variant in options.variants]
@@ -115,6 +117,14 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
     )
     _save(job, rounds, options)
     return rounds
+
+
+def _with_cores(here: Environment, job: Job) -> Environment:
+    """The environment, with the cores that each rank may use: "0,1 | 2,3"."""
+    mine = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+    return here.model_copy(
+        update={"details": here.details | {CORES_OF_RANKS: " | ".join(job.everyone(mine))}}
+    )
 
 
 def _save(job: Job, rounds: Rounds, options: RoundOptions) -> None:
