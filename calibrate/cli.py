@@ -27,6 +27,7 @@ Examples
   python -m calibrate fit record.json -o cluster.json               then: cluster.profile
   python -m calibrate import nccl-tests *.txt -o cluster.json       from logs alone
   python -m calibrate profile mymodel:make -o model.json            then: workload.profile
+  python -m calibrate validate rounds-*.json --profile cluster.json  real DDP against simulation
 """
 
 app = typer.Typer(
@@ -164,6 +165,33 @@ def show(file: Annotated[Path, typer.Argument(help="A cluster profile.")]) -> No
     from ddpsim.scenario.quantity import SourceFile
 
     print(shown(read_cluster_profile(SourceFile(str(file), file))))
+
+
+@app.command()
+def validate(
+    rounds: Annotated[list[Path], typer.Argument(help="Rounds of real DDP iterations.")],
+    *,
+    profile: Annotated[
+        Path | None,
+        typer.Option(help="A cluster profile; default: the rounds' own all-reduces."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The JSON file to write.")
+    ] = None,
+    page: Annotated[Path | None, typer.Option(help="The HTML page to write.")] = None,
+) -> None:
+    """Simulate what `calibrate.campaign` measured; print every case and the term that is off."""
+    from calibrate.validate import summary
+    from calibrate.validate import validate as held
+
+    validation = held(rounds, profile)
+    if output:
+        write_atomically(output, validation.model_dump_json(by_alias=True, indent=1) + "\n")
+    if page:
+        from calibrate.validation_page import page as drawn
+
+        write_atomically(page, drawn(validation))
+    print(summary(validation))
 
 
 @imports.command("nccl-tests")

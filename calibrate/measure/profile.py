@@ -30,7 +30,22 @@ from ddpsim.importers.model_profile import ITEM_BYTES
 from ddpsim.scenario.catalog import device_table, resolve
 from ddpsim.units import format_duration
 
-__all__ = ["Document", "Training", "hook_cost_s", "profile", "scale_profile", "write_profile"]
+__all__ = [
+    "WARMUPS",
+    "Document",
+    "Samples",
+    "Training",
+    "batch_of",
+    "compute_threads",
+    "dtype_name",
+    "hook_cost_s",
+    "iterate",
+    "prepare",
+    "profile",
+    "ready_times",
+    "scale_profile",
+    "write_profile",
+]
 
 Document = dict[str, Any]
 OptimizerName = Literal["sgd", "adam", "adamw"]
@@ -61,7 +76,7 @@ class Training:
 
 
 @dataclass
-class _Samples:
+class Samples:
     """Seconds of each iteration; `ready_s` by parameter, from the start of backward."""
 
     forward_s: list[float] = field(default_factory=list)
@@ -94,9 +109,9 @@ def profile(
     if iterations < 1:
         raise MeasureError(f"{iterations} iterations measure nothing: wanted 1 or more")
     where = _device(device)
-    with _threads(threads):
-        size = _batch(reference, batch)
-        training = _training(reference, size, where, optimizer, fused=fused)
+    with compute_threads(threads):
+        size = batch_of(reference, batch)
+        training = prepare(reference, size, where, optimizer, fused=fused)
         samples = _measure(training, iterations)
         title = _title(reference, size, where, threads)
         return _document(training, samples, size, title, hook_cost_s(where))
@@ -168,7 +183,8 @@ def _device(name: str) -> torch.device:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def compute_threads(count: int) -> Iterator[None]:
+    """Torch's threads on the CPU, for as long as the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -177,7 +193,7 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _batch(reference: str, given: int | None) -> int:
+def batch_of(reference: str, given: int | None) -> int:
     """The batch asked for, or the function's own default."""
     parameter = inspect.signature(find_function(reference)).parameters.get("batch")
     if parameter is None:
@@ -196,9 +212,10 @@ def _name(reference: str) -> str:
     return reference.rpartition(":")[2]
 
 
-def _training(
+def prepare(
     reference: str, batch: int, device: torch.device, optimizer: OptimizerName, *, fused: bool
 ) -> Training:
+    """Make the model that MODULE:FUNCTION returns, on a device; raises MeasureError."""
     made = find_function(reference)(batch=batch)
     wanted = f"{reference} must return (model, inputs, loss)"
     if not isinstance(made, tuple) or len(made) != 3:
@@ -234,17 +251,17 @@ def _moved(inputs: Any, device: torch.device) -> Any:
 # --- measuring ---------------------------------------------------------------------------------
 
 
-def _measure(training: Training, iterations: int) -> _Samples:
-    samples = _Samples()
+def _measure(training: Training, iterations: int) -> Samples:
+    samples = Samples()
     for _ in range(WARMUPS):
-        _iterate(training, _Samples(), hooked=True)
+        iterate(training, Samples(), hooked=True)
     for _ in range(iterations):
-        _iterate(training, samples, hooked=False)
-        _iterate(training, samples, hooked=True)
+        iterate(training, samples, hooked=False)
+        iterate(training, samples, hooked=True)
     return samples
 
 
-def _iterate(training: Training, samples: _Samples, *, hooked: bool) -> None:
+def iterate(training: Training, samples: Samples, *, hooked: bool) -> None:
     """One step; with hooks it adds ready times, without them the times of the parts."""
     clock, ready = training.clock, dict[str, Mark]()
     handles = _hooks(training, ready, samples.sparse) if hooked else []
@@ -314,12 +331,12 @@ class _Tiny(nn.Module):
 
 
 def _document(
-    training: Training, samples: _Samples, batch: int, title: str, hook_s: float
+    training: Training, samples: Samples, batch: int, title: str, hook_s: float
 ) -> Document:
     if not samples.order:
         raise MeasureError("no parameter ever gets a gradient: does the loss depend on the model?")
     backward_s = median(samples.backward_s)
-    ready_s = _ready(samples, hook_s, backward_s)
+    ready_s = ready_times(samples, hook_s, backward_s)
     named = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad]
     return {
         "schema": "ddpsim.model-profile/1",
@@ -341,7 +358,7 @@ def _document(
             {
                 "name": name,
                 "numel": parameter.numel(),
-                "dtype": _dtype(name, parameter),
+                "dtype": dtype_name(name, parameter),
                 "ready_s": ready_s.get(name),
                 "ready_quartiles_s": _quartiles(samples.ready_s.get(name, [])),
                 "sparse": name in samples.sparse,
@@ -355,7 +372,7 @@ def _document(
     }
 
 
-def _ready(samples: _Samples, hook_s: float, backward_s: float) -> dict[str, float]:
+def ready_times(samples: Samples, hook_s: float, backward_s: float) -> dict[str, float]:
     """Ready times: median fractions of their own backward, without the hooks, times `backward_s`.
 
     Medians taken one by one may swap two gradients of one instant, and their order decides the
@@ -370,7 +387,8 @@ def _ready(samples: _Samples, hook_s: float, backward_s: float) -> dict[str, flo
     return ready
 
 
-def _dtype(name: str, parameter: nn.Parameter) -> str:
+def dtype_name(name: str, parameter: nn.Parameter) -> str:
+    """A parameter's dtype as profiles name it; raises MeasureError for one they do not know."""
     dtype = str(parameter.dtype).removeprefix("torch.")
     if dtype not in ITEM_BYTES:
         raise MeasureError(f"{name} is {dtype}: wanted one of {', '.join(ITEM_BYTES)}")

@@ -1,0 +1,170 @@
+"""A campaign on the testbed: records to fit a profile to, and real DDP rounds to hold it against.
+
+Each host has a core of its own, on which it computes, sends and receives, as long as there are
+cores enough. What is there already is not measured again, so a campaign can be stopped any time.
+
+    python -m calibrate.campaign FOLDER --fit-rates 0.5,1,3 --rates 0.2,0.8,2,5
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from calibrate.ddp_rounds import CAPS, RoundOptions, Variant
+from calibrate.testbed.bed import Testbed
+from calibrate.testbed.errors import TestbedError
+
+__all__ = ["MODELS", "Campaign", "main"]
+
+MODELS = ("transformer", "cnn", "wide_mlp", "embedding", "deep_mlp")
+_GBIT = 1e9 / 8  # bytes
+_LONGEST_S = 1800.0  # of one job, before it is given up
+_OTHERS = (Variant(accumulation_steps=2), Variant(comm_hook="fp16_compress"))
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What to measure, into `folder`; rates in Gbit/s, budgets in seconds.
+
+    `others` adds accumulation and a compressing hook to the bucket caps.
+    """
+
+    folder: Path
+    fit_rates: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()
+    models: tuple[str, ...] = MODELS
+    hosts: int = 2
+    rounds: tuple[int, int] = (6, 15)
+    budget_s: float = 100.0
+    record_budget_s: float = 240.0
+    others: bool = False
+
+    def run(self, say: Say) -> int:
+        """Measure what is missing; returns how many measurements failed, each said with why."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return sum(not job.run(self.folder, self.hosts, say) for job in self._jobs())
+
+    def _jobs(self) -> Iterator[_Job]:
+        for rate in self.fit_rates:
+            name = f"record-{rate:g}gbit-{self.hosts}hosts.json"
+            yield _Job(name, rate, "calibrate.measure.launch", self._record)
+        for rate in self.rates:
+            for model in self.models:
+                name = f"rounds-{model.rpartition(':')[2]}-{rate:g}gbit-{self.hosts}hosts.json"
+                options = partial(self._rounds, model)
+                yield _Job(name, rate, "calibrate.measure.ddp_rounds", options)
+
+    def _record(self, output: Path, rate: float) -> str:
+        """Options of `measure` as JSON."""
+        from calibrate.measure.session import Options  # noqa: PLC0415 -- torch comes with it
+
+        return Options(
+            output=output,
+            time_budget_s=self.record_budget_s,
+            only=("jitter", "compute", "ddp_hook", "device_copy", "all_reduce"),
+            line_rate_bytes_per_s=rate * _GBIT,
+        ).model_dump_json()
+
+    def _rounds(self, model: str, output: Path, rate: float) -> str:
+        """Options of `calibrate.measure.ddp_rounds` as JSON."""
+        caps = tuple(Variant(bucket_cap_mb=cap) for cap in CAPS)
+        return RoundOptions(
+            output=output,
+            model=model if ":" in model else f"calibrate.measure.models:{model}",
+            variants=caps + (_OTHERS if self.others else ()),
+            rounds=self.rounds,
+            budget_s=self.budget_s,
+            line_rate_bytes_per_s=rate * _GBIT,
+        ).model_dump_json()
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One file to measure: a module to run on every host, with options for an output and a rate."""
+
+    name: str
+    rate: float
+    module: str
+    options: Callable[[Path, float], str]
+
+    def run(self, folder: Path, hosts: int, say: Say) -> bool:
+        """Measure it unless it is there; the file appears when it is whole."""
+        path, part = (folder / self.name).resolve(), (folder / f".{self.name}.part").resolve()
+        if path.exists():
+            say(f"there     {path.name}")
+            return True
+        part.unlink(missing_ok=True)
+        command = [sys.executable, "-m", self.module, self.options(part, self.rate)]
+        began = time.monotonic()
+        try:
+            with Testbed([self.rate * _GBIT] * hosts, cores=_cores(hosts)) as testbed:
+                testbed.run([command] * hosts, _variables(), _LONGEST_S)
+        except TestbedError as error:
+            say(f"FAILED    {path.name}: {error}")
+            return False
+        part.rename(path)
+        say(f"measured  {path.name} in {time.monotonic() - began:.0f} s")
+        return True
+
+
+def _cores(hosts: int) -> list[set[int]]:
+    """One core a host, by turns where there are fewer cores than hosts."""
+    usable = sorted(os.sched_getaffinity(0))
+    return [{usable[host % len(usable)]} for host in range(hosts)]
+
+
+def _variables() -> dict[str, str]:
+    """What a host needs beside the testbed's own: one rank, and this very code."""
+    return {
+        "LOCAL_WORLD_SIZE": "1",
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(Path.cwd()), *filter(None, sys.path)])),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where the JSON files go")
+    parser.add_argument("--fit-rates", type=_numbers, default=(), help="Gbit/s, of records")
+    parser.add_argument("--rates", type=_numbers, default=(), help="Gbit/s, of DDP rounds")
+    parser.add_argument("--models", type=_names, default=MODELS, help="or MODULE:FUNCTION")
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--rounds", type=int, nargs=2, default=(6, 15), metavar=("LEAST", "MOST"))
+    parser.add_argument("--budget", type=float, default=100.0, help="seconds, a model and rate")
+    parser.add_argument("--record-budget", type=float, default=240.0, help="seconds, a record")
+    parser.add_argument("--others", action="store_true", help="accumulation and a hook too")
+    given = parser.parse_args(arguments)
+    campaign = Campaign(
+        folder=given.folder,
+        fit_rates=given.fit_rates,
+        rates=given.rates,
+        models=given.models,
+        hosts=given.hosts,
+        rounds=(given.rounds[0], given.rounds[1]),
+        budget_s=given.budget,
+        record_budget_s=given.record_budget,
+        others=given.others,
+    )
+    failed = campaign.run(lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
+    return 1 if failed else 0
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(",") if part)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

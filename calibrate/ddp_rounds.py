@@ -1,0 +1,194 @@
+"""Real DDP iterations as measured: JSON, schema `ddpsim.ddp-rounds/1`. Knows nothing of torch.
+
+Rounds: in each, every variant of DDP runs one iteration, and so does the bare model without any
+communication, in an order that rotates; then all-reduces of a few sizes. Slow drift of the machine
+or of the network meets them all. Samples are seconds, `[round][rank]`, in the order they were
+taken; the ranks start each iteration together, at a barrier that is not timed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from calibrate.files import write_atomically
+from calibrate.record import Environment, Layout
+from ddpsim.errors import ImportFailedError
+
+__all__ = [
+    "CAPS",
+    "CORES_OF_RANKS",
+    "AllReduceSamples",
+    "Alone",
+    "Logged",
+    "Parameter",
+    "RoundOptions",
+    "Rounds",
+    "Steps",
+    "Variant",
+    "VariantSamples",
+    "load_rounds",
+    "rank_medians",
+    "save_rounds",
+    "slowest",
+]
+
+SCHEMA = "ddpsim.ddp-rounds/1"
+CAPS = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)  # MiB; None: torch's default
+
+CORES_OF_RANKS = "cores_of_ranks"  # in an environment's details: "0,1 | 2,3"
+
+Samples = tuple[tuple[float, ...], ...]  # seconds, [round][rank]
+CommHook = Literal["none", "fp16_compress", "bf16_compress"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Variant(_Part):
+    """One way to run DDP."""
+
+    bucket_cap_mb: float | None = Field(None, gt=0, description="MiB; None: torch's default")
+    accumulation_steps: int = Field(1, ge=1, description="micro-batches; no_sync on all but one")
+    comm_hook: CommHook = "none"
+
+    @property
+    def label(self) -> str:
+        """Short, for tables: "25", "default x2 fp16_compress"."""
+        cap = "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}"
+        steps = f" x{self.accumulation_steps}" if self.accumulation_steps > 1 else ""
+        return cap + steps + ("" if self.comm_hook == "none" else f" {self.comm_hook}")
+
+
+class RoundOptions(_Part):
+    """What to measure, and how long."""
+
+    output: Path = Field(description="the rounds, JSON")
+    model: str = Field(description="MODULE:FUNCTION as for `calibrate.measure.profile`")
+    batch: int | None = Field(None, ge=1, description="default: the function's own")
+    variants: tuple[Variant, ...] = tuple(Variant(bucket_cap_mb=cap) for cap in CAPS)
+    rounds: tuple[int, int] = Field((6, 15), description="least and most rounds that are timed")
+    budget_s: float = Field(100.0, gt=0, description="for the timed rounds, above the least")
+    line_rate_bytes_per_s: float | None = Field(None, gt=0, description="of a node's link")
+    timeout_s: float = Field(120.0, gt=0, description="wait for the other ranks, each time")
+
+
+class Parameter(_Part):
+    """A trained parameter; `ready_s[rank]` from the start of backward, None: never ready."""
+
+    name: str
+    numel: int
+    dtype: str
+    ready_s: tuple[float | None, ...]
+
+
+class Steps(_Part):
+    """Seconds of whole iterations and their parts, [round][rank].
+
+    `optimizer_s` holds step() and zero_grad(). Forward and backward are sums over micro-batches.
+    """
+
+    whole_s: Samples
+    forward_s: Samples
+    backward_s: Samples
+    optimizer_s: Samples
+
+
+class Alone(Steps):
+    """The model without DDP, both ranks at once; ready times come from iterations with hooks."""
+
+    hooked_backward_s: Samples
+    hook_s: tuple[float, ...] = Field(description="cost of a gradient hook by rank, taken off")
+
+
+class Logged(_Part):
+    """What DDP's own logger says of the same iterations, seconds [round][rank].
+
+    `forward_s` and `backward_compute_s` as DDP counts them (the loss belongs to the latter);
+    `comm_s` from the first bucket's being ready until all are reduced and copied back;
+    `overlap_s` the part of it before backward's compute ends.
+    """
+
+    forward_s: Samples
+    backward_compute_s: Samples
+    comm_s: Samples
+    overlap_s: Samples
+
+
+class VariantSamples(Steps):
+    """One variant as measured."""
+
+    variant: Variant
+    bucket_bytes: tuple[int, ...] = Field(description="as DDP logged them, rebuilt, launch order")
+    warmup_s: Samples = Field(description="whole iterations before the timed ones")
+    logged: Logged
+
+
+class AllReduceSamples(_Part):
+    """All-reduces of one size, taken between the iterations: seconds [round][rank]."""
+
+    size_bytes: int = Field(ge=1)
+    samples_s: Samples
+
+
+class Rounds(_Part):
+    """One model on one cluster."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
+    )
+
+    schema_: Literal["ddpsim.ddp-rounds/1"] = Field("ddpsim.ddp-rounds/1", alias="schema")
+    environment: Environment
+    layout: Layout
+    model: str
+    batch_per_rank: int
+    parameters: tuple[Parameter, ...]
+    buffers: tuple[tuple[str, int], ...] = Field(description="dtype and elements of each")
+    alone: Alone
+    variants: tuple[VariantSamples, ...]
+    all_reduce: tuple[AllReduceSamples, ...]
+    elapsed_s: float = Field(description="of the whole measurement")
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether ranks of one machine share cores, with fewer than two cores a rank.
+
+        False where it is not told which cores they may use.
+        """
+        told = self.environment.details.get(CORES_OF_RANKS, "")
+        ranks = [frozenset(part.strip().split(",")) for part in told.split("|") if part.strip()]
+        cores = frozenset[str]().union(*ranks)
+        share = sum(len(rank) for rank in ranks) > len(cores)
+        return share and len(cores) < 2 * len(ranks)
+
+
+def slowest(samples: Samples) -> tuple[float, ...]:
+    """Of each round the time of the slowest rank."""
+    return tuple(max(row) for row in samples)
+
+
+def rank_medians(samples: Samples) -> tuple[float, ...]:
+    """Each rank's median."""
+    return tuple(median(column) for column in zip(*samples, strict=True))
+
+
+def load_rounds(path: Path) -> Rounds:
+    """Read rounds; raises ImportFailedError with what is wrong and where."""
+    try:
+        return Rounds.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ImportFailedError(str(path), f"cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ImportFailedError(str(path), f"is no {SCHEMA}: {where}: {first['msg']}") from None
+
+
+def save_rounds(rounds: Rounds, path: Path) -> None:
+    """Write rounds whole, or leave the old ones as they were; raises OSError."""
+    write_atomically(path, rounds.model_dump_json(by_alias=True) + "\n")

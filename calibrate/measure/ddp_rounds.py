@@ -1,0 +1,386 @@
+"""Measure real DDP iterations in rounds, as `calibrate.ddp_rounds` describes them.
+
+Every variant has its own copy of the model, so that DDP's buckets of one do not disturb another's.
+Run on each rank, with torchrun's variables set:
+
+    python -m calibrate.measure.ddp_rounds '{"output": "rounds.json", "model": "MODULE:FUNCTION"}'
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from calibrate.ddp_rounds import (
+    CORES_OF_RANKS,
+    AllReduceSamples,
+    Alone,
+    Logged,
+    Parameter,
+    RoundOptions,
+    Rounds,
+    Steps,
+    Variant,
+    VariantSamples,
+    save_rounds,
+)
+from calibrate.measure.environment import check_same, environment, rank_facts
+from calibrate.measure.errors import LostContactError, MeasureError
+from calibrate.measure.job import Job, join
+from calibrate.measure.profile import (
+    WARMUPS,
+    Samples,
+    Training,
+    batch_of,
+    compute_threads,
+    dtype_name,
+    hook_cost_s,
+    iterate,
+    prepare,
+    ready_times,
+)
+from calibrate.record import Environment
+from ddpsim.errors import DdpsimError
+
+__all__ = ["measure_rounds"]
+
+KIB, MIB = 2**10, 2**20
+_SMALL_SIZES = (64 * KIB, MIB)
+_BUCKET_SIZES = 6  # sizes of all-reduces taken from the buckets
+_FAILED, _LOST = 3, 4  # as `calibrate.measure.launch` understands them
+_LOG_FIELDS = {
+    "forward_s": "forward_compute_time",
+    "backward_compute_s": "backward_compute_time",
+    "comm_s": "backward_comm_time",
+    "overlap_s": "backward_compute_comm_overlap_time",
+}
+_PARTS = ("whole_s", "forward_s", "backward_s", "optimizer_s")
+_Row = tuple[float, ...]
+
+
+def measure_rounds(options: RoundOptions) -> Rounds:
+    """Measure in the job of torchrun's variables; every rank calls this, rank 0 writes the file.
+
+    Raises MeasureError where the model cannot be used, ranks differ or a peer is lost.
+    """
+    job = join(options.timeout_s)
+    try:
+        with compute_threads(1):
+            return _measure(job, options)
+    except RuntimeError as error:
+        first = str(error).strip().splitlines()[0]
+        raise LostContactError(
+            f"rank {job.rank}: {first} (did another rank die, or run out of memory?)"
+        ) from error
+    finally:
+        job.leave()
+
+
+def _measure(job: Job, options: RoundOptions) -> Rounds:
+    began = time.monotonic()
+    facts = rank_facts(job)
+    check_same(job.everyone(facts))
+    here = _with_cores(environment(job, facts), job)
+    batch = batch_of(options.model, options.batch)
+    bare = prepare(options.model, batch, job.device, "sgd", fused=False)
+    steppers = [_Stepper(bare, variant) for variant in options.variants]
+    session = _Session(job, options, bare, steppers)
+    session.run()
+    rounds = Rounds(
+        environment=here,
+        layout=job.place.layout.model_copy(
+            update={"line_rate_bytes_per_s": options.line_rate_bytes_per_s}
+        ),
+        model=options.model,
+        batch_per_rank=batch,
+        parameters=_parameters(job, bare, session.ready),
+        buffers=tuple(
+            (str(b.dtype).removeprefix("torch."), b.numel()) for b in bare.model.buffers()
+        ),
+        alone=session.alone(),
+        variants=tuple(session.variant(stepper) for stepper in steppers),
+        all_reduce=session.all_reduces(),
+        elapsed_s=round(time.monotonic() - began, 1),
+    )
+    _save(job, rounds, options)
+    return rounds
+
+
+def _with_cores(here: Environment, job: Job) -> Environment:
+    """The environment, with the cores that each rank may use: "0,1 | 2,3"."""
+    mine = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+    return here.model_copy(
+        update={"details": here.details | {CORES_OF_RANKS: " | ".join(job.everyone(mine))}}
+    )
+
+
+def _save(job: Job, rounds: Rounds, options: RoundOptions) -> None:
+    problem = ""
+    if job.rank == 0:
+        try:
+            save_rounds(rounds, options.output)
+        except OSError as error:
+            problem = f"{options.output} cannot be written: {error.strerror}"
+    problem = job.from_first(problem)
+    if problem:
+        raise MeasureError(problem)
+
+
+# --- one variant -------------------------------------------------------------------------------
+
+
+class _Stepper:
+    """One variant of DDP over its own copy of the model, and its rows of seconds by iteration."""
+
+    def __init__(self, bare: Training, variant: Variant) -> None:
+        self.variant = variant
+        # every rank makes the same weights: init_sync would only send them once more
+        self._ddp = DistributedDataParallel(
+            deepcopy(bare.model), bucket_cap_mb=variant.bucket_cap_mb, init_sync=False
+        )
+        self._ddp._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        if variant.comm_hook != "none":
+            _register(self._ddp, variant.comm_hook)
+        trained = [p for p in self._ddp.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, lr=1e-4)
+        self._training = replace(bare, model=self._ddp, optimizer=optimizer)
+        self.warmups: list[_Row] = []
+        self.rows: list[_Row] = []  # the parts, then the logged times
+
+    def step(self, *, warm: bool) -> None:
+        """One iteration."""
+        micro_batches = self.variant.accumulation_steps
+        row = _step(self._training, micro_batches, self._ddp.no_sync)
+        logged = self._log()
+        times = tuple(float(logged.get(key, 0)) * 1e-9 for key in _LOG_FIELDS.values())
+        (self.warmups if warm else self.rows).append((*row, *times))
+
+    def bucket_bytes(self) -> tuple[int, ...]:
+        """Sizes of the buckets in use, in the order in which they are reduced."""
+        logged = self._log()
+        sizes = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes", ""))
+        return tuple(int(size) for size in sizes.split(",") if size.strip())
+
+    def _log(self) -> Mapping[str, Any]:
+        """DDP's log, with the last iteration in it."""
+        logger = self._ddp.logger
+        logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
+        found: Mapping[str, Any] = self._ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # noqa: SLF001
+        return found
+
+
+def _register(ddp: DistributedDataParallel, name: str) -> None:
+    try:
+        ddp.register_comm_hook(None, getattr(default_hooks, f"{name}_hook"))
+    except TypeError as error:  # torch takes no bf16_compress but with NCCL
+        raise MeasureError(f"the hook {name} cannot be measured here (torch: {error})") from None
+
+
+def _step(training: Training, micro_batches: int, no_sync: Callable[[], Any]) -> _Row:
+    """Seconds of one iteration: whole, forward, backward, optimizer."""
+    clock, forward_s, backward_s = training.clock, 0.0, 0.0
+    start = clock.mark()
+    for i in range(micro_batches):
+        with nullcontext() if i == micro_batches - 1 else no_sync():
+            first = clock.mark()
+            loss = training.forward()
+            second = clock.mark()
+            loss.backward()  # type: ignore[no-untyped-call]
+            third = clock.mark()
+        forward_s += clock.seconds(first, second)
+        backward_s += clock.seconds(second, third)
+    fourth = clock.mark()
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+    end = clock.mark()
+    return clock.seconds(start, end), forward_s, backward_s, clock.seconds(fourth, end)
+
+
+# --- the rounds --------------------------------------------------------------------------------
+
+
+class _Session:
+    """Rounds over all variants, the bare model and all-reduces."""
+
+    def __init__(
+        self, job: Job, options: RoundOptions, bare: Training, steppers: Sequence[_Stepper]
+    ) -> None:
+        self._job, self._options = job, options
+        self._bare, self._steppers = bare, steppers
+        self._hooked, self._rows = Samples(), list[_Row]()
+        self._reduced: dict[int, list[float]] = {}
+        self._hook_s = 0.0
+        self.ready: dict[str, float] = {}
+
+    def run(self) -> None:
+        """Warm up, then measure as many rounds as the budget allows."""
+        job, (least, most) = self._job, self._options.rounds
+        for _ in range(WARMUPS):
+            self._round(0, warm=True)
+        self._reduced = {size: [] for size in self._sizes()}
+        buffers = {size: torch.zeros(size // 4, device=job.device) for size in self._reduced}
+        done, began = 0, time.monotonic()
+        while done < most:
+            self._round(done, warm=False)
+            self._all_reduce(buffers)
+            done += 1
+            spent_s = job.from_first(time.monotonic() - began)
+            if done >= least and spent_s * (done + 1) / done > self._options.budget_s:
+                break
+        self._hook_s = hook_cost_s(job.device)
+        self._hooked.backward_s = [row[2] for row in self._rows]
+        self.ready = ready_times(
+            self._hooked, self._hook_s, _median([row[2] for row in self._rows])
+        )
+
+    def _round(self, number: int, *, warm: bool) -> None:
+        """One iteration of everything; each round begins with another."""
+        work: list[Callable[[], None]] = [
+            lambda: self._alone(warm=warm),
+            lambda: self._with_hooks(warm=warm),
+            *(_later(stepper, warm=warm) for stepper in self._steppers),
+        ]
+        start = number % len(work)
+        for one in (*work[start:], *work[:start]):
+            with _no_collection():
+                self._job.barrier()
+                one()
+
+    def _alone(self, *, warm: bool) -> None:
+        row = _step(self._bare, 1, nullcontext)
+        if not warm:
+            self._rows.append(row)
+
+    def _with_hooks(self, *, warm: bool) -> None:
+        iterate(self._bare, Samples() if warm else self._hooked, hooked=True)
+
+    def _all_reduce(self, buffers: Mapping[int, torch.Tensor]) -> None:
+        clock = self._job.clock
+        for size, data in buffers.items():
+            self._job.barrier()
+            start = clock.mark()
+            dist.all_reduce(data)
+            self._reduced[size].append(clock.seconds(start, clock.mark()))
+
+    def _sizes(self) -> list[int]:
+        """A few sizes, spread evenly in the logarithm over those of the buckets; two small ones."""
+        used = sorted({size for s in self._steppers for size in s.bucket_bytes()})
+        if not used:
+            raise MeasureError("DDP logged no bucket sizes: is this torch older than 2.11?")
+        last = _BUCKET_SIZES - 1
+        wanted = [used[0] * (used[-1] / used[0]) ** (i / last) for i in range(_BUCKET_SIZES)]
+        near = [min(used, key=lambda size: abs(math.log(size / aim))) for aim in wanted]
+        return sorted({max(4, size // 4 * 4) for size in (*near, *_SMALL_SIZES)})
+
+    # what was measured, of all ranks
+
+    def alone(self) -> Alone:
+        """The bare model's iterations."""
+        hooked = self._by_round([(seconds,) for seconds in self._hooked.hooked_backward_s])
+        return Alone(
+            **self._steps(self._rows).model_dump(),
+            hooked_backward_s=hooked[0],
+            hook_s=tuple(round(row[0], 9) for row in self._job.numbers([self._hook_s])),
+        )
+
+    def variant(self, stepper: _Stepper) -> VariantSamples:
+        """A variant's iterations."""
+        columns = self._by_round([row[len(_PARTS) :] for row in stepper.rows])
+        return VariantSamples(
+            **self._steps(stepper.rows).model_dump(),
+            variant=stepper.variant,
+            bucket_bytes=stepper.bucket_bytes(),
+            warmup_s=self._by_round([row[:1] for row in stepper.warmups])[0],
+            logged=Logged(**dict(zip(_LOG_FIELDS, columns, strict=True))),
+        )
+
+    def all_reduces(self) -> tuple[AllReduceSamples, ...]:
+        """The all-reduces between the rounds."""
+        return tuple(
+            AllReduceSamples(
+                size_bytes=size, samples_s=self._by_round([(seconds,) for seconds in taken])[0]
+            )
+            for size, taken in self._reduced.items()
+        )
+
+    def _steps(self, rows: Sequence[_Row]) -> Steps:
+        columns = self._by_round([row[: len(_PARTS)] for row in rows])
+        return Steps(**dict(zip(_PARTS, columns, strict=True)))
+
+    def _by_round(self, rows: Sequence[_Row]) -> list[tuple[tuple[float, ...], ...]]:
+        """For each column of this rank's rows: seconds [round][rank], to the microsecond."""
+        width = len(rows[0])
+        ranks = self._job.numbers([round(value, 6) for row in rows for value in row])
+        return [
+            tuple(tuple(rank[i * width + column] for rank in ranks) for i in range(len(rows)))
+            for column in range(width)
+        ]
+
+
+def _later(stepper: _Stepper, *, warm: bool) -> Callable[[], None]:
+    return lambda: stepper.step(warm=warm)
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(torch.tensor(values, dtype=torch.float64).quantile(0.5))
+
+
+def _parameters(job: Job, training: Training, ready: Mapping[str, float]) -> tuple[Parameter, ...]:
+    """The trained parameters, with what every rank says of their ready times."""
+    named = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad]
+    ranks = job.numbers([ready.get(name, math.nan) for name, _ in named])
+    return tuple(
+        Parameter(
+            name=name,
+            numel=parameter.numel(),
+            dtype=dtype_name(name, parameter),
+            ready_s=tuple(_known(rank[i]) for rank in ranks),
+        )
+        for i, (name, parameter) in enumerate(named)
+    )
+
+
+def _known(seconds: float) -> float | None:
+    """To the nanosecond: the order of gradients that are ready together must not be lost."""
+    return None if math.isnan(seconds) else round(seconds, 9)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep Python's garbage collector out of what is timed."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _rank() -> int:
+    """One rank: options as JSON in the first argument."""
+    try:
+        measure_rounds(RoundOptions.model_validate_json(sys.argv[1]))
+    except DdpsimError as error:
+        print(" ".join(str(error).split()), file=sys.stderr, flush=True)
+        return _LOST if isinstance(error, LostContactError) else _FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    code = _rank()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # no clean-up by gloo's threads: they may wait for a dead peer, and the file is written
+    os._exit(code)

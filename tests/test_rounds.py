@@ -1,0 +1,165 @@
+"""Real DDP iterations in rounds, measured without a testbed, and their file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from calibrate.ddp_rounds import (
+    RoundOptions,
+    Rounds,
+    Variant,
+    load_rounds,
+    rank_medians,
+    save_rounds,
+    slowest,
+)
+from ddpsim.errors import ImportFailedError
+
+pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
+
+VARIANTS = (Variant(), Variant(bucket_cap_mb=0.004), Variant(accumulation_steps=2))
+
+
+def run_ranks(options: RoundOptions) -> list[subprocess.CompletedProcess[str]]:
+    from calibrate.measure.launch import free_port
+
+    tests = Path(__file__).parent
+    common = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)]),
+    }
+    command = [sys.executable, "-m", "calibrate.measure.ddp_rounds", options.model_dump_json()]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    ended = []
+    for rank in ranks:
+        out, err = rank.communicate(timeout=120)
+        ended.append(subprocess.CompletedProcess(command, rank.returncode, out, err))
+    return ended
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory: pytest.TempPathFactory) -> Rounds:
+    path = tmp_path_factory.mktemp("rounds") / "rounds.json"
+    options = RoundOptions(
+        output=path,
+        model="measure_helpers:two_layers",
+        batch=8,
+        variants=VARIANTS,
+        rounds=(2, 3),
+        line_rate_bytes_per_s=1e9,
+    )
+    for ended in run_ranks(options):
+        assert ended.returncode == 0, ended.stderr
+    return load_rounds(path)
+
+
+def test_a_round_holds_every_variant_of_every_rank(rounds: Rounds) -> None:
+    assert rounds.layout.world_size == 2
+    assert rounds.layout.line_rate_bytes_per_s == 1e9
+    assert rounds.batch_per_rank == 8
+    assert tuple(v.variant for v in rounds.variants) == VARIANTS
+    count = len(rounds.alone.whole_s)
+    assert 2 <= count <= 3
+    for steps in (rounds.alone, *rounds.variants):
+        for part in ("whole_s", "forward_s", "backward_s", "optimizer_s"):
+            samples = getattr(steps, part)
+            assert [len(row) for row in samples] == [2] * count
+            assert all(seconds > 0 for row in samples for seconds in row)
+    assert all(len(a.samples_s) == count for a in rounds.all_reduce)
+
+
+def test_the_parts_are_within_the_whole(rounds: Rounds) -> None:
+    for steps in (rounds.alone, *rounds.variants):
+        parts = zip(steps.forward_s, steps.backward_s, steps.optimizer_s, strict=True)
+        for whole, rows in zip(steps.whole_s, parts, strict=True):
+            for rank in (0, 1):
+                assert sum(row[rank] for row in rows) <= whole[rank] + 3e-6  # rounded
+
+
+def test_buckets_are_those_that_ddp_logged(rounds: Rounds) -> None:
+    """The rebuilt ones: 2.bias and 2.weight reach 4 kB first."""
+    whole = 4 * sum(p.numel for p in rounds.parameters)
+    assert [v.bucket_bytes for v in rounds.variants] == [
+        (whole,),
+        (4 * (10 + 10 * 128), 4 * (128 + 128 * 64)),
+        (whole,),
+    ]
+    assert whole in [a.size_bytes for a in rounds.all_reduce]
+
+
+def test_gradients_are_ready_from_the_last_layer_to_the_first(rounds: Rounds) -> None:
+    ready = {p.name: p.ready_s for p in rounds.parameters}
+    assert set(ready) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    for rank in (0, 1):
+        last, first = ready["2.weight"][rank], ready["0.weight"][rank]
+        assert last is not None
+        assert first is not None
+        assert 0 < last < first
+
+
+def test_ddp_logged_the_same_iterations(rounds: Rounds) -> None:
+    logged = rounds.variants[0].logged
+    assert all(s > 0 for row in logged.comm_s for s in row)
+    assert all(s > 0 for row in logged.forward_s for s in row)
+
+
+def test_rounds_come_back_from_their_file(rounds: Rounds, tmp_path: Path) -> None:
+    save_rounds(rounds, tmp_path / "again.json")
+    assert load_rounds(tmp_path / "again.json") == rounds
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('{"schema": "ddpsim.record/1"}')
+    with pytest.raises(ImportFailedError, match=r"is no ddpsim\.ddp-rounds/1: schema"):
+        load_rounds(path)
+    with pytest.raises(ImportFailedError, match="cannot be read"):
+        load_rounds(tmp_path / "missing.json")
+
+
+def test_a_hook_that_gloo_lacks_is_said(tmp_path: Path) -> None:
+    options = RoundOptions(
+        output=tmp_path / "rounds.json",
+        model="measure_helpers:two_layers",
+        variants=(Variant(comm_hook="bf16_compress"),),
+    )
+    first = run_ranks(options)[0]
+    assert first.returncode == 3
+    assert (
+        first.stderr.strip()
+        .splitlines()[-1]
+        .startswith("the hook bf16_compress cannot be measured here")
+    )
+    assert not options.output.exists()
+
+
+def test_samples_are_summed_up_by_round_and_by_rank() -> None:
+    samples = ((1.0, 2.0), (4.0, 3.0), (5.0, 6.0))
+    assert slowest(samples) == (2.0, 4.0, 6.0)
+    assert rank_medians(samples) == (4.0, 3.0)
+
+
+def test_a_variant_has_a_short_label() -> None:
+    assert Variant().label == "default"
+    assert Variant(bucket_cap_mb=25, accumulation_steps=2).label == "25 x2"
+    assert Variant(comm_hook="fp16_compress").label == "default fp16_compress"

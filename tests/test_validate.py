@@ -1,0 +1,264 @@
+"""Validation against rounds that are made up, so that every figure is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from scipy.stats import binomtest
+
+from calibrate.campaign import Campaign
+from calibrate.campaign import main as campaign
+from calibrate.ddp_rounds import (
+    CORES_OF_RANKS,
+    AllReduceSamples,
+    Alone,
+    Logged,
+    Parameter,
+    Rounds,
+    Variant,
+    VariantSamples,
+    save_rounds,
+)
+from calibrate.record import Environment, Layout
+from calibrate.testbed.errors import TestbedError
+from calibrate.validate import model_profile, rank_factors, summary, validate
+from calibrate.validation_page import page
+from ddpsim.errors import DdpsimError
+
+ROUNDS = 9
+MIB = 2**20
+FORWARD, BACKWARD, OPTIMIZER = 0.1, 0.2, 0.01
+NOISE = (-2, 1, 0, -1, 2, 0, 1, -1, 0)  # in thousandths
+
+
+def series(seconds: float, *, second_rank: float = 1.0) -> tuple[tuple[float, float], ...]:
+    """Rounds of both ranks about a median."""
+    times = [seconds * (1 + n / 1000) for n in NOISE]
+    return tuple((time, time * second_rank) for time in times)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One variant as measured, seconds."""
+
+    variant: Variant
+    backward: float  # without its waiting
+    exposed: float
+    bucket_bytes: tuple[int, ...]
+
+
+def made_up(cases: Sequence[Measured], second_rank: float = 1.0) -> Rounds:
+    """Two parameters of 4 MiB, ready at half and at the end of backward; 100 MB/s."""
+    return Rounds(
+        environment=Environment(
+            created="2026-01-01T00:00:00+00:00",
+            machine="m",
+            device="cpu",
+            torch="2.13.0",
+            backend="gloo",
+            library="2.13.0",
+            variables={},
+            details={},
+        ),
+        layout=Layout(nodes=2, gpus_per_node=1, line_rate_bytes_per_s=125e6),
+        model="made:up",
+        batch_per_rank=4,
+        parameters=(
+            Parameter(name="first", numel=MIB, dtype="float32", ready_s=(BACKWARD, BACKWARD)),
+            Parameter(name="last", numel=MIB, dtype="float32", ready_s=(BACKWARD / 2,) * 2),
+        ),
+        buffers=(),
+        alone=Alone(
+            whole_s=series(FORWARD + BACKWARD + OPTIMIZER, second_rank=second_rank),
+            forward_s=series(FORWARD),
+            backward_s=series(BACKWARD),
+            optimizer_s=series(OPTIMIZER),
+            hooked_backward_s=series(BACKWARD),
+            hook_s=(0.0, 0.0),
+        ),
+        variants=tuple(_variant(case) for case in cases),
+        all_reduce=tuple(
+            AllReduceSamples(size_bytes=size, samples_s=series(size / 100e6))
+            for size in (64 * 1024, MIB, 4 * MIB, 8 * MIB)
+        ),
+        elapsed_s=1.0,
+    )
+
+
+def _variant(case: Measured) -> VariantSamples:
+    whole = FORWARD + case.backward + case.exposed + OPTIMIZER
+    return VariantSamples(
+        whole_s=series(whole),
+        forward_s=series(FORWARD),
+        backward_s=series(case.backward + case.exposed),
+        optimizer_s=series(OPTIMIZER),
+        variant=case.variant,
+        bucket_bytes=case.bucket_bytes,
+        warmup_s=series(whole),
+        logged=Logged(
+            forward_s=series(FORWARD),
+            backward_compute_s=series(case.backward),
+            comm_s=series(case.exposed + 0.05),
+            overlap_s=series(0.05),
+        ),
+    )
+
+
+BIG, SMALL = 8 * MIB / 100e6, 4 * MIB / 100e6  # all-reduces of both tensors, and of one
+TWO = Measured(Variant(bucket_cap_mb=1), BACKWARD + 0.003, SMALL, (4 * MIB, 4 * MIB))
+ONE = Measured(Variant(bucket_cap_mb=100), BACKWARD + 0.003, BIG, (8 * MIB,))
+
+
+def write(folder: Path, *cases: Measured, name: str = "rounds.json") -> Path:
+    save_rounds(made_up(cases), folder / name)
+    return folder / name
+
+
+def test_a_step_that_is_as_predicted(tmp_path: Path) -> None:
+    """One bucket hides nothing: 100 + 200 + 84 + 10 ms; copies of 8 MiB take a few more."""
+    validation = validate([write(tmp_path, TWO, ONE)])
+    two, one = validation.sweeps[0].cases
+    assert one.predicted_s == pytest.approx(FORWARD + BACKWARD + BIG + OPTIMIZER, rel=0.03)
+    assert two.predicted_s == pytest.approx(FORWARD + BACKWARD + SMALL + OPTIMIZER, rel=0.03)
+    assert one.measured_s == pytest.approx(FORWARD + BACKWARD + BIG + OPTIMIZER + 0.003)
+    assert one.measured.all_reduce == pytest.approx(BIG, rel=1e-3)
+    assert two.measured.all_reduce == pytest.approx(2 * SMALL, rel=1e-3)
+    assert one.measured.exposed == pytest.approx(BIG, rel=0.01)
+    assert one.predicted.exposed == pytest.approx(BIG, rel=0.02)
+    assert one.buckets_agree
+    assert two.buckets_agree
+    assert one.exposed
+    assert one.compute_only_s == pytest.approx(FORWARD + BACKWARD + OPTIMIZER, rel=1e-3)
+    assert one.no_overlap_s == pytest.approx(FORWARD + BACKWARD + BIG + OPTIMIZER, rel=1e-3)
+    assert validation.sweeps[0].regret == 0
+    assert validation.figures
+    assert validation.oversubscribed is None
+    assert validation.figures.good_choices == 1
+    assert validation.figures.worst_error < 0.03
+
+
+def test_slower_backward_is_named(tmp_path: Path) -> None:
+    slow = Measured(ONE.variant, BACKWARD * 1.3, BIG, ONE.bucket_bytes)
+    case = validate([write(tmp_path, slow)]).sweeps[0].cases[0]
+    assert case.off == "backward"
+    assert case.error < -0.1
+
+
+def test_more_exposed_communication_is_overlap_when_the_all_reduces_are_right(
+    tmp_path: Path,
+) -> None:
+    slow = Measured(ONE.variant, ONE.backward, BIG * 1.5, ONE.bucket_bytes)
+    assert validate([write(tmp_path, slow)]).sweeps[0].cases[0].off == "overlap"
+
+
+def test_a_wrong_choice_has_a_regret(tmp_path: Path) -> None:
+    """Two buckets are predicted to be faster, but were measured to take longer."""
+    slow = Measured(TWO.variant, TWO.backward, BIG * 2, TWO.bucket_bytes)
+    validation = validate([write(tmp_path, slow, ONE)])
+    ratio = (FORWARD + TWO.backward + 2 * BIG + OPTIMIZER) / (
+        FORWARD + ONE.backward + BIG + OPTIMIZER
+    )
+    assert validation.sweeps[0].regret == pytest.approx(ratio - 1)
+    assert validation.figures
+    assert validation.figures.good_choices == 0
+
+
+def test_figures_count_what_the_intervals_hold(tmp_path: Path) -> None:
+    slow = Measured(TWO.variant, TWO.backward * 2, BIG * 2, TWO.bucket_bytes)
+    figures = validate([write(tmp_path, slow, ONE)]).figures
+    assert figures
+    assert figures.cases == 2
+    assert figures.covered == 0.5
+    assert figures.covered_p_value == pytest.approx(binomtest(1, 2, 0.8).pvalue)
+    assert figures.within_5_percent_or_noise == 0.5
+
+
+def test_ranks_that_differ_by_chance_are_alike() -> None:
+    assert rank_factors(made_up([ONE])) == ()
+    assert rank_factors(made_up([ONE], second_rank=1.1)) == pytest.approx((1 / 1.05, 1.1 / 1.05))
+
+
+def test_the_model_is_that_of_the_rounds() -> None:
+    profile = model_profile(made_up([ONE]))
+    assert profile["forward_s"] == FORWARD
+    assert [p["ready_s"] for p in profile["parameters"]] == [BACKWARD, BACKWARD / 2]
+
+
+def test_the_page_needs_no_other_file_and_holds_every_case(tmp_path: Path) -> None:
+    validation = validate([write(tmp_path, TWO, ONE, name="<rounds>.json")])
+    text = page(validation)
+    assert "src=" not in text.replace(text[text.index("<script>") : text.index("</script>")], "")
+    assert "&lt;rounds&gt;.json" in text
+    assert "best naive" in text
+    assert "rounds>.json" in summary(validation)
+
+
+@pytest.mark.parametrize(
+    ("cores", "shared"),
+    [("0 | 1", False), ("0,1 | 0,1", True), ("0,1,2,3 | 0,1,2,3", False), ("0 | 1 | 0", True)],
+)
+def test_ranks_that_share_cores_are_reported_apart(
+    tmp_path: Path, cores: str, *, shared: bool
+) -> None:
+    rounds = made_up([ONE])
+    here = rounds.environment.model_copy(update={"details": {CORES_OF_RANKS: cores}})
+    save_rounds(rounds.model_copy(update={"environment": here}), tmp_path / "rounds.json")
+    validation = validate([tmp_path / "rounds.json"])
+    assert validation.sweeps[0].oversubscribed == shared
+    assert (validation.figures is None) == shared
+    assert (validation.oversubscribed is not None) == shared
+    assert ("OVERSUBSCRIBED" in summary(validation)) == shared
+
+
+def test_no_rounds_are_refused() -> None:
+    with pytest.raises(DdpsimError, match="no rounds"):
+        validate([])
+
+
+class _Testbed:
+    """A testbed that writes what the ranks would have, or fails."""
+
+    ran: list[str]
+
+    def __init__(self, rates: Sequence[float], cores: Sequence[set[int]]) -> None:
+        assert len(rates) == len(cores)
+        self.rates = rates
+
+    def __enter__(self) -> _Testbed:  # noqa: PYI034 -- typing.Self is of Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, commands: list[list[str]], variables: dict[str, str], timeout_s: float) -> None:
+        import json
+
+        assert variables["LOCAL_WORLD_SIZE"] == "1"
+        options = json.loads(commands[0][-1])
+        assert options["line_rate_bytes_per_s"] == self.rates[0]
+        if "cnn" in options["model"]:
+            raise TestbedError("host 1 was killed")
+        Path(options["output"]).write_text("{}")
+
+
+def test_a_campaign_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("calibrate.campaign.Testbed", _Testbed)
+    there = tmp_path / "rounds-transformer-2gbit-2hosts.json"
+    there.write_text("kept")
+    said: list[str] = []
+    models = ("transformer", "cnn", "mine:make")
+    assert Campaign(tmp_path, rates=(2.0,), models=models).run(said.append) == 1
+    assert [line.split()[0] for line in said] == ["there", "FAILED", "measured"]
+    assert "host 1 was killed" in said[1]
+    assert there.read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "rounds-make-2gbit-2hosts.json",
+        "rounds-transformer-2gbit-2hosts.json",
+    ]
+    assert campaign([str(tmp_path), "--rates", "2", "--models", "transformer"]) == 0
+    assert "there" in capsys.readouterr().out
