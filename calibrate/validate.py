@@ -298,7 +298,10 @@ def rank_factors(rounds: Rounds) -> tuple[float, ...]:
     times = [median_time(column) for column in columns]
     middle = fmean(time.value for time in times)
     values = [time.value for time in times]
-    chance = max(time.stderr or 0.0 for time in times)
+    errors = [time.stderr for time in times if time.stderr is not None]
+    if len(errors) < len(times):  # a single round tells nothing of chance
+        return ()
+    chance = max(errors)
     if max(values) - min(values) <= _SIGNIFICANT * chance * 2**0.5:
         return ()
     return tuple(value / middle for value in values)
