@@ -45,6 +45,7 @@ EXPOSED = 0.05  # of the iteration: above it the skill rule counts
 REGRET = 0.01
 _SIGNIFICANT = 2.0  # standard errors
 _ITERATIONS = 40
+_FEWEST_ROUNDS = 3
 Term = Literal["none", "forward", "backward", "communication", "overlap", "optimizer"]
 
 
@@ -197,6 +198,11 @@ def validate(files: Sequence[Path], profile: Path | None = None) -> Validation:
 
 def _sweep(path: Path, profile: Path | None) -> Sweep:
     rounds = load_rounds(path)
+    count = len(rounds.alone.whole_s)
+    if count < _FEWEST_ROUNDS:
+        raise DdpsimError(
+            f"{path.name}: {count} rounds tell nothing of the noise; wanted {_FEWEST_ROUNDS} or more"
+        )
     with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
         inputs = _Inputs(rounds, Path(folder), profile)
         cases = tuple(_case(rounds, variant, inputs) for variant in rounds.variants)
@@ -298,10 +304,7 @@ def rank_factors(rounds: Rounds) -> tuple[float, ...]:
     times = [median_time(column) for column in columns]
     middle = fmean(time.value for time in times)
     values = [time.value for time in times]
-    errors = [time.stderr for time in times if time.stderr is not None]
-    if len(errors) < len(times):  # a single round tells nothing of chance
-        return ()
-    chance = max(errors)
+    chance = max(time.stderr or 0.0 for time in times)
     if max(values) - min(values) <= _SIGNIFICANT * chance * 2**0.5:
         return ()
     return tuple(value / middle for value in values)

@@ -213,6 +213,14 @@ def test_ranks_that_share_cores_are_reported_apart(
     assert ("OVERSUBSCRIBED" in summary(validation)) == shared
 
 
+def test_too_few_rounds_are_refused(tmp_path: Path) -> None:
+    rounds = made_up([ONE])
+    alone = rounds.alone.model_copy(update={"whole_s": rounds.alone.whole_s[:2]})
+    save_rounds(rounds.model_copy(update={"alone": alone}), tmp_path / "two.json")
+    with pytest.raises(DdpsimError, match="two.json: 2 rounds tell nothing of the noise"):
+        validate([tmp_path / "two.json"])
+
+
 def test_no_rounds_are_refused() -> None:
     with pytest.raises(DdpsimError, match="no rounds"):
         validate([])
