@@ -45,6 +45,7 @@ EXPOSED = 0.05  # of the iteration: above it the skill rule counts
 REGRET = 0.01
 _SIGNIFICANT = 2.0  # standard errors
 _ITERATIONS = 40
+_FEWEST_ROUNDS = 3
 Term = Literal["none", "forward", "backward", "communication", "overlap", "optimizer"]
 
 
@@ -85,6 +86,7 @@ class Case(_Part):
     predicted: Split
     measured: Split
     off: Term = Field(description="the term that is off most; none: within 2 standard errors")
+    bucket_bytes: tuple[int, ...] = Field(description="as DDP logged them")
     buckets_agree: bool = Field(description="predicted bucket sizes are those that DDP logged")
 
     @property
@@ -133,13 +135,26 @@ class Sweep(_Part):
     cases: tuple[Case, ...]
 
     @property
+    def choices(self) -> tuple[tuple[Case, ...], ...]:
+        """The cases of the bucket caps, those with the same buckets together: they are one case."""
+        alike: dict[tuple[int, ...], list[Case]] = {}
+        for case in self.cases:
+            if case.bucket_choice:
+                alike.setdefault(case.bucket_bytes, []).append(case)
+        return tuple(tuple(cases) for cases in alike.values())
+
+    @property
     def regret(self) -> float | None:
-        """What the cap that the simulation picks costs more than the best measured, relative."""
-        choices = [case for case in self.cases if case.bucket_choice]
+        """What the buckets that the simulation picks cost more than the best measured, relative."""
+        choices = self.choices
         if len(choices) < 2:
             return None
-        picked = min(choices, key=lambda case: case.predicted_s)
-        return picked.measured_s / min(case.measured_s for case in choices) - 1
+        picked = min(choices, key=lambda cases: fmean(case.predicted_s for case in cases))
+        return _pooled_s(picked) / min(_pooled_s(cases) for cases in choices) - 1
+
+
+def _pooled_s(cases: Sequence[Case]) -> float:
+    return fmean(case.measured_s for case in cases)
 
 
 class Figures(_Part):
@@ -147,6 +162,12 @@ class Figures(_Part):
 
     cases: int
     sweeps: int
+    distinct_cases: int = Field(description="caps that lead to the same buckets counted once")
+    median_stderr: float = Field(description="of the measured medians, relative")
+    repeat_sigma: float | None = Field(
+        description="standard deviation of measured medians between caps with the same buckets, "
+        "relative: noise that the standard errors should tell"
+    )
     median_error: float
     worst_error: float
     within_5_percent_or_noise: float = Field(description="share of cases")
@@ -197,6 +218,12 @@ def validate(files: Sequence[Path], profile: Path | None = None) -> Validation:
 
 def _sweep(path: Path, profile: Path | None) -> Sweep:
     rounds = load_rounds(path)
+    count = len(rounds.alone.whole_s)
+    if count < _FEWEST_ROUNDS:
+        raise DdpsimError(
+            f"{path.name}: {count} rounds tell nothing of the noise; "
+            f"wanted {_FEWEST_ROUNDS} or more"
+        )
     with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
         inputs = _Inputs(rounds, Path(folder), profile)
         cases = tuple(_case(rounds, variant, inputs) for variant in rounds.variants)
@@ -338,6 +365,7 @@ def _case(rounds: Rounds, variant: VariantSamples, inputs: _Inputs) -> Case:
         predicted=predicted_split,
         measured=measured_split,
         off="none" if quiet else _term(predicted_split, measured_split),
+        bucket_bytes=variant.bucket_bytes,
         buckets_agree=sorted(b.size_bytes for b in result.buckets) == sorted(variant.bucket_bytes),
     )
 
@@ -433,6 +461,12 @@ def _figures(sweeps: Sequence[Sweep]) -> Figures | None:
     return Figures(
         cases=len(cases),
         sweeps=len(sweeps),
+        distinct_cases=sum(
+            len(sweep.choices) + sum(not case.bucket_choice for case in sweep.cases)
+            for sweep in sweeps
+        ),
+        median_stderr=median(case.noise for case in cases),
+        repeat_sigma=_repeat_sigma([group for sweep in sweeps for group in sweep.choices]),
         median_error=median(errors),
         worst_error=max(errors),
         within_5_percent_or_noise=_share(
@@ -451,6 +485,16 @@ def _figures(sweeps: Sequence[Sweep]) -> Figures | None:
         off={term: terms.count(term) for term in sorted(set(terms))},
         buckets_agree=sum(case.buckets_agree for case in cases),
     )
+
+
+def _repeat_sigma(groups: Sequence[Sequence[Case]]) -> float | None:
+    """Pooled over groups of cases that are alike."""
+    squares, freedom = 0.0, 0
+    for cases in groups:
+        middle = _pooled_s(cases)
+        squares += sum((case.measured_s / middle - 1) ** 2 for case in cases)
+        freedom += len(cases) - 1
+    return (squares / freedom) ** 0.5 if freedom else None
 
 
 def _share(flags: Sequence[bool]) -> float | None:
@@ -484,6 +528,10 @@ def headlines(validation: Validation) -> Iterator[str]:
 
 def _lines(f: Figures, of: str) -> Iterator[str]:
     yield f"{of}{f.cases} cases in {f.sweeps} sweeps; bucket sizes agree in {f.buckets_agree}"
+    yield (
+        f"{f.distinct_cases} are distinct; noise: standard errors of {f.median_stderr:.1%} "
+        f"(median), and {_percent(f.repeat_sigma)} between caps with the same buckets"
+    )
     yield f"error: median {f.median_error:.1%}, worst {f.worst_error:.1%}"
     yield f"bias {f.median_bias:+.1%}; within 5 % or the noise: {f.within_5_percent_or_noise:.0%}"
     yield f"skill: {_percent(f.skilled)} of {f.exposed_cases} cases with exposed communication"

@@ -166,6 +166,22 @@ def test_a_wrong_choice_has_a_regret(tmp_path: Path) -> None:
     assert validation.figures.good_choices == 0
 
 
+def test_caps_with_the_same_buckets_are_one_choice_and_tell_the_noise(tmp_path: Path) -> None:
+    """Their medians, 387 and 407 ms about 397, have a standard deviation of 14.1 ms."""
+    whole = FORWARD + ONE.backward + BIG + OPTIMIZER
+    again = [
+        Measured(Variant(bucket_cap_mb=cap), ONE.backward, BIG + more, ONE.bucket_bytes)
+        for cap, more in ((50, -0.01), (100, 0.01))
+    ]
+    validation = validate([write(tmp_path, TWO, *again)])
+    assert [len(cases) for cases in validation.sweeps[0].choices] == [1, 2]
+    figures = validation.figures
+    assert figures
+    assert (figures.cases, figures.distinct_cases) == (3, 2)
+    assert figures.repeat_sigma == pytest.approx(2**0.5 * 0.01 / whole, rel=1e-3)
+    assert validation.sweeps[0].regret == 0
+
+
 def test_figures_count_what_the_intervals_hold(tmp_path: Path) -> None:
     slow = Measured(TWO.variant, TWO.backward * 2, BIG * 2, TWO.bucket_bytes)
     figures = validate([write(tmp_path, slow, ONE)]).figures
@@ -211,6 +227,14 @@ def test_ranks_that_share_cores_are_reported_apart(
     assert (validation.figures is None) == shared
     assert (validation.oversubscribed is not None) == shared
     assert ("OVERSUBSCRIBED" in summary(validation)) == shared
+
+
+def test_too_few_rounds_are_refused(tmp_path: Path) -> None:
+    rounds = made_up([ONE])
+    alone = rounds.alone.model_copy(update={"whole_s": rounds.alone.whole_s[:2]})
+    save_rounds(rounds.model_copy(update={"alone": alone}), tmp_path / "two.json")
+    with pytest.raises(DdpsimError, match=r"two\.json: 2 rounds tell nothing of the noise"):
+        validate([tmp_path / "two.json"])
 
 
 def test_no_rounds_are_refused() -> None:

@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -231,7 +231,7 @@ class _Session:
         for _ in range(WARMUPS):
             self._round(0, warm=True)
         self._reduced = {size: [] for size in self._sizes()}
-        buffers = {size: torch.zeros(size // 4, device=job.device) for size in self._reduced}
+        buffers = _touched(self._reduced, job.device)
         done, began = 0, time.monotonic()
         while done < most:
             self._round(done, warm=False)
@@ -328,6 +328,14 @@ class _Session:
             tuple(tuple(rank[i * width + column] for rank in ranks) for i in range(len(rows)))
             for column in range(width)
         ]
+
+
+def _touched(sizes: Iterable[int], device: torch.device) -> dict[int, torch.Tensor]:
+    """A buffer for each size in bytes, reduced once: memory that was never written is none yet."""
+    buffers = {size: torch.empty(size // 4, device=device).fill_(0.0) for size in sizes}
+    for data in buffers.values():
+        dist.all_reduce(data)
+    return buffers
 
 
 def _later(stepper: _Stepper, *, warm: bool) -> Callable[[], None]:
