@@ -527,8 +527,10 @@ def _record(
         longer = constant + per_byte * sent
         found += [
             measured("all_reduce", f"with {name}", 1.2 * largest_s, size_bytes=beside, **pair),
-            measured("compute", f"{name} alone", 0.01),
-            measured("compute", f"{name} with all_reduce", 0.01 * longer),
+            measured("compute", f"{name} alone", 0.01, size_bytes=beside, **pair),
+            measured(
+                "compute", f"{name} with all_reduce", 0.01 * longer, size_bytes=beside, **pair
+            ),
         ]
     found += [
         measured("ddp_hook", "without", 0.05, parameters=100),
@@ -559,8 +561,10 @@ def test_a_profile_from_a_record() -> None:
     assert profile.provenance.sources == ("a.json",)
     found = profile.interference
     assert found is not None
-    assert found.comm_slowdown.value == pytest.approx(1.2)
-    assert found.compute_slowdown == Fitted(value=1.0)
+    assert found.comm_slowdown == found.compute_slowdown == Fitted(value=1.0)
+    alone_bytes_per_s = 2**22 / all_reduce_s(_gloo(), 2**22, 2, 1, 62.5e6)
+    more = found.comm_slowdown_s_per_byte.value * alone_bytes_per_s
+    assert more == pytest.approx(0.2, rel=5e-3)
     assert found.compute_slowdown_s_per_byte.value == pytest.approx(1e-9, rel=5e-3)
     assert profile.overheads.hook_s is not None
     assert profile.overheads.hook_s.value == pytest.approx(5e-6, rel=5e-3)
@@ -570,7 +574,7 @@ def test_a_profile_from_a_record() -> None:
     assert profile.jitter.iteration_sigma == pytest.approx(0.02, rel=0.1)
     assert profile.jitter.autocorrelation == pytest.approx(0.5, abs=0.1)
     assert profile.jitter.rank_sigma == pytest.approx(math.log(1.1) / math.sqrt(2), rel=0.05)
-    assert "one line rate: all of gloo's slowdown of compute" in profile.warnings[-1]
+    assert "one line rate: all of gloo's interference" in profile.warnings[-1]
     assert ClusterProfile.model_validate_json(profile.model_dump_json(by_alias=True)) == profile
 
 
@@ -579,6 +583,7 @@ def test_records_of_several_line_rates_tell_the_constant_from_the_bytes() -> Non
     profile = fit_profile(records, "testbed")
     assert profile.interference is not None
     assert profile.interference.compute_slowdown.value == pytest.approx(1.05, rel=1e-3)
+    assert profile.interference.comm_slowdown.value == pytest.approx(1.2, rel=1e-3)
     per_byte = profile.interference.compute_slowdown_s_per_byte
     assert per_byte.value == pytest.approx(4e-10, rel=1e-2)
     assert per_byte.stderr is not None

@@ -44,29 +44,33 @@ def fit_interference(records: Sequence[Record]) -> tuple[Interference | None, tu
     """How much compute and communication lengthen each other, and warnings; None: not measured.
 
     The figures are means over the pieces of compute (matrix products, and memory traffic), whose
-    difference counts as error. With NCCL the slowdown of compute is a constant. With gloo it
-    grows with the bytes that a rank sends a second, as the same processor moves them: a line over
-    records of different line rates, or through 1 if there is one line rate only.
+    difference counts as error. With NCCL the slowdowns are constants. With gloo they grow
+    with the bytes that a rank sends a second, as the same processor moves them: a line over
+    records of different line rates, or through 1 if there is one line rate only, from the largest
+    messages measured.
     """
     pieces = [piece for record in records for piece in _pieces(record)]
-    comm = [ratio for record in records for ratio in _comm_ratios(record)]
+    comm = [piece for record in records for piece in _comm_pieces(record)]
     if not pieces and not comm:
         return None, ()
     if not pieces or not comm:
         return None, (_HALF_MEASURED,)
     warnings = []
     constant, per_byte = _at_least(_pooled([piece.ratio for piece in pieces]), 1.0), _ZERO
+    comm_constant, comm_per_byte = _at_least(_pooled([piece.ratio for piece in comm]), 1.0), _ZERO
     if records[0].environment.backend == "gloo":
-        constant, per_byte = _by_rate(pieces)
+        constant, per_byte = _by_rate(_largest(pieces))
+        comm_constant, comm_per_byte = _by_rate(_largest(comm))
         if len({piece.line_rate for piece in pieces}) == 1:
             warnings.append(
-                "one line rate: all of gloo's slowdown of compute is taken as proportional to the "
-                "bytes sent a second"
+                "one line rate: all of gloo's interference is taken as proportional to the bytes "
+                "sent a second"
             )
     interference = Interference(
         compute_slowdown=constant,
         compute_slowdown_s_per_byte=per_byte,
-        comm_slowdown=_at_least(_pooled(comm), 1.0),
+        comm_slowdown=comm_constant,
+        comm_slowdown_s_per_byte=comm_per_byte,
     )
     return interference, tuple(warnings)
 
@@ -112,46 +116,55 @@ def fit_jitter(records: Sequence[Record]) -> tuple[Jitter | None, tuple[str, ...
 
 @dataclass(frozen=True)
 class _Piece:
-    """How many times longer a piece of compute takes, at so many bytes sent a second."""
+    """How many times longer compute or a transfer takes, at so many bytes sent a second."""
 
     ratio: Fitted
     sent_bytes_per_s: float
     line_rate: float | None
+    size_bytes: int
 
 
 def _pieces(record: Record) -> Iterator[_Piece]:
     for name in _PIECES:
-        alone = _find(record, "compute", f"{name} alone")
-        together = _find(record, "compute", f"{name} with all_reduce")
-        if not alone or not together:
-            continue
-        sent = _sent_bytes_per_s(record, name, together[-1].size_bytes)
-        if sent is not None:
-            ratio = _ratio(together[-1], alone[-1])
-            yield _Piece(ratio, sent, record.layout.line_rate_bytes_per_s)
+        for together in _find(record, "compute", f"{name} with all_reduce"):
+            alone = _of_size(_find(record, "compute", f"{name} alone"), together)
+            sending = _of_size(_find(record, "all_reduce", f"with {name}"), together)
+            sending += _of_size(_find(record, "all_reduce", "alone"), together)
+            if alone and sending:
+                yield _piece(record, together, alone[0], sending[0])
 
 
-def _sent_bytes_per_s(record: Record, piece: str, size_bytes: int) -> float | None:
-    """Of a rank, by the all-reduce that ran beside a piece of compute (or else ran alone)."""
-    beside = _find(record, "all_reduce", f"with {piece}") or _find(record, "all_reduce", "alone")
-    same_size = [m for m in beside if m.size_bytes == size_bytes]
-    if not beside:
-        return None
-    chosen = max(same_size or beside, key=lambda m: m.size_bytes)
-    ranks = chosen.nodes * chosen.gpus_per_node
-    return 2 * (ranks - 1) / ranks * chosen.size_bytes / median_time(chosen.samples_s).value
-
-
-def _comm_ratios(record: Record) -> Iterator[Fitted]:
-    alone = {_ranks_and_size(m): m for m in _find(record, "all_reduce", "alone")}
+def _comm_pieces(record: Record) -> Iterator[_Piece]:
+    """The all-reduce beside compute over the one that took turns with it, or else alone."""
     for name in _PIECES:
         for together in _find(record, "all_reduce", f"with {name}"):
-            if _ranks_and_size(together) in alone:
-                yield _ratio(together, alone[_ranks_and_size(together)])
+            alone = _of_size(_find(record, "all_reduce", f"beside {name}"), together)
+            alone += _of_size(_find(record, "all_reduce", "alone"), together)
+            if alone:
+                yield _piece(record, together, alone[0], alone[0])
 
 
-def _ranks_and_size(m: Measurement) -> tuple[int, int, int]:
-    return m.nodes, m.gpus_per_node, m.size_bytes
+def _piece(record: Record, together: Measurement, alone: Measurement, sent: Measurement) -> _Piece:
+    ranks = sent.nodes * sent.gpus_per_node
+    sent_bytes = 2 * (ranks - 1) / ranks * sent.size_bytes
+    return _Piece(
+        ratio=_ratio(together, alone),
+        sent_bytes_per_s=sent_bytes / median_time(sent.samples_s).value,
+        line_rate=record.layout.line_rate_bytes_per_s,
+        size_bytes=together.size_bytes,
+    )
+
+
+def _of_size(found: Sequence[Measurement], like: Measurement) -> list[Measurement]:
+    ranks = (like.nodes, like.gpus_per_node)
+    return [
+        m for m in found if m.size_bytes == like.size_bytes and (m.nodes, m.gpus_per_node) == ranks
+    ]
+
+
+def _largest(pieces: Sequence[_Piece]) -> list[_Piece]:
+    size_bytes = max(piece.size_bytes for piece in pieces)
+    return [piece for piece in pieces if piece.size_bytes == size_bytes]
 
 
 def _find(record: Record, kind: str, variant: str) -> list[Measurement]:

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Literal
 
-from calibrate.fit.effects import fit_interference, fit_jitter, fit_overheads, median_time
+from calibrate.fit.effects import (
+    fit_interference,
+    fit_jitter,
+    fit_overheads,
+    median_time,
+)
 from calibrate.fit.gloo import fit_gloo
 from calibrate.fit.nccl import fit_nccl
 from calibrate.fit.samples import Fit, FitError, Sample

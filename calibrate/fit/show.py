@@ -98,14 +98,14 @@ def _interference(profile: ClusterProfile) -> Iterator[str]:
     if found is None:
         return
     yield "interference: times longer while both are in flight"
-    yield _line("compute", found.compute_slowdown, _number)
-    if found.compute_slowdown_s_per_byte.value:
-        a_gigabyte = Fitted(
-            value=1e9 * found.compute_slowdown_s_per_byte.value,
-            stderr=_times(found.compute_slowdown_s_per_byte.stderr, 1e9),
-        )
-        yield _line("  more at 1 GB/s sent", a_gigabyte, _number)
-    yield _line("communication", found.comm_slowdown, _number)
+    for name, factor, per_byte in (
+        ("compute", found.compute_slowdown, found.compute_slowdown_s_per_byte),
+        ("communication", found.comm_slowdown, found.comm_slowdown_s_per_byte),
+    ):
+        yield _line(name, factor, _number)
+        if per_byte.value:
+            more = Fitted(value=1e9 * per_byte.value, stderr=_times(per_byte.stderr, 1e9))
+            yield _line("  more at 1 GB/s sent", more, _number)
 
 
 def _overheads(profile: ClusterProfile) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from calibrate.record import Group, Kind, Layout
 from ddpsim.units import format_bytes
@@ -167,8 +168,8 @@ def _optimizers(everyone: Team) -> Iterator[Task]:
 
 def _interference(world: Team, *, gpu: bool) -> Iterator[Task]:
     """Compute alone, an all-reduce alone, then both at once, repetition by repetition."""
-    size, working_set = (64 * MIB, 768 * MIB) if gpu else (MIB, 96 * MIB)
-    for work in WORKS:
+    sizes, working_set = ((64 * MIB,), 768 * MIB) if gpu else ((MIB, 16 * MIB), 96 * MIB)
+    for size, work in product(sizes, WORKS):
         slots = (
             Slot("compute", f"{work} alone", size),
             Slot("all_reduce", f"beside {work}", size),

@@ -32,13 +32,14 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
     cost = FittedCost(profile.all_reduce, cluster.nodes, cluster.gpus_per_node, rate)
     warnings = (*profile.warnings, *_warnings(cluster, profile, rate))
     found = profile.interference
-    ranks = cluster.world_size
+    sent = 2 * (cluster.world_size - 1) / cluster.world_size  # bytes a rank, of one of a message
     return Network(
         cost=InterferingCost(
             cost,
             compute=found.compute_slowdown.value,
             comm=found.comm_slowdown.value,
-            compute_s_per_byte=found.compute_slowdown_s_per_byte.value * 2 * (ranks - 1) / ranks,
+            compute_s_per_byte=found.compute_slowdown_s_per_byte.value * sent,
+            comm_s_per_byte=found.comm_slowdown_s_per_byte.value * sent,
         )
         if found
         else cost,
@@ -99,11 +100,12 @@ def _provenance(profile: ClusterProfile, rate: float | None) -> tuple[Provenance
 
 
 def _interference_uncertainty(found: Interference) -> Uncertainty:
-    """Relative standard error of the largest of the three effects."""
+    """The largest relative standard error of the effects."""
     effects = (
         (found.compute_slowdown.value - 1, found.compute_slowdown),
         (found.compute_slowdown_s_per_byte.value, found.compute_slowdown_s_per_byte),
         (found.comm_slowdown.value - 1, found.comm_slowdown),
+        (found.comm_slowdown_s_per_byte.value, found.comm_slowdown_s_per_byte),
     )
     errors = [_relative(effect, fitted) for effect, fitted in effects if effect > 0]
     return Uncertainty(max(errors, default=0.0), "the standard error of the calibration")

@@ -89,13 +89,15 @@ class ValidRange(_Part):
 class Interference(_Part):
     """Compute and communication in flight together: how many times longer each takes.
 
-    `compute_slowdown_s_per_byte` x (bytes a rank sends a second) is added to `compute_slowdown`:
-    threads that move bytes take processor time from compute.
+    To each factor its `..._s_per_byte` x (bytes a rank sends a second) is added: threads that move
+    bytes take processor time from compute, and wait for it. The rate is that of the transfer
+    alone for `comm_...`, and the one that this slowdown leaves for `compute_...`.
     """
 
     compute_slowdown: Fitted
     compute_slowdown_s_per_byte: Fitted
     comm_slowdown: Fitted
+    comm_slowdown_s_per_byte: Fitted = Fitted(value=0)
 
 
 class Overheads(_Part):
