@@ -57,6 +57,10 @@ class Fit:
     correlations: dict[tuple[str, str], float]
 
 
+_LEAST_BUCKET_BYTES = 1_048_576  # torch's first bucket
+_ENOUGH = 3
+
+
 def relative_residuals(model: AllReduceModel, samples: Sequence[Sample]) -> Floats:
     """log(predicted / measured) of each sample."""
     measured = np.array([sample.time_s for sample in samples])
@@ -65,7 +69,9 @@ def relative_residuals(model: AllReduceModel, samples: Sequence[Sample]) -> Floa
 
 
 def fitted_sigma(model: AllReduceModel, samples: Sequence[Sample]) -> float:
-    """The root of the residuals' weighted mean square."""
+    """The root of the residuals' weighted mean square, at DDP's sizes if there are enough."""
+    usual = [sample for sample in samples if sample.size_bytes >= _LEAST_BUCKET_BYTES]
+    samples = usual if len(usual) >= _ENOUGH else samples
     weights = [sample.weight for sample in samples]
     return float(np.sqrt(np.average(relative_residuals(model, samples) ** 2, weights=weights)))
 

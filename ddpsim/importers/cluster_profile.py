@@ -139,7 +139,9 @@ class ClusterProfile(_Part):
     name: str
     backend: Literal["gloo", "nccl"]
     all_reduce: Annotated[NcclRegimes | GlooRing, Field(discriminator="kind")]
-    all_reduce_sigma: float = Field(ge=0, description="RMS of the fit's relative residuals")
+    all_reduce_sigma: float = Field(
+        ge=0, description="RMS of the fit's relative residuals, from 1 MiB up"
+    )
     valid: ValidRange
     interference: Interference | None = None
     overheads: Overheads = Overheads()
