@@ -19,8 +19,16 @@ def write_atomically(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        Path(name).chmod(0o666 & ~_umask())
         Path(name).replace(path)
     except BaseException:
         with suppress(OSError):
             Path(name).unlink()
         raise
+
+
+def _umask() -> int:
+    """What this process takes away from a new file's permissions; mkstemp takes away all."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -67,6 +67,17 @@ def test_the_interval_uses_the_measured_errors_of_presets() -> None:
     assert validation.preset_sigma(several_nodes=False) <= PRESET_LINKS.sigma
 
 
+def test_the_recorded_campaign_is_predicted() -> None:
+    """Level reached, not the goal of 2 % and 5 %: docs/validation.md says what is missing."""
+    figures = validation.campaign().figures
+    assert figures is not None
+    assert figures.cases >= 112
+    assert figures.buckets_agree == figures.cases
+    assert figures.median_error <= 0.03
+    assert -0.03 <= figures.median_bias <= 0.01
+    assert figures.within_5_percent_or_noise >= 0.8
+
+
 @needs_reference
 def test_the_page_is_up_to_date() -> None:
     assert Path(validation.PAGE).read_text("utf-8") == validation.page()

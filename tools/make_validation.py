@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from calibrate.validate import Validation, headlines, validate
 from ddpsim.cluster.collectives import duration_ns
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.run import run
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
 TESTBED = ROOT / "scenarios" / "testbed"
 PAGE = ROOT / "docs" / "validation.md"
+CAMPAIGN = ROOT / "docs" / "validation" / "testbed"
 V100_LOG = "nccl/logs/abci-V-1x4.txt"
 
 # Identical GPUs of one cluster differ: 8 % on average over five clusters (arXiv 2208.11035), read
@@ -96,6 +98,12 @@ class Row:
     def error(self, seconds: float | None = None) -> float:
         """(predicted - measured) / measured, of ours or of another prediction."""
         return (self.predicted_s if seconds is None else seconds) / self.measured_s - 1
+
+
+@cache
+def campaign() -> Validation:
+    """The recorded campaign, predicted anew from its profile."""
+    return validate(sorted(CAMPAIGN.glob("rounds-*.json")), CAMPAIGN / "cluster.json")
 
 
 def main() -> None:
@@ -293,6 +301,7 @@ def page() -> str:
         "BACKWARD": _table(backwards, "cap, MiB"),
         "ROOFLINE": _roofline_table(),
         "ROOFLINE_SIGMA": f"{roofline_sigma():.2f}",
+        "CAMPAIGN": "\n".join(f"- {line}" for line in headlines(campaign())),
         "PRESETS": _preset_table(),
         "NODE_SIGMA": f"{preset_sigma(several_nodes=False):.2f}",
         "NETWORK_SIGMA": f"{preset_sigma(several_nodes=True):.2f}",

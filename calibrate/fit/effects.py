@@ -44,10 +44,10 @@ def fit_interference(records: Sequence[Record]) -> tuple[Interference | None, tu
     """How much compute and communication lengthen each other, and warnings; None: not measured.
 
     The figures are means over the pieces of compute (matrix products, and memory traffic), whose
-    difference counts as error. With NCCL the slowdowns are constants. With gloo they grow
-    with the bytes that a rank sends a second, as the same processor moves them: a line over
-    records of different line rates, or through 1 if there is one line rate only, from the largest
-    messages measured.
+    difference counts as error. With NCCL the slowdowns are constants. With gloo, from the
+    largest messages measured, that of compute grows with the bytes that a rank sends a second, as
+    the same processor moves them (a line over records of different line rates, or through 1 if
+    there is one line rate only), and that of transfers with their square.
     """
     pieces = [piece for record in records for piece in _pieces(record)]
     comm = [piece for record in records for piece in _comm_pieces(record)]
@@ -57,10 +57,10 @@ def fit_interference(records: Sequence[Record]) -> tuple[Interference | None, tu
         return None, (_HALF_MEASURED,)
     warnings = []
     constant, per_byte = _at_least(_pooled([piece.ratio for piece in pieces]), 1.0), _ZERO
-    comm_constant, comm_per_byte = _at_least(_pooled([piece.ratio for piece in comm]), 1.0), _ZERO
+    comm_constant, comm_squared = _at_least(_pooled([piece.ratio for piece in comm]), 1.0), _ZERO
     if records[0].environment.backend == "gloo":
         constant, per_byte = _by_rate(_largest(pieces))
-        comm_constant, comm_per_byte = _by_rate(_largest(comm))
+        comm_constant, comm_squared = Fitted(value=1.0), _by_square(_largest(comm))
         if len({piece.line_rate for piece in pieces}) == 1:
             warnings.append(
                 "one line rate: all of gloo's interference is taken as proportional to the bytes "
@@ -70,7 +70,7 @@ def fit_interference(records: Sequence[Record]) -> tuple[Interference | None, tu
         compute_slowdown=constant,
         compute_slowdown_s_per_byte=per_byte,
         comm_slowdown=comm_constant,
-        comm_slowdown_s_per_byte=comm_per_byte,
+        comm_slowdown_s2_per_byte2=comm_squared,
     )
     return interference, tuple(warnings)
 
@@ -180,6 +180,17 @@ def _by_rate(pieces: Sequence[_Piece]) -> tuple[Fitted, Fitted]:
         return _shifted(constant, 1.0), per_byte
     slopes = [_scaled(ratio, 1 / rate) for ratio, rate in zip(above, rates, strict=True)]
     return Fitted(value=1.0), _at_least(_pooled(slopes), 0.0)
+
+
+def _by_square(pieces: Sequence[_Piece]) -> Fitted:
+    """What lies above 1 over the square of the bytes sent a second, by least squares."""
+    squares = np.array([piece.sent_bytes_per_s**2 for piece in pieces])
+    above = np.array([piece.ratio.value - 1 for piece in pieces])
+    slope = max(0.0, float(squares @ above / (squares @ squares)))
+    if len(pieces) == 1:
+        return Fitted(value=slope)
+    spread = float(np.sum((above - slope * squares) ** 2)) / (len(pieces) - 1)
+    return Fitted(value=slope, stderr=math.sqrt(spread / float(squares @ squares)))
 
 
 def _hook_s(records: Sequence[Record]) -> Fitted | None:

@@ -19,6 +19,8 @@ __all__ = ["fit_gloo"]
 Floats = npt.NDArray[np.float64]
 LEAST_SIZES = 5  # of messages: as many as there are figures
 
+_USUAL = 1_048_576  # bytes: DDP's buckets are no smaller, and what is smaller scatters widely
+
 _NAMES = ("queue", "segment", "reduce rate", "burst", "wire bytes per byte")
 _QUEUE, _SEGMENT, _REDUCE, _BURST, _WIRE = range(5)
 _SCALE = (1e-4, 1e-4, 1e-9, 1e5)  # s, s, s per byte, bytes; that of the wire follows below
@@ -70,7 +72,7 @@ def fit_gloo(samples: Sequence[Sample]) -> Fit:
 def _solved(samples: Sequence[Sample], wire: _Wire) -> Solution:
     columns = Columns.of([sample.point for sample in samples])
     measured_s = np.array([sample.time_s for sample in samples])
-    weights = np.sqrt([sample.weight for sample in samples])
+    weights = np.sqrt([sample.weight * min(1.0, sample.size_bytes / _USUAL) for sample in samples])
 
     def residuals(values: Floats) -> Floats:
         predicted_s = all_reduce_times_s(_model(values, wire), columns)

@@ -98,14 +98,14 @@ def _interference(profile: ClusterProfile) -> Iterator[str]:
     if found is None:
         return
     yield "interference: times longer while both are in flight"
-    for name, factor, per_byte in (
-        ("compute", found.compute_slowdown, found.compute_slowdown_s_per_byte),
-        ("communication", found.comm_slowdown, found.comm_slowdown_s_per_byte),
+    for name, factor, more, scale, at in (
+        ("compute", found.compute_slowdown, found.compute_slowdown_s_per_byte, 1e9, "GB/s"),
+        ("communication", found.comm_slowdown, found.comm_slowdown_s2_per_byte2, 1e18, "(GB/s)^2"),
     ):
         yield _line(name, factor, _number)
-        if per_byte.value:
-            more = Fitted(value=1e9 * per_byte.value, stderr=_times(per_byte.stderr, 1e9))
-            yield _line("  more at 1 GB/s sent", more, _number)
+        if more.value:
+            scaled = Fitted(value=scale * more.value, stderr=_times(more.stderr, scale))
+            yield _line(f"  more a {at} sent", scaled, _number)
 
 
 def _overheads(profile: ClusterProfile) -> Iterator[str]:

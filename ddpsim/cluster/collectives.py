@@ -96,23 +96,23 @@ class CollectiveCost(Protocol):
 class InterferingCost:
     """A cost model whose transfers and compute slow each other down.
 
-    `compute` and `comm` are factors; to each its `..._s_per_byte` times the bytes of a message that
-    move in a second is added (`ddpsim.importers.cluster_profile`). `effect` stretches how far the
-    factors lie above 1.
+    `compute` and `comm` are factors; to them `compute_s_per_byte` times the bytes of a message that
+    move in a second, and `comm_s2_per_byte2` times their square, are added
+    (`ddpsim.importers.cluster_profile`). `effect` stretches how far the factors lie above 1.
     """
 
     cost: CollectiveCost
     compute: float = 1.0
     comm: float = 1.0
     compute_s_per_byte: float = 0.0
-    comm_s_per_byte: float = 0.0
+    comm_s2_per_byte2: float = 0.0
     effect: float = 1.0
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
         transfer = self.cost.transfer(operation, size_bytes)
         bytes_per_s = size_bytes / max(duration_ns(transfer), 1) * NS_PER_S
-        comm = self.comm + self.comm_s_per_byte * bytes_per_s
+        comm = self.comm + self.comm_s2_per_byte2 * bytes_per_s**2
         compute = self.compute + self.compute_s_per_byte * bytes_per_s / comm
         slowdowns = Interference(self._factor(compute), self._factor(comm))
         return replace(transfer, interference=slowdowns)

@@ -39,7 +39,7 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
             compute=found.compute_slowdown.value,
             comm=found.comm_slowdown.value,
             compute_s_per_byte=found.compute_slowdown_s_per_byte.value * sent,
-            comm_s_per_byte=found.comm_slowdown_s_per_byte.value * sent,
+            comm_s2_per_byte2=found.comm_slowdown_s2_per_byte2.value * sent**2,
         )
         if found
         else cost,
@@ -105,7 +105,7 @@ def _interference_uncertainty(found: Interference) -> Uncertainty:
         (found.compute_slowdown.value - 1, found.compute_slowdown),
         (found.compute_slowdown_s_per_byte.value, found.compute_slowdown_s_per_byte),
         (found.comm_slowdown.value - 1, found.comm_slowdown),
-        (found.comm_slowdown_s_per_byte.value, found.comm_slowdown_s_per_byte),
+        (found.comm_slowdown_s2_per_byte2.value, found.comm_slowdown_s2_per_byte2),
     )
     errors = [_relative(effect, fitted) for effect, fitted in effects if effect > 0]
     return Uncertainty(max(errors, default=0.0), "the standard error of the calibration")

@@ -89,15 +89,16 @@ class ValidRange(_Part):
 class Interference(_Part):
     """Compute and communication in flight together: how many times longer each takes.
 
-    To each factor its `..._s_per_byte` x (bytes a rank sends a second) is added: threads that move
-    bytes take processor time from compute, and wait for it. The rate is that of the transfer
-    alone for `comm_...`, and the one that this slowdown leaves for `compute_...`.
+    Threads that move bytes take processor time from compute, and wait for it. To `comm_slowdown`
+    `comm_slowdown_s2_per_byte2` x (bytes a rank sends a second, alone) squared is added: seen, and
+    as it should be, for they need the processor more often and it is busier then. To
+    `compute_slowdown`, `compute_slowdown_s_per_byte` x (bytes a rank sends a second, so slowed).
     """
 
     compute_slowdown: Fitted
     compute_slowdown_s_per_byte: Fitted
     comm_slowdown: Fitted
-    comm_slowdown_s_per_byte: Fitted = Fitted(value=0)
+    comm_slowdown_s2_per_byte2: Fitted = Fitted(value=0)
 
 
 class Overheads(_Part):
