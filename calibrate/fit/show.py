@@ -15,6 +15,7 @@ from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
 __all__ = ["show"]
 
+_EXACT = 1e-6  # a smaller relative error is the computation's, not the measurement's
 _NO_LIMIT = 1e15  # bytes per second: a fit's floor of its inverse, and no machine's rate
 
 
@@ -138,7 +139,9 @@ def _line(name: str, figure: Fitted, written: Callable[[float], str]) -> str:
     if figure.value >= _NO_LIMIT:
         return f"  {name:<20} no limit seen"
     value = f"  {name:<20} {written(figure.value)}"
-    return value if figure.stderr is None else f"{value} +- {written(figure.stderr)}"
+    if figure.stderr is None or figure.stderr < _EXACT * abs(figure.value):
+        return value
+    return f"{value} +- {written(figure.stderr)}"
 
 
 def _number(value: float) -> str:
