@@ -102,7 +102,9 @@ class Job:
             "torch's reducer: kernels and bytes; host time per hook measured on CPU tensors",
             "published",
         )
-        return (*self.model.provenance, *self.network.provenance, costs)
+        measured = Provenance("DDP's hooks and copies", "the cluster profile", "measured")
+        known = () if self.overheads == NOT_MEASURED else (measured,)
+        return (*self.model.provenance, *self.network.provenance, *known, costs)
 
     def warnings(self, memory: Memory) -> tuple[str, ...]:
         """What a reader must know before trusting the answer."""

@@ -117,6 +117,12 @@ def test_jitter_of_the_profile_is_used(predict: Any) -> None:
     assert times.p90 > times.p10
 
 
+def test_measured_hooks_take_the_place_of_published_ones(predict: Any) -> None:
+    slow = predict({"overheads": {"hook_s": fitted(1e-3)}})
+    assert slow.iteration_time_s.mean > predict({}).iteration_time_s.mean + 0.05
+    assert ("DDP's hooks and copies", "measured") in {(p.input, p.trust) for p in slow.provenance}
+
+
 def test_ranks_that_were_not_measured_are_named(predict: Any) -> None:
     assert "4 x 1 is predicted from its hops" in predict({}, nodes=4).warnings[0]
 
