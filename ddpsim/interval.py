@@ -10,6 +10,7 @@ step, so it widens the interval upwards by what was seen on a testbed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import exp, hypot
 
 from ddpsim.provenance import Uncertainty
@@ -31,7 +32,7 @@ _GLOO_SLOWDOWN = 0.22
 
 def prediction_interval(
     mean_s: float,
-    step_s: Callable[[float, float, float, float], float],
+    step_s: Callable[..., float],
     *,
     compute: Uncertainty,
     network: Uncertainty | None,
@@ -42,19 +43,20 @@ def prediction_interval(
 ) -> PredictionInterval:
     """The 80 % interval around a mean step.
 
-    `step_s(compute, network, data, interference)` simulates the step, stretched by factors;
-    `hidden_comm_s` is communication under compute; `spread_s` is p10 and p90 over iterations.
+    `step_s` simulates the step, with `compute`, `network`, `data` or `interference` stretched by a
+    factor; `hidden_comm_s` is communication under compute; `spread_s` is p10 and p90 over
+    iterations.
     """
-    base_s = step_s(1, 1, 1, 1)
+    base_s = step_s()
     varied = (
-        ("compute time", compute, lambda factor: step_s(factor, 1, 1, 1)),
-        ("network time", network, lambda factor: step_s(1, factor, 1, 1)),
-        ("data rate", data, lambda factor: step_s(1, 1, factor, 1)),
-        ("interference", interference, lambda factor: step_s(1, 1, 1, factor)),
+        ("compute time", "compute", compute),
+        ("network time", "network", network),
+        ("data rate", "data", data),
+        ("interference", "interference", interference),
     )
     sources = [
-        _effect(name, uncertainty, mean_s / base_s, base_s, stretched_s)
-        for name, uncertainty, stretched_s in varied
+        _effect(name, uncertainty, mean_s / base_s, base_s, partial(_stretched, step_s, term))
+        for name, term, uncertainty in varied
         if uncertainty
     ]
     low, high = spread_s
@@ -72,6 +74,10 @@ def prediction_interval(
         sources.append(IntervalSource("interference", 0.0, slowed_s, basis))
         above_s += slowed_s
     return PredictionInterval(LEVEL, max(0.0, mean_s - below_s), mean_s + above_s, tuple(sources))
+
+
+def _stretched(step_s: Callable[..., float], term: str, factor: float) -> float:
+    return step_s(**{term: factor})
 
 
 def _effect(

@@ -49,18 +49,19 @@ class Job:
     @cache  # noqa: B019 -- a job lives as long as its question
     def step_s(
         self,
-        compute_factor: float,
-        network_factor: float,
-        data_factor: float,
-        interference_factor: float = 1.0,
+        *,
+        compute: float = 1.0,
+        network: float = 1.0,
+        data: float = 1.0,
+        interference: float = 1.0,
     ) -> float:
         """One steady step without jitter, its times and interference stretched by factors."""
-        scaled = self.model.scaled(compute_factor)
+        scaled = self.model.scaled(compute)
         program = compile_program(self.scenario, scaled, self.overheads).steady()
-        cost = self.network.cost.stretched(network_factor)
+        cost = self.network.cost.stretched(network)
         if isinstance(cost, InterferingCost):
-            cost = replace(cost, effect=cost.effect * interference_factor)
-        loader = program.loader.stretched(data_factor) if program.loader else None
+            cost = replace(cost, effect=cost.effect * interference)
+        loader = program.loader.stretched(data) if program.loader else None
         once = replace(program, warmup=1, iterations=1, loader=loader)
         cluster, calm = self.scenario.cluster, self.scenario.run.model_copy(update={"jitter": None})
         slowdowns = draw_slowdowns(cluster, calm, once.warmup + 1)

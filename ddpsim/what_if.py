@@ -136,7 +136,7 @@ def _changed(spec: _Spec, path: str, value: Any) -> _Spec:
 
 def _throughput(job: Job | None) -> float:
     """Samples per second of all ranks, without noise; 0 without a job."""
-    return 0.0 if job is None else _samples(job.scenario) / job.step_s(1, 1, 1)
+    return 0.0 if job is None else _samples(job.scenario) / job.step_s()
 
 
 def _samples(scenario: Scenario) -> int:
@@ -177,11 +177,11 @@ def stretches(job: Job, result: Result, measured_s: float) -> tuple[Stretch, ...
 
     The step is simulated without noise, which multiplies the compute and adds to the rest.
     """
-    mean_s, quiet_s = result.iteration_time_s.mean, job.step_s(1, 1, 1)
-    found = [_stretch("compute", lambda f: job.step_s(f, 1, 1) * mean_s / quiet_s, measured_s)]
+    mean_s, quiet_s = result.iteration_time_s.mean, job.step_s()
+    found = [_stretch("compute", lambda f: job.step_s(compute=f) * mean_s / quiet_s, measured_s)]
     if result.comm_time_s:
         found.append(
-            _stretch("network", lambda f: job.step_s(1, f, 1) + mean_s - quiet_s, measured_s)
+            _stretch("network", lambda f: job.step_s(network=f) + mean_s - quiet_s, measured_s)
         )
     return tuple(found)
 
