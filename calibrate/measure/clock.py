@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 
-__all__ = ["Clock", "Lap", "Mark"]
+__all__ = ["Clock", "Lap", "Mark", "no_collection"]
 
 Mark = float | torch.cuda.Event
 
@@ -50,3 +53,13 @@ class Clock:
     def read(self, lap: Lap) -> float:
         """Seconds of one of the things that a lap did."""
         return self.seconds(lap.start, lap.end) / lap.times
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep Python's garbage collector out of what is timed: 0.3 s a pass over torch's objects."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

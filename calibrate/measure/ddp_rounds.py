@@ -8,13 +8,11 @@ Run on each rank, with torchrun's variables set:
 
 from __future__ import annotations
 
-import gc
 import math
 import os
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -37,6 +35,7 @@ from calibrate.ddp_rounds import (
     VariantSamples,
     save_rounds,
 )
+from calibrate.measure.clock import no_collection
 from calibrate.measure.environment import check_same, environment, rank_facts
 from calibrate.measure.errors import LostContactError, MeasureError
 from calibrate.measure.job import Job, join
@@ -52,15 +51,14 @@ from calibrate.measure.profile import (
     prepare,
     ready_times,
 )
+from calibrate.measure.rank import run_rank
 from calibrate.record import Environment
-from ddpsim.errors import DdpsimError
 
 __all__ = ["measure_rounds"]
 
 KIB, MIB = 2**10, 2**20
 _SMALL_SIZES = (64 * KIB, MIB)
 _BUCKET_SIZES = 6  # sizes of all-reduces taken from the buckets
-_FAILED, _LOST = 3, 4  # as `calibrate.measure.launch` understands them
 _LOG_FIELDS = {
     "forward_s": "forward_compute_time",
     "backward_compute_s": "backward_compute_time",
@@ -255,7 +253,7 @@ class _Session:
         ]
         start = number % len(work)
         for one in (*work[start:], *work[:start]):
-            with _no_collection():
+            with no_collection():
                 self._job.barrier()
                 one()
 
@@ -366,29 +364,5 @@ def _known(seconds: float) -> float | None:
     return None if math.isnan(seconds) else round(seconds, 9)
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep Python's garbage collector out of what is timed."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def _rank() -> int:
-    """One rank: options as JSON in the first argument."""
-    try:
-        measure_rounds(RoundOptions.model_validate_json(sys.argv[1]))
-    except DdpsimError as error:
-        print(" ".join(str(error).split()), file=sys.stderr, flush=True)
-        return _LOST if isinstance(error, LostContactError) else _FAILED
-    return 0
-
-
 if __name__ == "__main__":
-    code = _rank()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # no clean-up by gloo's threads: they may wait for a dead peer, and the file is written
-    os._exit(code)
+    run_rank(lambda options: measure_rounds(RoundOptions.model_validate_json(options)))

@@ -12,15 +12,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from calibrate.measure.errors import LostContactError, MeasureError
+from calibrate.measure.errors import MeasureError
+from calibrate.measure.rank import FAILED, LOST, run_rank
 from calibrate.measure.session import Options, measure
 from calibrate.record import Record, load_record
-from ddpsim.errors import DdpsimError
 
 __all__ = ["free_port", "local"]
 
-# exit codes of a rank whose error is the last line that it wrote; the second if others are to blame
-_FAILED, _LOST = 3, 4
 _GRACE_S = 10.0  # for the other ranks to notice, before they are ended
 
 
@@ -127,9 +125,9 @@ def _problem(codes: Sequence[int], logs: Sequence[Path]) -> str:
         name = signal.Signals(-codes[killed[0]]).name
         return f"rank {killed[0]} was killed by {name}: was memory short?"
     for rank, code in enumerate(codes):
-        if code not in (0, _FAILED, _LOST, -signal.SIGTERM):
+        if code not in (0, FAILED, LOST, -signal.SIGTERM):
             return f"rank {rank} ended with exit code {code}: {_last_line(logs[rank])}."
-    for wanted in (_FAILED, _LOST):
+    for wanted in (FAILED, LOST):
         if wanted in codes:
             return _last_line(logs[codes.index(wanted)])
     return ""
@@ -140,19 +138,5 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def _rank() -> int:
-    """One rank of `local`: options as JSON in the first argument."""
-    try:
-        measure(Options.model_validate_json(sys.argv[1]))
-    except DdpsimError as error:
-        print(" ".join(str(error).split()), file=sys.stderr, flush=True)
-        return _LOST if isinstance(error, LostContactError) else _FAILED
-    return 0
-
-
 if __name__ == "__main__":
-    code = _rank()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # no clean-up by gloo's threads: they may wait for a dead peer, and the record is written
-    os._exit(code)
+    run_rank(lambda options: measure(Options.model_validate_json(options)))

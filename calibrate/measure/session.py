@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -15,6 +13,7 @@ from statistics import median
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from calibrate.measure.clock import no_collection
 from calibrate.measure.environment import (
     check_same,
     check_same_machine,
@@ -252,7 +251,7 @@ class _Session:
 
     def _rounds(self, task: Task, run: Round | None, count: int) -> list[list[float]]:
         """Times of rounds by slot, after a barrier; not-a-number on a rank that has no part."""
-        with _no_collection():
+        with no_collection():
             self._job.barrier()
             if run is None:
                 return [[math.nan] * len(task.slots)] * count
@@ -349,16 +348,6 @@ def _measurement(
 def _in_short(measurement: Measurement) -> str:
     samples = measurement.samples_s
     return f"{format_duration(median(samples))} (median of {len(samples)})"
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep Python's garbage collector out of what is timed: 0.3 s a pass over torch's objects."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _free_bytes(job: Job) -> int:

@@ -1,0 +1,30 @@
+"""A process that is one rank of a job started here: its options, its last words, its exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from calibrate.measure.errors import LostContactError
+from ddpsim.errors import DdpsimError
+
+__all__ = ["FAILED", "LOST", "run_rank"]
+
+# exit codes of a rank whose error is the last line that it wrote; the second if others are to blame
+FAILED, LOST = 3, 4
+
+
+def run_rank(task: Callable[[str], object]) -> NoReturn:
+    """Do the task, with its options as JSON from the first argument, and end this process."""
+    code = 0
+    try:
+        task(sys.argv[1])
+    except DdpsimError as error:
+        print(" ".join(str(error).split()), file=sys.stderr, flush=True)
+        code = LOST if isinstance(error, LostContactError) else FAILED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # no clean-up by gloo's threads: they may wait for a dead peer, and what counts is written
+    os._exit(code)
