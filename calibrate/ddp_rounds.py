@@ -12,11 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from calibrate.files import write_atomically
+from calibrate.files import load_json, write_atomically
 from calibrate.record import Environment, Layout
-from ddpsim.errors import ImportFailedError
 
 __all__ = [
     "CAPS",
@@ -179,14 +178,7 @@ def rank_medians(samples: Samples) -> tuple[float, ...]:
 
 def load_rounds(path: Path) -> Rounds:
     """Read rounds; raises ImportFailedError with what is wrong and where."""
-    try:
-        return Rounds.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ImportFailedError(str(path), f"cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ImportFailedError(str(path), f"is no {SCHEMA}: {where}: {first['msg']}") from None
+    return load_json(Rounds, path, SCHEMA)
 
 
 def save_rounds(rounds: Rounds, path: Path) -> None:

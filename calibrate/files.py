@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Our JSON files: read with one clear error, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,8 +6,25 @@ import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
-__all__ = ["write_atomically"]
+from pydantic import BaseModel
+
+from ddpsim.errors import ImportFailedError
+from ddpsim.importers.text import parsed
+
+__all__ = ["load_json", "write_atomically"]
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def load_json(model: type[_Model], path: Path, wanted: str) -> _Model:
+    """A file as one of our models, called `wanted`; raises ImportFailedError with what is wrong."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ImportFailedError(str(path), f"cannot be read: {error.strerror}") from None
+    return parsed(model, str(path), text, wanted)
 
 
 def write_atomically(path: Path, text: str) -> None:

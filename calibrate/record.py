@@ -9,10 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from calibrate.files import write_atomically
-from ddpsim.errors import ImportFailedError
+from calibrate.files import load_json, write_atomically
 
 __all__ = ["Environment", "Layout", "Measurement", "Record", "load_record", "save_record"]
 
@@ -121,16 +120,7 @@ class Record(_Part):
 
 def load_record(path: Path) -> Record:
     """Read a record; raises ImportFailedError with what is wrong and where."""
-    try:
-        return Record.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ImportFailedError(str(path), f"cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ImportFailedError(
-            str(path), f"is no {SCHEMA} record: {where}: {first['msg']}"
-        ) from None
+    return load_json(Record, path, f"{SCHEMA} record")
 
 
 def save_record(record: Record, path: Path) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Problem",
     "ScenarioError",
     "SimulationError",
+    "blamed_on",
     "printable",
     "shown",
 ]
@@ -65,6 +67,15 @@ class ImportFailedError(DdpsimError):
     def __init__(self, path: str, message: str, line: int = 0) -> None:
         self.path, self.line = path, line
         super().__init__(f"{path}:{line}: {message}" if line else f"{path}: {message}")
+
+
+@contextmanager
+def blamed_on(key: str) -> Iterator[None]:
+    """A file that cannot be imported is the fault of the scenario's key that names it."""
+    try:
+        yield
+    except ImportFailedError as error:
+        raise InputError(key, str(error)) from None
 
 
 class SimulationError(DdpsimError):

@@ -12,7 +12,7 @@ from ddpsim.cluster.collectives import InterferingCost, Network, SingleRankCost,
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.run import run
-from ddpsim.errors import ImportFailedError, InputError, Problem, ScenarioError
+from ddpsim.errors import InputError, Problem, ScenarioError, blamed_on
 from ddpsim.importers.cluster_profile import (
     NOT_MEASURED,
     ClusterProfile,
@@ -154,10 +154,8 @@ def _cluster_profile(scenario: Scenario) -> ClusterProfile | None:
     source = scenario.cluster.profile
     if source is None:
         return None
-    try:
+    with blamed_on("cluster.profile"):
         return read_cluster_profile(source)
-    except ImportFailedError as error:
-        raise InputError("cluster.profile", str(error)) from None
 
 
 def _with_jitter(scenario: Scenario, profile: ClusterProfile | None) -> Scenario:

@@ -15,7 +15,7 @@ from ddpsim.cluster.collectives import (
     duration_ns,
 )
 from ddpsim.cluster.topology import Link, ring_links
-from ddpsim.errors import ImportFailedError, InputError
+from ddpsim.errors import InputError, blamed_on
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
 from ddpsim.importers.cluster_profile import ClusterProfile
 from ddpsim.provenance import Provenance, Trust, Uncertainty
@@ -167,10 +167,8 @@ def _log_cost(log: AllReduceLog, beyond: Network | None, run: Run) -> Collective
 def _read(cluster: Cluster) -> AllReduceLog:
     if cluster.all_reduce is None:
         raise ValueError("this cluster names no log")
-    try:
+    with blamed_on("cluster.all_reduce"):
         return read_all_reduce(cluster.all_reduce)
-    except ImportFailedError as error:
-        raise InputError("cluster.all_reduce", str(error)) from None
 
 
 def _check_ranks(log: AllReduceLog, cluster: Cluster, run: Run) -> tuple[str, ...]:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from ddpsim.errors import ImportFailedError
-from ddpsim.importers.text import read_text
+from ddpsim.importers.text import parsed, read_text
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = [
@@ -154,11 +153,4 @@ class ClusterProfile(_Part):
 def read_cluster_profile(source: SourceFile) -> ClusterProfile:
     """Read a profile; raises ImportFailedError with what is wrong and where."""
     text = read_text(source, "a ddpsim.profile/1 JSON file")
-    try:
-        return ClusterProfile.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ImportFailedError(
-            source.given, f"is no ddpsim.profile/1 cluster profile: {where}: {first['msg']}"
-        ) from None
+    return parsed(ClusterProfile, source.given, text, "ddpsim.profile/1 cluster profile")

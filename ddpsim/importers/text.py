@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from ddpsim.errors import ImportFailedError, shown
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["header_of", "number", "read_text", "table", "whole"]
+__all__ = ["header_of", "number", "parsed", "read_text", "table", "whole"]
 
+_Model = TypeVar("_Model", bound=BaseModel)
 _LARGEST = 1e13  # terabytes, or months in microseconds
 
 
@@ -26,6 +29,16 @@ def read_text(source: SourceFile, wanted: str) -> str:
     if not text.strip():
         raise ImportFailedError(source.given, f"the file is empty; wanted {wanted}")
     return text
+
+
+def parsed(model: type[_Model], name: str, text: str | bytes, wanted: str) -> _Model:
+    """JSON as one of our pydantic models, called `wanted`; raises ImportFailedError."""
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ImportFailedError(name, f"is no {wanted}: {where}: {first['msg']}") from None
 
 
 def header_of(lines: Sequence[str], columns: tuple[str, ...]) -> int | None:

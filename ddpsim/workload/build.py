@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddpsim.errors import ImportFailedError, InputError
+from ddpsim.errors import InputError, blamed_on
 from ddpsim.importers.model_profile import read_parameters, read_profile
 from ddpsim.provenance import Provenance
 from ddpsim.scenario import catalog
@@ -52,13 +52,11 @@ def _with_sparse_warning(model: Model, backend: str) -> Model:
 def _source_model(scenario: Scenario) -> Model:
     workload, device = scenario.workload, scenario.cluster.device
     key = next(k for k in ("model", "profile", "parameters") if getattr(workload, k) is not None)
-    try:
+    with blamed_on(f"workload.{key}"):
         if workload.profile:
             return profiled_model(read_profile(workload.profile), workload, device)
         if workload.parameters:
             return listed_model(read_parameters(workload.parameters), workload, device)
-    except ImportFailedError as error:
-        raise InputError(f"workload.{key}", str(error)) from None
     return zoo_model(catalog.model_table(str(workload.model)), workload, device)
 
 
