@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,7 +10,7 @@ import typer
 
 from calibrate.files import write_atomically
 from calibrate.testbed.cli import app as testbed
-from ddpsim.errors import DdpsimError
+from ddpsim.cli import new_app, run_app
 from ddpsim.importers.cluster_profile import ClusterProfile
 from ddpsim.units import parse_bytes, parse_bytes_per_s
 
@@ -30,16 +28,10 @@ Examples
   python -m calibrate validate rounds-*.json --profile cluster.json  real DDP against simulation
 """
 
-app = typer.Typer(
-    help=_HELP,
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-imports = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = new_app(_HELP)
+imports = new_app("Make a cluster profile from others' measurements.")
 app.add_typer(testbed, name="testbed")
-app.add_typer(imports, name="import", help="Make a cluster profile from others' measurements.")
+app.add_typer(imports, name="import")
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="The file to write.")]
 
@@ -117,7 +109,6 @@ def profile(
     """Time your own model on one device without DDP, gradient by gradient."""
     from calibrate.measure import profile as profiling
 
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 -- as `python -m` does
     document = profiling.profile(
         function,
         batch=batch,
@@ -196,7 +187,7 @@ def validate(
 
 @imports.command("nccl-tests")
 def import_nccl_tests(
-    logs: Annotated[list[Path], typer.Argument(help="all_reduce_perf's text, or its -J JSON.")],
+    logs: Annotated[list[Path], typer.Argument(help="all_reduce_perf's text, or our CSV.")],
     output: Output,
     name: Annotated[str, typer.Option(help="What to call the profile.")] = "cluster",
 ) -> None:
@@ -225,12 +216,8 @@ def _quantity(parse: Callable[[str], float], text: str) -> float:
 
 
 def main() -> None:
-    """Run the command line; what went wrong ends as one message on stderr and exit code 1."""
-    try:
-        app()
-    except DdpsimError as error:
-        print(error, file=sys.stderr)
-        sys.exit(1)
+    """Run the command line; what went wrong ends as one message on stderr."""
+    run_app(app)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["app", "main"]
+__all__ = ["app", "main", "new_app", "run_app"]
 
 _HELP = """Predict PyTorch DDP step time before you book the GPUs.
 
@@ -25,13 +25,19 @@ Examples
   ddpsim explain exposed                               what a word means
 """
 
-app = typer.Typer(
-    help=_HELP,
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich costs a third of the start-up, and pads the examples
-)
+
+def new_app(help_text: str) -> typer.Typer:
+    """An empty command line in our style."""
+    return typer.Typer(
+        help=help_text,
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # rich costs a third of the start-up, and pads the examples
+    )
+
+
+app = new_app(_HELP)
 
 File = Annotated[Path, typer.Argument(help="Scenario, YAML (schema ddpsim/1).", show_default=False)]
 Settings = Annotated[
@@ -201,12 +207,20 @@ def _options(
 
 def main() -> None:
     """Run the command line; wrong input ends with its errors on stderr and exit code 2."""
+    run_app(app)
+
+
+def run_app(commands: typer.Typer) -> None:
+    """Run a command line, and end with one message on stderr where it cannot do its work.
+
+    Exit code 2 for a wrong scenario or option, 1 for what went wrong otherwise.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # what its encoding lacks is escaped
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            app()
+            commands()
         finally:
             sys.stdout.flush()
     except Exception as error:  # noqa: BLE001 -- sorted out below, the rest is raised again

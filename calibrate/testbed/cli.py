@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from ddpsim.cli import new_app
 from ddpsim.units import format_bytes_per_s, parse_bytes_per_s
 
 __all__ = ["app"]
@@ -25,13 +26,7 @@ Examples
 DEFAULT_NAME = "testbed"
 _T = TypeVar("_T")
 
-app = typer.Typer(
-    help=_HELP,
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = new_app(_HELP)
 
 Hosts = Annotated[int, typer.Option(min=1, max=250, help="How many hosts.", show_default=False)]
 Rate = Annotated[
