@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from calibrate.measure.errors import MeasureError
+from calibrate.measure.host import free_memory_bytes, text_of
 
 __all__ = [
     "Finding",
@@ -103,9 +104,9 @@ def inspect_host(
         infiniband=tuple(sorted(p.name for p in _entries(root / "sys/class/infiniband"))),
         host_address=_own_address(),
         master=_seen_master(variables),
-        free_memory_bytes=_free_memory(root),
-        load=float(_text(root / "proc/loadavg").partition(" ")[0] or 0),
-        governor=_text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        free_memory_bytes=free_memory_bytes(root),
+        load=float(text_of(root / "proc/loadavg").partition(" ")[0] or 0),
+        governor=text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
     )
 
 
@@ -116,13 +117,6 @@ def _whole(variables: Mapping[str, str], name: str, otherwise: int) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise MeasureError(f"{name} is {text!r}: wanted a whole number from 1")
     return int(text)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -136,10 +130,10 @@ def _seen_interfaces(root: Path) -> dict[str, bool]:
     """Interfaces, up if the administrator and the link say so (loopback's link is unknown)."""
     seen = {}
     for entry in _entries(root / "sys/class/net"):
-        flags = _text(entry / "flags")
+        flags = text_of(entry / "flags")
         if flags:
             is_up = bool(int(flags, 16) & _IFF_UP)
-            seen[entry.name] = is_up and _text(entry / "operstate") != "down"
+            seen[entry.name] = is_up and text_of(entry / "operstate") != "down"
     return seen
 
 
@@ -148,13 +142,6 @@ def _own_address() -> str:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return ""
-
-
-def _free_memory(root: Path) -> int | None:
-    for line in _text(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def _seen_master(variables: Mapping[str, str]) -> MasterState:

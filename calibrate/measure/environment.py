@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 
 from calibrate.measure.errors import MeasureError
+from calibrate.measure.host import text_of
 from calibrate.measure.job import Job
 from calibrate.record import Environment, Record
 
-__all__ = ["Facts", "check_same", "check_same_machine", "environment", "rank_facts", "read_first"]
+__all__ = ["Facts", "check_same", "check_same_machine", "environment", "rank_facts"]
 
 _VARIABLES = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "KMP_")
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -101,20 +102,12 @@ def check_same_machine(record: Record, fresh: Record, path: Path) -> None:
             )
 
 
-def read_first(path: Path) -> str:
-    """The first line of a small file; empty where it cannot be read."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return lines[0].strip() if lines else ""
+def _first_line(path: Path) -> str:
+    return text_of(path).partition("\n")[0].strip()
 
 
 def _cpu(root: Path, cores: int) -> str:
-    try:
-        text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
+    text = text_of(root / "proc/cpuinfo")
     names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
     return f"{names[0] if names else platform.machine()}, {cores} cores"
 
@@ -129,14 +122,14 @@ def _variables(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _details(root: Path, cores: int) -> dict[str, str]:
-    governor = read_first(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    governor = _first_line(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     found = {
         "host": socket.gethostname(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "cores": str(cores),
         "threads_per_rank": str(torch.get_num_threads()),
-        "load_average": read_first(root / "proc/loadavg"),
+        "load_average": _first_line(root / "proc/loadavg"),
         "governor": governor or "not known",
         "cuda": str(torch.version.cuda or ""),
         "driver": _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"),

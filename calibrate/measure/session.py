@@ -21,6 +21,7 @@ from calibrate.measure.environment import (
     rank_facts,
 )
 from calibrate.measure.errors import LostContactError, MeasureError
+from calibrate.measure.host import free_memory_bytes
 from calibrate.measure.job import Job, join
 from calibrate.measure.plan import Task, default_plan, teams
 from calibrate.measure.progress import Reporter
@@ -34,6 +35,7 @@ __all__ = ["Options", "measure", "relative_mad"]
 WARMUPS = 3
 NOISY = 0.10
 _UNSURE = 1.5  # a task may take this many times its share before it is left out
+_USUAL_FREE_BYTES = 4 * 2**30  # assumed for a rank where the machine does not tell
 _MEMORY_SHARE = 0.25  # of what is free, by default
 
 
@@ -354,9 +356,5 @@ def _free_bytes(job: Job) -> int:
     """Free memory for one rank of this machine: the GPU's, or its part of the node's."""
     if job.device.type == "cuda":
         return int(torch.cuda.mem_get_info(job.device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 4 * 2**30
-    kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    return kib * 1024 // job.place.local_world_size
+    free_bytes = free_memory_bytes()
+    return _USUAL_FREE_BYTES if free_bytes is None else free_bytes // job.place.local_world_size
