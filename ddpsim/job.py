@@ -141,7 +141,11 @@ def resolve(scenario: Scenario, document: Document | None = None) -> Job:
     if problems:
         raise ScenarioError(problems)
     job = Job(
-        scenario, model, judged(network, program.steady().all_reduce_bytes), program, overheads
+        scenario,
+        model,
+        judged(network, scenario.ddp.backend, program.steady().all_reduce_bytes),
+        program,
+        overheads,
     )
     try:
         _price(network, program)

@@ -286,6 +286,12 @@ def test_a_ring_of_very_many_ranks_is_called_an_upper_bound() -> None:
     assert interval.low < 1.1 * small.iteration_time_s.mean
 
 
+def test_gloo_knows_no_other_algorithm_than_its_ring() -> None:
+    links = "cluster.inter_node={bandwidth: 10 Gbit/s, latency: 100 ms}"
+    slow = predict("gloo-cpu", "cluster.all_reduce=null", links)
+    assert not [warning for warning in slow.warnings if "NCCL" in warning]
+
+
 @pytest.mark.parametrize("batch", [1, 64])
 def test_hidden_communication_is_never_slower_than_the_step(batch: int) -> None:
     result = predict(

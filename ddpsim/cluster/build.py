@@ -73,10 +73,10 @@ def _from_profile(scenario: Scenario, profile: ClusterProfile) -> Network:
     return network_from_profile(scenario, profile)
 
 
-def judged(network: Network, sizes_bytes: Collection[int]) -> Network:
+def judged(network: Network, backend: str, sizes_bytes: Collection[int]) -> Network:
     """The network with the doubts that arise from the all-reduces that will really be sent."""
     cost = network.cost.cost if isinstance(network.cost, InterferingCost) else network.cost
-    if isinstance(cost, LinkCost):
+    if isinstance(cost, LinkCost) and backend == "nccl":
         return _doubt_latency(network, cost, max(sizes_bytes))
     if isinstance(cost, AllReduceLogCost):
         return _doubt_log(network, cost, sizes_bytes)
@@ -84,7 +84,7 @@ def judged(network: Network, sizes_bytes: Collection[int]) -> Network:
 
 
 def _doubt_latency(network: Network, cost: LinkCost, size_bytes: int) -> Network:
-    """A ring's latency grows with the ranks; NCCL would take another algorithm before that."""
+    """A ring's latency grows with the ranks; NCCL, unlike gloo, leaves it before that."""
     sent = cost.transfer("all_reduce", size_bytes)
     bare = cost.without_latency().transfer("all_reduce", size_bytes)
     share = 1 - duration_ns(bare) / max(1, duration_ns(sent))
