@@ -1,9 +1,9 @@
 """Real DDP iterations as measured: JSON, schema `ddpsim.ddp-rounds/1`. Knows nothing of torch.
 
-Rounds: in each, every variant of DDP runs one iteration, and so does the bare model without any
-communication, in an order that rotates; then all-reduces of a few sizes. Slow drift of the machine
-or of the network meets them all. Samples are seconds, `[round][rank]`, in the order they were
-taken; the ranks start each iteration together, at a barrier that is not timed.
+Rounds: in each, every variant of DDP runs one iteration, and between them the bare model a few,
+without any communication, in an order that rotates; then all-reduces of a few sizes. Slow drift of
+the machine or of the network meets them all. Samples are seconds, `[round][rank]`, in the order
+they were taken; the ranks start each iteration together, at a barrier that is not timed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from calibrate.files import load_json, write_atomically
 from calibrate.record import Environment, Layout
 
 __all__ = [
+    "ALONE_PER_ROUND",
     "CAPS",
     "CORES_OF_RANKS",
     "AllReduceSamples",
@@ -38,6 +39,7 @@ __all__ = [
 SCHEMA = "ddpsim.ddp-rounds/1"
 CAPS = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)  # MiB; None: torch's default
 
+ALONE_PER_ROUND = 3  # iterations without DDP: each prediction rests on them, so on their noise
 CORES_OF_RANKS = "cores_of_ranks"  # in an environment's details: "0,1 | 2,3"
 
 Samples = tuple[tuple[float, ...], ...]  # seconds, [round][rank]
@@ -98,7 +100,10 @@ class Steps(_Part):
 
 
 class Alone(Steps):
-    """The model without DDP, both ranks at once; ready times come from iterations with hooks."""
+    """The model without DDP, all ranks at once, a few times a round: [iteration][rank].
+
+    Ready times come from iterations with hooks, one a round.
+    """
 
     hooked_backward_s: Samples
     hook_s: tuple[float, ...] = Field(description="cost of a gradient hook by rank, taken off")

@@ -23,6 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.ddp_rounds import (
+    ALONE_PER_ROUND,
     CORES_OF_RANKS,
     AllReduceSamples,
     Alone,
@@ -247,10 +248,12 @@ class _Session:
     def _round(self, number: int, *, warm: bool) -> None:
         """One iteration of everything; each round begins with another."""
         work: list[Callable[[], None]] = [
-            lambda: self._alone(warm=warm),
             lambda: self._with_hooks(warm=warm),
             *(_later(stepper, warm=warm) for stepper in self._steppers),
         ]
+        for i in range(ALONE_PER_ROUND):
+            place = i * (len(work) + 1) // ALONE_PER_ROUND
+            work.insert(place, lambda: self._alone(warm=warm))
         start = number % len(work)
         for one in (*work[start:], *work[:start]):
             with no_collection():

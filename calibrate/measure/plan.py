@@ -169,6 +169,7 @@ def _optimizers(everyone: Team) -> Iterator[Task]:
 def _interference(world: Team, *, gpu: bool) -> Iterator[Task]:
     """Compute alone, an all-reduce alone, then both at once, repetition by repetition."""
     sizes, working_set = ((64 * MIB,), 768 * MIB) if gpu else ((MIB, 16 * MIB), 96 * MIB)
+    queued = 1 if gpu else 4
     for size, work in product(sizes, WORKS):
         slots = (
             Slot("compute", f"{work} alone", size),
@@ -176,4 +177,4 @@ def _interference(world: Team, *, gpu: bool) -> Iterator[Task]:
             Slot("compute", f"{work} with all_reduce", size),
             Slot("all_reduce", f"with {work}", size),
         )
-        yield Task(slots, world, (5, 40), 6.0, size + working_set)
+        yield Task(slots, world, (5, 40), 6.0, queued * size + working_set)

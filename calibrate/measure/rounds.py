@@ -6,7 +6,6 @@ ended on all ranks, as buckets do in a step.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -20,7 +19,7 @@ from calibrate.measure.errors import MeasureError
 from calibrate.measure.job import Job
 from calibrate.measure.plan import Task
 
-__all__ = ["Round", "build_round", "compute_piece"]
+__all__ = ["Round", "build_round", "compute_unit"]
 
 Round = Callable[[], Sequence[Lap]]
 Work = Callable[[], object]
@@ -28,11 +27,12 @@ Loader = Callable[[], Iterable[object]]
 
 _TENSORS_OF_OPTIMIZER = 16
 _ELEMENTS_OF_TINY = 8
-# a piece of compute takes some 20 ms on one CPU core of 75 GFLOP/s and 10 GB/s, or on an H100
-_GEMM = {"cpu": (384, 12), "cuda": (4096, 8)}  # rows and columns, products
-_MEMORY = {"cpu": (8 * 2**20, 2), "cuda": (64 * 2**20, 64)}  # floats in each of three, additions
-# as many alone as together: the slowest rank's mean over fewer would be longer by chance alone
-_PIECES, _ALL_REDUCES = 3, 4
+# a piece of compute takes some 0.3 ms on one CPU core of 100 GFLOP/s and 20 GB/s, 3 ms on an H100
+_GEMM = {"cpu": 256, "cuda": 4096}  # rows and columns
+_MEMORY = {"cpu": (2**18, 32), "cuda": (2**26, 1)}  # floats, and how many arrays of them
+_UNITS = 100  # of compute alone
+_QUEUED = {"cpu": 4, "cuda": 64}  # all-reduces: some 20 ms of them, of 1 MiB or 64 MiB
+_JITTER_UNITS = {"cpu": 30, "cuda": 4}
 
 
 def build_round(task: Task, job: Job, loader: Loader | None) -> Round:
@@ -45,20 +45,18 @@ def build_round(task: Task, job: Job, loader: Loader | None) -> Round:
     return _BUILDERS[kind](task, job)
 
 
-def compute_piece(work: str, device: torch.device) -> Work:
-    """One fixed piece of compute: "gemm" is bound by arithmetic, "memory" by bandwidth."""
+def compute_unit(work: str, device: torch.device) -> Callable[[int], object]:
+    """One short piece of compute, the i-th: "gemm" is bound by arithmetic, "memory" by bandwidth.
+
+    Pieces of memory traffic go round arrays that no cache holds.
+    """
     if work == "gemm":
-        n, times = _GEMM[device.type]
+        n = _GEMM[device.type]
         a, b, out = (torch.rand(n, n, device=device) for _ in range(3))
-        return lambda: _repeat(times, lambda: torch.mm(a, b, out=out))
-    n, times = _MEMORY[device.type]
-    x, y, total = (torch.rand(n, device=device) for _ in range(3))
-    return lambda: _repeat(times, lambda: torch.add(x, y, out=total))
-
-
-def _repeat(times: int, work: Work) -> None:
-    for _ in range(times):
-        work()
+        return lambda _: torch.mm(a, b, out=out)
+    count, parts = _MEMORY[device.type]
+    x, y, total = (torch.rand(parts, count, device=device) for _ in range(3))
+    return lambda i: torch.add(x[i % parts], y[i % parts], out=total[i % parts])
 
 
 def _timed(job: Job, work: Work, times: int = 1) -> Round:
@@ -192,10 +190,14 @@ def _ddp_hook(task: Task, job: Job) -> Round:
 
 
 def _jitter(_task: Task, job: Job) -> Round:
-    """Half the fixed GEMM piece: some 10 ms."""
-    n, times = _GEMM[job.device.type]
-    a, b, out = (torch.rand(n, n, device=job.device) for _ in range(3))
-    return _timed(job, lambda: _repeat(times // 2, lambda: torch.mm(a, b, out=out)))
+    """Matrix products of some 10 ms in all."""
+    unit = compute_unit("gemm", job.device)
+
+    def work() -> None:
+        for i in range(_JITTER_UNITS[job.device.type]):
+            unit(i)
+
+    return _timed(job, work)
 
 
 def _data_loader(task: Task, job: Job, loader: Loader | None) -> Round:
@@ -234,100 +236,62 @@ def _side_stream(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
-class _Traffic(threading.Thread):
-    """All-reduces back to back, until every rank has asked for the end.
-
-    The first element carries the question: each rank adds 1 once it is done, so that the sum is
-    the same on all ranks and all stop after the same all-reduce.
-    """
-
-    def __init__(self, job: Job, data: Tensor, group: dist.ProcessGroup, ranks: int) -> None:
-        super().__init__(daemon=True)
-        self.laps: list[Lap] = []
-        self.failure: BaseException | None = None
-        self._job, self._data, self._group, self._ranks = job, data, group, ranks
-        self._enough, self._began = threading.Event(), threading.Event()
-
-    def run(self) -> None:
-        """The thread's work; what went wrong is raised by `finish`."""
-        device = self._job.device
-        on_gpu = device.type == "cuda"
-        try:
-            with _side_stream(device) if on_gpu else nullcontext():
-                while self._once() < self._ranks:
-                    self._began.set()
-        except Exception as error:  # noqa: BLE001 -- handed to the thread that waits
-            self.failure = error
-        self._began.set()
-
-    def _once(self) -> float:
-        self._data[0] = float(self._enough.is_set())
-        start = self._job.clock.mark()
-        dist.all_reduce(self._data, group=self._group)
-        self.laps.append(Lap(start, self._job.clock.mark()))
-        return float(self._data[0].item())
-
-    def begin(self) -> None:
-        """Start, and wait until the first all-reduce is done."""
-        self.start()
-        self._began.wait()
-
-    def finish(self) -> None:
-        """End together with all ranks; raises what the thread met."""
-        self._enough.set()
-        self.join()
-        if self.failure:
-            raise self.failure
-
-
 def _interference(task: Task, job: Job) -> Round:
-    work = task.first.variant.partition(" ")[0]
-    piece = compute_piece(work, job.device)
-    group, ranks = job.group(task.team.ranks), len(task.team.ranks)
-    data = _floats(task.first.size_bytes, job)
-    compute_alone = _timed(job, lambda: _repeat(_PIECES, piece), _PIECES)
-    comm_alone = _timed(
-        job, lambda: _repeat(_ALL_REDUCES, lambda: dist.all_reduce(data, group=group)), _ALL_REDUCES
-    )
+    """Compute, a queue of all-reduces, then both at once, as in DDP's backward.
+
+    All-reduces are launched together and wait for each other in the backend's own queue, so that
+    no thread of Python's stands between them.
+    """
+    unit = compute_unit(task.first.variant.partition(" ")[0], job.device)
+    queue, group = _queue(task, job), job.group(task.team.ranks)
+
+    def launch() -> list[dist.Work]:
+        return [dist.all_reduce(data, group=group, async_op=True) for data in queue]
+
+    def compute_alone() -> Lap:
+        start = job.clock.mark()
+        for i in range(_UNITS):
+            unit(i)
+        return Lap(start, job.clock.mark(), _UNITS)
+
+    def comm_alone() -> Lap:
+        start = job.clock.mark()
+        return Lap(start, _end_of(launch(), job), len(queue))
+
+    def both() -> tuple[Lap, Lap]:
+        start, done = job.clock.mark(), 0
+        works = launch()
+        while not all(work.is_completed() for work in works):
+            unit(done)
+            job.clock.finish()
+            done += 1
+        computed = Lap(start, job.clock.mark(), max(1, done))
+        return computed, Lap(start, _end_of(works, job), len(queue))
 
     def run() -> list[Lap]:
+        laps = []
+        for measure in (compute_alone, comm_alone):
+            job.barrier()
+            laps.append(measure())
         job.barrier()
-        laps = list(compute_alone())
-        job.barrier()
-        laps += comm_alone()
-        job.barrier()
-        traffic = _Traffic(job, data, group, ranks)
-        traffic.begin()
-        computed = _compute_beside(traffic, piece, job)
-        traffic.finish()
-        return [*laps, computed, _inside(computed, traffic.laps, job.clock)]
+        return [*laps, *both()]
 
     return run
 
 
-def _compute_beside(traffic: _Traffic, piece: Work, job: Job) -> Lap:
-    """Pieces of compute until enough whole all-reduces fit beside them."""
-    before, pieces = len(traffic.laps), 0
-    start = job.clock.mark()
-    enough = before + 1 + _ALL_REDUCES  # the first one may have begun before
-    while pieces < _PIECES or (len(traffic.laps) < enough and traffic.failure is None):
-        piece()
-        job.clock.finish()
-        pieces += 1
-    return Lap(start, job.clock.mark(), pieces)
+def _queue(task: Task, job: Job) -> list[Tensor]:
+    """Messages to reduce: gloo reduces two at a time, which must differ, NCCL one by one."""
+    if job.device.type == "cuda":
+        return [_floats(task.first.size_bytes, job)] * _QUEUED["cuda"]
+    return [_floats(task.first.size_bytes, job) for _ in range(_QUEUED["cpu"])]
 
 
-def _inside(window: Lap, laps: Sequence[Lap], clock: Clock) -> Lap:
-    """The all-reduces that began and ended in the window, as one lap."""
-    inside = [
-        lap
-        for lap in laps
-        if clock.seconds(window.start, lap.start) >= 0 and clock.seconds(lap.end, window.end) >= 0
-    ]
-    if not inside:
-        raise MeasureError("no all-reduce fitted beside the compute")
-    first: Mark = inside[0].start
-    return Lap(first, inside[-1].end, len(inside))
+def _end_of(works: Sequence[dist.Work], job: Job) -> Mark:
+    """The mark at which all of them have ended; the current stream does not wait for them."""
+    with _side_stream(job.device) if job.device.type == "cuda" else nullcontext():
+        for work in works:
+            work.wait()
+        return job.clock.mark()
 
 
 _BUILDERS: dict[str, Callable[[Task, Job], Round]] = {
