@@ -187,7 +187,9 @@ def validate(
 
 @imports.command("nccl-tests")
 def import_nccl_tests(
-    logs: Annotated[list[Path], typer.Argument(help="all_reduce_perf's text, or our CSV.")],
+    logs: Annotated[
+        list[Path], typer.Argument(help="all_reduce_perf's text or JSON (-J), or our CSV.")
+    ],
     output: Output,
     name: Annotated[str, typer.Option(help="What to call the profile.")] = "cluster",
 ) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,10 +23,14 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from calibrate.ddp_rounds import Rounds, Samples, VariantSamples, load_rounds, rank_medians, slowest
-from calibrate.fit.effects import median_time
+from calibrate.fit.effects import median_time, trimmed_mean
+from calibrate.fit.profile import NOT_STATED
 from ddpsim.api import load_scenario, simulate
-from ddpsim.errors import DdpsimError
+from ddpsim.errors import DdpsimError, shown
+from ddpsim.importers.cluster_profile import read_cluster_profile
 from ddpsim.result.model import Result
+from ddpsim.scenario.catalog import resolve
+from ddpsim.scenario.quantity import SourceFile
 
 __all__ = [
     "Case",
@@ -44,7 +49,6 @@ __all__ = [
 EXPOSED = 0.05  # of the iteration: above it the skill rule counts
 REGRET = 0.01
 _SIGNIFICANT = 2.0  # standard errors
-_ITERATIONS = 40
 _FEWEST_ROUNDS = 3
 Term = Literal["none", "forward", "backward", "communication", "overlap", "optimizer"]
 
@@ -56,8 +60,8 @@ class _Part(BaseModel):
 class Split(_Part):
     """Seconds of an iteration's parts on the slowest rank, predicted or measured.
 
-    Measured: medians, of the rank that computes longest alone; where the ranks differ by chance
-    only, the mean of their medians.
+    Means: predicted over iterations; measured over rounds without the lowest and highest tenth,
+    of the rank that computes longest alone, or over all ranks where they differ by chance only.
 
     `backward` without its waiting; `exposed` the waiting for communication after it, by DDP's own
     log; `all_reduce` the sum of the buckets' all-reduces, each alone.
@@ -71,12 +75,17 @@ class Split(_Part):
 
 
 class Case(_Part):
-    """One variant; seconds. `measured_s` is the median over rounds of the slower rank."""
+    """One variant; seconds. `measured_s` is the median over rounds of the slower rank.
+
+    Variants with the same buckets are one and the same thing to measure: their rounds count
+    together. `own_s` is the median of the variant's own rounds.
+    """
 
     variant: str
     bucket_choice: bool = Field(description="differs from the sweep's others by its cap alone")
     predicted_s: float
     measured_s: float
+    own_s: float
     stderr_s: float = Field(description="of the measured median")
     rounds: int
     interval_s: tuple[float, float] | None = Field(description="80 % prediction interval")
@@ -149,12 +158,8 @@ class Sweep(_Part):
         choices = self.choices
         if len(choices) < 2:
             return None
-        picked = min(choices, key=lambda cases: fmean(case.predicted_s for case in cases))
-        return _pooled_s(picked) / min(_pooled_s(cases) for cases in choices) - 1
-
-
-def _pooled_s(cases: Sequence[Case]) -> float:
-    return fmean(case.measured_s for case in cases)
+        picked = min(choices, key=lambda cases: cases[0].predicted_s)
+        return picked[0].measured_s / min(cases[0].measured_s for cases in choices) - 1
 
 
 class Figures(_Part):
@@ -218,15 +223,17 @@ def validate(files: Sequence[Path], profile: Path | None = None) -> Validation:
 
 def _sweep(path: Path, profile: Path | None) -> Sweep:
     rounds = load_rounds(path)
-    count = len(rounds.alone.whole_s)
+    count = min(len(variant.whole_s) for variant in rounds.variants)
     if count < _FEWEST_ROUNDS:
         raise DdpsimError(
             f"{path.name}: {count} rounds tell nothing of the noise; "
             f"wanted {_FEWEST_ROUNDS} or more"
         )
+    if profile is not None:
+        _check_cluster(path, rounds, profile)
     with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
         inputs = _Inputs(rounds, Path(folder), profile)
-        cases = tuple(_case(rounds, variant, inputs) for variant in rounds.variants)
+        cases = tuple(_case(_Measured.of(rounds, variant), inputs) for variant in rounds.variants)
     return Sweep(
         file=path.name,
         model=rounds.model,
@@ -258,13 +265,13 @@ class _Inputs:
                 "batch_per_rank": self.rounds.batch_per_rank,
             },
             "ddp": {
-                "backend": "gloo",
+                "backend": self.rounds.environment.backend,
                 "bucket_cap_mb": "default" if cap is None else cap,
                 "accumulation_steps": options.accumulation_steps,
                 "comm_hook": options.comm_hook,
             },
             "cluster": self._cluster,
-            "run": {"iterations": _ITERATIONS, "allow_extrapolation": True},
+            "run": {"iterations": len(self.rounds.alone.whole_s), "allow_extrapolation": True},
         }
 
     @cached_property
@@ -279,11 +286,8 @@ class _Inputs:
         cluster: dict[str, Any] = {
             "nodes": layout.nodes,
             "gpus_per_node": layout.gpus_per_node,
-            "device": "cpu-core",
+            "device": _device(self.rounds.environment.device),
         }
-        factors = rank_factors(self.rounds)
-        if factors:
-            cluster["stragglers"] = {"factors": dict(enumerate(factors))}
         if self.profile is None:
             path = self.folder / "all-reduce.csv"
             path.write_text(_all_reduce_csv(self.rounds), encoding="utf-8")
@@ -295,16 +299,45 @@ class _Inputs:
         return cluster | {"profile": str(self.profile.resolve())}
 
 
+def _device(name: str) -> str:
+    """The preset of a device as torch calls it: "NVIDIA H100 80GB HBM3" is an h100."""
+    if name == "cpu":
+        return "cpu-core"
+    for word in name.split():
+        with suppress(ValueError):
+            return resolve("device", word)
+    raise DdpsimError(f"no device preset is known for {shown(name)}")
+
+
+def _check_cluster(path: Path, rounds: Rounds, profile: Path) -> None:
+    """Rounds are held against the profile of their own cluster alone."""
+    here = rounds.environment
+    known = read_cluster_profile(SourceFile(str(profile), profile))
+    for what, measured, fitted in (
+        ("on", here.machine, known.provenance.machine),
+        ("with", here.backend, known.backend),
+    ):
+        if fitted not in (measured, NOT_STATED):
+            raise DdpsimError(
+                f"{path.name} was measured {what} {shown(measured)}, but the profile "
+                f"{profile.name} {what} {shown(fitted)}: validate each cluster against its own"
+            )
+
+
 def model_profile(rounds: Rounds) -> dict[str, Any]:
-    """The model as measured without DDP, as ddpsim.model-profile/1: means of the ranks' medians."""
+    """The model as measured without DDP, as ddpsim.model-profile/1: means of the ranks' medians.
+
+    Its iterations bring their spread, and how the ranks differ.
+    """
     alone = rounds.alone
     return {
         "schema": "ddpsim.model-profile/1",
-        "source": f"{rounds.model}, {len(alone.whole_s)} rounds without DDP",
+        "source": f"{rounds.model}, {len(alone.whole_s)} iterations without DDP",
         "batch_per_rank": rounds.batch_per_rank,
         "forward_s": fmean(rank_medians(alone.forward_s)),
         "backward_s": fmean(rank_medians(alone.backward_s)),
         "optimizer_s": fmean(rank_medians(alone.optimizer_s)),
+        "iterations_s": alone.whole_s,
         "ready_origin": "backward_start",
         "parameters": [
             {
@@ -343,21 +376,46 @@ def _all_reduce_csv(rounds: Rounds) -> str:
 # --- one case ----------------------------------------------------------------------------------
 
 
-def _case(rounds: Rounds, variant: VariantSamples, inputs: _Inputs) -> Case:
+@dataclass(frozen=True)
+class _Measured:
+    """A variant as measured, with those that have the same buckets: these are one experiment."""
+
+    rounds: Rounds
+    variant: VariantSamples
+    alike: tuple[VariantSamples, ...]
+
+    @classmethod
+    def of(cls, rounds: Rounds, variant: VariantSamples) -> _Measured:
+        """With all that differs from it by its cap alone, and not by what the cap does."""
+        return cls(rounds, variant, tuple(v for v in rounds.variants if _key(v) == _key(variant)))
+
+    def pooled(self, part: Callable[[VariantSamples], Samples]) -> Samples:
+        """A part's seconds, [round][rank], of all that are alike."""
+        return tuple(row for variant in self.alike for row in part(variant))
+
+
+def _key(variant: VariantSamples) -> tuple[object, ...]:
+    options = variant.variant
+    return variant.bucket_bytes, options.accumulation_steps, options.comm_hook
+
+
+def _case(measured: _Measured, inputs: _Inputs) -> Case:
+    variant = measured.variant
     result = simulate(load_scenario(inputs.scenario(variant)))
-    measured = median_time(slowest(variant.whole_s))
-    stderr_s = measured.stderr or 0.0
-    predicted_split, measured_split = _predicted(result), _measured(rounds, variant)
+    whole = median_time(slowest(measured.pooled(lambda v: v.whole_s)))
+    stderr_s = whole.stderr or 0.0
+    predicted_split, measured_split = _predicted(result), _measured(measured)
     predicted_s, interval = result.iteration_time_s.p50, result.prediction_interval_s
     naive, options = result.baselines_s, variant.variant
-    quiet = abs(predicted_s - measured.value) <= _SIGNIFICANT * stderr_s
+    quiet = abs(predicted_s - whole.value) <= _SIGNIFICANT * stderr_s
     return Case(
         variant=options.label,
         bucket_choice=options.accumulation_steps == 1 and options.comm_hook == "none",
         predicted_s=predicted_s,
-        measured_s=measured.value,
+        measured_s=whole.value,
+        own_s=median(slowest(variant.whole_s)),
         stderr_s=stderr_s,
-        rounds=len(variant.whole_s),
+        rounds=sum(len(v.whole_s) for v in measured.alike),
         interval_s=None if interval is None else (interval.low, interval.high),
         compute_only_s=naive.compute_only,
         no_overlap_s=naive.no_overlap,
@@ -381,19 +439,24 @@ def _predicted(result: Result) -> Split:
     )
 
 
-def _measured(rounds: Rounds, variant: VariantSamples) -> Split:
-    ranks = _slowest_ranks(rounds)
-    waits = _difference(variant.logged.comm_s, variant.logged.overlap_s)
-    exposed_s = max(0.0, _middle(waits, ranks))
+def _measured(measured: _Measured) -> Split:
+    ranks, variant = _slowest_ranks(measured.rounds), measured.variant
+
+    def middle(part: Callable[[VariantSamples], Samples]) -> float:
+        """The mean over these ranks of what their rounds usually take."""
+        columns = tuple(zip(*measured.pooled(part), strict=True))
+        return fmean(trimmed_mean(columns[rank]) for rank in ranks)
+
+    exposed_s = max(0.0, middle(lambda v: _difference(v.logged.comm_s, v.logged.overlap_s)))
     # fp16_compress halves what is sent
     share = 0.5 if variant.variant.comm_hook.endswith("compress") else 1.0
     sizes = [share * size for size in variant.bucket_bytes]
     return Split(
-        forward=_middle(variant.forward_s, ranks),
-        backward=_middle(variant.backward_s, ranks) - exposed_s,
+        forward=middle(lambda v: v.forward_s),
+        backward=middle(lambda v: v.backward_s) - exposed_s,
         exposed=exposed_s,
-        optimizer=_middle(variant.optimizer_s, ranks),
-        all_reduce=float(sum(np.exp(_interpolated(rounds, sizes)))),
+        optimizer=middle(lambda v: v.optimizer_s),
+        all_reduce=float(sum(np.exp(_interpolated(measured.rounds, sizes)))),
     )
 
 
@@ -417,12 +480,6 @@ def _difference(a: Samples, b: Samples) -> Samples:
         tuple(x - y for x, y in zip(one, other, strict=True))
         for one, other in zip(a, b, strict=True)
     )
-
-
-def _middle(samples: Samples, ranks: Sequence[int]) -> float:
-    """The mean of these ranks' medians."""
-    medians = rank_medians(samples)
-    return fmean(medians[rank] for rank in ranks)
 
 
 def _term(predicted: Split, measured: Split) -> Term:
@@ -491,8 +548,8 @@ def _repeat_sigma(groups: Sequence[Sequence[Case]]) -> float | None:
     """Pooled over groups of cases that are alike."""
     squares, freedom = 0.0, 0
     for cases in groups:
-        middle = _pooled_s(cases)
-        squares += sum((case.measured_s / middle - 1) ** 2 for case in cases)
+        middle = fmean(case.own_s for case in cases)
+        squares += sum((case.own_s / middle - 1) ** 2 for case in cases)
         freedom += len(cases) - 1
     return (squares / freedom) ** 0.5 if freedom else None
 

@@ -187,6 +187,23 @@ def explain(
     print(entry)
 
 
+@app.command(
+    rich_help_panel="Measure",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def calibrate(context: typer.Context) -> None:
+    """Measure your own cluster and model, fit them, and prove it on real DDP runs.
+
+    \b
+    ddpsim calibrate --help        the same as python -m calibrate
+    """
+    from importlib.metadata import entry_points
+
+    (command,) = entry_points(group="ddpsim.commands", name="calibrate")
+    command.load()(context.args, prog_name="ddpsim calibrate")
+
+
 def _version(wanted: bool) -> None:  # noqa: FBT001 -- typer's callback form
     if wanted:
         from importlib.metadata import version
@@ -230,7 +247,11 @@ def run_app(commands: typer.Typer) -> None:
 def _report(error: Exception) -> int:
     from ddpsim.errors import DdpsimError, ScenarioError, printable
 
-    if isinstance(error, OSError) and error.filename is None:  # of a stream, not of a file
+    if isinstance(error, OSError) and error.filename is not None:
+        named = f"ddpsim: {error.filename}: {error.strerror}"
+        print(printable(named), file=sys.stderr)
+        return 1
+    if isinstance(error, OSError):  # of a stream, not of a file
         if not isinstance(error, BrokenPipeError):  # a reader that has seen enough
             print(f"ddpsim: the output cannot be written: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more

@@ -52,7 +52,8 @@ sources are listed under `prediction_interval_s` in --json.""",
 One optimizer step, from its start to the start of the next, in steady state (after DDP
 has rebuilt its buckets), on the slowest rank.""",
     "jitter": """\
-A random compute multiplier per rank and iteration (run.jitter). All ranks wait for the
+A random compute multiplier per rank and iteration: run.jitter, or else the spread of the
+iterations that a model profile holds, or else the cluster profile's. All ranks wait for the
 slowest in every all-reduce, so jitter lengthens the mean step.""",
     "latency": """\
 Time of one ring step that does not depend on its size, software included. An all-reduce

@@ -67,6 +67,11 @@ class Job:
         slowdowns = draw_slowdowns(cluster, calm, once.warmup + 1)
         return mean_step_s(run(once, cost, cluster.world_size, slowdowns).timeline)
 
+    @property
+    def observed_s(self) -> tuple[tuple[float, ...], ...]:
+        """Measured iterations whose spread the run draws from; none where it states a jitter."""
+        return () if self.scenario.run.jitter else self.model.iterations_s
+
     def baselines(self) -> Baselines:
         """The naive answers: no communication, none of it hidden, all of it hidden."""
         bare = compile_program(self.scenario, self.model, self.overheads, ddp=False)
@@ -105,7 +110,11 @@ class Job:
         )
         measured = Provenance("DDP's hooks and copies", "the cluster profile", "measured")
         known = () if self.overheads == NOT_MEASURED else (measured,)
-        return (*self.model.provenance, *self.network.provenance, *known, costs)
+        spread = Provenance(
+            "jitter", f"{len(self.observed_s)} iterations of workload.profile", "measured"
+        )
+        jitter = (spread,) if self.observed_s else ()
+        return (*self.model.provenance, *self.network.provenance, *known, *jitter, costs)
 
     def warnings(self, memory: Memory) -> tuple[str, ...]:
         """What a reader must know before trusting the answer."""
@@ -131,7 +140,8 @@ def resolve(scenario: Scenario, document: Document | None = None) -> Job:
 
     model = attempt(lambda: build_model(scenario))
     profile = attempt(lambda: _cluster_profile(scenario))
-    scenario = _with_jitter(scenario, profile)
+    if model is None or not model.iterations_s:
+        scenario = _with_jitter(scenario, profile)
     network = attempt(lambda: build_network(scenario, profile))
     if model is None or network is None or problems:
         raise ScenarioError(problems)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from simpy import Environment
 from strategies import models, scenarios
 
+from ddpsim.api import load_scenario
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.collectives import (
     InterferingCost,
@@ -32,7 +33,7 @@ from ddpsim.engine.stream import Stream
 from ddpsim.errors import SimulationError
 from ddpsim.result.metrics import BreakdownNs, Step, steps_of
 from ddpsim.result.timeline import CommSpan, Span
-from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.schema import Jitter, Scenario
 from ddpsim.workload.model import Model
 
 FREE = LinkCost((Link(0.0, 1e30),) * 4)
@@ -72,7 +73,13 @@ def test_ring_shortcuts_equal_the_plain_model(scenario: Scenario, model: Model) 
 
 FACTORS = st.integers(100, 250).map(lambda percent: percent / 100)
 INTERFERENCES = st.fixed_dictionaries(
-    {"compute": FACTORS, "comm": FACTORS, "compute_s_per_byte": st.floats(0, 1e-8)}
+    {
+        "compute": FACTORS,
+        "comm": FACTORS,
+        "compute_s_per_byte": st.floats(0, 1e-8),
+        "crowded_s_per_byte": st.floats(0, 1e-8),
+        "comm_delay_s": st.floats(0, 1e-3),
+    }
 )
 
 
@@ -125,6 +132,79 @@ def test_interference_has_a_worked_example() -> None:
     env.process(transfer())
     env.run()
     assert ends == {"transfer": 100, "compute": 150}
+
+
+def test_crowding_has_a_worked_example() -> None:
+    """Two of 100 that crowd each other by a half: 300 for both; the last 10 of one go alone."""
+    env = Environment()
+    link, ends = SharedLink(env), []
+
+    def transfer(work_ns: int) -> Any:
+        yield link.transfer(work_ns, crowded=Fraction(3, 2))
+        ends.append(int(env.now))
+
+    env.process(transfer(100))
+    env.process(transfer(110))
+    env.run()
+    assert ends == [300, 310]
+
+
+@pytest.mark.parametrize(("busy", "end_ns"), [(False, 120), (True, 150)])
+def test_a_transfer_that_begins_under_compute_is_delayed_once(busy: bool, end_ns: int) -> None:
+    env = Environment()
+    cost = InterferingCost(OneTransfer(), comm_delay_s=30e-9)
+    network = Network(env, cost, 1, shared=True)
+    network.computes(0, busy=busy)
+    meeting = network.join("k", "all_reduce", 8, 0)
+    env.run()
+    assert meeting.ends[0].processed
+    assert env.now == end_ns
+
+
+class OneTransfer:
+    """20 ns of latency and 100 on the link, whatever is sent."""
+
+    def transfer(self, *_: Any) -> WholeTransfer:
+        return WholeTransfer(20, 100)
+
+    def stretched(self, _: float) -> Any:
+        return self
+
+
+PLAIN = load_scenario(
+    {
+        "schema": "ddpsim/1",
+        "workload": {"model": "resnet18", "batch_per_rank": 8},
+        "cluster": {"nodes": 1, "gpus_per_node": 1, "device": "a100-sxm-40gb"},
+    }
+)
+OBSERVED = ((1.0, 1.2), (1.1, 1.4), (0.9, 1.0))
+
+
+def _draws(ranks: int, iterations: int, **run_options: Any) -> Any:
+    cluster = PLAIN.cluster.model_copy(update={"nodes": 1, "gpus_per_node": ranks})
+    options = PLAIN.run.model_copy(update=run_options)
+    return draw_slowdowns(cluster, options, iterations, OBSERVED)
+
+
+def test_iterations_of_all_ranks_are_drawn_together_and_none_twice_before_the_others() -> None:
+    first, second = _draws(2, 6)
+    factors = [(a / 1.1, b / 1.1) for a, b in OBSERVED]  # the mean of the medians 1.0 and 1.2
+    drawn = list(zip(first, second, strict=True))
+    for three in (drawn[:3], drawn[3:]):
+        assert sorted(three) == [pytest.approx(pair) for pair in sorted(factors)]
+
+
+def test_other_ranks_draw_each_for_itself_relative_to_the_medians() -> None:
+    pool = sorted([1.0, 1.1, 0.9, 1.0, 1.4 / 1.2, 1.0 / 1.2])
+    for rank in _draws(3, 6):
+        assert sorted(rank) == pytest.approx(pool)
+
+
+def test_a_stated_jitter_goes_before_what_was_observed() -> None:
+    assert _draws(2, 4, jitter=Jitter(sigma=0)) is None
+    assert _draws(2, 4, jitter=Jitter(sigma=0.1)) != _draws(2, 4)
+    assert _draws(2, 4, seed=1) != _draws(2, 4, seed=2)
 
 
 def test_a_critical_path_passes_collectives_that_take_no_time() -> None:

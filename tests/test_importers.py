@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,97 @@ def test_nccl_tests(write: Write, *, root: bool) -> None:
     assert (log.kind, log.source) == ("nccl-tests log", "file.txt")
     assert (log.nodes, log.gpus_per_node, log.world_size) == (2, 2, 4)
     assert log.samples == tuple((size, pytest.approx(us * 1e-6)) for size, us in TIMES.items())
+
+
+def test_nccl_tests_with_statistics_of_every_iteration(write: Write) -> None:
+    """`-I` puts four columns after each half."""
+    lines = _log(root=True).splitlines()
+    header = next(i for i, line in enumerate(lines) if "redop" in line)
+    lines[header] = "#  size count type redop root " + 2 * "time algbw busbw #wrong i_min i_max "
+    for i, line in enumerate(lines):
+        if line.endswith("0e+00"):
+            cells = line.split()
+            cells[9:9] = cells[17:17] = ["1.0", "2.0", "3.0", "4.0"]
+            lines[i] = " ".join(cells)
+    assert read_all_reduce(write("\n".join(lines))).samples == tuple(
+        (size, pytest.approx(us * 1e-6)) for size, us in TIMES.items()
+    )
+
+
+def _json(*, nodes: int = 2, processes: int = 2, gpus: int = 1) -> dict[str, Any]:
+    """As nccl-tests' src/util.cu writes it: one device entry a process. SYNTHETIC."""
+    ranks = nodes * processes * gpus
+
+    def half(size: int, time_us: float) -> dict[str, Any]:
+        algbw = size / time_us / 1e3
+        return {
+            "time": time_us,
+            "alg_bw": algbw,
+            "bus_bw": algbw * 2 * (ranks - 1) / ranks,
+            "nwrong": 0.0,
+        }
+
+    hosts = [f"node{node}" for node in range(nodes) for _ in range(processes)]
+    return {
+        "version": 2,
+        "args": ["all_reduce_perf", "-J", "log.json"],
+        "config": {
+            "nthreads": 1,
+            "ngpus": gpus,
+            "devices": [{"rank": i, "hostname": host} for i, host in enumerate(hosts)],
+        },
+        "results": [
+            {"size": size, "out_of_place": half(size, 2 * us), "in_place": half(size, us)}
+            for size, us in TIMES.items()
+        ],
+        "out_of_bounds": {"count": 0, "okay": "true"},
+    }
+
+
+@pytest.mark.parametrize("gpus", [1, 4], ids=["a process a GPU", "four GPUs a process"])
+def test_the_json_of_nccl_tests(write: Write, gpus: int) -> None:
+    log = read_all_reduce(write(json.dumps(_json(gpus=gpus)), "log.json"))
+    assert (log.kind, log.nodes, log.gpus_per_node) == ("nccl-tests JSON", 2, 2 * gpus)
+    assert log.samples == tuple((size, pytest.approx(us * 1e-6)) for size, us in TIMES.items())
+
+
+def _without_in_place(log: dict[str, Any]) -> None:
+    log["results"][1]["in_place"] = None
+
+
+def _of_the_processor(log: dict[str, Any]) -> None:
+    log["results"][0]["in_place"]["cpu_time"] = log["results"][0]["in_place"].pop("time")
+
+
+def _of_a_broadcast(log: dict[str, Any]) -> None:
+    for row in log["results"]:
+        row["in_place"]["bus_bw"] = row["in_place"]["alg_bw"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda log: log.pop("results"), "holds no results and config; wanted what"),
+        (lambda log: log["results"].clear(), "its results are empty: nothing was measured"),
+        (lambda log: log["config"].pop("devices"), "lists no devices, so its ranks are not known"),
+        (lambda log: log["config"]["devices"].pop(), "lists 3 ranks on 2 nodes, which are not"),
+        (_without_in_place, "result 2 has no in_place times, and DDP reduces in place"),
+        (_of_the_processor, "result 1 has no time: -C measures the processor's"),
+        (_of_a_broadcast, "busbw/algbw is 1.00, but an all-reduce of 4 ranks has 1.50"),
+    ],
+)
+def test_json_that_cannot_be_used(
+    write: Write, spoil: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    log = _json()
+    spoil(log)
+    with pytest.raises(ImportFailedError, match=re.escape(message)):
+        read_all_reduce(write(json.dumps(log), "log.json"))
+
+
+def test_json_that_was_cut_off(write: Write) -> None:
+    with pytest.raises(ImportFailedError, match=r"this is not JSON .*was the run cut off"):
+        read_all_reduce(write(json.dumps(_json())[:-20], "log.json"))
 
 
 def test_nccl_tests_of_one_node_and_of_rows_out_of_order(write: Write) -> None:
@@ -161,6 +253,32 @@ def test_json_profile(write: Write) -> None:
         ("a.bias", 10, "bfloat16", 0.0015, False),
         ("unused", 1, "float32", None, True),
     ]
+
+
+def test_a_scaled_profile_is_no_measurement(write: Write) -> None:
+    scaled = PROFILE | {"scaled_to": "a100-sxm-40gb"}
+    assert read_profile(write(json.dumps(scaled), "p.json")).scaled_to == "'a100-sxm-40gb'"
+    assert read_profile(write(json.dumps(PROFILE), "p.json")).scaled_to is None
+
+
+def test_iterations_tell_their_spread(write: Write) -> None:
+    known = PROFILE | {"iterations_s": [[0.1, 0.2], [0.3, 0.4]]}
+    assert read_profile(write(json.dumps(known), "p.json")).iterations_s == ((0.1, 0.2), (0.3, 0.4))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([0.1, 0.2], "iterations_s must be a list of iterations, each a list of one number"),
+        ([[0.1], [0.1, 0.2]], "iterations_s must be a list of iterations, each a list of one"),
+        ([[]], "iterations_s must be a list of iterations, each a list of one number per rank"),
+        ([[0.0]], "iterations_s"),
+        ([["x"]], "iterations_s"),
+    ],
+)
+def test_iterations_that_are_none(write: Write, rows: Any, message: str) -> None:
+    with pytest.raises(ImportFailedError, match=message):
+        read_profile(write(json.dumps(PROFILE | {"iterations_s": rows}), "p.json"))
 
 
 @pytest.mark.parametrize("key", sorted(set(PROFILE) - {"buffers"}))

@@ -22,11 +22,13 @@ from calibrate.ddp_rounds import (
     VariantSamples,
     save_rounds,
 )
+from calibrate.fit.profile import fit_logs
 from calibrate.record import Environment, Layout
 from calibrate.testbed.errors import TestbedError
 from calibrate.validate import model_profile, rank_factors, summary, validate
 from calibrate.validation_page import page
 from ddpsim.errors import DdpsimError
+from ddpsim.importers.all_reduce import AllReduceLog
 
 ROUNDS = 9
 MIB = 2**20
@@ -231,10 +233,30 @@ def test_ranks_that_share_cores_are_reported_apart(
 
 def test_too_few_rounds_are_refused(tmp_path: Path) -> None:
     rounds = made_up([ONE])
-    alone = rounds.alone.model_copy(update={"whole_s": rounds.alone.whole_s[:2]})
-    save_rounds(rounds.model_copy(update={"alone": alone}), tmp_path / "two.json")
+    variant = rounds.variants[0]
+    short = variant.model_copy(update={"whole_s": variant.whole_s[:2]})
+    save_rounds(rounds.model_copy(update={"variants": (short,)}), tmp_path / "two.json")
     with pytest.raises(DdpsimError, match=r"two\.json: 2 rounds tell nothing of the noise"):
         validate([tmp_path / "two.json"])
+
+
+def test_a_profile_of_another_cluster_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, ONE)
+    profile = tmp_path / "cluster.json"
+    logs = [AllReduceLog("log", "", 2, 1, tuple((2**i, 1e-4 + 2**i / 1e9) for i in range(10, 24)))]
+    fitted = fit_logs(logs, "another")
+    elsewhere = fitted.provenance.model_copy(update={"machine": "another"})
+    for update, message in (
+        (
+            {"provenance": elsewhere, "backend": "gloo"},
+            "on 'm', but the profile cluster.json on 'a",
+        ),
+        ({"backend": "nccl"}, "with 'gloo', but the profile cluster.json with 'nccl': validate"),
+    ):
+        made = fitted.model_copy(update=update)
+        profile.write_text(made.model_dump_json(by_alias=True), encoding="utf-8")
+        with pytest.raises(DdpsimError, match=message):
+            validate([path], profile)
 
 
 def test_no_rounds_are_refused() -> None:

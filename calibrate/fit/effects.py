@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from calibrate.fit.solve import nonnegative
 from calibrate.record import Measurement, Record
 from ddpsim.importers.cluster_profile import Fitted, Interference, Jitter, Overheads
 
-__all__ = ["fit_interference", "fit_jitter", "fit_overheads", "median_time"]
+__all__ = ["fit_interference", "fit_jitter", "fit_overheads", "median_time", "trimmed_mean"]
 
 Floats = npt.NDArray[np.float64]
 _SIGMA_PER_MAD = 1.4826  # of a normal distribution
@@ -26,6 +27,8 @@ _MEDIAN_ERROR = 1.2533  # its median's standard error over that of its mean
 _LEAST_ERROR = 1e-6  # relative; samples that are all alike are not free of error
 _LEAST_ITERATIONS = 30  # of jitter, a rank
 _PIECES = ("gemm", "memory")
+_LARGE_BYTES = 16 * 2**20
+_ALIKE = 1.5  # squares closer than this are of one message, measured beside several works
 _HALF_MEASURED = (
     "not enough data for interference: measure compute and all_reduce, alone and together"
 )
@@ -40,14 +43,21 @@ def median_time(samples_s: Sequence[float]) -> Fitted:
     return Fitted(value=middle, stderr=_MEDIAN_ERROR * _mad_sigma(times) / math.sqrt(len(times)))
 
 
+def trimmed_mean(samples_s: Sequence[float]) -> float:
+    """Without the lowest and the highest tenth."""
+    times, cut = np.sort(samples_s), len(samples_s) // 10
+    return float(times[cut : len(times) - cut].mean())
+
+
 def fit_interference(records: Sequence[Record]) -> tuple[Interference | None, tuple[str, ...]]:
     """How much compute and communication lengthen each other, and warnings; None: not measured.
 
     The figures are means over the pieces of compute (matrix products, and memory traffic), whose
-    difference counts as error. With NCCL the slowdowns are constants. With gloo, from the
-    largest messages measured, that of compute grows with the bytes that a rank sends a second, as
-    the same processor moves them (a line over records of different line rates, or through 1 if
-    there is one line rate only), and that of transfers with their square.
+    difference counts as error. With NCCL the slowdowns are constants. With gloo that of compute
+    grows with the bytes that a rank sends a second, as the same processor moves them (a line over
+    records of different line rates, or through 1 if there is one line rate only); a transfer is
+    delayed once, as its threads wait for the processor, and slowed down with the square of those
+    bytes; and two in flight crowd each other in proportion to them.
     """
     pieces = [piece for record in records for piece in _pieces(record)]
     comm = [piece for record in records for piece in _comm_pieces(record)]
@@ -57,10 +67,15 @@ def fit_interference(records: Sequence[Record]) -> tuple[Interference | None, tu
         return None, (_HALF_MEASURED,)
     warnings = []
     constant, per_byte = _at_least(_pooled([piece.ratio for piece in pieces]), 1.0), _ZERO
-    comm_constant, comm_squared = _at_least(_pooled([piece.ratio for piece in comm]), 1.0), _ZERO
+    comm_constant, delay, comm_squared = (
+        _at_least(_pooled([piece.ratio for piece in comm]), 1.0),
+        _ZERO,
+        _ZERO,
+    )
     if records[0].environment.backend == "gloo":
-        constant, per_byte = _by_rate(_largest(pieces))
-        comm_constant, comm_squared = Fitted(value=1.0), _by_square(_largest(comm))
+        constant, per_byte = _by_rate(pieces)
+        comm_constant = Fitted(value=1.0)
+        delay, comm_squared = _delay_and_square(comm)
         if len({piece.line_rate for piece in pieces}) == 1:
             warnings.append(
                 "one line rate: all of gloo's interference is taken as proportional to the bytes "
@@ -71,6 +86,8 @@ def fit_interference(records: Sequence[Record]) -> tuple[Interference | None, tu
         compute_slowdown_s_per_byte=per_byte,
         comm_slowdown=comm_constant,
         comm_slowdown_s2_per_byte2=comm_squared,
+        comm_delay_s=delay,
+        crowded_slowdown_s_per_byte=_crowded(records),
     )
     return interference, tuple(warnings)
 
@@ -116,12 +133,13 @@ def fit_jitter(records: Sequence[Record]) -> tuple[Jitter | None, tuple[str, ...
 
 @dataclass(frozen=True)
 class _Piece:
-    """How many times longer compute or a transfer takes, at so many bytes sent a second."""
+    """How much longer compute or a transfer takes, at so many bytes sent a second."""
 
+    alone_s: float
     ratio: Fitted
+    longer: Fitted
     sent_bytes_per_s: float
     line_rate: float | None
-    size_bytes: int
 
 
 def _pieces(record: Record) -> Iterator[_Piece]:
@@ -148,10 +166,11 @@ def _piece(record: Record, together: Measurement, alone: Measurement, sent: Meas
     ranks = sent.nodes * sent.gpus_per_node
     sent_bytes = 2 * (ranks - 1) / ranks * sent.size_bytes
     return _Piece(
+        alone_s=median_time(alone.samples_s).value,
         ratio=_ratio(together, alone),
+        longer=_difference(together, alone),
         sent_bytes_per_s=sent_bytes / median_time(sent.samples_s).value,
         line_rate=record.layout.line_rate_bytes_per_s,
-        size_bytes=together.size_bytes,
     )
 
 
@@ -160,11 +179,6 @@ def _of_size(found: Sequence[Measurement], like: Measurement) -> list[Measuremen
     return [
         m for m in found if m.size_bytes == like.size_bytes and (m.nodes, m.gpus_per_node) == ranks
     ]
-
-
-def _largest(pieces: Sequence[_Piece]) -> list[_Piece]:
-    size_bytes = max(piece.size_bytes for piece in pieces)
-    return [piece for piece in pieces if piece.size_bytes == size_bytes]
 
 
 def _find(record: Record, kind: str, variant: str) -> list[Measurement]:
@@ -182,15 +196,42 @@ def _by_rate(pieces: Sequence[_Piece]) -> tuple[Fitted, Fitted]:
     return Fitted(value=1.0), _at_least(_pooled(slopes), 0.0)
 
 
-def _by_square(pieces: Sequence[_Piece]) -> Fitted:
-    """What lies above 1 over the square of the bytes sent a second, by least squares."""
-    squares = np.array([piece.sent_bytes_per_s**2 for piece in pieces])
-    above = np.array([piece.ratio.value - 1 for piece in pieces])
-    slope = max(0.0, float(squares @ above / (squares @ squares)))
-    if len(pieces) == 1:
+def _delay_and_square(pieces: Sequence[_Piece]) -> tuple[Fitted, Fitted]:
+    """What compute adds to a transfer: once, and by the square of the bytes sent a second.
+
+    Of one message at one rate all is taken to be the latter.
+    """
+    squares = [piece.sent_bytes_per_s**2 * piece.alone_s for piece in pieces]
+    longer = [piece.longer for piece in pieces]
+    if max(squares) < _ALIKE * min(squares):
+        each = [_scaled(time, 1 / square) for time, square in zip(longer, squares, strict=True)]
+        return _ZERO, _at_least(_pooled(each), 0.0)
+    return _line(squares, longer)
+
+
+def _crowded(records: Sequence[Record]) -> Fitted:
+    """How much longer a queue takes, two at a time, than one by one, a byte sent a second.
+
+    From messages so large that what the two hide of each other's latency does not count.
+    """
+    rates, above = [], []
+    for record, name in product(records, _PIECES):
+        alone = _find(record, "all_reduce", "alone")
+        for queued in _find(record, "all_reduce", f"beside {name}"):
+            if queued.size_bytes >= _LARGE_BYTES and (one := _of_size(alone, queued)):
+                piece = _piece(record, queued, one[0], one[0])
+                rates.append(piece.sent_bytes_per_s)
+                above.append(piece.ratio.value - 1)
+    return _proportional(np.array(rates), np.array(above)) if rates else _ZERO
+
+
+def _proportional(x: Floats, y: Floats) -> Fitted:
+    """The slope of a line through zero, by least squares; at least zero."""
+    slope = max(0.0, float(x @ y / (x @ x)))
+    if len(x) == 1:
         return Fitted(value=slope)
-    spread = float(np.sum((above - slope * squares) ** 2)) / (len(pieces) - 1)
-    return Fitted(value=slope, stderr=math.sqrt(spread / float(squares @ squares)))
+    spread = float(np.sum((y - slope * x) ** 2)) / (len(x) - 1)
+    return Fitted(value=slope, stderr=math.sqrt(spread / float(x @ x)))
 
 
 def _hook_s(records: Sequence[Record]) -> Fitted | None:
@@ -229,16 +270,20 @@ def _copy_rate(records: Sequence[Record]) -> Fitted | None:
 
 
 def _line(x: Sequence[float], y: Sequence[Fitted]) -> tuple[Fitted, Fitted]:
-    """Intercept and slope of a weighted line, both at least zero."""
+    """Intercept and slope of a weighted line, both at least zero.
+
+    Their errors are those of the points, or larger where the points lie further off the line.
+    """
     errors = np.array([_error(each) for each in y])
     design = np.column_stack([np.ones(len(x)), x]) / errors[:, None]
-    values, _ = nonnegative(design, np.array([each.value for each in y]) / errors)
+    values, off = nonnegative(design, np.array([each.value for each in y]) / errors)
     free = values > 0
     scale = np.abs(design).max(axis=0)
     scaled = (design / scale)[:, free]
     spread = np.full(2, np.nan)
     if np.linalg.matrix_rank(scaled) == free.sum():
         spread[free] = np.sqrt(np.diag(np.linalg.inv(scaled.T @ scaled))) / scale[free]
+    spread *= max(1.0, off / math.sqrt(max(1, len(x) - free.sum())))
     intercept, slope = (
         Fitted(value=float(value), stderr=None if math.isnan(error) else float(error))
         for value, error in zip(values, spread, strict=True)

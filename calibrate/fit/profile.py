@@ -11,16 +11,26 @@ from calibrate.fit.effects import (
     fit_jitter,
     fit_overheads,
     median_time,
+    trimmed_mean,
 )
 from calibrate.fit.gloo import fit_gloo
 from calibrate.fit.nccl import fit_nccl
-from calibrate.fit.samples import Fit, FitError, Sample
+from calibrate.fit.samples import Fit, FitError, Sample, measured, measured_sigma
 from calibrate.fit.solve import ROBUST
 from calibrate.record import Measurement, Record
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.importers.cluster_profile import ClusterProfile, Provenance
 
-__all__ = ["fit_all_reduce", "fit_logs", "fit_profile", "samples_of_logs", "samples_of_records"]
+__all__ = [
+    "NOT_STATED",
+    "fit_all_reduce",
+    "fit_logs",
+    "fit_profile",
+    "samples_of_logs",
+    "samples_of_records",
+]
+
+NOT_STATED = "not stated in the logs"
 
 Backend = Literal["gloo", "nccl"]
 
@@ -45,7 +55,8 @@ def fit_profile(
     sources = tuple(sources) or tuple(f"record {i + 1}" for i in range(len(records)))
     _check_alike(records, sources)
     first = records[0].environment
-    fit = fit_all_reduce(samples_of_records(records), first.backend)
+    samples = samples_of_records(records)
+    fit = fit_all_reduce(samples, first.backend)
     interference, interference_warnings = fit_interference(records)
     jitter, jitter_warnings = fit_jitter(records)
     return ClusterProfile(
@@ -53,6 +64,8 @@ def fit_profile(
         backend=first.backend,
         all_reduce=fit.model,
         all_reduce_sigma=fit.sigma,
+        measured=measured(samples),
+        measured_sigma=measured_sigma(fit.model, samples),
         valid=fit.valid,
         interference=interference,
         overheads=fit_overheads(records),
@@ -79,17 +92,20 @@ def fit_logs(
 
     Logs say nothing of the machine: that they are of one and the same is for the caller to know.
     """
-    fit = fit_all_reduce(samples_of_logs(logs), "nccl")
+    samples = samples_of_logs(logs)
+    fit = fit_all_reduce(samples, "nccl")
     return ClusterProfile(
         name=name,
         backend="nccl",
         all_reduce=fit.model,
         all_reduce_sigma=fit.sigma,
+        measured=measured(samples),
+        measured_sigma=measured_sigma(fit.model, samples),
         valid=fit.valid,
         provenance=Provenance(
             created=created,
-            machine="not stated in the logs",
-            software="not stated in the logs",
+            machine=NOT_STATED,
+            software=NOT_STATED,
             sources=tuple(log.source for log in logs),
         ),
         warnings=fit.warnings,
@@ -107,8 +123,10 @@ def samples_of_logs(logs: Sequence[AllReduceLog]) -> list[Sample]:
 
 
 def samples_of_records(records: Sequence[Record]) -> list[Sample]:
-    """The median of every all-reduce that ran alone, on two ranks or more.
+    """The usual time of every all-reduce that ran alone, on two ranks or more.
 
+    The mean of the middle four fifths: small messages on a busy processor take one of two times,
+    at once or with the scheduler's next tick, between which a median jumps.
     With gloo, those inside a node are left out if there are others: they pass no link.
     """
     found = [
@@ -129,7 +147,8 @@ def _sample(record: Record, m: Measurement) -> Sample:
     time = median_time(m.samples_s)
     line_rate = record.layout.line_rate_bytes_per_s if m.nodes > 1 else None
     weight = 1 / (1 + ((time.stderr or 0.0) / time.value / ROBUST) ** 2)
-    return Sample(m.nodes, m.gpus_per_node, m.size_bytes, time.value, line_rate, weight)
+    usual_s = trimmed_mean(m.samples_s)
+    return Sample(m.nodes, m.gpus_per_node, m.size_bytes, usual_s, line_rate, weight)
 
 
 def _check_alike(records: Sequence[Record], sources: Sequence[str]) -> None:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from ddpsim.cluster.corrected import Correction
 from ddpsim.cluster.fitted import AllReduceModel, Columns, Point, all_reduce_times_s
 from ddpsim.errors import DdpsimError
-from ddpsim.importers.cluster_profile import ValidRange
+from ddpsim.importers.cluster_profile import MeasuredAllReduce, ValidRange
 
-__all__ = ["Fit", "FitError", "Sample", "fitted_sigma", "relative_residuals", "valid_range"]
+__all__ = [
+    "Fit",
+    "FitError",
+    "Sample",
+    "fitted_sigma",
+    "measured",
+    "measured_sigma",
+    "relative_residuals",
+    "valid_range",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -74,6 +85,49 @@ def fitted_sigma(model: AllReduceModel, samples: Sequence[Sample]) -> float:
     samples = usual if len(usual) >= _ENOUGH else samples
     weights = [sample.weight for sample in samples]
     return float(np.sqrt(np.average(relative_residuals(model, samples) ** 2, weights=weights)))
+
+
+def measured(samples: Iterable[Sample]) -> tuple[MeasuredAllReduce, ...]:
+    """The samples as a profile keeps them."""
+    return tuple(
+        MeasuredAllReduce(
+            nodes=sample.nodes,
+            gpus_per_node=sample.gpus_per_node,
+            size_bytes=sample.size_bytes,
+            time_s=sample.time_s,
+            line_rate_bytes_per_s=sample.line_rate,
+        )
+        for sample in sorted(samples, key=lambda s: (s.nodes, s.gpus_per_node, s.size_bytes))
+    )
+
+
+def measured_sigma(model: AllReduceModel, samples: Sequence[Sample]) -> float | None:
+    """RMS of log(predicted / measured) at DDP's sizes, each predicted from the others.
+
+    From all other sizes, and where the line rate lies between others, without that rate. None
+    where there are too few to tell.
+    """
+    usual = [s for s in samples if s.size_bytes >= _LEAST_BUCKET_BYTES]
+    if len(usual) < _ENOUGH:
+        return None
+    errors = [_left_out(model, sample, samples) for sample in usual]
+    weights = [sample.weight for sample in usual]
+    return float(np.sqrt(np.average(np.square(errors), weights=weights)))
+
+
+def _left_out(model: AllReduceModel, one: Sample, samples: Sequence[Sample]) -> float:
+    layout = (one.nodes, one.gpus_per_node)
+    here = [s for s in samples if (s.nodes, s.gpus_per_node) == layout]
+    rates = sorted({s.line_rate for s in here if s.line_rate is not None})
+    between = one.line_rate is not None and rates[0] < one.line_rate < rates[-1]
+    others = [
+        s
+        for s in here
+        if s.line_rate != one.line_rate or (not between and s.size_bytes != one.size_bytes)
+    ]
+    correction = Correction.of(model, measured(others), *layout)
+    factor = correction.factor(model, one.size_bytes, one.line_rate)
+    return float(relative_residuals(model, [one])[0]) + math.log(factor)
 
 
 def valid_range(samples: Iterable[Sample]) -> ValidRange:

@@ -126,7 +126,7 @@ def write_profile(document: Document, path: Path) -> None:
 
 
 def scale_profile(document: Document, from_device: str, to_device: str) -> Document:
-    """A profile for another device preset: an estimate, and its `source` says so.
+    """A profile for another device preset: an estimate, as its `source` and `scaled_to` say.
 
     Forward, backward and ready times are scaled by the presets' fp32 matmul rates times their
     assumed efficiency, the optimizer by their memory bandwidth likewise. Raises MeasureError for
@@ -145,6 +145,7 @@ def scale_profile(document: Document, from_device: str, to_device: str) -> Docum
     )
     return document | {
         "source": source,
+        "scaled_to": new,
         "forward_s": document["forward_s"] * compute,
         "backward_s": document["backward_s"] * compute,
         "optimizer_s": document["optimizer_s"] * memory,
@@ -346,6 +347,12 @@ def _document(
         "forward_s": median(samples.forward_s),
         "backward_s": backward_s,
         "optimizer_s": median(samples.optimizer_s),
+        "iterations_s": [
+            [sum(parts)]
+            for parts in zip(
+                samples.forward_s, samples.backward_s, samples.optimizer_s, strict=True
+            )
+        ],
         "ready_origin": "backward_start",
         "spread": {
             name: _quartiles(getattr(samples, name))

@@ -39,10 +39,22 @@ Operation = Literal["all_reduce", "broadcast"]
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """How many times longer compute takes under a transfer, and the transfer under compute."""
+    """What a transfer suffers and does to compute.
+
+    `compute`: how many times longer compute takes under it; `comm`: it takes under compute;
+    `crowded`: it takes beside another transfer, beyond its part of the link. `delay_ns`: how much
+    longer the link is taken where some rank computes as the transfer begins.
+    """
 
     compute: Fraction = Fraction(1)
     comm: Fraction = Fraction(1)
+    crowded: Fraction = Fraction(1)
+    delay_ns: int = 0
+
+    @property
+    def slows_transfer(self) -> bool:
+        """Whether compute makes the transfer longer."""
+        return self.comm != 1 or self.delay_ns > 0
 
 
 NO_INTERFERENCE = Interference()
@@ -97,8 +109,10 @@ class InterferingCost:
     """A cost model whose transfers and compute slow each other down.
 
     `compute` and `comm` are factors; to them `compute_s_per_byte` times the bytes of a message that
-    move in a second, and `comm_s2_per_byte2` times their square, are added
-    (`ddpsim.importers.cluster_profile`). `effect` stretches how far the factors lie above 1.
+    move in a second, and `comm_s2_per_byte2` times their square, are added; `crowded_s_per_byte`
+    likewise beside another transfer, and `comm_delay_s` once a transfer
+    (`ddpsim.importers.cluster_profile`). `effect` stretches the delay, and how far the factors lie
+    above 1.
     """
 
     cost: CollectiveCost
@@ -106,6 +120,8 @@ class InterferingCost:
     comm: float = 1.0
     compute_s_per_byte: float = 0.0
     comm_s2_per_byte2: float = 0.0
+    crowded_s_per_byte: float = 0.0
+    comm_delay_s: float = 0.0
     effect: float = 1.0
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
@@ -114,8 +130,13 @@ class InterferingCost:
         bytes_per_s = size_bytes / max(duration_ns(transfer), 1) * NS_PER_S
         comm = self.comm + self.comm_s2_per_byte2 * bytes_per_s**2
         compute = self.compute + self.compute_s_per_byte * bytes_per_s / comm
-        slowdowns = Interference(self._factor(compute), self._factor(comm))
-        return replace(transfer, interference=slowdowns)
+        suffered = Interference(
+            self._factor(compute),
+            self._factor(comm),
+            self._factor(1 + self.crowded_s_per_byte * bytes_per_s),
+            to_ns(self.comm_delay_s * self.effect),
+        )
+        return replace(transfer, interference=suffered)
 
     def stretched(self, factor: float) -> InterferingCost:
         """See CollectiveCost."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import hypot
 
 from ddpsim.cluster.collectives import InterferingCost, Network
+from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import FittedCost
 from ddpsim.errors import InputError
 from ddpsim.importers.cluster_profile import ClusterProfile, Fitted, GlooRing, Interference
@@ -29,7 +30,10 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
             "measure with that backend, or set ddp.backend",
         )
     rate = _line_rate(cluster) if isinstance(profile.all_reduce, GlooRing) else None
-    cost = FittedCost(profile.all_reduce, cluster.nodes, cluster.gpus_per_node, rate)
+    cost = CorrectedCost(
+        FittedCost(profile.all_reduce, cluster.nodes, cluster.gpus_per_node, rate),
+        Correction.of(profile.all_reduce, profile.measured, cluster.nodes, cluster.gpus_per_node),
+    )
     warnings = (*profile.warnings, *_warnings(cluster, profile, rate))
     found = profile.interference
     sent = 2 * (cluster.world_size - 1) / cluster.world_size  # bytes a rank, of one of a message
@@ -40,6 +44,8 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
             comm=found.comm_slowdown.value,
             compute_s_per_byte=found.compute_slowdown_s_per_byte.value * sent,
             comm_s2_per_byte2=found.comm_slowdown_s2_per_byte2.value * sent**2,
+            crowded_s_per_byte=found.crowded_slowdown_s_per_byte.value * sent,
+            comm_delay_s=found.comm_delay_s.value,
         )
         if found
         else cost,
@@ -61,7 +67,10 @@ def _line_rate(cluster: Cluster) -> float | None:
 def _uncertainty(cluster: Cluster, profile: ClusterProfile) -> Uncertainty:
     sigma = max(profile.all_reduce_sigma, _LEAST_SIGMA)
     if _is_measured(cluster, profile):
-        return Uncertainty(sigma, "the residuals of the profile's fit")
+        if profile.measured_sigma is None:
+            return Uncertainty(sigma, "the residuals of the profile's fit")
+        sigma = max(profile.measured_sigma, _LEAST_SIGMA)
+        return Uncertainty(sigma, "the profile's measurements, each left out in turn")
     basis = "the residuals of the profile's fit, and assumed for ranks that were not measured"
     return Uncertainty(hypot(sigma, _UNMEASURED_LAYOUT), basis)
 
@@ -106,6 +115,8 @@ def _interference_uncertainty(found: Interference) -> Uncertainty:
         (found.compute_slowdown_s_per_byte.value, found.compute_slowdown_s_per_byte),
         (found.comm_slowdown.value - 1, found.comm_slowdown),
         (found.comm_slowdown_s2_per_byte2.value, found.comm_slowdown_s2_per_byte2),
+        (found.comm_delay_s.value, found.comm_delay_s),
+        (found.crowded_slowdown_s_per_byte.value, found.crowded_slowdown_s_per_byte),
     )
     errors = [_relative(effect, fitted) for effect, fitted in effects if effect > 0]
     return Uncertainty(max(errors, default=0.0), "the standard error of the calibration")

@@ -100,7 +100,7 @@ class Network:
 
     def _is_whole(self, transfer: Transfer) -> bool:
         """A ring whose rate may change under way is priced as a whole: all its ranks leave it."""
-        return self._shared or transfer.interference.comm != 1
+        return self._shared or transfer.interference.slows_transfer
 
     def _all_met(self, meeting: Meeting) -> None:
         transfer = meeting.transfer
@@ -117,9 +117,13 @@ class Network:
 
     def _whole(self, meeting: Meeting, transfer: WholeTransfer) -> Generator[Event, Any, None]:
         self.paths.add("whole:shared" if self._shared else "whole")
-        slowdown = transfer.interference.comm
-        yield self._link.transfer(transfer.latency_ns, Fraction(0), slowdown)
-        yield self._link.transfer(transfer.transfer_ns, transfer.link_share, slowdown)
+        interference = transfer.interference
+        yield self._link.transfer(transfer.latency_ns, Fraction(0), interference.comm)
+        if self._computing and interference.delay_ns:
+            yield self._link.transfer(interference.delay_ns)
+        yield self._link.transfer(
+            transfer.transfer_ns, transfer.link_share, interference.comm, interference.crowded
+        )
         for end in meeting.ends:
             end.succeed()
 

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ddpsim.scenario.schema import Cluster, Run
+
+if TYPE_CHECKING:
+    from numpy import float64
+    from numpy.random import Generator
+    from numpy.typing import NDArray
 
 __all__ = ["Slowdowns", "draw_slowdowns"]
 
 Slowdowns = Sequence[Sequence[float]]
 
 
-def draw_slowdowns(cluster: Cluster, run: Run, iterations: int) -> Slowdowns | None:
+def draw_slowdowns(
+    cluster: Cluster, run: Run, iterations: int, observed_s: Sequence[Sequence[float]] = ()
+) -> Slowdowns | None:
     """Time multipliers [rank][iteration]; None when every rank and iteration is alike.
 
-    Stragglers and jitter draw from streams of their own, so that turning one on or off does not
-    change the other.
+    `observed_s`: iterations as measured, [iteration][rank], whose spread is drawn from where the
+    run states no jitter. Stragglers and jitter draw from streams of their own, so that turning one
+    on or off does not change the other.
     """
-    if cluster.stragglers is None and run.jitter is None:
+    steady = not observed_s if run.jitter is None else run.jitter.sigma == 0
+    if cluster.stragglers is None and steady:
         return None
     import numpy as np  # noqa: PLC0415 -- slow to import, and needed only here
 
@@ -31,5 +41,32 @@ def draw_slowdowns(cluster: Cluster, run: Run, iterations: int) -> Slowdowns | N
     if run.jitter:
         draws = np.random.default_rng(for_jitter).standard_normal(factors.shape)
         factors *= np.exp(run.jitter.sigma * draws)
+    elif observed_s:
+        factors *= _resampled(
+            np.array(observed_s), np.random.default_rng(for_jitter), *factors.shape
+        )
     rows: list[list[float]] = factors.tolist()
     return rows
+
+
+def _resampled(
+    observed_s: NDArray[float64], draw: Generator, ranks: int, iterations: int
+) -> NDArray[float64]:
+    """Multipliers [rank][iteration] from measured times, none twice before all were drawn.
+
+    Where every rank was measured, an iteration is drawn for all of them at once: what slows ranks
+    together stays together, and a slow rank stays slow. Otherwise each rank draws for itself,
+    from all that were measured, each relative to its median.
+    """
+    import numpy as np  # noqa: PLC0415 -- see above
+
+    medians_s = np.median(observed_s, axis=0)
+
+    def order(count: int) -> NDArray[np.int64]:
+        rounds = -(-iterations // count)
+        return np.concatenate([draw.permutation(count) for _ in range(rounds)])[:iterations]
+
+    if observed_s.shape[1] == ranks:
+        return np.asarray((observed_s / medians_s.mean())[order(len(observed_s))].T)
+    pool = (observed_s / medians_s).ravel()
+    return np.array([pool[order(len(pool))] for _ in range(ranks)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from math import ceil
+from typing import NamedTuple
 
 from simpy import Environment, Event
 
@@ -56,23 +57,37 @@ class Progress:
             self._then()
 
 
+class _Flow(NamedTuple):
+    """A transfer's part of the link, and how many times longer it takes under which condition."""
+
+    share: Fraction
+    slowdown: Fraction
+    crowded: Fraction
+
+
 class SharedLink:
     """A link that the transfers in flight share, max-min fairly.
 
     A transfer alone takes up `share` of the link; together they get at most all of it. While a
-    rank computes each transfer is slowed down by its own factor.
+    rank computes, and beside another transfer on the link, each is slowed down by its own factor.
     """
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        self._flows: dict[Progress, tuple[Fraction, Fraction]] = {}
+        self._flows: dict[Progress, _Flow] = {}
         self._computing = False
 
-    def transfer(self, work_ns: int, share: Fraction = FULL, slowdown: Fraction = FULL) -> Event:
+    def transfer(
+        self,
+        work_ns: int,
+        share: Fraction = FULL,
+        slowdown: Fraction = FULL,
+        crowded: Fraction = FULL,
+    ) -> Event:
         """Begin a transfer that takes `work_ns` alone; the event fires at its end."""
         done = self._env.event()
         flow = Progress(self._env, work_ns, lambda: self._leave(flow, done))
-        self._flows[flow] = (share, slowdown)
+        self._flows[flow] = _Flow(share, slowdown, crowded)
         self._share_out()
         return done
 
@@ -89,11 +104,14 @@ class SharedLink:
     def _share_out(self) -> None:
         """The least demanding first: each gets what it needs, or an equal part of the rest."""
         left = FULL
-        by_demand = sorted(self._flows.items(), key=lambda item: item[1][0])
-        for waiting, (flow, (share, slowdown)) in zip(
-            range(len(by_demand), 0, -1), by_demand, strict=True
-        ):
-            got = min(share, left / waiting)
+        by_demand = sorted(self._flows.items(), key=lambda item: item[1].share)
+        is_crowded = sum(flow.share > 0 for flow in self._flows.values()) > 1
+        for waiting, (progress, flow) in zip(range(len(by_demand), 0, -1), by_demand, strict=True):
+            got = min(flow.share, left / waiting)
             left -= got
-            rate = got / share if share else FULL
-            flow.set_rate(rate / slowdown if self._computing else rate)
+            rate = got / flow.share if flow.share else FULL
+            if self._computing:
+                rate /= flow.slowdown
+            if is_crowded and flow.share:
+                rate /= flow.crowded
+            progress.set_rate(rate)

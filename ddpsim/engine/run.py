@@ -46,7 +46,7 @@ def run(
     folded = mode == "auto" and slowdowns is None
     transfers = [cost.transfer("all_reduce", size) for size in program.all_reduce_bytes]
     shared = program.comm_workers > 1
-    whole = shared or any(transfer.interference.comm != 1 for transfer in transfers)
+    whole = shared or any(transfer.interference.slows_transfer for transfer in transfers)
     representatives = 1 if whole else _representatives(transfers)
     participants = representatives if folded else world_size
     network = Network(

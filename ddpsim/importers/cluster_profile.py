@@ -19,6 +19,7 @@ __all__ = [
     "GlooRing",
     "Interference",
     "Jitter",
+    "MeasuredAllReduce",
     "NcclRegime",
     "NcclRegimes",
     "Overheads",
@@ -77,6 +78,16 @@ class GlooRing(_Part):
     line_rate_bytes_per_s: float = Field(gt=0, description="of the links it was measured on")
 
 
+class MeasuredAllReduce(_Part):
+    """One all-reduce that was measured, alone; what the law misses there is interpolated."""
+
+    nodes: int = Field(ge=1)
+    gpus_per_node: int = Field(ge=1)
+    size_bytes: int = Field(ge=1)
+    time_s: float = Field(gt=0)
+    line_rate_bytes_per_s: float | None = Field(None, gt=0, description="of a node's link")
+
+
 class ValidRange(_Part):
     """What was measured; outside it a prediction is an extrapolation."""
 
@@ -92,12 +103,17 @@ class Interference(_Part):
     `comm_slowdown_s2_per_byte2` x (bytes a rank sends a second, alone) squared is added: seen, and
     as it should be, for they need the processor more often and it is busier then. To
     `compute_slowdown`, `compute_slowdown_s_per_byte` x (bytes a rank sends a second, so slowed).
+    A transfer that begins while a rank computes takes `comm_delay_s` longer: its threads wait for
+    the processor first. Two transfers in flight take 1 + `crowded_slowdown_s_per_byte` x (bytes a
+    rank sends a second, alone) times as long as one after the other.
     """
 
     compute_slowdown: Fitted
     compute_slowdown_s_per_byte: Fitted
     comm_slowdown: Fitted
     comm_slowdown_s2_per_byte2: Fitted = Fitted(value=0)
+    comm_delay_s: Fitted = Fitted(value=0)
+    crowded_slowdown_s_per_byte: Fitted = Fitted(value=0)
 
 
 class Overheads(_Part):
@@ -141,6 +157,12 @@ class ClusterProfile(_Part):
     all_reduce: Annotated[NcclRegimes | GlooRing, Field(discriminator="kind")]
     all_reduce_sigma: float = Field(
         ge=0, description="RMS of the fit's relative residuals, from 1 MiB up"
+    )
+    measured: tuple[MeasuredAllReduce, ...] = Field(
+        (), description="what the law was fitted to, and is corrected by on the same ranks"
+    )
+    measured_sigma: float | None = Field(
+        None, ge=0, description="RMS relative error there, each left out of its own correction"
     )
     valid: ValidRange
     interference: Interference | None = None

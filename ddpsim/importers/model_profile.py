@@ -2,7 +2,8 @@
 
 The JSON (schema `ddpsim.model-profile/1`) lists `parameters` in registration order, each with
 `name`, `numel`, `dtype` and `ready_s` (null: never ready), beside `forward_s`, `backward_s`,
-`optimizer_s`, `ready_origin` and `batch_per_rank`. The CSV has the columns `order`, `param_name`,
+`optimizer_s`, `ready_origin` and `batch_per_rank`; `iterations_s`, whole steps as measured
+([iteration][rank]), may tell their spread. The CSV has the columns `order`, `param_name`,
 `numel`, `ready_us`, in backward order.
 """
 
@@ -47,7 +48,10 @@ class ProfiledParameter:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """A model as measured on one device; `in_registration_order` is False for a backward list."""
+    """A model as measured on one device; `in_registration_order` is False for a backward list.
+
+    `scaled_to`: the device that the times were scaled to, from another that they were measured on.
+    """
 
     source: str
     parameters: tuple[ProfiledParameter, ...]
@@ -58,6 +62,8 @@ class ModelProfile:
     optimizer_s: float | None = None
     batch_per_rank: int | None = None
     buffers: tuple[tuple[str, int], ...] = ()
+    iterations_s: tuple[tuple[float, ...], ...] = ()
+    scaled_to: str | None = None
 
 
 def read_profile(source: SourceFile) -> ModelProfile:
@@ -160,6 +166,21 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
             name, 0, _value(name, data, "batch_per_rank", "the profile"), "batch_per_rank"
         ),
         buffers=tuple(_buffer(name, item) for item in _items(name, data, "buffers", needed=False)),
+        iterations_s=_iterations(name, data.get("iterations_s", [])),
+        scaled_to=None if data.get("scaled_to") is None else shown(data["scaled_to"]),
+    )
+
+
+def _iterations(name: str, rows: Any) -> tuple[tuple[float, ...], ...]:
+    """[iteration][rank], as many ranks in each."""
+    is_table = isinstance(rows, list) and all(isinstance(row, list) and row for row in rows)
+    if not is_table or len({len(row) for row in rows}) > 1:
+        raise ImportFailedError(
+            name, "iterations_s must be a list of iterations, each a list of one number per rank"
+        )
+    return tuple(
+        tuple(_seconds(name, value, "iterations_s", above_zero=True) for value in row)
+        for row in rows
     )
 
 

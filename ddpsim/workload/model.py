@@ -10,8 +10,9 @@ from ddpsim.provenance import Provenance
 
 __all__ = ["ITEM_BYTES", "Basis", "Buffer", "Model", "Parameter", "Work", "scale", "total_s"]
 
-# what the times rest on; "shape": only their proportions are meant, a step time sets the scale
-Basis = Literal["roofline", "measured", "shape"]
+# what the times rest on; "scaled": measured on another device; "shape": only their proportions
+# are meant, a step time sets the scale
+Basis = Literal["roofline", "measured", "scaled", "shape"]
 
 ITEM_BYTES = {
     "float64": 8,
@@ -69,7 +70,8 @@ class Model:
 
     `parameters` stand in registration order. `backward[i]` is the work that ends with the
     gradient of parameter `ready_order[i]`; one more entry is the tail after the last gradient.
-    `launch_s` is the host's time per kernel launch.
+    `launch_s` is the host's time per kernel launch. `iterations_s` are whole steps as measured,
+    [iteration][rank]: only their spread is used.
     """
 
     parameters: tuple[Parameter, ...]
@@ -83,6 +85,7 @@ class Model:
     basis: Basis
     provenance: tuple[Provenance, ...]
     warnings: tuple[str, ...] = ()
+    iterations_s: tuple[tuple[float, ...], ...] = ()
 
     @property
     def gradient_bytes(self) -> int:

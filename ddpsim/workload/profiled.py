@@ -35,9 +35,10 @@ def profiled_model(profile: ModelProfile, workload: Workload, device: Device) ->
         optimizer=estimated if measured_s is None else Work(measured_s),
         launch_s=device.launch_s,
         activation_bytes=None,
-        provenance=(Provenance("workload.profile", profile.source, "measured"),),
-        basis="measured",
+        provenance=(_provenance(profile),),
+        basis="scaled" if profile.scaled_to else "measured",
         warnings=() if profile.in_registration_order else (_no_registration_order(profile),),
+        iterations_s=profile.iterations_s,
     )
 
 
@@ -67,6 +68,13 @@ def listed_model(profile: ModelProfile, workload: Workload, device: Device) -> M
         ),
         basis="shape",
     )
+
+
+def _provenance(profile: ModelProfile) -> Provenance:
+    if profile.scaled_to is None:
+        return Provenance("workload.profile", profile.source, "measured")
+    scaled = f"{profile.source}: measured on another device, scaled to {profile.scaled_to}"
+    return Provenance("workload.profile", scaled, "assumed")
 
 
 def _check_batch(profile: ModelProfile, workload: Workload) -> None:

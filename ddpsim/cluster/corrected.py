@@ -1,0 +1,103 @@
+"""What a fitted law misses on ranks that were measured, and how that goes on between.
+
+A law (`ddpsim.cluster.fitted`) carries what was measured to other layouts, sizes and rates. Where
+its own layout was measured, the ratio of measured to fitted time is kept and interpolated: over
+sizes and over line rates linearly in logarithms; beyond the first and last of each it stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ddpsim.cluster.collectives import Operation, WholeTransfer
+from ddpsim.cluster.fitted import (
+    AllReduceModel,
+    Columns,
+    FittedCost,
+    Point,
+    all_reduce_times_s,
+)
+from ddpsim.importers.cluster_profile import GlooRing, MeasuredAllReduce
+
+__all__ = ["NO_CORRECTION", "CorrectedCost", "Correction"]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Logarithms of measured over fitted time: for each line rate a curve over sizes."""
+
+    rates: tuple[float, ...] = ()  # logarithms, ascending
+    curves: tuple[tuple[tuple[float, float], ...], ...] = ()  # (log size, log ratio), ascending
+
+    @classmethod
+    def of(
+        cls,
+        model: AllReduceModel,
+        measured: Sequence[MeasuredAllReduce],
+        nodes: int,
+        gpus_per_node: int,
+    ) -> Correction:
+        """From what was measured on this layout; nothing measured corrects nothing."""
+        here = [m for m in measured if (m.nodes, m.gpus_per_node) == (nodes, gpus_per_node)]
+        if not here:
+            return NO_CORRECTION
+        columns = Columns.of(
+            [Point(m.size_bytes, nodes, gpus_per_node, m.line_rate_bytes_per_s) for m in here]
+        )
+        ratios = np.log([m.time_s for m in here]) - np.log(all_reduce_times_s(model, columns))
+        curves: dict[float, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for m, ratio in zip(here, ratios.tolist(), strict=True):
+            curve = curves[_log_rate(model, m.line_rate_bytes_per_s)]
+            curve[math.log(m.size_bytes)].append(ratio)
+        rates = sorted(curves)
+        return cls(tuple(rates), tuple(_means(curves[rate]) for rate in rates))
+
+    def factor(self, model: AllReduceModel, size_bytes: float, line_rate: float | None) -> float:
+        """Of an all-reduce's fitted time."""
+        if not self.curves:
+            return 1.0
+        size = math.log(max(1.0, size_bytes))
+        at_size = [
+            float(np.interp(size, [at for at, _ in curve], [ratio for _, ratio in curve]))
+            for curve in self.curves
+        ]
+        return math.exp(float(np.interp(_log_rate(model, line_rate), self.rates, at_size)))
+
+
+NO_CORRECTION = Correction()
+
+
+@dataclass(frozen=True)
+class CorrectedCost:
+    """A law, with its all-reduces corrected; a CollectiveCost."""
+
+    law: FittedCost
+    correction: Correction
+
+    def transfer(self, operation: Operation, size_bytes: int) -> WholeTransfer:
+        """See CollectiveCost; raises InputError where the law has no figures."""
+        if operation != "all_reduce":
+            return self.law.transfer(operation, size_bytes)
+        factor = self.correction.factor(self.law.model, size_bytes, self.law.line_rate)
+        return self.law.stretched(factor).transfer(operation, size_bytes)
+
+    def stretched(self, factor: float) -> CorrectedCost:
+        """See CollectiveCost."""
+        return replace(self, law=self.law.stretched(factor))
+
+
+def _log_rate(model: AllReduceModel, line_rate: float | None) -> float:
+    """Of the link; a law that asks for no rate has one curve."""
+    if not isinstance(model, GlooRing):
+        return 0.0
+    return math.log(line_rate or model.line_rate_bytes_per_s)
+
+
+def _means(curve: dict[float, list[float]]) -> tuple[tuple[float, float], ...]:
+    """Its points by size, with the mean of what was measured twice."""
+    return tuple((size, sum(ratios) / len(ratios)) for size, ratios in sorted(curve.items()))

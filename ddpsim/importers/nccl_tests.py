@@ -1,0 +1,186 @@
+"""What all_reduce_perf of nccl-tests writes: its text, and the JSON of `-J FILE`.
+
+DDP reduces in place, so the in-place half of a row is read. The text's table has a `root` after
+`redop` or, in older versions, none, and four columns of statistics in each half where every
+iteration was timed (`-I`). Source: nccl-tests src/common.cu, src/util.cu and doc/PERFORMANCE.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from ddpsim.errors import ImportFailedError
+from ddpsim.importers.text import number, whole
+
+__all__ = ["Measured", "only_layout", "read_json", "read_text_log"]
+
+_DEVICE = re.compile(r"^#\s+Rank\s+(\d+)\s+.*?\bPid\s+\d+\s+on\s+(\S+)\s+device")
+_ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z0-9_]+\s+\S+\s+")
+_LEAST_ALGBW = 0.1  # GB/s: below it the two digits that are printed say little of a ratio
+_HALF = 4  # columns: time algbw busbw error
+
+
+class Measured(NamedTuple):
+    """Ranks as nodes and GPUs of each, and (bytes, seconds) of their all-reduces."""
+
+    layout: tuple[int, int]
+    samples: list[tuple[int, float]]
+
+
+class _Row(NamedTuple):
+    size_bytes: int
+    time_s: float
+    bus_factor: float  # busbw / algbw; nan where the figures are too small to tell
+
+
+def read_text_log(name: str, lines: Sequence[str], wanted: str) -> Measured:
+    """The text of one or several runs on the same ranks; raises ImportFailedError."""
+    rows = list(_text_rows(name, lines))
+    if not rows:
+        raise ImportFailedError(name, f"holds no result row; wanted {wanted}")
+    layout = only_layout(name, {_layout(name, hosts) for hosts in _device_lists(name, lines)})
+    return _measured(name, layout, rows)
+
+
+def read_json(name: str, text: str) -> Measured:
+    """What `-J` writes; raises ImportFailedError."""
+    try:
+        data = json.loads(text)
+    except (RecursionError, ValueError) as error:
+        raise ImportFailedError(
+            name, f"this is not JSON ({error}): was the run cut off before its end?"
+        ) from None
+    results = data.get("results") if isinstance(data, dict) else None
+    if not isinstance(results, list) or not isinstance(data.get("config"), dict):
+        raise ImportFailedError(
+            name, "holds no results and config; wanted what `all_reduce_perf -J FILE` writes"
+        )
+    rows = [_json_row(name, i, row) for i, row in enumerate(results, 1)]
+    measured = [row for row in rows if row.size_bytes]
+    if not measured:
+        raise ImportFailedError(name, "its results are empty: nothing was measured")
+    return _measured(name, _json_layout(name, data["config"]), measured)
+
+
+def only_layout(name: str, layouts: set[tuple[int, int]]) -> tuple[int, int]:
+    """The one layout of a file; raises ImportFailedError where there are several."""
+    if len(layouts) > 1:
+        raise ImportFailedError(
+            name, "holds several layouts (nodes, gpus_per_node); keep one a file"
+        )
+    return layouts.pop()
+
+
+def _measured(name: str, layout: tuple[int, int], rows: Sequence[_Row]) -> Measured:
+    _check_bus_factor(name, rows, layout[0] * layout[1])
+    return Measured(layout, [(row.size_bytes, row.time_s) for row in rows])
+
+
+def _check_bus_factor(name: str, rows: Sequence[_Row], ranks: int) -> None:
+    """An all-reduce's busbw is 2(n-1)/n algbw: another factor is another collective."""
+    factors = [row.bus_factor for row in rows if not math.isnan(row.bus_factor)]
+    expected = 2 * (ranks - 1) / ranks
+    if factors and abs(median(factors) - expected) > 0.1 * expected:
+        raise ImportFailedError(
+            name,
+            f"busbw/algbw is {median(factors):.2f}, but an all-reduce of {ranks} ranks has "
+            f"{expected:.2f}; wanted the log of all_reduce_perf",
+        )
+
+
+def _bus_factor(algbw: float, busbw: float) -> float:
+    return busbw / algbw if algbw >= _LEAST_ALGBW else math.nan
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+def _text_rows(name: str, lines: Iterable[str]) -> Iterator[_Row]:
+    before, half = 4, _HALF
+    for line, text in enumerate(lines, 1):
+        if text.startswith("#"):
+            if "redop" in text:
+                before = 5 if " root " in text else 4
+                half = 2 * _HALF if " i_min " in text else _HALF
+            continue
+        if not _ROW.match(text):
+            continue  # warnings and NCCL INFO lines stand between the rows
+        cells = text.split()
+        if len(cells) < before + 2 * half:
+            raise ImportFailedError(
+                name,
+                f"this row has {len(cells)} of {before + 2 * half} columns: is it cut off?",
+                line,
+            )
+        size = int(number(name, line, cells[0], "size"))
+        if size == 0:
+            continue  # fewer bytes than one element a rank, as nccl-tests rounds them
+        in_place = cells[before + half :]
+        time_us = number(name, line, in_place[0], "in-place time", above_zero=True)
+        algbw = number(name, line, in_place[1], "in-place algbw")
+        busbw = number(name, line, in_place[2], "in-place busbw")
+        yield _Row(size, time_us * 1e-6, _bus_factor(algbw, busbw))
+
+
+def _device_lists(name: str, lines: Iterable[str]) -> list[dict[str, str]]:
+    """The hosts by rank of every run in a log: a rank that comes again begins the next run."""
+    runs: list[dict[str, str]] = []
+    for match in filter(None, map(_DEVICE.match, lines)):
+        if not runs or match[1] in runs[-1]:
+            runs.append({})
+        runs[-1][match[1]] = match[2]
+    if not runs:
+        raise ImportFailedError(
+            name,
+            "does not list its devices ('#  Rank  0 ... on HOST device 0'), so its ranks are not "
+            "known; write it as CSV: size_bytes,time_us,nodes,gpus_per_node",
+        )
+    return runs
+
+
+def _layout(name: str, hosts: dict[str, str]) -> tuple[int, int]:
+    nodes = len(set(hosts.values()))
+    if len(hosts) % nodes:
+        raise ImportFailedError(
+            name, f"lists {len(hosts)} ranks on {nodes} nodes, which are not alike"
+        )
+    return nodes, len(hosts) // nodes
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def _json_row(name: str, index: int, row: Any) -> _Row:
+    """A row of results; one of 0 bytes stands for what nccl-tests rounded to nothing."""
+    here = f"result {index}"
+    in_place = row.get("in_place") if isinstance(row, dict) else None
+    if not isinstance(in_place, dict):
+        raise ImportFailedError(name, f"{here} has no in_place times, and DDP reduces in place")
+    if "time" not in in_place:
+        raise ImportFailedError(
+            name, f"{here} has no time: -C measures the processor's; wanted a run without it"
+        )
+    size = int(number(name, 0, row.get("size"), f"size of {here}"))
+    if size == 0:
+        return _Row(0, 0.0, math.nan)
+    time_us = number(name, 0, in_place["time"], f"in_place time of {here}", above_zero=True)
+    algbw = number(name, 0, in_place.get("alg_bw"), f"alg_bw of {here}")
+    busbw = number(name, 0, in_place.get("bus_bw"), f"bus_bw of {here}")
+    return _Row(size, time_us * 1e-6, _bus_factor(algbw, busbw))
+
+
+def _json_layout(name: str, config: dict[str, Any]) -> tuple[int, int]:
+    """Its devices list one entry a process, whatever the GPUs of a process."""
+    devices = config.get("devices")
+    is_list = isinstance(devices, list) and all(isinstance(each, dict) for each in devices)
+    if not is_list or not devices:
+        raise ImportFailedError(name, "its config lists no devices, so its ranks are not known")
+    hosts = {str(i): str(each.get("hostname")) for i, each in enumerate(devices)}
+    nodes, processes = _layout(name, hosts)
+    threads, gpus = (whole(name, 0, config.get(key, 1), key) for key in ("nthreads", "ngpus"))
+    return nodes, processes * threads * gpus
