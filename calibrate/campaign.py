@@ -42,6 +42,7 @@ class Campaign:
     fit_rates: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
     models: tuple[str, ...] = MODELS
+    caps: tuple[float | None, ...] = CAPS
     hosts: int = 2
     rounds: tuple[int, int] = (6, 15)
     budget_s: float = 100.0
@@ -56,7 +57,7 @@ class Campaign:
     def _jobs(self) -> Iterator[_Job]:
         for rate in self.fit_rates:
             name = f"record-{rate:g}gbit-{self.hosts}hosts.json"
-            yield _Job(name, rate, "calibrate.measure.launch", self._record)
+            yield _Job(name, rate, "calibrate.measure.session", self._record)
         for rate in self.rates:
             for model in self.models:
                 name = f"rounds-{model.rpartition(':')[2]}-{rate:g}gbit-{self.hosts}hosts.json"
@@ -76,7 +77,7 @@ class Campaign:
 
     def _rounds(self, model: str, output: Path, rate: float) -> str:
         """Options of `calibrate.measure.ddp_rounds` as JSON."""
-        caps = tuple(Variant(bucket_cap_mb=cap) for cap in CAPS)
+        caps = tuple(Variant(bucket_cap_mb=cap) for cap in self.caps)
         return RoundOptions(
             output=output,
             model=model if ":" in model else f"calibrate.measure.models:{model}",

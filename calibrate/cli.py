@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from calibrate.ddp_rounds import RoundOptions, Variant
 from calibrate.files import write_atomically
 from calibrate.testbed.cli import app as testbed
 from ddpsim.cli import new_app, run_app
@@ -25,7 +28,8 @@ Examples
   python -m calibrate fit record.json -o cluster.json               then: cluster.profile
   python -m calibrate import nccl-tests *.txt -o cluster.json       from logs alone
   python -m calibrate profile mymodel:make -o model.json            then: workload.profile
-  python -m calibrate validate rounds-*.json --profile cluster.json  real DDP against simulation
+  torchrun --nproc-per-node 8 -m calibrate rounds mymodel:make -o rounds.json   real DDP, then:
+  python -m calibrate validate rounds.json --profile cluster.json   hold the simulation against it
 """
 
 app = new_app(_HELP)
@@ -57,8 +61,7 @@ def measure(
     resume: Annotated[bool, typer.Option(help="Go on with a record; repeat nothing.")] = False,
 ) -> None:
     """Measure collectives, copies, interference and jitter of this job's ranks into a record."""
-    from calibrate.measure.launch import local as measure_locally
-    from calibrate.measure.session import Options
+    from calibrate.measure.session import Options, measure_locally
     from calibrate.measure.session import measure as measure_here
 
     options = Options(
@@ -126,6 +129,53 @@ def profile(
 
 
 @app.command()
+def rounds(
+    function: Annotated[
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns (model, inputs, loss).")
+    ],
+    output: Output,
+    *,
+    local: Annotated[
+        int | None, typer.Option(min=1, help="Start this many ranks here; otherwise torchrun did.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Passed on as batch=.")] = None,
+    caps: Annotated[
+        str, typer.Option(help="bucket_cap_mb of DDP, each a variant; torch's own is default.")
+    ] = "default,1,5,10,25,50,100",
+    accumulation_steps: Annotated[
+        list[int] | None, typer.Option(min=2, help="Another variant: micro-batches a step.")
+    ] = None,
+    comm_hook: Annotated[
+        Literal["fp16_compress", "bf16_compress"] | None,
+        typer.Option(help="Another variant: a compressing hook."),
+    ] = None,
+    budget_s: Annotated[float, typer.Option(min=1, help="Seconds for the timed rounds.")] = 100,
+    line_rate: Annotated[
+        str | None,
+        typer.Option(help='Nominal rate of a node\'s network link, "10 Gbit/s", if you know it.'),
+    ] = None,
+) -> None:
+    """Run your model under real DDP in variants, round by round, for `validate`."""
+    from calibrate.measure.ddp_rounds import measure_rounds, measure_rounds_locally
+
+    options = RoundOptions(
+        output=output,
+        model=function,
+        batch=batch,
+        variants=(
+            *(Variant(bucket_cap_mb=_cap(cap)) for cap in caps.split(",")),
+            *(Variant(accumulation_steps=steps) for steps in accumulation_steps or ()),
+            *([Variant(comm_hook=comm_hook)] if comm_hook else []),
+        ),
+        budget_s=budget_s,
+        line_rate_bytes_per_s=_quantity(parse_bytes_per_s, line_rate) if line_rate else None,
+    )
+    _ = measure_rounds(options) if local is None else measure_rounds_locally(local, options)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{output}: hold it against a profile with `validate`")
+
+
+@app.command()
 def fit(
     records: Annotated[list[Path], typer.Argument(help="Records of one cluster.")],
     output: Output,
@@ -171,7 +221,7 @@ def validate(
     ] = None,
     page: Annotated[Path | None, typer.Option(help="The HTML page to write.")] = None,
 ) -> None:
-    """Simulate what `calibrate.campaign` measured; print every case and the term that is off."""
+    """Simulate what `rounds` measured; print every case and the term that is off."""
     from calibrate.validate import summary
     from calibrate.validate import validate as held
 
@@ -208,6 +258,20 @@ def import_nccl_tests(
 def _write(profile: ClusterProfile, path: Path) -> None:
     write_atomically(path, profile.model_dump_json(by_alias=True, indent=1) + "\n")
     print(f"{path}: use it as cluster.profile")
+
+
+def _cap(text: str) -> float | None:
+    """MiB, or None for torch's default."""
+    if text.strip() == "default":
+        return None
+    try:
+        cap = float(text)
+    except ValueError:
+        cap = 0.0
+    if not 0 < cap < math.inf:
+        wanted = f"{text!r} is no bucket cap: wanted MiB, or default"
+        raise typer.BadParameter(wanted, param_hint="--caps")
+    return cap
 
 
 def _quantity(parse: Callable[[str], float], text: str) -> float:

@@ -36,15 +36,19 @@ from calibrate.fit import (
     show,
     write_residual_figure,
 )
+from calibrate.fit.effects import trimmed_mean
+from calibrate.fit.samples import fitted_sigma, measured_sigma
 from calibrate.record import Environment, Layout, Measurement, Record
-from ddpsim.cluster.collectives import WholeTransfer
-from ddpsim.cluster.fitted import AllReduceModel, FittedCost, all_reduce_s, broadcast_s
+from ddpsim.cluster.collectives import WholeTransfer, duration_ns
+from ddpsim.cluster.corrected import CorrectedCost, Correction
+from ddpsim.cluster.fitted import AllReduceModel, FittedCost, all_reduce_s
 from ddpsim.errors import InputError
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
 from ddpsim.importers.cluster_profile import (
     ClusterProfile,
     Fitted,
     GlooRing,
+    MeasuredAllReduce,
     NcclRegime,
     NcclRegimes,
 )
@@ -172,12 +176,19 @@ def test_the_fastest_regime_of_the_layout_wins() -> None:
         all_reduce_s(NODES, 1024, 1, 4)
 
 
+def broadcast_s(
+    model: AllReduceModel, size_bytes: int, nodes: int, gpus: int, rate: float | None = None
+) -> float:
+    cost = FittedCost(model, nodes, gpus, rate)
+    return duration_ns(cost.transfer("broadcast", size_bytes)) * 1e-9
+
+
 def test_a_broadcast_round_the_ring_has_half_the_hops_and_the_message_once() -> None:
     assert broadcast_s(NODES, 2**24, 4, 1) == pytest.approx(
-        30e-6 + 3 * 15e-6 + (2**24 - 4 * 16384) / 20e9
+        30e-6 + 3 * 15e-6 + (2**24 - 4 * 16384) / 20e9, rel=1e-5
     )
     trees = NcclRegimes(regimes=NODES.regimes[:1])
-    assert broadcast_s(trees, 2**24, 4, 1) == pytest.approx(8e-6 + 2 * 6e-6 + 2**24 / 1e9)
+    assert broadcast_s(trees, 2**24, 4, 1) == pytest.approx(8e-6 + 2 * 6e-6 + 2**24 / 1e9, rel=1e-5)
 
 
 def test_gloo_on_the_wire_by_hand() -> None:
@@ -209,7 +220,7 @@ def test_what_a_shaper_lets_through_takes_no_time_on_the_wire() -> None:
 def test_gloo_broadcasts_down_a_tree() -> None:
     model = _gloo(queue=1e-3, segment=1e-4, wire=1.1, burst=110)
     wire_s = (3 * 10_000 * 1.1 - 110) / 1e6
-    assert broadcast_s(model, 10_000, 5, 1, 1e6) == pytest.approx(1e-3 + 3e-4 + wire_s)
+    assert broadcast_s(model, 10_000, 5, 1, 1e6) == pytest.approx(1e-3 + 3e-4 + wire_s, rel=1e-5)
 
 
 def test_a_cost_for_the_engine() -> None:
@@ -221,6 +232,63 @@ def test_a_cost_for_the_engine() -> None:
     assert slow.transfer_ns == round(2**24 * 1.045 / 62.5e6 * 1e9)  # what two in flight share
     total_s = all_reduce_s(_gloo(burst=0), 2**24, 2, 1, 62.5e6)
     assert slow.latency_ns + slow.transfer_ns == pytest.approx(total_s * 1e9, abs=2)
+
+
+RATE = 62.5e6
+
+
+def _twice_as_long(sizes: Sequence[int], factor: float, rate: float) -> list[MeasuredAllReduce]:
+    model = _gloo()
+    return [
+        MeasuredAllReduce(
+            nodes=2,
+            gpus_per_node=1,
+            size_bytes=size,
+            time_s=factor * all_reduce_s(model, size, 2, 1, rate),
+            line_rate_bytes_per_s=rate,
+        )
+        for size in sizes
+    ]
+
+
+def test_a_law_is_corrected_where_it_was_measured() -> None:
+    """Twice as long at 1 MiB, four times at 4 MiB: 2^1.5 between, and no more beyond."""
+    model = _gloo()
+    measured = _twice_as_long([2**20], 2, RATE) + _twice_as_long([2**22], 4, RATE)
+    correction = Correction.of(model, measured, 2, 1)
+    for size, factor in ((2**18, 2), (2**20, 2), (2**21, 2**1.5), (2**22, 4), (2**25, 4)):
+        assert correction.factor(model, size, RATE) == pytest.approx(factor)
+    assert Correction.of(model, measured, 4, 1).factor(model, 2**20, RATE) == 1.0
+
+
+def test_corrections_are_interpolated_between_line_rates() -> None:
+    model = _gloo()
+    measured = _twice_as_long([2**20], 1, RATE) + _twice_as_long([2**20], 4, 4 * RATE)
+    correction = Correction.of(model, measured, 2, 1)
+    for rate, factor in ((RATE / 2, 1), (RATE, 1), (2 * RATE, 2), (4 * RATE, 4), (9 * RATE, 4)):
+        assert correction.factor(model, 2**20, rate) == pytest.approx(factor)
+
+
+def test_a_corrected_cost_leaves_broadcasts_alone() -> None:
+    law = FittedCost(_gloo(), 2, 1, RATE)
+    cost = CorrectedCost(law, Correction.of(law.model, _twice_as_long([2**20], 2, RATE), 2, 1))
+    twice = law.stretched(2.0)
+    assert cost.transfer("all_reduce", 2**20) == twice.transfer("all_reduce", 2**20)
+    assert cost.transfer("broadcast", 2**20) == law.transfer("broadcast", 2**20)
+    assert cost.stretched(2.0).transfer("broadcast", 2**20) == twice.transfer("broadcast", 2**20)
+
+
+def test_what_measurements_say_of_each_other() -> None:
+    """A law that is off alike everywhere is corrected in full; too few sizes tell nothing."""
+    model = _gloo()
+    samples = [
+        Sample(2, 1, m.size_bytes, m.time_s, m.line_rate_bytes_per_s)
+        for rate in RATES
+        for m in _twice_as_long([2**i for i in range(18, 25)], 1.3, rate)
+    ]
+    assert fitted_sigma(model, samples) == pytest.approx(math.log(1.3))
+    assert measured_sigma(model, samples) == pytest.approx(0, abs=1e-9)
+    assert measured_sigma(model, samples[:3]) is None
 
 
 # known figures are found again
@@ -584,12 +652,56 @@ def test_records_of_several_line_rates_tell_the_constant_from_the_bytes() -> Non
     profile = fit_profile(records, "testbed")
     assert profile.interference is not None
     assert profile.interference.compute_slowdown.value == pytest.approx(1.05, rel=1e-3)
-    assert profile.interference.comm_slowdown_s2_per_byte2.value > 0
     per_byte = profile.interference.compute_slowdown_s_per_byte
     assert per_byte.value == pytest.approx(4e-10, rel=1e-2)
     assert per_byte.stderr is not None
     assert profile.provenance.sources == ("record 1", "record 2", "record 3")
     assert profile.warnings == ()
+
+
+def _with_queues(rate: float, delay: float, squared: float, crowded: float) -> Record:
+    """A gloo record whose queues of 1 MiB and 16 MiB are longer by known figures."""
+    base = _record(rate)
+    plain = [m for m in base.measurements if m.variant == "alone"]
+
+    def measured(kind: Any, variant: str, time_s: float, size: int) -> Measurement:
+        return Measurement(
+            kind=kind,
+            variant=variant,
+            group="world",
+            nodes=2,
+            gpus_per_node=1,
+            size_bytes=size,
+            samples_s=_around(time_s, spread=1e-4),
+        )
+
+    for size in (2**20, 2**24):
+        alone_s = float(np.median(next(m.samples_s for m in plain if m.size_bytes == size)))
+        sent = size / alone_s
+        longer_s = delay + squared * sent**2 * alone_s
+        plain += [
+            measured("all_reduce", "beside gemm", alone_s * (1 + crowded * sent), size),
+            measured("all_reduce", "with gemm", alone_s + longer_s, size),
+            measured("compute", "gemm alone", 1e-3, size),
+            measured("compute", "gemm with all_reduce", 1.5e-3, size),
+        ]
+    return base.model_copy(update={"measurements": tuple(plain)})
+
+
+def test_what_compute_and_crowding_add_to_transfers_is_found_again() -> None:
+    records = [_with_queues(rate, delay=2e-3, squared=1e-18, crowded=1e-10) for rate in RATES]
+    found = fit_profile(records, "testbed").interference
+    assert found is not None
+    assert found.comm_delay_s.value == pytest.approx(2e-3, rel=0.1)
+    assert found.comm_slowdown_s2_per_byte2.value == pytest.approx(1e-18, rel=0.1)
+    assert found.crowded_slowdown_s_per_byte.value == pytest.approx(1e-10, rel=0.1)
+
+
+def test_the_middle_of_samples_minds_no_outlier() -> None:
+    assert trimmed_mean([1.0]) == 1.0
+    assert trimmed_mean([1.0, 2.0]) == 1.5
+    assert trimmed_mean([1.0, 2.0, 90.0]) == 2.0
+    assert trimmed_mean([*range(1, 20), 1000]) == pytest.approx(np.mean(range(3, 19)))
 
 
 def test_with_nccl_the_slowdown_of_compute_is_a_constant() -> None:

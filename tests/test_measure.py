@@ -21,11 +21,11 @@ from calibrate.measure.doctor import Host, check_clocks, clock_offset, diagnose,
 from calibrate.measure.environment import Facts, check_same
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.job import join, read_place
-from calibrate.measure.launch import free_port, local
+from calibrate.measure.launch import free_port
 from calibrate.measure.plan import Slot, Task, Team, default_plan, teams
 from calibrate.measure.profile import Document, profile, scale_profile, write_profile
 from calibrate.measure.progress import Reporter
-from calibrate.measure.session import Options, measure, relative_mad
+from calibrate.measure.session import Options, measure, measure_locally, relative_mad
 from calibrate.record import Layout, Record, load_record
 from ddpsim import load_scenario, simulate
 from ddpsim.importers.model_profile import read_profile
@@ -37,7 +37,7 @@ SMALL = {"most_repetitions": 2, "memory_budget_bytes": 100 * 2**20, "time_budget
 
 
 def ranks(count: int, output: Path, **options: Any) -> Record:
-    return local(count, Options.model_validate({"output": output, **SMALL, **options}))
+    return measure_locally(count, Options.model_validate({"output": output, **SMALL, **options}))
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,8 @@ def test_a_killed_rank_is_named_and_the_record_kept(tmp_path: Path) -> None:
     with pytest.raises(MeasureError) as raised:
         ranks(2, path, data_loader="measure_helpers:dies_on_rank_1")
     assert str(raised.value) == (
-        f"rank 1 was killed by SIGKILL: was memory short? --resume goes on from {path}."
+        f"rank 1 was killed by SIGKILL: was memory short? The record so far is in {path}; "
+        "the same command with --resume goes on from there."
     )
     assert load_record(path).layout.world_size == 2
 

@@ -17,9 +17,11 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("a testbed needs Linux", allow_module_level=True)
 
+from calibrate.campaign import Campaign
 from calibrate.testbed import bed, network, processes, shaping, signals, state
 from calibrate.testbed.cli import app
 from calibrate.testbed.errors import HostFailedError, TestbedError
+from calibrate.validate import validate
 from ddpsim.errors import DdpsimError
 
 GBIT = 125e6  # bytes/s
@@ -692,3 +694,26 @@ def test_run_prints_each_host_and_fails_with_one(
     assert sorted(out.splitlines()) == ["[h0] rank 0", "[h1] rank 1"]
     with pytest.raises(HostFailedError, match=r"^host 1 ended with exit code 1,"):
         invoke(monkeypatch, capsys, "run", *options, "--", "sh", "-c", "exit $RANK")
+
+
+def test_a_live_round_is_measured_and_predicted(permitted: None, tmp_path: Path) -> None:
+    """Real DDP of two hosts, from measurement to validation: the machinery, not the accuracy."""
+    pytest.importorskip("torch", reason="torch is not installed: no DDP can run")
+    campaign = Campaign(
+        tmp_path,
+        rates=(2.0,),
+        models=("deep_mlp",),
+        caps=(None, 1.0, 25.0),
+        rounds=(3, 3),
+        budget_s=1.0,
+    )
+    said: list[str] = []
+    assert campaign.run(said.append) == 0, said
+    (rounds,) = tmp_path.iterdir()
+    (sweep,) = validate([rounds]).sweeps
+    assert [case.variant for case in sweep.cases] == ["default", "1", "25"]
+    assert sweep.line_rate_bytes_per_s == 2 * GBIT
+    for case in sweep.cases:
+        assert case.buckets_agree
+        assert case.measured_s > case.measured.forward > 0
+        assert case.predicted_s > case.predicted.forward > 0

@@ -67,6 +67,16 @@ def test_the_interval_uses_the_measured_errors_of_presets() -> None:
     assert validation.preset_sigma(several_nodes=False) <= PRESET_LINKS.sigma
 
 
+def test_the_unexplained_bucket_sweep_is_still_unexplained() -> None:
+    """Known gap: 17 to 25 % low; the best of its sizes is told, 100 MB, within 1 %."""
+    rows = validation.cs336_rows()
+    assert len(rows) == 24
+    assert all(-0.25 < row.error() < -0.16 for row in rows)
+    for four in zip(*[iter(rows)] * 4, strict=True):
+        picked = min(four, key=lambda row: row.predicted_s)
+        assert picked.measured_s <= 1.01 * min(row.measured_s for row in four)
+
+
 def test_the_recorded_campaign_is_predicted() -> None:
     """Level reached, not the goal of 2 % and 5 %: docs/validation.md says what is missing."""
     figures = validation.campaign().figures

@@ -44,8 +44,8 @@ def median_time(samples_s: Sequence[float]) -> Fitted:
 
 
 def trimmed_mean(samples_s: Sequence[float]) -> float:
-    """Without the lowest and the highest tenth."""
-    times, cut = np.sort(samples_s), len(samples_s) // 10
+    """Without the lowest and the highest tenth, and the lowest and the highest at least."""
+    times, cut = np.sort(samples_s), max(len(samples_s) // 10, 1 if len(samples_s) > 2 else 0)
     return float(times[cut : len(times) - cut].mean())
 
 
@@ -153,11 +153,11 @@ def _pieces(record: Record) -> Iterator[_Piece]:
 
 
 def _comm_pieces(record: Record) -> Iterator[_Piece]:
-    """The all-reduce beside compute over the one that took turns with it, or else alone."""
+    """All-reduces of a queue under compute over one that is alone, or else over the queue's."""
     for name in _PIECES:
         for together in _find(record, "all_reduce", f"with {name}"):
-            alone = _of_size(_find(record, "all_reduce", f"beside {name}"), together)
-            alone += _of_size(_find(record, "all_reduce", "alone"), together)
+            alone = _of_size(_find(record, "all_reduce", "alone"), together)
+            alone += _of_size(_find(record, "all_reduce", f"beside {name}"), together)
             if alone:
                 yield _piece(record, together, alone[0], alone[0])
 

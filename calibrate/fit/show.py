@@ -92,6 +92,8 @@ def _valid(profile: ClusterProfile) -> Iterator[str]:
     yield f"measured: {format_bytes(low)} to {format_bytes(high)}, on {layouts} ranks"
     if rates:
         yield f"  over links of {', '.join(rates)}"
+    if profile.measured_sigma is not None:
+        yield f"  these predict each other within {100 * profile.measured_sigma:.1f} % (RMS)"
 
 
 def _interference(profile: ClusterProfile) -> Iterator[str]:
@@ -105,8 +107,16 @@ def _interference(profile: ClusterProfile) -> Iterator[str]:
     ):
         yield _line(name, factor, _number)
         if more.value:
-            scaled = Fitted(value=scale * more.value, stderr=_times(more.stderr, scale))
-            yield _line(f"  more a {at} sent", scaled, _number)
+            yield _line(f"  more a {at} sent", _scaled(more, scale), _number)
+    if found.comm_delay_s.value:
+        yield _line("  and once", found.comm_delay_s, format_duration)
+    if found.crowded_slowdown_s_per_byte.value:
+        crowded = _scaled(found.crowded_slowdown_s_per_byte, 1e9)
+        yield _line("  two in flight, a GB/s", crowded, _number)
+
+
+def _scaled(figure: Fitted, scale: float) -> Fitted:
+    return Fitted(value=scale * figure.value, stderr=_times(figure.stderr, scale))
 
 
 def _overheads(profile: ClusterProfile) -> Iterator[str]:
@@ -116,7 +126,6 @@ def _overheads(profile: ClusterProfile) -> Iterator[str]:
         for name, figure, written in (
             ("hook, a parameter", known.hook_s, format_duration),
             ("copy", known.copy_bytes_per_s, format_bytes_per_s),
-            ("launch a collective", known.launch_collective_s, format_duration),
         )
         if figure is not None
     ]

@@ -1,9 +1,6 @@
 """Measure real DDP iterations in rounds, as `calibrate.ddp_rounds` describes them.
 
 Every variant has its own copy of the model, so that DDP's buckets of one do not disturb another's.
-Run on each rank, with torchrun's variables set:
-
-    python -m calibrate.measure.ddp_rounds '{"output": "rounds.json", "model": "MODULE:FUNCTION"}'
 """
 
 from __future__ import annotations
@@ -34,12 +31,14 @@ from calibrate.ddp_rounds import (
     Steps,
     Variant,
     VariantSamples,
+    load_rounds,
     save_rounds,
 )
 from calibrate.measure.clock import no_collection
 from calibrate.measure.environment import check_same, environment, rank_facts
 from calibrate.measure.errors import LostContactError, MeasureError
 from calibrate.measure.job import Job, join
+from calibrate.measure.launch import local
 from calibrate.measure.profile import (
     WARMUPS,
     Samples,
@@ -55,7 +54,7 @@ from calibrate.measure.profile import (
 from calibrate.measure.rank import run_rank
 from calibrate.record import Environment
 
-__all__ = ["measure_rounds"]
+__all__ = ["measure_rounds", "measure_rounds_locally"]
 
 KIB, MIB = 2**10, 2**20
 _SMALL_SIZES = (64 * KIB, MIB)
@@ -86,6 +85,12 @@ def measure_rounds(options: RoundOptions) -> Rounds:
         ) from error
     finally:
         job.leave()
+
+
+def measure_rounds_locally(ranks: int, options: RoundOptions) -> Rounds:
+    """The same in a job of ranks that are started here; see `calibrate.measure.launch.local`."""
+    local(ranks, "calibrate.measure.ddp_rounds", options.model_dump_json())
+    return load_rounds(options.output)
 
 
 def _measure(job: Job, options: RoundOptions) -> Rounds:

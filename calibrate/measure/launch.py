@@ -1,4 +1,7 @@
-"""`local`: start the ranks of a job on this machine, and say which one failed and why."""
+"""`local`: start the ranks of a job on this machine, and say which one failed and why.
+
+Knows nothing of what they do, nor of torch.
+"""
 
 from __future__ import annotations
 
@@ -13,40 +16,34 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.rank import FAILED, LOST, run_rank
-from calibrate.measure.session import Options, measure
-from calibrate.record import Record, load_record
+from calibrate.measure.rank import FAILED, LOST
 
 __all__ = ["free_port", "local"]
 
 _GRACE_S = 10.0  # for the other ranks to notice, before they are ended
 
 
-def local(ranks: int, options: Options, nodes: int = 1) -> Record:
-    """Start `ranks` ranks here, one compute thread each, measure, and return the record.
+def local(ranks: int, module: str, options: str, *, kept: str = "", nodes: int = 1) -> None:
+    """Run `python -m module options` as `ranks` ranks here, one compute thread each, to their end.
 
     `nodes` above 1 only pretends: ranks are numbered as if they were on so many machines. Raises
-    MeasureError with the reason of the rank that failed first; Ctrl-C ends all ranks. The record
-    so far stays in `options.output`.
+    MeasureError with the reason of the rank that failed first, and `kept`: what is kept of the
+    work. Ctrl-C ends all ranks.
     """
     if ranks < 1 or ranks % nodes:
         raise MeasureError(f"{ranks} ranks cannot be spread over {nodes} nodes")
     with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
         logs = [Path(folder) / f"rank{rank}.log" for rank in range(ranks)]
-        processes = _start(ranks, nodes, options, logs)
+        processes = _start([module, options], ranks, nodes, logs)
         try:
             _wait(processes)
         except KeyboardInterrupt:
-            raise MeasureError(
-                f"stopped. The record so far is in {options.output}; "
-                "the same command with --resume goes on from there."
-            ) from None
+            raise MeasureError(f"stopped. {kept}".rstrip()) from None
         finally:
             _end(processes)
         problem = _problem([process.returncode for process in processes], logs)
     if problem:
-        raise MeasureError(f"{problem} --resume goes on from {options.output}.")
-    return load_record(options.output)
+        raise MeasureError(f"{problem} {kept}".rstrip())
 
 
 def free_port() -> int:
@@ -58,14 +55,14 @@ def free_port() -> int:
 
 
 def _start(
-    ranks: int, nodes: int, options: Options, logs: Sequence[Path]
+    job: Sequence[str], ranks: int, nodes: int, logs: Sequence[Path]
 ) -> list[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "calibrate.measure.launch", options.model_dump_json()]
+    command = [sys.executable, "-m", *job]
     port, processes = free_port(), []
     for rank, log in enumerate(logs):
         with log.open("wb") as written:
             processes.append(
-                subprocess.Popen(  # noqa: S603 -- this very module
+                subprocess.Popen(  # noqa: S603 -- our own modules
                     command,
                     env=_variables(os.environ, rank, ranks, nodes, port),
                     stderr=written,
@@ -136,7 +133,3 @@ def _problem(codes: Sequence[int], logs: Sequence[Path]) -> str:
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else "it said nothing"
-
-
-if __name__ == "__main__":
-    run_rank(lambda options: measure(Options.model_validate_json(options)))

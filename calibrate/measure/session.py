@@ -23,14 +23,16 @@ from calibrate.measure.environment import (
 from calibrate.measure.errors import LostContactError, MeasureError
 from calibrate.measure.host import free_memory_bytes
 from calibrate.measure.job import Job, join
+from calibrate.measure.launch import local
 from calibrate.measure.plan import Task, default_plan, teams
 from calibrate.measure.progress import Reporter
+from calibrate.measure.rank import run_rank
 from calibrate.measure.reference import find_function
 from calibrate.measure.rounds import Round, build_round
 from calibrate.record import Kind, Measurement, Record, load_record, save_record
 from ddpsim.units import format_bytes, format_duration
 
-__all__ = ["Options", "measure", "relative_mad"]
+__all__ = ["Options", "measure", "measure_locally", "relative_mad"]
 
 WARMUPS = 3
 NOISY = 0.10
@@ -78,6 +80,14 @@ def measure(options: Options, plan: Sequence[Task] | None = None) -> Record:
         ) from error
     finally:
         job.leave()
+
+
+def measure_locally(ranks: int, options: Options, nodes: int = 1) -> Record:
+    """The same in a job of ranks that are started here; see `calibrate.measure.launch.local`."""
+    kept = _kept(options.output)
+    job = options.model_dump_json()
+    local(ranks, "calibrate.measure.session", job, kept=kept, nodes=nodes)
+    return load_record(options.output)
 
 
 def relative_mad(samples_s: Sequence[float]) -> float:
@@ -358,3 +368,7 @@ def _free_bytes(job: Job) -> int:
         return int(torch.cuda.mem_get_info(job.device)[0])
     free_bytes = free_memory_bytes()
     return _USUAL_FREE_BYTES if free_bytes is None else free_bytes // job.place.local_world_size
+
+
+if __name__ == "__main__":
+    run_rank(lambda options: measure(Options.model_validate_json(options)))

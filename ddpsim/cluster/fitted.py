@@ -26,7 +26,6 @@ __all__ = [
     "Point",
     "all_reduce_s",
     "all_reduce_times_s",
-    "broadcast_s",
 ]
 
 AllReduceModel = NcclRegimes | GlooRing
@@ -60,7 +59,10 @@ class _Parts(NamedTuple):
 class FittedCost:
     """A profile's times for one layout; a CollectiveCost.
 
-    A broadcast is priced from the same figures by the library's own algorithm: see broadcast_s.
+    A broadcast is not fitted, but priced from the same figures by the library's own algorithm:
+    NCCL's ring passes the message once, after half the hops of the ring that reduces (nccl
+    src/graph/tuning.cc has no other way), on the fastest of the rings, or of all regimes if none is
+    one; gloo sends it whole down a binomial tree (gloo/broadcast.cc), ceil(log2 n) times.
     With gloo the time of the bytes on the wire is what two collectives in flight share; with
     NCCL, one at a time, the split does not matter.
     """
@@ -102,25 +104,6 @@ def all_reduce_times_s(model: AllReduceModel, columns: Columns) -> Floats:
     """Seconds of each of these all-reduces; raises InputError where no regime is for a columns."""
     latency_s, transfer_s = _all_reduce(model, columns)
     return np.asarray(latency_s + transfer_s)
-
-
-def broadcast_s(
-    model: AllReduceModel,
-    size_bytes: float,
-    nodes: int,
-    gpus_per_node: int,
-    line_rate: float | None = None,
-) -> float:
-    """Seconds of one broadcast; not fitted, but reckoned from the all-reduce's figures.
-
-    NCCL broadcasts round a ring (nccl src/graph/tuning.cc has no other way): half the hops of
-    the ring that reduces, then the message once at the bus bandwidth; the fastest of the rings,
-    or of all regimes if none is a ring. gloo sends the whole message down a binomial tree
-    (gloo/broadcast.cc): ceil(log2 n) times a segment's latency and the message on the wire.
-    """
-    point = Point(size_bytes, nodes, gpus_per_node, line_rate)
-    latency_s, transfer_s = _broadcast(model, Columns.of([point]))
-    return float(latency_s[0] + transfer_s[0])
 
 
 def _all_reduce(model: AllReduceModel, columns: Columns) -> _Parts:

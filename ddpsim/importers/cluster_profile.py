@@ -121,7 +121,6 @@ class Overheads(_Part):
 
     hook_s: Fitted | None = None
     copy_bytes_per_s: Fitted | None = Field(None, description="read plus written")
-    launch_collective_s: Fitted | None = None
 
 
 NOT_MEASURED = Overheads()

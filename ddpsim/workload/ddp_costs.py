@@ -95,8 +95,6 @@ class DdpCosts:
     @property
     def launch_collective_s(self) -> float:
         """Host seconds to launch one bucket's collective."""
-        if self.overheads.launch_collective_s:
-            return self.overheads.launch_collective_s.value
         return _LAUNCH_COLLECTIVE_S if self.ddp.comm_hook == "none" else _PYTHON_HOOK_S
 
     def broadcasts(self, buffers: Sequence[Buffer]) -> tuple[BufferBroadcast, ...]:
