@@ -16,11 +16,13 @@ _PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>ddpsim against real DDP</title>
 <script>{{ script | safe }}</script>
 <style>
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; }
-table { border-collapse: collapse; margin: 0.5em 0 2em; font-size: 13px; }
+.wide { overflow-x: auto; margin: 0.5em 0 2em; }
+table { border-collapse: collapse; font-size: 13px; white-space: nowrap; }
 th, td { padding: 0.15em 0.7em; text-align: right; border-bottom: 1px solid #ddd; }
 th:first-child, td:first-child { text-align: left; }
 .bad { color: #b00020; font-weight: bold; }
@@ -39,7 +41,7 @@ in ms, on the slowest rank.</p>
 {{- ", oversubscribed" if sweep.oversubscribed }}.
 {% if sweep.regret is not none %}The cap that is picked costs {{ percent(sweep.regret) }} more than
 the best measured.{% endif %}</p>
-<table>
+<div class="wide"><table>
 <tr><th>variant</th><th>predicted</th><th>measured</th><th>±</th><th>error</th>
 <th>best naive</th><th>off</th>{% for part in parts %}<th>{{ part }}</th>{% endfor %}</tr>
 {% for case in sweep.cases %}
@@ -51,11 +53,19 @@ the best measured.{% endif %}</p>
 <td>{{ ms(of(case.predicted, part)) }} / {{ ms(of(case.measured, part)) }}</td>
 {% endfor %}</tr>
 {% endfor %}
-</table>
+</table></div>
 {% endfor %}
 </body>
 </html>
 """
+_CONFIG = {"displayModeBar": False, "responsive": True}
+_LAYOUT = {
+    "template": "plotly_white",
+    "legend": {"orientation": "h", "yanchor": "top", "y": -0.22},
+    "margin": {"l": 60, "r": 15, "t": 50, "b": 60},
+}
+# Okabe and Ito's, which the colour-blind tell apart
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _PARTS = ("forward", "backward", "exposed", "optimizer", "all_reduce")
 
 
@@ -67,7 +77,9 @@ def page(validation: Validation) -> str:
         script=get_plotlyjs(),
         profile=validation.profile,
         headlines=list(headlines(validation)),
-        drawings=[d.to_html(full_html=False, include_plotlyjs=False) for d in drawings],
+        drawings=[
+            d.to_html(full_html=False, include_plotlyjs=False, config=_CONFIG) for d in drawings
+        ],
         sweeps=validation.sweeps,
         parts=_PARTS,
         rate=_rate,
@@ -90,51 +102,75 @@ def _bad(case: Case) -> bool:
 
 
 def _scatter(validation: Validation) -> Any:
-    """Errors over measured times, one colour a sweep, with two standard errors."""
+    """Errors over measured times, one colour a model, with two standard errors."""
     drawing = go.Figure()
+    by_model: dict[str, list[tuple[Sweep, Case]]] = {}
     for sweep in validation.sweeps:
+        by_model.setdefault(_model(sweep), []).extend((sweep, case) for case in sweep.cases)
+    for i, (model, found) in enumerate(by_model.items()):
         drawing.add_scatter(
-            x=[case.measured_s * 1e3 for case in sweep.cases],
-            y=[case.error * 100 for case in sweep.cases],
-            error_y={"type": "data", "array": [200 * case.noise for case in sweep.cases]},
-            text=[case.variant for case in sweep.cases],
+            x=[case.measured_s * 1e3 for _, case in found],
+            y=[case.error * 100 for _, case in found],
+            error_y={
+                "type": "data",
+                "array": [200 * case.noise for _, case in found],
+                "thickness": 1,
+                "width": 2,
+            },
+            text=[f"{model}, {_rate(sweep)}, cap {case.variant}" for sweep, case in found],
             mode="markers",
-            name=f"{_model(sweep)}, {_rate(sweep)}",
+            marker_color=_COLOURS[i % len(_COLOURS)],
+            name=model,
         )
     drawing.add_hline(y=0)
     for edge in (-5, 5):
         drawing.add_hline(y=edge, line_dash="dot")
-    drawing.update_layout(title="Error of every case, with two standard errors", height=480)
+    title = "Error of every case, with two standard errors"
+    drawing.update_layout(_LAYOUT, title=title, height=480)
     drawing.update_xaxes(title="measured iteration, ms", type="log")
     drawing.update_yaxes(title="error, %")
     return drawing
 
 
 def _sweep(sweep: Sweep) -> Any:
-    """Predicted and measured iterations over the variants, and the best naive answers."""
+    """Predicted and measured iterations over the variants, and the naive answers."""
     names = [case.variant for case in sweep.cases]
     drawing = go.Figure()
+    intervals = [case.interval_s or (case.predicted_s,) * 2 for case in sweep.cases]
+    for edge, fill in ((0, None), (1, "tonexty")):
+        drawing.add_scatter(
+            x=names,
+            y=[interval[edge] * 1e3 for interval in intervals],
+            mode="lines",
+            line_width=0,
+            fill=fill,
+            fillcolor="rgba(0, 114, 178, 0.2)",
+            name="80 % interval",
+            showlegend=fill is not None,
+            hoverinfo="skip",
+        )
+    for field, name, dash, colour in (
+        ("predicted_s", "predicted", "solid", _COLOURS[0]),
+        ("no_overlap_s", "no overlap", "dot", _COLOURS[2]),
+        ("perfect_overlap_s", "perfect overlap", "dash", _COLOURS[3]),
+        ("compute_only_s", "compute only", "dashdot", _COLOURS[4]),
+    ):
+        drawing.add_scatter(
+            x=names,
+            y=[getattr(case, field) * 1e3 for case in sweep.cases],
+            mode="lines",
+            line={"dash": dash, "color": colour},
+            name=name,
+        )
     drawing.add_scatter(
         x=names,
         y=[case.measured_s * 1e3 for case in sweep.cases],
         error_y={"type": "data", "array": [2e3 * case.stderr_s for case in sweep.cases]},
         mode="markers",
+        marker_color=_COLOURS[1],
         name="measured",
     )
-    for field, name, dash in (
-        ("predicted_s", "predicted", "solid"),
-        ("no_overlap_s", "no overlap", "dot"),
-        ("perfect_overlap_s", "perfect overlap", "dot"),
-        ("compute_only_s", "compute only", "dot"),
-    ):
-        drawing.add_scatter(
-            x=names,
-            y=[getattr(case, field) * 1e3 for case in sweep.cases],
-            mode="lines+markers" if dash == "solid" else "lines",
-            line_dash=dash,
-            name=name,
-        )
-    drawing.update_layout(title=f"{_model(sweep)} at {_rate(sweep)}", height=360)
+    drawing.update_layout(_LAYOUT, title=f"{_model(sweep)} at {_rate(sweep)}", height=400)
     drawing.update_xaxes(title="bucket cap, MiB; other variants", type="category")
     drawing.update_yaxes(title="iteration, ms", rangemode="tozero")
     return drawing

@@ -17,7 +17,9 @@ import numpy.typing as npt
 
 from calibrate.fit.solve import nonnegative
 from calibrate.record import Measurement, Record
+from ddpsim.cluster.fitted import AllReduceModel, FittedCost
 from ddpsim.importers.cluster_profile import Fitted, Interference, Jitter, Overheads
+from ddpsim.units import NS_PER_S
 
 __all__ = ["fit_interference", "fit_jitter", "fit_overheads", "median_time", "trimmed_mean"]
 
@@ -27,7 +29,7 @@ _MEDIAN_ERROR = 1.2533  # its median's standard error over that of its mean
 _LEAST_ERROR = 1e-6  # relative; samples that are all alike are not free of error
 _LEAST_ITERATIONS = 30  # of jitter, a rank
 _PIECES = ("gemm", "memory")
-_LARGE_BYTES = 16 * 2**20
+_LAW_ERROR = 0.02
 _ALIKE = 1.5  # squares closer than this are of one message, measured beside several works
 _HALF_MEASURED = (
     "not enough data for interference: measure compute and all_reduce, alone and together"
@@ -49,8 +51,12 @@ def trimmed_mean(samples_s: Sequence[float]) -> float:
     return float(times[cut : len(times) - cut].mean())
 
 
-def fit_interference(records: Sequence[Record]) -> tuple[Interference | None, tuple[str, ...]]:
+def fit_interference(
+    records: Sequence[Record], model: AllReduceModel
+) -> tuple[Interference | None, tuple[str, ...]]:
     """How much compute and communication lengthen each other, and warnings; None: not measured.
+
+    `model` is the law of the records' all-reduces, which tells how long their bytes take the link.
 
     The figures are means over the pieces of compute (matrix products, and memory traffic), whose
     difference counts as error. With NCCL the slowdowns are constants. With gloo that of compute
@@ -67,15 +73,13 @@ def fit_interference(records: Sequence[Record]) -> tuple[Interference | None, tu
         return None, (_HALF_MEASURED,)
     warnings = []
     constant, per_byte = _at_least(_pooled([piece.ratio for piece in pieces]), 1.0), _ZERO
-    comm_constant, delay, comm_squared = (
-        _at_least(_pooled([piece.ratio for piece in comm]), 1.0),
-        _ZERO,
-        _ZERO,
-    )
-    if records[0].environment.backend == "gloo":
+    half = [piece for record in records for piece in _pieces(record, " half")]
+    comm_constant = _at_least(_pooled([piece.ratio for piece in comm]), 1.0)
+    queue = _Queue(Fitted(value=1.0), _ZERO, _ZERO, _ZERO)
+    is_gloo = records[0].environment.backend == "gloo"
+    if is_gloo:
         constant, per_byte = _by_rate(pieces)
-        comm_constant = Fitted(value=1.0)
-        delay, comm_squared = _delay_and_square(comm)
+        comm_constant, queue = Fitted(value=1.0), _queue(records, comm, model)
         if len({piece.line_rate for piece in pieces}) == 1:
             warnings.append(
                 "one line rate: all of gloo's interference is taken as proportional to the bytes "
@@ -84,10 +88,12 @@ def fit_interference(records: Sequence[Record]) -> tuple[Interference | None, tu
     interference = Interference(
         compute_slowdown=constant,
         compute_slowdown_s_per_byte=per_byte,
+        half_compute_slowdown_s_per_byte=_by_rate(half)[1] if half and is_gloo else None,
         comm_slowdown=comm_constant,
-        comm_slowdown_s2_per_byte2=comm_squared,
-        comm_delay_s=delay,
-        crowded_slowdown_s_per_byte=_crowded(records),
+        comm_slowdown_s2_per_byte2=queue.squared,
+        comm_delay_s=queue.delay,
+        idle_link_use=queue.idle_link_use,
+        crowded_slowdown_s_per_byte=queue.crowded,
     )
     return interference, tuple(warnings)
 
@@ -140,14 +146,17 @@ class _Piece:
     longer: Fitted
     sent_bytes_per_s: float
     line_rate: float | None
+    layout: tuple[int, int]
+    size_bytes: int
 
 
-def _pieces(record: Record) -> Iterator[_Piece]:
+def _pieces(record: Record, dtype: str = "") -> Iterator[_Piece]:
+    """Compute under all-reduces of a dtype, as variants end, over compute alone."""
     for name in _PIECES:
-        for together in _find(record, "compute", f"{name} with all_reduce"):
-            alone = _of_size(_find(record, "compute", f"{name} alone"), together)
-            sending = _of_size(_find(record, "all_reduce", f"with {name}"), together)
-            sending += _of_size(_find(record, "all_reduce", "alone"), together)
+        for together in _find(record, "compute", f"{name} with all_reduce{dtype}"):
+            alone = _of_size(_find(record, "compute", f"{name} alone{dtype}"), together)
+            sending = _of_size(_find(record, "all_reduce", f"with {name}{dtype}"), together)
+            sending += _of_size(_find(record, "all_reduce", f"alone{dtype}"), together)
             if alone and sending:
                 yield _piece(record, together, alone[0], sending[0])
 
@@ -171,6 +180,8 @@ def _piece(record: Record, together: Measurement, alone: Measurement, sent: Meas
         longer=_difference(together, alone),
         sent_bytes_per_s=sent_bytes / median_time(sent.samples_s).value,
         line_rate=record.layout.line_rate_bytes_per_s,
+        layout=(sent.nodes, sent.gpus_per_node),
+        size_bytes=sent.size_bytes,
     )
 
 
@@ -196,42 +207,69 @@ def _by_rate(pieces: Sequence[_Piece]) -> tuple[Fitted, Fitted]:
     return Fitted(value=1.0), _at_least(_pooled(slopes), 0.0)
 
 
-def _delay_and_square(pieces: Sequence[_Piece]) -> tuple[Fitted, Fitted]:
-    """What compute adds to a transfer: once, and by the square of the bytes sent a second.
+@dataclass(frozen=True)
+class _Queue:
+    """Transfers two at a time: what one uses of the other's idle link, and what lengthens both."""
 
-    Of one message at one rate all is taken to be the latter.
+    idle_link_use: Fitted
+    crowded: Fitted
+    delay: Fitted
+    squared: Fitted
+
+
+def _queue(
+    records: Sequence[Record], under_compute: Sequence[_Piece], model: AllReduceModel
+) -> _Queue:
+    """A queue against one by one, then a queue under compute against the queue so modelled.
+
+    A transfer of T seconds that leaves the link idle for I of them takes, in a queue,
+    T - use I + crowded r T, for r bytes sent a second; under compute delay + squared r^2 of that
+    longer. One message at one rate tells delay and squared not apart: all is then the latter.
     """
-    squares = [piece.sent_bytes_per_s**2 * piece.alone_s for piece in pieces]
-    longer = [piece.longer for piece in pieces]
+    alone = [
+        _piece(record, queued, one[0], one[0])
+        for record, name in product(records, _PIECES)
+        for queued in _find(record, "all_reduce", f"beside {name}")
+        if (one := _of_size(_find(record, "all_reduce", "alone"), queued))
+    ]
+    use, crowded = _use_and_crowded(alone, model) if alone else (Fitted(value=1.0), _ZERO)
+
+    def queued_s(piece: _Piece) -> float:
+        crowd = 1 + crowded.value * piece.sent_bytes_per_s
+        return piece.alone_s * crowd - use.value * _idle_s(piece, model)
+
+    squares = [piece.sent_bytes_per_s**2 * queued_s(piece) for piece in under_compute]
+    longer = [
+        _of_a_law(_shifted(piece.longer, piece.alone_s - queued_s(piece)), piece)
+        for piece in under_compute
+    ]
     if max(squares) < _ALIKE * min(squares):
         each = [_scaled(time, 1 / square) for time, square in zip(longer, squares, strict=True)]
-        return _ZERO, _at_least(_pooled(each), 0.0)
-    return _line(squares, longer)
+        return _Queue(use, crowded, _ZERO, _at_least(_pooled(each), 0.0))
+    return _Queue(use, crowded, *_line(squares, longer))
 
 
-def _crowded(records: Sequence[Record]) -> Fitted:
-    """How much longer a queue takes, two at a time, than one by one, a byte sent a second.
-
-    From messages so large that what the two hide of each other's latency does not count.
-    """
-    rates, above = [], []
-    for record, name in product(records, _PIECES):
-        alone = _find(record, "all_reduce", "alone")
-        for queued in _find(record, "all_reduce", f"beside {name}"):
-            if queued.size_bytes >= _LARGE_BYTES and (one := _of_size(alone, queued)):
-                piece = _piece(record, queued, one[0], one[0])
-                rates.append(piece.sent_bytes_per_s)
-                above.append(piece.ratio.value - 1)
-    return _proportional(np.array(rates), np.array(above)) if rates else _ZERO
+def _use_and_crowded(pieces: Sequence[_Piece], model: AllReduceModel) -> tuple[Fitted, Fitted]:
+    """From -longer = use x idle - crowded r T, by weighted least squares, both at least zero."""
+    idle = np.array([_idle_s(piece, model) for piece in pieces])
+    rates = np.array([piece.sent_bytes_per_s * piece.alone_s for piece in pieces])
+    target = np.array([-piece.longer.value for piece in pieces])
+    errors = np.array([_error(_of_a_law(piece.longer, piece)) for piece in pieces])
+    use, crowded = _least_squares(np.column_stack([idle, -rates]), target, errors)
+    return Fitted(value=min(1.0, use.value), stderr=use.stderr), crowded
 
 
-def _proportional(x: Floats, y: Floats) -> Fitted:
-    """The slope of a line through zero, by least squares; at least zero."""
-    slope = max(0.0, float(x @ y / (x @ x)))
-    if len(x) == 1:
-        return Fitted(value=slope)
-    spread = float(np.sum((y - slope * x) ** 2)) / (len(x) - 1)
-    return Fitted(value=slope, stderr=math.sqrt(spread / float(x @ x)))
+def _of_a_law(time: Fitted, piece: _Piece) -> Fitted:
+    """With the error that a simple law leaves of a transfer, else the longest decide all."""
+    own_s = time.stderr or 0.0
+    return Fitted(value=time.value, stderr=math.hypot(own_s, _LAW_ERROR * piece.alone_s))
+
+
+def _idle_s(piece: _Piece, model: AllReduceModel) -> float:
+    """Seconds of a transfer in which its bytes are not on the link."""
+    law = FittedCost(model, *piece.layout, piece.line_rate)
+    on_link_s = law.transfer("all_reduce", piece.size_bytes).transfer_ns / NS_PER_S
+    return max(0.0, piece.alone_s - on_link_s)
 
 
 def _hook_s(records: Sequence[Record]) -> Fitted | None:
@@ -270,25 +308,31 @@ def _copy_rate(records: Sequence[Record]) -> Fitted | None:
 
 
 def _line(x: Sequence[float], y: Sequence[Fitted]) -> tuple[Fitted, Fitted]:
-    """Intercept and slope of a weighted line, both at least zero.
-
-    Their errors are those of the points, or larger where the points lie further off the line.
-    """
+    """Intercept and slope of a weighted line, both at least zero."""
     errors = np.array([_error(each) for each in y])
-    design = np.column_stack([np.ones(len(x)), x]) / errors[:, None]
-    values, off = nonnegative(design, np.array([each.value for each in y]) / errors)
+    design = np.column_stack([np.ones(len(x)), x])
+    return _least_squares(design, np.array([each.value for each in y]), errors)
+
+
+def _least_squares(design: Floats, target: Floats, errors: Floats) -> tuple[Fitted, Fitted]:
+    """Two coefficients of at least zero.
+
+    Their errors are those of the points, or larger where the points lie further off.
+    """
+    weighted = design / errors[:, None]
+    values, off = nonnegative(weighted, target / errors)
     free = values > 0
-    scale = np.abs(design).max(axis=0)
-    scaled = (design / scale)[:, free]
+    scale = np.abs(weighted).max(axis=0)
+    scaled = (weighted / scale)[:, free]
     spread = np.full(2, np.nan)
     if np.linalg.matrix_rank(scaled) == free.sum():
         spread[free] = np.sqrt(np.diag(np.linalg.inv(scaled.T @ scaled))) / scale[free]
-    spread *= max(1.0, off / math.sqrt(max(1, len(x) - free.sum())))
-    intercept, slope = (
+    spread *= max(1.0, off / math.sqrt(max(1, len(target) - free.sum())))
+    first, second = (
         Fitted(value=float(value), stderr=None if math.isnan(error) else float(error))
         for value, error in zip(values, spread, strict=True)
     )
-    return intercept, slope
+    return first, second
 
 
 def _error(figure: Fitted) -> float:

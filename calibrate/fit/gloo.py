@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -10,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrate.fit.samples import Fit, FitError, Sample, fitted_sigma, valid_range
-from calibrate.fit.solve import Solution, polish, solve
+from calibrate.fit.solve import Solution, polish, robust_cost, solve
 from ddpsim.cluster.fitted import Columns, all_reduce_times_s
 from ddpsim.importers.cluster_profile import Fitted, GlooRing
 
-__all__ = ["fit_gloo"]
+__all__ = ["fit_gloo", "fit_half"]
 
 Floats = npt.NDArray[np.float64]
+_SLOWEST_HALF = 20.0  # times as long as float32
 LEAST_SIZES = 5  # of messages: as many as there are figures
 
 _USUAL = 1_048_576  # bytes: DDP's buckets are no smaller, and what is smaller scatters widely
@@ -67,6 +69,29 @@ def fit_gloo(samples: Sequence[Sample]) -> Fit:
         warnings=tuple(_warnings(solution, samples, wire)),
         correlations=_correlations(solution),
     )
+
+
+def fit_half(model: GlooRing, samples: Sequence[Sample]) -> Fitted | None:
+    """The rate at which float16 is added, from its all-reduces and the other figures of the law.
+
+    None where nothing was measured, or the additions never show.
+    """
+    from scipy.optimize import minimize_scalar  # noqa: PLC0415 -- most of a second to import
+
+    if not samples:
+        return None
+    columns = Columns.of([sample.point for sample in samples])
+    measured_s = np.array([sample.time_s for sample in samples])
+    fastest = model.reduce_bytes_per_s.value
+
+    def cost(slower: float) -> float:
+        rate = Fitted(value=fastest / math.exp(slower))
+        slowed = model.model_copy(update={"reduce_bytes_per_s": rate})
+        return robust_cost(np.log(all_reduce_times_s(slowed, columns) / measured_s))
+
+    found = minimize_scalar(cost, bounds=(0.0, math.log(_SLOWEST_HALF)), method="bounded")
+    slower = float(found.x)
+    return Fitted(value=fastest / math.exp(slower)) if cost(slower) < 0.99 * cost(0.0) else None
 
 
 def _solved(samples: Sequence[Sample], wire: _Wire) -> Solution:

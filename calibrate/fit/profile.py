@@ -13,13 +13,13 @@ from calibrate.fit.effects import (
     median_time,
     trimmed_mean,
 )
-from calibrate.fit.gloo import fit_gloo
+from calibrate.fit.gloo import fit_gloo, fit_half
 from calibrate.fit.nccl import fit_nccl
 from calibrate.fit.samples import Fit, FitError, Sample, measured, measured_sigma
 from calibrate.fit.solve import ROBUST
 from calibrate.record import Measurement, Record
 from ddpsim.importers.all_reduce import AllReduceLog
-from ddpsim.importers.cluster_profile import ClusterProfile, Provenance
+from ddpsim.importers.cluster_profile import ClusterProfile, GlooRing, Provenance
 
 __all__ = [
     "NOT_STATED",
@@ -57,12 +57,16 @@ def fit_profile(
     first = records[0].environment
     samples = samples_of_records(records)
     fit = fit_all_reduce(samples, first.backend)
-    interference, interference_warnings = fit_interference(records)
+    law = fit.model
+    if isinstance(law, GlooRing):
+        half = fit_half(law, samples_of_records(records, "alone half"))
+        law = law.model_copy(update={"reduce_half_bytes_per_s": half})
+    interference, interference_warnings = fit_interference(records, law)
     jitter, jitter_warnings = fit_jitter(records)
     return ClusterProfile(
         name=name,
         backend=first.backend,
-        all_reduce=fit.model,
+        all_reduce=law,
         all_reduce_sigma=fit.sigma,
         measured=measured(samples),
         measured_sigma=measured_sigma(fit.model, samples),
@@ -122,8 +126,8 @@ def samples_of_logs(logs: Sequence[AllReduceLog]) -> list[Sample]:
     ]
 
 
-def samples_of_records(records: Sequence[Record]) -> list[Sample]:
-    """The usual time of every all-reduce that ran alone, on two ranks or more.
+def samples_of_records(records: Sequence[Record], variant: str = "alone") -> list[Sample]:
+    """The usual time of every all-reduce of a variant, on two ranks or more.
 
     The mean of the middle four fifths: small messages on a busy processor take one of two times,
     at once or with the scheduler's next tick, between which a median jumps.
@@ -133,7 +137,7 @@ def samples_of_records(records: Sequence[Record]) -> list[Sample]:
         _sample(record, m)
         for record in records
         for m in record.measurements
-        if (m.kind, m.variant) == ("all_reduce", "alone")
+        if (m.kind, m.variant) == ("all_reduce", variant)
         and m.nodes * m.gpus_per_node > 1
         and m.size_bytes > 0
     ]

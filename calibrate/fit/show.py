@@ -106,10 +106,15 @@ def _interference(profile: ClusterProfile) -> Iterator[str]:
         ("communication", found.comm_slowdown, found.comm_slowdown_s2_per_byte2, 1e18, "(GB/s)^2"),
     ):
         yield _line(name, factor, _number)
+        if name == "compute" and found.half_compute_slowdown_s_per_byte:
+            half = _scaled(found.half_compute_slowdown_s_per_byte, scale)
+            yield _line("    of float16", half, _number)
         if more.value:
             yield _line(f"  more a {at} sent", _scaled(more, scale), _number)
     if found.comm_delay_s.value:
         yield _line("  and once", found.comm_delay_s, format_duration)
+    if found.idle_link_use.value != 1:
+        yield _line("  idle link used", found.idle_link_use, _number)
     if found.crowded_slowdown_s_per_byte.value:
         crowded = _scaled(found.crowded_slowdown_s_per_byte, 1e9)
         yield _line("  two in flight, a GB/s", crowded, _number)

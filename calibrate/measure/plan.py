@@ -18,6 +18,7 @@ __all__ = ["Slot", "Task", "Team", "default_plan", "teams"]
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 OPTIMIZERS = ("sgd foreach", "sgd fused", "adamw foreach", "adamw fused")
 WORKS = ("gemm", "memory")
+HALF = " half"  # ends the variant of what reduces float16, as compressing hooks do
 
 
 @dataclass(frozen=True)
@@ -125,12 +126,7 @@ def _sizes(first: int, last: int, factor: int) -> Iterator[int]:
 
 def _collectives(layout: Layout) -> Iterator[Task]:
     """All-reduces of the world first: of the collectives nothing is needed as much."""
-    for team in teams(layout):
-        for size in _sizes(4 * KIB, GIB, 2 if team.group == "world" else 4):
-            yield _collective(Slot("all_reduce", "alone", size), team, size)
-    for team in teams(layout):
-        for size in _sizes(64 * KIB, 256 * MIB, 4 if team.group == "world" else 16):
-            yield _collective(Slot("all_reduce", "two in flight", size), team, 2 * size)
+    yield from _all_reduces(layout)
     for team in teams(layout)[:1]:
         for size in _sizes(64 * KIB, 64 * MIB, 16):
             yield _collective(Slot("broadcast", "alone", size), team, size)
@@ -139,6 +135,18 @@ def _collectives(layout: Layout) -> Iterator[Task]:
     for pair in _pairs(layout):
         for size in _sizes(64 * KIB, 64 * MIB, 16):
             yield _collective(Slot("point_to_point", "alone", size), pair, size)
+
+
+def _all_reduces(layout: Layout) -> Iterator[Task]:
+    for team in teams(layout):
+        for size in _sizes(4 * KIB, GIB, 2 if team.group == "world" else 4):
+            yield _collective(Slot("all_reduce", "alone", size), team, size)
+    for team in teams(layout)[:1]:
+        for size in _sizes(MIB, 64 * MIB, 4):
+            yield _collective(Slot("all_reduce", f"alone{HALF}", size), team, size)
+    for team in teams(layout):
+        for size in _sizes(64 * KIB, 256 * MIB, 4 if team.group == "world" else 16):
+            yield _collective(Slot("all_reduce", "two in flight", size), team, 2 * size)
 
 
 def _collective(slot: Slot, team: Team, memory_bytes: int) -> Task:
@@ -168,13 +176,15 @@ def _optimizers(everyone: Team) -> Iterator[Task]:
 
 def _interference(world: Team, *, gpu: bool) -> Iterator[Task]:
     """Compute alone, an all-reduce alone, then both at once, repetition by repetition."""
-    sizes, working_set = ((64 * MIB,), 768 * MIB) if gpu else ((MIB, 16 * MIB), 96 * MIB)
-    queued = 1 if gpu else 4
-    for size, work in product(sizes, WORKS):
+    sizes, needed = ((64 * MIB,), 832 * MIB) if gpu else ((MIB, 16 * MIB), 160 * MIB)
+    for size, work, half in (
+        *product(sizes, WORKS, ("",)),
+        *product(sizes[-1:], WORKS, (HALF,)),
+    ):
         slots = (
-            Slot("compute", f"{work} alone", size),
-            Slot("all_reduce", f"beside {work}", size),
-            Slot("compute", f"{work} with all_reduce", size),
-            Slot("all_reduce", f"with {work}", size),
+            Slot("compute", f"{work} alone{half}", size),
+            Slot("all_reduce", f"beside {work}{half}", size),
+            Slot("compute", f"{work} with all_reduce{half}", size),
+            Slot("all_reduce", f"with {work}{half}", size),
         )
-        yield Task(slots, world, (5, 40), 6.0, queued * size + working_set)
+        yield Task(slots, world, (5, 40), 6.0, needed)

@@ -31,7 +31,8 @@ _ELEMENTS_OF_TINY = 8
 _GEMM = {"cpu": 256, "cuda": 4096}  # rows and columns
 _MEMORY = {"cpu": (2**18, 32), "cuda": (2**26, 1)}  # floats, and how many arrays of them
 _UNITS = 100  # of compute alone
-_QUEUED = {"cpu": 4, "cuda": 64}  # all-reduces: some 20 ms of them, of 1 MiB or 64 MiB
+# all-reduces in a queue, and bytes at least: its beginning and end shall hardly count
+_QUEUED = {"cpu": (4, 16 * 2**20), "cuda": (64, 0)}
 _JITTER_UNITS = {"cpu": 30, "cuda": 4}
 
 
@@ -69,8 +70,18 @@ def _timed(job: Job, work: Work, times: int = 1) -> Round:
 
 
 def _floats(size_bytes: int, job: Job) -> Tensor:
-    """Zeros in memory that really exists: an untouched page of calloc is none."""
-    return torch.empty(max(1, size_bytes // 4), device=job.device).fill_(0.0)
+    return _zeros(size_bytes, job, torch.float32)
+
+
+def _zeros(size_bytes: int, job: Job, dtype: torch.dtype) -> Tensor:
+    """In memory that really exists: an untouched page of calloc is none."""
+    count = max(1, size_bytes // dtype.itemsize)
+    return torch.empty(count, device=job.device, dtype=dtype).fill_(0.0)
+
+
+def _dtype(task: Task) -> torch.dtype:
+    """Of what a task reduces: float32, unless its variant says half."""
+    return torch.float16 if task.first.variant.endswith(" half") else torch.float32
 
 
 # --- collectives -------------------------------------------------------------------------------
@@ -81,7 +92,7 @@ def _all_reduce(task: Task, job: Job) -> Round:
     if task.first.variant == "two in flight":
         pair = [_floats(task.first.size_bytes, job) for _ in range(2)]
         return _timed(job, lambda: _both(pair, group))
-    data = _floats(task.first.size_bytes, job)
+    data = _zeros(task.first.size_bytes, job, _dtype(task))
     return _timed(job, lambda: dist.all_reduce(data, group=group))
 
 
@@ -281,9 +292,12 @@ def _interference(task: Task, job: Job) -> Round:
 
 def _queue(task: Task, job: Job) -> list[Tensor]:
     """Messages to reduce: gloo reduces two at a time, which must differ, NCCL one by one."""
+    size, dtype = task.first.size_bytes, _dtype(task)
+    least, least_bytes = _QUEUED[job.device.type]
+    count = max(least, least_bytes // size)
     if job.device.type == "cuda":
-        return [_floats(task.first.size_bytes, job)] * _QUEUED["cuda"]
-    return [_floats(task.first.size_bytes, job) for _ in range(_QUEUED["cpu"])]
+        return [_zeros(size, job, dtype)] * count
+    return [_zeros(size, job, dtype) for _ in range(count)]
 
 
 def _end_of(works: Sequence[dist.Work], job: Job) -> Mark:

@@ -110,7 +110,8 @@ class InterferingCost:
 
     `compute` and `comm` are factors; to them `compute_s_per_byte` times the bytes of a message that
     move in a second, and `comm_s2_per_byte2` times their square, are added; `crowded_s_per_byte`
-    likewise beside another transfer, and `comm_delay_s` once a transfer
+    likewise beside another transfer, and `comm_delay_s` once a transfer; of its latency, in which
+    the link is idle, another transfer may use the share `idle_link_use`
     (`ddpsim.importers.cluster_profile`). `effect` stretches the delay, and how far the factors lie
     above 1.
     """
@@ -122,11 +123,12 @@ class InterferingCost:
     comm_s2_per_byte2: float = 0.0
     crowded_s_per_byte: float = 0.0
     comm_delay_s: float = 0.0
+    idle_link_use: float = 1.0
     effect: float = 1.0
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
-        transfer = self.cost.transfer(operation, size_bytes)
+        transfer = self._split(self.cost.transfer(operation, size_bytes))
         bytes_per_s = size_bytes / max(duration_ns(transfer), 1) * NS_PER_S
         comm = self.comm + self.comm_s2_per_byte2 * bytes_per_s**2
         compute = self.compute + self.compute_s_per_byte * bytes_per_s / comm
@@ -141,6 +143,16 @@ class InterferingCost:
     def stretched(self, factor: float) -> InterferingCost:
         """See CollectiveCost."""
         return replace(self, cost=self.cost.stretched(factor))
+
+    def _split(self, transfer: Transfer) -> Transfer:
+        if isinstance(transfer, RingTransfer):
+            return transfer
+        latency_ns = round(transfer.latency_ns * self.idle_link_use)
+        return replace(
+            transfer,
+            latency_ns=latency_ns,
+            transfer_ns=duration_ns(transfer) - latency_ns,
+        )
 
     def _factor(self, slowdown: float) -> Fraction:
         """In thousandths, so that fractions of time stay small."""

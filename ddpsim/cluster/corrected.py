@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ddpsim.cluster.collectives import Operation, WholeTransfer
+from ddpsim.cluster.collectives import Operation, WholeTransfer, duration_ns
 from ddpsim.cluster.fitted import (
     AllReduceModel,
     Columns,
@@ -74,7 +74,11 @@ NO_CORRECTION = Correction()
 
 @dataclass(frozen=True)
 class CorrectedCost:
-    """A law, with its all-reduces corrected; a CollectiveCost."""
+    """A law, with its all-reduces corrected; a CollectiveCost.
+
+    Bytes take their time on the link as the law says: what is corrected is the latency, unless the
+    whole was faster than that.
+    """
 
     law: FittedCost
     correction: Correction
@@ -83,8 +87,11 @@ class CorrectedCost:
         """See CollectiveCost; raises InputError where the law has no figures."""
         if operation != "all_reduce":
             return self.law.transfer(operation, size_bytes)
+        law = self.law.transfer(operation, size_bytes)
         factor = self.correction.factor(self.law.model, size_bytes, self.law.line_rate)
-        return self.law.stretched(factor).transfer(operation, size_bytes)
+        whole_ns = round(factor * duration_ns(law))
+        transfer_ns = min(whole_ns, law.transfer_ns)
+        return WholeTransfer(whole_ns - transfer_ns, transfer_ns)
 
     def stretched(self, factor: float) -> CorrectedCost:
         """See CollectiveCost."""

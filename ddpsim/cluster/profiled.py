@@ -6,7 +6,7 @@ from math import hypot
 
 from ddpsim.cluster.collectives import InterferingCost, Network
 from ddpsim.cluster.corrected import CorrectedCost, Correction
-from ddpsim.cluster.fitted import FittedCost
+from ddpsim.cluster.fitted import AllReduceModel, FittedCost
 from ddpsim.errors import InputError
 from ddpsim.importers.cluster_profile import ClusterProfile, Fitted, GlooRing, Interference
 from ddpsim.provenance import Provenance, Uncertainty
@@ -17,6 +17,7 @@ __all__ = ["network_from_profile"]
 
 # assumed of a layout that was not measured: ABCI's 8 x 4 V100 from 1, 2 and 4 nodes is 2.5 % off
 _UNMEASURED_LAYOUT = 0.15
+_HALVING = ("fp16_compress", "bf16_compress")  # bfloat16 is taken to cost what float16 does
 _USUAL_BYTES = 16 * 2**20
 _LEAST_SIGMA = 0.02  # assumed: another day's network
 
@@ -31,8 +32,9 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
             "measure with that backend, or set ddp.backend",
         )
     rate = _line_rate(cluster) if isinstance(profile.all_reduce, GlooRing) else None
+    half = scenario.ddp.comm_hook in _HALVING
     cost = CorrectedCost(
-        FittedCost(profile.all_reduce, cluster.nodes, cluster.gpus_per_node, rate),
+        FittedCost(_law(profile, half=half), cluster.nodes, cluster.gpus_per_node, rate),
         Correction.of(profile.all_reduce, profile.measured, cluster.nodes, cluster.gpus_per_node),
     )
     warnings = (*profile.warnings, *_warnings(cluster, profile, rate))
@@ -43,10 +45,11 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
             cost,
             compute=found.compute_slowdown.value,
             comm=found.comm_slowdown.value,
-            compute_s_per_byte=found.compute_slowdown_s_per_byte.value * sent,
+            compute_s_per_byte=_per_byte(found, half=half).value * sent,
             comm_s2_per_byte2=found.comm_slowdown_s2_per_byte2.value * sent**2,
             crowded_s_per_byte=found.crowded_slowdown_s_per_byte.value * sent,
             comm_delay_s=found.comm_delay_s.value,
+            idle_link_use=found.idle_link_use.value,
         )
         if found
         else cost,
@@ -56,6 +59,21 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
         warnings=warnings,
         interference=_interference_uncertainty(profile, found) if found else None,
     )
+
+
+def _law(profile: ClusterProfile, *, half: bool) -> AllReduceModel:
+    """The profile's law; gloo's with its slower addition where float16 is sent."""
+    law = profile.all_reduce
+    if not (half and isinstance(law, GlooRing) and law.reduce_half_bytes_per_s):
+        return law
+    return law.model_copy(update={"reduce_bytes_per_s": law.reduce_half_bytes_per_s})
+
+
+def _per_byte(found: Interference, *, half: bool) -> Fitted:
+    """Compute's slowdown a byte sent a second."""
+    if half and found.half_compute_slowdown_s_per_byte:
+        return found.half_compute_slowdown_s_per_byte
+    return found.compute_slowdown_s_per_byte
 
 
 def _line_rate(cluster: Cluster) -> float | None:

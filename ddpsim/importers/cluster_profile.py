@@ -73,7 +73,8 @@ class GlooRing(_Part):
     queue_s: Fitted = Field(description="once a collective")
     segment_s: Fitted = Field(description="software latency of a segment")
     wire_bytes_per_byte: Fitted = Field(description="line rate over payload rate, above 1")
-    reduce_bytes_per_s: Fitted = Field(description="one thread adding two buffers")
+    reduce_bytes_per_s: Fitted = Field(description="one thread adding two buffers of float32")
+    reduce_half_bytes_per_s: Fitted | None = Field(None, description="the same of float16")
     burst_bytes: Fitted = Field(description="that pass before a shaper limits the rate")
     line_rate_bytes_per_s: float = Field(gt=0, description="of the links it was measured on")
 
@@ -104,15 +105,20 @@ class Interference(_Part):
     as it should be, for they need the processor more often and it is busier then. To
     `compute_slowdown`, `compute_slowdown_s_per_byte` x (bytes a rank sends a second, so slowed).
     A transfer that begins while a rank computes takes `comm_delay_s` longer: its threads wait for
-    the processor first. Two transfers in flight take 1 + `crowded_slowdown_s_per_byte` x (bytes a
+    the processor first. Of the time in which a transfer leaves the link idle another one in flight
+    uses `idle_link_use`; the rest of the two takes 1 + `crowded_slowdown_s_per_byte` x (bytes a
     rank sends a second, alone) times as long as one after the other.
     """
 
     compute_slowdown: Fitted
     compute_slowdown_s_per_byte: Fitted
+    half_compute_slowdown_s_per_byte: Fitted | None = Field(
+        None, description="compute's, of float16: its addition takes the processor longer"
+    )
     comm_slowdown: Fitted
     comm_slowdown_s2_per_byte2: Fitted = Fitted(value=0)
     comm_delay_s: Fitted = Fitted(value=0)
+    idle_link_use: Fitted = Fitted(value=1)
     crowded_slowdown_s_per_byte: Fitted = Fitted(value=0)
 
 
