@@ -37,6 +37,7 @@ from calibrate.fit import (
     write_residual_figure,
 )
 from calibrate.fit.effects import trimmed_mean
+from calibrate.fit.gloo import fit_half
 from calibrate.fit.samples import fitted_sigma, measured_sigma
 from calibrate.record import Environment, Layout, Measurement, Record
 from ddpsim.cluster.collectives import WholeTransfer, duration_ns
@@ -273,9 +274,18 @@ def test_a_corrected_cost_leaves_broadcasts_alone() -> None:
     law = FittedCost(_gloo(), 2, 1, RATE)
     cost = CorrectedCost(law, Correction.of(law.model, _twice_as_long([2**20], 2, RATE), 2, 1))
     twice = law.stretched(2.0)
-    assert cost.transfer("all_reduce", 2**20) == twice.transfer("all_reduce", 2**20)
     assert cost.transfer("broadcast", 2**20) == law.transfer("broadcast", 2**20)
     assert cost.stretched(2.0).transfer("broadcast", 2**20) == twice.transfer("broadcast", 2**20)
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.9, 2.0])
+def test_what_is_corrected_is_latency_first(factor: float) -> None:
+    law = FittedCost(_gloo(), 2, 1, RATE)
+    correction = Correction.of(law.model, _twice_as_long([2**20], factor, RATE), 2, 1)
+    plain = law.transfer("all_reduce", 2**20)
+    found = CorrectedCost(law, correction).transfer("all_reduce", 2**20)
+    assert duration_ns(found) == pytest.approx(factor * duration_ns(plain), abs=2)
+    assert found.transfer_ns == min(plain.transfer_ns, duration_ns(found))
 
 
 def test_what_measurements_say_of_each_other() -> None:
@@ -659,8 +669,8 @@ def test_records_of_several_line_rates_tell_the_constant_from_the_bytes() -> Non
     assert profile.warnings == ()
 
 
-def _with_queues(rate: float, delay: float, squared: float, crowded: float) -> Record:
-    """A gloo record whose queues of 1 MiB and 16 MiB are longer by known figures."""
+def _with_queues(rate: float, use: float, crowded: float, delay: float, squared: float) -> Record:
+    """A gloo record whose queues of 1 MiB and 16 MiB take known times."""
     base = _record(rate)
     plain = [m for m in base.measurements if m.variant == "alone"]
 
@@ -678,10 +688,12 @@ def _with_queues(rate: float, delay: float, squared: float, crowded: float) -> R
     for size in (2**20, 2**24):
         alone_s = float(np.median(next(m.samples_s for m in plain if m.size_bytes == size)))
         sent = size / alone_s
-        longer_s = delay + squared * sent**2 * alone_s
+        on_link = FittedCost(_gloo(), 2, 1, rate).transfer("all_reduce", size).transfer_ns * 1e-9
+        queued_s = alone_s * (1 + crowded * sent) - use * (alone_s - on_link)
+        longer_s = delay + squared * sent**2 * queued_s
         plain += [
-            measured("all_reduce", "beside gemm", alone_s * (1 + crowded * sent), size),
-            measured("all_reduce", "with gemm", alone_s + longer_s, size),
+            measured("all_reduce", "beside gemm", queued_s, size),
+            measured("all_reduce", "with gemm", queued_s + longer_s, size),
             measured("compute", "gemm alone", 1e-3, size),
             measured("compute", "gemm with all_reduce", 1.5e-3, size),
         ]
@@ -689,12 +701,32 @@ def _with_queues(rate: float, delay: float, squared: float, crowded: float) -> R
 
 
 def test_what_compute_and_crowding_add_to_transfers_is_found_again() -> None:
-    records = [_with_queues(rate, delay=2e-3, squared=1e-18, crowded=1e-10) for rate in RATES]
+    records = [
+        _with_queues(rate, use=0.5, crowded=1e-10, delay=2e-3, squared=1e-18) for rate in RATES
+    ]
     found = fit_profile(records, "testbed").interference
     assert found is not None
+    assert found.idle_link_use.value == pytest.approx(0.5, rel=0.1)
     assert found.comm_delay_s.value == pytest.approx(2e-3, rel=0.1)
     assert found.comm_slowdown_s2_per_byte2.value == pytest.approx(1e-18, rel=0.1)
     assert found.crowded_slowdown_s_per_byte.value == pytest.approx(1e-10, rel=0.1)
+
+
+def test_slower_addition_of_float16_is_found_again() -> None:
+    model = _gloo()
+    slow = model.model_copy(update={"reduce_bytes_per_s": Fitted(value=2e8)})
+    samples = [
+        Sample(2, 1, 2**k, all_reduce_s(slow, 2**k, 2, 1, 1.25e9), 1.25e9) for k in (20, 22, 24, 26)
+    ]
+    found = fit_half(model, samples)
+    assert found is not None
+    assert found.value == pytest.approx(2e8, rel=1e-3)
+    same = [
+        Sample(2, 1, s.size_bytes, all_reduce_s(model, s.size_bytes, 2, 1, 1.25e9), 1.25e9)
+        for s in samples
+    ]
+    assert fit_half(model, same) is None
+    assert fit_half(model, []) is None
 
 
 def test_the_middle_of_samples_minds_no_outlier() -> None:

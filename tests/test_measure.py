@@ -33,7 +33,7 @@ from ddpsim.scenario.quantity import SourceFile
 
 HERE = Path(__file__).parent
 # seconds, not minutes: few repetitions, and no room for the largest all-reduces
-SMALL = {"most_repetitions": 2, "memory_budget_bytes": 100 * 2**20, "time_budget_s": 300.0}
+SMALL = {"most_repetitions": 2, "memory_budget_bytes": 200 * 2**20, "time_budget_s": 300.0}
 
 
 def ranks(count: int, output: Path, **options: Any) -> Record:
@@ -72,6 +72,8 @@ def test_a_record_of_two_ranks_holds_every_kind(measured: tuple[Path, Record]) -
     assert variants >= {
         ("all_reduce", "alone"), ("all_reduce", "two in flight"), ("all_reduce", "beside gemm"),
         ("all_reduce", "with gemm"), ("all_reduce", "with memory"), ("compute", "gemm alone"),
+        ("all_reduce", "alone half"), ("all_reduce", "with gemm half"),
+        ("compute", "gemm with all_reduce half"),
         ("compute", "gemm with all_reduce"), ("compute", "memory with all_reduce"),
         ("ddp_hook", "with ddp"), ("ddp_hook", "without"), ("optimizer", "adamw foreach"),
     }  # fmt: skip

@@ -53,13 +53,18 @@ def profile(**changes: Any) -> dict[str, Any]:
 def predict(tmp_path: Path) -> Any:
     """A prediction of ResNet-18 on two CPU hosts from a profile."""
 
-    def run(changes: dict[str, Any], **cluster: Any) -> ddpsim.Result:
+    def run(changes: dict[str, Any], *, comm_hook: str = "none", **cluster: Any) -> ddpsim.Result:
         path = tmp_path / "cluster.json"
         path.write_text(json.dumps(profile(**changes)), "utf-8")
         scenario = {
             "schema": "ddpsim/1",
             "workload": {"model": "resnet18", "batch_per_rank": 8, "step_time": "800 ms"},
-            "ddp": {"backend": "gloo", "bucket_cap_mb": 5, "broadcast_buffers": False},
+            "ddp": {
+                "backend": "gloo",
+                "bucket_cap_mb": 5,
+                "broadcast_buffers": False,
+                "comm_hook": comm_hook,
+            },
             "cluster": {"nodes": 2, "gpus_per_node": 1, "device": "cpu-core"}
             | {"profile": str(path)}
             | cluster,
@@ -70,13 +75,14 @@ def predict(tmp_path: Path) -> Any:
     return run
 
 
-def both(compute: float, comm: float, per_byte: float = 0.0) -> dict[str, Any]:
+def both(compute: float, comm: float, per_byte: float = 0.0, **more: Any) -> dict[str, Any]:
     return {
         "interference": {
             "compute_slowdown": fitted(compute, 0.01),
             "compute_slowdown_s_per_byte": fitted(per_byte),
             "comm_slowdown": fitted(comm, 0.01),
         }
+        | more
     }
 
 
@@ -109,6 +115,44 @@ def test_interference_grows_with_the_bytes_that_move(predict: Any) -> None:
     plain = predict({}).breakdown_s.backward_compute
     assert plain < slow.backward_compute
     assert plain < fast.backward_compute
+
+
+def test_a_delay_lengthens_the_step_bucket_by_bucket(predict: Any) -> None:
+    """At 1 Gbit/s the link is never idle: every bucket that begins under compute adds 3 ms."""
+    calm, delayed = predict(both(1.0, 1.0)), predict(both(1.0, 1.0, comm_delay_s=fitted(3e-3)))
+    added = delayed.iteration_time_s.mean - calm.iteration_time_s.mean
+    count = len(calm.buckets)
+    assert 3e-3 < added < 3e-3 * count
+    assert added == pytest.approx(3e-3 * round(added / 3e-3), abs=1e-6)
+
+
+def test_float16_costs_compute_more_a_byte(predict: Any) -> None:
+    slow = both(1.0, 1.0, 1e-9, half_compute_slowdown_s_per_byte=fitted(4e-9))
+    alike = both(1.0, 1.0, 1e-9)
+    for hook, differs in (("none", False), ("fp16_compress", True), ("bf16_compress", True)):
+        dear, cheap = (
+            predict(made, comm_hook=hook).breakdown_s.backward_compute for made in (slow, alike)
+        )
+        assert (dear > cheap) == differs
+
+
+def test_float16_is_added_at_its_own_rate(predict: Any) -> None:
+    law = profile()["all_reduce"]
+    slow = {"all_reduce": law | {"reduce_half_bytes_per_s": fitted(2e7)}}
+    assert predict(slow) == predict({})
+    dear, cheap = (predict(made, comm_hook="fp16_compress") for made in (slow, {}))
+    assert dear.iteration_time_s.mean > cheap.iteration_time_s.mean
+
+
+def test_an_idle_link_that_nobody_uses_lengthens_the_step(predict: Any) -> None:
+    law = {"all_reduce": profile()["all_reduce"] | {"queue_s": fitted(5e-3)}}
+    slow = {"bandwidth": "0.3 Gbit/s", "latency": "0 s"}  # so that buckets queue
+    hidden, lost = (
+        predict(law | both(1.0, 1.0, idle_link_use=fitted(use)), inter_node=slow)
+        for use in (1.0, 0.0)
+    )
+    hidden, lost = hidden.iteration_time_s.mean, lost.iteration_time_s.mean
+    assert lost > hidden
 
 
 def test_jitter_of_the_profile_is_used(predict: Any) -> None:
