@@ -38,7 +38,7 @@ def test_help_is_one_screen(cli: Cli, arguments: list[str]) -> None:
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
     commands = lines[lines.index("Commands:") + 1 :]
-    assert [line.split()[0] for line in commands if line.strip()] == list(COMMANDS)
+    assert [line.split()[0] for line in commands if line.strip()] == [*COMMANDS, "calibrate"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -47,6 +47,22 @@ def test_each_command_has_an_example(cli: Cli, command: str) -> None:
     assert outcome.code == 0
     assert f"  ddpsim {command}" in outcome.out
     assert len(outcome.out.splitlines()) <= 40
+
+
+def test_calibrate_arrives_through_its_entry_point(cli: Cli) -> None:
+    done = cli("calibrate", "fit", "--help")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("Usage: ddpsim calibrate fit [OPTIONS]")
+
+
+def test_a_file_that_cannot_be_written_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    log, output = tmp_path / "log.csv", tmp_path / "file" / "cluster.json"
+    rows = [f"{2**k},{2**k / 1e3 + 20},2,4" for k in range(10, 24)]
+    log.write_text("\n".join(["size_bytes,time_us,nodes,gpus_per_node", *rows]))
+    done = cli("calibrate", "import", "nccl-tests", str(log), "-o", str(output))
+    assert (done.code, done.out) == (1, "")
+    assert done.err == f"ddpsim: {tmp_path / 'file'}: File exists\n"
 
 
 def test_version(cli: Cli) -> None:
