@@ -222,8 +222,8 @@ def validate(
     page: Annotated[Path | None, typer.Option(help="The HTML page to write.")] = None,
 ) -> None:
     """Simulate what `rounds` measured; print every case and the term that is off."""
-    from calibrate.validate import summary
     from calibrate.validate import validate as held
+    from calibrate.validation import summary
 
     validation = held(rounds, profile)
     if output:

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from jinja2 import Environment, select_autoescape
 from plotly.offline import get_plotlyjs
 
-from calibrate.validate import Case, Sweep, Validation, headlines
+from calibrate.validation import Case, Sweep, Validation, headlines
 
 __all__ = ["page"]
 

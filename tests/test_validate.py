@@ -25,7 +25,8 @@ from calibrate.ddp_rounds import (
 from calibrate.fit.profile import fit_logs
 from calibrate.record import Environment, Layout
 from calibrate.testbed.errors import TestbedError
-from calibrate.validate import model_profile, rank_factors, summary, validate
+from calibrate.validate import model_profile, rank_factors, validate
+from calibrate.validation import summary
 from calibrate.validation_page import page
 from ddpsim.errors import DdpsimError
 from ddpsim.importers.all_reduce import AllReduceLog

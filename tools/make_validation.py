@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from calibrate.validate import Validation, headlines, validate
+from calibrate.validate import validate
+from calibrate.validation import Validation, headlines
 from ddpsim.cluster.collectives import duration_ns
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.run import run
