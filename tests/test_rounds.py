@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.ddp_rounds import (
+    ALONE_PER_ROUND,
     RoundOptions,
     Rounds,
     Variant,
@@ -78,12 +79,13 @@ def test_a_round_holds_every_variant_of_every_rank(rounds: Rounds) -> None:
     assert rounds.layout.line_rate_bytes_per_s == 1e9
     assert rounds.batch_per_rank == 8
     assert tuple(v.variant for v in rounds.variants) == VARIANTS
-    count = len(rounds.alone.whole_s)
+    count = len(rounds.alone.hooked_backward_s)
     assert 2 <= count <= 3
     for steps in (rounds.alone, *rounds.variants):
+        iterations = count * (ALONE_PER_ROUND if steps is rounds.alone else 1)
         for part in ("whole_s", "forward_s", "backward_s", "optimizer_s"):
             samples = getattr(steps, part)
-            assert [len(row) for row in samples] == [2] * count
+            assert [len(row) for row in samples] == [2] * iterations
             assert all(seconds > 0 for row in samples for seconds in row)
     assert all(len(a.samples_s) == count for a in rounds.all_reduce)
 

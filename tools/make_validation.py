@@ -371,6 +371,7 @@ def page() -> str:
         "ROOFLINE": _roofline_table(),
         "ROOFLINE_SIGMA": f"{roofline_sigma():.2f}",
         "CAMPAIGN": "\n".join(f"- {line}" for line in headlines(campaign())),
+        "CAMPAIGN_TABLE": _campaign_table(),
         "PRESETS": _preset_table(),
         "CS336": _table(cs336_rows(), "bucket, MB"),
         "CS336_LEVELS": _levels(cs336_rows()),
@@ -380,6 +381,20 @@ def page() -> str:
     for key, text in figures.items():
         template = template.replace(f"@{key}@", text)
     return template
+
+
+def _campaign_table() -> str:
+    """A row a sweep, a column a variant."""
+    sweeps = [sweep for sweep in campaign().sweeps if not sweep.oversubscribed]
+    variants = list(dict.fromkeys(case.variant for sweep in sweeps for case in sweep.cases))
+    lines = [f"| model | Gbit/s | {' | '.join(variants)} |", f"|{'---|' * (len(variants) + 2)}"]
+    for sweep in sweeps:
+        errors = {case.variant: f"{case.error:+.1%}" for case in sweep.cases}
+        cells = [errors.get(variant, "") for variant in variants]
+        rate = (sweep.line_rate_bytes_per_s or math.nan) * 8 / 1e9
+        model = sweep.model.rpartition(":")[2]
+        lines.append(f"| {model} | {rate:g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _levels(rows: tuple[Row, ...]) -> str:
