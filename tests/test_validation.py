@@ -9,6 +9,7 @@ from pathlib import Path
 import make_validation as validation
 import pytest
 
+from calibrate.validation import Validation
 from ddpsim.cluster.build import PRESET_LINKS, PRESET_NETWORK
 from ddpsim.interval import COMPUTE
 
@@ -86,6 +87,17 @@ def test_the_recorded_campaign_is_predicted() -> None:
     assert figures.median_error <= 0.03
     assert -0.03 <= figures.median_bias <= 0.01
     assert figures.within_5_percent_or_noise >= 0.8
+
+
+def test_the_report_of_the_campaign_is_up_to_date() -> None:
+    """What is predicted from the recorded measurements, tick by tick."""
+    report = Validation.model_validate_json(validation.REPORT.read_bytes())
+    now = validation.campaign()
+    assert [s.file for s in report.sweeps] == [s.file for s in now.sweeps]
+    for recorded, again in zip(report.sweeps, now.sweeps, strict=True):
+        assert [(c.variant, c.predicted_s) for c in recorded.cases] == [
+            (c.variant, c.predicted_s) for c in again.cases
+        ]
 
 
 @needs_reference

@@ -1,5 +1,7 @@
 """Hold predictions against published and recorded measurements; write docs/validation.md.
 
+And docs/validation/testbed.json, every case of the recorded campaign.
+
     DDPSIM_REFERENCE_DATA=... python tools/make_validation.py
 
 The figures that do not need the reference data (all but the rows with a V100 log) come from
@@ -35,6 +37,7 @@ DATA = ROOT / "tests" / "data"
 TESTBED = ROOT / "scenarios" / "testbed"
 PAGE = ROOT / "docs" / "validation.md"
 CAMPAIGN = ROOT / "docs" / "validation" / "testbed"
+REPORT = CAMPAIGN.with_suffix(".json")
 V100_LOG = "nccl/logs/abci-V-1x4.txt"
 
 # Identical GPUs of one cluster differ: 8 % on average over five clusters (arXiv 2208.11035), read
@@ -112,9 +115,10 @@ def campaign() -> Validation:
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the page, and the campaign's report."""
     PAGE.write_text(page(), encoding="utf-8")
-    print(PAGE.relative_to(ROOT))
+    REPORT.write_text(campaign().model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
+    print(PAGE.relative_to(ROOT), REPORT.relative_to(ROOT), sep="\n")
 
 
 def reference_log() -> Path | None:

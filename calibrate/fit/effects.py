@@ -45,6 +45,11 @@ def median_time(samples_s: Sequence[float]) -> Fitted:
     return Fitted(value=middle, stderr=_MEDIAN_ERROR * _mad_sigma(times) / math.sqrt(len(times)))
 
 
+def usual_time(samples_s: Sequence[float]) -> Fitted:
+    """The mean of the middle four fifths, with the median's standard error, in seconds."""
+    return Fitted(value=trimmed_mean(samples_s), stderr=median_time(samples_s).stderr)
+
+
 def trimmed_mean(samples_s: Sequence[float]) -> float:
     """Without the lowest and the highest tenth, and the lowest and the highest at least."""
     times, cut = np.sort(samples_s), max(len(samples_s) // 10, 1 if len(samples_s) > 2 else 0)
@@ -65,6 +70,7 @@ def fit_interference(
     delayed once, as its threads wait for the processor, and slowed down with the square of those
     bytes; and two in flight crowd each other in proportion to them.
     """
+    records = _merged(records)
     pieces = [piece for record in records for piece in _pieces(record)]
     comm = [piece for record in records for piece in _comm_pieces(record)]
     if not pieces and not comm:
@@ -137,6 +143,20 @@ def fit_jitter(records: Sequence[Record]) -> tuple[Jitter | None, tuple[str, ...
     return jitter, ()
 
 
+def _merged(records: Sequence[Record]) -> list[Record]:
+    """One record a layout and line rate: what is compared may have been measured in two."""
+    merged: list[Record] = []
+    for record in records:
+        for i, other in enumerate(merged):
+            if other.layout == record.layout:
+                both = (*other.measurements, *record.measurements)
+                merged[i] = other.model_copy(update={"measurements": both})
+                break
+        else:
+            merged.append(record)
+    return merged
+
+
 @dataclass(frozen=True)
 class _Piece:
     """How much longer compute or a transfer takes, at so many bytes sent a second."""
@@ -175,10 +195,10 @@ def _piece(record: Record, together: Measurement, alone: Measurement, sent: Meas
     ranks = sent.nodes * sent.gpus_per_node
     sent_bytes = 2 * (ranks - 1) / ranks * sent.size_bytes
     return _Piece(
-        alone_s=median_time(alone.samples_s).value,
+        alone_s=trimmed_mean(alone.samples_s),
         ratio=_ratio(together, alone),
         longer=_difference(together, alone),
-        sent_bytes_per_s=sent_bytes / median_time(sent.samples_s).value,
+        sent_bytes_per_s=sent_bytes / trimmed_mean(sent.samples_s),
         line_rate=record.layout.line_rate_bytes_per_s,
         layout=(sent.nodes, sent.gpus_per_node),
         size_bytes=sent.size_bytes,
@@ -340,7 +360,7 @@ def _error(figure: Fitted) -> float:
 
 
 def _ratio(together: Measurement, alone: Measurement) -> Fitted:
-    above, below = median_time(together.samples_s), median_time(alone.samples_s)
+    above, below = usual_time(together.samples_s), usual_time(alone.samples_s)
     ratio = above.value / below.value
     relative = _relative(above.stderr, above.value), _relative(below.stderr, below.value)
     if None in relative:
@@ -353,7 +373,7 @@ def _relative(stderr: float | None, value: float) -> float | None:
 
 
 def _difference(more: Measurement, less: Measurement) -> Fitted:
-    above, below = median_time(more.samples_s), median_time(less.samples_s)
+    above, below = usual_time(more.samples_s), usual_time(less.samples_s)
     difference = above.value - below.value
     if above.stderr is None or below.stderr is None:
         return Fitted(value=difference)

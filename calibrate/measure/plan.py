@@ -176,7 +176,7 @@ def _optimizers(everyone: Team) -> Iterator[Task]:
 
 def _interference(world: Team, *, gpu: bool) -> Iterator[Task]:
     """Compute alone, an all-reduce alone, then both at once, repetition by repetition."""
-    sizes, needed = ((64 * MIB,), 832 * MIB) if gpu else ((MIB, 16 * MIB), 160 * MIB)
+    sizes, needed = ((64 * MIB,), 832 * MIB) if gpu else ((MIB, 4 * MIB, 16 * MIB), 160 * MIB)
     for size, work, half in (
         *product(sizes, WORKS, ("",)),
         *product(sizes[-1:], WORKS, (HALF,)),
