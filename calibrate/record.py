@@ -20,8 +20,9 @@ SCHEMA = "ddpsim.record/1"
 Kind = Literal[
     # all_reduce: size_bytes; variant "alone"; "two in flight" (two of size_bytes at once, the time
     # until both are there); "with gemm" and "with memory" (of a queue, while compute runs), and
-    # "beside gemm", "beside memory" (the queue alone, taking turns with the former: compare
-    # these); float32, or float16 where the variant ends in " half"
+    # "beside gemm", "beside memory" (the queue alone), "in turn with gemm", "in turn with memory"
+    # (one by one): these take turns, so compare them with each other; float32, or float16 where the
+    # variant ends in " half"
     "all_reduce",
     "broadcast",
     "reduce_scatter",

@@ -307,7 +307,7 @@ GLOO = Host(
     ranks_here=2,
     nodes=2,
     cores=8,
-    variables={"OMP_NUM_THREADS": "4"},
+    variables={"OMP_NUM_THREADS": "3"},
     interfaces={"lo": True, "eth0": True, "eth1": False},
     host_address="10.0.0.1",
 )
@@ -391,6 +391,12 @@ def test_doctor_finds_nothing_where_nothing_is() -> None:
             {"variables": {"OMP_NUM_THREADS": ""}},
             ("warning: 2 ranks x 8 threads on 8 cores (OMP_NUM_THREADS is not set); "
             "set OMP_NUM_THREADS=4, or start fewer ranks"),
+        ),
+        (
+            {"variables": {"OMP_NUM_THREADS": "4"}},
+            ("note: 2 ranks x 4 threads leave no core a rank to gloo's threads: they wait for the "
+            "processor, and compute for them; "
+            "set a lower OMP_NUM_THREADS, unless you will train like this"),
         ),
         (
             {"governor": "powersave"},

@@ -185,10 +185,16 @@ def _comm_pieces(record: Record) -> Iterator[_Piece]:
     """All-reduces of a queue under compute over one that is alone, or else over the queue's."""
     for name in _PIECES:
         for together in _find(record, "all_reduce", f"with {name}"):
-            alone = _of_size(_find(record, "all_reduce", "alone"), together)
+            alone = _one_by_one(record, name, together)
             alone += _of_size(_find(record, "all_reduce", f"beside {name}"), together)
             if alone:
                 yield _piece(record, together, alone[0], alone[0])
+
+
+def _one_by_one(record: Record, name: str, like: Measurement) -> list[Measurement]:
+    """All-reduces of this size that were alone; those that took turns with the others first."""
+    found = _find(record, "all_reduce", f"in turn with {name}")
+    return _of_size([*found, *_find(record, "all_reduce", "alone")], like)
 
 
 def _piece(record: Record, together: Measurement, alone: Measurement, sent: Measurement) -> _Piece:
@@ -250,7 +256,7 @@ def _queue(
         _piece(record, queued, one[0], one[0])
         for record, name in product(records, _PIECES)
         for queued in _find(record, "all_reduce", f"beside {name}")
-        if (one := _of_size(_find(record, "all_reduce", "alone"), queued))
+        if (one := _one_by_one(record, name, queued))
     ]
     use, crowded = _use_and_crowded(alone, model) if alone else (Fitted(value=1.0), _ZERO)
 

@@ -294,6 +294,13 @@ def _threads(host: Host) -> Iterator[Finding]:
             f"{host.ranks_here} ranks x {threads} threads on {host.cores} cores ({given})",
             f"set OMP_NUM_THREADS={max(1, host.cores // host.ranks_here)}, or start fewer ranks",
         )
+    elif host.backend == "gloo" and needed > host.cores - host.ranks_here:
+        yield Finding(
+            "note",
+            f"{host.ranks_here} ranks x {threads} threads leave no core a rank to gloo's threads: "
+            "they wait for the processor, and compute for them",
+            "set a lower OMP_NUM_THREADS, unless you will train like this",
+        )
 
 
 def _governor(host: Host) -> Iterator[Finding]:

@@ -175,7 +175,7 @@ def _optimizers(everyone: Team) -> Iterator[Task]:
 
 
 def _interference(world: Team, *, gpu: bool) -> Iterator[Task]:
-    """Compute alone, an all-reduce alone, then both at once, repetition by repetition."""
+    """Compute alone, all-reduces one by one, a queue of them, then queue and compute at once."""
     sizes, needed = ((64 * MIB,), 832 * MIB) if gpu else ((MIB, 4 * MIB, 16 * MIB), 160 * MIB)
     for size, work, half in (
         *product(sizes, WORKS, ("",)),
@@ -183,6 +183,7 @@ def _interference(world: Team, *, gpu: bool) -> Iterator[Task]:
     ):
         slots = (
             Slot("compute", f"{work} alone{half}", size),
+            Slot("all_reduce", f"in turn with {work}{half}", size),
             Slot("all_reduce", f"beside {work}{half}", size),
             Slot("compute", f"{work} with all_reduce{half}", size),
             Slot("all_reduce", f"with {work}{half}", size),

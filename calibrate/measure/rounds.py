@@ -41,8 +41,8 @@ def build_round(task: Task, job: Job, loader: Loader | None) -> Round:
     kind = task.first.kind
     if kind == "data_loader":
         return _data_loader(task, job, loader)
-    if len(task.slots) == 4:
-        return _interference(task, job)
+    if len(task.slots) == 5:
+        return _Interference(task, job).run
     return _BUILDERS[kind](task, job)
 
 
@@ -247,47 +247,54 @@ def _side_stream(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
-def _interference(task: Task, job: Job) -> Round:
-    """Compute, a queue of all-reduces, then both at once, as in DDP's backward.
+class _Interference:
+    """Compute, all-reduces one by one, a queue of them, then queue and compute, as in a backward.
 
     All-reduces are launched together and wait for each other in the backend's own queue, so that
     no thread of Python's stands between them.
     """
-    unit = compute_unit(task.first.variant.partition(" ")[0], job.device)
-    queue, group = _queue(task, job), job.group(task.team.ranks)
 
-    def launch() -> list[dist.Work]:
-        return [dist.all_reduce(data, group=group, async_op=True) for data in queue]
+    def __init__(self, task: Task, job: Job) -> None:
+        self._job, self._clock = job, job.clock
+        self._unit = compute_unit(task.first.variant.partition(" ")[0], job.device)
+        self._queue, self._group = _queue(task, job), job.group(task.team.ranks)
 
-    def compute_alone() -> Lap:
-        start = job.clock.mark()
-        for i in range(_UNITS):
-            unit(i)
-        return Lap(start, job.clock.mark(), _UNITS)
-
-    def comm_alone() -> Lap:
-        start = job.clock.mark()
-        return Lap(start, _end_of(launch(), job), len(queue))
-
-    def both() -> tuple[Lap, Lap]:
-        start, done = job.clock.mark(), 0
-        works = launch()
-        while not all(work.is_completed() for work in works):
-            unit(done)
-            job.clock.finish()
-            done += 1
-        computed = Lap(start, job.clock.mark(), max(1, done))
-        return computed, Lap(start, _end_of(works, job), len(queue))
-
-    def run() -> list[Lap]:
+    def run(self) -> list[Lap]:
+        """A lap for each, all ranks beginning each together."""
         laps = []
-        for measure in (compute_alone, comm_alone):
-            job.barrier()
-            laps.append(measure())
-        job.barrier()
-        return [*laps, *both()]
+        for measure in (self._compute, self._one_by_one, self._queued, self._both):
+            self._job.barrier()
+            laps += measure()
+        return laps
 
-    return run
+    def _compute(self) -> list[Lap]:
+        start = self._clock.mark()
+        for i in range(_UNITS):
+            self._unit(i)
+        return [Lap(start, self._clock.mark(), _UNITS)]
+
+    def _one_by_one(self) -> list[Lap]:
+        start = self._clock.mark()
+        for data in self._queue:
+            dist.all_reduce(data, group=self._group)
+        return [Lap(start, self._clock.mark(), len(self._queue))]
+
+    def _queued(self) -> list[Lap]:
+        start = self._clock.mark()
+        return [Lap(start, _end_of(self._launch(), self._job), len(self._queue))]
+
+    def _both(self) -> list[Lap]:
+        start, done = self._clock.mark(), 0
+        works = self._launch()
+        while not all(work.is_completed() for work in works):
+            self._unit(done)
+            self._clock.finish()
+            done += 1
+        computed = Lap(start, self._clock.mark(), max(1, done))
+        return [computed, Lap(start, _end_of(works, self._job), len(self._queue))]
+
+    def _launch(self) -> list[dist.Work]:
+        return [dist.all_reduce(data, group=self._group, async_op=True) for data in self._queue]
 
 
 def _queue(task: Task, job: Job) -> list[Tensor]:
