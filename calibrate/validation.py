@@ -256,13 +256,13 @@ def summary(validation: Validation) -> str:
 def headlines(validation: Validation) -> Iterator[str]:
     """The figures, a line each; those of oversubscribed sweeps apart."""
     if validation.figures:
-        yield from _lines(validation.figures, "")
+        yield from _lines(validation.figures)
     if validation.oversubscribed:
-        yield from _lines(validation.oversubscribed, "OVERSUBSCRIBED ")
+        yield from (f"OVERSUBSCRIBED: {line}" for line in _lines(validation.oversubscribed))
 
 
-def _lines(f: Figures, of: str) -> Iterator[str]:
-    yield f"{of}{f.cases} cases in {f.sweeps} sweeps; bucket sizes agree in {f.buckets_agree}"
+def _lines(f: Figures) -> Iterator[str]:
+    yield f"{f.cases} cases in {f.sweeps} sweeps; bucket sizes agree in {f.buckets_agree}"
     yield (
         f"{f.distinct_cases} are distinct; noise: standard errors of {f.median_stderr:.1%} "
         f"(median), and {_percent(f.repeat_sigma)} between caps with the same buckets"

@@ -36,9 +36,8 @@ in ms, on the slowest rank.</p>
 <ul>{% for line in headlines %}<li>{{ line }}</li>{% endfor %}</ul>
 {% for drawing in drawings %}{{ drawing | safe }}{% endfor %}
 {% for sweep in sweeps %}
-<h2>{{ sweep.model }} at {{ rate(sweep) }}</h2>
-<p>{{ sweep.file }}, {{ sweep.nodes }} x {{ sweep.gpus_per_node }} ranks
-{{- ", oversubscribed" if sweep.oversubscribed }}.
+<h2>{{ title(sweep) }}</h2>
+<p>{{ sweep.model }}, {{ sweep.file }}.
 {% if sweep.regret is not none %}The cap that is picked costs {{ percent(sweep.regret) }} more than
 the best measured.{% endif %}</p>
 <div class="wide"><table>
@@ -82,7 +81,7 @@ def page(validation: Validation) -> str:
         ],
         sweeps=validation.sweeps,
         parts=_PARTS,
-        rate=_rate,
+        title=_title,
         of=getattr,
         bad=_bad,
         ms=lambda seconds: f"{seconds * 1e3:.0f}",
@@ -94,6 +93,11 @@ def page(validation: Validation) -> str:
 def _rate(sweep: Sweep) -> str:
     rate = sweep.line_rate_bytes_per_s
     return "an unknown rate" if rate is None else f"{rate * 8 / 1e9:g} Gbit/s"
+
+
+def _title(sweep: Sweep) -> str:
+    shared = ", oversubscribed" if sweep.oversubscribed else ""
+    return f"{_model(sweep)} at {_rate(sweep)}, {sweep.nodes} x {sweep.gpus_per_node} ranks{shared}"
 
 
 def _bad(case: Case) -> bool:
@@ -119,13 +123,16 @@ def _scatter(validation: Validation) -> Any:
             },
             text=[f"{model}, {_rate(sweep)}, cap {case.variant}" for sweep, case in found],
             mode="markers",
-            marker_color=_COLOURS[i % len(_COLOURS)],
+            marker={
+                "color": _COLOURS[i % len(_COLOURS)],
+                "symbol": ["circle-open" if s.oversubscribed else "circle" for s, _ in found],
+            },
             name=model,
         )
     drawing.add_hline(y=0)
     for edge in (-5, 5):
         drawing.add_hline(y=edge, line_dash="dot")
-    title = "Error of every case, with two standard errors"
+    title = "Error of every case, with two standard errors (open: oversubscribed)"
     drawing.update_layout(_LAYOUT, title=title, height=480)
     drawing.update_xaxes(title="measured iteration, ms", type="log")
     drawing.update_yaxes(title="error, %")
@@ -170,7 +177,7 @@ def _sweep(sweep: Sweep) -> Any:
         marker_color=_COLOURS[1],
         name="measured",
     )
-    drawing.update_layout(_LAYOUT, title=f"{_model(sweep)} at {_rate(sweep)}", height=400)
+    drawing.update_layout(_LAYOUT, title=_title(sweep), height=400)
     drawing.update_xaxes(title="bucket cap, MiB; other variants", type="category")
     drawing.update_yaxes(title="iteration, ms", rangemode="tozero")
     return drawing
