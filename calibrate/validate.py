@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.ddp_rounds import Rounds, Samples, VariantSamples, load_rounds, rank_medians, slowest
-from calibrate.fit.effects import median_time, trimmed_mean
+from calibrate.fit.estimates import median_time, trimmed_mean
 from calibrate.fit.profile import NOT_STATED
 from calibrate.validation import (
     SIGNIFICANT,

@@ -36,7 +36,7 @@ from calibrate.fit import (
     show,
     write_residual_figure,
 )
-from calibrate.fit.effects import trimmed_mean
+from calibrate.fit.estimates import trimmed_mean
 from calibrate.fit.gloo import fit_half
 from calibrate.fit.samples import fitted_sigma, measured_sigma
 from calibrate.record import Environment, Layout, Measurement, Record

@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Literal
 
-from calibrate.fit.effects import (
-    fit_interference,
-    fit_jitter,
-    fit_overheads,
-    median_time,
-    trimmed_mean,
-)
+from calibrate.fit.effects import fit_jitter, fit_overheads
+from calibrate.fit.estimates import median_time, trimmed_mean
 from calibrate.fit.gloo import fit_gloo, fit_half
+from calibrate.fit.interference import fit_interference
 from calibrate.fit.nccl import fit_nccl
 from calibrate.fit.samples import Fit, FitError, Sample, measured, measured_sigma
 from calibrate.fit.solve import ROBUST

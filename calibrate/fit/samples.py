@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from calibrate.record import Measurement, Record
 from ddpsim.cluster.corrected import Correction
 from ddpsim.cluster.fitted import AllReduceModel, Columns, Point, all_reduce_times_s
 from ddpsim.errors import DdpsimError
@@ -18,6 +19,7 @@ __all__ = [
     "Fit",
     "FitError",
     "Sample",
+    "find",
     "fitted_sigma",
     "measured",
     "measured_sigma",
@@ -140,3 +142,8 @@ def valid_range(samples: Iterable[Sample]) -> ValidRange:
         layouts=tuple(sorted({(sample.nodes, sample.gpus_per_node) for sample in samples})),
         line_rates_bytes_per_s=tuple(sorted(rates)),
     )
+
+
+def find(record: Record, kind: str, variant: str) -> list[Measurement]:
+    """A record's measurements of a kind and variant."""
+    return [m for m in record.measurements if (m.kind, m.variant) == (kind, variant)]

@@ -1,0 +1,151 @@
+"""Estimates from samples: times with their standard errors, ratios, lines.
+
+Times are compared by their medians or by their trimmed means. The standard error of a median is
+1.2533 sigma / sqrt(n), as for a normal distribution, with sigma from the median absolute deviation:
+samples that follow each other closely are not independent, so it is a lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from calibrate.fit.solve import nonnegative
+from calibrate.record import Measurement
+from ddpsim.importers.cluster_profile import Fitted
+
+__all__ = [
+    "ZERO",
+    "at_least",
+    "difference",
+    "error",
+    "least_squares",
+    "line",
+    "mad_sigma",
+    "median_time",
+    "pooled",
+    "ratio",
+    "scaled",
+    "shifted",
+    "trimmed_mean",
+    "usual_time",
+]
+
+Floats = npt.NDArray[np.float64]
+ZERO = Fitted(value=0.0)
+_SIGMA_PER_MAD = 1.4826  # of a normal distribution
+_MEDIAN_ERROR = 1.2533  # its median's standard error over that of its mean
+_LEAST_ERROR = 1e-6  # relative; samples that are all alike are not free of error
+
+
+def median_time(samples_s: Sequence[float]) -> Fitted:
+    """The median and its standard error, in seconds; no error of a single sample."""
+    times = np.array(samples_s)
+    middle = float(np.median(times))
+    if len(times) == 1:
+        return Fitted(value=middle)
+    return Fitted(value=middle, stderr=_MEDIAN_ERROR * mad_sigma(times) / math.sqrt(len(times)))
+
+
+def usual_time(samples_s: Sequence[float]) -> Fitted:
+    """The mean of the middle four fifths, with the median's standard error, in seconds."""
+    return Fitted(value=trimmed_mean(samples_s), stderr=median_time(samples_s).stderr)
+
+
+def trimmed_mean(samples_s: Sequence[float]) -> float:
+    """Without the lowest and the highest tenth, and the lowest and the highest at least."""
+    times, cut = np.sort(samples_s), max(len(samples_s) // 10, 1 if len(samples_s) > 2 else 0)
+    return float(times[cut : len(times) - cut].mean())
+
+
+def pooled(figures: Iterable[Fitted]) -> Fitted:
+    """Their mean; its error is their own and what their spread adds."""
+    figures = list(figures)
+    count = len(figures)
+    values = [figure.value for figure in figures]
+    mean = float(np.mean(values))
+    own = [figure.stderr for figure in figures if figure.stderr is not None]
+    if len(own) < count:
+        return Fitted(value=mean)
+    between = float(np.std(values, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
+    return Fitted(value=mean, stderr=math.hypot(math.hypot(*own) / count, between))
+
+
+def ratio(together: Measurement, alone: Measurement) -> Fitted:
+    """How many times as long one usually takes as the other."""
+    above, below = usual_time(together.samples_s), usual_time(alone.samples_s)
+    times = above.value / below.value
+    relative = _relative(above.stderr, above.value), _relative(below.stderr, below.value)
+    if None in relative:
+        return Fitted(value=times)
+    return Fitted(value=times, stderr=times * math.hypot(*(r or 0.0 for r in relative)))
+
+
+def _relative(stderr: float | None, value: float) -> float | None:
+    return None if stderr is None else stderr / value
+
+
+def difference(more: Measurement, less: Measurement) -> Fitted:
+    """Seconds from the usual time of one to that of the other."""
+    above, below = usual_time(more.samples_s), usual_time(less.samples_s)
+    longer_s = above.value - below.value
+    if above.stderr is None or below.stderr is None:
+        return Fitted(value=longer_s)
+    return Fitted(value=longer_s, stderr=math.hypot(above.stderr, below.stderr))
+
+
+def scaled(figure: Fitted, factor: float) -> Fitted:
+    """The figure times a factor above 0."""
+    stderr = None if figure.stderr is None else figure.stderr * factor
+    return Fitted(value=figure.value * factor, stderr=stderr)
+
+
+def shifted(figure: Fitted, by: float) -> Fitted:
+    """The figure and so much more."""
+    return Fitted(value=figure.value + by, stderr=figure.stderr)
+
+
+def at_least(figure: Fitted, least: float) -> Fitted:
+    """What runs beside other work is not faster for it: a ratio below 1 is noise."""
+    return Fitted(value=max(least, figure.value), stderr=figure.stderr)
+
+
+def line(x: Sequence[float], y: Sequence[Fitted]) -> tuple[Fitted, Fitted]:
+    """Intercept and slope of a weighted line, both at least zero."""
+    errors = np.array([error(each) for each in y])
+    design = np.column_stack([np.ones(len(x)), x])
+    return least_squares(design, np.array([each.value for each in y]), errors)
+
+
+def least_squares(design: Floats, target: Floats, errors: Floats) -> tuple[Fitted, Fitted]:
+    """Two coefficients of at least zero.
+
+    Their errors are those of the points, or larger where the points lie further off.
+    """
+    weighted = design / errors[:, None]
+    values, off = nonnegative(weighted, target / errors)
+    free = values > 0
+    scale = np.abs(weighted).max(axis=0)
+    scaled = (weighted / scale)[:, free]
+    spread = np.full(2, np.nan)
+    if np.linalg.matrix_rank(scaled) == free.sum():
+        spread[free] = np.sqrt(np.diag(np.linalg.inv(scaled.T @ scaled))) / scale[free]
+    spread *= max(1.0, off / math.sqrt(max(1, len(target) - free.sum())))
+    first, second = (
+        Fitted(value=float(value), stderr=None if math.isnan(error) else float(error))
+        for value, error in zip(values, spread, strict=True)
+    )
+    return first, second
+
+
+def error(figure: Fitted) -> float:
+    """Its standard error, above 0: what it weighs in a fit is one over this."""
+    return max(figure.stderr or 0.0, _LEAST_ERROR * abs(figure.value), 1e-15)
+
+
+def mad_sigma(values: Floats) -> float:
+    """The standard deviation, from the median absolute deviation."""
+    return float(_SIGMA_PER_MAD * np.median(np.abs(values - np.median(values))))

@@ -1,0 +1,237 @@
+"""How compute and communication lengthen each other, from the measurements of records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from calibrate.fit.estimates import (
+    ZERO,
+    at_least,
+    difference,
+    error,
+    least_squares,
+    line,
+    pooled,
+    ratio,
+    scaled,
+    shifted,
+    trimmed_mean,
+)
+from calibrate.fit.samples import find
+from calibrate.record import Measurement, Record
+from ddpsim.cluster.fitted import AllReduceModel, FittedCost
+from ddpsim.importers.cluster_profile import Fitted, Interference
+from ddpsim.units import NS_PER_S
+
+__all__ = ["fit_interference"]
+
+_WORKS = ("gemm", "memory")
+_LAW_ERROR = 0.02
+_ALIKE = 1.5  # squares closer than this are of one message, measured beside several works
+_HALF_MEASURED = (
+    "not enough data for interference: measure compute and all_reduce, alone and together"
+)
+
+
+def fit_interference(
+    records: Sequence[Record], model: AllReduceModel
+) -> tuple[Interference | None, tuple[str, ...]]:
+    """How much compute and communication lengthen each other, and warnings; None: not measured.
+
+    `model` is the law of the records' all-reduces, which tells how long their bytes take the link.
+
+    The figures are means over the pieces of compute (matrix products, and memory traffic), whose
+    difference counts as error. With NCCL the slowdowns are constants. With gloo that of compute
+    grows with the bytes that a rank sends a second, as the same processor moves them (a line over
+    records of different line rates, or through 1 if there is one line rate only); a transfer is
+    delayed once, as its threads wait for the processor, and slowed down with the square of those
+    bytes; and two in flight crowd each other in proportion to them.
+    """
+    records = _merged(records)
+    pieces = [piece for record in records for piece in _pieces(record)]
+    comm = [piece for record in records for piece in _comm_pieces(record)]
+    if not pieces and not comm:
+        return None, ()
+    if not pieces or not comm:
+        return None, (_HALF_MEASURED,)
+    warnings = []
+    constant, per_byte = at_least(pooled([piece.ratio for piece in pieces]), 1.0), ZERO
+    half = [piece for record in records for piece in _pieces(record, " half")]
+    comm_constant = at_least(pooled([piece.ratio for piece in comm]), 1.0)
+    queue = _Queue(Fitted(value=1.0), ZERO, ZERO, ZERO)
+    is_gloo = records[0].environment.backend == "gloo"
+    if is_gloo:
+        constant, per_byte = _by_rate(pieces)
+        comm_constant, queue = Fitted(value=1.0), _queue(records, comm, model)
+        if len({piece.line_rate for piece in pieces}) == 1:
+            warnings.append(
+                "one line rate: all of gloo's interference is taken as proportional to the bytes "
+                "sent a second"
+            )
+    interference = Interference(
+        compute_slowdown=constant,
+        compute_slowdown_s_per_byte=per_byte,
+        half_compute_slowdown_s_per_byte=_by_rate(half)[1] if half and is_gloo else None,
+        comm_slowdown=comm_constant,
+        comm_slowdown_s2_per_byte2=queue.squared,
+        comm_delay_s=queue.delay,
+        idle_link_use=queue.idle_link_use,
+        crowded_slowdown_s_per_byte=queue.crowded,
+    )
+    return interference, tuple(warnings)
+
+
+def _merged(records: Sequence[Record]) -> list[Record]:
+    """One record a layout and line rate: what is compared may have been measured in two."""
+    merged: list[Record] = []
+    for record in records:
+        for i, other in enumerate(merged):
+            if other.layout == record.layout:
+                both = (*other.measurements, *record.measurements)
+                merged[i] = other.model_copy(update={"measurements": both})
+                break
+        else:
+            merged.append(record)
+    return merged
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """How much longer compute or a transfer takes, at so many bytes sent a second."""
+
+    alone_s: float
+    ratio: Fitted
+    longer: Fitted
+    sent_bytes_per_s: float
+    line_rate: float | None
+    layout: tuple[int, int]
+    size_bytes: int
+
+
+def _pieces(record: Record, dtype: str = "") -> Iterator[_Piece]:
+    """Compute under all-reduces of a dtype, as variants end, over compute alone."""
+    for name in _WORKS:
+        for together in find(record, "compute", f"{name} with all_reduce{dtype}"):
+            alone = _of_size(find(record, "compute", f"{name} alone{dtype}"), together)
+            sending = _of_size(find(record, "all_reduce", f"with {name}{dtype}"), together)
+            sending += _of_size(find(record, "all_reduce", f"alone{dtype}"), together)
+            if alone and sending:
+                yield _piece(record, together, alone[0], sending[0])
+
+
+def _comm_pieces(record: Record) -> Iterator[_Piece]:
+    """All-reduces of a queue under compute over one that is alone, or else over the queue's."""
+    for name in _WORKS:
+        for together in find(record, "all_reduce", f"with {name}"):
+            alone = _one_by_one(record, name, together)
+            alone += _of_size(find(record, "all_reduce", f"beside {name}"), together)
+            if alone:
+                yield _piece(record, together, alone[0], alone[0])
+
+
+def _one_by_one(record: Record, name: str, like: Measurement) -> list[Measurement]:
+    """All-reduces of this size that were alone; those that took turns with the others first."""
+    found = find(record, "all_reduce", f"in turn with {name}")
+    return _of_size([*found, *find(record, "all_reduce", "alone")], like)
+
+
+def _piece(record: Record, together: Measurement, alone: Measurement, sent: Measurement) -> _Piece:
+    ranks = sent.nodes * sent.gpus_per_node
+    sent_bytes = 2 * (ranks - 1) / ranks * sent.size_bytes
+    return _Piece(
+        alone_s=trimmed_mean(alone.samples_s),
+        ratio=ratio(together, alone),
+        longer=difference(together, alone),
+        sent_bytes_per_s=sent_bytes / trimmed_mean(sent.samples_s),
+        line_rate=record.layout.line_rate_bytes_per_s,
+        layout=(sent.nodes, sent.gpus_per_node),
+        size_bytes=sent.size_bytes,
+    )
+
+
+def _of_size(found: Sequence[Measurement], like: Measurement) -> list[Measurement]:
+    ranks = (like.nodes, like.gpus_per_node)
+    return [
+        m for m in found if m.size_bytes == like.size_bytes and (m.nodes, m.gpus_per_node) == ranks
+    ]
+
+
+def _by_rate(pieces: Sequence[_Piece]) -> tuple[Fitted, Fitted]:
+    """Slowdown without any traffic, and more of it a byte sent a second."""
+    rates = [piece.sent_bytes_per_s for piece in pieces]
+    above = [shifted(piece.ratio, -1.0) for piece in pieces]
+    if len({piece.line_rate for piece in pieces}) > 1:
+        constant, per_byte = line(rates, above)
+        return shifted(constant, 1.0), per_byte
+    slopes = [scaled(ratio, 1 / rate) for ratio, rate in zip(above, rates, strict=True)]
+    return Fitted(value=1.0), at_least(pooled(slopes), 0.0)
+
+
+@dataclass(frozen=True)
+class _Queue:
+    """Transfers two at a time: what one uses of the other's idle link, and what lengthens both."""
+
+    idle_link_use: Fitted
+    crowded: Fitted
+    delay: Fitted
+    squared: Fitted
+
+
+def _queue(
+    records: Sequence[Record], under_compute: Sequence[_Piece], model: AllReduceModel
+) -> _Queue:
+    """A queue against one by one, then a queue under compute against the queue so modelled.
+
+    A transfer of T seconds that leaves the link idle for I of them takes, in a queue,
+    T - use I + crowded r T, for r bytes sent a second; under compute delay + squared r^2 of that
+    longer. One message at one rate tells delay and squared not apart: all is then the latter.
+    """
+    alone = [
+        _piece(record, queued, one[0], one[0])
+        for record, name in product(records, _WORKS)
+        for queued in find(record, "all_reduce", f"beside {name}")
+        if (one := _one_by_one(record, name, queued))
+    ]
+    use, crowded = _use_and_crowded(alone, model) if alone else (Fitted(value=1.0), ZERO)
+
+    def queued_s(piece: _Piece) -> float:
+        crowd = 1 + crowded.value * piece.sent_bytes_per_s
+        return piece.alone_s * crowd - use.value * _idle_s(piece, model)
+
+    squares = [piece.sent_bytes_per_s**2 * queued_s(piece) for piece in under_compute]
+    longer = [
+        _of_a_law(shifted(piece.longer, piece.alone_s - queued_s(piece)), piece)
+        for piece in under_compute
+    ]
+    if max(squares) < _ALIKE * min(squares):
+        each = [scaled(time, 1 / square) for time, square in zip(longer, squares, strict=True)]
+        return _Queue(use, crowded, ZERO, at_least(pooled(each), 0.0))
+    return _Queue(use, crowded, *line(squares, longer))
+
+
+def _use_and_crowded(pieces: Sequence[_Piece], model: AllReduceModel) -> tuple[Fitted, Fitted]:
+    """From -longer = use x idle - crowded r T, by weighted least squares, both at least zero."""
+    idle = np.array([_idle_s(piece, model) for piece in pieces])
+    rates = np.array([piece.sent_bytes_per_s * piece.alone_s for piece in pieces])
+    target = np.array([-piece.longer.value for piece in pieces])
+    errors = np.array([error(_of_a_law(piece.longer, piece)) for piece in pieces])
+    use, crowded = least_squares(np.column_stack([idle, -rates]), target, errors)
+    return Fitted(value=min(1.0, use.value), stderr=use.stderr), crowded
+
+
+def _of_a_law(time: Fitted, piece: _Piece) -> Fitted:
+    """With the error that a simple law leaves of a transfer, else the longest decide all."""
+    own_s = time.stderr or 0.0
+    return Fitted(value=time.value, stderr=math.hypot(own_s, _LAW_ERROR * piece.alone_s))
+
+
+def _idle_s(piece: _Piece, model: AllReduceModel) -> float:
+    """Seconds of a transfer in which its bytes are not on the link."""
+    law = FittedCost(model, *piece.layout, piece.line_rate)
+    on_link_s = law.transfer("all_reduce", piece.size_bytes).transfer_ns / NS_PER_S
+    return max(0.0, piece.alone_s - on_link_s)
