@@ -699,8 +699,9 @@ def test_run_prints_each_host_and_fails_with_one(
 def test_a_live_round_is_measured_and_predicted(permitted: None, tmp_path: Path) -> None:
     """Real DDP of two hosts, from measurement to validation: the machinery, not the accuracy."""
     pytest.importorskip("torch", reason="torch is not installed: no DDP can run")
+    folder = tmp_path / "campaign"
     campaign = Campaign(
-        tmp_path,
+        folder,
         rates=(2.0,),
         models=("deep_mlp",),
         caps=(None, 1.0, 25.0),
@@ -709,7 +710,7 @@ def test_a_live_round_is_measured_and_predicted(permitted: None, tmp_path: Path)
     )
     said: list[str] = []
     assert campaign.run(said.append) == 0, said
-    (rounds,) = tmp_path.iterdir()
+    (rounds,) = folder.iterdir()
     (sweep,) = validate([rounds]).sweeps
     assert [case.variant for case in sweep.cases] == ["default", "1", "25"]
     assert sweep.line_rate_bytes_per_s == 2 * GBIT
