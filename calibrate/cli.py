@@ -38,23 +38,29 @@ app.add_typer(testbed, name="testbed")
 app.add_typer(imports, name="import")
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="The file to write.")]
+Function = Annotated[
+    str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns (model, inputs, loss).")
+]
+Batch = Annotated[int | None, typer.Option(min=1, help="Passed on as batch=.")]
+Local = Annotated[
+    int | None, typer.Option(min=1, help="Start this many ranks here; otherwise torchrun did.")
+]
+LineRate = Annotated[
+    str | None,
+    typer.Option(help='Nominal rate of a node\'s network link, "10 Gbit/s", if you know it.'),
+]
 
 
 @app.command()
 def measure(
     output: Output,
     *,
-    local: Annotated[
-        int | None, typer.Option(min=1, help="Start this many ranks here; otherwise torchrun did.")
-    ] = None,
+    local: Local = None,
     time_budget_s: Annotated[float, typer.Option(min=1, help="Seconds for all of it.")] = 600,
     memory_budget: Annotated[
         str | None, typer.Option(help='Of one rank, "4 GiB"; default: its part of a quarter.')
     ] = None,
-    line_rate: Annotated[
-        str | None,
-        typer.Option(help='Nominal rate of a node\'s network link, "10 Gbit/s", if you know it.'),
-    ] = None,
+    line_rate: LineRate = None,
     data_loader: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="Returns an iterable of batches.")
     ] = None,
@@ -91,12 +97,10 @@ def doctor(
 
 @app.command()
 def profile(
-    function: Annotated[
-        str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns (model, inputs, loss).")
-    ],
+    function: Function,
     output: Output,
     *,
-    batch: Annotated[int | None, typer.Option(min=1, help="Passed on as batch=.")] = None,
+    batch: Batch = None,
     iterations: Annotated[int, typer.Option(min=3, help="Timed, after a warm-up.")] = 30,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     optimizer: Annotated[
@@ -130,15 +134,11 @@ def profile(
 
 @app.command()
 def rounds(
-    function: Annotated[
-        str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns (model, inputs, loss).")
-    ],
+    function: Function,
     output: Output,
     *,
-    local: Annotated[
-        int | None, typer.Option(min=1, help="Start this many ranks here; otherwise torchrun did.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Passed on as batch=.")] = None,
+    local: Local = None,
+    batch: Batch = None,
     caps: Annotated[
         str, typer.Option(help="bucket_cap_mb of DDP, each a variant; torch's own is default.")
     ] = "default,1,5,10,25,50,100",
@@ -150,10 +150,7 @@ def rounds(
         typer.Option(help="Another variant: a compressing hook."),
     ] = None,
     budget_s: Annotated[float, typer.Option(min=1, help="Seconds for the timed rounds.")] = 100,
-    line_rate: Annotated[
-        str | None,
-        typer.Option(help='Nominal rate of a node\'s network link, "10 Gbit/s", if you know it.'),
-    ] = None,
+    line_rate: LineRate = None,
 ) -> None:
     """Run your model under real DDP in variants, round by round, for `validate`."""
     from calibrate.measure.ddp_rounds import measure_rounds, measure_rounds_locally

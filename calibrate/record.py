@@ -13,9 +13,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from calibrate.files import load_json, write_atomically
 
-__all__ = ["Environment", "Layout", "Measurement", "Record", "load_record", "save_record"]
+__all__ = [
+    "HALF",
+    "WORKS",
+    "Environment",
+    "Layout",
+    "Measurement",
+    "Record",
+    "load_record",
+    "save_record",
+]
 
 SCHEMA = "ddpsim.record/1"
+WORKS = ("gemm", "memory")  # compute, as variants name it: bound by arithmetic, by bandwidth
+HALF = " half"  # ends the variant of what reduces float16, as compressing hooks do
 
 Kind = Literal[
     # all_reduce: size_bytes; variant "alone"; "two in flight" (two of size_bytes at once, the time

@@ -10,7 +10,14 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.fit.samples import Fit, FitError, Sample, fitted_sigma, valid_range
+from calibrate.fit.samples import (
+    LEAST_BUCKET_BYTES,
+    Fit,
+    FitError,
+    Sample,
+    fitted_sigma,
+    valid_range,
+)
 from calibrate.fit.solve import Solution, polish, robust_cost, solve
 from ddpsim.cluster.fitted import Columns, all_reduce_times_s
 from ddpsim.importers.cluster_profile import Fitted, GlooRing
@@ -20,8 +27,6 @@ __all__ = ["fit_gloo", "fit_half"]
 Floats = npt.NDArray[np.float64]
 _SLOWEST_HALF = 20.0  # times as long as float32
 LEAST_SIZES = 5  # of messages: as many as there are figures
-
-_USUAL = 1_048_576  # bytes: DDP's buckets are no smaller, and what is smaller scatters widely
 
 _NAMES = ("queue", "segment", "reduce rate", "burst", "wire bytes per byte")
 _QUEUE, _SEGMENT, _REDUCE, _BURST, _WIRE = range(5)
@@ -97,7 +102,8 @@ def fit_half(model: GlooRing, samples: Sequence[Sample]) -> Fitted | None:
 def _solved(samples: Sequence[Sample], wire: _Wire) -> Solution:
     columns = Columns.of([sample.point for sample in samples])
     measured_s = np.array([sample.time_s for sample in samples])
-    weights = np.sqrt([sample.weight * min(1.0, sample.size_bytes / _USUAL) for sample in samples])
+    # what is smaller than any of DDP's buckets scatters widely
+    weights = np.sqrt([s.weight * min(1.0, s.size_bytes / LEAST_BUCKET_BYTES) for s in samples])
 
     def residuals(values: Floats) -> Floats:
         predicted_s = all_reduce_times_s(_model(values, wire), columns)

@@ -23,14 +23,13 @@ from calibrate.fit.estimates import (
     trimmed_mean,
 )
 from calibrate.fit.samples import find
-from calibrate.record import Measurement, Record
+from calibrate.record import HALF, WORKS, Measurement, Record
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost
 from ddpsim.importers.cluster_profile import Fitted, Interference
 from ddpsim.units import NS_PER_S
 
 __all__ = ["fit_interference"]
 
-_WORKS = ("gemm", "memory")
 _LAW_ERROR = 0.02
 _ALIKE = 1.5  # squares closer than this are of one message, measured beside several works
 _HALF_MEASURED = (
@@ -61,7 +60,7 @@ def fit_interference(
         return None, (_HALF_MEASURED,)
     warnings = []
     constant, per_byte = at_least(pooled([piece.ratio for piece in pieces]), 1.0), ZERO
-    half = [piece for record in records for piece in _pieces(record, " half")]
+    half = [piece for record in records for piece in _pieces(record, HALF)]
     comm_constant = at_least(pooled([piece.ratio for piece in comm]), 1.0)
     queue = _Queue(Fitted(value=1.0), ZERO, ZERO, ZERO)
     is_gloo = records[0].environment.backend == "gloo"
@@ -115,7 +114,7 @@ class _Piece:
 
 def _pieces(record: Record, dtype: str = "") -> Iterator[_Piece]:
     """Compute under all-reduces of a dtype, as variants end, over compute alone."""
-    for name in _WORKS:
+    for name in WORKS:
         for together in find(record, "compute", f"{name} with all_reduce{dtype}"):
             alone = _of_size(find(record, "compute", f"{name} alone{dtype}"), together)
             sending = _of_size(find(record, "all_reduce", f"with {name}{dtype}"), together)
@@ -126,7 +125,7 @@ def _pieces(record: Record, dtype: str = "") -> Iterator[_Piece]:
 
 def _comm_pieces(record: Record) -> Iterator[_Piece]:
     """All-reduces of a queue under compute over one that is alone, or else over the queue's."""
-    for name in _WORKS:
+    for name in WORKS:
         for together in find(record, "all_reduce", f"with {name}"):
             alone = _one_by_one(record, name, together)
             alone += _of_size(find(record, "all_reduce", f"beside {name}"), together)
@@ -193,7 +192,7 @@ def _queue(
     """
     alone = [
         _piece(record, queued, one[0], one[0])
-        for record, name in product(records, _WORKS)
+        for record, name in product(records, WORKS)
         for queued in find(record, "all_reduce", f"beside {name}")
         if (one := _one_by_one(record, name, queued))
     ]

@@ -13,7 +13,7 @@ from calibrate.fit.interference import fit_interference
 from calibrate.fit.nccl import fit_nccl
 from calibrate.fit.samples import Fit, FitError, Sample, measured, measured_sigma
 from calibrate.fit.solve import ROBUST
-from calibrate.record import Measurement, Record
+from calibrate.record import HALF, Measurement, Record
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.importers.cluster_profile import ClusterProfile, GlooRing, Provenance
 
@@ -55,7 +55,7 @@ def fit_profile(
     fit = fit_all_reduce(samples, first.backend)
     law = fit.model
     if isinstance(law, GlooRing):
-        half = fit_half(law, samples_of_records(records, "alone half"))
+        half = fit_half(law, samples_of_records(records, f"alone{HALF}"))
         law = law.model_copy(update={"reduce_half_bytes_per_s": half})
     interference, interference_warnings = fit_interference(records, law)
     jitter, jitter_warnings = fit_jitter(records)

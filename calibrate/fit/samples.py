@@ -16,6 +16,7 @@ from ddpsim.errors import DdpsimError
 from ddpsim.importers.cluster_profile import MeasuredAllReduce, ValidRange
 
 __all__ = [
+    "LEAST_BUCKET_BYTES",
     "Fit",
     "FitError",
     "Sample",
@@ -70,7 +71,7 @@ class Fit:
     correlations: dict[tuple[str, str], float]
 
 
-_LEAST_BUCKET_BYTES = 1_048_576  # torch's first bucket
+LEAST_BUCKET_BYTES = 1_048_576  # torch's first bucket
 _ENOUGH = 3
 
 
@@ -83,7 +84,7 @@ def relative_residuals(model: AllReduceModel, samples: Sequence[Sample]) -> Floa
 
 def fitted_sigma(model: AllReduceModel, samples: Sequence[Sample]) -> float:
     """The root of the residuals' weighted mean square, at DDP's sizes if there are enough."""
-    usual = [sample for sample in samples if sample.size_bytes >= _LEAST_BUCKET_BYTES]
+    usual = [sample for sample in samples if sample.size_bytes >= LEAST_BUCKET_BYTES]
     samples = usual if len(usual) >= _ENOUGH else samples
     weights = [sample.weight for sample in samples]
     return float(np.sqrt(np.average(relative_residuals(model, samples) ** 2, weights=weights)))
@@ -109,7 +110,7 @@ def measured_sigma(model: AllReduceModel, samples: Sequence[Sample]) -> float | 
     From all other sizes, and where the line rate lies between others, without that rate. None
     where there are too few to tell.
     """
-    usual = [s for s in samples if s.size_bytes >= _LEAST_BUCKET_BYTES]
+    usual = [s for s in samples if s.size_bytes >= LEAST_BUCKET_BYTES]
     if len(usual) < _ENOUGH:
         return None
     errors = [_left_out(model, sample, samples) for sample in usual]

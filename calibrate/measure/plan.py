@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from calibrate.record import Group, Kind, Layout
+from calibrate.record import HALF, WORKS, Group, Kind, Layout
 from ddpsim.units import format_bytes
 
 __all__ = ["Slot", "Task", "Team", "default_plan", "teams"]
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 OPTIMIZERS = ("sgd foreach", "sgd fused", "adamw foreach", "adamw fused")
-WORKS = ("gemm", "memory")
-HALF = " half"  # ends the variant of what reduces float16, as compressing hooks do
 
 
 @dataclass(frozen=True)

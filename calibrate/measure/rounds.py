@@ -18,6 +18,7 @@ from calibrate.measure.clock import Clock, Lap, Mark
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.job import Job
 from calibrate.measure.plan import Task
+from calibrate.record import HALF
 
 __all__ = ["Round", "build_round", "compute_unit"]
 
@@ -81,7 +82,7 @@ def _zeros(size_bytes: int, job: Job, dtype: torch.dtype) -> Tensor:
 
 def _dtype(task: Task) -> torch.dtype:
     """Of what a task reduces: float32, unless its variant says half."""
-    return torch.float16 if task.first.variant.endswith(" half") else torch.float32
+    return torch.float16 if task.first.variant.endswith(HALF) else torch.float32
 
 
 # --- collectives -------------------------------------------------------------------------------

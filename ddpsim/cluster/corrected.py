@@ -24,7 +24,7 @@ from ddpsim.cluster.fitted import (
 )
 from ddpsim.importers.cluster_profile import GlooRing, MeasuredAllReduce
 
-__all__ = ["NO_CORRECTION", "CorrectedCost", "Correction"]
+__all__ = ["CorrectedCost", "Correction"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Correction:
         """From what was measured on this layout; nothing measured corrects nothing."""
         here = [m for m in measured if (m.nodes, m.gpus_per_node) == (nodes, gpus_per_node)]
         if not here:
-            return NO_CORRECTION
+            return cls()
         columns = Columns.of(
             [Point(m.size_bytes, nodes, gpus_per_node, m.line_rate_bytes_per_s) for m in here]
         )
@@ -69,9 +69,6 @@ class Correction:
         return math.exp(float(np.interp(_log_rate(model, line_rate), self.rates, at_size)))
 
 
-NO_CORRECTION = Correction()
-
-
 @dataclass(frozen=True)
 class CorrectedCost:
     """A law, with its all-reduces corrected; a CollectiveCost.
@@ -85,9 +82,9 @@ class CorrectedCost:
 
     def transfer(self, operation: Operation, size_bytes: int) -> WholeTransfer:
         """See CollectiveCost; raises InputError where the law has no figures."""
-        if operation != "all_reduce":
-            return self.law.transfer(operation, size_bytes)
         law = self.law.transfer(operation, size_bytes)
+        if operation != "all_reduce":
+            return law
         factor = self.correction.factor(self.law.model, size_bytes, self.law.line_rate)
         whole_ns = round(factor * duration_ns(law))
         transfer_ns = min(whole_ns, law.transfer_ns)

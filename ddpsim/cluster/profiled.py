@@ -130,25 +130,24 @@ def _provenance(profile: ClusterProfile, rate: float | None) -> tuple[Provenance
 def _interference_uncertainty(profile: ClusterProfile, found: Interference) -> Uncertainty:
     """The relative standard error of all that is added, to a usual message on the fastest link."""
     rate = max(profile.valid.line_rates_bytes_per_s, default=0.0)
-    added = (
-        (found.compute_slowdown.value - 1, found.compute_slowdown, 1.0),
-        (found.comm_slowdown.value - 1, found.comm_slowdown, 1.0),
-        *(
-            (figure.value, figure, weight)
-            for figure, weight in (
-                (found.compute_slowdown_s_per_byte, rate),
-                (found.comm_slowdown_s2_per_byte2, rate**2),
-                (found.comm_delay_s, rate / _USUAL_BYTES),
-                (found.crowded_slowdown_s_per_byte, rate),
-            )
-        ),
+    added = (  # value, standard error, and what makes a slowdown of it
+        (found.compute_slowdown.value - 1, found.compute_slowdown.stderr, 1.0),
+        (found.comm_slowdown.value - 1, found.comm_slowdown.stderr, 1.0),
+        (*_figure(found.compute_slowdown_s_per_byte), rate),
+        (*_figure(found.comm_slowdown_s2_per_byte2), rate**2),
+        (*_figure(found.comm_delay_s), rate / _USUAL_BYTES),
+        (*_figure(found.crowded_slowdown_s_per_byte), rate),
     )
     whole = sum(value * weight for value, _, weight in added)
-    errors = [_error(value, figure) * weight for value, figure, weight in added if value > 0]
+    # half of it is assumed where the fit could not tell
+    errors = [
+        (0.5 * value if stderr is None else stderr) * weight
+        for value, stderr, weight in added
+        if value > 0
+    ]
     sigma = min(1.0, hypot(*errors) / whole) if whole > 0 else 0.0
     return Uncertainty(sigma, "the standard error of the calibration")
 
 
-def _error(value: float, figure: Fitted) -> float:
-    """Half of it is assumed where the fit could not tell."""
-    return 0.5 * value if figure.stderr is None else figure.stderr
+def _figure(fitted: Fitted) -> tuple[float, float | None]:
+    return fitted.value, fitted.stderr
