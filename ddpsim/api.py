@@ -7,17 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from ddpsim.engine.noise import draw_slowdowns
+from ddpsim.engine.noise import draw_slowdowns, draw_stalls
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.interval import COMPUTE, DATA, prediction_interval
 from ddpsim.job import Job, resolve
 from ddpsim.report.verdict import Verdict, is_normal, verdict
-from ddpsim.result.model import Engine, PredictionInterval, Result
-from ddpsim.result.summary import Context, summarise
+from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
+from ddpsim.result.summary import Context, mean_step_s, summarise
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
-from ddpsim.what_if import next_steps, stretches
+from ddpsim.units import format_bytes_per_s
+from ddpsim.what_if import next_steps, stragglers, stretches
 
 __all__ = ["judge", "load_scenario", "simulate"]
 
@@ -51,14 +52,38 @@ def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
     if engine not in get_args(EngineMode):
         raise ValueError(f"engine is {engine!r}; wanted one of {', '.join(get_args(EngineMode))}")
     job = resolve(scenario)
-    scenario = job.scenario
+    simulated = _simulated(job, engine)
+    result = summarise(simulated.timeline, _context(job, simulated, engine))
+    result = replace(result, prediction_interval_s=_interval(job, result))
+    result = replace(result, stragglers=_stragglers(job, result, engine))
+    return replace(result, next_steps=next_steps(job, result))
+
+
+def _stragglers(job: Job, result: Result, engine: EngineMode) -> tuple[Straggler, ...]:
+    """What holds the others up, the costliest first."""
+    scenario, found = job.scenario, list(stragglers(job))
+
+    def cost_s(part: str, key: str) -> float:
+        """Of what varies over time: the whole run again, without it."""
+        calm = getattr(scenario, part).model_copy(update={key: None})
+        without = _simulated(resolve(scenario.model_copy(update={part: calm})), engine)
+        return max(0.0, result.iteration_time_s.mean - mean_step_s(without.timeline))
+
+    if scenario.run.stalls:
+        found.append(Straggler("stalls", "stalls of any rank", cost_s("run", "stalls")))
+    if background := scenario.cluster.background:
+        text = f"another job's {format_bytes_per_s(background.rate_bytes_per_s)} a node"
+        found.append(Straggler("traffic", text, cost_s("cluster", "background")))
+    return tuple(sorted(found, key=lambda straggler: -straggler.cost_s))
+
+
+def _simulated(job: Job, engine: EngineMode) -> Simulated:
+    scenario, network = job.scenario, job.network
     iterations = job.program.warmup + job.program.iterations
     slowdowns = draw_slowdowns(scenario.cluster, scenario.run, iterations, job.observed_s)
     world_size = scenario.cluster.world_size
-    simulated = run(job.program, job.network.cost, world_size, slowdowns, engine)
-    result = summarise(simulated.timeline, _context(job, simulated, engine))
-    result = replace(result, prediction_interval_s=_interval(job, result))
-    return replace(result, next_steps=next_steps(job, result))
+    stalls = draw_stalls(scenario.run, world_size, iterations)
+    return run(job.program, network.cost, world_size, slowdowns, engine, network.traffic, stalls)
 
 
 def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:

@@ -90,7 +90,7 @@ def _effect(
 ) -> IntervalSource:
     """The step with one input low and high, each at its edge of the 80 % range."""
     high = exp(_Z * uncertainty.sigma)
-    low = min(1 / high, uncertainty.could_fall_to)
+    low = 1 / high
     low_s = max(0.0, base_s - step_s(low)) * scale
     high_s = max(0.0, step_s(high) - base_s) * scale
     basis = f"{low - 1:.0%} {high - 1:+.0%} ({uncertainty.basis})"

@@ -65,7 +65,9 @@ class Job:
         once = replace(program, warmup=1, iterations=1, loader=loader)
         cluster, calm = self.scenario.cluster, self.scenario.run.model_copy(update={"jitter": None})
         slowdowns = draw_slowdowns(cluster, calm, once.warmup + 1)
-        return mean_step_s(run(once, cost, cluster.world_size, slowdowns).timeline)
+        traffic = self.network.traffic
+        ran = run(once, cost, cluster.world_size, slowdowns, traffic=traffic)
+        return mean_step_s(ran.timeline)
 
     @property
     def observed_s(self) -> tuple[tuple[float, ...], ...]:
@@ -119,6 +121,12 @@ class Job:
     def warnings(self, memory: Memory) -> tuple[str, ...]:
         """What a reader must know before trusting the answer."""
         found = [*self.model.warnings, *self.network.warnings]
+        if self.scenario.cluster.algorithm == "data_parallel":
+            alone = memory.buckets + memory.optimizer
+            found.append(
+                f"DataParallel: GPU 0 alone holds the reduced gradients and the optimizer's state, "
+                f"{format_bytes(alone)} more than the others, and every GPU's outputs"
+            )
         if memory.total > memory.device:
             found.append(
                 f"needs about {format_bytes(memory.total)} a GPU, but the device has "
@@ -153,7 +161,7 @@ def resolve(scenario: Scenario, document: Document | None = None) -> Job:
     job = Job(
         scenario,
         model,
-        judged(network, scenario.ddp.backend, program.steady().all_reduce_bytes),
+        judged(network, program.steady().all_reduce_bytes),
         program,
         overheads,
     )

@@ -21,11 +21,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """How wrong a time may be: standard deviation of its logarithm, and what that rests on.
-
-    `could_fall_to`: the factor to which a known shortcoming of the model could bring it down.
-    """
+    """How wrong a time may be: standard deviation of its logarithm, and what that rests on."""
 
     sigma: float
     basis: str
-    could_fall_to: float = 1.0

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import sqrt
+from statistics import median
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import ScenarioError
 from ddpsim.job import Job, resolve
-from ddpsim.result.model import NextStep, Result, Stretch
-from ddpsim.scenario.schema import Scenario
+from ddpsim.result.model import NextStep, Result, Straggler, Stretch
+from ddpsim.scenario.schema import Scenario, Stragglers
 from ddpsim.units import format_duration
 
-__all__ = ["next_steps", "stretches"]
+__all__ = ["next_steps", "stragglers", "stretches"]
 
 _WORTH_TRYING = 0.01  # of the throughput, or of the step
 _LEAST, _MOST = 0.2, 20.0  # believable factors on a term's times
@@ -30,6 +32,28 @@ def next_steps(job: Job, result: Result) -> tuple[NextStep, ...]:
     A change is simulated, without noise, and named if it raises the throughput.
     """
     return (*_easing(job, result), *_narrowing(job, result))
+
+
+def stragglers(job: Job) -> Iterator[Straggler]:
+    """What holds the others up: each alone is taken away, and the step simulated without noise."""
+    cluster, whole_s = job.scenario.cluster, job.step_s()
+
+    def cost_s(**changed: Any) -> float:
+        without = job.scenario.model_copy(update={"cluster": cluster.model_copy(update=changed)})
+        return max(0.0, whole_s - resolve(without).step_s())
+
+    factors = rank_factors(cluster, job.scenario.run.seed)
+    if factors:
+        rank = max(factors, key=lambda r: (factors[r], -r))
+        usual = median(factors.values())
+        if factors[rank] > usual:
+            calmed = Stragglers(factors=factors | {rank: usual})
+            text = f"rank {rank}, whose compute takes {factors[rank] / usual:.2f} x the median's"
+            yield Straggler("rank", text, cost_s(stragglers=calmed))
+    for rank, part in (cluster.weak_links or {}).items():
+        others = {r: p for r, p in (cluster.weak_links or {}).items() if r != rank}
+        text = f"the link to rank {rank}, with {part:.0%} of its bandwidth"
+        yield Straggler("link", text, cost_s(weak_links=others or None))
 
 
 @dataclass(frozen=True)

@@ -4,37 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from fractions import Fraction
 
 from ddpsim.cluster.collectives import (
+    NO_TRAFFIC,
     AllReduceLogCost,
     CollectiveCost,
+    GatheringCost,
     InterferingCost,
     LinkCost,
     Network,
+    ScheduledCost,
     SingleRankCost,
+    Traffic,
     duration_ns,
 )
-from ddpsim.cluster.topology import Link, ring_links
+from ddpsim.cluster.links import Wires, algorithm_choices, links_are_stated, network_from_links
+from ddpsim.cluster.nccl_cost import NcclCost
 from ddpsim.errors import InputError, blamed_on
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
 from ddpsim.importers.cluster_profile import ClusterProfile
-from ddpsim.provenance import Provenance, Trust, Uncertainty
+from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.scenario.schema import Cluster, Run, Scenario
-from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
+from ddpsim.units import format_bytes, to_ns
 
 __all__ = ["build_network", "judged"]
 
 LOG = Uncertainty(0.05, "assumed: a log interpolated between its sizes, another day's network")
 EXTRAPOLATED_LOG = Uncertainty(0.20, "assumed: a log of other ranks or sizes")
-STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
-PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
-PRESET_NETWORK = Uncertainty(0.79, "presets against 8 published sweeps of several nodes")
+
+_OF_LINKS = (NcclCost, ScheduledCost, GatheringCost)
 
 PRIOR_SLOWDOWN = 1.189
 PRIOR_INTERFERENCE = Uncertainty(0.58, "published average and largest, arXiv 2507.03114")
-
-# 16 A100 in two nodes are at 40 % and still no slower than measured (docs/validation.md, 4)
-_MOST_LATENCY = 0.5
 
 
 def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> Network:
@@ -48,11 +50,39 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
         return Network(SingleRankCost(), None, "nothing: one rank sends nothing", ())
     fitted = _from_profile(scenario, profile) if profile else None
     if scenario.cluster.all_reduce:
-        network = _from_log(scenario.cluster, scenario.run, fitted)
+        network = _from_log(scenario, fitted)
     else:
-        network = fitted or _from_links(scenario.cluster)
+        network = fitted or network_from_links(scenario)
+    if scenario.cluster.weak_links and not isinstance(network.cost, (LinkCost, *_OF_LINKS)):
+        raise InputError(
+            "cluster.weak_links",
+            "a log or a profile says what the links it was measured on do; drop one of the two",
+        )
+    network = replace(network, traffic=traffic(scenario))
     known = fitted is not None and fitted.interference is not None
     return network if known or scenario.ddp.backend != "nccl" else _with_prior(network)
+
+
+def traffic(scenario: Scenario) -> Traffic:
+    """What else the nodes' network carries; raises InputError where its rate is not known."""
+    cluster, data = scenario.cluster, scenario.workload.data
+    other, reads = cluster.background, data and data.sample_bytes
+    if cluster.nodes == 1 or not (other or reads):
+        return NO_TRAFFIC
+    rate = Wires.of(cluster, scenario.run.seed).network_rate
+    loaded = cluster.gpus_per_node * data.rate_samples_per_s * reads if data and reads else 0.0
+    return Traffic(
+        other_share=min(Fraction(1), _share(other.rate_bytes_per_s / rate if other else 0.0)),
+        busy_ns=to_ns(other.busy_s) if other and other.busy_s else 0,
+        every_ns=to_ns(other.every_s) if other and other.every_s else None,
+        loader_share=_share(loaded / rate),
+        loaders=cluster.gpus_per_node,
+    )
+
+
+def _share(part: float) -> Fraction:
+    """In thousandths of the link, so that fractions of time stay small."""
+    return Fraction(max(1, round(1000 * part)), 1000) if part else Fraction(0)
 
 
 def _with_prior(network: Network) -> Network:
@@ -73,33 +103,17 @@ def _from_profile(scenario: Scenario, profile: ClusterProfile) -> Network:
     return network_from_profile(scenario, profile)
 
 
-def judged(network: Network, backend: str, sizes_bytes: Collection[int]) -> Network:
-    """The network with the doubts that arise from the all-reduces that will really be sent."""
+def judged(network: Network, sizes_bytes: Collection[int]) -> Network:
+    """The network with what arises from the all-reduces that will really be sent."""
     cost = network.cost.cost if isinstance(network.cost, InterferingCost) else network.cost
-    if isinstance(cost, LinkCost) and backend == "nccl":
-        return _doubt_latency(network, cost, max(sizes_bytes))
+    if isinstance(cost, NcclCost):
+        chosen = algorithm_choices(cost, sizes_bytes)
+        source = f"{chosen}; as NCCL's tuner chooses (2.30), priced by the links"
+        entry = Provenance("all-reduce algorithm", source, "published")
+        return replace(network, provenance=(*network.provenance, entry))
     if isinstance(cost, AllReduceLogCost):
         return _doubt_log(network, cost, sizes_bytes)
     return network
-
-
-def _doubt_latency(network: Network, cost: LinkCost, size_bytes: int) -> Network:
-    """A ring's latency grows with the ranks; NCCL, unlike gloo, leaves it before that."""
-    sent = cost.transfer("all_reduce", size_bytes)
-    bare = cost.without_latency().transfer("all_reduce", size_bytes)
-    share = 1 - duration_ns(bare) / max(1, duration_ns(sent))
-    if share < _MOST_LATENCY or not network.uncertainty:
-        return network
-    warning = (
-        f"{share:.0%} of the largest all-reduce is the latency of {2 * (len(cost.links) - 1)} ring "
-        "steps: NCCL would take a tree or NVLS where those are faster, which are not modelled; "
-        "read the network time as an upper bound"
-    )
-    return replace(
-        network,
-        uncertainty=replace(network.uncertainty, could_fall_to=1 - share),
-        warnings=(*network.warnings, warning),
-    )
 
 
 def _doubt_log(network: Network, cost: AllReduceLogCost, sizes_bytes: Collection[int]) -> Network:
@@ -122,22 +136,11 @@ def _doubt_log(network: Network, cost: AllReduceLogCost, sizes_bytes: Collection
     return replace(network, uncertainty=EXTRAPOLATED_LOG, warnings=(*network.warnings, warning))
 
 
-def _from_links(cluster: Cluster) -> Network:
-    links = _links(cluster)
-    slowest = "inter_node" if _crosses_slowest(cluster, links) else "intra_node"
-    preset = PRESET_NETWORK if slowest == "inter_node" else PRESET_LINKS
-    return Network(
-        cost=LinkCost(links),
-        uncertainty=STATED_LINKS if getattr(cluster, slowest) else preset,
-        bottleneck=_named(slowest, links),
-        provenance=_link_provenance(cluster),
-    )
-
-
-def _from_log(cluster: Cluster, run: Run, fitted: Network | None) -> Network:
+def _from_log(scenario: Scenario, fitted: Network | None) -> Network:
+    cluster, run = scenario.cluster, scenario.run
     log = _read(cluster)
     warnings = _check_ranks(log, cluster, run)
-    beyond = fitted or (_from_links(cluster) if _links_are_stated(cluster) else None)
+    beyond = fitted or (network_from_links(scenario) if links_are_stated(cluster) else None)
     low, high = log.samples[0][0], log.samples[-1][0]
     covered = f"{log.source} ({log.kind}), {format_bytes(low)} to {format_bytes(high)}"
     halved = Provenance("broadcast time", "half of the all-reduce of the same size", "assumed")
@@ -186,51 +189,3 @@ def _check_ranks(log: AllReduceLog, cluster: Cluster, run: Run) -> tuple[str, ..
         "cluster.all_reduce",
         f"{differs}; measure these ranks, drop the log, or set run.allow_extrapolation: true",
     )
-
-
-def _links(cluster: Cluster) -> tuple[Link, ...]:
-    intra = cluster.intra_node or cluster.device.intra_node
-    inter = cluster.inter_node or cluster.device.inter_node
-    if cluster.gpus_per_node > 1 and intra is None:
-        raise InputError("cluster", f"{cluster.device.name} has no preset links; state intra_node")
-    if cluster.nodes > 1 and inter is None:
-        raise InputError(
-            "cluster", f"{cluster.device.name} has no preset network; state inter_node"
-        )
-    single_gpu = cluster.gpus_per_node == 1
-    return ring_links(cluster.nodes, cluster.gpus_per_node, None if single_gpu else intra, inter)
-
-
-def _links_are_stated(cluster: Cluster) -> bool:
-    """Whether the scenario itself gives every kind of link that its ring uses."""
-    intra_given = cluster.intra_node is not None or cluster.gpus_per_node == 1
-    return intra_given and (cluster.inter_node is not None or cluster.nodes == 1)
-
-
-def _crosses_slowest(cluster: Cluster, links: tuple[Link, ...]) -> bool:
-    """Whether the hop between nodes (which leads to rank 0) is the slowest of the ring."""
-    least = min(link.bandwidth_bytes_per_s for link in links)
-    return cluster.nodes > 1 and links[0].bandwidth_bytes_per_s == least
-
-
-def _named(key: str, links: tuple[Link, ...]) -> str:
-    slowest = min(links, key=lambda link: link.bandwidth_bytes_per_s)
-    where = "inter-node network" if key == "inter_node" else "intra-node links"
-    rate = format_bytes_per_s(slowest.bandwidth_bytes_per_s)
-    return f"the {where} ({rate} a ring, {format_duration(slowest.latency_s)} a step)"
-
-
-def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:
-    used = {"intra_node": cluster.gpus_per_node > 1, "inter_node": cluster.nodes > 1}
-    entries = []
-    for key in (key for key, is_used in used.items() if is_used):
-        stated = getattr(cluster, key)
-        link = stated or getattr(cluster.device, key)
-        figures = (
-            f"{format_bytes_per_s(link.bandwidth_bytes_per_s)}, {format_duration(link.latency_s)}"
-        )
-        preset = cluster.device.sources.get(key, "")
-        source = "stated in the scenario" if stated else f"preset {cluster.device.name}: {preset}"
-        trust: Trust = "stated" if stated else "assumed"
-        entries.append(Provenance(f"cluster.{key}", f"{figures}; {source}", trust))
-    return tuple(entries)

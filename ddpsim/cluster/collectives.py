@@ -1,7 +1,8 @@
 """The cost of a collective, behind one small interface: new cost models plug in here.
 
 A cost model answers with a `RingTransfer` (steps over links, so that ranks may leave at
-different times) or a `WholeTransfer` (one measured duration, all ranks leave together).
+different times), a `ScheduledTransfer` (another algorithm's messages over links) or a
+`WholeTransfer` (one measured duration); from the latter two all ranks leave together.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Literal, Protocol
 
+from ddpsim.cluster import algorithms
+from ddpsim.cluster.algorithms import Paths
+from ddpsim.cluster.schedule import Schedule
 from ddpsim.cluster.topology import Link
 from ddpsim.errors import InputError
 from ddpsim.importers.all_reduce import AllReduceLog
@@ -20,15 +24,20 @@ from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.units import NS_PER_S, format_bytes, to_ns
 
 __all__ = [
+    "NO_TRAFFIC",
     "AllReduceLogCost",
     "CollectiveCost",
+    "GatheringCost",
     "Interference",
     "InterferingCost",
     "LinkCost",
     "Network",
     "Operation",
     "RingTransfer",
+    "ScheduledCost",
+    "ScheduledTransfer",
     "SingleRankCost",
+    "Traffic",
     "Transfer",
     "WholeTransfer",
     "duration_ns",
@@ -62,11 +71,15 @@ NO_INTERFERENCE = Interference()
 
 @dataclass(frozen=True, slots=True)
 class RingTransfer:
-    """`steps` rounds around a ring; in each, rank r needs `step_ns[r]` to get its next chunk."""
+    """`steps` rounds around a ring; in each, rank r needs `step_ns[r]` to get its next chunk.
+
+    A rank's first round begins `start_ns` after it has joined.
+    """
 
     steps: int
     step_ns: tuple[int, ...]
     interference: Interference = NO_INTERFERENCE
+    start_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +95,45 @@ class WholeTransfer:
     interference: Interference = NO_INTERFERENCE
 
 
-Transfer = RingTransfer | WholeTransfer
+@dataclass(frozen=True, slots=True)
+class ScheduledTransfer:
+    """An algorithm's messages over `paths`, the first `start_ns` after its rank has joined.
+
+    All ranks leave together.
+    """
+
+    algorithm: str
+    paths: Paths
+    size_bytes: int
+    interference: Interference = NO_INTERFERENCE
+    start_ns: int = 0
+
+    def schedule(self) -> Schedule:
+        """Its messages."""
+        return algorithms.schedule(self.algorithm, self.paths, self.size_bytes)
+
+    def end_ns(self, arrivals_ns: list[int]) -> int:
+        """When it ends: by its closed form where all join at once.
+
+        Fewer arrivals than ranks are those of the first ranks, which all others repeat.
+        """
+        first, last = min(arrivals_ns), max(arrivals_ns)
+        if first == last:
+            return last + duration_ns(self)
+        repeated = arrivals_ns * (self.paths.ranks // len(arrivals_ns))
+        return self.schedule().end_ns([arrival + self.start_ns for arrival in repeated])
+
+
+Transfer = RingTransfer | ScheduledTransfer | WholeTransfer
 
 
 def duration_ns(transfer: Transfer) -> int:
     """Ticks from the last arrival to the last rank's end, when nothing else is in flight."""
     if isinstance(transfer, RingTransfer):
-        return transfer.steps * max(transfer.step_ns)
+        return transfer.start_ns + transfer.steps * max(transfer.step_ns)
+    if isinstance(transfer, ScheduledTransfer):
+        sent = (transfer.algorithm, transfer.paths, transfer.size_bytes)
+        return transfer.start_ns + algorithms.duration_ns(*sent)
     return transfer.latency_ns + transfer.transfer_ns
 
 
@@ -145,7 +190,7 @@ class InterferingCost:
         return replace(self, cost=self.cost.stretched(factor))
 
     def _split(self, transfer: Transfer) -> Transfer:
-        if isinstance(transfer, RingTransfer):
+        if not isinstance(transfer, WholeTransfer):
             return transfer
         latency_ns = round(transfer.latency_ns * self.idle_link_use)
         return replace(
@@ -210,6 +255,47 @@ class LinkCost:
 
     def _ns(self, seconds: float) -> int:
         return to_ns(seconds * self.time_factor)
+
+
+@dataclass(frozen=True)
+class ScheduledCost:
+    """Collectives by an algorithm of `ddpsim.cluster.algorithms` over `paths`.
+
+    A broadcast is priced as half an all-reduce (assumed: it goes one way of two).
+    """
+
+    algorithm: str
+    paths: Paths
+
+    def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
+        """See CollectiveCost."""
+        transfer = ScheduledTransfer(self.algorithm, self.paths, size_bytes)
+        if operation == "broadcast":
+            return WholeTransfer(0, round(duration_ns(transfer) / 2))
+        return transfer
+
+    def stretched(self, factor: float) -> ScheduledCost:
+        """See CollectiveCost."""
+        return replace(self, paths=self.paths.stretched(factor))
+
+
+@dataclass(frozen=True)
+class GatheringCost:
+    """What torch's DataParallel sends: gradients to GPU 0, where DDP reduces on all ranks.
+
+    A reduction to one rank is a broadcast backwards, so both take what `links` takes for one
+    (torch/nn/parallel/comm.py: NCCL's reduce and broadcast, in pieces of 10 MB).
+    """
+
+    links: LinkCost
+
+    def transfer(self, operation: Operation, size_bytes: int) -> Transfer:  # noqa: ARG002
+        """See CollectiveCost."""
+        return self.links.transfer("broadcast", size_bytes)
+
+    def stretched(self, factor: float) -> GatheringCost:
+        """See CollectiveCost."""
+        return replace(self, links=self.links.stretched(factor))
 
 
 @dataclass(frozen=True)
@@ -280,12 +366,30 @@ def _outside(log: AllReduceLog, size_bytes: int) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What else a node's network carries, as parts of its rate.
+
+    Another job wants `other_share` for `busy_ns` of every `every_ns` (None: always); the loaders
+    of a node's ranks, `loaders` in number, together `loader_share` while they read.
+    """
+
+    other_share: Fraction = Fraction(0)
+    busy_ns: int = 0
+    every_ns: int | None = None
+    loader_share: Fraction = Fraction(0)
+    loaders: int = 1
+
+
+NO_TRAFFIC = Traffic()
+
+
 @dataclass(frozen=True)
 class Network:
     """The cost model of a cluster, how wrong it may be, and its sources.
 
     `interference`: how wrong its effect may be; None: it is not modelled. `beyond`: what answers
-    outside the sizes of a log.
+    outside the sizes of a log. `traffic`: what else goes over the nodes' network.
     """
 
     cost: CollectiveCost
@@ -295,3 +399,4 @@ class Network:
     warnings: tuple[str, ...] = ()
     interference: Uncertainty | None = None
     beyond: Network | None = None
+    traffic: Traffic = NO_TRAFFIC

@@ -1,11 +1,11 @@
 """Collectives in flight: ranks meet, then the transfer takes its time.
 
-Three ways to run a ring give the same ticks: step by step (the plain model, a process per rank
-and a Store per link), a recurrence over steps for unequal links, and a closed form for equal
-ones. The recurrence is the plain model's own rule, t_r(s+1) = max(t_r(s), t_(r-1)(s)) + c_r: a
-rank's next step begins when it has its last chunk and its left neighbour has sent the next.
-With equal c the latest arrival reaches every rank within N-1 <= 2(N-1) steps and no path is
-longer, so all ranks end at max(arrival) + 2(N-1) c.
+Three ways to run an algorithm give the same ticks: step by step (the plain model: in a ring a
+process per rank and a Store per link, else a process per message), a recurrence over steps for
+unequal links or arrivals, and a closed form. Of a ring the recurrence is the plain model's own
+rule, t_r(s+1) = max(t_r(s), t_(r-1)(s)) + c_r: a rank's next step begins when it has its last
+chunk and its left neighbour has sent the next. With equal c the latest arrival reaches every rank
+within N-1 <= 2(N-1) steps and no path is longer, so all ranks end at max(arrival) + 2(N-1) c.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from __future__ import annotations
 from collections.abc import Generator, Hashable, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 from simpy import Environment, Event, Store
 
 from ddpsim.cluster.collectives import (
+    NO_TRAFFIC,
     CollectiveCost,
     Operation,
     RingTransfer,
+    ScheduledTransfer,
+    Traffic,
     Transfer,
     WholeTransfer,
     duration_ns,
 )
-from ddpsim.engine.progress import SharedLink
+from ddpsim.cluster.schedule import Message
+from ddpsim.engine.progress import FULL, SharedLink
 from ddpsim.errors import SimulationError
 
 __all__ = ["Meeting", "Network", "ring_ends_ns"]
@@ -38,7 +42,8 @@ class Network:
 
     `shared`: transfers may be in flight at the same time and share the links (gloo); NCCL's
     stream lets one through at a time. `slows_compute`: some transfer slows compute down.
-    `stepwise` runs rings step by step.
+    `stepwise` runs algorithms step by step. With other `traffic` on the nodes' network every
+    transfer is one flow over it.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Network:
         shared: bool = False,
         slows_compute: bool = False,
         stepwise: bool = False,
+        traffic: Traffic = NO_TRAFFIC,
     ) -> None:
         self._env = env
         self._cost = cost
@@ -61,6 +67,9 @@ class Network:
         self._computing: set[int] = set()
         self._meetings: dict[Hashable, Meeting] = {}
         self.paths: set[str] = set()
+        self._traffic = traffic
+        if traffic.other_share:
+            env.process(self._other_job())
 
     def join(self, key: Hashable, operation: Operation, size_bytes: int, rank: int) -> Meeting:
         """Arrive at a collective; the meeting's `ends[rank]` fires when this rank is done."""
@@ -69,8 +78,8 @@ class Network:
             cost = self._cost.transfer(operation, size_bytes)
             meeting = self._meetings[key] = Meeting(self._env, cost, self._participants)
         meeting.arrivals_ns[rank] = int(self._env.now)
-        if self._runs_step_by_step(transfer := meeting.transfer):
-            self._env.process(self._ring_member(meeting, transfer, rank))
+        if self._stepwise and not self._is_whole(meeting.transfer):
+            self._start_steps(meeting, rank)
         if len(meeting.arrivals_ns) == self._participants:
             del self._meetings[key]
             meeting.met_ns = int(self._env.now)
@@ -93,27 +102,61 @@ class Network:
             for key, m in self._meetings.items()
         ]
 
-    def _runs_step_by_step(self, transfer: Transfer) -> TypeGuard[RingTransfer]:
-        if not self._stepwise or self._is_whole(transfer) or isinstance(transfer, WholeTransfer):
-            return False
-        return len(transfer.step_ns) == self._participants
-
     def _is_whole(self, transfer: Transfer) -> bool:
-        """A ring whose rate may change under way is priced as a whole: all its ranks leave it."""
-        return self._shared or transfer.interference.slows_transfer
+        """Where the rate may change under way, all is priced as a whole: all ranks leave it."""
+        return (
+            isinstance(transfer, WholeTransfer)
+            or self._shared
+            or self._traffic != NO_TRAFFIC
+            or transfer.interference.slows_transfer
+        )
+
+    def load(self, batch_ns: int) -> Event:
+        """A rank's loader makes a batch, which comes over the network where that was said."""
+        wanted, loaders = self._traffic.loader_share, self._traffic.loaders
+        if not wanted:
+            return self._env.timeout(batch_ns)
+        return self._link.transfer(
+            round(batch_ns * max(FULL, wanted)),
+            min(FULL, wanted) / loaders,
+            alike=Fraction(loaders, self._participants),
+        )
+
+    def _other_job(self) -> Generator[Event, Any, None]:
+        """Another job sends for a while, and again, or without end."""
+        traffic = self._traffic
+        while True:
+            self._link.set_other(traffic.other_share)
+            if traffic.every_ns is None:
+                return
+            yield self._env.timeout(traffic.busy_ns)
+            self._link.set_other(Fraction(0))
+            yield self._env.timeout(traffic.every_ns - traffic.busy_ns)
+
+    def _start_steps(self, meeting: Meeting, rank: int) -> None:
+        """The plain model: a rank of a ring begins its steps; others' messages wait for it."""
+        transfer = meeting.transfer
+        if isinstance(transfer, RingTransfer):
+            self.paths.add("ring:steps")
+            self._env.process(self._ring_member(meeting, transfer, rank))
+        elif isinstance(transfer, ScheduledTransfer):
+            if len(meeting.arrivals_ns) == 1:
+                self.paths.add(f"{transfer.algorithm}:steps")
+                self._env.process(self._messages(meeting, transfer))
+            joined = self._env.timeout(transfer.start_ns)
+            joined.callbacks.append(partial(_succeed, meeting.joined[rank]))
 
     def _all_met(self, meeting: Meeting) -> None:
         transfer = meeting.transfer
-        if self._runs_step_by_step(transfer):
-            self.paths.add("ring:steps")
-        elif isinstance(transfer, WholeTransfer):
+        if isinstance(transfer, WholeTransfer):
             self._env.process(self._whole(meeting, transfer))
         elif self._is_whole(transfer):
-            self.paths.add("ring:whole")
+            name = "ring" if isinstance(transfer, RingTransfer) else transfer.algorithm
+            self.paths.add(f"{name}:whole")
             whole = WholeTransfer(0, duration_ns(transfer), interference=transfer.interference)
             self._env.process(self._whole(meeting, whole))
-        else:
-            self._ring(meeting, transfer)
+        elif not self._stepwise:
+            self._at_once(meeting, transfer)
 
     def _whole(self, meeting: Meeting, transfer: WholeTransfer) -> Generator[Event, Any, None]:
         self.paths.add("whole:shared" if self._shared else "whole")
@@ -127,10 +170,16 @@ class Network:
         for end in meeting.ends:
             end.succeed()
 
-    def _ring(self, meeting: Meeting, ring: RingTransfer) -> None:
+    def _at_once(self, meeting: Meeting, transfer: RingTransfer | ScheduledTransfer) -> None:
+        """The ends that the plain model would find, without its steps."""
         arrivals_ns = [meeting.arrivals_ns[rank] for rank in range(self._participants)]
-        ends_ns = ring_ends_ns(ring, arrivals_ns)
-        self.paths.add("ring:recurrence" if len(set(ends_ns)) > 1 else "ring:closed-form")
+        if isinstance(transfer, RingTransfer):
+            ends_ns = ring_ends_ns(transfer, arrivals_ns)
+            self.paths.add("ring:recurrence" if len(set(ends_ns)) > 1 else "ring:closed-form")
+        else:
+            ends_ns = [transfer.end_ns(arrivals_ns)] * self._participants
+            alike = len(set(arrivals_ns)) == 1
+            self.paths.add(f"{transfer.algorithm}:{'closed-form' if alike else 'recurrence'}")
         for end, end_ns in zip(meeting.ends, ends_ns, strict=True):
             timeout = self._env.timeout(end_ns - self._env.now)
             timeout.callbacks.append(partial(_succeed, end))
@@ -139,6 +188,7 @@ class Network:
         self, meeting: Meeting, ring: RingTransfer, rank: int
     ) -> Generator[Event, Any, None]:
         """The plain model of one rank: send to the right, receive from the left, step by step."""
+        yield self._env.timeout(ring.start_ns)
         inboxes = meeting.inboxes
         right = inboxes[(rank + 1) % len(inboxes)]
         for _ in range(ring.steps):
@@ -146,6 +196,33 @@ class Network:
             yield inboxes[rank].get()
             yield self._env.timeout(ring.step_ns[rank])
         meeting.ends[rank].succeed()
+
+    def _messages(
+        self, meeting: Meeting, transfer: ScheduledTransfer
+    ) -> Generator[Event, Any, None]:
+        """The plain model of an algorithm: a process for each message; its last one ends all."""
+        schedule = transfer.schedule()
+        left: list[Event] = []
+        arrived: list[Event] = []
+        for message in schedule.messages:
+            ends = (message.source, message.target)
+            waits = [meeting.joined[end] for end in ends if end < schedule.ranks]
+            waits += [arrived[i] for i in message.after] + [left[i] for i in message.behind]
+            left.append(self._env.event())
+            arrived.append(self._env.event())
+            self._env.process(self._message(message, waits, left[-1], arrived[-1]))
+        yield self._env.all_of([*meeting.joined, *arrived])
+        for end in meeting.ends:
+            end.succeed()
+
+    def _message(
+        self, message: Message, waits: Sequence[Event], left: Event, arrived: Event
+    ) -> Generator[Event, Any, None]:
+        yield self._env.all_of(waits)
+        yield self._env.timeout(message.occupies_ns)
+        left.succeed()
+        yield self._env.timeout(message.takes_ns - message.occupies_ns)
+        arrived.succeed()
 
 
 class Meeting:
@@ -160,6 +237,7 @@ class Meeting:
         self.met_ns = 0
         self.met = env.event()
         self.ends = [env.event() for _ in range(participants)]
+        self.joined = [env.event() for _ in range(participants)]
         self.inboxes = [Store(env) for _ in range(participants)]
 
 
@@ -172,7 +250,7 @@ def ring_ends_ns(ring: RingTransfer, arrivals_ns: Sequence[int]) -> list[int]:
     Raises SimulationError where the recurrence's clock would overflow.
     """
     slowest = max(ring.step_ns)
-    last_ns = max(arrivals_ns) + ring.steps * slowest
+    last_ns = max(arrivals_ns) + ring.start_ns + ring.steps * slowest
     if len(arrivals_ns) == 1 or min(ring.step_ns) == slowest:
         return [last_ns] * len(arrivals_ns)
     if last_ns > _LATEST_NS:
@@ -181,7 +259,7 @@ def ring_ends_ns(ring: RingTransfer, arrivals_ns: Sequence[int]) -> list[int]:
         )
     import numpy as np  # noqa: PLC0415 -- a quarter of the start-up time, and most runs need it not
 
-    times = np.array(arrivals_ns, dtype=np.int64)
+    times = np.array(arrivals_ns, dtype=np.int64) + ring.start_ns
     steps = np.array(ring.step_ns[: len(arrivals_ns)], dtype=np.int64)
     for _ in range(ring.steps):
         times = np.maximum(times, np.roll(times, 1)) + steps

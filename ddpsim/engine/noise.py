@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddpsim.scenario.schema import Cluster, Run
+from ddpsim.units import to_ns
 
 if TYPE_CHECKING:
     from numpy import float64
     from numpy.random import Generator
     from numpy.typing import NDArray
 
-__all__ = ["Slowdowns", "draw_slowdowns"]
+__all__ = ["Slowdowns", "Stalls", "draw_slowdowns", "draw_stalls", "rank_factors"]
 
 Slowdowns = Sequence[Sequence[float]]
+Stalls = Sequence[Sequence[int]]
 
 
 def draw_slowdowns(
@@ -31,12 +33,9 @@ def draw_slowdowns(
         return None
     import numpy as np  # noqa: PLC0415 -- slow to import, and needed only here
 
-    for_stragglers, for_jitter = np.random.SeedSequence(run.seed).spawn(2)
+    for_jitter = np.random.SeedSequence(run.seed).spawn(2)[1]
     factors = np.ones((cluster.world_size, iterations))
-    if cluster.stragglers and cluster.stragglers.sigma:
-        draws = np.random.default_rng(for_stragglers).standard_normal(cluster.world_size)
-        factors *= np.exp(cluster.stragglers.sigma * draws)[:, None]
-    for rank, factor in ((cluster.stragglers and cluster.stragglers.factors) or {}).items():
+    for rank, factor in rank_factors(cluster, run.seed).items():
         factors[rank] *= factor
     if run.jitter:
         draws = np.random.default_rng(for_jitter).standard_normal(factors.shape)
@@ -46,6 +45,33 @@ def draw_slowdowns(
             np.array(observed_s), np.random.default_rng(for_jitter), *factors.shape
         )
     rows: list[list[float]] = factors.tolist()
+    return rows
+
+
+def rank_factors(cluster: Cluster, seed: int) -> dict[int, float]:
+    """Each rank's own time multiplier, for the whole run; empty where none differs."""
+    stragglers = cluster.stragglers
+    if stragglers is None:
+        return {}
+    if not stragglers.sigma:
+        listed = stragglers.factors or {}
+        return {rank: listed.get(rank, 1.0) for rank in range(cluster.world_size)}
+    import numpy as np  # noqa: PLC0415 -- see above
+
+    stream = np.random.SeedSequence(seed).spawn(2)[0]
+    draws = np.random.default_rng(stream).standard_normal(cluster.world_size)
+    return dict(enumerate(np.exp(stragglers.sigma * draws).tolist()))
+
+
+def draw_stalls(run: Run, ranks: int, iterations: int) -> Stalls | None:
+    """Ticks for which each rank stands still in each iteration, [rank][iteration]; None: never."""
+    if run.stalls is None:
+        return None
+    import numpy as np  # noqa: PLC0415 -- see above
+
+    draw = np.random.default_rng(np.random.SeedSequence(run.seed).spawn(3)[2])
+    stalls = draw.random((ranks, iterations)) < run.stalls.probability
+    rows: list[list[int]] = (stalls * to_ns(run.stalls.duration_s)).tolist()
     return rows
 
 

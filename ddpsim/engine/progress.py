@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import ceil
 from typing import NamedTuple
 
 from simpy import Environment, Event
 
-__all__ = ["FULL", "Progress", "SharedLink"]
+__all__ = ["FULL", "Progress", "SharedLink", "fair_share"]
 
 FULL = Fraction(1)
 
@@ -58,11 +58,29 @@ class Progress:
 
 
 class _Flow(NamedTuple):
-    """A transfer's part of the link, and how many times longer it takes under which condition."""
+    """A transfer's part of the link, and how many times longer it takes under which condition.
+
+    It stands for so many `alike`.
+    """
 
     share: Fraction
     slowdown: Fraction
     crowded: Fraction
+    alike: Fraction
+
+
+def fair_share(demands: Sequence[tuple[Fraction, Fraction]]) -> Fraction:
+    """The most that any gets of one link: all that ask for less get it, the others this.
+
+    `demands`: what a flow asks for, and how many such flows there are.
+    """
+    left, waiting = FULL, sum((count for _, count in demands), Fraction(0))
+    for demand, count in sorted(demands):
+        if demand * waiting > left:
+            return left / waiting
+        left -= demand * count
+        waiting -= count
+    return FULL
 
 
 class SharedLink:
@@ -75,6 +93,7 @@ class SharedLink:
     def __init__(self, env: Environment) -> None:
         self._env = env
         self._flows: dict[Progress, _Flow] = {}
+        self._other = Fraction(0)
         self._computing = False
 
     def transfer(
@@ -83,11 +102,15 @@ class SharedLink:
         share: Fraction = FULL,
         slowdown: Fraction = FULL,
         crowded: Fraction = FULL,
+        alike: Fraction = FULL,
     ) -> Event:
-        """Begin a transfer that takes `work_ns` alone; the event fires at its end."""
+        """Begin a transfer that takes `work_ns` alone; the event fires at its end.
+
+        It stands for so many `alike`, each of which takes up `share`.
+        """
         done = self._env.event()
         flow = Progress(self._env, work_ns, lambda: self._leave(flow, done))
-        self._flows[flow] = _Flow(share, slowdown, crowded)
+        self._flows[flow] = _Flow(share, slowdown, crowded, alike)
         self._share_out()
         return done
 
@@ -96,20 +119,23 @@ class SharedLink:
         self._computing = computing
         self._share_out()
 
+    def set_other(self, share: Fraction) -> None:
+        """Say what part of the link another job's traffic wants now."""
+        self._other = share
+        self._share_out()
+
     def _leave(self, flow: Progress, done: Event) -> None:
         del self._flows[flow]
         done.succeed()
         self._share_out()
 
     def _share_out(self) -> None:
-        """The least demanding first: each gets what it needs, or an equal part of the rest."""
-        left = FULL
-        by_demand = sorted(self._flows.items(), key=lambda item: item[1].share)
+        """Each gets what it needs, or an equal part of what the less demanding leave."""
+        flows = [(flow.share, flow.alike) for flow in self._flows.values()]
+        fair = fair_share([*flows, (self._other, FULL)])
         is_crowded = sum(flow.share > 0 for flow in self._flows.values()) > 1
-        for waiting, (progress, flow) in zip(range(len(by_demand), 0, -1), by_demand, strict=True):
-            got = min(flow.share, left / waiting)
-            left -= got
-            rate = got / flow.share if flow.share else FULL
+        for progress, flow in tuple(self._flows.items()):
+            rate = min(flow.share, fair) / flow.share if flow.share else FULL
             if self._computing:
                 rate /= flow.slowdown
             if is_crowded and flow.share:

@@ -28,7 +28,8 @@ Doing = Generator[Event, Any, None]
 class Rank:
     """The host of one rank with its compute stream and communication lane.
 
-    `slowdown[i]` multiplies the device work of iteration i.
+    `slowdown[i]` multiplies the device work of iteration i, before which the rank stands still for
+    `stalls_ns[i]`.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Rank:
         network: Network,
         slowdown: Sequence[float] | None,
         timeline: RankTimeline,
+        stalls_ns: Sequence[int] | None = None,
     ) -> None:
         self.env = env
         self.rank = rank
@@ -60,7 +62,9 @@ class Rank:
             workers=program.comm_workers,
             spins=program.comm_spins,
         )
+        self._network = network
         self._slowdown = slowdown
+        self._stalls_ns = stalls_ns
         self._factor = 1.0
         self._iteration = 0
         self._sequence = 0
@@ -89,6 +93,8 @@ class Rank:
     def _begin(self, iteration: int) -> None:
         self._iteration = iteration
         self._factor = self._slowdown[iteration] if self._slowdown else 1.0
+        if self._stalls_ns and self._stalls_ns[iteration]:
+            self.compute.launch("stall", self._stalls_ns[iteration])
 
     def _note(self, times_ns: list[int]) -> None:
         """Append the moment at which the compute stream has done all that was launched."""
@@ -115,7 +121,7 @@ class Rank:
 
         def deliver() -> Doing:
             while True:
-                yield self.env.timeout(loader.batch_ns)
+                yield self._network.load(loader.batch_ns)
                 yield batches.put("batch")
 
         self.env.process(deliver())

@@ -8,9 +8,16 @@ from typing import Literal
 
 from simpy import Environment
 
-from ddpsim.cluster.collectives import CollectiveCost, RingTransfer, Transfer
+from ddpsim.cluster.collectives import (
+    NO_TRAFFIC,
+    CollectiveCost,
+    RingTransfer,
+    ScheduledTransfer,
+    Traffic,
+    Transfer,
+)
 from ddpsim.engine.network import Network
-from ddpsim.engine.noise import Slowdowns
+from ddpsim.engine.noise import Slowdowns, Stalls
 from ddpsim.engine.program import Program
 from ddpsim.engine.rank import Rank
 from ddpsim.errors import SimulationError
@@ -36,17 +43,21 @@ def run(
     world_size: int,
     slowdowns: Slowdowns | None = None,
     mode: EngineMode = "auto",
+    traffic: Traffic = NO_TRAFFIC,
+    stalls: Stalls | None = None,
 ) -> Simulated:
     """Simulate a training loop on `world_size` ranks.
 
-    Without slowdowns some ranks stand for all (see `_representatives`); `mode` "reference" folds
-    nothing and runs rings step by step.
+    Without slowdowns and stalls some ranks stand for all (see `_representatives`); `mode`
+    "reference" folds nothing and runs algorithms step by step. `traffic`: what else the nodes'
+    network carries.
     """
     env = Environment()
-    folded = mode == "auto" and slowdowns is None
+    folded = mode == "auto" and slowdowns is None and stalls is None
     transfers = [cost.transfer("all_reduce", size) for size in program.all_reduce_bytes]
     shared = program.comm_workers > 1
-    whole = shared or any(transfer.interference.slows_transfer for transfer in transfers)
+    slowed = any(transfer.interference.slows_transfer for transfer in transfers)
+    whole = shared or slowed or traffic != NO_TRAFFIC
     representatives = 1 if whole else _representatives(transfers)
     participants = representatives if folded else world_size
     network = Network(
@@ -56,9 +67,18 @@ def run(
         shared=shared,
         slows_compute=any(transfer.interference.compute != 1 for transfer in transfers),
         stepwise=mode == "reference",
+        traffic=traffic,
     )
     ranks = [
-        Rank(env, i, program, network, slowdowns[i] if slowdowns else None, RankTimeline())
+        Rank(
+            env,
+            i,
+            program,
+            network,
+            slowdowns[i] if slowdowns else None,
+            RankTimeline(),
+            stalls[i] if stalls else None,
+        )
         for i in range(participants)
     ]
     _run_to_the_end(env, ranks, network)
@@ -75,11 +95,15 @@ def _representatives(transfers: Sequence[Transfer]) -> int:
 
     A rank behind a link that is the slowest for every size sent never waits for a peer: it joins
     every collective last or together with the last (by induction, as nobody leaves one later), so
-    it alone gives the slowest rank's times. Where no link is, one period of the ring (a node) does.
+    it alone gives the slowest rank's times. Where no link is, one period of the ring (a node) does;
+    so too beside other algorithms, whose messages may pass between the ranks that do not wait.
     """
     rings = [transfer.step_ns for transfer in transfers if isinstance(transfer, RingTransfer)]
     steps_of_rank = list(zip(*rings, strict=True))
-    if not rings or tuple(map(max, rings)) in steps_of_rank:
+    if len(set(steps_of_rank)) <= 1:
+        return 1
+    others = any(isinstance(transfer, ScheduledTransfer) for transfer in transfers)
+    if not others and tuple(map(max, rings)) in steps_of_rank:
         return 1
     ranks = len(steps_of_rank)
     divisors = (period for period in range(1, ranks + 1) if ranks % period == 0)

@@ -15,6 +15,7 @@ __all__ = ["ranks", "render"]
 
 _WIDTH = 100
 _BUCKET_ROWS = 8
+_STRAGGLERS = 3  # lines
 _PARTS = {
     "forward": "forward",
     "backward_compute": "backward",
@@ -67,6 +68,11 @@ def _answer(result: Result) -> Iterator[str]:
         f"scaling {result.scaling_efficiency:.1%} of one device without DDP",
     )
     yield from _labelled("bottleneck", f"{result.bottleneck.kind}: {result.bottleneck.text}")
+    label = "held up by"
+    for straggler in result.stragglers[:_STRAGGLERS]:
+        cost = f"{format_duration(straggler.cost_s)} a step" if straggler.cost_s else "nothing"
+        yield from _labelled(label, f"{straggler.text}: costs {cost}")
+        label = ""
     for warning in result.warnings:
         yield from _labelled("WARNING", warning)
 

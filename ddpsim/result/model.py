@@ -142,6 +142,19 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
+class Straggler:
+    """A rank, a link or traffic that holds the others up: the step without it is shorter by that.
+
+    `kind`: rank, link, traffic or stalls. `cost_s` is of a mean step without jitter; of stalls it
+    is the mean over the simulated steps. Costs of several do not add up: each is alone taken away.
+    """
+
+    kind: Literal["rank", "link", "traffic", "stalls"]
+    text: str
+    cost_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class NextStep:
     """Something to try or to measure: why, and the `--set` options that go with it."""
 
@@ -190,6 +203,7 @@ class Result:
     buckets: tuple[BucketTimes, ...]
     bottleneck: Bottleneck
     critical_path: tuple[CriticalPart, ...]
+    stragglers: tuple[Straggler, ...]
     baselines_s: Baselines
     warmup_s: tuple[float, ...]
     buckets_rebuilt_at: int | None

@@ -88,6 +88,7 @@ def summarise(timeline: Timeline, context: Context) -> Result:
             CriticalPart(link.kind, link.start_ns / NS_PER_S, link.end_ns / NS_PER_S)
             for link in typical.critical_path()
         ),
+        stragglers=(),
         baselines_s=context.baselines,
         warmup_s=tuple(s.length_ns / NS_PER_S for s in (warmup if context.knows_warmup else ())),
         buckets_rebuilt_at=context.buckets_rebuilt_at,

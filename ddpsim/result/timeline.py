@@ -9,6 +9,7 @@ __all__ = ["CommSpan", "Kind", "RankTimeline", "Span", "Timeline"]
 
 Kind = Literal[
     "data_wait",  # host lane: no batch is ready
+    "stall",  # a rank stands still, for a cause of its own
     "forward",
     "backward",
     "bucket_copy",  # gradient to bucket, and a hook's work before the all-reduce

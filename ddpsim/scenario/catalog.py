@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -10,7 +11,15 @@ from typing import Any
 from ddpsim.errors import shown
 from ddpsim.scenario.suggest import did_you_mean
 
-__all__ = ["device_names", "device_table", "model_names", "model_table", "resolve"]
+__all__ = [
+    "device_names",
+    "device_table",
+    "machine_names",
+    "machine_table",
+    "model_names",
+    "model_table",
+    "resolve",
+]
 
 # other spellings in use: Hugging Face hub names, torchvision's, papers'
 _MODEL_ALIASES = {
@@ -32,6 +41,14 @@ _MODEL_ALIASES = {
     "vit-large": "vit_l_16",
     "vit-b/16": "vit_b_16",
     "vit-l/16": "vit_l_16",
+}
+_MACHINE_ALIASES = {
+    "dgx-1": "dgx-1-v100",
+    "dgx1": "dgx-1-v100",
+    "p4d": "p4d.24xlarge",
+    "p5": "p5.48xlarge",
+    "a3-megagpu-8g": "a3-mega",
+    "g4dn": "g4dn.12xlarge",
 }
 _DEVICE_ALIASES = {
     "v100": "v100-sxm-32gb",
@@ -61,27 +78,39 @@ def model_table(name: str) -> dict[str, Any]:
 
 
 @cache
-def _devices() -> dict[str, dict[str, Any]]:
-    path = resources.files("ddpsim") / "data" / "devices.json"
-    devices: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["devices"]
-    return devices
+def _table(kind: str) -> dict[str, dict[str, Any]]:
+    path = resources.files("ddpsim") / "data" / f"{kind}.json"
+    entries: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))[kind]
+    return entries
+
+
+def machine_names() -> tuple[str, ...]:
+    """Every machine preset, in the order of the file."""
+    return tuple(_table("machines"))
+
+
+def machine_table(name: str) -> dict[str, Any]:
+    """A machine preset (schema `ddpsim.machines/1`): its device and network, with their sources."""
+    return _table("machines")[name]
 
 
 def device_names() -> tuple[str, ...]:
     """Every device preset, in the order of the file."""
-    return tuple(_devices())
+    return tuple(_table("devices"))
 
 
 def device_table(name: str) -> dict[str, Any]:
     """A device preset (schema `ddpsim.devices/1`): figures in SI units, with their sources."""
-    return _devices()[name]
+    return _table("devices")[name]
 
 
 def resolve(kind: str, name: str) -> str:
-    """The catalogue's own name of a `model` or `device`; raises ValueError with the nearest one."""
-    names, aliases = (
-        (model_names(), _MODEL_ALIASES) if kind == "model" else (device_names(), _DEVICE_ALIASES)
-    )
+    """The catalogue's own name of a `model`, `device` or `machine`.
+
+    Raises ValueError with the nearest one.
+    """
+    listed, aliases = _KINDS[kind]
+    names = listed()
     spellings = {known.replace("_", "-"): known for known in names} | aliases
     folded = name.strip().lower().replace("_", "-")
     if folded in spellings:
@@ -91,3 +120,10 @@ def resolve(kind: str, name: str) -> str:
         return squashed[folded.replace("-", "")]
     hint = did_you_mean(name, [*names, *aliases])
     raise ValueError(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(names)}")
+
+
+_KINDS: dict[str, tuple[Callable[[], tuple[str, ...]], dict[str, str]]] = {
+    "model": (model_names, _MODEL_ALIASES),
+    "device": (device_names, _DEVICE_ALIASES),
+    "machine": (machine_names, _MACHINE_ALIASES),
+}

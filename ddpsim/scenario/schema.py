@@ -31,6 +31,7 @@ from ddpsim.scenario.quantity import (
 )
 
 __all__ = [
+    "Background",
     "Cluster",
     "DataLoader",
     "Ddp",
@@ -38,10 +39,12 @@ __all__ = [
     "InterNode",
     "IntraNode",
     "Jitter",
+    "Machine",
     "Optimizer",
     "Precision",
     "Run",
     "Scenario",
+    "Stalls",
     "StepTime",
     "Stragglers",
     "Workload",
@@ -125,6 +128,11 @@ class DataLoader(_Spec):
     )
     prefetch: Annotated[int, Field(ge=1, le=10_000)] = Field(
         2, description="DataLoader prefetch_factor"
+    )
+    sample_bytes: Size | None = Field(
+        None,
+        alias="sample_size",
+        description="of a sample read over the nodes' network; omitted: from a disk of the node",
     )
 
 
@@ -318,6 +326,9 @@ class Ddp(_Spec):
         return self
 
 
+_MOST_RANKS = 100_000
+
+
 class IntraNode(_Spec):
     """What one GPU can send in one direction to its ring neighbour in the node."""
 
@@ -325,6 +336,14 @@ class IntraNode(_Spec):
         alias="bandwidth", description="bus bandwidth, one direction"
     )
     latency_s: Duration = Field(alias="latency", description="one ring step, software included")
+    path: Literal["nvlink", "pcie"] | None = Field(
+        None, description="what NCCL sees; default: nvlink from 30 GB/s up"
+    )
+    switch_bandwidth_bytes_per_s: Bandwidth | None = Field(
+        None,
+        alias="switch_bandwidth",
+        description="bus bandwidth of all-reduces that the switch sums (NVLS); omitted: it cannot",
+    )
 
 
 class InterNode(_Spec):
@@ -338,7 +357,16 @@ class InterNode(_Spec):
         1, description="NICs that a ring may use"
     )
     oversubscription: Annotated[float, Field(ge=1, le=1000)] = Field(
-        1.0, description="ratio of access to uplink capacity; 1 = none"
+        1.0, description="ratio of access to uplink capacity of a leaf switch; 1 = none"
+    )
+    nodes_per_leaf: Annotated[int, Field(ge=1, le=_MOST_RANKS)] | None = Field(
+        None, description="so many nodes reach each other without an uplink; omitted: none do"
+    )
+    uplinks: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="equal paths out of a leaf; flows hashed onto one collide (ECMP)"
+    )
+    transport: Literal["rdma", "tcp"] = Field(
+        "rdma", description="tcp: latency as stated; rdma: NCCL's own where a preset says it"
     )
 
 
@@ -347,6 +375,9 @@ class Device(_Spec):
 
     name: str = Field("custom", description="shown in the answer")
     kind: Literal["gpu", "cpu"] = Field("gpu", description="a cpu computes on the host lane")
+    architecture: Literal["volta", "ampere", "hopper", "blackwell"] = Field(
+        "ampere", description="row of NCCL's tables: Turing as volta, Ada as ampere"
+    )
     peak_flops_per_s: dict[Literal["fp32", "tf32", "fp16", "bf16"], FlopsPerSecond] = Field(
         alias="peak_flops", min_length=1, description="dense matmul rate by input precision"
     )
@@ -382,24 +413,32 @@ def _device(value: Any) -> Any:
         key: table[key] for key in ("kind", "matmul_efficiency", "memory_efficiency", "sources")
     }
     rates = {rate: f"{flops!r} FLOP/s" for rate, flops in table["peak_flops"].items()}
-    return device | {
-        "name": name,
-        "peak_flops": rates,
-        "memory": f"{table['memory_bytes']!r} B",
-        "memory_bandwidth": f"{table['memory_bandwidth_bytes_per_s']!r} B/s",
-        "kernel_floor": f"{table['kernel_floor_s']!r} s",
-        "launch": f"{table['launch_s']!r} s",
-        "intra_node": _preset_link(table["intra_node"]),
-        "inter_node": _preset_link(table["inter_node"])
-        | {"nics_per_node": table["inter_node"].get("nics_per_node", 1)},
-    }
+    return (
+        device
+        | {
+            "name": name,
+            "peak_flops": rates,
+            "memory": f"{table['memory_bytes']!r} B",
+            "memory_bandwidth": f"{table['memory_bandwidth_bytes_per_s']!r} B/s",
+            "kernel_floor": f"{table['kernel_floor_s']!r} s",
+            "launch": f"{table['launch_s']!r} s",
+            "intra_node": _preset_link(table["intra_node"]),
+            "inter_node": _preset_link(table["inter_node"]),
+        }
+        | ({"architecture": table["architecture"]} if "architecture" in table else {})
+    )
 
 
-def _preset_link(link: dict[str, float]) -> dict[str, Any]:
-    return {
-        "bandwidth": f"{link['bandwidth_bytes_per_s']!r} B/s",
-        "latency": f"{link['latency_s']!r} s",
+def _preset_link(link: dict[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        key: link[key] for key in ("nics_per_node", "transport", "path") if key in link
     }
+    rates: dict[str, Any] = {
+        key: f"{link[f'{key}_bytes_per_s']!r} B/s"
+        for key in ("bandwidth", "switch_bandwidth")
+        if f"{key}_bytes_per_s" in link
+    }
+    return {**rates, "latency": f"{link['latency_s']!r} s", **plain}
 
 
 class Stragglers(_Spec):
@@ -421,7 +460,63 @@ class Stragglers(_Spec):
         return self
 
 
-_MOST_RANKS = 100_000
+class Machine(_Spec):
+    """A machine one can buy or rent: its device, how many, and its network."""
+
+    name: str = Field("custom", description="shown in the answer")
+    device: str = Field(description="a device preset's name")
+    gpus_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="devices in it")
+    intra_node: IntraNode | None = Field(None, description="default: the device's")
+    inter_node: InterNode | None = Field(None, description="default: the device's")
+    cpu_vendor: Literal["intel", "amd", "other"] = Field(
+        "intel", description="NCCL's limit of LL between nodes depends on it"
+    )
+    sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
+
+
+def _machine(value: Any) -> Any:
+    if isinstance(value, (dict, Machine)):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is not a machine: write a preset's name, or its values")
+    name = catalog.resolve("machine", value)
+    table = catalog.machine_table(name)
+    kept = {key: table[key] for key in ("device", "gpus_per_node", "cpu_vendor", "sources")}
+    return kept | {"name": name, "inter_node": _preset_link(table["inter_node"])}
+
+
+class Background(_Spec):
+    """Another job's traffic on each node's network."""
+
+    rate_bytes_per_s: Bandwidth = Field(alias="rate", description="of a node, while it sends")
+    busy_s: Duration | None = Field(
+        None, alias="busy", description="it sends for so long; omitted: always"
+    )
+    every_s: Duration | None = Field(None, alias="every", description="and again after so long")
+
+    @model_validator(mode="after")
+    def _bursts(self) -> Background:
+        if (self.busy_s is None) != (self.every_s is None):
+            raise _fail("needs both busy and every, or neither")
+        if self.busy_s is not None and self.every_s is not None:
+            if self.every_s < 1e-6:
+                raise _fail("must be at least 1 us", "every")
+            if not 0 < self.busy_s <= self.every_s:
+                raise _fail("must be above 0, and no longer than every", "busy")
+        return self
+
+
+Algorithm = Literal[
+    "auto",
+    "ring",
+    "tree",
+    "nvls",
+    "halving_doubling",
+    "hierarchical",
+    "direct",
+    "parameter_server",
+    "data_parallel",
+]
 
 
 class Cluster(_Spec):
@@ -429,6 +524,9 @@ class Cluster(_Spec):
 
     nodes: Annotated[int, Field(ge=1, le=_MOST_RANKS)] = Field(description="machines")
     gpus_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="ranks per machine")
+    machine: (
+        Annotated[Machine, BeforeValidator(_machine, json_schema_input_type=Machine | str)] | None
+    ) = Field(None, description="a preset's name, or its values: gives device and gpus_per_node")
     device: Annotated[Device, BeforeValidator(_device, json_schema_input_type=Device | str)] = (
         Field(description="a preset's name, or the values themselves")
     )
@@ -438,11 +536,21 @@ class Cluster(_Spec):
     profile: SourceFileField | None = Field(
         None, description="a cluster profile (ddpsim.profile/1), as `calibrate fit` writes it"
     )
-    algorithm: Literal["auto", "ring"] = Field(
-        "auto", description="auto is ring: the one algorithm modelled so far"
+    algorithm: Algorithm = Field(
+        "auto", description="auto: NCCL's own choice for each size; gloo's is its ring"
     )
-    intra_node: IntraNode | None = Field(None, description="default: the device's usual machine")
-    inter_node: InterNode | None = Field(None, description="default: the device's usual machine")
+    protocol: Literal["auto", "LL", "LL128", "Simple"] = Field(
+        "auto", description="of NCCL; auto: its own choice for each size"
+    )
+    servers: Annotated[int, Field(ge=1, le=_MOST_RANKS)] | None = Field(
+        None, description="of algorithm parameter_server; default 1"
+    )
+    intra_node: IntraNode | None = Field(None, description="default: the machine's")
+    inter_node: InterNode | None = Field(None, description="default: the machine's")
+    weak_links: dict[int, Fraction] | None = Field(
+        None, description="rank: the part of its bandwidth that is left of the link to it"
+    )
+    background: Background | None = Field(None, description="other traffic; omitted: none")
     stragglers: Stragglers | None = Field(None, description="omitted: none")
 
     @property
@@ -450,17 +558,57 @@ class Cluster(_Spec):
         """Ranks in the job: nodes x gpus_per_node."""
         return self.nodes * self.gpus_per_node
 
+    def link(self, key: Literal["intra_node", "inter_node"]) -> IntraNode | InterNode | None:
+        """Of a kind: as the scenario states it, else the machine's, else the device's."""
+        of_machine = getattr(self.machine, key) if self.machine else None
+        found: IntraNode | InterNode | None = (
+            getattr(self, key) or of_machine or getattr(self.device, key)
+        )
+        return found
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_machine(cls, data: Any) -> Any:
+        """A machine brings its device and how many of them it has."""
+        machine = data.get("machine") if isinstance(data, dict) else None
+        try:
+            known = _machine(machine) if isinstance(machine, str) else machine
+        except ValueError as error:
+            raise _fail(str(error), "machine") from None
+        if isinstance(known, dict):
+            brought = {k: known[k] for k in ("device", "gpus_per_node") if k in known}
+            return brought | data
+        return data
+
     @model_validator(mode="after")
     def _ranks_exist(self) -> Cluster:
         if self.world_size > _MOST_RANKS:
             raise _fail(f"{self._product()}, more than the {_MOST_RANKS} simulated here", "nodes")
-        for rank in (self.stragglers and self.stragglers.factors) or {}:
-            if not 0 <= rank < self.world_size:
-                raise _fail(
-                    f"rank {shown(rank)} does not exist: {self._product()}, "
-                    f"0 to {self.world_size - 1}",
-                    "stragglers.factors",
-                )
+        if self.background and self.nodes == 1:
+            raise _fail("is traffic between nodes, and there is one; drop it", "background")
+        for key, ranks in (
+            ("stragglers.factors", (self.stragglers and self.stragglers.factors) or {}),
+            ("weak_links", self.weak_links or {}),
+        ):
+            for rank in ranks:
+                if not 0 <= rank < self.world_size:
+                    raise _fail(
+                        f"rank {shown(rank)} does not exist: {self._product()}, "
+                        f"0 to {self.world_size - 1}",
+                        key,
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _algorithm_fits(self) -> Cluster:
+        if self.servers is not None and self.algorithm != "parameter_server":
+            raise _fail("belongs to algorithm: parameter_server; drop it", "servers")
+        if self.algorithm == "data_parallel" and self.nodes > 1:
+            raise _fail(
+                "data_parallel is one process with the GPUs of one node; set nodes: 1", "algorithm"
+            )
+        if self.protocol != "auto" and self.algorithm not in ("auto", "ring", "tree", "nvls"):
+            raise _fail(f"is NCCL's, and {self.algorithm} is not; drop it", "protocol")
         return self
 
     def _product(self) -> str:
@@ -475,6 +623,15 @@ class Jitter(_Spec):
     sigma: Sigma = Field(description="of the logarithm")
 
 
+class Stalls(_Spec):
+    """Rare moments in which a rank stands still: page faults, a reset link, the collector."""
+
+    probability: Annotated[float, Field(gt=0, le=1)] = Field(
+        description="of a stall in an iteration of a rank"
+    )
+    duration_s: Duration = Field(alias="duration", description="of each")
+
+
 class Run(_Spec):
     """How the simulation is run."""
 
@@ -483,6 +640,7 @@ class Run(_Spec):
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of stragglers and jitter")
     jitter: Jitter | None = Field(None, description="omitted: every iteration is alike")
+    stalls: Stalls | None = Field(None, description="omitted: none")
     allow_extrapolation: bool = Field(
         default=False, description="use a log beyond its sizes or its ranks, with a warning"
     )
@@ -513,6 +671,13 @@ class Scenario(_Spec):
                 "write ddp.backend: gloo",
                 "cluster.device",
             )
+        algorithm = self.cluster.algorithm
+        if backend == "gloo" and algorithm in ("tree", "nvls", "data_parallel"):
+            raise _fail(
+                f"{algorithm} is NCCL's; gloo has its ring: write auto", "cluster.algorithm"
+            )
+        if algorithm == "data_parallel" and self.ddp.accumulation_steps > 1:
+            raise _fail("DataParallel has no no_sync; write 1", "ddp.accumulation_steps")
         if (kind, backend) == ("gpu", "gloo"):
             raise _fail(
                 "gloo on GPU tensors is not modelled; write ddp.backend: nccl", "ddp.backend"

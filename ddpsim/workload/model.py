@@ -71,7 +71,7 @@ class Model:
     `parameters` stand in registration order. `backward[i]` is the work that ends with the
     gradient of parameter `ready_order[i]`; one more entry is the tail after the last gradient.
     `launch_s` is the host's time per kernel launch. `iterations_s` are whole steps as measured,
-    [iteration][rank]: only their spread is used.
+    [iteration][rank]: only their spread is used. `sample_bytes`: of one sample's input.
     """
 
     parameters: tuple[Parameter, ...]
@@ -86,6 +86,7 @@ class Model:
     provenance: tuple[Provenance, ...]
     warnings: tuple[str, ...] = ()
     iterations_s: tuple[tuple[float, ...], ...] = ()
+    sample_bytes: int | None = None
 
     @property
     def gradient_bytes(self) -> int:

@@ -62,7 +62,15 @@ def zoo_model(table: dict[str, Any], workload: Workload, device: Device) -> Mode
         activation_bytes=_activations(table["saved_bytes"], workload, size, arithmetic),
         provenance=_provenance(table, workload, device, arithmetic),
         basis="roofline",
+        # images in three channels of float32, tokens as int64
+        sample_bytes=(12 if table["size"]["key"] == "image_size" else 8) * _inputs(table, size),
     )
+
+
+def _inputs(table: dict[str, Any], size: int) -> int:
+    """Pixels or tokens of a sample."""
+    is_side = table["size"]["key"] == "image_size" and table["size"]["variable"] != "pixels"
+    return size**2 if is_side else size
 
 
 def _arithmetic(precision: Precision, device: Device) -> _Arithmetic:

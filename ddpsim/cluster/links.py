@@ -1,0 +1,277 @@
+"""What a scenario says of links, or its machine's preset, to a Network: no log, no profile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import ceil
+from typing import Literal
+
+from ddpsim.cluster.algorithms import Paths
+from ddpsim.cluster.collectives import (
+    CollectiveCost,
+    GatheringCost,
+    LinkCost,
+    Network,
+    ScheduledCost,
+)
+from ddpsim.cluster.nccl_cost import NcclCost
+from ddpsim.cluster.topology import Link, ring_links
+from ddpsim.cluster.tuner import Graph
+from ddpsim.errors import InputError
+from ddpsim.provenance import Provenance, Trust, Uncertainty
+from ddpsim.scenario.schema import Cluster, InterNode, IntraNode, Scenario
+from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
+
+__all__ = ["Wires", "algorithm_choices", "links_are_stated", "network_from_links"]
+
+STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
+PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
+PRESET_NETWORK = Uncertainty(0.79, "presets against 8 published sweeps of several nodes")
+
+_NVLINK_FROM = 30e9  # assumed: no PCIe slot of today lets a ring reach it
+_NCCL_ALGORITHMS = ("ring", "tree", "nvls")
+_LINK_GB_PER_S = {"volta": 20.0, "ampere": 20.0, "hopper": 20.6, "blackwell": 40.1}
+_SLOTS_GB_PER_S = (12.0, 24.0, 48.0)  # PCIe Gen3 to Gen5 x16, as NCCL counts them
+
+
+def network_from_links(scenario: Scenario) -> Network:
+    """The collective costs of a cluster's links; raises InputError where none are known."""
+    cluster = scenario.cluster
+    wires = Wires.of(cluster, scenario.run.seed)
+    slowest = wires.slowest
+    preset = PRESET_NETWORK if slowest == "inter_node" else PRESET_LINKS
+    return Network(
+        cost=_cost(scenario, wires),
+        uncertainty=STATED_LINKS if getattr(cluster, slowest) else preset,
+        bottleneck=_bottleneck(cluster, wires),
+        provenance=(*_link_provenance(cluster), *wires.provenance),
+    )
+
+
+def links_are_stated(cluster: Cluster) -> bool:
+    """Whether the scenario itself gives every kind of link that its ranks use."""
+    intra_given = cluster.intra_node is not None or cluster.gpus_per_node == 1
+    return intra_given and (cluster.inter_node is not None or cluster.nodes == 1)
+
+
+def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:
+    cluster, algorithm = scenario.cluster, scenario.cluster.algorithm
+    if algorithm == "data_parallel":
+        return GatheringCost(LinkCost(wires.ring))
+    if scenario.ddp.backend == "nccl" and algorithm in ("auto", *_NCCL_ALGORITHMS):
+        return _nccl_cost(cluster, wires)
+    if algorithm in ("auto", "ring"):
+        return LinkCost(wires.ring)
+    return ScheduledCost(algorithm, replace(wires.paths, servers=cluster.servers or 1))
+
+
+def _nccl_cost(cluster: Cluster, wires: Wires) -> NcclCost:
+    named = () if cluster.algorithm == "auto" else (cluster.algorithm,)
+    protocols = () if cluster.protocol == "auto" else (cluster.protocol,)
+    inter = wires.inter
+    cost = NcclCost(
+        wires.graph(cluster),
+        wires.paths,
+        table_intra=cluster.intra_node is None,
+        table_inter=cluster.inter_node is None and (inter is None or inter.transport == "rdma"),
+        algorithms=named,
+        protocols=protocols,
+    )
+    try:
+        cost.choice(1)
+    except ValueError:
+        raise InputError(
+            "cluster.algorithm",
+            f"{cluster.algorithm} with protocol {cluster.protocol} is not to be had on this "
+            "machine: nvls needs a switch that sums (intra_node.switch_bandwidth) and Simple",
+        ) from None
+    return cost
+
+
+@dataclass(frozen=True)
+class Wires:
+    """The links of a cluster, with what is lost of the network between its nodes.
+
+    `network_rate`: bytes per second that a node can send to others, all NICs together.
+    """
+
+    nodes: int
+    gpus_per_node: int
+    intra: IntraNode | None
+    inter: InterNode | None
+    network_rate: float
+    weak: tuple[tuple[int, float], ...] = ()
+    provenance: tuple[Provenance, ...] = ()
+
+    @classmethod
+    def of(cls, cluster: Cluster, seed: int = 0) -> Wires:
+        """Those that a cluster uses; raises InputError where one is not known."""
+        intra, inter = cluster.link("intra_node"), cluster.link("inter_node")
+        if cluster.gpus_per_node > 1 and intra is None:
+            raise InputError(
+                "cluster", f"{cluster.device.name} has no preset links; state intra_node"
+            )
+        if cluster.nodes > 1 and inter is None:
+            raise InputError(
+                "cluster", f"{cluster.device.name} has no preset network; state inter_node"
+            )
+        used = inter if cluster.nodes > 1 and isinstance(inter, InterNode) else None
+        rate, collisions = _network_rate(used, cluster.nodes, seed) if used else (0.0, ())
+        return cls(
+            cluster.nodes,
+            cluster.gpus_per_node,
+            intra if cluster.gpus_per_node > 1 and isinstance(intra, IntraNode) else None,
+            used,
+            rate,
+            tuple(sorted((cluster.weak_links or {}).items())),
+            collisions,
+        )
+
+    @property
+    def ring(self) -> tuple[Link, ...]:
+        """The link that leads to each rank from its left neighbour."""
+        links = ring_links(self.nodes, self.gpus_per_node, self._within, self._between)
+        left = dict(self.weak)
+        return tuple(
+            replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left.get(rank, 1.0))
+            for rank, link in enumerate(links)
+        )
+
+    @property
+    def paths(self) -> Paths:
+        """Where algorithms may send."""
+        switch = self.intra.switch_bandwidth_bytes_per_s if self.intra else None
+        n = self.gpus_per_node
+        summed = None if switch is None else Link(0.0, switch * n / (2 * (n - 1)))
+        return Paths(self.nodes, n, self._within, self._between, summed, weak=self.weak)
+
+    @property
+    def slowest(self) -> Literal["intra_node", "inter_node"]:
+        """The kind of link that sets a ring's pace."""
+        if self.intra is None or self.inter is None:
+            return "inter_node" if self.inter else "intra_node"
+        is_inside = self.intra.bandwidth_bytes_per_s < self.network_rate
+        return "intra_node" if is_inside else "inter_node"
+
+    def graph(self, cluster: Cluster) -> Graph:
+        """What NCCL sees: whole links, and slots of PCIe."""
+        architecture = cluster.device.architecture
+        path, rate = "nvlink", 0.0
+        if self.intra:
+            rate = self.intra.bandwidth_bytes_per_s / 1e9
+            path = self.intra.path or ("nvlink" if rate * 1e9 >= _NVLINK_FROM else "pcie")
+            link = _LINK_GB_PER_S[architecture]
+            if path == "nvlink":
+                rate = ceil(rate / link) * link
+            else:
+                rate = next((slot for slot in _SLOTS_GB_PER_S if slot >= rate), rate)
+        return Graph(
+            architecture,
+            self.nodes,
+            self.gpus_per_node,
+            rate,
+            self.inter.nics_per_node if self.inter else 0,
+            self.inter.bandwidth_bytes_per_s / 1e9 if self.inter else 0.0,
+            "nvlink" if path == "nvlink" else "pcie",
+            reduces=bool(self.intra and self.intra.switch_bandwidth_bytes_per_s),
+            cpu_vendor=cluster.machine.cpu_vendor if cluster.machine else "intel",
+        )
+
+    @property
+    def _within(self) -> Link | None:
+        intra = self.intra
+        return Link(intra.latency_s, intra.bandwidth_bytes_per_s) if intra else None
+
+    @property
+    def _between(self) -> Link | None:
+        return Link(self.inter.latency_s, self.network_rate) if self.inter else None
+
+
+def _network_rate(inter: InterNode, nodes: int, seed: int) -> tuple[float, tuple[Provenance, ...]]:
+    """What a node can send to all others at once, and how flows collided on the way."""
+    rate = inter.nics_per_node * inter.bandwidth_bytes_per_s
+    per_leaf = inter.nodes_per_leaf or 1
+    leaves = ceil(nodes / per_leaf)
+    if inter.nodes_per_leaf is not None and leaves == 1:
+        return rate, ()
+    rate /= inter.oversubscription
+    if inter.uplinks is None:
+        return rate, ()
+    worst, usual = _collisions(inter.nics_per_node, inter.uplinks, leaves, seed)
+    said = (
+        f"{inter.nics_per_node} flows hashed onto {inter.uplinks} uplinks of each of {leaves} "
+        f"leaves: the fullest carries {worst} with seed {seed} ({usual[0]} to {usual[1]} in 80 % "
+        "of 1,000 seeds)"
+    )
+    return rate / worst, (Provenance("cluster.inter_node.uplinks", said, "assumed"),)
+
+
+def _collisions(flows: int, uplinks: int, leaves: int, seed: int) -> tuple[int, tuple[int, int]]:
+    """Flows on the fullest uplink of any leaf for this seed, and its 10th and 90th percentile."""
+    import numpy as np  # noqa: PLC0415 -- a quarter of the start-up time, and most runs need it not
+
+    def fullest(draw: np.random.Generator) -> int:
+        paths = draw.integers(uplinks, size=(leaves, flows))
+        return max(int(np.bincount(row).max()) for row in paths)
+
+    drawn = fullest(np.random.default_rng([seed, flows, uplinks]))
+    many = sorted(fullest(np.random.default_rng([i, flows, uplinks])) for i in range(1000))
+    return drawn, (many[100], many[899])
+
+
+def _bottleneck(cluster: Cluster, wires: Wires) -> str:
+    ring = wires.ring
+    slowest = min(ring, key=lambda link: link.bandwidth_bytes_per_s)
+    rate = format_bytes_per_s(slowest.bandwidth_bytes_per_s)
+    if cluster.algorithm == "data_parallel":
+        return f"GPU 0's link ({rate}), which all parameters leave and all gradients enter by"
+    if cluster.algorithm == "parameter_server":
+        servers = cluster.servers or 1
+        whose = "the parameter server's link" if servers == 1 else f"the {servers} servers' links"
+        return f"{whose} ({rate} each), which {cluster.world_size} ranks share"
+    if wires.weak:
+        rank = min(range(len(ring)), key=lambda i: ring[i].bandwidth_bytes_per_s)
+        if rank in dict(wires.weak):
+            return f"the weak link to rank {rank} ({rate})"
+    where = "inter-node network" if wires.slowest == "inter_node" else "intra-node links"
+    return f"the {where} ({rate} a ring, {format_duration(slowest.latency_s)} a step)"
+
+
+def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:
+    used = {"intra_node": cluster.gpus_per_node > 1, "inter_node": cluster.nodes > 1}
+    entries = []
+    for key in (key for key, is_used in used.items() if is_used):
+        stated = getattr(cluster, key)
+        link = cluster.link(key)  # type: ignore[arg-type]
+        if link is None:
+            continue
+        figures = (
+            f"{format_bytes_per_s(link.bandwidth_bytes_per_s)}, {format_duration(link.latency_s)}"
+        )
+        source = "stated in the scenario" if stated else _preset_source(cluster, key)
+        trust: Trust = "stated" if stated else "assumed"
+        entries.append(Provenance(f"cluster.{key}", f"{figures}; {source}", trust))
+    return tuple(entries)
+
+
+def _preset_source(cluster: Cluster, key: str) -> str:
+    machine = cluster.machine
+    if machine and getattr(machine, key):
+        return f"preset {machine.name}: {machine.sources.get(key, '')}"
+    return f"preset {cluster.device.name}: {cluster.device.sources.get(key, '')}"
+
+
+def algorithm_choices(cost: NcclCost, sizes_bytes: Iterable[int]) -> str:
+    """What NCCL takes for these sizes, in words: "ring LL to 256 KiB, tree Simple above"."""
+    chosen = [(size, cost.choice(size)) for size in sorted(sizes_bytes)]
+    runs = [
+        (name, [size for size, _ in group])
+        for name, group in groupby(chosen, key=lambda c: f"{c[1].algorithm} {c[1].protocol}")
+    ]
+    counts = Counter(f"{choice.algorithm} {choice.protocol}" for _, choice in chosen)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{name} to {format_bytes(sizes[-1])}" for name, sizes in runs)

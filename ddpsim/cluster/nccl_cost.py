@@ -1,0 +1,125 @@
+"""What an NCCL all-reduce costs on a machine that nobody measured: its tuner's choice, priced.
+
+The choice is NCCL's (`ddpsim.cluster.tuner`), the bytes go over links as the algorithm sends them
+(`ddpsim.cluster.algorithms`), and latencies are NCCL's own table plus what published sweeps show
+beyond it. All of it is assumed of a machine like the preset's; a log or a profile comes first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ddpsim.cluster.algorithms import Paths, ring_step_ns
+from ddpsim.cluster.collectives import (
+    Operation,
+    RingTransfer,
+    ScheduledTransfer,
+    Transfer,
+    WholeTransfer,
+    duration_ns,
+)
+from ddpsim.cluster.topology import Link
+from ddpsim.cluster.tuner import HOP_US, PROTOCOLS, Choice, Graph, choose
+from ddpsim.units import to_ns
+
+__all__ = ["NcclCost"]
+
+US = 1e-6
+# flags beside the data: LL sends 4 bytes of them with 4 of data, LL128 8 with 120
+_PAYLOAD = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
+# before the first step, beyond the steps' own latency: what is left of published sweeps
+# (A100: SuperBench 1 x 8, 4 KiB to 64 MiB; V100: ABCI 1 x 4; H100: dgxc-benchmarking 1 x 8)
+_STARTUP_US: dict[str, tuple[float, float, float]] = {
+    "volta": (6.6, 30.0, 40.0),
+    "ampere": (6.6, 60.0, 80.0),
+    "hopper": (6.6, 14.0, 30.0),
+    "blackwell": (6.6, 14.0, 30.0),
+}
+# of LL: 8 ranks take 33.7 us, each rank 4 more (A100, nccl-tests issue 123)
+_MEASURED_LL_HOP_US = {"ampere": 2.0}
+
+
+@dataclass(frozen=True)
+class NcclCost:
+    """All-reduces as NCCL would choose and send them, on the cluster's ranks.
+
+    `paths` holds bandwidths of bytes on the wire and, where the scenario states them, latencies of
+    one step. Those that it does not state (`table_intra`, `table_inter`) are NCCL's own, by
+    protocol, and a protocol's flags then take their part of the bandwidth. `algorithms` and
+    `protocols` restrict the choice, as NCCL_ALGO and NCCL_PROTO do.
+    """
+
+    graph: Graph
+    paths: Paths
+    table_intra: bool
+    table_inter: bool
+    algorithms: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ()
+    time_factor: float = 1.0
+
+    def choice(self, size_bytes: int) -> Choice:
+        """What NCCL takes for a message."""
+        return choose(self.graph, size_bytes, self.algorithms, self.protocols)
+
+    def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
+        """See CollectiveCost. A broadcast is a ring's (NCCL knows no other), and half as long."""
+        if operation == "broadcast":
+            choice = choose(self.graph, size_bytes, ("ring",))
+            return WholeTransfer(0, round(duration_ns(self._sent(choice, size_bytes)) / 2))
+        return self._sent(self.choice(size_bytes), size_bytes)
+
+    def stretched(self, factor: float) -> NcclCost:
+        """See CollectiveCost."""
+        return replace(self, time_factor=self.time_factor * factor)
+
+    def _sent(self, choice: Choice, size_bytes: int) -> Transfer:
+        priced = self._priced(choice).stretched(self.time_factor)
+        start_s = self._startup_s(choice)
+        if choice.algorithm == "ring":
+            start_s += self._pipelined_s(choice)
+            steps = 2 * (priced.ranks - 1)
+            start_ns = to_ns(start_s * self.time_factor)
+            return RingTransfer(steps, ring_step_ns(priced, size_bytes), start_ns=start_ns)
+        start_ns = to_ns(start_s * self.time_factor)
+        return ScheduledTransfer(choice.algorithm, priced, size_bytes, start_ns=start_ns)
+
+    def _priced(self, choice: Choice) -> Paths:
+        """The paths, with the latencies and the payload of a protocol where the tables say them."""
+        payload = _PAYLOAD[choice.protocol]
+        intra, inter, switch = self.paths.intra, self.paths.inter, self.paths.switch
+        if intra and self.table_intra:
+            intra = Link(self._hop_s(choice), payload * intra.bandwidth_bytes_per_s)
+        if switch:
+            switch = replace(switch, latency_s=self._hop_s(choice))
+        if inter and self.table_inter:
+            latency_s = self._net_s(choice)
+            if choice.algorithm == "ring" and intra and self.table_intra:
+                latency_s = intra.latency_s  # the rest of it is paid once: see _pipelined_s
+            inter = Link(latency_s, payload * inter.bandwidth_bytes_per_s)
+        return replace(self.paths, intra=intra, inter=inter, switch=switch)
+
+    def _hop_s(self, choice: Choice) -> float:
+        place = PROTOCOLS.index(choice.protocol)
+        hop_us = HOP_US[self.graph.path][choice.algorithm][place]
+        if (choice.algorithm, choice.protocol) == ("ring", "LL"):
+            hop_us = _MEASURED_LL_HOP_US.get(self.graph.architecture, hop_us)
+        return hop_us * US
+
+    def _net_s(self, choice: Choice) -> float:
+        row = "tree" if self.graph.gpus_per_node == 1 else choice.algorithm
+        return HOP_US["net"][row][PROTOCOLS.index(choice.protocol)] * US
+
+    def _pipelined_s(self, choice: Choice) -> float:
+        """What 2(N-1) hops over the network last longer than hops inside; later chunks follow."""
+        if self.graph.nodes == 1 or not (self.table_intra and self.table_inter):
+            return 0.0
+        if self.paths.intra is None:
+            return 0.0
+        longer_s = self._net_s(choice) - self._hop_s(choice)
+        return 2 * (self.graph.nodes - 1) * max(0.0, longer_s)
+
+    def _startup_s(self, choice: Choice) -> float:
+        if not self.table_intra:
+            return 0.0
+        place = PROTOCOLS.index(choice.protocol)
+        return _STARTUP_US[self.graph.architecture][place] * US
