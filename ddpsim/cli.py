@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
@@ -95,6 +96,63 @@ def run(
         print(render(result, str(file), verdict, settings or ()))
 
 
+@app.command(rich_help_panel="Plan")
+def collective(
+    *,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A scenario, or its cluster section alone."),
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option(help="A machine preset instead, such as dgx-h100.")
+    ] = None,
+    op: Annotated[str, typer.Option(help="all_reduce or broadcast.")] = "all_reduce",
+    sizes: Annotated[
+        str | None, typer.Option(help='"8..16G" doubles each time; or "1M,25 MiB".')
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="LOG", help="An nccl-tests log: the error of each row.")
+    ] = None,
+    tuning: Annotated[
+        bool, typer.Option("--tuning", help="NCCL's own table and choices, and no times of ours.")
+    ] = False,
+    settings: Settings = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.collective/1.")] = False,
+) -> None:
+    """Print a collective's time by size, in nccl-tests' columns.
+
+    \b
+    ddpsim collective --machine dgx-a100 --set cluster.nodes=2 --sizes 1M..1G
+    ddpsim collective --cluster scenario.yaml --against nccl-tests.log
+    """
+    from ddpsim.collective import collective_table, load_cluster, parse_sizes, tuner_of
+    from ddpsim.errors import InputError
+    from ddpsim.report.collective import render_table
+
+    if op not in ("all_reduce", "broadcast"):
+        raise typer.BadParameter(f"{op!r} is neither all_reduce nor broadcast", param_hint="--op")
+    if (cluster is None) == (machine is None):
+        raise typer.BadParameter("give one of --cluster FILE and --machine NAME")
+    if against and op != "all_reduce":
+        raise typer.BadParameter("a log is one of all_reduce", param_hint="--against")
+    try:
+        asked = parse_sizes(sizes or ("" if against else "4K..1G")) if sizes or not against else ()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--sizes") from None
+    source = cluster or {"cluster": {"machine": machine, "nodes": 1}}
+    scenario = load_cluster(source, settings or ())
+    try:
+        if tuning:
+            from ddpsim.cluster.describe import describe_tuning
+
+            print(describe_tuning(tuner_of(scenario).graph, asked))
+            return
+        table = collective_table(scenario, op, asked, against)  # type: ignore[arg-type]
+    except InputError as error:
+        raise typer.BadParameter(error.message, param_hint=error.key) from None
+    print(json.dumps(table.to_dict(), indent=2) if as_json else render_table(table))
+
+
 @app.command(rich_help_panel="Files")
 def init(
     preset: Annotated[
@@ -165,15 +223,24 @@ def schema() -> None:
 
 @app.command(rich_help_panel="Files")
 def explain(
-    term: Annotated[list[str] | None, typer.Argument(help="A word; none lists them.")] = None,
+    term: Annotated[
+        list[str] | None,
+        typer.Argument(help="A word (none lists them), or: cluster FILE-OR-MACHINE."),
+    ] = None,
+    settings: Settings = None,
 ) -> None:
-    """Say what a word means here: busbw, bucket, exposed, trust, units ...
+    """Say what a word means here: busbw, bucket, exposed, trust ... or draw a cluster.
 
     \b
     ddpsim explain busbw
+    ddpsim explain cluster scenario.yaml
+    ddpsim explain cluster dgx-h100 --set cluster.nodes=4
     """
     from ddpsim.glossary import TERMS, lookup
 
+    if term and term[0] == "cluster" and len(term) == 2:
+        _explain_cluster(term[1], settings or ())
+        return
     if not term:
         print(", ".join(sorted(TERMS)))
         return
@@ -185,6 +252,15 @@ def explain(
         hint = did_you_mean(words, TERMS)
         raise typer.BadParameter(f"no entry for {words!r}.{hint}", param_hint="TERM")
     print(entry)
+
+
+def _explain_cluster(source: str, settings: Sequence[str]) -> None:
+    from ddpsim.cluster.describe import describe_cluster
+    from ddpsim.collective import load_cluster
+
+    is_file = Path(source).exists() or source.endswith((".yaml", ".yml"))
+    named = {"cluster": {"machine": source, "nodes": 1}}
+    print(describe_cluster(load_cluster(source if is_file else named, settings)))
 
 
 @app.command(

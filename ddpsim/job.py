@@ -30,7 +30,7 @@ from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
 
-__all__ = ["Job", "resolve"]
+__all__ = ["Job", "cluster_profile", "resolve"]
 
 _Built = TypeVar("_Built")
 
@@ -147,7 +147,7 @@ def resolve(scenario: Scenario, document: Document | None = None) -> Job:
             return None
 
     model = attempt(lambda: build_model(scenario))
-    profile = attempt(lambda: _cluster_profile(scenario))
+    profile = attempt(lambda: cluster_profile(scenario))
     if model is None or not model.iterations_s:
         scenario = _with_jitter(scenario, profile)
     network = attempt(lambda: build_network(scenario, profile))
@@ -172,7 +172,8 @@ def resolve(scenario: Scenario, document: Document | None = None) -> Job:
     return job
 
 
-def _cluster_profile(scenario: Scenario) -> ClusterProfile | None:
+def cluster_profile(scenario: Scenario) -> ClusterProfile | None:
+    """The profile that a scenario names, if any; raises InputError."""
     source = scenario.cluster.profile
     if source is None:
         return None

@@ -20,8 +20,9 @@ from ddpsim.units import to_ns
 
 __all__ = ["ALGORITHMS", "Algorithm", "Paths", "duration_ns", "ring_step_ns", "schedule"]
 
-MOST_CHUNKS = 16  # assumed depth of a pipeline
-LEAST_CHUNK_BYTES = 65_536  # assumed: below, a chunk is all latency
+# assumed sizes of a pipeline's chunks, all channels together: up to 16 as small as the first, then
+# as large as the second (NCCL: 24 channels x 128 to 512 KiB)
+LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES, USUAL_CHUNKS = 65_536, 8 * 2**20, 16
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,14 @@ class Paths:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """`schedule` sends the messages; `closed_form_ns` is its time on links that are all equal."""
+    """`schedule` sends the messages; `closed_form_ns` is its time on links without weak ones.
+
+    `sent_bytes`: what a rank sends of a message, the mean over ranks: theory's volume.
+    """
 
     schedule: Callable[[Paths, int], Schedule]
     closed_form_ns: Callable[[Paths, int], int]
-    about: str
+    sent_bytes: Callable[[Paths, int], float]
 
 
 def schedule(algorithm: str, paths: Paths, size_bytes: int) -> Schedule:
@@ -104,6 +108,22 @@ def duration_ns(algorithm: str, paths: Paths, size_bytes: int) -> int:
     if paths.weak:
         return schedule(algorithm, paths, size_bytes).end_ns([0] * paths.ranks)
     return ALGORITHMS[algorithm].closed_form_ns(paths, size_bytes)
+
+
+def _around(paths: Paths, size_bytes: int) -> float:
+    """2(n-1)/n M: every shard but one, twice; of a tree all its n-1 edges, up and down."""
+    return 2 * (paths.ranks - 1) / paths.ranks * size_bytes
+
+
+def _once(_: Paths, size_bytes: int) -> float:
+    """M."""
+    return size_bytes
+
+
+def _folded(paths: Paths, size_bytes: int) -> float:
+    """2(p-1)/p M for p ranks, a power of two; 2 M for each rank beyond, there and back."""
+    power = 1 << (paths.ranks.bit_length() - 1)
+    return (2 * (power - 1) + 2 * (paths.ranks - power)) / paths.ranks * size_bytes
 
 
 def _part(link: Link, flows: float) -> Link:
@@ -343,7 +363,8 @@ def _longest(ways: set[tuple[int, int]]) -> set[tuple[int, int]]:
 
 def _chunks(size_bytes: int) -> tuple[int, int]:
     """How many chunks of how many bytes a message is cut into."""
-    count = min(MOST_CHUNKS, max(1, size_bytes // LEAST_CHUNK_BYTES))
+    usual = min(USUAL_CHUNKS, max(1, size_bytes // LEAST_CHUNK_BYTES))
+    count = max(usual, ceil(size_bytes / LARGEST_CHUNK_BYTES))
     return count, ceil(size_bytes / count)
 
 
@@ -508,17 +529,11 @@ def _server_ns(paths: Paths, size_bytes: int) -> int:
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "ring": Algorithm(_ring_schedule, _ring_ns, "chunks go round a ring of all ranks, twice"),
-    "tree": Algorithm(*_halves(_trees), "two binary trees over nodes, chains inside"),
-    "halving_doubling": Algorithm(
-        _halving_doubling_schedule,
-        _halving_doubling_ns,
-        "partners at distance n/2, n/4 ... swap halves",
-    ),
-    "hierarchical": Algorithm(
-        _hierarchical_schedule, _hierarchical_ns, "rings inside nodes, rings over nodes"
-    ),
-    "direct": Algorithm(_direct_schedule, _direct_ns, "every rank sends every other its shard"),
-    "nvls": Algorithm(*_halves(_switches), "the switch sums; over nodes, two trees of switches"),
-    "parameter_server": Algorithm(_server_schedule, _server_ns, "gradients to servers, sums back"),
+    "ring": Algorithm(_ring_schedule, _ring_ns, _around),
+    "tree": Algorithm(*_halves(_trees), _around),
+    "halving_doubling": Algorithm(_halving_doubling_schedule, _halving_doubling_ns, _folded),
+    "hierarchical": Algorithm(_hierarchical_schedule, _hierarchical_ns, _around),
+    "direct": Algorithm(_direct_schedule, _direct_ns, _around),
+    "nvls": Algorithm(*_halves(_switches), _once),
+    "parameter_server": Algorithm(_server_schedule, _server_ns, _once),
 }

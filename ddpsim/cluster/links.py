@@ -29,7 +29,8 @@ __all__ = ["Wires", "algorithm_choices", "links_are_stated", "network_from_links
 
 STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
 PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
-PRESET_NETWORK = Uncertainty(0.79, "presets against 8 published sweeps of several nodes")
+PRESET_NETWORK = Uncertainty(0.88, "presets of devices against 8 published sweeps of nodes")
+MACHINE_NETWORK = Uncertainty(0.34, "presets of machines against 8 published sweeps of nodes")
 
 _NVLINK_FROM = 30e9  # assumed: no PCIe slot of today lets a ring reach it
 _NCCL_ALGORITHMS = ("ring", "tree", "nvls")
@@ -42,7 +43,10 @@ def network_from_links(scenario: Scenario) -> Network:
     cluster = scenario.cluster
     wires = Wires.of(cluster, scenario.run.seed)
     slowest = wires.slowest
-    preset = PRESET_NETWORK if slowest == "inter_node" else PRESET_LINKS
+    preset = PRESET_LINKS
+    if slowest == "inter_node":
+        is_known = cluster.machine and wires.inter and wires.inter.transport != "tcp"
+        preset = MACHINE_NETWORK if is_known else PRESET_NETWORK
     return Network(
         cost=_cost(scenario, wires),
         uncertainty=STATED_LINKS if getattr(cluster, slowest) else preset,
@@ -75,8 +79,9 @@ def _nccl_cost(cluster: Cluster, wires: Wires) -> NcclCost:
     cost = NcclCost(
         wires.graph(cluster),
         wires.paths,
-        table_intra=cluster.intra_node is None,
-        table_inter=cluster.inter_node is None and (inter is None or inter.transport == "rdma"),
+        table_intra=not cluster.states_latency("intra_node"),
+        table_inter=not cluster.states_latency("inter_node"),
+        net_hop_s=None if inter is None or inter.transport == "rdma" else _latency_s(inter),
         algorithms=named,
         protocols=protocols,
     )
@@ -183,11 +188,18 @@ class Wires:
     @property
     def _within(self) -> Link | None:
         intra = self.intra
-        return Link(intra.latency_s, intra.bandwidth_bytes_per_s) if intra else None
+        return Link(_latency_s(intra), intra.bandwidth_bytes_per_s) if intra else None
 
     @property
     def _between(self) -> Link | None:
-        return Link(self.inter.latency_s, self.network_rate) if self.inter else None
+        return Link(_latency_s(self.inter), self.network_rate) if self.inter else None
+
+
+def _latency_s(link: IntraNode | InterNode) -> float:
+    if link.latency_s is None:
+        key = "intra_node" if isinstance(link, IntraNode) else "inter_node"
+        raise InputError(f"cluster.{key}", "no preset says its latency; state it")
+    return link.latency_s
 
 
 def _network_rate(inter: InterNode, nodes: int, seed: int) -> tuple[float, tuple[Provenance, ...]]:
@@ -248,9 +260,8 @@ def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:
         link = cluster.link(key)  # type: ignore[arg-type]
         if link is None:
             continue
-        figures = (
-            f"{format_bytes_per_s(link.bandwidth_bytes_per_s)}, {format_duration(link.latency_s)}"
-        )
+        rate = format_bytes_per_s(link.bandwidth_bytes_per_s)
+        figures = f"{rate}, {format_duration(_latency_s(link))}"
         source = "stated in the scenario" if stated else _preset_source(cluster, key)
         trust: Trust = "stated" if stated else "assumed"
         entries.append(Provenance(f"cluster.{key}", f"{figures}; {source}", trust))

@@ -19,7 +19,7 @@ from ddpsim.cluster.collectives import (
     duration_ns,
 )
 from ddpsim.cluster.topology import Link
-from ddpsim.cluster.tuner import HOP_US, PROTOCOLS, Choice, Graph, choose
+from ddpsim.cluster.tuner import BASE_US, HOP_US, PROTOCOLS, Choice, Graph, choose
 from ddpsim.units import to_ns
 
 __all__ = ["NcclCost"]
@@ -27,13 +27,13 @@ __all__ = ["NcclCost"]
 US = 1e-6
 # flags beside the data: LL sends 4 bytes of them with 4 of data, LL128 8 with 120
 _PAYLOAD = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
-# before the first step, beyond the steps' own latency: what is left of published sweeps
+# of rings and NVLS, before the first step: what the steps' own latency leaves of published sweeps
 # (A100: SuperBench 1 x 8, 4 KiB to 64 MiB; V100: ABCI 1 x 4; H100: dgxc-benchmarking 1 x 8)
 _STARTUP_US: dict[str, tuple[float, float, float]] = {
     "volta": (6.6, 30.0, 40.0),
     "ampere": (6.6, 60.0, 80.0),
-    "hopper": (6.6, 14.0, 30.0),
-    "blackwell": (6.6, 14.0, 30.0),
+    "hopper": (6.6, 14.0, 20.0),
+    "blackwell": (6.6, 14.0, 20.0),
 }
 # of LL: 8 ranks take 33.7 us, each rank 4 more (A100, nccl-tests issue 123)
 _MEASURED_LL_HOP_US = {"ampere": 2.0}
@@ -45,14 +45,16 @@ class NcclCost:
 
     `paths` holds bandwidths of bytes on the wire and, where the scenario states them, latencies of
     one step. Those that it does not state (`table_intra`, `table_inter`) are NCCL's own, by
-    protocol, and a protocol's flags then take their part of the bandwidth. `algorithms` and
-    `protocols` restrict the choice, as NCCL_ALGO and NCCL_PROTO do.
+    protocol, and a protocol's flags then take their part of the bandwidth. `net_hop_s`: what a hop
+    between nodes takes where the network is not of the kind that NCCL's table is for. `algorithms`
+    and `protocols` restrict the choice, as NCCL_ALGO and NCCL_PROTO do.
     """
 
     graph: Graph
     paths: Paths
     table_intra: bool
     table_inter: bool
+    net_hop_s: float | None = None
     algorithms: tuple[str, ...] = ()
     protocols: tuple[str, ...] = ()
     time_factor: float = 1.0
@@ -106,6 +108,8 @@ class NcclCost:
         return hop_us * US
 
     def _net_s(self, choice: Choice) -> float:
+        if self.net_hop_s is not None:
+            return self.net_hop_s
         row = "tree" if self.graph.gpus_per_node == 1 else choice.algorithm
         return HOP_US["net"][row][PROTOCOLS.index(choice.protocol)] * US
 
@@ -122,4 +126,6 @@ class NcclCost:
         if not self.table_intra:
             return 0.0
         place = PROTOCOLS.index(choice.protocol)
+        if choice.algorithm == "tree":
+            return BASE_US["tree"][place] * US
         return _STARTUP_US[self.graph.architecture][place] * US

@@ -7,8 +7,16 @@ from math import hypot
 from ddpsim.cluster.collectives import InterferingCost, Network
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost
+from ddpsim.cluster.links import Wires
 from ddpsim.errors import InputError
-from ddpsim.importers.cluster_profile import ClusterProfile, Fitted, GlooRing, Interference
+from ddpsim.importers.cluster_profile import (
+    ClusterProfile,
+    Fitted,
+    GlooRing,
+    Interference,
+    NcclRegime,
+    NcclRegimes,
+)
 from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.scenario.schema import Cluster, Scenario
 from ddpsim.units import format_bytes_per_s
@@ -33,8 +41,9 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
         )
     rate = _line_rate(cluster) if isinstance(profile.all_reduce, GlooRing) else None
     half = scenario.ddp.comm_hook in _HALVING
+    law = _reaching(_law(profile, half=half), scenario)
     cost = CorrectedCost(
-        FittedCost(_law(profile, half=half), cluster.nodes, cluster.gpus_per_node, rate),
+        FittedCost(law, cluster.nodes, cluster.gpus_per_node, rate),
         Correction.of(profile.all_reduce, profile.measured, cluster.nodes, cluster.gpus_per_node),
     )
     warnings = (*profile.warnings, *_warnings(cluster, profile, rate))
@@ -69,6 +78,25 @@ def _law(profile: ClusterProfile, *, half: bool) -> AllReduceModel:
     return law.model_copy(update={"reduce_bytes_per_s": law.reduce_half_bytes_per_s})
 
 
+def _reaching(law: AllReduceModel, scenario: Scenario) -> AllReduceModel:
+    """A law measured on one node alone, with the network that the scenario states beyond it."""
+    cluster = scenario.cluster
+    if cluster.nodes == 1 or cluster.inter_node is None or not isinstance(law, NcclRegimes):
+        return law
+    if any(regime.inter_bandwidth_bytes_per_s for regime in law.regimes):
+        return law
+    wires = Wires.of(cluster, scenario.run.seed)
+    hop = Fitted(value=wires.ring[0].latency_s)
+
+    def over(regime: NcclRegime) -> NcclRegime:
+        inside = regime.intra_bandwidth_bytes_per_s
+        slowest = min(wires.network_rate, inside.value) if inside else wires.network_rate
+        figures = {"inter_hop_s": hop, "inter_bandwidth_bytes_per_s": Fitted(value=slowest)}
+        return regime.model_copy(update=figures)
+
+    return law.model_copy(update={"regimes": tuple(over(regime) for regime in law.regimes)})
+
+
 def _per_byte(found: Interference, *, half: bool) -> Fitted:
     """Compute's slowdown a byte sent a second."""
     if half and found.half_compute_slowdown_s_per_byte:
@@ -100,7 +128,12 @@ def _is_measured(cluster: Cluster, profile: ClusterProfile) -> bool:
 
 def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> tuple[str, ...]:
     found = []
-    if not _is_measured(cluster, profile):
+    if cluster.nodes > 1 and all(nodes == 1 for nodes, _ in profile.valid.layouts):
+        found.append(
+            f"profile {profile.name} was measured on one node: between nodes cluster.inter_node's "
+            "figures are taken as they are"
+        )
+    elif not _is_measured(cluster, profile):
         measured = ", ".join(f"{nodes} x {gpus}" for nodes, gpus in profile.valid.layouts)
         found.append(
             f"profile {profile.name} was measured on {measured} ranks: {cluster.nodes} x "

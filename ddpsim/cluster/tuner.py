@@ -19,7 +19,7 @@ Protocol = Literal["LL", "LL128", "Simple"]
 Algorithm = Literal["ring", "tree", "nvls"]
 PROTOCOLS: tuple[Protocol, ...] = ("LL", "LL128", "Simple")
 
-_BASE_US = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 8.4), "nvls": (0.0, 0.0, 0.0)}
+BASE_US = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 8.4), "nvls": (0.0, 0.0, 0.0)}
 # latency of a hop in us by its path and algorithm, for each protocol
 HOP_US: dict[str, dict[str, tuple[float, float, float]]] = {
     "nvlink": {"tree": (0.6, 1.25, 4.0), "ring": (0.6, 1.9, 3.4), "nvls": (25.0, 25.0, 25.0)},
@@ -102,6 +102,20 @@ class Graph:
         if self.gpus_per_node > 1:
             most = min(most, max(1, floor(self.intra_gb_per_s / speed)))
         return min(most, _MOST_CHANNELS), speed
+
+    @property
+    def tree_gb_per_s(self) -> float:
+        """All channels of trees: of two nodes, which send half as much, up to twice a ring's.
+
+        Source: nccl src/graph/search.cc, "increase bwIntra for trees (2 nodes or collnet)".
+        """
+        count, speed = self.channels
+        if self.nodes != 2:
+            return count * speed
+        most = self.intra_gb_per_s / count if self.gpus_per_node > 1 else 2 * speed
+        faster = [s for s in _NET_SPEEDS[self.architecture] if speed < s <= most]
+        enough = [s for s in faster if s >= 2 * speed]
+        return count * (min(enough) if enough else max([speed, *faster]))
 
     def _inside(self) -> tuple[int, float]:
         total = self.intra_gb_per_s
@@ -202,7 +216,7 @@ def _bandwidth(graph: Graph, algorithm: Algorithm, protocol: int) -> float:
         return (min(least_ll, 0.5 * bus), ll128, bus)[protocol] * around
     if algorithm == "tree":
         least_ll = (limits if graph.nodes == 1 else _LIMITS[_of_cpu(graph)]).ll[column]
-        bus = min(0.92 * bus, count * limits.tree_channel[column])
+        bus = min(0.92 * graph.tree_gb_per_s, count * limits.tree_channel[column])
         part = 7 / 9 if graph.nodes == 1 else 120 / 128
         ll128 = min(bus * part, count * limits.tree_ll128_channel[column])
         return (min(bus / 3.8, least_ll), ll128, bus)[protocol] * 0.5
@@ -222,7 +236,7 @@ def _of_cpu(graph: Graph) -> Architecture:
 
 
 def _latency(graph: Graph, algorithm: Algorithm, protocol: int) -> float:
-    base = _BASE_US[algorithm][protocol]
+    base = BASE_US[algorithm][protocol]
     intra = HOP_US[graph.path][algorithm][protocol]
     net = HOP_US["net"]["tree" if graph.gpus_per_node == 1 else algorithm][protocol]
     hops = floor(log2(graph.nodes))

@@ -335,7 +335,11 @@ class IntraNode(_Spec):
     bandwidth_bytes_per_s: Bandwidth = Field(
         alias="bandwidth", description="bus bandwidth, one direction"
     )
-    latency_s: Duration = Field(alias="latency", description="one ring step, software included")
+    latency_s: Duration | None = Field(
+        None,
+        alias="latency",
+        description="one ring step, software included; default: NCCL's own, or the device's",
+    )
     path: Literal["nvlink", "pcie"] | None = Field(
         None, description="what NCCL sees; default: nvlink from 30 GB/s up"
     )
@@ -352,7 +356,11 @@ class InterNode(_Spec):
     bandwidth_bytes_per_s: Bandwidth = Field(
         alias="bandwidth", description="one NIC, one direction"
     )
-    latency_s: Duration = Field(alias="latency", description="one ring step, software included")
+    latency_s: Duration | None = Field(
+        None,
+        alias="latency",
+        description="one ring step, software included; default: NCCL's own, or the device's",
+    )
     nics_per_node: Annotated[int, Field(ge=1, le=1000)] = Field(
         1, description="NICs that a ring may use"
     )
@@ -365,8 +373,8 @@ class InterNode(_Spec):
     uplinks: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         None, description="equal paths out of a leaf; flows hashed onto one collide (ECMP)"
     )
-    transport: Literal["rdma", "tcp"] = Field(
-        "rdma", description="tcp: latency as stated; rdma: NCCL's own where a preset says it"
+    transport: Literal["rdma", "efa", "tcp"] = Field(
+        "rdma", description="where no latency is stated: NCCL's own for rdma, else the preset's"
     )
 
 
@@ -561,10 +569,18 @@ class Cluster(_Spec):
     def link(self, key: Literal["intra_node", "inter_node"]) -> IntraNode | InterNode | None:
         """Of a kind: as the scenario states it, else the machine's, else the device's."""
         of_machine = getattr(self.machine, key) if self.machine else None
-        found: IntraNode | InterNode | None = (
-            getattr(self, key) or of_machine or getattr(self.device, key)
-        )
-        return found
+        preset: IntraNode | InterNode | None = of_machine or getattr(self.device, key)
+        stated: IntraNode | InterNode | None = getattr(self, key)
+        if stated is None:
+            return preset
+        if stated.latency_s is None and preset is not None:
+            return stated.model_copy(update={"latency_s": preset.latency_s})
+        return stated
+
+    def states_latency(self, key: Literal["intra_node", "inter_node"]) -> bool:
+        """Whether the scenario itself says how long a step over such a link takes."""
+        stated = getattr(self, key)
+        return stated is not None and stated.latency_s is not None
 
     @model_validator(mode="before")
     @classmethod

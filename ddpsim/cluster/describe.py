@@ -1,0 +1,135 @@
+"""A cluster in words and lines: what is joined to what, how fast, and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+from textwrap import wrap
+
+from ddpsim.cluster.links import Wires
+from ddpsim.cluster.tuner import PROTOCOLS, Graph, choose, estimates
+from ddpsim.scenario.schema import Cluster, InterNode, Scenario
+from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
+
+__all__ = ["describe_cluster", "describe_tuning"]
+
+_DRAWN_NODES = 3
+_DRAWN_GPUS = 8
+_WIDTH = 100
+
+
+def describe_cluster(scenario: Scenario) -> str:
+    """A drawing of the cluster; raises InputError where its links are not known."""
+    lines = (wrap(line, _WIDTH, subsequent_indent="    ") or [""] for line in _drawn(scenario))
+    return "\n".join(row for rows in lines for row in rows)
+
+
+def _drawn(scenario: Scenario) -> Iterator[str]:
+    cluster = scenario.cluster
+    wires = Wires.of(cluster, scenario.run.seed)
+    machine = f"{cluster.machine.name}: " if cluster.machine else ""
+    nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
+    yield f"{machine}{nodes} x {cluster.gpus_per_node} {cluster.device.name}"
+    yield ""
+    if cluster.nodes > 1 and wires.inter:
+        yield from _network(wires.inter, wires, cluster)
+    if wires.intra:
+        yield f"  in each node: {_joint(cluster, wires)}"
+    for node in range(min(cluster.nodes, _DRAWN_NODES)):
+        yield from _node(cluster, wires, node)
+    if (more := cluster.nodes - _DRAWN_NODES) > 0:
+        yield f"    +-- {more} more node{'s' * (more > 1)} like these"
+    yield ""
+    yield from _facts(scenario, wires)
+
+
+def _network(inter: InterNode, wires: Wires, cluster: Cluster) -> Iterator[str]:
+    rate = format_bytes_per_s(wires.network_rate)
+    leaves = ceil(cluster.nodes / inter.nodes_per_leaf) if inter.nodes_per_leaf else None
+    if leaves == 1:
+        yield "  [ one leaf switch ]"
+    elif inter.oversubscription > 1 or leaves:
+        shape = f"{leaves} leaves of {inter.nodes_per_leaf} nodes" if leaves else "a leaf a node"
+        uplinks = f", {inter.uplinks} uplinks each" if inter.uplinks else ""
+        yield f"  [ spine: {shape}{uplinks}, oversubscribed {inter.oversubscription:g} : 1 ]"
+    else:
+        yield "  [ network without oversubscription ]"
+    nic = format_bytes_per_s(inter.bandwidth_bytes_per_s)
+    yield f"    |  {inter.nics_per_node} x {nic} a node ({inter.transport}), {rate} of it usable"
+
+
+def _node(cluster: Cluster, wires: Wires, node: int) -> Iterator[str]:
+    g = cluster.gpus_per_node
+    first = node * g
+    shown = list(range(first, first + min(g, _DRAWN_GPUS)))
+    more = f" ... {first + g - 1}" if g > _DRAWN_GPUS else ""
+    weak = dict(wires.weak)
+    gpus = " ".join(f"{rank}!" if rank in weak else str(rank) for rank in shown)
+    stem = "    +-- " if cluster.nodes > 1 else "  "
+    yield f"{stem}node {node}: ranks {gpus}{more}"
+
+
+def _joint(cluster: Cluster, wires: Wires) -> str:
+    intra, graph = wires.intra, wires.graph(cluster)
+    if intra is None:
+        return ""
+    kind = "a switch that sums (NVLS) and " if intra.switch_bandwidth_bytes_per_s else ""
+    path = {"nvlink": "NVLink", "pcie": "PCIe"}[graph.path]
+    if cluster.device.kind == "cpu":
+        path = "memory"
+    rate = format_bytes_per_s(intra.bandwidth_bytes_per_s)
+    return f"{kind}{path}, {rate} a GPU, {format_duration(wires.ring[-1].latency_s)} a ring step"
+
+
+def _facts(scenario: Scenario, wires: Wires) -> Iterator[str]:
+    cluster = scenario.cluster
+    slowest = min(wires.ring, key=lambda link: link.bandwidth_bytes_per_s)
+    if cluster.world_size > 1:
+        ring = format_bytes_per_s(slowest.bandwidth_bytes_per_s)
+        yield f"a ring of all ranks runs at {ring}"
+    if cluster.world_size > 1 and scenario.ddp.backend == "nccl":
+        count, speed = wires.graph(cluster).channels
+        yield f"NCCL would search {count} channels of {speed:g} GB/s there"
+    for rank, part in wires.weak:
+        yield f"the link to rank {rank} (!) has {part:.0%} of its bandwidth"
+    if cluster.background:
+        rate = format_bytes_per_s(cluster.background.rate_bytes_per_s)
+        yield f"another job sends {rate} from each node"
+    for key in ("intra_node", "inter_node"):
+        needed = cluster.gpus_per_node > 1 if key == "intra_node" else cluster.nodes > 1
+        if needed:
+            yield f"{key}: {_source(cluster, key)}"
+
+
+def _source(cluster: Cluster, key: str) -> str:
+    if getattr(cluster, key):
+        return "stated in the file"
+    machine = cluster.machine
+    if machine and getattr(machine, key):
+        return f"preset {machine.name}: {machine.sources.get(key, 'no source given')}"
+    return f"preset {cluster.device.name}: {cluster.device.sources.get(key, 'no source given')}"
+
+
+def describe_tuning(graph: Graph, sizes_bytes: tuple[int, ...]) -> str:
+    """NCCL's own table, latency in us over bandwidth in GB/s, and its choice for each size."""
+    rows = estimates(graph)
+    names = list(dict.fromkeys(row.algorithm for row in rows))
+    cells = {(row.algorithm, row.protocol): row for row in rows}
+    lines = [f"{'':<10}" + "".join(f"{protocol:>18}" for protocol in PROTOCOLS)]
+    for name in names:
+        line = f"{name:<10}"
+        for protocol in PROTOCOLS:
+            row = cells.get((name, protocol))
+            text = f"{row.latency_us:.1f} / {row.bandwidth_gb_per_s:.1f}" if row else "-"
+            line += f"{text:>18}"
+        lines.append(line)
+    lines += [
+        "(latency in us / bandwidth of the message in GB/s, by NCCL's tables)",
+        "",
+        "choice by size, with the tuner's own estimate: it chooses, but is no prediction",
+    ]
+    for size in sizes_bytes:
+        choice = choose(graph, size)
+        chosen = f"{choice.algorithm:<5} {choice.protocol:<7}{choice.time_us:>12.1f} us"
+        lines.append(f"{format_bytes(size):>10}  {chosen}")
+    return "\n".join(lines)

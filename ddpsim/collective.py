@@ -1,0 +1,138 @@
+"""One collective over message sizes: what a cluster's links, log or profile say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddpsim.cluster.build import build_network
+from ddpsim.cluster.collectives import CollectiveCost, InterferingCost, Operation, duration_ns
+from ddpsim.cluster.nccl_cost import NcclCost
+from ddpsim.errors import InputError, ScenarioError, shown
+from ddpsim.importers.all_reduce import read_all_reduce
+from ddpsim.job import cluster_profile
+from ddpsim.report.collective import CollectiveRow, CollectiveTable
+from ddpsim.scenario.document import Document, load
+from ddpsim.scenario.load import parse
+from ddpsim.scenario.quantity import SourceFile
+from ddpsim.scenario.schema import Scenario
+from ddpsim.units import NS_PER_S, parse_bytes
+
+__all__ = ["collective_table", "load_cluster", "parse_sizes", "tuner_of"]
+
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30}
+_PLACEHOLDER = {"model": "resnet50", "batch_per_rank": 1}
+_MOST_BYTES = 2**50
+
+
+def load_cluster(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Scenario:
+    """A scenario for the sake of its cluster: `schema` and `workload` may be left out.
+
+    Raises ScenarioError with all problems.
+    """
+    if isinstance(source, Mapping):
+        document = Document.from_mapping(source, Path())
+    else:
+        document = load(Path(source))
+    for setting in overrides:
+        document.override(setting)
+    document.data.setdefault("schema", "ddpsim/1")
+    document.data.setdefault("workload", dict(_PLACEHOLDER))
+    scenario = parse(document)
+    try:
+        build_network(scenario, cluster_profile(scenario))
+    except InputError as error:
+        path = tuple(error.key.split("."))
+        raise ScenarioError([document.problem(path, error.message)]) from None
+    return scenario
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Bytes of "8..16G" (each twice the last) or "1M,25 MiB"; K, M and G alone are binary.
+
+    Raises ValueError, naming what is wrong.
+    """
+    low, dots, high = text.partition("..")
+    if not dots:
+        return tuple(sorted({_size(part) for part in text.split(",")}))
+    first, last = _size(low), _size(high)
+    if last < first:
+        raise ValueError(f"{shown(text)} ends before it begins")
+    sizes = [first]
+    while sizes[-1] * 2 <= last:
+        sizes.append(sizes[-1] * 2)
+    return tuple(sizes)
+
+
+def _size(text: str) -> int:
+    word = text.strip()
+    factor = _BINARY.get(word[-1:].upper(), 1)
+    digits = word[:-1] if factor > 1 else word
+    size = int(digits) * factor if digits.isdecimal() else round(parse_bytes(word))
+    if not 4 <= size <= _MOST_BYTES:
+        raise ValueError(f"{shown(word)} is out of range: wanted 4 bytes to 1 PiB")
+    return size
+
+
+def collective_table(
+    scenario: Scenario,
+    operation: Operation,
+    sizes_bytes: Sequence[int],
+    against: Path | None = None,
+) -> CollectiveTable:
+    """Time and bandwidths of each size, when all ranks begin together and nothing else is sent.
+
+    `against`: a log of the same ranks, whose sizes are then taken (those of `sizes_bytes` if any
+    are given) and whose times stand beside ours. Raises InputError where it does not fit.
+    """
+    network = build_network(scenario, cluster_profile(scenario))
+    cost = network.cost.cost if isinstance(network.cost, InterferingCost) else network.cost
+    cluster = scenario.cluster
+    measured: dict[int, float] = {}
+    if against is not None:
+        log = read_all_reduce(SourceFile(str(against), against))
+        if (log.nodes, log.gpus_per_node) != (cluster.nodes, cluster.gpus_per_node):
+            raise InputError(
+                "against",
+                f"{against} was measured on {log.nodes} x {log.gpus_per_node} ranks, but the "
+                f"cluster has {cluster.nodes} x {cluster.gpus_per_node}; measure these ranks, or "
+                "set cluster.nodes and cluster.gpus_per_node",
+            )
+        measured = dict(log.samples)
+    sizes = [s for s in measured if not sizes_bytes or s in sizes_bytes] or list(sizes_bytes)
+    return CollectiveTable(
+        operation,
+        cluster.nodes,
+        cluster.gpus_per_node,
+        network.bottleneck,
+        tuple(
+            _row(cost, operation, size, cluster.world_size, measured.get(size)) for size in sizes
+        ),
+        against=None if against is None else str(against),
+    )
+
+
+def _row(
+    cost: CollectiveCost, operation: Operation, size: int, ranks: int, measured_s: float | None
+) -> CollectiveRow:
+    time_s = max(1, duration_ns(cost.transfer(operation, size))) / NS_PER_S
+    carried = 2 * (ranks - 1) / ranks if operation == "all_reduce" else 1.0
+    chosen = ""
+    if isinstance(cost, NcclCost) and operation == "all_reduce":
+        choice = cost.choice(size)
+        chosen = f"{choice.algorithm} {choice.protocol}"
+    return CollectiveRow(size, time_s, size / time_s, carried * size / time_s, chosen, measured_s)
+
+
+def tuner_of(scenario: Scenario) -> NcclCost:
+    """What NCCL's tuner knows of a cluster; raises InputError where it is not asked."""
+    network = build_network(scenario, cluster_profile(scenario))
+    cost = network.cost.cost if isinstance(network.cost, InterferingCost) else network.cost
+    if not isinstance(cost, NcclCost):
+        raise InputError(
+            "cluster",
+            "NCCL's tuner chooses where neither a log nor a profile says the times, the backend "
+            "is nccl, there are two ranks or more, and algorithm is auto, ring, tree or nvls",
+        )
+    return cost

@@ -1,0 +1,203 @@
+"""All-reduce algorithms: message by message, as a recurrence, as a closed form, and in theory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil, floor, log2
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from simpy import Environment
+
+from ddpsim.cluster.algorithms import ALGORITHMS, Paths, duration_ns, ring_step_ns, schedule
+from ddpsim.cluster.collectives import (
+    CollectiveCost,
+    LinkCost,
+    RingTransfer,
+    ScheduledCost,
+    ScheduledTransfer,
+    Traffic,
+    Transfer,
+)
+from ddpsim.cluster.topology import Link
+from ddpsim.engine.network import Network, ring_ends_ns
+from ddpsim.engine.progress import fair_share
+
+LINKS = st.builds(
+    Link, st.integers(0, 50).map(lambda us: us * 1e-6), st.integers(1, 4000).map(lambda r: r * 1e8)
+)
+SIZES = st.integers(1, 2**28)
+NAMES = sorted(ALGORITHMS)
+
+
+@st.composite
+def paths(draw: st.DrawFn, *, most_ranks: int = 24, weak: bool = False) -> Paths:
+    """Up to `most_ranks` ranks, with links of any kind; the same inside and between, or not."""
+    gpus = draw(st.integers(1, 8))
+    nodes = draw(st.integers(1 if gpus > 1 else 2, max(2, most_ranks // gpus)))
+    ranks = nodes * gpus
+    left = st.dictionaries(
+        st.integers(0, ranks - 1), st.integers(1, 100).map(lambda p: p / 100), max_size=2
+    )
+    return Paths(
+        nodes,
+        gpus,
+        draw(LINKS),
+        draw(LINKS),
+        draw(LINKS),
+        servers=draw(st.integers(1, 4)),
+        weak=tuple(sorted(draw(left).items())) if weak else (),
+    )
+
+
+def ends_ns(
+    cost: CollectiveCost, size: int, arrivals: Sequence[int], *, stepwise: bool
+) -> set[int]:
+    """When ranks leave an all-reduce that they join at these times."""
+    env = Environment()
+    network = Network(env, cost, len(arrivals), stepwise=stepwise)
+    ended: list[int] = []
+
+    def rank(i: int, arrival: int):  # type: ignore[no-untyped-def]
+        yield env.timeout(arrival)
+        yield network.join("one", "all_reduce", size, i).ends[i]
+        ended.append(int(env.now))
+
+    for i, arrival in enumerate(arrivals):
+        env.process(rank(i, arrival))
+    env.run()
+    assert len(ended) == len(arrivals)
+    return set(ended)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(layout=paths(), size=SIZES)
+@settings(max_examples=40, deadline=None)
+def test_the_messages_take_what_the_closed_form_says(name: str, layout: Paths, size: int) -> None:
+    """To the nanosecond; links inside nodes and between them may differ (not in a ring)."""
+    if name == "ring":
+        layout = Paths(layout.nodes, layout.gpus_per_node, layout.inter, layout.inter)
+    messages = schedule(name, layout, size)
+    assert messages.end_ns([0] * layout.ranks) == duration_ns(name, layout, size)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(layout=paths(), size=SIZES)
+@settings(max_examples=30, deadline=None)
+def test_ranks_send_what_theory_says(name: str, layout: Paths, size: int) -> None:
+    """The mean over ranks; chunks of whole bytes may make each message a byte longer."""
+    messages = schedule(name, layout, size)
+    sent = sum(bytes_ for rank, bytes_ in messages.sent_bytes().items() if rank < layout.ranks)
+    wanted = ALGORITHMS[name].sent_bytes(layout, size) * layout.ranks
+    assert 0 <= sent - wanted + 1e-6 <= len(messages.messages)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "ring"])
+@given(data=st.data(), layout=paths(most_ranks=12, weak=True), size=SIZES)
+@settings(max_examples=20, deadline=None)
+def test_the_shortcut_equals_the_plain_model(
+    name: str, data: st.DataObject, layout: Paths, size: int
+) -> None:
+    """A process for each message against the recurrence, for any arrivals and weak links."""
+    times = st.integers(0, 3_000_000)
+    arrivals = data.draw(st.lists(times, min_size=layout.ranks, max_size=layout.ranks))
+    cost = ScheduledCost(name, layout)
+    plain = ends_ns(cost, size, arrivals, stepwise=True)
+    assert plain == ends_ns(cost, size, arrivals, stepwise=False)
+
+
+@given(layout=paths(most_ranks=12, weak=True), size=SIZES)
+@settings(max_examples=40, deadline=None)
+def test_a_ring_of_messages_is_the_ring_of_steps(layout: Paths, size: int) -> None:
+    ring = RingTransfer(2 * (layout.ranks - 1), ring_step_ns(layout, size))
+    at_once = [0] * layout.ranks
+    assert schedule("ring", layout, size).end_ns(at_once) == max(ring_ends_ns(ring, at_once))
+
+
+def test_a_later_start_moves_the_end_by_as_much() -> None:
+    layout = Paths(4, 1, None, Link(1e-6, 1e9))
+    early = ScheduledTransfer("tree", layout, 10**6)
+    late = ScheduledTransfer("tree", layout, 10**6, start_ns=500)
+    for arrivals in ([0, 0, 0, 0], [0, 7, 900, 3]):
+        assert late.end_ns(arrivals) == early.end_ns(arrivals) + 500
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 7, 8, 16])
+def test_every_node_is_a_leaf_of_one_of_the_trees(nodes: int) -> None:
+    """So that no link carries more than 2 M each way (Sanders, Speck, Traff 2009)."""
+    layout = Paths(nodes, 1, None, Link(0.0, 1e9))
+    sent = schedule("tree", layout, 2**20).sent_bytes()
+    assert max(sent.values()) <= 2 * 2**20
+    assert min(sent.values()) >= 2**19
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16, 32, 64])
+def test_latencies_grow_as_theory_says(ranks: int) -> None:
+    """One byte over links of 1 us: rings by 2(n-1), trees and halving by the logarithm."""
+    layout = Paths(ranks, 1, None, Link(1e-6, 1e15))
+    hops = {name: round(duration_ns(name, layout, 1) / 1000) for name in NAMES if name != "nvls"}
+    assert hops["ring"] == hops["hierarchical"] == 2 * (ranks - 1)
+    assert hops["halving_doubling"] == 2 * floor(log2(ranks))
+    assert hops["direct"] == hops["parameter_server"] == 2
+    assert 2 * floor(log2(ranks)) <= hops["tree"] <= 2 * ceil(log2(ranks)) + 2
+
+
+def test_a_weak_link_holds_up_the_algorithms_that_use_it() -> None:
+    layout = Paths(8, 1, None, Link(1e-6, 1e10), Link(1e-6, 1e10))
+    weak = Paths(8, 1, None, Link(1e-6, 1e10), Link(1e-6, 1e10), weak=((3, 0.1),))
+    for name in NAMES:
+        assert duration_ns(name, weak, 2**24) > 1.5 * duration_ns(name, layout, 2**24), name
+
+
+# --- a shared link ------------------------------------------------------------------------------
+
+DEMANDS = st.lists(
+    st.tuples(
+        st.integers(0, 1000).map(lambda p: Fraction(p, 1000)), st.integers(1, 9).map(Fraction)
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(demands=DEMANDS)
+@example(demands=[(Fraction(1), Fraction(1)), (Fraction(1, 4), Fraction(1))])
+def test_shares_are_max_min_fair(demands: list[tuple[Fraction, Fraction]]) -> None:
+    """The link is full, or all have what they want; who wants more has no less than any other."""
+    fair = fair_share(demands)
+    got = [min(demand, fair) for demand, _ in demands]
+    used = sum(part * count for part, (_, count) in zip(got, demands, strict=True))
+    wanted = sum(demand * count for demand, count in demands)
+    assert used == min(1, wanted)
+    for part, (demand, _) in zip(got, demands, strict=True):
+        assert part == demand or part == max(got)
+
+
+def test_another_job_halves_a_link_that_both_want() -> None:
+    cost = LinkCost((Link(0.0, 1e9),) * 2)
+    alone = _with_traffic(cost, Traffic())
+    assert _with_traffic(cost, Traffic(other_share=Fraction(1))) == 2 * alone
+    assert _with_traffic(cost, Traffic(other_share=Fraction(1, 4))) == ceil(alone * 4 / 3)
+
+
+def test_a_burst_lengthens_by_what_it_takes() -> None:
+    """1 ms of transfer; another job wants all for 400 us of every 2 ms: half of 400 us is lost."""
+    cost = LinkCost((Link(0.0, 1e9),) * 2)
+    traffic = Traffic(other_share=Fraction(1), busy_ns=400_000, every_ns=2_000_000)
+    assert _with_traffic(cost, traffic) == 1_000_000 + 200_000
+
+
+def _with_traffic(cost: LinkCost, traffic: Traffic) -> int:
+    env = Environment()
+    network = Network(env, cost, 2, traffic=traffic)
+    meetings = [network.join("one", "all_reduce", 1_000_000, rank) for rank in (0, 1)]
+    env.run(until=meetings[0].ends[0])
+    return int(env.now)
+
+
+def test_transfers_know_their_length() -> None:
+    transfer: Transfer = ScheduledTransfer("direct", Paths(4, 1, None, Link(1e-6, 1e9)), 4000)
+    assert isinstance(transfer, ScheduledTransfer)
+    assert transfer.end_ns([5, 5, 5, 5]) == 5 + 2 * (2 * 1000 + 2000)

@@ -1,0 +1,388 @@
+"""NCCL's choice, machines nobody measured, published sweeps, and the commands about collectives."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import nccl_sweeps
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpsim.api import load_scenario, simulate
+from ddpsim.cluster.collectives import duration_ns
+from ddpsim.cluster.tuner import Graph, choose, estimates, time_us
+from ddpsim.collective import collective_table, load_cluster, parse_sizes
+from ddpsim.errors import ScenarioError
+from ddpsim.result.model import Result
+from ddpsim.scenario.catalog import machine_names, machine_table
+
+MIB = 2**20
+A100 = Graph("ampere", 1, 8, 240.0)
+H100 = Graph("hopper", 1, 8, 370.8, reduces=True)
+
+needs_reference = pytest.mark.skipif(
+    not os.environ.get("DDPSIM_REFERENCE_DATA"),
+    reason="DDPSIM_REFERENCE_DATA is not set: no published sweeps",
+)
+
+
+# --- the tuner ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("graph", "channels"),
+    [
+        (A100, (12, 20.0)),
+        (H100, (12, 30.0)),
+        (Graph("blackwell", 1, 8, 721.8), (16, 45.0)),
+        (Graph("volta", 1, 8, 120.0), (6, 20.0)),
+    ],
+)
+def test_channels_are_those_of_nccl(graph: Graph, channels: tuple[int, float]) -> None:
+    """NCCL's search on DGX machines (12 x 20 and 12 x 30 seen, 16 x 45 derived)."""
+    assert graph.channels == channels
+
+
+@pytest.mark.parametrize(
+    ("graph", "size", "choice", "us"),
+    [
+        (A100, MIB, "ring LL", 36),
+        (A100, 25 * MIB, "ring Simple", 247),
+        (A100, 1024 * MIB, "ring Simple", 7890),
+        (H100, MIB, "ring LL", 28),
+        (H100, 25 * MIB, "nvls Simple", 121),
+        (H100, 1024 * MIB, "nvls Simple", 3970),
+    ],
+)
+def test_choices_and_estimates_are_those_of_the_tuner(
+    graph: Graph, size: int, choice: str, us: float
+) -> None:
+    """Values of another implementation of the same formulas."""
+    found = choose(graph, size)
+    assert f"{found.algorithm} {found.protocol}" == choice
+    assert found.time_us == pytest.approx(us, rel=0.01)
+
+
+def test_two_nodes_take_a_tree_where_it_sends_half_as_much() -> None:
+    """Seen on p4de: more bus bandwidth than its NICs have, which no ring can reach."""
+    two = Graph("ampere", 2, 8, 240.0, 4, 12.5)
+    assert choose(two, 1024 * MIB).algorithm == "tree"
+    assert choose(Graph("ampere", 4, 8, 240.0, 4, 12.5), 1024 * MIB).algorithm == "ring"
+
+
+def test_overrides_restrict_the_choice() -> None:
+    assert choose(H100, 1024 * MIB, ("tree",)).algorithm == "tree"
+    assert choose(H100, 1024 * MIB, (), ("LL",)).protocol == "LL"
+    with pytest.raises(ValueError, match="no such algorithm"):
+        choose(A100, MIB, ("nvls",))
+
+
+@given(
+    graph=st.builds(
+        Graph,
+        st.sampled_from(["volta", "ampere", "hopper", "blackwell"]),
+        st.integers(1, 64),
+        st.integers(2, 16),
+        st.floats(1, 900),
+        st.integers(1, 32),
+        st.floats(0.1, 100),
+        st.sampled_from(["nvlink", "pcie"]),
+        reduces=st.booleans(),
+        cpu_vendor=st.sampled_from(["intel", "amd", "other"]),
+    ),
+    size=st.integers(1, 2**34),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_choice_is_the_least_of_its_table(graph: Graph, size: int) -> None:
+    rows = estimates(graph)
+    assert all(row.bandwidth_gb_per_s > 0 and row.latency_us >= 0 for row in rows)
+    assert choose(graph, size).time_us == min(time_us(graph, row, size) for row in rows)
+
+
+# --- published sweeps ---------------------------------------------------------------------------
+
+
+@needs_reference
+@pytest.mark.parametrize("name", ["superbench-1x8-A100", "dgxc-1x8-H100"])
+def test_presets_reach_the_bandwidth_of_large_messages(name: str) -> None:
+    points = nccl_sweeps.within(nccl_sweeps.from_presets(name), nccl_sweeps.HUGE)
+    assert len(points) >= 6
+    assert all(abs(point.bandwidth_error) <= 0.15 for point in points)
+
+
+@needs_reference
+@pytest.mark.parametrize("name", ["abci-A-1x4", "abci-A-1x8", "abci-V-1x4"])
+def test_presets_are_near_at_4_to_32_mib(name: str) -> None:
+    points = nccl_sweeps.within(nccl_sweeps.from_presets(name), nccl_sweeps.LARGE)
+    assert len(points) == 4
+    assert all(abs(point.bandwidth_error) <= 0.30 for point in points)
+
+
+@needs_reference
+def test_a_fit_of_half_the_rows_predicts_the_others() -> None:
+    """All 15 sweeps pooled: 5 % median asked, 2 % reached."""
+    points = nccl_sweeps.pooled_odd_rows()
+    assert len(points) >= 200
+    assert median(abs(point.error) for point in points) <= 0.02
+
+
+@needs_reference
+def test_few_nodes_predict_more() -> None:
+    """ABCI V: 1, 2 and 4 nodes predict 8; ABCI A: one node and the figures of NICs predict 2."""
+    fewer = ("abci-V-1x4", "abci-V-2x4", "abci-V-4x4")
+    ahead = nccl_sweeps.more_nodes(fewer, "abci-V-8x4")
+    assert median(abs(point.error) for point in ahead) <= 0.03
+    beyond = nccl_sweeps.one_node_and_nics()
+    assert median(abs(point.error) for point in beyond) <= 0.30
+
+
+# --- machines -----------------------------------------------------------------------------------
+
+
+def cluster(**keys: Any) -> dict[str, Any]:
+    return {"cluster": {"nodes": 1} | keys}
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_machine_can_be_asked(name: str) -> None:
+    table = machine_table(name)
+    assert set(table["sources"]) == {"inter_node", "cpu_vendor"}
+    backend = {"ddp": {"backend": "gloo"}} if table["device"] == "cpu-core" else {}
+    for nodes in (1, 2, 5):
+        if nodes * table["gpus_per_node"] == 1:
+            continue
+        scenario = load_cluster(cluster(machine=name, nodes=nodes) | backend)
+        assert scenario.cluster.gpus_per_node == table["gpus_per_node"]
+        rows = collective_table(scenario, "all_reduce", [4, 25 * MIB]).rows
+        assert all(row.time_s > 0 for row in rows)
+
+
+def test_a_machine_leaves_what_the_scenario_says() -> None:
+    scenario = load_cluster(cluster(machine="dgx-a100", gpus_per_node=4, device="a100-sxm-40gb"))
+    assert scenario.cluster.gpus_per_node == 4
+    assert scenario.cluster.device.name == "a100-sxm-40gb"
+
+
+def test_an_unknown_machine_is_named_with_its_nearest() -> None:
+    with pytest.raises(ScenarioError) as refused:
+        load_cluster(cluster(machine="dgx-h10"))
+    (problem,) = refused.value.problems
+    assert problem.key == "cluster.machine"
+    assert "Did you mean 'dgx-h100'?" in problem.message
+
+
+def test_a_leaf_switch_spares_the_spine() -> None:
+    inter = {"bandwidth": "100 Gbit/s", "nics_per_node": 8, "oversubscription": 4}
+    spine = time_of(machine="dgx-a100", nodes=4, inter_node=inter)
+    leaf = time_of(machine="dgx-a100", nodes=4, inter_node=inter | {"nodes_per_leaf": 4})
+    assert spine > 3 * leaf
+    assert time_of(machine="dgx-a100", nodes=8, inter_node=inter | {"nodes_per_leaf": 4}) > 3 * leaf
+
+
+def test_collisions_are_drawn_with_the_seed() -> None:
+    inter = {"bandwidth": "100 Gbit/s", "nics_per_node": 8, "uplinks": 8}
+    asked = cluster(machine="dgx-a100", nodes=8, inter_node=inter)
+    times = set()
+    for seed in range(5):
+        scenario = load_cluster(asked | {"run": {"seed": seed}})
+        assert time_in(scenario) == time_in(scenario)
+        times.add(time_in(scenario))
+    assert len(times) > 1
+    alone = time_of(machine="dgx-a100", nodes=8, inter_node=inter | {"uplinks": 10_000})
+    assert min(times) > alone
+
+
+def time_of(size: int = 256 * MIB, **keys: Any) -> float:
+    return time_in(load_cluster(cluster(**keys)), size)
+
+
+def time_in(scenario: Any, size: int = 256 * MIB) -> float:
+    return collective_table(scenario, "all_reduce", [size]).rows[0].time_s
+
+
+# --- stragglers, traffic, other ways ------------------------------------------------------------
+
+BASE = {
+    "schema": "ddpsim/1",
+    "workload": {"model": "resnet50", "batch_per_rank": 32},
+    "cluster": {"machine": "dgx-1-v100", "nodes": 2, "gpus_per_node": 2},
+    "run": {"iterations": 5},
+}
+
+
+def predict(*settings_: str) -> Result:
+    return simulate(load_scenario(BASE, settings_))
+
+
+def test_each_straggler_has_its_price() -> None:
+    plain = predict()
+    assert plain.stragglers == ()
+    both = predict("cluster.stragglers={factors: {1: 1.2}}", "cluster.weak_links={2: 0.01}")
+    kinds = {straggler.kind: straggler for straggler in both.stragglers}
+    assert "rank 1, whose compute takes 1.20 x" in kinds["rank"].text
+    assert "the link to rank 2, with 1% of its bandwidth" in kinds["link"].text
+    assert all(straggler.cost_s > 0 for straggler in both.stragglers)
+    assert [s.cost_s for s in both.stragglers] == sorted(
+        (s.cost_s for s in both.stragglers), reverse=True
+    )
+    alone = predict("cluster.stragglers={factors: {1: 1.2}}")
+    (rank,) = alone.stragglers
+    gone = alone.iteration_time_s.mean - plain.iteration_time_s.mean
+    assert rank.cost_s == pytest.approx(gone, rel=1e-6)
+
+
+def test_stalls_cost_what_they_take() -> None:
+    """Every rank in every iteration: exactly their duration."""
+    plain, stalled = predict(), predict("run.stalls={probability: 1, duration: 7 ms}")
+    longer = stalled.iteration_time_s.mean - plain.iteration_time_s.mean
+    assert longer == pytest.approx(7e-3, abs=1e-6)
+    (stalls,) = stalled.stragglers
+    assert stalls.kind == "stalls"
+    assert stalls.cost_s == pytest.approx(7e-3, abs=1e-6)
+    assert stalled.breakdown_s.other > plain.breakdown_s.other + 6.9e-3
+
+
+def test_rare_stalls_come_with_the_seed() -> None:
+    rare = "run.stalls={probability: 0.2, duration: 50 ms}"
+    assert predict(rare) == predict(rare)
+    times = {predict(rare, f"run.seed={seed}").iteration_time_s.mean for seed in range(4)}
+    assert len(times) > 1
+
+
+def test_traffic_of_others_and_of_loaders_slows_the_network() -> None:
+    slow = "cluster.inter_node={bandwidth: 10 Gbit/s}"
+    plain = predict(slow)
+    busy = predict(slow, "cluster.background={rate: 10 Gbit/s}")
+    bursts = predict(slow, "cluster.background={rate: 10 Gbit/s, busy: 5 ms, every: 50 ms}")
+    assert plain.iteration_time_s.mean < bursts.iteration_time_s.mean < busy.iteration_time_s.mean
+    assert busy.comm_time_s == pytest.approx(2 * plain.comm_time_s, rel=0.05)
+    loader = "workload.data={rate: 300 samples/s, sample_size: 1 MB}"
+    reading = predict(slow, loader)
+    assert reading.exposed_comm_s > plain.exposed_comm_s
+    assert "traffic" in {straggler.kind for straggler in busy.stragglers}
+
+
+@pytest.mark.parametrize(
+    "traffic",
+    [
+        "cluster.background={rate: 5 Gbit/s}",
+        "cluster.background={rate: 5 Gbit/s, busy: 3 ms, every: 11 ms}",
+        "workload.data={rate: 600 samples/s, sample_size: 600 kB}",
+    ],
+)
+def test_folded_ranks_share_the_network_as_all_do(traffic: str) -> None:
+    scenario = load_scenario(BASE, (traffic, "cluster.inter_node={bandwidth: 10 Gbit/s}"))
+    folded, plain = simulate(scenario), simulate(scenario, "reference")
+    assert folded.engine.ranks_simulated < plain.engine.ranks_simulated
+    assert folded.iteration_time_s == plain.iteration_time_s
+
+
+@pytest.mark.parametrize(
+    "machine", ["g4dn.12xlarge", "dgx-1-v100", "workstation-2x4090", "dgx-h100"]
+)
+def test_data_parallel_is_slower_than_ddp(machine: str) -> None:
+    """GPU 0's link and memory are named."""
+    one = {"schema": "ddpsim/1", "workload": {"model": "vgg16", "batch_per_rank": 32}}
+    asked = one | cluster(machine=machine)
+    ddp = simulate(load_scenario(asked))
+    single = simulate(load_scenario(asked, ("cluster.algorithm=data_parallel",)))
+    assert single.iteration_time_s.mean > ddp.iteration_time_s.mean
+    assert single.bottleneck.text.startswith("GPU 0's link")
+    assert any("GPU 0 alone holds" in warning for warning in single.warnings)
+
+
+def test_a_parameter_servers_link_is_named() -> None:
+    single = predict("cluster.algorithm=parameter_server", "cluster.inter_node={bandwidth: 1 GB/s}")
+    assert single.bottleneck.text.startswith("the parameter server's link")
+    many = predict(
+        "cluster.algorithm=parameter_server",
+        "cluster.servers=4",
+        "cluster.inter_node={bandwidth: 1 GB/s}",
+    )
+    assert many.iteration_time_s.mean < single.iteration_time_s.mean
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+def test_sizes_are_read_as_nccl_tests_writes_them() -> None:
+    assert parse_sizes("8..64") == (8, 16, 32, 64)
+    assert parse_sizes("1M..5M") == (MIB, 2 * MIB, 4 * MIB)
+    assert parse_sizes("25 MiB,1K,4 kB") == (1024, 4000, 25 * MIB)
+    for wrong in ("", "8..4", "x", "1..2", "3 furlongs"):
+        with pytest.raises(ValueError, match=r"\S"):
+            parse_sizes(wrong)
+
+
+def test_the_table_has_nccl_tests_columns(cli: Callable[..., Any]) -> None:
+    shown = cli("collective", "--machine", "dgx-a100", "--sizes", "1M..4M").out.splitlines()
+    assert shown[0] == "# all_reduce, 8 ranks (1 x 8), in place"
+    assert shown[2].split()[:8] == ["#", "size", "count", "type", "redop", "time", "algbw", "busbw"]
+    size, count, kind, redop, time_us, algbw, busbw, *choice = shown[4].split()
+    assert (size, count, kind, redop) == ("1048576", "262144", "float", "sum")
+    assert float(algbw) == pytest.approx(MIB / float(time_us) / 1e3, abs=0.01)
+    assert float(busbw) == pytest.approx(1.75 * float(algbw), abs=0.02)
+    assert choice == ["ring", "LL"]
+
+
+def test_a_log_stands_beside_its_prediction(cli: Callable[..., Any], tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("size_bytes,time_us,nodes,gpus_per_node\n1048576,80,1,8\n4194304,140,1,8\n")
+    table = json.loads(
+        cli("collective", "--machine", "dgx-a100", "--against", str(log), "--json").out
+    )
+    assert table["schema"] == "ddpsim.collective/1"
+    assert [row["measured_s"] for row in table["rows"]] == pytest.approx([80e-6, 140e-6])
+    for row in table["rows"]:
+        assert row["error"] == pytest.approx(row["time_s"] / row["measured_s"] - 1)
+    shown = cli("collective", "--machine", "dgx-a100", "--against", str(log)).out
+    assert "2 sizes, median error" in shown
+
+
+def test_a_log_of_other_ranks_is_refused(cli: Callable[..., Any], tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("size_bytes,time_us,nodes,gpus_per_node\n1048576,80,1,4\n")
+    outcome = cli("collective", "--machine", "dgx-a100", "--against", str(log))
+    assert outcome.code == 2
+    assert "was measured on 1 x 4 ranks, but the cluster has 1 x 8" in " ".join(outcome.err.split())
+
+
+def test_a_bare_cluster_file_is_enough(cli: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("cluster: {machine: dgx-h100, nodes: 2}\n")
+    shown = cli("collective", "--cluster", str(file), "--sizes", "64M").out
+    assert "nvls Simple" in shown
+    drawn = cli("explain", "cluster", str(file)).out
+    assert drawn.startswith("dgx-h100: 2 nodes x 8 h100-sxm-80gb\n")
+    assert "node 1: ranks 8 9 10 11 12 13 14 15" in drawn
+    assert "8 x 50.00 GB/s a node (rdma)" in drawn
+
+
+def test_the_tuners_table_can_be_seen(cli: Callable[..., Any]) -> None:
+    shown = cli("collective", "--machine", "dgx-h100", "--tuning", "--sizes", "1M,64M").out
+    assert shown.splitlines()[0].split() == ["LL", "LL128", "Simple"]
+    assert "nvls  Simple" in shown
+
+
+def test_a_log_or_gloo_has_no_tuner(cli: Callable[..., Any]) -> None:
+    outcome = cli("collective", "--cluster", "scenarios/gloo-cpu.yaml", "--tuning")
+    assert outcome.code == 2
+    assert "NCCL's tuner chooses where" in " ".join(outcome.err.split())
+
+
+def test_an_all_reduce_is_priced_as_the_step_prices_it() -> None:
+    from ddpsim.job import resolve
+
+    scenario = load_scenario(BASE)
+    job = resolve(scenario)
+    sent = sorted(job.program.all_reduce_bytes)
+    rows = collective_table(scenario, "all_reduce", sent).rows
+    for size, row in zip(sent, rows, strict=True):
+        transfer = job.network.cost.transfer("all_reduce", size)
+        assert row.time_s == pytest.approx(duration_ns(transfer) * 1e-9)

@@ -1,0 +1,221 @@
+"""Published all_reduce_perf sweeps beside presets, and beside fits of half of their rows.
+
+python tools/nccl_sweeps.py        prints the tables of docs/validation.md, section 4
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from calibrate.fit.profile import fit_logs
+from ddpsim.cluster.collectives import duration_ns
+from ddpsim.cluster.corrected import CorrectedCost, Correction
+from ddpsim.cluster.fitted import FittedCost
+from ddpsim.collective import collective_table, load_cluster
+from ddpsim.importers.all_reduce import AllReduceLog
+from ddpsim.units import NS_PER_S
+
+MIB = 2**20
+SMALL, MIDDLE, LARGE, HUGE = (
+    (1, 256 * 1024),
+    (256 * 1024 + 1, 2 * MIB),
+    (4 * MIB, 32 * MIB),
+    (
+        256_000_000,
+        2**40,
+    ),
+)
+BANDS = {"to 256 KiB": SMALL, "to 2 MiB": MIDDLE, "4-32 MiB": LARGE, ">= 256 MB": HUGE}
+
+_EDR, _HDR = "100 Gbit/s", "200 Gbit/s"
+# two NICs a node are inferred for ABCI: its sweeps' slopes fit no other number
+PRESETS: dict[str, dict[str, Any]] = {
+    "superbench-1x8-A100": {"machine": "dgx-a100"},
+    "abci-A-1x4": {"machine": "dgx-a100", "gpus_per_node": 4},
+    "abci-A-1x8": {"machine": "dgx-a100"},
+    "abci-V-1x4": {"machine": "dgx-1-v100", "gpus_per_node": 4},
+    "dgxc-1x8-H100": {"machine": "dgx-h100"},
+    "abci-A-2x8": {
+        "machine": "dgx-a100",
+        "nodes": 2,
+        "inter_node": {"bandwidth": _HDR, "nics_per_node": 2},
+    },
+    **{
+        f"abci-V-{nodes}x4": {
+            "machine": "dgx-1-v100",
+            "gpus_per_node": 4,
+            "nodes": nodes,
+            "inter_node": {"bandwidth": _EDR, "nics_per_node": 2},
+        }
+        for nodes in (2, 4, 8)
+    },
+    "aws-p4de-2x8": {"machine": "p4d.24xlarge", "nodes": 2},
+    "aws-p5-2x8": {"machine": "p5.48xlarge", "nodes": 2},
+    "nebius-2x8": {"machine": "dgx-h100", "nodes": 2},
+    "lambda-2x8": {"machine": "dgx-b200", "nodes": 2},
+    "aws-tcp-socket-2x1": {"machine": "g4dn.12xlarge", "gpus_per_node": 1, "nodes": 2},
+    "aws-eks-T4-2x1": {"machine": "g4dn.12xlarge", "gpus_per_node": 1, "nodes": 2},
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One message of a sweep: seconds."""
+
+    size_bytes: int
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """Of the time."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def bandwidth_error(self) -> float:
+        """Of the bus bandwidth."""
+        return self.measured_s / self.predicted_s - 1
+
+
+@cache
+def sweeps() -> dict[str, AllReduceLog]:
+    """The reference data's sweeps by name; in-place times."""
+    folder = os.environ.get("DDPSIM_REFERENCE_DATA")
+    if not folder:
+        raise ValueError("DDPSIM_REFERENCE_DATA is not set")
+    found: dict[str, list[dict[str, str]]] = {}
+    text = (Path(folder) / "nccl" / "all_reduce.csv").read_text("utf-8")
+    for row in csv.DictReader(text.splitlines()):
+        found.setdefault(row["id"], []).append(row)
+    return {name: _log(name, rows) for name, rows in found.items()}
+
+
+def _log(name: str, rows: Sequence[dict[str, str]]) -> AllReduceLog:
+    samples = {
+        int(row["size_bytes"]): float(row["time_us_in_place"] or row["time_us_out_of_place"]) * 1e-6
+        for row in rows
+    }
+    first = rows[0]
+    layout = int(first["nodes"]), int(first["gpus_per_node"])
+    return AllReduceLog(name, "nccl-tests", *layout, tuple(sorted(samples.items())))
+
+
+@cache
+def from_presets(name: str) -> tuple[Point, ...]:
+    """Every row of a sweep from presets alone."""
+    log = sweeps()[name]
+    scenario = load_cluster({"cluster": {"nodes": 1} | PRESETS[name]})
+    table = collective_table(scenario, "all_reduce", [size for size, _ in log.samples])
+    return tuple(
+        Point(row.size_bytes, measured_s, row.time_s)
+        for row, (_, measured_s) in zip(table.rows, log.samples, strict=True)
+    )
+
+
+def within(points: Sequence[Point], band: tuple[int, int]) -> list[Point]:
+    """Those of a band of sizes."""
+    return [point for point in points if band[0] <= point.size_bytes <= band[1]]
+
+
+@cache
+def odd_rows(name: str) -> tuple[Point, ...]:
+    """A sweep's odd rows, predicted by a fit of its even ones."""
+    log = sweeps()[name]
+    return _predicted(log, [_part(log, 0)], log.samples[1::2])
+
+
+def _part(log: AllReduceLog, first: int) -> AllReduceLog:
+    return AllReduceLog(log.source, log.kind, log.nodes, log.gpus_per_node, log.samples[first::2])
+
+
+def more_nodes(names: Sequence[str], target: str) -> tuple[Point, ...]:
+    """A sweep of more nodes, from 64 KiB, predicted by a fit of those of fewer."""
+    known, log = sweeps(), sweeps()[target]
+    wanted = [sample for sample in log.samples if sample[0] >= 64 * 1024]
+    return _predicted(log, [known[name] for name in names], wanted)
+
+
+def one_node_and_nics() -> tuple[Point, ...]:
+    """ABCI's two nodes of 8 A100, from 64 KiB, by a fit of one node and the figures of its NICs."""
+    log = sweeps()["abci-A-2x8"]
+    profile = fit_logs([sweeps()["abci-A-1x8"]], "one node")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        path.write_text(profile.model_dump_json(by_alias=True), encoding="utf-8")
+        scenario = load_cluster({"cluster": PRESETS["abci-A-2x8"] | {"profile": str(path)}})
+        wanted = [sample for sample in log.samples if sample[0] >= 64 * 1024]
+        rows = collective_table(scenario, "all_reduce", [size for size, _ in wanted]).rows
+    return tuple(
+        Point(size, measured_s, row.time_s)
+        for row, (size, measured_s) in zip(rows, wanted, strict=True)
+    )
+
+
+def _predicted(
+    log: AllReduceLog, fitted: Sequence[AllReduceLog], wanted: Sequence[tuple[int, float]]
+) -> tuple[Point, ...]:
+    profile = fit_logs(fitted, "sweep")
+    layout = log.nodes, log.gpus_per_node
+    cost = CorrectedCost(
+        FittedCost(profile.all_reduce, *layout, None),
+        Correction.of(profile.all_reduce, profile.measured, *layout),
+    )
+    return tuple(
+        Point(size, measured_s, duration_ns(cost.transfer("all_reduce", size)) / NS_PER_S)
+        for size, measured_s in wanted
+    )
+
+
+def pooled_odd_rows() -> list[Point]:
+    """Of all sweeps."""
+    return [point for name in sweeps() for point in odd_rows(name)]
+
+
+def typical(points: Sequence[Point], of: Callable[[Point], float] | None = None) -> str:
+    """Median error with its sign, of the median magnitude beside it."""
+    if not points:
+        return ""
+    errors = [(of or (lambda point: point.error))(point) for point in points]
+    return f"{median(errors):+.0%} ({median(abs(error) for error in errors):.0%})"
+
+
+def table() -> Iterator[str]:
+    """Errors of the time from presets by band, and of the odd rows after a fit of the even."""
+    yield "| sweep | preset | " + " | ".join(BANDS) + " | odd rows, fitted |"
+    yield "|---|---|" + "---|" * (len(BANDS) + 1)
+    for name in PRESETS:
+        points = from_presets(name)
+        bands = " | ".join(typical(within(points, band)) for band in BANDS.values())
+        odd = f"{median(abs(point.error) for point in odd_rows(name)):.1%}"
+        yield f"| {name} | {PRESETS[name]['machine']} | {bands} | {odd} |"
+
+
+def levels() -> dict[str, str]:
+    """Figures of the fits, in words."""
+    fewer = ("abci-V-1x4", "abci-V-2x4", "abci-V-4x4")
+    return {
+        "odd rows of all sweeps, fitted to the even ones": _level(pooled_odd_rows()),
+        "ABCI V, 1 x 4 + 2 x 4 + 4 x 4 -> 8 x 4, from 64 KiB": _level(
+            more_nodes(fewer, "abci-V-8x4")
+        ),
+        "ABCI A, 1 x 8 and its NICs -> 2 x 8, from 64 KiB": _level(one_node_and_nics()),
+    }
+
+
+def _level(points: Sequence[Point]) -> str:
+    errors = [abs(point.error) for point in points]
+    return f"median {median(errors):.1%}, worst {max(errors):.1%} of {len(errors)} rows"
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))
+    for what, level in levels().items():
+        print(f"{what}: {level}")
