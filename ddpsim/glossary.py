@@ -5,6 +5,9 @@ from __future__ import annotations
 __all__ = ["TERMS", "lookup"]
 
 TERMS: dict[str, str] = {
+    "algorithm": """\
+How an all-reduce goes (cluster.algorithm): ring, tree, nvls and others. Under auto NCCL's
+tuner chooses for each size, as `ddpsim collective --tuning` shows. docs/collectives.md.""",
     "algbw": """\
 Algorithm bandwidth: message size over time, as nccl-tests prints it. It falls as ranks
 are added even on the same links; compare links by busbw instead.""",
@@ -31,6 +34,13 @@ so it can be held against the hardware and does not depend on the number of rank
     "critical path": """\
 The chain of work, transfers and waits that ends the step: shortening anything that is
 not on it changes nothing.""",
+    "data parallel": """\
+torch.nn.DataParallel, one process for all GPUs of a machine (algorithm: data_parallel):
+parameters leave GPU 0 before each forward and gradients come back after the backward.
+Nothing overlaps; DistributedDataParallel is what to use.""",
+    "ecmp": """\
+Several equal paths out of a leaf switch (inter_node.uplinks), onto which flows are hashed.
+Two on one path have half each, and the slowest flow sets the pace.""",
     "exposed": """\
 Exposed communication: time in which the device has nothing to do but wait for
 communication, anywhere in the step. The rest of the communication is hidden under
@@ -58,12 +68,21 @@ slowest in every all-reduce, so jitter lengthens the mean step.""",
     "latency": """\
 Time of one ring step that does not depend on its size, software included. An all-reduce
 pays it 2(N-1) times.""",
+    "machine": """\
+A preset of something one can buy or rent (cluster.machine: dgx-h100): its device, how
+many, links and NICs. `ddpsim explain cluster dgx-h100` draws it with its sources.""",
+    "nvls": """\
+NVLink SHARP: the NVSwitch sums what the GPUs send it, so that each sends a message once
+instead of almost twice. NCCL takes it for large messages on Hopper and newer.""",
     "overlap": """\
 overlap_fraction = 1 - exposed / communication time. Not what DDP logs under that name
 (from the first bucket's start to the end of backward).""",
     "prefetch": """\
 Batches that a data loader keeps ready: workers x prefetch. It evens out short stalls; a
 loader that is slower than the step is slower whatever the prefetch.""",
+    "protocol": """\
+How NCCL knows that data has come (cluster.protocol): LL flags every 4 bytes, LL128 every
+120, Simple whole chunks. The first is quick and wastes half of the bandwidth.""",
     "rebuild": """\
 After its first iteration DDP regroups its buckets by the order in which gradients
 really became ready. Until then all gradients of a dtype are one bucket, and nothing
@@ -88,6 +107,9 @@ run at the pace of the slowest.""",
 workload.step_time: forward + backward + optimizer of one micro-batch on ONE device,
 without DDP and without waiting for data. Measure it after warm-up, with
 torch.cuda.synchronize() around. It anchors the compute side of a prediction.""",
+    "tree": """\
+Sums flow up a tree of nodes and the result down, half of the bytes in each of two trees.
+Latency grows as log N, a ring's as N; over two nodes it sends half of what a ring does.""",
     "trust": """\
 Where an input came from, best first: measured (on these devices, by us or by ddpsim),
 imported (your log), published (others' figures), datasheet, stated (written in the
@@ -102,6 +124,9 @@ NCCL kernel that waits for a peer included: 100 % does not mean that it computes
 }
 
 _ALIASES = {
+    "dataparallel": "data parallel",
+    "data_parallel": "data parallel",
+    "machines": "machine",
     "allreduce": "all-reduce",
     "all_reduce": "all-reduce",
     "bandwidth": "busbw",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from statistics import fmean
 
 import make_validation as validation
+import nccl_sweeps
 import pytest
 
 from calibrate.validation import Validation
-from ddpsim.cluster.build import PRESET_LINKS, PRESET_NETWORK
+from ddpsim.cluster.links import CHOSEN_NETWORK, PRESET_LINKS, PRESET_NETWORK
 from ddpsim.interval import COMPUTE
 
 needs_reference = pytest.mark.skipif(
@@ -66,6 +68,18 @@ def test_the_interval_uses_the_measured_errors_of_presets() -> None:
     network = validation.preset_sigma(several_nodes=True)
     assert math.isclose(PRESET_NETWORK.sigma, network, abs_tol=0.01)
     assert validation.preset_sigma(several_nodes=False) <= PRESET_LINKS.sigma
+
+
+@needs_reference
+def test_the_interval_uses_the_measured_errors_of_machines() -> None:
+    over_nodes = [
+        point.error
+        for name, preset in nccl_sweeps.PRESETS.items()
+        if preset.get("nodes", 1) > 1 and preset["machine"] != "g4dn.12xlarge"
+        for point in nccl_sweeps.within(nccl_sweeps.from_presets(name), nccl_sweeps.LARGE)
+    ]
+    sigma = math.sqrt(fmean(math.log1p(error) ** 2 for error in over_nodes))
+    assert math.isclose(CHOSEN_NETWORK.sigma, sigma, abs_tol=0.01)
 
 
 def test_the_unexplained_bucket_sweep_is_still_unexplained() -> None:

@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import nccl_sweeps
+
 from calibrate.validate import validate
 from calibrate.validation import Validation, headlines
 from ddpsim.cluster.collectives import duration_ns
@@ -377,6 +379,8 @@ def page() -> str:
         "CAMPAIGN": "\n".join(f"- {line}" for line in headlines(campaign())),
         "CAMPAIGN_TABLE": _campaign_table(),
         "PRESETS": _preset_table(),
+        "SWEEPS": "\n".join(nccl_sweeps.table()),
+        "SWEEP_LEVELS": "\n".join(f"- {k}: {v}" for k, v in nccl_sweeps.levels().items()),
         "CS336": _table(cs336_rows(), "bucket, MB"),
         "CS336_LEVELS": _levels(cs336_rows()),
         "NODE_SIGMA": f"{preset_sigma(several_nodes=False):.2f}",

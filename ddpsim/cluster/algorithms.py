@@ -20,6 +20,7 @@ from ddpsim.units import to_ns
 
 __all__ = ["ALGORITHMS", "Algorithm", "Paths", "duration_ns", "ring_step_ns", "schedule"]
 
+_GLOO_SEGMENT_BYTES = 2**20  # gloo/allreduce.h
 # assumed sizes of a pipeline's chunks, all channels together: up to 16 as small as the first, then
 # as large as the second (NCCL: 24 channels x 128 to 512 KiB)
 LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES, USUAL_CHUNKS = 65_536, 8 * 2**20, 16
@@ -181,6 +182,55 @@ def ring_step_ns(paths: Paths, size_bytes: int) -> tuple[int, ...]:
 def _ring_ns(paths: Paths, size_bytes: int) -> int:
     """2(n-1) a + 2(n-1)/n M b."""
     return 2 * (paths.ranks - 1) * max(ring_step_ns(paths, size_bytes))
+
+
+def _gloo_schedule(paths: Paths, size_bytes: int) -> Schedule:
+    """gloo's ring: reduce-scatter, then all-gather, in segments of at most 1 MiB, two in flight.
+
+    A segment goes once the one before the last has arrived, and what it passes on is there. The
+    time in which a thread adds is not in it: a profile knows it (`ddpsim.cluster.fitted`).
+    """
+    out, n = Scheduler(dict(paths.weak)), paths.ranks
+    each, segment = _segments(n, size_bytes)
+    link = _slowest_hop(paths, segment)
+    count = each * (n - 1)  # of a phase, by each rank
+    began: dict[int, list[int]] = {rank: [] for rank in range(n)}
+    for _ in range(2):
+        sent: dict[int, list[int]] = {rank: [] for rank in range(n)}
+        for j in range(count):
+            for rank in range(n):
+                received = sent[(rank + 1) % n][j - each : j - each + 1] if j >= each else []
+                before = sent[rank][j - 2 : j - 1] if j >= 2 else []
+                after = [*began[rank], *received, *before]
+                behind = sent[rank][-1:]
+                place = out.send(
+                    rank, rank - 1 if rank else n - 1, segment, link, after=after, behind=behind
+                )
+                sent[rank].append(place)
+        began = {rank: [sent[rank][-1], sent[(rank + 1) % n][-1]] for rank in range(n)}
+    return out.schedule(n)
+
+
+def _slowest_hop(paths: Paths, size_bytes: int) -> Link:
+    """Of a ring; taken for all its hops (an approximation)."""
+    return max(_ring(paths), key=lambda link: _step_ns(link, size_bytes))
+
+
+def _segments(ranks: int, size_bytes: int) -> tuple[int, int]:
+    """How many segments a rank's share has, two at least, and their bytes (gloo/allreduce.cc)."""
+    count = max(ceil(size_bytes / _GLOO_SEGMENT_BYTES), 2 * ranks)
+    each = ceil(count / ranks)
+    return each, ceil(size_bytes / (each * ranks))
+
+
+def _gloo_ns(paths: Paths, size_bytes: int) -> int:
+    """Twice K segments of s bytes, two in flight: K max(s b, (a + s b) / 2) and a wait of a."""
+    n = paths.ranks
+    each, segment = _segments(n, size_bytes)
+    link = _slowest_hop(paths, segment)
+    takes, leaves = _step_ns(link, segment), _leaving_ns(link, segment)
+    pairs, odd = divmod(each * (n - 1) - 1, 2)
+    return 2 * (pairs * max(2 * leaves, takes) + odd * leaves + takes)
 
 
 def _hierarchical_schedule(paths: Paths, size_bytes: int) -> Schedule:
@@ -530,6 +580,7 @@ def _server_ns(paths: Paths, size_bytes: int) -> int:
 
 ALGORITHMS: dict[str, Algorithm] = {
     "ring": Algorithm(_ring_schedule, _ring_ns, _around),
+    "gloo_ring": Algorithm(_gloo_schedule, _gloo_ns, _around),
     "tree": Algorithm(*_halves(_trees), _around),
     "halving_doubling": Algorithm(_halving_doubling_schedule, _halving_doubling_ns, _folded),
     "hierarchical": Algorithm(_hierarchical_schedule, _hierarchical_ns, _around),

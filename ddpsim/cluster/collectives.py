@@ -261,7 +261,8 @@ class LinkCost:
 class ScheduledCost:
     """Collectives by an algorithm of `ddpsim.cluster.algorithms` over `paths`.
 
-    A broadcast is priced as half an all-reduce (assumed: it goes one way of two).
+    A broadcast is priced as half an all-reduce (assumed: it goes one way of two); gloo sends it
+    whole down a binomial tree (gloo/broadcast.cc).
     """
 
     algorithm: str
@@ -270,6 +271,10 @@ class ScheduledCost:
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
         transfer = ScheduledTransfer(self.algorithm, self.paths, size_bytes)
+        if operation == "broadcast" and self.algorithm == "gloo_ring":
+            rounds, link = (self.paths.ranks - 1).bit_length(), self.paths.slowest
+            sent_s = size_bytes / link.bandwidth_bytes_per_s
+            return WholeTransfer(to_ns(rounds * link.latency_s), to_ns(rounds * sent_s))
         if operation == "broadcast":
             return WholeTransfer(0, round(duration_ns(transfer) / 2))
         return transfer

@@ -30,7 +30,9 @@ __all__ = ["Wires", "algorithm_choices", "links_are_stated", "network_from_links
 STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
 PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
 PRESET_NETWORK = Uncertainty(0.88, "presets of devices against 8 published sweeps of nodes")
-MACHINE_NETWORK = Uncertainty(0.34, "presets of machines against 8 published sweeps of nodes")
+CHOSEN_NETWORK = Uncertainty(
+    0.34, "known NICs and NCCL's choice against 8 published sweeps of several nodes"
+)
 
 _NVLINK_FROM = 30e9  # assumed: no PCIe slot of today lets a ring reach it
 _NCCL_ALGORITHMS = ("ring", "tree", "nvls")
@@ -42,17 +44,25 @@ def network_from_links(scenario: Scenario) -> Network:
     """The collective costs of a cluster's links; raises InputError where none are known."""
     cluster = scenario.cluster
     wires = Wires.of(cluster, scenario.run.seed)
-    slowest = wires.slowest
-    preset = PRESET_LINKS
-    if slowest == "inter_node":
-        is_known = cluster.machine and wires.inter and wires.inter.transport != "tcp"
-        preset = MACHINE_NETWORK if is_known else PRESET_NETWORK
+    cost = _cost(scenario, wires)
     return Network(
-        cost=_cost(scenario, wires),
-        uncertainty=STATED_LINKS if getattr(cluster, slowest) else preset,
+        cost=cost,
+        uncertainty=_uncertainty(cluster, wires, chosen=isinstance(cost, NcclCost)),
         bottleneck=_bottleneck(cluster, wires),
         provenance=(*_link_provenance(cluster), *wires.provenance),
     )
+
+
+def _uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> Uncertainty:
+    """Of the slowest links; between nodes NCCL's choice, if it has one, is as doubtful as they."""
+    slowest = wires.slowest
+    stated = getattr(cluster, slowest) is not None
+    if slowest == "intra_node" or wires.inter is None:
+        return STATED_LINKS if stated else PRESET_LINKS
+    if chosen and cluster.algorithm == "auto":
+        known = stated or (cluster.machine is not None and wires.inter.transport != "tcp")
+        return CHOSEN_NETWORK if known else PRESET_NETWORK
+    return STATED_LINKS if stated else PRESET_NETWORK
 
 
 def links_are_stated(cluster: Cluster) -> bool:
@@ -67,9 +77,10 @@ def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:
         return GatheringCost(LinkCost(wires.ring))
     if scenario.ddp.backend == "nccl" and algorithm in ("auto", *_NCCL_ALGORITHMS):
         return _nccl_cost(cluster, wires)
-    if algorithm in ("auto", "ring"):
+    if algorithm == "ring":
         return LinkCost(wires.ring)
-    return ScheduledCost(algorithm, replace(wires.paths, servers=cluster.servers or 1))
+    chosen = "gloo_ring" if algorithm == "auto" else algorithm
+    return ScheduledCost(chosen, replace(wires.paths, servers=cluster.servers or 1))
 
 
 def _nccl_cost(cluster: Cluster, wires: Wires) -> NcclCost:

@@ -8,6 +8,7 @@ beyond it. All of it is assumed of a machine like the preset's; a log or a profi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ddpsim.cluster.algorithms import Paths, ring_step_ns
 from ddpsim.cluster.collectives import (
@@ -19,7 +20,7 @@ from ddpsim.cluster.collectives import (
     duration_ns,
 )
 from ddpsim.cluster.topology import Link
-from ddpsim.cluster.tuner import BASE_US, HOP_US, PROTOCOLS, Choice, Graph, choose
+from ddpsim.cluster.tuner import BASE_US, HOP_US, PROTOCOLS, Choice, Graph, choose, most_ll_gb_per_s
 from ddpsim.units import to_ns
 
 __all__ = ["NcclCost"]
@@ -65,16 +66,14 @@ class NcclCost:
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost. A broadcast is a ring's (NCCL knows no other), and half as long."""
-        if operation == "broadcast":
-            choice = choose(self.graph, size_bytes, ("ring",))
-            return WholeTransfer(0, round(duration_ns(self._sent(choice, size_bytes)) / 2))
-        return self._sent(self.choice(size_bytes), size_bytes)
+        return _transfer(self, operation, size_bytes)
 
     def stretched(self, factor: float) -> NcclCost:
         """See CollectiveCost."""
         return replace(self, time_factor=self.time_factor * factor)
 
-    def _sent(self, choice: Choice, size_bytes: int) -> Transfer:
+    def sent(self, choice: Choice, size_bytes: int) -> Transfer:
+        """What a choice costs."""
         priced = self._priced(choice).stretched(self.time_factor)
         start_s = self._startup_s(choice)
         if choice.algorithm == "ring":
@@ -87,18 +86,22 @@ class NcclCost:
 
     def _priced(self, choice: Choice) -> Paths:
         """The paths, with the latencies and the payload of a protocol where the tables say them."""
-        payload = _PAYLOAD[choice.protocol]
         intra, inter, switch = self.paths.intra, self.paths.inter, self.paths.switch
         if intra and self.table_intra:
-            intra = Link(self._hop_s(choice), payload * intra.bandwidth_bytes_per_s)
+            intra = Link(self._hop_s(choice), self._payload(choice, intra))
         if switch:
             switch = replace(switch, latency_s=self._hop_s(choice))
         if inter and self.table_inter:
             latency_s = self._net_s(choice)
             if choice.algorithm == "ring" and intra and self.table_intra:
                 latency_s = intra.latency_s  # the rest of it is paid once: see _pipelined_s
-            inter = Link(latency_s, payload * inter.bandwidth_bytes_per_s)
+            inter = Link(latency_s, self._payload(choice, inter))
         return replace(self.paths, intra=intra, inter=inter, switch=switch)
+
+    def _payload(self, choice: Choice, link: Link) -> float:
+        """Bytes per second of the message that a link carries beside a protocol's flags."""
+        rate = _PAYLOAD[choice.protocol] * link.bandwidth_bytes_per_s
+        return min(rate, most_ll_gb_per_s(self.graph) * 1e9) if choice.protocol == "LL" else rate
 
     def _hop_s(self, choice: Choice) -> float:
         place = PROTOCOLS.index(choice.protocol)
@@ -129,3 +132,12 @@ class NcclCost:
         if choice.algorithm == "tree":
             return BASE_US["tree"][place] * US
         return _STARTUP_US[self.graph.architecture][place] * US
+
+
+@lru_cache(maxsize=4096)
+def _transfer(cost: NcclCost, operation: Operation, size_bytes: int) -> Transfer:
+    """A step asks for the same sizes again and again."""
+    if operation == "broadcast":
+        choice = choose(cost.graph, size_bytes, ("ring",))
+        return WholeTransfer(0, round(duration_ns(cost.sent(choice, size_bytes)) / 2))
+    return cost.sent(cost.choice(size_bytes), size_bytes)

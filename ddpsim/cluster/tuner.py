@@ -9,10 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import floor, log2
 from typing import Literal, NamedTuple
 
-__all__ = ["PROTOCOLS", "Architecture", "Choice", "Estimate", "Graph", "choose", "estimates"]
+__all__ = [
+    "PROTOCOLS",
+    "Architecture",
+    "Choice",
+    "Estimate",
+    "Graph",
+    "choose",
+    "estimates",
+    "most_ll_gb_per_s",
+]
 
 Architecture = Literal["volta", "ampere", "hopper", "blackwell"]
 Protocol = Literal["LL", "LL128", "Simple"]
@@ -151,7 +161,8 @@ class Choice(NamedTuple):
     time_us: float
 
 
-def estimates(graph: Graph) -> list[Estimate]:
+@lru_cache(maxsize=64)
+def estimates(graph: Graph) -> tuple[Estimate, ...]:
     """Every algorithm and protocol that this job may use."""
     found = []
     for algorithm in _algorithms(graph):
@@ -162,7 +173,7 @@ def estimates(graph: Graph) -> list[Estimate]:
             if bandwidth > 0:
                 latency = _latency(graph, algorithm, i)
                 found.append(Estimate(algorithm, protocol, latency, bandwidth))
-    return found
+    return tuple(found)
 
 
 def choose(
@@ -211,15 +222,13 @@ def _bandwidth(graph: Graph, algorithm: Algorithm, protocol: int) -> float:
     bus, n = count * speed, graph.ranks
     around = n / (2 * (n - 1))
     if algorithm == "ring":
-        least_ll = (limits if graph.nodes == 1 else _LIMITS[_of_cpu(graph)]).ll[column]
         ll128 = min(0.92 * bus, count * limits.ring_ll128_channel)
-        return (min(least_ll, 0.5 * bus), ll128, bus)[protocol] * around
+        return (min(most_ll_gb_per_s(graph), 0.5 * bus), ll128, bus)[protocol] * around
     if algorithm == "tree":
-        least_ll = (limits if graph.nodes == 1 else _LIMITS[_of_cpu(graph)]).ll[column]
         bus = min(0.92 * graph.tree_gb_per_s, count * limits.tree_channel[column])
         part = 7 / 9 if graph.nodes == 1 else 120 / 128
         ll128 = min(bus * part, count * limits.tree_ll128_channel[column])
-        return (min(bus / 3.8, least_ll), ll128, bus)[protocol] * 0.5
+        return (min(bus / 3.8, most_ll_gb_per_s(graph)), ll128, bus)[protocol] * 0.5
     heads = graph.gpus_per_node
     part = graph.intra_gb_per_s / heads
     each = next((s for s in _INTRA_SPEEDS[graph.architecture] if s <= part), part)
@@ -230,8 +239,13 @@ def _bandwidth(graph: Graph, algorithm: Algorithm, protocol: int) -> float:
     return heads * min(inside, over, limits.nvls_tree_channel[column]) * around
 
 
+def most_ll_gb_per_s(graph: Graph) -> float:
+    """Bus bandwidth that LL reaches at most; over several nodes looked up by the CPU's vendor."""
+    row = graph.architecture if graph.nodes == 1 else _of_cpu(graph)
+    return _LIMITS[row].ll[min(graph.nodes, 3) - 1]
+
+
 def _of_cpu(graph: Graph) -> Architecture:
-    """Over several nodes NCCL looks its limit of LL up by the CPU's vendor."""
     return "ampere" if graph.cpu_vendor == "amd" else "volta"
 
 

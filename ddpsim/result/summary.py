@@ -187,6 +187,8 @@ def _exposed(steps: list[Step]) -> str:
     late = sum(span.end_ns > end_ns for span in buckets)
     if not late:
         return "the buffer broadcast is exposed"
+    if len(buckets) == 1:
+        return "its one bucket ends after the backward"
     if late == 1:
         return f"the last of {len(buckets)} buckets ends after the backward"
     which = "all" if late == len(buckets) else f"the last {late} of"

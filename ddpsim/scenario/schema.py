@@ -517,6 +517,7 @@ class Background(_Spec):
 Algorithm = Literal[
     "auto",
     "ring",
+    "gloo_ring",
     "tree",
     "nvls",
     "halving_doubling",
