@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simpy import Environment
 
-from ddpsim.cluster.algorithms import ALGORITHMS, Paths, duration_ns, ring_step_ns, schedule
+from ddpsim.cluster.algorithms import ALGORITHMS, duration_ns, schedule
 from ddpsim.cluster.collectives import (
     CollectiveCost,
     LinkCost,
@@ -21,6 +21,8 @@ from ddpsim.cluster.collectives import (
     Traffic,
     Transfer,
 )
+from ddpsim.cluster.paths import Paths
+from ddpsim.cluster.rings import ring_step_ns
 from ddpsim.cluster.topology import Link
 from ddpsim.engine.network import Network, ring_ends_ns
 from ddpsim.engine.progress import fair_share

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Literal, Protocol
 
 from ddpsim.cluster import algorithms
-from ddpsim.cluster.algorithms import Paths
+from ddpsim.cluster.paths import Paths
 from ddpsim.cluster.schedule import Schedule
 from ddpsim.cluster.topology import Link
 from ddpsim.errors import InputError

@@ -9,7 +9,6 @@ from itertools import groupby
 from math import ceil
 from typing import Literal
 
-from ddpsim.cluster.algorithms import Paths
 from ddpsim.cluster.collectives import (
     CollectiveCost,
     GatheringCost,
@@ -18,6 +17,7 @@ from ddpsim.cluster.collectives import (
     ScheduledCost,
 )
 from ddpsim.cluster.nccl_cost import NcclCost
+from ddpsim.cluster.paths import Paths
 from ddpsim.cluster.topology import Link, ring_links
 from ddpsim.cluster.tuner import Graph
 from ddpsim.errors import InputError

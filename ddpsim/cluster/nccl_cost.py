@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ddpsim.cluster.algorithms import Paths, ring_step_ns
 from ddpsim.cluster.collectives import (
     Operation,
     RingTransfer,
@@ -19,6 +18,8 @@ from ddpsim.cluster.collectives import (
     WholeTransfer,
     duration_ns,
 )
+from ddpsim.cluster.paths import Paths
+from ddpsim.cluster.rings import ring_step_ns
 from ddpsim.cluster.topology import Link
 from ddpsim.cluster.tuner import BASE_US, HOP_US, PROTOCOLS, Choice, Graph, choose, most_ll_gb_per_s
 from ddpsim.units import to_ns

@@ -1,0 +1,236 @@
+"""All-reduces up and down trees, in chunks: NCCL's two trees, and switches that reduce (NVLS).
+
+Sources: Sanders, Speck, Traff 2009 (two trees), nccl src/graph/trees.cc (which trees),
+src/device/all_reduce.h (what a tree and NVLS send).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil
+
+from ddpsim.cluster.paths import Paths, leaving_ns, part, step_ns
+from ddpsim.cluster.schedule import Message, Schedule, Scheduler
+from ddpsim.cluster.topology import Link
+
+__all__ = ["halves", "switches", "trees"]
+
+# assumed sizes of a pipeline's chunks, all channels together: up to 16 as small as the first, then
+# as large as the second (NCCL: 24 channels x 128 to 512 KiB)
+LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES, USUAL_CHUNKS = 65_536, 8 * 2**20, 16
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """One hop that every chunk takes; `after` are the edges that bring its sender what it sends."""
+
+    source: int
+    target: int
+    link: Link
+    after: tuple[int, ...]
+
+
+class _Pipeline:
+    """Edges over which one half of the bytes flows in chunks: up to a root, and down again."""
+
+    def __init__(self) -> None:
+        self.edges: list[_Edge] = []
+
+    def add(self, source: int, target: int, link: Link, after: Sequence[int]) -> list[int]:
+        """An edge; returns its place, as what later edges wait for."""
+        self.edges.append(_Edge(source, target, link, tuple(after)))
+        return [len(self.edges) - 1]
+
+    def over_nodes(
+        self, paths: Paths, tree: int, heads: Sequence[int], ready: Sequence[list[int]]
+    ) -> list[list[int]]:
+        """Up one of the two trees of nodes and down; `ready` and the result are by node.
+
+        An edge has the part of its nodes' networks that the edges of both trees leave it.
+        """
+        both = _two_trees(paths.nodes)
+        parent, flows = both[tree], _flows(both)
+        brought = [list(edges) for edges in ready]
+        climb = _leaves_first(parent)
+        for node in climb[:-1]:
+            link = part(paths.network, max(flows[node], flows[parent[node]]))
+            brought[parent[node]] += self.add(heads[node], heads[parent[node]], link, brought[node])
+        for node in reversed(climb[:-1]):
+            up = parent[node]
+            link = part(paths.network, max(flows[node], flows[up]))
+            brought[node] = self.add(heads[up], heads[node], link, brought[up])
+        return brought
+
+    def schedule(self, paths: Paths, size_bytes: int) -> Schedule:
+        """Each chunk goes over all edges; on an edge chunks follow each other."""
+        out, (count, chunk) = Scheduler(dict(paths.weak)), _chunks(size_bytes)
+        for number in range(count):
+            base = number * len(self.edges)
+            for edge in self.edges:
+                behind = [len(out.messages) - len(self.edges)] if number else []
+                after = [base + i for i in edge.after]
+                out.send(edge.source, edge.target, chunk, edge.link, after=after, behind=behind)
+        return out.schedule(paths.ranks)
+
+    def closed_form_ns(self, size_bytes: int) -> int:
+        """The first chunk's longest way, then each further one behind the slowest edge on a way.
+
+        Exact, as chunks are equal: they wait for each other at the slowest edge so far, and
+        leave it at that pace.
+        """
+        count, chunk = _chunks(size_bytes)
+        # by edge: pairs of (when the first chunk has arrived, pace of the ones behind it)
+        ways: list[set[tuple[int, int]]] = []
+        for edge in self.edges:
+            takes, leaves = step_ns(edge.link, chunk), leaving_ns(edge.link, chunk)
+            before = {way for i in edge.after for way in ways[i]} or {(0, 0)}
+            ways.append(_longest({(end + takes, max(pace, leaves)) for end, pace in before}))
+        return max(end + (count - 1) * pace for edge in ways for end, pace in edge)
+
+
+def _longest(ways: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those that no other way is both later and slower than."""
+    kept: set[tuple[int, int]] = set()
+    for end, pace in sorted(ways, reverse=True):
+        if all(pace > other for _, other in kept):
+            kept.add((end, pace))
+    return kept
+
+
+def _chunks(size_bytes: int) -> tuple[int, int]:
+    """How many chunks of how many bytes a message is cut into."""
+    usual = min(USUAL_CHUNKS, max(1, size_bytes // LEAST_CHUNK_BYTES))
+    count = max(usual, ceil(size_bytes / LARGEST_CHUNK_BYTES))
+    return count, ceil(size_bytes / count)
+
+
+def halves(
+    pipelines: Callable[[Paths], Sequence[_Pipeline]],
+) -> tuple[Callable[[Paths, int], Schedule], Callable[[Paths, int], int]]:
+    """Schedule and closed form of two pipelines side by side, each carrying half of the bytes."""
+
+    def both(paths: Paths, size_bytes: int) -> Schedule:
+        half = ceil(size_bytes / 2)
+        first, second = (p.schedule(paths, half).messages for p in pipelines(paths))
+        return Schedule(paths.ranks, (*first, *(_moved(m, len(first)) for m in second)))
+
+    def longest_ns(paths: Paths, size_bytes: int) -> int:
+        return max(p.closed_form_ns(ceil(size_bytes / 2)) for p in pipelines(paths))
+
+    return both, longest_ns
+
+
+def _moved(message: Message, places: int) -> Message:
+    return replace(
+        message,
+        after=tuple(places + i for i in message.after),
+        behind=tuple(places + i for i in message.behind),
+    )
+
+
+@lru_cache(maxsize=64)
+def trees(paths: Paths) -> tuple[_Pipeline, ...]:
+    """Sums flow up to the root and the result down, half of the bytes in each of two trees.
+
+    In a node GPUs are a chain that ends at its first. Every node is a leaf in one of the trees.
+    About 2 log2(n) a + 2 M b.
+    """
+    return tuple(_tree(paths, tree) for tree in (0, 1))
+
+
+def _tree(paths: Paths, tree: int) -> _Pipeline:
+    pipe, g = _Pipeline(), paths.gpus_per_node
+    heads = range(0, paths.ranks, g)
+    ready: list[list[int]] = []
+    for head in heads:
+        summed: list[int] = []
+        for gpu in range(head + g - 1, head, -1):
+            summed = pipe.add(gpu, gpu - 1, _chain(paths), summed)
+        ready.append(summed)
+    brought = pipe.over_nodes(paths, tree, heads, ready) if paths.nodes > 1 else ready
+    for head, result in zip(heads, brought, strict=True):
+        last = result
+        for gpu in range(head, head + g - 1):
+            last = pipe.add(gpu, gpu + 1, _chain(paths), last)
+    return pipe
+
+
+def _chain(paths: Paths) -> Link:
+    """A GPU's link serves both trees, up and down."""
+    return part(paths.inside, 4)
+
+
+@lru_cache(maxsize=64)
+def switches(paths: Paths) -> tuple[_Pipeline, ...]:
+    """GPUs send to their node's switch, which sums and sends back: about 2 a + M b.
+
+    Over several nodes the sums go up and down two trees of nodes (NVLS tree).
+    """
+    return tuple(_switched(paths, tree) for tree in (0, 1))
+
+
+def _switched(paths: Paths, tree: int) -> _Pipeline:
+    if paths.switch is None:
+        raise ValueError("NVLS needs a switch that reduces")
+    pipe, n, g = _Pipeline(), paths.ranks, paths.gpus_per_node
+    link = part(replace(paths.switch, latency_s=paths.switch.latency_s / 2), 2)
+    heads = range(n, n + paths.nodes)
+    ready = [
+        [
+            place
+            for gpu in range(node * g, (node + 1) * g)
+            for place in pipe.add(gpu, head, link, ())
+        ]
+        for node, head in enumerate(heads)
+    ]
+    brought = pipe.over_nodes(paths, tree, heads, ready) if paths.nodes > 1 else ready
+    for node, head in enumerate(heads):
+        for gpu in range(node * g, (node + 1) * g):
+            pipe.add(head, gpu, link, brought[node])
+    return pipe
+
+
+def _flows(parents: Sequence[Sequence[int]]) -> list[int]:
+    """How many edges leave each node, up and down, in all trees."""
+    leaving = [0] * len(parents[0])
+    for parent in parents:
+        for node, up in enumerate(parent):
+            if up >= 0:
+                leaving[node] += 1
+                leaving[up] += 1
+    return leaving
+
+
+def _leaves_first(parent: Sequence[int]) -> list[int]:
+    """Nodes in an order in which each precedes its parent; the root is the last."""
+
+    def depth(node: int) -> int:
+        return 0 if parent[node] < 0 else 1 + depth(parent[node])
+
+    return sorted(range(len(parent)), key=lambda node: (-depth(node), node))
+
+
+@lru_cache(maxsize=64)
+def _two_trees(nodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Parents in each tree, -1 at its root: the second is the first mirrored (even) or shifted."""
+    first = [_parent(node, nodes) for node in range(nodes)]
+    second = [-1] * nodes
+    for node, up in enumerate(first):
+        if up < 0:
+            continue
+        if nodes % 2 == 0:
+            second[nodes - 1 - node] = nodes - 1 - up
+        else:
+            second[(node + 1) % nodes] = (up + 1) % nodes
+    return tuple(first), tuple(second)
+
+
+def _parent(node: int, nodes: int) -> int:
+    """In the binary tree whose leaves are the odd nodes (nccl src/graph/trees.cc)."""
+    if node == 0:
+        return -1
+    bit = node & -node
+    up = (node ^ bit) | (bit << 1)
+    return up if up < nodes else node ^ bit
