@@ -24,7 +24,7 @@ from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
 from ddpsim.result.summary import mean_step_s
 from ddpsim.scenario.document import Document
-from ddpsim.scenario.schema import Jitter, Scenario
+from ddpsim.scenario.schema import Device, Jitter, Scenario
 from ddpsim.units import NS_PER_S, format_bytes
 from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Model
@@ -100,8 +100,14 @@ class Job:
             ),
             buffers=sum(buffer.size_bytes for buffer in self.model.buffers),
             activations=None if activations is None else round(activations),
-            device=round(self.scenario.cluster.device.memory_bytes),
+            device=round(min(device.memory_bytes for device in self._devices())),
         )
+
+    def _devices(self) -> list[Device]:
+        """All kinds of the cluster."""
+        cluster = self.scenario.cluster
+        others = [other.device for other in (cluster.other_nodes or {}).values()]
+        return [cluster.device, *(device for device in others if device)]
 
     def provenance(self) -> tuple[Provenance, ...]:
         """Where every input came from."""

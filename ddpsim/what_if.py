@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import sqrt
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
@@ -42,18 +42,28 @@ def stragglers(job: Job) -> Iterator[Straggler]:
         without = job.scenario.model_copy(update={"cluster": cluster.model_copy(update=changed)})
         return max(0.0, whole_s - resolve(without).step_s())
 
-    factors = rank_factors(cluster, job.scenario.run.seed)
+    others = cluster.other_nodes or {}
+    for node, other in others.items():
+        for text, keys in (
+            (f"node {node}'s {other.device.name if other.device else ''}", ("device",)),
+            (f"node {node}'s links", ("intra_node", "inter_node")),
+        ):
+            if any(getattr(other, key) for key in keys):
+                usual = other.model_copy(update=dict.fromkeys(keys))
+                kind: Literal["rank", "link"] = "rank" if keys == ("device",) else "link"
+                yield Straggler(kind, text, cost_s(other_nodes=others | {node: usual}))
+    factors = rank_factors(cluster.model_copy(update={"other_nodes": None}), job.scenario.run.seed)
     if factors:
         rank = max(factors, key=lambda r: (factors[r], -r))
-        usual = median(factors.values())
-        if factors[rank] > usual:
-            calmed = Stragglers(factors=factors | {rank: usual})
-            text = f"rank {rank}, whose compute takes {factors[rank] / usual:.2f} x the median's"
+        middle = median(factors.values())
+        if factors[rank] > middle:
+            calmed = Stragglers(factors=factors | {rank: middle})
+            text = f"rank {rank}, whose compute takes {factors[rank] / middle:.2f} x the median's"
             yield Straggler("rank", text, cost_s(stragglers=calmed))
     for rank, part in (cluster.weak_links or {}).items():
-        others = {r: p for r, p in (cluster.weak_links or {}).items() if r != rank}
+        kept = {r: p for r, p in (cluster.weak_links or {}).items() if r != rank}
         text = f"the link to rank {rank}, with {part:.0%} of its bandwidth"
-        yield Straggler("link", text, cost_s(weak_links=others or None))
+        yield Straggler("link", text, cost_s(weak_links=kept or None))
 
 
 @dataclass(frozen=True)

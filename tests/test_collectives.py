@@ -237,6 +237,19 @@ def test_each_straggler_has_its_price() -> None:
     assert rank.cost_s == pytest.approx(gone, rel=1e-6)
 
 
+def test_a_node_unlike_the_others_has_its_price() -> None:
+    plain = predict()
+    old = predict("cluster.other_nodes={1: {device: t4, inter_node: {bandwidth: 1 Gbit/s}}}")
+    kinds = {straggler.kind: straggler for straggler in old.stragglers}
+    assert kinds["rank"].text == "node 1's t4"
+    assert kinds["link"].text == "node 1's links"
+    assert all(straggler.cost_s > 0 for straggler in old.stragglers)
+    assert old.iteration_time_s.mean > 1.5 * plain.iteration_time_s.mean
+    assert old.memory_bytes_per_gpu.device < plain.memory_bytes_per_gpu.device
+    alike = predict("cluster.other_nodes={1: {device: v100-sxm-32gb}}")
+    assert alike.iteration_time_s.mean == plain.iteration_time_s.mean
+
+
 def test_stalls_cost_what_they_take() -> None:
     """Every rank in every iteration: exactly their duration."""
     plain, stalled = predict(), predict("run.stalls={probability: 1, duration: 7 ms}")

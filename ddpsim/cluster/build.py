@@ -53,9 +53,11 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
         network = _from_log(scenario, fitted)
     else:
         network = fitted or network_from_links(scenario)
-    if scenario.cluster.weak_links and not isinstance(network.cost, (LinkCost, *_OF_LINKS)):
+    for key in ("weak_links", "other_nodes"):
+        if not getattr(scenario.cluster, key) or isinstance(network.cost, (LinkCost, *_OF_LINKS)):
+            continue
         raise InputError(
-            "cluster.weak_links",
+            f"cluster.{key}",
             "a log or a profile says what the links it was measured on do; drop one of the two",
         )
     network = replace(network, traffic=traffic(scenario))

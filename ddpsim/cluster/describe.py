@@ -63,7 +63,7 @@ def _node(cluster: Cluster, wires: Wires, node: int) -> Iterator[str]:
     first = node * g
     shown = list(range(first, first + min(g, _DRAWN_GPUS)))
     more = f" ... {first + g - 1}" if g > _DRAWN_GPUS else ""
-    weak = dict(wires.weak)
+    weak = {rank for rank, _, _ in wires.weak}
     gpus = " ".join(f"{rank}!" if rank in weak else str(rank) for rank in shown)
     stem = "    +-- " if cluster.nodes > 1 else "  "
     yield f"{stem}node {node}: ranks {gpus}{more}"
@@ -90,8 +90,12 @@ def _facts(scenario: Scenario, wires: Wires) -> Iterator[str]:
     if cluster.world_size > 1 and scenario.ddp.backend == "nccl":
         count, speed = wires.graph(cluster).channels
         yield f"NCCL would search {count} channels of {speed:g} GB/s there"
-    for rank, part in wires.weak:
-        yield f"the link to rank {rank} (!) has {part:.0%} of its bandwidth"
+    for rank, inside, outside in wires.weak:
+        parts = f"{inside:.0%}" + (f" inside, {outside:.0%} outside" if inside != outside else "")
+        yield f"the links to rank {rank} (!) have {parts} of the usual bandwidth"
+    for node, other in (cluster.other_nodes or {}).items():
+        if other.device:
+            yield f"node {node} has {other.device.name}"
     if cluster.background:
         rate = format_bytes_per_s(cluster.background.rate_bytes_per_s)
         yield f"another job sends {rate} from each node"

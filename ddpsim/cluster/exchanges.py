@@ -27,7 +27,7 @@ def halving_doubling_schedule(paths: Paths, size_bytes: int) -> Schedule:
 
     Ranks beyond the largest power of two hand their data to a partner first, and get it back last.
     """
-    out, n, link = Scheduler(dict(paths.weak)), paths.ranks, paths.slowest
+    out, n, link = Scheduler(paths.left), paths.ranks, paths.slowest
     power = 1 << (n.bit_length() - 1)
     last: dict[int, list[int]] = {rank: [] for rank in range(n)}
     for extra in range(power, n):
@@ -65,7 +65,7 @@ def halving_doubling_ns(paths: Paths, size_bytes: int) -> int:
 
 def direct_schedule(paths: Paths, size_bytes: int) -> Schedule:
     """Every rank sends every other its shard, one after another; then the sums likewise."""
-    out, n, link = Scheduler(dict(paths.weak)), paths.ranks, paths.slowest
+    out, n, link = Scheduler(paths.left), paths.ranks, paths.slowest
     chunk = ceil(size_bytes / n)
     into: dict[int, list[int]] = {}
     for _ in range(2):
@@ -94,7 +94,7 @@ def server_schedule(paths: Paths, size_bytes: int) -> Schedule:
 
     A server's link takes one message after another: it carries n M / servers each way.
     """
-    out, n, link = Scheduler(dict(paths.weak)), paths.ranks, _server_link(paths)
+    out, n, link = Scheduler(paths.left), paths.ranks, _server_link(paths)
     shard = ceil(size_bytes / paths.servers)
     for server in range(n, n + paths.servers):
         pushed: list[int] = []

@@ -80,7 +80,7 @@ def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:
     if algorithm == "ring":
         return LinkCost(wires.ring)
     chosen = "gloo_ring" if algorithm == "auto" else algorithm
-    return ScheduledCost(chosen, replace(wires.paths, servers=cluster.servers or 1))
+    return ScheduledCost(chosen, replace(wires.paths, switch=None, servers=cluster.servers or 1))
 
 
 def _nccl_cost(cluster: Cluster, wires: Wires) -> NcclCost:
@@ -119,7 +119,7 @@ class Wires:
     intra: IntraNode | None
     inter: InterNode | None
     network_rate: float
-    weak: tuple[tuple[int, float], ...] = ()
+    weak: tuple[tuple[int, float, float], ...] = ()
     provenance: tuple[Provenance, ...] = ()
 
     @classmethod
@@ -142,7 +142,7 @@ class Wires:
             intra if cluster.gpus_per_node > 1 and isinstance(intra, IntraNode) else None,
             used,
             rate,
-            tuple(sorted((cluster.weak_links or {}).items())),
+            _weak(cluster),
             collisions,
         )
 
@@ -150,10 +150,10 @@ class Wires:
     def ring(self) -> tuple[Link, ...]:
         """The link that leads to each rank from its left neighbour."""
         links = ring_links(self.nodes, self.gpus_per_node, self._within, self._between)
-        left = dict(self.weak)
+        left, n = self.paths.left, len(links)
         return tuple(
-            replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left.get(rank, 1.0))
-            for rank, link in enumerate(links)
+            replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left((r - 1) % n, r))
+            for r, link in enumerate(links)
         )
 
     @property
@@ -213,6 +213,34 @@ def _latency_s(link: IntraNode | InterNode) -> float:
     return link.latency_s
 
 
+def _weak(cluster: Cluster) -> tuple[tuple[int, float, float], ...]:
+    """Ranks whose links differ: weak ones, and those of nodes that are unlike the others."""
+    g, parts = cluster.gpus_per_node, {}
+    for node, other in (cluster.other_nodes or {}).items():
+        inside, outside = (
+            _ratio(getattr(other, key), cluster.link(key)) for key in ("intra_node", "inter_node")
+        )
+        for rank in range(node * g, (node + 1) * g):
+            parts[rank] = (inside, outside)
+    for rank, part in (cluster.weak_links or {}).items():
+        inside, outside = parts.get(rank, (1.0, 1.0))
+        parts[rank] = (inside * part, outside * part)
+    return tuple((rank, *both) for rank, both in sorted(parts.items()) if both != (1.0, 1.0))
+
+
+def _ratio(own: IntraNode | InterNode | None, usual: IntraNode | InterNode | None) -> float:
+    """Bandwidth of a node's own links over the usual ones'."""
+    if own is None or usual is None:
+        return 1.0
+    return _whole(own) / _whole(usual)
+
+
+def _whole(link: IntraNode | InterNode) -> float:
+    if isinstance(link, InterNode):
+        return link.nics_per_node * link.bandwidth_bytes_per_s / link.oversubscription
+    return link.bandwidth_bytes_per_s
+
+
 def _network_rate(inter: InterNode, nodes: int, seed: int) -> tuple[float, tuple[Provenance, ...]]:
     """What a node can send to all others at once, and how flows collided on the way."""
     rate = inter.nics_per_node * inter.bandwidth_bytes_per_s
@@ -257,8 +285,10 @@ def _bottleneck(cluster: Cluster, wires: Wires) -> str:
         return f"{whose} ({rate} each), which {cluster.world_size} ranks share"
     if wires.weak:
         rank = min(range(len(ring)), key=lambda i: ring[i].bandwidth_bytes_per_s)
-        if rank in dict(wires.weak):
+        if rank in (cluster.weak_links or {}):
             return f"the weak link to rank {rank} ({rate})"
+        if rank // cluster.gpus_per_node in (cluster.other_nodes or {}):
+            return f"the links of node {rank // cluster.gpus_per_node}, unlike the others' ({rate})"
     where = "inter-node network" if wires.slowest == "inter_node" else "intra-node links"
     return f"the {where} ({rate} a ring, {format_duration(slowest.latency_s)} a step)"
 

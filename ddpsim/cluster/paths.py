@@ -21,7 +21,7 @@ class Paths:
     `switch`: one GPU's link to a switch that reduces (NVLS), at the rate of the message itself.
     A layout of one node needs no `inter`, one GPU per node no `intra`. `servers` are those of a
     parameter server, each with a link like a node's (of one node: like a GPU's). `weak`: ranks with
-    the part of its bandwidth that is left of whatever link leads to each.
+    the parts of their bandwidths that the links to them have, inside the node and from outside.
     """
 
     nodes: int
@@ -30,7 +30,7 @@ class Paths:
     inter: Link | None
     switch: Link | None = None
     servers: int = 1
-    weak: tuple[tuple[int, float], ...] = ()
+    weak: tuple[tuple[int, float, float], ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -55,6 +55,20 @@ class Paths:
     def flat(self) -> Link:
         """Of one rank to one in another node, when all ranks of its node send there at once."""
         return part(self.network, self.gpus_per_node)
+
+    def left(self, source: int, target: int) -> float:
+        """The part of its bandwidth that a link to a rank has; others have all of it.
+
+        What is no rank is the node's own switch, or without one a server elsewhere.
+        """
+        for rank, inside, outside in self.weak:
+            if rank != target:
+                continue
+            if source >= self.ranks:
+                return inside if self.switch or self.nodes == 1 else outside
+            alike = source // self.gpus_per_node == rank // self.gpus_per_node
+            return inside if alike else outside
+        return 1.0
 
     def stretched(self, factor: float) -> Paths:
         """The same where everything takes `factor` times as long."""

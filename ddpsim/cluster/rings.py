@@ -48,7 +48,7 @@ def _ring_steps(
 
 def ring_schedule(paths: Paths, size_bytes: int) -> Schedule:
     """2(n-1) steps of a chunk of M/n; a node's whole network serves the one hop that leaves it."""
-    out, n, links = Scheduler(dict(paths.weak)), paths.ranks, _ring(paths)
+    out, n, links = Scheduler(paths.left), paths.ranks, _ring(paths)
     _ring_steps(out, range(n), 2 * (n - 1), ceil(size_bytes / n), lambda _, to: links[to], {})
     return out.schedule(n)
 
@@ -59,11 +59,12 @@ def _ring(paths: Paths) -> tuple[Link, ...]:
 
 def ring_step_ns(paths: Paths, size_bytes: int) -> tuple[int, ...]:
     """What each rank needs to get a chunk from its left neighbour in the ring of all ranks."""
-    chunk, left = ceil(size_bytes / paths.ranks), dict(paths.weak)
-    return tuple(
-        to_ns(link.latency_s + chunk / (link.bandwidth_bytes_per_s * left.get(rank, 1.0)))
-        for rank, link in enumerate(_ring(paths))
-    )
+    n, chunk = paths.ranks, ceil(size_bytes / paths.ranks)
+    steps = []
+    for rank, link in enumerate(_ring(paths)):
+        rate = link.bandwidth_bytes_per_s * paths.left((rank - 1) % n, rank)
+        steps.append(to_ns(link.latency_s + chunk / rate))
+    return tuple(steps)
 
 
 def ring_ns(paths: Paths, size_bytes: int) -> int:
@@ -77,7 +78,7 @@ def gloo_schedule(paths: Paths, size_bytes: int) -> Schedule:
     A segment goes once the one before the last has arrived, and what it passes on is there. The
     time in which a thread adds is not in it: a profile knows it (`ddpsim.cluster.fitted`).
     """
-    out, n = Scheduler(dict(paths.weak)), paths.ranks
+    out, n = Scheduler(paths.left), paths.ranks
     each, segment = _segments(n, size_bytes)
     link = _slowest_hop(paths, segment)
     count = each * (n - 1)  # of a phase, by each rank
@@ -122,7 +123,7 @@ def gloo_ns(paths: Paths, size_bytes: int) -> int:
 
 def hierarchical_schedule(paths: Paths, size_bytes: int) -> Schedule:
     """Reduce-scatter in each node, all-reduce of each shard over the nodes, all-gather in each."""
-    out, (m, g) = Scheduler(dict(paths.weak)), (paths.nodes, paths.gpus_per_node)
+    out, (m, g) = Scheduler(paths.left), (paths.nodes, paths.gpus_per_node)
     shard = ceil(size_bytes / g)
     nodes = [range(node * g, (node + 1) * g) for node in range(m)]
     rails = [range(gpu, m * g, g) for gpu in range(g)]

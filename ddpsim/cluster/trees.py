@@ -65,7 +65,7 @@ class _Pipeline:
 
     def schedule(self, paths: Paths, size_bytes: int) -> Schedule:
         """Each chunk goes over all edges; on an edge chunks follow each other."""
-        out, (count, chunk) = Scheduler(dict(paths.weak)), _chunks(size_bytes)
+        out, (count, chunk) = Scheduler(paths.left), _chunks(size_bytes)
         for number in range(count):
             base = number * len(self.edges)
             for edge in self.edges:

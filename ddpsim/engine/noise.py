@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ddpsim.scenario.schema import Cluster, Run
+from ddpsim.scenario.schema import Cluster, Device, Run
 from ddpsim.units import to_ns
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def draw_slowdowns(
     on or off does not change the other.
     """
     steady = not observed_s if run.jitter is None else run.jitter.sigma == 0
-    if cluster.stragglers is None and steady:
+    if not rank_factors(cluster, run.seed) and steady:
         return None
     import numpy as np  # noqa: PLC0415 -- slow to import, and needed only here
 
@@ -50,17 +50,40 @@ def draw_slowdowns(
 
 def rank_factors(cluster: Cluster, seed: int) -> dict[int, float]:
     """Each rank's own time multiplier, for the whole run; empty where none differs."""
-    stragglers = cluster.stragglers
-    if stragglers is None:
+    stragglers, ranks = cluster.stragglers, range(cluster.world_size)
+    of_node = {node: _slower(cluster.device, other) for node, other in _others(cluster)}
+    if stragglers is None and not of_node:
         return {}
-    if not stragglers.sigma:
-        listed = stragglers.factors or {}
-        return {rank: listed.get(rank, 1.0) for rank in range(cluster.world_size)}
+    device = {rank: of_node.get(rank // cluster.gpus_per_node, 1.0) for rank in ranks}
+    if stragglers is None or not stragglers.sigma:
+        listed = (stragglers and stragglers.factors) or {}
+        return {rank: device[rank] * listed.get(rank, 1.0) for rank in ranks}
     import numpy as np  # noqa: PLC0415 -- see above
 
     stream = np.random.SeedSequence(seed).spawn(2)[0]
     draws = np.random.default_rng(stream).standard_normal(cluster.world_size)
-    return dict(enumerate(np.exp(stragglers.sigma * draws).tolist()))
+    drawn: list[float] = np.exp(stragglers.sigma * draws).tolist()
+    return {rank: device[rank] * drawn[rank] for rank in ranks}
+
+
+def _others(cluster: Cluster) -> Iterator[tuple[int, Device]]:
+    for node, other in (cluster.other_nodes or {}).items():
+        if other.device:
+            yield node, other.device
+
+
+def _slower(usual: Device, other: Device) -> float:
+    """How many times as long the other device computes: by the best matmul rate that both have.
+
+    An approximation: work that memory bounds may differ by another ratio.
+    """
+
+    def reached(device: Device, rate: str) -> float:
+        return device.peak_flops_per_s[rate] * device.efficiency(rate)  # type: ignore[index]
+
+    common = [rate for rate in usual.peak_flops_per_s if rate in other.peak_flops_per_s]
+    best = max(common, key=lambda rate: reached(usual, rate))
+    return reached(usual, best) / reached(other, best)
 
 
 def draw_stalls(run: Run, ranks: int, iterations: int) -> Stalls | None:

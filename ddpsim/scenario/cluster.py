@@ -21,6 +21,7 @@ __all__ = [
     "InterNode",
     "IntraNode",
     "Machine",
+    "OtherNode",
     "Stragglers",
 ]
 
@@ -191,6 +192,16 @@ def _machine(value: Any) -> Any:
     return kept | {"name": name, "inter_node": _preset_link(table["inter_node"])}
 
 
+class OtherNode(Spec):
+    """A node unlike the others; what it does not say is as in them."""
+
+    device: (
+        Annotated[Device, BeforeValidator(_device, json_schema_input_type=Device | str)] | None
+    ) = Field(None, description="its devices: slower or faster by the ratio of matmul rates")
+    intra_node: IntraNode | None = Field(None, description="of it only the bandwidth counts")
+    inter_node: InterNode | None = Field(None, description="of it only the bandwidth counts")
+
+
 class Background(Spec):
     """Another job's traffic on each node's network."""
 
@@ -257,6 +268,9 @@ class Cluster(Spec):
     weak_links: dict[int, Fraction] | None = Field(
         None, description="rank: the part of its bandwidth that is left of the link to it"
     )
+    other_nodes: dict[int, OtherNode] | None = Field(
+        None, description="node: in what it differs from the others"
+    )
     background: Background | None = Field(None, description="other traffic; omitted: none")
     stragglers: Stragglers | None = Field(None, description="omitted: none")
 
@@ -312,6 +326,19 @@ class Cluster(Spec):
                         f"0 to {self.world_size - 1}",
                         key,
                     )
+        for node in self.other_nodes or {}:
+            if not 0 <= node < self.nodes:
+                raise fail(
+                    f"node {shown(node)} does not exist: 0 to {self.nodes - 1}", "other_nodes"
+                )
+        for node, other in (self.other_nodes or {}).items():
+            known = set(self.device.peak_flops_per_s)
+            if other.device and not known & set(other.device.peak_flops_per_s):
+                raise fail(
+                    f"node {node}: {other.device.name} and {self.device.name} have no peak_flops "
+                    "in common to compare them by",
+                    "other_nodes",
+                )
         return self
 
     @model_validator(mode="after")

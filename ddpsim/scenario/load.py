@@ -113,15 +113,25 @@ def _description(path: KeyPath) -> str:
 
 def _model_at(path: KeyPath) -> type[BaseModel] | None:
     """The model whose keys stand at a path of the document."""
-    model: type[BaseModel] | None = Scenario
+    annotation: Any = Scenario
     for step in path:
-        fields = {
-            field.alias or key: field for key, field in (model or Scenario).model_fields.items()
-        }
-        model = _model_in(fields[str(step)].annotation) if str(step) in fields else None
+        model = _model_in(annotation)
         if model is None:
+            annotation = _values_in(annotation)
+            continue
+        fields = {field.alias or key: field for key, field in model.model_fields.items()}
+        if str(step) not in fields:
             return None
-    return model
+        annotation = fields[str(step)].annotation
+    return _model_in(annotation)
+
+
+def _values_in(annotation: Any) -> Any:
+    """What a mapping holds; None for anything else."""
+    if typing.get_origin(annotation) is dict:
+        return typing.get_args(annotation)[1]
+    parts = (_values_in(part) for part in typing.get_args(annotation))
+    return next((part for part in parts if part is not None), None)
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
