@@ -27,7 +27,7 @@ from ddpsim.cluster.rings import (
     ring_schedule,
 )
 from ddpsim.cluster.schedule import Schedule
-from ddpsim.cluster.trees import halves, switches, trees
+from ddpsim.cluster.trees import nvls_ns, nvls_schedule, tree_ns, tree_schedule
 
 __all__ = ["ALGORITHMS", "Algorithm", "duration_ns", "schedule"]
 
@@ -44,6 +44,7 @@ class Algorithm:
     sent_bytes: Callable[[Paths, int], float]
 
 
+@lru_cache(maxsize=16)
 def schedule(algorithm: str, paths: Paths, size_bytes: int) -> Schedule:
     """An all-reduce of `size_bytes` as messages."""
     return ALGORITHMS[algorithm].schedule(paths, size_bytes)
@@ -76,10 +77,10 @@ def _folded(paths: Paths, size_bytes: int) -> float:
 ALGORITHMS: dict[str, Algorithm] = {
     "ring": Algorithm(ring_schedule, ring_ns, _around),
     "gloo_ring": Algorithm(gloo_schedule, gloo_ns, _around),
-    "tree": Algorithm(*halves(trees), _around),
+    "tree": Algorithm(tree_schedule, tree_ns, _around),
     "halving_doubling": Algorithm(halving_doubling_schedule, halving_doubling_ns, _folded),
     "hierarchical": Algorithm(hierarchical_schedule, hierarchical_ns, _around),
     "direct": Algorithm(direct_schedule, direct_ns, _around),
-    "nvls": Algorithm(*halves(switches), _once),
+    "nvls": Algorithm(nvls_schedule, nvls_ns, _once),
     "parameter_server": Algorithm(server_schedule, server_ns, _once),
 }

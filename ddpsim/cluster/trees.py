@@ -6,7 +6,7 @@ src/device/all_reduce.h (what a tree and NVLS send).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -15,7 +15,7 @@ from ddpsim.cluster.paths import Paths, leaving_ns, part, step_ns
 from ddpsim.cluster.schedule import Message, Schedule, Scheduler
 from ddpsim.cluster.topology import Link
 
-__all__ = ["halves", "switches", "trees"]
+__all__ = ["nvls_ns", "nvls_schedule", "tree_ns", "tree_schedule"]
 
 # assumed sizes of a pipeline's chunks, all channels together: up to 16 as small as the first, then
 # as large as the second (NCCL: 24 channels x 128 to 512 KiB)
@@ -74,30 +74,6 @@ class _Pipeline:
                 out.send(edge.source, edge.target, chunk, edge.link, after=after, behind=behind)
         return out.schedule(paths.ranks)
 
-    def closed_form_ns(self, size_bytes: int) -> int:
-        """The first chunk's longest way, then each further one behind the slowest edge on a way.
-
-        Exact, as chunks are equal: they wait for each other at the slowest edge so far, and
-        leave it at that pace.
-        """
-        count, chunk = _chunks(size_bytes)
-        # by edge: pairs of (when the first chunk has arrived, pace of the ones behind it)
-        ways: list[set[tuple[int, int]]] = []
-        for edge in self.edges:
-            takes, leaves = step_ns(edge.link, chunk), leaving_ns(edge.link, chunk)
-            before = {way for i in edge.after for way in ways[i]} or {(0, 0)}
-            ways.append(_longest({(end + takes, max(pace, leaves)) for end, pace in before}))
-        return max(end + (count - 1) * pace for edge in ways for end, pace in edge)
-
-
-def _longest(ways: set[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Those that no other way is both later and slower than."""
-    kept: set[tuple[int, int]] = set()
-    for end, pace in sorted(ways, reverse=True):
-        if all(pace > other for _, other in kept):
-            kept.add((end, pace))
-    return kept
-
 
 def _chunks(size_bytes: int) -> tuple[int, int]:
     """How many chunks of how many bytes a message is cut into."""
@@ -106,20 +82,11 @@ def _chunks(size_bytes: int) -> tuple[int, int]:
     return count, ceil(size_bytes / count)
 
 
-def halves(
-    pipelines: Callable[[Paths], Sequence[_Pipeline]],
-) -> tuple[Callable[[Paths, int], Schedule], Callable[[Paths, int], int]]:
-    """Schedule and closed form of two pipelines side by side, each carrying half of the bytes."""
-
-    def both(paths: Paths, size_bytes: int) -> Schedule:
-        half = ceil(size_bytes / 2)
-        first, second = (p.schedule(paths, half).messages for p in pipelines(paths))
-        return Schedule(paths.ranks, (*first, *(_moved(m, len(first)) for m in second)))
-
-    def longest_ns(paths: Paths, size_bytes: int) -> int:
-        return max(p.closed_form_ns(ceil(size_bytes / 2)) for p in pipelines(paths))
-
-    return both, longest_ns
+def _side_by_side(pipelines: Sequence[_Pipeline], paths: Paths, size_bytes: int) -> Schedule:
+    """Two pipelines, each carrying half of the bytes."""
+    half = ceil(size_bytes / 2)
+    first, second = (pipeline.schedule(paths, half).messages for pipeline in pipelines)
+    return Schedule(paths.ranks, (*first, *(_moved(message, len(first)) for message in second)))
 
 
 def _moved(message: Message, places: int) -> Message:
@@ -130,14 +97,18 @@ def _moved(message: Message, places: int) -> Message:
     )
 
 
-@lru_cache(maxsize=64)
-def trees(paths: Paths) -> tuple[_Pipeline, ...]:
+def tree_schedule(paths: Paths, size_bytes: int) -> Schedule:
     """Sums flow up to the root and the result down, half of the bytes in each of two trees.
 
     In a node GPUs are a chain that ends at its first. Every node is a leaf in one of the trees.
-    About 2 log2(n) a + 2 M b.
     """
-    return tuple(_tree(paths, tree) for tree in (0, 1))
+    return _side_by_side([_tree(paths, tree) for tree in (0, 1)], paths, size_bytes)
+
+
+def tree_ns(paths: Paths, size_bytes: int) -> int:
+    """About 2 log2(n) a + 2 M b: the longest route, chains included."""
+    hops = [(2 * (paths.gpus_per_node - 1), _chain(paths))] if paths.gpus_per_node > 1 else []
+    return _route_ns(paths, hops, size_bytes)
 
 
 def _tree(paths: Paths, tree: int) -> _Pipeline:
@@ -162,20 +133,21 @@ def _chain(paths: Paths) -> Link:
     return part(paths.inside, 4)
 
 
-@lru_cache(maxsize=64)
-def switches(paths: Paths) -> tuple[_Pipeline, ...]:
-    """GPUs send to their node's switch, which sums and sends back: about 2 a + M b.
+def nvls_schedule(paths: Paths, size_bytes: int) -> Schedule:
+    """GPUs send to their node's switch, which sums and sends back.
 
     Over several nodes the sums go up and down two trees of nodes (NVLS tree).
     """
-    return tuple(_switched(paths, tree) for tree in (0, 1))
+    return _side_by_side([_switched(paths, tree) for tree in (0, 1)], paths, size_bytes)
+
+
+def nvls_ns(paths: Paths, size_bytes: int) -> int:
+    """About a + M b on one node: to the switch and back, and the trees between."""
+    return _route_ns(paths, [(2, _to_switch(paths))], size_bytes)
 
 
 def _switched(paths: Paths, tree: int) -> _Pipeline:
-    if paths.switch is None:
-        raise ValueError("NVLS needs a switch that reduces")
-    pipe, n, g = _Pipeline(), paths.ranks, paths.gpus_per_node
-    link = part(replace(paths.switch, latency_s=paths.switch.latency_s / 2), 2)
+    pipe, n, g, link = _Pipeline(), paths.ranks, paths.gpus_per_node, _to_switch(paths)
     heads = range(n, n + paths.nodes)
     ready = [
         [
@@ -190,6 +162,67 @@ def _switched(paths: Paths, tree: int) -> _Pipeline:
         for gpu in range(node * g, (node + 1) * g):
             pipe.add(head, gpu, link, brought[node])
     return pipe
+
+
+def _to_switch(paths: Paths) -> Link:
+    """Both halves of the bytes share it; its latency is that of there and back."""
+    if paths.switch is None:
+        raise ValueError("NVLS needs a switch that reduces")
+    return part(replace(paths.switch, latency_s=paths.switch.latency_s / 2), 2)
+
+
+def _route_ns(paths: Paths, hops: Sequence[tuple[int, Link]], size_bytes: int) -> int:
+    """The longest route of a chunk, and the others behind its slowest edge.
+
+    Exact, as chunks are equal: they wait for each other at the slowest edge so far, and leave it at
+    that pace. `hops`: how many there are of which link on every route, beside those over nodes.
+    """
+    count, chunk = _chunks(ceil(size_bytes / 2))
+    longest_ns = 0
+    for route in _routes(paths.nodes):
+        taken = [*hops]
+        taken += [(n, part(paths.network, flows)) for flows, n in enumerate(route) if n]
+        first_ns = sum(n * step_ns(link, chunk) for n, link in taken)
+        pace_ns = max(leaving_ns(link, chunk) for _, link in taken)
+        longest_ns = max(longest_ns, first_ns + (count - 1) * pace_ns)
+    return longest_ns
+
+
+_Route = tuple[int, ...]  # how many edges have a half, a third ... of their nodes' networks
+
+
+@lru_cache(maxsize=64)
+def _routes(nodes: int) -> tuple[_Route, ...]:
+    """From any node up to the root and down to any other, in both trees, without shorter ones."""
+    if nodes == 1:
+        return ((0,) * 5,)
+    both, found = _two_trees(nodes), set[_Route]()
+    flows = _flows(both)
+    for parent in both:
+        ways: list[set[_Route]] = [{(0,) * 5} for _ in range(nodes)]  # from leaves up to a node
+        for node in _leaves_first(parent)[:-1]:
+            up = parent[node]
+            edge = max(flows[node], flows[up])
+            ways[up] = _longest(ways[up] | {_with(way, edge) for way in ways[node]})
+        upwards = ways[parent.index(-1)]
+        found |= {tuple(a + b for a, b in zip(x, y, strict=True)) for x in upwards for y in upwards}
+    return tuple(sorted(_longest(found)))
+
+
+def _with(route: _Route, flows: int) -> _Route:
+    return (*route[:flows], route[flows] + 1, *route[flows + 1 :])
+
+
+def _longest(routes: set[_Route]) -> set[_Route]:
+    """Those that no other has at least as many edges of every kind as."""
+    return {
+        route
+        for route in routes
+        if not any(
+            other != route and all(a <= b for a, b in zip(route, other, strict=True))
+            for other in routes
+        )
+    }
 
 
 def _flows(parents: Sequence[Sequence[int]]) -> list[int]:
