@@ -133,19 +133,25 @@ def collective(
         raise typer.BadParameter(f"{op!r} is neither all_reduce nor broadcast", param_hint="--op")
     if (cluster is None) == (machine is None):
         raise typer.BadParameter("give one of --cluster FILE and --machine NAME")
+    if tuning and (as_json or against or op != "all_reduce"):
+        raise typer.BadParameter(
+            "prints NCCL's table of all_reduce as text; drop --json, --against and --op",
+            param_hint="--tuning",
+        )
     if against and op != "all_reduce":
         raise typer.BadParameter("a log is one of all_reduce", param_hint="--against")
     try:
-        asked = parse_sizes(sizes or ("" if against else "4K..1G")) if sizes or not against else ()
+        wanted = "4K..1G" if sizes is None and not against else sizes
+        asked = () if wanted is None else parse_sizes(wanted)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--sizes") from None
-    source = cluster or {"cluster": {"machine": machine, "nodes": 1}}
+    source = cluster or {"cluster": {"machine": machine}}
     scenario = load_cluster(source, settings or ())
     try:
         if tuning:
             from ddpsim.cluster.describe import describe_tuning
 
-            print(describe_tuning(tuner_of(scenario).graph, asked))
+            print(describe_tuning(tuner_of(scenario), asked))
             return
         table = collective_table(scenario, op, asked, against)  # type: ignore[arg-type]
     except InputError as error:
@@ -238,6 +244,8 @@ def explain(
     """
     from ddpsim.glossary import TERMS, lookup
 
+    if term == ["cluster"]:
+        raise typer.BadParameter("name a scenario or a machine to draw", param_hint="cluster")
     if term and term[0] == "cluster" and len(term) == 2:
         _explain_cluster(term[1], settings or ())
         return
@@ -259,7 +267,7 @@ def _explain_cluster(source: str, settings: Sequence[str]) -> None:
     from ddpsim.collective import load_cluster
 
     is_file = Path(source).exists() or source.endswith((".yaml", ".yml"))
-    named = {"cluster": {"machine": source, "nodes": 1}}
+    named = {"cluster": {"machine": source}}
     print(describe_cluster(load_cluster(source if is_file else named, settings)))
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ddpsim.cluster.build import build_network
-from ddpsim.cluster.collectives import CollectiveCost, InterferingCost, Operation, duration_ns
+from ddpsim.cluster.collectives import (
+    CollectiveCost,
+    InterferingCost,
+    Network,
+    Operation,
+    duration_ns,
+)
 from ddpsim.cluster.nccl_cost import NcclCost
 from ddpsim.errors import InputError, ScenarioError, shown
 from ddpsim.importers.all_reduce import read_all_reduce
 from ddpsim.job import cluster_profile
 from ddpsim.report.collective import CollectiveRow, CollectiveTable
+from ddpsim.scenario.catalog import device_table, machine_table, resolve
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
@@ -21,7 +29,7 @@ from ddpsim.units import NS_PER_S, parse_bytes
 
 __all__ = ["collective_table", "load_cluster", "parse_sizes", "tuner_of"]
 
-_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _PLACEHOLDER = {"model": "resnet50", "batch_per_rank": 1}
 _MOST_BYTES = 2**50
 
@@ -39,7 +47,10 @@ def load_cluster(source: str | Path | Mapping[str, Any], overrides: Sequence[str
         document.override(setting)
     document.data.setdefault("schema", "ddpsim/1")
     document.data.setdefault("workload", dict(_PLACEHOLDER))
-    scenario = parse(document)
+    cluster = document.data.get("cluster")
+    if isinstance(cluster, dict) and cluster.get("machine"):
+        cluster.setdefault("nodes", 1)
+    scenario = parse(_with_backend(document))
     try:
         build_network(scenario, cluster_profile(scenario))
     except InputError as error:
@@ -48,14 +59,32 @@ def load_cluster(source: str | Path | Mapping[str, Any], overrides: Sequence[str
     return scenario
 
 
+def _with_backend(document: Document) -> Document:
+    """A machine of CPU cores has gloo, where nothing is said."""
+    cluster = document.data.get("cluster")
+    machine = cluster.get("machine") if isinstance(cluster, dict) else None
+    if "ddp" not in document.data and isinstance(machine, str):
+        with suppress(ValueError):
+            device = machine_table(resolve("machine", machine))["device"]
+            if device_table(device)["kind"] == "cpu":
+                document.data["ddp"] = {"backend": "gloo"}
+    return document
+
+
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Bytes of "8..16G" (each twice the last) or "1M,25 MiB"; K, M and G alone are binary.
 
     Raises ValueError, naming what is wrong.
     """
+    if "," in text or ".." not in text:
+        return tuple(sorted({size for part in text.split(",") for size in _doubled(part)}))
+    return _doubled(text)
+
+
+def _doubled(text: str) -> tuple[int, ...]:
     low, dots, high = text.partition("..")
     if not dots:
-        return tuple(sorted({_size(part) for part in text.split(",")}))
+        return (_size(text),)
     first, last = _size(low), _size(high)
     if last < first:
         raise ValueError(f"{shown(text)} ends before it begins")
@@ -71,7 +100,7 @@ def _size(text: str) -> int:
     digits = word[:-1] if factor > 1 else word
     size = int(digits) * factor if digits.isdecimal() else round(parse_bytes(word))
     if not 4 <= size <= _MOST_BYTES:
-        raise ValueError(f"{shown(word)} is out of range: wanted 4 bytes to 1 PiB")
+        raise ValueError(f"{shown(word)} is out of range: wanted 4 B to 1024 T")
     return size
 
 
@@ -86,9 +115,15 @@ def collective_table(
     `against`: a log of the same ranks, whose sizes are then taken (those of `sizes_bytes` if any
     are given) and whose times stand beside ours. Raises InputError where it does not fit.
     """
+    cluster = scenario.cluster
+    if cluster.world_size == 1:
+        raise InputError("cluster", "one rank sends nothing; set nodes or gpus_per_node")
+    if cluster.algorithm == "data_parallel":
+        raise InputError(
+            "cluster.algorithm", "data_parallel has no all-reduce: it gathers and sends; run a step"
+        )
     network = build_network(scenario, cluster_profile(scenario))
     cost = network.cost.cost if isinstance(network.cost, InterferingCost) else network.cost
-    cluster = scenario.cluster
     measured: dict[int, float] = {}
     if against is not None:
         log = read_all_reduce(SourceFile(str(against), against))
@@ -105,7 +140,7 @@ def collective_table(
         operation,
         cluster.nodes,
         cluster.gpus_per_node,
-        network.bottleneck,
+        _summary(network, scenario),
         tuple(
             _row(cost, operation, size, cluster.world_size, measured.get(size)) for size in sizes
         ),
@@ -113,12 +148,21 @@ def collective_table(
     )
 
 
+def _summary(network: Network, scenario: Scenario) -> str:
+    """Which links, in a line, and what is left out."""
+    keys = ("cluster.intra_node", "cluster.inter_node")
+    links = [p.source.split(";")[0] for p in network.provenance if p.input in keys]
+    said = "links: " + "; ".join(links) if links else network.bottleneck
+    busy = scenario.cluster.background or scenario.cluster.stragglers
+    return said + ("; alone: no other traffic, no stragglers" if busy else "")
+
+
 def _row(
     cost: CollectiveCost, operation: Operation, size: int, ranks: int, measured_s: float | None
 ) -> CollectiveRow:
     time_s = max(1, duration_ns(cost.transfer(operation, size))) / NS_PER_S
     carried = 2 * (ranks - 1) / ranks if operation == "all_reduce" else 1.0
-    chosen = ""
+    chosen = "half of an all-reduce" if operation == "broadcast" else ""
     if isinstance(cost, NcclCost) and operation == "all_reduce":
         choice = cost.choice(size)
         chosen = f"{choice.algorithm} {choice.protocol}"

@@ -50,7 +50,8 @@ def paths(draw: st.DrawFn, *, most_ranks: int = 24, weak: bool = False) -> Paths
         draw(LINKS),
         draw(LINKS),
         draw(LINKS),
-        servers=draw(st.integers(1, 4)),
+        servers=draw(st.integers(1, nodes if nodes > 1 else gpus)),
+        fine=draw(st.booleans()),
         weak=tuple(sorted(draw(left))) if weak else (),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -269,7 +270,7 @@ def test_rare_stalls_come_with_the_seed() -> None:
 
 
 def test_traffic_of_others_and_of_loaders_slows_the_network() -> None:
-    slow = "cluster.inter_node={bandwidth: 10 Gbit/s}"
+    slow = "cluster.inter_node={bandwidth: 10 Gbit/s, nics_per_node: 1}"
     plain = predict(slow)
     busy = predict(slow, "cluster.background={rate: 10 Gbit/s}")
     bursts = predict(slow, "cluster.background={rate: 10 Gbit/s, busy: 5 ms, every: 50 ms}")
@@ -290,7 +291,9 @@ def test_traffic_of_others_and_of_loaders_slows_the_network() -> None:
     ],
 )
 def test_folded_ranks_share_the_network_as_all_do(traffic: str) -> None:
-    scenario = load_scenario(BASE, (traffic, "cluster.inter_node={bandwidth: 10 Gbit/s}"))
+    scenario = load_scenario(
+        BASE, (traffic, "cluster.inter_node={bandwidth: 10 Gbit/s, nics_per_node: 1}")
+    )
     folded, plain = simulate(scenario), simulate(scenario, "reference")
     assert folded.engine.ranks_simulated < plain.engine.ranks_simulated
     assert folded.iteration_time_s == plain.iteration_time_s
@@ -310,18 +313,61 @@ def test_data_parallel_is_slower_than_ddp(machine: str) -> None:
     assert any("GPU 0 alone holds" in warning for warning in single.warnings)
 
 
+def test_batches_over_the_network_cost_the_same_in_every_step() -> None:
+    """However many steps are simulated; bytes of both fit into the step on one link."""
+    asked = (
+        "cluster.inter_node={bandwidth: 10 Gbit/s, nics_per_node: 1}",
+        "workload.batch_per_rank=4",
+        "workload.data={rate: 5000 samples/s, sample_size: 5 MB}",
+    )
+    few, many = (predict(*asked, f"run.iterations={n}").iteration_time_s for n in (3, 30))
+    assert few.mean == pytest.approx(many.mean, rel=1e-6)
+    assert many.mean >= 2 * 4 * 5e6 / 1.25e9 + predict(*asked[:2]).comm_time_s * 0.99
+
+
 def test_a_parameter_servers_link_is_named() -> None:
     single = predict("cluster.algorithm=parameter_server", "cluster.inter_node={bandwidth: 1 GB/s}")
     assert single.bottleneck.text.startswith("the parameter server's link")
     many = predict(
         "cluster.algorithm=parameter_server",
-        "cluster.servers=4",
+        "cluster.servers=2",
         "cluster.inter_node={bandwidth: 1 GB/s}",
     )
     assert many.iteration_time_s.mean < single.iteration_time_s.mean
 
 
 # --- commands -----------------------------------------------------------------------------------
+
+
+def test_a_partly_stated_network_keeps_the_rest_of_the_machines() -> None:
+    whole = cluster(machine="p4d.24xlarge", nodes=2)
+    same = cluster(machine="p4d", nodes=2, inter_node={"bandwidth": "100 Gbit/s"})
+    half = cluster(machine="p4d", nodes=2, inter_node={"oversubscription": 2})
+    at = [time_in(load_cluster(asked), 2**30) for asked in (whole, same, half)]
+    assert at[0] == at[1]
+    assert at[2] == pytest.approx(2 * at[0], rel=0.1)
+    alone = cluster(device="a100", gpus_per_node=8, nodes=2, inter_node={"bandwidth": "25 Gbit/s"})
+    link = load_cluster(alone).cluster.link("inter_node")
+    assert link is not None
+    assert link.nics_per_node == 1  # type: ignore[union-attr]
+
+
+def test_another_transport_needs_a_latency() -> None:
+    with pytest.raises(ScenarioError, match="no preset says the latency of tcp here"):
+        load_cluster(cluster(machine="dgx-h100", nodes=2, inter_node={"transport": "tcp"}))
+
+
+MACHINES = ["dgx-a100", "dgx-h100", "dgx-1-v100", "p4d", "g4dn", "dgx-b200"]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("nodes", [1, 2, 4, 64])
+def test_larger_messages_take_longer(machine: str, nodes: int) -> None:
+    """But where the tuner changes its choice: there it may err, by less than half."""
+    scenario = load_cluster(cluster(machine=machine, nodes=nodes))
+    rows = collective_table(scenario, "all_reduce", parse_sizes("1K..1G")).rows
+    for small, large in itertools.pairwise(rows):
+        assert large.time_s > (0.999 if small.choice == large.choice else 0.6) * small.time_s
 
 
 def test_sizes_are_read_as_nccl_tests_writes_them() -> None:

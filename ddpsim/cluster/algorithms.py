@@ -5,7 +5,7 @@ n ranks, M bytes. What each does: `rings`, `trees` and `exchanges` beside this f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,21 +27,30 @@ from ddpsim.cluster.rings import (
     ring_schedule,
 )
 from ddpsim.cluster.schedule import Schedule
-from ddpsim.cluster.trees import nvls_ns, nvls_schedule, tree_ns, tree_schedule
+from ddpsim.cluster.trees import (
+    nvls_end_ns,
+    nvls_ns,
+    nvls_schedule,
+    tree_end_ns,
+    tree_ns,
+    tree_schedule,
+)
 
-__all__ = ["ALGORITHMS", "Algorithm", "duration_ns", "schedule"]
+__all__ = ["ALGORITHMS", "Algorithm", "duration_ns", "end_ns", "schedule"]
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """`schedule` sends the messages; `closed_form_ns` is its time on links without weak ones.
 
-    `sent_bytes`: what a rank sends of a message, the mean over ranks: theory's volume.
+    `sent_bytes`: what a rank sends of a message, the mean over ranks: theory's volume. `end_ns`:
+    when it ends, given when each rank joins, where there is a faster way than each message.
     """
 
     schedule: Callable[[Paths, int], Schedule]
     closed_form_ns: Callable[[Paths, int], int]
     sent_bytes: Callable[[Paths, int], float]
+    end_ns: Callable[[Paths, int, Sequence[int]], int] | None = None
 
 
 @lru_cache(maxsize=16)
@@ -54,8 +63,16 @@ def schedule(algorithm: str, paths: Paths, size_bytes: int) -> Schedule:
 def duration_ns(algorithm: str, paths: Paths, size_bytes: int) -> int:
     """Its time when all ranks join at once: by the closed form, unless a link is weak."""
     if paths.weak:
-        return schedule(algorithm, paths, size_bytes).end_ns([0] * paths.ranks)
+        return end_ns(algorithm, paths, size_bytes, [0] * paths.ranks)
     return ALGORITHMS[algorithm].closed_form_ns(paths, size_bytes)
+
+
+def end_ns(algorithm: str, paths: Paths, size_bytes: int, arrivals_ns: Sequence[int]) -> int:
+    """When it ends, given when each rank joins."""
+    faster = ALGORITHMS[algorithm].end_ns
+    if faster:
+        return faster(paths, size_bytes, arrivals_ns)
+    return schedule(algorithm, paths, size_bytes).end_ns(arrivals_ns)
 
 
 def _around(paths: Paths, size_bytes: int) -> float:
@@ -77,10 +94,10 @@ def _folded(paths: Paths, size_bytes: int) -> float:
 ALGORITHMS: dict[str, Algorithm] = {
     "ring": Algorithm(ring_schedule, ring_ns, _around),
     "gloo_ring": Algorithm(gloo_schedule, gloo_ns, _around),
-    "tree": Algorithm(tree_schedule, tree_ns, _around),
+    "tree": Algorithm(tree_schedule, tree_ns, _around, tree_end_ns),
     "halving_doubling": Algorithm(halving_doubling_schedule, halving_doubling_ns, _folded),
     "hierarchical": Algorithm(hierarchical_schedule, hierarchical_ns, _around),
     "direct": Algorithm(direct_schedule, direct_ns, _around),
-    "nvls": Algorithm(nvls_schedule, nvls_ns, _once),
+    "nvls": Algorithm(nvls_schedule, nvls_ns, _once, nvls_end_ns),
     "parameter_server": Algorithm(server_schedule, server_ns, _once),
 }

@@ -71,12 +71,16 @@ def traffic(scenario: Scenario) -> Traffic:
     other, reads = cluster.background, data and data.sample_bytes
     if cluster.nodes == 1 or not (other or reads):
         return NO_TRAFFIC
-    rate = Wires.of(cluster, scenario.run.seed).network_rate
+    wires = Wires.of(cluster, scenario.run.seed)
+    rate = wires.network_rate
     loaded = cluster.gpus_per_node * data.rate_samples_per_s * reads if data and reads else 0.0
+    bursts = other is not None and other.busy_s != other.every_s
+    slowest = min(link.bandwidth_bytes_per_s for link in wires.ring)
     return Traffic(
+        needed_share=min(Fraction(1), _share(slowest / rate)),
         other_share=min(Fraction(1), _share(other.rate_bytes_per_s / rate if other else 0.0)),
         busy_ns=to_ns(other.busy_s) if other and other.busy_s else 0,
-        every_ns=to_ns(other.every_s) if other and other.every_s else None,
+        every_ns=to_ns(other.every_s) if bursts and other and other.every_s else None,
         loader_share=_share(loaded / rate),
         loaders=cluster.gpus_per_node,
     )

@@ -121,7 +121,8 @@ class ScheduledTransfer:
         if first == last:
             return last + duration_ns(self)
         repeated = arrivals_ns * (self.paths.ranks // len(arrivals_ns))
-        return self.schedule().end_ns([arrival + self.start_ns for arrival in repeated])
+        started = [arrival + self.start_ns for arrival in repeated]
+        return algorithms.end_ns(self.algorithm, self.paths, self.size_bytes, started)
 
 
 Transfer = RingTransfer | ScheduledTransfer | WholeTransfer
@@ -375,10 +376,12 @@ def _outside(log: AllReduceLog, size_bytes: int) -> str:
 class Traffic:
     """What else a node's network carries, as parts of its rate.
 
-    Another job wants `other_share` for `busy_ns` of every `every_ns` (None: always); the loaders
-    of a node's ranks, `loaders` in number, together `loader_share` while they read.
+    A collective that is alone takes `needed_share`: less than all where the links inside nodes are
+    slower. Another job wants `other_share` for `busy_ns` of every `every_ns` (None: always); the
+    loaders of a node's ranks, `loaders` in number, together `loader_share` while they read.
     """
 
+    needed_share: Fraction = Fraction(1)
     other_share: Fraction = Fraction(0)
     busy_ns: int = 0
     every_ns: int | None = None

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from math import ceil
 from textwrap import wrap
 
-from ddpsim.cluster.links import Wires
-from ddpsim.cluster.tuner import PROTOCOLS, Graph, choose, estimates
-from ddpsim.scenario.schema import Cluster, InterNode, Scenario
+from ddpsim.cluster.links import Wires, rate_of
+from ddpsim.cluster.nccl_cost import NcclCost
+from ddpsim.cluster.tuner import PROTOCOLS, estimates
+from ddpsim.scenario.schema import Background, Cluster, InterNode, Scenario
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
 __all__ = ["describe_cluster", "describe_tuning"]
@@ -54,7 +55,7 @@ def _network(inter: InterNode, wires: Wires, cluster: Cluster) -> Iterator[str]:
         yield f"  [ spine: {shape}{uplinks}, oversubscribed {inter.oversubscription:g} : 1 ]"
     else:
         yield "  [ network without oversubscription ]"
-    nic = format_bytes_per_s(inter.bandwidth_bytes_per_s)
+    nic = format_bytes_per_s(rate_of(inter))
     yield f"    |  {inter.nics_per_node} x {nic} a node ({inter.transport}), {rate} of it usable"
 
 
@@ -73,36 +74,52 @@ def _joint(cluster: Cluster, wires: Wires) -> str:
     intra, graph = wires.intra, wires.graph(cluster)
     if intra is None:
         return ""
-    kind = "a switch that sums (NVLS) and " if intra.switch_bandwidth_bytes_per_s else ""
+    kind = ""
+    if intra.switch_bandwidth_bytes_per_s:
+        summed = format_bytes_per_s(intra.switch_bandwidth_bytes_per_s)
+        kind = f"a switch that sums (NVLS, {summed} of bus bandwidth) and "
     path = {"nvlink": "NVLink", "pcie": "PCIe"}[graph.path]
     if cluster.device.kind == "cpu":
         path = "memory"
-    rate = format_bytes_per_s(intra.bandwidth_bytes_per_s)
-    return f"{kind}{path}, {rate} a GPU, {format_duration(wires.ring[-1].latency_s)} a ring step"
+    rate = format_bytes_per_s(rate_of(intra))
+    return f"{kind}{path}, {rate} a GPU"
 
 
 def _facts(scenario: Scenario, wires: Wires) -> Iterator[str]:
     cluster = scenario.cluster
-    slowest = min(wires.ring, key=lambda link: link.bandwidth_bytes_per_s)
     if cluster.world_size > 1:
-        ring = format_bytes_per_s(slowest.bandwidth_bytes_per_s)
-        yield f"a ring of all ranks runs at {ring}"
-    if cluster.world_size > 1 and scenario.ddp.backend == "nccl":
-        count, speed = wires.graph(cluster).channels
-        yield f"NCCL would search {count} channels of {speed:g} GB/s there"
+        slowest = min(link.bandwidth_bytes_per_s for link in wires.ring)
+        yield f"a ring of all ranks runs at {format_bytes_per_s(slowest)}"
+        if scenario.ddp.backend == "nccl":
+            count, speed = wires.graph(cluster).channels
+            yield f"NCCL counts {count} channel{'s' * (count > 1)} of {speed:g} GB/s there"
+    yield from _unlike(cluster, wires)
+    if cluster.background:
+        yield f"another job sends {_traffic(cluster.background)}"
+    for entry in wires.provenance:
+        yield f"{entry.input}: {entry.source}"
+    for key in ("intra_node", "inter_node"):
+        needed = cluster.gpus_per_node > 1 if key == "intra_node" else cluster.nodes > 1
+        if needed:
+            yield f"{key}: {_source(cluster, key)}"
+
+
+def _unlike(cluster: Cluster, wires: Wires) -> Iterator[str]:
+    """Ranks and nodes that are not like the others."""
     for rank, inside, outside in wires.weak:
         parts = f"{inside:.0%}" + (f" inside, {outside:.0%} outside" if inside != outside else "")
         yield f"the links to rank {rank} (!) have {parts} of the usual bandwidth"
     for node, other in (cluster.other_nodes or {}).items():
         if other.device:
             yield f"node {node} has {other.device.name}"
-    if cluster.background:
-        rate = format_bytes_per_s(cluster.background.rate_bytes_per_s)
-        yield f"another job sends {rate} from each node"
-    for key in ("intra_node", "inter_node"):
-        needed = cluster.gpus_per_node > 1 if key == "intra_node" else cluster.nodes > 1
-        if needed:
-            yield f"{key}: {_source(cluster, key)}"
+
+
+def _traffic(background: Background) -> str:
+    rate = f"{format_bytes_per_s(background.rate_bytes_per_s)} from each node"
+    if not (background.busy_s and background.every_s):
+        return rate
+    busy, every = format_duration(background.busy_s), format_duration(background.every_s)
+    return f"{rate} for {busy} of every {every}"
 
 
 def _source(cluster: Cluster, key: str) -> str:
@@ -114,8 +131,9 @@ def _source(cluster: Cluster, key: str) -> str:
     return f"preset {cluster.device.name}: {cluster.device.sources.get(key, 'no source given')}"
 
 
-def describe_tuning(graph: Graph, sizes_bytes: tuple[int, ...]) -> str:
+def describe_tuning(cost: NcclCost, sizes_bytes: tuple[int, ...]) -> str:
     """NCCL's own table, latency in us over bandwidth in GB/s, and its choice for each size."""
+    graph = cost.graph
     rows = estimates(graph)
     names = list(dict.fromkeys(row.algorithm for row in rows))
     cells = {(row.algorithm, row.protocol): row for row in rows}
@@ -133,7 +151,7 @@ def describe_tuning(graph: Graph, sizes_bytes: tuple[int, ...]) -> str:
         "choice by size, with the tuner's own estimate: it chooses, but is no prediction",
     ]
     for size in sizes_bytes:
-        choice = choose(graph, size)
+        choice = cost.choice(size)
         chosen = f"{choice.algorithm:<5} {choice.protocol:<7}{choice.time_us:>12.1f} us"
         lines.append(f"{format_bytes(size):>10}  {chosen}")
     return "\n".join(lines)

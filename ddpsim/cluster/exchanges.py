@@ -92,25 +92,41 @@ def direct_ns(paths: Paths, size_bytes: int) -> int:
 def server_schedule(paths: Paths, size_bytes: int) -> Schedule:
     """Every rank sends each server its shard of the gradients; sums come back as they went.
 
-    A server's link takes one message after another: it carries n M / servers each way.
+    The GPUs of a node send at once and share its network; nodes (on one node: GPUs) take turns, so
+    that a server serves one at a time, and a node sends to one server at a time.
     """
-    out, n, link = Scheduler(paths.left), paths.ranks, _server_link(paths)
+    out, n, (groups, members, link) = Scheduler(paths.left), paths.ranks, _senders(paths)
     shard = ceil(size_bytes / paths.servers)
-    for server in range(n, n + paths.servers):
-        pushed: list[int] = []
-        for rank in range(n):
-            pushed.append(out.send(rank, server, shard, link, behind=pushed[-1:]))
-        behind: list[int] = []
-        for rank in range(n):
-            behind = [out.send(server, rank, shard, link, after=pushed, behind=behind)]
+    behind: dict[int, list[int]] = {end: [] for end in range(n + paths.servers)}
+    pushed: dict[int, list[int]] = {server: [] for server in range(n, n + paths.servers)}
+    for back in (False, True):
+        for turn in range(groups):
+            for server in range(n, n + paths.servers):
+                group = (server - n + turn) % groups
+                ranks = range(group * members, (group + 1) * members)
+                busy, sent = [*behind[server]], []
+                for rank in ranks:
+                    ends = (server, rank) if back else (rank, server)
+                    after = pushed[server] if back else []
+                    waits = [*busy, *behind[rank]]
+                    sent.append(out.send(*ends, shard, link, after=after, behind=waits))
+                    behind[rank] = [sent[-1]]
+                behind[server] = sent
+                if not back:
+                    pushed[server] += sent
+        behind = {end: [] for end in behind}
     return out.schedule(n)
 
 
-def _server_link(paths: Paths) -> Link:
-    return paths.network if paths.nodes > 1 else paths.inside
+def _senders(paths: Paths) -> tuple[int, int, Link]:
+    """How many send in turn, how many ranks each is, and the link that each rank has."""
+    if paths.nodes > 1:
+        return paths.nodes, paths.gpus_per_node, paths.flat
+    return paths.ranks, 1, paths.inside
 
 
 def server_ns(paths: Paths, size_bytes: int) -> int:
-    """2 (a + n M / servers b): it grows with the ranks."""
-    link, shard = _server_link(paths), ceil(size_bytes / paths.servers)
-    return 2 * ((paths.ranks - 1) * leaving_ns(link, shard) + step_ns(link, shard))
+    """2 (a + n M / servers b): it grows with the ranks. Of servers there are no more than turns."""
+    groups, _, link = _senders(paths)
+    shard = ceil(size_bytes / paths.servers)
+    return 2 * ((groups - 1) * leaving_ns(link, shard) + step_ns(link, shard))

@@ -134,6 +134,10 @@ class Wires:
             raise InputError(
                 "cluster", f"{cluster.device.name} has no preset network; state inter_node"
             )
+        for key, link in (("intra_node", intra), ("inter_node", inter)):
+            if link is not None and link.bandwidth_bytes_per_s is None:
+                raise InputError(f"cluster.{key}", "no preset says its bandwidth; state it")
+        _check_transport(cluster)
         used = inter if cluster.nodes > 1 and isinstance(inter, InterNode) else None
         rate, collisions = _network_rate(used, cluster.nodes, seed) if used else (0.0, ())
         return cls(
@@ -169,7 +173,7 @@ class Wires:
         """The kind of link that sets a ring's pace."""
         if self.intra is None or self.inter is None:
             return "inter_node" if self.inter else "intra_node"
-        is_inside = self.intra.bandwidth_bytes_per_s < self.network_rate
+        is_inside = rate_of(self.intra) < self.network_rate
         return "intra_node" if is_inside else "inter_node"
 
     def graph(self, cluster: Cluster) -> Graph:
@@ -177,7 +181,7 @@ class Wires:
         architecture = cluster.device.architecture
         path, rate = "nvlink", 0.0
         if self.intra:
-            rate = self.intra.bandwidth_bytes_per_s / 1e9
+            rate = rate_of(self.intra) / 1e9
             path = self.intra.path or ("nvlink" if rate * 1e9 >= _NVLINK_FROM else "pcie")
             link = _LINK_GB_PER_S[architecture]
             if path == "nvlink":
@@ -190,7 +194,7 @@ class Wires:
             self.gpus_per_node,
             rate,
             self.inter.nics_per_node if self.inter else 0,
-            self.inter.bandwidth_bytes_per_s / 1e9 if self.inter else 0.0,
+            rate_of(self.inter) / 1e9 if self.inter else 0.0,
             "nvlink" if path == "nvlink" else "pcie",
             reduces=bool(self.intra and self.intra.switch_bandwidth_bytes_per_s),
             cpu_vendor=cluster.machine.cpu_vendor if cluster.machine else "intel",
@@ -199,7 +203,7 @@ class Wires:
     @property
     def _within(self) -> Link | None:
         intra = self.intra
-        return Link(_latency_s(intra), intra.bandwidth_bytes_per_s) if intra else None
+        return Link(_latency_s(intra), rate_of(intra)) if intra else None
 
     @property
     def _between(self) -> Link | None:
@@ -211,6 +215,20 @@ def _latency_s(link: IntraNode | InterNode) -> float:
         key = "intra_node" if isinstance(link, IntraNode) else "inter_node"
         raise InputError(f"cluster.{key}", "no preset says its latency; state it")
     return link.latency_s
+
+
+def _check_transport(cluster: Cluster) -> None:
+    """Another transport than the preset's has another latency."""
+    stated = cluster.inter_node
+    if cluster.nodes == 1 or stated is None or stated.latency_s is not None:
+        return
+    preset = (cluster.machine and cluster.machine.inter_node) or cluster.device.inter_node
+    usual = preset.transport if preset else "rdma"
+    if "transport" in stated.model_fields_set and stated.transport not in (usual, "rdma"):
+        raise InputError(
+            "cluster.inter_node.transport",
+            f"no preset says the latency of {stated.transport} here; state inter_node.latency",
+        )
 
 
 def _weak(cluster: Cluster) -> tuple[tuple[int, float, float], ...]:
@@ -229,21 +247,28 @@ def _weak(cluster: Cluster) -> tuple[tuple[int, float, float], ...]:
 
 
 def _ratio(own: IntraNode | InterNode | None, usual: IntraNode | InterNode | None) -> float:
-    """Bandwidth of a node's own links over the usual ones'."""
+    """Bandwidth of a node's own links over the usual ones'; what they do not say is as usual."""
     if own is None or usual is None:
         return 1.0
-    return _whole(own) / _whole(usual)
+    said = {field: getattr(own, field) for field in own.model_fields_set}
+    return _whole(usual.model_copy(update=said)) / _whole(usual)
 
 
 def _whole(link: IntraNode | InterNode) -> float:
     if isinstance(link, InterNode):
-        return link.nics_per_node * link.bandwidth_bytes_per_s / link.oversubscription
-    return link.bandwidth_bytes_per_s
+        return link.nics_per_node * rate_of(link) / link.oversubscription
+    return rate_of(link)
+
+
+def rate_of(link: IntraNode | InterNode) -> float:
+    """Its bandwidth; Wires.of has seen that there is one."""
+    return link.bandwidth_bytes_per_s or 0.0
 
 
 def _network_rate(inter: InterNode, nodes: int, seed: int) -> tuple[float, tuple[Provenance, ...]]:
     """What a node can send to all others at once, and how flows collided on the way."""
-    rate = inter.nics_per_node * inter.bandwidth_bytes_per_s
+    nics = inter.nics_per_node
+    rate = nics * rate_of(inter)
     per_leaf = inter.nodes_per_leaf or 1
     leaves = ceil(nodes / per_leaf)
     if inter.nodes_per_leaf is not None and leaves == 1:
@@ -251,13 +276,15 @@ def _network_rate(inter: InterNode, nodes: int, seed: int) -> tuple[float, tuple
     rate /= inter.oversubscription
     if inter.uplinks is None:
         return rate, ()
-    worst, usual = _collisions(inter.nics_per_node, inter.uplinks, leaves, seed)
+    worst, usual = _collisions(nics, inter.uplinks, leaves, seed)
+    room = max(1.0, per_leaf * nics / inter.uplinks)  # NICs that an uplink can carry
     said = (
-        f"{inter.nics_per_node} flows hashed onto {inter.uplinks} uplinks of each of {leaves} "
-        f"leaves: the fullest carries {worst} with seed {seed} ({usual[0]} to {usual[1]} in 80 % "
-        "of 1,000 seeds)"
+        f"{nics} flows hashed onto {inter.uplinks} uplinks of each of {leaves} leaves, each of "
+        f"{room:g} NICs: the fullest carries {worst} with seed {seed} ({usual[0]} to {usual[1]} "
+        "in 80 % of 1,000 seeds)"
     )
-    return rate / worst, (Provenance("cluster.inter_node.uplinks", said, "assumed"),)
+    entry = Provenance("cluster.inter_node.uplinks", said, "assumed")
+    return rate * min(1.0, room / worst), (entry,)
 
 
 def _collisions(flows: int, uplinks: int, leaves: int, seed: int) -> tuple[int, tuple[int, int]]:
@@ -290,23 +317,46 @@ def _bottleneck(cluster: Cluster, wires: Wires) -> str:
         if rank // cluster.gpus_per_node in (cluster.other_nodes or {}):
             return f"the links of node {rank // cluster.gpus_per_node}, unlike the others' ({rate})"
     where = "inter-node network" if wires.slowest == "inter_node" else "intra-node links"
-    return f"the {where} ({rate} a ring, {format_duration(slowest.latency_s)} a step)"
+    latency = ""
+    if cluster.states_latency(wires.slowest):
+        latency = f", {format_duration(slowest.latency_s)} a step"
+    return f"the {where} ({rate} a ring{latency})"
 
 
 def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:
-    used = {"intra_node": cluster.gpus_per_node > 1, "inter_node": cluster.nodes > 1}
+    keys: list[Literal["intra_node", "inter_node"]] = []
+    keys += ["intra_node"] if cluster.gpus_per_node > 1 else []
+    keys += ["inter_node"] if cluster.nodes > 1 else []
     entries = []
-    for key in (key for key, is_used in used.items() if is_used):
+    for key in keys:
         stated = getattr(cluster, key)
-        link = cluster.link(key)  # type: ignore[arg-type]
+        link = cluster.link(key)
         if link is None:
             continue
-        rate = format_bytes_per_s(link.bandwidth_bytes_per_s)
-        figures = f"{rate}, {format_duration(_latency_s(link))}"
+        figures = _figures(link, cluster.states_latency(key))
         source = "stated in the scenario" if stated else _preset_source(cluster, key)
         trust: Trust = "stated" if stated else "assumed"
         entries.append(Provenance(f"cluster.{key}", f"{figures}; {source}", trust))
     return tuple(entries)
+
+
+def _figures(link: IntraNode | InterNode, states_latency: bool) -> str:  # noqa: FBT001 -- a fact
+    """Bandwidth, NICs and what takes from them, and the latency where it counts."""
+    said = [format_bytes_per_s(rate_of(link))]
+    if isinstance(link, InterNode):
+        said[0] = f"{link.nics_per_node} x {said[0]}" if link.nics_per_node > 1 else said[0]
+        if link.oversubscription > 1:
+            said.append(f"oversubscribed {link.oversubscription:g} : 1")
+    elif link.switch_bandwidth_bytes_per_s:
+        said.append(f"{format_bytes_per_s(link.switch_bandwidth_bytes_per_s)} with NVLS")
+    if link.latency_s is not None and (states_latency or not _has_table(link)):
+        said.append(format_duration(link.latency_s))
+    return ", ".join(said)
+
+
+def _has_table(link: IntraNode | InterNode) -> bool:
+    """Whether NCCL's own latencies take the place of the preset's."""
+    return not isinstance(link, InterNode) or link.transport == "rdma"
 
 
 def _preset_source(cluster: Cluster, key: str) -> str:

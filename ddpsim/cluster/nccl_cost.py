@@ -21,7 +21,16 @@ from ddpsim.cluster.collectives import (
 from ddpsim.cluster.paths import Paths
 from ddpsim.cluster.rings import ring_step_ns
 from ddpsim.cluster.topology import Link
-from ddpsim.cluster.tuner import BASE_US, HOP_US, PROTOCOLS, Choice, Graph, choose, most_ll_gb_per_s
+from ddpsim.cluster.tuner import (
+    BASE_US,
+    HOP_US,
+    PROTOCOLS,
+    Choice,
+    Graph,
+    choose,
+    most_ll_gb_per_s,
+    tree_part,
+)
 from ddpsim.units import to_ns
 
 __all__ = ["NcclCost"]
@@ -75,7 +84,7 @@ class NcclCost:
 
     def sent(self, choice: Choice, size_bytes: int) -> Transfer:
         """What a choice costs."""
-        priced = self._priced(choice).stretched(self.time_factor)
+        priced = self._priced(choice, size_bytes).stretched(self.time_factor)
         start_s = self._startup_s(choice)
         if choice.algorithm == "ring":
             start_s += self._pipelined_s(choice)
@@ -85,24 +94,30 @@ class NcclCost:
         start_ns = to_ns(start_s * self.time_factor)
         return ScheduledTransfer(choice.algorithm, priced, size_bytes, start_ns=start_ns)
 
-    def _priced(self, choice: Choice) -> Paths:
+    def _priced(self, choice: Choice, size_bytes: int) -> Paths:
         """The paths, with the latencies and the payload of a protocol where the tables say them."""
         intra, inter, switch = self.paths.intra, self.paths.inter, self.paths.switch
         if intra and self.table_intra:
-            intra = Link(self._hop_s(choice), self._payload(choice, intra))
+            intra = Link(self._hop_s(choice), self._payload(choice, intra, size_bytes))
         if switch:
             switch = replace(switch, latency_s=self._hop_s(choice))
         if inter and self.table_inter:
             latency_s = self._net_s(choice)
             if choice.algorithm == "ring" and intra and self.table_intra:
                 latency_s = intra.latency_s  # the rest of it is paid once: see _pipelined_s
-            inter = Link(latency_s, self._payload(choice, inter))
-        return replace(self.paths, intra=intra, inter=inter, switch=switch)
+            inter = Link(latency_s, self._payload(choice, inter, size_bytes))
+        fine = choice.protocol != "Simple"
+        return replace(self.paths, intra=intra, inter=inter, switch=switch, fine=fine)
 
-    def _payload(self, choice: Choice, link: Link) -> float:
-        """Bytes per second of the message that a link carries beside a protocol's flags."""
+    def _payload(self, choice: Choice, link: Link, size_bytes: int) -> float:
+        """Bytes per second of the message that a link carries beside a protocol's flags.
+
+        Of a tree the part that NCCL's table gives for its size.
+        """
         rate = _PAYLOAD[choice.protocol] * link.bandwidth_bytes_per_s
-        return min(rate, most_ll_gb_per_s(self.graph) * 1e9) if choice.protocol == "LL" else rate
+        if choice.protocol == "LL":
+            rate = min(rate, most_ll_gb_per_s(self.graph) * 1e9)
+        return rate * (tree_part(choice.protocol, size_bytes) if choice.algorithm == "tree" else 1)
 
     def _hop_s(self, choice: Choice) -> float:
         place = PROTOCOLS.index(choice.protocol)
@@ -130,8 +145,8 @@ class NcclCost:
         if not self.table_intra:
             return 0.0
         place = PROTOCOLS.index(choice.protocol)
-        if choice.algorithm == "tree":
-            return BASE_US["tree"][place] * US
+        if choice.algorithm == "tree" or self.graph.path == "pcie":
+            return BASE_US[choice.algorithm][place] * US
         return _STARTUP_US[self.graph.architecture][place] * US
 
 
@@ -139,6 +154,6 @@ class NcclCost:
 def _transfer(cost: NcclCost, operation: Operation, size_bytes: int) -> Transfer:
     """A step asks for the same sizes again and again."""
     if operation == "broadcast":
-        choice = choose(cost.graph, size_bytes, ("ring",))
+        choice = choose(cost.graph, size_bytes, ("ring",), cost.protocols)
         return WholeTransfer(0, round(duration_ns(cost.sent(choice, size_bytes)) / 2))
     return cost.sent(cost.choice(size_bytes), size_bytes)

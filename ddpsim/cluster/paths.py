@@ -22,6 +22,7 @@ class Paths:
     A layout of one node needs no `inter`, one GPU per node no `intra`. `servers` are those of a
     parameter server, each with a link like a node's (of one node: like a GPU's). `weak`: ranks with
     the parts of their bandwidths that the links to them have, inside the node and from outside.
+    `fine`: a hop passes on what has come (LL's flags), and does not wait for a whole chunk.
     """
 
     nodes: int
@@ -31,6 +32,7 @@ class Paths:
     switch: Link | None = None
     servers: int = 1
     weak: tuple[tuple[int, float, float], ...] = ()
+    fine: bool = False
 
     @property
     def ranks(self) -> int:

@@ -7,7 +7,7 @@ from math import hypot
 from ddpsim.cluster.collectives import InterferingCost, Network
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost
-from ddpsim.cluster.links import Wires
+from ddpsim.cluster.links import Wires, rate_of
 from ddpsim.errors import InputError
 from ddpsim.importers.cluster_profile import (
     ClusterProfile,
@@ -108,7 +108,7 @@ def _line_rate(cluster: Cluster) -> float | None:
     inter = cluster.inter_node
     if inter is None:
         return None
-    return inter.nics_per_node * inter.bandwidth_bytes_per_s / inter.oversubscription
+    return inter.nics_per_node * rate_of(inter) / inter.oversubscription
 
 
 def _uncertainty(cluster: Cluster, profile: ClusterProfile) -> Uncertainty:

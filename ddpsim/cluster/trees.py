@@ -15,11 +15,20 @@ from ddpsim.cluster.paths import Paths, leaving_ns, part, step_ns
 from ddpsim.cluster.schedule import Message, Schedule, Scheduler
 from ddpsim.cluster.topology import Link
 
-__all__ = ["nvls_ns", "nvls_schedule", "tree_ns", "tree_schedule"]
+__all__ = [
+    "nvls_end_ns",
+    "nvls_ns",
+    "nvls_schedule",
+    "tree_end_ns",
+    "tree_ns",
+    "tree_schedule",
+]
 
 # assumed sizes of a pipeline's chunks, all channels together: up to 16 as small as the first, then
-# as large as the second (NCCL: 24 channels x 128 to 512 KiB)
+# as large as the second (NCCL: 24 channels x 128 to 512 KiB). Protocols whose flags come with every
+# few bytes (LL, LL128) pass on what has come: many small ones
 LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES, USUAL_CHUNKS = 65_536, 8 * 2**20, 16
+LEAST_FINE_BYTES, USUAL_FINE_CHUNKS = 512, 128
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ class _Pipeline:
 
     def schedule(self, paths: Paths, size_bytes: int) -> Schedule:
         """Each chunk goes over all edges; on an edge chunks follow each other."""
-        out, (count, chunk) = Scheduler(paths.left), _chunks(size_bytes)
+        out, (count, chunk) = Scheduler(paths.left), _chunks(paths, size_bytes)
         for number in range(count):
             base = number * len(self.edges)
             for edge in self.edges:
@@ -74,12 +83,51 @@ class _Pipeline:
                 out.send(edge.source, edge.target, chunk, edge.link, after=after, behind=behind)
         return out.schedule(paths.ranks)
 
+    def end_ns(self, paths: Paths, size_bytes: int, arrivals_ns: Sequence[int]) -> int:
+        """When the last chunk has come over the last edge, given when each rank joins.
 
-def _chunks(size_bytes: int) -> tuple[int, int]:
+        Exact, without following each chunk. Chunk j leaves an edge at the latest of end + j x pace
+        over the ways to it. A way begins at a rank's arrival; its pace is that of its slowest edge.
+        By induction, as chunks are equal: the wait for chunk i and the edge's own pace from there
+        on are linear in i, so that only the first chunk and the last count.
+        """
+        count, chunk = _chunks(paths, size_bytes)
+        ways: list[set[tuple[int, int]]] = []
+        for edge in self.edges:
+            left = edge.link.bandwidth_bytes_per_s * paths.left(edge.source, edge.target)
+            link = replace(edge.link, bandwidth_bytes_per_s=left)
+            takes, leaves = step_ns(link, chunk), leaving_ns(link, chunk)
+            joined = [arrivals_ns[e] for e in (edge.source, edge.target) if e < paths.ranks]
+            before = {way for i in edge.after for way in ways[i]} | {(max(joined, default=0), 0)}
+            ways.append(_latest({(end + takes, max(pace, leaves)) for end, pace in before}))
+        return max(end + (count - 1) * pace for edge in ways for end, pace in edge)
+
+
+def _latest(ways: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those that no other is both later and slower than."""
+    kept: set[tuple[int, int]] = set()
+    pace_kept = -1
+    for end, pace in sorted(ways, reverse=True):
+        if pace > pace_kept:
+            kept.add((end, pace))
+            pace_kept = pace
+    return kept
+
+
+def _chunks(paths: Paths, size_bytes: int) -> tuple[int, int]:
     """How many chunks of how many bytes a message is cut into."""
-    usual = min(USUAL_CHUNKS, max(1, size_bytes // LEAST_CHUNK_BYTES))
+    least, most = LEAST_CHUNK_BYTES, USUAL_CHUNKS
+    if paths.fine:
+        least, most = LEAST_FINE_BYTES, USUAL_FINE_CHUNKS
+    usual = min(most, max(1, size_bytes // least))
     count = max(usual, ceil(size_bytes / LARGEST_CHUNK_BYTES))
     return count, ceil(size_bytes / count)
+
+
+def _end_ns(
+    pipelines: Sequence[_Pipeline], paths: Paths, size_bytes: int, arrivals_ns: Sequence[int]
+) -> int:
+    return max(p.end_ns(paths, ceil(size_bytes / 2), arrivals_ns) for p in pipelines)
 
 
 def _side_by_side(pipelines: Sequence[_Pipeline], paths: Paths, size_bytes: int) -> Schedule:
@@ -102,13 +150,23 @@ def tree_schedule(paths: Paths, size_bytes: int) -> Schedule:
 
     In a node GPUs are a chain that ends at its first. Every node is a leaf in one of the trees.
     """
-    return _side_by_side([_tree(paths, tree) for tree in (0, 1)], paths, size_bytes)
+    return _side_by_side(_both_trees(paths), paths, size_bytes)
+
+
+def tree_end_ns(paths: Paths, size_bytes: int, arrivals_ns: Sequence[int]) -> int:
+    """When it ends, given when each rank joins."""
+    return _end_ns(_both_trees(paths), paths, size_bytes, arrivals_ns)
 
 
 def tree_ns(paths: Paths, size_bytes: int) -> int:
     """About 2 log2(n) a + 2 M b: the longest route, chains included."""
     hops = [(2 * (paths.gpus_per_node - 1), _chain(paths))] if paths.gpus_per_node > 1 else []
     return _route_ns(paths, hops, size_bytes)
+
+
+@lru_cache(maxsize=16)
+def _both_trees(paths: Paths) -> tuple[_Pipeline, ...]:
+    return tuple(_tree(paths, tree) for tree in (0, 1))
 
 
 def _tree(paths: Paths, tree: int) -> _Pipeline:
@@ -138,12 +196,22 @@ def nvls_schedule(paths: Paths, size_bytes: int) -> Schedule:
 
     Over several nodes the sums go up and down two trees of nodes (NVLS tree).
     """
-    return _side_by_side([_switched(paths, tree) for tree in (0, 1)], paths, size_bytes)
+    return _side_by_side(_both_switched(paths), paths, size_bytes)
+
+
+def nvls_end_ns(paths: Paths, size_bytes: int, arrivals_ns: Sequence[int]) -> int:
+    """When it ends, given when each rank joins."""
+    return _end_ns(_both_switched(paths), paths, size_bytes, arrivals_ns)
 
 
 def nvls_ns(paths: Paths, size_bytes: int) -> int:
     """About a + M b on one node: to the switch and back, and the trees between."""
     return _route_ns(paths, [(2, _to_switch(paths))], size_bytes)
+
+
+@lru_cache(maxsize=16)
+def _both_switched(paths: Paths) -> tuple[_Pipeline, ...]:
+    return tuple(_switched(paths, tree) for tree in (0, 1))
 
 
 def _switched(paths: Paths, tree: int) -> _Pipeline:
@@ -177,7 +245,7 @@ def _route_ns(paths: Paths, hops: Sequence[tuple[int, Link]], size_bytes: int) -
     Exact, as chunks are equal: they wait for each other at the slowest edge so far, and leave it at
     that pace. `hops`: how many there are of which link on every route, beside those over nodes.
     """
-    count, chunk = _chunks(ceil(size_bytes / 2))
+    count, chunk = _chunks(paths, ceil(size_bytes / 2))
     longest_ns = 0
     for route in _routes(paths.nodes):
         taken = [*hops]

@@ -22,6 +22,7 @@ __all__ = [
     "choose",
     "estimates",
     "most_ll_gb_per_s",
+    "tree_part",
 ]
 
 Architecture = Literal["volta", "ampere", "hopper", "blackwell"]
@@ -198,14 +199,18 @@ def time_us(graph: Graph, row: Estimate, size_bytes: int) -> float:
     """The tuner's estimate for one message."""
     latency, bandwidth = row.latency_us, row.bandwidth_gb_per_s
     if row.algorithm == "tree":
-        place = floor(log2(max(1.0, size_bytes / 64)))
-        if place <= 22:
-            bandwidth *= _TREE_PART[PROTOCOLS.index(row.protocol)][place]
+        bandwidth *= tree_part(row.protocol, size_bytes)
     if (row.algorithm, row.protocol) == ("ring", "Simple") and graph.nodes > 1:
         channels = min(64, 2 * graph.channels[0])
         if size_bytes / (channels * graph.ranks) >= 64:
             latency *= 1.9 if graph.architecture == "volta" else 1.4
     return latency + size_bytes / (1000 * bandwidth)
+
+
+def tree_part(protocol: Protocol, size_bytes: int) -> float:
+    """What of its bandwidth a tree reaches with messages of this size."""
+    place = floor(log2(max(1.0, size_bytes / 64)))
+    return _TREE_PART[PROTOCOLS.index(protocol)][place] if place <= 22 else 1.0
 
 
 def _algorithms(graph: Graph) -> Iterator[Algorithm]:

@@ -111,6 +111,11 @@ class Network:
             or transfer.interference.slows_transfer
         )
 
+    @property
+    def loads_batches(self) -> bool:
+        """Whether batches come over the network."""
+        return self._traffic.loader_share > 0
+
     def load(self, batch_ns: int) -> Event:
         """A rank's loader makes a batch, which comes over the network where that was said."""
         wanted, loaders = self._traffic.loader_share, self._traffic.loaders
@@ -153,7 +158,9 @@ class Network:
         elif self._is_whole(transfer):
             name = "ring" if isinstance(transfer, RingTransfer) else transfer.algorithm
             self.paths.add(f"{name}:whole")
-            whole = WholeTransfer(0, duration_ns(transfer), interference=transfer.interference)
+            share = self._traffic.needed_share
+            length_ns = duration_ns(transfer)
+            whole = WholeTransfer(0, length_ns, share, transfer.interference)
             self._env.process(self._whole(meeting, whole))
         elif not self._stepwise:
             self._at_once(meeting, transfer)

@@ -68,6 +68,7 @@ class Rank:
         self._factor = 1.0
         self._iteration = 0
         self._sequence = 0
+        self._steps: list[Event] = []  # when the device has done each
         self._batches = self._start_loader()
 
     def train(self) -> Doing:
@@ -85,7 +86,10 @@ class Rank:
                     self._note(self.timeline.backward_starts_ns)
                 yield from self._backward(synchronise=program.ddp and is_last)
             yield from self.launch("optimizer", program.optimizer)
+            self._steps.append(self.compute.record())
             self._note(self.timeline.step_ends_ns)
+        if self._network.loads_batches:
+            yield from self._load_batch()  # the last step too shares the network with a batch
         self.waiting_for = "its compute stream"
         yield self.compute.record()
         self.waiting_for = "nothing"
@@ -130,6 +134,8 @@ class Rank:
     def _load_batch(self) -> Doing:
         if self._batches is None:
             return
+        if self._network.loads_batches and len(self._steps) > 1:
+            yield self._steps[-2]  # the host runs no more than a step ahead, nor do its batches
         start_ns = int(self.env.now)
         self.waiting_for = "a batch of data"
         yield self._batches.get()

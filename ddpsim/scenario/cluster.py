@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from ddpsim.errors import shown
 from ddpsim.scenario import catalog
@@ -31,8 +31,8 @@ _MOST_RANKS = 100_000
 class IntraNode(Spec):
     """What one GPU can send in one direction to its ring neighbour in the node."""
 
-    bandwidth_bytes_per_s: Bandwidth = Field(
-        alias="bandwidth", description="bus bandwidth, one direction"
+    bandwidth_bytes_per_s: Bandwidth | None = Field(
+        None, alias="bandwidth", description="bus bandwidth, one direction; default: the preset's"
     )
     latency_s: Duration | None = Field(
         None,
@@ -52,8 +52,8 @@ class IntraNode(Spec):
 class InterNode(Spec):
     """The network between nodes: one NIC, one direction."""
 
-    bandwidth_bytes_per_s: Bandwidth = Field(
-        alias="bandwidth", description="one NIC, one direction"
+    bandwidth_bytes_per_s: Bandwidth | None = Field(
+        None, alias="bandwidth", description="one NIC, one direction; default: the preset's"
     )
     latency_s: Duration | None = Field(
         None,
@@ -216,8 +216,8 @@ class Background(Spec):
         if (self.busy_s is None) != (self.every_s is None):
             raise fail("needs both busy and every, or neither")
         if self.busy_s is not None and self.every_s is not None:
-            if self.every_s < 1e-6:
-                raise fail("must be at least 1 us", "every")
+            if self.every_s < 1e-4:
+                raise fail("must be at least 100 us", "every")
             if not 0 < self.busy_s <= self.every_s:
                 raise fail("must be above 0, and no longer than every", "busy")
         return self
@@ -237,8 +237,17 @@ Algorithm = Literal[
 ]
 
 
+def _a_machine_is_enough(schema: dict[str, Any]) -> None:
+    """It brings its device, and how many of them."""
+    brought = ["device", "gpus_per_node"]
+    schema["required"] = [key for key in schema["required"] if key not in brought]
+    schema["anyOf"] = [{"required": ["machine"]}, {"required": brought}]
+
+
 class Cluster(Spec):
     """Ranks, the devices they run on, and the links between them."""
+
+    model_config = ConfigDict(json_schema_extra=_a_machine_is_enough)
 
     nodes: Annotated[int, Field(ge=1, le=_MOST_RANKS)] = Field(description="machines")
     gpus_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="ranks per machine")
@@ -280,13 +289,20 @@ class Cluster(Spec):
         return self.nodes * self.gpus_per_node
 
     def link(self, key: Literal["intra_node", "inter_node"]) -> IntraNode | InterNode | None:
-        """Of a kind: as the scenario states it, else the machine's, else the device's."""
+        """Of a kind: as the scenario states it, else the machine's, else the device's.
+
+        What is stated beside a named machine changes that alone of it; a bandwidth stated beside a
+        device is another network than that of its usual machine.
+        """
         of_machine = getattr(self.machine, key) if self.machine else None
         preset: IntraNode | InterNode | None = of_machine or getattr(self.device, key)
         stated: IntraNode | InterNode | None = getattr(self, key)
-        if stated is None:
-            return preset
-        if stated.latency_s is None and preset is not None:
+        if stated is None or preset is None:
+            return stated or preset
+        said = {field: getattr(stated, field) for field in stated.model_fields_set}
+        if self.machine or stated.bandwidth_bytes_per_s is None:
+            return preset.model_copy(update=said)
+        if stated.latency_s is None:
             return stated.model_copy(update={"latency_s": preset.latency_s})
         return stated
 
@@ -345,6 +361,12 @@ class Cluster(Spec):
     def _algorithm_fits(self) -> Cluster:
         if self.servers is not None and self.algorithm != "parameter_server":
             raise fail("belongs to algorithm: parameter_server; drop it", "servers")
+        most = self.nodes if self.nodes > 1 else self.gpus_per_node
+        if self.servers is not None and self.servers > most:
+            what = "nodes" if self.nodes > 1 else "GPUs"
+            raise fail(
+                f"{self.servers} is more than the {most} {what} that send to them", "servers"
+            )
         if self.algorithm == "data_parallel" and self.nodes > 1:
             raise fail(
                 "data_parallel is one process with the GPUs of one node; set nodes: 1", "algorithm"
