@@ -29,9 +29,9 @@ __all__ = ["Wires", "algorithm_choices", "links_are_stated", "network_from_links
 
 STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
 PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
-PRESET_NETWORK = Uncertainty(0.88, "presets of devices against 8 published sweeps of nodes")
+PRESET_NETWORK = Uncertainty(0.90, "presets of devices against 8 published sweeps of nodes")
 CHOSEN_NETWORK = Uncertainty(
-    0.34, "known NICs and NCCL's choice against 8 published sweeps of several nodes"
+    0.37, "known NICs and NCCL's choice against 8 published sweeps of several nodes"
 )
 
 _NVLINK_FROM = 30e9  # assumed: no PCIe slot of today lets a ring reach it
