@@ -150,8 +150,12 @@ def collective_table(
 
 def _summary(network: Network, scenario: Scenario) -> str:
     """Which links, in a line, and what is left out."""
-    keys = ("cluster.intra_node", "cluster.inter_node")
-    links = [p.source.split(";")[0] for p in network.provenance if p.input in keys]
+    where = {"cluster.intra_node": "inside nodes", "cluster.inter_node": "between nodes"}
+    links = [
+        f"{where[entry.input]} {entry.source.split(';')[0]}"
+        for entry in network.provenance
+        if entry.input in where
+    ]
     said = "links: " + "; ".join(links) if links else network.bottleneck
     busy = scenario.cluster.background or scenario.cluster.stragglers
     return said + ("; alone: no other traffic, no stragglers" if busy else "")

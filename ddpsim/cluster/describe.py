@@ -124,7 +124,7 @@ def _traffic(background: Background) -> str:
 
 def _source(cluster: Cluster, key: str) -> str:
     if getattr(cluster, key):
-        return "stated in the file"
+        return "stated in the file" + (f" beside {cluster.machine.name}" if cluster.machine else "")
     machine = cluster.machine
     if machine and getattr(machine, key):
         return f"preset {machine.name}: {machine.sources.get(key, 'no source given')}"

@@ -334,7 +334,10 @@ def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:
         if link is None:
             continue
         figures = _figures(link, cluster.states_latency(key))
-        source = "stated in the scenario" if stated else _preset_source(cluster, key)
+        source = _preset_source(cluster, key)
+        if stated:
+            beside = f" beside machine {cluster.machine.name}" if cluster.machine else ""
+            source = f"stated in the scenario{beside}"
         trust: Trust = "stated" if stated else "assumed"
         entries.append(Provenance(f"cluster.{key}", f"{figures}; {source}", trust))
     return tuple(entries)

@@ -145,7 +145,8 @@ class NcclCost:
         if not self.table_intra:
             return 0.0
         place = PROTOCOLS.index(choice.protocol)
-        if choice.algorithm == "tree" or self.graph.path == "pcie":
+        alone = self.paths.intra is None  # a GPU a node: what was read are rings over NVLink
+        if choice.algorithm == "tree" or self.graph.path == "pcie" or alone:
             return BASE_US[choice.algorithm][place] * US
         return _STARTUP_US[self.graph.architecture][place] * US
 

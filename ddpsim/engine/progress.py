@@ -131,9 +131,12 @@ class SharedLink:
 
     def _share_out(self) -> None:
         """Each gets what it needs, or an equal part of what the less demanding leave."""
-        flows = [(flow.share, flow.alike) for flow in self._flows.values()]
-        fair = fair_share([*flows, (self._other, FULL)])
-        is_crowded = sum(flow.share > 0 for flow in self._flows.values()) > 1
+        if not self._flows:
+            return
+        flows = [(flow.share, flow.alike) for flow in self._flows.values() if flow.share]
+        is_crowded = len(flows) > 1
+        alone = not is_crowded and not self._other
+        fair = FULL if alone else fair_share([*flows, (self._other, FULL)])
         for progress, flow in tuple(self._flows.items()):
             rate = min(flow.share, fair) / flow.share if flow.share else FULL
             if self._computing:
