@@ -28,6 +28,9 @@ from ddpsim.cluster.rings import (
 )
 from ddpsim.cluster.schedule import Schedule
 from ddpsim.cluster.trees import (
+    gather_end_ns,
+    gather_ns,
+    gather_schedule,
     nvls_end_ns,
     nvls_ns,
     nvls_schedule,
@@ -85,6 +88,11 @@ def _once(_: Paths, size_bytes: int) -> float:
     return size_bytes
 
 
+def _to_one(paths: Paths, size_bytes: int) -> float:
+    """(n-1)/n M: each but one sends the whole once."""
+    return (paths.ranks - 1) / paths.ranks * size_bytes
+
+
 def _folded(paths: Paths, size_bytes: int) -> float:
     """2(p-1)/p M for p ranks, a power of two; 2 M for each rank beyond, there and back."""
     power = 1 << (paths.ranks.bit_length() - 1)
@@ -98,6 +106,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "halving_doubling": Algorithm(halving_doubling_schedule, halving_doubling_ns, _folded),
     "hierarchical": Algorithm(hierarchical_schedule, hierarchical_ns, _around),
     "direct": Algorithm(direct_schedule, direct_ns, _around),
+    "gather": Algorithm(gather_schedule, gather_ns, _to_one, gather_end_ns),
     "nvls": Algorithm(nvls_schedule, nvls_ns, _once, nvls_end_ns),
     "parameter_server": Algorithm(server_schedule, server_ns, _once),
 }

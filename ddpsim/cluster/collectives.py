@@ -289,19 +289,19 @@ class ScheduledCost:
 class GatheringCost:
     """What torch's DataParallel sends: gradients to GPU 0, where DDP reduces on all ranks.
 
-    A reduction to one rank is a broadcast backwards, so both take what `links` takes for one
+    A reduction to one GPU is a broadcast backwards, so both take as long
     (torch/nn/parallel/comm.py: NCCL's reduce and broadcast, in pieces of 10 MB).
     """
 
-    links: LinkCost
+    paths: Paths
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:  # noqa: ARG002
         """See CollectiveCost."""
-        return self.links.transfer("broadcast", size_bytes)
+        return ScheduledTransfer("gather", self.paths, size_bytes)
 
     def stretched(self, factor: float) -> GatheringCost:
         """See CollectiveCost."""
-        return replace(self, links=self.links.stretched(factor))
+        return replace(self, paths=self.paths.stretched(factor))
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def links_are_stated(cluster: Cluster) -> bool:
 def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:
     cluster, algorithm = scenario.cluster, scenario.cluster.algorithm
     if algorithm == "data_parallel":
-        return GatheringCost(LinkCost(wires.ring))
+        return GatheringCost(replace(wires.paths, switch=None))
     if scenario.ddp.backend == "nccl" and algorithm in ("auto", *_NCCL_ALGORITHMS):
         return _nccl_cost(cluster, wires)
     if algorithm == "ring":

@@ -16,6 +16,9 @@ from ddpsim.cluster.schedule import Message, Schedule, Scheduler
 from ddpsim.cluster.topology import Link
 
 __all__ = [
+    "gather_end_ns",
+    "gather_ns",
+    "gather_schedule",
     "nvls_end_ns",
     "nvls_ns",
     "nvls_schedule",
@@ -162,6 +165,34 @@ def tree_ns(paths: Paths, size_bytes: int) -> int:
     """About 2 log2(n) a + 2 M b: the longest route, chains included."""
     hops = [(2 * (paths.gpus_per_node - 1), _chain(paths))] if paths.gpus_per_node > 1 else []
     return _route_ns(paths, hops, size_bytes)
+
+
+def gather_schedule(paths: Paths, size_bytes: int) -> Schedule:
+    """A reduction to GPU 0 of one node: a chain of all GPUs, each adding its own on the way.
+
+    Backwards it is GPU 0's broadcast, which takes as long.
+    """
+    return _gathering(paths).schedule(paths, size_bytes)
+
+
+def gather_ns(paths: Paths, size_bytes: int) -> int:
+    """(n-1) a + M b, and the first chunk's way."""
+    count, chunk = _chunks(paths, size_bytes)
+    hops_ns = (paths.ranks - 1) * step_ns(paths.inside, chunk)
+    return hops_ns + (count - 1) * leaving_ns(paths.inside, chunk)
+
+
+def gather_end_ns(paths: Paths, size_bytes: int, arrivals_ns: Sequence[int]) -> int:
+    """When it ends, given when each rank joins."""
+    return _gathering(paths).end_ns(paths, size_bytes, arrivals_ns)
+
+
+@lru_cache(maxsize=16)
+def _gathering(paths: Paths) -> _Pipeline:
+    pipe, summed = _Pipeline(), list[int]()
+    for gpu in range(paths.ranks - 1, 0, -1):
+        summed = pipe.add(gpu, gpu - 1, paths.inside, summed)
+    return pipe
 
 
 @lru_cache(maxsize=16)

@@ -363,7 +363,7 @@ class Cluster(Spec):
             raise fail("belongs to algorithm: parameter_server; drop it", "servers")
         most = self.nodes if self.nodes > 1 else self.gpus_per_node
         if self.servers is not None and self.servers > most:
-            what = "nodes" if self.nodes > 1 else "GPUs"
+            what = "nodes" if self.nodes > 1 else "GPUs of the node"
             raise fail(
                 f"{self.servers} is more than the {most} {what} that send to them", "servers"
             )
