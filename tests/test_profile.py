@@ -185,3 +185,10 @@ def test_a_profile_that_does_not_fit_is_an_error(
     with pytest.raises(ScenarioError) as caught:
         predict(changes)
     assert message in str(caught.value)
+
+
+def test_a_network_stated_in_part_is_the_presets_beside_a_profile(predict: Any) -> None:
+    """A CPU core's is 10 Gbit/s: half of that is left."""
+    half = predict({}, inter_node={"oversubscription": 2})
+    stated = predict({}, inter_node={"bandwidth": "5 Gbit/s"})
+    assert half.iteration_time_s == stated.iteration_time_s

@@ -251,10 +251,11 @@ def _ratio(own: IntraNode | InterNode | None, usual: IntraNode | InterNode | Non
     if own is None or usual is None:
         return 1.0
     said = {field: getattr(own, field) for field in own.model_fields_set}
-    return _whole(usual.model_copy(update=said)) / _whole(usual)
+    return node_rate(usual.model_copy(update=said)) / node_rate(usual)
 
 
-def _whole(link: IntraNode | InterNode) -> float:
+def node_rate(link: IntraNode | InterNode) -> float:
+    """Bytes per second of a GPU's link, or of all NICs of a node, as far as they leave its leaf."""
     if isinstance(link, InterNode):
         return link.nics_per_node * rate_of(link) / link.oversubscription
     return rate_of(link)

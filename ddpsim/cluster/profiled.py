@@ -7,7 +7,7 @@ from math import hypot
 from ddpsim.cluster.collectives import InterferingCost, Network
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost
-from ddpsim.cluster.links import Wires, rate_of
+from ddpsim.cluster.links import Wires, node_rate
 from ddpsim.errors import InputError
 from ddpsim.importers.cluster_profile import (
     ClusterProfile,
@@ -105,10 +105,12 @@ def _per_byte(found: Interference, *, half: bool) -> Fitted:
 
 
 def _line_rate(cluster: Cluster) -> float | None:
-    inter = cluster.inter_node
-    if inter is None:
+    if cluster.inter_node is None:
         return None
-    return inter.nics_per_node * rate_of(inter) / inter.oversubscription
+    stated = cluster.link("inter_node")
+    if stated is None or stated.bandwidth_bytes_per_s is None:
+        raise InputError("cluster.inter_node", "no preset says its bandwidth; state it")
+    return node_rate(stated)
 
 
 def _uncertainty(cluster: Cluster, profile: ClusterProfile) -> Uncertainty:
