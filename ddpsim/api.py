@@ -14,7 +14,7 @@ from ddpsim.job import Job, resolve
 from ddpsim.report.verdict import Verdict, is_normal, verdict
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, summarise
-from ddpsim.scenario.document import Document, load
+from ddpsim.scenario.document import load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s
@@ -31,12 +31,7 @@ def load_scenario(
     `source` is a YAML file, or the same as a mapping (relative paths then start in the current
     folder); `overrides` are `key.path=value` settings. Raises ScenarioError with all problems.
     """
-    if isinstance(source, Mapping):
-        document = Document.from_mapping(source, Path())
-        for setting in overrides:
-            document.override(setting)
-    else:
-        document = load(Path(source), overrides)
+    document = load(source, overrides)
     scenario = parse(document)
     resolve(scenario, document)
     return scenario

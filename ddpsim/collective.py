@@ -10,7 +10,6 @@ from typing import Any
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.collectives import (
     CollectiveCost,
-    InterferingCost,
     Network,
     Operation,
     duration_ns,
@@ -39,12 +38,7 @@ def load_cluster(source: str | Path | Mapping[str, Any], overrides: Sequence[str
 
     Raises ScenarioError with all problems.
     """
-    if isinstance(source, Mapping):
-        document = Document.from_mapping(source, Path())
-    else:
-        document = load(Path(source))
-    for setting in overrides:
-        document.override(setting)
+    document = load(source, overrides)
     document.data.setdefault("schema", "ddpsim/1")
     document.data.setdefault("workload", dict(_PLACEHOLDER))
     cluster = document.data.get("cluster")
@@ -54,8 +48,7 @@ def load_cluster(source: str | Path | Mapping[str, Any], overrides: Sequence[str
     try:
         build_network(scenario, cluster_profile(scenario))
     except InputError as error:
-        path = tuple(error.key.split("."))
-        raise ScenarioError([document.problem(path, error.message)]) from None
+        raise ScenarioError([document.blame(error)]) from None
     return scenario
 
 
@@ -123,7 +116,7 @@ def collective_table(
             "cluster.algorithm", "data_parallel has no all-reduce: it gathers and sends; run a step"
         )
     network = build_network(scenario, cluster_profile(scenario))
-    cost = network.cost.cost if isinstance(network.cost, InterferingCost) else network.cost
+    cost = network.plain_cost
     measured: dict[int, float] = {}
     if against is not None:
         log = read_all_reduce(SourceFile(str(against), against))
@@ -175,8 +168,7 @@ def _row(
 
 def tuner_of(scenario: Scenario) -> NcclCost:
     """What NCCL's tuner knows of a cluster; raises InputError where it is not asked."""
-    network = build_network(scenario, cluster_profile(scenario))
-    cost = network.cost.cost if isinstance(network.cost, InterferingCost) else network.cost
+    cost = build_network(scenario, cluster_profile(scenario)).plain_cost
     if not isinstance(cost, NcclCost):
         raise InputError(
             "cluster",

@@ -207,4 +207,4 @@ def _price(network: Network, program: Program) -> None:
 def _located(error: InputError, document: Document | None) -> Problem:
     if document is None:
         return Problem("scenario", error.key, error.message)
-    return document.problem(tuple(error.key.split(".")), error.message)
+    return document.blame(error)

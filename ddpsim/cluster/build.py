@@ -10,7 +10,6 @@ from ddpsim.cluster.collectives import (
     NO_TRAFFIC,
     AllReduceLogCost,
     CollectiveCost,
-    GatheringCost,
     InterferingCost,
     LinkCost,
     Network,
@@ -33,7 +32,7 @@ __all__ = ["build_network", "judged"]
 LOG = Uncertainty(0.05, "assumed: a log interpolated between its sizes, another day's network")
 EXTRAPOLATED_LOG = Uncertainty(0.20, "assumed: a log of other ranks or sizes")
 
-_OF_LINKS = (NcclCost, ScheduledCost, GatheringCost)
+_OF_LINKS = (LinkCost, NcclCost, ScheduledCost)
 
 PRIOR_SLOWDOWN = 1.189
 PRIOR_INTERFERENCE = Uncertainty(0.58, "published average and largest, arXiv 2507.03114")
@@ -54,18 +53,18 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
     else:
         network = fitted or network_from_links(scenario)
     for key in ("weak_links", "other_nodes"):
-        if not getattr(scenario.cluster, key) or isinstance(network.cost, (LinkCost, *_OF_LINKS)):
+        if not getattr(scenario.cluster, key) or isinstance(network.cost, _OF_LINKS):
             continue
         raise InputError(
             f"cluster.{key}",
             "a log or a profile says what the links it was measured on do; drop one of the two",
         )
-    network = replace(network, traffic=traffic(scenario))
+    network = replace(network, traffic=_traffic(scenario))
     known = fitted is not None and fitted.interference is not None
     return network if known or scenario.ddp.backend != "nccl" else _with_prior(network)
 
 
-def traffic(scenario: Scenario) -> Traffic:
+def _traffic(scenario: Scenario) -> Traffic:
     """What else the nodes' network carries; raises InputError where its rate is not known."""
     cluster, data = scenario.cluster, scenario.workload.data
     other, reads = cluster.background, data and data.sample_bytes
@@ -111,7 +110,7 @@ def _from_profile(scenario: Scenario, profile: ClusterProfile) -> Network:
 
 def judged(network: Network, sizes_bytes: Collection[int]) -> Network:
     """The network with what arises from the all-reduces that will really be sent."""
-    cost = network.cost.cost if isinstance(network.cost, InterferingCost) else network.cost
+    cost = network.plain_cost
     if isinstance(cost, NcclCost):
         chosen = algorithm_choices(cost, sizes_bytes)
         source = f"{chosen}; as NCCL's tuner chooses (2.30), priced by the links"

@@ -27,7 +27,6 @@ __all__ = [
     "NO_TRAFFIC",
     "AllReduceLogCost",
     "CollectiveCost",
-    "GatheringCost",
     "Interference",
     "InterferingCost",
     "LinkCost",
@@ -263,7 +262,8 @@ class ScheduledCost:
     """Collectives by an algorithm of `ddpsim.cluster.algorithms` over `paths`.
 
     A broadcast is priced as half an all-reduce (assumed: it goes one way of two); gloo sends it
-    whole down a binomial tree (gloo/broadcast.cc).
+    whole down a binomial tree (gloo/broadcast.cc). What torch's DataParallel gathers on GPU 0 is
+    broadcast backwards, and takes as long (torch/nn/parallel/comm.py: NCCL's reduce and broadcast).
     """
 
     algorithm: str
@@ -272,34 +272,15 @@ class ScheduledCost:
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
         transfer = ScheduledTransfer(self.algorithm, self.paths, size_bytes)
-        if operation == "broadcast" and self.algorithm == "gloo_ring":
+        if operation == "all_reduce" or self.algorithm == "gather":
+            return transfer
+        if self.algorithm == "gloo_ring":
             rounds, link = (self.paths.ranks - 1).bit_length(), self.paths.slowest
             sent_s = size_bytes / link.bandwidth_bytes_per_s
             return WholeTransfer(to_ns(rounds * link.latency_s), to_ns(rounds * sent_s))
-        if operation == "broadcast":
-            return WholeTransfer(0, round(duration_ns(transfer) / 2))
-        return transfer
+        return WholeTransfer(0, round(duration_ns(transfer) / 2))
 
     def stretched(self, factor: float) -> ScheduledCost:
-        """See CollectiveCost."""
-        return replace(self, paths=self.paths.stretched(factor))
-
-
-@dataclass(frozen=True)
-class GatheringCost:
-    """What torch's DataParallel sends: gradients to GPU 0, where DDP reduces on all ranks.
-
-    A reduction to one GPU is a broadcast backwards, so both take as long
-    (torch/nn/parallel/comm.py: NCCL's reduce and broadcast, in pieces of 10 MB).
-    """
-
-    paths: Paths
-
-    def transfer(self, operation: Operation, size_bytes: int) -> Transfer:  # noqa: ARG002
-        """See CollectiveCost."""
-        return ScheduledTransfer("gather", self.paths, size_bytes)
-
-    def stretched(self, factor: float) -> GatheringCost:
         """See CollectiveCost."""
         return replace(self, paths=self.paths.stretched(factor))
 
@@ -408,3 +389,8 @@ class Network:
     interference: Uncertainty | None = None
     beyond: Network | None = None
     traffic: Traffic = NO_TRAFFIC
+
+    @property
+    def plain_cost(self) -> CollectiveCost:
+        """The cost model without interference."""
+        return self.cost.cost if isinstance(self.cost, InterferingCost) else self.cost

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import ceil
 from textwrap import wrap
 
-from ddpsim.cluster.links import Wires, rate_of
+from ddpsim.cluster.links import Wires, preset_source, rate_of
 from ddpsim.cluster.nccl_cost import NcclCost
 from ddpsim.cluster.tuner import PROTOCOLS, estimates
 from ddpsim.scenario.schema import Background, Cluster, InterNode, Scenario
@@ -98,10 +98,8 @@ def _facts(scenario: Scenario, wires: Wires) -> Iterator[str]:
         yield f"another job sends {_traffic(cluster.background)}"
     for entry in wires.provenance:
         yield f"{entry.input}: {entry.source}"
-    for key in ("intra_node", "inter_node"):
-        needed = cluster.gpus_per_node > 1 if key == "intra_node" else cluster.nodes > 1
-        if needed:
-            yield f"{key}: {_source(cluster, key)}"
+    for key in cluster.links_used:
+        yield f"{key}: {_source(cluster, key)}"
 
 
 def _unlike(cluster: Cluster, wires: Wires) -> Iterator[str]:
@@ -125,10 +123,7 @@ def _traffic(background: Background) -> str:
 def _source(cluster: Cluster, key: str) -> str:
     if getattr(cluster, key):
         return "stated in the file" + (f" beside {cluster.machine.name}" if cluster.machine else "")
-    machine = cluster.machine
-    if machine and getattr(machine, key):
-        return f"preset {machine.name}: {machine.sources.get(key, 'no source given')}"
-    return f"preset {cluster.device.name}: {cluster.device.sources.get(key, 'no source given')}"
+    return preset_source(cluster, key)
 
 
 def describe_tuning(cost: NcclCost, sizes_bytes: tuple[int, ...]) -> str:

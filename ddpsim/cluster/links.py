@@ -5,27 +5,36 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
 from math import ceil
 from typing import Literal
 
 from ddpsim.cluster.collectives import (
     CollectiveCost,
-    GatheringCost,
     LinkCost,
     Network,
     ScheduledCost,
 )
 from ddpsim.cluster.nccl_cost import NcclCost
 from ddpsim.cluster.paths import Paths
-from ddpsim.cluster.topology import Link, ring_links
+from ddpsim.cluster.rings import ring
+from ddpsim.cluster.topology import Link
 from ddpsim.cluster.tuner import Graph
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance, Trust, Uncertainty
 from ddpsim.scenario.schema import Cluster, InterNode, IntraNode, Scenario
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
-__all__ = ["Wires", "algorithm_choices", "links_are_stated", "network_from_links"]
+__all__ = [
+    "Wires",
+    "algorithm_choices",
+    "links_are_stated",
+    "network_from_links",
+    "node_rate",
+    "preset_source",
+    "rate_of",
+]
 
 STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
 PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
@@ -73,13 +82,11 @@ def links_are_stated(cluster: Cluster) -> bool:
 
 def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:
     cluster, algorithm = scenario.cluster, scenario.cluster.algorithm
-    if algorithm == "data_parallel":
-        return GatheringCost(replace(wires.paths, switch=None))
     if scenario.ddp.backend == "nccl" and algorithm in ("auto", *_NCCL_ALGORITHMS):
         return _nccl_cost(cluster, wires)
     if algorithm == "ring":
         return LinkCost(wires.ring)
-    chosen = "gloo_ring" if algorithm == "auto" else algorithm
+    chosen = {"auto": "gloo_ring", "data_parallel": "gather"}.get(algorithm, algorithm)
     return ScheduledCost(chosen, replace(wires.paths, switch=None, servers=cluster.servers or 1))
 
 
@@ -153,12 +160,7 @@ class Wires:
     @property
     def ring(self) -> tuple[Link, ...]:
         """The link that leads to each rank from its left neighbour."""
-        links = ring_links(self.nodes, self.gpus_per_node, self._within, self._between)
-        left, n = self.paths.left, len(links)
-        return tuple(
-            replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left((r - 1) % n, r))
-            for r, link in enumerate(links)
-        )
+        return ring(self.paths)
 
     @property
     def paths(self) -> Paths:
@@ -288,6 +290,7 @@ def _network_rate(inter: InterNode, nodes: int, seed: int) -> tuple[float, tuple
     return rate * min(1.0, room / worst), (entry,)
 
 
+@lru_cache(maxsize=64)
 def _collisions(flows: int, uplinks: int, leaves: int, seed: int) -> tuple[int, tuple[int, int]]:
     """Flows on the fullest uplink of any leaf for this seed, and its 10th and 90th percentile."""
     import numpy as np  # noqa: PLC0415 -- a quarter of the start-up time, and most runs need it not
@@ -325,17 +328,14 @@ def _bottleneck(cluster: Cluster, wires: Wires) -> str:
 
 
 def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:
-    keys: list[Literal["intra_node", "inter_node"]] = []
-    keys += ["intra_node"] if cluster.gpus_per_node > 1 else []
-    keys += ["inter_node"] if cluster.nodes > 1 else []
     entries = []
-    for key in keys:
+    for key in cluster.links_used:
         stated = getattr(cluster, key)
         link = cluster.link(key)
         if link is None:
             continue
         figures = _figures(link, cluster.states_latency(key))
-        source = _preset_source(cluster, key)
+        source = preset_source(cluster, key)
         if stated:
             beside = f" beside machine {cluster.machine.name}" if cluster.machine else ""
             source = f"stated in the scenario{beside}"
@@ -363,11 +363,12 @@ def _has_table(link: IntraNode | InterNode) -> bool:
     return not isinstance(link, InterNode) or link.transport == "rdma"
 
 
-def _preset_source(cluster: Cluster, key: str) -> str:
+def preset_source(cluster: Cluster, key: str) -> str:
+    """Where the figures of links come from that a scenario does not state."""
     machine = cluster.machine
     if machine and getattr(machine, key):
-        return f"preset {machine.name}: {machine.sources.get(key, '')}"
-    return f"preset {cluster.device.name}: {cluster.device.sources.get(key, '')}"
+        return f"preset {machine.name}: {machine.sources.get(key, 'no source given')}"
+    return f"preset {cluster.device.name}: {cluster.device.sources.get(key, 'no source given')}"
 
 
 def algorithm_choices(cost: NcclCost, sizes_bytes: Iterable[int]) -> str:

@@ -6,18 +6,19 @@ Costs: a latency and b seconds per byte of one link, n ranks, M bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import ceil
 
 from ddpsim.cluster.paths import Paths, leaving_ns, step_ns
 from ddpsim.cluster.schedule import Schedule, Scheduler
-from ddpsim.cluster.topology import Link, ring_links
-from ddpsim.units import to_ns
+from ddpsim.cluster.topology import Link
 
 __all__ = [
     "gloo_ns",
     "gloo_schedule",
     "hierarchical_ns",
     "hierarchical_schedule",
+    "ring",
     "ring_ns",
     "ring_schedule",
     "ring_step_ns",
@@ -48,23 +49,42 @@ def _ring_steps(
 
 def ring_schedule(paths: Paths, size_bytes: int) -> Schedule:
     """2(n-1) steps of a chunk of M/n; a node's whole network serves the one hop that leaves it."""
-    out, n, links = Scheduler(paths.left), paths.ranks, _ring(paths)
+    out, n, links = Scheduler(paths.left), paths.ranks, _hops(paths)
     _ring_steps(out, range(n), 2 * (n - 1), ceil(size_bytes / n), lambda _, to: links[to], {})
     return out.schedule(n)
 
 
-def _ring(paths: Paths) -> tuple[Link, ...]:
-    return ring_links(paths.nodes, paths.gpus_per_node, paths.intra, paths.inter)
+def _hops(paths: Paths) -> tuple[Link, ...]:
+    """The link that leads to each rank from its left neighbour, but for weak ones.
+
+    A hop between nodes gets min(intra, inter), as the ring enters and leaves a node through all
+    its NICs (`inter`) but each GPU sends no faster than it can.
+    """
+    crossing = [rank % paths.gpus_per_node == 0 and paths.nodes > 1 for rank in range(paths.ranks)]
+    return tuple(_between_nodes(paths) if crosses else paths.inside for crosses in crossing)
+
+
+def _between_nodes(paths: Paths) -> Link:
+    network, intra = paths.network, paths.intra
+    if intra is None:
+        return network
+    rate = min(network.bandwidth_bytes_per_s, intra.bandwidth_bytes_per_s)
+    return Link(network.latency_s, rate)
+
+
+def ring(paths: Paths) -> tuple[Link, ...]:
+    """The link that leads to each rank from its left neighbour in the ring of all ranks."""
+    n = paths.ranks
+    return tuple(
+        replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * paths.left((r - 1) % n, r))
+        for r, link in enumerate(_hops(paths))
+    )
 
 
 def ring_step_ns(paths: Paths, size_bytes: int) -> tuple[int, ...]:
-    """What each rank needs to get a chunk from its left neighbour in the ring of all ranks."""
-    n, chunk = paths.ranks, ceil(size_bytes / paths.ranks)
-    steps = []
-    for rank, link in enumerate(_ring(paths)):
-        rate = link.bandwidth_bytes_per_s * paths.left((rank - 1) % n, rank)
-        steps.append(to_ns(link.latency_s + chunk / rate))
-    return tuple(steps)
+    """What each rank needs to get a chunk from its left neighbour."""
+    chunk = ceil(size_bytes / paths.ranks)
+    return tuple(step_ns(link, chunk) for link in ring(paths))
 
 
 def ring_ns(paths: Paths, size_bytes: int) -> int:
@@ -101,7 +121,7 @@ def gloo_schedule(paths: Paths, size_bytes: int) -> Schedule:
 
 def _slowest_hop(paths: Paths, size_bytes: int) -> Link:
     """Of a ring; taken for all its hops (an approximation)."""
-    return max(_ring(paths), key=lambda link: step_ns(link, size_bytes))
+    return max(_hops(paths), key=lambda link: step_ns(link, size_bytes))
 
 
 def _segments(ranks: int, size_bytes: int) -> tuple[int, int]:

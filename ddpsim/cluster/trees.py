@@ -96,14 +96,22 @@ class _Pipeline:
         """
         count, chunk = _chunks(paths, size_bytes)
         ways: list[set[tuple[int, int]]] = []
-        for edge in self.edges:
-            left = edge.link.bandwidth_bytes_per_s * paths.left(edge.source, edge.target)
-            link = replace(edge.link, bandwidth_bytes_per_s=left)
-            takes, leaves = step_ns(link, chunk), leaving_ns(link, chunk)
+        for edge, (takes, leaves) in zip(self.edges, _times_ns(self, paths, chunk), strict=True):
             joined = [arrivals_ns[e] for e in (edge.source, edge.target) if e < paths.ranks]
             before = {way for i in edge.after for way in ways[i]} | {(max(joined, default=0), 0)}
             ways.append(_latest({(end + takes, max(pace, leaves)) for end, pace in before}))
         return max(end + (count - 1) * pace for edge in ways for end, pace in edge)
+
+
+@lru_cache(maxsize=64)
+def _times_ns(pipeline: _Pipeline, paths: Paths, chunk: int) -> tuple[tuple[int, int], ...]:
+    """Until a chunk has arrived over each edge, and until it has left."""
+    times = []
+    for edge in pipeline.edges:
+        left = edge.link.bandwidth_bytes_per_s * paths.left(edge.source, edge.target)
+        link = replace(edge.link, bandwidth_bytes_per_s=left)
+        times.append((step_ns(link, chunk), leaving_ns(link, chunk)))
+    return tuple(times)
 
 
 def _latest(ways: set[tuple[int, int]]) -> set[tuple[int, int]]:
@@ -177,9 +185,7 @@ def gather_schedule(paths: Paths, size_bytes: int) -> Schedule:
 
 def gather_ns(paths: Paths, size_bytes: int) -> int:
     """(n-1) a + M b, and the first chunk's way."""
-    count, chunk = _chunks(paths, size_bytes)
-    hops_ns = (paths.ranks - 1) * step_ns(paths.inside, chunk)
-    return hops_ns + (count - 1) * leaving_ns(paths.inside, chunk)
+    return _way_ns([(paths.ranks - 1, paths.inside)], *_chunks(paths, size_bytes))
 
 
 def gather_end_ns(paths: Paths, size_bytes: int, arrivals_ns: Sequence[int]) -> int:
@@ -281,10 +287,14 @@ def _route_ns(paths: Paths, hops: Sequence[tuple[int, Link]], size_bytes: int) -
     for route in _routes(paths.nodes):
         taken = [*hops]
         taken += [(n, part(paths.network, flows)) for flows, n in enumerate(route) if n]
-        first_ns = sum(n * step_ns(link, chunk) for n, link in taken)
-        pace_ns = max(leaving_ns(link, chunk) for _, link in taken)
-        longest_ns = max(longest_ns, first_ns + (count - 1) * pace_ns)
+        longest_ns = max(longest_ns, _way_ns(taken, count, chunk))
     return longest_ns
+
+
+def _way_ns(hops: Sequence[tuple[int, Link]], count: int, chunk: int) -> int:
+    """The first chunk's time over these hops, and the others behind it at the slowest's pace."""
+    first_ns = sum(n * step_ns(link, chunk) for n, link in hops)
+    return first_ns + (count - 1) * max(leaving_ns(link, chunk) for _, link in hops)
 
 
 _Route = tuple[int, ...]  # how many edges have a half, a third ... of their nodes' networks

@@ -29,13 +29,14 @@ def draw_slowdowns(
     on or off does not change the other.
     """
     steady = not observed_s if run.jitter is None else run.jitter.sigma == 0
-    if not rank_factors(cluster, run.seed) and steady:
+    own = rank_factors(cluster, run.seed)
+    if not own and steady:
         return None
     import numpy as np  # noqa: PLC0415 -- slow to import, and needed only here
 
     for_jitter = np.random.SeedSequence(run.seed).spawn(2)[1]
     factors = np.ones((cluster.world_size, iterations))
-    for rank, factor in rank_factors(cluster, run.seed).items():
+    for rank, factor in own.items():
         factors[rank] *= factor
     if run.jitter:
         draws = np.random.default_rng(for_jitter).standard_normal(factors.shape)

@@ -26,6 +26,16 @@ __all__ = [
 ]
 
 _MOST_RANKS = 100_000
+LinkKind = Literal["intra_node", "inter_node"]
+
+
+_StepLatency = Annotated[
+    Duration | None,
+    Field(
+        alias="latency",
+        description="one ring step, software included; default: NCCL's own, or the device's",
+    ),
+]
 
 
 class IntraNode(Spec):
@@ -34,11 +44,7 @@ class IntraNode(Spec):
     bandwidth_bytes_per_s: Bandwidth | None = Field(
         None, alias="bandwidth", description="bus bandwidth, one direction; default: the preset's"
     )
-    latency_s: Duration | None = Field(
-        None,
-        alias="latency",
-        description="one ring step, software included; default: NCCL's own, or the device's",
-    )
+    latency_s: _StepLatency = None
     path: Literal["nvlink", "pcie"] | None = Field(
         None, description="what NCCL sees; default: nvlink from 30 GB/s up"
     )
@@ -55,11 +61,7 @@ class InterNode(Spec):
     bandwidth_bytes_per_s: Bandwidth | None = Field(
         None, alias="bandwidth", description="one NIC, one direction; default: the preset's"
     )
-    latency_s: Duration | None = Field(
-        None,
-        alias="latency",
-        description="one ring step, software included; default: NCCL's own, or the device's",
-    )
+    latency_s: _StepLatency = None
     nics_per_node: Annotated[int, Field(ge=1, le=1000)] = Field(
         1, description="NICs that a ring may use"
     )
@@ -288,7 +290,13 @@ class Cluster(Spec):
         """Ranks in the job: nodes x gpus_per_node."""
         return self.nodes * self.gpus_per_node
 
-    def link(self, key: Literal["intra_node", "inter_node"]) -> IntraNode | InterNode | None:
+    @property
+    def links_used(self) -> tuple[LinkKind, ...]:
+        """Which kinds of link its ranks have between them."""
+        inside: tuple[LinkKind, ...] = ("intra_node",) if self.gpus_per_node > 1 else ()
+        return (*inside, "inter_node") if self.nodes > 1 else inside
+
+    def link(self, key: LinkKind) -> IntraNode | InterNode | None:
         """Of a kind: as the scenario states it, else the machine's, else the device's.
 
         What is stated beside a named machine changes that alone of it; a bandwidth stated beside a
@@ -306,7 +314,7 @@ class Cluster(Spec):
             return stated.model_copy(update={"latency_s": preset.latency_s})
         return stated
 
-    def states_latency(self, key: Literal["intra_node", "inter_node"]) -> bool:
+    def states_latency(self, key: LinkKind) -> bool:
         """Whether the scenario itself says how long a step over such a link takes."""
         stated = getattr(self, key)
         return stated is not None and stated.latency_s is not None

@@ -15,7 +15,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.reader import ReaderError
 
-from ddpsim.errors import Problem, ScenarioError, shown
+from ddpsim.errors import InputError, Problem, ScenarioError, shown
 
 __all__ = ["Document", "KeyPath"]
 
@@ -110,6 +110,10 @@ class Document:
             self.place(path, of_key=of_key), key if len(key) < 100 else shown(key), message
         )
 
+    def blame(self, error: InputError) -> Problem:
+        """An error of a value, at its place."""
+        return self.problem(tuple(error.key.split(".")), error.message)
+
     def _plain(self, node: Any, path: KeyPath, where: str | None = None) -> Any:
         """Python's own types from ruamel's, remembering places on the way."""
         if len(path) > _DEEPEST or len(self.value_places) > _MOST_VALUES:
@@ -140,9 +144,15 @@ class Document:
             self.value_places[path] = f"{self.name}:{line + 1}:{column + 1}"
 
 
-def load(path: Path, overrides: Iterable[str] = ()) -> Document:
-    """Read a scenario file and apply `--set` overrides in order."""
-    document = Document.read(path)
+def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Document:
+    """Read a scenario file, or take a mapping, and apply `--set` overrides in order.
+
+    Relative paths of a mapping start in the current folder.
+    """
+    if isinstance(source, Mapping):
+        document = Document.from_mapping(source, Path())
+    else:
+        document = Document.read(Path(source))
     for setting in overrides:
         document.override(setting)
     return document
