@@ -79,7 +79,7 @@ class Job:
         bare = compile_program(self.scenario, self.model, self.overheads, ddp=False)
         alone = run(replace(bare, loader=None, iterations=1), SingleRankCost(), 1)
         compute_s = mean_step_s(alone.timeline)
-        backward_ns = steps_of(alone.timeline.ranks[0])[-1].backward_ns()
+        backward_ns = steps_of(alone.timeline.slowest)[-1].backward_ns()
         buckets = self.program.rebuilt_buckets
         transfers = [self.network.cost.transfer("all_reduce", b.wire_bytes) for b in buckets]
         comm_s = sum(duration_ns(transfer) for transfer in transfers) / NS_PER_S

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ddpsim.cluster import algorithms
 from ddpsim.cluster.paths import Paths
@@ -22,6 +22,10 @@ from ddpsim.errors import InputError
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.units import NS_PER_S, format_bytes, to_ns
+
+if TYPE_CHECKING:
+    from numpy import float64
+    from numpy.typing import NDArray
 
 __all__ = [
     "NO_TRAFFIC",
@@ -72,13 +76,19 @@ NO_INTERFERENCE = Interference()
 class RingTransfer:
     """`steps` rounds around a ring; in each, rank r needs `step_ns[r]` to get its next chunk.
 
-    A rank's first round begins `start_ns` after it has joined.
+    `step_ns` holds one period of the ring, a node perhaps, which the other ranks repeat. A rank's
+    first round begins `start_ns` after it has joined.
     """
 
     steps: int
     step_ns: tuple[int, ...]
     interference: Interference = NO_INTERFERENCE
     start_ns: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """Ranks around the ring: an all-reduce has 2(N-1) steps."""
+        return self.steps // 2 + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +121,18 @@ class ScheduledTransfer:
         """Its messages."""
         return algorithms.schedule(self.algorithm, self.paths, self.size_bytes)
 
-    def end_ns(self, arrivals_ns: list[int]) -> int:
-        """When it ends: by its closed form where all join at once.
+    def ends_ns(self, arrivals_ns: NDArray[float64]) -> NDArray[float64]:
+        """When it ends, given when each rank joins: [..., ranks] to [..., 1].
 
         Fewer arrivals than ranks are those of the first ranks, which all others repeat.
         """
-        first, last = min(arrivals_ns), max(arrivals_ns)
-        if first == last:
-            return last + duration_ns(self)
-        repeated = arrivals_ns * (self.paths.ranks // len(arrivals_ns))
-        started = [arrival + self.start_ns for arrival in repeated]
-        return algorithms.end_ns(self.algorithm, self.paths, self.size_bytes, started)
+        import numpy as np  # noqa: PLC0415 -- slow to import, and a lone rank does without
+
+        repeats = self.paths.ranks // arrivals_ns.shape[-1]
+        rows = np.tile(arrivals_ns, repeats).reshape(-1, self.paths.ranks) + self.start_ns
+        sent = (self.algorithm, self.paths, self.size_bytes)
+        ends_ns = [algorithms.end_ns(*sent, [int(ns) for ns in row]) for row in rows]
+        return np.array(ends_ns, dtype=np.float64).reshape(*arrivals_ns.shape[:-1], 1)
 
 
 Transfer = RingTransfer | ScheduledTransfer | WholeTransfer
@@ -221,6 +232,8 @@ class SingleRankCost:
 class LinkCost:
     """Ring collectives over links of latency and bandwidth, `links[r]` leading to rank r.
 
+    `links` are one period of the ring (a node, where all nodes are alike), which goes on for all
+    `ranks`; None: they are the whole ring.
     All-reduce: 2(N-1) steps of latency + ceil(M/N) / bandwidth, each rounded once to a tick.
     100 MB on 8 ranks at 10 GB/s and 10 us: 14 (10 us + 1.25 ms) = 17.64 ms.
     Broadcast: N-1 latencies, then the message once (pipelined in chunks small beside it).
@@ -229,21 +242,24 @@ class LinkCost:
     """
 
     links: tuple[Link, ...]
+    ranks: int | None = None
     time_factor: float = 1.0
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
-        ranks = len(self.links)
+        ranks = self.ranks or len(self.links)
         if operation == "broadcast":
             slowest = min(link.bandwidth_bytes_per_s for link in self.links)
-            latency_s = sum(link.latency_s for link in self.links[1:])
+            periods = ranks // len(self.links)
+            latency_s = periods * math.fsum(link.latency_s for link in self.links)
+            latency_s -= self.links[0].latency_s
             return WholeTransfer(self._ns(latency_s), self._ns(size_bytes / slowest))
         chunk_bytes = math.ceil(size_bytes / ranks)
-        step_ns = tuple(
-            self._ns(link.latency_s + chunk_bytes / link.bandwidth_bytes_per_s)
-            for link in self.links
-        )
-        return RingTransfer(2 * (ranks - 1), step_ns)
+        taken_ns = {  # of each kind of link
+            link: self._ns(link.latency_s + chunk_bytes / link.bandwidth_bytes_per_s)
+            for link in set(self.links)
+        }
+        return RingTransfer(2 * (ranks - 1), tuple(taken_ns[link] for link in self.links))
 
     def stretched(self, factor: float) -> LinkCost:
         """See CollectiveCost."""

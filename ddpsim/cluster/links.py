@@ -85,7 +85,7 @@ def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:
     if scenario.ddp.backend == "nccl" and algorithm in ("auto", *_NCCL_ALGORITHMS):
         return _nccl_cost(cluster, wires)
     if algorithm == "ring":
-        return LinkCost(wires.ring)
+        return LinkCost(wires.ring, cluster.world_size)
     chosen = {"auto": "gloo_ring", "data_parallel": "gather"}.get(algorithm, algorithm)
     return ScheduledCost(chosen, replace(wires.paths, switch=None, servers=cluster.servers or 1))
 

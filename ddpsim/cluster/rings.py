@@ -50,18 +50,19 @@ def _ring_steps(
 def ring_schedule(paths: Paths, size_bytes: int) -> Schedule:
     """2(n-1) steps of a chunk of M/n; a node's whole network serves the one hop that leaves it."""
     out, n, links = Scheduler(paths.left), paths.ranks, _hops(paths)
-    _ring_steps(out, range(n), 2 * (n - 1), ceil(size_bytes / n), lambda _, to: links[to], {})
+    chunk = ceil(size_bytes / n)
+    _ring_steps(out, range(n), 2 * (n - 1), chunk, lambda _, to: links[to % len(links)], {})
     return out.schedule(n)
 
 
 def _hops(paths: Paths) -> tuple[Link, ...]:
-    """The link that leads to each rank from its left neighbour, but for weak ones.
+    """The links that lead to the ranks of one node from their left neighbours, but for weak ones.
 
     A hop between nodes gets min(intra, inter), as the ring enters and leaves a node through all
     its NICs (`inter`) but each GPU sends no faster than it can.
     """
-    crossing = [rank % paths.gpus_per_node == 0 and paths.nodes > 1 for rank in range(paths.ranks)]
-    return tuple(_between_nodes(paths) if crosses else paths.inside for crosses in crossing)
+    inside = (paths.inside,) * paths.gpus_per_node if paths.intra else ()
+    return (_between_nodes(paths), *inside[1:]) if paths.nodes > 1 else inside
 
 
 def _between_nodes(paths: Paths) -> Link:
@@ -73,18 +74,25 @@ def _between_nodes(paths: Paths) -> Link:
 
 
 def ring(paths: Paths) -> tuple[Link, ...]:
-    """The link that leads to each rank from its left neighbour in the ring of all ranks."""
-    n = paths.ranks
-    return tuple(
-        replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * paths.left((r - 1) % n, r))
-        for r, link in enumerate(_hops(paths))
-    )
+    """The link that leads to each rank from its left neighbour in the ring of all ranks.
+
+    Where no link is weak all nodes are alike, and these are the links of one.
+    """
+    hops, n = _hops(paths), paths.ranks
+    if not paths.weak:
+        return hops
+    links = list(hops * paths.nodes)
+    for rank, *_ in paths.weak:
+        left, link = paths.left((rank - 1) % n, rank), links[rank]
+        links[rank] = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left)
+    return tuple(links)
 
 
 def ring_step_ns(paths: Paths, size_bytes: int) -> tuple[int, ...]:
-    """What each rank needs to get a chunk from its left neighbour."""
-    chunk = ceil(size_bytes / paths.ranks)
-    return tuple(step_ns(link, chunk) for link in ring(paths))
+    """What each rank needs to get a chunk from its left neighbour: of one node if all are alike."""
+    links, chunk = ring(paths), ceil(size_bytes / paths.ranks)
+    taken_ns = {link: step_ns(link, chunk) for link in set(links)}
+    return tuple(taken_ns[link] for link in links)
 
 
 def ring_ns(paths: Paths, size_bytes: int) -> int:

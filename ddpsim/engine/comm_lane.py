@@ -8,7 +8,7 @@ from typing import Any
 
 from simpy import Environment, Event, Store
 
-from ddpsim.cluster.collectives import Operation
+from ddpsim.engine.loop import Communicate
 from ddpsim.engine.network import Meeting, Network
 from ddpsim.engine.stream import Stream
 from ddpsim.result.timeline import CommSpan
@@ -23,14 +23,9 @@ class Collective:
     """One launched collective: `ready` fires when its data is there, `done` when it has ended."""
 
     key: Hashable
-    operation: Operation
-    size_bytes: int
+    launched: Communicate
     ready: Event
     done: Event
-    bucket: int = -1
-    bucket_bytes: int = 0
-    num_params: int = 0
-    after_ns: int = 0
 
 
 class CommLane:
@@ -70,14 +65,16 @@ class CommLane:
             collective: Collective = yield self._queue.get()
             yield collective.ready
             joined_ns = int(self._env.now)
+            launched = collective.launched
             meeting = self._network.join(
-                collective.key, collective.operation, collective.size_bytes, self._rank
+                collective.key, launched.operation, launched.size_bytes, self._rank
             )
             yield from self._take_part(meeting)
             if self._observe:
-                self._observe(self._span(collective, joined_ns, int(meeting.met_ns)))
-            if collective.after_ns:
-                yield self._env.timeout(collective.after_ns)
+                ready_ns, now = int(collective.ready.value or 0), int(self._env.now)
+                self._observe(launched.span(ready_ns, joined_ns, int(meeting.met_ns), now))
+            if launched.after_ns:
+                yield self._env.timeout(launched.after_ns)
             collective.done.succeed()
 
     def _take_part(self, meeting: Meeting) -> Generator[Event, Any, None]:
@@ -91,15 +88,3 @@ class CommLane:
         self._compute.slow_down(factor)
         yield meeting.ends[self._rank]
         self._compute.recover(factor)
-
-    def _span(self, collective: Collective, joined_ns: int, met_ns: int) -> CommSpan:
-        return CommSpan(
-            collective.operation,
-            collective.bucket,
-            collective.bucket_bytes or collective.size_bytes,
-            collective.num_params,
-            int(collective.ready.value or 0),
-            joined_ns,
-            met_ns,
-            int(self._env.now),
-        )

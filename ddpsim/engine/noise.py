@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ddpsim.scenario.schema import Cluster, Device, Run
 from ddpsim.units import to_ns
 
 if TYPE_CHECKING:
-    from numpy import float64
+    from numpy import float64, int64
     from numpy.random import Generator
     from numpy.typing import NDArray
 
 __all__ = ["Slowdowns", "Stalls", "draw_slowdowns", "draw_stalls", "rank_factors"]
 
-Slowdowns = Sequence[Sequence[float]]
-Stalls = Sequence[Sequence[int]]
+Slowdowns: TypeAlias = "NDArray[float64]"
+Stalls: TypeAlias = "NDArray[int64]"
 
 
 def draw_slowdowns(
@@ -36,8 +36,8 @@ def draw_slowdowns(
 
     for_jitter = np.random.SeedSequence(run.seed).spawn(2)[1]
     factors = np.ones((cluster.world_size, iterations))
-    for rank, factor in own.items():
-        factors[rank] *= factor
+    if own:
+        factors *= np.array([own[rank] for rank in range(cluster.world_size)]).reshape(-1, 1)
     if run.jitter:
         draws = np.random.default_rng(for_jitter).standard_normal(factors.shape)
         factors *= np.exp(run.jitter.sigma * draws)
@@ -45,8 +45,7 @@ def draw_slowdowns(
         factors *= _resampled(
             np.array(observed_s), np.random.default_rng(for_jitter), *factors.shape
         )
-    rows: list[list[float]] = factors.tolist()
-    return rows
+    return factors
 
 
 def rank_factors(cluster: Cluster, seed: int) -> dict[int, float]:
@@ -95,8 +94,7 @@ def draw_stalls(run: Run, ranks: int, iterations: int) -> Stalls | None:
 
     draw = np.random.default_rng(np.random.SeedSequence(run.seed).spawn(3)[2])
     stalls = draw.random((ranks, iterations)) < run.stalls.probability
-    rows: list[list[int]] = (stalls * to_ns(run.stalls.duration_s)).tolist()
-    return rows
+    return np.asarray(stalls * to_ns(run.stalls.duration_s), dtype=np.int64)
 
 
 def _resampled(

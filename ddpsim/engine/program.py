@@ -105,10 +105,9 @@ class Program:
         sizes = {b.wire_bytes for b in (*self.initial_buckets, *self.rebuilt_buckets)}
         return frozenset(sizes | ({self.used_map_bytes} if self.used_map_bytes else set()))
 
-    def buckets(self, iteration: int) -> tuple[Bucket, ...]:
-        """The buckets in use in an iteration, counted from 0."""
-        rebuilt = self.rebuilt_at is not None and iteration >= self.rebuilt_at
-        return self.rebuilt_buckets if rebuilt else self.initial_buckets
+    def is_rebuilt(self, iteration: int) -> bool:
+        """Whether an iteration, counted from 0, uses the rebuilt buckets."""
+        return self.rebuilt_at is not None and iteration >= self.rebuilt_at
 
 
 def compile_program(

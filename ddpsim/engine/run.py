@@ -1,10 +1,10 @@
-"""Wire ranks and network, run until every rank is done, and say so if one never is."""
+"""Simulate a program on ranks: the plain model, or a shortcut that gives the same ticks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from simpy import Environment
 
@@ -15,13 +15,22 @@ from ddpsim.cluster.collectives import (
     ScheduledTransfer,
     Traffic,
     Transfer,
+    duration_ns,
 )
+from ddpsim.engine.host import Host
+from ddpsim.engine.lane import Lane, Met
+from ddpsim.engine.loop import Communicate
 from ddpsim.engine.network import Network
 from ddpsim.engine.noise import Slowdowns, Stalls
 from ddpsim.engine.program import Program
 from ddpsim.engine.rank import Rank
+from ddpsim.engine.steps import MessageObserver
 from ddpsim.errors import SimulationError
+from ddpsim.result.metrics import steps_of
 from ddpsim.result.timeline import RankTimeline, Timeline
+
+if TYPE_CHECKING:
+    from ddpsim.engine.lanes import Lanes
 
 __all__ = ["EngineMode", "Simulated", "run"]
 
@@ -45,29 +54,39 @@ def run(
     mode: EngineMode = "auto",
     traffic: Traffic = NO_TRAFFIC,
     stalls: Stalls | None = None,
+    observed: Sequence[int] | None = None,
+    observe_message: MessageObserver | None = None,
 ) -> Simulated:
     """Simulate a training loop on `world_size` ranks.
 
-    Without slowdowns and stalls some ranks stand for all (see `_representatives`); `mode`
-    "reference" folds nothing and runs algorithms step by step. `traffic`: what else the nodes'
-    network carries.
+    Without slowdowns and stalls some ranks stand for all (see `_representatives`). Where hosts run
+    ahead of their devices and one collective is in flight at a time, ranks need no events (see
+    `ddpsim.engine.lanes`). `mode` "reference" is the plain model of every rank and every message.
+    `traffic`: what else the nodes' network carries. `observed`: the ranks whose lanes are wanted;
+    None: the slowest one's, and all that come by themselves. `observe_message` hears of every
+    message of the plain model.
     """
-    env = Environment()
-    folded = mode == "auto" and slowdowns is None and stalls is None
     transfers = [cost.transfer("all_reduce", size) for size in program.all_reduce_bytes]
-    shared = program.comm_workers > 1
+    transfers += [cost.transfer("broadcast", b.size_bytes) for b in program.buffers]
     slowed = any(transfer.interference.slows_transfer for transfer in transfers)
-    whole = shared or slowed or traffic != NO_TRAFFIC
-    representatives = 1 if whole else _representatives(transfers)
-    participants = representatives if folded else world_size
+    whole = program.comm_workers > 1 or slowed or traffic != NO_TRAFFIC
+    folded = mode == "auto" and slowdowns is None and stalls is None
+    participants = (1 if whole else _representatives(transfers)) if folded else world_size
+    fold = f"folded {world_size} into {participants}" if participants < world_size else "every rank"
+    if mode == "auto" and not whole and _needs_no_events(program, transfers):
+        found = _without_events(program, cost, participants, slowdowns, stalls, observed)
+        if found:
+            timeline, paths = found
+            return Simulated(timeline, participants, (fold, *sorted(paths)))
+    env = Environment()
     network = Network(
         env,
         cost,
         participants,
-        shared=shared,
+        shared=program.comm_workers > 1,
         slows_compute=any(transfer.interference.compute != 1 for transfer in transfers),
-        stepwise=mode == "reference",
         traffic=traffic,
+        observe=observe_message,
     )
     ranks = [
         Rank(
@@ -75,17 +94,75 @@ def run(
             i,
             program,
             network,
-            slowdowns[i] if slowdowns else None,
+            None if slowdowns is None else slowdowns[i].tolist(),
             RankTimeline(),
-            stalls[i] if stalls else None,
+            None if stalls is None else stalls[i].tolist(),
         )
         for i in range(participants)
     ]
     _run_to_the_end(env, ranks, network)
-    timeline = Timeline([rank.timeline for rank in ranks], program.warmup)
-    folds = participants < world_size
-    folding = f"folded {world_size} into {participants}" if folds else "every rank"
-    return Simulated(timeline, participants, (folding, *sorted(network.paths)))
+    timeline = _timeline([rank.timeline for rank in ranks], program.warmup)
+    return Simulated(timeline, participants, (fold, *sorted(network.paths)))
+
+
+def _needs_no_events(program: Program, transfers: Sequence[Transfer]) -> bool:
+    """Hosts that run ahead, one collective at a time, and slowdowns in thousandths."""
+    thousandths = (1000 * transfer.interference.compute for transfer in transfers)
+    return (
+        not program.blocking
+        and program.comm_workers == 1
+        and program.comm_spins
+        and all(factor.denominator == 1 for factor in thousandths)
+    )
+
+
+def _without_events(
+    program: Program,
+    cost: CollectiveCost,
+    participants: int,
+    slowdowns: Slowdowns | None,
+    stalls: Stalls | None,
+    observed: Sequence[int] | None,
+) -> tuple[Timeline, set[str]] | None:
+    """None where the clock would get too long to be exact so."""
+    host = Host(program)
+    if participants == 1 and slowdowns is None and stalls is None:
+        return _alone(host, cost)
+    from ddpsim.engine.lanes import Lanes, Trial  # noqa: PLC0415 -- numpy is slow to import
+
+    lanes = Lanes([Trial(host, cost, slowdowns, stalls)], participants)
+    try:
+        lanes.train()
+    except OverflowError:
+        return None
+    return lanes.timeline(0, observed), {"lanes", *lanes.paths}
+
+
+def _alone(host: Host, cost: CollectiveCost) -> tuple[Timeline, set[str]]:
+    """A rank that stands for all never waits for a peer."""
+    paths = {"lane"}
+
+    def meet(launched: Communicate, joined_ns: int) -> Met:
+        transfer = cost.transfer(launched.operation, launched.size_bytes)
+        name = "ring" if isinstance(transfer, RingTransfer) else ""
+        name = transfer.algorithm if isinstance(transfer, ScheduledTransfer) else name
+        paths.add(f"{name}:closed-form" if name else "whole")
+        return Met(joined_ns, joined_ns + duration_ns(transfer), transfer.interference.compute)
+
+    lane = Lane(host, meet)
+    repeats = lane.train()
+    return Timeline({0: lane.timeline}, host.program.warmup, 0, (0,), repeats), paths
+
+
+def _timeline(ranks: Sequence[RankTimeline], warmup: int) -> Timeline:
+    """Of equals the rank whose collectives took longest is the slowest, then the lowest."""
+    keys = [(rank.step_ends_ns[-1], rank.comm_ns()) for rank in ranks]
+    late = (
+        [sum(s.late_peers_ns() for s in steps_of(rank)[warmup:]) for rank in ranks]
+        if len(ranks) > 1
+        else [0]
+    )
+    return Timeline(dict(enumerate(ranks)), warmup, keys.index(max(keys)), late)
 
 
 def _representatives(transfers: Sequence[Transfer]) -> int:

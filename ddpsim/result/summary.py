@@ -47,16 +47,18 @@ class Context:
 
 def mean_step_s(timeline: Timeline) -> float:
     """Mean length of the steady steps on the slowest rank, in seconds."""
-    ends_ns = timeline.ranks[timeline.slowest_rank].step_ends_ns
-    steady = len(ends_ns) - timeline.warmup
-    return (ends_ns[-1] - ends_ns[timeline.warmup - 1]) / steady / NS_PER_S
+    ends_ns, warmup = timeline.slowest.step_ends_ns, timeline.warmup
+    repeated_ns = timeline.repeats * (ends_ns[-1] - ends_ns[-2]) if timeline.repeats else 0
+    steady = len(ends_ns) + timeline.repeats - warmup
+    return (ends_ns[-1] + repeated_ns - ends_ns[warmup - 1]) / steady / NS_PER_S
 
 
 def summarise(timeline: Timeline, context: Context) -> Result:
     """The result of a simulation."""
     slowest = timeline.slowest_rank
-    steps = steps_of(timeline.ranks[slowest])
+    steps = steps_of(timeline.slowest)
     warmup, steady = steps[: timeline.warmup], steps[timeline.warmup :]
+    steady += steady[-1:] * timeline.repeats
     lengths = [step.length_ns / NS_PER_S for step in steady]
     mean_s = sum(step.length_ns for step in steady) / len(steady) / NS_PER_S
     typical = _typical(steady)
@@ -146,11 +148,8 @@ def _waiting_for(timeline: Timeline, slowest: int) -> int:
 
     The slowest rank itself comes last and waits for nobody: its cost shows on the others.
     """
-    if len(timeline.ranks) == 1:
-        return 0
-    steady = [steps_of(rank)[timeline.warmup :] for rank in timeline.ranks]
-    waits = [sum(step.late_peers_ns() for step in steps) for steps in steady]
-    return max(0, round(percentile(waits, 50)) - waits[slowest])
+    waits_ns = timeline.late_peers_ns
+    return max(0, round(percentile(waits_ns, 50)) - waits_ns[slowest])
 
 
 def _bottleneck(

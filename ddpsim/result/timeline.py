@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-__all__ = ["CommSpan", "Kind", "RankTimeline", "Span", "Timeline"]
+__all__ = ["CommSpan", "Kind", "MessageSpan", "RankTimeline", "Span", "Timeline"]
 
 Kind = Literal[
     "data_wait",  # host lane: no batch is ready
@@ -45,6 +46,14 @@ class CommSpan(NamedTuple):
     end_ns: int
 
 
+class MessageSpan(NamedTuple):
+    """One message of a collective, on its way to a rank."""
+
+    target: int
+    start_ns: int
+    end_ns: int
+
+
 @dataclass
 class RankTimeline:
     """The lanes of one rank, and when its compute lane came to each iteration's backward and end.
@@ -65,16 +74,22 @@ class RankTimeline:
 
 @dataclass
 class Timeline:
-    """Every simulated rank's lanes; one rank alone when identical ranks were folded."""
+    """The lanes of the ranks that were observed, and what is known of all that were simulated.
 
-    ranks: list[RankTimeline]
+    `late_peers_ns`: ticks in which each rank's compute lane idles for late peers, over the steady
+    steps. The last step goes on `repeats` times, exactly alike.
+    """
+
+    ranks: dict[int, RankTimeline]
     warmup: int
+    slowest_rank: int
+    late_peers_ns: Sequence[int]
+    repeats: int = 0
 
     @property
-    def slowest_rank(self) -> int:
-        """The rank that ends the last iteration last.
+    def slowest(self) -> RankTimeline:
+        """The lanes of the rank that ends the last iteration last.
 
         Of equals the one whose collectives took longest (behind the slowest link), then the lowest.
         """
-        keys = [(rank.step_ends_ns[-1], rank.comm_ns()) for rank in self.ranks]
-        return keys.index(max(keys))
+        return self.ranks[self.slowest_rank]

@@ -25,7 +25,7 @@ __all__ = [
     "Stragglers",
 ]
 
-_MOST_RANKS = 100_000
+_MOST_RANKS = 2_000_000
 LinkKind = Literal["intra_node", "inter_node"]
 
 

@@ -1,0 +1,174 @@
+"""One rank whose collectives are known: its lanes, instruction by instruction, without events.
+
+With NCCL one collective is in flight at a time, and all that a rank does before it joins the next
+one follows from what is known then: the host's clock, the compute stream so far, the end of the
+collective before. So the instructions can be carried out in the order of their launch. This gives
+the ticks that SimPy's events give (`ddpsim.engine.rank`, the plain model).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from fractions import Fraction
+from math import ceil
+from typing import NamedTuple, Protocol
+
+from ddpsim.engine.host import Host
+from ddpsim.engine.loop import Await, Communicate, Compute, LoadBatch
+from ddpsim.result.timeline import Kind, RankTimeline, Span
+
+__all__ = ["Lane", "Met", "Slow", "work_end_ns"]
+
+
+class Met(NamedTuple):
+    """A collective that a rank has joined: the last rank's arrival, this rank's end.
+
+    `slowdown`: how many times longer its compute takes from its joining to its end.
+    """
+
+    met_ns: int
+    end_ns: int
+    slowdown: Fraction
+
+
+class Meet(Protocol):
+    """Says what becomes of a collective that the rank joins."""
+
+    def __call__(self, launched: Communicate, joined_ns: int) -> Met: ...
+
+
+class Slow(NamedTuple):
+    """While compute takes `factor` times as long."""
+
+    start_ns: int
+    end_ns: int
+    factor: Fraction
+
+
+def work_end_ns(start_ns: int, work_ns: int | Fraction, slow: Sequence[Slow]) -> int:
+    """The first tick at which `work_ns` at full rate are done, begun at `start_ns`.
+
+    `slow` is in order and does not overlap. Exact: what is left is a fraction, and only the end is
+    rounded to a tick, upwards.
+    """
+    now, left = start_ns, Fraction(work_ns)
+    for period in slow:
+        if period.end_ns <= now:
+            continue
+        free_ns = max(0, period.start_ns - now)
+        if left <= free_ns:
+            break
+        now, left = now + free_ns, left - free_ns
+        if left * period.factor <= period.end_ns - now:
+            return now + ceil(left * period.factor)
+        left -= (period.end_ns - now) / period.factor
+        now = period.end_ns
+    return now + ceil(left)
+
+
+class Lane:
+    """A rank's compute stream and communication lane, driven by its host's script.
+
+    `slowdown[i]` multiplies the device work of iteration i, before which the rank stands still for
+    `stalls_ns[i]`.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        meet: Meet,
+        slowdown: Sequence[float] | None = None,
+        stalls_ns: Sequence[int] | None = None,
+    ) -> None:
+        self.timeline = RankTimeline()
+        self._host = host
+        self._meet = meet
+        self._slowdown = slowdown
+        self._stalls_ns = stalls_ns
+        self._compute_ns = 0  # when the stream has done all that was launched
+        self._comm_ns = 0  # when the communication lane has
+        self._slow: deque[Slow] = deque()
+        self._done_ns: list[int] = []  # of each collective of the iteration
+        self._waited = False  # the device, for a launch
+
+    def train(self, iterations: int | None = None) -> int:
+        """So many iterations; None: all, but for the last ones that are like the one before.
+
+        Returns how many those are.
+        """
+        program = self._host.program
+        last = program.warmup + program.iterations - 1
+        for number in range(last + 1 if iterations is None else iterations):
+            start_ns = self._compute_ns
+            self._iterate(number)
+            if iterations is None and self._host.repeats_from(
+                number, self._compute_ns - start_ns, waited=self._waited
+            ):
+                return last - number
+        return 0
+
+    def _iterate(self, number: int) -> None:
+        factor = self._slowdown[number] if self._slowdown else None
+        self._done_ns = []
+        self._waited = False
+        if self._stalls_ns and self._stalls_ns[number]:
+            launched_ns = self._host.batches_ns[number][0][0]
+            self._compute("stall", launched_ns, self._stalls_ns[number])
+        batches = iter(self._host.batches_ns[number])
+        come_ns = 0
+        for offset_ns, instruction in self._host.script(number).instructions:
+            launched_ns = come_ns + offset_ns
+            if isinstance(instruction, Compute):
+                if work_ns := instruction.device_ns:
+                    scaled_ns = work_ns if factor is None else round(work_ns * factor)
+                    self._compute(instruction.kind, launched_ns, scaled_ns)
+            elif isinstance(instruction, Communicate):
+                self._communicate(instruction, launched_ns)
+            elif isinstance(instruction, Await):
+                self._await(instruction, launched_ns)
+            elif isinstance(instruction, LoadBatch):
+                asked_ns, come_ns = next(batches)
+                if self._host.program.loader:
+                    self.timeline.host.append(Span("data_wait", asked_ns, come_ns))
+            else:
+                self._launched(launched_ns)
+                getattr(self.timeline, f"{instruction.place}_ns").append(self._compute_ns)
+
+    def _launched(self, launched_ns: int) -> None:
+        """The stream comes to a launch: it may have to wait for it."""
+        if self._compute_ns < launched_ns:
+            self._compute_ns = launched_ns
+            self._waited = True
+
+    def _compute(self, kind: Kind, launched_ns: int, work_ns: int) -> None:
+        self._launched(launched_ns)
+        start_ns = self._compute_ns
+        if self._slow and self._slow[0].start_ns < start_ns + work_ns:
+            self._compute_ns = work_end_ns(start_ns, work_ns, self._slow)
+            while self._slow and self._slow[0].end_ns <= self._compute_ns:
+                self._slow.popleft()
+        else:
+            self._compute_ns = start_ns + work_ns
+        if work_ns:
+            self.timeline.compute.append(Span(kind, start_ns, self._compute_ns))
+
+    def _communicate(self, launched: Communicate, launched_ns: int) -> None:
+        self._launched(launched_ns)
+        ready_ns = self._compute_ns
+        joined_ns = max(ready_ns, self._comm_ns)
+        met_ns, end_ns, slowdown = self._meet(launched, joined_ns)
+        if slowdown != 1 and end_ns > joined_ns:
+            self._slow.append(Slow(joined_ns, end_ns, slowdown))
+        self._comm_ns = end_ns + launched.after_ns
+        self._done_ns.append(self._comm_ns)
+        self.timeline.comm.append(launched.span(ready_ns, joined_ns, met_ns, end_ns))
+
+    def _await(self, awaited: Await, launched_ns: int) -> None:
+        self._launched(launched_ns)
+        start_ns, done_ns = self._compute_ns, self._done_ns[awaited.number]
+        if done_ns > start_ns:
+            self.timeline.compute.append(Span("comm_wait", start_ns, done_ns))
+            self._compute_ns = done_ns
+            while self._slow and self._slow[0].end_ns <= done_ns:
+                self._slow.popleft()

@@ -1,0 +1,355 @@
+"""Many ranks at once, of one job or of several that differ in numbers alone.
+
+What `Lane` does for one rank, for [trials, ranks] of them: every moment is an array. Ranks may
+differ by their slowdown and by when they leave a collective; trials by their seed, by the times of
+their work, and by their network. Nothing is recorded of a rank but when it ends its steps and how
+long it waits: the lanes of one that someone wants to see are `Lane`'s, with the collectives that
+were found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ddpsim.cluster.collectives import (
+    CollectiveCost,
+    RingTransfer,
+    ScheduledTransfer,
+    Transfer,
+    duration_ns,
+)
+from ddpsim.engine.host import Host
+from ddpsim.engine.lane import Lane, Met
+from ddpsim.engine.loop import Await, Communicate, Compute, Instruction, LoadBatch
+from ddpsim.engine.ring import Ticks, ring_ends_ns
+from ddpsim.engine.slow import PER_MILLE, SlowPeriods
+from ddpsim.result.timeline import RankTimeline, Timeline
+
+__all__ = ["Lanes", "Trial", "collective_ends_ns"]
+
+_LATEST_NS = 2**51  # 26 days: beyond, a sum might not be exact in float64
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A job among those simulated together; slowdowns and stalls are [rank, iteration]."""
+
+    host: Host
+    cost: CollectiveCost
+    slowdowns: npt.NDArray[np.float64] | None = None
+    stalls_ns: npt.NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One instruction of all trials: figures are numbers, or [trials, 1] where they differ."""
+
+    offset_ns: Ticks | float
+    device_ns: Ticks | float
+    works: bool
+    each: tuple[Instruction, ...]
+
+    @classmethod
+    def of(cls, timed: Sequence[tuple[int, Instruction]]) -> _Step:
+        """The same instruction as each trial has it, or as all do."""
+        each = tuple(instruction for _, instruction in timed)
+        device = [i.device_ns if isinstance(i, Compute) else 0 for i in each]
+        return cls(_column([offset for offset, _ in timed]), _column(device), any(device), each)
+
+
+@dataclass(frozen=True, slots=True)
+class _Collective:
+    """What it is in each trial (or in all), its last arrival [trials, 1], its ends."""
+
+    transfers: Sequence[Transfer]
+    met_ns: Ticks
+    ends_ns: Ticks
+
+    def of(self, trial: int, rank: int) -> Met:
+        """As one rank saw it."""
+        slowdown = self.transfers[trial % len(self.transfers)].interference.compute
+        return Met(int(self.met_ns[trial, 0]), int(self.ends_ns[trial, rank]), slowdown)
+
+
+@dataclass(slots=True)
+class _Waits:
+    """Ticks in which a rank is in collectives, its compute waits for them, or for late peers."""
+
+    comm_ns: Ticks
+    exposed_ns: Ticks
+    late_ns: Ticks
+
+    @classmethod
+    def none(cls, shape: tuple[int, int]) -> _Waits:
+        """Nothing yet."""
+        return cls(*(np.zeros(shape) for _ in range(3)))
+
+    def add(self, more: _Waits, times: int = 1) -> None:
+        """So many more of the same."""
+        self.comm_ns += times * more.comm_ns
+        self.exposed_ns += times * more.exposed_ns
+        self.late_ns += times * more.late_ns
+
+
+class Lanes:
+    """Trials whose hosts have the same instructions, on `ranks` ranks each, or on those that stand
+    for all.
+
+    `train` raises OverflowError where the clock would no longer be exact.
+    """
+
+    def __init__(self, trials: Sequence[Trial], ranks: int) -> None:
+        self._trials = trials
+        self._shape = (len(trials), ranks)
+        self._program = trials[0].host.program
+        self._compute = np.zeros(self._shape)  # when all that was launched is done
+        self._comm = np.zeros(self._shape)
+        self._least = np.zeros((len(trials), 1))  # no stream is behind this
+        self._slow = SlowPeriods(self._shape)
+        self._waited = np.zeros(len(trials), dtype=bool)
+        self._now = self._steady = _Waits.none(self._shape)
+        self._all_comm_ns = np.zeros(self._shape)
+        self._step_ends_ns: list[Ticks] = []
+        self._collectives: list[_Collective] = []
+        self._launched: list[_Collective] = []  # of the iteration, as the two that follow
+        self._joined_ns: list[Ticks] = []
+        self._done_ns: list[Ticks] = []
+        self._repeats = 0
+        self._known_transfers: dict[int, Sequence[Transfer]] = {}
+        self.paths: set[str] = set()
+
+    def train(self) -> None:
+        """All iterations, but for the last ones that are exactly alike."""
+        program = self._program
+        self._steady = _Waits.none(self._shape)
+        last = program.warmup + program.iterations - 1
+        for number in range(last + 1):
+            begun = self._compute.copy()
+            self._iterate(number)
+            if self._repeats_from(number, self._compute - begun):
+                self._repeats = last - number
+            times = 1 + self._repeats
+            self._all_comm_ns += times * self._now.comm_ns
+            if number >= program.warmup:
+                self._steady.add(self._now, times)
+            if self._repeats:
+                return
+
+    def _repeats_from(self, number: int, lengths: Ticks) -> bool:
+        if any(trial.slowdowns is not None and _varies(trial.slowdowns) for trial in self._trials):
+            return False
+        if any(trial.stalls_ns is not None for trial in self._trials):
+            return False
+        if (lengths.min(axis=1) != lengths.max(axis=1)).any():
+            return False
+        return all(
+            trial.host.repeats_from(number, int(length), waited=bool(waited))
+            for trial, length, waited in zip(
+                self._trials, lengths[:, 0], self._waited, strict=True
+            )
+        )
+
+    def _iterate(self, number: int) -> None:
+        factors, stalls_ns = self._drawn(number)
+        self._waited[:] = False
+        self._now = _Waits.none(self._shape)
+        self._launched, self._joined_ns, self._done_ns = [], [], []
+        batches = self._batches(number)
+        come_ns: Ticks | float = 0.0
+        if stalls_ns is not None:
+            self._compute_for(stalls_ns, self._asked(number))
+        for step in self._steps[self._program.is_rebuilt(number)]:
+            launched_ns = come_ns + step.offset_ns
+            match step.each[0]:
+                case Compute():
+                    if step.works:
+                        work = step.device_ns
+                        scaled = work if factors is None else np.rint(work * factors)
+                        self._compute_for(scaled, launched_ns)
+                case Communicate():
+                    self._communicate(step, launched_ns)
+                case Await(place):
+                    self._await(place, launched_ns)
+                case LoadBatch():
+                    come_ns = next(batches)
+                case mark:
+                    self._launch(launched_ns)
+                    if mark.place == "step_ends":
+                        self._step_ends_ns.append(self._compute.copy())
+        if self._compute.max() > _LATEST_NS:
+            raise OverflowError("the simulated clock passes 26 days")
+
+    def _launch(self, launched_ns: Ticks | float) -> None:
+        """Streams come to a launch: some may have to wait for it."""
+        if np.all(self._least >= launched_ns):
+            return
+        behind = self._compute < launched_ns
+        self._waited |= behind.any(axis=1)
+        np.maximum(self._compute, launched_ns, out=self._compute)
+        self._least = self._compute.min(axis=1, keepdims=True)
+        if self._slow:
+            self._slow.pass_over(self._compute)
+
+    def _compute_for(self, work_ns: Ticks | float, launched_ns: Ticks | float) -> None:
+        self._launch(launched_ns)
+        if self._slow:
+            self._compute = self._slow.work_ends(self._compute, work_ns)
+        else:
+            self._compute = self._compute + work_ns
+
+    def _communicate(self, step: _Step, launched_ns: Ticks | float) -> None:
+        self._launch(launched_ns)
+        joined = np.maximum(self._compute, self._comm)
+        transfers = self._transfers(step)
+        ends = self._ends(transfers, joined)
+        collective = _Collective(transfers, joined.max(axis=1, keepdims=True), ends)
+        slowdowns = [transfer.interference.compute for transfer in transfers]
+        if any(slowdown != 1 for slowdown in slowdowns):
+            factors = np.array([float(PER_MILLE * s) for s in slowdowns]).reshape(-1, 1)
+            self._slow.append(joined, np.ascontiguousarray(ends), factors)
+        after = [launch.after_ns for launch in step.each if isinstance(launch, Communicate)]
+        self._comm = ends + _column(after)
+        self._launched.append(collective)
+        self._collectives.append(collective)
+        self._joined_ns.append(joined)
+        self._done_ns.append(self._comm)
+        self._now.comm_ns += ends - joined
+
+    def _await(self, place: int, launched_ns: Ticks | float) -> None:
+        """Waits come in the order of collectives, so only this one is in flight in the wait."""
+        self._launch(launched_ns)
+        collective, done = self._launched[place], self._done_ns[place]
+        waits_from = np.maximum(self._compute, self._joined_ns[place])
+        self._now.exposed_ns += np.maximum(0, collective.ends_ns - waits_from)
+        self._now.late_ns += np.maximum(0, np.minimum(done, collective.met_ns) - waits_from)
+        self._compute = np.maximum(self._compute, done)
+        self._least = self._compute.min(axis=1, keepdims=True)
+        if self._slow:
+            self._slow.pass_over(self._compute)
+
+    @cached_property
+    def _steps(self) -> tuple[list[_Step], list[_Step]]:
+        """With the first buckets, and with the rebuilt ones."""
+        hosts = _distinct([trial.host for trial in self._trials])
+        first, rebuilt = (
+            [
+                _Step.of(timed)
+                for timed in zip(*(host.scripts[i].instructions for host in hosts), strict=True)
+            ]
+            for i in (0, 1)
+        )
+        return first, rebuilt
+
+    def _batches(self, number: int) -> Iterator[Ticks | float]:
+        """When each batch comes."""
+        hosts = _distinct([trial.host for trial in self._trials])
+        for batch in zip(*(host.batches_ns[number] for host in hosts), strict=True):
+            yield _column([come_ns for _, come_ns in batch])
+
+    def _drawn(self, number: int) -> tuple[Ticks | None, Ticks | None]:
+        """Slowdowns and stalls of an iteration, [trials, ranks]; None where there are none."""
+        drawn: list[Ticks | None] = []
+        for name, usual in (("slowdowns", 1.0), ("stalls_ns", 0.0)):
+            rows = [getattr(trial, name) for trial in self._trials]
+            if all(row is None for row in rows):
+                drawn.append(None)
+                continue
+            none = np.full(self._shape[1], usual)
+            drawn.append(np.stack([none if row is None else row[:, number] for row in rows]))
+        return drawn[0], drawn[1]
+
+    def _asked(self, number: int) -> Ticks | float:
+        """When the iteration's first batch is asked for."""
+        return _column([trial.host.batches_ns[number][0][0] for trial in self._trials])
+
+    def _transfers(self, step: _Step) -> Sequence[Transfer]:
+        """Of each trial, or the one that all have."""
+        known = self._known_transfers.get(id(step))
+        if known is None:
+            costs = [trial.cost for trial in self._trials]
+            each = step.each * (len(costs) // len(step.each))
+            asked = [
+                (cost, launch.operation, launch.size_bytes)
+                for cost, launch in zip(costs, each, strict=True)
+                if isinstance(launch, Communicate)
+            ]
+            distinct = {
+                (id(cost), *sent): cost.transfer(*sent) for cost, *sent in asked  # type: ignore[call-arg]
+            }
+            transfers = [distinct[id(cost), *sent] for cost, *sent in asked]
+            known = transfers[:1] if all(t == transfers[0] for t in transfers) else transfers
+            self._known_transfers[id(step)] = known
+        return known
+
+    def _ends(self, transfers: Sequence[Transfer], joined_ns: Ticks) -> Ticks:
+        if len(transfers) == 1:
+            ends, path = collective_ends_ns(transfers[0], joined_ns)
+            self.paths.add(path)
+            return ends
+        rows = []
+        for transfer, row in zip(transfers, joined_ns, strict=True):
+            ends, path = collective_ends_ns(transfer, row)
+            rows.append(ends)
+            self.paths.add(path)
+        return np.stack(rows)
+
+    def slowest_rank(self, trial: int) -> int:
+        """The rank that ends the last iteration last; of equals the longest in collectives."""
+        last = self._step_ends_ns[-1][trial]
+        tied = np.flatnonzero(last == last.max())
+        return int(tied[np.argmax(self._all_comm_ns[trial, tied])])
+
+    def timeline(self, trial: int, observed: Sequence[int] | None = None) -> Timeline:
+        """The lanes of some ranks (None: of the slowest), and what is known of all."""
+        slowest = self.slowest_rank(trial)
+        observed = [slowest] if observed is None else observed
+        ranks = {rank: self._lanes_of(trial, rank) for rank in {slowest, *observed}}
+        late = [int(late_ns) for late_ns in self._steady.late_ns[trial]]
+        return Timeline(ranks, self._program.warmup, slowest, late, self._repeats)
+
+    def _lanes_of(self, trial: int, rank: int) -> RankTimeline:
+        told = self._trials[trial]
+        met = iter([collective.of(trial, rank) for collective in self._collectives])
+        slowdown = None if told.slowdowns is None else told.slowdowns[rank].tolist()
+        stalls_ns = None if told.stalls_ns is None else told.stalls_ns[rank].tolist()
+        lane = Lane(told.host, lambda *_: next(met), slowdown, stalls_ns)
+        lane.train(iterations=len(self._step_ends_ns))
+        return lane.timeline
+
+
+def collective_ends_ns(transfer: Transfer, joined_ns: Ticks) -> tuple[Ticks, str]:
+    """When each rank ends a collective that it joins, [..., ranks], and how that was found."""
+    if isinstance(transfer, RingTransfer):
+        ends, way = ring_ends_ns(transfer, joined_ns)
+        return ends, f"ring:{way}"
+    last = joined_ns.max(axis=-1, keepdims=True)
+    way = "whole"
+    if not isinstance(transfer, ScheduledTransfer):
+        last = last + duration_ns(transfer)
+    else:
+        alike = (joined_ns == last).all()
+        way = f"{transfer.algorithm}:{'closed-form' if alike else 'recurrence'}"
+        last = last + duration_ns(transfer) if alike else transfer.ends_ns(joined_ns)
+    return np.broadcast_to(last, joined_ns.shape), way
+
+
+def _varies(slowdowns: npt.NDArray[np.float64]) -> bool:
+    """Whether a rank's slowdown differs between iterations."""
+    return bool((slowdowns != slowdowns[:, :1]).any())
+
+
+def _column(values: Sequence[float]) -> Ticks | float:
+    """[trials, 1]; a number where all are equal."""
+    if len(set(values)) == 1:
+        return float(values[0])
+    return np.array(values, dtype=np.float64).reshape(-1, 1)
+
+
+def _distinct(hosts: Sequence[Host]) -> Sequence[Host]:
+    """One host if it is that of all trials."""
+    return hosts[:1] if all(host is hosts[0] for host in hosts) else hosts

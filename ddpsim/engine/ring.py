@@ -1,0 +1,95 @@
+"""When the ranks of a ring end a collective, without following its messages.
+
+The plain model (`ddpsim.engine.steps`) sends 2(N-1) chunks to each of N ranks, by the rule
+t_r(s+1) = max(t_r(s), t_(r-1)(s)) + c_r: a rank's next chunk is under way once it has its last one
+and its left neighbour has that many too, and takes c_r. Written in full, t_r(S) is the length of
+the longest way of S steps that ends at r, where a step either stays on a rank or moves one to the
+right, costs the c of the rank it leads to, and a way from rank q begins at q's arrival a_q.
+
+* Equal links: every step costs c, and within S >= N-1 steps every rank can be reached from every
+  other. So all ranks end at max(a) + S c.
+* Unequal links: a way that moves from q to r passes each rank between them once and stays S - (r-q)
+  times; the longest one stays where c is largest of what it passes. With P the sum of c from some
+  fixed place to the right, and ranks numbered on around the ring (q <= r, more than one turn too):
+  t_r = max over q <= j <= r of a_q + P_r - P_q + (S - (r-q)) c_j.
+  - No way needs 2N-1 moves or more: with a turn less it begins at the same rank and still passes
+    every rank, and N stays where c is largest cost no less than the turn.
+  - For one value m of c, j is any rank with c_j = m, best the last one up to r, and
+    a_q - P_q + q m is maximal over q <= j: a running maximum. Every rank occurs between 1-N and 0,
+    so that such a j exists from 1-N on, where ways from q >= 1-N may end anywhere up to N-1
+    (2N-2 moves). Ways from q < 1-N to r pass every rank and stay where c is largest of all: a
+    running maximum to the left.
+  With K different values of c this takes O(K N) instead of O(N^2).
+* Where K is no smaller than the steps, the rule itself, all ranks of a step at once.
+
+All of these give the ticks of the plain model exactly: sums of integers far below 2^53, which
+float64 holds. A ring whose links repeat in a shorter period, with arrivals that repeat likewise,
+has times that repeat: one period, of N ranks then, over all the steps of the whole ring.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ddpsim.cluster.collectives import RingTransfer
+
+__all__ = ["Ticks", "ring_ends_ns"]
+
+Ticks = npt.NDArray[np.float64]  # whole numbers
+_LEVEL_STEPS = 8  # about so many steps of the rule cost as much as one value of c
+
+
+def ring_ends_ns(ring: RingTransfer, arrivals_ns: Ticks) -> tuple[Ticks, str]:
+    """Each rank's end, and how it was found.
+
+    `arrivals_ns`: [..., participants], of one period of the ring or of a whole number of them; the
+    result has the same shape. One participant stands behind the slowest link.
+    """
+    participants = arrivals_ns.shape[-1]
+    begun_ns = arrivals_ns + ring.start_ns
+    period = len(ring.step_ns)
+    if participants == 1 or min(ring.step_ns) == max(ring.step_ns):
+        last_ns = begun_ns.max(axis=-1, keepdims=True) + ring.steps * max(ring.step_ns)
+        return np.broadcast_to(last_ns, arrivals_ns.shape), "closed-form"
+    step_ns = np.array(ring.step_ns * max(1, participants // period), dtype=np.float64)
+    step_ns = step_ns[:participants]
+    kinds = len(set(ring.step_ns))
+    if ring.steps < 2 * (participants - 1) or _LEVEL_STEPS * kinds > ring.steps:
+        return _by_steps(step_ns, ring.steps, begun_ns), "recurrence"
+    return _longest_ways(step_ns, ring.steps, begun_ns), "max-plus"
+
+
+def _by_steps(step_ns: Ticks, steps: int, begun_ns: Ticks) -> Ticks:
+    times_ns = begun_ns
+    for _ in range(steps):
+        times_ns = np.maximum(times_ns, np.roll(times_ns, 1, axis=-1)) + step_ns
+    return times_ns
+
+
+def _longest_ways(step_ns: Ticks, steps: int, begun_ns: Ticks) -> Ticks:
+    """See above; places are counted from 1-N, the first of `line`, to N-1."""
+    n = len(step_ns)
+    ranks = np.arange(n, dtype=np.float64)
+    line = np.concatenate([step_ns[1:], step_ns])  # c at the places 1-N .. N-1
+    place = np.arange(1 - n, n, dtype=np.float64)
+    moved_ns = np.cumsum(line)  # P
+    from_ns = np.concatenate([begun_ns[..., 1:], begun_ns], axis=-1) - moved_ns  # a - P
+    largest = step_ns.max()
+    ways = np.full(begun_ns.shape, -np.inf)
+    for value in np.unique(step_ns):
+        best = np.maximum.accumulate(from_ns + place * value, axis=-1)
+        staying = np.where(line == value, best, -np.inf)
+        last = np.maximum.accumulate(staying, axis=-1)[..., n - 1 :]
+        np.maximum(ways, last + (steps - ranks) * value, out=ways)
+    # q from 2-2N to -N, a turn before the places 2-N .. 0: P is smaller there by a whole turn
+    turn_ns = step_ns.sum()
+    before = from_ns[..., 1:n] + turn_ns + (place[1:n] - n) * largest
+    leftwards = np.maximum.accumulate(before[..., ::-1], axis=-1)[..., ::-1]
+    # rank r reaches back to r - (2N-2): all of them for r = 0, none for r = N-1
+    np.maximum(
+        ways[..., :-1],
+        leftwards + (steps - ranks[:-1]) * largest,
+        out=ways[..., :-1],
+    )
+    return np.asarray(ways + moved_ns[n - 1 :])
