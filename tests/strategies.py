@@ -36,9 +36,11 @@ def models(draw: st.DrawFn) -> Model:
 
 
 @st.composite
-def scenarios(draw: st.DrawFn, max_nodes: int = 3, *, noisy: bool = False) -> Scenario:
+def scenarios(
+    draw: st.DrawFn, max_nodes: int = 3, *, noisy: bool = False, gloo: bool | None = None
+) -> Scenario:
     """A scenario on a few ranks; its model is a placeholder for one of `models`."""
-    gloo = draw(st.booleans())
+    gloo = draw(st.booleans()) if gloo is None else gloo
     nodes = draw(st.integers(1, max_nodes))
     gpus = draw(st.integers(1, 3))
     latencies = st.integers(0, 50).map(lambda us: f"{us} us")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 from math import ceil, floor, log2
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -25,8 +26,10 @@ from ddpsim.cluster.collectives import (
 from ddpsim.cluster.paths import Paths
 from ddpsim.cluster.rings import ring_step_ns
 from ddpsim.cluster.topology import Link
-from ddpsim.engine.network import Network, ring_ends_ns
+from ddpsim.engine.lanes import collective_ends_ns
+from ddpsim.engine.network import Network
 from ddpsim.engine.progress import fair_share
+from ddpsim.engine.ring import ring_ends_ns
 
 LINKS = st.builds(
     Link, st.integers(0, 50).map(lambda us: us * 1e-6), st.integers(1, 4000).map(lambda r: r * 1e8)
@@ -65,12 +68,10 @@ def paths(draw: st.DrawFn, *, most_ranks: int = 24, weak: bool = False) -> Paths
     )
 
 
-def ends_ns(
-    cost: CollectiveCost, size: int, arrivals: Sequence[int], *, stepwise: bool
-) -> set[int]:
-    """When ranks leave an all-reduce that they join at these times."""
+def ends_ns(cost: CollectiveCost, size: int, arrivals: Sequence[int]) -> set[int]:
+    """When ranks leave an all-reduce that they join at these times, message by message."""
     env = Environment()
-    network = Network(env, cost, len(arrivals), stepwise=stepwise)
+    network = Network(env, cost, len(arrivals))
     ended: list[int] = []
 
     def rank(i: int, arrival: int):  # type: ignore[no-untyped-def]
@@ -119,16 +120,18 @@ def test_the_shortcut_equals_the_plain_model(
     layout, times = layout_of(name, layout), st.integers(0, 3_000_000)
     arrivals = data.draw(st.lists(times, min_size=layout.ranks, max_size=layout.ranks))
     cost = ScheduledCost(name, layout)
-    plain = ends_ns(cost, size, arrivals, stepwise=True)
-    assert plain == ends_ns(cost, size, arrivals, stepwise=False)
+    transfer = cost.transfer("all_reduce", size)
+    found, _ = collective_ends_ns(transfer, np.array([arrivals, arrivals[::-1]], dtype=float))
+    for ends, joined in zip(found.tolist(), (arrivals, arrivals[::-1]), strict=True):
+        assert set(ends) == ends_ns(cost, size, joined)
 
 
 @given(layout=paths(most_ranks=12, weak=True), size=SIZES)
 @settings(max_examples=40, deadline=None)
 def test_a_ring_of_messages_is_the_ring_of_steps(layout: Paths, size: int) -> None:
     ring = RingTransfer(2 * (layout.ranks - 1), ring_step_ns(layout, size))
-    at_once = [0] * layout.ranks
-    assert schedule("ring", layout, size).end_ns(at_once) == max(ring_ends_ns(ring, at_once))
+    ends, _ = ring_ends_ns(ring, np.zeros(layout.ranks))
+    assert schedule("ring", layout, size).end_ns([0] * layout.ranks) == ends.max()
 
 
 def test_a_later_start_moves_the_end_by_as_much() -> None:
@@ -136,7 +139,8 @@ def test_a_later_start_moves_the_end_by_as_much() -> None:
     early = ScheduledTransfer("tree", layout, 10**6)
     late = ScheduledTransfer("tree", layout, 10**6, start_ns=500)
     for arrivals in ([0, 0, 0, 0], [0, 7, 900, 3]):
-        assert late.end_ns(arrivals) == early.end_ns(arrivals) + 500
+        found = (transfer.ends_ns(np.array(arrivals, dtype=float)) for transfer in (late, early))
+        assert next(found) == next(found) + 500
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 7, 8, 16])
@@ -216,4 +220,4 @@ def _with_traffic(cost: LinkCost, traffic: Traffic) -> int:
 def test_transfers_know_their_length() -> None:
     transfer: Transfer = ScheduledTransfer("direct", Paths(4, 1, None, Link(1e-6, 1e9)), 4000)
     assert isinstance(transfer, ScheduledTransfer)
-    assert transfer.end_ns([5, 5, 5, 5]) == 5 + 2 * (2 * 1000 + 2000)
+    assert collective_ends_ns(transfer, np.full(4, 5.0))[0].tolist() == [5 + 2 * (2 * 1000 + 2000)] * 4

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -23,19 +24,22 @@ from ddpsim.cluster.collectives import (
     WholeTransfer,
 )
 from ddpsim.cluster.topology import Link
-from ddpsim.engine.network import Network, ring_ends_ns
+from ddpsim.engine.network import Network
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.progress import SharedLink
 from ddpsim.engine.rank import Rank
-from ddpsim.engine.run import Simulated, run
+from ddpsim.engine.ring import ring_ends_ns
+from ddpsim.engine.run import EngineMode, Simulated, run
+from ddpsim.engine.steps import RingSteps
 from ddpsim.engine.stream import Stream
 from ddpsim.errors import SimulationError
 from ddpsim.result.metrics import BreakdownNs, Step, steps_of
-from ddpsim.result.timeline import CommSpan, Span
+from ddpsim.result.timeline import CommSpan, MessageSpan, Span
 from ddpsim.scenario.schema import Jitter, Scenario
 from ddpsim.workload.model import Model
 
+MODES: tuple[EngineMode, ...] = ("auto", "reference")
 FREE = LinkCost((Link(0.0, 1e30),) * 4)
 
 
@@ -43,11 +47,38 @@ def simulated(scenario: Scenario, model: Model, mode: Any = "auto") -> Simulated
     program = compile_program(scenario, model)
     slowdowns = draw_slowdowns(scenario.cluster, scenario.run, program.warmup + program.iterations)
     cost = build_network(scenario).cost
-    return run(program, cost, scenario.cluster.world_size, slowdowns, mode)
+    ranks = scenario.cluster.world_size
+    everyone = range(ranks) if slowdowns is not None else None
+    return run(program, cost, ranks, slowdowns, mode, observed=everyone)
 
 
 def slowest_steps(done: Simulated) -> list[Step]:
-    return steps_of(done.timeline.ranks[done.timeline.slowest_rank])
+    return all_steps(done, done.timeline.slowest_rank)
+
+
+def all_steps(done: Simulated, rank: int) -> list[Step]:
+    """Of those that repeat exactly, the first one again and again."""
+    steps = steps_of(done.timeline.ranks[rank])
+    return steps + steps[-1:] * done.timeline.repeats
+
+
+def seen_from_its_start(step: Step) -> tuple[Any, ...]:
+    """All that happens on the device in a step."""
+    start_ns = step.start_ns
+    compute = [(s.kind, s.start_ns - start_ns, s.end_ns - start_ns) for s in step.compute]
+    comm = [(*s[:4], *(moment_ns - start_ns for moment_ns in s[4:])) for s in step.comm]
+    return step.length_ns, step.backward_start_ns - start_ns, compute, comm, step.breakdown()
+
+
+def assert_alike(fast: Simulated, plain: Simulated) -> None:
+    """Every rank's spans, tick by tick, and what is said of all ranks."""
+    assert fast.timeline.slowest_rank == plain.timeline.slowest_rank
+    assert fast.timeline.late_peers_ns == plain.timeline.late_peers_ns
+    for rank in plain.timeline.ranks:
+        pairs = zip(all_steps(fast, rank), all_steps(plain, rank), strict=True)
+        assert all(seen_from_its_start(f) == seen_from_its_start(p) for f, p in pairs)
+    if not fast.timeline.repeats:
+        assert fast.timeline == plain.timeline
 
 
 @settings(max_examples=150, deadline=None)
@@ -58,7 +89,7 @@ def test_folded_ranks_equal_the_plain_model(scenario: Scenario, model: Model) ->
     assert fast.ranks_simulated in {1, scenario.cluster.gpus_per_node}
     assert plain.ranks_simulated == scenario.cluster.world_size
     fast_steps, plain_steps = slowest_steps(fast), slowest_steps(plain)
-    assert [s.end_ns for s in fast_steps] == [s.end_ns for s in plain_steps]
+    assert [s.length_ns for s in fast_steps] == [s.length_ns for s in plain_steps]
     assert [s.breakdown() for s in fast_steps] == [s.breakdown() for s in plain_steps]
     assert [s.comm_ns() for s in fast_steps] == [s.comm_ns() for s in plain_steps]
 
@@ -67,8 +98,7 @@ def test_folded_ranks_equal_the_plain_model(scenario: Scenario, model: Model) ->
 @given(scenarios(noisy=True), models())
 def test_ring_shortcuts_equal_the_plain_model(scenario: Scenario, model: Model) -> None:
     """Stragglers and jitter: closed form and recurrence give every rank's ticks, span by span."""
-    fast, plain = simulated(scenario, model), simulated(scenario, model, "reference")
-    assert fast.timeline == plain.timeline
+    assert_alike(*(simulated(scenario, model, mode) for mode in MODES))
 
 
 FACTORS = st.integers(100, 250).map(lambda percent: percent / 100)
@@ -96,10 +126,49 @@ def test_folded_ranks_equal_the_plain_model_under_interference(
 ) -> None:
     fast, plain = (interfering(scenario, model, m, **slowdowns) for m in ("auto", "reference"))
     fast_steps, plain_steps = slowest_steps(fast), slowest_steps(plain)
-    assert [s.end_ns for s in fast_steps] == [s.end_ns for s in plain_steps]
+    assert [s.length_ns for s in fast_steps] == [s.length_ns for s in plain_steps]
     assert [s.breakdown() for s in fast_steps] == [s.breakdown() for s in plain_steps]
     for step in slowest_steps(plain):
         assert step.breakdown().total == step.length_ns
+
+
+ALGORITHMS = ["auto", "ring", "tree", "hierarchical", "halving_doubling", "direct"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), scenarios(noisy=True, gloo=False), models())
+def test_ranks_without_events_equal_the_plain_model(
+    data: st.DataObject, scenario: Scenario, model: Model
+) -> None:
+    """NCCL with all that may differ between ranks, compute slowed down under every collective."""
+    cluster, ranks = scenario.cluster, scenario.cluster.world_size
+    weak = st.dictionaries(st.integers(0, ranks - 1), st.sampled_from([0.2, 0.7]), max_size=2)
+    changed = {
+        "algorithm": data.draw(st.sampled_from(ALGORITHMS)),
+        "weak_links": (data.draw(weak) or None) if ranks > 1 else None,
+    }
+    run_options = {"jitter": data.draw(st.sampled_from([None, Jitter(sigma=0.2)]))}
+    scenario = scenario.model_copy(
+        update={
+            "cluster": cluster.model_copy(update=changed),
+            "run": scenario.run.model_copy(update=run_options),
+        }
+    )
+    program = replace(compile_program(scenario, model), iterations=data.draw(st.integers(1, 4)))
+    iterations = program.warmup + program.iterations
+    slowed = {"compute": data.draw(FACTORS), "compute_s_per_byte": data.draw(st.floats(0, 1e-8))}
+    cost = InterferingCost(build_network(scenario).cost, **slowed)
+    slowdowns = draw_slowdowns(scenario.cluster, scenario.run, iterations)
+    stalls = None
+    if data.draw(st.booleans()):
+        stalled = st.lists(st.sampled_from([0, 10**6]), min_size=iterations, max_size=iterations)
+        stalls = np.array([data.draw(stalled) for _ in range(ranks)])
+    fast, plain = (
+        run(program, cost, ranks, slowdowns, mode, stalls=stalls, observed=range(ranks))
+        for mode in MODES
+    )
+    assert "lanes" in fast.paths
+    assert_alike(fast, plain)
 
 
 @settings(max_examples=100, deadline=None)
@@ -110,8 +179,8 @@ def test_interference_never_helps(scenario: Scenario, model: Model, factor: floa
     alone = interfering(scenario, model)
     for which in ("compute", "comm"):
         slowed = interfering(scenario, model, **{which: factor})
-        pairs = zip(slowest_steps(alone), slowest_steps(slowed), strict=True)
-        assert all(before.end_ns <= after.end_ns for before, after in pairs)
+        ends = [list(accumulate(s.length_ns for s in slowest_steps(d))) for d in (alone, slowed)]
+        assert all(before <= after for before, after in zip(*ends, strict=True))
 
 
 def test_interference_has_a_worked_example() -> None:
@@ -203,8 +272,8 @@ def test_other_ranks_draw_each_for_itself_relative_to_the_medians() -> None:
 
 def test_a_stated_jitter_goes_before_what_was_observed() -> None:
     assert _draws(2, 4, jitter=Jitter(sigma=0)) is None
-    assert _draws(2, 4, jitter=Jitter(sigma=0.1)) != _draws(2, 4)
-    assert _draws(2, 4, seed=1) != _draws(2, 4, seed=2)
+    assert (_draws(2, 4, jitter=Jitter(sigma=0.1)) != _draws(2, 4)).any()
+    assert (_draws(2, 4, seed=1) != _draws(2, 4, seed=2)).any()
 
 
 def test_a_critical_path_passes_collectives_that_take_no_time() -> None:
@@ -223,26 +292,86 @@ def test_a_critical_path_passes_collectives_that_take_no_time() -> None:
     assert [(s.start_ns, s.end_ns) for s in step.critical_path()] == [(0, 10), (10, 30)]
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_recurrence_equals_its_definition(data: st.DataObject) -> None:
-    ranks = data.draw(st.integers(2, 9))
-    ticks = st.lists(st.integers(0, 10**7), min_size=ranks, max_size=ranks)
-    costs, arrivals = tuple(data.draw(ticks)), data.draw(ticks)
-    expected = list(arrivals)
-    for _ in range(2 * (ranks - 1)):
-        expected = [max(expected[r], expected[r - 1]) + costs[r] for r in range(ranks)]
-    assert ring_ends_ns(RingTransfer(2 * (ranks - 1), costs), arrivals) == expected
+@st.composite
+def rings(draw: st.DrawFn) -> tuple[RingTransfer, list[int]]:
+    """A ring of up to 64 ranks whose links repeat, of few or of many kinds, and its arrivals."""
+    period, repeats = draw(st.integers(1, 16)), draw(st.integers(1, 4))
+    kinds = draw(st.lists(st.integers(0, 10**6), min_size=1, max_size=period))
+    costs = draw(st.lists(st.sampled_from(kinds), min_size=period, max_size=period))
+    ranks = max(2, period * repeats)
+    ticks = st.integers(0, draw(st.sampled_from([0, 10, 10**8])))
+    arrivals = draw(st.lists(ticks, min_size=ranks, max_size=ranks))
+    return RingTransfer(2 * (ranks - 1), tuple(costs), start_ns=draw(st.integers(0, 99))), arrivals
 
 
-def test_a_clock_that_would_overflow_is_an_error() -> None:
-    with pytest.raises(SimulationError, match="passes 292 years"):
-        ring_ends_ns(RingTransfer(6, (2**61, 1, 1, 1)), [0, 0, 0, 0])
+def by_definition(ring: RingTransfer, arrivals: list[int]) -> list[int]:
+    """t_r(s+1) = max(t_r(s), t_(r-1)(s)) + c_r."""
+    ends = [arrival + ring.start_ns for arrival in arrivals]
+    costs = ring.step_ns * (len(arrivals) // len(ring.step_ns))
+    for _ in range(ring.steps):
+        ends = [max(ends[r], ends[r - 1]) + costs[r] for r in range(len(ends))]
+    return ends
+
+
+@settings(max_examples=500, deadline=None)
+@given(rings())
+def test_a_ring_ends_by_its_longest_ways(given_ring: tuple[RingTransfer, list[int]]) -> None:
+    ring, arrivals = given_ring
+    found, _ = ring_ends_ns(ring, np.array([arrivals, arrivals[::-1]], dtype=float))
+    assert found[0].tolist() == by_definition(ring, arrivals)
+    assert found[1].tolist() == by_definition(ring, arrivals[::-1])
+
+
+@settings(max_examples=100, deadline=None)
+@given(rings())
+def test_the_plain_ring_is_its_definition(given_ring: tuple[RingTransfer, list[int]]) -> None:
+    """Message by message, each of them seen."""
+    ring, arrivals = given_ring
+    env, ends, messages = Environment(), dict[int, int](), list[MessageSpan]()
+    steps = RingSteps(env, ring, lambda rank: ends.update({rank: int(env.now)}), messages.append)
+    for rank, arrival in enumerate(arrivals):
+        env.timeout(arrival).callbacks.append(lambda _, rank=rank: steps.join(rank))
+    env.run()
+    assert [ends[rank] for rank in range(ring.ranks)] == by_definition(ring, arrivals)
+    assert len(messages) == ring.ranks * ring.steps
+    taken = {(span.target, span.end_ns - span.start_ns) for span in messages}
+    costs = ring.step_ns * (ring.ranks // len(ring.step_ns))
+    assert taken == set(enumerate(costs))
+
+
+@settings(max_examples=200, deadline=None)
+@given(rings(), st.integers(1, 4))
+def test_one_period_of_a_ring_stands_for_all(
+    given_ring: tuple[RingTransfer, list[int]], repeats: int
+) -> None:
+    ring, arrivals = given_ring
+    whole = replace(ring, steps=2 * (len(arrivals) * repeats - 1))
+    found, _ = ring_ends_ns(whole, np.array(arrivals, dtype=float))
+    assert found.tolist() * repeats == by_definition(whole, arrivals * repeats)
+
+
+@pytest.mark.parametrize(
+    ("links", "way"),
+    [((7, 7, 7), "closed-form"), ((7, 9, 7), "recurrence"), ((7, 9) * 9, "max-plus")],
+)
+def test_the_way_a_ring_was_found_is_told(links: tuple[int, ...], way: str) -> None:
+    ring = RingTransfer(2 * (len(links) - 1), links)
+    assert ring_ends_ns(ring, np.arange(len(links), dtype=float))[1] == way
+
+
+def test_a_clock_too_long_for_arrays_is_left_to_the_plain_model() -> None:
+    """Links so slow that a step takes months: SimPy counts with whole numbers of any size."""
+    program, scenario = one_bucket()
+    months = build_network(scenario).cost.stretched(1e12)
+    slowdowns = np.ones((4, program.warmup + program.iterations))
+    found = [run(program, months, 4, slowdowns, mode, observed=range(4)) for mode in MODES]
+    assert "ring:steps" in found[0].paths
+    assert_alike(*found)
 
 
 def test_equal_links_end_together_at_the_closed_form() -> None:
     ring = RingTransfer(steps=6, step_ns=(10, 10, 10, 10))
-    assert ring_ends_ns(ring, [5, 0, 3, 100]) == [100 + 6 * 10] * 4
+    assert ring_ends_ns(ring, np.array([5.0, 0, 3, 100]))[0].tolist() == [100 + 6 * 10] * 4
 
 
 @settings(max_examples=200, deadline=None)
@@ -260,7 +389,7 @@ def test_every_gradient_byte_is_reduced_once(model: Model, scenario: Scenario) -
 @given(scenarios(noisy=True), models())
 def test_time_is_conserved(scenario: Scenario, model: Model) -> None:
     """The breakdown sums to the step, spans do not overlap, and the critical path is the step."""
-    for rank in simulated(scenario, model).timeline.ranks:
+    for rank in simulated(scenario, model).timeline.ranks.values():
         for step in steps_of(rank):
             assert step.breakdown().total == step.length_ns
             assert min(step.breakdown().__getattribute__(p) for p in BreakdownNs.__slots__) >= 0
@@ -296,10 +425,9 @@ def test_more_bandwidth_is_never_slower(scenario: Scenario, model: Model, factor
     program = compile_program(scenario, model)
     world_size = scenario.cluster.world_size
     cost = build_network(scenario).cost
-    faster = run(program, cost.stretched(1 / factor), world_size).timeline.ranks[0]
-    assert (
-        faster.step_ends_ns[-1] <= run(program, cost, world_size).timeline.ranks[0].step_ends_ns[-1]
-    )
+    faster = run(program, cost.stretched(1 / factor), world_size).timeline.slowest
+    usual = run(program, cost, world_size).timeline.slowest
+    assert steps_of(faster)[-1].end_ns <= steps_of(usual)[-1].end_ns
 
 
 @settings(max_examples=200, deadline=None)
@@ -363,14 +491,14 @@ def test_the_slowest_rank_sets_the_pace() -> None:
     program, scenario = one_bucket()
     cost = build_network(scenario).cost
     steps = program.warmup + program.iterations
-    even, uneven = [[1.0] * steps] * 4, [[1.0] * steps] * 3 + [[1.5] * steps]
-    all_slow = [[1.5] * steps] * 4
+    even = np.ones((4, steps))
+    uneven, all_slow = even * [[1], [1], [1], [1.5]], even * 1.5
     lengths = [
         slowest_steps(run(program, cost, 4, slowdowns))[-1].length_ns
         for slowdowns in (even, uneven, all_slow)
     ]
     assert lengths[0] < lengths[1] == lengths[2]
-    timeline = run(program, cost, 4, uneven).timeline
+    timeline = run(program, cost, 4, uneven, observed=range(4)).timeline
     assert timeline.slowest_rank == 3
     assert steps_of(timeline.ranks[3])[-1].skew_ns() == 0
     assert steps_of(timeline.ranks[0])[-1].skew_ns() > 0
@@ -455,7 +583,7 @@ def test_a_rank_that_never_comes_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Rank, "train", leave_early)
     steps = program.warmup + program.iterations
     with pytest.raises(SimulationError, match="the simulated job hangs") as caught:
-        run(program, build_network(scenario).cost, 4, [[1.0] * steps] * 4)
+        run(program, build_network(scenario).cost, 4, np.ones((4, steps)), "reference")
     assert "rank 0 waits for its compute stream" in str(caught.value)
     assert "ranks [0, 1, 3] wait for [2]" in str(caught.value)
 
@@ -470,7 +598,7 @@ def test_a_meeting_waits_for_all() -> None:
         def stretched(self, factor: float) -> Any:
             return self
 
-    network = Network(env, Fixed(), 2, shared=False, stepwise=False)
+    network = Network(env, Fixed(), 2)
     ends = []
 
     def member(rank: int, delay: int) -> Any:
