@@ -9,9 +9,8 @@ the ticks that SimPy's events give (`ddpsim.engine.rank`, the plain model).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from math import ceil
 from typing import NamedTuple, Protocol
 
 from ddpsim.engine.host import Host
@@ -39,32 +38,35 @@ class Meet(Protocol):
 
 
 class Slow(NamedTuple):
-    """While compute takes `factor` times as long."""
+    """While compute takes `longer` / `usual` times as long."""
 
     start_ns: int
     end_ns: int
-    factor: Fraction
+    longer: int
+    usual: int
 
 
-def work_end_ns(start_ns: int, work_ns: int | Fraction, slow: Sequence[Slow]) -> int:
-    """The first tick at which `work_ns` at full rate are done, begun at `start_ns`.
+def work_end_ns(start_ns: int, work_ns: int, slow: Iterable[Slow], parts: int = 1) -> int:
+    """The first tick at which `work_ns` / `parts` at full rate are done, begun at `start_ns`.
 
     `slow` is in order and does not overlap. Exact: what is left is a fraction, and only the end is
     rounded to a tick, upwards.
     """
-    now, left = start_ns, Fraction(work_ns)
-    for period in slow:
-        if period.end_ns <= now:
+    now, left = start_ns, work_ns
+    for period_start_ns, period_end_ns, longer, usual in slow:
+        if period_end_ns <= now:
             continue
-        free_ns = max(0, period.start_ns - now)
-        if left <= free_ns:
-            break
-        now, left = now + free_ns, left - free_ns
-        if left * period.factor <= period.end_ns - now:
-            return now + ceil(left * period.factor)
-        left -= (period.end_ns - now) / period.factor
-        now = period.end_ns
-    return now + ceil(left)
+        if now < period_start_ns:
+            free = (period_start_ns - now) * parts
+            if left <= free:
+                break
+            now, left = period_start_ns, left - free
+        need_ns = -(-left * longer // (parts * usual))
+        if need_ns <= period_end_ns - now:
+            return now + need_ns
+        left = left * longer - (period_end_ns - now) * parts * usual
+        now, parts = period_end_ns, parts * longer
+    return now - (-left // parts)
 
 
 class Lane:
@@ -159,7 +161,7 @@ class Lane:
         joined_ns = max(ready_ns, self._comm_ns)
         met_ns, end_ns, slowdown = self._meet(launched, joined_ns)
         if slowdown != 1 and end_ns > joined_ns:
-            self._slow.append(Slow(joined_ns, end_ns, slowdown))
+            self._slow.append(Slow(joined_ns, end_ns, *slowdown.as_integer_ratio()))
         self._comm_ns = end_ns + launched.after_ns
         self._done_ns.append(self._comm_ns)
         self.timeline.comm.append(launched.span(ready_ns, joined_ns, met_ns, end_ns))

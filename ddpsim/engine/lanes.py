@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +24,16 @@ from ddpsim.cluster.collectives import (
     Transfer,
     duration_ns,
 )
-from ddpsim.engine.host import Host
+from ddpsim.engine.host import Host, Script
 from ddpsim.engine.lane import Lane, Met
-from ddpsim.engine.loop import Await, Communicate, Compute, Instruction, LoadBatch
+from ddpsim.engine.loop import Await, Communicate, Compute, Instruction, LoadBatch, Mark
 from ddpsim.engine.ring import Ticks, ring_ends_ns
 from ddpsim.engine.slow import PER_MILLE, SlowPeriods
 from ddpsim.result.timeline import RankTimeline, Timeline
 
 __all__ = ["Lanes", "Trial", "collective_ends_ns"]
 
+_FIT = 2**17  # figures of 8 bytes, a few such arrays at a time
 _LATEST_NS = 2**51  # 26 days: beyond, a sum might not be exact in float64
 
 
@@ -47,19 +49,31 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One instruction of all trials: figures are numbers, or [trials, 1] where they differ."""
+    """One instruction as each trial has it, or as all do; its offset is a number or [trials, 1]."""
 
     offset_ns: Ticks | float
-    device_ns: Ticks | float
-    works: bool
     each: tuple[Instruction, ...]
 
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Instructions to compute, one after the other: offsets and device times [works, trials, 1].
+
+    Of `trials` there is one where all have the same.
+    """
+
+    offset_ns: Ticks
+    device_ns: Ticks
+
     @classmethod
-    def of(cls, timed: Sequence[tuple[int, Instruction]]) -> _Step:
-        """The same instruction as each trial has it, or as all do."""
-        each = tuple(instruction for _, instruction in timed)
-        device = [i.device_ns if isinstance(i, Compute) else 0 for i in each]
-        return cls(_column([offset for offset, _ in timed]), _column(device), any(device), each)
+    def of(cls, timed: Sequence[Sequence[tuple[int, Instruction]]]) -> _Work | None:
+        """What takes the device's time; None where nothing does."""
+        works = [
+            [(offset, i.device_ns) for offset, i in each if isinstance(i, Compute)]
+            for each in timed
+        ]
+        figures = np.array([each for each in works if any(ns for _, ns in each)], dtype=np.float64)
+        return cls(figures[..., :1], figures[..., 1:]) if len(figures) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,45 +176,76 @@ class Lanes:
         batches = self._batches(number)
         come_ns: Ticks | float = 0.0
         if stalls_ns is not None:
-            self._compute_for(stalls_ns, self._asked(number))
+            self._compute_all(stalls_ns[np.newaxis], np.reshape(self._asked(number), (1, -1, 1)))
         for step in self._steps[self._program.is_rebuilt(number)]:
+            if isinstance(step, _Work):
+                self._compute_works(step, factors, come_ns)
+                continue
             launched_ns = come_ns + step.offset_ns
             match step.each[0]:
-                case Compute():
-                    if step.works:
-                        work = step.device_ns
-                        scaled = work if factors is None else np.rint(work * factors)
-                        self._compute_for(scaled, launched_ns)
                 case Communicate():
                     self._communicate(step, launched_ns)
                 case Await(place):
                     self._await(place, launched_ns)
                 case LoadBatch():
                     come_ns = next(batches)
-                case mark:
+                case Mark(place):
                     self._launch(launched_ns)
-                    if mark.place == "step_ends":
+                    if place == "step_ends":
                         self._step_ends_ns.append(self._compute.copy())
         if self._compute.max() > _LATEST_NS:
             raise OverflowError("the simulated clock passes 26 days")
 
     def _launch(self, launched_ns: Ticks | float) -> None:
         """Streams come to a launch: some may have to wait for it."""
-        if np.all(self._least >= launched_ns):
+        if (self._least >= launched_ns).all():
             return
         behind = self._compute < launched_ns
         self._waited |= behind.any(axis=1)
-        np.maximum(self._compute, launched_ns, out=self._compute)
-        self._least = self._compute.min(axis=1, keepdims=True)
-        if self._slow:
-            self._slow.pass_over(self._compute)
+        self._come_to(np.maximum(self._compute, launched_ns))
 
-    def _compute_for(self, work_ns: Ticks | float, launched_ns: Ticks | float) -> None:
-        self._launch(launched_ns)
+    def _come_to(self, now_ns: Ticks) -> None:
+        self._compute = now_ns
+        self._least = now_ns.min(axis=1, keepdims=True)
         if self._slow:
-            self._compute = self._slow.work_ends(self._compute, work_ns)
+            self._slow.pass_over(now_ns)
+
+    def _compute_works(self, work: _Work, factors: Ticks | None, come_ns: Ticks | float) -> None:
+        """So many at once as fit into a cache."""
+        many = max(1, _FIT // self._compute.size)
+        for i in range(0, len(work.device_ns), many):
+            device_ns = work.device_ns[i : i + many]
+            works_ns = device_ns if factors is None else np.rint(device_ns * factors)
+            self._compute_all(works_ns, come_ns + work.offset_ns[i : i + many])
+
+    def _compute_all(self, works_ns: Ticks, launched_ns: Ticks) -> None:
+        """Works [works, trials, ranks], of which each follows the one before.
+
+        With W the sum of the works so far, work i ends at W_i + max(start, max over j <= i of
+        launched_j - W_(j-1)), if all go on at one pace: else one half of them after the other.
+        """
+        start_ns, until_ns, paced_ns = self._compute, None, works_ns
+        if self._slow:
+            paced_ns, until_ns = self._slow.paced(works_ns, start_ns)
+        begun_ns, waits = start_ns, not (self._least >= launched_ns[-1]).all()
+        if waits:
+            done_ns = np.cumsum(paced_ns, axis=0)
+            begun_ns = np.maximum(start_ns, (launched_ns + paced_ns - done_ns).max(axis=0))
+            ends_ns = begun_ns + done_ns[-1]
         else:
-            self._compute = self._compute + work_ns
+            ends_ns = start_ns + paced_ns.sum(axis=0)
+        if until_ns is None or (ends_ns.max(axis=1) <= until_ns).all():
+            self._compute = ends_ns
+            if waits:
+                self._waited |= (begun_ns > start_ns).any(axis=1)
+                self._least = ends_ns.min(axis=1, keepdims=True)
+        elif (half := len(works_ns) // 2) == 0:
+            self._launch(launched_ns[0])
+            self._compute = self._slow.work_ends(self._compute, works_ns[0])
+        else:
+            each = np.broadcast_to(launched_ns, (len(works_ns), *launched_ns.shape[1:]))
+            self._compute_all(works_ns[:half], each[:half])
+            self._compute_all(works_ns[half:], each[half:])
 
     def _communicate(self, step: _Step, launched_ns: Ticks | float) -> None:
         self._launch(launched_ns)
@@ -227,22 +272,13 @@ class Lanes:
         waits_from = np.maximum(self._compute, self._joined_ns[place])
         self._now.exposed_ns += np.maximum(0, collective.ends_ns - waits_from)
         self._now.late_ns += np.maximum(0, np.minimum(done, collective.met_ns) - waits_from)
-        self._compute = np.maximum(self._compute, done)
-        self._least = self._compute.min(axis=1, keepdims=True)
-        if self._slow:
-            self._slow.pass_over(self._compute)
+        self._come_to(np.maximum(self._compute, done))
 
     @cached_property
-    def _steps(self) -> tuple[list[_Step], list[_Step]]:
+    def _steps(self) -> tuple[list[_Step | _Work], list[_Step | _Work]]:
         """With the first buckets, and with the rebuilt ones."""
         hosts = _distinct([trial.host for trial in self._trials])
-        first, rebuilt = (
-            [
-                _Step.of(timed)
-                for timed in zip(*(host.scripts[i].instructions for host in hosts), strict=True)
-            ]
-            for i in (0, 1)
-        )
+        first, rebuilt = (_steps([host.scripts[i] for host in hosts]) for i in (0, 1))
         return first, rebuilt
 
     def _batches(self, number: int) -> Iterator[Ticks | float]:
@@ -336,6 +372,21 @@ def collective_ends_ns(transfer: Transfer, joined_ns: Ticks) -> tuple[Ticks, str
         way = f"{transfer.algorithm}:{'closed-form' if alike else 'recurrence'}"
         last = last + duration_ns(transfer) if alike else transfer.ends_ns(joined_ns)
     return np.broadcast_to(last, joined_ns.shape), way
+
+
+def _steps(scripts: Sequence[Script]) -> list[_Step | _Work]:
+    """The instructions of all scripts side by side, those to compute together."""
+    steps: list[_Step | _Work] = []
+    timed = zip(*(script.instructions for script in scripts), strict=True)
+    for computes, group in groupby(timed, key=lambda each: isinstance(each[0][1], Compute)):
+        if not computes:
+            steps += [
+                _Step(_column([offset for offset, _ in each]), tuple(i for _, i in each))
+                for each in group
+            ]
+        elif work := _Work.of(list(group)):
+            steps.append(work)
+    return steps
 
 
 def _varies(slowdowns: npt.NDArray[np.float64]) -> bool:

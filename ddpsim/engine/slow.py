@@ -8,8 +8,6 @@ integers. Both are exact.
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import numpy as np
 import numpy.typing as npt
 
@@ -24,7 +22,7 @@ _LATEST = 2**62
 
 
 class SlowPeriods:
-    """Of [scenarios, ranks] lanes; factors are in thousandths, one for each scenario."""
+    """Of [trials, ranks] lanes; factors are in thousandths, one for each trial."""
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self._shape = shape
@@ -40,26 +38,30 @@ class SlowPeriods:
         return bool(self._periods)
 
     def append(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
-        """A period of every lane, [scenarios, ranks]; the factors are [scenarios, 1]."""
+        """A period of every lane, [trials, ranks]; the factors are [trials, 1]."""
         self._periods.append(
             (start_ns.ravel(), end_ns.ravel(), np.broadcast_to(factor, self._shape).ravel())
         )
         self._reload(np.flatnonzero(self._at == len(self._periods) - 1))
         self._look()
 
+    def paced(self, work_ns: Ticks, start_ns: Ticks) -> tuple[Ticks, Ticks]:
+        """What all this work takes at the pace of `start_ns`, [..., trials, ranks]; until when.
+
+        Until then, [trials], it goes on at that pace on all ranks of a trial.
+        """
+        if not self._all_slow and (start_ns.min(axis=1) >= self._latest_start).all():
+            self._all_slow = True
+        if self._all_slow:
+            return np.ceil(work_ns * self._factor_here / PER_MILLE), self._earliest_end
+        return work_ns, self._earliest_start
+
     def work_ends(self, start_ns: Ticks, work_ns: Ticks | float) -> Ticks:
         """The first tick at which each lane has done its work."""
-        least = start_ns.min(axis=1)
-        if (least >= self._latest_start).all():
-            stretched = start_ns + np.ceil(work_ns * self._factor_here / PER_MILLE)
-            if (stretched.max(axis=1) <= self._earliest_end).all():
-                return stretched
-        plain: Ticks = start_ns + work_ns
-        if (plain.max(axis=1) <= self._earliest_start).all():
-            return plain
+        plain = start_ns + work_ns
         stretched = start_ns + np.ceil(work_ns * self._factor / PER_MILLE)
         is_slow = start_ns >= self._start
-        ends = np.where(is_slow, stretched, plain)
+        ends: Ticks = np.where(is_slow, stretched, plain)
         crossing = np.flatnonzero(ends > np.where(is_slow, self._end, self._start))
         if len(crossing):
             work = np.broadcast_to(work_ns, self._shape).ravel()
@@ -82,7 +84,8 @@ class SlowPeriods:
         self._look()
 
     def _look(self) -> None:
-        """The bounds of all lanes of a scenario, and its factor where all have one."""
+        """The bounds of all lanes of a trial, and the factor if all have one."""
+        self._all_slow = False  # not known to be
         self._latest_start = self._start.max(axis=1)
         self._earliest_start = self._start.min(axis=1)
         self._earliest_end = self._end.min(axis=1)
@@ -147,7 +150,7 @@ class SlowPeriods:
             lanes.tolist(), now.tolist(), left.tolist(), parts.tolist(), strict=True
         ):
             slow = [
-                Slow(int(begin[lane]), int(end[lane]), Fraction(int(factor[lane]), PER_MILLE))
+                Slow(int(begin[lane]), int(end[lane]), int(factor[lane]), PER_MILLE)
                 for begin, end, factor in self._periods[self._at.reshape(-1)[lane] :]
             ]
-            ends_ns[lane] = work_end_ns(start, Fraction(over, under), slow)
+            ends_ns[lane] = work_end_ns(start, over, slow, parts=under)
