@@ -124,7 +124,7 @@ class Lanes:
         self._compute = np.zeros(self._shape)  # when all that was launched is done
         self._comm = np.zeros(self._shape)
         self._least = np.zeros((len(trials), 1))  # no stream is behind this
-        self._slow = SlowPeriods(self._shape)
+        self._slow = SlowPeriods(self._compute.size)
         self._waited = np.zeros(len(trials), dtype=bool)
         self._now = self._steady = _Waits.none(self._shape)
         self._all_comm_ns = np.zeros(self._shape)
@@ -176,7 +176,8 @@ class Lanes:
         batches = self._batches(number)
         come_ns: Ticks | float = 0.0
         if stalls_ns is not None:
-            self._compute_all(stalls_ns[np.newaxis], np.reshape(self._asked(number), (1, -1, 1)))
+            self._launch(self._asked(number))
+            self._come_to(self._compute + stalls_ns)
         for step in self._steps[self._program.is_rebuilt(number)]:
             if isinstance(step, _Work):
                 self._compute_works(step, factors, come_ns)
@@ -207,45 +208,34 @@ class Lanes:
     def _come_to(self, now_ns: Ticks) -> None:
         self._compute = now_ns
         self._least = now_ns.min(axis=1, keepdims=True)
-        if self._slow:
-            self._slow.pass_over(now_ns)
+        self._slow.pass_over(now_ns.reshape(-1))
 
     def _compute_works(self, work: _Work, factors: Ticks | None, come_ns: Ticks | float) -> None:
-        """So many at once as fit into a cache."""
-        many = max(1, _FIT // self._compute.size)
-        for i in range(0, len(work.device_ns), many):
-            device_ns = work.device_ns[i : i + many]
-            works_ns = device_ns if factors is None else np.rint(device_ns * factors)
-            self._compute_all(works_ns, come_ns + work.offset_ns[i : i + many])
-
-    def _compute_all(self, works_ns: Ticks, launched_ns: Ticks) -> None:
-        """Works [works, trials, ranks], of which each follows the one before.
-
-        With W the sum of the works so far, work i ends at W_i + max(start, max over j <= i of
-        launched_j - W_(j-1)), if all go on at one pace: else one half of them after the other.
-        """
-        start_ns, until_ns, paced_ns = self._compute, None, works_ns
-        if self._slow:
-            paced_ns, until_ns = self._slow.paced(works_ns, start_ns)
-        begun_ns, waits = start_ns, not (self._least >= launched_ns[-1]).all()
+        """As many lanes at once as a cache holds with all of these works."""
+        launched_ns = come_ns + work.offset_ns
+        waits = not (self._least >= launched_ns[-1]).all()
         if waits:
-            done_ns = np.cumsum(paced_ns, axis=0)
-            begun_ns = np.maximum(start_ns, (launched_ns + paced_ns - done_ns).max(axis=0))
-            ends_ns = begun_ns + done_ns[-1]
-        else:
-            ends_ns = start_ns + paced_ns.sum(axis=0)
-        if until_ns is None or (ends_ns.max(axis=1) <= until_ns).all():
-            self._compute = ends_ns
-            if waits:
-                self._waited |= (begun_ns > start_ns).any(axis=1)
-                self._least = ends_ns.min(axis=1, keepdims=True)
-        elif (half := len(works_ns) // 2) == 0:
-            self._launch(launched_ns[0])
-            self._compute = self._slow.work_ends(self._compute, works_ns[0])
-        else:
-            each = np.broadcast_to(launched_ns, (len(works_ns), *launched_ns.shape[1:]))
-            self._compute_all(works_ns[:half], each[:half])
-            self._compute_all(works_ns[half:], each[half:])
+            self._least = self._compute.min(axis=1, keepdims=True)
+            waits = not (self._least >= launched_ns[-1]).all()
+        now_ns, ends_ns = self._compute.reshape(-1), np.empty(self._compute.size)
+        waited = np.zeros(self._compute.size, dtype=bool)
+        many = max(1, _FIT // len(work.device_ns))
+        for begin in range(0, len(now_ns), many):
+            lanes = np.arange(begin, min(begin + many, len(now_ns)))
+            trials = lanes // self._shape[1]
+            works_ns = _of_lanes(work.device_ns, trials)
+            if factors is not None:
+                works_ns = works_ns * factors.reshape(-1, 1)[lanes]
+                np.rint(works_ns, out=works_ns)
+            ends_ns[lanes], waited[lanes] = self._slow.work_ends(
+                lanes,
+                now_ns[lanes],
+                np.broadcast_to(works_ns, (len(lanes), works_ns.shape[1])),
+                _of_lanes(launched_ns, trials) if waits else None,
+            )
+        self._compute = ends_ns.reshape(self._shape)
+        if waits:
+            self._waited |= waited.reshape(self._shape).any(axis=1)
 
     def _communicate(self, step: _Step, launched_ns: Ticks | float) -> None:
         self._launch(launched_ns)
@@ -255,8 +245,9 @@ class Lanes:
         collective = _Collective(transfers, joined.max(axis=1, keepdims=True), ends)
         slowdowns = [transfer.interference.compute for transfer in transfers]
         if any(slowdown != 1 for slowdown in slowdowns):
-            factors = np.array([float(PER_MILLE * s) for s in slowdowns]).reshape(-1, 1)
-            self._slow.append(joined, np.ascontiguousarray(ends), factors)
+            factors = np.array([float(PER_MILLE * s) for s in slowdowns])
+            each = np.repeat(factors, self._compute.size // len(factors))
+            self._slow.append(joined.reshape(-1), ends.reshape(-1), each)
         after = [launch.after_ns for launch in step.each if isinstance(launch, Communicate)]
         self._comm = ends + _column(after)
         self._launched.append(collective)
@@ -392,6 +383,11 @@ def _steps(scripts: Sequence[Script]) -> list[_Step | _Work]:
 def _varies(slowdowns: npt.NDArray[np.float64]) -> bool:
     """Whether a rank's slowdown differs between iterations."""
     return bool((slowdowns != slowdowns[:, :1]).any())
+
+
+def _of_lanes(figures: Ticks, trials: npt.NDArray[np.int64]) -> Ticks:
+    """[works, trials, 1] to [lanes, works], or [1, works] where all trials have the same."""
+    return figures[:, 0].T if figures.shape[1] == 1 else figures[:, trials, 0].T
 
 
 def _column(values: Sequence[float]) -> Ticks | float:

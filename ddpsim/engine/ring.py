@@ -29,6 +29,9 @@ has times that repeat: one period, of N ranks then, over all the steps of the wh
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -48,48 +51,61 @@ def ring_ends_ns(ring: RingTransfer, arrivals_ns: Ticks) -> tuple[Ticks, str]:
     """
     participants = arrivals_ns.shape[-1]
     begun_ns = arrivals_ns + ring.start_ns
-    period = len(ring.step_ns)
     if participants == 1 or min(ring.step_ns) == max(ring.step_ns):
         last_ns = begun_ns.max(axis=-1, keepdims=True) + ring.steps * max(ring.step_ns)
         return np.broadcast_to(last_ns, arrivals_ns.shape), "closed-form"
-    step_ns = np.array(ring.step_ns * max(1, participants // period), dtype=np.float64)
-    step_ns = step_ns[:participants]
-    kinds = len(set(ring.step_ns))
-    if ring.steps < 2 * (participants - 1) or _LEVEL_STEPS * kinds > ring.steps:
-        return _by_steps(step_ns, ring.steps, begun_ns), "recurrence"
-    return _longest_ways(step_ns, ring.steps, begun_ns), "max-plus"
+    line = _line(ring, participants)
+    if ring.steps < 2 * (participants - 1) or _LEVEL_STEPS * len(line.kinds) > ring.steps:
+        return _by_steps(line, ring.steps, begun_ns), "recurrence"
+    return _longest_ways(line, ring.steps, begun_ns), "max-plus"
 
 
-def _by_steps(step_ns: Ticks, steps: int, begun_ns: Ticks) -> Ticks:
-    times_ns = begun_ns
+@dataclass(frozen=True)
+class _Line:
+    """A ring of N ranks unrolled, at the places 1-N to N-1.
+
+    `step_ns` is c there, `moved_ns` P; `kinds` are the values of c, the largest last, with their
+    places.
+    """
+
+    step_ns: Ticks
+    moved_ns: Ticks
+    place: Ticks
+    kinds: tuple[tuple[float, npt.NDArray[np.bool_]], ...]
+
+
+@lru_cache(maxsize=64)
+def _line(ring: RingTransfer, ranks: int) -> _Line:
+    once = np.array(ring.step_ns * max(1, ranks // len(ring.step_ns)), dtype=np.float64)[:ranks]
+    steps_ns = np.concatenate([once[1:], once])
+    place = np.arange(1 - ranks, ranks, dtype=np.float64)
+    kinds = tuple((float(kind), steps_ns != kind) for kind in np.unique(once))
+    return _Line(steps_ns, np.cumsum(steps_ns), place, kinds)
+
+
+def _by_steps(line: _Line, steps: int, begun_ns: Ticks) -> Ticks:
+    times_ns, step_ns = begun_ns, line.step_ns[-begun_ns.shape[-1] :]
     for _ in range(steps):
         times_ns = np.maximum(times_ns, np.roll(times_ns, 1, axis=-1)) + step_ns
     return times_ns
 
 
-def _longest_ways(step_ns: Ticks, steps: int, begun_ns: Ticks) -> Ticks:
-    """See above; places are counted from 1-N, the first of `line`, to N-1."""
-    n = len(step_ns)
-    ranks = np.arange(n, dtype=np.float64)
-    line = np.concatenate([step_ns[1:], step_ns])  # c at the places 1-N .. N-1
-    place = np.arange(1 - n, n, dtype=np.float64)
-    moved_ns = np.cumsum(line)  # P
-    from_ns = np.concatenate([begun_ns[..., 1:], begun_ns], axis=-1) - moved_ns  # a - P
-    largest = step_ns.max()
+def _longest_ways(line: _Line, steps: int, begun_ns: Ticks) -> Ticks:
+    """See above; ranks are the places 0 to N-1."""
+    n = begun_ns.shape[-1]
+    ranks = line.place[n - 1 :]
+    from_ns = np.concatenate([begun_ns[..., 1:], begun_ns], axis=-1) - line.moved_ns  # a - P
     ways = np.full(begun_ns.shape, -np.inf)
-    for value in np.unique(step_ns):
-        best = np.maximum.accumulate(from_ns + place * value, axis=-1)
-        staying = np.where(line == value, best, -np.inf)
-        last = np.maximum.accumulate(staying, axis=-1)[..., n - 1 :]
-        np.maximum(ways, last + (steps - ranks) * value, out=ways)
-    # q from 2-2N to -N, a turn before the places 2-N .. 0: P is smaller there by a whole turn
-    turn_ns = step_ns.sum()
-    before = from_ns[..., 1:n] + turn_ns + (place[1:n] - n) * largest
+    for kind, elsewhere in line.kinds:
+        best = np.maximum.accumulate(from_ns + line.place * kind, axis=-1)
+        best[..., elsewhere] = -np.inf
+        last = np.maximum.accumulate(best, axis=-1)[..., n - 1 :]
+        np.maximum(ways, last + (steps - ranks) * kind, out=ways)
+    # from the places 2-2N to -N: those of 2-N to 0, a turn before, where P is smaller by the turn
+    largest, turn_ns = line.kinds[-1][0], line.step_ns[n - 1 :].sum()
+    before = from_ns[..., 1:n] + turn_ns + (line.place[1:n] - n) * largest
     leftwards = np.maximum.accumulate(before[..., ::-1], axis=-1)[..., ::-1]
-    # rank r reaches back to r - (2N-2): all of them for r = 0, none for r = N-1
-    np.maximum(
-        ways[..., :-1],
-        leftwards + (steps - ranks[:-1]) * largest,
-        out=ways[..., :-1],
-    )
-    return np.asarray(ways + moved_ns[n - 1 :])
+    # rank r reaches back to r - (2N-2): to all of them if r = 0, to none if r = N-1
+    around = leftwards + (steps - ranks[:-1]) * largest
+    np.maximum(ways[..., :-1], around, out=ways[..., :-1])
+    return np.asarray(ways + line.moved_ns[n - 1 :])

@@ -1,9 +1,10 @@
-"""Times in which compute is slowed down, for many lanes at once: the vectorised `work_end_ns`.
+"""Work of many lanes at once, and the times in which it is slowed down: `work_end_ns` by arrays.
 
 Every lane has a list of slow periods, in order and without overlap, and is at the first one that
-it has not passed. Most work lies wholly before that period or wholly in it, which takes a few
-passes over all lanes; the few lanes whose work crosses an edge are worked out by fractions of
-integers. Both are exact.
+it has not passed. From edge to edge of these its pace is the same, so that the works that end by
+the next edge end at sums; the one that crosses it is worked out by fractions of integers. Then it
+goes on from there. Both are exact: products and sums of whole numbers below 2^53, and a quotient
+that is rounded up has at most three digits after the point.
 """
 
 from __future__ import annotations
@@ -17,140 +18,157 @@ from ddpsim.engine.ring import Ticks
 __all__ = ["PER_MILLE", "SlowPeriods"]
 
 PER_MILLE = 1000
-_Lanes = npt.NDArray[np.intp]
-_LATEST = 2**62
+_Integers = npt.NDArray[np.int64]
+_LATEST = 2**62  # of an int64, with room for a sum
 
 
 class SlowPeriods:
-    """Of [trials, ranks] lanes; factors are in thousandths, one for each trial."""
+    """Of so many lanes; factors are in thousandths."""
 
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self._shape = shape
-        self._periods: list[tuple[Ticks, Ticks, Ticks]] = []  # start, end, factor
-        self._at = np.zeros(shape, dtype=np.intp)
-        self._start = np.full(shape, np.inf)
-        self._end = np.full(shape, np.inf)
-        self._factor = np.full(shape, PER_MILLE, dtype=np.float64)
-        self._look()
-
-    def __bool__(self) -> bool:
-        """Whether any lane has a period before it."""
-        return bool(self._periods)
+    def __init__(self, lanes: int) -> None:
+        self._periods: list[tuple[Ticks, Ticks, Ticks]] = []  # start, end, factor of each lane
+        self._at = np.zeros(lanes, dtype=np.int64)
+        self._start = np.full(lanes, np.inf)
+        self._end = np.full(lanes, np.inf)
+        self._factor = np.full(lanes, PER_MILLE, dtype=np.float64)
 
     def append(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
-        """A period of every lane, [trials, ranks]; the factors are [trials, 1]."""
-        self._periods.append(
-            (start_ns.ravel(), end_ns.ravel(), np.broadcast_to(factor, self._shape).ravel())
-        )
+        """One more period of every lane, after its others."""
+        self._periods.append((start_ns, end_ns, factor))
         self._reload(np.flatnonzero(self._at == len(self._periods) - 1))
-        self._look()
-
-    def paced(self, work_ns: Ticks, start_ns: Ticks) -> tuple[Ticks, Ticks]:
-        """What all this work takes at the pace of `start_ns`, [..., trials, ranks]; until when.
-
-        Until then, [trials], it goes on at that pace on all ranks of a trial.
-        """
-        if not self._all_slow and (start_ns.min(axis=1) >= self._latest_start).all():
-            self._all_slow = True
-        if self._all_slow:
-            return np.ceil(work_ns * self._factor_here / PER_MILLE), self._earliest_end
-        return work_ns, self._earliest_start
-
-    def work_ends(self, start_ns: Ticks, work_ns: Ticks | float) -> Ticks:
-        """The first tick at which each lane has done its work."""
-        plain = start_ns + work_ns
-        stretched = start_ns + np.ceil(work_ns * self._factor / PER_MILLE)
-        is_slow = start_ns >= self._start
-        ends: Ticks = np.where(is_slow, stretched, plain)
-        crossing = np.flatnonzero(ends > np.where(is_slow, self._end, self._start))
-        if len(crossing):
-            work = np.broadcast_to(work_ns, self._shape).ravel()
-            self._cross(crossing, start_ns.ravel()[crossing], work[crossing], ends.reshape(-1))
-            self._look()
-        return ends
 
     def pass_over(self, now_ns: Ticks) -> None:
         """All lanes have come so far."""
-        flat = now_ns.reshape(-1)
-        passed = np.flatnonzero(self._end <= now_ns)
-        if not len(passed):
+        if not self._periods:
             return
-        while len(passed):
-            self._advance(passed)
-            passed = passed[self._end.reshape(-1)[passed] <= flat[passed]]
+        self._pass(np.flatnonzero(self._end <= now_ns), now_ns)
         if (self._at == len(self._periods)).all():
             self._periods.clear()
             self._at[:] = 0
-        self._look()
 
-    def _look(self) -> None:
-        """The bounds of all lanes of a trial, and the factor if all have one."""
-        self._all_slow = False  # not known to be
-        self._latest_start = self._start.max(axis=1)
-        self._earliest_start = self._start.min(axis=1)
-        self._earliest_end = self._end.min(axis=1)
-        low, high = self._factor.min(), self._factor.max()
-        self._factor_here = low if low == high else self._factor
+    def work_ends(
+        self, lanes: _Integers, now_ns: Ticks, works_ns: Ticks, launched_ns: Ticks | None
+    ) -> tuple[Ticks, npt.NDArray[np.bool_]]:
+        """When these lanes have done all of their works, [lanes, works], one after the other.
 
-    def _advance(self, lanes: _Lanes) -> None:
-        self._at.reshape(-1)[lanes] += 1
+        `now_ns`: when they can begin; `launched_ns`: a work begins no earlier, [lanes or 1, works];
+        None: all were launched before. Also says which lanes have waited for a launch.
+        """
+        ends_ns, place = np.empty_like(now_ns), np.arange(len(lanes))
+        waited = np.zeros(len(lanes), dtype=bool)
+        while True:
+            edge_ns, paced_ns = self._pace(lanes, now_ns, works_ns)
+            if launched_ns is None:
+                ends_ns[place] = last_ns = now_ns + paced_ns.sum(axis=1)
+                crosses = np.flatnonzero(last_ns > edge_ns)
+                done_ns = np.cumsum(paced_ns[crosses], axis=1)
+                done_ns += now_ns[crosses, np.newaxis]
+            else:
+                done_ns = np.cumsum(paced_ns, axis=1)
+                waits_ns = np.maximum.accumulate(launched_ns - (done_ns - paced_ns), axis=1)
+                waited[place] |= waits_ns[:, -1] > now_ns
+                done_ns += np.maximum(now_ns[:, np.newaxis], waits_ns)
+                ends_ns[place] = done_ns[:, -1]
+                crosses = np.flatnonzero(done_ns[:, -1] > edge_ns)
+                done_ns = done_ns[crosses]
+                launched_ns = np.broadcast_to(launched_ns, paced_ns.shape)[crosses]
+            if not len(crosses):
+                return ends_ns, waited
+            lanes, place, works_ns = lanes[crosses], place[crosses], works_ns[crosses]
+            finished = np.count_nonzero(done_ns <= edge_ns[crosses, np.newaxis], axis=1)
+            lane, first = np.arange(len(crosses)), finished.min() + 1
+            now_ns = np.where(finished > 0, done_ns[lane, finished - 1], now_ns[crosses])
+            if launched_ns is not None:
+                now_ns = np.maximum(now_ns, launched_ns[lane, finished])
+            now_ns = self._cross(lanes, now_ns, works_ns[lane, finished])
+            later = np.arange(first, works_ns.shape[1]) > finished[:, np.newaxis]
+            works_ns = works_ns[:, first:] * later
+            if launched_ns is not None:
+                launched_ns = np.where(later, launched_ns[:, first:], -np.inf)
+            if not works_ns.size:
+                ends_ns[place] = now_ns
+                return ends_ns, waited
+
+    def _pace(self, lanes: _Integers, now_ns: Ticks, works_ns: Ticks) -> tuple[Ticks, Ticks]:
+        """Until when the pace of each lane stays the same, and its works at this pace."""
+        if not self._periods:
+            return np.full(len(lanes), np.inf), works_ns
+        start_ns = self._start[lanes]
+        is_slow = start_ns <= now_ns
+        if not is_slow.any():
+            return start_ns, works_ns
+        factor = np.where(is_slow, self._factor[lanes], PER_MILLE)
+        edge_ns = np.where(is_slow, self._end[lanes], start_ns)
+        paced_ns = works_ns * factor[:, np.newaxis]
+        paced_ns /= PER_MILLE
+        return edge_ns, np.ceil(paced_ns, out=paced_ns)
+
+    def _pass(self, lanes: _Integers, now_ns: Ticks) -> None:
+        """Lanes whose period is over go on to the next that is not; `now_ns` is of all lanes."""
+        while len(lanes):
+            self._advance(lanes)
+            lanes = lanes[self._end[lanes] <= now_ns[lanes]]
+
+    def _advance(self, lanes: _Integers) -> None:
+        self._at[lanes] += 1
         self._reload(lanes)
 
-    def _reload(self, lanes: _Lanes) -> None:
-        """The period that these lanes are at; none lasts for ever, from the end of time on."""
-        places = self._at.reshape(-1)[lanes]
-        for place in np.unique(places):
+    def _reload(self, lanes: _Integers) -> None:
+        """The period that these lanes are at; after the last comes one at the end of time."""
+        places = self._at[lanes]
+        for place in set(places.tolist()):
             here = lanes[places == place]
             if place == len(self._periods):
-                self._start.reshape(-1)[here] = np.inf
-                self._end.reshape(-1)[here] = np.inf
+                self._start[here] = self._end[here] = np.inf
                 continue
-            start_ns, end_ns, factor = self._periods[place]
-            self._start.reshape(-1)[here] = start_ns[here]
-            self._end.reshape(-1)[here] = end_ns[here]
-            self._factor.reshape(-1)[here] = factor[here]
+            for figures, known in zip(
+                (self._start, self._end, self._factor), self._periods[place], strict=True
+            ):
+                figures[here] = known[here]
 
-    def _cross(self, lanes: _Lanes, now_ns: Ticks, work_ns: Ticks, ends_ns: Ticks) -> None:
-        """Work of these lanes over edges of their periods; what is left is left / parts ticks."""
+    def _cross(self, lanes: _Integers, now_ns: Ticks, work_ns: Ticks) -> Ticks:
+        """The ends of one work of each lane, over edges; what is left is left / parts ticks."""
+        ends_ns, place = np.empty_like(now_ns), np.arange(len(lanes))
         now, left = now_ns.astype(np.int64), work_ns.astype(np.int64)
         parts = np.ones(len(lanes), dtype=np.int64)
         while len(lanes):
-            start, end = (a.reshape(-1)[lanes] for a in (self._start, self._end))
-            free = np.maximum(0, np.minimum(start, _LATEST) - now).astype(np.int64)
+            over = self._end[lanes] <= now
+            if over.any():
+                self._advance(lanes[over])
+                continue
+            start, end = (np.minimum(a[lanes], _LATEST) for a in (self._start, self._end))
+            free = np.maximum(0, start.astype(np.int64) - now)
             need = -(-left // parts)
             done = need <= free
-            ends_ns[lanes[done]] = (now + need)[done]
-            lanes, now, left, parts = lanes[~done], now[~done], left[~done], parts[~done]
+            ends_ns[place[done]] = (now + need)[done]
+            lanes, place, now, left, parts, free = (
+                a[~done] for a in (lanes, place, now, left, parts, free)
+            )
             if not len(lanes):
-                return
-            free, end = free[~done], end[~done].astype(np.int64)
-            left, now = left - free * parts, np.maximum(now, now + free)
-            factor = self._factor.reshape(-1)[lanes].astype(np.int64)
+                break
+            end = end[~done].astype(np.int64)
+            left, now = left - free * parts, now + free
+            factor = self._factor[lanes].astype(np.int64)
             if float(left.max()) * float(factor.max()) > _LATEST:
-                self._cross_one_by_one(lanes, now, left, parts, ends_ns)
-                return
+                ends_ns[place] = self._cross_one_by_one(lanes, now, left, parts)
+                break
             need = -(-left * factor // (parts * PER_MILLE))
             done = now + need <= end
-            ends_ns[lanes[done]] = (now + need)[done]
-            left = left * factor - (end - now) * parts * PER_MILLE
-            parts = parts * factor
-            lanes, now, left, parts = (a[~done] for a in (lanes, end, left, parts))
+            ends_ns[place[done]] = (now + need)[done]
+            left, parts = left * factor - (end - now) * parts * PER_MILLE, parts * factor
+            lanes, place, now, left, parts = (a[~done] for a in (lanes, place, end, left, parts))
             self._advance(lanes)
+        return ends_ns
 
     def _cross_one_by_one(
-        self,
-        lanes: _Lanes,
-        now: npt.NDArray[np.int64],
-        left: npt.NDArray[np.int64],
-        parts: npt.NDArray[np.int64],
-        ends_ns: Ticks,
-    ) -> None:
+        self, lanes: _Integers, now: _Integers, left: _Integers, parts: _Integers
+    ) -> Ticks:
         """The same by Python's own integers, which do not overflow."""
-        for lane, start, over, under in zip(
-            lanes.tolist(), now.tolist(), left.tolist(), parts.tolist(), strict=True
-        ):
+        ends_ns = np.empty(len(lanes))
+        for i, lane in enumerate(lanes.tolist()):
             slow = [
-                Slow(int(begin[lane]), int(end[lane]), int(factor[lane]), PER_MILLE)
-                for begin, end, factor in self._periods[self._at.reshape(-1)[lane] :]
+                Slow(int(start[lane]), int(end[lane]), int(factor[lane]), PER_MILLE)
+                for start, end, factor in self._periods[self._at[lane] :]
             ]
-            ends_ns[lane] = work_end_ns(start, over, slow, parts=under)
+            ends_ns[i] = work_end_ns(int(now[i]), int(left[i]), slow, parts=int(parts[i]))
+        return ends_ns
