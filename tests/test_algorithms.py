@@ -220,4 +220,6 @@ def _with_traffic(cost: LinkCost, traffic: Traffic) -> int:
 def test_transfers_know_their_length() -> None:
     transfer: Transfer = ScheduledTransfer("direct", Paths(4, 1, None, Link(1e-6, 1e9)), 4000)
     assert isinstance(transfer, ScheduledTransfer)
-    assert collective_ends_ns(transfer, np.full(4, 5.0))[0].tolist() == [5 + 2 * (2 * 1000 + 2000)] * 4
+    assert (
+        collective_ends_ns(transfer, np.full(4, 5.0))[0].tolist() == [5 + 2 * (2 * 1000 + 2000)] * 4
+    )

@@ -163,9 +163,7 @@ class Lanes:
             return False
         return all(
             trial.host.repeats_from(number, int(length), waited=bool(waited))
-            for trial, length, waited in zip(
-                self._trials, lengths[:, 0], self._waited, strict=True
-            )
+            for trial, length, waited in zip(self._trials, lengths[:, 0], self._waited, strict=True)
         )
 
     def _iterate(self, number: int) -> None:
@@ -298,20 +296,23 @@ class Lanes:
         """Of each trial, or the one that all have."""
         known = self._known_transfers.get(id(step))
         if known is None:
-            costs = [trial.cost for trial in self._trials]
-            each = step.each * (len(costs) // len(step.each))
-            asked = [
-                (cost, launch.operation, launch.size_bytes)
-                for cost, launch in zip(costs, each, strict=True)
-                if isinstance(launch, Communicate)
-            ]
-            distinct = {
-                (id(cost), *sent): cost.transfer(*sent) for cost, *sent in asked  # type: ignore[call-arg]
-            }
-            transfers = [distinct[id(cost), *sent] for cost, *sent in asked]
+            transfers = self._asked_for(step)
             known = transfers[:1] if all(t == transfers[0] for t in transfers) else transfers
             self._known_transfers[id(step)] = known
         return known
+
+    def _asked_for(self, step: _Step) -> Sequence[Transfer]:
+        """By each trial; those that share a cost and a size ask once."""
+        found: dict[tuple[int, str, int], Transfer] = {}
+        transfers = []
+        each = step.each * (len(self._trials) // len(step.each))
+        for trial, launch in zip(self._trials, each, strict=True):
+            if isinstance(launch, Communicate):
+                key = (id(trial.cost), launch.operation, launch.size_bytes)
+                if key not in found:
+                    found[key] = trial.cost.transfer(launch.operation, launch.size_bytes)
+                transfers.append(found[key])
+        return transfers
 
     def _ends(self, transfers: Sequence[Transfer], joined_ns: Ticks) -> Ticks:
         if len(transfers) == 1:

@@ -66,8 +66,9 @@ class Network:
             cost = self._cost.transfer(operation, size_bytes)
             meeting = self._meetings[key] = Meeting(self._env, cost, self._participants)
         meeting.arrivals_ns[rank] = int(self._env.now)
-        if not self._is_whole(meeting.transfer):
-            meeting.steps = meeting.steps or self._begin_steps(meeting)
+        transfer = meeting.transfer
+        if not (isinstance(transfer, WholeTransfer) or self._is_whole(transfer)):
+            meeting.steps = meeting.steps or self._begin_steps(meeting, transfer)
             meeting.steps.join(rank)
         if len(meeting.arrivals_ns) == self._participants:
             del self._meetings[key]
@@ -94,8 +95,7 @@ class Network:
     def _is_whole(self, transfer: Transfer) -> bool:
         """Where one rank stands for all, or the rate may change under way, all leave together."""
         return (
-            isinstance(transfer, WholeTransfer)
-            or self._participants == 1
+            self._participants == 1
             or self._shared
             or self._traffic != NO_TRAFFIC
             or transfer.interference.slows_transfer
@@ -128,15 +128,15 @@ class Network:
             self._link.set_other(Fraction(0))
             yield self._env.timeout(traffic.every_ns - traffic.busy_ns)
 
-    def _begin_steps(self, meeting: Meeting) -> RingSteps | ScheduleSteps:
+    def _begin_steps(
+        self, meeting: Meeting, transfer: RingTransfer | ScheduledTransfer
+    ) -> RingSteps | ScheduleSteps:
         """The plain model of a collective, message by message."""
-        transfer = meeting.transfer
         if isinstance(transfer, RingTransfer):
             self.paths.add("ring:steps")
             return RingSteps(
                 self._env, transfer, lambda rank: meeting.ends[rank].succeed(), self._observe
             )
-        assert isinstance(transfer, ScheduledTransfer)
         self.paths.add(f"{transfer.algorithm}:steps")
         messages = (transfer.schedule(), transfer.start_ns, meeting.end_all, self._observe)
         return ScheduleSteps(self._env, *messages)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from simpy import Environment
-
 from ddpsim.cluster.collectives import (
     NO_TRAFFIC,
     CollectiveCost,
@@ -20,17 +18,12 @@ from ddpsim.cluster.collectives import (
 from ddpsim.engine.host import Host
 from ddpsim.engine.lane import Lane, Met
 from ddpsim.engine.loop import Communicate
-from ddpsim.engine.network import Network
 from ddpsim.engine.noise import Slowdowns, Stalls
 from ddpsim.engine.program import Program
-from ddpsim.engine.rank import Rank
-from ddpsim.engine.steps import MessageObserver
-from ddpsim.errors import SimulationError
-from ddpsim.result.metrics import steps_of
-from ddpsim.result.timeline import RankTimeline, Timeline
+from ddpsim.result.timeline import Timeline
 
 if TYPE_CHECKING:
-    from ddpsim.engine.lanes import Lanes
+    from ddpsim.engine.steps import MessageObserver
 
 __all__ = ["EngineMode", "Simulated", "run"]
 
@@ -78,31 +71,12 @@ def run(
         if found:
             timeline, paths = found
             return Simulated(timeline, participants, (fold, *sorted(paths)))
-    env = Environment()
-    network = Network(
-        env,
-        cost,
-        participants,
-        shared=program.comm_workers > 1,
-        slows_compute=any(transfer.interference.compute != 1 for transfer in transfers),
-        traffic=traffic,
-        observe=observe_message,
+    from ddpsim.engine.plain import simulate  # noqa: PLC0415 -- SimPy is slow to import
+
+    timeline, paths = simulate(
+        program, cost, transfers, participants, slowdowns, traffic, stalls, observe_message
     )
-    ranks = [
-        Rank(
-            env,
-            i,
-            program,
-            network,
-            None if slowdowns is None else slowdowns[i].tolist(),
-            RankTimeline(),
-            None if stalls is None else stalls[i].tolist(),
-        )
-        for i in range(participants)
-    ]
-    _run_to_the_end(env, ranks, network)
-    timeline = _timeline([rank.timeline for rank in ranks], program.warmup)
-    return Simulated(timeline, participants, (fold, *sorted(network.paths)))
+    return Simulated(timeline, participants, (fold, *sorted(paths)))
 
 
 def _needs_no_events(program: Program, transfers: Sequence[Transfer]) -> bool:
@@ -154,17 +128,6 @@ def _alone(host: Host, cost: CollectiveCost) -> tuple[Timeline, set[str]]:
     return Timeline({0: lane.timeline}, host.program.warmup, 0, (0,), repeats), paths
 
 
-def _timeline(ranks: Sequence[RankTimeline], warmup: int) -> Timeline:
-    """Of equals the rank whose collectives took longest is the slowest, then the lowest."""
-    keys = [(rank.step_ends_ns[-1], rank.comm_ns()) for rank in ranks]
-    late = (
-        [sum(s.late_peers_ns() for s in steps_of(rank)[warmup:]) for rank in ranks]
-        if len(ranks) > 1
-        else [0]
-    )
-    return Timeline(dict(enumerate(ranks)), warmup, keys.index(max(keys)), late)
-
-
 def _representatives(transfers: Sequence[Transfer]) -> int:
     """How many neighbouring ranks stand for all that differ at most by their link.
 
@@ -185,21 +148,3 @@ def _representatives(transfers: Sequence[Transfer]) -> int:
     ranks = len(steps_of_rank)
     divisors = (period for period in range(1, ranks + 1) if ranks % period == 0)
     return next(p for p in divisors if steps_of_rank[:p] * (ranks // p) == steps_of_rank)
-
-
-def _run_to_the_end(env: Environment, ranks: Sequence[Rank], network: Network) -> None:
-    processes = [env.process(rank.train()) for rank in ranks]
-    try:
-        env.run(until=env.all_of(processes))
-    except RuntimeError as error:
-        if any(process.is_alive for process in processes) and "No scheduled events" in str(error):
-            raise SimulationError(_deadlock(ranks, processes, network)) from None
-        raise
-
-
-def _deadlock(ranks: Sequence[Rank], processes: Sequence[object], network: Network) -> str:
-    stuck = [r for r, p in zip(ranks, processes, strict=True) if getattr(p, "is_alive", False)]
-    lines = ["the simulated job hangs:"]
-    lines += [f"  rank {rank.rank} waits for {rank.waiting_for}" for rank in stuck[:8]]
-    lines += [f"  collective {line}" for line in network.missing()[:8]]
-    return "\n".join(lines)

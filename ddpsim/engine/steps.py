@@ -28,7 +28,7 @@ class RingSteps:
         self,
         env: Environment,
         ring: RingTransfer,
-        ended: Callable[[int], None],
+        ended: Callable[[int], object],
         observe: MessageObserver | None,
     ) -> None:
         self._env = env
@@ -94,7 +94,7 @@ class ScheduleSteps:
     def join(self, rank: int) -> None:
         """A rank takes part from now on."""
         begun = self._env.timeout(self._start_ns)
-        begun.callbacks.append(lambda _: self._joined[rank].succeed())
+        begun.callbacks.append(partial(_succeed, self._joined[rank]))
 
     def _send(
         self, message: Message, waits: Sequence[Event], left: Event, arrived: Event
@@ -107,3 +107,7 @@ class ScheduleSteps:
         arrived.succeed()
         if self._observe:
             self._observe(MessageSpan(message.target, start_ns, int(self._env.now)))
+
+
+def _succeed(event: Event, _: Event) -> None:
+    event.succeed()

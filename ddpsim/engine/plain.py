@@ -1,0 +1,88 @@
+"""The plain model: wire ranks and network, run until every rank is done, say so if one never is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from simpy import Environment
+
+from ddpsim.cluster.collectives import CollectiveCost, Traffic, Transfer
+from ddpsim.engine.network import Network
+from ddpsim.engine.noise import Slowdowns, Stalls
+from ddpsim.engine.program import Program
+from ddpsim.engine.rank import Rank
+from ddpsim.engine.steps import MessageObserver
+from ddpsim.errors import SimulationError
+from ddpsim.result.metrics import steps_of
+from ddpsim.result.timeline import RankTimeline, Timeline
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    program: Program,
+    cost: CollectiveCost,
+    transfers: Collection[Transfer],
+    participants: int,
+    slowdowns: Slowdowns | None,
+    traffic: Traffic,
+    stalls: Stalls | None,
+    observe_message: MessageObserver | None,
+) -> tuple[Timeline, set[str]]:
+    """Every participant's lanes, and how collectives were run; `transfers` are all that occur.
+
+    Raises SimulationError if a rank never comes to its end.
+    """
+    env = Environment()
+    network = Network(
+        env,
+        cost,
+        participants,
+        shared=program.comm_workers > 1,
+        slows_compute=any(transfer.interference.compute != 1 for transfer in transfers),
+        traffic=traffic,
+        observe=observe_message,
+    )
+    ranks = [
+        Rank(
+            env,
+            i,
+            program,
+            network,
+            None if slowdowns is None else slowdowns[i].tolist(),
+            RankTimeline(),
+            None if stalls is None else stalls[i].tolist(),
+        )
+        for i in range(participants)
+    ]
+    _run_to_the_end(env, ranks, network)
+    return _timeline([rank.timeline for rank in ranks], program.warmup), network.paths
+
+
+def _timeline(ranks: Sequence[RankTimeline], warmup: int) -> Timeline:
+    """Of equals the rank whose collectives took longest is the slowest, then the lowest."""
+    keys = [(rank.step_ends_ns[-1], rank.comm_ns()) for rank in ranks]
+    late = (
+        [sum(s.late_peers_ns() for s in steps_of(rank)[warmup:]) for rank in ranks]
+        if len(ranks) > 1
+        else [0]
+    )
+    return Timeline(dict(enumerate(ranks)), warmup, keys.index(max(keys)), late)
+
+
+def _run_to_the_end(env: Environment, ranks: Sequence[Rank], network: Network) -> None:
+    processes = [env.process(rank.train()) for rank in ranks]
+    try:
+        env.run(until=env.all_of(processes))
+    except RuntimeError as error:
+        if any(process.is_alive for process in processes) and "No scheduled events" in str(error):
+            raise SimulationError(_deadlock(ranks, processes, network)) from None
+        raise
+
+
+def _deadlock(ranks: Sequence[Rank], processes: Sequence[object], network: Network) -> str:
+    stuck = [r for r, p in zip(ranks, processes, strict=True) if getattr(p, "is_alive", False)]
+    lines = ["the simulated job hangs:"]
+    lines += [f"  rank {rank.rank} waits for {rank.waiting_for}" for rank in stuck[:8]]
+    lines += [f"  collective {line}" for line in network.missing()[:8]]
+    return "\n".join(lines)
