@@ -56,13 +56,14 @@ class Job:
         interference: float = 1.0,
     ) -> float:
         """One steady step without jitter, its times and interference stretched by factors."""
-        scaled = self.model.scaled(compute)
-        program = compile_program(self.scenario, scaled, self.overheads).steady()
+        program = self.program
+        if compute != 1:
+            program = compile_program(self.scenario, self.model.scaled(compute), self.overheads)
         cost = self.network.cost.stretched(network)
         if isinstance(cost, InterferingCost):
             cost = replace(cost, effect=cost.effect * interference)
         loader = program.loader.stretched(data) if program.loader else None
-        once = replace(program, warmup=1, iterations=1, loader=loader)
+        once = replace(program.steady(), warmup=1, iterations=1, loader=loader)
         cluster, calm = self.scenario.cluster, self.scenario.run.model_copy(update={"jitter": None})
         slowdowns = draw_slowdowns(cluster, calm, once.warmup + 1)
         traffic = self.network.traffic

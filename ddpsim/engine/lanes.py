@@ -33,7 +33,7 @@ from ddpsim.result.timeline import RankTimeline, Timeline
 
 __all__ = ["Lanes", "Trial", "collective_ends_ns"]
 
-_FIT = 2**17  # figures of 8 bytes, a few such arrays at a time
+_FIT, _PIECES = 2**14, 16  # figures that fit a cache; in no more pieces than these
 _LATEST_NS = 2**51  # 26 days: beyond, a sum might not be exact in float64
 
 
@@ -217,7 +217,7 @@ class Lanes:
             waits = not (self._least >= launched_ns[-1]).all()
         now_ns, ends_ns = self._compute.reshape(-1), np.empty(self._compute.size)
         waited = np.zeros(self._compute.size, dtype=bool)
-        many = max(1, _FIT // len(work.device_ns))
+        many = max(_FIT // work.device_ns.shape[0], self._compute.size // _PIECES, 1)
         for begin in range(0, len(now_ns), many):
             lanes = np.arange(begin, min(begin + many, len(now_ns)))
             trials = lanes // self._shape[1]
