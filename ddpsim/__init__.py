@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddpsim.api import judge, load_scenario, simulate
     from ddpsim.errors import DdpsimError, ScenarioError, SimulationError
-    from ddpsim.result.model import Result
+    from ddpsim.planning.many import simulate_many
+    from ddpsim.result.model import Brief, Result
     from ddpsim.scenario.schema import Scenario
 
 __all__ = [
+    "Brief",
     "DdpsimError",
     "Result",
     "Scenario",
@@ -26,10 +28,12 @@ __all__ = [
     "judge",
     "load_scenario",
     "simulate",
+    "simulate_many",
 ]
 
 # imported when first used: `ddpsim --help` needs none of them
 _HOMES = {
+    "Brief": "ddpsim.result.model",
     "DdpsimError": "ddpsim.errors",
     "Result": "ddpsim.result.model",
     "Scenario": "ddpsim.scenario.schema",
@@ -38,6 +42,7 @@ _HOMES = {
     "judge": "ddpsim.api",
     "load_scenario": "ddpsim.api",
     "simulate": "ddpsim.api",
+    "simulate_many": "ddpsim.planning.many",
 }
 
 

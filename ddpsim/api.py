@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from ddpsim.engine.noise import draw_slowdowns, draw_stalls
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.interval import COMPUTE, DATA, prediction_interval
 from ddpsim.job import Job, resolve
@@ -47,7 +46,7 @@ def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
     if engine not in get_args(EngineMode):
         raise ValueError(f"engine is {engine!r}; wanted one of {', '.join(get_args(EngineMode))}")
     job = resolve(scenario)
-    simulated = _simulated(job, engine)
+    simulated = run(job.request(), engine)
     result = summarise(simulated.timeline, _context(job, simulated, engine))
     result = replace(result, prediction_interval_s=_interval(job, result))
     result = replace(result, stragglers=_stragglers(job, result, engine))
@@ -61,7 +60,7 @@ def _stragglers(job: Job, result: Result, engine: EngineMode) -> tuple[Straggler
     def cost_s(part: str, key: str) -> float:
         """Of what varies over time: the whole run again, without it."""
         calm = getattr(scenario, part).model_copy(update={key: None})
-        without = _simulated(resolve(scenario.model_copy(update={part: calm})), engine)
+        without = run(resolve(scenario.model_copy(update={part: calm})).request(), engine)
         return max(0.0, result.iteration_time_s.mean - mean_step_s(without.timeline))
 
     if scenario.run.stalls:
@@ -70,15 +69,6 @@ def _stragglers(job: Job, result: Result, engine: EngineMode) -> tuple[Straggler
         text = f"another job's {format_bytes_per_s(background.rate_bytes_per_s)} a node"
         found.append(Straggler("traffic", text, cost_s("cluster", "background")))
     return tuple(sorted(found, key=lambda straggler: -straggler.cost_s))
-
-
-def _simulated(job: Job, engine: EngineMode) -> Simulated:
-    scenario, network = job.scenario, job.network
-    iterations = job.program.warmup + job.program.iterations
-    slowdowns = draw_slowdowns(scenario.cluster, scenario.run, iterations, job.observed_s)
-    world_size = scenario.cluster.world_size
-    stalls = draw_stalls(scenario.run, world_size, iterations)
-    return run(job.program, network.cost, world_size, slowdowns, engine, network.traffic, stalls)
 
 
 def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
@@ -97,7 +87,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         name=scenario.name,
         nodes=scenario.cluster.nodes,
         gpus_per_node=scenario.cluster.gpus_per_node,
-        samples_per_rank=scenario.workload.batch_per_rank * scenario.ddp.accumulation_steps,
+        samples_per_rank=job.samples_per_rank,
         network=job.network.bottleneck,
         knows_warmup=job.knows_warmup,
         buckets_rebuilt_at=job.program.rebuilt_at,

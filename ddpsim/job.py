@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from ddpsim.cluster.build import build_network, judged
 from ddpsim.cluster.collectives import InterferingCost, Network, SingleRankCost, duration_ns
-from ddpsim.engine.noise import draw_slowdowns
+from ddpsim.engine.noise import draw_slowdowns, draw_stalls
+from ddpsim.engine.plan import Request
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.run import run
 from ddpsim.errors import InputError, Problem, ScenarioError, blamed_on
@@ -23,6 +25,7 @@ from ddpsim.provenance import Provenance
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
 from ddpsim.result.summary import mean_step_s
+from ddpsim.result.timeline import Timeline
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.schema import Device, Jitter, Scenario
 from ddpsim.units import NS_PER_S, format_bytes
@@ -30,9 +33,10 @@ from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
 
-__all__ = ["Job", "cluster_profile", "resolve"]
+__all__ = ["Job", "Parts", "cluster_profile", "resolve"]
 
 _Built = TypeVar("_Built")
+_KEPT = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +71,34 @@ class Job:
         cluster, calm = self.scenario.cluster, self.scenario.run.model_copy(update={"jitter": None})
         slowdowns = draw_slowdowns(cluster, calm, once.warmup + 1)
         traffic = self.network.traffic
-        ran = run(once, cost, cluster.world_size, slowdowns, traffic=traffic)
+        ran = run(Request(once, cost, cluster.world_size, slowdowns, traffic=traffic))
         return mean_step_s(ran.timeline)
+
+    def request(self) -> Request:
+        """What to simulate."""
+        scenario, program = self.scenario, self.program
+        iterations, ranks = program.warmup + program.iterations, scenario.cluster.world_size
+        return Request(
+            program,
+            self.network.cost,
+            ranks,
+            draw_slowdowns(scenario.cluster, scenario.run, iterations, self.observed_s),
+            draw_stalls(scenario.run, ranks, iterations),
+            self.network.traffic,
+        )
+
+    @property
+    def samples_per_rank(self) -> int:
+        """Samples that a rank works on in one step."""
+        return self.scenario.workload.batch_per_rank * self.scenario.ddp.accumulation_steps
+
+    def compute_only_s(self) -> float:
+        """The step of one device without DDP and without a loader."""
+        return mean_step_s(self._bare())
+
+    def _bare(self) -> Timeline:
+        bare = compile_program(self.scenario, self.model, self.overheads, ddp=False)
+        return run(Request(replace(bare, loader=None, iterations=1), SingleRankCost(), 1)).timeline
 
     @property
     def observed_s(self) -> tuple[tuple[float, ...], ...]:
@@ -77,10 +107,9 @@ class Job:
 
     def baselines(self) -> Baselines:
         """The naive answers: no communication, none of it hidden, all of it hidden."""
-        bare = compile_program(self.scenario, self.model, self.overheads, ddp=False)
-        alone = run(replace(bare, loader=None, iterations=1), SingleRankCost(), 1)
-        compute_s = mean_step_s(alone.timeline)
-        backward_ns = steps_of(alone.timeline.slowest)[-1].backward_ns()
+        bare = self._bare()
+        compute_s = mean_step_s(bare)
+        backward_ns = steps_of(bare.slowest)[-1].backward_ns()
         buckets = self.program.rebuilt_buckets
         transfers = [self.network.cost.transfer("all_reduce", b.wire_bytes) for b in buckets]
         comm_s = sum(duration_ns(transfer) for transfer in transfers) / NS_PER_S
@@ -142,9 +171,64 @@ class Job:
         return tuple(found)
 
 
-def resolve(scenario: Scenario, document: Document | None = None) -> Job:
-    """Read a scenario's files and check that all fits; raises ScenarioError with every problem."""
+class Parts:
+    """What jobs are built from, kept for other jobs that ask for the same.
+
+    It keeps the last few of each kind, as sweeps change few things at a time, and reads a file
+    once: it should live as long as one question.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, deque[tuple[object, object]]] = {}
+
+    def get(self, kind: str, asked: object, build: Callable[[], _Built]) -> _Built:
+        """What was built for an equal question, or is built now."""
+        kept = self._kept.setdefault(kind, deque(maxlen=_KEPT))
+        for known, built in kept:
+            if known == asked:
+                return cast("_Built", built)
+        built = build()
+        kept.appendleft((asked, built))
+        return built
+
+    def model(self, scenario: Scenario) -> Model:
+        """See build_model."""
+        asked = (scenario.workload, scenario.cluster.device, scenario.ddp)
+        return self.get("model", asked, lambda: build_model(scenario))
+
+    def profile(self, scenario: Scenario) -> ClusterProfile | None:
+        """See cluster_profile."""
+        asked = scenario.cluster.profile
+        return self.get("profile", asked, lambda: cluster_profile(scenario))
+
+    def program(self, scenario: Scenario, model: Model, overheads: Overheads) -> Program:
+        """See compile_program."""
+        asked = _program_inputs(scenario, model, overheads)
+        return self.get("program", asked, lambda: compile_program(scenario, model, overheads))
+
+    def compute_only_s(self, job: Job) -> float:
+        """See Job.compute_only_s."""
+        asked = _program_inputs(job.scenario, job.model, job.overheads)
+        return self.get("compute", asked, job.compute_only_s)
+
+
+def _program_inputs(scenario: Scenario, model: Model, overheads: Overheads) -> object:
+    """All that a program depends on."""
+    cluster, workload = scenario.cluster, scenario.workload
+    of_cluster = (cluster.device, cluster.algorithm, cluster.gpus_per_node)
+    of_workload = (workload.batch_per_rank, workload.data, scenario.run.iterations)
+    return id(model), model, overheads, scenario.ddp, of_cluster, of_workload
+
+
+def resolve(
+    scenario: Scenario, document: Document | None = None, parts: Parts | None = None
+) -> Job:
+    """Read a scenario's files and check that all fits; raises ScenarioError with every problem.
+
+    `parts`: what was built for others.
+    """
     problems: list[Problem] = []
+    parts = parts or Parts()
 
     def attempt(build: Callable[[], _Built]) -> _Built | None:
         try:
@@ -153,30 +237,25 @@ def resolve(scenario: Scenario, document: Document | None = None) -> Job:
             problems.append(_located(error, document))
             return None
 
-    model = attempt(lambda: build_model(scenario))
-    profile = attempt(lambda: cluster_profile(scenario))
+    model = attempt(lambda: parts.model(scenario))
+    profile = attempt(lambda: parts.profile(scenario))
     if model is None or not model.iterations_s:
         scenario = _with_jitter(scenario, profile)
     network = attempt(lambda: build_network(scenario, profile))
     if model is None or network is None or problems:
         raise ScenarioError(problems)
     overheads = profile.overheads if profile else NOT_MEASURED
-    program = compile_program(scenario, model, overheads)
-    attempt(lambda: _price(network, program.steady()))
+    program = parts.program(scenario, model, overheads)
+    steady, knows_warmup = parts.get("steady", (id(program), program), program.steady), True
+    try:  # everything that will be sent has a price, so that no error waits for the run
+        program.transfers(network.cost)
+    except InputError:
+        attempt(lambda: steady.transfers(network.cost))
+        program, knows_warmup = steady, False  # the first iteration's one bucket is outside a log
     if problems:
         raise ScenarioError(problems)
-    job = Job(
-        scenario,
-        model,
-        judged(network, program.steady().all_reduce_bytes),
-        program,
-        overheads,
-    )
-    try:
-        _price(network, program)
-    except InputError:  # the one bucket of the first iteration lies outside a log
-        return replace(job, program=program.steady(), knows_warmup=False)
-    return job
+    network = judged(network, steady.all_reduce_bytes)
+    return Job(scenario, model, network, program, overheads, knows_warmup)
 
 
 def cluster_profile(scenario: Scenario) -> ClusterProfile | None:
@@ -195,14 +274,6 @@ def _with_jitter(scenario: Scenario, profile: ClusterProfile | None) -> Scenario
     jitter = Jitter(sigma=profile.jitter.iteration_sigma)
     run_options = scenario.run.model_copy(update={"jitter": jitter})
     return scenario.model_copy(update={"run": run_options})
-
-
-def _price(network: Network, program: Program) -> None:
-    """Ask for the cost of everything that will be sent, so that no error waits for the run."""
-    for size_bytes in sorted(program.all_reduce_bytes):
-        network.cost.transfer("all_reduce", size_bytes)
-    for buffers in program.buffers:
-        network.cost.transfer("broadcast", buffers.size_bytes)
 
 
 def _located(error: InputError, document: Document | None) -> Problem:

@@ -26,6 +26,7 @@ from ddpsim.cluster.collectives import (
 from ddpsim.cluster.topology import Link
 from ddpsim.engine.network import Network
 from ddpsim.engine.noise import draw_slowdowns
+from ddpsim.engine.plan import Request
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.progress import SharedLink
 from ddpsim.engine.rank import Rank
@@ -49,7 +50,7 @@ def simulated(scenario: Scenario, model: Model, mode: Any = "auto") -> Simulated
     cost = build_network(scenario).cost
     ranks = scenario.cluster.world_size
     everyone = range(ranks) if slowdowns is not None else None
-    return run(program, cost, ranks, slowdowns, mode, observed=everyone)
+    return run(Request(program, cost, ranks, slowdowns), mode, observed=everyone)
 
 
 def slowest_steps(done: Simulated) -> list[Step]:
@@ -116,7 +117,7 @@ INTERFERENCES = st.fixed_dictionaries(
 def interfering(scenario: Scenario, model: Model, mode: Any = "auto", **slowdowns: float) -> Any:
     program = compile_program(scenario, model)
     cost = InterferingCost(build_network(scenario).cost, **slowdowns)
-    return run(program, cost, scenario.cluster.world_size, None, mode)
+    return run(Request(program, cost, scenario.cluster.world_size), mode)
 
 
 @settings(max_examples=150, deadline=None)
@@ -164,7 +165,7 @@ def test_ranks_without_events_equal_the_plain_model(
         stalled = st.lists(st.sampled_from([0, 10**6]), min_size=iterations, max_size=iterations)
         stalls = np.array([data.draw(stalled) for _ in range(ranks)])
     fast, plain = (
-        run(program, cost, ranks, slowdowns, mode, stalls=stalls, observed=range(ranks))
+        run(Request(program, cost, ranks, slowdowns, stalls), mode, observed=range(ranks))
         for mode in MODES
     )
     assert "lanes" in fast.paths
@@ -364,7 +365,7 @@ def test_a_clock_too_long_for_arrays_is_left_to_the_plain_model() -> None:
     program, scenario = one_bucket()
     months = build_network(scenario).cost.stretched(1e12)
     slowdowns = np.ones((4, program.warmup + program.iterations))
-    found = [run(program, months, 4, slowdowns, mode, observed=range(4)) for mode in MODES]
+    found = [run(Request(program, months, 4, slowdowns), mode, observed=range(4)) for mode in MODES]
     assert "ring:steps" in found[0].paths
     assert_alike(*found)
 
@@ -406,7 +407,7 @@ def test_time_is_conserved(scenario: Scenario, model: Model) -> None:
 @given(scenarios(), models())
 def test_one_rank_communicates_nothing(scenario: Scenario, model: Model) -> None:
     program = compile_program(scenario, model)
-    for step in steps_of(run(program, SingleRankCost(), 1).timeline.ranks[0]):
+    for step in steps_of(run(Request(program, SingleRankCost(), 1)).timeline.ranks[0]):
         assert step.comm_ns() == 0
         assert step.breakdown().exposed_comm == 0
 
@@ -415,7 +416,7 @@ def test_one_rank_communicates_nothing(scenario: Scenario, model: Model) -> None
 @given(scenarios(), models())
 def test_a_free_network_is_pure_compute(scenario: Scenario, model: Model) -> None:
     program = compile_program(scenario, model)
-    free, alone = run(program, FREE, 4), run(program, SingleRankCost(), 1)
+    free, alone = run(Request(program, FREE, 4)), run(Request(program, SingleRankCost(), 1))
     assert slowest_steps(free)[-1].length_ns == slowest_steps(alone)[-1].length_ns
 
 
@@ -425,8 +426,8 @@ def test_more_bandwidth_is_never_slower(scenario: Scenario, model: Model, factor
     program = compile_program(scenario, model)
     world_size = scenario.cluster.world_size
     cost = build_network(scenario).cost
-    faster = run(program, cost.stretched(1 / factor), world_size).timeline.slowest
-    usual = run(program, cost, world_size).timeline.slowest
+    faster = run(Request(program, cost.stretched(1 / factor), world_size)).timeline.slowest
+    usual = run(Request(program, cost, world_size)).timeline.slowest
     assert steps_of(faster)[-1].end_ns <= steps_of(usual)[-1].end_ns
 
 
@@ -468,7 +469,7 @@ def test_a_single_bucket_has_a_closed_form() -> None:
     """Forward + backward and copies + 2(N-1)c + copy back + optimizer, when no launch delays it."""
     program, scenario = one_bucket(launch_collective_ns=0)
     cost = build_network(scenario).cost
-    step = slowest_steps(run(program, cost, 4))[-1]
+    step = slowest_steps(run(Request(program, cost, 4)))[-1]
     ring = cost.transfer("all_reduce", program.rebuilt_buckets[0].wire_bytes)
     assert isinstance(ring, RingTransfer)
     compute = sum(work.device_ns for work in (*program.forward, *program.backward))
@@ -482,7 +483,7 @@ def test_initial_buckets_hide_nothing() -> None:
     """Before the rebuild one bucket holds all: its all-reduce starts when backward is over."""
     program, scenario = one_bucket()
     small = replace(program, rebuilt_buckets=program.rebuilt_buckets)
-    first = slowest_steps(run(small, build_network(scenario).cost, 4))[0]
+    first = slowest_steps(run(Request(small, build_network(scenario).cost, 4)))[0]
     backward_end = max(s.end_ns for s in first.compute if s.kind in {"backward", "bucket_copy"})
     assert all(c.joined_ns >= backward_end for c in first.comm)
 
@@ -494,11 +495,11 @@ def test_the_slowest_rank_sets_the_pace() -> None:
     even = np.ones((4, steps))
     uneven, all_slow = even * [[1], [1], [1], [1.5]], even * 1.5
     lengths = [
-        slowest_steps(run(program, cost, 4, slowdowns))[-1].length_ns
+        slowest_steps(run(Request(program, cost, 4, slowdowns)))[-1].length_ns
         for slowdowns in (even, uneven, all_slow)
     ]
     assert lengths[0] < lengths[1] == lengths[2]
-    timeline = run(program, cost, 4, uneven, observed=range(4)).timeline
+    timeline = run(Request(program, cost, 4, uneven), observed=range(4)).timeline
     assert timeline.slowest_rank == 3
     assert steps_of(timeline.ranks[3])[-1].skew_ns() == 0
     assert steps_of(timeline.ranks[0])[-1].skew_ns() > 0
@@ -583,7 +584,7 @@ def test_a_rank_that_never_comes_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Rank, "train", leave_early)
     steps = program.warmup + program.iterations
     with pytest.raises(SimulationError, match="the simulated job hangs") as caught:
-        run(program, build_network(scenario).cost, 4, np.ones((4, steps)), "reference")
+        run(Request(program, build_network(scenario).cost, 4, np.ones((4, steps))), "reference")
     assert "rank 0 waits for its compute stream" in str(caught.value)
     assert "ranks [0, 1, 3] wait for [2]" in str(caught.value)
 
@@ -618,18 +619,21 @@ def test_a_slow_loader_sets_the_pace() -> None:
     from ddpsim.engine.program import Loader
 
     slow = replace(program, loader=Loader(batch_ns=200_000_000, capacity=4), iterations=3)
-    steps = slowest_steps(run(slow, build_network(scenario).cost, 4))[slow.warmup :]
+    steps = slowest_steps(run(Request(slow, build_network(scenario).cost, 4)))[slow.warmup :]
     assert [step.length_ns for step in steps] == [200_000_000] * 3
     assert all(step.breakdown().data_wait > 0 for step in steps)
     fast = replace(slow, loader=Loader(batch_ns=1000, capacity=4))
-    assert slowest_steps(run(fast, build_network(scenario).cost, 4))[-1].breakdown().data_wait == 0
+    assert (
+        slowest_steps(run(Request(fast, build_network(scenario).cost, 4)))[-1].breakdown().data_wait
+        == 0
+    )
 
 
 def test_accumulation_communicates_once_a_step() -> None:
     program, scenario = one_bucket(micro_batches=3)
     single, _ = one_bucket()
     cost = build_network(scenario).cost
-    three, one = (slowest_steps(run(p, cost, 4))[-1] for p in (program, single))
+    three, one = (slowest_steps(run(Request(p, cost, 4)))[-1] for p in (program, single))
     assert len(three.comm) == len(one.comm)
     compute = sum(work.device_ns for work in (*program.forward, *program.backward))
     assert three.length_ns == one.length_ns + 2 * compute

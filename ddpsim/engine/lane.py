@@ -13,11 +13,12 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
+from ddpsim.cluster.collectives import RingTransfer, Transfer, WholeTransfer
 from ddpsim.engine.host import Host
 from ddpsim.engine.loop import Await, Communicate, Compute, LoadBatch
 from ddpsim.result.timeline import Kind, RankTimeline, Span
 
-__all__ = ["Lane", "Met", "Slow", "work_end_ns"]
+__all__ = ["Lane", "Met", "Slow", "closed_form", "work_end_ns"]
 
 
 class Met(NamedTuple):
@@ -174,3 +175,11 @@ class Lane:
             self._compute_ns = done_ns
             while self._slow and self._slow[0].end_ns <= done_ns:
                 self._slow.popleft()
+
+
+def closed_form(transfer: Transfer) -> str:
+    """The name of this way to run a collective."""
+    if isinstance(transfer, WholeTransfer):
+        return "whole"
+    name = "ring" if isinstance(transfer, RingTransfer) else transfer.algorithm
+    return f"{name}:closed-form"

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,11 @@ from ddpsim.cluster.collectives import (
     duration_ns,
 )
 from ddpsim.engine.host import Host, Script
-from ddpsim.engine.lane import Lane, Met
+from ddpsim.engine.lane import Lane, Met, closed_form
 from ddpsim.engine.loop import Await, Communicate, Compute, Instruction, LoadBatch, Mark
 from ddpsim.engine.ring import Ticks, ring_ends_ns
 from ddpsim.engine.slow import PER_MILLE, SlowPeriods
+from ddpsim.result.summary import SteadyStep
 from ddpsim.result.timeline import RankTimeline, Timeline
 
 __all__ = ["Lanes", "Trial", "collective_ends_ns"]
@@ -155,11 +156,7 @@ class Lanes:
                 return
 
     def _repeats_from(self, number: int, lengths: Ticks) -> bool:
-        if any(trial.slowdowns is not None and _varies(trial.slowdowns) for trial in self._trials):
-            return False
-        if any(trial.stalls_ns is not None for trial in self._trials):
-            return False
-        if (lengths.min(axis=1) != lengths.max(axis=1)).any():
+        if self._varies or (lengths.min(axis=1) != lengths.max(axis=1)).any():
             return False
         return all(
             trial.host.repeats_from(number, int(length), waited=bool(waited))
@@ -264,6 +261,18 @@ class Lanes:
         self._come_to(np.maximum(self._compute, done))
 
     @cached_property
+    def _varies(self) -> bool:
+        """Whether any rank's slowdown differs between iterations, or it stalls."""
+        return any(
+            trial.stalls_ns is not None
+            or (
+                trial.slowdowns is not None
+                and bool((trial.slowdowns != trial.slowdowns[:, :1]).any())
+            )
+            for trial in self._trials
+        )
+
+    @cached_property
     def _steps(self) -> tuple[list[_Step | _Work], list[_Step | _Work]]:
         """With the first buckets, and with the rebuilt ones."""
         hosts = _distinct([trial.host for trial in self._trials])
@@ -319,6 +328,9 @@ class Lanes:
             ends, path = collective_ends_ns(transfers[0], joined_ns)
             self.paths.add(path)
             return ends
+        if self._shape[1] == 1:
+            self.paths |= {closed_form(transfer) for transfer in transfers}
+            return joined_ns + _column([duration_ns(transfer) for transfer in transfers])
         rows = []
         for transfer, row in zip(transfers, joined_ns, strict=True):
             ends, path = collective_ends_ns(transfer, row)
@@ -331,6 +343,15 @@ class Lanes:
         last = self._step_ends_ns[-1][trial]
         tied = np.flatnonzero(last == last.max())
         return int(tied[np.argmax(self._all_comm_ns[trial, tied])])
+
+    def steady_step(self, trial: int) -> SteadyStep:
+        """What becomes of the slowest rank in the steady steps."""
+        rank, warmup = self.slowest_rank(trial), self._program.warmup
+        ends = [float(ends_ns[trial, rank]) for ends_ns in self._step_ends_ns]
+        lengths = [int(end - start) for start, end in pairwise(ends)][warmup - 1 :]
+        lengths += lengths[-1:] * self._repeats
+        waits = (self._steady.comm_ns, self._steady.exposed_ns)
+        return SteadyStep(lengths, *(int(wait_ns[trial, rank]) for wait_ns in waits))
 
     def timeline(self, trial: int, observed: Sequence[int] | None = None) -> Timeline:
         """The lanes of some ranks (None: of the slowest), and what is known of all."""
@@ -356,14 +377,11 @@ def collective_ends_ns(transfer: Transfer, joined_ns: Ticks) -> tuple[Ticks, str
         ends, way = ring_ends_ns(transfer, joined_ns)
         return ends, f"ring:{way}"
     last = joined_ns.max(axis=-1, keepdims=True)
-    way = "whole"
-    if not isinstance(transfer, ScheduledTransfer):
-        last = last + duration_ns(transfer)
+    if isinstance(transfer, ScheduledTransfer) and (joined_ns != last).any():
+        ends, way = transfer.ends_ns(joined_ns), f"{transfer.algorithm}:recurrence"
     else:
-        alike = (joined_ns == last).all()
-        way = f"{transfer.algorithm}:{'closed-form' if alike else 'recurrence'}"
-        last = last + duration_ns(transfer) if alike else transfer.ends_ns(joined_ns)
-    return np.broadcast_to(last, joined_ns.shape), way
+        ends, way = last + duration_ns(transfer), closed_form(transfer)
+    return np.broadcast_to(ends, joined_ns.shape), way
 
 
 def _steps(scripts: Sequence[Script]) -> list[_Step | _Work]:
@@ -379,11 +397,6 @@ def _steps(scripts: Sequence[Script]) -> list[_Step | _Work]:
         elif work := _Work.of(list(group)):
             steps.append(work)
     return steps
-
-
-def _varies(slowdowns: npt.NDArray[np.float64]) -> bool:
-    """Whether a rank's slowdown differs between iterations."""
-    return bool((slowdowns != slowdowns[:, :1]).any())
 
 
 def _of_lanes(figures: Ticks, trials: npt.NDArray[np.int64]) -> Ticks:

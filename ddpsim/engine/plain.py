@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from simpy import Environment
 
-from ddpsim.cluster.collectives import CollectiveCost, Traffic, Transfer
 from ddpsim.engine.network import Network
-from ddpsim.engine.noise import Slowdowns, Stalls
-from ddpsim.engine.program import Program
+from ddpsim.engine.plan import Request
 from ddpsim.engine.rank import Rank
 from ddpsim.engine.steps import MessageObserver
 from ddpsim.errors import SimulationError
@@ -20,29 +18,24 @@ __all__ = ["simulate"]
 
 
 def simulate(
-    program: Program,
-    cost: CollectiveCost,
-    transfers: Collection[Transfer],
-    participants: int,
-    slowdowns: Slowdowns | None,
-    traffic: Traffic,
-    stalls: Stalls | None,
-    observe_message: MessageObserver | None,
+    request: Request, participants: int, observe_message: MessageObserver | None
 ) -> tuple[Timeline, set[str]]:
-    """Every participant's lanes, and how collectives were run; `transfers` are all that occur.
+    """Every participant's lanes, and how collectives were run.
 
     Raises SimulationError if a rank never comes to its end.
     """
-    env = Environment()
+    env, program, cost = Environment(), request.program, request.cost
+    transfers = program.transfers(cost)
     network = Network(
         env,
         cost,
         participants,
         shared=program.comm_workers > 1,
         slows_compute=any(transfer.interference.compute != 1 for transfer in transfers),
-        traffic=traffic,
+        traffic=request.traffic,
         observe=observe_message,
     )
+    slowdowns, stalls = request.slowdowns, request.stalls
     ranks = [
         Rank(
             env,

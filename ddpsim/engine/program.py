@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from ddpsim.cluster.collectives import CollectiveCost, Transfer
 from ddpsim.importers.cluster_profile import NOT_MEASURED, Overheads
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import to_ns
@@ -104,6 +105,11 @@ class Program:
         """The sizes of every all-reduce that the loop sends."""
         sizes = {b.wire_bytes for b in (*self.initial_buckets, *self.rebuilt_buckets)}
         return frozenset(sizes | ({self.used_map_bytes} if self.used_map_bytes else set()))
+
+    def transfers(self, cost: CollectiveCost) -> list[Transfer]:
+        """Every collective that the loop launches, at a cost; raises InputError."""
+        sent = [cost.transfer("all_reduce", size) for size in sorted(self.all_reduce_bytes)]
+        return sent + [cost.transfer("broadcast", b.size_bytes) for b in self.buffers]
 
     def is_rebuilt(self, iteration: int) -> bool:
         """Whether an iteration, counted from 0, uses the rebuilt buckets."""

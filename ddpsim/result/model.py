@@ -11,6 +11,7 @@ __all__ = [
     "Baselines",
     "Bottleneck",
     "Breakdown",
+    "Brief",
     "BucketTimes",
     "CriticalPart",
     "Distribution",
@@ -173,6 +174,18 @@ class Stretch:
     factor: float
     step_s: float
     suffices: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    """What a sweep asks of each of its scenarios; every figure as `Result` has it."""
+
+    iteration_time_s: Distribution
+    throughput_samples_per_s: float
+    throughput_per_gpu: float
+    scaling_efficiency: float
+    comm_time_s: float
+    exposed_comm_s: float
 
 
 @dataclass(frozen=True)

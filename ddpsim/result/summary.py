@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpsim.provenance import Provenance
@@ -10,6 +11,7 @@ from ddpsim.result.model import (
     Baselines,
     Bottleneck,
     Breakdown,
+    Brief,
     BucketTimes,
     CriticalPart,
     Distribution,
@@ -20,7 +22,7 @@ from ddpsim.result.model import (
 from ddpsim.result.timeline import Timeline
 from ddpsim.units import NS_PER_S, format_duration
 
-__all__ = ["Context", "mean_step_s", "summarise"]
+__all__ = ["Context", "SteadyStep", "mean_step_s", "summarise"]
 
 # below this share of the step a cause is not worth naming before the compute itself
 _WORTH_NAMING = 0.03
@@ -45,6 +47,49 @@ class Context:
     engine: Engine
 
 
+@dataclass(frozen=True)
+class SteadyStep:
+    """Ticks of the slowest rank's steady steps: their lengths, and in all of them together."""
+
+    lengths_ns: Sequence[int]
+    comm_ns: int
+    exposed_ns: int
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> SteadyStep:
+        """As a timeline shows them."""
+        steps = _steady(timeline)
+        exposed_ns = sum(step.breakdown().exposed_comm for step in steps)
+        return cls([step.length_ns for step in steps], sum(_comm_ticks(steps)[0]), exposed_ns)
+
+    def brief(self, samples_per_rank: int, world_size: int, compute_only_s: float) -> Brief:
+        """In seconds."""
+        count = len(self.lengths_ns)
+        times = _distribution(self.lengths_ns)
+        comm_s, exposed_s = (ns / count / NS_PER_S for ns in (self.comm_ns, self.exposed_ns))
+        per_gpu = samples_per_rank / times.mean
+        return Brief(
+            times,
+            throughput_samples_per_s=per_gpu * world_size,
+            throughput_per_gpu=per_gpu,
+            scaling_efficiency=compute_only_s / times.mean,
+            comm_time_s=comm_s,
+            exposed_comm_s=exposed_s,
+        )
+
+
+def _distribution(lengths_ns: Sequence[int]) -> Distribution:
+    lengths_s = [length_ns / NS_PER_S for length_ns in lengths_ns]
+    mean_s = sum(lengths_ns) / len(lengths_ns) / NS_PER_S
+    return Distribution(mean_s, *(percentile(lengths_s, p) for p in (10, 50, 90)))
+
+
+def _steady(timeline: Timeline) -> list[Step]:
+    """The slowest rank's steady steps; those that repeat exactly are the same one again."""
+    steps = steps_of(timeline.slowest)[timeline.warmup :]
+    return steps + steps[-1:] * timeline.repeats
+
+
 def mean_step_s(timeline: Timeline) -> float:
     """Mean length of the steady steps on the slowest rank, in seconds."""
     ends_ns, warmup = timeline.slowest.step_ends_ns, timeline.warmup
@@ -56,27 +101,24 @@ def mean_step_s(timeline: Timeline) -> float:
 def summarise(timeline: Timeline, context: Context) -> Result:
     """The result of a simulation."""
     slowest = timeline.slowest_rank
-    steps = steps_of(timeline.slowest)
-    warmup, steady = steps[: timeline.warmup], steps[timeline.warmup :]
-    steady += steady[-1:] * timeline.repeats
-    lengths = [step.length_ns / NS_PER_S for step in steady]
-    mean_s = sum(step.length_ns for step in steady) / len(steady) / NS_PER_S
+    warmup, steady = steps_of(timeline.slowest)[: timeline.warmup], _steady(timeline)
+    times = _distribution([step.length_ns for step in steady])
     typical = _typical(steady)
     breakdown = sum((step.breakdown() for step in steady), BreakdownNs())
     comm_s, skew_s = (_mean(sum(ticks), steady) for ticks in _comm_ticks(steady))
     exposed_s = _mean(breakdown.exposed_comm, steady)
     world_size = context.nodes * context.gpus_per_node
-    per_gpu = context.samples_per_rank / mean_s
+    per_gpu = context.samples_per_rank / times.mean
     return Result(
         name=context.name,
         world_size=world_size,
         nodes=context.nodes,
         gpus_per_node=context.gpus_per_node,
-        iteration_time_s=Distribution(mean_s, *(percentile(lengths, p) for p in (10, 50, 90))),
+        iteration_time_s=times,
         prediction_interval_s=None,
         throughput_samples_per_s=per_gpu * world_size,
         throughput_per_gpu=per_gpu,
-        scaling_efficiency=context.baselines.compute_only / mean_s,
+        scaling_efficiency=context.baselines.compute_only / times.mean,
         breakdown_s=_seconds(breakdown, len(steady)),
         comm_time_s=comm_s,
         skew_s=skew_s,

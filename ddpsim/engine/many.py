@@ -1,0 +1,73 @@
+"""Many jobs at once: those that differ in numbers alone are lanes of one simulation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+
+from ddpsim.engine.host import Host
+from ddpsim.engine.lanes import Lanes, Trial
+from ddpsim.engine.loop import Compute
+from ddpsim.engine.plan import Request
+from ddpsim.engine.run import run
+from ddpsim.result.summary import SteadyStep
+
+__all__ = ["run_many"]
+
+_LANES = 2**17  # at once: some hundred bytes each
+
+
+def run_many(requests: Sequence[Request]) -> list[SteadyStep]:
+    """The steady steps of each, as `run` gives them."""
+    found: dict[int, SteadyStep] = {}
+    for ranks, group in _groups(requests):
+        many = max(1, _LANES // ranks)
+        for i in range(0, len(group), many):
+            found |= _together(ranks, group[i : i + many])
+    return [found[i] if i in found else _alone(request) for i, request in enumerate(requests)]
+
+
+def _alone(asked: Request) -> SteadyStep:
+    """By a simulation of its own."""
+    return SteadyStep.of(run(asked).timeline)
+
+
+def _groups(requests: Sequence[Request]) -> Iterator[tuple[int, list[tuple[int, Trial]]]]:
+    """Ranks to simulate, and the requests by their place that can be simulated together."""
+    hosts: dict[int, tuple[Host, Hashable]] = {}  # by the program, which requests may share
+    groups: dict[tuple[int, Hashable], list[tuple[int, Trial]]] = defaultdict(list)
+    for place, asked in enumerate(requests):
+        plan, program = asked.plan, asked.program
+        if not plan.needs_no_events:
+            continue
+        if id(program) not in hosts:
+            host = Host(program)
+            hosts[id(program)] = host, _structure(host)
+        host, structure = hosts[id(program)]
+        trial = Trial(host, asked.cost, asked.slowdowns, asked.stalls)
+        groups[plan.participants, structure].append((place, trial))
+    for (ranks, _), group in groups.items():
+        yield ranks, group
+
+
+def _structure(host: Host) -> Hashable:
+    """What trials of one simulation must have in common: the loop without its numbers."""
+    program = host.program
+    loops = tuple(
+        tuple(
+            type(i) if isinstance(i, Compute) else (type(i), getattr(i, "number", None))
+            for _, i in script.instructions
+        )
+        for script in host.scripts
+    )
+    return program.warmup, program.iterations, program.rebuilt_at, loops
+
+
+def _together(ranks: int, group: Sequence[tuple[int, Trial]]) -> dict[int, SteadyStep]:
+    """Nothing where the clock would get too long for one of them."""
+    lanes = Lanes([trial for _, trial in group], ranks)
+    try:
+        lanes.train()
+    except OverflowError:
+        return {}
+    return {place: lanes.steady_step(i) for i, (place, _) in enumerate(group)}

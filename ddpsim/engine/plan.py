@@ -1,0 +1,92 @@
+"""How much of a job must be simulated: which ranks stand for all, and whether events are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddpsim.cluster.collectives import (
+    NO_TRAFFIC,
+    CollectiveCost,
+    RingTransfer,
+    ScheduledTransfer,
+    Traffic,
+    Transfer,
+)
+from ddpsim.engine.noise import Slowdowns, Stalls
+from ddpsim.engine.program import Program
+
+__all__ = ["Plan", "Request"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many ranks to simulate, and whether events are needed for it."""
+
+    participants: int
+    needs_no_events: bool
+
+
+@dataclass(frozen=True)
+class Request:
+    """A program on `world_size` ranks.
+
+    `slowdowns` and `stalls` are [rank, iteration]; `traffic`: what else the nodes' network carries.
+    """
+
+    program: Program
+    cost: CollectiveCost
+    world_size: int
+    slowdowns: Slowdowns | None = None
+    stalls: Stalls | None = None
+    traffic: Traffic = NO_TRAFFIC
+
+    @property
+    def plan(self) -> Plan:
+        """How to simulate it.
+
+        Ranks are folded unless noise is drawn for each. No events are needed where hosts run
+        ahead, collectives come one at a time, and nothing slows these; slowdowns of compute must
+        be in thousandths for it (`ddpsim.engine.slow`).
+        """
+        program, transfers = self.program, self.program.transfers(self.cost)
+        slowed = any(transfer.interference.slows_transfer for transfer in transfers)
+        whole = program.comm_workers > 1 or slowed or self.traffic != NO_TRAFFIC
+        participants = self.world_size
+        if self.is_calm:
+            participants = 1 if whole else _representatives(transfers)
+        thousandths = (1000 * transfer.interference.compute for transfer in transfers)
+        return Plan(
+            participants,
+            needs_no_events=not whole
+            and not program.blocking
+            and program.comm_spins
+            and all(factor.denominator == 1 for factor in thousandths),
+        )
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether no rank has noise of its own."""
+        return self.slowdowns is None and self.stalls is None
+
+
+def _representatives(transfers: Sequence[Transfer]) -> int:
+    """How many neighbouring ranks stand for all that differ at most by their link.
+
+    Where all ranks leave every transfer together, they are alike and one does.
+
+    A rank behind a link that is the slowest for every size sent never waits for a peer: it joins
+    every collective last or together with the last (by induction, as nobody leaves one later), so
+    it alone gives the slowest rank's times. Where no link is, one period of the ring (a node) does;
+    so too beside other algorithms, whose messages may pass between the ranks that do not wait.
+    """
+    rings = [transfer.step_ns for transfer in transfers if isinstance(transfer, RingTransfer)]
+    steps_of_rank = list(zip(*rings, strict=True))
+    if len(set(steps_of_rank)) <= 1:
+        return 1
+    others = any(isinstance(transfer, ScheduledTransfer) for transfer in transfers)
+    if not others and tuple(map(max, rings)) in steps_of_rank:
+        return 1
+    ranks = len(steps_of_rank)
+    divisors = (period for period in range(1, ranks + 1) if ranks % period == 0)
+    return next(p for p in divisors if steps_of_rank[:p] * (ranks // p) == steps_of_rank)

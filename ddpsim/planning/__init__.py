@@ -1,0 +1,1 @@
+"""Many scenarios: what to choose among them."""
