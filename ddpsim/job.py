@@ -250,7 +250,8 @@ def resolve(
     try:  # everything that will be sent has a price, so that no error waits for the run
         program.transfers(network.cost)
     except InputError:
-        attempt(lambda: steady.transfers(network.cost))
+        cost = network.cost
+        attempt(lambda: steady.transfers(cost))
         program, knows_warmup = steady, False  # the first iteration's one bucket is outside a log
     if problems:
         raise ScenarioError(problems)

@@ -23,13 +23,13 @@ from ddpsim.cluster.collectives import (
     Traffic,
     Transfer,
 )
+from ddpsim.cluster.longest_ways import ring_ends_ns
 from ddpsim.cluster.paths import Paths
 from ddpsim.cluster.rings import ring_step_ns
 from ddpsim.cluster.topology import Link
 from ddpsim.engine.lanes import collective_ends_ns
 from ddpsim.engine.network import Network
 from ddpsim.engine.progress import fair_share
-from ddpsim.engine.ring import ring_ends_ns
 
 LINKS = st.builds(
     Link, st.integers(0, 50).map(lambda us: us * 1e-6), st.integers(1, 4000).map(lambda r: r * 1e8)
@@ -130,7 +130,7 @@ def test_the_shortcut_equals_the_plain_model(
 @settings(max_examples=40, deadline=None)
 def test_a_ring_of_messages_is_the_ring_of_steps(layout: Paths, size: int) -> None:
     ring = RingTransfer(2 * (layout.ranks - 1), ring_step_ns(layout, size))
-    ends, _ = ring_ends_ns(ring, np.zeros(layout.ranks))
+    ends, _ = ring_ends_ns(ring.step_ns, ring.steps, np.zeros(layout.ranks))
     assert schedule("ring", layout, size).end_ns([0] * layout.ranks) == ends.max()
 
 

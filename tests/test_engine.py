@@ -23,6 +23,7 @@ from ddpsim.cluster.collectives import (
     SingleRankCost,
     WholeTransfer,
 )
+from ddpsim.cluster.longest_ways import ring_ends_ns
 from ddpsim.cluster.topology import Link
 from ddpsim.engine.network import Network
 from ddpsim.engine.noise import draw_slowdowns
@@ -30,7 +31,6 @@ from ddpsim.engine.plan import Request
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.progress import SharedLink
 from ddpsim.engine.rank import Rank
-from ddpsim.engine.ring import ring_ends_ns
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.engine.steps import RingSteps
 from ddpsim.engine.stream import Stream
@@ -305,6 +305,11 @@ def rings(draw: st.DrawFn) -> tuple[RingTransfer, list[int]]:
     return RingTransfer(2 * (ranks - 1), tuple(costs), start_ns=draw(st.integers(0, 99))), arrivals
 
 
+def ends_of(ring: RingTransfer, arrivals: Any) -> Any:
+    begun_ns = np.array(arrivals, dtype=float) + ring.start_ns
+    return ring_ends_ns(ring.step_ns, ring.steps, begun_ns)
+
+
 def by_definition(ring: RingTransfer, arrivals: list[int]) -> list[int]:
     """t_r(s+1) = max(t_r(s), t_(r-1)(s)) + c_r."""
     ends = [arrival + ring.start_ns for arrival in arrivals]
@@ -318,7 +323,7 @@ def by_definition(ring: RingTransfer, arrivals: list[int]) -> list[int]:
 @given(rings())
 def test_a_ring_ends_by_its_longest_ways(given_ring: tuple[RingTransfer, list[int]]) -> None:
     ring, arrivals = given_ring
-    found, _ = ring_ends_ns(ring, np.array([arrivals, arrivals[::-1]], dtype=float))
+    found, _ = ends_of(ring, [arrivals, arrivals[::-1]])
     assert found[0].tolist() == by_definition(ring, arrivals)
     assert found[1].tolist() == by_definition(ring, arrivals[::-1])
 
@@ -347,7 +352,7 @@ def test_one_period_of_a_ring_stands_for_all(
 ) -> None:
     ring, arrivals = given_ring
     whole = replace(ring, steps=2 * (len(arrivals) * repeats - 1))
-    found, _ = ring_ends_ns(whole, np.array(arrivals, dtype=float))
+    found, _ = ends_of(whole, arrivals)
     assert found.tolist() * repeats == by_definition(whole, arrivals * repeats)
 
 
@@ -357,7 +362,7 @@ def test_one_period_of_a_ring_stands_for_all(
 )
 def test_the_way_a_ring_was_found_is_told(links: tuple[int, ...], way: str) -> None:
     ring = RingTransfer(2 * (len(links) - 1), links)
-    assert ring_ends_ns(ring, np.arange(len(links), dtype=float))[1] == way
+    assert ends_of(ring, range(len(links)))[1] == way
 
 
 def test_a_clock_too_long_for_arrays_is_left_to_the_plain_model() -> None:
@@ -372,7 +377,7 @@ def test_a_clock_too_long_for_arrays_is_left_to_the_plain_model() -> None:
 
 def test_equal_links_end_together_at_the_closed_form() -> None:
     ring = RingTransfer(steps=6, step_ns=(10, 10, 10, 10))
-    assert ring_ends_ns(ring, np.array([5.0, 0, 3, 100]))[0].tolist() == [100 + 6 * 10] * 4
+    assert ends_of(ring, [5, 0, 3, 100])[0].tolist() == [100 + 6 * 10] * 4
 
 
 @settings(max_examples=200, deadline=None)

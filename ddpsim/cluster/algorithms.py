@@ -5,9 +5,10 @@ n ranks, M bytes. What each does: `rings`, `trees` and `exchanges` beside this f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from ddpsim.cluster.exchanges import (
     direct_ns,
@@ -21,6 +22,7 @@ from ddpsim.cluster.paths import Paths
 from ddpsim.cluster.rings import (
     gloo_ns,
     gloo_schedule,
+    hierarchical_ends_ns,
     hierarchical_ns,
     hierarchical_schedule,
     ring_ns,
@@ -28,32 +30,36 @@ from ddpsim.cluster.rings import (
 )
 from ddpsim.cluster.schedule import Schedule
 from ddpsim.cluster.trees import (
-    gather_end_ns,
+    gather_ends_ns,
     gather_ns,
     gather_schedule,
-    nvls_end_ns,
+    nvls_ends_ns,
     nvls_ns,
     nvls_schedule,
-    tree_end_ns,
+    tree_ends_ns,
     tree_ns,
     tree_schedule,
 )
 
-__all__ = ["ALGORITHMS", "Algorithm", "duration_ns", "end_ns", "schedule"]
+if TYPE_CHECKING:
+    from ddpsim.cluster.longest_ways import Ticks
+
+__all__ = ["ALGORITHMS", "Algorithm", "duration_ns", "ends_ns", "schedule"]
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """`schedule` sends the messages; `closed_form_ns` is its time on links without weak ones.
 
-    `sent_bytes`: what a rank sends of a message, the mean over ranks: theory's volume. `end_ns`:
-    when it ends, given when each rank joins, where there is a faster way than each message.
+    `sent_bytes`: what a rank sends of a message, the mean over ranks: theory's volume. `ends_ns`:
+    when it ends, given when each rank joins ([..., ranks] to [...]), where there is a faster way
+    than each message.
     """
 
     schedule: Callable[[Paths, int], Schedule]
     closed_form_ns: Callable[[Paths, int], int]
     sent_bytes: Callable[[Paths, int], float]
-    end_ns: Callable[[Paths, int, Sequence[int]], int] | None = None
+    ends_ns: Callable[[Paths, int, Ticks], Ticks] | None = None
 
 
 @lru_cache(maxsize=16)
@@ -66,16 +72,23 @@ def schedule(algorithm: str, paths: Paths, size_bytes: int) -> Schedule:
 def duration_ns(algorithm: str, paths: Paths, size_bytes: int) -> int:
     """Its time when all ranks join at once: by the closed form, unless a link is weak."""
     if paths.weak:
-        return end_ns(algorithm, paths, size_bytes, [0] * paths.ranks)
+        import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
+
+        return int(ends_ns(algorithm, paths, size_bytes, np.zeros(paths.ranks)))
     return ALGORITHMS[algorithm].closed_form_ns(paths, size_bytes)
 
 
-def end_ns(algorithm: str, paths: Paths, size_bytes: int, arrivals_ns: Sequence[int]) -> int:
-    """When it ends, given when each rank joins."""
-    faster = ALGORITHMS[algorithm].end_ns
+def ends_ns(algorithm: str, paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
+    """When it ends, given when each rank joins: [..., ranks] to [...]."""
+    import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
+
+    faster = ALGORITHMS[algorithm].ends_ns
     if faster:
-        return faster(paths, size_bytes, arrivals_ns)
-    return schedule(algorithm, paths, size_bytes).end_ns(arrivals_ns)
+        return faster(paths, size_bytes, joined_ns)
+    messages = schedule(algorithm, paths, size_bytes)
+    rows = joined_ns.reshape(-1, paths.ranks).astype(np.int64).tolist()
+    ends = [float(messages.end_ns(row)) for row in rows]
+    return np.array(ends).reshape(joined_ns.shape[:-1])
 
 
 def _around(paths: Paths, size_bytes: int) -> float:
@@ -102,11 +115,13 @@ def _folded(paths: Paths, size_bytes: int) -> float:
 ALGORITHMS: dict[str, Algorithm] = {
     "ring": Algorithm(ring_schedule, ring_ns, _around),
     "gloo_ring": Algorithm(gloo_schedule, gloo_ns, _around),
-    "tree": Algorithm(tree_schedule, tree_ns, _around, tree_end_ns),
+    "tree": Algorithm(tree_schedule, tree_ns, _around, tree_ends_ns),
     "halving_doubling": Algorithm(halving_doubling_schedule, halving_doubling_ns, _folded),
-    "hierarchical": Algorithm(hierarchical_schedule, hierarchical_ns, _around),
+    "hierarchical": Algorithm(
+        hierarchical_schedule, hierarchical_ns, _around, hierarchical_ends_ns
+    ),
     "direct": Algorithm(direct_schedule, direct_ns, _around),
-    "gather": Algorithm(gather_schedule, gather_ns, _to_one, gather_end_ns),
-    "nvls": Algorithm(nvls_schedule, nvls_ns, _once, nvls_end_ns),
+    "gather": Algorithm(gather_schedule, gather_ns, _to_one, gather_ends_ns),
+    "nvls": Algorithm(nvls_schedule, nvls_ns, _once, nvls_ends_ns),
     "parameter_server": Algorithm(server_schedule, server_ns, _once),
 }

@@ -129,10 +129,9 @@ class ScheduledTransfer:
         import numpy as np  # noqa: PLC0415 -- slow to import, and a lone rank does without
 
         repeats = self.paths.ranks // arrivals_ns.shape[-1]
-        rows = np.tile(arrivals_ns, repeats).reshape(-1, self.paths.ranks) + self.start_ns
         sent = (self.algorithm, self.paths, self.size_bytes)
-        ends_ns = [algorithms.end_ns(*sent, [int(ns) for ns in row]) for row in rows]
-        return np.array(ends_ns, dtype=np.float64).reshape(*arrivals_ns.shape[:-1], 1)
+        begun_ns = np.concatenate([arrivals_ns] * repeats, axis=-1) + self.start_ns
+        return algorithms.ends_ns(*sent, begun_ns)[..., np.newaxis]
 
 
 Transfer = RingTransfer | ScheduledTransfer | WholeTransfer

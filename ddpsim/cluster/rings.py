@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
+from typing import TYPE_CHECKING
 
 from ddpsim.cluster.paths import Paths, leaving_ns, step_ns
 from ddpsim.cluster.schedule import Schedule, Scheduler
 from ddpsim.cluster.topology import Link
 
+if TYPE_CHECKING:
+    from ddpsim.cluster.longest_ways import Ticks
+
 __all__ = [
     "gloo_ns",
     "gloo_schedule",
+    "hierarchical_ends_ns",
     "hierarchical_ns",
     "hierarchical_schedule",
     "ring",
@@ -163,6 +168,46 @@ def hierarchical_schedule(paths: Paths, size_bytes: int) -> Schedule:
     for node in nodes:
         last |= _ring_steps(out, node, g - 1, shard, lambda *_: paths.inside, last)
     return out.schedule(paths.ranks)
+
+
+def hierarchical_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
+    """When it ends, given when each rank joins, [..., ranks] to [...]: rings after rings."""
+    import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
+
+    from ddpsim.cluster.longest_ways import by_steps, ring_ends_ns  # noqa: PLC0415
+
+    m, g = paths.nodes, paths.gpus_per_node
+    shard = ceil(size_bytes / g)
+    now_ns = joined_ns.reshape(*joined_ns.shape[:-1], m, g)
+    if g > 1:
+        inside_ns = np.reshape(_steps_ns(paths, paths.inside, shard, g), (m, g))
+        now_ns = by_steps(inside_ns, g - 1, now_ns)
+    if m > 1:
+        rails_ns = np.reshape(_steps_ns(paths, paths.flat, ceil(shard / m), 1), (m, g)).T
+        now_ns = np.stack(
+            [
+                ring_ends_ns(tuple(rails_ns[gpu].tolist()), 2 * (m - 1), now_ns[..., gpu])[0]
+                for gpu in range(g)
+            ],
+            axis=-1,
+        )
+    if g > 1:
+        now_ns = by_steps(inside_ns, g - 1, now_ns)
+    return np.asarray(now_ns.max(axis=(-2, -1)))
+
+
+def _steps_ns(paths: Paths, link: Link, size_bytes: int, ring: int) -> list[int]:
+    """What each rank needs to get a message over such a link, but for weak ones.
+
+    From its left neighbour in rings of so many neighbours; 1: from the node before.
+    """
+    taken = [step_ns(link, size_bytes)] * paths.ranks
+    for rank, *_ in paths.weak:
+        start = rank - rank % ring
+        left = start + (rank - start - 1) % ring if ring > 1 else rank - paths.gpus_per_node
+        rate = link.bandwidth_bytes_per_s * paths.left(left % paths.ranks, rank)
+        taken[rank] = step_ns(replace(link, bandwidth_bytes_per_s=rate), size_bytes)
+    return taken
 
 
 def hierarchical_ns(paths: Paths, size_bytes: int) -> int:

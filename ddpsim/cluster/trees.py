@@ -6,23 +6,31 @@ src/device/all_reduce.h (what a tree and NVLS send).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddpsim.cluster.paths import Paths, leaving_ns, part, step_ns
 from ddpsim.cluster.schedule import Message, Schedule, Scheduler
 from ddpsim.cluster.topology import Link
 
+if TYPE_CHECKING:
+    from numpy import int64
+    from numpy.typing import NDArray
+
+    from ddpsim.cluster.longest_ways import Ticks
+
 __all__ = [
-    "gather_end_ns",
+    "gather_ends_ns",
     "gather_ns",
     "gather_schedule",
-    "nvls_end_ns",
+    "nvls_ends_ns",
     "nvls_ns",
     "nvls_schedule",
-    "tree_end_ns",
+    "tree_ends_ns",
     "tree_ns",
     "tree_schedule",
 ]
@@ -34,45 +42,56 @@ LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES, USUAL_CHUNKS = 65_536, 8 * 2**20, 16
 LEAST_FINE_BYTES, USUAL_FINE_CHUNKS = 512, 128
 
 
-@dataclass(frozen=True)
-class _Edge:
-    """One hop that every chunk takes; `after` are the edges that bring its sender what it sends."""
+class _Edge(NamedTuple):
+    """One hop that every chunk takes; `after` are the edges that bring its sender what it sends.
+
+    `flows`: its part of the network between nodes is one of so many; 0: it is inside a node.
+    """
 
     source: int
     target: int
-    link: Link
+    flows: int
     after: tuple[int, ...]
 
 
 class _Pipeline:
-    """Edges over which one half of the bytes flows in chunks: up to a root, and down again."""
+    """Edges over which one half of the bytes flows in chunks: up to a root, and down again.
 
-    def __init__(self) -> None:
+    `inside`: the link of edges inside a node.
+    """
+
+    def __init__(self, inside: Callable[[Paths], Link]) -> None:
         self.edges: list[_Edge] = []
+        self._inside = inside
 
-    def add(self, source: int, target: int, link: Link, after: Sequence[int]) -> list[int]:
+    def add(self, source: int, target: int, after: Sequence[int], flows: int = 0) -> list[int]:
         """An edge; returns its place, as what later edges wait for."""
-        self.edges.append(_Edge(source, target, link, tuple(after)))
+        self.edges.append(_Edge(source, target, flows, tuple(after)))
         return [len(self.edges) - 1]
 
+    def link(self, paths: Paths, flows: int) -> Link:
+        """Of edges of a kind."""
+        return part(paths.network, flows) if flows else self._inside(paths)
+
     def over_nodes(
-        self, paths: Paths, tree: int, heads: Sequence[int], ready: Sequence[list[int]]
+        self, nodes: int, tree: int, heads: Sequence[int], ready: Sequence[list[int]]
     ) -> list[list[int]]:
         """Up one of the two trees of nodes and down; `ready` and the result are by node.
 
         An edge has the part of its nodes' networks that the edges of both trees leave it.
         """
-        both = _two_trees(paths.nodes)
+        both = _two_trees(nodes)
         parent, flows = both[tree], _flows(both)
         brought = [list(edges) for edges in ready]
         climb = _leaves_first(parent)
         for node in climb[:-1]:
-            link = part(paths.network, max(flows[node], flows[parent[node]]))
-            brought[parent[node]] += self.add(heads[node], heads[parent[node]], link, brought[node])
+            up = parent[node]
+            most = max(flows[node], flows[up])
+            brought[up] += self.add(heads[node], heads[up], brought[node], most)
         for node in reversed(climb[:-1]):
             up = parent[node]
-            link = part(paths.network, max(flows[node], flows[up]))
-            brought[node] = self.add(heads[up], heads[node], link, brought[up])
+            most = max(flows[node], flows[up])
+            brought[node] = self.add(heads[up], heads[node], brought[up], most)
         return brought
 
     def schedule(self, paths: Paths, size_bytes: int) -> Schedule:
@@ -82,47 +101,91 @@ class _Pipeline:
             base = number * len(self.edges)
             for edge in self.edges:
                 behind = [len(out.messages) - len(self.edges)] if number else []
-                after = [base + i for i in edge.after]
-                out.send(edge.source, edge.target, chunk, edge.link, after=after, behind=behind)
+                after, link = [base + i for i in edge.after], self.link(paths, edge.flows)
+                out.send(edge.source, edge.target, chunk, link, after=after, behind=behind)
         return out.schedule(paths.ranks)
 
-    def end_ns(self, paths: Paths, size_bytes: int, arrivals_ns: Sequence[int]) -> int:
-        """When the last chunk has come over the last edge, given when each rank joins.
+    def ends_ns(self, paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
+        """When the last chunk has come over the last edge: [..., ranks] to [...].
 
         Exact, without following each chunk. Chunk j leaves an edge at the latest of end + j x pace
-        over the ways to it. A way begins at a rank's arrival; its pace is that of its slowest edge.
+        over the ways to it. A way begins at a rank's joining; its pace is that of its slowest edge.
         By induction, as chunks are equal: the wait for chunk i and the edge's own pace from there
-        on are linear in i, so that only the first chunk and the last count.
+        on are linear in i, so that only the first chunk and the last count. Of the ways to an edge
+        only the latest of each pace matters, and there are as many paces as kinds of edge.
         """
+        import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
+
         count, chunk = _chunks(paths, size_bytes)
-        ways: list[set[tuple[int, int]]] = []
-        for edge, (takes, leaves) in zip(self.edges, _times_ns(self, paths, chunk), strict=True):
-            joined = [arrivals_ns[e] for e in (edge.source, edge.target) if e < paths.ranks]
-            before = {way for i in edge.after for way in ways[i]} | {(max(joined, default=0), 0)}
-            ways.append(_latest({(end + takes, max(pace, leaves)) for end, pace in before}))
-        return max(end + (count - 1) * pace for edge in ways for end, pace in edge)
+        takes_ns, pace, paces_ns = self._times(paths, chunk)
+        nobody = np.full((*joined_ns.shape[:-1], 1 + self._layers.outside), -np.inf)
+        joined_ns = np.concatenate([joined_ns, nobody], axis=-1)
+        shape = (*joined_ns.shape[:-1], len(self.edges) + 1, len(paces_ns))
+        ends_ns = np.full(shape, -np.inf)  # of the latest way of each pace; the last edge is none
+        kinds = np.arange(len(paces_ns))
+        for edges, before, source, target in self._layers.each:
+            come_ns = ends_ns[..., before, :].max(axis=-2)
+            begun_ns = np.maximum(joined_ns[..., source], joined_ns[..., target])
+            come_ns[..., 0] = np.maximum(come_ns[..., 0], begun_ns)
+            own = pace[edges, np.newaxis]
+            slowed_ns = np.where(kinds <= own, come_ns, -np.inf).max(axis=-1, keepdims=True)
+            come_ns = np.where(kinds == own, slowed_ns, np.where(kinds < own, -np.inf, come_ns))
+            ends_ns[..., edges, :] = come_ns + takes_ns[edges, np.newaxis]
+        return np.asarray((ends_ns + (count - 1) * paces_ns).max(axis=(-2, -1)))
+
+    def _times(self, paths: Paths, chunk: int) -> tuple[Ticks, NDArray[int64], Ticks]:
+        """Until a chunk has arrived over each edge; which pace it leaves at; the paces, from 0."""
+        import numpy as np  # noqa: PLC0415 -- see above
+
+        links = {flows: self.link(paths, flows) for flows in {edge.flows for edge in self.edges}}
+        weak = {rank for rank, *_ in paths.weak}
+        times = {
+            flows: (step_ns(link, chunk), leaving_ns(link, chunk)) for flows, link in links.items()
+        }
+        each = [times[edge.flows] for edge in self.edges]
+        for i, edge in enumerate(self.edges) if weak else ():
+            if edge.target in weak:
+                link, left = links[edge.flows], paths.left(edge.source, edge.target)
+                link = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left)
+                each[i] = step_ns(link, chunk), leaving_ns(link, chunk)
+        takes_ns, leaves_ns = np.array(each, dtype=np.float64).T
+        paces_ns = np.unique(np.append(leaves_ns, 0.0))
+        return takes_ns, np.searchsorted(paces_ns, leaves_ns), paces_ns
+
+    @cached_property
+    def _layers(self) -> _Layers:
+        return _Layers.of(self.edges)
 
 
-@lru_cache(maxsize=64)
-def _times_ns(pipeline: _Pipeline, paths: Paths, chunk: int) -> tuple[tuple[int, int], ...]:
-    """Until a chunk has arrived over each edge, and until it has left."""
-    times = []
-    for edge in pipeline.edges:
-        left = edge.link.bandwidth_bytes_per_s * paths.left(edge.source, edge.target)
-        link = replace(edge.link, bandwidth_bytes_per_s=left)
-        times.append((step_ns(link, chunk), leaving_ns(link, chunk)))
-    return tuple(times)
+@dataclass(frozen=True)
+class _Layers:
+    """Edges in an order in which all of a layer come after those of the layers before it.
 
+    `each`: edges, those that come before each (as a table; -1: none), sources, targets. `outside`:
+    how many endpoints are no ranks; they have joined before all time.
+    """
 
-def _latest(ways: set[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Those that no other is both later and slower than."""
-    kept: set[tuple[int, int]] = set()
-    pace_kept = -1
-    for end, pace in sorted(ways, reverse=True):
-        if pace > pace_kept:
-            kept.add((end, pace))
-            pace_kept = pace
-    return kept
+    each: tuple[tuple[NDArray[int64], ...], ...]
+    outside: int
+
+    @classmethod
+    def of(cls, edges: Sequence[_Edge]) -> _Layers:
+        """Those of a pipeline, whose edges each follow what they wait for."""
+        import numpy as np  # noqa: PLC0415 -- see above
+
+        depth: list[int] = []
+        for edge in edges:
+            depth.append(1 + max((depth[i] for i in edge.after), default=-1))
+        of_depth: dict[int, list[int]] = defaultdict(list)
+        for i, layer in enumerate(depth):
+            of_depth[layer].append(i)
+        each = []
+        for _, places in sorted(of_depth.items()):
+            widest = max(1, *(len(edges[i].after) for i in places))
+            before = [[*edges[i].after, *[-1] * (widest - len(edges[i].after))] for i in places]
+            ends = [(edges[i].source, edges[i].target) for i in places]
+            each.append((np.array(places), np.array(before), *np.array(ends).T))
+        return cls(tuple(each), 1 + max(max(edge[:2]) for edge in edges))
 
 
 def _chunks(paths: Paths, size_bytes: int) -> tuple[int, int]:
@@ -135,10 +198,14 @@ def _chunks(paths: Paths, size_bytes: int) -> tuple[int, int]:
     return count, ceil(size_bytes / count)
 
 
-def _end_ns(
-    pipelines: Sequence[_Pipeline], paths: Paths, size_bytes: int, arrivals_ns: Sequence[int]
-) -> int:
-    return max(p.end_ns(paths, ceil(size_bytes / 2), arrivals_ns) for p in pipelines)
+def _ends_ns(
+    pipelines: Sequence[_Pipeline], paths: Paths, size_bytes: int, joined_ns: Ticks
+) -> Ticks:
+    import numpy as np  # noqa: PLC0415 -- see above
+
+    half = ceil(size_bytes / 2)
+    ends_ns = [pipeline.ends_ns(paths, half, joined_ns) for pipeline in pipelines]
+    return np.asarray(np.max(ends_ns, axis=0))
 
 
 def _side_by_side(pipelines: Sequence[_Pipeline], paths: Paths, size_bytes: int) -> Schedule:
@@ -164,9 +231,9 @@ def tree_schedule(paths: Paths, size_bytes: int) -> Schedule:
     return _side_by_side(_both_trees(paths), paths, size_bytes)
 
 
-def tree_end_ns(paths: Paths, size_bytes: int, arrivals_ns: Sequence[int]) -> int:
+def tree_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
     """When it ends, given when each rank joins."""
-    return _end_ns(_both_trees(paths), paths, size_bytes, arrivals_ns)
+    return _ends_ns(_both_trees(paths), paths, size_bytes, joined_ns)
 
 
 def tree_ns(paths: Paths, size_bytes: int) -> int:
@@ -180,7 +247,7 @@ def gather_schedule(paths: Paths, size_bytes: int) -> Schedule:
 
     Backwards it is GPU 0's broadcast, which takes as long.
     """
-    return _gathering(paths).schedule(paths, size_bytes)
+    return _gathering(paths.ranks).schedule(paths, size_bytes)
 
 
 def gather_ns(paths: Paths, size_bytes: int) -> int:
@@ -188,38 +255,38 @@ def gather_ns(paths: Paths, size_bytes: int) -> int:
     return _way_ns([(paths.ranks - 1, paths.inside)], *_chunks(paths, size_bytes))
 
 
-def gather_end_ns(paths: Paths, size_bytes: int, arrivals_ns: Sequence[int]) -> int:
+def gather_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
     """When it ends, given when each rank joins."""
-    return _gathering(paths).end_ns(paths, size_bytes, arrivals_ns)
+    return _gathering(paths.ranks).ends_ns(paths, size_bytes, joined_ns)
 
 
 @lru_cache(maxsize=16)
-def _gathering(paths: Paths) -> _Pipeline:
-    pipe, summed = _Pipeline(), list[int]()
-    for gpu in range(paths.ranks - 1, 0, -1):
-        summed = pipe.add(gpu, gpu - 1, paths.inside, summed)
+def _gathering(ranks: int) -> _Pipeline:
+    pipe, summed = _Pipeline(lambda paths: paths.inside), list[int]()
+    for gpu in range(ranks - 1, 0, -1):
+        summed = pipe.add(gpu, gpu - 1, summed)
     return pipe
 
 
-@lru_cache(maxsize=16)
 def _both_trees(paths: Paths) -> tuple[_Pipeline, ...]:
-    return tuple(_tree(paths, tree) for tree in (0, 1))
+    return tuple(_tree(paths.nodes, paths.gpus_per_node, tree) for tree in (0, 1))
 
 
-def _tree(paths: Paths, tree: int) -> _Pipeline:
-    pipe, g = _Pipeline(), paths.gpus_per_node
-    heads = range(0, paths.ranks, g)
+@lru_cache(maxsize=16)
+def _tree(nodes: int, g: int, tree: int) -> _Pipeline:
+    pipe = _Pipeline(_chain)
+    heads = range(0, nodes * g, g)
     ready: list[list[int]] = []
     for head in heads:
         summed: list[int] = []
         for gpu in range(head + g - 1, head, -1):
-            summed = pipe.add(gpu, gpu - 1, _chain(paths), summed)
+            summed = pipe.add(gpu, gpu - 1, summed)
         ready.append(summed)
-    brought = pipe.over_nodes(paths, tree, heads, ready) if paths.nodes > 1 else ready
+    brought = pipe.over_nodes(nodes, tree, heads, ready) if nodes > 1 else ready
     for head, result in zip(heads, brought, strict=True):
         last = result
         for gpu in range(head, head + g - 1):
-            last = pipe.add(gpu, gpu + 1, _chain(paths), last)
+            last = pipe.add(gpu, gpu + 1, last)
     return pipe
 
 
@@ -236,9 +303,9 @@ def nvls_schedule(paths: Paths, size_bytes: int) -> Schedule:
     return _side_by_side(_both_switched(paths), paths, size_bytes)
 
 
-def nvls_end_ns(paths: Paths, size_bytes: int, arrivals_ns: Sequence[int]) -> int:
+def nvls_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
     """When it ends, given when each rank joins."""
-    return _end_ns(_both_switched(paths), paths, size_bytes, arrivals_ns)
+    return _ends_ns(_both_switched(paths), paths, size_bytes, joined_ns)
 
 
 def nvls_ns(paths: Paths, size_bytes: int) -> int:
@@ -246,26 +313,22 @@ def nvls_ns(paths: Paths, size_bytes: int) -> int:
     return _route_ns(paths, [(2, _to_switch(paths))], size_bytes)
 
 
-@lru_cache(maxsize=16)
 def _both_switched(paths: Paths) -> tuple[_Pipeline, ...]:
-    return tuple(_switched(paths, tree) for tree in (0, 1))
+    return tuple(_switched(paths.nodes, paths.gpus_per_node, tree) for tree in (0, 1))
 
 
-def _switched(paths: Paths, tree: int) -> _Pipeline:
-    pipe, n, g, link = _Pipeline(), paths.ranks, paths.gpus_per_node, _to_switch(paths)
-    heads = range(n, n + paths.nodes)
+@lru_cache(maxsize=16)
+def _switched(nodes: int, g: int, tree: int) -> _Pipeline:
+    pipe, n = _Pipeline(_to_switch), nodes * g
+    heads = range(n, n + nodes)
     ready = [
-        [
-            place
-            for gpu in range(node * g, (node + 1) * g)
-            for place in pipe.add(gpu, head, link, ())
-        ]
+        [place for gpu in range(node * g, (node + 1) * g) for place in pipe.add(gpu, head, ())]
         for node, head in enumerate(heads)
     ]
-    brought = pipe.over_nodes(paths, tree, heads, ready) if paths.nodes > 1 else ready
+    brought = pipe.over_nodes(nodes, tree, heads, ready) if nodes > 1 else ready
     for node, head in enumerate(heads):
         for gpu in range(node * g, (node + 1) * g):
-            pipe.add(head, gpu, link, brought[node])
+            pipe.add(head, gpu, brought[node])
     return pipe
 
 

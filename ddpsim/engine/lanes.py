@@ -24,10 +24,10 @@ from ddpsim.cluster.collectives import (
     Transfer,
     duration_ns,
 )
+from ddpsim.cluster.longest_ways import Ticks, ring_ends_ns
 from ddpsim.engine.host import Host, Script
 from ddpsim.engine.lane import Lane, Met, closed_form
 from ddpsim.engine.loop import Await, Communicate, Compute, Instruction, LoadBatch, Mark
-from ddpsim.engine.ring import Ticks, ring_ends_ns
 from ddpsim.engine.slow import PER_MILLE, SlowPeriods
 from ddpsim.result.summary import SteadyStep
 from ddpsim.result.timeline import RankTimeline, Timeline
@@ -374,7 +374,8 @@ class Lanes:
 def collective_ends_ns(transfer: Transfer, joined_ns: Ticks) -> tuple[Ticks, str]:
     """When each rank ends a collective that it joins, [..., ranks], and how that was found."""
     if isinstance(transfer, RingTransfer):
-        ends, way = ring_ends_ns(transfer, joined_ns)
+        begun_ns = joined_ns + transfer.start_ns
+        ends, way = ring_ends_ns(transfer.step_ns, transfer.steps, begun_ns)
         return ends, f"ring:{way}"
     last = joined_ns.max(axis=-1, keepdims=True)
     if isinstance(transfer, ScheduledTransfer) and (joined_ns != last).any():

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from ddpsim.cluster.longest_ways import Ticks
 from ddpsim.engine.lane import Slow, work_end_ns
-from ddpsim.engine.ring import Ticks
 
 __all__ = ["PER_MILLE", "SlowPeriods"]
 

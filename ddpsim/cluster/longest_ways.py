@@ -35,29 +35,28 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from ddpsim.cluster.collectives import RingTransfer
-
-__all__ = ["Ticks", "ring_ends_ns"]
+__all__ = ["Ticks", "by_steps", "ring_ends_ns"]
 
 Ticks = npt.NDArray[np.float64]  # whole numbers
 _LEVEL_STEPS = 8  # about so many steps of the rule cost as much as one value of c
 
 
-def ring_ends_ns(ring: RingTransfer, arrivals_ns: Ticks) -> tuple[Ticks, str]:
-    """Each rank's end, and how it was found.
+def ring_ends_ns(step_ns: tuple[int, ...], steps: int, begun_ns: Ticks) -> tuple[Ticks, str]:
+    """When each rank ends so many steps around a ring, and how that was found.
 
-    `arrivals_ns`: [..., participants], of one period of the ring or of a whole number of them; the
-    result has the same shape. One participant stands behind the slowest link.
+    `begun_ns`: when each begins, [..., participants], of one period of the ring or of a whole
+    number of them; the result has the same shape. `step_ns` is c of one period. One participant
+    stands behind the slowest link.
     """
-    participants = arrivals_ns.shape[-1]
-    begun_ns = arrivals_ns + ring.start_ns
-    if participants == 1 or min(ring.step_ns) == max(ring.step_ns):
-        last_ns = begun_ns.max(axis=-1, keepdims=True) + ring.steps * max(ring.step_ns)
-        return np.broadcast_to(last_ns, arrivals_ns.shape), "closed-form"
-    line = _line(ring, participants)
-    if ring.steps < 2 * (participants - 1) or _LEVEL_STEPS * len(line.kinds) > ring.steps:
-        return _by_steps(line, ring.steps, begun_ns), "recurrence"
-    return _longest_ways(line, ring.steps, begun_ns), "max-plus"
+    participants = begun_ns.shape[-1]
+    equal = min(step_ns) == max(step_ns) and steps >= participants - 1
+    if participants == 1 or equal:
+        last_ns = begun_ns.max(axis=-1, keepdims=True) + steps * max(step_ns)
+        return np.broadcast_to(last_ns, begun_ns.shape), "closed-form"
+    line = _line(step_ns, participants)
+    if steps < 2 * (participants - 1) or _LEVEL_STEPS * len(line.kinds) > steps:
+        return by_steps(line.step_ns[-participants:], steps, begun_ns), "recurrence"
+    return _longest_ways(line, steps, begun_ns), "max-plus"
 
 
 @dataclass(frozen=True)
@@ -75,16 +74,17 @@ class _Line:
 
 
 @lru_cache(maxsize=64)
-def _line(ring: RingTransfer, ranks: int) -> _Line:
-    once = np.array(ring.step_ns * max(1, ranks // len(ring.step_ns)), dtype=np.float64)[:ranks]
+def _line(step_ns: tuple[int, ...], ranks: int) -> _Line:
+    once = np.array(step_ns * max(1, ranks // len(step_ns)), dtype=np.float64)[:ranks]
     steps_ns = np.concatenate([once[1:], once])
     place = np.arange(1 - ranks, ranks, dtype=np.float64)
     kinds = tuple((float(kind), steps_ns != kind) for kind in np.unique(once))
     return _Line(steps_ns, np.cumsum(steps_ns), place, kinds)
 
 
-def _by_steps(line: _Line, steps: int, begun_ns: Ticks) -> Ticks:
-    times_ns, step_ns = begun_ns, line.step_ns[-begun_ns.shape[-1] :]
+def by_steps(step_ns: Ticks, steps: int, begun_ns: Ticks) -> Ticks:
+    """The rule itself, for rings along the last axis; `step_ns` may differ between them."""
+    times_ns = begun_ns
     for _ in range(steps):
         times_ns = np.maximum(times_ns, np.roll(times_ns, 1, axis=-1)) + step_ns
     return times_ns
