@@ -23,6 +23,7 @@ from ddpsim.cluster.collectives import (
     Traffic,
     Transfer,
 )
+from ddpsim.cluster.collectives import duration_ns as transfer_ns
 from ddpsim.cluster.longest_ways import ring_ends_ns
 from ddpsim.cluster.paths import Paths
 from ddpsim.cluster.rings import ring_step_ns
@@ -223,3 +224,22 @@ def test_transfers_know_their_length() -> None:
     assert (
         collective_ends_ns(transfer, np.full(4, 5.0))[0].tolist() == [5 + 2 * (2 * 1000 + 2000)] * 4
     )
+
+
+# --- beside a peer ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ranks", "ns"), [(8, 861_490), (1024, 1_998_942)])
+def test_a_ring_of_the_fastest_peer(ranks: int, ns: int) -> None:
+    """ASTRA-sim's ring: 25 MiB, 500 ns and 50 x 2^30 bytes/s a link, each step rounded once.
+
+    Without rounding 861,492 and 1,998,609 ns; ASTRA-sim itself, whose endpoints add 10 ns a
+    message: 861,640 and 2,017,366.
+    """
+    cost = LinkCost((Link(500e-9, 50 * 2**30),), ranks)
+    transfer = cost.transfer("all_reduce", 25 * 2**20)
+    assert transfer_ns(transfer) == ns
+    ends, way = collective_ends_ns(transfer, np.zeros(ranks))
+    assert (set(ends.tolist()), way) == ({float(ns)}, "ring:closed-form")
+    if ranks == 8:
+        assert ends_ns(cost, 25 * 2**20, [0] * ranks) == {ns}

@@ -35,6 +35,7 @@ from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.engine.steps import RingSteps
 from ddpsim.engine.stream import Stream
 from ddpsim.errors import SimulationError
+from ddpsim.job import resolve
 from ddpsim.result.metrics import BreakdownNs, Step, steps_of
 from ddpsim.result.timeline import CommSpan, MessageSpan, Span
 from ddpsim.scenario.schema import Jitter, Scenario
@@ -642,3 +643,41 @@ def test_accumulation_communicates_once_a_step() -> None:
     assert len(three.comm) == len(one.comm)
     compute = sum(work.device_ns for work in (*program.forward, *program.backward))
     assert three.length_ns == one.length_ns + 2 * compute
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 16_384, 125_000])
+def test_folded_ranks_need_no_room_of_their_own(nodes: int) -> None:
+    """A ring over equal nodes is known by one of them, and its links by one node's."""
+    cluster = {"nodes": nodes, "gpus_per_node": 8, "device": "a100-sxm-80gb", "algorithm": "ring"}
+    workload = {"model": "resnet18", "batch_per_rank": 8}
+    scenario = Scenario.model_validate(
+        {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+    )
+    job = resolve(scenario)
+    rings = [t for t in job.program.transfers(job.network.cost) if isinstance(t, RingTransfer)]
+    assert {(ring.ranks, len(ring.step_ns)) for ring in rings} == {(8 * nodes, 8)}
+    assert run(job.request()).ranks_simulated == 1
+
+
+def test_steps_that_repeat_are_simulated_once() -> None:
+    program, scenario = one_bucket(iterations=1000)
+    cost = build_network(scenario).cost
+    alone = run(Request(program, cost, 4))
+    together = run(Request(program, cost, 4, np.ones((4, program.warmup + 1000))))
+    for done in (alone, together):
+        assert len(done.timeline.slowest.step_ends_ns) + done.timeline.repeats == 1002
+        assert done.timeline.repeats >= 995
+
+
+def test_a_filling_loader_does_not_repeat_before_it_has_drained() -> None:
+    """Its queue hides for some steps that it is too slow: these are not the last ones."""
+    program, scenario = one_bucket(iterations=40)
+    from ddpsim.engine.program import Loader
+
+    step_ns = slowest_steps(run(Request(program, build_network(scenario).cost, 4)))[-1].length_ns
+    slow = replace(program, loader=Loader(batch_ns=round(step_ns * 1.01), capacity=8))
+    fast, plain = (
+        [s.length_ns for s in slowest_steps(run(Request(slow, build_network(scenario).cost, 4), m))]
+        for m in MODES
+    )
+    assert fast == plain
