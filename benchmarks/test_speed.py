@@ -1,14 +1,15 @@
-"""Speed, by hand: `python -m pytest benchmarks`. Medians; the cold starts as user CPU seconds.
+"""Speed, by hand: `python -m pytest benchmarks --benchmark-json=FILE`, then `report.py FILE`.
 
-The first benchmark is the yardstick: bare SimPy timeouts in this process. Read the others as
-ratios to it when machines differ.
+Nothing here fails for being slow: `python benchmarks/report.py FILE --against RESULTS` does, when
+a ratio to the yardstick is a quarter worse than in results that were kept.
 """
 
 from __future__ import annotations
 
-import resource
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,54 +18,162 @@ import pytest
 from simpy import Environment
 
 import ddpsim
+from ddpsim.cluster.collectives import LinkCost, RingTransfer
+from ddpsim.cluster.topology import Link
+from ddpsim.engine.progress import SharedLink
+from ddpsim.engine.run import run
+from ddpsim.engine.steps import RingSteps
+from ddpsim.job import resolve
+from ddpsim.result.timeline import MessageSpan
+from ddpsim.scenario.schema import Scenario
 
-ROOT = Path(__file__).resolve().parent.parent
-EIGHT = ROOT / "scenarios" / "resnet50-8xa100.yaml"
-
-
-def test_yardstick_100_000_timeouts(benchmark: Any) -> None:
-    def timeouts() -> None:
-        env = Environment()
-
-        def ticking() -> Any:
-            for _ in range(100_000):
-                yield env.timeout(1)
-
-        env.process(ticking())
-        env.run()
-
-    benchmark(timeouts)
+SCENARIO = Path(__file__).with_name("resnet50-ring.yaml")
+EIGHT = "cluster.nodes=1"
+JITTER = "run.jitter={sigma: 0.02}"
+Measure = Callable[..., Any]
 
 
-def test_simulate_eight_folded_gpus(benchmark: Any) -> None:
-    scenario = ddpsim.load_scenario(EIGHT)
-    benchmark(ddpsim.simulate, scenario)
+def scenario(*settings: str) -> Scenario:
+    return ddpsim.load_scenario(SCENARIO, settings)
 
 
-def test_simulate_sixteen_jittering_ranks(benchmark: Any) -> None:
-    scenario = ddpsim.load_scenario(
-        ROOT / "scenarios" / "resnet50-2x8-25gbit.yaml",
-        ["run.jitter={sigma: 0.01}", "run.iterations=5"],
-    )
-    benchmark.pedantic(ddpsim.simulate, (scenario,), rounds=3)
+# --- whole processes: what a user waits for -----------------------------------------------------
+
+RUN = ("run", str(SCENARIO), "--set")
+COLD = {
+    "help": ("--help",),
+    "8-folded": (*RUN, EIGHT),
+    "1000000-folded": (*RUN, "cluster.nodes=125000"),
+    "1024-jitter": (*RUN, "cluster.nodes=128", "--set", JITTER),
+    "16384-jitter": (*RUN, "cluster.nodes=2048", "--set", JITTER),
+    "131072-jitter": (*RUN, "cluster.nodes=16384", "--set", JITTER),
+}
+ON_ONE_CORE = """import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"""
 
 
-@pytest.mark.parametrize("command", [["--help"], ["run", str(EIGHT)]], ids=["help", "run-8-gpu"])
-def test_cold_start_user_cpu(command: list[str], benchmark: Any) -> None:
-    """User CPU seconds of a whole process; pytest-benchmark's own column is wall time."""
-    spent: list[float] = []
+@pytest.mark.parametrize("name", COLD)
+def test_cold(name: str, measure: Measure, benchmark: Any) -> None:
+    """Start-up included, on one core; 20 steps and two of warm-up, each rank's jitter its own."""
+    peak_kib, user_s = [], []
 
     def start() -> None:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-        subprocess.run(
-            [sys.executable, "-m", "ddpsim", *command], check=True, stdout=subprocess.DEVNULL
-        )
-        spent.append(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before)
+        command = [sys.executable, "-c", ON_ONE_CORE, "-m", "ddpsim", *COLD[name]]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        peak_kib.append(used.ru_maxrss)
+        user_s.append(used.ru_utime)
 
-    benchmark.pedantic(start, rounds=7, warmup_rounds=1)
-    benchmark.extra_info["user_cpu_s"] = {
-        "median": round(median(spent), 3),
-        "min": round(min(spent), 3),
-        "max": round(max(spent), 3),
-    }
-    print(f"\nuser CPU {' '.join(command[:1])}: {benchmark.extra_info['user_cpu_s']}")
+    measure(start, rounds=3 if "131072" in name else 9)
+    benchmark.extra_info["peak_mib"] = round(max(peak_kib) / 1024)
+    benchmark.extra_info["user_cpu_s"] = round(median(user_s), 3)
+
+
+# --- the plain model: an event a message --------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [64, 256, 1024])
+def test_plain_ring(ranks: int, measure: Measure, benchmark: Any) -> None:
+    """One all-reduce, every message an event and seen: 2 N (N-1) messages."""
+    cost = LinkCost((Link(5e-6, 10e9), *(Link(2e-6, 200e9),) * 7), ranks)
+    ring = cost.transfer("all_reduce", 25 * 2**20)
+    assert isinstance(ring, RingTransfer)
+
+    def all_reduce() -> None:
+        env, seen, ended = Environment(), list[MessageSpan](), list[int]()
+        steps = RingSteps(env, ring, ended.append, seen.append)
+        for rank in range(ranks):
+            steps.join(rank)
+        env.run()
+        assert (len(ended), len(seen)) == (ranks, ranks * ring.steps)
+
+    measure(all_reduce, rounds=3 if ranks > 500 else 7)
+    messages = ranks * ring.steps
+    benchmark.extra_info["messages_per_s"] = round(messages / benchmark.stats["median"])
+
+
+def test_plain_shared_link(measure: Measure, benchmark: Any) -> None:
+    """Transfers of which four at a time share a link: every end changes the others' rate."""
+    transfers = 20_000
+
+    def share() -> None:
+        env = Environment()
+        link = SharedLink(env)
+
+        def send(lane: int) -> Any:
+            for i in range(transfers // 4):
+                yield link.transfer(1000 + (i * 7 + lane) % 13)
+
+        for lane in range(4):
+            env.process(send(lane))
+        env.run()
+
+    measure(share, rounds=5)
+    benchmark.extra_info["transfers_per_s"] = round(transfers / benchmark.stats["median"])
+
+
+def test_plain_step_of_16_ranks(measure: Measure) -> None:
+    """A whole job by `--engine reference`: three steps with jitter."""
+    request = resolve(scenario("cluster.nodes=2", "run.iterations=1", JITTER)).request()
+    measure(lambda: run(request, "reference"), rounds=5)
+
+
+# --- the same ticks without events --------------------------------------------------------------
+
+
+def test_folded_step(measure: Measure) -> None:
+    """One rank that stands for all, its 20 steps and two of warm-up."""
+    request = resolve(scenario(EIGHT)).request()
+    measure(lambda: run(request))
+
+
+def test_simulate_folded(measure: Measure) -> None:
+    """The whole answer, with its interval and what to try."""
+    asked = scenario(EIGHT)
+    measure(lambda: ddpsim.simulate(asked))
+
+
+@pytest.mark.parametrize("ranks", [1024, 4096, 16_384, 65_536, 131_072])
+def test_jittering_ranks(ranks: int, measure: Measure, benchmark: Any) -> None:
+    """Five steps of every rank, links of two classes: the time of one."""
+    settings = (f"cluster.nodes={ranks // 8}", "run.iterations=3", JITTER)
+    request = resolve(scenario(*settings)).request()
+    found = measure(lambda: run(request), rounds=3)
+    assert found.ranks_simulated == ranks
+    benchmark.extra_info["step_s"] = round(benchmark.stats["median"] / 5, 5)
+
+
+# --- many scenarios -----------------------------------------------------------------------------
+
+
+def test_thousand_bandwidths(measure: Measure, benchmark: Any) -> None:
+    """Folded scenarios that differ in a number."""
+    base = scenario("cluster.nodes=2")
+    assert base.cluster.inter_node is not None
+    asked = [
+        _changed(
+            base,
+            "cluster",
+            inter_node=base.cluster.inter_node.model_copy(
+                update={"bandwidth_bytes_per_s": 1e9 + i * 1e7}
+            ),
+        )
+        for i in range(1000)
+    ]
+    measure(lambda: ddpsim.simulate_many(asked), rounds=5)
+    benchmark.extra_info["each_ms"] = round(benchmark.stats["median"], 4)
+
+
+def test_thousand_seeds_of_64_stragglers(measure: Measure) -> None:
+    """Monte Carlo: stragglers drawn anew for each seed."""
+    base = scenario("cluster.nodes=8", "cluster.stragglers={distribution: lognormal, sigma: 0.03}")
+    asked = [_changed(base, "run", seed=seed) for seed in range(1000)]
+    measure(lambda: ddpsim.simulate_many(asked), rounds=3)
+
+
+def _changed(base: Scenario, section: str, **values: Any) -> Scenario:
+    changed = getattr(base, section).model_copy(update=values)
+    return base.model_copy(update={section: changed})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -180,9 +180,18 @@ class InterferingCost:
     comm_delay_s: float = 0.0
     idle_link_use: float = 1.0
     effect: float = 1.0
+    _known: dict[tuple[Operation, int], Transfer] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
+        asked = operation, size_bytes
+        if asked not in self._known:
+            self._known[asked] = self._priced(operation, size_bytes)
+        return self._known[asked]
+
+    def _priced(self, operation: Operation, size_bytes: int) -> Transfer:
         transfer = self._split(self.cost.transfer(operation, size_bytes))
         bytes_per_s = size_bytes / max(duration_ns(transfer), 1) * NS_PER_S
         comm = self.comm + self.comm_s2_per_byte2 * bytes_per_s**2

@@ -1,0 +1,50 @@
+"""Every benchmark beside a yardstick that is timed around it: bare SimPy events in this process."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any
+
+import pytest
+from simpy import Environment
+
+YARDSTICK_EVENTS = 100_000
+
+
+def yardstick_s() -> float:
+    """Seconds of 100,000 timeouts, each with a callback that appends: SimPy's bare rate."""
+    env, seen = Environment(), list[int]()
+
+    def tick(_: Any) -> None:
+        seen.append(int(env.now))
+        if len(seen) < YARDSTICK_EVENTS:
+            env.timeout(1).callbacks.append(tick)
+
+    env.timeout(1).callbacks.append(tick)
+    begun = time.perf_counter()
+    env.run()
+    return time.perf_counter() - begun
+
+
+@pytest.fixture
+def measure(benchmark: Any) -> Iterator[Callable[..., Any]]:
+    """Time a function some rounds, with the yardstick in turn; keeps the ratio of the medians."""
+    yardsticks: list[float] = []
+
+    def timed(function: Callable[[], Any], rounds: int = 7, **known: Any) -> Any:
+        def setup() -> None:
+            yardsticks.append(yardstick_s())
+            gc.collect()
+
+        found = benchmark.pedantic(function, setup=setup, rounds=rounds, warmup_rounds=1)
+        benchmark.extra_info.update(known)
+        return found
+
+    yield timed
+    if benchmark.stats:
+        bare_s = median(yardsticks)
+        benchmark.extra_info["yardstick_s"] = round(bare_s, 4)
+        benchmark.extra_info["ratio"] = round(benchmark.stats["median"] / bare_s, 4)

@@ -1,0 +1,97 @@
+"""Benchmarks as a table, kept, and held against kept ones.
+
+python -m pytest benchmarks --benchmark-json=now.json
+python benchmarks/report.py now.json                                    the table
+python benchmarks/report.py now.json --save benchmarks/results/0.1.0.json
+python benchmarks/report.py now.json --against benchmarks/results/0.1.0.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "ddpsim.benchmarks/1"
+WORSE = 1.25  # a ratio that has grown by more fails
+OWN = ("peak_mib", "messages_per_s", "transfers_per_s", "step_s", "each_ms", "user_cpu_s")
+
+
+def main() -> int:
+    """Exit code 1 where a ratio is a quarter worse than in the kept results, or one is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=Path, help="of pytest-benchmark, or kept ones")
+    parser.add_argument("--save", type=Path, help="keep them, without their samples")
+    parser.add_argument("--against", type=Path, help="kept results")
+    asked = parser.parse_args()
+    results = read(asked.results)
+    print(table(results))
+    if asked.save:
+        save(results, asked.save)
+    if asked.against:
+        worse = compared(read(asked.against)["benchmarks"], results["benchmarks"])
+        print(*worse or ["no ratio is a quarter worse"], sep="\n")
+        return 1 if worse else 0
+    return 0
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Kept results; those of pytest-benchmark are brought into that form."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if found.get("schema") == SCHEMA:
+        return found
+    cpu = found["machine_info"].get("cpu", {}).get("brand_raw", "unknown")
+    return {
+        "schema": SCHEMA,
+        "machine": {"cpu": cpu, "python": found["machine_info"]["python_version"]},
+        "created": found["datetime"],
+        "benchmarks": {one["name"]: figures(one) for one in found["benchmarks"]},
+    }
+
+
+def figures(one: dict[str, Any]) -> dict[str, Any]:
+    """Of one benchmark: seconds, and as many yardsticks (100,000 bare SimPy events) long."""
+    stats, extra = one["stats"], one["extra_info"]
+    known = {"median_s": stats["median"], "min_s": stats["min"], "max_s": stats["max"]}
+    known = {name: round(value, 6) for name, value in known.items()}
+    known |= {"rounds": stats["rounds"], "ratio": extra["ratio"]}
+    known |= {"yardstick_s": extra["yardstick_s"]}
+    return known | {name: extra[name] for name in OWN if name in extra}
+
+
+def table(results: dict[str, Any]) -> str:
+    """A line a benchmark."""
+    lines = [f"{results['machine']['cpu']}, Python {results['machine']['python']}"]
+    lines.append(f"{'':<36}{'median':>10}  {'min .. max':<22}{'ratio':>8}")
+    for name, one in results["benchmarks"].items():
+        spread = f"{one['min_s']:.4f} .. {one['max_s']:.4f} s"
+        own = "  ".join(f"{one[key]:,} {key}" for key in OWN if key in one)
+        times = f"{one['median_s']:>8.4f} s  {spread:<22}{one['ratio']:>8.3f}"
+        lines.append(f"{name.removeprefix('test_'):<36}{times}  {own}")
+    return "\n".join(lines)
+
+
+def compared(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What has become worse, in words."""
+    worse = []
+    for name, kept in before.items():
+        if name not in now:
+            worse.append(f"{name}: missing")
+        elif now[name]["ratio"] > WORSE * kept["ratio"]:
+            change = now[name]["ratio"] / kept["ratio"] - 1
+            worse.append(f"{name}: {kept['ratio']:.3f} -> {now[name]['ratio']:.3f} ({change:+.0%})")
+    return worse
+
+
+def save(results: dict[str, Any], path: Path) -> None:
+    """Write them whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
