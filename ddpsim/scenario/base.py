@@ -17,7 +17,12 @@ class Spec(BaseModel):
     """Frozen, and without unknown keys."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, strict=True, serialize_by_alias=True
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        strict=True,
+        serialize_by_alias=True,
+        defer_build=True,
     )
 
 
