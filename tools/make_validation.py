@@ -27,6 +27,7 @@ from calibrate.validate import validate
 from calibrate.validation import Validation, headlines
 from ddpsim.cluster.collectives import duration_ns
 from ddpsim.engine.noise import draw_slowdowns
+from ddpsim.engine.plan import Request
 from ddpsim.engine.run import run
 from ddpsim.job import Job, resolve
 from ddpsim.result.summary import mean_step_s
@@ -140,7 +141,7 @@ def step_s(job: Job) -> float:
     iterations = job.program.warmup + job.program.iterations
     slowdowns = draw_slowdowns(scenario.cluster, scenario.run, iterations)
     cost, world_size = job.network.cost, scenario.cluster.world_size
-    return mean_step_s(run(job.program, cost, world_size, slowdowns).timeline)
+    return mean_step_s(run(Request(job.program, cost, world_size, slowdowns)).timeline)
 
 
 @cache
