@@ -87,9 +87,11 @@ class Host:
         if number < self.program.warmup or self.script(number) is not self.script(last):
             return False
         for later, batches in enumerate(self.batches_ns[number + 1 :], 1):
-            for (_, come_ns), (_, later_ns) in zip(here, batches, strict=True):
-                ahead_ns = later * length_ns - (later_ns - come_ns)
-                if ahead_ns < 0 or (waited and ahead_ns):
+            for moments_ns, later_ns in zip(here, batches, strict=True):
+                asked, come = (
+                    b - a - later * length_ns for a, b in zip(moments_ns, later_ns, strict=True)
+                )
+                if (asked or come) if waited else come > 0:
                     return False
         return True
 

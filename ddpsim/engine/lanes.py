@@ -36,6 +36,7 @@ __all__ = ["Lanes", "Trial", "collective_ends_ns"]
 
 _FIT, _PIECES = 2**14, 16  # figures that fit a cache; in no more pieces than these
 _LATEST_NS = 2**51  # 26 days: beyond, a sum might not be exact in float64
+_LARGEST = 2**53  # nor a product
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Lanes:
         self._least = np.zeros((len(trials), 1))  # no stream is behind this
         self._slow = SlowPeriods(self._compute.size)
         self._waited = np.zeros(len(trials), dtype=bool)
-        self._now = self._steady = _Waits.none(self._shape)
+        self._now, self._steady = _Waits.none(self._shape), _Waits.none(self._shape)
         self._all_comm_ns = np.zeros(self._shape)
         self._step_ends_ns: list[Ticks] = []
         self._collectives: list[_Collective] = []
@@ -141,7 +142,6 @@ class Lanes:
     def train(self) -> None:
         """All iterations, but for the last ones that are exactly alike."""
         program = self._program
-        self._steady = _Waits.none(self._shape)
         last = program.warmup + program.iterations - 1
         for number in range(last + 1):
             begun = self._compute.copy()
@@ -189,8 +189,7 @@ class Lanes:
                     self._launch(launched_ns)
                     if place == "step_ends":
                         self._step_ends_ns.append(self._compute.copy())
-        if self._compute.max() > _LATEST_NS:
-            raise OverflowError("the simulated clock passes 26 days")
+        _check_exact(self._compute.max(), _LATEST_NS)
 
     def _launch(self, launched_ns: Ticks | float) -> None:
         """Streams come to a launch: some may have to wait for it."""
@@ -237,10 +236,12 @@ class Lanes:
         joined = np.maximum(self._compute, self._comm)
         transfers = self._transfers(step)
         ends = self._ends(transfers, joined)
+        _check_exact(ends.max(), _LATEST_NS)
         collective = _Collective(transfers, joined.max(axis=1, keepdims=True), ends)
         slowdowns = [transfer.interference.compute for transfer in transfers]
-        if any(slowdown != 1 for slowdown in slowdowns):
+        if any(slowdown != 1 for slowdown in slowdowns) and (ends > joined).any():
             factors = np.array([float(PER_MILLE * s) for s in slowdowns])
+            _check_exact(self._longest_ns * factors.max(), _LARGEST)
             each = np.repeat(factors, self._compute.size // len(factors))
             self._slow.append(joined.reshape(-1), ends.reshape(-1), each)
         after = [launch.after_ns for launch in step.each if isinstance(launch, Communicate)]
@@ -259,6 +260,14 @@ class Lanes:
         self._now.exposed_ns += np.maximum(0, collective.ends_ns - waits_from)
         self._now.late_ns += np.maximum(0, np.minimum(done, collective.met_ns) - waits_from)
         self._come_to(np.maximum(self._compute, done))
+
+    @cached_property
+    def _longest_ns(self) -> float:
+        """No work of the device takes longer at full rate."""
+        drawn = [trial.slowdowns.max() for trial in self._trials if trial.slowdowns is not None]
+        works = [w for steps in self._steps for w in steps if isinstance(w, _Work)]
+        longest_ns = max((work.device_ns.max() for work in works), default=0.0)
+        return float(max([1.0, *drawn]) * longest_ns)
 
     @cached_property
     def _varies(self) -> bool:
@@ -398,6 +407,12 @@ def _steps(scripts: Sequence[Script]) -> list[_Step | _Work]:
         elif work := _Work.of(list(group)):
             steps.append(work)
     return steps
+
+
+def _check_exact(largest: float, limit: float) -> None:
+    """Whole numbers of float64 are exact so far; raises OverflowError beyond."""
+    if largest > limit:
+        raise OverflowError("the simulated clock is too long for arrays")
 
 
 def _of_lanes(figures: Ticks, trials: npt.NDArray[np.int64]) -> Ticks:

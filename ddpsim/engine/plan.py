@@ -21,10 +21,14 @@ __all__ = ["Plan", "Request"]
 
 @dataclass(frozen=True)
 class Plan:
-    """How many ranks to simulate, and whether events are needed for it."""
+    """How many ranks to simulate, whether events are needed for it, and whether steps repeat.
+
+    `repeats`: all steady steps are the same.
+    """
 
     participants: int
     needs_no_events: bool
+    repeats: bool
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ class Request:
 
         Ranks are folded unless noise is drawn for each. No events are needed where hosts run
         ahead, collectives come one at a time, and nothing slows these; slowdowns of compute must
-        be in thousandths for it (`ddpsim.engine.slow`).
+        be in thousandths for it (`ddpsim.engine.slow`). A host that computes itself begins a step
+        when all is idle: without noise, traffic or a loader that is all it begins with.
         """
         program, transfers = self.program, self.program.transfers(self.cost)
         slowed = any(transfer.interference.slows_transfer for transfer in transfers)
@@ -62,6 +67,10 @@ class Request:
             and not program.blocking
             and program.comm_spins
             and all(factor.denominator == 1 for factor in thousandths),
+            repeats=self.is_calm
+            and program.blocking
+            and program.loader is None
+            and self.traffic == NO_TRAFFIC,
         )
 
     @property

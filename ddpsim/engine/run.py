@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from ddpsim.cluster.collectives import CollectiveCost, duration_ns
@@ -48,7 +48,10 @@ def run(
     if mode == "auto":
         plan = request.plan
         participants = plan.participants
-        found = _without_events(request, participants, observed) if plan.needs_no_events else None
+        if plan.needs_no_events:
+            found = _without_events(request, participants, observed)
+        elif plan.repeats:
+            found = _one_step(request, participants)
     if found is None:
         from ddpsim.engine.plain import simulate  # noqa: PLC0415 -- SimPy is slow to import
 
@@ -75,6 +78,15 @@ def _without_events(
     except OverflowError:
         return None
     return lanes.timeline(0, observed), {"lanes", *lanes.paths}
+
+
+def _one_step(request: Request, participants: int) -> tuple[Timeline, set[str]]:
+    """By the plain model, and the other steady steps are like it."""
+    from ddpsim.engine.plain import simulate  # noqa: PLC0415 -- see above
+
+    once = replace(request, program=replace(request.program, iterations=1))
+    timeline, paths = simulate(once, participants)
+    return replace(timeline, repeats=request.program.iterations - 1), paths
 
 
 def _alone(host: Host, cost: CollectiveCost) -> tuple[Timeline, set[str]]:
