@@ -22,7 +22,6 @@ class Spec(BaseModel):
         allow_inf_nan=False,
         strict=True,
         serialize_by_alias=True,
-        defer_build=True,
     )
 
 
