@@ -17,11 +17,7 @@ class Spec(BaseModel):
     """Frozen, and without unknown keys."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        strict=True,
-        serialize_by_alias=True,
+        frozen=True, extra="forbid", allow_inf_nan=False, strict=True, serialize_by_alias=True
     )
 
 
