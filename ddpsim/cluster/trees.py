@@ -137,18 +137,18 @@ class _Pipeline:
         """Until a chunk has arrived over each edge; which pace it leaves at; the paces, from 0."""
         import numpy as np  # noqa: PLC0415 -- see above
 
-        links = {flows: self.link(paths, flows) for flows in {edge.flows for edge in self.edges}}
-        weak = {rank for rank, *_ in paths.weak}
-        times = {
-            flows: (step_ns(link, chunk), leaving_ns(link, chunk)) for flows, link in links.items()
-        }
-        each = [times[edge.flows] for edge in self.edges]
-        for i, edge in enumerate(self.edges) if weak else ():
-            if edge.target in weak:
-                link, left = links[edge.flows], paths.left(edge.source, edge.target)
-                link = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left)
-                each[i] = step_ns(link, chunk), leaving_ns(link, chunk)
-        takes_ns, leaves_ns = np.array(each, dtype=np.float64).T
+        layers = self._layers
+        most = int(layers.flows.max())
+        links = {flows: self.link(paths, flows) for flows in np.unique(layers.flows).tolist()}
+        times = np.zeros((most + 1, 2))
+        for flows, link in links.items():
+            times[flows] = step_ns(link, chunk), leaving_ns(link, chunk)
+        takes_ns, leaves_ns = times[layers.flows].T
+        for i in np.flatnonzero(np.isin(layers.targets, [rank for rank, *_ in paths.weak])):
+            edge = self.edges[i]
+            link, left = links[edge.flows], paths.left(edge.source, edge.target)
+            link = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left)
+            takes_ns[i], leaves_ns[i] = step_ns(link, chunk), leaving_ns(link, chunk)
         paces_ns = np.unique(np.append(leaves_ns, 0.0))
         return takes_ns, np.searchsorted(paces_ns, leaves_ns), paces_ns
 
@@ -162,11 +162,14 @@ class _Layers:
     """Edges in an order in which all of a layer come after those of the layers before it.
 
     `each`: edges, those that come before each (as a table; -1: none), sources, targets. `outside`:
-    how many endpoints are no ranks; they have joined before all time.
+    how many endpoints are no ranks; they have joined before all time. `flows` and `targets`: of
+    all edges.
     """
 
     each: tuple[tuple[NDArray[int64], ...], ...]
     outside: int
+    flows: NDArray[int64]
+    targets: NDArray[int64]
 
     @classmethod
     def of(cls, edges: Sequence[_Edge]) -> _Layers:
@@ -185,7 +188,8 @@ class _Layers:
             before = [[*edges[i].after, *[-1] * (widest - len(edges[i].after))] for i in places]
             ends = [(edges[i].source, edges[i].target) for i in places]
             each.append((np.array(places), np.array(before), *np.array(ends).T))
-        return cls(tuple(each), 1 + max(max(edge[:2]) for edge in edges))
+        flows, targets = np.array([(edge.flows, edge.target) for edge in edges]).T
+        return cls(tuple(each), 1 + max(max(edge[:2]) for edge in edges), flows, targets)
 
 
 def _chunks(paths: Paths, size_bytes: int) -> tuple[int, int]:
