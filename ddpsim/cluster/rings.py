@@ -6,11 +6,10 @@ Costs: a latency and b seconds per byte of one link, n ranks, M bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ddpsim.cluster.paths import Paths, leaving_ns, step_ns
+from ddpsim.cluster.paths import Paths, leaving_ns, step_ns, weakened
 from ddpsim.cluster.schedule import Schedule, Scheduler
 from ddpsim.cluster.topology import Link
 
@@ -88,8 +87,7 @@ def ring(paths: Paths) -> tuple[Link, ...]:
         return hops
     links = list(hops * paths.nodes)
     for rank, *_ in paths.weak:
-        left, link = paths.left((rank - 1) % n, rank), links[rank]
-        links[rank] = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left)
+        links[rank] = weakened(links[rank], paths.left((rank - 1) % n, rank))
     return tuple(links)
 
 
@@ -205,8 +203,8 @@ def _steps_ns(paths: Paths, link: Link, size_bytes: int, ring: int) -> list[int]
     for rank, *_ in paths.weak:
         start = rank - rank % ring
         left = start + (rank - start - 1) % ring if ring > 1 else rank - paths.gpus_per_node
-        rate = link.bandwidth_bytes_per_s * paths.left(left % paths.ranks, rank)
-        taken[rank] = step_ns(replace(link, bandwidth_bytes_per_s=rate), size_bytes)
+        weak = weakened(link, paths.left(left % paths.ranks, rank))
+        taken[rank] = step_ns(weak, size_bytes)
     return taken
 
 

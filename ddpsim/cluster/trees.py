@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpsim.cluster.paths import Paths, leaving_ns, part, step_ns
+from ddpsim.cluster.paths import Paths, leaving_ns, part, step_ns, weakened
 from ddpsim.cluster.schedule import Message, Schedule, Scheduler
 from ddpsim.cluster.topology import Link
 
@@ -69,9 +69,16 @@ class _Pipeline:
         self.edges.append(_Edge(source, target, flows, tuple(after)))
         return [len(self.edges) - 1]
 
-    def link(self, paths: Paths, flows: int) -> Link:
-        """Of edges of a kind."""
-        return part(paths.network, flows) if flows else self._inside(paths)
+    def _links(self, paths: Paths) -> dict[int, Link]:
+        """Of edges of each kind."""
+        return {
+            flows: part(paths.network, flows) if flows else self._inside(paths)
+            for flows in self._kinds
+        }
+
+    @cached_property
+    def _kinds(self) -> frozenset[int]:
+        return frozenset(edge.flows for edge in self.edges)
 
     def over_nodes(
         self, nodes: int, tree: int, heads: Sequence[int], ready: Sequence[list[int]]
@@ -97,12 +104,14 @@ class _Pipeline:
     def schedule(self, paths: Paths, size_bytes: int) -> Schedule:
         """Each chunk goes over all edges; on an edge chunks follow each other."""
         out, (count, chunk) = Scheduler(paths.left), _chunks(paths, size_bytes)
+        links = self._links(paths)
         for number in range(count):
             base = number * len(self.edges)
             for edge in self.edges:
                 behind = [len(out.messages) - len(self.edges)] if number else []
-                after, link = [base + i for i in edge.after], self.link(paths, edge.flows)
-                out.send(edge.source, edge.target, chunk, link, after=after, behind=behind)
+                ends, link = (edge.source, edge.target), links[edge.flows]
+                after = [base + i for i in edge.after]
+                out.send(*ends, chunk, link, after=after, behind=behind)
         return out.schedule(paths.ranks)
 
     def ends_ns(self, paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
@@ -138,16 +147,14 @@ class _Pipeline:
         import numpy as np  # noqa: PLC0415 -- see above
 
         layers = self._layers
-        most = int(layers.flows.max())
-        links = {flows: self.link(paths, flows) for flows in np.unique(layers.flows).tolist()}
-        times = np.zeros((most + 1, 2))
+        links = self._links(paths)
+        times = np.zeros((max(links) + 1, 2))
         for flows, link in links.items():
             times[flows] = step_ns(link, chunk), leaving_ns(link, chunk)
         takes_ns, leaves_ns = times[layers.flows].T
         for i in np.flatnonzero(np.isin(layers.targets, [rank for rank, *_ in paths.weak])):
             edge = self.edges[i]
-            link, left = links[edge.flows], paths.left(edge.source, edge.target)
-            link = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left)
+            link = weakened(links[edge.flows], paths.left(edge.source, edge.target))
             takes_ns[i], leaves_ns[i] = step_ns(link, chunk), leaving_ns(link, chunk)
         paces_ns = np.unique(np.append(leaves_ns, 0.0))
         return takes_ns, np.searchsorted(paces_ns, leaves_ns), paces_ns

@@ -18,7 +18,7 @@ __all__ = ["simulate"]
 
 
 def simulate(
-    request: Request, participants: int, observe_message: MessageObserver | None = None
+    request: Request, participants: int, observe_message: MessageObserver | None
 ) -> tuple[Timeline, set[str]]:
     """Every participant's lanes, and how collectives were run.
 

@@ -44,18 +44,21 @@ def run(
     None: the slowest one's, and those that come by themselves. `observe_message` hears of every
     message of the plain model. Raises SimulationError if a rank never ends.
     """
-    found, participants = None, request.world_size
+    found, participants, repeats = None, request.world_size, 0
+    asked = request
     if mode == "auto":
         plan = request.plan
         participants = plan.participants
         if plan.needs_no_events:
             found = _without_events(request, participants, observed)
-        elif plan.repeats:
-            found = _one_step(request, participants)
+        elif plan.repeats:  # one steady step, and the others are like it
+            repeats = request.program.iterations - 1
+            asked = replace(request, program=replace(request.program, iterations=1))
     if found is None:
         from ddpsim.engine.plain import simulate  # noqa: PLC0415 -- SimPy is slow to import
 
-        found = simulate(request, participants, observe_message)
+        timeline, paths = simulate(asked, participants, observe_message)
+        found = replace(timeline, repeats=repeats), paths
     timeline, paths = found
     folds = participants < request.world_size
     folding = f"folded {request.world_size} into {participants}" if folds else "every rank"
@@ -78,15 +81,6 @@ def _without_events(
     except OverflowError:
         return None
     return lanes.timeline(0, observed), {"lanes", *lanes.paths}
-
-
-def _one_step(request: Request, participants: int) -> tuple[Timeline, set[str]]:
-    """By the plain model, and the other steady steps are like it."""
-    from ddpsim.engine.plain import simulate  # noqa: PLC0415 -- see above
-
-    once = replace(request, program=replace(request.program, iterations=1))
-    timeline, paths = simulate(once, participants)
-    return replace(timeline, repeats=request.program.iterations - 1), paths
 
 
 def _alone(host: Host, cost: CollectiveCost) -> tuple[Timeline, set[str]]:
