@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -330,6 +331,26 @@ def test_outputs_by_host() -> None:
         processes.HostOutput(0, "a\n", "b\n"),
         processes.HostOutput(1, "c\ufffd", ""),
     )
+
+
+def test_no_wait_is_endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ctrl-C in the instant before a wait was seen only when the wait ended (4 of 1,500)."""
+
+    class Watched:
+        def __init__(self) -> None:
+            self._queue: queue.SimpleQueue[int | Exception] = real()
+            self.put = self._queue.put
+
+        def get(self, timeout: float) -> int | Exception:
+            waits_s.append(timeout)
+            return self._queue.get(timeout=timeout)
+
+    real = queue.SimpleQueue
+    waits_s: list[float] = []
+    monkeypatch.setattr(queue, "SimpleQueue", Watched)
+    together("sleep 0.5", "true", timeout_s=None)
+    assert len(waits_s) > 2
+    assert max(waits_s) == processes.LOOK_S
 
 
 def test_a_failing_host_stops_the_others(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import signal
@@ -18,6 +19,8 @@ from calibrate.testbed.errors import HostFailedError, TestbedError
 __all__ = ["HostOutput", "OnLine", "run_together"]
 
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
+# Python sees a signal that comes in the instant before a wait begins only when the wait returns
+LOOK_S = 0.2
 
 OnLine = Callable[[int, Literal["stdout", "stderr"], str], None]
 
@@ -128,23 +131,32 @@ def _wait(
     ended: queue.SimpleQueue[int | Exception],
     timeout_s: float | None,
 ) -> None:
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     for _ in processes:
-        try:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            end = ended.get(timeout=left)
-        except queue.Empty:
+        end = _next(ended, deadline)
+        if end is None:
             running = [str(p.host) for p in processes if p.code is None]
             raise TestbedError(
                 f"after {timeout_s:g} s host{'s' * (len(running) > 1)} {', '.join(running)} still "
                 "ran, and all were stopped: allow more time, or less work"
-            ) from None
+            )
         if isinstance(end, Exception):
             raise end
         process = processes[end]
         if process.code:
             process.close()
             raise HostFailedError(process.host, process.code, process.text("stderr"))
+
+
+def _next(ended: queue.SimpleQueue[int | Exception], deadline: float) -> int | Exception | None:
+    """The next that ended, None when the time is over."""
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            return ended.get(timeout=min(LOOK_S, max(0.0, left_s)))
+        except queue.Empty:
+            if left_s <= 0:
+                return None
 
 
 def _stop(processes: Sequence[_Process]) -> None:
