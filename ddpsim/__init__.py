@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddpsim.api import judge, load_scenario, simulate
+    from ddpsim.api import judge, load_scenario, observe, simulate
     from ddpsim.errors import DdpsimError, ScenarioError, SimulationError
     from ddpsim.planning.many import simulate_many
     from ddpsim.result.model import Brief, Result
@@ -27,6 +27,7 @@ __all__ = [
     "SimulationError",
     "judge",
     "load_scenario",
+    "observe",
     "simulate",
     "simulate_many",
 ]
@@ -41,6 +42,7 @@ _HOMES = {
     "SimulationError": "ddpsim.errors",
     "judge": "ddpsim.api",
     "load_scenario": "ddpsim.api",
+    "observe": "ddpsim.api",
     "simulate": "ddpsim.api",
     "simulate_many": "ddpsim.planning.many",
 }

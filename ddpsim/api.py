@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -13,13 +13,14 @@ from ddpsim.job import Job, resolve
 from ddpsim.report.verdict import Verdict, is_normal, verdict
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, summarise
+from ddpsim.result.timeline import MessageSpan, Timeline
 from ddpsim.scenario.document import load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s
 from ddpsim.what_if import next_steps, stragglers, stretches
 
-__all__ = ["judge", "load_scenario", "simulate"]
+__all__ = ["judge", "load_scenario", "observe", "simulate"]
 
 
 def load_scenario(
@@ -51,6 +52,36 @@ def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
     result = replace(result, prediction_interval_s=_interval(job, result))
     result = replace(result, stragglers=_stragglers(job, result, engine))
     return replace(result, next_steps=next_steps(job, result))
+
+
+def observe(
+    scenario: Scenario,
+    ranks: Iterable[int] = (0,),
+    observe_message: Callable[[MessageSpan], None] | None = None,
+) -> Timeline:
+    """The lanes of some ranks, and of the slowest one, in the run that `simulate` sums up.
+
+    Its first `warmup` steps are not steady; steps that repeat are there once. `observe_message`
+    hears of every message of every collective, in the order of their ends, for which the plain
+    model simulates every rank: a job of many ranks takes long. Raises ScenarioError as `simulate`,
+    and ValueError for a rank that does not exist.
+    """
+    job, wanted = resolve(scenario), sorted(set(ranks))
+    size = scenario.cluster.world_size
+    if outside := [rank for rank in wanted if not 0 <= rank < size]:
+        raise ValueError(f"there is no rank {outside[0]}: choose 0 to {size - 1}")
+    request = job.request()
+    if observe_message is not None:
+        timeline = run(request, "reference", observe_message=observe_message).timeline
+        return _of_ranks(timeline, wanted, size)
+    period = request.plan.period
+    simulated = run(request, observed=sorted({rank % period for rank in wanted}), every_rank=True)
+    return _of_ranks(simulated.timeline, wanted, period)
+
+
+def _of_ranks(timeline: Timeline, wanted: Iterable[int], period: int) -> Timeline:
+    lanes = {rank: timeline.ranks[rank % period] for rank in (*wanted, timeline.slowest_rank)}
+    return replace(timeline, ranks=dict(sorted(lanes.items())))
 
 
 def _stragglers(job: Job, result: Result, engine: EngineMode) -> tuple[Straggler, ...]:

@@ -23,10 +23,12 @@ __all__ = ["Plan", "Request"]
 class Plan:
     """How many ranks to simulate, whether events are needed for it, and whether steps repeat.
 
-    `repeats`: all steady steps are the same.
+    `participants` give the slowest rank's times; `period` of them give every rank's, as rank r does
+    what rank r % period does. `repeats`: all steady steps are the same.
     """
 
     participants: int
+    period: int
     needs_no_events: bool
     repeats: bool
 
@@ -57,12 +59,14 @@ class Request:
         program, transfers = self.program, self.program.transfers(self.cost)
         slowed = any(transfer.interference.slows_transfer for transfer in transfers)
         whole = program.comm_workers > 1 or slowed or self.traffic != NO_TRAFFIC
-        participants = self.world_size
+        participants = period = self.world_size
         if self.is_calm:
-            participants = 1 if whole else _representatives(transfers)
+            period = 1 if whole else _period(transfers)
+            participants = 1 if _waits_for_none(transfers) else period
         thousandths = (1000 * transfer.interference.compute for transfer in transfers)
         return Plan(
             participants,
+            period,
             needs_no_events=not whole
             and not program.blocking
             and program.comm_spins
@@ -79,23 +83,31 @@ class Request:
         return self.slowdowns is None and self.stalls is None
 
 
-def _representatives(transfers: Sequence[Transfer]) -> int:
-    """How many neighbouring ranks stand for all that differ at most by their link.
+def _period(transfers: Sequence[Transfer]) -> int:
+    """After how many neighbouring ranks the links of the rings come again, as those of nodes do.
 
-    Where all ranks leave every transfer together, they are alike and one does.
-
-    A rank behind a link that is the slowest for every size sent never waits for a peer: it joins
-    every collective last or together with the last (by induction, as nobody leaves one later), so
-    it alone gives the slowest rank's times. Where no link is, one period of the ring (a node) does;
-    so too beside other algorithms, whose messages may pass between the ranks that do not wait.
+    Where all ranks leave every transfer together, they are alike.
     """
-    rings = [transfer.step_ns for transfer in transfers if isinstance(transfer, RingTransfer)]
-    steps_of_rank = list(zip(*rings, strict=True))
-    if len(set(steps_of_rank)) <= 1:
-        return 1
-    others = any(isinstance(transfer, ScheduledTransfer) for transfer in transfers)
-    if not others and tuple(map(max, rings)) in steps_of_rank:
-        return 1
-    ranks = len(steps_of_rank)
+    steps_of_rank = _steps_of_rank(transfers)
+    ranks = max(1, len(steps_of_rank))
     divisors = (period for period in range(1, ranks + 1) if ranks % period == 0)
     return next(p for p in divisors if steps_of_rank[:p] * (ranks // p) == steps_of_rank)
+
+
+def _waits_for_none(transfers: Sequence[Transfer]) -> bool:
+    """Whether one rank alone gives the slowest rank's times.
+
+    A rank behind a link that is the slowest for every size sent never waits for a peer: it joins
+    every collective last or together with the last (by induction, as nobody leaves one later).
+    Where no link is, one period of the ring (a node) gives them; so too beside other algorithms,
+    whose messages may pass between the ranks that do not wait.
+    """
+    if any(isinstance(transfer, ScheduledTransfer) for transfer in transfers):
+        return False
+    steps_of_rank = _steps_of_rank(transfers)
+    return not steps_of_rank or tuple(map(max, zip(*steps_of_rank, strict=True))) in steps_of_rank
+
+
+def _steps_of_rank(transfers: Sequence[Transfer]) -> list[tuple[int, ...]]:
+    rings = [transfer.step_ns for transfer in transfers if isinstance(transfer, RingTransfer)]
+    return list(zip(*rings, strict=True))

@@ -35,20 +35,23 @@ def run(
     mode: EngineMode = "auto",
     observed: Sequence[int] | None = None,
     observe_message: MessageObserver | None = None,
+    *,
+    every_rank: bool = False,
 ) -> Simulated:
     """Simulate a training loop.
 
     `mode` "reference" is the plain model, an event for every message of every rank; "auto" takes
     shortcuts that give the same ticks: some ranks stand for all, and none need events
     (`ddpsim.engine.plan`, `ddpsim.engine.lanes`). `observed`: the ranks whose lanes are wanted;
-    None: the slowest one's, and those that come by themselves. `observe_message` hears of every
-    message of the plain model. Raises SimulationError if a rank never ends.
+    None: the slowest one's, and those that come by themselves. `every_rank`: so many ranks that all
+    are known (`Plan.period`). `observe_message` hears of every message of the plain model. Raises
+    SimulationError if a rank never ends.
     """
     found, participants, repeats = None, request.world_size, 0
     asked = request
     if mode == "auto":
         plan = request.plan
-        participants = plan.participants
+        participants = plan.period if every_rank else plan.participants
         if plan.needs_no_events:
             found = _without_events(request, participants, observed)
         elif plan.repeats:  # one steady step, and the others are like it
