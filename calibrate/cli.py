@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 import typer
 
 from calibrate.ddp_rounds import RoundOptions, Variant
-from calibrate.files import write_atomically
 from calibrate.testbed.cli import app as testbed
 from ddpsim.cli import new_app, run_app
+from ddpsim.files import write_atomically
 from ddpsim.importers.cluster_profile import ClusterProfile
 from ddpsim.units import parse_bytes, parse_bytes_per_s
 

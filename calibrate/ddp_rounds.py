@@ -14,8 +14,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from calibrate.files import load_json, write_atomically
+from calibrate.files import load_json
 from calibrate.record import Environment, Layout
+from ddpsim.files import write_atomically
 
 __all__ = [
     "ALONE_PER_ROUND",

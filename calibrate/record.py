@@ -11,7 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from calibrate.files import load_json, write_atomically
+from calibrate.files import load_json
+from ddpsim.files import write_atomically
 
 __all__ = [
     "HALF",

@@ -193,7 +193,9 @@ class Parts:
 
     def model(self, scenario: Scenario) -> Model:
         """See build_model."""
-        asked = (scenario.workload, scenario.cluster.device, scenario.ddp)
+        ddp = scenario.ddp
+        of_ddp = (ddp.find_unused_parameters or ddp.static_graph, ddp.backend)
+        asked = (scenario.workload, scenario.cluster.device, of_ddp)
         return self.get("model", asked, lambda: build_model(scenario))
 
     def profile(self, scenario: Scenario) -> ClusterProfile | None:

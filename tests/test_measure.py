@@ -188,7 +188,7 @@ def test_a_full_disk_leaves_the_record_whole(
         if len(written) == 3:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("calibrate.files.os.fsync", full)
+    monkeypatch.setattr("ddpsim.files.os.fsync", full)
     with pytest.raises(MeasureError) as raised:
         measure(Options(output=path), small_plan())
     assert str(raised.value) == (

@@ -22,10 +22,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from calibrate.files import write_atomically
 from calibrate.measure.clock import Clock, Mark
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.reference import find_function
+from ddpsim.files import write_atomically
 from ddpsim.importers.model_profile import ITEM_BYTES
 from ddpsim.scenario.catalog import device_table, resolve
 from ddpsim.units import format_duration

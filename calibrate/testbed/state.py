@@ -16,8 +16,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from calibrate.files import write_atomically
 from calibrate.testbed.errors import TestbedError
+from ddpsim.files import write_atomically
 
 __all__ = ["Owner", "State", "forget", "load_states", "locked", "save", "this_process"]
 
