@@ -163,7 +163,7 @@ class Job:
                 f"DataParallel: GPU 0 alone holds the reduced gradients and the optimizer's state, "
                 f"{format_bytes(alone)} more than the others, and every GPU's outputs"
             )
-        if memory.total > memory.device:
+        if not memory.fits:
             found.append(
                 f"needs about {format_bytes(memory.total)} a GPU, but the device has "
                 f"{format_bytes(memory.device)}: this would run out of memory"
@@ -194,8 +194,8 @@ class Parts:
     def model(self, scenario: Scenario) -> Model:
         """See build_model."""
         ddp = scenario.ddp
-        of_ddp = (ddp.find_unused_parameters or ddp.static_graph, ddp.backend)
-        asked = (scenario.workload, scenario.cluster.device, of_ddp)
+        may_be_unused = ddp.find_unused_parameters or ddp.static_graph
+        asked = (scenario.workload, scenario.cluster.device, may_be_unused, ddp.backend)
         return self.get("model", asked, lambda: build_model(scenario))
 
     def profile(self, scenario: Scenario) -> ClusterProfile | None:
@@ -205,21 +205,30 @@ class Parts:
 
     def program(self, scenario: Scenario, model: Model, overheads: Overheads) -> Program:
         """See compile_program."""
-        asked = _program_inputs(scenario, model, overheads)
+        asked = (scenario.ddp, *_program_inputs(scenario, model, overheads))
         return self.get("program", asked, lambda: compile_program(scenario, model, overheads))
 
     def compute_only_s(self, job: Job) -> float:
         """See Job.compute_only_s."""
-        asked = _program_inputs(job.scenario, job.model, job.overheads)
+        any_caps = job.scenario.ddp.model_copy(update={"bucket_cap_mb": None})
+        asked = (any_caps, *_program_inputs(job.scenario, job.model, job.overheads))
         return self.get("compute", asked, job.compute_only_s)
 
+    def memory(self, job: Job) -> Memory:
+        """See Job.memory."""
+        scenario = job.scenario
+        view = scenario.ddp.gradient_as_bucket_view
+        others = scenario.cluster.other_nodes
+        asked = (id(job.model), job.model, scenario.cluster.device, others, view)
+        return self.get("memory", (*asked, scenario.workload.optimizer), job.memory)
 
-def _program_inputs(scenario: Scenario, model: Model, overheads: Overheads) -> object:
-    """All that a program depends on."""
+
+def _program_inputs(scenario: Scenario, model: Model, overheads: Overheads) -> tuple[object, ...]:
+    """All that a program depends on beside the options of DDP."""
     cluster, workload = scenario.cluster, scenario.workload
     of_cluster = (cluster.device, cluster.algorithm, cluster.gpus_per_node)
     of_workload = (workload.batch_per_rank, workload.data, scenario.run.iterations)
-    return id(model), model, overheads, scenario.ddp, of_cluster, of_workload
+    return id(model), model, overheads, of_cluster, of_workload
 
 
 def resolve(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ddpsim.engine.many import run_many
-from ddpsim.job import Parts, resolve
+from ddpsim.errors import DdpsimError, ScenarioError
+from ddpsim.job import Job, Parts, resolve
 from ddpsim.result.model import Brief
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["simulate_many"]
+__all__ = ["attempt_many", "simulate_many"]
 
 
 def simulate_many(scenarios: Iterable[Scenario]) -> tuple[Brief, ...]:
@@ -20,9 +21,44 @@ def simulate_many(scenarios: Iterable[Scenario]) -> tuple[Brief, ...]:
     of them names does not fit it.
     """
     parts = Parts()
-    jobs = [resolve(scenario, parts=parts) for scenario in scenarios]
+    return _briefs([resolve(scenario, parts=parts) for scenario in scenarios], parts)
+
+
+def attempt_many(scenarios: Iterable[Scenario]) -> tuple[Brief | DdpsimError, ...]:
+    """As `simulate_many`, with the error of each that cannot be simulated in its place."""
+    parts = Parts()
+    jobs = [_job(scenario, parts) for scenario in scenarios]
+    sound = [job for job in jobs if isinstance(job, Job)]
+    try:
+        briefs: Sequence[Brief | DdpsimError] = _briefs(sound, parts)
+    except DdpsimError:  # one of them: which?
+        briefs = [_alone(job, parts) for job in sound]
+    ended = iter(briefs)
+    return tuple(next(ended) if isinstance(job, Job) else job for job in jobs)
+
+
+def _job(scenario: Scenario, parts: Parts) -> Job | ScenarioError:
+    try:
+        return resolve(scenario, parts=parts)
+    except ScenarioError as error:
+        return error
+
+
+def _alone(job: Job, parts: Parts) -> Brief | DdpsimError:
+    try:
+        return _briefs([job], parts)[0]
+    except DdpsimError as error:
+        return error
+
+
+def _briefs(jobs: Sequence[Job], parts: Parts) -> tuple[Brief, ...]:
     steps = run_many([job.request() for job in jobs])
     return tuple(
-        step.brief(job.samples_per_rank, job.scenario.cluster.world_size, parts.compute_only_s(job))
+        step.brief(
+            job.samples_per_rank,
+            job.scenario.cluster.world_size,
+            parts.compute_only_s(job),
+            parts.memory(job),
+        )
         for job, step in zip(jobs, steps, strict=True)
     )

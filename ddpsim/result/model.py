@@ -132,6 +132,11 @@ class Memory:
         known = (self.parameters, self.gradients, self.buckets, self.optimizer, self.buffers)
         return sum(known) + (self.activations or 0)
 
+    @property
+    def fits(self) -> bool:
+        """Whether the device has what is known to be needed."""
+        return self.total <= self.device
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -186,6 +191,8 @@ class Brief:
     scaling_efficiency: float
     comm_time_s: float
     exposed_comm_s: float
+    world_size: int
+    memory_bytes_per_gpu: Memory
 
 
 @dataclass(frozen=True)

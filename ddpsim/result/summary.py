@@ -62,7 +62,9 @@ class SteadyStep:
         exposed_ns = sum(step.breakdown().exposed_comm for step in steps)
         return cls([step.length_ns for step in steps], sum(_comm_ticks(steps)[0]), exposed_ns)
 
-    def brief(self, samples_per_rank: int, world_size: int, compute_only_s: float) -> Brief:
+    def brief(
+        self, samples_per_rank: int, world_size: int, compute_only_s: float, memory: Memory
+    ) -> Brief:
         """In seconds."""
         count = len(self.lengths_ns)
         times = _distribution(self.lengths_ns)
@@ -75,6 +77,8 @@ class SteadyStep:
             scaling_efficiency=compute_only_s / times.mean,
             comm_time_s=comm_s,
             exposed_comm_s=exposed_s,
+            world_size=world_size,
+            memory_bytes_per_gpu=memory,
         )
 
 
