@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -14,7 +14,6 @@ from concurrent.futures import (
     Future,
     wait,
 )
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -100,7 +99,7 @@ class _Asked:
     def of(cls, document: Document, settings: tuple[Setting, ...]) -> _Asked:
         """A document's scenario with settings."""
         try:
-            scenario = _parsed(document, settings)
+            scenario = parse(document.changed(map(str, settings)))
         except ScenarioError as error:
             return cls(settings, None, error=error)
         return cls(settings, scenario, _key(scenario))
@@ -111,18 +110,6 @@ class _Asked:
         if isinstance(outcome, Brief):
             return Point(self.settings, outcome)
         return Point(self.settings, None, outcome)
-
-
-def _parsed(document: Document, settings: Iterable[Setting]) -> Scenario:
-    changed = replace(
-        document,
-        data=deepcopy(document.data),
-        key_places=dict(document.key_places),
-        value_places=dict(document.value_places),
-    )
-    for setting in settings:
-        changed.override(str(setting))
-    return parse(changed)
 
 
 def _key(scenario: Scenario) -> str:
