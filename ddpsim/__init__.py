@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddpsim.api import judge, load_scenario, simulate
     from ddpsim.errors import DdpsimError, ScenarioError, SimulationError
+    from ddpsim.planning.capacity import plan_capacity
     from ddpsim.planning.many import simulate_many
+    from ddpsim.result.capacity import CapacityPlan
     from ddpsim.result.model import Brief, Result
     from ddpsim.scenario.schema import Scenario
 
 __all__ = [
     "Brief",
+    "CapacityPlan",
     "DdpsimError",
     "Result",
     "Scenario",
@@ -27,6 +30,7 @@ __all__ = [
     "SimulationError",
     "judge",
     "load_scenario",
+    "plan_capacity",
     "simulate",
     "simulate_many",
 ]
@@ -34,6 +38,7 @@ __all__ = [
 # imported when first used: `ddpsim --help` needs none of them
 _HOMES = {
     "Brief": "ddpsim.result.model",
+    "CapacityPlan": "ddpsim.result.capacity",
     "DdpsimError": "ddpsim.errors",
     "Result": "ddpsim.result.model",
     "Scenario": "ddpsim.scenario.schema",
@@ -41,6 +46,7 @@ _HOMES = {
     "SimulationError": "ddpsim.errors",
     "judge": "ddpsim.api",
     "load_scenario": "ddpsim.api",
+    "plan_capacity": "ddpsim.planning.capacity",
     "simulate": "ddpsim.api",
     "simulate_many": "ddpsim.planning.many",
 }

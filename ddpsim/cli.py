@@ -6,11 +6,11 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -40,6 +40,8 @@ def new_app(help_text: str) -> typer.Typer:
 
 
 app = new_app(_HELP)
+
+_Parsed = TypeVar("_Parsed")
 
 File = Annotated[Path, typer.Argument(help="Scenario, YAML (schema ddpsim/1).", show_default=False)]
 Settings = Annotated[
@@ -95,6 +97,73 @@ def run(
         print(json.dumps(shown, indent=2))
     else:
         print(render(result, str(file), verdict, settings or ()))
+
+
+@app.command(rich_help_panel="Plan")
+def plan(
+    file: File,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="WORK",
+            help='"[N epochs of] M samples [in DURATION]", or tokens; k, M, B as suffixes.',
+            show_default=False,
+        ),
+    ],
+    settings: Settings = None,
+    *,
+    price: Annotated[
+        str | None, typer.Option(help='Of a GPU-hour: "2.50 USD"; any currency.')
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help='"5000 USD", or "800 GPU-hours": the fastest for that.')
+    ] = None,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(help="Samples a step on any number of GPUs; omitted: batch_per_rank stays."),
+    ] = None,
+    max_gpus: Annotated[int, typer.Option(help="The most GPUs that are tried.")] = 1024,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.plan/1.")] = False,
+) -> None:
+    """Say how many GPUs a piece of work needs, its time and cost, and which network pays.
+
+    \b
+    ddpsim plan scenario.yaml --target "90 epochs of 1.28M samples in 24 h" --price "2.50 USD"
+    ddpsim plan scenario.yaml --target "300B tokens" --price "2 EUR" --budget "5000 EUR"
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.errors import InputError
+    from ddpsim.planning.capacity import plan_capacity
+    from ddpsim.planning.target import parse_budget, parse_price, parse_target
+    from ddpsim.report.capacity import render_plan
+
+    work = _parsed(parse_target, target, "--target")
+    of_an_hour = None if price is None else _parsed(parse_price, price, "--price")
+    limit = None if budget is None else _parsed(parse_budget, budget, "--budget")
+    scenario = load_scenario(file, settings or ())
+    try:
+        found = plan_capacity(
+            scenario,
+            work,
+            price=of_an_hour,
+            budget=limit,
+            global_batch=global_batch,
+            max_gpus=max_gpus,
+        )
+    except InputError as error:
+        hint = f"--{error.key.replace('_', '-')}"
+        raise typer.BadParameter(error.message, param_hint=hint) from None
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print(render_plan(found, str(file), settings or ()))
+
+
+def _parsed(parse: Callable[[str], _Parsed], text: str, option: str) -> _Parsed:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 @app.command(rich_help_panel="Plan")
