@@ -24,6 +24,7 @@ Examples
   ddpsim run scenario.yaml                             one prediction
   ddpsim run scenario.yaml --set ddp.bucket_cap_mb=50  the same with another option
   ddpsim run scenario.yaml --measured "520 ms"         is what I measured normal?
+  ddpsim plan scenario.yaml --target "300B tokens in 30 days"   how many GPUs, at what cost?
   ddpsim explain exposed                               what a word means
 """
 

@@ -23,7 +23,7 @@ from ddpsim.result.capacity import (
 )
 from ddpsim.result.model import IntervalSource, NextStep, Result
 from ddpsim.scenario.catalog import model_table
-from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.schema import InterNode, Scenario
 
 __all__ = ["knee", "marginal_efficiencies", "plan_capacity"]
 
@@ -402,7 +402,8 @@ def _ladder(asked: _Question) -> list[tuple[int, int]]:
     most = asked.max_gpus // whole
     parts = _powers_of_two(min(whole - 1, asked.max_gpus)) if cluster.nodes == 1 else []
     if asked.global_batch is None:
-        leaf = cluster.inter_node.nodes_per_leaf if cluster.inter_node else None
+        network = cluster.link("inter_node")
+        leaf = network.nodes_per_leaf if isinstance(network, InterNode) else None
         under_one_leaf = [leaf] if leaf and leaf <= most else []
         numbers = sorted({*_powers_of_two(most), *under_one_leaf, *([most] if most else [])})
     else:

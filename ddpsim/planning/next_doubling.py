@@ -83,7 +83,7 @@ def _faster_all_reduce(
 ) -> NextDoubling:
     """All times of the network divided by the least factor that does."""
     if found.without_network_time < KNEE_EFFICIENCY:
-        return replace(found, limit=simulate(doubled).bottleneck.text)
+        return replace(found, limit=_limit(found, doubled, wanted))
 
     def efficiency(speedup: float) -> float:
         return _stretched(doubled, 1 / speedup) / wanted
@@ -109,8 +109,8 @@ def _faster_link(
     most = _UNLIMITED_BYTES_PER_S / rate
     found = replace(found, unlimited_efficiency=efficiency(most))
     if (found.unlimited_efficiency or 0.0) < KNEE_EFFICIENCY:
-        unlimited = simulate(with_bandwidth(doubled, key, _UNLIMITED_BYTES_PER_S))
-        return replace(found, limit=f"{unlimited.bottleneck.kind}: {unlimited.bottleneck.text}")
+        unlimited = with_bandwidth(doubled, key, _UNLIMITED_BYTES_PER_S)
+        return replace(found, limit=_limit(found, unlimited, wanted))
     speedup = _three_digits(_least(efficiency, most) * rate) / rate
     alone = today.cluster.nodes > 1 or (key == "intra_node" and today.cluster.gpus_per_node > 1)
     gain = 2 * _throughput(with_bandwidth(today, key, speedup * rate)) / wanted - 1 if alone else 0
@@ -121,6 +121,22 @@ def _faster_link(
         needed_efficiency=efficiency(speedup),
         gain_without_doubling=gain,
     )
+
+
+def _limit(found: NextDoubling, doubled: Scenario, wanted: float) -> str:
+    """What bounds with an unlimited network, or with one kind of link unlimited."""
+    bottleneck = simulate(doubled).bottleneck
+    said = f"{bottleneck.kind}: {bottleneck.text}"
+    if bottleneck.kind != "communication":
+        return said
+    if found.without_network_time < KNEE_EFFICIENCY:
+        return "compute, launches and DDP's own work, which do not halve"
+    for key in doubled.cluster.links_used:
+        doubled = with_bandwidth(doubled, key, _UNLIMITED_BYTES_PER_S)
+    efficiency = _throughput(doubled) / wanted
+    if efficiency >= KNEE_EFFICIENCY:
+        return said
+    return f"latency: with every bandwidth unlimited it would be {efficiency:.1%}"
 
 
 def _least(efficiency: Callable[[float], float], most: float) -> float:

@@ -266,7 +266,7 @@ def _table(plan: CapacityPlan) -> Iterator[str]:
     yield (
         "  scaling: throughput per GPU against one device without DDP; x2: throughput against twice"
     )
-    yield "  that of half the GPUs; time: all steps of the work; fits: memory (?: activations unknown)"
+    yield "  that of half the GPUs; time: of all steps; fits: memory (?: activations unknown)"
 
 
 def _edges(size: Capacity) -> str:
