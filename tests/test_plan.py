@@ -221,7 +221,7 @@ def test_without_a_price_nothing_costs() -> None:
 # the search
 
 
-@pytest.mark.parametrize("hours", [0.6, 0.9, 1.3, 2.0])
+@pytest.mark.parametrize("hours", [0.9, 1.3, 2.0])
 def test_the_fewest_nodes_are_those_of_brute_force(hours: float) -> None:
     asked, target = scenario("resnet50-2x8-25gbit"), Target(90, 1_280_000, "samples", hours * 3600)
     plan = plan_capacity(asked, target, max_gpus=256)
@@ -244,7 +244,7 @@ def test_a_size_between_two_late_ones_is_found_under_one_leaf() -> None:
     assert (plan.met, plan.answer.nodes) == (True, 3)
 
 
-@pytest.mark.parametrize("budget", [40.0, 108.0, 120.0])
+@pytest.mark.parametrize("budget", [40.0, 108.0])
 def test_the_fastest_within_a_budget_is_that_of_brute_force(budget: float) -> None:
     asked, target = scenario("resnet50-2x8-25gbit"), parse_target(IMAGENET)
     price = Money(2.5, "USD")
@@ -334,7 +334,6 @@ def throughput(asked: Scenario) -> float:
         ("resnet50-8xa100", 1, "intra_node"),
         ("machines-64xh100", 8, "inter_node"),  # stated beside a machine
         ("machines-64xh100", 8, "intra_node"),
-        ("shared-network", 2, "inter_node"),
     ],
 )
 def test_another_bandwidth_leaves_the_rest_as_it_is(name: str, nodes: int, key: Any) -> None:
@@ -438,9 +437,9 @@ def test_in_time_but_over_the_budget() -> None:
 
 def test_what_does_not_fit_in_memory_never_answers() -> None:
     asked = scenario("bert-large-4x8-ib")
-    plan = plan_capacity(asked, "1B tokens in 24 h", global_batch=8192, max_gpus=128)
-    assert [size.fits for size in plan.sizes] == [False] * 4 + [True]
-    assert plan.answer.gpus == 128
+    plan = plan_capacity(asked, "1B tokens in 24 h", global_batch=2048, max_gpus=32)
+    assert [size.fits for size in plan.sizes] == [False, False, True]
+    assert plan.answer.gpus == 32
     assert "of those that fit in memory" in " ".join(render_plan(plan, "f.yaml").split())
 
 
@@ -636,7 +635,7 @@ def test_commands_of_the_page_run(
     assert done.out
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     hours=st.floats(0.05, 30),
     budget=st.none() | st.floats(1, 300),
