@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -30,6 +30,7 @@ Examples
   ddpsim run scenario.yaml --set ddp.bucket_cap_mb=50  the same with another option
   ddpsim sweep scenario.yaml --set ddp.bucket_cap_mb=1,5,25,100
   ddpsim run scenario.yaml --measured "520 ms"         is what I measured normal?
+  ddpsim plan scenario.yaml --target "300B tokens in 30 days"   how many GPUs, at what cost?
   ddpsim explain exposed                               what a word means
 """
 
@@ -46,6 +47,8 @@ def new_app(help_text: str) -> typer.Typer:
 
 
 app = new_app(_HELP)
+
+_Parsed = TypeVar("_Parsed")
 
 File = Annotated[Path, typer.Argument(help="Scenario, YAML (schema ddpsim/1).", show_default=False)]
 Settings = Annotated[
@@ -266,6 +269,130 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda ended, total: bar.update(task, completed=ended, total=total)
+
+
+@app.command(rich_help_panel="Plan")
+def compare(
+    files: Annotated[
+        list[Path], typer.Argument(help="Scenarios; all beside the first.", show_default=False)
+    ],
+    settings: Settings = None,
+    *,
+    flags: Annotated[
+        bool, typer.Option("--each-flag", help="Every option of DDP with another value.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.comparison/1.")] = False,
+) -> None:
+    """Say what another scenario, or each DDP option, would bring: time, memory, and how sure.
+
+    \b
+    ddpsim compare scenario.yaml --each-flag
+    ddpsim compare a.yaml b.yaml c.yaml
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.planning.compare import compare, each_flag, option
+    from ddpsim.report.changes import render_comparison
+    from ddpsim.scenario.document import load
+
+    if len(files) == 1 and not flags:
+        raise typer.BadParameter("name a second scenario, or add --each-flag", param_hint="FILES")
+    first = load_scenario(files[0], settings or ())
+    options = [option(load(file, settings or ()), title=str(file)) for file in files[1:]]
+    if flags:
+        options += each_flag(load(files[0], settings or ()))
+    found = compare(first, options)
+    print(json.dumps(found.to_dict(), indent=2) if as_json else render_comparison(found))
+
+
+@app.command("explain-step", rich_help_panel="Plan")
+def explain_step(
+    file: File,
+    settings: Settings = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.explanation/1.")] = False,
+) -> None:
+    """Say why the step is this long: its critical path, what it hangs on, what would help.
+
+    \b
+    ddpsim explain-step scenario.yaml
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.planning.explain import explain_step
+    from ddpsim.report.changes import render_explanation
+    from ddpsim.scenario.document import load
+
+    load_scenario(file, settings or ())
+    found = explain_step(load(file, settings or ()))
+    print(
+        json.dumps(found.to_dict(), indent=2) if as_json else render_explanation(found, str(file))
+    )
+
+
+@app.command(rich_help_panel="Plan")
+def plan(
+    file: File,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="WORK",
+            help='"[N epochs of] M samples [in DURATION]", or tokens; k, M, B as suffixes.',
+            show_default=False,
+        ),
+    ],
+    settings: Settings = None,
+    *,
+    price: Annotated[
+        str | None, typer.Option(help='Of a GPU-hour: "2.50 USD"; any currency.')
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help='"5000 USD", or "800 GPU-hours": the fastest for that.')
+    ] = None,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(help="Samples a step on any number of GPUs; omitted: batch_per_rank stays."),
+    ] = None,
+    max_gpus: Annotated[int, typer.Option(help="The most GPUs that are tried.")] = 1024,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.plan/1.")] = False,
+) -> None:
+    """Say how many GPUs a piece of work needs, its time and cost, and which network pays.
+
+    \b
+    ddpsim plan scenario.yaml --target "90 epochs of 1.28M samples in 24 h" --price "2.50 USD"
+    ddpsim plan scenario.yaml --target "300B tokens" --price "2 EUR" --budget "5000 EUR"
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.errors import InputError
+    from ddpsim.planning.capacity import plan_capacity
+    from ddpsim.planning.target import parse_budget, parse_price, parse_target
+    from ddpsim.report.capacity import render_plan
+
+    work = _parsed(parse_target, target, "--target")
+    of_an_hour = None if price is None else _parsed(parse_price, price, "--price")
+    limit = None if budget is None else _parsed(parse_budget, budget, "--budget")
+    scenario = load_scenario(file, settings or ())
+    try:
+        found = plan_capacity(
+            scenario,
+            work,
+            price=of_an_hour,
+            budget=limit,
+            global_batch=global_batch,
+            max_gpus=max_gpus,
+        )
+    except InputError as error:
+        hint = f"--{error.key.replace('_', '-')}"
+        raise typer.BadParameter(error.message, param_hint=hint) from None
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print(render_plan(found, str(file), settings or ()))
+
+
+def _parsed(parse: Callable[[str], _Parsed], text: str, option: str) -> _Parsed:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 @app.command(rich_help_panel="Plan")

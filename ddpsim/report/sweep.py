@@ -6,15 +6,14 @@ import csv
 from collections.abc import Iterator, Sequence
 from io import BytesIO, StringIO
 from itertools import groupby
-from textwrap import wrap
 
 from ddpsim.errors import printable
+from ddpsim.report.lines import labelled
 from ddpsim.result.sweep import FLAT, GOALS, FlatRegion, Point, Sweep
 from ddpsim.units import format_bytes, format_duration
 
 __all__ = ["render_csv", "render_parquet", "render_sweep"]
 
-_WIDTH = 100
 _ROWS = 40  # a larger sweep shows its best ones
 _RUNS = 8
 
@@ -87,20 +86,20 @@ def _title(sweep: Sweep) -> str:
 def _answer(sweep: Sweep) -> Iterator[str]:
     best = sweep.best
     if best is None or best.brief is None:
-        yield from _labelled("best", "none: no point fits into the memory of its GPUs")
+        yield from labelled("best", "none: no point fits into the memory of its GPUs")
         return
     settings = ", ".join(map(str, best.settings)) or "the scenario as it is"
-    yield from _labelled("best *", f"{settings} ({_title(sweep)}){_gain(sweep, best)}")
+    yield from labelled("best *", f"{settings} ({_title(sweep)}){_gain(sweep, best)}")
     label = "flat"
     values = dict(sweep.axes)
     for region in sweep.flat_regions():
-        yield from _labelled(label, _flat(region, values[region.keys]))
+        yield from labelled(label, _flat(region, values[region.keys]))
         label = ""
     if sweep.front:
         second = GOALS[sweep.goals[1]].title
         text = f"{len(sweep.front)} points that no other beats in both {_title(sweep)} and {second}"
-        yield from _labelled("front +", text)
-    yield from _labelled(
+        yield from labelled("front +", text)
+    yield from labelled(
         "trust", "no interval here; `ddpsim run` gives one for each point, with its sources"
     )
 
@@ -142,11 +141,6 @@ def _problems(sweep: Sweep) -> Iterator[str]:
         more = f" and {len(points) - 1:,} more" if len(points) > 1 else ""
         yield f"  {where}{more}:"
         yield from (f"    {line}" for line in reason.splitlines())
-
-
-def _labelled(label: str, text: str) -> Iterator[str]:
-    for number, row in enumerate(wrap(text, _WIDTH - 12, break_on_hyphens=False)):
-        yield f"{label if number == 0 else '':<12}{row}"
 
 
 def render_csv(sweep: Sweep) -> str:

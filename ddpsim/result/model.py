@@ -243,7 +243,7 @@ class Result:
 
 
 def rounded(value: Any) -> Any:
-    """Every float in it to 12 decimals, as our JSON has them."""
+    """Plain data with its floats to 12 decimals."""
     if isinstance(value, float):
         return round(value, 12)
     if isinstance(value, dict):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from ddpsim.result.model import Brief
+from ddpsim.result.model import Brief, rounded
 
 __all__ = ["FLAT", "GOALS", "FlatRegion", "Goal", "Point", "Setting", "Sweep"]
 
@@ -182,7 +182,7 @@ def _figures(point: Point) -> dict[str, Any]:
             brief.comm_time_s,
             brief.exposed_comm_s,
         )
-        figures = dict(zip(_NAMES, (_rounded(value) for value in values), strict=False))
+        figures = dict(zip(_NAMES, (rounded(value) for value in values), strict=False))
         memory = brief.memory_bytes_per_gpu
         figures |= {"memory_bytes_per_gpu": memory.total, "fits": memory.fits}
     return figures | {"problem": point.problem}
@@ -202,10 +202,6 @@ _NAMES = (
     "memory_bytes_per_gpu",
     "fits",
 )
-
-
-def _rounded(value: float) -> float:
-    return round(value, 12)
 
 
 def _marks(point: Point, best: Point | None, front: Sequence[Point]) -> dict[str, bool]:
