@@ -323,9 +323,8 @@ def explain_step(
 
     load_scenario(file, settings or ())
     found = explain_step(load(file, settings or ()))
-    print(
-        json.dumps(found.to_dict(), indent=2) if as_json else render_explanation(found, str(file))
-    )
+    text = render_explanation(found, str(file), settings or ())
+    print(json.dumps(found.to_dict(), indent=2) if as_json else text)
 
 
 @app.command(rich_help_panel="Plan")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import labelled
+from ddpsim.report.lines import command, labelled
 from ddpsim.result.changes import Change, Comparison, Explanation
 from ddpsim.units import format_bytes, format_duration
 
@@ -85,7 +84,7 @@ def _signed_bytes(size_bytes: int) -> str:
 
 
 def _notes(changes: Sequence[Change]) -> Iterator[str]:
-    """What comes with options that no time says; a question mark is explained where there is one."""
+    """What comes with options that no time says, and what a question mark means."""
     if any(verdict(change).endswith("?") for change in changes):
         yield from labelled("?", "the difference is not larger than what is uncertain about it")
     notes: dict[str, list[str]] = {}
@@ -98,12 +97,15 @@ def _notes(changes: Sequence[Change]) -> Iterator[str]:
         label = ""
 
 
-def render_explanation(explanation: Explanation, file: str) -> str:
-    """The answer, the critical path, what the step hangs on, and what helps."""
-    return printable("\n".join(line.rstrip() for line in _explanation(explanation, file)))
+def render_explanation(explanation: Explanation, file: str, settings: Sequence[str] = ()) -> str:
+    """The answer, the critical path, what the step hangs on, and what helps.
+
+    `file` and `settings` name the scenario in the next commands.
+    """
+    return printable("\n".join(line.rstrip() for line in _explanation(explanation, file, settings)))
 
 
-def _explanation(explanation: Explanation, file: str) -> Iterator[str]:
+def _explanation(explanation: Explanation, file: str, settings: Sequence[str]) -> Iterator[str]:
     result = explanation.result
     whole_s = sum(phase.length_s for phase in explanation.phases)
     yield f"{result.name[:70]}   {result.world_size:,} ranks"
@@ -126,10 +128,7 @@ def _explanation(explanation: Explanation, file: str) -> Iterator[str]:
     for change in explanation.helps:
         low, high = f"{_signed(change.low_s)}", f"{_signed(change.high_s)}"
         note = f" ({change.note})" if change.note else ""
-        yield from labelled(
-            label,
-            f"{change.title}{note}: {change.change:+.1%}, {low} to {high} for as many samples",
-        )
-        settings = " ".join(f"--set {shlex.quote(setting)}" for setting in change.settings)
-        yield f"{'':<12}ddpsim run {shlex.quote(file)} {settings}"
+        effect = f"{change.change:+.1%}, {low} to {high} for as many samples"
+        yield from labelled(label, f"{change.title}{note}: {effect}")
+        yield from command(file, [*settings, *change.settings])
         label = ""
