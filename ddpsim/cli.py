@@ -328,6 +328,48 @@ def explain_step(
 
 
 @app.command(rich_help_panel="Plan")
+def tune(
+    file: File,
+    settings: Settings = None,
+    *,
+    memory: Annotated[
+        str | None, typer.Option(help='At most this on a GPU, such as "70 GB"; default: all.')
+    ] = None,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples a step: also choose micro-batches and accumulation."),
+    ] = None,
+    rounding: Annotated[
+        bool, typer.Option("--rounding", help="Gradients may be rounded to 16 bits on the wire.")
+    ] = False,
+    trials: Annotated[
+        int, typer.Option(min=0, help="Lists of any caps that Optuna tries beside the grid.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.tuning/1.")] = False,
+) -> None:
+    """Find the best bucket caps and options, and what the scenario's own cost beside them.
+
+    \b
+    ddpsim tune scenario.yaml
+    ddpsim tune scenario.yaml --global-batch 1024 --memory "70 GB" --rounding
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.planning.tune import Limits, tune
+    from ddpsim.report.tuning import render_tuning
+    from ddpsim.scenario.document import load
+    from ddpsim.units import parse_bytes
+
+    room = None if memory is None else _parsed(parse_bytes, memory, "--memory")
+    load_scenario(file, settings or ())
+    found = tune(
+        load(file, settings or ()),
+        Limits(room, global_batch, may_round=rounding, trials=trials),
+    )
+    text = render_tuning(found, str(file), settings or ())
+    print(json.dumps(found.to_dict(), indent=2) if as_json else text)
+
+
+@app.command(rich_help_panel="Plan")
 def plan(
     file: File,
     target: Annotated[

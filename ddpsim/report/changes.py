@@ -9,7 +9,7 @@ from ddpsim.report.lines import command, labelled
 from ddpsim.result.changes import Change, Comparison, Explanation
 from ddpsim.units import format_bytes, format_duration
 
-__all__ = ["render_comparison", "render_explanation"]
+__all__ = ["in_words", "render_comparison", "render_explanation"]
 
 _SMALL = 0.002  # of the step: less is called no difference
 _WIDEST = 44  # of an option's name
@@ -72,6 +72,13 @@ def verdict(change: Change) -> str:
     return word if change.is_sure else f"{word}?"
 
 
+def in_words(change: Change) -> str:
+    """By how much, and how sure."""
+    low, high = _signed(change.low_s), _signed(change.high_s)
+    sure = "" if change.is_sure else ", no more than what is uncertain about it"
+    return f"{change.change:+.1%}, {low} to {high} for as many samples{sure}"
+
+
 def _signed(seconds: float) -> str:
     text = format_duration(abs(seconds))
     return text if seconds == 0 else f"{'-' if seconds < 0 else '+'}{text}"
@@ -126,9 +133,7 @@ def _explanation(explanation: Explanation, file: str, settings: Sequence[str]) -
         yield from labelled("helps", "no single change of an option or a link brings 1% for sure")
     label = "helps"
     for change in explanation.helps:
-        low, high = f"{_signed(change.low_s)}", f"{_signed(change.high_s)}"
         note = f" ({change.note})" if change.note else ""
-        effect = f"{change.change:+.1%}, {low} to {high} for as many samples"
-        yield from labelled(label, f"{change.title}{note}: {effect}")
+        yield from labelled(label, f"{change.title}{note}: {in_words(change)}")
         yield from command(file, [*settings, *change.settings])
         label = ""

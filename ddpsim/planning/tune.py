@@ -1,0 +1,283 @@
+"""The best options of DDP for a scenario: a grid where it is small enough, else a sampler.
+
+Only what leaves the training as it is: bucket caps, gradient_as_bucket_view, and, where a global
+batch is given, how it is split into micro-batches. Hooks that round gradients must be asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from ddpsim.errors import DdpsimError, Problem, ScenarioError
+from ddpsim.job import resolve
+from ddpsim.planning.compare import compare, option
+from ddpsim.planning.many import attempt_many
+from ddpsim.result.changes import Change
+from ddpsim.result.model import Brief
+from ddpsim.result.sweep import FLAT
+from ddpsim.result.tuning import Tuning
+from ddpsim.scenario.document import Document
+from ddpsim.scenario.load import parse
+from ddpsim.scenario.schema import Scenario
+from ddpsim.units import format_bytes
+
+__all__ = ["Limits", "TuneError", "tune"]
+
+# MiB; the second part: a small first bucket starts the communication early
+_CAPS = ("default", *map(str, (1, 2, 5, 10, 15, 25, 35, 50, 75, 100, 150, 250, 500)))
+_LISTS = tuple(f"[{first}, {cap}]" for first in (1, 5) for cap in (5, 10, 50, 100, 250, 500))
+_LOWEST_MIB, _HIGHEST_MIB = 0.5, 1000.0
+_MOST_STEPS = 64  # micro-batches
+
+
+class TuneError(DdpsimError):
+    """Nothing can be tuned: why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a search must keep to.
+
+    `memory_bytes` of a GPU (None: the device's); `global_batch` samples a step (None: the
+    scenario's batch and accumulation stay); `may_round`: hooks that send 16 bits may be chosen.
+    `trials`: scenarios that a sampler tries beside the grid, with lists of any caps.
+    """
+
+    memory_bytes: float | None = None
+    global_batch: int | None = None
+    may_round: bool = False
+    trials: int = 0
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Settings of options, those that differ from the scenario's own, and what they bring."""
+
+    settings: tuple[str, ...]
+    brief: Brief
+
+    @property
+    def sample_s(self) -> float:
+        """Time per sample."""
+        return 1 / self.brief.throughput_samples_per_s
+
+
+def tune(document: Document, limits: Limits | None = None) -> Tuning:
+    """The options to take, and what they bring.
+
+    Raises ScenarioError for the scenario, TuneError where nothing fits the limits or Optuna is
+    asked for and missing.
+    """
+    limits = limits or Limits()
+    search = _Search(document, limits)
+    own = search.simulated([()])
+    if not own:
+        raise ScenarioError([Problem("scenario", "", search.problem)])
+    search.simulated(search.grid())
+    if limits.trials:
+        _sample(search)
+    fitting = [choice for choice in search.choices if search.fits(choice)]
+    if not fitting:
+        least = min(c.brief.memory_bytes_per_gpu.total for c in search.choices)
+        raise TuneError(
+            f"none of {len(search.choices)} combinations fits into {format_bytes(search.room)} a "
+            f"GPU: the least needs {format_bytes(least)}; take a smaller batch_per_rank, or a "
+            "model that is sharded (FSDP), which ddpsim does not know"
+        )
+    fastest = min(fitting, key=lambda choice: choice.sample_s)
+    good = [c for c in fitting if c.sample_s <= fastest.sample_s * (1 + FLAT)]
+    pick = min(good, key=lambda choice: (len(choice.settings), choice.sample_s))
+    changes = [_change(document, choice) for choice in (pick, fastest)]
+    caps = search.caps_beside(pick)
+    flat = tuple(cap for cap, choice in caps.items() if choice in good)
+
+    def regret(choice: _Choice | None) -> float | None:
+        return choice.sample_s / fastest.sample_s - 1 if choice else None
+
+    return Tuning(
+        search.scenario.name,
+        search.scenario.cluster.world_size,
+        changes[0],
+        changes[1],
+        flat,
+        regret(own[0] if search.fits(own[0]) else None),
+        regret(caps.get("default")),
+        len(search.choices),
+        len(search.choices) - len(fitting),
+        tuple(_said(limits)),
+    )
+
+
+def _change(document: Document, choice: _Choice) -> Change:
+    asked = option(document, *choice.settings, title=", ".join(choice.settings) or "as it is")
+    return compare(parse(document), [asked]).changes[0]
+
+
+def _said(limits: Limits) -> Iterator[str]:
+    if limits.memory_bytes:
+        yield f"at most {format_bytes(limits.memory_bytes)} a GPU"
+    if limits.global_batch:
+        yield f"{limits.global_batch:,} samples a step"
+    yield "gradients may be rounded to 16 bits" if limits.may_round else "no rounding of gradients"
+
+
+class _Search:
+    """All that has been simulated; equal settings once."""
+
+    def __init__(self, document: Document, limits: Limits) -> None:
+        self.scenario = parse(document)
+        self.limits = limits
+        self.problem = ""
+        self._document = document
+        self._found: dict[tuple[str, ...], _Choice | None] = {}
+        self._differing: dict[str, bool] = {}
+
+    @property
+    def choices(self) -> list[_Choice]:
+        """Those that can be simulated."""
+        return [choice for choice in self._found.values() if choice]
+
+    @property
+    def room(self) -> float:
+        """Bytes that a GPU has."""
+        device = self.choices[0].brief.memory_bytes_per_gpu.device
+        return min(device, self.limits.memory_bytes or device)
+
+    def fits(self, choice: _Choice) -> bool:
+        """Into memory, and with the global batch that was asked for."""
+        brief = choice.brief
+        if brief.memory_bytes_per_gpu.total > self.room:
+            return False
+        wanted = self.limits.global_batch
+        return wanted is None or round(self._samples(choice)) == wanted
+
+    def _samples(self, choice: _Choice) -> float:
+        brief = choice.brief
+        return brief.throughput_samples_per_s * brief.iteration_time_s.mean
+
+    def simulated(self, asked: Iterable[tuple[str, ...]]) -> list[_Choice]:
+        """Choices of settings, those that can be simulated."""
+        wanted = list(dict.fromkeys(asked))
+        scenarios: dict[tuple[str, ...], Scenario] = {}
+        for settings in wanted:
+            if settings not in self._found:
+                try:
+                    scenarios[settings] = parse(self._document.changed(settings))
+                except ScenarioError as error:
+                    self._refuse(settings, error)
+        for settings, outcome in zip(scenarios, attempt_many(scenarios.values()), strict=True):
+            if isinstance(outcome, Brief):
+                self._found[settings] = _Choice(settings, outcome)
+            else:
+                self._refuse(settings, outcome)
+        return [choice for settings in wanted if (choice := self._found[settings])]
+
+    def _refuse(self, settings: tuple[str, ...], error: DdpsimError) -> None:
+        self._found[settings] = None
+        self.problem = self.problem or str(error)
+
+    def grid(self) -> Iterator[tuple[str, ...]]:
+        """All combinations, each with the settings that differ from the scenario's own."""
+        axes = (self._batches(), self._hooks(), self._views(), [_cap(c) for c in self._caps()])
+        for chosen in product(*axes):
+            yield self.differing([setting for settings in chosen for setting in settings])
+
+    def differing(self, settings: Sequence[str]) -> tuple[str, ...]:
+        """The settings that change the scenario."""
+        return tuple(setting for setting in settings if self._differs(setting))
+
+    def _differs(self, setting: str) -> bool:
+        if setting not in self._differing:
+            try:
+                changed = parse(self._document.changed([setting]))
+            except ScenarioError:  # said where it is simulated
+                changed = None
+            self._differing[setting] = changed != self.scenario
+        return self._differing[setting]
+
+    def _caps(self) -> Sequence[str]:
+        return _CAPS if self.scenario.ddp.torch in ("1.4",) else (*_CAPS, *_LISTS)
+
+    def _views(self) -> list[tuple[str, ...]]:
+        keys = ("false", "true")
+        return [(f"ddp.gradient_as_bucket_view={value}",) for value in keys]
+
+    def _hooks(self) -> list[tuple[str, ...]]:
+        own = self.scenario.ddp.comm_hook
+        hooks = {own, "none"}
+        if self.limits.may_round:
+            rates = self.scenario.cluster.device.peak_flops_per_s
+            hooks |= {"bf16_compress" if "bf16" in rates else "fp16_compress"}
+        elif own.endswith("compress"):
+            hooks = {own}
+        return [(f"ddp.comm_hook={hook}",) for hook in sorted(hooks)]
+
+    def _batches(self) -> list[tuple[str, ...]]:
+        """Ways to make the global batch of micro-batches."""
+        wanted, ranks = self.limits.global_batch, self.scenario.cluster.world_size
+        if wanted is None:
+            return [()]
+        if wanted % ranks:
+            raise TuneError(
+                f"a global batch of {wanted:,} samples does not divide by {ranks:,} ranks; the "
+                f"nearest that do are {wanted // ranks * ranks:,} and "
+                f"{(wanted // ranks + 1) * ranks:,}"
+            )
+        per_rank, own = wanted // ranks, self.scenario.workload.batch_per_rank
+        steps = [n for n in range(1, min(per_rank, _MOST_STEPS) + 1) if per_rank % n == 0]
+        if resolve(self.scenario).model.basis != "roofline":  # measured with its own batch
+            steps = [n for n in steps if per_rank // n == own]
+            if not steps:
+                raise TuneError(
+                    f"the scenario's times are those of batch_per_rank {own}, which does not make "
+                    f"{wanted:,} samples on {ranks:,} ranks in whole micro-batches; choose a "
+                    f"multiple of {own * ranks:,}, to {_MOST_STEPS} times that"
+                )
+        return [
+            (f"workload.batch_per_rank={per_rank // n}", f"ddp.accumulation_steps={n}")
+            for n in steps
+        ]
+
+    def caps_beside(self, pick: _Choice) -> dict[str, _Choice]:
+        """Every cap of the grid with the other options of a choice."""
+        others = [s for s in pick.settings if not s.startswith("ddp.bucket_cap_mb=")]
+        found: dict[str, _Choice] = {}
+        for cap in self._caps():
+            settings = self.differing([*others, *_cap(cap)])
+            if known := self.simulated([settings]):
+                found[cap] = known[0]
+        return found
+
+
+def _cap(cap: str) -> tuple[str, ...]:
+    return (f"ddp.bucket_cap_mb={cap}",)
+
+
+def _sample(search: _Search) -> None:
+    """Lists of three caps, any number of MiB, by Optuna's sampler, with the best other options."""
+    try:
+        import optuna  # noqa: PLC0415 -- an extra
+    except ImportError:
+        raise TuneError("--trials needs Optuna: pip install 'ddpsim[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    fitting = [choice for choice in search.choices if search.fits(choice)]
+    if not fitting or search.scenario.ddp.torch == "1.4":
+        return
+    best = min(fitting, key=lambda choice: choice.sample_s)
+    others = [s for s in best.settings if not s.startswith("ddp.bucket_cap_mb=")]
+
+    def sample_s(trial: Any) -> float:
+        caps = [
+            trial.suggest_float(name, _LOWEST_MIB, _HIGHEST_MIB, log=True)
+            for name in ("first", "second", "rest")
+        ]
+        listed = ", ".join(f"{cap:.4g}" for cap in caps)
+        found = search.simulated([search.differing([*others, f"ddp.bucket_cap_mb=[{listed}]"])])
+        return found[0].sample_s if found and search.fits(found[0]) else float("inf")
+
+    sampler = optuna.samplers.TPESampler(seed=search.scenario.run.seed)
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(sample_s, n_trials=search.limits.trials)

@@ -1,0 +1,57 @@
+"""A search for options as text: the ones to take, what they bring, what is as good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpsim.errors import printable
+from ddpsim.report.changes import in_words
+from ddpsim.report.lines import command, labelled
+from ddpsim.result.sweep import FLAT
+from ddpsim.result.tuning import Tuning
+from ddpsim.units import format_duration
+
+__all__ = ["render_tuning"]
+
+
+def render_tuning(tuning: Tuning, file: str, settings: Sequence[str] = ()) -> str:
+    """`file` and `settings` name the scenario in the next command."""
+    return printable("\n".join(line.rstrip() for line in _lines(tuning, file, settings)))
+
+
+def _lines(tuning: Tuning, file: str, settings: Sequence[str]) -> Iterator[str]:
+    pick, fastest = tuning.pick, tuning.fastest
+    yield f"{tuning.name[:70]}   {tuning.world_size:,} ranks"
+    yield ""
+    step = format_duration(pick.step_s or 0.0)
+    if pick.settings:
+        yield from labelled("take", f"{pick.title}: {step} a step")
+        yield from labelled("", in_words(pick))
+    else:
+        reason = f"nothing that was tried is {FLAT:.0%} faster"
+        yield from labelled("take", f"the options as they are: {step} a step; {reason}")
+    if fastest.settings != pick.settings:
+        why = f"within {FLAT:.0%}, so the fewest changes win"
+        yield from labelled("fastest", f"{fastest.title}: {in_words(fastest)}; {why}")
+    listed = ", ".join(tuning.flat_caps)
+    yield from labelled("flat", f"bucket_cap_mb within {FLAT:.0%} of the fastest: {listed}")
+    yield from labelled("regret", "; ".join(_regrets(tuning)))
+    unfit = f", {tuning.unfit:,} of which do not keep to the limits" if tuning.unfit else ""
+    limits = "; ".join(tuning.constraints)
+    yield from labelled("tried", f"{tuning.tried:,} combinations{unfit}; {limits}")
+    yield from labelled(
+        "trust",
+        "a prediction: on recorded testbed runs the predicted best cap cost at most 1% more than "
+        "the best measured one in 75% of the sweeps; measure the first few before a long run",
+    )
+    yield from labelled("next", "the step with these options, its interval and what bounds it")
+    yield from command(file, [*settings, *pick.settings])
+
+
+def _regrets(tuning: Tuning) -> Iterator[str]:
+    if tuning.own_regret is None:
+        yield "the scenario's own options do not keep to the limits"
+    else:
+        yield f"the scenario's own options take {tuning.own_regret:.1%} longer than the fastest"
+    if tuning.default_regret is not None:
+        yield f"torch's default caps with the options taken {tuning.default_regret:.1%}"

@@ -1,0 +1,44 @@
+"""What a search for options found: which to change, and what is as good."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ddpsim.result.changes import Change
+from ddpsim.result.model import rounded
+from ddpsim.result.sweep import FLAT
+
+__all__ = ["Tuning"]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The options to take, beside a scenario as it is.
+
+    `pick` changes the fewest keys of all that are within FLAT of the fastest found, per sample, and
+    fit into memory; without settings the scenario is as good as any. `fastest` is the fastest
+    itself; `flat_caps` the bucket caps that with the other options of `pick` are within FLAT of it.
+    `own_regret` and `default_regret`: by how much the scenario's own options (None where they do
+    not keep to the limits), and torch's default caps with the other options of `pick`, take longer
+    than `fastest`. `tried` scenarios were simulated, of which `unfit` do not keep to the limits.
+    """
+
+    name: str
+    world_size: int
+    pick: Change
+    fastest: Change
+    flat_caps: tuple[str, ...]
+    own_regret: float | None
+    default_regret: float | None
+    tried: int
+    unfit: int
+    constraints: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON's types (schema `ddpsim.tuning/1`)."""
+        changes = {
+            key: asdict(change) | {"is_sure": change.is_sure}
+            for key, change in (("pick", self.pick), ("fastest", self.fastest))
+        }
+        return {"schema": "ddpsim.tuning/1", **rounded(asdict(self) | changes), "within": FLAT}
