@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ddpsim.cluster.collectives import CollectiveCost, Transfer
-from ddpsim.importers.cluster_profile import NOT_MEASURED, Overheads
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import to_ns
 from ddpsim.workload.buckets import Assignment, plan_buckets
 from ddpsim.workload.ddp_costs import DdpCosts
 from ddpsim.workload.model import Model, Work
+
+if TYPE_CHECKING:
+    from ddpsim.importers.cluster_profile import Overheads
 
 __all__ = ["Bucket", "Buffers", "Launch", "Program", "compile_program"]
 
@@ -117,7 +120,7 @@ class Program:
 
 
 def compile_program(
-    scenario: Scenario, model: Model, overheads: Overheads = NOT_MEASURED, *, ddp: bool = True
+    scenario: Scenario, model: Model, overheads: Overheads | None = None, *, ddp: bool = True
 ) -> Program:
     """The loop that a scenario's ranks run; with `ddp` False, the same module without DDP.
 
