@@ -36,6 +36,7 @@ __all__ = ["Lanes", "Trial", "collective_ends_ns"]
 
 _FIT, _PIECES = 2**15, 16  # figures that fit a cache; in no more pieces than these
 _FEW_WORKS = 32  # with fewer at a time of all lanes, some lanes at a time are quicker
+_KEPT = 2**19  # figures
 _LATEST_NS = 2**51  # 26 days: beyond, a sum might not be exact in float64
 _LARGEST = 2**53  # nor a product
 
@@ -150,6 +151,9 @@ class Lanes:
         """All iterations, but for the last ones that are exactly alike."""
         program = self._program
         last = program.warmup + program.iterations - 1
+        np.empty(
+            _KEPT
+        )  # once freed, glibc keeps as much for later arrays, and fetches no new pages
         for number in range(last + 1):
             begun = self._compute.copy()
             self._iterate(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddpsim.cluster.collectives import CollectiveCost, Transfer
 from ddpsim.scenario.schema import Scenario
@@ -23,16 +23,14 @@ __all__ = ["Bucket", "Buffers", "Launch", "Program", "compile_program"]
 _REPLICATE_S = 12e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """Device work, and the host's time to launch it."""
 
     host_ns: int
     device_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(NamedTuple):
     """One bucket: its parameters, what goes over the wire, and the work around it."""
 
     parameters: tuple[int, ...]
@@ -43,8 +41,7 @@ class Bucket:
     copy_back: Launch
 
 
-@dataclass(frozen=True, slots=True)
-class Buffers:
+class Buffers(NamedTuple):
     """One coalesced buffer broadcast."""
 
     size_bytes: int
@@ -184,7 +181,7 @@ def _data_parallel(program: Program, model: Model, gpus: int, batch: int) -> Pro
     return replace(
         program,
         buffers=(*scatter, Buffers(state, replicate, nothing)),
-        forward=tuple(replace(work, host_ns=gpus * work.host_ns) for work in program.forward),
+        forward=tuple(work._replace(host_ns=gpus * work.host_ns) for work in program.forward),
         forward_hook_ns=0,
         hook_ns=0,
         copy_in=(nothing,) * len(program.copy_in),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddpsim.scenario.schema import Ddp, Device
 from ddpsim.workload.model import Buffer, Parameter, Work
@@ -25,8 +25,7 @@ _LAUNCH_COLLECTIVE_S = 15e-6
 _PYTHON_HOOK_S = 30e-6
 
 
-@dataclass(frozen=True, slots=True)
-class BufferBroadcast:
+class BufferBroadcast(NamedTuple):
     """One coalesced broadcast: flatten, send `size_bytes`, copy back into each buffer."""
 
     size_bytes: int
@@ -34,8 +33,7 @@ class BufferBroadcast:
     unflatten: Work
 
 
-@dataclass(frozen=True, slots=True)
-class HookWork:
+class HookWork(NamedTuple):
     """A communication hook on one bucket: work before, bytes on the wire, work after."""
 
     before: Work
