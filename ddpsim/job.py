@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from ddpsim.cluster.build import build_network, judged
 from ddpsim.cluster.collectives import InterferingCost, Network, SingleRankCost, duration_ns
@@ -15,12 +15,6 @@ from ddpsim.engine.plan import Request
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.run import run
 from ddpsim.errors import InputError, Problem, ScenarioError, blamed_on
-from ddpsim.importers.cluster_profile import (
-    NOT_MEASURED,
-    ClusterProfile,
-    Overheads,
-    read_cluster_profile,
-)
 from ddpsim.provenance import Provenance
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
@@ -32,6 +26,9 @@ from ddpsim.units import NS_PER_S, format_bytes
 from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
+
+if TYPE_CHECKING:
+    from ddpsim.importers.cluster_profile import ClusterProfile, Overheads
 
 __all__ = ["Job", "Parts", "cluster_profile", "resolve"]
 
@@ -47,7 +44,7 @@ class Job:
     model: Model
     network: Network
     program: Program
-    overheads: Overheads
+    overheads: Overheads | None
     knows_warmup: bool = True
 
     @cache  # noqa: B019 -- a job lives as long as its question
@@ -149,7 +146,7 @@ class Job:
             "published",
         )
         measured = Provenance("DDP's hooks and copies", "the cluster profile", "measured")
-        known = () if self.overheads == NOT_MEASURED else (measured,)
+        known = (measured,) if self.overheads and self.overheads.is_measured else ()
         spread = Provenance(
             "jitter", f"{len(self.observed_s)} iterations of workload.profile", "measured"
         )
@@ -205,7 +202,7 @@ class Parts:
         asked = scenario.cluster.profile
         return self.get("profile", asked, lambda: cluster_profile(scenario))
 
-    def program(self, scenario: Scenario, model: Model, overheads: Overheads) -> Program:
+    def program(self, scenario: Scenario, model: Model, overheads: Overheads | None) -> Program:
         """See compile_program."""
         asked = (scenario.ddp, *_program_inputs(scenario, model, overheads))
         return self.get("program", asked, lambda: compile_program(scenario, model, overheads))
@@ -225,7 +222,9 @@ class Parts:
         return self.get("memory", (*asked, scenario.workload.optimizer), job.memory)
 
 
-def _program_inputs(scenario: Scenario, model: Model, overheads: Overheads) -> tuple[object, ...]:
+def _program_inputs(
+    scenario: Scenario, model: Model, overheads: Overheads | None
+) -> tuple[object, ...]:
     """All that a program depends on beside the options of DDP."""
     cluster, workload = scenario.cluster, scenario.workload
     of_cluster = (cluster.device, cluster.algorithm, cluster.gpus_per_node)
@@ -257,7 +256,7 @@ def resolve(
     network = attempt(lambda: build_network(scenario, profile))
     if model is None or network is None or problems:
         raise ScenarioError(problems)
-    overheads = profile.overheads if profile else NOT_MEASURED
+    overheads = profile.overheads if profile else None
     program = parts.program(scenario, model, overheads)
     steady, knows_warmup = parts.get("steady", (id(program), program), program.steady), True
     try:  # everything that will be sent has a price, so that no error waits for the run
@@ -277,6 +276,10 @@ def cluster_profile(scenario: Scenario) -> ClusterProfile | None:
     source = scenario.cluster.profile
     if source is None:
         return None
+    from ddpsim.importers.cluster_profile import (  # noqa: PLC0415 -- few scenarios name one
+        read_cluster_profile,
+    )
+
     with blamed_on("cluster.profile"):
         return read_cluster_profile(source)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from ddpsim.cluster.collectives import (
     NO_TRAFFIC,
@@ -21,11 +22,13 @@ from ddpsim.cluster.collectives import (
 from ddpsim.cluster.links import Wires, algorithm_choices, links_are_stated, network_from_links
 from ddpsim.cluster.nccl_cost import NcclCost
 from ddpsim.errors import InputError, blamed_on
-from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
-from ddpsim.importers.cluster_profile import ClusterProfile
 from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.scenario.schema import Cluster, Run, Scenario
 from ddpsim.units import format_bytes, to_ns
+
+if TYPE_CHECKING:
+    from ddpsim.importers.all_reduce import AllReduceLog
+    from ddpsim.importers.cluster_profile import ClusterProfile
 
 __all__ = ["build_network", "judged"]
 
@@ -175,6 +178,8 @@ def _log_cost(log: AllReduceLog, beyond: Network | None, run: Run) -> Collective
 def _read(cluster: Cluster) -> AllReduceLog:
     if cluster.all_reduce is None:
         raise ValueError("this cluster names no log")
+    from ddpsim.importers.all_reduce import read_all_reduce  # noqa: PLC0415 -- few name a log
+
     with blamed_on("cluster.all_reduce"):
         return read_all_reduce(cluster.all_reduce)
 

@@ -19,13 +19,14 @@ from ddpsim.cluster.paths import Paths
 from ddpsim.cluster.schedule import Schedule
 from ddpsim.cluster.topology import Link
 from ddpsim.errors import InputError
-from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.units import NS_PER_S, format_bytes, to_ns
 
 if TYPE_CHECKING:
     from numpy import float64
     from numpy.typing import NDArray
+
+    from ddpsim.importers.all_reduce import AllReduceLog
 
 __all__ = [
     "NO_TRAFFIC",

@@ -78,7 +78,7 @@ def _line(step_ns: tuple[int, ...], ranks: int) -> _Line:
     once = np.array(step_ns * max(1, ranks // len(step_ns)), dtype=np.float64)[:ranks]
     steps_ns = np.concatenate([once[1:], once])
     place = np.arange(1 - ranks, ranks, dtype=np.float64)
-    kinds = tuple((float(kind), steps_ns != kind) for kind in np.unique(once))
+    kinds = tuple((kind, steps_ns != kind) for kind in sorted(set(once.tolist())))
     return _Line(steps_ns, np.cumsum(steps_ns), place, kinds)
 
 

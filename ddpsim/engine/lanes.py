@@ -34,7 +34,9 @@ from ddpsim.result.timeline import RankTimeline, Timeline
 
 __all__ = ["Lanes", "Trial", "collective_ends_ns"]
 
-_FIT, _PIECES = 2**14, 16  # figures that fit a cache; in no more pieces than these
+_FIT, _PIECES = 2**15, 16  # figures that fit a cache; in no more pieces than these
+_FEW_WORKS = 32  # with fewer at a time of all lanes, some lanes at a time are quicker
+_KEPT = 2**19  # figures
 _LATEST_NS = 2**51  # 26 days: beyond, a sum might not be exact in float64
 _LARGEST = 2**53  # nor a product
 
@@ -76,6 +78,12 @@ class _Work:
         ]
         figures = np.array([each for each in works if any(ns for _, ns in each)], dtype=np.float64)
         return cls(figures[..., :1], figures[..., 1:]) if len(figures) else None
+
+    def split(self, most: int | None) -> Iterator[_Work]:
+        """The same in pieces of so many works at most."""
+        many = most or len(self.device_ns)
+        for i in range(0, len(self.device_ns), many):
+            yield _Work(self.offset_ns[i : i + many], self.device_ns[i : i + many])
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +151,9 @@ class Lanes:
         """All iterations, but for the last ones that are exactly alike."""
         program = self._program
         last = program.warmup + program.iterations - 1
+        np.empty(
+            _KEPT
+        )  # once freed, glibc keeps as much for later arrays, and fetches no new pages
         for number in range(last + 1):
             begun = self._compute.copy()
             self._iterate(number)
@@ -221,11 +232,10 @@ class Lanes:
             if factors is not None:
                 works_ns = works_ns * factors.reshape(-1, 1)[lanes]
                 np.rint(works_ns, out=works_ns)
+            elif len(works_ns) < len(lanes):
+                works_ns = np.broadcast_to(works_ns, (len(lanes), works_ns.shape[1]))
             ends_ns[lanes], waited[lanes] = self._slow.work_ends(
-                lanes,
-                now_ns[lanes],
-                np.broadcast_to(works_ns, (len(lanes), works_ns.shape[1])),
-                _of_lanes(launched_ns, trials) if waits else None,
+                lanes, now_ns[lanes], works_ns, _of_lanes(launched_ns, trials) if waits else None
             )
         self._compute = ends_ns.reshape(self._shape)
         if waits:
@@ -285,7 +295,9 @@ class Lanes:
     def _steps(self) -> tuple[list[_Step | _Work], list[_Step | _Work]]:
         """With the first buckets, and with the rebuilt ones."""
         hosts = _distinct([trial.host for trial in self._trials])
-        first, rebuilt = (_steps([host.scripts[i] for host in hosts]) for i in (0, 1))
+        fit = _FIT // self._compute.size
+        most = fit if fit >= _FEW_WORKS else None
+        first, rebuilt = (_steps([host.scripts[i] for host in hosts], most) for i in (0, 1))
         return first, rebuilt
 
     def _batches(self, number: int) -> Iterator[Ticks | float]:
@@ -394,8 +406,8 @@ def collective_ends_ns(transfer: Transfer, joined_ns: Ticks) -> tuple[Ticks, str
     return np.broadcast_to(ends, joined_ns.shape), way
 
 
-def _steps(scripts: Sequence[Script]) -> list[_Step | _Work]:
-    """The instructions of all scripts side by side, those to compute together."""
+def _steps(scripts: Sequence[Script], most: int | None) -> list[_Step | _Work]:
+    """The instructions of all scripts side by side, those to compute together, `most` at once."""
     steps: list[_Step | _Work] = []
     timed = zip(*(script.instructions for script in scripts), strict=True)
     for computes, group in groupby(timed, key=lambda each: isinstance(each[0][1], Compute)):
@@ -405,7 +417,7 @@ def _steps(scripts: Sequence[Script]) -> list[_Step | _Work]:
                 for each in group
             ]
         elif work := _Work.of(list(group)):
-            steps.append(work)
+            steps += work.split(most)
     return steps
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ddpsim.cluster.collectives import Operation
 from ddpsim.engine.program import Bucket, Launch, Program
@@ -24,8 +24,7 @@ class LoadBatch:
     """Wait for the data loader."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(NamedTuple):
     """Spend the host's time, then append work to the compute stream."""
 
     kind: Kind
@@ -33,8 +32,7 @@ class Compute:
     device_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Communicate:
+class Communicate(NamedTuple):
     """Launch a collective on what the compute stream holds so far.
 
     `number` is its place among the iteration's collectives; `bucket` is -1 for other ones.
@@ -56,15 +54,13 @@ class Communicate:
         return CommSpan(self.operation, self.bucket, size_bytes, self.num_params, *seen)
 
 
-@dataclass(frozen=True, slots=True)
-class Await:
+class Await(NamedTuple):
     """Let the compute stream (on a CPU: the host) wait for a collective."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """Note when the compute stream has come so far."""
 
     place: Literal["backward_starts", "step_ends"]

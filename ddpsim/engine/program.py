@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddpsim.cluster.collectives import CollectiveCost, Transfer
-from ddpsim.importers.cluster_profile import NOT_MEASURED, Overheads
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import to_ns
 from ddpsim.workload.buckets import Assignment, plan_buckets
 from ddpsim.workload.ddp_costs import DdpCosts
 from ddpsim.workload.model import Model, Work
+
+if TYPE_CHECKING:
+    from ddpsim.importers.cluster_profile import Overheads
 
 __all__ = ["Bucket", "Buffers", "Launch", "Program", "compile_program"]
 
@@ -20,16 +23,14 @@ __all__ = ["Bucket", "Buffers", "Launch", "Program", "compile_program"]
 _REPLICATE_S = 12e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """Device work, and the host's time to launch it."""
 
     host_ns: int
     device_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
+class Bucket(NamedTuple):
     """One bucket: its parameters, what goes over the wire, and the work around it."""
 
     parameters: tuple[int, ...]
@@ -40,8 +41,7 @@ class Bucket:
     copy_back: Launch
 
 
-@dataclass(frozen=True, slots=True)
-class Buffers:
+class Buffers(NamedTuple):
     """One coalesced buffer broadcast."""
 
     size_bytes: int
@@ -117,7 +117,7 @@ class Program:
 
 
 def compile_program(
-    scenario: Scenario, model: Model, overheads: Overheads = NOT_MEASURED, *, ddp: bool = True
+    scenario: Scenario, model: Model, overheads: Overheads | None = None, *, ddp: bool = True
 ) -> Program:
     """The loop that a scenario's ranks run; with `ddp` False, the same module without DDP.
 
@@ -181,7 +181,7 @@ def _data_parallel(program: Program, model: Model, gpus: int, batch: int) -> Pro
     return replace(
         program,
         buffers=(*scatter, Buffers(state, replicate, nothing)),
-        forward=tuple(replace(work, host_ns=gpus * work.host_ns) for work in program.forward),
+        forward=tuple(work._replace(host_ns=gpus * work.host_ns) for work in program.forward),
         forward_hook_ns=0,
         hook_ns=0,
         copy_in=(nothing,) * len(program.copy_in),

@@ -59,21 +59,23 @@ class SlowPeriods:
         while True:
             edge_ns, paced_ns = self._pace(lanes, now_ns, works_ns)
             if launched_ns is None:
-                ends_ns[place] = last_ns = now_ns + paced_ns.sum(axis=1)
-                crosses = np.flatnonzero(last_ns > edge_ns)
-                done_ns = np.cumsum(paced_ns[crosses], axis=1)
-                done_ns += now_ns[crosses, np.newaxis]
+                last_ns = now_ns + paced_ns.sum(axis=1)
             else:
                 done_ns = np.cumsum(paced_ns, axis=1)
                 waits_ns = np.maximum.accumulate(launched_ns - (done_ns - paced_ns), axis=1)
                 waited[place] |= waits_ns[:, -1] > now_ns
                 done_ns += np.maximum(now_ns[:, np.newaxis], waits_ns)
-                ends_ns[place] = done_ns[:, -1]
-                crosses = np.flatnonzero(done_ns[:, -1] > edge_ns)
-                done_ns = done_ns[crosses]
-                launched_ns = np.broadcast_to(launched_ns, paced_ns.shape)[crosses]
+                last_ns = done_ns[:, -1]
+            ends_ns[place] = last_ns
+            crosses = np.flatnonzero(last_ns > edge_ns)
             if not len(crosses):
                 return ends_ns, waited
+            if launched_ns is None:
+                done_ns = np.cumsum(paced_ns[crosses], axis=1)
+                done_ns += now_ns[crosses, np.newaxis]
+            else:
+                done_ns = done_ns[crosses]
+                launched_ns = np.broadcast_to(launched_ns, paced_ns.shape)[crosses]
             lanes, place, works_ns = lanes[crosses], place[crosses], works_ns[crosses]
             finished = np.count_nonzero(done_ns <= edge_ns[crosses, np.newaxis], axis=1)
             lane, first = np.arange(len(crosses)), finished.min() + 1

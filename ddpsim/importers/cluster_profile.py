@@ -13,7 +13,6 @@ from ddpsim.importers.text import parsed, read_text
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = [
-    "NOT_MEASURED",
     "ClusterProfile",
     "Fitted",
     "GlooRing",
@@ -128,8 +127,10 @@ class Overheads(_Part):
     hook_s: Fitted | None = None
     copy_bytes_per_s: Fitted | None = Field(None, description="read plus written")
 
-
-NOT_MEASURED = Overheads()
+    @property
+    def is_measured(self) -> bool:
+        """Whether any of it was."""
+        return self != Overheads()
 
 
 class Jitter(_Part):

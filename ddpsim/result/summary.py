@@ -58,7 +58,7 @@ class SteadyStep:
     @classmethod
     def of(cls, timeline: Timeline) -> SteadyStep:
         """As a timeline shows them."""
-        steps = _steady(timeline)
+        steps = _steps(timeline)[1]
         exposed_ns = sum(step.breakdown().exposed_comm for step in steps)
         return cls([step.length_ns for step in steps], sum(_comm_ticks(steps)[0]), exposed_ns)
 
@@ -88,10 +88,10 @@ def _distribution(lengths_ns: Sequence[int]) -> Distribution:
     return Distribution(mean_s, *(percentile(lengths_s, p) for p in (10, 50, 90)))
 
 
-def _steady(timeline: Timeline) -> list[Step]:
-    """The slowest rank's steady steps; those that repeat exactly are the same one again."""
-    steps = steps_of(timeline.slowest)[timeline.warmup :]
-    return steps + steps[-1:] * timeline.repeats
+def _steps(timeline: Timeline) -> tuple[list[Step], list[Step]]:
+    """The slowest rank's warm-up, and its steady steps: repeated ones are the same one again."""
+    steps = steps_of(timeline.slowest)
+    return steps[: timeline.warmup], steps[timeline.warmup :] + steps[-1:] * timeline.repeats
 
 
 def mean_step_s(timeline: Timeline) -> float:
@@ -105,7 +105,7 @@ def mean_step_s(timeline: Timeline) -> float:
 def summarise(timeline: Timeline, context: Context) -> Result:
     """The result of a simulation."""
     slowest = timeline.slowest_rank
-    warmup, steady = steps_of(timeline.slowest)[: timeline.warmup], _steady(timeline)
+    warmup, steady = _steps(timeline)
     times = _distribution([step.length_ns for step in steady])
     typical = _typical(steady)
     breakdown = sum((step.breakdown() for step in steady), BreakdownNs())

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddpsim.errors import InputError, blamed_on
-from ddpsim.importers.model_profile import read_parameters, read_profile
 from ddpsim.provenance import Provenance
 from ddpsim.scenario import catalog
 from ddpsim.scenario.schema import Scenario, StepTime
 from ddpsim.workload.model import Model, Work, scale, total_s
-from ddpsim.workload.profiled import listed_model, profiled_model
 from ddpsim.workload.roofline import zoo_model
 
 __all__ = ["build_model"]
@@ -51,13 +49,21 @@ def _with_sparse_warning(model: Model, backend: str) -> Model:
 
 def _source_model(scenario: Scenario) -> Model:
     workload, device = scenario.workload, scenario.cluster.device
-    key = next(k for k in ("model", "profile", "parameters") if getattr(workload, k) is not None)
-    with blamed_on(f"workload.{key}"):
-        if workload.profile:
+    if workload.model is not None:
+        return zoo_model(catalog.model_table(workload.model), workload, device)
+    from ddpsim.importers.model_profile import (  # noqa: PLC0415 -- the zoo does without
+        read_parameters,
+        read_profile,
+    )
+    from ddpsim.workload.profiled import listed_model, profiled_model  # noqa: PLC0415
+
+    if workload.profile:
+        with blamed_on("workload.profile"):
             return profiled_model(read_profile(workload.profile), workload, device)
-        if workload.parameters:
+    if workload.parameters:
+        with blamed_on("workload.parameters"):
             return listed_model(read_parameters(workload.parameters), workload, device)
-    return zoo_model(catalog.model_table(str(workload.model)), workload, device)
+    raise ValueError("this workload names no model")
 
 
 def _anchored(model: Model, stated: StepTime | None) -> Model:

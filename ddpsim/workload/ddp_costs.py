@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from ddpsim.importers.cluster_profile import NOT_MEASURED, Overheads
 from ddpsim.scenario.schema import Ddp, Device
 from ddpsim.workload.model import Buffer, Parameter, Work
+
+if TYPE_CHECKING:
+    from ddpsim.importers.cluster_profile import Overheads
 
 __all__ = ["BufferBroadcast", "DdpCosts", "HookWork"]
 
@@ -22,8 +25,7 @@ _LAUNCH_COLLECTIVE_S = 15e-6
 _PYTHON_HOOK_S = 30e-6
 
 
-@dataclass(frozen=True, slots=True)
-class BufferBroadcast:
+class BufferBroadcast(NamedTuple):
     """One coalesced broadcast: flatten, send `size_bytes`, copy back into each buffer."""
 
     size_bytes: int
@@ -31,8 +33,7 @@ class BufferBroadcast:
     unflatten: Work
 
 
-@dataclass(frozen=True, slots=True)
-class HookWork:
+class HookWork(NamedTuple):
     """A communication hook on one bucket: work before, bytes on the wire, work after."""
 
     before: Work
@@ -46,11 +47,11 @@ class DdpCosts:
 
     device: Device
     ddp: Ddp
-    overheads: Overheads = NOT_MEASURED
+    overheads: Overheads | None = None
 
     def moved(self, size_bytes: float) -> Work:
         """One kernel that reads and writes `size_bytes` in all."""
-        measured = self.overheads.copy_bytes_per_s
+        measured = self.overheads and self.overheads.copy_bytes_per_s
         preset = self.device.memory_bandwidth_bytes_per_s * self.device.memory_efficiency
         rate = measured.value if measured else preset
         return Work(max(self.device.kernel_floor_s, size_bytes / rate), 1)
@@ -79,7 +80,7 @@ class DdpCosts:
     @property
     def parameter_hook_s(self) -> float:
         """Host seconds that DDP adds to the backward per parameter."""
-        if self.overheads.hook_s:
+        if self.overheads and self.overheads.hook_s:
             return self.overheads.hook_s.value
         if self.ddp.find_unused_parameters:
             return 7.5e-6

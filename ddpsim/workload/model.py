@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ddpsim.provenance import Provenance
 
@@ -28,8 +28,7 @@ ITEM_BYTES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One trainable tensor; `dtype` is also its gradient's."""
 
     name: str
@@ -43,8 +42,7 @@ class Parameter:
         return self.numel * ITEM_BYTES[self.dtype]
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(NamedTuple):
     """A tensor that DDP broadcasts before the forward, such as running statistics."""
 
     dtype: str
@@ -56,8 +54,7 @@ class Buffer:
         return self.numel * ITEM_BYTES[self.dtype]
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Work for the device (seconds), and how many kernels the host launches for it."""
 
     device_s: float
@@ -111,7 +108,7 @@ class Model:
 
 def scale(works: Iterable[Work], factor: float) -> tuple[Work, ...]:
     """Work `factor` times as long on the device, with the same kernels."""
-    return tuple(replace(work, device_s=work.device_s * factor) for work in works)
+    return tuple(work._replace(device_s=work.device_s * factor) for work in works)
 
 
 def total_s(works: Iterable[Work]) -> float:
