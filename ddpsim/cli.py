@@ -191,7 +191,7 @@ def trace(
     from ddpsim.errors import InputError
     from ddpsim.planning.trace import trace as traced_part
     from ddpsim.planning.trace import write_traces
-    from ddpsim.report.trace import notes, summary
+    from ddpsim.report.trace_text import notes, summary
 
     scenario = load_scenario(file, settings or ())
     try:

@@ -18,7 +18,7 @@ from ddpsim.glossary import TERMS
 from ddpsim.scenario.presets import preset_text, presets
 
 GOOD = str(Path(__file__).parent / "invalid" / "files" / "good.yaml")
-COMMANDS = ("run", "collective", "init", "check", "schema", "explain")
+COMMANDS = ("run", "collective", "trace", "init", "check", "schema", "explain")
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.yaml"))
 HEAVY = ("torch", "scipy", "plotly", "numpy")
 Cli = Callable[..., Outcome]

@@ -10,7 +10,8 @@ from pathlib import Path
 from ddpsim.api import observe
 from ddpsim.errors import InputError
 from ddpsim.files import write_atomically
-from ddpsim.report.trace import Traced, Written
+from ddpsim.report.trace import Traced
+from ddpsim.report.trace_text import Written
 from ddpsim.scenario.schema import Scenario
 
 __all__ = ["parse_ranks", "sample_ranks", "trace", "write_traces"]

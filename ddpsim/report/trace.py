@@ -8,8 +8,6 @@ What HTA needs of a file, or says something wrong without: docs/planning.md, "Tr
 from __future__ import annotations
 
 import json
-import os
-import shlex
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +15,10 @@ from functools import cached_property
 from itertools import count
 from typing import Any, NamedTuple
 
-from ddpsim.errors import printable
 from ddpsim.result.metrics import Step, steps_of
 from ddpsim.result.timeline import CommSpan, Timeline
-from ddpsim.units import format_bytes
 
-__all__ = ["Overlap", "Traced", "Written", "notes", "summary"]
+__all__ = ["Overlap", "Traced"]
 
 _WORK = {
     "forward": "forward",
@@ -41,17 +37,24 @@ _WAITS = {
 # names of NCCL's kernels go on with type, algorithm and protocol, which a timeline does not know;
 # HTA takes what matches ^nccl.*Kernel for communication
 _NCCL = {"all_reduce": "ncclDevKernel_AllReduce", "broadcast": "ncclDevKernel_Broadcast"}
+_OTHERS = {"all_reduce": "all_reduce of the map of used parameters"}  # of no bucket
 _COMPUTE_STREAM, _NCCL_STREAM = 7, 20  # as PyTorch's profiler often numbers them
 _CPU_PID = 100_000  # a process of its own, apart from those named after GPUs
 _STEPS_TID, _COMPUTE_TID, _COMM_TID = 1, 2, 3  # of a rank in the merged file
 
 
 class _Slice(NamedTuple):
-    """Something on a track, in ticks from the trace's origin."""
+    """Something on a track, in ticks from the trace's origin; `waits`: it is no work."""
 
     name: str
     start_ns: int
     end_ns: int
+    waits: bool = False
+
+    @property
+    def category(self) -> str:
+        """What the profiler would call it on a CPU."""
+        return "user_annotation" if self.waits else "cpu_op"
 
 
 @dataclass(frozen=True)
@@ -170,27 +173,26 @@ class Traced:
         yield from _named(gpu, "python", f"GPU {gpu}", streams)
         yield from _named(_CPU_PID, "python", "CPU", {1: "what the compute stream waits for"})
         on = {"cat": "kernel", "pid": gpu}
-        for work in lanes.work:
-            stream = {"device": gpu, "stream": _COMPUTE_STREAM}
-            yield _complete(work, {**on, "tid": _COMPUTE_STREAM}, stream)
+        for piece in lanes.compute:
+            if piece.waits:
+                yield _complete(piece, {"cat": piece.category, "pid": _CPU_PID, "tid": 1})
+            else:
+                stream = {"device": gpu, "stream": _COMPUTE_STREAM}
+                yield _complete(piece, {**on, "tid": _COMPUTE_STREAM}, stream)
         for span in lanes.comm:
             stream = {"device": gpu, "stream": _NCCL_STREAM}
             kernel = _Slice(_NCCL[span.operation], span.joined_ns, span.end_ns)
             yield _complete(kernel, {**on, "tid": _NCCL_STREAM}, stream | self._facts(span))
-        for wait in lanes.waits:
-            yield _complete(wait, {"cat": "user_annotation", "pid": _CPU_PID, "tid": 1})
 
     def _cpu_work(self, lanes: _Lanes, rank: int) -> Iterator[str]:
         threads = {1: "main thread"} | {tid: f"gloo thread {tid - 1}" for tid in lanes.threads(2)}
         yield from _named(_CPU_PID + rank, "python", "CPU", threads)
-        on = {"cat": "cpu_op", "pid": _CPU_PID + rank}
-        for work in lanes.work:
-            yield _complete(work, {**on, "tid": 1})
+        for piece in lanes.compute:
+            yield _complete(piece, {"cat": piece.category, "pid": _CPU_PID + rank, "tid": 1})
         for thread, span in lanes.threaded:
             shown = _Slice(f"gloo:{span.operation}", span.joined_ns, span.end_ns)
-            yield _complete(shown, {**on, "tid": 2 + thread}, self._facts(span))
-        for wait in lanes.waits:
-            yield _complete(wait, {**on, "cat": "user_annotation", "tid": 1})
+            place = {"cat": shown.category, "pid": _CPU_PID + rank, "tid": 2 + thread}
+            yield _complete(shown, place, self._facts(span))
 
     def _process(self, rank: int, lanes: _Lanes, flows: Iterator[int]) -> Iterator[str]:
         """A rank in the merged file."""
@@ -203,11 +205,11 @@ class Traced:
         else:
             comm = {tid: f"gloo thread {tid - 2}" for tid in lanes.threads(_COMM_TID)}
             threads |= {_COMPUTE_TID: "main thread", **comm}
-        yield from _named(rank, f"rank {rank}: node {node}, {kind} {device}", label, threads, rank)
+        yield from _named(rank, f"rank {rank}: node {node}, {kind} {device}", label, threads)
         for number, step in zip(self.steps, lanes.steps, strict=True):
             shown = _Slice(f"step {number}", step.start_ns, step.end_ns)
             yield _complete(shown, {"pid": rank, "tid": _STEPS_TID}, tail=_TAIL)
-        for piece in sorted([*lanes.work, *lanes.waits], key=lambda piece: piece.start_ns):
+        for piece in lanes.compute:
             yield _complete(piece, {"pid": rank, "tid": _COMPUTE_TID}, tail=_TAIL)
         for thread, span in lanes.threaded:
             place = {"pid": rank, "tid": _COMM_TID + thread}
@@ -216,9 +218,9 @@ class Traced:
             if span.met_ns > span.joined_ns:
                 late = _Slice("waiting for late peers", span.joined_ns, span.met_ns)
                 yield _complete(late, place, tail=_TAIL)
-        for (_, start_ns), (thread, span), back_ns in lanes.arrows():
-            places = [(_COMPUTE_TID, start_ns), (_COMM_TID + thread, span.joined_ns)]
-            places += [(_COMPUTE_TID, back_ns)] if back_ns is not None else []
+        for work_ns, thread, span, copy_ns in lanes.arrows():
+            places = [(_COMPUTE_TID, work_ns), (_COMM_TID + thread, span.joined_ns)]
+            places += [(_COMPUTE_TID, copy_ns)] if copy_ns is not None else []
             yield from _flow(f"bucket {span.bucket}", rank, places, next(flows))
 
     def _facts(self, span: CommSpan) -> dict[str, Any]:
@@ -236,95 +238,22 @@ class Traced:
         }
 
 
-@dataclass(frozen=True)
-class Written:
-    """Where a trace was written, with sizes in bytes.
-
-    `others`: files in the ranks' folder that HTA will read as well.
-    """
-
-    merged: str
-    merged_bytes: int
-    ranks: str
-    first_rank: str
-    ranks_bytes: int
-    others: Sequence[str]
-
-
-def notes(traced: Traced, written: Written) -> Iterator[str]:
-    """What one should know before one trusts these files."""
-    shown = len(traced.ranks)
-    if shown < traced.world_size:
-        yield f"{shown} of {traced.world_size} ranks: {traced.choice} (--ranks chooses others)"
-    if not traced.has_kernels:
-        yield (
-            "gloo runs no kernels, nor does a CPU: HolisticTraceAnalysis finds none in the ranks' "
-            "files"
-        )
-    elif traced.overlap(traced.ranks[0]).fraction is None:
-        yield "no communication takes time: HolisticTraceAnalysis calls its overlap NaN"
-    if written.others:
-        names = ", ".join(written.others[:4]) + ", ..." * (len(written.others) > 4)
-        yield f"{written.ranks} also holds {names}: HolisticTraceAnalysis reads them too"
-
-
-def summary(traced: Traced, written: Written) -> str:
-    """What was written, what it shows, and what to do with it."""
-    first, last = traced.steps[0], traced.steps[-1]
-    steps = f"step {first}" if first == last else f"steps {first} to {last}"
-    warmup = traced.timeline.warmup
-    kind = "steady" if first >= warmup else f"the first {warmup} warm up"
-    count = len(traced.ranks)
-    ranks = f"{count} rank{'s' * (count > 1)}"
-    rank = traced.timeline.slowest_rank
-    whose = f"rank {rank}, the slowest"
-    if rank not in traced.ranks:
-        rank = traced.ranks[0]
-        whose = f"rank {rank}"
-    files = f"{written.ranks}{os.sep}{written.first_rank}{' ...' * (count > 1)}"
-    lines = [
-        f"{written.merged}   {format_bytes(written.merged_bytes)}   {ranks}, {steps} ({kind})",
-        f"{files}   {format_bytes(written.ranks_bytes)}   a file for each rank",
-        "",
-        *_overlap(traced.overlap(rank), whose, has_kernels=traced.has_kernels),
-        f"next        open {written.merged} at https://ui.perfetto.dev",
-    ]
-    if traced.has_kernels:
-        code = (
-            "from hta.trace_analysis import TraceAnalysis as T; "
-            f"print(T(trace_dir={json.dumps(written.ranks)}).get_comm_comp_overlap(visualize=False))"
-        )
-        lines += [
-            "            pip install HolisticTraceAnalysis",
-            f"            HTA_DISABLE_NS_ROUNDING=1 python -c {shlex.quote(code)}",
-        ]
-    return printable("\n".join(lines))
-
-
-def _overlap(overlap: Overlap, whose: str, *, has_kernels: bool) -> Iterator[str]:
-    if overlap.fraction is None or overlap.under_kernels is None:
-        return
-    yield f"overlap     {overlap.fraction:.2%} of communication is hidden, on {whose}"
-    if has_kernels and overlap.idle_comm_ns:
-        yield (
-            f"            {overlap.under_kernels:.2%} of it under kernels, which alone "
-            "HolisticTraceAnalysis counts"
-        )
-
-
 class _Lanes:
-    """One rank's steps as slices: its work, its waits, its collectives. None is empty."""
+    """One rank's steps as slices, none of them empty."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = steps
-        self.work: list[_Slice] = []
-        self.waits: list[_Slice] = []
-        for step in steps:
-            for kind, start_ns, end_ns in (*step.compute, *step.gaps()):
-                lane, names = (self.work, _WORK) if kind in _WORK else (self.waits, _WAITS)
-                if end_ns > start_ns:
-                    lane.append(_Slice(names[kind], start_ns, end_ns))
-        self.waits.sort(key=lambda wait: wait.start_ns)
+
+    @cached_property
+    def compute(self) -> list[_Slice]:
+        """Its work and its waits, in order; together they fill the steps."""
+        pieces = (piece for step in self.steps for piece in (*step.compute, *step.gaps()))
+        named = (
+            _Slice((_WORK | _WAITS)[kind], start_ns, end_ns, kind not in _WORK)
+            for kind, start_ns, end_ns in pieces
+            if end_ns > start_ns
+        )
+        return sorted(named, key=lambda piece: piece.start_ns)
 
     @cached_property
     def comm(self) -> list[CommSpan]:
@@ -348,27 +277,29 @@ class _Lanes:
         """Numbers for the threads of collectives."""
         return range(first, first + 1 + max((thread for thread, _ in self.threaded), default=-1))
 
-    def arrows(self) -> Iterator[tuple[_Start, tuple[int, CommSpan], int | None]]:
-        """Of each bucket: the work that made it ready, its all-reduce, the start of its copy back.
-
-        Copies that take no time are not told apart, so then none has an arrow.
-        """
-        starts = [(work.end_ns, work.start_ns) for work in self.work]
-        backs: dict[tuple[int, int], int] = {}
+    def arrows(self) -> Iterator[_Arrow]:
+        """Of each bucket: the work that made it ready, its all-reduce, its copy back."""
+        threads = {span: thread for thread, span in self.threaded}
         for step in self.steps:
-            buckets = sorted(span.bucket for span in step.comm if span.bucket >= 0)
-            copies = [span.start_ns for span in step.compute if span.kind == "copy_back"]
-            if len(copies) == len(buckets):
-                backs |= {(step.end_ns, b): at for b, at in zip(buckets, copies, strict=True)}
-        ends = [step.end_ns for step in self.steps]
-        for thread, span in self.threaded:
-            before = bisect_right(starts, (span.ready_ns, span.ready_ns))
-            if span.bucket >= 0 and before:
-                end_ns = next(end for end in ends if end >= span.end_ns)
-                yield starts[before - 1], (thread, span), backs.get((end_ns, span.bucket))
+            works = [(s.end_ns, s.start_ns) for s in step.compute if s.kind in _WORK]
+            copies = [s.start_ns for s in step.compute if s.kind == "copy_back"]
+            buckets = sorted((s for s in step.comm if s.bucket >= 0), key=lambda s: s.bucket)
+            # copies that take no time are not there; then nobody knows whose the others are
+            told = copies if len(copies) == len(buckets) else [None] * len(buckets)
+            for span, copy_ns in zip(buckets, told, strict=True):
+                before = bisect_right(works, (span.ready_ns, span.ready_ns))
+                if before and span in threads:
+                    yield _Arrow(works[before - 1][1], threads[span], span, copy_ns)
 
 
-_Start = tuple[int, int]
+class _Arrow(NamedTuple):
+    """From work over a collective to the copy back, each by its start; the copy may be unknown."""
+
+    work_ns: int
+    thread: int
+    span: CommSpan
+    copy_ns: int | None
+
 
 # Perfetto multiplies by 1000 in floating point and cuts: a quarter of a nanosecond more keeps each
 # moment exact, and so slices that touch from overlapping (json_utils.cc, CoerceToTs)
@@ -378,11 +309,7 @@ _TAIL = "25"
 def _called(span: CommSpan) -> str:
     if span.bucket >= 0:
         return f"{span.operation} bucket {span.bucket}"
-    return (
-        span.operation
-        if span.operation == "broadcast"
-        else "all_reduce of the map of used parameters"
-    )
+    return _OTHERS.get(span.operation, span.operation)
 
 
 def _us(ticks_ns: int) -> str:
@@ -411,14 +338,12 @@ def _flow(name: str, pid: int, places: Sequence[tuple[int, int]], number: int) -
         yield f'{_compact(event)[:-1]},"ts":{_us(start_ns)}{_TAIL}{end}}}'
 
 
-def _named(
-    pid: int, process: str, label: str, threads: Mapping[int, str], order: int | None = None
-) -> Iterator[str]:
+def _named(pid: int, process: str, label: str, threads: Mapping[int, str]) -> Iterator[str]:
     """What a process and its threads are called."""
     facts: list[tuple[str, int, dict[str, Any]]] = [("process_name", 0, {"name": process})]
     if label:
         facts.append(("process_labels", 0, {"labels": label}))
-    facts.append(("process_sort_index", 0, {"sort_index": pid if order is None else order}))
+    facts.append(("process_sort_index", 0, {"sort_index": pid}))
     for tid, name in threads.items():
         facts.append(("thread_name", tid, {"name": name}))
         facts.append(("thread_sort_index", tid, {"sort_index": tid}))

@@ -135,11 +135,11 @@ class Step:
         return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
 
     def idle_comm_ns(self) -> int:
-        """Ticks in which a collective is in flight while the compute lane does nothing, nor waits
-        for it: hidden under no work, yet no cause of the step's length."""
-        idle = [(gap.start_ns, gap.end_ns) for gap in self.gaps()]
-        idle += [(s.start_ns, s.end_ns) for s in self.compute if s.kind == "stall"]
-        return overlap_ns(idle, self._in_flight())
+        """Ticks in which a collective is in flight and the compute lane idles, for another cause.
+
+        No work hides it, yet it is not exposed: without it the step would be as long.
+        """
+        return overlap_ns([(gap.start_ns, gap.end_ns) for gap in self.gaps()], self._in_flight())
 
     def comm_ns(self) -> int:
         """Union of the intervals in which a collective is in flight, late peers included."""
