@@ -14,6 +14,8 @@ from ddpsim.units import format_bytes
 
 __all__ = ["Written", "notes", "summary"]
 
+_HTA = "HolisticTraceAnalysis"
+
 
 @dataclass(frozen=True)
 class Written:
@@ -36,15 +38,12 @@ def notes(traced: Traced, written: Written) -> Iterator[str]:
     if shown < traced.world_size:
         yield f"{shown} of {traced.world_size} ranks: {traced.choice} (--ranks chooses others)"
     if not traced.has_kernels:
-        yield (
-            "gloo runs no kernels, nor does a CPU: HolisticTraceAnalysis finds none in the ranks' "
-            "files"
-        )
+        yield (f"gloo runs no kernels, nor does a CPU: {_HTA} finds none in the ranks' files")
     elif traced.overlap(traced.ranks[0]).fraction is None:
-        yield "no communication takes time: HolisticTraceAnalysis calls its overlap NaN"
+        yield f"no communication takes time: {_HTA} calls its overlap NaN"
     if written.others:
         names = ", ".join(written.others[:4]) + ", ..." * (len(written.others) > 4)
-        yield f"{written.ranks} also holds {names}: HolisticTraceAnalysis reads them too"
+        yield f"{written.ranks} also holds {names}: {_HTA} reads them too"
 
 
 def summary(traced: Traced, written: Written) -> str:
@@ -74,7 +73,7 @@ def summary(traced: Traced, written: Written) -> str:
             f"print(T(trace_dir={json.dumps(written.ranks)}).get_comm_comp_overlap(visualize=False))"
         )
         lines += [
-            "            pip install HolisticTraceAnalysis",
+            f"            pip install {_HTA}",
             f"            HTA_DISABLE_NS_ROUNDING=1 python -c {shlex.quote(code)}",
         ]
     return printable("\n".join(lines))
@@ -85,7 +84,5 @@ def _overlap(overlap: Overlap, whose: str, *, has_kernels: bool) -> Iterator[str
         return
     yield f"overlap     {overlap.fraction:.2%} of communication is hidden, on {whose}"
     if has_kernels and overlap.idle_comm_ns:
-        yield (
-            f"            {overlap.under_kernels:.2%} of communication is under kernels, all that "
-            "HolisticTraceAnalysis counts as hidden"
-        )
+        under = f"{overlap.under_kernels:.2%} is under kernels"
+        yield f"            {under}, all that {_HTA} calls hidden"
