@@ -32,6 +32,7 @@ Examples
   ddpsim sweep scenario.yaml --set ddp.bucket_cap_mb=1,5,25,100
   ddpsim run scenario.yaml --measured "520 ms"         is what I measured normal?
   ddpsim plan scenario.yaml --target "300B tokens in 30 days"   how many GPUs, at what cost?
+  ddpsim trace scenario.yaml -o trace                  look at its steps in Perfetto
   ddpsim explain exposed                               what a word means
 """
 
@@ -498,6 +499,49 @@ def collective(
     except InputError as error:
         raise typer.BadParameter(error.message, param_hint=error.key) from None
     print(json.dumps(table.to_dict(), indent=2) if as_json else render_table(table))
+
+
+@app.command(rich_help_panel="Plan")
+def trace(
+    file: File,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write into.")
+    ],
+    settings: Settings = None,
+    *,
+    ranks: Annotated[
+        str | None,
+        typer.Option(help='Which, as in "0,3,8-11"; unset: all, or 16 of more than 16.'),
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="How many steady steps, or all; unset: 3.")
+    ] = None,
+    warmup: Annotated[
+        bool, typer.Option("--warmup", help="Begin with the warm-up's steps.")
+    ] = False,
+    compressed: Annotated[bool, typer.Option("--gzip", help="Write .json.gz files.")] = False,
+) -> None:
+    """Write what happens in a step as traces, for Perfetto and HolisticTraceAnalysis.
+
+    \b
+    ddpsim trace scenario.yaml -o trace
+    ddpsim trace scenario.yaml -o trace --ranks 0,8 --steps all --gzip
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.errors import InputError
+    from ddpsim.planning.trace import trace as traced_part
+    from ddpsim.planning.trace import write_traces
+    from ddpsim.report.trace_text import notes, summary
+
+    scenario = load_scenario(file, settings or ())
+    try:
+        traced = traced_part(scenario, ranks, steps, warmup=warmup)
+        written = write_traces(traced, output, compressed=compressed)
+    except InputError as error:
+        raise typer.BadParameter(error.message, param_hint=error.key) from None
+    for note in notes(traced, written):
+        print(note, file=sys.stderr)
+    print(summary(traced, written))
 
 
 @app.command(rich_help_panel="Files")

@@ -7,12 +7,13 @@ is cut at its spans; what lies between them was spent waiting for data, or for t
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
 
 from ddpsim.result.timeline import CommSpan, RankTimeline, Span
 
-__all__ = ["BreakdownNs", "CriticalSpan", "Step", "percentile", "steps_of"]
+__all__ = ["BreakdownNs", "CriticalSpan", "Gap", "Step", "percentile", "steps_of"]
 
 Interval = tuple[int, int]
 
@@ -46,6 +47,14 @@ class CriticalSpan:
     end_ns: int
 
 
+class Gap(NamedTuple):
+    """The compute lane has nothing to do: no batch is there, or the host has launched nothing."""
+
+    waits_for: Literal["data", "host"]
+    start_ns: int
+    end_ns: int
+
+
 @dataclass(frozen=True)
 class Step:
     """One rank's lanes within one step, `start_ns` to `end_ns`."""
@@ -62,6 +71,25 @@ class Step:
         """Ticks from this step's start to the next one's."""
         return self.end_ns - self.start_ns
 
+    def moved(self, by_ns: int) -> Step:
+        """The same step, so many ticks later."""
+
+        def later(spans: tuple[Span, ...]) -> tuple[Span, ...]:
+            return tuple(Span(s.kind, s.start_ns + by_ns, s.end_ns + by_ns) for s in spans)
+
+        comm = (
+            span._replace(**{moment: getattr(span, moment) + by_ns for moment in _MOMENTS})
+            for span in self.comm
+        )
+        return Step(
+            self.start_ns + by_ns,
+            self.end_ns + by_ns,
+            self.backward_start_ns + by_ns,
+            later(self.host),
+            later(self.compute),
+            tuple(comm),
+        )
+
     def breakdown(self) -> BreakdownNs:
         """Where the compute lane's time went; waiting for a hook's own work is `other`."""
         spent: dict[str, int] = dict.fromkeys(("data_wait", *_PART_OF.values(), "other"), 0)
@@ -71,11 +99,8 @@ class Step:
         hooks_ns = spent["exposed_comm"] - overlap_ns(awaited, self._in_flight())
         spent["exposed_comm"] -= hooks_ns
         spent["other"] += hooks_ns
-        waits = [(span.start_ns, span.end_ns) for span in self.host if span.kind == "data_wait"]
-        for gap in self._gaps():
-            waited = overlap_ns([gap], waits)
-            spent["data_wait"] += waited
-            spent["other"] += gap[1] - gap[0] - waited
+        for gap in self.gaps():
+            spent["data_wait" if gap.waits_for == "data" else "other"] += gap.end_ns - gap.start_ns
         return BreakdownNs(**spent)
 
     def backward_ns(self) -> int:
@@ -85,15 +110,36 @@ class Step:
 
     def host_bound_ns(self) -> int:
         """Ticks in which the compute lane waits for neither data nor communication, but idles."""
-        waits = [(span.start_ns, span.end_ns) for span in self.host if span.kind == "data_wait"]
-        return sum(end - start - overlap_ns([(start, end)], waits) for start, end in self._gaps())
+        return sum(gap.end_ns - gap.start_ns for gap in self.gaps() if gap.waits_for == "host")
 
-    def _gaps(self) -> list[Interval]:
+    def gaps(self) -> Iterator[Gap]:
+        """What lies between the compute lane's spans, in order, cut where a batch comes."""
+        waits = _united((s.start_ns, s.end_ns) for s in self.host if s.kind == "data_wait")
+        for start_ns, end_ns in self._between():
+            now = start_ns
+            for wait_ns, come_ns in waits:
+                begin_ns, stop_ns = max(now, wait_ns), min(end_ns, come_ns)
+                if begin_ns < stop_ns:
+                    if now < begin_ns:
+                        yield Gap("host", now, begin_ns)
+                    yield Gap("data", begin_ns, stop_ns)
+                    now = stop_ns
+            if now < end_ns:
+                yield Gap("host", now, end_ns)
+
+    def _between(self) -> list[Interval]:
         edges = [self.start_ns]
         for span in self.compute:
             edges += [span.start_ns, span.end_ns]
         edges.append(self.end_ns)
         return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if b > a]
+
+    def idle_comm_ns(self) -> int:
+        """Ticks in which a collective is in flight and the compute lane idles, for another cause.
+
+        No work hides it, yet it is not exposed: without it the step would be as long.
+        """
+        return overlap_ns([(gap.start_ns, gap.end_ns) for gap in self.gaps()], self._in_flight())
 
     def comm_ns(self) -> int:
         """Union of the intervals in which a collective is in flight, late peers included."""
@@ -149,6 +195,7 @@ class Step:
         return links, span.joined_ns > span.ready_ns
 
 
+_MOMENTS = ("ready_ns", "joined_ns", "met_ns", "end_ns")
 _PART_OF = {
     "forward": "forward",
     "backward": "backward_compute",

@@ -1,0 +1,158 @@
+"""Which ranks and steps of a run a trace shows, and its files."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+from ddpsim.api import observe
+from ddpsim.errors import InputError
+from ddpsim.files import write_atomically
+from ddpsim.report.trace import Traced
+from ddpsim.report.trace_text import Written
+from ddpsim.scenario.schema import Scenario
+
+__all__ = ["parse_ranks", "sample_ranks", "trace", "write_traces"]
+
+SAMPLED = 16  # ranks shown where nobody chose them
+_MOST = 256  # for eyes: beyond, the files get large and the page slow
+_STEPS = 3
+
+
+def trace(
+    scenario: Scenario,
+    ranks: str | None = None,
+    steps: str | None = None,
+    *,
+    warmup: bool = False,
+) -> Traced:
+    """The part of a scenario's run that its trace shows.
+
+    `ranks` as in "0,3,8-11"; None: all up to 16, of more a sample with the slowest. `steps`: how
+    many, after the warm-up if `warmup` is False; "all"; None: three. Raises InputError for what
+    is not there, and ScenarioError as `simulate`.
+    """
+    cluster = scenario.cluster
+    size = cluster.world_size
+    wanted = (
+        sample_ranks(size, cluster.gpus_per_node) if ranks is None else parse_ranks(ranks, size)
+    )
+    timeline = observe(scenario, wanted)
+    if ranks is None:
+        wanted = list(timeline.ranks)
+    first = 0 if warmup else timeline.warmup
+    known = len(timeline.slowest.step_ends_ns) + timeline.repeats - first
+    shown = range(first, first + _count(steps, known))
+    return Traced(
+        timeline,
+        wanted,
+        shown,
+        _choice(ranks, wanted, size, timeline.slowest_rank),
+        scenario.name,
+        size,
+        cluster.gpus_per_node,
+        cluster.device.name,
+        scenario.ddp.backend,
+    )
+
+
+def write_traces(traced: Traced, folder: Path, *, compressed: bool = False) -> Written:
+    """Write `merged.json` and `ranks/rankN.json`, and touch nothing else that is there.
+
+    Ranks have a folder of their own: HTA reads every .json and .gz of a folder, each as a rank.
+    Raises InputError if `folder` is a file, and OSError.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError("--output", f"{folder} is a file; name a folder")
+    ending = ".json.gz" if compressed else ".json"
+
+    def write(path: Path, text: str) -> int:
+        content = text.encode("utf-8")
+        if compressed:
+            content = _gzipped(content)
+        write_atomically(path, content)
+        return len(content)
+
+    merged, ranks = folder / f"merged{ending}", folder / "ranks"
+    merged_bytes = write(merged, traced.merged())
+    paths = [ranks / f"rank{rank}{ending}" for rank in traced.ranks]
+    ranks_bytes = sum(
+        write(path, traced.of_rank(rank)) for path, rank in zip(paths, traced.ranks, strict=True)
+    )
+    there = {path for path in ranks.iterdir() if path.suffix in (".json", ".gz")}
+    others = sorted(path.name for path in there.difference(paths))
+    return Written(str(merged), merged_bytes, str(ranks), paths[0].name, ranks_bytes, others)
+
+
+def _gzipped(content: bytes) -> bytes:
+    """The same bytes for the same content: no date, no name."""
+    packed = BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as file:
+        file.write(content)
+    return packed.getvalue()
+
+
+def sample_ranks(world_size: int, gpus_per_node: int) -> list[int]:
+    """At most 16: all, or 15 to which the slowest comes; ends of nodes, evenly spread, first."""
+    if world_size <= SAMPLED:
+        return list(range(world_size))
+    starts = range(0, world_size, gpus_per_node)
+    ends = sorted({*starts, *(start + gpus_per_node - 1 for start in starts)})
+    chosen = _spread(ends, SAMPLED - 1)
+    if len(chosen) < SAMPLED - 1:
+        others = sorted(set(range(world_size)) - set(chosen))
+        chosen += _spread(others, SAMPLED - 1 - len(chosen))
+    return sorted(chosen)
+
+
+def parse_ranks(text: str, world_size: int) -> list[int]:
+    """Ranks as in "0,3,8-11", in order; raises InputError."""
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not _is_number(first) or (dash and not _is_number(last)):
+            raise InputError("--ranks", f"{part.strip()!r} is no rank; write 0,3,8-11")
+        begin, end = int(first), int(last or first)
+        if begin > end:
+            raise InputError("--ranks", f"{part.strip()!r} runs backwards; write {end}-{begin}")
+        if end >= world_size:
+            raise InputError("--ranks", f"there is no rank {end}: choose 0 to {world_size - 1}")
+        chosen.update(range(begin, min(end, begin + _MOST) + 1))
+        if len(chosen) > _MOST:
+            raise InputError("--ranks", f"at most {_MOST} ranks at a time")
+    return sorted(chosen)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+def _count(steps: str | None, known: int) -> int:
+    if steps is None:
+        return min(_STEPS, known)
+    if steps == "all":
+        return known
+    if not _is_number(steps) or not int(steps):
+        raise InputError("--steps", f"{steps!r} is neither a number of steps nor all")
+    if int(steps) > known:
+        raise InputError(
+            "--steps", f"the run has {known} to show: at most {known}, or set run.iterations"
+        )
+    return int(steps)
+
+
+def _spread(values: Sequence[int], count: int) -> list[int]:
+    """So many of them from the first to the last, or all if there are no more."""
+    if len(values) <= count:
+        return list(values)
+    return [values[i * (len(values) - 1) // max(1, count - 1)] for i in range(count)]
+
+
+def _choice(ranks: str | None, shown: Sequence[int], world_size: int, slowest: int) -> str:
+    if len(shown) == world_size:
+        return "all"
+    if ranks is not None:
+        return "as chosen"
+    return f"first and last ranks of nodes, evenly spread, and rank {slowest}, the slowest"

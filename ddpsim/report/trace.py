@@ -1,0 +1,356 @@
+"""A timeline as Chrome trace events: a file for each rank as PyTorch's profiler writes it, which
+HolisticTraceAnalysis (HTA) reads, and one of all ranks for Perfetto.
+
+A rank's kernels are what its streams work on. Waits are none: HTA would count them as compute.
+What HTA needs of a file, or says something wrong without: docs/planning.md, "Traces".
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from typing import Any, NamedTuple
+
+from ddpsim.result.metrics import Step, steps_of
+from ddpsim.result.timeline import CommSpan, Timeline
+
+__all__ = ["Overlap", "Traced"]
+
+_WORK = {
+    "forward": "forward",
+    "backward": "backward",
+    "bucket_copy": "gradient to bucket",
+    "copy_back": "bucket to gradients",
+    "buffers": "buffers to and from their broadcast",
+    "optimizer": "optimizer",
+}
+_WAITS = {
+    "comm_wait": "wait for communication",
+    "stall": "stall",
+    "data": "wait for a batch",
+    "host": "wait for the host",
+}
+# names of NCCL's kernels go on with type, algorithm and protocol, which a timeline does not know;
+# HTA takes what matches ^nccl.*Kernel for communication
+_NCCL = {"all_reduce": "ncclDevKernel_AllReduce", "broadcast": "ncclDevKernel_Broadcast"}
+_OTHERS = {"all_reduce": "all_reduce of the map of used parameters"}  # of no bucket
+_COMPUTE_STREAM, _NCCL_STREAM = 7, 20  # as PyTorch's profiler often numbers them
+_CPU_PID = 100_000  # a process of its own, apart from those named after GPUs
+_STEPS_TID, _COMPUTE_TID, _COMM_TID = 1, 2, 3  # of a rank in the merged file
+
+
+class _Slice(NamedTuple):
+    """Something on a track, in ticks from the trace's origin; `waits`: it is no work."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    waits: bool = False
+
+    @property
+    def category(self) -> str:
+        """What the profiler would call it on a CPU."""
+        return "user_annotation" if self.waits else "cpu_op"
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Ticks of a rank in the steps shown; `idle_comm_ns` as `Step` has it."""
+
+    comm_ns: int
+    exposed_ns: int
+    idle_comm_ns: int
+
+    @property
+    def fraction(self) -> float | None:
+        """1 - exposed / comm, as a result has it; None without communication."""
+        return 1 - self.exposed_ns / self.comm_ns if self.comm_ns else None
+
+    @property
+    def under_kernels(self) -> float | None:
+        """As HTA has it: the part of communication during which a compute kernel runs."""
+        hidden_ns = self.comm_ns - self.exposed_ns - self.idle_comm_ns
+        return hidden_ns / self.comm_ns if self.comm_ns else None
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Some ranks and steps of a timeline, and whose they are.
+
+    `steps` count from 0, the warm-up's first; `choice` says in words which ranks these are.
+    """
+
+    timeline: Timeline
+    ranks: Sequence[int]
+    steps: Sequence[int]
+    choice: str
+    name: str
+    world_size: int
+    gpus_per_node: int
+    device: str
+    backend: str
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether anything runs on GPUs; gloo's jobs run on CPUs."""
+        return self.backend == "nccl"
+
+    def overlap(self, rank: int) -> Overlap:
+        """Of one rank, over the steps shown."""
+        steps = self._lanes(rank).steps
+        return Overlap(
+            sum(step.comm_ns() for step in steps),
+            sum(step.breakdown().exposed_comm for step in steps),
+            sum(step.idle_comm_ns() for step in steps),
+        )
+
+    def of_rank(self, rank: int) -> str:
+        """One rank's file in the dialect of PyTorch's profiler (Kineto)."""
+        gpu, lanes = rank % self.gpus_per_node, self._lanes(rank)
+        header = {
+            "schemaVersion": 1,
+            "deviceProperties": [{"id": gpu, "name": self.device}] if self.has_kernels else [],
+            # HTA looks for "rank" in the text, and for a space behind its colon
+            "distributedInfo": {
+                "backend": self.backend,
+                "rank": rank,
+                "world_size": self.world_size,
+            },
+        }
+        events = self._kernels(lanes, gpu) if self.has_kernels else self._cpu_work(lanes, rank)
+        return self._file(header, events)
+
+    def merged(self) -> str:
+        """All ranks' file for Perfetto: a process for each, slices that nest, arrows."""
+        flows = count(1)
+
+        def events() -> Iterator[str]:
+            for rank in self.ranks:
+                yield from self._process(rank, self._lanes(rank), flows)
+
+        return self._file({}, events())
+
+    def _file(self, header: Mapping[str, Any], events: Iterable[str]) -> str:
+        ours = {
+            "schema": "ddpsim.trace/1",
+            "note": "simulated, not measured",
+            "scenario": self.name,
+            "ranks_shown": f"{len(self.ranks)} of {self.world_size}: {self.choice}",
+            "slowest_rank": self.timeline.slowest_rank,
+            "first_step": self.steps[0],
+            "last_step": self.steps[-1],
+            "warmup_steps": self.timeline.warmup,
+        }
+        keys = {**header, "ddpsim": ours, "displayTimeUnit": "ms"}
+        lines = [f"{json.dumps(key)}: {json.dumps(value)},\n" for key, value in keys.items()]
+        return "".join(["{\n", *lines, '"traceEvents": [\n', ",\n".join(events), "\n]}\n"])
+
+    @cached_property
+    def _origin_ns(self) -> int:
+        """The start of the first step shown, on the rank that comes to it first."""
+        return min(self._steps(rank, 0)[0].start_ns for rank in self.ranks)
+
+    def _steps(self, rank: int, origin_ns: int) -> list[Step]:
+        """The steps shown; those after the last one in the timeline are the same again."""
+        known = steps_of(self.timeline.ranks[rank])
+        last = len(known) - 1
+        return [
+            known[min(number, last)].moved(
+                max(0, number - last) * known[last].length_ns - origin_ns
+            )
+            for number in self.steps
+        ]
+
+    def _lanes(self, rank: int) -> _Lanes:
+        return _Lanes(self._steps(rank, self._origin_ns))
+
+    def _kernels(self, lanes: _Lanes, gpu: int) -> Iterator[str]:
+        streams = {_COMPUTE_STREAM: "compute stream", _NCCL_STREAM: "NCCL stream"}
+        yield from _named(gpu, "python", f"GPU {gpu}", streams)
+        yield from _named(_CPU_PID, "python", "CPU", {1: "what the compute stream waits for"})
+        on = {"cat": "kernel", "pid": gpu}
+        for piece in lanes.compute:
+            if piece.waits:
+                yield _complete(piece, {"cat": piece.category, "pid": _CPU_PID, "tid": 1})
+            else:
+                stream = {"device": gpu, "stream": _COMPUTE_STREAM}
+                yield _complete(piece, {**on, "tid": _COMPUTE_STREAM}, stream)
+        for span in lanes.comm:
+            stream = {"device": gpu, "stream": _NCCL_STREAM}
+            kernel = _Slice(_NCCL[span.operation], span.joined_ns, span.end_ns)
+            yield _complete(kernel, {**on, "tid": _NCCL_STREAM}, stream | self._facts(span))
+
+    def _cpu_work(self, lanes: _Lanes, rank: int) -> Iterator[str]:
+        threads = {1: "main thread"} | {tid: f"gloo thread {tid - 1}" for tid in lanes.threads(2)}
+        yield from _named(_CPU_PID + rank, "python", "CPU", threads)
+        for piece in lanes.compute:
+            yield _complete(piece, {"cat": piece.category, "pid": _CPU_PID + rank, "tid": 1})
+        for thread, span in lanes.threaded:
+            shown = _Slice(f"gloo:{span.operation}", span.joined_ns, span.end_ns)
+            place = {"cat": shown.category, "pid": _CPU_PID + rank, "tid": 2 + thread}
+            yield _complete(shown, place, self._facts(span))
+
+    def _process(self, rank: int, lanes: _Lanes, flows: Iterator[int]) -> Iterator[str]:
+        """A rank in the merged file."""
+        node, device = divmod(rank, self.gpus_per_node)
+        kind = "GPU" if self.has_kernels else "process"
+        label = "the slowest" if rank == self.timeline.slowest_rank else ""
+        threads = {_STEPS_TID: "steps"}
+        if self.has_kernels:
+            threads |= {_COMPUTE_TID: "compute stream", _COMM_TID: "NCCL stream"}
+        else:
+            comm = {tid: f"gloo thread {tid - 2}" for tid in lanes.threads(_COMM_TID)}
+            threads |= {_COMPUTE_TID: "main thread", **comm}
+        yield from _named(rank, f"rank {rank}: node {node}, {kind} {device}", label, threads)
+        for number, step in zip(self.steps, lanes.steps, strict=True):
+            shown = _Slice(f"step {number}", step.start_ns, step.end_ns)
+            yield _complete(shown, {"pid": rank, "tid": _STEPS_TID}, tail=_TAIL)
+        for piece in lanes.compute:
+            yield _complete(piece, {"pid": rank, "tid": _COMPUTE_TID}, tail=_TAIL)
+        for thread, span in lanes.threaded:
+            place = {"pid": rank, "tid": _COMM_TID + thread}
+            shown = _Slice(_called(span), span.joined_ns, span.end_ns)
+            yield _complete(shown, place, self._facts(span), tail=_TAIL)
+            if span.met_ns > span.joined_ns:
+                late = _Slice("waiting for late peers", span.joined_ns, span.met_ns)
+                yield _complete(late, place, tail=_TAIL)
+        for work_ns, thread, span, copy_ns in lanes.arrows():
+            places = [(_COMPUTE_TID, work_ns), (_COMM_TID + thread, span.joined_ns)]
+            places += [(_COMPUTE_TID, copy_ns)] if copy_ns is not None else []
+            yield from _flow(f"bucket {span.bucket}", rank, places, next(flows))
+
+    def _facts(self, span: CommSpan) -> dict[str, Any]:
+        """What a collective's slice tells who clicks on it; moments from the trace's origin."""
+        bucket = {"bucket": span.bucket, "parameters": span.num_params} if span.bucket >= 0 else {}
+        return {
+            "Collective name": span.operation.replace("_", ""),
+            "Group size": self.world_size,
+            **bucket,
+            "bytes": span.size_bytes,
+            "ready_us": span.ready_ns / 1000,
+            "joined_us": span.joined_ns / 1000,
+            "all_joined_us": span.met_ns / 1000,
+            "waiting_for_late_peers_us": (span.met_ns - span.joined_ns) / 1000,
+        }
+
+
+class _Lanes:
+    """One rank's steps as slices, none of them empty."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = steps
+
+    @cached_property
+    def compute(self) -> list[_Slice]:
+        """Its work and its waits, in order; together they fill the steps."""
+        pieces = (piece for step in self.steps for piece in (*step.compute, *step.gaps()))
+        named = (
+            _Slice((_WORK | _WAITS)[kind], start_ns, end_ns, kind not in _WORK)
+            for kind, start_ns, end_ns in pieces
+            if end_ns > start_ns
+        )
+        return sorted(named, key=lambda piece: piece.start_ns)
+
+    @cached_property
+    def comm(self) -> list[CommSpan]:
+        """The collectives that took time, in the order in which the rank joined them."""
+        found = (span for step in self.steps for span in step.comm if span.end_ns > span.joined_ns)
+        return sorted(found, key=lambda span: span.joined_ns)
+
+    @cached_property
+    def threaded(self) -> list[tuple[int, CommSpan]]:
+        """Each with a thread that was free for it, from 0 on; NCCL needs one."""
+        free_ns: list[int] = []
+        placed = []
+        for span in self.comm:
+            free = (i for i, until_ns in enumerate(free_ns) if until_ns <= span.joined_ns)
+            thread = next(free, len(free_ns))
+            free_ns[thread : thread + 1] = [span.end_ns]
+            placed.append((thread, span))
+        return placed
+
+    def threads(self, first: int) -> range:
+        """Numbers for the threads of collectives."""
+        return range(first, first + 1 + max((thread for thread, _ in self.threaded), default=-1))
+
+    def arrows(self) -> Iterator[_Arrow]:
+        """Of each bucket: the work that made it ready, its all-reduce, its copy back."""
+        threads = {span: thread for thread, span in self.threaded}
+        for step in self.steps:
+            works = [(s.end_ns, s.start_ns) for s in step.compute if s.kind in _WORK]
+            copies = [s.start_ns for s in step.compute if s.kind == "copy_back"]
+            buckets = sorted((s for s in step.comm if s.bucket >= 0), key=lambda s: s.bucket)
+            # copies that take no time are not there; then nobody knows whose the others are
+            told = copies if len(copies) == len(buckets) else [None] * len(buckets)
+            for span, copy_ns in zip(buckets, told, strict=True):
+                before = bisect_right(works, (span.ready_ns, span.ready_ns))
+                if before and span in threads:
+                    yield _Arrow(works[before - 1][1], threads[span], span, copy_ns)
+
+
+class _Arrow(NamedTuple):
+    """From work over a collective to the copy back, each by its start; the copy may be unknown."""
+
+    work_ns: int
+    thread: int
+    span: CommSpan
+    copy_ns: int | None
+
+
+# Perfetto multiplies by 1000 in floating point and cuts: a quarter of a nanosecond more keeps each
+# moment exact, and so slices that touch from overlapping (json_utils.cc, CoerceToTs)
+_TAIL = "25"
+
+
+def _called(span: CommSpan) -> str:
+    if span.bucket >= 0:
+        return f"{span.operation} bucket {span.bucket}"
+    return _OTHERS.get(span.operation, span.operation)
+
+
+def _us(ticks_ns: int) -> str:
+    """Microseconds with every nanosecond."""
+    return f"{ticks_ns // 1000}.{ticks_ns % 1000:03d}"
+
+
+def _complete(
+    piece: _Slice,
+    place: Mapping[str, Any],
+    args: Mapping[str, Any] | None = None,
+    *,
+    tail: str = "",
+) -> str:
+    where = _compact(place)[1:-1]
+    more = f',"args":{_compact(args)}' if args else ""
+    start, lasts = _us(piece.start_ns) + tail, _us(piece.end_ns - piece.start_ns) + tail
+    return f'{{"ph":"X","name":"{piece.name}",{where},"ts":{start},"dur":{lasts}{more}}}'
+
+
+def _flow(name: str, pid: int, places: Sequence[tuple[int, int]], number: int) -> Iterator[str]:
+    """An arrow over slices, each found by its track and start."""
+    for phase, (tid, start_ns) in zip(["s", *"t" * (len(places) - 2), "f"], places, strict=True):
+        event = {"ph": phase, "cat": "bucket", "name": name, "id": number, "pid": pid, "tid": tid}
+        end = ',"bp":"e"' if phase == "f" else ""
+        yield f'{_compact(event)[:-1]},"ts":{_us(start_ns)}{_TAIL}{end}}}'
+
+
+def _named(pid: int, process: str, label: str, threads: Mapping[int, str]) -> Iterator[str]:
+    """What a process and its threads are called."""
+    facts: list[tuple[str, int, dict[str, Any]]] = [("process_name", 0, {"name": process})]
+    if label:
+        facts.append(("process_labels", 0, {"labels": label}))
+    facts.append(("process_sort_index", 0, {"sort_index": pid}))
+    for tid, name in threads.items():
+        facts.append(("thread_name", tid, {"name": name}))
+        facts.append(("thread_sort_index", tid, {"sort_index": tid}))
+    for name, tid, args in facts:
+        event = {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0.0, "args": args}
+        yield _compact(event)
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
