@@ -24,6 +24,7 @@ Examples
   ddpsim run scenario.yaml                             one prediction
   ddpsim run scenario.yaml --set ddp.bucket_cap_mb=50  the same with another option
   ddpsim run scenario.yaml --measured "520 ms"         is what I measured normal?
+  ddpsim report scenario.yaml -o step.html             the step to look at, in a browser
   ddpsim explain exposed                               what a word means
 """
 
@@ -158,6 +159,38 @@ def collective(
     except InputError as error:
         raise typer.BadParameter(error.message, param_hint=error.key) from None
     print(json.dumps(table.to_dict(), indent=2) if as_json else render_table(table))
+
+
+@app.command(rich_help_panel="Plan")
+def report(
+    file: File,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="PAGE", help="The file to write.")
+    ] = Path("step.html"),
+    settings: Settings = None,
+) -> None:
+    """Write one HTML page to look at: the step's timeline, and what moves it.
+
+    \b
+    ddpsim report scenario.yaml -o step.html
+    Buckets on a slider, breakdown, scaling, sensitivity, sources; it needs no network to open.
+    """
+    if output.resolve() == file.resolve():
+        raise typer.BadParameter("is the scenario itself; name another file", param_hint="-o")
+    if output.is_dir():
+        raise typer.BadParameter(f"{output} is a folder; name a file in it", param_hint="-o")
+    from ddpsim.errors import printable
+    from ddpsim.files import write_atomically
+    from ddpsim.planning.storyboard import storyboard
+    from ddpsim.report.page import page
+    from ddpsim.units import format_bytes
+
+    board = storyboard(file, settings or ())
+    content = page(board).encode("utf-8", "backslashreplace")
+    write_atomically(output, content)
+    print(f"{output}: {format_bytes(len(content))}, opens in any browser, without a network")
+    for entry in board.left_out:
+        print(printable(f"not shown: {entry.what}: {entry.reason}"), file=sys.stderr)
 
 
 @app.command(rich_help_panel="Files")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 from ddpsim.result.timeline import CommSpan, RankTimeline, Span
 
-__all__ = ["BreakdownNs", "CriticalSpan", "Step", "percentile", "steps_of"]
+__all__ = ["BreakdownNs", "CriticalSpan", "Interval", "Step", "percentile", "steps_of"]
 
 Interval = tuple[int, int]
 
