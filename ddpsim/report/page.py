@@ -230,9 +230,9 @@ def _caption(choice: CapChoice) -> Iterator[str]:
         end = f" The backward ends at {format_duration(max(ends) / NS_PER_S)};" if ends else ""
         yield (
             f"Rank{'s' * (len(rank.ranks) > 1)} {_listed(rank.ranks)}:{end} "
-            f"{late} of {len(buckets)} buckets {'ends' if late == 1 else 'end'} after it. Communication is hidden for "
-            f"{format_duration(rank.hidden_ns / NS_PER_S)} and exposed for "
-            f"{format_duration(rank.exposed_ns / NS_PER_S)}."
+            f"{late} of {len(buckets)} buckets {'ends' if late == 1 else 'end'} after it. "
+            f"Communication is hidden for {format_duration(rank.hidden_ns / NS_PER_S)} "
+            f"and exposed for {format_duration(rank.exposed_ns / NS_PER_S)}."
         )
 
 
@@ -302,9 +302,9 @@ def _sweep_words(board: Storyboard) -> str:
     if means[worst] <= means[best] * 1.001:
         return "The bucket size makes no difference here: all steps are within 0.1 %."
     return (
-        f"Of these the step is shortest with {_cap_words(best)} ({format_duration(means[best])}) "
-        f"and longest with {_cap_words(worst)} ({format_duration(means[worst])}, "
-        f"{means[worst] / means[best] - 1:+.1%})."
+        f"Of these, {_cap_words(best)} gives the shortest step, {format_duration(means[best])}, "
+        f"and {_cap_words(worst)} the longest, {format_duration(means[worst])} "
+        f"({means[worst] / means[best] - 1:+.1%})."
     )
 
 
@@ -459,7 +459,7 @@ def _sensitivity(board: Storyboard) -> dict[str, Any]:
     return {"data": [bars], "layout": layout}
 
 
-_LEGEND_BELOW = {"orientation": "h", "yanchor": "top", "y": -0.22}
+_LEGEND_BELOW = {"orientation": "h", "traceorder": "normal", "yanchor": "top", "y": -0.22}
 _FILTERS: dict[str, Callable[..., Any]] = {
     "against": _against,
     "bucket_rows": _bucket_rows,

@@ -15,21 +15,24 @@
     return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, coloured(part)]));
   };
 
-  // an axis or a legend, merged over what every drawing has
+  // what every drawing has, and what a layout says besides
   const framed = (layout) => {
-    const axis = { gridcolor: "--line", zerolinecolor: "--line", linecolor: "--faint", automargin: true };
-    const merged = {
+    const size = isNarrow() ? 11 : 13;
+    const axis = (own = {}) => ({
+      gridcolor: "--line", zerolinecolor: "--line", linecolor: "--faint", automargin: true, ...own,
+      title: { ...own.title, font: { size } },
+    });
+    return coloured({
       paper_bgcolor: "--ground",
       plot_bgcolor: "--ground",
-      font: { color: "--ink", family: "system-ui, sans-serif", size: isNarrow() ? 11 : 13 },
+      font: { color: "--ink", family: "system-ui, sans-serif", size },
       hoverlabel: { bgcolor: "--raised", bordercolor: "--ink", font: { color: "--ink" }, align: "left" },
       margin: { l: 50, r: 10, t: 10, b: 45 },
       dragmode: false,
       ...layout,
-      xaxis: { ...axis, ...layout.xaxis },
-      yaxis: { ...axis, ...layout.yaxis },
-    };
-    return coloured(merged);
+      xaxis: axis(layout.xaxis),
+      yaxis: axis(layout.yaxis),
+    });
   };
 
   const drawFigures = () => {
@@ -207,7 +210,7 @@
       margin: { l: 60, r: 8, t: 8, b: 45 },
       uniformtext: { mode: "hide", minsize: 9 },
       annotations,
-      xaxis: { title: { text: "ms from the start of the step on the slowest rank", font: { size: 13 } }, range: view.map(ms), zeroline: false },
+      xaxis: { title: { text: "ms from the start of the step on the slowest rank" }, range: view.map(ms), zeroline: false },
       yaxis: { range: [y - 0.6, -0.8], tickvals: ticks.map(([at]) => at), ticktext: ticks.map(([, name]) => name), fixedrange: true, showgrid: false, zeroline: false },
     };
     if (isNarrow()) layout.xaxis.title.text = "ms from the start of the step";
