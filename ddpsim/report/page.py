@@ -230,7 +230,8 @@ def _caption(choice: CapChoice) -> Iterator[str]:
         end = f" The backward ends at {format_duration(max(ends) / NS_PER_S)};" if ends else ""
         yield (
             f"Rank{'s' * (len(rank.ranks) > 1)} {_listed(rank.ranks)}:{end} "
-            f"{late} of {len(buckets)} buckets {'ends' if late == 1 else 'end'} after it. "
+            f"{late} of {len(buckets)} buckets{' that are drawn' if rank.left_out else ''} "
+            f"{'ends' if late == 1 else 'end'} after it. "
             f"Communication is hidden for {format_duration(rank.hidden_ns / NS_PER_S)} "
             f"and exposed for {format_duration(rank.exposed_ns / NS_PER_S)}."
         )
