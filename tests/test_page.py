@@ -269,6 +269,24 @@ def test_names_are_only_text(board: Storyboard) -> None:
     assert len(found.scripts) == 3
 
 
+def test_names_in_figures_are_only_text() -> None:
+    """A device's name reaches the drawing of sensitivities; plotly reads some HTML itself."""
+    device = {
+        "name": EVIL,
+        "peak_flops": {"fp32": "9 TFLOP/s", "bf16": "150 TFLOP/s"},
+        "memory": "40 GB",
+        "memory_bandwidth": "1 TB/s",
+    }
+    slower = json.dumps({1: {"device": device}}).replace('"1"', "1")
+    found = Page(page(storyboard(SLOW_NETWORK, [f"cluster.other_nodes={slower}"])))
+    assert f"without node 1's {EVIL}" in found.words
+    assert not found.of("img")
+    assert len(found.scripts) == 3
+    (bars,) = found.data["figures"]["sensitivity"]["data"]
+    assert any("onerror" in label for label in bars["y"])
+    assert not any(re.search("<(?!br>)", label) for label in bars["y"])
+
+
 def test_what_cannot_be_simulated_is_named(measured: Storyboard) -> None:
     (one,) = measured.scaling
     assert one == measured.result

@@ -448,7 +448,7 @@ def _sensitivity(board: Storyboard) -> dict[str, Any]:
         "type": "bar",
         "orientation": "h",
         "x": [entry.difference_s * 1e3 for entry in entries],
-        "y": ["<br>".join(wrap(escape(entry.change), 22)) for entry in entries],
+        "y": ["<br>".join(map(escape, wrap(entry.change, 22))) for entry in entries],
         "marker": _marker(_LOOKS["backward"]),
         "hovertemplate": "%{x:.4~g} ms<extra></extra>",
     }
