@@ -14,37 +14,52 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddpsim.api import judge, load_scenario, observe, simulate
     from ddpsim.errors import DdpsimError, ScenarioError, SimulationError
+    from ddpsim.planning.capacity import plan_capacity
+    from ddpsim.planning.grid import Grid
     from ddpsim.planning.many import simulate_many
+    from ddpsim.planning.sweep import sweep
+    from ddpsim.result.capacity import CapacityPlan
     from ddpsim.result.model import Brief, Result
+    from ddpsim.result.sweep import Sweep
     from ddpsim.scenario.schema import Scenario
 
 __all__ = [
     "Brief",
+    "CapacityPlan",
     "DdpsimError",
+    "Grid",
     "Result",
     "Scenario",
     "ScenarioError",
     "SimulationError",
+    "Sweep",
     "judge",
     "load_scenario",
     "observe",
+    "plan_capacity",
     "simulate",
     "simulate_many",
+    "sweep",
 ]
 
 # imported when first used: `ddpsim --help` needs none of them
 _HOMES = {
     "Brief": "ddpsim.result.model",
+    "CapacityPlan": "ddpsim.result.capacity",
     "DdpsimError": "ddpsim.errors",
+    "Grid": "ddpsim.planning.grid",
     "Result": "ddpsim.result.model",
     "Scenario": "ddpsim.scenario.schema",
     "ScenarioError": "ddpsim.errors",
     "SimulationError": "ddpsim.errors",
+    "Sweep": "ddpsim.result.sweep",
     "judge": "ddpsim.api",
     "load_scenario": "ddpsim.api",
     "observe": "ddpsim.api",
+    "plan_capacity": "ddpsim.planning.capacity",
     "simulate": "ddpsim.api",
     "simulate_many": "ddpsim.planning.many",
+    "sweep": "ddpsim.planning.sweep",
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.interval import COMPUTE, DATA, prediction_interval
 from ddpsim.job import Job, resolve
+from ddpsim.provenance import Uncertainty
 from ddpsim.report.verdict import Verdict, is_normal, verdict
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, summarise
@@ -20,7 +21,7 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s
 from ddpsim.what_if import next_steps, stragglers, stretches
 
-__all__ = ["judge", "load_scenario", "observe", "simulate"]
+__all__ = ["judge", "load_scenario", "observe", "simulate", "uncertainties"]
 
 
 def load_scenario(
@@ -136,10 +137,19 @@ def _interval(job: Job, result: Result) -> PredictionInterval:
     return prediction_interval(
         times.mean,
         job.step_s,
-        compute=COMPUTE[job.model.basis],
-        network=job.network.uncertainty,
-        data=DATA if job.program.loader else None,
-        interference=job.network.interference,
+        uncertainties(job),
+        calibrated=job.network.interference is not None,
         hidden_comm_s=result.comm_time_s - result.exposed_comm_s,
         spread_s=(times.p10, times.p90),
     )
+
+
+def uncertainties(job: Job) -> dict[str, Uncertainty]:
+    """How wrong the terms of `Job.step_s` may be, those that are known to be."""
+    terms = {
+        "compute": COMPUTE[job.model.basis],
+        "network": job.network.uncertainty,
+        "data": DATA if job.program.loader else None,
+        "interference": job.network.interference,
+    }
+    return {term: uncertainty for term, uncertainty in terms.items() if uncertainty}

@@ -6,13 +6,18 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+
+if TYPE_CHECKING:
+    from ddpsim.planning.grid import Grid
+    from ddpsim.result.sweep import Sweep
 
 __all__ = ["app", "main", "new_app", "run_app"]
 
@@ -23,7 +28,9 @@ Examples
   ddpsim init resnet50-2x8-25gbit > scenario.yaml      a scenario to start from
   ddpsim run scenario.yaml                             one prediction
   ddpsim run scenario.yaml --set ddp.bucket_cap_mb=50  the same with another option
+  ddpsim sweep scenario.yaml --set ddp.bucket_cap_mb=1,5,25,100
   ddpsim run scenario.yaml --measured "520 ms"         is what I measured normal?
+  ddpsim plan scenario.yaml --target "300B tokens in 30 days"   how many GPUs, at what cost?
   ddpsim report scenario.yaml -o step.html             the step to look at, in a browser
   ddpsim explain exposed                               what a word means
 """
@@ -41,6 +48,8 @@ def new_app(help_text: str) -> typer.Typer:
 
 
 app = new_app(_HELP)
+
+_Parsed = TypeVar("_Parsed")
 
 File = Annotated[Path, typer.Argument(help="Scenario, YAML (schema ddpsim/1).", show_default=False)]
 Settings = Annotated[
@@ -96,6 +105,294 @@ def run(
         print(json.dumps(shown, indent=2))
     else:
         print(render(result, str(file), verdict, settings or ()))
+
+
+@app.command(rich_help_panel="Plan")
+def sweep(
+    file: File,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUES",
+            help="An axis: its values with commas between; a list value is written [1,25]. "
+            "Repeatable: all combinations.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    axis: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="CSV", help="Keys that move together: their names, then a row a point."
+        ),
+    ] = None,
+    goal: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="throughput, per-gpu, efficiency, step, exposed, gpus or memory; given twice: "
+            "the front of two. Default: throughput."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write all points to .json, .csv or .parquet; each is kept in FILE.journal as it "
+            "ends.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what FILE.journal holds.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; as many as there are cores by default.")
+    ] = None,
+    dask: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler, tcp://HOST:8786.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.sweep/1.")] = False,
+) -> None:
+    """Predict every combination of settings: the best, and what is as good as it.
+
+    \b
+    ddpsim sweep scenario.yaml --set ddp.bucket_cap_mb=1,5,25,50,100
+    ddpsim sweep scenario.yaml --set cluster.nodes=1,2,4,8 --goal throughput --goal gpus -o out.csv
+    """
+    from ddpsim.planning.grid import Grid
+    from ddpsim.report.sweep import render_sweep
+    from ddpsim.result.sweep import GOALS
+
+    goals = goal or ["throughput"]
+    if unknown := [name for name in goals if name not in GOALS]:
+        raise typer.BadParameter(
+            f"{unknown[0]!r} is none of {', '.join(GOALS)}", param_hint="--goal"
+        )
+    if len(goals) > 2 or len(set(goals)) < len(goals):
+        raise typer.BadParameter("give one goal, or two different ones", param_hint="--goal")
+    if resume and output is None:
+        raise typer.BadParameter("resume what? Name the same -o FILE again", param_hint="--resume")
+    write = None if output is None else _sweep_writer(output)
+    grid = Grid.of(settings or (), axis or ())
+    if not grid.axes:
+        raise typer.BadParameter(
+            "give an axis of two values or more, such as --set ddp.bucket_cap_mb=1,25,100",
+            param_hint="--set",
+        )
+    found = _swept(file, grid, goals, output, resume=resume, jobs=jobs, dask=dask)
+    if write:
+        write(found)
+        print(f"wrote {output}", file=sys.stderr)
+    print(json.dumps(found.to_dict(), indent=2) if as_json else render_sweep(found))
+
+
+def _sweep_writer(output: Path) -> Callable[[Sweep], None]:
+    """How to write a sweep to a file, by its suffix, known to work before the sweep begins."""
+    from ddpsim.files import write_atomically
+    from ddpsim.report.sweep import render_csv, render_parquet
+
+    if output.suffix == ".parquet" and not _importable("polars"):
+        raise typer.BadParameter(
+            "Parquet needs polars: pip install 'ddpsim[parquet]'", param_hint="-o"
+        )
+    formats: dict[str, Callable[[Sweep], str | bytes]] = {
+        ".json": lambda found: json.dumps(found.to_dict(), indent=2) + "\n",
+        ".csv": render_csv,
+        ".parquet": render_parquet,
+    }
+    if output.suffix not in formats:
+        raise typer.BadParameter(
+            f"{output.name!r} ends in none of {', '.join(formats)}", param_hint="-o"
+        )
+    if output.is_dir():
+        raise typer.BadParameter(f"{output} is a folder; name a file", param_hint="-o")
+    return lambda found: write_atomically(output, formats[output.suffix](found))
+
+
+def _importable(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+def _swept(
+    file: Path,
+    grid: Grid,
+    goals: Sequence[str],
+    output: Path | None,
+    *,
+    resume: bool,
+    jobs: int | None,
+    dask: str | None,
+) -> Sweep:
+    from contextlib import ExitStack
+
+    from ddpsim.planning.executors import dask_workers, local_workers
+    from ddpsim.planning.journal import Journal
+    from ddpsim.planning.sweep import sweep
+
+    with ExitStack() as stack:
+        journal = None
+        if output is not None:
+            path = output.with_name(f"{output.name}.journal")
+            journal = stack.enter_context(Journal(path, resume=resume))
+        workers = (
+            stack.enter_context(dask_workers(dask)) if dask else local_workers(jobs or _cores())
+        )
+        progress = stack.enter_context(_progress())
+        try:
+            return sweep(file, grid, goals, workers=workers, journal=journal, progress=progress)
+        except KeyboardInterrupt:
+            kept = f"; go on with --resume: {journal.path} has" if journal else "; without -o"
+            count = f" {len(journal.known):,} points" if journal else " nothing is kept"
+            print(f"\nstopped{kept}{count}", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal's stderr, once there is something to wait for; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), "points", TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda ended, total: bar.update(task, completed=ended, total=total)
+
+
+@app.command(rich_help_panel="Plan")
+def compare(
+    files: Annotated[
+        list[Path], typer.Argument(help="Scenarios; all beside the first.", show_default=False)
+    ],
+    settings: Settings = None,
+    *,
+    flags: Annotated[
+        bool, typer.Option("--each-flag", help="Every option of DDP with another value.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.comparison/1.")] = False,
+) -> None:
+    """Say what another scenario, or each DDP option, would bring: time, memory, and how sure.
+
+    \b
+    ddpsim compare scenario.yaml --each-flag
+    ddpsim compare a.yaml b.yaml c.yaml
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.planning.compare import compare, each_flag, option
+    from ddpsim.report.changes import render_comparison
+    from ddpsim.scenario.document import load
+
+    if len(files) == 1 and not flags:
+        raise typer.BadParameter("name a second scenario, or add --each-flag", param_hint="FILES")
+    first = load_scenario(files[0], settings or ())
+    options = [option(load(file, settings or ()), title=str(file)) for file in files[1:]]
+    if flags:
+        options += each_flag(load(files[0], settings or ()))
+    found = compare(first, options)
+    print(json.dumps(found.to_dict(), indent=2) if as_json else render_comparison(found))
+
+
+@app.command("explain-step", rich_help_panel="Plan")
+def explain_step(
+    file: File,
+    settings: Settings = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.explanation/1.")] = False,
+) -> None:
+    """Say why the step is this long: its critical path, what it hangs on, what would help.
+
+    \b
+    ddpsim explain-step scenario.yaml
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.planning.explain import explain_step
+    from ddpsim.report.changes import render_explanation
+    from ddpsim.scenario.document import load
+
+    load_scenario(file, settings or ())
+    found = explain_step(load(file, settings or ()))
+    text = render_explanation(found, str(file), settings or ())
+    print(json.dumps(found.to_dict(), indent=2) if as_json else text)
+
+
+@app.command(rich_help_panel="Plan")
+def plan(
+    file: File,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="WORK",
+            help='"[N epochs of] M samples [in DURATION]", or tokens; k, M, B as suffixes.',
+            show_default=False,
+        ),
+    ],
+    settings: Settings = None,
+    *,
+    price: Annotated[
+        str | None, typer.Option(help='Of a GPU-hour: "2.50 USD"; any currency.')
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help='"5000 USD", or "800 GPU-hours": the fastest for that.')
+    ] = None,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(help="Samples a step on any number of GPUs; omitted: batch_per_rank stays."),
+    ] = None,
+    max_gpus: Annotated[int, typer.Option(help="The most GPUs that are tried.")] = 1024,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.plan/1.")] = False,
+) -> None:
+    """Say how many GPUs a piece of work needs, its time and cost, and which network pays.
+
+    \b
+    ddpsim plan scenario.yaml --target "90 epochs of 1.28M samples in 24 h" --price "2.50 USD"
+    ddpsim plan scenario.yaml --target "300B tokens" --price "2 EUR" --budget "5000 EUR"
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.errors import InputError
+    from ddpsim.planning.capacity import plan_capacity
+    from ddpsim.planning.target import parse_budget, parse_price, parse_target
+    from ddpsim.report.capacity import render_plan
+
+    work = _parsed(parse_target, target, "--target")
+    of_an_hour = None if price is None else _parsed(parse_price, price, "--price")
+    limit = None if budget is None else _parsed(parse_budget, budget, "--budget")
+    scenario = load_scenario(file, settings or ())
+    try:
+        found = plan_capacity(
+            scenario,
+            work,
+            price=of_an_hour,
+            budget=limit,
+            global_batch=global_batch,
+            max_gpus=max_gpus,
+        )
+    except InputError as error:
+        hint = f"--{error.key.replace('_', '-')}"
+        raise typer.BadParameter(error.message, param_hint=hint) from None
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print(render_plan(found, str(file), settings or ()))
+
+
+def _parsed(parse: Callable[[str], _Parsed], text: str, option: str) -> _Parsed:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 @app.command(rich_help_panel="Plan")

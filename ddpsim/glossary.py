@@ -65,12 +65,19 @@ has rebuilt its buckets), on the slowest rank.""",
 A random compute multiplier per rank and iteration: run.jitter, or else the spread of the
 iterations that a model profile holds, or else the cluster profile's. All ranks wait for the
 slowest in every all-reduce, so jitter lengthens the mean step.""",
+    "knee": """\
+Where more GPUs begin to pay badly: the world size whose doubling is the first to give less
+than 80 % of twice the throughput. The 80 % are our convention. Later doublings may do
+better again, from a lower level: see `ddpsim plan`.""",
     "latency": """\
 Time of one ring step that does not depend on its size, software included. An all-reduce
 pays it 2(N-1) times.""",
     "machine": """\
 A preset of something one can buy or rent (cluster.machine: dgx-h100): its device, how
 many, links and NICs. `ddpsim explain cluster dgx-h100` draws it with its sources.""",
+    "marginal efficiency": """\
+What a doubling of the GPUs gives: throughput over twice that of half the GPUs (column x2 of
+`ddpsim plan`). Scaling compares with one device, this with the size before.""",
     "nvls": """\
 NVLink SHARP: the NVSwitch sums what the GPUs send it, so that each sends a message once
 instead of almost twice. NCCL takes it for large messages on Hopper and newer.""",
@@ -121,6 +128,10 @@ bucket_cap_mb is a bare number, as in torch: MiB (25 = 26 214 400 B).""",
     "utilization": """\
 GPU utilization as nvidia-smi shows it counts a GPU as busy while any kernel runs, an
 NCCL kernel that waits for a peer included: 100 % does not mean that it computes.""",
+    "weak scaling": """\
+More GPUs with the same batch each, so that the global batch grows; what that does to
+convergence is not modelled. Strong scaling keeps the global batch (`ddpsim plan
+--global-batch`), so that each GPU has less to do.""",
 }
 
 _ALIASES = {
@@ -139,7 +150,9 @@ _ALIASES = {
     "prediction_interval": "interval",
     "stragglers": "straggler",
     "step": "iteration",
+    "strong scaling": "weak scaling",
     "unit": "units",
+    "x2": "marginal efficiency",
 }
 
 

@@ -9,14 +9,14 @@ step, so it widens the interval upwards by what was seen on a testbed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import exp, hypot
 
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.model import IntervalSource, PredictionInterval
 
-__all__ = ["COMPUTE", "DATA", "prediction_interval"]
+__all__ = ["COMPUTE", "DATA", "GLOO_SLOWDOWN", "edges", "prediction_interval"]
 
 LEVEL = 0.8
 _Z = 1.2815515655446004  # of a normal distribution: 80 % lie within +/- z sigma
@@ -28,37 +28,34 @@ COMPUTE = {
 }
 DATA = Uncertainty(0.10, "assumed: a loader's rate as stated in the scenario")
 # compute while a gloo collective is in flight, on a shared-core testbed (docs/validation.md)
-_GLOO_SLOWDOWN = 0.22
+GLOO_SLOWDOWN = 0.22
+_INPUTS = {
+    "compute": "compute time",
+    "network": "network time",
+    "data": "data rate",
+    "interference": "interference",
+}
 
 
 def prediction_interval(
     mean_s: float,
     step_s: Callable[..., float],
+    uncertainties: Mapping[str, Uncertainty],
     *,
-    compute: Uncertainty,
-    network: Uncertainty | None,
-    data: Uncertainty | None,
-    interference: Uncertainty | None,
+    calibrated: bool,
     hidden_comm_s: float,
     spread_s: tuple[float, float],
 ) -> PredictionInterval:
     """The 80 % interval around a mean step.
 
     `step_s` simulates the step, with `compute`, `network`, `data` or `interference` stretched by a
-    factor; `hidden_comm_s` is communication under compute; `spread_s` is p10 and p90 over
-    iterations.
+    factor; `uncertainties` are those terms'. `calibrated`: interference was; `hidden_comm_s` is
+    communication under compute; `spread_s` is p10 and p90 over iterations.
     """
     base_s = step_s()
-    varied = (
-        ("compute time", "compute", compute),
-        ("network time", "network", network),
-        ("data rate", "data", data),
-        ("interference", "interference", interference),
-    )
     sources = [
-        _effect(name, uncertainty, mean_s / base_s, base_s, partial(_stretched, step_s, term))
-        for name, term, uncertainty in varied
-        if uncertainty
+        _effect(term, uncertainty, mean_s / base_s, base_s, partial(_stretched, step_s, term))
+        for term, uncertainty in uncertainties.items()
     ]
     low, high = spread_s
     if high > low:
@@ -66,10 +63,10 @@ def prediction_interval(
         sources.append(IntervalSource("jitter", below, above, "p10 to p90 of the iterations"))
     below_s = hypot(*(source.low_s for source in sources))
     above_s = hypot(*(source.high_s for source in sources))
-    if hidden_comm_s > 0 and interference is None:
-        slowed_s = _GLOO_SLOWDOWN * hidden_comm_s
+    if hidden_comm_s > 0 and not calibrated:
+        slowed_s = GLOO_SLOWDOWN * hidden_comm_s
         basis = (
-            f"not calibrated: compute up to {_GLOO_SLOWDOWN:.0%} slower under communication "
+            f"not calibrated: compute up to {GLOO_SLOWDOWN:.0%} slower under communication "
             "(our testbed's rounds)"
         )
         sources.append(IntervalSource("interference", 0.0, slowed_s, basis))
@@ -77,21 +74,26 @@ def prediction_interval(
     return PredictionInterval(LEVEL, max(0.0, mean_s - below_s), mean_s + above_s, tuple(sources))
 
 
+def edges(uncertainty: Uncertainty) -> tuple[float, float]:
+    """The factors on a time that hold 80 % of what it may be."""
+    high = exp(_Z * uncertainty.sigma)
+    return 1 / high, high
+
+
 def _stretched(step_s: Callable[..., float], term: str, factor: float) -> float:
     return step_s(**{term: factor})
 
 
 def _effect(
-    name: str,
+    term: str,
     uncertainty: Uncertainty,
     scale: float,
     base_s: float,
     step_s: Callable[[float], float],
 ) -> IntervalSource:
     """The step with one input low and high, each at its edge of the 80 % range."""
-    high = exp(_Z * uncertainty.sigma)
-    low = 1 / high
+    low, high = edges(uncertainty)
     low_s = max(0.0, base_s - step_s(low)) * scale
     high_s = max(0.0, step_s(high) - base_s) * scale
     basis = f"{low - 1:.0%} {high - 1:+.0%} ({uncertainty.basis})"
-    return IntervalSource(name, low_s, high_s, basis)
+    return IntervalSource(_INPUTS[term], low_s, high_s, basis)

@@ -51,14 +51,18 @@ class Job:
     knows_warmup: bool = True
 
     @cache  # noqa: B019 -- a job lives as long as its question
-    def step_s(
+    def step_s(self, **factors: float) -> float:
+        """One steady step without jitter, with factors as `calm_request` takes them."""
+        return mean_step_s(run(self.calm_request(**factors)).timeline)
+
+    def calm_request(
         self,
         *,
         compute: float = 1.0,
         network: float = 1.0,
         data: float = 1.0,
         interference: float = 1.0,
-    ) -> float:
+    ) -> Request:
         """One steady step without jitter, its times and interference stretched by factors."""
         program = self.program
         if compute != 1:
@@ -70,9 +74,7 @@ class Job:
         once = replace(program.steady(), warmup=1, iterations=1, loader=loader)
         cluster, calm = self.scenario.cluster, self.scenario.run.model_copy(update={"jitter": None})
         slowdowns = draw_slowdowns(cluster, calm, once.warmup + 1)
-        traffic = self.network.traffic
-        ran = run(Request(once, cost, cluster.world_size, slowdowns, traffic=traffic))
-        return mean_step_s(ran.timeline)
+        return Request(once, cost, cluster.world_size, slowdowns, traffic=self.network.traffic)
 
     def request(self) -> Request:
         """What to simulate."""

@@ -13,6 +13,8 @@ __all__ = [
     "format_bytes",
     "format_bytes_per_s",
     "format_duration",
+    "format_long_duration",
+    "long_duration_in",
     "parse_bytes",
     "parse_bytes_per_s",
     "parse_duration",
@@ -35,7 +37,11 @@ _SECONDS = {
     "s": 1.0,
     "min": 60.0,
     "h": 3600.0,
+    "hours": 3600.0,
+    "day": 86400.0,
+    "days": 86400.0,
 }
+_LONG = {"days": 3 * 86400.0, "h": 3600.0, "min": 120.0}  # and from how many seconds on
 _PREFIX = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _PREFIX |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _AMOUNT = re.compile(r"^(Ki|Mi|Gi|Ti|[kKMGT])?(bit|bits|b|bytes|byte|B)$")
@@ -48,7 +54,7 @@ def parse_duration(text: str) -> float:
     """Seconds in `"5 us"`; raises ValueError without a unit of time, or below zero."""
     number, unit = _split(text, "a time such as '5 us', '391.2 ms' or '1.5 s'")
     if unit not in _SECONDS:
-        raise ValueError(_unknown_unit(text, unit, "a time in ns, us, ms, s, min or h"))
+        raise ValueError(_unknown_unit(text, unit, "a time in ns, us, ms, s, min, h or days"))
     return number * _SECONDS[unit]
 
 
@@ -108,6 +114,21 @@ def format_duration(seconds: float) -> str:
         return f"{_four(rounded)} s"
     scale, unit = (1e3, "ms") if abs(rounded) >= 1e-3 else (1e6, "us")
     return f"{_four(rounded * scale)} {unit}"
+
+
+def format_long_duration(seconds: float) -> str:
+    """Time to train as a person reads it, in three digits: `45.0 min`, `21.3 h`, `12.5 days`."""
+    unit = next((unit for unit, least_s in _LONG.items() if seconds >= least_s), None)
+    if unit is None:
+        return format_duration(seconds)
+    return f"{long_duration_in(unit, seconds)} {unit}"
+
+
+def long_duration_in(unit: str, seconds: float) -> str:
+    """Seconds as a number of that unit of time, in three digits: `21.3`."""
+    number = float(f"{seconds / _SECONDS[unit]:.2e}")
+    digits = max(0, 2 - math.floor(math.log10(number))) if number else 0
+    return f"{number:,.{min(digits, 2)}f}"
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -10,7 +10,7 @@ from ddpsim.job import Job, Parts, resolve
 from ddpsim.result.model import Brief
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["attempt_many", "simulate_many"]
+__all__ = ["attempt_many", "brief_of", "simulate_many"]
 
 
 def simulate_many(scenarios: Iterable[Scenario]) -> tuple[Brief, ...]:
@@ -44,9 +44,14 @@ def _job(scenario: Scenario, parts: Parts) -> Job | ScenarioError:
         return error
 
 
+def brief_of(job: Job, parts: Parts) -> Brief:
+    """The figures of one job, built from parts that it shares with others."""
+    return _briefs([job], parts)[0]
+
+
 def _alone(job: Job, parts: Parts) -> Brief | DdpsimError:
     try:
-        return _briefs([job], parts)[0]
+        return brief_of(job, parts)
     except DdpsimError as error:
         return error
 

@@ -10,11 +10,12 @@ from ddpsim.api import load_scenario, observe, simulate
 from ddpsim.cluster.collectives import RingTransfer
 from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import DdpsimError, ScenarioError
-from ddpsim.job import Job, resolve
+from ddpsim.job import resolve
+from ddpsim.planning.explain import sensitivities
 from ddpsim.result.model import Result
-from ddpsim.result.storyboard import CapChoice, LeftOut, Sensitivity, Storyboard, drawn_step
+from ddpsim.result.storyboard import CapChoice, LeftOut, Storyboard, drawn_step
 from ddpsim.result.timeline import CommSpan
-from ddpsim.scenario.cluster import Cluster, LinkKind
+from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.schema import BucketCaps, Scenario
 
 __all__ = ["storyboard"]
@@ -24,8 +25,6 @@ _Shown = TypeVar("_Shown")
 _CAPS: tuple[BucketCaps, ...] = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)
 _MOST_DRAWN = 4  # ranks: more do not fit on a screen
 _MOST_RANKS = 4096  # of a point on the scaling curve that the scenario does not ask for
-_UNLIMITED = 1e-9  # of a transfer's time
-_WHERE = {"intra_node": "inside a node", "inter_node": "between nodes"}
 
 
 def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Storyboard:
@@ -58,13 +57,12 @@ def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
             scaling.append(result)
         else:
             scaling += attempt(f"cluster.nodes={nodes}", simulate)
-    sensitivity = _sensitivity(resolve(scenario), result, left_out)
     return Storyboard(
         result,
         tuple(choices),
         [choice.cap for choice in choices].index(own),
         tuple(scaling),
-        tuple(sorted(sensitivity, key=lambda entry: entry.difference_s)),
+        tuple(sorted(sensitivities(resolve(scenario)), key=lambda entry: entry.change_s)),
         tuple(left_out),
     )
 
@@ -127,52 +125,3 @@ def _nodes(cluster: Cluster) -> list[int]:
     powers = [2**power for power in range(most.bit_length()) if 2**power <= most]
     usual = {nodes for nodes in powers if nodes * cluster.gpus_per_node <= _MOST_RANKS}
     return sorted(usual | {cluster.nodes})
-
-
-def _sensitivity(job: Job, result: Result, left_out: list[LeftOut]) -> Iterator[Sensitivity]:
-    """One change at a time, without jitter: how much longer (below 0: shorter) the step gets."""
-    base_s = job.step_s()
-    yield Sensitivity("compute 10 % faster", job.step_s(compute=1 / 1.1) - base_s)
-    if job.program.loader:
-        yield Sensitivity("data loader 10 % faster", job.step_s(data=1 / 1.1) - base_s)
-    if job.scenario.run.jitter or job.observed_s:
-        yield Sensitivity("no jitter", base_s - result.iteration_time_s.mean)
-    for straggler in result.stragglers:
-        yield Sensitivity(f"without {straggler.text}", -straggler.cost_s)
-    if not result.comm_time_s:
-        return
-    yield Sensitivity("every collective 10 % faster", job.step_s(network=1 / 1.1) - base_s)
-    yield Sensitivity("a network without limits", job.step_s(network=_UNLIMITED) - base_s)
-    for change, cluster in _better_links(job.scenario.cluster, left_out):
-        better = job.scenario.model_copy(update={"cluster": cluster})
-        yield Sensitivity(change, resolve(better).step_s() - base_s)
-
-
-def _better_links(cluster: Cluster, left_out: list[LeftOut]) -> Iterator[tuple[str, Cluster]]:
-    """Clusters with more bandwidth, and with half the latency, of each kind of link."""
-    if cluster.all_reduce or cluster.profile:
-        reason = "the all-reduce is measured: no link figure is used"
-        left_out.append(LeftOut("more bandwidth, less latency", reason))
-        return
-    for key in cluster.links_used:
-        link = cluster.link(key)
-        if link and link.bandwidth_bytes_per_s:
-            more = {"bandwidth_bytes_per_s": 1.1 * link.bandwidth_bytes_per_s}
-            yield f"10 % more bandwidth {_WHERE[key]}", _with_link(cluster, key, more)
-        half = f"half the latency {_WHERE[key]}"
-        if link and link.latency_s and cluster.states_latency(key):
-            yield half, _with_link(cluster, key, {"latency_s": link.latency_s / 2})
-        else:
-            left_out.append(LeftOut(half, "no latency is stated: the library's own is used"))
-
-
-def _with_link(cluster: Cluster, key: LinkKind, update: Mapping[str, float]) -> Cluster:
-    """What the scenario does not state of a link comes from its preset as before."""
-    stated = getattr(cluster, key)
-    if stated is None:
-        known = cluster.link(key)
-        if cluster.machine or known is None:
-            stated = type(known)() if known else None
-        else:
-            stated = known.model_copy(update={"latency_s": None})
-    return cluster.model_copy(update={key: stated.model_copy(update=dict(update))})

@@ -447,8 +447,8 @@ def _sensitivity(board: Storyboard) -> dict[str, Any]:
     bars = {
         "type": "bar",
         "orientation": "h",
-        "x": [entry.difference_s * 1e3 for entry in entries],
-        "y": ["<br>".join(map(escape, wrap(entry.change, 22))) for entry in entries],
+        "x": [entry.change_s * 1e3 for entry in entries],
+        "y": ["<br>".join(map(escape, wrap(entry.what, 22))) for entry in entries],
         "marker": _marker(_LOOKS["backward"]),
         "hovertemplate": "%{x:.4~g} ms<extra></extra>",
     }

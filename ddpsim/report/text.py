@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
-from textwrap import shorten, wrap
 
 from ddpsim.errors import printable
+from ddpsim.report.lines import WIDTH, command, cut, labelled
 from ddpsim.report.verdict import Verdict
 from ddpsim.result.model import Breakdown, BucketTimes, Result
 from ddpsim.units import format_bytes, format_duration
 
 __all__ = ["PARTS", "ranks", "render"]
 
-_WIDTH = 100
 _BUCKET_ROWS = 8
 _STRAGGLERS = 3  # lines
 PARTS = {
@@ -54,27 +52,27 @@ def ranks(nodes: int, gpus_per_node: int) -> str:
 
 
 def _answer(result: Result) -> Iterator[str]:
-    yield f"{_cut(result.name, 70)}   {ranks(result.nodes, result.gpus_per_node)}"
+    yield f"{cut(result.name, 70)}   {ranks(result.nodes, result.gpus_per_node)}"
     yield ""
     times = result.iteration_time_s
     spread = ""
     if times.p90 > times.p10:
         spread = f"   p10 {format_duration(times.p10)}, p90 {format_duration(times.p90)}"
-    yield from _labelled("step", f"{format_duration(times.mean)}   {_interval(result)}{spread}")
-    yield from _labelled(
+    yield from labelled("step", f"{format_duration(times.mean)}   {_interval(result)}{spread}")
+    yield from labelled(
         "throughput",
         f"{result.throughput_samples_per_s:,.1f} samples/s global   "
         f"{result.throughput_per_gpu:,.1f} per GPU   "
         f"scaling {result.scaling_efficiency:.1%} of one device without DDP",
     )
-    yield from _labelled("bottleneck", f"{result.bottleneck.kind}: {result.bottleneck.text}")
+    yield from labelled("bottleneck", f"{result.bottleneck.kind}: {result.bottleneck.text}")
     label = "held up by"
     for straggler in result.stragglers[:_STRAGGLERS]:
         cost = f"{format_duration(straggler.cost_s)} a step" if straggler.cost_s else "nothing"
-        yield from _labelled(label, f"{straggler.text}: costs {cost}")
+        yield from labelled(label, f"{straggler.text}: costs {cost}")
         label = ""
     for warning in result.warnings:
-        yield from _labelled("WARNING", warning)
+        yield from labelled("WARNING", warning)
 
 
 def _interval(result: Result) -> str:
@@ -86,9 +84,9 @@ def _interval(result: Result) -> str:
 
 
 def _verdict(verdict: Verdict) -> Iterator[str]:
-    yield from _labelled("measured", verdict.text)
+    yield from labelled("measured", verdict.text)
     for explanation in verdict.explanations:
-        yield from _labelled("", f"- {explanation}")
+        yield from labelled("", f"- {explanation}")
 
 
 def _breakdown(result: Result) -> Iterator[str]:
@@ -137,25 +135,23 @@ def _trust(result: Result) -> Iterator[str]:
     memory = result.memory_bytes_per_gpu
     without = "" if memory.activations is not None else ", activations unknown"
     needed, device = format_bytes(memory.total), format_bytes(memory.device)
-    yield from _labelled("memory", f"{needed} of {device} a rank{without}")
+    yield from labelled("memory", f"{needed} of {device} a rank{without}")
     if result.warmup_s:
         rebuilt = result.buckets_rebuilt_at
         when = ", buckets never rebuilt" if rebuilt is None else " before the bucket rebuild"
         first = format_duration(result.warmup_s[0])
-        yield from _labelled(
-            "warm-up", f"first iteration {first}{when}, start-up costs not counted"
-        )
+        yield from labelled("warm-up", f"first iteration {first}{when}, start-up costs not counted")
     label = "inputs"
     for entry in result.provenance:
         text = f"{entry.trust:<10} {entry.input}: {entry.source}"
-        yield from _labelled(label, _cut(text, _WIDTH - 12))
+        yield from labelled(label, cut(text, WIDTH - 12))
         label = ""
     label = "interval"
     for source in result.prediction_interval_s.sources if result.prediction_interval_s else ():
         below = f"-{format_duration(source.low_s)} " if source.low_s else ""
         effect = f"{below}+{format_duration(source.high_s)}"
         text = f"{source.input} {effect}: {source.basis}"
-        yield from _labelled(label, _cut(text, _WIDTH - 12))
+        yield from labelled(label, cut(text, WIDTH - 12))
         label = ""
 
 
@@ -163,32 +159,8 @@ def _next(result: Result, file: str, settings: Sequence[str]) -> Iterator[str]:
     """What to try or measure next, each with a command to paste."""
     label = "next"
     for step in result.next_steps:
-        yield from _labelled(label, step.why)
+        yield from labelled(label, step.why)
         replaced = {setting.partition("=")[0] for setting in step.settings}
         kept = [s for s in settings if s.partition("=")[0].strip() not in replaced]
-        yield from _command(file, [*kept, *step.settings])
+        yield from command(file, [*kept, *step.settings])
         label = ""
-
-
-def _command(file: str, settings: Sequence[str]) -> Iterator[str]:
-    """One line, or one an option with a backslash between."""
-    parts = [f"ddpsim run {shlex.quote(file)}"]
-    parts += [f"--set {shlex.quote(setting)}" for setting in settings]
-    indent = " " * 12
-    if len(line := indent + " ".join(parts)) <= _WIDTH:
-        yield line
-    else:
-        yield from f" \\\n{indent}    ".join([indent + parts[0], *parts[1:]]).split("\n")
-
-
-def _cut(text: str, width: int) -> str:
-    """Text on one line, cut after a word, or inside one that takes most of the line."""
-    text = " ".join(text.split())
-    cut = shorten(text, width, placeholder=" ...")
-    return cut if len(cut) > width // 2 or cut == text else f"{text[: width - 4]} ..."
-
-
-def _labelled(label: str, text: str) -> Iterator[str]:
-    rows = wrap(text, _WIDTH - 12, break_on_hyphens=False) or [""]
-    for number, row in enumerate(rows):
-        yield f"{label if number == 0 else '':<12}{row}"

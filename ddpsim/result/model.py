@@ -22,6 +22,7 @@ __all__ = [
     "PredictionInterval",
     "Result",
     "Stretch",
+    "rounded",
 ]
 
 RESULT_SCHEMA = "ddpsim.result/1"
@@ -236,16 +237,17 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON's types (schema `ddpsim.result/1`), floats to 12 decimals."""
-        plain = {"schema": RESULT_SCHEMA, **_rounded(asdict(self))}
+        plain = {"schema": RESULT_SCHEMA, **rounded(asdict(self))}
         plain["memory_bytes_per_gpu"]["total"] = self.memory_bytes_per_gpu.total
         return plain
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Plain data with its floats to 12 decimals."""
     if isinstance(value, float):
         return round(value, 12)
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(item) for item in value]
+        return [rounded(item) for item in value]
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from ddpsim.result.changes import Sensitivity
 from ddpsim.result.metrics import Interval, Step, steps_of
 from ddpsim.result.model import Result
 from ddpsim.result.summary import steady_steps, typical_step
@@ -16,7 +17,6 @@ __all__ = [
     "DrawnRank",
     "DrawnStep",
     "LeftOut",
-    "Sensitivity",
     "Storyboard",
     "drawn_step",
 ]
@@ -84,14 +84,6 @@ class CapChoice:
     cap: str
     result: Result
     step: DrawnStep
-
-
-@dataclass(frozen=True, slots=True)
-class Sensitivity:
-    """A change of one thing, all else equal, and by how many seconds it lengthens the step."""
-
-    change: str
-    difference_s: float
 
 
 @dataclass(frozen=True, slots=True)

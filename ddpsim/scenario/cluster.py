@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from ddpsim.errors import shown
+from ddpsim.errors import InputError, shown
 from ddpsim.scenario import catalog
 from ddpsim.scenario.base import Fraction, Sigma, Spec, fail
 from ddpsim.scenario.quantity import Bandwidth, Duration, FlopsPerSecond, Size, SourceFileField
@@ -318,6 +319,17 @@ class Cluster(Spec):
         """Whether the scenario itself says how long a step over such a link takes."""
         stated = getattr(self, key)
         return stated is not None and stated.latency_s is not None
+
+    def resized(self, nodes: int, gpus_per_node: int) -> Cluster:
+        """The same machines in another number; raises InputError for a key that does not fit."""
+        changed = self.model_copy(update={"nodes": nodes, "gpus_per_node": gpus_per_node})
+        try:
+            changed._ranks_exist()  # type: ignore[operator]  # noqa: SLF001 -- its own class's
+            changed._algorithm_fits()  # type: ignore[operator]  # noqa: SLF001
+        except PydanticCustomError as error:
+            at = (error.context or {}).get("at", "")
+            raise InputError(f"cluster.{at}".rstrip("."), error.message()) from None
+        return changed
 
     @model_validator(mode="before")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -63,6 +63,18 @@ class Document:
     def from_mapping(cls, data: Mapping[str, Any], base: Path) -> Document:
         """A document that stands in no file; `base` is what relative paths are relative to."""
         return cls("scenario", base, deepcopy(dict(data)))
+
+    def changed(self, settings: Iterable[str]) -> Document:
+        """A copy with `--set` overrides applied in order."""
+        copy = replace(
+            self,
+            data=deepcopy(self.data),
+            key_places=dict(self.key_places),
+            value_places=dict(self.value_places),
+        )
+        for setting in settings:
+            copy.override(setting)
+        return copy
 
     def override(self, setting: str) -> None:
         """Apply one `key.path=value`, the value read as YAML."""

@@ -1,0 +1,77 @@
+"""What if all links had more bandwidth, and the same latency?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ddpsim.cluster.collectives import (
+    AllReduceLogCost,
+    CollectiveCost,
+    InterferingCost,
+    LinkCost,
+    Operation,
+    ScheduledCost,
+    Transfer,
+    WholeTransfer,
+)
+from ddpsim.cluster.nccl_cost import NcclCost
+from ddpsim.cluster.paths import Paths
+from ddpsim.cluster.topology import Link
+
+__all__ = ["quickened", "widened"]
+
+
+def widened(cost: CollectiveCost, factor: float) -> CollectiveCost | None:
+    """A cost model whose links have `factor` times the bandwidth; NCCL's choices stay.
+
+    None for a log, which does not say what part of its times is latency.
+    """
+    if isinstance(cost, InterferingCost):
+        inner = widened(cost.cost, factor)
+        return None if inner is None else replace(cost, cost=inner)
+    if isinstance(cost, LinkCost):
+        return replace(cost, links=tuple(_link(link, factor) for link in cost.links))
+    if isinstance(cost, (NcclCost, ScheduledCost)):
+        return replace(cost, paths=_paths(cost.paths, factor))
+    if isinstance(cost, AllReduceLogCost):
+        return None
+    return _Widened(cost, factor)
+
+
+def quickened(cost: CollectiveCost, factor: float) -> CollectiveCost | None:
+    """A cost model with `factor` times the latency and the same bandwidth; None as `widened`.
+
+    latency x f + bytes / bandwidth is f x (latency + bytes / (f x bandwidth)).
+    """
+    wider = widened(cost, factor)
+    return None if wider is None else wider.stretched(factor)
+
+
+def _link(link: Link, factor: float) -> Link:
+    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)
+
+
+def _paths(paths: Paths, factor: float) -> Paths:
+    intra, inter, switch = (
+        _link(link, factor) if link else None for link in (paths.intra, paths.inter, paths.switch)
+    )
+    return replace(paths, intra=intra, inter=inter, switch=switch)
+
+
+@dataclass(frozen=True)
+class _Widened:
+    """A model that says itself what is latency."""
+
+    cost: CollectiveCost
+    factor: float
+
+    def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
+        """See CollectiveCost."""
+        transfer = self.cost.transfer(operation, size_bytes)
+        if not isinstance(transfer, WholeTransfer):
+            return transfer
+        return replace(transfer, transfer_ns=round(transfer.transfer_ns / self.factor))
+
+    def stretched(self, factor: float) -> _Widened:
+        """See CollectiveCost."""
+        return replace(self, cost=self.cost.stretched(factor))

@@ -1,0 +1,206 @@
+"""What a change of a scenario would bring, and whether that is more than what is uncertain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import hypot
+
+from ddpsim.api import simulate, uncertainties
+from ddpsim.engine.many import run_many
+from ddpsim.errors import DdpsimError, ScenarioError
+from ddpsim.interval import GLOO_SLOWDOWN, edges
+from ddpsim.job import Job, Parts, resolve
+from ddpsim.planning.many import brief_of
+from ddpsim.provenance import Uncertainty
+from ddpsim.result.changes import Change, Comparison
+from ddpsim.result.model import Brief
+from ddpsim.scenario.document import Document
+from ddpsim.scenario.load import parse
+from ddpsim.scenario.schema import Scenario
+from ddpsim.units import NS_PER_S
+
+__all__ = ["Option", "compare", "each_flag", "option"]
+
+_CAPS_MB = (1, 10, 25, 50, 100)
+_ROUNDS = "gradients are rounded to 16 bits on the wire"
+
+_Steps = dict[tuple[int, str, float], float]  # by side, term and its factor
+
+
+@dataclass(frozen=True)
+class Option:
+    """A scenario to lay beside another, or why there is none."""
+
+    title: str
+    scenario: Scenario | ScenarioError
+    settings: tuple[str, ...] = ()
+    note: str = ""
+
+
+def compare(base: Scenario, options: Iterable[Option]) -> Comparison:
+    """Each option beside a first scenario, in time for as many samples as that one's step has.
+
+    The difference's interval varies what is uncertain in both (compute, network ...) in both at
+    once, as it would be wrong in the same way; what is known from different sources varies on its
+    own. Raises ScenarioError if the first cannot be simulated.
+    """
+    parts, result = Parts(), simulate(base)
+    first = _Side.of(base, parts)
+    others = [_side(option, parts) for option in options]
+    sides = [first, *(side for _, side in others if isinstance(side, _Side))]
+    steps_s = _steps_s(sides)
+    return Comparison(
+        base.name,
+        base.cluster.world_size,
+        first.samples,
+        result.iteration_time_s.mean,
+        result.prediction_interval_s,
+        tuple(_change(first, option, side, steps_s) for option, side in others),
+    )
+
+
+@dataclass(frozen=True)
+class _Side:
+    job: Job
+    brief: Brief
+
+    @classmethod
+    def of(cls, scenario: Scenario, parts: Parts) -> _Side:
+        job = resolve(scenario, parts=parts)
+        return cls(job, brief_of(job, parts))
+
+    @property
+    def samples(self) -> int:
+        """Of one step, on all ranks."""
+        return self.job.samples_per_rank * self.job.scenario.cluster.world_size
+
+    @property
+    def hidden_s(self) -> float:
+        """Communication under compute that nobody has calibrated the interference of."""
+        brief, calibrated = self.brief, self.job.network.interference is not None
+        return 0.0 if calibrated else brief.comm_time_s - brief.exposed_comm_s
+
+
+def _side(option: Option, parts: Parts) -> tuple[Option, _Side | DdpsimError]:
+    if isinstance(option.scenario, ScenarioError):
+        return option, option.scenario
+    try:
+        return option, _Side.of(option.scenario, parts)
+    except DdpsimError as error:
+        return option, error
+
+
+def _change(first: _Side, option: Option, other: _Side | DdpsimError, steps_s: _Steps) -> Change:
+    title, settings, note = option.title, option.settings, option.note
+    if isinstance(other, DdpsimError):
+        return Change(title, settings, note=note, problem=_why(other))
+    step_s, first_s = (side.brief.iteration_time_s.mean for side in (other, first))
+    share = first.samples / other.samples
+    change_s = share * step_s - first_s
+    below_s, above_s = _margins(first, other, share, steps_s)
+    memory, before = (side.brief.memory_bytes_per_gpu for side in (other, first))
+    return Change(
+        title,
+        settings,
+        step_s,
+        change_s,
+        change_s / first_s,
+        change_s - below_s,
+        change_s + above_s,
+        memory.total - before.total,
+        memory.fits,
+        note,
+    )
+
+
+def _why(error: DdpsimError) -> str:
+    if not isinstance(error, ScenarioError):
+        return str(error)
+    return "; ".join(f"{problem.key}: {problem.message}" for problem in error.problems)
+
+
+def _steps_s(sides: Sequence[_Side]) -> _Steps:
+    """Every side's step without noise, as it is and with each uncertain term at its edges."""
+    asked = [
+        (side, term, factor)
+        for side in sides
+        for term, factor in [_STILL, *_edges(uncertainties(side.job))]
+    ]
+    requests = [side.job.calm_request(**{term: factor}) for side, term, factor in asked]
+    steps = run_many(requests)
+    return {
+        (id(side), term, factor): sum(step.lengths_ns) / len(step.lengths_ns) / NS_PER_S
+        for (side, term, factor), step in zip(asked, steps, strict=True)
+    }
+
+
+_STILL = ("compute", 1.0)
+
+
+def _edges(known: Mapping[str, Uncertainty]) -> Iterator[tuple[str, float]]:
+    for term, uncertainty in known.items():
+        yield from ((term, factor) for factor in edges(uncertainty))
+
+
+def _margins(first: _Side, other: _Side, share: float, steps_s: _Steps) -> tuple[float, float]:
+    """How far the difference may lie below and above what is predicted, in seconds."""
+
+    def moves_s(side: _Side, term: str) -> list[float]:
+        still_s = steps_s[(id(side), *_STILL)]
+        known = uncertainties(side.job)
+        if term not in known:
+            return [0.0, 0.0]
+        return [steps_s[id(side), term, factor] - still_s for factor in edges(known[term])]
+
+    below, above = [0.0], [0.0]
+    known, others = uncertainties(first.job), uncertainties(other.job)
+    for term in sorted(known.keys() | others.keys()):
+        ours, theirs = moves_s(first, term), [share * s for s in moves_s(other, term)]
+        together = [t - o for o, t in zip(ours, theirs, strict=True)]
+        alike = known.get(term) == others.get(term)
+        for moves in [together] if alike else [[-o for o in ours], theirs]:
+            below.append(max(0.0, *(-move for move in moves)))
+            above.append(max(0.0, *moves))
+    slowed_s = GLOO_SLOWDOWN * (share * other.hidden_s - first.hidden_s)
+    return hypot(*below) + max(0.0, -slowed_s), hypot(*above) + max(0.0, slowed_s)
+
+
+def option(document: Document, *settings: str, title: str = "", note: str = "") -> Option:
+    """A document with settings, called by these unless there is a `title`."""
+    title = title or ", ".join(settings)
+    try:
+        return Option(title, parse(document.changed(settings)), settings, note)
+    except ScenarioError as error:
+        return Option(title, error, settings, note)
+
+
+def each_flag(document: Document) -> Iterator[Option]:
+    """Every option of DDP with another value, and the fused optimizer; raises ScenarioError."""
+    scenario = parse(document)
+    for settings, note in _flags(scenario):
+        yield option(document, *settings, note=note)
+
+
+def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
+    ddp = scenario.ddp
+    toggles: tuple[tuple[str, Callable[[Scenario], bool], str], ...] = (
+        ("gradient_as_bucket_view", lambda s: s.ddp.gradient_as_bucket_view, ""),
+        ("static_graph", lambda s: s.ddp.static_graph, ""),
+        ("find_unused_parameters", lambda s: s.ddp.find_unused_parameters, ""),
+        ("broadcast_buffers", lambda s: s.ddp.broadcast_buffers, "buffers differ between ranks"),
+    )
+    for key, is_on, price in toggles:
+        on = not is_on(scenario)
+        yield [f"ddp.{key}={str(on).lower()}"], "" if on else price
+    for hook in ("none", "allreduce", "fp16_compress", "bf16_compress"):
+        if hook != ddp.comm_hook:
+            yield [f"ddp.comm_hook={hook}"], _ROUNDS if hook.endswith("compress") else ""
+    for cap in (*_CAPS_MB, "default"):
+        if cap != ("default" if ddp.bucket_cap_mb is None else ddp.bucket_cap_mb):
+            yield [f"ddp.bucket_cap_mb={cap}"], ""
+    for steps in (1, 2, 4):
+        if steps != ddp.accumulation_steps:
+            yield [f"ddp.accumulation_steps={steps}"], "another global batch"
+    fused = not scenario.workload.optimizer.fused
+    yield [f"workload.optimizer.fused={str(fused).lower()}"], ""

@@ -1,0 +1,137 @@
+"""Why is a step as long as it is, and what would shorten it?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
+
+from ddpsim.api import simulate
+from ddpsim.cluster.collectives import CollectiveCost
+from ddpsim.cluster.widened import quickened, widened
+from ddpsim.job import Job, resolve
+from ddpsim.planning.compare import Option, compare, each_flag, option
+from ddpsim.result.changes import Change, Explanation, Phase, Sensitivity
+from ddpsim.result.model import CriticalPart
+from ddpsim.scenario.document import Document
+from ddpsim.scenario.load import parse
+
+__all__ = ["explain_step", "sensitivities"]
+
+_WORTH = 0.01  # of the step
+_HELPS = 3
+_ENDLESS = 1e6
+_SHORT = 0.001  # of the step
+
+
+def explain_step(document: Document) -> Explanation:
+    """The critical path, what the step hangs on, and the changes that help most.
+
+    Raises ScenarioError.
+    """
+    scenario = parse(document)
+    result = simulate(scenario)
+    return Explanation(
+        result,
+        tuple(_phases(result.critical_path)),
+        tuple(sensitivities(resolve(scenario))),
+        _helps(document),
+    )
+
+
+def sensitivities(job: Job) -> Iterator[Sensitivity]:
+    """The step without noise, with one input at a time changed."""
+    whole_s = job.step_s()
+
+    def effect(what: str, step_s: float) -> Sensitivity:
+        return Sensitivity(what, step_s - whole_s, step_s / whole_s - 1)
+
+    yield effect("compute 10 % faster", job.step_s(compute=1 / 1.1))
+    if job.scenario.cluster.world_size > 1:
+        cost = job.network.cost
+        costs = (
+            ("10 % more bandwidth on every link", widened(cost, 1.1)),
+            ("half the latency", quickened(cost, 0.5)),
+            ("endless bandwidth: latency alone", widened(cost, _ENDLESS)),
+        )
+        for what, changed in costs:
+            if changed is not None:
+                yield effect(what, _with(job, changed).step_s())
+        yield effect("all-reduces 10 % faster", job.step_s(network=1 / 1.1))
+        yield effect("a network that takes no time", job.step_s(network=1 / _ENDLESS))
+    if job.program.loader:
+        yield effect("a loader that never waits", job.step_s(data=1 / _ENDLESS))
+    if job.scenario.cluster.stragglers:
+        calm = job.scenario.cluster.model_copy(update={"stragglers": None})
+        without = resolve(job.scenario.model_copy(update={"cluster": calm}))
+        yield effect("no stragglers", without.step_s())
+
+
+def _with(job: Job, cost: CollectiveCost) -> Job:
+    return replace(job, network=replace(job.network, cost=cost))
+
+
+def _phases(path: Sequence[CriticalPart]) -> Iterator[Phase]:
+    """Parts of the same kind that follow each other, in words; what is very short joins them."""
+    short_s = _SHORT * (path[-1].end_s - path[0].start_s)
+    kinds: list[str] = []
+    for part in path:
+        follows = bool(kinds) and part.end_s - part.start_s < short_s
+        kinds.append(kinds[-1] if follows else _kind(part.kind))
+    for kind, group in groupby(zip(kinds, path, strict=True), key=itemgetter(0)):
+        parts = [part for _, part in group]
+        yield Phase(_words(kind, parts), sum(part.end_s - part.start_s for part in parts))
+
+
+def _kind(kind: str) -> str:
+    merged = {"bucket_copy": "backward", "broadcast": "buffers"}
+    return "all_reduce" if kind.startswith("all_reduce") else merged.get(kind, kind)
+
+
+_WORDS = {
+    "buffers": "the buffers' broadcast, with its copies",
+    "forward": "forward",
+    "backward": "backward, with the gradients' copies into buckets",
+    "copy_back": "copies from buckets back to gradients",
+    "optimizer": "optimizer",
+    "data_wait": "waiting for the data loader",
+    "stall": "standing still",
+    "host": "waiting for the host",
+}
+
+
+def _words(kind: str, parts: list[CriticalPart]) -> str:
+    if kind != "all_reduce":
+        return _WORDS.get(kind, kind.replace("_", " "))
+    numbers = [p.kind.rpartition(" ")[2] for p in parts if p.kind.startswith(kind)]
+    if len(numbers) == 1:
+        return f"all-reduce of bucket {numbers[0]}"
+    return f"all-reduces of buckets {numbers[0]} to {numbers[-1]}, one after another"
+
+
+def _helps(document: Document) -> tuple[Change, ...]:
+    """The surest of all single changes that shorten the step by what is worth it, best first."""
+    options = [*each_flag(document), *_machines(document)]
+    changes = compare(parse(document), options).changes
+    useful = [c for c in changes if c.change <= -_WORTH and c.is_sure and c.fits and not c.problem]
+    best: dict[str, Change] = {}
+    for change in sorted(useful, key=lambda change: change.change_s):
+        best.setdefault(change.settings[0].partition("=")[0], change)
+    return tuple(best.values())[:_HELPS]
+
+
+def _machines(document: Document) -> Iterator[Option]:
+    """A better network, ranks that are alike, and a loader that keeps up."""
+    scenario = parse(document)
+    cluster, data = scenario.cluster, scenario.workload.data
+    for key in cluster.links_used:
+        link = cluster.link(key)
+        if link and link.bandwidth_bytes_per_s:
+            wider = f"cluster.{key}.bandwidth={2 * link.bandwidth_bytes_per_s / 1e9:.6g} GB/s"
+            yield option(document, wider, note="twice as much")
+    if cluster.stragglers:
+        yield option(document, "cluster.stragglers=null", note="all ranks as fast as the median")
+    if data:
+        faster = f"workload.data.rate={2 * data.rate_samples_per_s:.6g} samples/s"
+        yield option(document, faster, note="twice as many")

@@ -1,0 +1,128 @@
+"""The points of a sweep: every combination of its axes."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from itertools import chain, product
+from pathlib import Path
+
+from ddpsim.errors import Problem, ScenarioError
+from ddpsim.result.sweep import Setting
+
+__all__ = ["Axis", "Grid"]
+
+MOST_POINTS = 1_000_000
+_OPENING, _CLOSING = "[{(", "]})"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Keys that move together, and the values they take together."""
+
+    keys: tuple[str, ...]
+    values: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of_setting(cls, setting: str) -> Axis:
+        """`key=1,2,3`; raises ScenarioError for what is no list of values."""
+        key, equals, text = setting.partition("=")
+        where = f"--set {setting}"
+        if not equals or not key.strip():
+            raise _refused(where, "write --set key.path=1,2,3")
+        values = _split(text)
+        if any(not value for value in values):
+            raise _refused(where, "a value is missing between two commas, or at an end")
+        return cls((key.strip(),), _distinct(where, [(value,) for value in values]))
+
+    @classmethod
+    def read(cls, path: Path) -> Axis:
+        """A CSV file: dotted keys in its first row, then values that go together in each row.
+
+        Raises ScenarioError, and OSError for a file that cannot be read.
+        """
+        text = path.read_text(encoding="utf-8-sig")
+        rows = list(csv.reader(StringIO(text), skipinitialspace=True))
+        rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
+        if len(rows) < 2:
+            raise _refused(
+                f"{path}:1",
+                "wanted a row of dotted keys, such as cluster.nodes,workload.batch_per_rank, and "
+                "below it a row of values for each",
+            )
+        keys = tuple(rows[0])
+        for line, row in enumerate(rows, 1):
+            if len(row) != len(keys) or not all(row):
+                raise _refused(
+                    f"{path}:{line}",
+                    f"wanted {len(keys)} cells, one for each key, got {sum(map(bool, row))}; a "
+                    "value that holds a comma goes in quotes",
+                )
+        return cls(keys, _distinct(str(path), [tuple(row) for row in rows[1:]]))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Settings that all points share, and axes; the last axis moves fastest."""
+
+    fixed: tuple[str, ...]
+    axes: tuple[Axis, ...]
+
+    @classmethod
+    def of(cls, settings: Sequence[str], files: Sequence[Path] = ()) -> Grid:
+        """Settings with one value are shared. Raises ScenarioError."""
+        axes = [Axis.of_setting(setting) for setting in settings]
+        fixed = tuple(s for s, axis in zip(settings, axes, strict=True) if len(axis.values) == 1)
+        moved = (*(axis for axis in axes if len(axis.values) > 1), *map(Axis.read, files))
+        keys = list(chain.from_iterable(axis.keys for axis in moved))
+        for key in keys:
+            if keys.count(key) > 1:
+                raise _refused(key, "two axes move this key; leave one of them out")
+        grid = cls(fixed, moved)
+        if len(grid) > MOST_POINTS:
+            raise _refused("--set", f"{len(grid):,} points are more than {MOST_POINTS:,}")
+        return grid
+
+    def __len__(self) -> int:
+        count = 1
+        for axis in self.axes:
+            count *= len(axis.values)
+        return count
+
+    def __iter__(self) -> Iterator[tuple[Setting, ...]]:
+        for values in product(*(axis.values for axis in self.axes)):
+            pairs = zip(self.axes, values, strict=True)
+            yield tuple(
+                Setting(key, value)
+                for axis, together in pairs
+                for key, value in zip(axis.keys, together, strict=True)
+            )
+
+
+def _split(text: str) -> list[str]:
+    """At the commas outside of brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "\"'":
+            quote = sign
+        elif sign == "," and not depth:
+            parts.append("")
+            continue
+        depth += (sign in _OPENING) - (sign in _CLOSING) if not quote else 0
+        parts[-1] += sign
+    return [part.strip() for part in parts]
+
+
+def _distinct(where: str, values: list[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    for value in values:
+        if values.count(value) > 1:
+            raise _refused(where, f"{', '.join(value)} stands there twice")
+    return tuple(values)
+
+
+def _refused(where: str, message: str) -> ScenarioError:
+    return ScenarioError([Problem(where, "", message)])

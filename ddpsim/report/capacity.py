@@ -1,0 +1,337 @@
+"""How many GPUs, on one screen: the answer, its network, the sizes, what was held, what next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpsim.errors import printable
+from ddpsim.report.lines import command, cut, labelled
+from ddpsim.result.capacity import (
+    KNEE_EFFICIENCY,
+    Capacity,
+    CapacityPlan,
+    Money,
+    NextDoubling,
+    Target,
+)
+from ddpsim.units import (
+    format_bytes,
+    format_bytes_per_s,
+    format_duration,
+    format_long_duration,
+    long_duration_in,
+)
+
+__all__ = ["render_plan"]
+
+_WORTH_SAYING = 0.1  # of the throughput
+_LINKS = {"inter_node": "inter-node", "intra_node": "intra-node"}
+
+
+def render_plan(plan: CapacityPlan, file: str, settings: Sequence[str] = ()) -> str:
+    """The plan as text of at most 100 columns; `file` and `settings` as the user gave them."""
+    lines = [
+        f"{cut(plan.name, 50)}   {_work(plan.target)}",
+        "",
+        *_answer(plan),
+        *_next_doubling(plan),
+        *_knee(plan),
+        "",
+        *_table(plan),
+        "",
+        *_trust(plan),
+        *_next(plan, file, settings),
+    ]
+    return printable("\n".join(line.rstrip() for line in lines))
+
+
+def _work(target: Target) -> str:
+    epochs = "" if target.epochs == 1 else f"{target.epochs:,} epochs of "
+    within = ""
+    if target.within_s is not None:
+        number, unit = format_long_duration(target.within_s).split()
+        within = f" in {float(number.replace(',', '')):g} {unit}"
+    return f"{epochs}{_count(target.amount)} {target.unit}{within}"
+
+
+def _count(number: int) -> str:
+    """In full, or with a suffix that loses nothing: `1.28M`, `1,281,167`."""
+    for suffix, factor in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= factor and number % (factor // 100) == 0:
+            return f"{number / factor:,.10g}{suffix}"
+    return f"{number:,}"
+
+
+def _size(size: Capacity) -> str:
+    return f"{_gpus(size.gpus)} ({size.nodes:,} x {size.gpus_per_node})"
+
+
+def _gpus(number: int) -> str:
+    return f"{number:,} GPU{'s' * (number > 1)}"
+
+
+def _costs(plan: CapacityPlan, size: Capacity) -> str:
+    """`21.3 h, 511 GPU-hours, 1,278 USD`."""
+    said = f"{format_long_duration(size.time_s)}, {_number(size.gpu_hours)} GPU-hours"
+    return said if size.cost is None or not plan.price else f"{said}, {_money(size.cost, plan)}"
+
+
+def _money(amount: float, plan: CapacityPlan) -> str:
+    return f"{_number(amount)} {plan.price.currency if plan.price else ''}"
+
+
+def _limit(limit: Money) -> str:
+    return f"{_number(limit.amount)} {limit.currency}"
+
+
+def _number(value: float) -> str:
+    """Two decimals, or none from 1,000 on."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:,.2f}"
+
+
+def _answer(plan: CapacityPlan) -> Iterator[str]:
+    answer = plan.answer
+    label = {True: "answer", False: "not met", None: "at the knee"}[plan.met]
+    if plan.met is None and plan.knee_gpus != answer.gpus:
+        label = "largest"
+    interval = "no interval can be had"
+    if answer.time_interval_s and plan.interval_level:
+        low, high = map(format_long_duration, answer.time_interval_s)
+        interval = f"{plan.interval_level:.0%} interval {low} to {high}"
+    yield from labelled(label, f"{_size(answer)}: {_costs(plan, answer)}; {interval}")
+    yield from labelled("", _why(plan))
+    yield from labelled("bounded by", answer.bottleneck)
+    for warning in answer.warnings:
+        yield from labelled("WARNING", warning)
+    others = [size for size in plan.sizes if set(size.warnings) - set(answer.warnings)]
+    if others:
+        number = f"{len(others)} other size{'s have' if len(others) > 1 else ' has'} warnings"
+        first = f"{others[0].nodes} x {others[0].gpus_per_node}: {others[0].warnings[-1]}"
+        yield from labelled("WARNING", f"{number}; of {first}")
+    if answer.fits is False:
+        needed = f"needs about {format_bytes(answer.memory_bytes)} a GPU"
+        yield from labelled("WARNING", f"no size fits in memory ({needed}): {_mend(plan)}")
+    if answer.global_batch > plan.samples_per_epoch:
+        yield from labelled(
+            "WARNING",
+            f"the global batch of {answer.global_batch:,} is more than the epoch's "
+            f"{plan.samples_per_epoch:,} samples",
+        )
+
+
+def _mend(plan: CapacityPlan) -> str:
+    if plan.make_it_fit:
+        settings = " ".join(f"--set {setting}" for setting in plan.make_it_fit.settings)
+        return f"{plan.make_it_fit.why}: {settings}"
+    return (
+        "every GPU of DDP holds the whole model; take a device with more memory, a smaller batch "
+        "or another optimizer"
+    )
+
+
+def _why(plan: CapacityPlan) -> str:
+    """How the answer was chosen, and how safe it is."""
+    target, budget, answer = plan.target, plan.budget, plan.answer
+    if plan.met is None:
+        return "neither a deadline nor a budget was given (--target '... in 24 h', --budget)"
+    if plan.met and target.within_s is None:
+        return f"the fastest of those that cost at most {_limit(budget)}" if budget else ""
+    if plan.met:
+        return f"{_fewest(plan)}; {_safety(plan)}"
+    if target.within_s is not None and answer.time_s <= target.within_s and budget:
+        other = plan.within_budget
+        instead = f"the fastest for it: {_size(other)}, {_costs(plan, other)}" if other else ""
+        said = f"in time, but it costs more than {_limit(budget)}"
+        return f"{said}; {instead or 'nothing costs so little'}"
+    if target.within_s is None and budget:
+        return f"no size costs at most {_limit(budget)}; this one costs least"
+    kept = f" for {_limit(budget)}" if budget else ""
+    most = f"no size up to {plan.most_gpus:,} GPUs meets the target{kept}; this one is the fastest"
+    ideal = format_long_duration(answer.time_s * answer.scaling_efficiency)
+    more = f", {'and ' if budget else ''}--max-gpus tries more" if _is_last(plan) else ""
+    return f"{most} (at 100 % efficiency it would take {ideal}){more}"
+
+
+def _is_last(plan: CapacityPlan) -> bool:
+    return plan.answer.gpus == plan.sizes[-1].gpus
+
+
+def _fewest(plan: CapacityPlan) -> str:
+    answer = plan.answer
+    smaller = [size for size in plan.sizes if size.gpus < answer.gpus]
+    fitting = " of those that fit in memory" if any(s.fits is False for s in smaller) else ""
+    if answer.gpus_per_node < plan.sizes[-1].gpus_per_node:
+        return f"the fewest GPUs of one node, in powers of two, that are in time{fitting}"
+    return f"the fewest nodes that are in time{fitting}"
+
+
+def _safety(plan: CapacityPlan) -> str:
+    if plan.answer.time_interval_s is None:
+        return "how safely is unknown, without an interval"
+    if plan.sure is None:
+        return "no size is in time at the slow edge of its interval"
+    if plan.sure.gpus <= plan.answer.gpus:
+        return "at the slow edge of the interval too"
+    return f"at the slow edge of the interval it takes {_size(plan.sure)} (of the sizes below)"
+
+
+def _next_doubling(plan: CapacityPlan) -> Iterator[str]:
+    """Which network would make it worth while."""
+    found = plan.next_doubling
+    if found is None:
+        return
+    gives = f"twice the GPUs ({found.gpus:,}) give {found.efficiency:.0%} of twice the throughput"
+    if found.efficiency >= KNEE_EFFICIENCY:
+        said = f"{gives}: worth it with this network"
+    elif found.needed_speedup is None:
+        said = f"{gives}; {_no_network(found)}"
+    else:
+        said = f"{gives}; {_needed(found)} would make it {found.needed_efficiency:.0%}"
+        if found.gain_without_doubling:
+            said += (
+                f", and alone, without more GPUs, the throughput {found.gain_without_doubling:+.0%}"
+            )
+    yield from labelled("network", said)
+    if found.gain_without_network_time >= _WORTH_SAYING:
+        free = f"{found.gain_without_network_time:+.0%}"
+        yield from labelled("", f"without any network time the answer's own GPUs would do {free}")
+
+
+def _needed(found: NextDoubling) -> str:
+    speedup = found.needed_speedup or 1.0
+    if found.needed_bandwidth_bytes_per_s is None or found.bandwidth_bytes_per_s is None:
+        return f"all-reduces {speedup:.3g} x as fast as measured"
+    rates = (found.needed_bandwidth_bytes_per_s, found.bandwidth_bytes_per_s)
+    wanted, today = (_rate(found.link, rate) for rate in rates)
+    return f"{_LINKS[found.link]} links of {wanted} instead of {today} ({speedup:.3g} x)"
+
+
+def _rate(link: str, bytes_per_s: float) -> str:
+    """As such links are sold: a NIC by its bits, a bus by its bytes."""
+    if link == "inter_node":
+        return f"{bytes_per_s * 8 / 1e9:,.4g} Gbit/s a NIC"
+    return format_bytes_per_s(bytes_per_s)
+
+
+def _no_network(found: NextDoubling) -> str:
+    free = f"{found.without_network_time:.0%}"
+    if found.without_network_time < KNEE_EFFICIENCY:
+        return (
+            f"no network makes it worth while: one that takes no time at all gives {free}. Then "
+            f"what bounds is {found.limit}"
+        )
+    if found.unlimited_efficiency is None:
+        return f"a network that takes no time gives {free}"
+    return (
+        f"no {_LINKS[found.link]} bandwidth makes it worth while: an unlimited one gives "
+        f"{found.unlimited_efficiency:.0%} (a network that takes no time {free}). Then what bounds "
+        f"is {found.limit}"
+    )
+
+
+def _knee(plan: CapacityPlan) -> Iterator[str]:
+    meaning = f"{KNEE_EFFICIENCY:.0%} of twice the throughput"
+    if plan.knee_gpus is None:
+        last = f"{plan.sizes[-1].gpus:,} GPUs"
+        yield from labelled("knee", f"none up to {last}: every doubling gives at least {meaning}")
+        return
+    doubled = next(size for size in plan.sizes if size.gpus == 2 * plan.knee_gpus)
+    said = (
+        f"{_gpus(plan.knee_gpus)}: the doubling to {doubled.gpus:,} is the first to give less than "
+        f"{meaning} ({doubled.marginal_efficiency:.0%})"
+    )
+    yield from labelled("knee", said)
+
+
+def _table(plan: CapacityPlan) -> Iterator[str]:
+    currency = f"{plan.price.currency[:9]:>10}" if plan.price else ""
+    level = "" if plan.interval_level is None else f"{plan.interval_level:.0%} interval"
+    yield (
+        f" {'GPUs':>6}{'nodes':>9}{'step':>10}{'samples/s':>11}{'scaling':>8}{'x2':>5}"
+        f"{'time':>10}{level:>15}{'GPU-hours':>10}{currency} fits"
+    )
+    for size in plan.sizes:
+        mark = ">" if size.gpus == plan.answer.gpus else " "
+        layout = f"{size.nodes} x {size.gpus_per_node}"
+        marginal = size.marginal_efficiency
+        doubling = "-" if marginal is None else f"{marginal:.0%}"
+        cost = "" if size.cost is None else f"{_number(size.cost):>10}"
+        fits = {True: "yes", False: "NO", None: "?"}[size.fits]
+        yield (
+            f"{mark}{size.gpus:>6,}{layout:>9}{format_duration(size.step_s):>10}"
+            f"{size.throughput_samples_per_s:>11,.0f}{size.scaling_efficiency:>8.0%}{doubling:>5}"
+            f"{format_long_duration(size.time_s):>10}{_edges(size):>15}"
+            f"{_number(size.gpu_hours):>10}{cost} {fits:>4}"
+        )
+    yield (
+        "  scaling: throughput per GPU against one device without DDP; x2: throughput against twice"
+    )
+    yield "  that of half the GPUs; time: of all steps; fits: memory (?: activations unknown)"
+
+
+def _edges(size: Capacity) -> str:
+    """In the unit of the time beside it."""
+    if size.time_interval_s is None:
+        return ""
+    unit = format_long_duration(size.time_s).split()[1]
+    low, high = (long_duration_in(unit, edge_s) for edge_s in size.time_interval_s)
+    return f"{low} to {high}"
+
+
+def _trust(plan: CapacityPlan) -> Iterator[str]:
+    answer = plan.answer
+    yield from labelled("held", _held(plan))
+    yield from labelled("counted", _counted(plan))
+    searched = plan.searched
+    if plan.sizes[0].nodes == 1 and plan.sizes[0].gpus_per_node < plan.sizes[-1].gpus_per_node:
+        searched = f"GPUs of one node in powers of two, {searched}"
+    yield from labelled("searched", searched)
+    label = "left out"
+    for out in plan.left_out:
+        yield from labelled(label, f"{', '.join(out.sizes)}: {out.reason}")
+        label = ""
+    activations = "" if answer.fits is not None else ", activations unknown"
+    yield from labelled("memory", f"{format_bytes(answer.memory_bytes)} a GPU{activations}")
+    if plan.widest:
+        share = plan.widest.high_s / answer.step_s
+        text = f"{plan.widest.input} most, +{share:.0%}: {plan.widest.basis}"
+        yield from labelled("interval", text)
+
+
+def _held(plan: CapacityPlan) -> str:
+    first, last = plan.sizes[0], plan.sizes[-1]
+    if plan.scaling == "strong":
+        return (
+            f"the global batch of {first.global_batch:,} samples (strong scaling): "
+            f"{first.batch_per_rank:,} to {last.batch_per_rank:,} a rank"
+        )
+    return (
+        f"{first.batch_per_rank:,} samples a rank (weak scaling): the global batch grows from "
+        f"{first.global_batch:,} to {last.global_batch:,}, and what that does to convergence is "
+        "not modelled (--global-batch N holds it)"
+    )
+
+
+def _counted(plan: CapacityPlan) -> str:
+    target, tokens = plan.target, ""
+    if plan.seq_len is not None:
+        tokens = f"{plan.samples_per_epoch:,} samples of {plan.seq_len:,} tokens; "
+    epochs = f"{target.epochs:,} x " if target.epochs > 1 else ""
+    steps = f"{plan.answer.steps:,} steps = {epochs}ceil(samples / global batch)"
+    return (
+        f"{tokens}{steps}, as the sampler pads the last one; no validation, checkpoints, start-up "
+        "or failures"
+    )
+
+
+def _next(plan: CapacityPlan, file: str, settings: Sequence[str]) -> Iterator[str]:
+    answer = plan.answer
+    chosen = [f"cluster.nodes={answer.nodes}"]
+    if len({size.gpus_per_node for size in plan.sizes}) > 1:
+        chosen.append(f"cluster.gpus_per_node={answer.gpus_per_node}")
+    if plan.scaling == "strong":
+        chosen.append(f"workload.batch_per_rank={answer.batch_per_rank}")
+    replaced = {setting.partition("=")[0] for setting in chosen}
+    kept = [s for s in settings if s.partition("=")[0].strip() not in replaced]
+    yield from labelled("next", "what bounds the step there, and what would ease it")
+    yield from command(file, [*kept, *chosen])

@@ -1,0 +1,134 @@
+"""Changes of a scenario, and why a step is as long as it is, as text on one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpsim.errors import printable
+from ddpsim.report.lines import command, labelled
+from ddpsim.result.changes import Change, Comparison, Explanation
+from ddpsim.units import format_bytes, format_duration
+
+__all__ = ["render_comparison", "render_explanation"]
+
+_SMALL = 0.002  # of the step: less is called no difference
+_WIDEST = 44  # of an option's name
+_NOT_COUNTED = (
+    "errors of DDP's own costs (copies, hooks, launches) are not known and not in the intervals"
+)
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """One line an option, the fastest first; those that cannot be had below."""
+    return printable("\n".join(line.rstrip() for line in _comparison(comparison)))
+
+
+def _comparison(comparison: Comparison) -> Iterator[str]:
+    yield f"{comparison.name[:70]}   {comparison.world_size:,} ranks"
+    yield ""
+    interval = comparison.prediction_interval_s
+    spread = "no interval can be had"
+    if interval:
+        low, high = format_duration(interval.low), format_duration(interval.high)
+        spread = f"{interval.level:.0%} interval {low} to {high}"
+    step = format_duration(comparison.step_s)
+    yield from labelled("step", f"{step}   {spread}   {comparison.samples:,} samples")
+    yield ""
+    known = [change for change in comparison.changes if not change.problem]
+    yield from _table(sorted(known, key=lambda change: change.change_s))
+    yield ""
+    yield from labelled(
+        "change",
+        "time for as many samples as one step has; its 80% interval has compute, network and data "
+        f"wrong in both alike, as they would be; {_NOT_COUNTED}",
+    )
+    yield from _notes(known)
+    failed = [change for change in comparison.changes if change.problem]
+    label = "impossible"
+    for change in failed:
+        yield from labelled(label, f"{change.title}: {change.problem}")
+        label = ""
+
+
+def _table(changes: Sequence[Change]) -> Iterator[str]:
+    width = max((len(change.title) for change in changes), default=0)
+    width = max(6, min(width, _WIDEST))
+    yield f"  {'option':<{width}}{'change':>11}{'':>8}  {'80% interval':>25}{'memory':>12}"
+    for change in changes:
+        title = change.title if len(change.title) <= width else f"{change.title[: width - 4]} ..."
+        low, high = _signed(change.low_s), _signed(change.high_s)
+        memory = _signed_bytes(change.memory_bytes) if change.fits else "does not fit"
+        yield (
+            f"  {title:<{width}}{_signed(change.change_s):>11}{change.change:>+8.1%}"
+            f"  {f'{low} to {high}':>25}{memory:>12}  {verdict(change)}"
+        )
+
+
+def verdict(change: Change) -> str:
+    """A difference in a word or two."""
+    if abs(change.change) < _SMALL:
+        return "same"
+    word = "faster" if change.change_s < 0 else "slower"
+    return word if change.is_sure else f"{word}?"
+
+
+def _signed(seconds: float) -> str:
+    text = format_duration(abs(seconds))
+    return text if seconds == 0 else f"{'-' if seconds < 0 else '+'}{text}"
+
+
+def _signed_bytes(size_bytes: int) -> str:
+    if size_bytes == 0:
+        return "0"
+    return f"{'-' if size_bytes < 0 else '+'}{format_bytes(abs(size_bytes))}"
+
+
+def _notes(changes: Sequence[Change]) -> Iterator[str]:
+    """What comes with options that no time says, and what a question mark means."""
+    if any(verdict(change).endswith("?") for change in changes):
+        yield from labelled("?", "the difference is not larger than what is uncertain about it")
+    notes: dict[str, list[str]] = {}
+    for change in changes:
+        if change.note:
+            notes.setdefault(change.note, []).append(change.title)
+    label = "note"
+    for note, titles in notes.items():
+        yield from labelled(label, f"{', '.join(titles)}: {note}")
+        label = ""
+
+
+def render_explanation(explanation: Explanation, file: str, settings: Sequence[str] = ()) -> str:
+    """The answer, the critical path, what the step hangs on, and what helps.
+
+    `file` and `settings` name the scenario in the next commands.
+    """
+    return printable("\n".join(line.rstrip() for line in _explanation(explanation, file, settings)))
+
+
+def _explanation(explanation: Explanation, file: str, settings: Sequence[str]) -> Iterator[str]:
+    result = explanation.result
+    whole_s = sum(phase.length_s for phase in explanation.phases)
+    yield f"{result.name[:70]}   {result.world_size:,} ranks"
+    yield ""
+    yield from labelled("step", format_duration(result.iteration_time_s.mean))
+    yield from labelled("bottleneck", f"{result.bottleneck.kind}: {result.bottleneck.text}")
+    yield ""
+    yield "  The critical path of a median step: each part begins when the one before it ends."
+    for phase in explanation.phases:
+        share = phase.length_s / whole_s
+        yield f"  {format_duration(phase.length_s):>11}{share:>7.1%}  {phase.text}"
+    yield ""
+    yield "  What the step hangs on: one input changed, all else equal, without jitter."
+    for each in sorted(explanation.sensitivities, key=lambda s: s.change_s):
+        yield f"  {_signed(each.change_s):>11}{each.change:>+7.1%}  {each.what}"
+    yield ""
+    if not explanation.helps:
+        yield from labelled("helps", "no single change of an option or a link brings 1% for sure")
+    label = "helps"
+    for change in explanation.helps:
+        low, high = f"{_signed(change.low_s)}", f"{_signed(change.high_s)}"
+        note = f" ({change.note})" if change.note else ""
+        effect = f"{change.change:+.1%}, {low} to {high} for as many samples"
+        yield from labelled(label, f"{change.title}{note}: {effect}")
+        yield from command(file, [*settings, *change.settings])
+        label = ""

@@ -1,0 +1,36 @@
+"""Lines of text on a screen: labels beside wrapped text, commands to paste."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from textwrap import shorten, wrap
+
+__all__ = ["WIDTH", "command", "cut", "labelled"]
+
+WIDTH = 100
+
+
+def command(file: str, settings: Sequence[str]) -> Iterator[str]:
+    """What to run next: one line, or one an option with a backslash between."""
+    parts = [f"ddpsim run {shlex.quote(file)}"]
+    parts += [f"--set {shlex.quote(setting)}" for setting in settings]
+    indent = " " * 12
+    if len(line := indent + " ".join(parts)) <= WIDTH:
+        yield line
+    else:
+        yield from f" \\\n{indent}    ".join([indent + parts[0], *parts[1:]]).split("\n")
+
+
+def cut(text: str, width: int) -> str:
+    """Text on one line, cut after a word, or inside one that takes most of the line."""
+    text = " ".join(text.split())
+    short = shorten(text, width, placeholder=" ...")
+    return short if len(short) > width // 2 or short == text else f"{text[: width - 4]} ..."
+
+
+def labelled(label: str, text: str) -> Iterator[str]:
+    """A label and its text, wrapped beside it."""
+    rows = wrap(text, WIDTH - 12, break_on_hyphens=False) or [""]
+    for number, row in enumerate(rows):
+        yield f"{label if number == 0 else '':<12}{row}"

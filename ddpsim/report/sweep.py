@@ -1,0 +1,162 @@
+"""A sweep as text on one screen, as CSV, and as Parquet."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from io import BytesIO, StringIO
+from itertools import groupby
+
+from ddpsim.errors import printable
+from ddpsim.report.lines import labelled
+from ddpsim.result.sweep import FLAT, GOALS, FlatRegion, Point, Sweep
+from ddpsim.units import format_bytes, format_duration
+
+__all__ = ["render_csv", "render_parquet", "render_sweep"]
+
+_ROWS = 40  # a larger sweep shows its best ones
+_RUNS = 8
+
+
+def render_sweep(sweep: Sweep) -> str:
+    """The points as a table, the best one marked, and what is as good as it."""
+    lines = [*_table(sweep), "", *_answer(sweep), *_problems(sweep)]
+    return printable("\n".join(line.rstrip() for line in lines))
+
+
+def _table(sweep: Sweep) -> Iterator[str]:
+    shown = _shown(sweep)
+    count = f"{len(sweep.points):,} point{'s' * (len(sweep.points) > 1)}"
+    less = f", the best {len(shown)} by {_title(sweep)}" if len(shown) < len(sweep.points) else ""
+    yield f"{sweep.name[:60]}   {count}{less}"
+    yield ""
+    names = _columns([key for keys, _ in sweep.axes for key in keys])
+    widths = [
+        max(len(name), *(len(point.settings[i].value) for point in shown))
+        for i, name in enumerate(names)
+    ]
+    head = "  ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
+    yield (
+        f"    {head}{'GPUs':>9}{'step':>11}{'samples/s':>13}{'per GPU':>10}{'scaling':>9}"
+        f"{'exposed':>11}{'memory':>10}"
+    )
+    best, front = sweep.best, sweep.front
+    for point in shown:
+        mark = "*" if point is best else "+" if any(point is other for other in front) else ""
+        cells = "  ".join(
+            f"{setting.value:>{width}}"
+            for setting, width in zip(point.settings, widths, strict=True)
+        )
+        yield f"  {mark:<2}{cells}{_figures(point)}"
+
+
+def _shown(sweep: Sweep) -> Sequence[Point]:
+    """All points of a small sweep in the order of the grid, else the front or the best."""
+    if len(sweep.points) <= _ROWS:
+        return sweep.points
+    goal = GOALS[sweep.goals[0]]
+    usable = [(goal.sign * goal.of(point.usable), point) for point in sweep.points if point.usable]
+    ranked = [point for _, point in sorted(usable, key=lambda pair: -pair[0])]
+    return (sweep.front or ranked)[:_ROWS] or sweep.points[:_ROWS]
+
+
+def _columns(keys: Sequence[str]) -> list[str]:
+    """Keys without their section where the rest says enough."""
+    short = [key.rpartition(".")[2] for key in keys]
+    return [name if short.count(name) == 1 else key for name, key in zip(short, keys, strict=True)]
+
+
+def _figures(point: Point) -> str:
+    brief = point.brief
+    if brief is None:
+        return "  cannot be simulated"
+    memory = brief.memory_bytes_per_gpu
+    return (
+        f"{brief.world_size:>9,}{format_duration(brief.iteration_time_s.mean):>11}"
+        f"{brief.throughput_samples_per_s:>13,.1f}{brief.throughput_per_gpu:>10,.1f}"
+        f"{brief.scaling_efficiency:>9.1%}{format_duration(brief.exposed_comm_s):>11}"
+        f"{format_bytes(memory.total):>10}{'' if memory.fits else ' does not fit'}"
+    )
+
+
+def _title(sweep: Sweep) -> str:
+    return GOALS[sweep.goals[0]].title
+
+
+def _answer(sweep: Sweep) -> Iterator[str]:
+    best = sweep.best
+    if best is None or best.brief is None:
+        yield from labelled("best", "none: no point fits into the memory of its GPUs")
+        return
+    settings = ", ".join(map(str, best.settings)) or "the scenario as it is"
+    yield from labelled("best *", f"{settings} ({_title(sweep)}){_gain(sweep, best)}")
+    label = "flat"
+    values = dict(sweep.axes)
+    for region in sweep.flat_regions():
+        yield from labelled(label, _flat(region, values[region.keys]))
+        label = ""
+    if sweep.front:
+        second = GOALS[sweep.goals[1]].title
+        text = f"{len(sweep.front)} points that no other beats in both {_title(sweep)} and {second}"
+        yield from labelled("front +", text)
+    yield from labelled(
+        "trust", "no interval here; `ddpsim run` gives one for each point, with its sources"
+    )
+
+
+def _gain(sweep: Sweep, best: Point) -> str:
+    """The best beside the scenario as it is."""
+    own, goal = sweep.own.brief, GOALS[sweep.goals[0]]
+    if own is None or best.brief is None or not goal.of(own):
+        return ""
+    gain = goal.of(best.brief) / goal.of(own) - 1
+    return f": {gain:+.1%} beside the scenario's own" if gain else ": the scenario's own"
+
+
+def _flat(region: FlatRegion, values: Sequence[tuple[str, ...]]) -> str:
+    keys, keep = ", ".join(region.keys), " with ".join(region.keep)
+    if len(region.values) == 1:
+        return f"{keys}: no other value is within {FLAT:.0%} of {keep}"
+    runs = [
+        [" with ".join(value) for value in run]
+        for is_flat, run in groupby(values, key=lambda value: value in region.values)
+        if is_flat
+    ]
+    listed = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs]
+    more = f" and {len(runs) - _RUNS} more ranges" if len(runs) > _RUNS else ""
+    return f"{keys}: {', '.join(listed[:_RUNS])}{more} within {FLAT:.0%} of the best: keep {keep}"
+
+
+def _problems(sweep: Sweep) -> Iterator[str]:
+    failed = [point for point in sweep.points if point.problem]
+    if not failed:
+        return
+    yield ""
+    yield f"{len(failed):,} of {len(sweep.points):,} points cannot be simulated:"
+    reasons: dict[str, list[Point]] = {}
+    for point in failed:
+        reasons.setdefault(point.problem or "", []).append(point)
+    for reason, points in list(reasons.items())[:5]:
+        where = ", ".join(map(str, points[0].settings))
+        more = f" and {len(points) - 1:,} more" if len(points) > 1 else ""
+        yield f"  {where}{more}:"
+        yield from (f"    {line}" for line in reason.splitlines())
+
+
+def render_csv(sweep: Sweep) -> str:
+    """A row a point, with the settings' keys and the figures' names (SI units) above."""
+    rows = sweep.rows()
+    text = StringIO()
+    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
+
+
+def render_parquet(sweep: Sweep) -> bytes:
+    """The same rows as Parquet; raises ImportError without the extra `parquet`."""
+    from polars import DataFrame  # noqa: PLC0415 -- an extra
+
+    file = BytesIO()
+    DataFrame(sweep.rows(), infer_schema_length=None).write_parquet(file)
+    return file.getvalue()

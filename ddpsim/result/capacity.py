@@ -1,0 +1,143 @@
+"""The answer to "how many GPUs": world sizes with their time and cost, as `ddpsim.plan/1`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ddpsim.result.model import IntervalSource, NextStep, rounded
+
+__all__ = [
+    "KNEE_EFFICIENCY",
+    "Capacity",
+    "CapacityPlan",
+    "LeftOut",
+    "Money",
+    "NextDoubling",
+    "Target",
+]
+
+PLAN_SCHEMA = "ddpsim.plan/1"
+KNEE_EFFICIENCY = 0.8  # of twice the throughput: our convention, and said wherever it is used
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The work, `epochs` times `amount` samples or tokens, and the seconds it may take."""
+
+    epochs: int
+    amount: int
+    unit: Literal["samples", "tokens"]
+    within_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """An amount in a currency; the currency is a label, as its user wrote it."""
+
+    amount: float
+    currency: str
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The whole work on one world size.
+
+    `marginal_efficiency`: throughput over twice that of half the GPUs, None where half of them was
+    not simulated. `time_interval_s`: low and high of the step's 80 % interval, times the steps.
+    `fits`: the memory that is known to be needed is there; None where activations are unknown.
+    """
+
+    gpus: int
+    nodes: int
+    gpus_per_node: int
+    batch_per_rank: int
+    global_batch: int
+    step_s: float
+    throughput_samples_per_s: float
+    scaling_efficiency: float
+    marginal_efficiency: float | None
+    steps: int
+    time_s: float
+    time_interval_s: tuple[float, float] | None
+    gpu_hours: float
+    cost: float | None
+    memory_bytes: int
+    fits: bool | None
+    bottleneck: str
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NextDoubling:
+    """Twice the answer's GPUs, against twice the answer's throughput on today's network.
+
+    `efficiency` is with today's network; `without_network_time` and `unlimited_efficiency` (of this
+    link's bandwidth) are the bounds. `needed_*`: the slowest network that reaches the knee's
+    criterion, and `needed_efficiency` what it gives; None where today's does, or no bandwidth does.
+    `link` "all_reduce": a log or a profile says the times, and `needed_speedup` divides them.
+    `gain_*`: of throughput on the answer's own GPUs, with that network or without any network time.
+    `limit`: what bounds where
+    the link's bandwidth is not enough.
+    """
+
+    gpus: int
+    nodes: int
+    gpus_per_node: int
+    efficiency: float
+    without_network_time: float
+    gain_without_network_time: float
+    link: Literal["inter_node", "intra_node", "all_reduce"]
+    bandwidth_bytes_per_s: float | None = None
+    unlimited_efficiency: float | None = None
+    needed_speedup: float | None = None
+    needed_bandwidth_bytes_per_s: float | None = None
+    needed_efficiency: float | None = None
+    gain_without_doubling: float | None = None
+    limit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """World sizes (as nodes x GPUs) that the scenario cannot have, and why."""
+
+    sizes: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class CapacityPlan:
+    """World sizes for a piece of work, and the one that answers.
+
+    `met`: the answer keeps within target and budget; None where neither was given: then the answer
+    is the knee. `within_budget`: the fastest that the budget pays for, where the answer is another.
+    `sure`: the smallest of `sizes` that meets the target at the slow edge of its interval too.
+    `knee_gpus`: None where every doubling gives at least the criterion. `scaling`: weak keeps
+    batch_per_rank, strong the global batch. `widest`: what widens the answer's interval most.
+    """
+
+    name: str
+    target: Target
+    samples_per_epoch: int
+    seq_len: int | None
+    price: Money | None
+    budget: Money | None
+    scaling: Literal["weak", "strong"]
+    sizes: tuple[Capacity, ...]
+    answer: Capacity
+    met: bool | None
+    within_budget: Capacity | None
+    sure: Capacity | None
+    knee_gpus: int | None
+    next_doubling: NextDoubling | None
+    make_it_fit: NextStep | None
+    searched: str
+    left_out: tuple[LeftOut, ...]
+    most_gpus: int
+    interval_level: float | None
+    widest: IntervalSource | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON's types (schema `ddpsim.plan/1`), floats to 12 decimals."""
+        plain: dict[str, Any] = rounded(asdict(self))
+        return {"schema": PLAN_SCHEMA, "knee_efficiency": KNEE_EFFICIENCY, **plain}

@@ -1,0 +1,95 @@
+"""What changes of a scenario would bring, and what a step's length hangs on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ddpsim.result.model import PredictionInterval, Result, rounded
+
+__all__ = ["Change", "Comparison", "Explanation", "Phase", "Sensitivity"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Another scenario beside a first one; `problem` says why there are no figures.
+
+    `step_s` is its step; `change_s` the difference in time for as many samples as a step of the
+    first has, negative where it is faster; `low_s` to `high_s` the difference's 80 % interval, both
+    having the same inputs wrong in the same way. `memory_bytes`: more per GPU. `note`: what comes
+    with it that no time says.
+    """
+
+    title: str
+    settings: tuple[str, ...] = ()
+    step_s: float | None = None
+    change_s: float = 0.0
+    change: float = 0.0
+    low_s: float = 0.0
+    high_s: float = 0.0
+    memory_bytes: int = 0
+    fits: bool = True
+    note: str = ""
+    problem: str | None = None
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the difference is larger than what is uncertain about it."""
+        return self.low_s > 0 or self.high_s < 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Changes of a first scenario, in the order that they were asked for."""
+
+    name: str
+    world_size: int
+    samples: int
+    step_s: float
+    prediction_interval_s: PredictionInterval | None
+    changes: tuple[Change, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON's types (schema `ddpsim.comparison/1`)."""
+        changes = [asdict(change) | {"is_sure": change.is_sure} for change in self.changes]
+        return {"schema": "ddpsim.comparison/1", **rounded(asdict(self) | {"changes": changes})}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the chain that sets the step's length."""
+
+    text: str
+    length_s: float
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """One input changed, all else equal: the step, without noise, is longer by `change_s`."""
+
+    what: str
+    change_s: float
+    change: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a step is as long as it is; `helps`: the changes that would shorten it most."""
+
+    result: Result
+    phases: tuple[Phase, ...]
+    sensitivities: tuple[Sensitivity, ...]
+    helps: tuple[Change, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON's types (schema `ddpsim.explanation/1`)."""
+        lists = {
+            key: [asdict(each) for each in getattr(self, key)]
+            for key in ("phases", "sensitivities", "helps")
+        }
+        answer = {
+            "name": self.result.name,
+            "iteration_time_s": self.result.iteration_time_s.mean,
+            "bottleneck": asdict(self.result.bottleneck),
+        }
+        return {"schema": "ddpsim.explanation/1", **rounded(answer | lists)}

@@ -1,0 +1,208 @@
+"""What a sweep found: its points, the best of them, how flat it is around that, and the front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from ddpsim.result.model import Brief, rounded
+
+__all__ = ["FLAT", "GOALS", "FlatRegion", "Goal", "Point", "Setting", "Sweep"]
+
+SCHEMA = "ddpsim.sweep/1"
+FLAT = 0.01  # of the best: what differs by less is as good
+
+
+class Goal(NamedTuple):
+    """A figure to choose by; `sign` is -1 where less is better."""
+
+    title: str
+    sign: int
+    of: Callable[[Brief], float]
+
+
+GOALS = {
+    "throughput": Goal("samples/s of all GPUs", 1, lambda brief: brief.throughput_samples_per_s),
+    "per-gpu": Goal("samples/s per GPU", 1, lambda brief: brief.throughput_per_gpu),
+    "efficiency": Goal("scaling efficiency", 1, lambda brief: brief.scaling_efficiency),
+    "step": Goal("step time", -1, lambda brief: brief.iteration_time_s.mean),
+    "exposed": Goal("exposed communication", -1, lambda brief: brief.exposed_comm_s),
+    "gpus": Goal("GPUs", -1, lambda brief: brief.world_size),
+    "memory": Goal("memory per GPU", -1, lambda brief: brief.memory_bytes_per_gpu.total),
+}
+
+
+class Setting(NamedTuple):
+    """A dotted key and its value, as `--set` takes them."""
+
+    key: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One scenario of a sweep; `problem` says why it has no `brief`."""
+
+    settings: tuple[Setting, ...]
+    brief: Brief | None
+    problem: str | None = None
+
+    @property
+    def usable(self) -> Brief | None:
+        """Its figures, unless it would run out of memory."""
+        return self.brief if self.brief and self.brief.memory_bytes_per_gpu.fits else None
+
+
+@dataclass(frozen=True)
+class FlatRegion:
+    """The values of one axis that, all else as in the best point, are within FLAT of the best.
+
+    `keep` is the scenario's own value where that is one of them, otherwise the best one.
+    """
+
+    keys: tuple[str, ...]
+    values: tuple[tuple[str, ...], ...]
+    keep: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All points, in the order of the grid; `own` is the scenario without any setting of an axis.
+
+    `axes` holds the keys that move together, with their values; `goals` names one goal, or two
+    for which there is a front.
+    """
+
+    name: str
+    axes: tuple[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]], ...]
+    goals: tuple[str, ...]
+    own: Point
+    points: tuple[Point, ...]
+
+    @property
+    def best(self) -> Point | None:
+        """The first of the best by the first goal; None where none fits into memory."""
+        goal = GOALS[self.goals[0]]
+        usable = [point for point in self.points if point.usable]
+        return max(usable, key=lambda point: self._value(point, goal), default=None)
+
+    @property
+    def front(self) -> tuple[Point, ...]:
+        """The points that no other beats in one goal without losing in the other."""
+        if len(self.goals) < 2:
+            return ()
+        first, second = (GOALS[goal] for goal in self.goals)
+        usable = [point for point in self.points if point.usable]
+        ranked = sorted(
+            usable, key=lambda point: (-self._value(point, first), -self._value(point, second))
+        )
+        found: list[Point] = []
+        for point in ranked:
+            if not found or self._value(point, second) > self._value(found[-1], second):
+                found.append(point)
+        return tuple(found)
+
+    def flat_regions(self) -> tuple[FlatRegion, ...]:
+        """One an axis of several values, around the best point."""
+        best = self.best
+        if best is None:
+            return ()
+        known = {point.settings: point for point in self.points}
+        return tuple(
+            self._flat(best, known, keys, values) for keys, values in self.axes if len(values) > 1
+        )
+
+    def _flat(
+        self,
+        best: Point,
+        known: dict[tuple[Setting, ...], Point],
+        keys: tuple[str, ...],
+        values: tuple[tuple[str, ...], ...],
+    ) -> FlatRegion:
+        def is_flat(value: tuple[str, ...]) -> bool:
+            moved = dict(zip(keys, value, strict=True))
+            point = known[tuple(Setting(k, moved.get(k, v)) for k, v in best.settings)]
+            return point.usable is not None and self._loss(point, best) <= FLAT
+
+        chosen = tuple(setting.value for setting in best.settings if setting.key in keys)
+        region = tuple(value for value in values if is_flat(value))
+        own = tuple(setting.value for setting in self.own.settings if setting.key in keys)
+        return FlatRegion(keys, region, own if own in region else chosen)
+
+    def _loss(self, point: Point, best: Point) -> float:
+        """By how much a point is worse than the best, as a share of the best."""
+        goal = GOALS[self.goals[0]]
+        value, most = self._value(point, goal), self._value(best, goal)
+        return 0.0 if value == most else (most - value) / abs(most) if most else float("inf")
+
+    @staticmethod
+    def _value(point: Point, goal: Goal) -> float:
+        return goal.sign * goal.of(point.brief) if point.brief else float("-inf")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row a point: its settings, then its figures in SI units."""
+        best, front = self.best, self.front
+        return [
+            dict(point.settings) | _figures(point) | _marks(point, best, front)
+            for point in self.points
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON's types (schema `ddpsim.sweep/1`)."""
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "axes": [{"keys": keys, "values": values} for keys, values in self.axes],
+            "goals": self.goals,
+            "own": dict(self.own.settings) | _figures(self.own),
+            "flat": [asdict(region) | {"within": FLAT} for region in self.flat_regions()],
+            "points": self.rows(),
+        }
+
+
+def _figures(point: Point) -> dict[str, Any]:
+    brief = point.brief
+    if brief is None:
+        figures: dict[str, Any] = dict.fromkeys(_NAMES)
+    else:
+        times = brief.iteration_time_s
+        values = (
+            brief.world_size,
+            times.mean,
+            times.p10,
+            times.p50,
+            times.p90,
+            brief.throughput_samples_per_s,
+            brief.throughput_per_gpu,
+            brief.scaling_efficiency,
+            brief.comm_time_s,
+            brief.exposed_comm_s,
+        )
+        figures = dict(zip(_NAMES, (rounded(value) for value in values), strict=False))
+        memory = brief.memory_bytes_per_gpu
+        figures |= {"memory_bytes_per_gpu": memory.total, "fits": memory.fits}
+    return figures | {"problem": point.problem}
+
+
+_NAMES = (
+    "world_size",
+    "iteration_time_s",
+    "iteration_time_s_p10",
+    "iteration_time_s_p50",
+    "iteration_time_s_p90",
+    "throughput_samples_per_s",
+    "throughput_per_gpu",
+    "scaling_efficiency",
+    "comm_time_s",
+    "exposed_comm_s",
+    "memory_bytes_per_gpu",
+    "fits",
+)
+
+
+def _marks(point: Point, best: Point | None, front: Sequence[Point]) -> dict[str, bool]:
+    return {"best": point is best, "front": any(point is other for other in front)}
