@@ -478,7 +478,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "rows_left_out": lambda choice: max(0, len(choice.result.buckets) - _MOST_ROWS),
     "sentence": lambda text: f"{text[:1].upper()}{text[1:]}.",
     "signed": lambda seconds: f"{'+' if seconds > 0 else ''}{format_duration(seconds)}",
-    "signed_percent": lambda share: f"{share:+.1%}",
+    "signed_percent": lambda share: f"{share:+.2%}",
     "slowest_rank": lambda rank: _listed(rank.ranks),
     "spoken": _spoken,
     "stop": lambda cap: "def." if cap == "default" else cap if cap[0] != "[" else "list",
