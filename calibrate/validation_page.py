@@ -2,92 +2,90 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import plotly.graph_objects as go
-from jinja2 import Environment, select_autoescape
-from plotly.offline import get_plotlyjs
 
 from calibrate.validation import Case, Sweep, Validation, headlines
+from ddpsim.report.shell import OKABE_ITO, render
 
 __all__ = ["page"]
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>ddpsim against real DDP</title>
-<script>{{ script | safe }}</script>
-<style>
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; }
-.wide { overflow-x: auto; margin: 0.5em 0 2em; }
-table { border-collapse: collapse; font-size: 13px; white-space: nowrap; }
-th, td { padding: 0.15em 0.7em; text-align: right; border-bottom: 1px solid #ddd; }
-th:first-child, td:first-child { text-align: left; }
-.bad { color: #b00020; font-weight: bold; }
-</style>
-</head>
-<body>
-<h1>ddpsim against real DDP iterations</h1>
+_PAGE = """{% extends "shell.html" %}
+{% block body %}
+<h1>{{ title }}</h1>
 <p>Network: {{ profile or "the rounds' own all-reduces, so no prediction of the network" }}.
 Measured: median over rounds of the slower rank; ± its standard error. Predicted / measured parts
 in ms, on the slowest rank.</p>
 <ul>{% for line in headlines %}<li>{{ line }}</li>{% endfor %}</ul>
-{% for drawing in drawings %}{{ drawing | safe }}{% endfor %}
+<h2>Error of every case, with two standard errors (open: oversubscribed)</h2>
+<div class="drawing" id="drawing-errors" role="img" aria-label="Errors over measured times; the
+tables below have the figures."></div>
 {% for sweep in sweeps %}
-<h2>{{ title(sweep) }}</h2>
+<h2>{{ sweep | title_of }}</h2>
 <p>{{ sweep.model }}, {{ sweep.file }}.
-{% if sweep.regret is not none %}The cap that is picked costs {{ percent(sweep.regret) }} more than
+{% if sweep.regret is not none %}The cap that is picked costs {{ sweep.regret | percent }} more than
 the best measured.{% endif %}</p>
-<div class="wide"><table>
-<tr><th>variant</th><th>predicted</th><th>measured</th><th>±</th><th>error</th>
-<th>best naive</th><th>off</th>{% for part in parts %}<th>{{ part }}</th>{% endfor %}</tr>
+<div class="drawing" id="drawing-sweep-{{ loop.index }}" role="img" aria-label="Predicted and
+measured iterations; the table below has the figures."></div>
+<div class="wide" role="region" aria-label="{{ sweep | title_of }}" tabindex="0"><table>
+<caption><span>Iterations, predicted and measured, and their parts in ms</span></caption>
+<thead><tr><th scope="col">variant</th><th scope="col">predicted</th><th scope="col">measured</th>
+<th scope="col">±</th><th scope="col">error</th><th scope="col">best naive</th>
+<th scope="col">off</th>{% for part in parts %}<th scope="col">{{ part }}</th>{% endfor %}</tr>
+</thead><tbody>
 {% for case in sweep.cases %}
-<tr><td>{{ case.variant }}</td><td>{{ ms(case.predicted_s) }}</td><td>{{ ms(case.measured_s) }}</td>
-<td>{{ percent(case.noise) }}</td>
-<td{% if bad(case) %} class="bad"{% endif %}>{{ signed(case.error) }}</td>
-<td>{{ percent(case.baseline_error) }}</td><td>{{ case.off }}</td>
+<tr><th scope="row">{{ case.variant }}</th><td>{{ case.predicted_s | ms }}</td>
+<td>{{ case.measured_s | ms }}</td><td>{{ case.noise | percent }}</td>
+<td{% if case | bad %} class="bad"{% endif %}>{{ case.error | signed }}</td>
+<td>{{ case.baseline_error | percent }}</td><td>{{ case.off }}</td>
 {% for part in parts %}
-<td>{{ ms(of(case.predicted, part)) }} / {{ ms(of(case.measured, part)) }}</td>
+<td>{{ case.predicted[part] | ms }} / {{ case.measured[part] | ms }}</td>
 {% endfor %}</tr>
 {% endfor %}
-</table></div>
+</tbody></table></div>
 {% endfor %}
-</body>
-</html>
+{% endblock %}
 """
-_CONFIG = {"displayModeBar": False, "responsive": True}
 _LAYOUT = {
-    "template": "plotly_white",
     "legend": {"orientation": "h", "yanchor": "top", "y": -0.22},
-    "margin": {"l": 60, "r": 15, "t": 50, "b": 60},
+    "margin": {"l": 60, "r": 15, "t": 10, "b": 60},
 }
-# Okabe and Ito's, which the colour-blind tell apart
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_COLOURS = tuple(OKABE_ITO)
 _PARTS = ("forward", "backward", "exposed", "optimizer", "all_reduce")
 
 
 def page(validation: Validation) -> str:
-    """The whole page; plotly's script is in it (some 4 MB)."""
-    template = Environment(autoescape=select_autoescape(default_for_string=True)).from_string(_PAGE)
-    drawings = [_scatter(validation), *(_sweep(sweep) for sweep in validation.sweeps)]
-    return template.render(
-        script=get_plotlyjs(),
+    """The whole page; plotly's script is in it (some 5 MB)."""
+    drawings = {"errors": _scatter(validation)}
+    drawings |= {f"sweep-{i}": _sweep(sweep) for i, sweep in enumerate(validation.sweeps, 1)}
+    return render(
+        _PAGE,
+        "ddpsim against real DDP iterations",
+        {"figures": {name: _figure(drawing) for name, drawing in drawings.items()}},
+        {
+            "bad": _bad,
+            "ms": lambda seconds: f"{seconds * 1e3:.0f}",
+            "percent": lambda share: f"{share:.1%}",
+            "signed": lambda share: f"{share:+.1%}",
+            "title_of": _title,
+        },
         profile=validation.profile,
         headlines=list(headlines(validation)),
-        drawings=[
-            d.to_html(full_html=False, include_plotlyjs=False, config=_CONFIG) for d in drawings
-        ],
         sweeps=validation.sweeps,
         parts=_PARTS,
-        title=_title,
-        of=getattr,
-        bad=_bad,
-        ms=lambda seconds: f"{seconds * 1e3:.0f}",
-        percent=lambda share: f"{share:.1%}",
-        signed=lambda share: f"{share:+.1%}",
     )
+
+
+def _figure(drawing: Any) -> Any:
+    """Data and layout, colours named as the style sheet does: they suit light and dark."""
+    text = drawing.to_json()
+    for colour, name in OKABE_ITO.items():
+        text = text.replace(f'"{colour}"', f'"{name}"')
+    figure = json.loads(text)
+    del figure["layout"]["template"]  # the page has its own look
+    return figure
 
 
 def _rate(sweep: Sweep) -> str:
@@ -129,11 +127,10 @@ def _scatter(validation: Validation) -> Any:
             },
             name=model,
         )
-    drawing.add_hline(y=0)
+    drawing.add_hline(y=0, line_color="#000000")
     for edge in (-5, 5):
-        drawing.add_hline(y=edge, line_dash="dot")
-    title = "Error of every case, with two standard errors (open: oversubscribed)"
-    drawing.update_layout(_LAYOUT, title=title, height=480)
+        drawing.add_hline(y=edge, line_color="#000000", line_dash="dot")
+    drawing.update_layout(_LAYOUT, height=480)
     drawing.update_xaxes(title="measured iteration, ms", type="log")
     drawing.update_yaxes(title="error, %")
     return drawing
@@ -177,7 +174,7 @@ def _sweep(sweep: Sweep) -> Any:
         marker_color=_COLOURS[1],
         name="measured",
     )
-    drawing.update_layout(_LAYOUT, title=_title(sweep), height=400)
+    drawing.update_layout(_LAYOUT, height=400)
     drawing.update_xaxes(title="bucket cap, MiB; other variants", type="category")
     drawing.update_yaxes(title="iteration, ms", rangemode="tozero")
     return drawing

@@ -33,6 +33,7 @@ Examples
   ddpsim run scenario.yaml --measured "520 ms"         is what I measured normal?
   ddpsim plan scenario.yaml --target "300B tokens in 30 days"   how many GPUs, at what cost?
   ddpsim trace scenario.yaml -o trace                  look at its steps in Perfetto
+  ddpsim report scenario.yaml -o step.html             the step to look at, in a browser
   ddpsim explain exposed                               what a word means
 """
 
@@ -542,6 +543,38 @@ def trace(
     for note in notes(traced, written):
         print(note, file=sys.stderr)
     print(summary(traced, written))
+
+
+@app.command(rich_help_panel="Plan")
+def report(
+    file: File,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="PAGE", help="The file to write.")
+    ] = Path("step.html"),
+    settings: Settings = None,
+) -> None:
+    """Write one HTML page to look at: the step's timeline, and what moves it.
+
+    \b
+    ddpsim report scenario.yaml -o step.html
+    Buckets on a slider, breakdown, scaling, sensitivity, sources; it needs no network to open.
+    """
+    if output.resolve() == file.resolve():
+        raise typer.BadParameter("is the scenario itself; name another file", param_hint="-o")
+    if output.is_dir():
+        raise typer.BadParameter(f"{output} is a folder; name a file in it", param_hint="-o")
+    from ddpsim.errors import printable
+    from ddpsim.files import write_atomically
+    from ddpsim.planning.storyboard import storyboard
+    from ddpsim.report.page import page
+    from ddpsim.units import format_bytes
+
+    board = storyboard(file, settings or ())
+    content = page(board).encode("utf-8", "backslashreplace")
+    write_atomically(output, content)
+    print(f"{output}: {format_bytes(len(content))}, opens in any browser, without a network")
+    for entry in board.left_out:
+        print(printable(f"not shown: {entry.what}: {entry.reason}"), file=sys.stderr)
 
 
 @app.command(rich_help_panel="Files")

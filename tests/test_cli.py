@@ -18,9 +18,12 @@ from ddpsim.glossary import TERMS
 from ddpsim.scenario.presets import preset_text, presets
 
 GOOD = str(Path(__file__).parent / "invalid" / "files" / "good.yaml")
-COMMANDS = ("run", "plan", "collective", "init", "check", "schema", "explain")
+COMMANDS = (
+    *("run", "sweep", "compare", "explain-step", "plan", "collective", "report"),
+    *("init", "check", "schema", "explain"),
+)
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.yaml"))
-HEAVY = ("torch", "scipy", "plotly", "numpy")
+HEAVY = ("torch", "scipy", "plotly", "jinja2", "numpy")
 Cli = Callable[..., Outcome]
 
 

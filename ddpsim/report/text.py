@@ -10,11 +10,11 @@ from ddpsim.report.verdict import Verdict
 from ddpsim.result.model import Breakdown, BucketTimes, Result
 from ddpsim.units import format_bytes, format_duration
 
-__all__ = ["ranks", "render"]
+__all__ = ["PARTS", "ranks", "render"]
 
 _BUCKET_ROWS = 8
 _STRAGGLERS = 3  # lines
-_PARTS = {
+PARTS = {
     "forward": "forward",
     "backward_compute": "backward",
     "exposed_comm": "exposed comm",
@@ -91,7 +91,7 @@ def _verdict(verdict: Verdict) -> Iterator[str]:
 
 def _breakdown(result: Result) -> Iterator[str]:
     whole = result.iteration_time_s.mean
-    for key, label in _PARTS.items():
+    for key, label in PARTS.items():
         part = getattr(result.breakdown_s, key)
         if part or key in {"forward", "backward_compute", "exposed_comm"}:
             bar = "#" * round(40 * part / whole)
@@ -112,7 +112,7 @@ def _breakdown(result: Result) -> Iterator[str]:
 
 
 def _sum(breakdown: Breakdown) -> float:
-    parts: list[float] = [getattr(breakdown, key) for key in _PARTS]
+    parts: list[float] = [getattr(breakdown, key) for key in PARTS]
     return sum(parts)
 
 

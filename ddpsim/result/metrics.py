@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from ddpsim.result.timeline import CommSpan, RankTimeline, Span
 
-__all__ = ["BreakdownNs", "CriticalSpan", "Gap", "Step", "percentile", "steps_of"]
+__all__ = ["BreakdownNs", "CriticalSpan", "Gap", "Interval", "Step", "percentile", "steps_of"]
 
 Interval = tuple[int, int]
 

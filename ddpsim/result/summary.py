@@ -22,7 +22,14 @@ from ddpsim.result.model import (
 from ddpsim.result.timeline import Timeline
 from ddpsim.units import NS_PER_S, format_duration
 
-__all__ = ["Context", "SteadyStep", "mean_step_s", "summarise"]
+__all__ = [
+    "Context",
+    "SteadyStep",
+    "mean_step_s",
+    "steady_steps",
+    "summarise",
+    "typical_step",
+]
 
 # below this share of the step a cause is not worth naming before the compute itself
 _WORTH_NAMING = 0.03
@@ -58,7 +65,7 @@ class SteadyStep:
     @classmethod
     def of(cls, timeline: Timeline) -> SteadyStep:
         """As a timeline shows them."""
-        steps = _steps(timeline)[1]
+        steps = steady_steps(timeline)
         exposed_ns = sum(step.breakdown().exposed_comm for step in steps)
         return cls([step.length_ns for step in steps], sum(_comm_ticks(steps)[0]), exposed_ns)
 
@@ -88,8 +95,13 @@ def _distribution(lengths_ns: Sequence[int]) -> Distribution:
     return Distribution(mean_s, *(percentile(lengths_s, p) for p in (10, 50, 90)))
 
 
+def steady_steps(timeline: Timeline) -> list[Step]:
+    """The slowest rank's steady steps; those that repeat exactly are the same one again."""
+    return _steps(timeline)[1]
+
+
 def _steps(timeline: Timeline) -> tuple[list[Step], list[Step]]:
-    """The slowest rank's warm-up, and its steady steps: repeated ones are the same one again."""
+    """The slowest rank's warm-up, and its steady steps."""
     steps = steps_of(timeline.slowest)
     return steps[: timeline.warmup], steps[timeline.warmup :] + steps[-1:] * timeline.repeats
 
@@ -107,7 +119,7 @@ def summarise(timeline: Timeline, context: Context) -> Result:
     slowest = timeline.slowest_rank
     warmup, steady = _steps(timeline)
     times = _distribution([step.length_ns for step in steady])
-    typical = _typical(steady)
+    typical = typical_step(steady)
     breakdown = sum((step.breakdown() for step in steady), BreakdownNs())
     comm_s, skew_s = (_mean(sum(ticks), steady) for ticks in _comm_ticks(steady))
     exposed_s = _mean(breakdown.exposed_comm, steady)
@@ -149,7 +161,7 @@ def summarise(timeline: Timeline, context: Context) -> Result:
     )
 
 
-def _typical(steps: list[Step]) -> Step:
+def typical_step(steps: list[Step]) -> Step:
     """The step of median length (the lower of the two in the middle)."""
     return sorted(steps, key=lambda step: step.length_ns)[(len(steps) - 1) // 2]
 
@@ -226,7 +238,7 @@ def _bottleneck(
 
 def _exposed(steps: list[Step]) -> str:
     """Which buckets stick out of the backward in a typical step."""
-    step = _typical(steps)
+    step = typical_step(steps)
     end_ns = max((s.end_ns for s in step.compute if s.kind == "backward"), default=step.start_ns)
     buckets = [span for span in step.comm if span.bucket >= 0]
     late = sum(span.end_ns > end_ns for span in buckets)

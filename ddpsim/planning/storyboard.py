@@ -1,0 +1,127 @@
+"""What the page of `ddpsim report` shows, simulated: caps, nodes, and what matters most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ddpsim.api import load_scenario, observe, simulate
+from ddpsim.cluster.collectives import RingTransfer
+from ddpsim.engine.noise import rank_factors
+from ddpsim.errors import DdpsimError, ScenarioError
+from ddpsim.job import resolve
+from ddpsim.planning.explain import sensitivities
+from ddpsim.result.model import Result
+from ddpsim.result.storyboard import CapChoice, LeftOut, Storyboard, drawn_step
+from ddpsim.result.timeline import CommSpan
+from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.schema import BucketCaps, Scenario
+
+__all__ = ["storyboard"]
+
+_Shown = TypeVar("_Shown")
+
+_CAPS: tuple[BucketCaps, ...] = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)
+_MOST_DRAWN = 4  # ranks: more do not fit on a screen
+_MOST_RANKS = 4096  # of a point on the scaling curve that the scenario does not ask for
+
+
+def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Storyboard:
+    """Simulate a scenario with several bucket caps and on several numbers of nodes.
+
+    `source` and `overrides` are those of `load_scenario`. Raises ScenarioError if the scenario
+    itself is wrong; another choice that cannot be simulated is left out, and named with its reason.
+    """
+    settings = list(overrides)
+    scenario = load_scenario(source, settings)
+    result = simulate(scenario)
+    left_out: list[LeftOut] = []
+
+    def attempt(setting: str, show: Callable[[Scenario], _Shown]) -> Iterator[_Shown]:
+        try:
+            yield show(load_scenario(source, [*settings, setting]))
+        except DdpsimError as error:
+            left_out.append(LeftOut(f"--set {setting}", _reason(error)))
+
+    choices: list[CapChoice] = []
+    scaling: list[Result] = []
+    own = _written(scenario.ddp.bucket_cap_mb)
+    for cap in map(_written, _caps(scenario.ddp.bucket_cap_mb)):
+        if cap == own:
+            choices.append(_choice(scenario, result))
+        else:
+            choices += attempt(f"ddp.bucket_cap_mb={cap}", _choice)
+    for nodes in _nodes(scenario.cluster):
+        if nodes == scenario.cluster.nodes:
+            scaling.append(result)
+        else:
+            scaling += attempt(f"cluster.nodes={nodes}", simulate)
+    return Storyboard(
+        result,
+        tuple(choices),
+        [choice.cap for choice in choices].index(own),
+        tuple(scaling),
+        tuple(sorted(sensitivities(resolve(scenario)), key=lambda entry: entry.change_s)),
+        tuple(left_out),
+    )
+
+
+def _caps(own: BucketCaps) -> list[BucketCaps]:
+    """The usual caps and the scenario's own: the default, lists, then by size."""
+    caps = _CAPS if own in _CAPS else (*_CAPS, own)
+    numbers = sorted(cap for cap in caps if isinstance(cap, float))
+    return [None, *(cap for cap in caps if isinstance(cap, tuple)), *numbers]
+
+
+def _written(cap: BucketCaps) -> str:
+    """A cap as `--set` takes it."""
+    if cap is None:
+        return "default"
+    if isinstance(cap, tuple):
+        return f"[{','.join(f'{part:.15g}' for part in cap)}]"
+    return f"{cap:.15g}"
+
+
+def _reason(error: DdpsimError) -> str:
+    if not isinstance(error, ScenarioError):
+        return str(error)
+    return "; ".join(f"{problem.key}: {problem.message}" for problem in error.problems)
+
+
+def _choice(scenario: Scenario, result: Result | None = None) -> CapChoice:
+    job = resolve(scenario)
+    buckets = (*job.program.initial_buckets, *job.program.rebuilt_buckets)
+    wire_bytes = {bucket.size_bytes: bucket.wire_bytes for bucket in buckets}
+
+    def ring_of(span: CommSpan) -> tuple[int, int] | None:
+        if span.operation != "all_reduce":
+            return None
+        size_bytes = wire_bytes.get(span.size_bytes, span.size_bytes)
+        transfer = job.network.cost.transfer("all_reduce", size_bytes)
+        return (transfer.steps, transfer.start_ns) if isinstance(transfer, RingTransfer) else None
+
+    ranks = _drawn_ranks(scenario)
+    timeline = observe(scenario, ranks)
+    others = [rank for rank in ranks if rank != timeline.slowest_rank]
+    step = drawn_step(timeline, others[: _MOST_DRAWN - 1], ring_of)
+    cap = _written(scenario.ddp.bucket_cap_mb)
+    return CapChoice(cap, result or simulate(scenario), step)
+
+
+def _drawn_ranks(scenario: Scenario) -> list[int]:
+    """Rank 0, the one that computes most slowly, the second node's first, and the last."""
+    cluster = scenario.cluster
+    factors = rank_factors(cluster, scenario.run.seed)
+    slow = [max(factors, key=lambda rank: (factors[rank], -rank))] if factors else []
+    weak = sorted(cluster.weak_links or {})[:1]
+    second = [cluster.gpus_per_node] if cluster.nodes > 1 else []
+    return list(dict.fromkeys([0, *slow, *weak, *second, cluster.world_size - 1]))
+
+
+def _nodes(cluster: Cluster) -> list[int]:
+    """Powers of two up to four times the scenario's nodes, and its own number."""
+    most = max(4 * cluster.nodes, 4)
+    powers = [2**power for power in range(most.bit_length()) if 2**power <= most]
+    usual = {nodes for nodes in powers if nodes * cluster.gpus_per_node <= _MOST_RANKS}
+    return sorted(usual | {cluster.nodes})

@@ -1,0 +1,226 @@
+"""What a page shows of a scenario: one step drawn, other choices beside it, what matters most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ddpsim.result.changes import Sensitivity
+from ddpsim.result.metrics import Interval, Step, steps_of
+from ddpsim.result.model import Result
+from ddpsim.result.summary import steady_steps, typical_step
+from ddpsim.result.timeline import CommSpan, Span, Timeline
+
+__all__ = [
+    "CapChoice",
+    "Collective",
+    "DrawnRank",
+    "DrawnStep",
+    "LeftOut",
+    "Storyboard",
+    "drawn_step",
+]
+
+_MOST_SPANS = 300  # of a rank's compute lane: more cannot be told apart on a screen
+_MOST_COLLECTIVES = 300  # of a rank
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective as one rank saw it; ticks from the start of the drawn step.
+
+    The times are those of `CommSpan`; `lane`: 0, or more where several are in flight; `exposed`:
+    the pieces in which the compute lane waits for communication. `ring_steps` equal parts of the
+    transfer begin at `ring_start_ns`; 0 where it is not a ring of known links.
+    """
+
+    operation: str
+    bucket: int
+    size_bytes: int
+    num_params: int
+    lane: int
+    ready_ns: int
+    joined_ns: int
+    met_ns: int
+    end_ns: int
+    exposed: tuple[Interval, ...]
+    ring_steps: int
+    ring_start_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRank:
+    """The lanes of one rank in the drawn step, and of `ranks` that are exactly alike.
+
+    `hidden_ns` and `exposed_ns` add up to the union of its collectives, those that are not drawn
+    included: `left_out` of them, the shortest ones. Spans of the compute lane below `shortest_ns`
+    are drawn with the one before them.
+    """
+
+    ranks: tuple[int, ...]
+    is_slowest: bool
+    compute: tuple[Span, ...]
+    host: tuple[Span, ...]
+    collectives: tuple[Collective, ...]
+    hidden_ns: int
+    exposed_ns: int
+    left_out: int
+    shortest_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnStep:
+    """The slowest rank's step of median length, on all drawn ranks; the slowest rank is first."""
+
+    length_ns: int
+    backward_start_ns: int
+    ranks: tuple[DrawnRank, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CapChoice:
+    """One value of ddp.bucket_cap_mb, as `--set` takes it, with its answer and its step."""
+
+    cap: str
+    result: Result
+    step: DrawnStep
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What a page could not show, and why."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Storyboard:
+    """Everything that a page shows.
+
+    `choices[own]` is the scenario itself; `scaling` holds its results by number of nodes.
+    """
+
+    result: Result
+    choices: tuple[CapChoice, ...]
+    own: int
+    scaling: tuple[Result, ...]
+    sensitivity: tuple[Sensitivity, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+# the steps of a ring, and ticks until its first one begins; None: not a ring of known links
+RingOf = Callable[[CommSpan], tuple[int, int] | None]
+
+
+def drawn_step(timeline: Timeline, ranks: Iterable[int], ring_of: RingOf) -> DrawnStep:
+    """The typical step of a timeline on its slowest rank and on `ranks`, which it has observed."""
+    steady = steady_steps(timeline)
+    typical = typical_step(steady)
+    number = timeline.warmup + steady.index(typical)
+    alike: dict[DrawnRank, list[int]] = {}
+    for rank in dict.fromkeys((timeline.slowest_rank, *ranks)):
+        step = steps_of(timeline.ranks[rank])[number]
+        alike.setdefault(_drawn(step, typical.start_ns, ring_of), []).append(rank)
+    return DrawnStep(
+        typical.length_ns,
+        typical.backward_start_ns - typical.start_ns,
+        tuple(
+            replace(drawn, ranks=tuple(sorted(found)), is_slowest=timeline.slowest_rank in found)
+            for drawn, found in alike.items()
+        ),
+    )
+
+
+def _drawn(step: Step, origin_ns: int, ring_of: RingOf) -> DrawnRank:
+    exposed_ns = step.breakdown().exposed_comm
+    shortest_ns = _shortest_ns(step)
+    waits = [(span.start_ns, span.end_ns) for span in step.compute if span.kind == "comm_wait"]
+    lanes = _lanes(step.comm)
+    chosen = sorted(
+        range(len(step.comm)), key=lambda i: step.comm[i].joined_ns - step.comm[i].end_ns
+    )[:_MOST_COLLECTIVES]
+    collectives = tuple(
+        _collective(step.comm[i], lanes[i], waits, origin_ns, ring_of) for i in sorted(chosen)
+    )
+    return DrawnRank(
+        ranks=(),
+        is_slowest=False,
+        compute=_since(_merged(step.compute, shortest_ns), origin_ns),
+        host=_since(_merged(step.host, 0), origin_ns),
+        collectives=collectives,
+        hidden_ns=step.comm_ns() - exposed_ns,
+        exposed_ns=exposed_ns,
+        left_out=len(step.comm) - len(chosen),
+        shortest_ns=shortest_ns,
+    )
+
+
+def _collective(
+    span: CommSpan, lane: int, waits: Sequence[Interval], origin_ns: int, ring_of: RingOf
+) -> Collective:
+    ring_steps, ring_start_ns = ring_of(span) or (0, 0)
+    exposed = tuple(
+        (max(start, span.joined_ns) - origin_ns, min(end, span.end_ns) - origin_ns)
+        for start, end in waits
+        if max(start, span.joined_ns) < min(end, span.end_ns)
+    )
+    return Collective(
+        span.operation,
+        span.bucket,
+        span.size_bytes,
+        span.num_params,
+        lane,
+        span.ready_ns - origin_ns,
+        span.joined_ns - origin_ns,
+        span.met_ns - origin_ns,
+        span.end_ns - origin_ns,
+        exposed,
+        ring_steps,
+        span.met_ns + ring_start_ns - origin_ns,
+    )
+
+
+def _lanes(comm: Sequence[CommSpan]) -> list[int]:
+    """For each collective the first lane that is free when it joins."""
+    free_ns: list[int] = []
+    taken = [0] * len(comm)
+    for i in sorted(range(len(comm)), key=lambda i: (comm[i].joined_ns, comm[i].end_ns)):
+        lane = next(
+            (n for n, end_ns in enumerate(free_ns) if end_ns <= comm[i].joined_ns), len(free_ns)
+        )
+        free_ns[lane : lane + 1] = [comm[i].end_ns]
+        taken[i] = lane
+    return taken
+
+
+def _shortest_ns(step: Step) -> int:
+    """The least length at which few enough spans are left."""
+    for parts in (4000, 2000, 1000, 500):
+        shortest_ns = step.length_ns // parts
+        if len(_merged(step.compute, shortest_ns)) <= _MOST_SPANS:
+            break
+    return shortest_ns
+
+
+def _merged(spans: Iterable[Span], shortest_ns: int) -> list[Span]:
+    """Neighbours of one kind as one; what is too short belongs to the one that it touches."""
+    merged: list[Span] = []
+    for span in spans:
+        if span.end_ns == span.start_ns:
+            continue
+        last = merged[-1] if merged else None
+        touches = last is not None and last.end_ns == span.start_ns
+        small = span.end_ns - span.start_ns < shortest_ns and "comm_wait" not in (
+            span.kind,
+            last and last.kind,
+        )
+        if last and touches and (small or last.kind == span.kind):
+            merged[-1] = Span(last.kind, last.start_ns, span.end_ns)
+        else:
+            merged.append(span)
+    return merged
+
+
+def _since(spans: Iterable[Span], origin_ns: int) -> tuple[Span, ...]:
+    return tuple(Span(s.kind, s.start_ns - origin_ns, s.end_ns - origin_ns) for s in spans)
