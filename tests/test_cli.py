@@ -19,7 +19,7 @@ from ddpsim.scenario.presets import preset_text, presets
 
 GOOD = str(Path(__file__).parent / "invalid" / "files" / "good.yaml")
 COMMANDS = (
-    *("run", "sweep", "compare", "explain-step", "plan", "collective", "report"),
+    *("run", "sweep", "compare", "explain-step", "tune", "plan", "trace", "report", "collective"),
     *("init", "check", "schema", "explain"),
 )
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.yaml"))

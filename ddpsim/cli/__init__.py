@@ -1,0 +1,12 @@
+"""The command line: `app` starts and ends it, the other modules hold its commands."""
+
+# their order is that of --help
+# isort: off
+from ddpsim.cli import run
+from ddpsim.cli import sweep
+from ddpsim.cli import plan
+from ddpsim.cli import show
+from ddpsim.cli import files
+from ddpsim.cli.app import app, main, new_app, run_app
+
+__all__ = ["app", "files", "main", "new_app", "plan", "run", "run_app", "show", "sweep"]

@@ -1,0 +1,121 @@
+"""The command line itself: how it starts, and how it ends when something is wrong."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["File", "Settings", "app", "main", "new_app", "run_app"]
+
+_HELP = """Predict PyTorch DDP step time before you book the GPUs.
+
+\b
+Examples
+  ddpsim init resnet50-2x8-25gbit > scenario.yaml      a scenario to start from
+  ddpsim run scenario.yaml                             one prediction
+  ddpsim run scenario.yaml --set ddp.bucket_cap_mb=50  the same with another option
+  ddpsim sweep scenario.yaml --set ddp.bucket_cap_mb=1,5,25,100
+  ddpsim run scenario.yaml --measured "520 ms"         is what I measured normal?
+  ddpsim plan scenario.yaml --target "300B tokens in 30 days"   how many GPUs, at what cost?
+  ddpsim trace scenario.yaml -o trace                  look at its steps in Perfetto
+  ddpsim report scenario.yaml -o step.html             the step to look at, in a browser
+  ddpsim explain exposed                               what a word means
+"""
+
+
+def new_app(help_text: str) -> typer.Typer:
+    """An empty command line in our style."""
+    return typer.Typer(
+        help=help_text,
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # rich costs a third of the start-up, and pads the examples
+    )
+
+
+app = new_app(_HELP)
+
+File = Annotated[Path, typer.Argument(help="Scenario, YAML (schema ddpsim/1).", show_default=False)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key by its dotted path; a list is written [1,25]. Repeatable.",
+        show_default=False,
+    ),
+]
+
+
+def _version(wanted: bool) -> None:  # noqa: FBT001 -- typer's callback form
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"ddpsim {version('ddpsim')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; wrong input ends with its errors on stderr and exit code 2."""
+    gc.set_threshold(50_000)  # imports make much that stays: a tenth of the start-up
+    atexit.register(gc.freeze)  # and that goes with the process: a tenth again to search it
+    # we use no plugin of pydantic's, which would look for one in every package installed
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    run_app(app)
+
+
+def run_app(commands: typer.Typer) -> None:
+    """Run a command line, and end with one message on stderr where it cannot do its work.
+
+    Exit code 2 for a wrong scenario or option, 1 for what went wrong otherwise.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what its encoding lacks is escaped
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            commands()
+        finally:
+            sys.stdout.flush()
+    except Exception as error:  # noqa: BLE001 -- sorted out below, the rest is raised again
+        sys.exit(_report(error))
+
+
+def _report(error: Exception) -> int:
+    from ddpsim.errors import DdpsimError, ScenarioError, printable
+
+    if isinstance(error, OSError) and error.filename is not None:
+        named = f"ddpsim: {error.filename}: {error.strerror}"
+        print(printable(named), file=sys.stderr)
+        return 1
+    if isinstance(error, OSError):  # of a stream, not of a file
+        if not isinstance(error, BrokenPipeError):  # a reader that has seen enough
+            print(f"ddpsim: the output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        return 1
+    if not isinstance(error, DdpsimError):
+        raise error
+    print(printable(str(error)), file=sys.stderr)
+    if isinstance(error, ScenarioError):
+        count = len(error.problems)
+        print(f"{count} error{'s' * (count > 1)}, nothing was simulated.", file=sys.stderr)
+        return 2
+    return 1

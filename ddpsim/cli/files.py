@@ -1,0 +1,144 @@
+"""The commands around files and words. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddpsim.cli.app import File, Settings, app
+
+__all__: list[str] = []
+
+
+@app.command(rich_help_panel="Files")
+def init(
+    preset: Annotated[
+        str | None, typer.Argument(help="Name of a scenario; none lists them.")
+    ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Write it there, with the files that it names (marked +)."
+        ),
+    ] = None,
+) -> None:
+    """Print a commented scenario to start from.
+
+    \b
+    ddpsim init                                     list them
+    ddpsim init resnet50-2x8-25gbit > scenario.yaml
+    ddpsim init gloo-cpu --into .                   one that needs files beside it
+    """
+    from ddpsim.errors import InputError
+    from ddpsim.scenario.presets import copy_preset, preset_files, preset_text, presets
+
+    if preset is None:
+        for name, purpose in presets().items():
+            print(f"{name + ' +' * bool(preset_files(name)):<28}{purpose}")
+        return
+    try:
+        if into is not None:
+            print(*copy_preset(preset, into), sep="\n")
+            return
+        print(preset_text(preset), end="")
+        if files := preset_files(preset):
+            needed = f"it needs {' and '.join(files)}: ddpsim init {preset} --into FOLDER"
+            print(needed, file=sys.stderr)
+    except InputError as error:
+        raise typer.BadParameter(error.message, param_hint="PRESET") from None
+
+
+@app.command(rich_help_panel="Files")
+def check(file: File, settings: Settings = None) -> None:
+    """Check a scenario and the files that it names.
+
+    \b
+    ddpsim check scenario.yaml
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.report.text import ranks
+
+    cluster = load_scenario(file, settings or ()).cluster
+    print(f"{file}: ok, {ranks(cluster.nodes, cluster.gpus_per_node)}")
+
+
+@app.command(rich_help_panel="Files")
+def schema() -> None:
+    """Print the scenario format as JSON Schema.
+
+    \b
+    ddpsim schema > ddpsim.schema.json
+    then, on a scenario's first line: # yaml-language-server: $schema=ddpsim.schema.json
+    """
+    from ddpsim.scenario.schema import Scenario
+
+    document = Scenario.model_json_schema(by_alias=True)
+    print(
+        json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema"} | document, indent=2)
+    )
+
+
+@app.command(rich_help_panel="Files")
+def explain(
+    term: Annotated[
+        list[str] | None,
+        typer.Argument(help="A word (none lists them), or: cluster FILE-OR-MACHINE."),
+    ] = None,
+    settings: Settings = None,
+) -> None:
+    """Say what a word means here, or draw a cluster.
+
+    \b
+    ddpsim explain busbw
+    ddpsim explain cluster scenario.yaml
+    ddpsim explain cluster dgx-h100 --set cluster.nodes=4
+    """
+    from ddpsim.glossary import TERMS, lookup
+
+    if term == ["cluster"]:
+        raise typer.BadParameter("name a scenario or a machine to draw", param_hint="cluster")
+    if term and term[0] == "cluster" and len(term) == 2:
+        _explain_cluster(term[1], settings or ())
+        return
+    if not term:
+        print(", ".join(sorted(TERMS)))
+        return
+    words = " ".join(term)
+    entry = lookup(words)
+    if entry is None:
+        from ddpsim.scenario.suggest import did_you_mean
+
+        hint = did_you_mean(words, TERMS)
+        raise typer.BadParameter(f"no entry for {words!r}.{hint}", param_hint="TERM")
+    print(entry)
+
+
+def _explain_cluster(source: str, settings: Sequence[str]) -> None:
+    from ddpsim.cluster.describe import describe_cluster
+    from ddpsim.collective import load_cluster
+
+    is_file = Path(source).exists() or source.endswith((".yaml", ".yml"))
+    named = {"cluster": {"machine": source}}
+    print(describe_cluster(load_cluster(source if is_file else named, settings)))
+
+
+@app.command(
+    rich_help_panel="Measure",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+def calibrate(context: typer.Context) -> None:
+    """Measure your own cluster and model, and fit them.
+
+    \b
+    ddpsim calibrate --help        the same as python -m calibrate
+    """
+    from importlib.metadata import entry_points
+
+    (command,) = entry_points(group="ddpsim.commands", name="calibrate")
+    command.load()(context.args, prog_name="ddpsim calibrate")

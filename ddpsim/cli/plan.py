@@ -1,0 +1,181 @@
+"""The commands that compare and plan. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from ddpsim.cli.app import File, Settings, app
+
+__all__: list[str] = []
+
+_Parsed = TypeVar("_Parsed")
+
+
+@app.command(rich_help_panel="Plan")
+def compare(
+    files: Annotated[
+        list[Path], typer.Argument(help="Scenarios; all beside the first.", show_default=False)
+    ],
+    settings: Settings = None,
+    *,
+    flags: Annotated[
+        bool, typer.Option("--each-flag", help="Every option of DDP with another value.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.comparison/1.")] = False,
+) -> None:
+    """Say what other options would bring, and how surely.
+
+    \b
+    ddpsim compare scenario.yaml --each-flag
+    ddpsim compare a.yaml b.yaml c.yaml
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.planning.compare import compare, each_flag, option
+    from ddpsim.report.changes import render_comparison
+    from ddpsim.scenario.document import load
+
+    if len(files) == 1 and not flags:
+        raise typer.BadParameter("name a second scenario, or add --each-flag", param_hint="FILES")
+    first = load_scenario(files[0], settings or ())
+    options = [option(load(file, settings or ()), title=str(file)) for file in files[1:]]
+    if flags:
+        options += each_flag(load(files[0], settings or ()))
+    found = compare(first, options)
+    print(json.dumps(found.to_dict(), indent=2) if as_json else render_comparison(found))
+
+
+@app.command("explain-step", rich_help_panel="Plan")
+def explain_step(
+    file: File,
+    settings: Settings = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.explanation/1.")] = False,
+) -> None:
+    """Say why a step is so long, and what would help.
+
+    \b
+    ddpsim explain-step scenario.yaml
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.planning.explain import explain_step
+    from ddpsim.report.changes import render_explanation
+    from ddpsim.scenario.document import load
+
+    load_scenario(file, settings or ())
+    found = explain_step(load(file, settings or ()))
+    text = render_explanation(found, str(file), settings or ())
+    print(json.dumps(found.to_dict(), indent=2) if as_json else text)
+
+
+@app.command(rich_help_panel="Plan")
+def tune(
+    file: File,
+    settings: Settings = None,
+    *,
+    memory: Annotated[
+        str | None, typer.Option(help='At most this on a GPU, such as "70 GB"; default: all.')
+    ] = None,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples a step: also choose micro-batches and accumulation."),
+    ] = None,
+    rounding: Annotated[
+        bool, typer.Option("--rounding", help="Gradients may be rounded to 16 bits on the wire.")
+    ] = False,
+    trials: Annotated[
+        int, typer.Option(min=0, help="Lists of any caps that Optuna tries beside the grid.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.tuning/1.")] = False,
+) -> None:
+    """Find the best bucket caps and options.
+
+    \b
+    ddpsim tune scenario.yaml
+    ddpsim tune scenario.yaml --global-batch 1024 --memory "70 GB" --rounding
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.planning.tune import Limits, tune
+    from ddpsim.report.tuning import render_tuning
+    from ddpsim.scenario.document import load
+    from ddpsim.units import parse_bytes
+
+    room = None if memory is None else _parsed(parse_bytes, memory, "--memory")
+    load_scenario(file, settings or ())
+    found = tune(
+        load(file, settings or ()),
+        Limits(room, global_batch, may_round=rounding, trials=trials),
+    )
+    text = render_tuning(found, str(file), settings or ())
+    print(json.dumps(found.to_dict(), indent=2) if as_json else text)
+
+
+@app.command(rich_help_panel="Plan")
+def plan(
+    file: File,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="WORK",
+            help='"[N epochs of] M samples [in DURATION]", or tokens; k, M, B as suffixes.',
+            show_default=False,
+        ),
+    ],
+    settings: Settings = None,
+    *,
+    price: Annotated[
+        str | None, typer.Option(help='Of a GPU-hour: "2.50 USD"; any currency.')
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help='"5000 USD", or "800 GPU-hours": the fastest for that.')
+    ] = None,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(help="Samples a step on any number of GPUs; omitted: batch_per_rank stays."),
+    ] = None,
+    max_gpus: Annotated[int, typer.Option(help="The most GPUs that are tried.")] = 1024,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.plan/1.")] = False,
+) -> None:
+    """Say how many GPUs are needed, and what they cost.
+
+    \b
+    ddpsim plan scenario.yaml --target "90 epochs of 1.28M samples in 24 h" --price "2.50 USD"
+    ddpsim plan scenario.yaml --target "300B tokens" --price "2 EUR" --budget "5000 EUR"
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.errors import InputError
+    from ddpsim.planning.capacity import plan_capacity
+    from ddpsim.planning.target import parse_budget, parse_price, parse_target
+    from ddpsim.report.capacity import render_plan
+
+    work = _parsed(parse_target, target, "--target")
+    of_an_hour = None if price is None else _parsed(parse_price, price, "--price")
+    limit = None if budget is None else _parsed(parse_budget, budget, "--budget")
+    scenario = load_scenario(file, settings or ())
+    try:
+        found = plan_capacity(
+            scenario,
+            work,
+            price=of_an_hour,
+            budget=limit,
+            global_batch=global_batch,
+            max_gpus=max_gpus,
+        )
+    except InputError as error:
+        hint = f"--{error.key.replace('_', '-')}"
+        raise typer.BadParameter(error.message, param_hint=hint) from None
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print(render_plan(found, str(file), settings or ()))
+
+
+def _parsed(parse: Callable[[str], _Parsed], text: str, option: str) -> _Parsed:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None

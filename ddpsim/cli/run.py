@@ -1,0 +1,57 @@
+"""The command `run`. Heavy imports wait until it runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ddpsim.cli.app import File, Settings, app
+
+__all__: list[str] = []
+
+
+@app.command(rich_help_panel="Plan")
+def run(
+    file: File,
+    settings: Settings = None,
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print ddpsim.result/1: SI units, every figure.")
+    ] = False,
+    measured: Annotated[
+        str | None,
+        typer.Option(help='A measured step with its unit, such as "520 ms": is it normal?'),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="auto, or reference: every rank and ring step, no shortcut.")
+    ] = "auto",
+) -> None:
+    """Predict one DDP step, its bottleneck and its trust.
+
+    \b
+    ddpsim run scenario.yaml
+    ddpsim run scenario.yaml --set cluster.nodes=4 --json
+    """
+    from ddpsim.api import judge, load_scenario, simulate
+    from ddpsim.report.text import render
+    from ddpsim.units import parse_duration
+
+    if engine not in ("auto", "reference"):
+        raise typer.BadParameter(f"{engine!r} is neither auto nor reference", param_hint="--engine")
+    try:
+        measured_s = None if measured is None else parse_duration(measured)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--measured") from None
+    if measured_s == 0:
+        raise typer.BadParameter("a step takes longer than 0 s", param_hint="--measured")
+    scenario = load_scenario(file, settings or ())
+    result = simulate(scenario, engine)  # type: ignore[arg-type]
+    verdict = judge(scenario, result, measured_s) if measured_s else None
+    if as_json:
+        shown = result.to_dict() | ({"verdict": asdict(verdict)} if verdict else {})
+        print(json.dumps(shown, indent=2))
+    else:
+        print(render(result, str(file), verdict, settings or ()))

@@ -1,0 +1,152 @@
+"""The commands that show: traces, pages, collectives. Heavy imports wait."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddpsim.cli.app import File, Settings, app
+
+__all__: list[str] = []
+
+
+@app.command(rich_help_panel="Plan")
+def trace(
+    file: File,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write into.")
+    ],
+    settings: Settings = None,
+    *,
+    ranks: Annotated[
+        str | None,
+        typer.Option(help='Which, as in "0,3,8-11"; unset: all, or 16 of more than 16.'),
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="How many steady steps, or all; unset: 3.")
+    ] = None,
+    warmup: Annotated[
+        bool, typer.Option("--warmup", help="Begin with the warm-up's steps.")
+    ] = False,
+    compressed: Annotated[bool, typer.Option("--gzip", help="Write .json.gz files.")] = False,
+) -> None:
+    """Write a step's traces, for Perfetto and HTA.
+
+    \b
+    ddpsim trace scenario.yaml -o trace
+    ddpsim trace scenario.yaml -o trace --ranks 0,8 --steps all --gzip
+    """
+    from ddpsim.api import load_scenario
+    from ddpsim.errors import InputError
+    from ddpsim.planning.trace import trace as traced_part
+    from ddpsim.planning.trace import write_traces
+    from ddpsim.report.trace_text import notes, summary
+
+    scenario = load_scenario(file, settings or ())
+    try:
+        traced = traced_part(scenario, ranks, steps, warmup=warmup)
+        written = write_traces(traced, output, compressed=compressed)
+    except InputError as error:
+        raise typer.BadParameter(error.message, param_hint=error.key) from None
+    for note in notes(traced, written):
+        print(note, file=sys.stderr)
+    print(summary(traced, written))
+
+
+@app.command(rich_help_panel="Plan")
+def report(
+    file: File,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="PAGE", help="The file to write.")
+    ] = Path("step.html"),
+    settings: Settings = None,
+) -> None:
+    """Write a page: the timeline, and what moves it.
+
+    \b
+    ddpsim report scenario.yaml -o step.html
+    Buckets on a slider, breakdown, scaling, sensitivity, sources; it needs no network to open.
+    """
+    if output.resolve() == file.resolve():
+        raise typer.BadParameter("is the scenario itself; name another file", param_hint="-o")
+    if output.is_dir():
+        raise typer.BadParameter(f"{output} is a folder; name a file in it", param_hint="-o")
+    from ddpsim.errors import printable
+    from ddpsim.files import write_atomically
+    from ddpsim.planning.storyboard import storyboard
+    from ddpsim.report.page import page
+    from ddpsim.units import format_bytes
+
+    board = storyboard(file, settings or ())
+    content = page(board).encode("utf-8", "backslashreplace")
+    write_atomically(output, content)
+    print(f"{output}: {format_bytes(len(content))}, opens in any browser, without a network")
+    for entry in board.left_out:
+        print(printable(f"not shown: {entry.what}: {entry.reason}"), file=sys.stderr)
+
+
+@app.command(rich_help_panel="Plan")
+def collective(
+    *,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A scenario, or its cluster section alone."),
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option(help="A machine preset instead, such as dgx-h100.")
+    ] = None,
+    op: Annotated[str, typer.Option(help="all_reduce or broadcast.")] = "all_reduce",
+    sizes: Annotated[
+        str | None, typer.Option(help='"8..16G" doubles each time; or "1M,25 MiB".')
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="LOG", help="An nccl-tests log: the error of each row.")
+    ] = None,
+    tuning: Annotated[
+        bool, typer.Option("--tuning", help="NCCL's own table and choices, and no times of ours.")
+    ] = False,
+    settings: Settings = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.collective/1.")] = False,
+) -> None:
+    """Print all-reduce times in nccl-tests' columns.
+
+    \b
+    ddpsim collective --machine dgx-a100 --set cluster.nodes=2 --sizes 1M..1G
+    ddpsim collective --cluster scenario.yaml --against nccl-tests.log
+    """
+    from ddpsim.collective import collective_table, load_cluster, parse_sizes, tuner_of
+    from ddpsim.errors import InputError
+    from ddpsim.report.collective import render_table
+
+    if op not in ("all_reduce", "broadcast"):
+        raise typer.BadParameter(f"{op!r} is neither all_reduce nor broadcast", param_hint="--op")
+    if (cluster is None) == (machine is None):
+        raise typer.BadParameter("give one of --cluster FILE and --machine NAME")
+    if tuning and (as_json or against or op != "all_reduce"):
+        raise typer.BadParameter(
+            "prints NCCL's table of all_reduce as text; drop --json, --against and --op",
+            param_hint="--tuning",
+        )
+    if against and op != "all_reduce":
+        raise typer.BadParameter("a log is one of all_reduce", param_hint="--against")
+    try:
+        wanted = "4K..1G" if sizes is None and not against else sizes
+        asked = () if wanted is None else parse_sizes(wanted)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--sizes") from None
+    source = cluster or {"cluster": {"machine": machine}}
+    scenario = load_cluster(source, settings or ())
+    try:
+        if tuning:
+            from ddpsim.cluster.describe import describe_tuning
+
+            print(describe_tuning(tuner_of(scenario), asked))
+            return
+        table = collective_table(scenario, op, asked, against)  # type: ignore[arg-type]
+    except InputError as error:
+        raise typer.BadParameter(error.message, param_hint=error.key) from None
+    print(json.dumps(table.to_dict(), indent=2) if as_json else render_table(table))

@@ -1,0 +1,186 @@
+"""The command `sweep`. Heavy imports wait until it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ddpsim.planning.grid import Grid
+    from ddpsim.result.sweep import Sweep
+
+from ddpsim.cli.app import File, app
+
+__all__: list[str] = []
+
+
+@app.command(rich_help_panel="Plan")
+def sweep(
+    file: File,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUES",
+            help="An axis: its values with commas between; a list value is written [1,25]. "
+            "Repeatable: all combinations.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    axis: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="CSV", help="Keys that move together: their names, then a row a point."
+        ),
+    ] = None,
+    goal: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="throughput, per-gpu, efficiency, step, exposed, gpus or memory; given twice: "
+            "the front of two. Default: throughput."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write all points to .json, .csv or .parquet; each is kept in FILE.journal as it "
+            "ends.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what FILE.journal holds.")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; as many as there are cores by default.")
+    ] = None,
+    dask: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler, tcp://HOST:8786.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.sweep/1.")] = False,
+) -> None:
+    """Predict all combinations of settings; name the best.
+
+    \b
+    ddpsim sweep scenario.yaml --set ddp.bucket_cap_mb=1,5,25,50,100
+    ddpsim sweep scenario.yaml --set cluster.nodes=1,2,4,8 --goal throughput --goal gpus -o out.csv
+    """
+    from ddpsim.planning.grid import Grid
+    from ddpsim.report.sweep import render_sweep
+    from ddpsim.result.sweep import GOALS
+
+    goals = goal or ["throughput"]
+    if unknown := [name for name in goals if name not in GOALS]:
+        raise typer.BadParameter(
+            f"{unknown[0]!r} is none of {', '.join(GOALS)}", param_hint="--goal"
+        )
+    if len(goals) > 2 or len(set(goals)) < len(goals):
+        raise typer.BadParameter("give one goal, or two different ones", param_hint="--goal")
+    if resume and output is None:
+        raise typer.BadParameter("resume what? Name the same -o FILE again", param_hint="--resume")
+    write = None if output is None else _sweep_writer(output)
+    grid = Grid.of(settings or (), axis or ())
+    if not grid.axes:
+        raise typer.BadParameter(
+            "give an axis of two values or more, such as --set ddp.bucket_cap_mb=1,25,100",
+            param_hint="--set",
+        )
+    found = _swept(file, grid, goals, output, resume=resume, jobs=jobs, dask=dask)
+    if write:
+        write(found)
+        print(f"wrote {output}", file=sys.stderr)
+    print(json.dumps(found.to_dict(), indent=2) if as_json else render_sweep(found))
+
+
+def _sweep_writer(output: Path) -> Callable[[Sweep], None]:
+    """How to write a sweep to a file, by its suffix, known to work before the sweep begins."""
+    from ddpsim.files import write_atomically
+    from ddpsim.report.sweep import render_csv, render_parquet
+
+    if output.suffix == ".parquet" and not _importable("polars"):
+        raise typer.BadParameter(
+            "Parquet needs polars: pip install 'ddpsim[parquet]'", param_hint="-o"
+        )
+    formats: dict[str, Callable[[Sweep], str | bytes]] = {
+        ".json": lambda found: json.dumps(found.to_dict(), indent=2) + "\n",
+        ".csv": render_csv,
+        ".parquet": render_parquet,
+    }
+    if output.suffix not in formats:
+        raise typer.BadParameter(
+            f"{output.name!r} ends in none of {', '.join(formats)}", param_hint="-o"
+        )
+    if output.is_dir():
+        raise typer.BadParameter(f"{output} is a folder; name a file", param_hint="-o")
+    return lambda found: write_atomically(output, formats[output.suffix](found))
+
+
+def _importable(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+def _swept(
+    file: Path,
+    grid: Grid,
+    goals: Sequence[str],
+    output: Path | None,
+    *,
+    resume: bool,
+    jobs: int | None,
+    dask: str | None,
+) -> Sweep:
+    from contextlib import ExitStack
+
+    from ddpsim.planning.executors import dask_workers, local_workers
+    from ddpsim.planning.journal import Journal
+    from ddpsim.planning.sweep import sweep
+
+    with ExitStack() as stack:
+        journal = None
+        if output is not None:
+            path = output.with_name(f"{output.name}.journal")
+            journal = stack.enter_context(Journal(path, resume=resume))
+        workers = (
+            stack.enter_context(dask_workers(dask)) if dask else local_workers(jobs or _cores())
+        )
+        progress = stack.enter_context(_progress())
+        try:
+            return sweep(file, grid, goals, workers=workers, journal=journal, progress=progress)
+        except KeyboardInterrupt:
+            kept = f"; go on with --resume: {journal.path} has" if journal else "; without -o"
+            count = f" {len(journal.known):,} points" if journal else " nothing is kept"
+            print(f"\nstopped{kept}{count}", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal's stderr, once there is something to wait for; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), "points", TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda ended, total: bar.update(task, completed=ended, total=total)
