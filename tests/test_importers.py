@@ -47,7 +47,7 @@ def _devices(nodes: int, gpus: int) -> list[str]:
     ]
 
 
-def _log(*, root: bool, nodes: int = 2, gpus: int = 2, times: dict[int, float] = TIMES) -> str:
+def nccl_log(*, root: bool, nodes: int = 2, gpus: int = 2, times: dict[int, float] = TIMES) -> str:
     """A synthetic log; its out-of-place times are twice the in-place ones."""
     columns, redop, last = (
         ("redop    root", "sum      -1", "#wrong") if root else ("redop", "sum", "error")
@@ -68,7 +68,7 @@ def _log(*, root: bool, nodes: int = 2, gpus: int = 2, times: dict[int, float] =
 
 @pytest.mark.parametrize("root", [False, True], ids=["older layout", "layout with root"])
 def test_nccl_tests(write: Write, *, root: bool) -> None:
-    log = read_all_reduce(write(_log(root=root)))
+    log = read_all_reduce(write(nccl_log(root=root)))
     assert (log.kind, log.source) == ("nccl-tests log", "file.txt")
     assert (log.nodes, log.gpus_per_node, log.world_size) == (2, 2, 4)
     assert log.samples == tuple((size, pytest.approx(us * 1e-6)) for size, us in TIMES.items())
@@ -76,7 +76,7 @@ def test_nccl_tests(write: Write, *, root: bool) -> None:
 
 def test_nccl_tests_with_statistics_of_every_iteration(write: Write) -> None:
     """`-I` puts four columns after each half."""
-    lines = _log(root=True).splitlines()
+    lines = nccl_log(root=True).splitlines()
     header = next(i for i, line in enumerate(lines) if "redop" in line)
     lines[header] = "#  size count type redop root " + 2 * "time algbw busbw #wrong i_min i_max "
     for i, line in enumerate(lines):
@@ -166,7 +166,7 @@ def test_json_that_was_cut_off(write: Write) -> None:
 
 
 def test_nccl_tests_of_one_node_and_of_rows_out_of_order(write: Write) -> None:
-    text = _log(root=True, nodes=1, gpus=4, times={1024: 30.0, 512: 10.0, 0: 1.0})
+    text = nccl_log(root=True, nodes=1, gpus=4, times={1024: 30.0, 512: 10.0, 0: 1.0})
     log = read_all_reduce(write(text))
     assert (log.nodes, log.gpus_per_node) == (1, 4)
     assert [size for size, _ in log.samples] == [512, 1024]
@@ -196,7 +196,7 @@ def test_csv_columns_in_any_order(write: Write) -> None:
 
 
 def test_two_runs_of_the_same_layout_are_one_log(write: Write) -> None:
-    twice = _log(root=True) + _log(root=False, times={2048: 25.0})
+    twice = nccl_log(root=True) + nccl_log(root=False, times={2048: 25.0})
     log = read_all_reduce(write(twice))
     assert dict(log.samples).keys() == {1024, 2048, 1_048_576, 67_108_864}
     assert dict(log.samples)[2048] == pytest.approx(25e-6)
@@ -204,19 +204,19 @@ def test_two_runs_of_the_same_layout_are_one_log(write: Write) -> None:
 
 def test_two_runs_of_different_layouts_are_refused(write: Write) -> None:
     for first, second in (((2, 8), (1, 8)), ((1, 8), (2, 8)), ((2, 4), (1, 8))):
-        text = "".join(_log(root=True, nodes=n, gpus=g) for n, g in (first, second))
+        text = "".join(nccl_log(root=True, nodes=n, gpus=g) for n, g in (first, second))
         with pytest.raises(ImportFailedError, match="holds several layouts"):
             read_all_reduce(write(text))
 
 
 def test_windows_line_ends_and_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
-    path.write_bytes(b"\xef\xbb\xbf" + _log(root=False).replace("\n", "\r\n").encode())
+    path.write_bytes(b"\xef\xbb\xbf" + nccl_log(root=False).replace("\n", "\r\n").encode())
     assert len(read_all_reduce(SourceFile("log.txt", path)).samples) == len(TIMES)
 
 
 def test_an_error_names_file_and_line(write: Write) -> None:
-    lines = _log(root=True).splitlines()
+    lines = nccl_log(root=True).splitlines()
     row = next(i for i, line in enumerate(lines) if line.startswith("  1048576"))
     lines[row] = lines[row][:60]
     with pytest.raises(ImportFailedError) as caught:
@@ -334,7 +334,7 @@ def test_an_error_below_comments_names_its_line(write: Write) -> None:
     assert caught.value.line == 4
 
 
-_LOG = _log(root=True)
+_LOG = nccl_log(root=True)
 
 
 @given(

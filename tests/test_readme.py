@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from ruamel.yaml import YAML
+from test_importers import nccl_log
 
 import ddpsim
 from ddpsim.report.text import render
@@ -53,3 +58,37 @@ def test_the_figures_are_those_of_the_validation_page() -> None:
     assert f"{equal_median} % and {equal_worst} % without it" in text
     naive = re.findall(r"\*\* \| \S+% \| (\S+)% \|", page.split("**Bucket 1 MiB", 1)[0])
     assert f"off by up to {max(abs(float(error)) for error in naive)} %" in text
+
+
+TIMES = {4**n * 1024: 20 + 4**n * 0.1 for n in range(10)}  # us: 20 us and 10 GB/s, nobody's
+
+
+def test_the_first_five_minutes(tmp_path: Path) -> None:
+    """As a shell runs them, one after another in an empty folder."""
+    (tmp_path / "all_reduce.txt").write_text(nccl_log(root=True, times=TIMES))
+    commands = first_block(section("The first five minutes")).splitlines()
+    assert [command.split()[1] for command in commands] == [
+        *("init", "run", "sweep", "compare", "report", "trace", "plan", "calibrate")
+    ]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    said = {}
+    for command in commands:
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=tmp_path,
+            env=os.environ | {"PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), (command, done.stderr)
+        said[command.split()[1]] = done.stdout
+    assert said["run"].startswith(first_block(section("What it prints")))
+    assert "best *" in said["sweep"]
+    assert "within 1%" in said["sweep"]
+    assert "ddp.gradient_as_bucket_view=true" in said["compare"]
+    assert "USD" in said["plan"]
+    assert (tmp_path / "step.html").stat().st_size > 1_000_000
+    assert (tmp_path / "trace" / "merged.json").exists()
+    assert json.loads((tmp_path / "cluster.json").read_text())["schema"] == "ddpsim.profile/1"
