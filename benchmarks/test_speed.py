@@ -174,6 +174,21 @@ def test_thousand_seeds_of_64_stragglers(measure: Measure) -> None:
     measure(lambda: ddpsim.simulate_many(asked), rounds=3)
 
 
+def test_sweep_of_10000_points(measure: Measure, tmp_path: Path) -> None:
+    """A whole process and its workers, on all cores: 100 caps by 100 bandwidths, all kept."""
+    caps = ",".join(map(str, range(1, 101)))
+    links = ",".join(f"{gigabits} Gbit/s" for gigabits in range(1, 101))
+    axes = ("--set", f"ddp.bucket_cap_mb={caps}", "--set", f"cluster.inter_node.bandwidth={links}")
+    command = [sys.executable, "-m", "ddpsim", "sweep", str(SCENARIO), *axes]
+
+    def start() -> None:
+        output = tmp_path / "out.csv"
+        output.with_name("out.csv.journal").unlink(missing_ok=True)
+        subprocess.run([*command, "-o", str(output)], check=True, capture_output=True)
+
+    measure(start, rounds=3)
+
+
 def _changed(base: Scenario, section: str, **values: Any) -> Scenario:
     changed = getattr(base, section).model_copy(update=values)
     return base.model_copy(update={section: changed})
