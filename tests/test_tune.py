@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import ddpsim
+from calibrate.validation import Validation
 from ddpsim.planning.tune import Limits, TuneError, tune
 from ddpsim.report.tuning import render_tuning
 from ddpsim.result.sweep import FLAT
@@ -124,3 +125,28 @@ def test_json_holds_every_figure() -> None:
     assert plain["schema"] == "ddpsim.tuning/1"
     assert plain["within"] == FLAT
     assert plain["pick"]["settings"] == []
+
+
+def test_how_good_the_choice_is() -> None:
+    """The figures of docs/planning.md and of the answer's trust line, on the recorded testbed."""
+    record = Validation.model_validate_json((ROOT / "docs/validation/testbed.json").read_bytes())
+    sweeps = [sweep for sweep in record.sweeps if not sweep.oversubscribed]
+    regrets = [sweep.regret for sweep in sweeps if sweep.regret is not None]
+    flat = 0
+    for sweep in sweeps:
+        cases = [same[0] for same in sweep.choices]
+        best = min(cases, key=lambda case: case.measured_s)
+        flat += best.predicted_s <= min(case.predicted_s for case in cases) * (1 + FLAT)
+    good = sum(regret <= 0.01 for regret in regrets) / len(regrets)
+    text = " ".join((ROOT / "docs" / "planning.md").read_text("utf-8").split())
+    assert (
+        f"cost at most 1 % more than the best measured one in {good:.0%} of {len(regrets)} sweeps, "
+        f"and at most {max(regrets):.1%} more in all of them"
+    ).replace("%", " %").replace("  ", " ") in text
+    assert (
+        f"the measured best was among the caps called flat in {flat / len(sweeps):.0%}".replace(
+            "%", " %"
+        )
+        in text
+    )
+    assert f"in {good:.0%} of the sweeps" in render_tuning(tune(document("own-model")), "a")
