@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -45,11 +45,16 @@ __all__ = ["model_profile", "rank_factors", "validate"]
 _FEWEST_ROUNDS = 3
 
 
-def validate(files: Sequence[Path], profile: Path | None = None) -> Validation:
-    """Predict every variant of every file of rounds; raises DdpsimError for what cannot be read."""
+def validate(
+    files: Sequence[Path], profile: Path | None = None, mapped: Callable[..., Iterable[Any]] = map
+) -> Validation:
+    """Predict every variant of every file of rounds; raises DdpsimError for what cannot be read.
+
+    `mapped` is `map`, or an executor's, to predict several files at once.
+    """
     if not files:
         raise DdpsimError("no rounds: name at least one file of them")
-    sweeps = tuple(_sweep(path, profile) for path in files)
+    sweeps = tuple(mapped(partial(_sweep, profile=profile), files))
     return Validation(
         profile=None if profile is None else profile.name,
         figures=figures_of([sweep for sweep in sweeps if not sweep.oversubscribed]),
