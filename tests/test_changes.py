@@ -191,6 +191,33 @@ def test_a_better_input_never_lengthens_the_step(name: str) -> None:
     )
 
 
+def test_what_disturbs_a_job_is_an_input_too() -> None:
+    found = explain_step(document("shared-network"))
+    hangs = {each.what: each.change for each in found.sensitivities}
+    assert hangs["no weak links"] < -0.4
+    assert hangs["no other traffic"] <= 0
+    assert found.helps[0].settings == ("cluster.weak_links=null",)
+
+
+def test_no_link_is_advised_where_a_log_says_the_times() -> None:
+    found = explain_step(document("gloo-cpu"))
+    assert not any("bandwidth" in setting for help_ in found.helps for setting in help_.settings)
+
+
+def test_data_parallel_has_none_of_ddps_options() -> None:
+    base = document("data-parallel")
+    assert [each.title for each in each_flag(base)] == ["workload.optimizer.fused=true"]
+    words = [phase.text for phase in explain_step(base).phases]
+    assert "gradients reduced to GPU 0" in words
+    assert not any("all-reduce" in each for each in words)
+
+
+def test_another_question_is_said_to_be_one() -> None:
+    base = parse(document("resnet50-2x8-25gbit"))
+    (change,) = compare(base, [option(document("gloo-cpu"), title="b.yaml")]).changes
+    assert change.note == "another model, another precision, another device, other GPUs"
+
+
 def test_a_log_does_not_say_what_is_latency() -> None:
     found = [s.what for s in sensitivities(resolve(parse(document("resnet50-nccl-log"))))]
     assert found == [

@@ -329,7 +329,7 @@ def test_sensitivity_is_the_jobs_own(board: Storyboard) -> None:
 
 
 def test_the_command_writes_a_page(cli: Cli, tmp_path: Path) -> None:
-    scenario, output = SCENARIOS / "resnet50-nccl-log.yaml", tmp_path / "new" / "page.html"
+    scenario, output = SCENARIOS / "resnet50-nccl-log.yaml", tmp_path / "page.html"
     done = cli("report", str(scenario), "-o", str(output), "--set", "ddp.bucket_cap_mb=7.5")
     assert done.code == 0
     assert re.fullmatch(

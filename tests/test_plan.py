@@ -411,7 +411,7 @@ def test_a_target_out_of_reach_shows_the_best_and_its_bound() -> None:
     assert plan.answer.bottleneck.startswith("communication: the inter-node network")
     text = " ".join(render_plan(plan, "f.yaml").split())
     assert "not met 64 GPUs (64 x 1): 5.78 days" in text
-    assert "no size up to 64 GPUs meets the target; this one is the fastest" in text
+    assert "no size up to 64 GPUs that was tried meets the target; this one is the fastest" in text
 
 
 def test_a_budget_too_small_shows_the_cheapest() -> None:
@@ -475,17 +475,21 @@ def test_sizes_without_a_named_rank_are_left_out() -> None:
 
 
 def test_a_log_of_one_layout_ends_the_question() -> None:
-    with pytest.raises(
-        ScenarioError, match=r"cluster\.all_reduce: all-reduce-8xa100\.csv was measured on 8 ranks"
-    ):
-        plan_capacity(scenario("resnet50-nccl-log"), "1M samples")
+    """Extrapolated to other ranks it would give the same time to any number of them."""
+    for allowed in ("false", "true"):
+        asked = scenario("resnet50-nccl-log", f"run.allow_extrapolation={allowed}")
+        with pytest.raises(ScenarioError) as raised:
+            plan_capacity(asked, "1M samples")
+        (problem,) = raised.value.problems
+        assert problem.key == "cluster.all_reduce"
+        assert problem.message.startswith("a log is of one world size, and says nothing of others;")
 
 
-def test_the_warnings_of_other_sizes_are_said() -> None:
-    asked = scenario("resnet50-nccl-log", "run.allow_extrapolation=true")
-    plan = plan_capacity(asked, "1M samples in 24 h", max_gpus=16)
+def test_a_knee_needs_a_doubling() -> None:
+    asked = scenario("resnet50-2x8-25gbit", "cluster.nodes=1", "cluster.gpus_per_node=1")
+    plan = plan_capacity(asked, "1M samples", max_gpus=1)
     text = " ".join(render_plan(plan, "f.yaml").split())
-    assert "WARNING 3 other sizes have warnings; of 1 x 2: all-reduce-8xa100.csv was" in text
+    assert "knee not known: no size and its double were both tried" in text
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ def test_keys_move_together(tmp_path: Path) -> None:
         (["a=1,,2"], "--set a=1,,2: a value is missing between two commas, or at an end"),
         (["a=1,2,1"], "--set a=1,2,1: 1 stands there twice"),
         (["a=1,2", "a=3,4"], "a: two axes move this key; leave one of them out"),
+        (["a=1,2", "a=3"], "a: an axis moves this key, and --set fixes it; leave one out"),
     ],
 )
 def test_wrong_axes(settings: list[str], said: str) -> None:
@@ -106,6 +107,7 @@ def test_wrong_axes(settings: list[str], said: str) -> None:
         ("a,b\n", ":1: wanted a row of dotted keys, such as"),
         ("a,b\n1,2\n3\n", ":3: wanted 2 cells, one for each key, got 1; a value"),
         ("a,b\n1,2\n1,2\n", ": 1, 2 stands there twice"),
+        ("a;b\n1;2\n", ":1: separate the cells by commas, not by semicolons"),
     ],
 )
 def test_wrong_axis_files(tmp_path: Path, text: str, said: str) -> None:
@@ -114,6 +116,31 @@ def test_wrong_axis_files(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ScenarioError) as raised:
         Axis.read(file)
     assert str(raised.value).startswith(f"{file}{said}")
+
+
+def test_an_axis_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError) as raised:
+        Axis.read(tmp_path / "no.csv")
+    said = f"--axis {tmp_path / 'no.csv'}: cannot be read: No such file or directory"
+    assert str(raised.value) == said
+
+
+def test_the_scenario_itself_is_a_candidate() -> None:
+    """Its own caps are better than those tried."""
+    found = swept("ddp.bucket_cap_mb=1,25", "ddp.gradient_as_bucket_view=true")
+    assert found.fixed == ("ddp.gradient_as_bucket_view=true",)
+    assert found.keeps_own
+    assert found.flat_regions()[0].keep == ("default",)
+    with_fixed = "the scenario with --set ddp.gradient_as_bucket_view=true"
+    shown = render_sweep(found)
+    assert f"beside {with_fixed}" in shown.replace("\n            ", " ")
+    assert f"keep        {with_fixed}: nothing here is 1% better" in shown
+    assert not swept("ddp.comm_hook=fp16_compress,allreduce").keeps_own
+
+
+def test_a_table_keeps_to_the_screen() -> None:
+    found = swept(CAPS, "ddp.gradient_as_bucket_view=true,false", LINKS, "cluster.nodes=2,abc")
+    assert max(map(len, render_sweep(found).splitlines())) <= 100
 
 
 def test_a_failing_point_leaves_the_others() -> None:
@@ -157,6 +184,20 @@ def test_a_journal_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert swept(CAPS, journal=journal) == found
         with pytest.raises(TypeError):
             swept(CAPS, "workload.batch_per_rank=63", journal=journal)
+
+
+def test_a_finished_sweep_begins_anew_or_is_reused(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    with Journal(path, resume=False) as journal:
+        journal.add({"a": "why"})
+        journal.finish()
+    with Journal(path, resume=True) as journal:
+        assert journal.known == {"a": "why"}
+    with Journal(path, resume=False) as journal:
+        assert journal.known == {}
+        journal.add({"b": "why"})
+    with pytest.raises(JournalError, match="holds 1 point of a sweep"):
+        Journal(path, resume=False)
 
 
 def test_a_changed_file_is_another_point(tmp_path: Path) -> None:
@@ -269,7 +310,9 @@ def test_a_killed_sweep_resumes_to_the_same_bytes(tmp_path: Path, seed: int) -> 
             time.sleep(0.01)
         assert run.wait(timeout=60) in (0, -signal.SIGKILL)
     assert kills == 3
-    keys = [json.loads(line)["key"] for line in journal.read_text().splitlines()[1:]]
+    lines = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
+    assert lines.pop() == {"finished": True}
+    keys = [line["key"] for line in lines]
     assert len(keys) == len(set(keys)) == 25 * 20 + 1  # the scenario's own is another
     assert output.read_text() == expected_csv()
 
@@ -442,8 +485,8 @@ def made(*values: tuple[float, int, bool]) -> Sweep:
         for i, (rate, gpus, fits) in enumerate(values)
     )
     axes = ((("a",), tuple((str(i),) for i in range(len(values)))),)
-    own = Point((Setting("a", "1"),), points[0].brief)
-    return Sweep("made", axes, ("throughput", "gpus"), own, points)
+    own = Point((Setting("a", "1"),), points[1].brief)
+    return Sweep("made", (), axes, ("throughput", "gpus"), own, points)
 
 
 def test_what_is_flat() -> None:

@@ -120,6 +120,11 @@ def test_an_old_torch_has_fewer_options() -> None:
     assert not any("view" in setting for setting in found.fastest.settings)
 
 
+def test_data_parallel_has_nothing_to_tune() -> None:
+    with pytest.raises(TuneError, match="DataParallel has no buckets"):
+        tune(document("data-parallel"))
+
+
 def test_json_holds_every_figure() -> None:
     plain = json.loads(json.dumps(tune(document("gpt2-bucket-choice")).to_dict(), allow_nan=False))
     assert plain["schema"] == "ddpsim.tuning/1"

@@ -47,6 +47,8 @@ def compare(
         options += each_flag(load(files[0], settings or ()))
     found = compare(first, options)
     print(json.dumps(found.to_dict(), indent=2) if as_json else render_comparison(found))
+    if all(change.problem for change in found.changes):
+        raise typer.Exit(2)
 
 
 @app.command("explain-step", rich_help_panel="Plan")

@@ -75,6 +75,8 @@ def report(
         raise typer.BadParameter("is the scenario itself; name another file", param_hint="-o")
     if output.is_dir():
         raise typer.BadParameter(f"{output} is a folder; name a file in it", param_hint="-o")
+    if not output.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {output.parent}", param_hint="-o")
     from ddpsim.errors import printable
     from ddpsim.files import write_atomically
     from ddpsim.planning.storyboard import storyboard

@@ -122,6 +122,8 @@ def _sweep_writer(output: Path) -> Callable[[Sweep], None]:
         )
     if output.is_dir():
         raise typer.BadParameter(f"{output} is a folder; name a file", param_hint="-o")
+    if not output.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {output.parent}", param_hint="-o")
     return lambda found: write_atomically(output, formats[output.suffix](found))
 
 
@@ -156,13 +158,19 @@ def _swept(
             stack.enter_context(dask_workers(dask)) if dask else local_workers(jobs or _cores())
         )
         progress = stack.enter_context(_progress())
+        if journal and resume:
+            known = f"{len(journal.known):,} points are in {journal.path}"
+            print(f"{known}: those of this sweep are not computed again", file=sys.stderr)
         try:
-            return sweep(file, grid, goals, workers=workers, journal=journal, progress=progress)
+            found = sweep(file, grid, goals, workers=workers, journal=journal, progress=progress)
         except KeyboardInterrupt:
             kept = f"; go on with --resume: {journal.path} has" if journal else "; without -o"
             count = f" {len(journal.known):,} points" if journal else " nothing is kept"
             print(f"\nstopped{kept}{count}", file=sys.stderr)
             raise typer.Exit(130) from None
+        if journal:
+            journal.finish()
+        return found
 
 
 def _cores() -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from ddpsim.api import simulate
-from ddpsim.errors import InputError, ScenarioError
+from ddpsim.errors import InputError, Problem, ScenarioError
 from ddpsim.job import resolve
 from ddpsim.planning.many import simulate_many
 from ddpsim.planning.next_doubling import next_doubling
@@ -34,6 +34,13 @@ _S_PER_HOUR = 3600
 _OUT_OF_MEMORY = "run out of memory"  # a plan says it with what to do
 
 
+_LOG = (
+    "a log is of one world size, and says nothing of others; leave it out (--set "
+    "cluster.all_reduce=null) and state the links, or fit logs of several sizes into a profile "
+    "(ddpsim calibrate import nccl-tests) for cluster.profile"
+)
+
+
 def plan_capacity(
     scenario: Scenario,
     target: Target | str,
@@ -48,7 +55,7 @@ def plan_capacity(
     Nodes of the scenario's kind are added, or of one node GPUs; batch_per_rank stays (weak
     scaling), or with `global_batch` that does (strong). `price` is of a GPU-hour. Raises
     ValueError for text that cannot be read, InputError for what does not fit the scenario (`key`
-    is the argument), ScenarioError where its all-reduce log is of other ranks.
+    is the argument), ScenarioError where its all-reduce times are a log's of one world size.
     """
     asked = _Question(
         scenario,
@@ -58,6 +65,8 @@ def plan_capacity(
         global_batch,
         max_gpus,
     )
+    if scenario.cluster.all_reduce:
+        raise ScenarioError([Problem("scenario", "cluster.all_reduce", _LOG)])
     asked.check()
     return _Plan(asked).made()
 
@@ -264,8 +273,6 @@ class _Plan:
             self._leave_out(nodes, gpus_per_node, error.key, error.message)
             return None
         except ScenarioError as error:
-            if self.asked.scenario.cluster.all_reduce:  # a log of one layout ends the question
-                raise
             problem = error.problems[0]
             self._leave_out(nodes, gpus_per_node, problem.key, problem.message)
             return None
@@ -277,7 +284,7 @@ class _Plan:
         size = f"{nodes} x {gpus_per_node}"
         known = self.left_out.get(key)
         self.left_out[key] = (
-            replace(known, sizes=(*known.sizes, size))
+            replace(known, sizes=tuple(dict.fromkeys((*known.sizes, size))))
             if known
             else LeftOut((size,), message if key == "global_batch" else f"{key}: {message}")
         )

@@ -93,6 +93,9 @@ def _side(option: Option, parts: Parts) -> tuple[Option, _Side | DdpsimError]:
 
 def _change(first: _Side, option: Option, other: _Side | DdpsimError, steps_s: _Steps) -> Change:
     title, settings, note = option.title, option.settings, option.note
+    if isinstance(option.scenario, Scenario):
+        others = _other_inputs(first.job.scenario, option.scenario)
+        note = ", ".join(part for part in (note, *others) if part)
     if isinstance(other, DdpsimError):
         return Change(title, settings, note=note, problem=_why(other))
     step_s, first_s = (side.brief.iteration_time_s.mean for side in (other, first))
@@ -112,6 +115,19 @@ def _change(first: _Side, option: Option, other: _Side | DdpsimError, steps_s: _
         memory.fits,
         note,
     )
+
+
+def _other_inputs(first: Scenario, other: Scenario) -> Iterator[str]:
+    """In what two scenarios differ that makes them other questions."""
+    ours, theirs = first.workload, other.workload
+    if any(getattr(ours, k) != getattr(theirs, k) for k in ("model", "profile", "parameters")):
+        yield "another model"
+    if first.workload.precision != other.workload.precision:
+        yield "another precision"
+    if first.cluster.device.name != other.cluster.device.name:
+        yield "another device"
+    if first.cluster.world_size != other.cluster.world_size:
+        yield "other GPUs"
 
 
 def _why(error: DdpsimError) -> str:
@@ -178,8 +194,14 @@ def option(document: Document, *settings: str, title: str = "", note: str = "") 
 def each_flag(document: Document) -> Iterator[Option]:
     """Every option of DDP with another value, and the fused optimizer; raises ScenarioError."""
     scenario = parse(document)
-    for settings, note in _flags(scenario):
+    flags = _flags(scenario) if scenario.cluster.algorithm != "data_parallel" else ()
+    for settings, note in (*flags, _fused(scenario)):
         yield option(document, *settings, note=note)
+
+
+def _fused(scenario: Scenario) -> tuple[Sequence[str], str]:
+    fused = not scenario.workload.optimizer.fused
+    return [f"workload.optimizer.fused={str(fused).lower()}"], ""
 
 
 def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
@@ -202,5 +224,3 @@ def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
     for steps in (1, 2, 4):
         if steps != ddp.accumulation_steps:
             yield [f"ddp.accumulation_steps={steps}"], "another global batch"
-    fused = not scenario.workload.optimizer.fused
-    yield [f"workload.optimizer.fused={str(fused).lower()}"], ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -16,6 +16,7 @@ from ddpsim.result.changes import Change, Explanation, Phase, Sensitivity
 from ddpsim.result.model import CriticalPart
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
+from ddpsim.scenario.schema import Scenario
 
 __all__ = ["explain_step", "sensitivities"]
 
@@ -23,6 +24,12 @@ _WORTH = 0.01  # of the step
 _HELPS = 3
 _ENDLESS = 1e6
 _SHORT = 0.001  # of the step
+_DISTURBED = {
+    "stragglers": "stragglers",
+    "weak_links": "weak links",
+    "background": "other traffic",
+    "other_nodes": "other kinds of nodes",
+}
 
 
 def explain_step(document: Document) -> Explanation:
@@ -34,7 +41,7 @@ def explain_step(document: Document) -> Explanation:
     result = simulate(scenario)
     return Explanation(
         result,
-        tuple(_phases(result.critical_path)),
+        tuple(_phases(result.critical_path, _words_of(scenario))),
         tuple(sensitivities(resolve(scenario))),
         _helps(document),
     )
@@ -62,17 +69,18 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
         yield effect("a network that takes no time", job.step_s(network=1 / _ENDLESS))
     if job.program.loader:
         yield effect("a loader that never waits", job.step_s(data=1 / _ENDLESS))
-    if job.scenario.cluster.stragglers:
-        calm = job.scenario.cluster.model_copy(update={"stragglers": None})
-        without = resolve(job.scenario.model_copy(update={"cluster": calm}))
-        yield effect("no stragglers", without.step_s())
+    for key, what in _DISTURBED.items():
+        if getattr(job.scenario.cluster, key):
+            calm = job.scenario.cluster.model_copy(update={key: None})
+            without = resolve(job.scenario.model_copy(update={"cluster": calm}))
+            yield effect(f"no {what}", without.step_s())
 
 
 def _with(job: Job, cost: CollectiveCost) -> Job:
     return replace(job, network=replace(job.network, cost=cost))
 
 
-def _phases(path: Sequence[CriticalPart]) -> Iterator[Phase]:
+def _phases(path: Sequence[CriticalPart], words: Mapping[str, str]) -> Iterator[Phase]:
     """Parts of the same kind that follow each other, in words; what is very short joins them."""
     short_s = _SHORT * (path[-1].end_s - path[0].start_s)
     kinds: list[str] = []
@@ -81,7 +89,7 @@ def _phases(path: Sequence[CriticalPart]) -> Iterator[Phase]:
         kinds.append(kinds[-1] if follows else _kind(part.kind))
     for kind, group in groupby(zip(kinds, path, strict=True), key=itemgetter(0)):
         parts = [part for _, part in group]
-        yield Phase(_words(kind, parts), sum(part.end_s - part.start_s for part in parts))
+        yield Phase(_said(kind, parts, words), sum(part.end_s - part.start_s for part in parts))
 
 
 def _kind(kind: str) -> str:
@@ -101,9 +109,20 @@ _WORDS = {
 }
 
 
-def _words(kind: str, parts: list[CriticalPart]) -> str:
-    if kind != "all_reduce":
-        return _WORDS.get(kind, kind.replace("_", " "))
+_DATA_PARALLEL = {
+    "buffers": "inputs, parameters and buffers sent from GPU 0 to the others",
+    "all_reduce": "gradients reduced to GPU 0",
+}
+
+
+def _words_of(scenario: Scenario) -> Mapping[str, str]:
+    is_ddp = scenario.cluster.algorithm != "data_parallel"
+    return _WORDS if is_ddp else _WORDS | _DATA_PARALLEL
+
+
+def _said(kind: str, parts: list[CriticalPart], words: Mapping[str, str]) -> str:
+    if kind != "all_reduce" or kind in words:
+        return words.get(kind, kind.replace("_", " "))
     numbers = [p.kind.rpartition(" ")[2] for p in parts if p.kind.startswith(kind)]
     if len(numbers) == 1:
         return f"all-reduce of bucket {numbers[0]}"
@@ -125,13 +144,15 @@ def _machines(document: Document) -> Iterator[Option]:
     """A better network, ranks that are alike, and a loader that keeps up."""
     scenario = parse(document)
     cluster, data = scenario.cluster, scenario.workload.data
-    for key in cluster.links_used:
+    known_times = cluster.all_reduce or cluster.profile  # no link says them
+    for key in () if known_times else cluster.links_used:
         link = cluster.link(key)
         if link and link.bandwidth_bytes_per_s:
-            wider = f"cluster.{key}.bandwidth={2 * link.bandwidth_bytes_per_s / 1e9:.6g} GB/s"
+            wider = f"cluster.{key}.bandwidth={16 * link.bandwidth_bytes_per_s / 1e9:.6g} Gbit/s"
             yield option(document, wider, note="twice as much")
-    if cluster.stragglers:
-        yield option(document, "cluster.stragglers=null", note="all ranks as fast as the median")
+    for disturbed, what in _DISTURBED.items():
+        if getattr(cluster, disturbed):
+            yield option(document, f"cluster.{disturbed}=null", note=f"no {what}")
     if data:
         faster = f"workload.data.rate={2 * data.rate_samples_per_s:.6g} samples/s"
         yield option(document, faster, note="twice as many")

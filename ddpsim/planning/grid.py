@@ -41,9 +41,13 @@ class Axis:
     def read(cls, path: Path) -> Axis:
         """A CSV file: dotted keys in its first row, then values that go together in each row.
 
-        Raises ScenarioError, and OSError for a file that cannot be read.
+        Raises ScenarioError.
         """
-        text = path.read_text(encoding="utf-8-sig")
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise _refused(f"--axis {path}", f"cannot be read: {why}") from None
         rows = list(csv.reader(StringIO(text), skipinitialspace=True))
         rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
         if len(rows) < 2:
@@ -53,6 +57,8 @@ class Axis:
                 "below it a row of values for each",
             )
         keys = tuple(rows[0])
+        if any(";" in key for key in keys):
+            raise _refused(f"{path}:1", "separate the cells by commas, not by semicolons")
         for line, row in enumerate(rows, 1):
             if len(row) != len(keys) or not all(row):
                 raise _refused(
@@ -80,6 +86,8 @@ class Grid:
         for key in keys:
             if keys.count(key) > 1:
                 raise _refused(key, "two axes move this key; leave one of them out")
+            if any(setting.partition("=")[0].strip() == key for setting in fixed):
+                raise _refused(key, "an axis moves this key, and --set fixes it; leave one out")
         grid = cls(fixed, moved)
         if len(grid) > MOST_POINTS:
             raise _refused("--set", f"{len(grid):,} points are more than {MOST_POINTS:,}")

@@ -29,7 +29,8 @@ class Journal:
 
     Lines are written whole and in one go, so that a killed process loses at most the points under
     way; a torn last line, which a full disk leaves, is cut off at the next start. One process at a
-    time has it. Raises JournalError for a file that is none, or in use, or there without `resume`.
+    time has it. Without `resume` a sweep that `finish` has marked begins anew. Raises JournalError
+    for a file that is none, or in use, or holds an unfinished sweep without `resume`.
     """
 
     def __init__(self, path: Path, *, resume: bool) -> None:
@@ -60,6 +61,10 @@ class Journal:
         lines = [_written(key, outcome) for key, outcome in outcomes.items()]
         self._append("".join(lines).encode())
         self.known |= outcomes
+
+    def finish(self) -> None:
+        """Mark the sweep as whole: its points are needed no more, though they can be used."""
+        self._append(_FINISHED)
 
     def _append(self, data: bytes) -> None:
         before = os.fstat(self._file).st_size
@@ -96,7 +101,9 @@ class Journal:
             raise JournalError(
                 f"{self.path}: this is no journal of a sweep ({SCHEMA}); choose another -o"
             )
-        if not resume and lines:
+        if not resume and lines and lines[-1] == _FINISHED:
+            lines, whole = [], header
+        elif not resume and lines:
             count = f"{len(lines):,} point{'s' * (len(lines) > 1)}"
             raise JournalError(
                 f"{self.path} holds {count} of a sweep: add --resume to go on with them, or "
@@ -109,7 +116,8 @@ class Journal:
         number = 1
         try:
             for number, line in enumerate(lines, 2):  # noqa: B007 -- for the message
-                yield _read(json.loads(line))
+                if line != _FINISHED:
+                    yield _read(json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise JournalError(
                 f"{self.path}:{number}: this line is no point of a sweep; remove it, and its "
@@ -118,6 +126,7 @@ class Journal:
 
 
 _HEADER = (json.dumps({"schema": SCHEMA}) + "\n").encode()
+_FINISHED = b'{"finished": true}\n'
 
 
 def _written(key: str, outcome: Outcome) -> str:

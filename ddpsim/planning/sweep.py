@@ -79,6 +79,7 @@ def sweep(
         raise _refusal(own, asked, points)
     return Sweep(
         _name(own, asked),
+        grid.fixed,
         tuple((axis.keys, axis.values) for axis in grid.axes),
         tuple(goals),
         replace(own.point(found), settings=tuple(_own_settings(document, grid.axes, own))),

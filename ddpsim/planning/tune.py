@@ -73,6 +73,8 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
     """
     limits = limits or Limits()
     search = _Search(document, limits)
+    if search.scenario.cluster.algorithm == "data_parallel":
+        raise TuneError("DataParallel has no buckets and none of DDP's options: nothing to tune")
     own = search.simulated([()])
     if not own:
         raise ScenarioError([Problem("scenario", "", search.problem)])

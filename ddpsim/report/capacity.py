@@ -146,7 +146,10 @@ def _why(plan: CapacityPlan) -> str:
     if target.within_s is None and budget:
         return f"no size costs at most {_limit(budget)}; this one costs least"
     kept = f" for {_limit(budget)}" if budget else ""
-    most = f"no size up to {plan.most_gpus:,} GPUs meets the target{kept}; this one is the fastest"
+    most = (
+        f"no size up to {plan.most_gpus:,} GPUs that was tried meets the target{kept}; this one is "
+        "the fastest"
+    )
     ideal = format_long_duration(answer.time_s * answer.scaling_efficiency)
     more = f", {'and ' if budget else ''}--max-gpus tries more" if _is_last(plan) else ""
     return f"{most} (at 100 % efficiency it would take {ideal}){more}"
@@ -232,8 +235,13 @@ def _no_network(found: NextDoubling) -> str:
 def _knee(plan: CapacityPlan) -> Iterator[str]:
     meaning = f"{KNEE_EFFICIENCY:.0%} of twice the throughput"
     if plan.knee_gpus is None:
-        last = f"{plan.sizes[-1].gpus:,} GPUs"
-        yield from labelled("knee", f"none up to {last}: every doubling gives at least {meaning}")
+        doublings = [size for size in plan.sizes if size.marginal_efficiency is not None]
+        if not doublings:
+            yield from labelled("knee", "not known: no size and its double were both tried")
+            return
+        last = _gpus(doublings[-1].gpus)
+        said = f"none up to {last}: every doubling that was tried gives at least {meaning}"
+        yield from labelled("knee", said)
         return
     doubled = next(size for size in plan.sizes if size.gpus == 2 * plan.knee_gpus)
     said = (
@@ -247,7 +255,7 @@ def _table(plan: CapacityPlan) -> Iterator[str]:
     currency = f"{plan.price.currency[:9]:>10}" if plan.price else ""
     level = "" if plan.interval_level is None else f"{plan.interval_level:.0%} interval"
     yield (
-        f" {'GPUs':>6}{'nodes':>9}{'step':>10}{'samples/s':>11}{'scaling':>8}{'x2':>5}"
+        f" {'GPUs':>6} {'nodes':>8}{'step':>10}{'samples/s':>11}{'scaling':>8}{'x2':>5}"
         f"{'time':>10}{level:>15}{'GPU-hours':>10}{currency} fits"
     )
     for size in plan.sizes:
@@ -258,7 +266,7 @@ def _table(plan: CapacityPlan) -> Iterator[str]:
         cost = "" if size.cost is None else f"{_number(size.cost):>10}"
         fits = {True: "yes", False: "NO", None: "?"}[size.fits]
         yield (
-            f"{mark}{size.gpus:>6,}{layout:>9}{format_duration(size.step_s):>10}"
+            f"{mark}{size.gpus:>6,} {layout:>8}{format_duration(size.step_s):>10}"
             f"{size.throughput_samples_per_s:>11,.0f}{size.scaling_efficiency:>8.0%}{doubling:>5}"
             f"{format_long_duration(size.time_s):>10}{_edges(size):>15}"
             f"{_number(size.gpu_hours):>10}{cost} {fits:>4}"

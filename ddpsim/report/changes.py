@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import command, labelled
+from ddpsim.report.lines import command, counted, labelled
 from ddpsim.result.changes import Change, Comparison, Explanation
 from ddpsim.units import format_bytes, format_duration
 
 __all__ = ["in_words", "render_comparison", "render_explanation"]
 
 _SMALL = 0.002  # of the step: less is called no difference
-_WIDEST = 44  # of an option's name
+_WIDEST = 33  # of an option's name: a row has 100 columns
+_MOST_SHOWN = 100.0  # times as long: another question
 _NOT_COUNTED = (
     "errors of DDP's own costs (copies, hooks, launches) are not known and not in the intervals"
 )
@@ -24,7 +25,7 @@ def render_comparison(comparison: Comparison) -> str:
 
 
 def _comparison(comparison: Comparison) -> Iterator[str]:
-    yield f"{comparison.name[:70]}   {comparison.world_size:,} ranks"
+    yield f"{comparison.name[:70]}   {counted(comparison.world_size, 'rank')}"
     yield ""
     interval = comparison.prediction_interval_s
     spread = "no interval can be had"
@@ -39,8 +40,8 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
     yield ""
     yield from labelled(
         "change",
-        "time for as many samples as one step has; its 80% interval has compute, network and data "
-        f"wrong in both alike, as they would be; {_NOT_COUNTED}",
+        "time for as many samples as one step has; its 80% interval has an input that both know "
+        f"from the same source wrong in both alike; {_NOT_COUNTED}",
     )
     yield from _notes(known)
     failed = [change for change in comparison.changes if change.problem]
@@ -53,14 +54,16 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
 def _table(changes: Sequence[Change]) -> Iterator[str]:
     width = max((len(change.title) for change in changes), default=0)
     width = max(6, min(width, _WIDEST))
-    yield f"  {'option':<{width}}{'change':>11}{'':>8}  {'80% interval':>25}{'memory':>12}"
+    yield f"  {'option':<{width}}{'change':>12}{'':>9}  {'80% interval':>25}{'memory':>13}"
     for change in changes:
         title = change.title if len(change.title) <= width else f"{change.title[: width - 4]} ..."
         low, high = _signed(change.low_s), _signed(change.high_s)
+        interval = f"{low} to {high}" if change.low_s < change.high_s else "DDP's own costs"
         memory = _signed_bytes(change.memory_bytes) if change.fits else "does not fit"
+        share = f"{change.change:+.1%}" if abs(change.change) < _MOST_SHOWN else "..."
         yield (
-            f"  {title:<{width}}{_signed(change.change_s):>11}{change.change:>+8.1%}"
-            f"  {f'{low} to {high}':>25}{memory:>12}  {verdict(change)}"
+            f"  {title:<{width}}{_signed(change.change_s):>12}{share:>9}"
+            f"  {interval:>25}{memory:>13}  {verdict(change)}"
         )
 
 
@@ -115,7 +118,7 @@ def render_explanation(explanation: Explanation, file: str, settings: Sequence[s
 def _explanation(explanation: Explanation, file: str, settings: Sequence[str]) -> Iterator[str]:
     result = explanation.result
     whole_s = sum(phase.length_s for phase in explanation.phases)
-    yield f"{result.name[:70]}   {result.world_size:,} ranks"
+    yield f"{result.name[:70]}   {counted(result.world_size, 'rank')}"
     yield ""
     yield from labelled("step", format_duration(result.iteration_time_s.mean))
     yield from labelled("bottleneck", f"{result.bottleneck.kind}: {result.bottleneck.text}")
@@ -135,5 +138,7 @@ def _explanation(explanation: Explanation, file: str, settings: Sequence[str]) -
     for change in explanation.helps:
         note = f" ({change.note})" if change.note else ""
         yield from labelled(label, f"{change.title}{note}: {in_words(change)}")
-        yield from command(file, [*settings, *change.settings])
+        replaced = {setting.partition("=")[0] for setting in change.settings}
+        kept = [s for s in settings if s.partition("=")[0].strip() not in replaced]
+        yield from command(file, [*kept, *change.settings])
         label = ""

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from textwrap import shorten, wrap
 
-__all__ = ["WIDTH", "command", "cut", "labelled"]
+__all__ = ["WIDTH", "command", "counted", "cut", "labelled"]
 
 WIDTH = 100
 
@@ -20,6 +20,11 @@ def command(file: str, settings: Sequence[str]) -> Iterator[str]:
         yield line
     else:
         yield from f" \\\n{indent}    ".join([indent + parts[0], *parts[1:]]).split("\n")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: `1 rank`, `1,024 ranks`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def cut(text: str, width: int) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO, StringIO
 from itertools import groupby
+from textwrap import wrap
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import labelled
+from ddpsim.report.lines import WIDTH, labelled
 from ddpsim.result.sweep import FLAT, GOALS, FlatRegion, Point, Sweep
 from ddpsim.units import format_bytes, format_duration
 
@@ -36,10 +37,8 @@ def _table(sweep: Sweep) -> Iterator[str]:
         for i, name in enumerate(names)
     ]
     head = "  ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
-    yield (
-        f"    {head}{'GPUs':>9}{'step':>11}{'samples/s':>13}{'per GPU':>10}{'scaling':>9}"
-        f"{'exposed':>11}{'memory':>10}"
-    )
+    columns = _fitting(WIDTH - len(head) - 4)
+    yield f"    {head}{''.join(f'{name:>{width}}' for name, width in columns.items())}"
     best, front = sweep.best, sweep.front
     for point in shown:
         mark = "*" if point is best else "+" if any(point is other for other in front) else ""
@@ -47,7 +46,7 @@ def _table(sweep: Sweep) -> Iterator[str]:
             f"{setting.value:>{width}}"
             for setting, width in zip(point.settings, widths, strict=True)
         )
-        yield f"  {mark:<2}{cells}{_figures(point)}"
+        yield f"  {mark:<2}{cells}{_figures(point, columns)}"
 
 
 def _shown(sweep: Sweep) -> Sequence[Point]:
@@ -66,17 +65,42 @@ def _columns(keys: Sequence[str]) -> list[str]:
     return [name if short.count(name) == 1 else key for name, key in zip(short, keys, strict=True)]
 
 
-def _figures(point: Point) -> str:
+_COLUMNS = {
+    "GPUs": 9,
+    "step": 11,
+    "samples/s": 13,
+    "per GPU": 10,
+    "scaling": 9,
+    "exposed": 11,
+    "memory": 12,
+}
+_LEAST = ("memory", "per GPU", "exposed", "scaling", "GPUs")  # left out first, where room is short
+
+
+def _fitting(room: int) -> dict[str, int]:
+    """Columns with their widths, as many as there is room for."""
+    columns = dict(_COLUMNS)
+    for name in _LEAST:
+        if sum(columns.values()) > room:
+            del columns[name]
+    return columns
+
+
+def _figures(point: Point, columns: Mapping[str, int]) -> str:
     brief = point.brief
     if brief is None:
         return "  cannot be simulated"
     memory = brief.memory_bytes_per_gpu
-    return (
-        f"{brief.world_size:>9,}{format_duration(brief.iteration_time_s.mean):>11}"
-        f"{brief.throughput_samples_per_s:>13,.1f}{brief.throughput_per_gpu:>10,.1f}"
-        f"{brief.scaling_efficiency:>9.1%}{format_duration(brief.exposed_comm_s):>11}"
-        f"{format_bytes(memory.total):>10}{'' if memory.fits else ' does not fit'}"
-    )
+    cells = {
+        "GPUs": f"{brief.world_size:,}",
+        "step": format_duration(brief.iteration_time_s.mean),
+        "samples/s": f"{brief.throughput_samples_per_s:,.1f}",
+        "per GPU": f"{brief.throughput_per_gpu:,.1f}",
+        "scaling": f"{brief.scaling_efficiency:.1%}",
+        "exposed": format_duration(brief.exposed_comm_s),
+        "memory": f"{format_bytes(memory.total)}{'' if memory.fits else ' !'}",
+    }
+    return "".join(f"{cells[name]:>{width}}" for name, width in columns.items())
 
 
 def _title(sweep: Sweep) -> str:
@@ -99,6 +123,10 @@ def _answer(sweep: Sweep) -> Iterator[str]:
         second = GOALS[sweep.goals[1]].title
         text = f"{len(sweep.front)} points that no other beats in both {_title(sweep)} and {second}"
         yield from labelled("front +", text)
+    if sweep.keeps_own and sweep.own.brief is not best.brief:
+        yield from labelled("keep", f"{_own(sweep)}: nothing here is {FLAT:.0%} better")
+    if any(point.brief and not point.usable for point in sweep.points):
+        yield from labelled("!", "needs more memory than its GPUs have, so it is never the best")
     yield from labelled(
         "trust", "no interval here; `ddpsim run` gives one for each point, with its sources"
     )
@@ -110,7 +138,13 @@ def _gain(sweep: Sweep, best: Point) -> str:
     if own is None or best.brief is None or not goal.of(own):
         return ""
     gain = goal.of(best.brief) / goal.of(own) - 1
-    return f": {gain:+.1%} beside the scenario's own" if gain else ": the scenario's own"
+    return f": {gain:+.1%} beside {_own(sweep)}" if gain else f": {_own(sweep)}"
+
+
+def _own(sweep: Sweep) -> str:
+    """The scenario without any setting of an axis."""
+    fixed = "".join(f" --set {setting}" for setting in sweep.fixed)
+    return f"the scenario{' with' if fixed else ' as it is'}{fixed}"
 
 
 def _flat(region: FlatRegion, values: Sequence[tuple[str, ...]]) -> str:
@@ -139,8 +173,8 @@ def _problems(sweep: Sweep) -> Iterator[str]:
     for reason, points in list(reasons.items())[:5]:
         where = ", ".join(map(str, points[0].settings))
         more = f" and {len(points) - 1:,} more" if len(points) > 1 else ""
-        yield f"  {where}{more}:"
-        yield from (f"    {line}" for line in reason.splitlines())
+        yield from (f"  {row}" for row in wrap(f"{where}{more}:", WIDTH - 2))
+        yield from (f"    {row}" for line in reason.splitlines() for row in wrap(line, WIDTH - 4))
 
 
 def render_csv(sweep: Sweep) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
 from ddpsim.report.changes import in_words
-from ddpsim.report.lines import command, labelled
+from ddpsim.report.lines import command, counted, labelled
 from ddpsim.result.sweep import FLAT
 from ddpsim.result.tuning import Tuning
 from ddpsim.units import format_duration
@@ -21,7 +21,7 @@ def render_tuning(tuning: Tuning, file: str, settings: Sequence[str] = ()) -> st
 
 def _lines(tuning: Tuning, file: str, settings: Sequence[str]) -> Iterator[str]:
     pick, fastest = tuning.pick, tuning.fastest
-    yield f"{tuning.name[:70]}   {tuning.world_size:,} ranks"
+    yield f"{tuning.name[:70]}   {counted(tuning.world_size, 'rank')}"
     yield ""
     step = format_duration(pick.step_s or 0.0)
     if pick.settings:

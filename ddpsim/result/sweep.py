@@ -61,7 +61,8 @@ class Point:
 class FlatRegion:
     """The values of one axis that, all else as in the best point, are within FLAT of the best.
 
-    `keep` is the scenario's own value where that is one of them, otherwise the best one.
+    `keep` is the scenario's own value where that is one of them, or where the scenario as it is
+    is as good, otherwise the best one.
     """
 
     keys: tuple[str, ...]
@@ -73,11 +74,12 @@ class FlatRegion:
 class Sweep:
     """All points, in the order of the grid; `own` is the scenario without any setting of an axis.
 
-    `axes` holds the keys that move together, with their values; `goals` names one goal, or two
-    for which there is a front.
+    `fixed` are the settings that all points and `own` share; `axes` holds the keys that move
+    together, with their values; `goals` names one goal, or two for which there is a front.
     """
 
     name: str
+    fixed: tuple[str, ...]
     axes: tuple[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]], ...]
     goals: tuple[str, ...]
     own: Point
@@ -89,6 +91,12 @@ class Sweep:
         goal = GOALS[self.goals[0]]
         usable = [point for point in self.points if point.usable]
         return max(usable, key=lambda point: self._value(point, goal), default=None)
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether the scenario's own values are within FLAT of the best, or better than it."""
+        best, own = self.best, self.own
+        return best is not None and own.usable is not None and self._loss(own, best) <= FLAT
 
     @property
     def front(self) -> tuple[Point, ...]:
@@ -131,7 +139,7 @@ class Sweep:
         chosen = tuple(setting.value for setting in best.settings if setting.key in keys)
         region = tuple(value for value in values if is_flat(value))
         own = tuple(setting.value for setting in self.own.settings if setting.key in keys)
-        return FlatRegion(keys, region, own if own in region else chosen)
+        return FlatRegion(keys, region, own if own in region or self.keeps_own else chosen)
 
     def _loss(self, point: Point, best: Point) -> float:
         """By how much a point is worse than the best, as a share of the best."""
@@ -156,6 +164,7 @@ class Sweep:
         return {
             "schema": SCHEMA,
             "name": self.name,
+            "fixed": self.fixed,
             "axes": [{"keys": keys, "values": values} for keys, values in self.axes],
             "goals": self.goals,
             "own": dict(self.own.settings) | _figures(self.own),
