@@ -65,6 +65,11 @@ has rebuilt its buckets), on the slowest rank.""",
 A random compute multiplier per rank and iteration: run.jitter, or else the spread of the
 iterations that a model profile holds, or else the cluster profile's. All ranks wait for the
 slowest in every all-reduce, so jitter lengthens the mean step.""",
+    "flat": """\
+Values of one setting that are as good as the best: all else equal, within 1 % of it by the goal
+of the sweep. Where the scenario's own is among them, keep it: see `ddpsim sweep`.""",
+    "front": """\
+Of a sweep with two goals: the points that no other beats in one without losing in the other.""",
     "knee": """\
 Where more GPUs begin to pay badly: the world size whose doubling is the first to give less
 than 80 % of twice the throughput. The 80 % are our convention. Later doublings may do
@@ -97,6 +102,8 @@ overlaps. With find_unused_parameters it never happens.""",
     "ring": """\
 Each rank sends to its right neighbour and receives from its left, chunk by chunk, in
 2(N-1) steps of M/N bytes: N-1 to sum, N-1 to spread the sum.""",
+    "regret": """\
+By how much a choice takes longer than the best one, per sample: see `ddpsim tune`.""",
     "roofline": """\
 Compute time from a device's peak rates: the longer of FLOPs at the reached rate and
 bytes at the reached bandwidth. The reached fractions are assumed: give
