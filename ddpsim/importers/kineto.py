@@ -34,12 +34,15 @@ _OF_DDP = (
     *("record_param_comms", "aten::flatten_dense_tensors", "aten::unflatten_dense_tensors"),
 )
 _LOADER = "enumerate(DataLoader)"
+_DDP_FORWARD = "DistributedDataParallel.forward"
+_MOST_BETWEEN = 0.1  # of a backward's work, launched by the thread that does not run it
 # c10::Half of an op is Half of a collective
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16"}
 # a call of the CUDA runtime that takes longer waits for the device (a full queue, a synchronise)
 _LONGEST_CALL_US = 100.0
 # a longer pause between two kernels of which both are launched is a wait, not the device's own
 _LONGEST_PAUSE_US = 10.0
+_MOST_ELEMENTS = 10**12
 _S = 1e-6
 
 
@@ -217,14 +220,15 @@ class _Trace:
         self.device = self._one_device()
 
     def _one_device(self) -> int:
-        devices = sorted({event.args.get("device", 0) for event in self.kernels})
+        told = (event.args.get("device") for event in self.kernels)
+        devices = sorted({device for device in told if isinstance(device, int)})
         if len(devices) > 1:
             raise ImportFailedError(
                 self.name,
                 f"holds kernels of {len(devices)} devices ({', '.join(map(str, devices))}); "
                 "record one process with one GPU",
             )
-        return int(devices[0]) if devices else 0
+        return devices[0] if devices else 0
 
     @cached_property
     def windows(self) -> list[_Window]:
@@ -286,7 +290,7 @@ class _Trace:
         for node in self.nodes:
             if node.name == _NODE + _ACCUMULATE:
                 ready = ends.get(node.thread, [])
-                first = bisect_left(ready, node.start_us)
+                first = bisect_right(ready, node.start_us)
                 if first < len(ready) and ready[first] < node.end_us:
                     yield node.thread, [(ready[first], node.end_us)]
 
@@ -327,12 +331,11 @@ class _Trace:
     @cached_property
     def gpu(self) -> list[_Gpu]:
         """All that the device did, by its launch; raises ImportFailedError if none is there."""
-        launches = {
-            call.args["correlation"]: call for call in self.calls if "correlation" in call.args
-        }
+        launches = {_count(call.args.get("correlation")): call for call in self.calls}
+        launches.pop(None, None)
         found, covered_us = [], float("-inf")
         for event in self.kernels:
-            launch = launches.get(event.args.get("correlation"))
+            launch = launches.get(_count(event.args.get("correlation")))
             if launch is None:
                 continue
             if _is_communication(event):
@@ -417,8 +420,25 @@ class _Step:
         else:
             self.optimizer.append(work)
 
+    def _check_one_backward(self) -> None:
+        """A second forward between the gradients: micro-batches, or two models in turns."""
+        main = self.trace.main
+        works = [work for part in self.backward for work in part]
+        theirs_us = sum(work.work_us for work in works if work.launch.thread == main)
+        is_mixed = main not in self.trace.backward_threads and theirs_us > _MOST_BETWEEN * sum(
+            work.work_us for work in works
+        )
+        forwards = [op for op in _within(self.trace.ops, self.window) if op.name == _DDP_FORWARD]
+        if is_mixed or len(forwards) > 1:
+            raise ImportFailedError(
+                self.trace.name,
+                f"{self.window.name} runs several forwards and backwards; record steps of one "
+                "micro-batch (ddp.accumulation_steps then repeats it)",
+            )
+
     def told(self) -> KinetoStep:
-        """The step's times."""
+        """The step's times; raises ImportFailedError if it is several."""
+        self._check_one_backward()
         window = self.window
         backward = tuple(self._backward())
         forward = tuple(self._forward())
@@ -540,16 +560,21 @@ def _operation(name: str) -> str:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
+    return value if isinstance(value, int) and 0 < value <= _MOST_ELEMENTS else None
 
 
 def _gradient(args: dict[str, Any]) -> Gradient:
     """Of the first input."""
-    dims, types = args.get("Input Dims"), args.get("Input type", args.get("Input Types"))
+    dims, types = args.get("Input Dims"), args.get("Input type")
     shape = dims[0] if isinstance(dims, list) and dims else None
     dtype = types[0] if isinstance(types, list) and types else None
-    known = isinstance(shape, list) and all(isinstance(extent, int) for extent in shape)
-    return Gradient(tuple(shape) if known and isinstance(shape, list) else None, _dtype(dtype))
+    return Gradient(_shape(shape), _dtype(dtype))
+
+
+def _shape(extents: Any) -> tuple[int, ...] | None:
+    if not isinstance(extents, list) or not all(isinstance(extent, int) for extent in extents):
+        return None
+    return tuple(extents) if 0 < prod(extents) <= _MOST_ELEMENTS else None
 
 
 def _dtype(name: Any) -> str | None:

@@ -46,7 +46,7 @@ def bare_model(trace: KinetoTrace, device: Device) -> Model:
 
 
 def _parameter(trace: KinetoTrace, number: int, gradient: Gradient) -> Parameter:
-    if gradient.numel is None or gradient.dtype is None or gradient.numel == 0:
+    if gradient.numel is None or gradient.dtype is None:
         raise ImportFailedError(
             trace.source,
             "holds no shapes of the gradients; give workload.model (a zoo name) or "
