@@ -23,7 +23,9 @@ import ddpsim
 from ddpsim.errors import ImportFailedError, ScenarioError
 from ddpsim.importers import kineto_file
 from ddpsim.importers.intervals import Intervals
-from ddpsim.importers.kineto import KinetoTrace, Piece, _Trace, read_trace
+from ddpsim.importers.kineto import KinetoTrace, Piece, read_trace
+from ddpsim.importers.kineto_events import TraceEvents
+from ddpsim.importers.kineto_step import read_step
 from ddpsim.job import resolve
 from ddpsim.planning.trace import trace as simulated_trace
 from ddpsim.scenario.quantity import SourceFile
@@ -147,8 +149,8 @@ def test_queued_pauses_are_the_devices_and_waits_are_not(tmp_path: Path) -> None
 
 def kineto_sums(path: Path) -> list[float]:
     """The forwards of all steps, the first one too: microseconds."""
-    trace = _Trace(kineto_file.read_trace_file(SourceFile(path.name, path)))
-    steps = [trace.step(window) for window in trace.windows]
+    trace = TraceEvents(kineto_file.read_trace_file(SourceFile(path.name, path)))
+    steps = [read_step(trace, window) for window in trace.windows]
     return [sum(device_us(step.forward)) for step in steps if step]
 
 
