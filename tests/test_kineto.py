@@ -306,6 +306,9 @@ def test_the_host_makes_a_step_that_it_launches_slowly(tmp_path: Path) -> None:
     result = ddpsim.simulate(scenario(written(tmp_path, many, many)))
     assert any("bound by the host" in warning for warning in result.warnings)
     assert result.iteration_time_s.mean > 26 * 99e-6
+    interval = result.prediction_interval_s
+    assert interval is not None
+    assert "whose launches the profiler slowed" in interval.sources[0].basis
 
 
 def test_a_stated_step_time_sets_the_scale(tmp_path: Path) -> None:
@@ -335,6 +338,11 @@ def test_warnings_say_what_a_trace_does_not_tell(tmp_path: Path) -> None:
     assert len(warnings) == len(expected)
     for warning, words in zip(warnings, expected, strict=True):
         assert words in warning
+
+
+def test_the_printed_schema_knows_the_key() -> None:
+    workload = ddpsim.Scenario.model_json_schema(by_alias=True)["$defs"]["Workload"]
+    assert {"type": "string"} in workload["properties"]["trace"]["anyOf"]
 
 
 # --- what is refused ----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import math
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from sys import intern
 from typing import Any, Literal, NamedTuple
 
 from ddpsim.errors import ImportFailedError, shown
@@ -27,6 +28,13 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime"), "runtime"),
     **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"), "gpu"),
 }
+_ARGS: dict[Kind, tuple[str, ...]] = {
+    "op": ("Input Dims", "Input type"),
+    "runtime": ("correlation",),
+    "gpu": ("correlation", "device", "Collective name", "In msg nelems", "dtype"),
+}
+_SIZED = ("torch::autograd::AccumulateGrad", "gloo:")  # ops of which the sizes are read
+_NOTHING: dict[str, Any] = {}
 _LARGEST_BYTES = 2**30
 _LATEST_US = 1e16  # some 300 years: nanoseconds taken for microseconds are beyond it
 _HOW = "wanted a trace that torch.profiler exported (prof.export_chrome_trace)"
@@ -134,11 +142,20 @@ def _event(item: dict[str, Any]) -> Any:
     kind = _KINDS.get(category) if isinstance(category, str) else None
     if item["ph"] != "X" or kind is None:
         return None
-    args, start_us, end_us = item.get("args"), item.get("ts"), math.nan
+    start_us, end_us = item.get("ts"), math.nan
     with suppress(TypeError):  # then it is no number: _check says so
         end_us = item["ts"] + item.get("dur")
-    args = args if isinstance(args, dict) else {}
-    return Event(kind, str(item.get("name")), item.get("tid", 0), start_us, end_us, args)  # type: ignore[arg-type]
+    # the same names come back thousands of times
+    name = intern(str(item.get("name")))
+    args = _kept(kind, name, item.get("args"))
+    return Event(kind, name, item.get("tid", 0), start_us, end_us, args)  # type: ignore[arg-type]
+
+
+def _kept(kind: Kind, name: str, args: Any) -> dict[str, Any]:
+    """What is read of an event's arguments, which are most of a file."""
+    if not isinstance(args, dict) or (kind == "op" and not name.startswith(_SIZED)):
+        return _NOTHING
+    return {key: args[key] for key in _ARGS[kind] if key in args}
 
 
 def _check(name: str, event: Event) -> None:

@@ -10,9 +10,9 @@ from ddpsim.provenance import Provenance
 
 __all__ = ["ITEM_BYTES", "Basis", "Buffer", "Model", "Parameter", "Work", "scale", "total_s"]
 
-# what the times rest on; "scaled": measured on another device; "shape": only their proportions
-# are meant, a step time sets the scale
-Basis = Literal["roofline", "measured", "scaled", "shape"]
+# what the times rest on; "slowed": launches that the profiler slowed; "scaled": measured on another
+# device; "shape": only their proportions are meant, a step time sets the scale
+Basis = Literal["roofline", "measured", "slowed", "scaled", "shape"]
 
 ITEM_BYTES = {
     "float64": 8,

@@ -80,7 +80,7 @@ def traced_model(trace: KinetoTrace, known: Model, workload: Workload, device: D
         backward=tuple(Work(piece.device_s, 0, piece.host_s) for piece in step.backward),
         optimizer=Work(step.optimizer.device_s, 0, step.optimizer.host_s),
         provenance=(_provenance(trace), *_kept(known.provenance)),
-        basis="measured",
+        basis="slowed" if step.host_s > step.device_s else "measured",
         warnings=(*known.warnings, *_warnings(trace, listed, workload)),
     )
 
