@@ -6,10 +6,13 @@ a ratio to the yardstick is a quarter worse than in results that were kept.
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,8 +26,10 @@ from ddpsim.cluster.topology import Link
 from ddpsim.engine.progress import SharedLink
 from ddpsim.engine.run import run
 from ddpsim.engine.steps import RingSteps
+from ddpsim.importers.kineto import read_trace
 from ddpsim.job import resolve
 from ddpsim.result.timeline import MessageSpan
+from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
 
 SCENARIO = Path(__file__).with_name("resnet50-ring.yaml")
@@ -187,6 +192,61 @@ def test_sweep_of_10000_points(measure: Measure, tmp_path: Path) -> None:
         subprocess.run([*command, "-o", str(output)], check=True, capture_output=True)
 
     measure(start, rounds=3)
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def test_trace_import(measure: Measure, benchmark: Any, tmp_path: Path) -> None:
+    """A profiler's trace of about 100,000 events, as the benchmark writes it: ten steps."""
+    events = _profiled(steps=10, layers=1100)
+    path = tmp_path / "trace.json.gz"
+    head = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "GPU"}]}
+    text = json.dumps({**head, "traceEvents": events})
+    path.write_bytes(gzip.compress(text.encode(), 1))
+    found = measure(lambda: read_trace(SourceFile(path.name, path)), rounds=5)
+    assert (len(found.steps), len(found.typical.gradients)) == (9, 1100)
+    benchmark.extra_info["events"] = len(events)
+    benchmark.extra_info["events_per_s"] = round(len(events) / benchmark.stats["median"])
+
+
+def _profiled(steps: int, layers: int) -> list[dict[str, Any]]:
+    """Of every layer an operator, a launch and a kernel forward; twice that and a gradient back."""
+    events: list[dict[str, Any]] = []
+    now, device_us, numbers = 0.0, 0.0, count(1)
+
+    def add(cat: str, name: str, start: float, dur: float, tid: int, **args: Any) -> None:
+        where = {"pid": 1, "tid": tid, "ts": start, "dur": dur, "args": args}
+        events.append({"ph": "X", "cat": cat, "name": name, **where})
+
+    def operator(name: str, tid: int) -> None:
+        nonlocal now, device_us
+        number = next(numbers)
+        add("cpu_op", name, now, 8.0, tid, **{"External id": number})
+        add("cuda_runtime", "cudaLaunchKernel", now + 2, 4.0, tid, correlation=number)
+        device_us = max(device_us, now + 6)
+        place = {"device": 0, "stream": 7, "grid": [64, 1, 1], "block": [256, 1, 1]}
+        add("kernel", "sgemm", device_us, 20.0, 7, correlation=number, **place)
+        device_us += 20
+        now += 10
+
+    def step(number: int) -> None:
+        nonlocal now
+        began = now
+        for _ in range(layers):
+            operator("aten::mm", 1)
+        for _ in range(layers):
+            for _ in range(2):
+                operator("autograd::engine::evaluate_function: MmBackward0", 2)
+            add("cpu_op", "torch::autograd::AccumulateGrad", now, 1.0, 2)
+            now += 2
+        add("user_annotation", "Optimizer.step#SGD.step", now, 1.0, 1)
+        now += 2
+        add("user_annotation", f"ProfilerStep#{number}", began, now - began, 1)
+
+    for number in range(steps):
+        step(number)
+    return events
 
 
 def _changed(base: Scenario, section: str, **values: Any) -> Scenario:

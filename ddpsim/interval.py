@@ -24,6 +24,7 @@ _Z = 1.2815515655446004  # of a normal distribution: 80 % lie within +/- z sigma
 COMPUTE = {
     "roofline": Uncertainty(0.20, "the roofline's error over 7 published single-GPU steps"),
     "measured": Uncertainty(0.02, "assumed repeatability of a measured step time"),
+    "slowed": Uncertainty(0.20, "assumed: bound by the host, whose launches the profiler slowed"),
     "scaled": Uncertainty(0.20, "assumed: as of the roofline, by whose rates it was scaled"),
 }
 DATA = Uncertainty(0.10, "assumed: a loader's rate as stated in the scenario")

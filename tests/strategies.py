@@ -17,7 +17,7 @@ def models(draw: st.DrawFn) -> Model:
     """A model of up to ten parameters with arbitrary ready order and times."""
     numels = draw(st.lists(st.integers(1, 400_000), min_size=1, max_size=10))
     order = tuple(draw(st.permutations(range(len(numels)))))
-    works = st.builds(Work, _SECONDS, st.integers(0, 6))
+    works = st.builds(Work, _SECONDS, st.integers(0, 6), st.sampled_from([0.0, 0.0, 3e-5]))
     count = len(numels) + 1
     return Model(
         parameters=tuple(Parameter(f"p{i}", numel, "float32") for i, numel in enumerate(numels)),

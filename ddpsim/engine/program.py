@@ -198,7 +198,7 @@ class _Launches:
     launch_s: float
 
     def __call__(self, work: Work) -> Launch:
-        return Launch(to_ns(work.kernels * self.launch_s), to_ns(work.device_s))
+        return Launch(to_ns(work.kernels * self.launch_s + work.host_s), to_ns(work.device_s))
 
     def all(self, works: Iterable[Work]) -> tuple[Launch, ...]:
         return tuple(self(work) for work in works)

@@ -116,7 +116,7 @@ class _Asked:
 def _key(scenario: Scenario) -> str:
     """Of all that a point's figures depend on: the resolved scenario, its files, the versions."""
     plain = scenario.model_copy(update={"name": ""})
-    named = (plain.workload.profile, plain.workload.parameters)
+    named = (plain.workload.profile, plain.workload.trace, plain.workload.parameters)
     files = [*named, plain.cluster.all_reduce, plain.cluster.profile]
     parts = [_versions(), plain.model_dump_json(), *(_digest(file) for file in files)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

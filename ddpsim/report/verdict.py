@@ -86,7 +86,8 @@ def _sufficient(result: Result, stretch: Stretch) -> str:
     parts = result.breakdown_s
     compute = format_duration(parts.forward + parts.backward_compute + parts.optimizer)
     measure = "; measure one device without DDP and set workload.step_time"
+    is_measured = known & {"workload.step_time", "workload.profile", "workload.trace"}
     return (
         f"compute: {compute} taking {would} (clocks, another batch or precision, interference"
-        f"{'' if known & {'workload.step_time', 'workload.profile'} else measure})"
+        f"{'' if is_measured else measure})"
     )

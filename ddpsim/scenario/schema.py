@@ -146,6 +146,11 @@ class Workload(Spec):
     profile: SourceFileField | None = Field(
         None, description="measured gradient-ready times: our JSON (ddpsim.model-profile/1) or CSV"
     )
+    trace: SourceFileField | None = Field(
+        None,
+        description="a trace of PyTorch's profiler (prof.export_chrome_trace); model or parameters "
+        "beside it say the parameters where it was recorded without shapes",
+    )
     parameters: SourceFileField | None = Field(
         None, description="CSV of a model of one's own: name, shape, dtype in registration order"
     )
@@ -180,11 +185,16 @@ class Workload(Spec):
         given = [
             key for key in ("model", "profile", "parameters") if getattr(self, key) is not None
         ]
-        if not given:
-            raise fail("needs one of model (a zoo name), profile (a file) or parameters (a file)")
+        if not given and not self.trace:
+            raise fail(
+                "needs one of model (a zoo name), profile (a file), trace (a file) or parameters "
+                "(a file)"
+            )
+        if self.trace and self.profile:
+            raise fail("trace and profile are both given; keep one of them", "trace")
         if len(given) > 1:
             raise fail(f"{' and '.join(given)} are both given; keep one of them", given[1])
-        if self.parameters and not self.step_time:
+        if self.parameters and not self.step_time and not self.trace:
             raise fail("a parameter list says nothing of time; give step_time too", "parameters")
         return self
 

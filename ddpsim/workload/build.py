@@ -1,4 +1,4 @@
-"""Scenario to Model: from the zoo, a profile or a parameter list, anchored to the stated time."""
+"""Scenario to Model: from the zoo or from files, anchored to the stated time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import replace
 from ddpsim.errors import InputError, blamed_on
 from ddpsim.provenance import Provenance
 from ddpsim.scenario import catalog
+from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario, StepTime
-from ddpsim.workload.model import Model, Work, scale, total_s
+from ddpsim.workload.model import Model, scale, total_s
 from ddpsim.workload.roofline import zoo_model
 
 __all__ = ["build_model"]
@@ -24,7 +25,9 @@ def build_model(scenario: Scenario) -> Model:
             f"(first: {model.parameters[model.unused[0]].name}), so DDP would stop in its second "
             "iteration; set find_unused_parameters: true",
         )
-    return _with_sparse_warning(_within_host_reach(model), scenario.ddp.backend)
+    if not scenario.workload.trace or scenario.workload.step_time:  # a trace says what it took
+        model = _within_host_reach(model)
+    return _with_sparse_warning(model, scenario.ddp.backend)
 
 
 def _with_sparse_warning(model: Model, backend: str) -> Model:
@@ -49,6 +52,8 @@ def _with_sparse_warning(model: Model, backend: str) -> Model:
 
 def _source_model(scenario: Scenario) -> Model:
     workload, device = scenario.workload, scenario.cluster.device
+    if workload.trace:
+        return _traced(scenario, workload.trace)
     if workload.model is not None:
         return zoo_model(catalog.model_table(workload.model), workload, device)
     from ddpsim.importers.model_profile import (  # noqa: PLC0415 -- the zoo does without
@@ -66,6 +71,27 @@ def _source_model(scenario: Scenario) -> Model:
     raise ValueError("this workload names no model")
 
 
+def _traced(scenario: Scenario, trace: SourceFile) -> Model:
+    """The times of a trace; sizes and names are those of the model or list beside it, if any."""
+    from ddpsim.importers.kineto import read_trace  # noqa: PLC0415 -- few scenarios name one
+    from ddpsim.workload.traced import bare_model, traced_model  # noqa: PLC0415
+
+    workload, device = scenario.workload, scenario.cluster.device
+    with blamed_on("workload.trace"):
+        measured = read_trace(trace)
+        known = (
+            _source_model(_without_trace(scenario))
+            if workload.model or workload.parameters
+            else bare_model(measured, device)
+        )
+        return traced_model(measured, known, workload, device)
+
+
+def _without_trace(scenario: Scenario) -> Scenario:
+    workload = scenario.workload.model_copy(update={"trace": None})
+    return scenario.model_copy(update={"workload": workload})
+
+
 def _anchored(model: Model, stated: StepTime | None) -> Model:
     """The model with its times scaled to what was stated, part by part or as a whole."""
     if stated is None:
@@ -78,7 +104,7 @@ def _anchored(model: Model, stated: StepTime | None) -> Model:
         model,
         forward=scale(model.forward, forward_s / total_s(model.forward)),
         backward=scale(model.backward, backward_s / total_s(model.backward)),
-        optimizer=Work(optimizer_s, model.optimizer.kernels),
+        optimizer=model.optimizer._replace(device_s=optimizer_s),
         provenance=(*(p for p in model.provenance if not p.input.startswith("compute")), source),
         basis="measured",
     )
@@ -109,7 +135,7 @@ def _targets(model: Model, stated: StepTime) -> tuple[float, float, float]:
 def _within_host_reach(model: Model) -> Model:
     """A step that was measured was also launched in that time: launches cannot take longer."""
     works = (*model.forward, *model.backward, model.optimizer)
-    launched_s = model.launch_s * sum(work.kernels for work in works)
+    launched_s = model.host_s
     if model.basis != "measured" or launched_s <= total_s(works):
         return model
-    return replace(model, launch_s=model.launch_s * total_s(works) / launched_s)
+    return model.launched(total_s(works) / launched_s)

@@ -10,9 +10,9 @@ from ddpsim.provenance import Provenance
 
 __all__ = ["ITEM_BYTES", "Basis", "Buffer", "Model", "Parameter", "Work", "scale", "total_s"]
 
-# what the times rest on; "scaled": measured on another device; "shape": only their proportions
-# are meant, a step time sets the scale
-Basis = Literal["roofline", "measured", "scaled", "shape"]
+# what the times rest on; "slowed": launches that the profiler slowed; "scaled": measured on another
+# device; "shape": only their proportions are meant, a step time sets the scale
+Basis = Literal["roofline", "measured", "slowed", "scaled", "shape"]
 
 ITEM_BYTES = {
     "float64": 8,
@@ -55,10 +55,14 @@ class Buffer(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Work for the device (seconds), and how many kernels the host launches for it."""
+    """Work for the device (seconds), and what the host does to launch it.
+
+    So many `kernels` at the model's `launch_s` each, and `host_s` seconds that were measured.
+    """
 
     device_s: float
     kernels: int = 0
+    host_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -98,17 +102,34 @@ class Model:
     def scaled(self, factor: float) -> Model:
         """The same model with its device work and its launches `factor` times as long."""
         return replace(
+            self.launched(factor),
+            forward=scale(self.forward, factor, factor),
+            backward=scale(self.backward, factor, factor),
+            optimizer=scale((self.optimizer,), factor, factor)[0],
+        )
+
+    @property
+    def host_s(self) -> float:
+        """The host's time for all launches."""
+        works = (*self.forward, *self.backward, self.optimizer)
+        return sum(work.kernels * self.launch_s + work.host_s for work in works)
+
+    def launched(self, factor: float) -> Model:
+        """The same model with its launches `factor` times as long."""
+        return replace(
             self,
-            forward=scale(self.forward, factor),
-            backward=scale(self.backward, factor),
-            optimizer=scale((self.optimizer,), factor)[0],
+            forward=scale(self.forward, 1, factor),
+            backward=scale(self.backward, 1, factor),
+            optimizer=scale((self.optimizer,), 1, factor)[0],
             launch_s=self.launch_s * factor,
         )
 
 
-def scale(works: Iterable[Work], factor: float) -> tuple[Work, ...]:
+def scale(works: Iterable[Work], factor: float, host_factor: float = 1) -> tuple[Work, ...]:
     """Work `factor` times as long on the device, with the same kernels."""
-    return tuple(work._replace(device_s=work.device_s * factor) for work in works)
+    return tuple(
+        Work(work.device_s * factor, work.kernels, work.host_s * host_factor) for work in works
+    )
 
 
 def total_s(works: Iterable[Work]) -> float:

@@ -1,0 +1,39 @@
+"""Times during which something happens, merged, and how much of another time they take."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import accumulate
+
+__all__ = ["Intervals"]
+
+
+class Intervals:
+    """A union of intervals (start, end)."""
+
+    def __init__(self, intervals: Iterable[tuple[float, float]]) -> None:
+        self.starts: list[float] = []
+        self.ends: list[float] = []
+        for start, end in sorted(intervals):
+            if self.ends and start <= self.ends[-1]:
+                self.ends[-1] = max(self.ends[-1], end)
+            elif end > start:
+                self.starts.append(start)
+                self.ends.append(end)
+        lengths = (end - start for start, end in zip(self.starts, self.ends, strict=True))
+        self._before = [0.0, *accumulate(lengths)]
+
+    def __contains__(self, time: float) -> bool:
+        index = bisect_right(self.starts, time) - 1
+        return index >= 0 and time < self.ends[index]
+
+    def within(self, start: float, end: float) -> float:
+        """How much of the time from `start` to `end` they take."""
+        return self._until(end) - self._until(start) if end > start else 0.0
+
+    def _until(self, time: float) -> float:
+        index = bisect_right(self.starts, time) - 1
+        if index < 0:
+            return 0.0
+        return self._before[index] + min(time, self.ends[index]) - self.starts[index]

@@ -1,0 +1,93 @@
+"""Traces of PyTorch's profiler (Kineto): what a step's forward, backward and optimizer take.
+
+A kernel belongs to what the host did when it launched it: inside `Optimizer.*`, on the backward's
+thread, before the backward or after it. Left out as DDP's own, which the simulation adds: copies
+between gradients and buckets, the buffers' broadcast, collectives. A gradient is ready when its
+`AccumulateGrad` has ended and what was launched until then is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_low
+
+from ddpsim.errors import ImportFailedError
+from ddpsim.importers.kineto_events import TraceEvents
+from ddpsim.importers.kineto_file import TraceFile, read_trace_file
+from ddpsim.importers.kineto_step import (
+    Gradient,
+    KinetoStep,
+    MeasuredCollective,
+    Piece,
+    read_step,
+)
+from ddpsim.scenario.quantity import SourceFile
+
+__all__ = ["Gradient", "KinetoStep", "KinetoTrace", "MeasuredCollective", "Piece", "read_trace"]
+
+
+@dataclass(frozen=True)
+class KinetoTrace:
+    """A trace's steps without its first, and the `typical` one: the median by `busy_s`."""
+
+    source: str
+    steps: tuple[KinetoStep, ...]
+    typical: KinetoStep
+    left_out: int
+    on_gpu: bool
+    device: str | None
+    world_size: int | None
+
+
+def read_trace(source: SourceFile) -> KinetoTrace:
+    """Read a trace of whole training steps; raises ImportFailedError, which says what to do."""
+    file = read_trace_file(source)
+    trace = TraceEvents(file)
+    found = (read_step(trace, window) for window in trace.windows)
+    steps = tuple(step for step in found if step)
+    steady = steps[1:] or steps
+    if len({len(step.gradients) for step in steady}) > 1:
+        counts = sorted({len(step.gradients) for step in steady})
+        raise ImportFailedError(
+            file.name,
+            f"its steps make {counts[0]} to {counts[-1]} gradients; record whole steps that are "
+            "alike, one backward in each",
+        )
+    middle_s = median_low(step.busy_s for step in steady)
+    typical = next(step for step in steady if step.busy_s == middle_s)
+    _check(file, trace, steady, typical)
+    return KinetoTrace(
+        source=file.name,
+        steps=steady,
+        typical=typical,
+        left_out=len(steps) - len(steady),
+        on_gpu=bool(trace.kernels),
+        device=file.devices.get(trace.device) if trace.kernels else None,
+        world_size=_world_size(file),
+    )
+
+
+def _world_size(file: TraceFile) -> int | None:
+    size = file.distributed.get("world_size")
+    return size if isinstance(size, int) else None
+
+
+def _check(
+    file: TraceFile, trace: TraceEvents, steady: Sequence[KinetoStep], typical: KinetoStep
+) -> None:
+    parts = {"forward": typical.forward, "backward": typical.backward}
+    for part, pieces in parts.items():
+        if sum(piece.device_s for piece in pieces) <= 0:
+            where = "on the GPU " if trace.kernels else ""
+            raise ImportFailedError(
+                file.name,
+                f"its {part} does no work {where}in {typical.name}; record whole steps with "
+                "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+            )
+    if (_world_size(file) or 1) > 1 and not any(step.collectives for step in steady):
+        raise ImportFailedError(
+            file.name,
+            f"says that it is of {_world_size(file)} ranks, but holds no communication; record a "
+            "step in which DDP reduces (no no_sync), or a run without torch.distributed",
+        )

@@ -1,0 +1,261 @@
+"""A trace's events by what they are: steps, threads, what DDP adds, work by its launch."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ddpsim.errors import ImportFailedError
+from ddpsim.importers.intervals import Intervals
+from ddpsim.importers.kineto_file import Event, TraceFile
+
+__all__ = [
+    "MOST",
+    "OF_DDP",
+    "DeviceWork",
+    "TraceEvents",
+    "Window",
+    "count_of",
+    "is_communication",
+    "within",
+]
+
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+_NODE = "autograd::engine::evaluate_function: "
+_OLD_NODE = re.compile(r"Backward\d*$")  # torch before 1.11 records the nodes alone
+OF_DDP = (
+    *("torch::distributed::", "torch.distributed.", "c10d::", "nccl:", "gloo:"),
+    *("record_param_comms", "aten::flatten_dense_tensors", "aten::unflatten_dense_tensors"),
+)
+_LOADER = "enumerate(DataLoader)"
+# a call of the CUDA runtime that takes longer waits for the device (a full queue, a synchronise)
+_LONGEST_CALL_US = 100.0
+# a longer pause between two kernels of which both are launched is a wait, not the device's own
+_LONGEST_PAUSE_US = 10.0
+MOST = 10**12  # of elements, and of numbers of launches
+
+
+class Window(NamedTuple):
+    """A step by the host's clock."""
+
+    name: str
+    start_us: float
+    end_us: float
+
+
+class DeviceWork(NamedTuple):
+    """What the device did for one launch: work on the compute streams, or a collective."""
+
+    launch: Event
+    event: Event
+    work_us: float
+
+
+class TraceEvents:
+    """A file's events by what they are."""
+
+    def __init__(self, file: TraceFile) -> None:
+        self.name = file.name
+        by_start = sorted(file.events, key=lambda event: (event.start_us, -event.end_us))
+        self.ops = [event for event in by_start if event.kind == "op"]
+        self.calls = [event for event in by_start if event.kind == "runtime"]
+        self.kernels = [event for event in by_start if event.kind == "gpu"]
+        self.accumulated = [op for op in self.ops if op.name == ACCUMULATE]
+        if not self.accumulated:
+            lacks = "no GPU kernel and no backward" if not self.kernels else "no op of the backward"
+            raise ImportFailedError(
+                file.name,
+                f"holds {lacks} (no AccumulateGrad); record whole training steps with "
+                "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
+            )
+        self.device = self._one_device()
+
+    def _one_device(self) -> int:
+        told = (event.args.get("device") for event in self.kernels)
+        devices = sorted({device for device in told if isinstance(device, int)})
+        if len(devices) > 1:
+            raise ImportFailedError(
+                self.name,
+                f"holds kernels of {len(devices)} devices ({', '.join(map(str, devices))}); "
+                "record one process with one GPU",
+            )
+        return devices[0] if devices else 0
+
+    @cached_property
+    def windows(self) -> list[Window]:
+        """The steps: from ProfilerStep, or else each from one optimizer step's end to the next."""
+        marked = [op for op in self.ops if op.name.startswith("ProfilerStep#")]
+        if marked:
+            return [Window(op.name, op.start_us, op.end_us) for op in marked]
+        ends = [op.end_us for op in self.ops if op.name.startswith("Optimizer.step")]
+        if not ends:
+            raise ImportFailedError(
+                self.name,
+                "has no ProfilerStep and no Optimizer.step: where a step ends is not known; call "
+                "prof.step() after each",
+            )
+        spans = pairwise([self.ops[0].start_us, *ends])
+        return [Window(f"step {i}", start, end) for i, (start, end) in enumerate(spans, 1)]
+
+    @cached_property
+    def main(self) -> int | str:
+        """The thread that trains."""
+        marks = ("ProfilerStep#", "Optimizer.step")
+        return next(op.thread for op in self.ops if op.name.startswith(marks))
+
+    @cached_property
+    def backward_threads(self) -> set[int | str]:
+        """The threads of the backward; on a CPU it is the main one."""
+        return {op.thread for op in self.accumulated}
+
+    @cached_property
+    def nodes(self) -> list[Event]:
+        """What autograd's engine carries out, one after the other."""
+        found = [op for op in self.ops if op.name.startswith(_NODE)]
+        if found:
+            return found
+        of_backward = [op for op in self.ops if op.thread in self.backward_threads]
+        if self.main not in self.backward_threads:
+            return of_backward
+        return [op for op in of_backward if op.name == ACCUMULATE or _OLD_NODE.search(op.name)]
+
+    @cached_property
+    def ddp(self) -> dict[int | str, Intervals]:
+        """By thread, when the host is busy with what DDP adds."""
+        found: dict[int | str, list[tuple[float, float]]] = defaultdict(list)
+        for op in self.ops:
+            if op.name.startswith(OF_DDP):
+                found[op.thread].append((op.start_us, op.end_us))
+        for thread, spans in self._hooks():
+            found[thread] += spans
+        for thread in list(found):
+            found[thread] += _copies_back(op for op in self.ops if op.thread == thread)
+        return {thread: Intervals(spans) for thread, spans in found.items()}
+
+    def _hooks(self) -> Iterator[tuple[int | str, list[tuple[float, float]]]]:
+        """DDP's hooks run in the node of a gradient, after the gradient is there."""
+        ends = {
+            thread: sorted(op.end_us for op in self.accumulated if op.thread == thread)
+            for thread in self.backward_threads
+        }
+        for node in self.nodes:
+            if node.name == _NODE + ACCUMULATE:
+                ready = ends.get(node.thread, [])
+                first = bisect_right(ready, node.start_us)
+                if first < len(ready) and ready[first] < node.end_us:
+                    yield node.thread, [(ready[first], node.end_us)]
+
+    @cached_property
+    def loader(self) -> Intervals:
+        """When the main thread waits for a batch."""
+        return self._spans(_LOADER)
+
+    @cached_property
+    def optimizer(self) -> Intervals:
+        """When the main thread is in the optimizer, zero_grad included."""
+        return self._spans("Optimizer.")
+
+    def _spans(self, prefix: str) -> Intervals:
+        named = (op for op in self.ops if op.name.startswith(prefix) and op.thread == self.main)
+        return Intervals((op.start_us, op.end_us) for op in named)
+
+    @cached_property
+    def unpaid(self) -> dict[int | str, Intervals]:
+        """By thread, what is no work of the host for the model: DDP's, the loader's, waits."""
+        found: dict[int | str, list[tuple[float, float]]] = defaultdict(list)
+        for thread, spans in self.ddp.items():
+            found[thread] += zip(spans.starts, spans.ends, strict=True)
+        found[self.main] += zip(self.loader.starts, self.loader.ends, strict=True)
+        for call in self.calls:
+            usual_us = 0.0 if "Synchronize" in call.name else _LONGEST_CALL_US
+            if call.end_us - call.start_us > usual_us:
+                found[call.thread].append((call.start_us + usual_us, call.end_us))
+        return {thread: Intervals(spans) for thread, spans in found.items()}
+
+    def host_us(self, thread: int | str, start_us: float, end_us: float) -> float:
+        """The host's work for the model on a thread."""
+        if end_us <= start_us:
+            return 0.0
+        unpaid = self.unpaid.get(thread)
+        return end_us - start_us - (unpaid.within(start_us, end_us) if unpaid else 0.0)
+
+    @cached_property
+    def gpu(self) -> list[DeviceWork]:
+        """All that the device did, by its launch; raises ImportFailedError if none is there."""
+        launches = {count_of(call.args.get("correlation")): call for call in self.calls}
+        launches.pop(None, None)
+        found, covered_us = [], float("-inf")
+        for event in self.kernels:
+            launch = launches.get(count_of(event.args.get("correlation")))
+            if launch is None:
+                continue
+            if is_communication(event):
+                found.append(DeviceWork(launch, event, 0.0))
+                continue
+            start_us = max(event.start_us, covered_us)
+            if launch.end_us <= covered_us < event.start_us <= covered_us + _LONGEST_PAUSE_US:
+                start_us = covered_us
+            found.append(DeviceWork(launch, event, max(0.0, event.end_us - start_us)))
+            covered_us = max(covered_us, event.end_us)
+        if self.kernels and 2 * len(found) < len(self.kernels):
+            raise ImportFailedError(
+                self.name,
+                f"the launch of {len(self.kernels) - len(found)} of {len(self.kernels)} kernels is "
+                "not recorded; record with ProfilerActivity.CPU too",
+            )
+        return sorted(found, key=lambda work: work.launch.start_us)
+
+    @cached_property
+    def _launched_us(self) -> list[float]:
+        return [work.launch.start_us for work in self.gpu]
+
+    @cached_property
+    def communication(self) -> Intervals:
+        """When a collective is under way on the device."""
+        kernels = (event for event in self.kernels if is_communication(event))
+        return Intervals((event.start_us, event.end_us) for event in kernels)
+
+    def launched(self, window: Window) -> list[DeviceWork]:
+        """What the device did of a window's launches."""
+        first = bisect_left(self._launched_us, window.start_us)
+        return self.gpu[first : bisect_left(self._launched_us, window.end_us)]
+
+    def is_left_out(self, launch: Event) -> bool:
+        """Whether a launch is DDP's or the loader's."""
+        ddp = self.ddp.get(launch.thread)
+        if ddp is not None and launch.start_us in ddp:
+            return True
+        return launch.thread == self.main and launch.start_us in self.loader
+
+
+def within(events: Sequence[Event], window: Window) -> Sequence[Event]:
+    """Those that begin in a window, of events in the order of their start."""
+    first = bisect_left(events, window.start_us, key=lambda event: event.start_us)
+    return events[first : bisect_left(events, window.end_us, key=lambda event: event.start_us)]
+
+
+def _copies_back(ops: Iterable[Event]) -> Iterator[tuple[float, float]]:
+    """What follows an unflatten: DDP copies the broadcast buffers back, one by one."""
+    end_us, follows = float("-inf"), False
+    for op in ops:
+        if op.start_us < end_us:
+            continue
+        follows = "unflatten_dense_tensors" in op.name or (follows and op.name == "aten::copy_")
+        if follows:
+            end_us = op.end_us
+            yield op.start_us, op.end_us
+
+
+def is_communication(event: Event) -> bool:
+    """Whether a kernel is NCCL's or RCCL's."""
+    return event.name.lower().startswith(("nccl", "rccl"))
+
+
+def count_of(value: Any) -> int | None:
+    """A whole number above zero, within reason; None if it is none."""
+    return value if isinstance(value, int) and 0 < value <= MOST else None

@@ -1,0 +1,282 @@
+"""One step of a trace: what its forward, backward and optimizer take, and what was reduced."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import Any, NamedTuple
+
+from ddpsim.errors import ImportFailedError
+from ddpsim.importers.kineto_events import (
+    MOST,
+    OF_DDP,
+    DeviceWork,
+    TraceEvents,
+    Window,
+    count_of,
+    is_communication,
+    within,
+)
+from ddpsim.importers.kineto_file import Event
+
+__all__ = ["Gradient", "KinetoStep", "MeasuredCollective", "Piece", "read_step"]
+
+_DDP_FORWARD = "DistributedDataParallel.forward"
+_MOST_BETWEEN = 0.1  # of a backward's work, launched by the thread that does not run it
+# c10::Half of an op is Half of a collective
+_DTYPES = {"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16"}
+_S = 1e-6
+
+
+class Piece(NamedTuple):
+    """Seconds that the device works, and that the host takes to launch it."""
+
+    device_s: float
+    host_s: float
+
+
+class Gradient(NamedTuple):
+    """What a trace with shapes tells of a gradient; None without."""
+
+    shape: tuple[int, ...] | None
+    dtype: str | None
+
+    @property
+    def numel(self) -> int | None:
+        """Its elements."""
+        return None if self.shape is None else prod(self.shape)
+
+
+class MeasuredCollective(NamedTuple):
+    """One collective of the rank, waiting for late peers included; None: size not recorded."""
+
+    operation: str
+    elements: int | None
+    dtype: str | None
+    duration_s: float
+    of_gradients: bool
+
+
+@dataclass(frozen=True)
+class KinetoStep:
+    """One step: `backward[i]` ends with `gradients[i]`, one more piece is the tail.
+
+    `length_s` is by the host's clock, `loader_s` its wait for a batch; `beside_comm_s` of the
+    device's work was done while a collective was under way.
+    """
+
+    name: str
+    length_s: float
+    forward: tuple[Piece, ...]
+    backward: tuple[Piece, ...]
+    optimizer: Piece
+    gradients: tuple[Gradient, ...]
+    collectives: tuple[MeasuredCollective, ...]
+    loader_s: float
+    beside_comm_s: float
+
+    @property
+    def device_s(self) -> float:
+        """All the device's work."""
+        return sum(piece.device_s for piece in self._pieces)
+
+    @property
+    def host_s(self) -> float:
+        """All that the host takes to launch it, waits left out."""
+        return sum(piece.host_s for piece in self._pieces)
+
+    @property
+    def busy_s(self) -> float:
+        """What the longer of the two takes."""
+        return max(self.device_s, self.host_s)
+
+    @property
+    def _pieces(self) -> tuple[Piece, ...]:
+        return (*self.forward, *self.backward, self.optimizer)
+
+    @property
+    def bucket_elements(self) -> tuple[int, ...] | None:
+        """Elements of the gradients' all-reduces as launched; None where one has no size."""
+        sizes = [c.elements for c in self.collectives if c.of_gradients]
+        return None if None in sizes else tuple(size for size in sizes if size is not None)
+
+
+def read_step(trace: TraceEvents, window: Window) -> KinetoStep | None:
+    """What a step holds, None if no backward; raises ImportFailedError if it holds several."""
+    nodes = within(trace.nodes, window)
+    ready = within(trace.accumulated, window)
+    return _Step(trace, window, nodes, ready).told() if ready and nodes else None
+
+
+class _Step:
+    """One step of a trace, with the marks that part it."""
+
+    def __init__(
+        self, trace: TraceEvents, window: Window, nodes: Sequence[Event], ready: Sequence[Event]
+    ) -> None:
+        self.trace, self.window = trace, window
+        self.ready = sorted(ready, key=lambda op: op.end_us)
+        self.ready_us = [op.end_us for op in self.ready]
+        self.begins_us = min(node.start_us for node in nodes)
+        self.ends_us = max(node.end_us for node in nodes)
+        self.forward: list[DeviceWork] = []
+        self.backward: list[list[DeviceWork]] = [[] for _ in range(len(self.ready) + 1)]
+        self.optimizer: list[DeviceWork] = []
+        self.collectives: list[DeviceWork] = []
+        for work in trace.launched(window):
+            self._put(work)
+
+    def _put(self, work: DeviceWork) -> None:
+        """Sort a launch into the step's parts."""
+        thread, at_us = work.launch.thread, work.launch.start_us
+        is_main = thread == self.trace.main
+        if is_communication(work.event):
+            self.collectives.append(work)
+        elif self.trace.is_left_out(work.launch):
+            return
+        elif is_main and at_us in self.trace.optimizer:
+            self.optimizer.append(work)
+        elif self.begins_us <= at_us <= self.ends_us:
+            self.backward[bisect_right(self.ready_us, at_us)].append(work)
+        elif at_us < self.begins_us:
+            self.forward.append(work)
+        else:
+            self.optimizer.append(work)
+
+    def _check_one_backward(self) -> None:
+        """A second forward between the gradients: micro-batches, or two models in turns."""
+        main = self.trace.main
+        works = [work for part in self.backward for work in part]
+        theirs_us = sum(work.work_us for work in works if work.launch.thread == main)
+        is_mixed = main not in self.trace.backward_threads and theirs_us > _MOST_BETWEEN * sum(
+            work.work_us for work in works
+        )
+        forwards = [op for op in within(self.trace.ops, self.window) if op.name == _DDP_FORWARD]
+        if is_mixed or len(forwards) > 1:
+            raise ImportFailedError(
+                self.trace.name,
+                f"{self.window.name} runs several forwards and backwards; record steps of one "
+                "micro-batch (ddp.accumulation_steps then repeats it)",
+            )
+
+    def told(self) -> KinetoStep:
+        """The step's times; raises ImportFailedError if it is several."""
+        self._check_one_backward()
+        window = self.window
+        backward = tuple(self._backward())
+        forward = tuple(self._forward())
+        return KinetoStep(
+            name=window.name,
+            length_s=(window.end_us - window.start_us) * _S,
+            forward=forward,
+            backward=backward,
+            optimizer=self._optimizer(),
+            gradients=tuple(_gradient(op.args) for op in self.ready),
+            collectives=tuple(self._told_collectives()),
+            loader_s=self.trace.loader.within(window.start_us, window.end_us) * _S,
+            beside_comm_s=self._beside_communication_us() * _S,
+        )
+
+    def _piece(self, works: Iterable[DeviceWork], host_us: float) -> Piece:
+        """On a CPU the host is the device."""
+        if not self.trace.kernels:
+            return Piece(host_us * _S, 0.0)
+        return Piece(sum(work.work_us for work in works) * _S, host_us * _S)
+
+    def _forward_host_us(self, start_us: float, end_us: float) -> float:
+        optimizer_us = self.trace.optimizer.within(start_us, end_us)
+        return max(0.0, self.trace.host_us(self.trace.main, start_us, end_us) - optimizer_us)
+
+    def _forward(self) -> Iterator[Piece]:
+        """A piece a launch, so that the device begins before the host has launched all."""
+        before_us = self.window.start_us
+        for work in self.forward:
+            yield self._piece([work], self._forward_host_us(before_us, work.launch.end_us))
+            before_us = max(before_us, work.launch.end_us)
+        yield self._piece([], self._forward_host_us(before_us, self.begins_us))
+
+    def _backward(self) -> Iterator[Piece]:
+        threads = [op.thread for op in self.ready]
+        marks_us = [self.begins_us, *self.ready_us, self.ends_us]
+        for thread, works, (start_us, end_us) in zip(
+            [*threads, threads[-1]], self.backward, pairwise(marks_us), strict=True
+        ):
+            yield self._piece(works, self.trace.host_us(thread, start_us, end_us))
+
+    def _optimizer(self) -> Piece:
+        """Also zero_grad, and what follows the backward: clipping, metrics."""
+        trace, window = self.trace, self.window
+        waited_us = (
+            op.end_us
+            for op in within(trace.ops, window)
+            if op.name.startswith(OF_DDP) and op.end_us < window.end_us
+        )
+        from_us = max([self.ends_us, *waited_us])
+        host_us = trace.host_us(trace.main, from_us, window.end_us)
+        host_us += trace.optimizer.within(window.start_us, self.begins_us)
+        return self._piece(self.optimizer, host_us)
+
+    def _told_collectives(self) -> Iterator[MeasuredCollective]:
+        for work in self.collectives:
+            event = work.event
+            name = str(event.args.get("Collective name", "")) or event.name
+            yield MeasuredCollective(
+                _operation(name),
+                count_of(event.args.get("In msg nelems")),
+                _dtype(event.args.get("dtype")),
+                (event.end_us - event.start_us) * _S,
+                self._is_of_gradients(work.launch.start_us) and _operation(name) == "all_reduce",
+            )
+        for op in within(self.trace.ops, self.window):
+            if op.name.startswith("gloo:"):
+                shape, dtype = _gradient(op.args)
+                yield MeasuredCollective(
+                    _operation(op.name),
+                    None if shape is None else prod(shape),
+                    dtype,
+                    (op.end_us - op.start_us) * _S,
+                    op.name == "gloo:all_reduce" and op.start_us >= self.begins_us,
+                )
+
+    def _is_of_gradients(self, at_us: float) -> bool:
+        """Whether a collective was launched by the hook of a gradient."""
+        index = bisect_right(self.ready_us, at_us) - 1
+        if index < 0:
+            return False
+        hooks = self.trace.ddp.get(self.ready[index].thread)
+        return hooks is not None and at_us in hooks
+
+    def _beside_communication_us(self) -> float:
+        works = (*self.forward, *(w for works in self.backward for w in works), *self.optimizer)
+        comm = self.trace.communication
+        return sum(comm.within(work.event.start_us, work.event.end_us) for work in works)
+
+
+_OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
+
+
+def _operation(name: str) -> str:
+    """`allreduce`, `ncclKernel_AllReduce_RING_LL_Sum_float` and `gloo:all_reduce` are one."""
+    plain = name.lower().replace("_", "")
+    return next((known for known in _OPERATIONS if known.replace("_", "") in plain), name)
+
+
+def _gradient(args: dict[str, Any]) -> Gradient:
+    """Of the first input."""
+    dims, types = args.get("Input Dims"), args.get("Input type")
+    shape = dims[0] if isinstance(dims, list) and dims else None
+    dtype = types[0] if isinstance(types, list) and types else None
+    return Gradient(_shape(shape), _dtype(dtype))
+
+
+def _shape(extents: Any) -> tuple[int, ...] | None:
+    if not isinstance(extents, list) or not all(isinstance(extent, int) for extent in extents):
+        return None
+    return tuple(extents) if 0 < prod(extents) <= MOST else None
+
+
+def _dtype(name: Any) -> str | None:
+    return _DTYPES.get(str(name).removeprefix("c10::").lower())

@@ -1,0 +1,202 @@
+"""Models whose times come from a trace of PyTorch's profiler."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from ddpsim.errors import ImportFailedError, InputError
+from ddpsim.importers.kineto import Gradient, KinetoTrace, Piece
+from ddpsim.provenance import Provenance
+from ddpsim.scenario.schema import Device, Workload
+from ddpsim.units import format_duration
+from ddpsim.workload.model import Model, Parameter, Work
+
+__all__ = ["bare_model", "traced_model"]
+
+_FORWARD_PIECES = 200  # each launched before the device begins it: fine enough to overlap
+_LONG_WAIT = 0.02  # of a step, for a batch
+
+
+def bare_model(trace: KinetoTrace, device: Device) -> Model:
+    """The parameters that a trace with shapes tells of, without times; raises ImportFailedError."""
+    gradients = trace.typical.gradients
+    parameters = tuple(_parameter(trace, i, g) for i, g in enumerate(gradients))[::-1]
+    whose = "its registration order is taken as the reverse of the order of its gradients"
+    return Model(
+        parameters=parameters,
+        ready_order=tuple(range(len(parameters)))[::-1],
+        buffers=(),
+        forward=(),
+        backward=(),
+        optimizer=Work(0.0),
+        launch_s=device.launch_s,
+        activation_bytes=None,
+        provenance=(Provenance("parameters", f"shapes in {trace.source}; {whose}", "measured"),),
+        basis="measured",
+        warnings=(
+            (
+                f"{trace.source} names no parameters and no buffers: {whose}, and no buffer is "
+                "broadcast; workload.model or workload.parameters beside it would say them"
+            ),
+        ),
+    )
+
+
+def _parameter(trace: KinetoTrace, number: int, gradient: Gradient) -> Parameter:
+    if gradient.numel is None or gradient.dtype is None:
+        raise ImportFailedError(
+            trace.source,
+            "holds no shapes of the gradients; give workload.model (a zoo name) or "
+            "workload.parameters (a CSV) beside it, or record with record_shapes=True",
+        )
+    return Parameter(f"gradient {number}", gradient.numel, gradient.dtype)
+
+
+def traced_model(trace: KinetoTrace, known: Model, workload: Workload, device: Device) -> Model:
+    """`known` with a trace's times and order; raises InputError where they do not fit."""
+    if trace.on_gpu != (device.kind == "gpu"):
+        of = "a GPU" if trace.on_gpu else "a CPU: no GPU kernel is in it"
+        raise InputError(
+            "workload.trace",
+            f"{trace.source} was recorded on {of}, but cluster.device is a {device.kind.upper()}; "
+            "name the device of the trace",
+        )
+    step = trace.typical
+    ready_order = _ready_order(trace, known)
+    parameters = list(known.parameters)
+    for index, gradient in zip(ready_order, step.gradients, strict=True):
+        if gradient.dtype:
+            parameters[index] = parameters[index]._replace(dtype=gradient.dtype)
+    _check_total(trace, parameters)
+    listed = [parameters[index] for index in ready_order]
+    return replace(
+        known,
+        parameters=tuple(parameters),
+        ready_order=ready_order,
+        forward=tuple(_coarse(step.forward)),
+        backward=tuple(Work(piece.device_s, 0, piece.host_s) for piece in step.backward),
+        optimizer=Work(step.optimizer.device_s, 0, step.optimizer.host_s),
+        provenance=(_provenance(trace), *_kept(known.provenance)),
+        basis="slowed" if step.host_s > step.device_s else "measured",
+        warnings=(*known.warnings, *_warnings(trace, listed, workload)),
+    )
+
+
+def _ready_order(trace: KinetoTrace, known: Model) -> tuple[int, ...]:
+    """The parameter of each gradient: by size where it is known, otherwise in the usual order."""
+    gradients, usual = trace.typical.gradients, known.ready_order
+    if len(gradients) != len(usual):
+        raise ImportFailedError(
+            trace.source,
+            f"a step makes {len(gradients)} gradients (AccumulateGrad), but the model beside it "
+            f"has {len(usual)} parameters; give the model that was traced, and a trace with one "
+            "backward a step",
+        )
+    if any(gradient.numel is None for gradient in gradients):
+        return usual
+    waiting: dict[int, deque[int]] = defaultdict(deque)
+    for index in usual:
+        waiting[known.parameters[index].numel].append(index)
+    return tuple(_taken(trace, gradient, waiting) for gradient in gradients)
+
+
+def _taken(trace: KinetoTrace, gradient: Gradient, waiting: dict[int, deque[int]]) -> int:
+    of_size = waiting[gradient.numel or 0]
+    if not of_size:
+        raise ImportFailedError(
+            trace.source,
+            f"makes a gradient of {gradient.numel} elements {gradient.shape} for which the model "
+            "beside it has no parameter left; give the model that was traced",
+        )
+    return of_size.popleft()
+
+
+def _check_total(trace: KinetoTrace, parameters: Sequence[Parameter]) -> None:
+    """All gradients are reduced, and nothing else is by their hooks."""
+    reduced = sum(trace.typical.bucket_elements or ())
+    elements = sum(parameter.numel for parameter in parameters)
+    if reduced and reduced != elements:
+        raise ImportFailedError(
+            trace.source,
+            f"its all-reduces take {reduced} elements a step, but the gradients have {elements}; "
+            "give the model that was traced",
+        )
+
+
+def _coarse(pieces: Sequence[Piece]) -> Iterator[Work]:
+    """The pieces in order, the shortest ones joined."""
+    least_s = sum(max(piece) for piece in pieces) / _FORWARD_PIECES
+    device_s = host_s = 0.0
+    for piece in pieces:
+        device_s, host_s = device_s + piece.device_s, host_s + piece.host_s
+        if max(device_s, host_s) >= least_s:
+            yield Work(device_s, 0, host_s)
+            device_s = host_s = 0.0
+    if device_s or host_s:
+        yield Work(device_s, 0, host_s)
+
+
+def _provenance(trace: KinetoTrace) -> Provenance:
+    step, count = trace.typical, len(trace.steps)
+    where = f" on {trace.device}" if trace.device else ""
+    which = f"the median of {count} steps" if count > 1 else "its only step"
+    first = ", the first left out" if trace.left_out else ""
+    return Provenance(
+        "workload.trace", f"{trace.source}: {step.name}, {which}{first}{where}", "measured"
+    )
+
+
+def _kept(provenance: Sequence[Provenance]) -> tuple[Provenance, ...]:
+    """Without the times that the trace replaces."""
+    replaced = ("compute", "layer times")
+    return tuple(p for p in provenance if not p.input.startswith(replaced))
+
+
+def _warnings(trace: KinetoTrace, listed: Sequence[Parameter], workload: Workload) -> Iterator[str]:
+    step, source = trace.typical, trace.source
+    if len(trace.steps) == 1 and not trace.left_out:
+        yield f"{source} holds one step: whether it is a steady one cannot be told"
+    if step.host_s > step.device_s and workload.step_time is None:
+        yield (
+            f"{source}: the host took {format_duration(step.host_s)} to launch what the device "
+            f"does in {format_duration(step.device_s)}: the step is bound by the host, as "
+            "recorded; the profiler slows launches, so give workload.step_time as measured "
+            "without it"
+        )
+    if step.beside_comm_s > 0:
+        yield (
+            f"{source}: {format_duration(step.beside_comm_s)} of the device's work was done "
+            "beside communication and is taken as it was, slowed already; a trace of one GPU "
+            "has none"
+        )
+    if not any(s.collectives for s in trace.steps) and trace.world_size != 1:
+        yield f"{source} holds no communication, so no all-reduce in it confirms the gradients"
+    if step.loader_s > _LONG_WAIT * step.length_s:
+        yield (
+            f"{source}: {format_duration(step.loader_s)} a step of waiting for a batch are left "
+            "out; workload.data adds a loader"
+        )
+    yield from _order_warnings(trace, listed)
+
+
+def _order_warnings(trace: KinetoTrace, listed: Sequence[Parameter]) -> Iterator[str]:
+    """Where the measured all-reduces end, gradients must end too, if the order is right."""
+    buckets = trace.typical.bucket_elements or ()
+    ends = set(accumulate(parameter.numel for parameter in listed))
+    if not ends.issuperset(accumulate(buckets)):
+        sizes = ", ".join(str(size) for size in buckets[:5])
+        yield (
+            f"{trace.source}: its all-reduces ({sizes}{', ...' if len(buckets) > 5 else ''} "
+            "elements) do not end where gradients do: the order of the gradients is not the "
+            "trace's; record with record_shapes=True"
+        )
+    reduced = {c.dtype for c in trace.typical.collectives if c.of_gradients and c.dtype}
+    wanted = {parameter.dtype for parameter in listed}
+    if reduced and not reduced & wanted:
+        yield (
+            f"{trace.source} reduces {', '.join(sorted(reduced))}, but the gradients here are "
+            f"{', '.join(sorted(wanted))}; see workload.precision and ddp.comm_hook"
+        )

@@ -1,0 +1,142 @@
+"""Traces as PyTorch's profiler writes them, SYNTHETIC: made from known times."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["MAIN", "Step", "Writer"]
+
+MAIN, ENGINE = 1, 2
+COMPUTE, NCCL = 7, 20
+NODE = "autograd::engine::evaluate_function: "
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+
+
+@dataclass
+class Step:
+    """Microseconds of kernels; `backward[i]` are those before gradient i is there.
+
+    `reduced` maps a gradient to the elements of the all-reduce that its hook launches.
+    """
+
+    forward: Sequence[float]
+    backward: Sequence[Sequence[float]]
+    optimizer: Sequence[float]
+    shapes: Sequence[Sequence[int]] | None = None
+    reduced: dict[int, int] = field(default_factory=dict)
+    copies: bool = False
+    loader_us: float = 0.0
+    launch_us: float = 1.0
+
+
+class Writer:
+    """Writes step after step; the host runs ahead of the device."""
+
+    def __init__(self, *, old: bool = False, world_size: int | None = None) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.now = 1000.0
+        self.free_us = {COMPUTE: 0.0, NCCL: 0.0}
+        self._old = old
+        self._world_size = world_size
+        self._correlation = 0
+        self._steps = 0
+        self.device = 0
+
+    def op(self, name: str, start_us: float, thread: int, **args: Any) -> None:
+        """Something of the host that ends now."""
+        annotation = name.startswith(("ProfilerStep", "Optimizer", "enumerate"))
+        kind = "user_annotation" if annotation else "cpu_op"
+        self._add("Operator" if self._old else kind, name, start_us, self.now, thread, args)
+
+    def _add(
+        self, cat: str, name: str, start: float, end: float, tid: int, args: dict[str, Any]
+    ) -> None:
+        where = {"pid": 100 if tid < COMPUTE else 0, "tid": tid}
+        timed = {"ts": round(start, 6), "dur": round(end - start, 6)}
+        self.events.append({"ph": "X", "cat": cat, "name": name, **where, **timed, "args": args})
+
+    def kernel(
+        self, lasts_us: float, thread: int, launch_us: float, *, elements: int | None = None
+    ) -> None:
+        """Launched now; it begins when its stream is free."""
+        stream = COMPUTE if elements is None else NCCL
+        self._correlation += 1
+        args = {"correlation": self._correlation}
+        launched = self.now
+        self.now += launch_us
+        runtime = "Runtime" if self._old else "cuda_runtime"
+        self._add(runtime, "cudaLaunchKernel", launched, self.now, thread, args)
+        start = max(self.now, self.free_us[stream])
+        if elements is not None:
+            start = max(start, self.free_us[COMPUTE])
+            args |= {"Collective name": "allreduce", "In msg nelems": elements, "dtype": "Float"}
+        self.free_us[stream] = start + lasts_us
+        name = "sgemm" if elements is None else "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+        kind = "Kernel" if self._old else "kernel"
+        place = {"device": self.device, "stream": stream}
+        self._add(kind, name, start, start + lasts_us, stream, args | place)
+
+    def step(self, step: Step) -> None:
+        """One whole step."""
+        began = self.now
+        if step.loader_us:
+            self.now += step.loader_us
+            self.op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", began, MAIN)
+        for lasts in step.forward:
+            self.kernel(lasts, MAIN, step.launch_us)
+        for number, kernels in enumerate(step.backward):
+            self._node(step, number, kernels)
+        if step.copies:
+            for _ in step.backward:
+                at = self.now
+                self.kernel(3.0, ENGINE, step.launch_us)
+                self.op("torch.distributed.ddp.reducer::copy_bucket_to_grad", at, ENGINE)
+        at = self.now
+        for lasts in step.optimizer:
+            self.kernel(lasts, MAIN, step.launch_us)
+        self.op("Optimizer.step#SGD.step", at, MAIN)
+        self.op(f"ProfilerStep#{self._steps}", began, MAIN)
+        self._steps += 1
+
+    def _node(self, step: Step, number: int, kernels: Sequence[float]) -> None:
+        at = self.now
+        for lasts in kernels:
+            self.kernel(lasts, ENGINE, step.launch_us)
+        if kernels:
+            self.op("MmBackward" if self._old else NODE + "MmBackward0", at, ENGINE)
+        at = self.now
+        shapes = step.shapes
+        told = {"Input Dims": [shapes[number]], "Input type": ["float"]} if shapes else {}
+        self.now += 0.5
+        self.op(ACCUMULATE, at, ENGINE, **told)
+        hooked = self.now
+        if step.copies:
+            self.kernel(2.0, ENGINE, step.launch_us)
+            self.op("torch::distributed::reducer::mul_out", hooked, ENGINE)
+        if number in step.reduced:
+            self.kernel(40.0, ENGINE, step.launch_us, elements=step.reduced[number])
+        if not self._old:
+            self.op(NODE + ACCUMULATE, at, ENGINE)
+
+    def document(self) -> dict[str, Any]:
+        """The whole file."""
+        size = self._world_size
+        told = {"distributedInfo": {"backend": "nccl", "rank": 0, "world_size": size}}
+        return {
+            "schemaVersion": 1,
+            "deviceProperties": [{"id": 0, "name": "Tesla V100-SXM2-32GB"}],
+            **(told if size else {}),
+            "traceEvents": self.events,
+        }
+
+    def save(self, path: Path) -> Path:
+        """Gzipped where the name says so."""
+        text = json.dumps(self.document())
+        zipped = path.suffix == ".gz"
+        path.write_bytes(gzip.compress(text.encode(), mtime=0) if zipped else text.encode())
+        return path

@@ -1,0 +1,504 @@
+"""Traces of PyTorch's profiler, read: known times come back, real ones say what they say.
+
+Traces written here are SYNTHETIC. With DDPSIM_REFERENCE_DATA naming a folder of published traces
+(`kineto/*.json.gz`), those are read too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kineto_writer import ACCUMULATE, ENGINE, MAIN, NODE, Step, Writer
+
+import ddpsim
+from ddpsim.errors import ImportFailedError, ScenarioError
+from ddpsim.importers import kineto_file
+from ddpsim.importers.intervals import Intervals
+from ddpsim.importers.kineto import KinetoTrace, Piece, read_trace
+from ddpsim.importers.kineto_events import TraceEvents
+from ddpsim.importers.kineto_step import read_step
+from ddpsim.job import resolve
+from ddpsim.planning.trace import trace as simulated_trace
+from ddpsim.scenario.quantity import SourceFile
+
+REFERENCE = os.environ.get("DDPSIM_REFERENCE_DATA")
+needs_reference = pytest.mark.skipif(
+    REFERENCE is None, reason="DDPSIM_REFERENCE_DATA names no folder of traces"
+)
+RESNET50_BUCKETS = [2049000, 7875584, 6563840, 6637568, 2431040]
+
+STEP = Step(
+    forward=[300.0, 200.0, 100.0],
+    backward=[[400.0, 50.0], [150.0], [], [300.0]],
+    optimizer=[80.0, 20.0],
+    shapes=[(10,), (10, 20), (20,), (20, 5)],
+)
+
+
+def read(path: Path) -> KinetoTrace:
+    return read_trace(SourceFile(path.name, path))
+
+
+def written(tmp_path: Path, *steps: Step, **how: Any) -> Path:
+    writer = Writer(**how)
+    for step in steps:
+        writer.step(step)
+    return writer.save(tmp_path / "trace.json.gz")
+
+
+def scenario(path: Path, *settings: str, gpus: int = 1, **workload: Any) -> ddpsim.Scenario:
+    return ddpsim.load_scenario(
+        {
+            "schema": "ddpsim/1",
+            "workload": {"trace": str(path), "batch_per_rank": 32, **workload},
+            "cluster": {"nodes": 1, "gpus_per_node": gpus, "device": "v100-sxm-32gb"},
+        },
+        settings,
+    )
+
+
+def device_us(pieces: Sequence[Piece]) -> list[float]:
+    return [piece.device_s * 1e6 for piece in pieces]
+
+
+def refusal(path: Path, *settings: str, **workload: Any) -> str:
+    with pytest.raises(ScenarioError) as caught:
+        resolve(scenario(path, *settings, **workload))
+    (problem,) = caught.value.problems
+    assert problem.key == "workload.trace"
+    assert str(path) in problem.message
+    return problem.message.replace(f"{path}: ", "")
+
+
+# --- known times ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_known_times_come_back(tmp_path: Path, *, old: bool) -> None:
+    trace = read(written(tmp_path, *[STEP] * 4, old=old))
+    step = trace.typical
+    assert (len(trace.steps), trace.left_out, trace.on_gpu) == (3, 1, True)
+    assert device_us(step.forward)[:-1] == pytest.approx(STEP.forward)
+    assert device_us(step.backward) == pytest.approx([450, 150, 0, 300, 0])
+    assert step.optimizer.device_s == pytest.approx(100e-6)
+    assert [gradient.shape for gradient in step.gradients] == STEP.shapes
+    assert step.collectives == ()
+
+
+def test_what_ddp_adds_is_left_out(tmp_path: Path) -> None:
+    ddp = Step(
+        STEP.forward,
+        STEP.backward,
+        STEP.optimizer,
+        STEP.shapes,
+        reduced={1: 210, 3: 120},
+        copies=True,
+        loader_us=700.0,
+    )
+    trace = read(written(tmp_path, ddp, ddp, world_size=2))
+    step = trace.typical
+    assert sum(device_us(step.forward)) == pytest.approx(600)
+    assert device_us(step.backward) == pytest.approx([450, 150, 0, 300, 0])
+    assert step.loader_s == pytest.approx(700e-6)
+    assert step.bucket_elements == (210, 120)
+    assert [(c.operation, c.dtype) for c in step.collectives] == [("all_reduce", "float32")] * 2
+    assert [c.duration_s for c in step.collectives] == pytest.approx([40e-6] * 2)
+    assert 0 < step.beside_comm_s <= 80e-6
+
+
+def test_a_broadcast_of_buffers_is_left_out(tmp_path: Path) -> None:
+    writer = Writer()
+    for _ in range(2):
+        for name in ("aten::flatten_dense_tensors", "aten::unflatten_dense_tensors", "aten::copy_"):
+            at = writer.now
+            writer.kernel(30.0, MAIN, 1.0)
+            writer.op(name, at, MAIN)
+        writer.step(STEP)
+    events = [e for e in writer.events if not e["name"].startswith("ProfilerStep")]
+    writer.events = events  # so that steps are told by the optimizer alone
+    trace = read(writer.save(tmp_path / "trace.json"))
+    assert sum(device_us(trace.typical.forward)) == pytest.approx(600)
+    assert trace.typical.name == "step 2"
+
+
+def test_queued_pauses_are_the_devices_and_waits_are_not(tmp_path: Path) -> None:
+    writer = Writer()
+    for pause_us in (4.0, 500.0):
+        writer.kernel(100.0, MAIN, 1.0)
+        writer.kernel(100.0, MAIN, 1.0)
+        second = next(e for e in reversed(writer.events) if e["cat"] == "kernel")
+        second["ts"] += pause_us
+        writer.free_us[7] += pause_us
+        writer.step(STEP)
+    for event in writer.events:  # the step begins before the kernels written above
+        if event["name"].startswith("ProfilerStep"):
+            event["ts"], event["dur"] = event["ts"] - 2, event["dur"] + 2
+    path = writer.save(tmp_path / "trace.json")
+    trace = kineto_sums(path)
+    assert trace == pytest.approx([604 + 200, 600 + 200])
+
+
+def kineto_sums(path: Path) -> list[float]:
+    """The forwards of all steps, the first one too: microseconds."""
+    trace = TraceEvents(kineto_file.read_trace_file(SourceFile(path.name, path)))
+    steps = [read_step(trace, window) for window in trace.windows]
+    return [sum(device_us(step.forward)) for step in steps if step]
+
+
+_LENGTHS = st.lists(st.integers(1, 5000).map(float), min_size=1, max_size=4)
+
+
+@given(
+    forward=_LENGTHS,
+    backward=st.lists(_LENGTHS, min_size=1, max_size=8),
+    optimizer=_LENGTHS,
+    launch_us=st.sampled_from([1.0, 7.0, 60.0]),
+    copies=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_times_come_back(
+    tmp_path_factory: pytest.TempPathFactory,
+    forward: list[float],
+    backward: list[list[float]],
+    optimizer: list[float],
+    launch_us: float,
+    *,
+    copies: bool,
+) -> None:
+    step = Step(forward, backward, optimizer, copies=copies, launch_us=launch_us)
+    trace = read(written(tmp_path_factory.getbasetemp(), step, step, step))
+    found = trace.typical
+    assert sum(device_us(found.forward)) == pytest.approx(sum(forward), abs=1e-4)
+    assert device_us(found.backward)[:-1] == pytest.approx(list(map(sum, backward)), abs=1e-4)
+    assert found.optimizer.device_s * 1e6 == pytest.approx(sum(optimizer), abs=1e-4)
+    launches = len(forward) + sum(map(len, backward)) + len(optimizer)
+    assert found.host_s * 1e6 == pytest.approx(launches * launch_us + 0.5 * len(backward), abs=1e-3)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=12),
+    st.tuples(st.integers(-5, 55), st.integers(-5, 55)),
+)
+def test_intervals_count_each_moment_once(
+    pairs: list[tuple[int, int]], window: tuple[int, int]
+) -> None:
+    spans = [(min(pair), max(pair)) for pair in pairs]
+    union = Intervals(spans)
+    moments = {moment for start, end in spans for moment in range(start, end)}
+    assert union.within(*window) == len(moments & set(range(*window)))
+    for moment in range(-5, 55):
+        assert (moment in union) == (moment in moments)
+
+
+# --- a simulation, traced and read again --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"), [("resnet18", 64), ("resnet50", 64), ("bert-base", 32), ("gpt2", 8)]
+)
+def test_a_simulation_comes_back(model: str, batch: int, tmp_path: Path) -> None:
+    asked = ddpsim.load_scenario(
+        {
+            "schema": "ddpsim/1",
+            "workload": {"model": model, "batch_per_rank": batch},
+            "cluster": {"nodes": 1, "gpus_per_node": 1, "device": "v100-sxm-32gb"},
+            "run": {"iterations": 3},
+        }
+    )
+    result = ddpsim.simulate(asked)
+    path = tmp_path / "trace.json.gz"
+    dressed(json.loads(simulated_trace(asked).of_rank(0)), len(result_order(asked))).save(path)
+    step = read(path).typical
+    parts = result.breakdown_s
+    assert sum(device_us(step.forward)) == pytest.approx(parts.forward * 1e6, abs=0.01)
+    copied = sum(resolve(asked).program.copy_in[i].device_ns for i in result_order(asked)) / 1000
+    backward_us = parts.backward_compute * 1e6 - copied
+    assert sum(device_us(step.backward)) == pytest.approx(backward_us, abs=0.5)
+    assert step.optimizer.device_s * 1e6 == pytest.approx(parts.optimizer * 1e6, abs=0.01)
+    again = ddpsim.simulate(scenario(path, "run.iterations=3", model=model, batch_per_rank=batch))
+    assert again.iteration_time_s.mean == pytest.approx(result.iteration_time_s.mean, rel=2e-4)
+    for was, found in zip(result.buckets, again.buckets, strict=True):
+        assert (found.size_bytes, found.num_params) == (was.size_bytes, was.num_params)
+        assert found.ready_s == pytest.approx(was.ready_s, rel=2e-3, abs=2e-5)
+
+
+def result_order(asked: ddpsim.Scenario) -> tuple[int, ...]:
+    return resolve(asked).model.ready_order
+
+
+def dressed(told: dict[str, Any], gradients: int) -> Writer:
+    """Our own trace's kernels with a host beside them, which launches a thousand times faster."""
+    kernels = sorted((e for e in told["traceEvents"] if e.get("cat") == "kernel"), key=_start)
+    ends = [e["ts"] + e["dur"] for e in kernels if e["name"] == "optimizer"]
+    writer, begin, ready = Writer(), kernels[0]["ts"], 0
+    for number, event in enumerate(kernels, 1):
+        start_us = begin + (event["ts"] - begin) / 1000
+        end_us = start_us + event["dur"] / 2000
+        event["args"] |= {"correlation": number}
+        is_backward = event["name"] in ("backward", "gradient to bucket", "bucket to gradients")
+        thread = ENGINE if is_backward else MAIN
+        spans = {"cudaLaunchKernel": "cuda_runtime"}
+        if event["name"] == "gradient to bucket":
+            writer._add("cpu_op", ACCUMULATE, start_us, start_us, thread, {})
+            ready += 1
+        name = {
+            "backward": NODE + "MmBackward0",
+            "gradient to bucket": "torch::distributed::reducer::mul_out",
+            "bucket to gradients": "torch.distributed.ddp.reducer::copy_bucket_to_grad",
+            "buffers to and from their broadcast": "c10d::broadcast_",
+            "optimizer": "Optimizer.step#SGD.step",
+        }.get(event["name"])
+        for span, kind in (spans | ({name: "cpu_op"} if name else {})).items():
+            args = {"correlation": number} if kind == "cuda_runtime" else {}
+            writer._add(kind, span, start_us, end_us, thread, args)
+        writer.events.append(event)
+        if event["ts"] + event["dur"] in ends:
+            assert ready == gradients
+            writer._add("user_annotation", "ProfilerStep#1", begin, end_us, MAIN, {})
+            begin, ready = event["ts"] + event["dur"], 0
+    return writer
+
+
+def _start(event: dict[str, Any]) -> float:
+    return float(event["ts"])
+
+
+# --- what a model is made of --------------------------------------------------------------------
+
+
+def test_shapes_alone_make_a_model(tmp_path: Path) -> None:
+    model = resolve(scenario(written(tmp_path, STEP, STEP, STEP))).model
+    assert [p.numel for p in model.parameters] == [100, 20, 200, 10]
+    assert [model.parameters[i].numel for i in model.ready_order] == [10, 200, 20, 100]
+    assert model.basis == "measured"
+    assert model.provenance[0].source.endswith(
+        "ProfilerStep#1, the median of 2 steps, the first left out on Tesla V100-SXM2-32GB"
+    )
+
+
+def test_a_list_gives_names_and_the_trace_the_order(tmp_path: Path) -> None:
+    path = tmp_path / "parameters.csv"
+    path.write_text("name,shape,dtype\na,10,float32\nb,20x5,float32\nc,20,float32\nd,10x20,float32")
+    trace = written(tmp_path, STEP, STEP)
+    model = resolve(scenario(trace, parameters=str(path))).model
+    assert [model.parameters[i].name for i in model.ready_order] == ["a", "d", "c", "b"]
+    assert sum(work.device_s for work in model.backward) == pytest.approx(900e-6)
+
+
+def test_the_host_makes_a_step_that_it_launches_slowly(tmp_path: Path) -> None:
+    slow = Step(STEP.forward, STEP.backward, STEP.optimizer, STEP.shapes, launch_us=1000.0)
+    path = written(tmp_path, slow, slow, slow)
+    asked = scenario(path)
+    result = ddpsim.simulate(asked)
+    # 9 launches, of which a runtime call counts for 100 us at most: the rest is a wait
+    assert resolve(asked).model.host_s == pytest.approx(9 * 100e-6 + 4 * 0.5e-6)
+    assert not any("bound by the host" in warning for warning in result.warnings)
+    many = Step([10.0] * 20, STEP.backward, STEP.optimizer, STEP.shapes, launch_us=99.0)
+    result = ddpsim.simulate(scenario(written(tmp_path, many, many)))
+    assert any("bound by the host" in warning for warning in result.warnings)
+    assert result.iteration_time_s.mean > 26 * 99e-6
+    interval = result.prediction_interval_s
+    assert interval is not None
+    assert "whose launches the profiler slowed" in interval.sources[0].basis
+
+
+def test_a_stated_step_time_sets_the_scale(tmp_path: Path) -> None:
+    many = Step([10.0] * 20, STEP.backward, STEP.optimizer, STEP.shapes, launch_us=99.0)
+    result = ddpsim.simulate(scenario(written(tmp_path, many, many), "workload.step_time=1 ms"))
+    assert result.iteration_time_s.mean == pytest.approx(1e-3, rel=0.1)
+    assert not any("bound by the host" in warning for warning in result.warnings)
+
+
+def test_warnings_say_what_a_trace_does_not_tell(tmp_path: Path) -> None:
+    ddp = Step(
+        STEP.forward,
+        STEP.backward,
+        STEP.optimizer,
+        STEP.shapes,
+        reduced={1: 200, 3: 130},
+        loader_us=700.0,
+    )
+    warnings = resolve(scenario(written(tmp_path, ddp, world_size=2), gpus=2)).model.warnings
+    expected = [
+        "names no parameters and no buffers",
+        "holds one step",
+        "80.00 us of the device's work was done beside communication",
+        "700.0 us a step of waiting for a batch",
+        "its all-reduces (200, 130 elements) do not end where gradients do",
+    ]
+    assert len(warnings) == len(expected)
+    for warning, words in zip(warnings, expected, strict=True):
+        assert words in warning
+
+
+def test_the_printed_schema_knows_the_key() -> None:
+    workload = ddpsim.Scenario.model_json_schema(by_alias=True)["$defs"]["Workload"]
+    assert {"type": "string"} in workload["properties"]["trace"]["anyOf"]
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def test_numbers_that_do_not_fit_are_both_named(tmp_path: Path) -> None:
+    other = Step(STEP.forward, STEP.backward, STEP.optimizer, reduced={3: 331})
+    path = written(tmp_path, other, other, world_size=2)
+    assert "no shapes" in refusal(path)
+    assert "4 gradients" in refusal(path, model="resnet50")
+    assert "161 parameters" in refusal(path, model="resnet50")
+    listed = tmp_path / "parameters.csv"
+    listed.write_text("name,shape,dtype\n" + "\n".join(f"p{i},{i + 1},float32" for i in range(4)))
+    assert refusal(path, parameters=str(listed)) == (
+        "its all-reduces take 331 elements a step, but the gradients have 10; give the model that "
+        "was traced"
+    )
+
+
+def test_steps_that_differ_are_refused(tmp_path: Path) -> None:
+    twice = Step(STEP.forward, [*STEP.backward, *STEP.backward], STEP.optimizer)
+    with pytest.raises(ImportFailedError, match="make 4 to 8 gradients"):
+        read(written(tmp_path, STEP, STEP, twice))
+
+
+def test_micro_batches_are_refused(tmp_path: Path) -> None:
+    writer = Writer()
+    for _ in range(2):
+        began = writer.now
+        writer.step(STEP)
+        writer.step(STEP)
+        writer.op("ProfilerStep#0", began, MAIN)
+    names = {"Optimizer.step#SGD.step", "ProfilerStep#1", "ProfilerStep#2"}
+    writer.events = [
+        event
+        for event in writer.events
+        if (event["name"] not in names and event["dur"] != 0) or event["name"] == "ProfilerStep#0"
+    ]
+    with pytest.raises(ImportFailedError, match="runs several forwards and backwards; record"):
+        read(writer.save(tmp_path / "trace.json"))
+
+
+def test_a_file_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, STEP)
+    monkeypatch.setattr(kineto_file, "_LARGEST_BYTES", 1000)
+    with pytest.raises(ImportFailedError, match="more than 1 GiB of JSON; record fewer steps"):
+        read(path)
+
+
+def test_a_simulated_trace_is_not_taken_for_a_measured_one(tmp_path: Path) -> None:
+    good = Path(__file__).parent / "invalid" / "files" / "good.yaml"
+    path = tmp_path / "rank.json"
+    path.write_text(simulated_trace(ddpsim.load_scenario(good)).of_rank(0), encoding="utf-8")
+    with pytest.raises(ImportFailedError, match="was simulated by ddpsim trace, not measured"):
+        read(path)
+
+
+_JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([[1]])
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 60),
+            st.sampled_from(
+                ["ts", "dur", "tid", "name", "cat", "args", "ph", "correlation", "Input Dims"]
+            ),
+            _JUNK,
+        ),
+        max_size=3,
+    ),
+    st.integers(0, 4000),
+)
+@settings(max_examples=120, deadline=None)
+def test_a_mutated_trace_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, str, Any]], cut: int
+) -> None:
+    writer = Writer()
+    for _ in range(2):
+        writer.step(STEP)
+    for index, key, value in changes:
+        event = writer.events[index % len(writer.events)]
+        in_args = key in ("correlation", "Input Dims") and isinstance(event["args"], dict)
+        (event["args"] if in_args else event)[key] = value
+    path = writer.save(tmp_path_factory.getbasetemp() / "mutated.json")
+    if cut < 300:
+        path.write_bytes(path.read_bytes()[: -cut - 1])
+    with suppress(ScenarioError):
+        assert ddpsim.simulate(scenario(path)).iteration_time_s.mean > 0
+
+
+# --- real traces --------------------------------------------------------------------------------
+
+
+def reference(name: str) -> Path:
+    return Path(str(REFERENCE)) / "kineto" / f"{name}.json.gz"
+
+
+@needs_reference
+def test_the_buckets_of_a_real_trace() -> None:
+    path = reference("resnet50-ddp-2xA100-rank0")
+    step = read(path).typical
+    assert step.bucket_elements == tuple(RESNET50_BUCKETS)
+    asked = scenario(path, "cluster.device=a100-sxm-40gb", gpus=2, model="resnet50")
+    result, model = ddpsim.simulate(asked), resolve(asked).model
+    assert [bucket.size_bytes // 4 for bucket in result.buckets] == RESNET50_BUCKETS
+    ready = [model.parameters[i].numel for i in model.ready_order]
+    assert set(accumulate(RESNET50_BUCKETS)) <= set(accumulate(ready))
+    assert any("bound by the host" in warning for warning in result.warnings)
+
+
+@needs_reference
+def test_a_real_step_of_one_gpu_is_simulated_to_its_length() -> None:
+    """DDP's copies are left out of the trace and come back from the model of them."""
+    path = reference("resnet50-ddp-world1-V100")
+    measured_s = [step.length_s for step in read(path).steps[1:]]
+    assert all(0.0955 < length_s < 0.0958 for length_s in measured_s)
+    result = ddpsim.simulate(scenario(path, model="resnet50"))
+    assert result.iteration_time_s.mean == pytest.approx(0.0956, rel=0.01)
+    assert [bucket.size_bytes // 4 for bucket in result.buckets] == RESNET50_BUCKETS
+    assert result.warnings == ()
+
+
+@needs_reference
+def test_two_loaders_of_one_model_agree_on_compute() -> None:
+    steps = [read(reference(f"resnet50-single-V100-loader{n}")).typical for n in (0, 4)]
+    backward_s = [sum(piece.device_s for piece in step.backward) for step in steps]
+    assert backward_s[0] == pytest.approx(backward_s[1], rel=0.01)
+    assert steps[0].device_s == pytest.approx(steps[1].device_s, rel=0.02)
+    assert steps[0].optimizer.device_s == pytest.approx(steps[1].optimizer.device_s, rel=0.01)
+    assert steps[0].loader_s > 0.04 > 0.002 > steps[1].loader_s
+
+
+@needs_reference
+def test_a_real_trace_without_communication_says_so() -> None:
+    path = reference("resnet18-single-MI300X-no-comm")
+    trace = read(path)
+    assert trace.typical.collectives == ()
+    model = resolve(scenario(path, model="resnet18")).model
+    assert any("holds no communication" in warning for warning in model.warnings)
+    assert {parameter.dtype for parameter in model.parameters} == {"bfloat16"}
+
+
+@needs_reference
+def test_a_real_trace_of_gloo() -> None:
+    trace = read(reference("gloo-ddp-cpu-rank34-of-300"))
+    assert (trace.on_gpu, trace.world_size) == (False, 300)
+    step = trace.typical
+    assert step.bucket_elements == (321271, 2082411)
+    assert sum(gradient.numel or 0 for gradient in step.gradients) == 321271 + 2082411
+    assert 0.02 < step.device_s < 0.06 < step.length_s  # the wait for 299 others is no compute
+
+
+@needs_reference
+def test_a_real_trace_of_another_model_is_refused() -> None:
+    message = refusal(reference("dynamo-2xV100-rank1-404-allreduces"), model="resnet50")
+    assert message.startswith("a step makes 404 gradients (AccumulateGrad), but the model beside")
