@@ -304,7 +304,7 @@ def test_hidden_communication_is_never_slower_than_the_step(batch: int) -> None:
     assert hidden <= result.iteration_time_s.mean
 
 
-SMALL = [path for path in SCENARIOS if ddpsim.load_scenario(path).cluster.world_size <= 16]
+SMALL = [path for path in SCENARIOS if ddpsim.load_scenario(path).cluster.world_size <= 8]
 
 
 @pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)

@@ -286,7 +286,7 @@ BIG = ["--set", "ddp.bucket_cap_mb=" + ",".join(map(str, range(1, 26)))]
 BIG += ["--set", "workload.batch_per_rank=" + ",".join(map(str, range(32, 52)))]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [1])
 def test_a_killed_sweep_resumes_to_the_same_bytes(tmp_path: Path, seed: int) -> None:
     """At random moments, with the workers' processes, until it ends by itself."""
     chance = random.Random(seed)
