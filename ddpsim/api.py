@@ -15,13 +15,13 @@ from ddpsim.report.verdict import Verdict, is_normal, verdict
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, summarise
 from ddpsim.result.timeline import MessageSpan, Timeline
-from ddpsim.scenario.document import load
+from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s
 from ddpsim.what_if import next_steps, stragglers, stretches
 
-__all__ = ["judge", "load_scenario", "observe", "simulate", "uncertainties"]
+__all__ = ["checked", "judge", "load_scenario", "observe", "simulate", "uncertainties"]
 
 
 def load_scenario(
@@ -32,7 +32,11 @@ def load_scenario(
     `source` is a YAML file, or the same as a mapping (relative paths then start in the current
     folder); `overrides` are `key.path=value` settings. Raises ScenarioError with all problems.
     """
-    document = load(source, overrides)
+    return checked(load(source, overrides))
+
+
+def checked(document: Document) -> Scenario:
+    """The scenario of a document, with every file that it names; raises ScenarioError."""
     scenario = parse(document)
     resolve(scenario, document)
     return scenario

@@ -31,6 +31,11 @@ __all__ = [
 class DdpsimError(Exception):
     """Root of every error that ddpsim raises on purpose."""
 
+    @property
+    def reason(self) -> str:
+        """What is wrong, without where it stands."""
+        return str(self)
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -51,6 +56,11 @@ class ScenarioError(DdpsimError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    @property
+    def reason(self) -> str:
+        """Every problem by its key, on one line."""
+        return "; ".join(f"{problem.key}: {problem.message}" for problem in self.problems)
 
 
 class InputError(DdpsimError):

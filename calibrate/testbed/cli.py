@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
-from ddpsim.cli import new_app
+from ddpsim.cli import new_app, parsed
 from ddpsim.units import format_bytes_per_s, parse_bytes_per_s
 
 __all__ = ["app"]
@@ -24,7 +24,6 @@ Examples
 """
 
 DEFAULT_NAME = "testbed"
-_T = TypeVar("_T")
 
 app = new_app(_HELP)
 
@@ -90,7 +89,7 @@ def run(
     """
     from calibrate.testbed.bed import Testbed
 
-    pinned = None if cores is None else _option("--cores", _cores, cores)
+    pinned = None if cores is None else parsed(_cores, cores, "--cores")
     with Testbed(_rates(hosts, rate, rate_of or ()), name, pinned) as testbed:
         testbed.run([command] * hosts, timeout_s=timeout, on_line=_print_line)
 
@@ -139,9 +138,9 @@ def _print_line(host: int, stream: str, line: str) -> None:
 
 
 def _rates(hosts: int, rate: str, rate_of: Sequence[str]) -> list[float]:
-    rates = [_option("--rate", parse_bytes_per_s, rate)] * hosts
+    rates = [parsed(parse_bytes_per_s, rate, "--rate")] * hosts
     for text in rate_of:
-        host, own = _option("--rate-of", _host_and_rate, text)
+        host, own = parsed(_host_and_rate, text, "--rate-of")
         if host >= hosts:
             raise typer.BadParameter(
                 f"{text!r}: there is no host {host}, choose 0 to {hosts - 1}",
@@ -173,10 +172,3 @@ def _cores(text: str) -> list[set[int]]:
 def _span(text: str) -> range:
     first, _, last = text.partition("-")
     return range(int(first), int(last or first) + 1)
-
-
-def _option(name: str, parse: Callable[[str], _T], text: str) -> _T:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=name) from None

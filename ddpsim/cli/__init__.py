@@ -7,6 +7,17 @@ from ddpsim.cli import sweep
 from ddpsim.cli import plan
 from ddpsim.cli import show
 from ddpsim.cli import files
-from ddpsim.cli.app import app, main, new_app, run_app
+from ddpsim.cli.app import app, main, new_app, parsed, run_app
 
-__all__ = ["app", "files", "main", "new_app", "plan", "run", "run_app", "show", "sweep"]
+__all__ = [
+    "app",
+    "files",
+    "main",
+    "new_app",
+    "parsed",
+    "plan",
+    "run",
+    "run_app",
+    "show",
+    "sweep",
+]

@@ -6,13 +6,16 @@ import atexit
 import gc
 import os
 import sys
+from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
-__all__ = ["File", "Settings", "app", "main", "new_app", "run_app"]
+__all__ = ["File", "Settings", "app", "main", "new_app", "parsed", "run_app"]
+
+_Parsed = TypeVar("_Parsed")
 
 _HELP = """Predict PyTorch DDP step time before you book the GPUs.
 
@@ -71,6 +74,14 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+def parsed(parse: Callable[[str], _Parsed], text: str, option: str) -> _Parsed:
+    """An option's text as `parse` reads it; ends with exit code 2 where it cannot."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def main() -> None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from ddpsim.cli.app import File, Settings, app
+from ddpsim.cli.app import File, Settings, app, parsed
 
 __all__: list[str] = []
-
-_Parsed = TypeVar("_Parsed")
 
 
 @app.command(rich_help_panel="Plan")
@@ -34,17 +31,18 @@ def compare(
     ddpsim compare scenario.yaml --each-flag
     ddpsim compare a.yaml b.yaml c.yaml
     """
-    from ddpsim.api import load_scenario
+    from ddpsim.api import checked
     from ddpsim.planning.compare import compare, each_flag, option
     from ddpsim.report.changes import render_comparison
     from ddpsim.scenario.document import load
 
     if len(files) == 1 and not flags:
         raise typer.BadParameter("name a second scenario, or add --each-flag", param_hint="FILES")
-    first = load_scenario(files[0], settings or ())
+    document = load(files[0], settings or ())
+    first = checked(document)
     options = [option(load(file, settings or ()), title=str(file)) for file in files[1:]]
     if flags:
-        options += each_flag(load(files[0], settings or ()))
+        options += each_flag(document)
     found = compare(first, options)
     print(json.dumps(found.to_dict(), indent=2) if as_json else render_comparison(found))
     if all(change.problem for change in found.changes):
@@ -63,13 +61,14 @@ def explain_step(
     \b
     ddpsim explain-step scenario.yaml
     """
-    from ddpsim.api import load_scenario
+    from ddpsim.api import checked
     from ddpsim.planning.explain import explain_step
     from ddpsim.report.changes import render_explanation
     from ddpsim.scenario.document import load
 
-    load_scenario(file, settings or ())
-    found = explain_step(load(file, settings or ()))
+    document = load(file, settings or ())
+    checked(document)
+    found = explain_step(document)
     text = render_explanation(found, str(file), settings or ())
     print(json.dumps(found.to_dict(), indent=2) if as_json else text)
 
@@ -100,18 +99,16 @@ def tune(
     ddpsim tune scenario.yaml
     ddpsim tune scenario.yaml --global-batch 1024 --memory "70 GB" --rounding
     """
-    from ddpsim.api import load_scenario
+    from ddpsim.api import checked
     from ddpsim.planning.tune import Limits, tune
     from ddpsim.report.tuning import render_tuning
     from ddpsim.scenario.document import load
     from ddpsim.units import parse_bytes
 
-    room = None if memory is None else _parsed(parse_bytes, memory, "--memory")
-    load_scenario(file, settings or ())
-    found = tune(
-        load(file, settings or ()),
-        Limits(room, global_batch, may_round=rounding, trials=trials),
-    )
+    room = None if memory is None else parsed(parse_bytes, memory, "--memory")
+    document = load(file, settings or ())
+    checked(document)
+    found = tune(document, Limits(room, global_batch, may_round=rounding, trials=trials))
     text = render_tuning(found, str(file), settings or ())
     print(json.dumps(found.to_dict(), indent=2) if as_json else text)
 
@@ -154,9 +151,9 @@ def plan(
     from ddpsim.planning.target import parse_budget, parse_price, parse_target
     from ddpsim.report.capacity import render_plan
 
-    work = _parsed(parse_target, target, "--target")
-    of_an_hour = None if price is None else _parsed(parse_price, price, "--price")
-    limit = None if budget is None else _parsed(parse_budget, budget, "--budget")
+    work = parsed(parse_target, target, "--target")
+    of_an_hour = None if price is None else parsed(parse_price, price, "--price")
+    limit = None if budget is None else parsed(parse_budget, budget, "--budget")
     scenario = load_scenario(file, settings or ())
     try:
         found = plan_capacity(
@@ -174,10 +171,3 @@ def plan(
         print(json.dumps(found.to_dict(), indent=2))
     else:
         print(render_plan(found, str(file), settings or ()))
-
-
-def _parsed(parse: Callable[[str], _Parsed], text: str, option: str) -> _Parsed:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ddpsim.cli.app import File, Settings, app
+from ddpsim.cli.app import File, Settings, app, parsed
 
 __all__: list[str] = []
 
@@ -41,10 +41,7 @@ def run(
 
     if engine not in ("auto", "reference"):
         raise typer.BadParameter(f"{engine!r} is neither auto nor reference", param_hint="--engine")
-    try:
-        measured_s = None if measured is None else parse_duration(measured)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--measured") from None
+    measured_s = None if measured is None else parsed(parse_duration, measured, "--measured")
     if measured_s == 0:
         raise typer.BadParameter("a step takes longer than 0 s", param_hint="--measured")
     scenario = load_scenario(file, settings or ())

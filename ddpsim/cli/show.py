@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ddpsim.cli.app import File, Settings, app
+from ddpsim.cli.app import File, Settings, app, parsed
 
 __all__: list[str] = []
 
@@ -135,11 +135,8 @@ def collective(
         )
     if against and op != "all_reduce":
         raise typer.BadParameter("a log is one of all_reduce", param_hint="--against")
-    try:
-        wanted = "4K..1G" if sizes is None and not against else sizes
-        asked = () if wanted is None else parse_sizes(wanted)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--sizes") from None
+    wanted = "4K..1G" if sizes is None and not against else sizes
+    asked = () if wanted is None else parsed(parse_sizes, wanted, "--sizes")
     source = cluster or {"cluster": {"machine": machine}}
     scenario = load_cluster(source, settings or ())
     try:

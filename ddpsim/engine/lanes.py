@@ -151,9 +151,8 @@ class Lanes:
         """All iterations, but for the last ones that are exactly alike."""
         program = self._program
         last = program.warmup + program.iterations - 1
-        np.empty(
-            _KEPT
-        )  # once freed, glibc keeps as much for later arrays, and fetches no new pages
+        # once freed, glibc keeps as much for later arrays, and fetches no new pages
+        np.empty(_KEPT)
         for number in range(last + 1):
             begun = self._compute.copy()
             self._iterate(number)

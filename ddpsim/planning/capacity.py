@@ -430,7 +430,7 @@ def _capacity(asked: _Question, scenario: Scenario, result: Result) -> Capacity:
     interval, memory = result.prediction_interval_s, result.memory_bytes_per_gpu
     time_s = asked.time_s(scenario, step_s)
     edges = (interval.low, interval.high) if interval else None
-    fits: bool | None = memory.total <= memory.device
+    fits: bool | None = memory.fits
     return Capacity(
         gpus=gpus,
         nodes=result.nodes,
@@ -468,7 +468,7 @@ def _make_it_fit(asked: _Question) -> NextStep | None:
         batch, parts = batch // 2, 2 * parts
         workload = scenario.workload.model_copy(update={"batch_per_rank": batch})
         memory = resolve(scenario.model_copy(update={"workload": workload})).memory()
-        if memory.total <= memory.device:
+        if memory.fits:
             settings = (
                 f"workload.batch_per_rank={batch}",
                 f"ddp.accumulation_steps={parts * asked.accumulated}",

@@ -18,11 +18,11 @@ from ddpsim.result.model import Brief
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
-from ddpsim.units import NS_PER_S
 
 __all__ = ["Option", "compare", "each_flag", "option"]
 
 _CAPS_MB = (1, 10, 25, 50, 100)
+_SOURCES = ("model", "profile", "trace", "parameters")
 _ROUNDS = "gradients are rounded to 16 bits on the wire"
 
 _Steps = dict[tuple[int, str, float], float]  # by side, term and its factor
@@ -97,7 +97,7 @@ def _change(first: _Side, option: Option, other: _Side | DdpsimError, steps_s: _
         others = _other_inputs(first.job.scenario, option.scenario)
         note = ", ".join(part for part in (note, *others) if part)
     if isinstance(other, DdpsimError):
-        return Change(title, settings, note=note, problem=_why(other))
+        return Change(title, settings, note=note, problem=other.reason)
     step_s, first_s = (side.brief.iteration_time_s.mean for side in (other, first))
     share = first.samples / other.samples
     change_s = share * step_s - first_s
@@ -120,7 +120,7 @@ def _change(first: _Side, option: Option, other: _Side | DdpsimError, steps_s: _
 def _other_inputs(first: Scenario, other: Scenario) -> Iterator[str]:
     """In what two scenarios differ that makes them other questions."""
     ours, theirs = first.workload, other.workload
-    if any(getattr(ours, k) != getattr(theirs, k) for k in ("model", "profile", "parameters")):
+    if any(getattr(ours, k) != getattr(theirs, k) for k in _SOURCES):
         yield "another model"
     if first.workload.precision != other.workload.precision:
         yield "another precision"
@@ -128,12 +128,6 @@ def _other_inputs(first: Scenario, other: Scenario) -> Iterator[str]:
         yield "another device"
     if first.cluster.world_size != other.cluster.world_size:
         yield "other GPUs"
-
-
-def _why(error: DdpsimError) -> str:
-    if not isinstance(error, ScenarioError):
-        return str(error)
-    return "; ".join(f"{problem.key}: {problem.message}" for problem in error.problems)
 
 
 def _steps_s(sides: Sequence[_Side]) -> _Steps:
@@ -146,7 +140,7 @@ def _steps_s(sides: Sequence[_Side]) -> _Steps:
     requests = [side.job.calm_request(**{term: factor}) for side, term, factor in asked]
     steps = run_many(requests)
     return {
-        (id(side), term, factor): sum(step.lengths_ns) / len(step.lengths_ns) / NS_PER_S
+        (id(side), term, factor): step.mean_s
         for (side, term, factor), step in zip(asked, steps, strict=True)
     }
 

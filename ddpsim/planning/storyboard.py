@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddpsim.api import load_scenario, observe, simulate
+from ddpsim.api import checked, observe, simulate
 from ddpsim.cluster.collectives import RingTransfer
 from ddpsim.engine.noise import rank_factors
-from ddpsim.errors import DdpsimError, ScenarioError
+from ddpsim.errors import DdpsimError
 from ddpsim.job import resolve
 from ddpsim.planning.explain import sensitivities
 from ddpsim.result.model import Result
 from ddpsim.result.storyboard import CapChoice, LeftOut, Storyboard, drawn_step
 from ddpsim.result.timeline import CommSpan
 from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.document import load
 from ddpsim.scenario.schema import BucketCaps, Scenario
 
 __all__ = ["storyboard"]
@@ -33,16 +34,16 @@ def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     `source` and `overrides` are those of `load_scenario`. Raises ScenarioError if the scenario
     itself is wrong; another choice that cannot be simulated is left out, and named with its reason.
     """
-    settings = list(overrides)
-    scenario = load_scenario(source, settings)
+    document = load(source, overrides)
+    scenario = checked(document)
     result = simulate(scenario)
     left_out: list[LeftOut] = []
 
     def attempt(setting: str, show: Callable[[Scenario], _Shown]) -> Iterator[_Shown]:
         try:
-            yield show(load_scenario(source, [*settings, setting]))
+            yield show(checked(document.changed([setting])))
         except DdpsimError as error:
-            left_out.append(LeftOut(f"--set {setting}", _reason(error)))
+            left_out.append(LeftOut(f"--set {setting}", error.reason))
 
     choices: list[CapChoice] = []
     scaling: list[Result] = []
@@ -81,12 +82,6 @@ def _written(cap: BucketCaps) -> str:
     if isinstance(cap, tuple):
         return f"[{','.join(f'{part:.15g}' for part in cap)}]"
     return f"{cap:.15g}"
-
-
-def _reason(error: DdpsimError) -> str:
-    if not isinstance(error, ScenarioError):
-        return str(error)
-    return "; ".join(f"{problem.key}: {problem.message}" for problem in error.problems)
 
 
 def _choice(scenario: Scenario, result: Result | None = None) -> CapChoice:

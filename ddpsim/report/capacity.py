@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import command, cut, labelled
+from ddpsim.report.lines import command, counted, cut, labelled
 from ddpsim.result.capacity import (
     KNEE_EFFICIENCY,
     Capacity,
@@ -63,11 +63,7 @@ def _count(number: int) -> str:
 
 
 def _size(size: Capacity) -> str:
-    return f"{_gpus(size.gpus)} ({size.nodes:,} x {size.gpus_per_node})"
-
-
-def _gpus(number: int) -> str:
-    return f"{number:,} GPU{'s' * (number > 1)}"
+    return f"{counted(size.gpus, 'GPU')} ({size.nodes:,} x {size.gpus_per_node})"
 
 
 def _costs(plan: CapacityPlan, size: Capacity) -> str:
@@ -239,14 +235,14 @@ def _knee(plan: CapacityPlan) -> Iterator[str]:
         if not doublings:
             yield from labelled("knee", "not known: no size and its double were both tried")
             return
-        last = _gpus(doublings[-1].gpus)
+        last = counted(doublings[-1].gpus, "GPU")
         said = f"none up to {last}: every doubling that was tried gives at least {meaning}"
         yield from labelled("knee", said)
         return
     doubled = next(size for size in plan.sizes if size.gpus == 2 * plan.knee_gpus)
     said = (
-        f"{_gpus(plan.knee_gpus)}: the doubling to {doubled.gpus:,} is the first to give less than "
-        f"{meaning} ({doubled.marginal_efficiency:.0%})"
+        f"{counted(plan.knee_gpus, 'GPU')}: the doubling to {doubled.gpus:,} is the first to give "
+        f"less than {meaning} ({doubled.marginal_efficiency:.0%})"
     )
     yield from labelled("knee", said)
 
@@ -339,7 +335,5 @@ def _next(plan: CapacityPlan, file: str, settings: Sequence[str]) -> Iterator[st
         chosen.append(f"cluster.gpus_per_node={answer.gpus_per_node}")
     if plan.scaling == "strong":
         chosen.append(f"workload.batch_per_rank={answer.batch_per_rank}")
-    replaced = {setting.partition("=")[0] for setting in chosen}
-    kept = [s for s in settings if s.partition("=")[0].strip() not in replaced]
     yield from labelled("next", "what bounds the step there, and what would ease it")
-    yield from command(file, [*kept, *chosen])
+    yield from command(file, settings, chosen)

@@ -138,7 +138,5 @@ def _explanation(explanation: Explanation, file: str, settings: Sequence[str]) -
     for change in explanation.helps:
         note = f" ({change.note})" if change.note else ""
         yield from labelled(label, f"{change.title}{note}: {in_words(change)}")
-        replaced = {setting.partition("=")[0] for setting in change.settings}
-        kept = [s for s in settings if s.partition("=")[0].strip() not in replaced]
-        yield from command(file, [*kept, *change.settings])
+        yield from command(file, settings, change.settings)
         label = ""

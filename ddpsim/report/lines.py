@@ -11,10 +11,15 @@ __all__ = ["WIDTH", "command", "counted", "cut", "labelled"]
 WIDTH = 100
 
 
-def command(file: str, settings: Sequence[str]) -> Iterator[str]:
-    """What to run next: one line, or one an option with a backslash between."""
+def command(file: str, settings: Sequence[str], changes: Sequence[str] = ()) -> Iterator[str]:
+    """What to run next: one line, or one an option with a backslash between.
+
+    `changes` come after the user's own `settings`, and in place of those of the same keys.
+    """
+    replaced = {change.partition("=")[0] for change in changes}
+    kept = [s for s in settings if s.partition("=")[0].strip() not in replaced]
     parts = [f"ddpsim run {shlex.quote(file)}"]
-    parts += [f"--set {shlex.quote(setting)}" for setting in settings]
+    parts += [f"--set {shlex.quote(setting)}" for setting in (*kept, *changes)]
     indent = " " * 12
     if len(line := indent + " ".join(parts)) <= WIDTH:
         yield line

@@ -9,7 +9,7 @@ from itertools import groupby
 from textwrap import wrap
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import WIDTH, labelled
+from ddpsim.report.lines import WIDTH, counted, labelled
 from ddpsim.result.sweep import FLAT, GOALS, FlatRegion, Point, Sweep
 from ddpsim.units import format_bytes, format_duration
 
@@ -27,7 +27,7 @@ def render_sweep(sweep: Sweep) -> str:
 
 def _table(sweep: Sweep) -> Iterator[str]:
     shown = _shown(sweep)
-    count = f"{len(sweep.points):,} point{'s' * (len(sweep.points) > 1)}"
+    count = counted(len(sweep.points), "point")
     less = f", the best {len(shown)} by {_title(sweep)}" if len(shown) < len(sweep.points) else ""
     yield f"{sweep.name[:60]}   {count}{less}"
     yield ""

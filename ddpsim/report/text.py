@@ -160,7 +160,5 @@ def _next(result: Result, file: str, settings: Sequence[str]) -> Iterator[str]:
     label = "next"
     for step in result.next_steps:
         yield from labelled(label, step.why)
-        replaced = {setting.partition("=")[0] for setting in step.settings}
-        kept = [s for s in settings if s.partition("=")[0].strip() not in replaced]
-        yield from command(file, [*kept, *step.settings])
+        yield from command(file, settings, step.settings)
         label = ""

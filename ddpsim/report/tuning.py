@@ -45,7 +45,7 @@ def _lines(tuning: Tuning, file: str, settings: Sequence[str]) -> Iterator[str]:
         "the best measured one in 75% of the sweeps; measure the first few before a long run",
     )
     yield from labelled("next", "the step with these options, its interval and what bounds it")
-    yield from command(file, [*settings, *pick.settings])
+    yield from command(file, settings, pick.settings)
 
 
 def _regrets(tuning: Tuning) -> Iterator[str]:

@@ -69,6 +69,11 @@ class SteadyStep:
         exposed_ns = sum(step.breakdown().exposed_comm for step in steps)
         return cls([step.length_ns for step in steps], sum(_comm_ticks(steps)[0]), exposed_ns)
 
+    @property
+    def mean_s(self) -> float:
+        """Mean length, in seconds."""
+        return sum(self.lengths_ns) / len(self.lengths_ns) / NS_PER_S
+
     def brief(
         self, samples_per_rank: int, world_size: int, compute_only_s: float, memory: Memory
     ) -> Brief:
