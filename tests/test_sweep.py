@@ -326,17 +326,45 @@ def expected_csv() -> str:
     return _EXPECTED[0]
 
 
-def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
-    journal = tmp_path / "out.csv.journal"
+def interruptible(before: str, output: str) -> subprocess.Popen[str]:
+    """A big sweep in a session of its own, after some code, with Ctrl-C as in a terminal."""
     script = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"{before}\n"
         "from ddpsim.cli import main; main()"
     )
-    command = [sys.executable, "-c", script, *COMMAND[3:], *BIG, "-o", str(journal)[:-8]]
-    run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    command = [sys.executable, "-c", script, *COMMAND[3:], *BIG, "-o", output]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
+    journal = tmp_path / "out.csv.journal"
+    run = interruptible("", str(journal)[:-8])
     while not journal.exists() or journal.stat().st_size < 50_000:
         time.sleep(0.01)
     run.send_signal(signal.SIGINT)
+    _, said = run.communicate(timeout=60)
+    kept = len(journal.read_text().splitlines()) - 1
+    assert run.returncode == 130
+    assert said == f"\nstopped; go on with --resume: {journal} has {kept} points\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of processes are POSIX's")
+def test_ctrl_c_while_workers_start_is_as_quiet(tmp_path: Path) -> None:
+    journal = tmp_path / "out.csv.journal"
+    # to the whole group, as a terminal sends it, between a worker's start and its first orders
+    sends = (
+        "import os\n"
+        "from multiprocessing import util\n"
+        "start = util.spawnv_passfds\n"
+        "def interrupted(path, args, passfds):\n"
+        "    pid = start(path, args, passfds)\n"
+        "    if not any('resource_tracker' in str(arg) for arg in args):\n"
+        "        os.killpg(0, signal.SIGINT)\n"
+        "    return pid\n"
+        "util.spawnv_passfds = interrupted"
+    )
+    run = interruptible(sends, str(journal)[:-8])
     _, said = run.communicate(timeout=60)
     kept = len(journal.read_text().splitlines()) - 1
     assert run.returncode == 130

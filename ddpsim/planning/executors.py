@@ -50,9 +50,34 @@ def local_workers(jobs: int) -> Workers:
     spawn = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
 
     def start() -> Executor:
-        return ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_obey_parent)
+        executor = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_obey_parent)
+        with _ctrl_c_later():
+            executor.submit(int)  # the first call starts the processes
+        return executor
 
     return Workers(start, jobs, _WORTH_S)
+
+
+@contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Ctrl-C waits until the end, and processes that are started here never see it.
+
+    A worker that is interrupted while it starts, or whose parent is, would print a traceback.
+    """
+    is_main = threading.current_thread() is threading.main_thread()  # no other is interrupted
+    if not is_main or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    seen: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+        if seen:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _obey_parent() -> None:
