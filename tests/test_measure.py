@@ -70,7 +70,7 @@ def test_a_record_of_two_ranks_holds_every_kind(measured: tuple[Path, Record]) -
     }  # fmt: skip
     variants = {(m.kind, m.variant) for m in record.measurements}
     assert variants >= {
-        ("all_reduce", "alone"), ("all_reduce", "two in flight"), ("all_reduce", "beside gemm"),
+        ("all_reduce", "alone"), ("all_reduce", "in turn with gemm"), ("all_reduce", "beside gemm"),
         ("all_reduce", "with gemm"), ("all_reduce", "with memory"), ("compute", "gemm alone"),
         ("all_reduce", "alone half"), ("all_reduce", "with gemm half"),
         ("compute", "gemm with all_reduce half"),
@@ -403,6 +403,12 @@ def test_doctor_finds_nothing_where_nothing_is() -> None:
             ("warning: the CPU governor is powersave: clock rates change while one measures; "
             "set it to performance (cpupower frequency-set -g performance)"),
         ),
+        (
+            {"congestion_control": "bbr"},
+            ("warning: TCP's congestion control is bbr, which pauses for 200 ms every 10 s: some "
+            "all-reduces will be that much longer; use cubic, Linux's default (sysctl "
+            "net.ipv4.tcp_congestion_control=cubic), unless you will train like this"),
+        ),
     ],
 )  # fmt: skip
 def test_doctor_says_what_to_do(changes: dict[str, Any], finding: str) -> None:
@@ -418,6 +424,7 @@ def test_doctor_reads_a_host(tmp_path: Path) -> None:
         "proc/loadavg": "0.50 0.1 0.1 1/2 3\n",
         "proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    4096 kB\n",
         "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
+        "proc/sys/net/ipv4/tcp_congestion_control": "cubic\n",
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -429,7 +436,7 @@ def test_doctor_reads_a_host(tmp_path: Path) -> None:
     assert host.interfaces == {"eth0": True, "eth1": False, "lo": True, "tun0": False}
     assert (host.infiniband, host.load, host.governor) == (("mlx5_0",), 0.5, "powersave")
     assert (host.ranks_here, host.nodes, host.free_memory_bytes) == (4, 2, 4096 * 1024)
-    assert host.master == "refused"
+    assert (host.master, host.congestion_control) == ("refused", "cubic")
     assert inspect_host("gloo", variables | {"RANK": "0"}, root=tmp_path).master == "free"
 
 

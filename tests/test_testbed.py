@@ -453,7 +453,11 @@ def test_error_options(
 # --- with a network ---
 
 
+CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
+
+
 def test_up_and_down_leave_the_machine_as_it_was(name: str) -> None:
+    machine = Path(CONGESTION_CONTROL).read_text()
     with bed.Testbed([GBIT, GBIT / 5], name) as testbed:
         assert sorted(made_of(name)) == [
             f"{name}{part}" for part in ("-h0", "-h1", "-sw", ".testbed.json")
@@ -462,8 +466,11 @@ def test_up_and_down_leave_the_machine_as_it_was(name: str) -> None:
             up = shell(f"tc -n {name}-h{host} qdisc show dev eth0")
             down = shell(f"tc -n {name}-sw qdisc show dev p{host}")
             assert all(f"rate {rate} " in shown and "tbf" in shown for shown in (up, down))
+            sends_by = shell(f"ip netns exec {name}-h{host} cat {CONGESTION_CONTROL}")
+            assert sends_by.strip() == "reno"
         assert testbed.host_prefix(1) == ("ip", "netns", "exec", f"{name}-h1")
     assert made_of(name) == []
+    assert Path(CONGESTION_CONTROL).read_text() == machine
 
 
 def test_an_exception_takes_it_down(name: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.host import free_memory_bytes, text_of
+from calibrate.measure.host import congestion_control, free_memory_bytes, text_of
 
 __all__ = [
     "Finding",
@@ -64,6 +64,7 @@ class Host:
     free_memory_bytes: int | None = None
     load: float = 0.0
     governor: str = ""
+    congestion_control: str = ""
 
 
 def doctor(
@@ -75,7 +76,17 @@ def doctor(
 
 def diagnose(host: Host) -> list[Finding]:
     """All findings, errors first; an empty list means that nothing was found."""
-    checks = (_interfaces, _own_name, _master, _transport, _memory, _load, _threads, _governor)
+    checks = (
+        _interfaces,
+        _own_name,
+        _master,
+        _transport,
+        _congestion_control,
+        _memory,
+        _load,
+        _threads,
+        _governor,
+    )
     found = [finding for check in checks for finding in check(host)]
     order: tuple[Severity, ...] = ("error", "warning", "note")
     return sorted(found, key=lambda finding: order.index(finding.severity))
@@ -107,6 +118,7 @@ def inspect_host(
         free_memory_bytes=free_memory_bytes(root),
         load=float(text_of(root / "proc/loadavg").partition(" ")[0] or 0),
         governor=text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        congestion_control=congestion_control(root),
     )
 
 
@@ -259,6 +271,19 @@ def _transport(host: Host) -> Iterator[Finding]:
             "note",
             "no InfiniBand or RoCE device: NCCL will use TCP sockets",
             "if there should be one, check its driver (ls /sys/class/infiniband)",
+        )
+
+
+def _congestion_control(host: Host) -> Iterator[Finding]:
+    """BBR's PROBE_RTT: draft-cardwell-iccrg-bbr-congestion-control."""
+    is_tcp = host.backend == "gloo" or not host.infiniband
+    if host.nodes > 1 and is_tcp and host.congestion_control.startswith("bbr"):
+        yield Finding(
+            "warning",
+            f"TCP's congestion control is {host.congestion_control}, which pauses for 200 ms every "
+            "10 s: some all-reduces will be that much longer",
+            "use cubic, Linux's default (sysctl net.ipv4.tcp_congestion_control=cubic), unless you "
+            "will train like this",
         )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.host import text_of
+from calibrate.measure.host import congestion_control, text_of
 from calibrate.measure.job import Job
 from calibrate.record import Environment, Record
 
@@ -131,6 +131,7 @@ def _details(root: Path, cores: int) -> dict[str, str]:
         "threads_per_rank": str(torch.get_num_threads()),
         "load_average": _first_line(root / "proc/loadavg"),
         "governor": governor or "not known",
+        "tcp_congestion_control": congestion_control(root),
         "cuda": str(torch.version.cuda or ""),
         "driver": _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"),
         "topology": _nvidia_smi("topo", "-m"),

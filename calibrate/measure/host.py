@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["free_memory_bytes", "text_of"]
+__all__ = ["congestion_control", "free_memory_bytes", "text_of"]
 
 
 def text_of(path: Path) -> str:
@@ -13,6 +13,11 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def congestion_control(root: Path = Path("/")) -> str:
+    """How TCP decides what to send here: "cubic", "bbr", ...; empty where it is not told."""
+    return text_of(root / "proc/sys/net/ipv4/tcp_congestion_control")
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int | None:
