@@ -51,20 +51,34 @@ class DdpCosts:
 
     def moved(self, size_bytes: float) -> Work:
         """One kernel that reads and writes `size_bytes` in all."""
+        return Work(max(self.device.kernel_floor_s, size_bytes / self._moved_bytes_per_s), 1)
+
+    @property
+    def _moved_bytes_per_s(self) -> float:
         measured = self.overheads and self.overheads.copy_bytes_per_s
         preset = self.device.memory_bandwidth_bytes_per_s * self.device.memory_efficiency
-        rate = measured.value if measured else preset
-        return Work(max(self.device.kernel_floor_s, size_bytes / rate), 1)
+        return measured.value if measured else preset
+
+    def _copied(self, parameter: Parameter) -> Work:
+        """Gradient to bucket or back.
+
+        On a CPU its bytes alone: what else an operator costs is in `parameter_hook_s`, which was
+        measured there, copies of tiny parameters and all.
+        """
+        size_bytes = 2 * parameter.size_bytes
+        if self.device.kind == "cpu":
+            return Work(size_bytes / self._moved_bytes_per_s, 1)
+        return self.moved(size_bytes)
 
     def copy_in(self, parameter: Parameter) -> Work:
         """Gradient to bucket: a fused copy and divide, also under gradient_as_bucket_view."""
-        return self.moved(2 * parameter.size_bytes)
+        return self._copied(parameter)
 
     def copy_back(self, parameters: Sequence[Parameter]) -> Work:
         """Bucket to gradients after the all-reduce: a copy per parameter, saved by the view."""
         if self.ddp.gradient_as_bucket_view:
             return Work(0.0)
-        copies = [self.moved(2 * parameter.size_bytes) for parameter in parameters]
+        copies = [self._copied(parameter) for parameter in parameters]
         return Work(sum(copy.device_s for copy in copies), len(copies))
 
     def hook(self, size_bytes: int) -> HookWork:
