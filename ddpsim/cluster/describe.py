@@ -87,6 +87,11 @@ def _joint(cluster: Cluster, wires: Wires) -> str:
 
 def _facts(scenario: Scenario, wires: Wires) -> Iterator[str]:
     cluster = scenario.cluster
+    if log := cluster.all_reduce:
+        yield f"all-reduce times of the sizes it holds come from the log {log.given}"
+    if profile := cluster.profile:
+        counts = "the network's rate" if cluster.inter_node else "nothing"
+        yield f"all-reduce times come from the profile {profile.given}: of this {counts} counts"
     if cluster.world_size > 1:
         slowest = min(link.bandwidth_bytes_per_s for link in wires.ring)
         yield f"a ring of all ranks runs at {format_bytes_per_s(slowest)}"

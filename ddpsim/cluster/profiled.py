@@ -64,7 +64,7 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
         else cost,
         uncertainty=_uncertainty(cluster, profile),
         bottleneck=f"the network as calibrated in {profile.name}",
-        provenance=_provenance(profile, rate),
+        provenance=_provenance(cluster, profile, rate),
         warnings=warnings,
         interference=_interference_uncertainty(profile, found) if found else None,
     )
@@ -142,6 +142,12 @@ def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> 
             f"{cluster.gpus_per_node} is predicted from its hops and bandwidths"
         )
     rates = profile.valid.line_rates_bytes_per_s
+    if not rate and cluster.nodes > 1 and len(rates) > 1:
+        found.append(
+            f"cluster.inter_node is not stated: profile {profile.name} was measured on links of "
+            f"{format_bytes_per_s(min(rates))} to {format_bytes_per_s(max(rates))}, and the "
+            "fastest are taken"
+        )
     if rate and rates and not min(rates) <= rate <= max(rates):
         found.append(
             f"profile {profile.name} was measured on links of {format_bytes_per_s(min(rates))} to "
@@ -150,13 +156,18 @@ def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> 
     return tuple(found)
 
 
-def _provenance(profile: ClusterProfile, rate: float | None) -> tuple[Provenance, ...]:
-    origin = profile.provenance
+def _provenance(
+    cluster: Cluster, profile: ClusterProfile, rate: float | None
+) -> tuple[Provenance, ...]:
+    origin, law = profile.provenance, profile.all_reduce
     source = f"profile {profile.name}: {origin.machine}, {origin.created}"
     entries = [Provenance("all-reduce time", source, "measured")]
     if rate:
         stated = f"{format_bytes_per_s(rate)}; stated in the scenario, efficiency from the profile"
         entries.append(Provenance("cluster.inter_node", stated, "stated"))
+    elif cluster.nodes > 1 and isinstance(law, GlooRing):
+        fastest = f"{format_bytes_per_s(law.line_rate_bytes_per_s)}, the profile's fastest links"
+        entries.append(Provenance("cluster.inter_node", fastest, "assumed"))
     if profile.interference:
         entries.append(Provenance("interference", source, "measured"))
     return tuple(entries)
