@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from calibrate.ddp_rounds import CAPS, RoundOptions, Variant
+from calibrate.record import Kind
 from calibrate.testbed.bed import Testbed
 from calibrate.testbed.errors import TestbedError
 
@@ -26,6 +27,8 @@ __all__ = ["MODELS", "Campaign", "main"]
 MODELS = ("transformer", "cnn", "wide_mlp", "embedding", "deep_mlp")
 _GBIT = 1e9 / 8  # bytes
 _LONGEST_S = 1800.0  # of one job, before it is given up
+# what a profile needs
+_KINDS: tuple[Kind, ...] = ("jitter", "compute", "ddp_hook", "device_copy", "all_reduce")
 _OTHERS = (Variant(accumulation_steps=2), Variant(comm_hook="fp16_compress"))
 
 Say = Callable[[str], None]
@@ -35,7 +38,8 @@ Say = Callable[[str], None]
 class Campaign:
     """What to measure, into `folder`; rates in Gbit/s, budgets in seconds.
 
-    `others` adds accumulation and a compressing hook to the bucket caps.
+    `record_only` names the kinds of a record, for a file of its own beside the usual one; `others`
+    adds accumulation and a compressing hook to the bucket caps.
     """
 
     folder: Path
@@ -47,6 +51,7 @@ class Campaign:
     rounds: tuple[int, int] = (6, 15)
     budget_s: float = 100.0
     record_budget_s: float = 240.0
+    record_only: tuple[Kind, ...] = ()
     others: bool = False
 
     def run(self, say: Say) -> int:
@@ -56,7 +61,7 @@ class Campaign:
 
     def _jobs(self) -> Iterator[_Job]:
         for rate in self.fit_rates:
-            name = f"record-{rate:g}gbit-{self.hosts}hosts.json"
+            name = "-".join(("record", *self.record_only, f"{rate:g}gbit-{self.hosts}hosts.json"))
             yield _Job(name, rate, "calibrate.measure.session", self._record)
         for rate in self.rates:
             for model in self.models:
@@ -71,7 +76,7 @@ class Campaign:
         return Options(
             output=output,
             time_budget_s=self.record_budget_s,
-            only=("jitter", "compute", "ddp_hook", "device_copy", "all_reduce"),
+            only=self.record_only or _KINDS,
             line_rate_bytes_per_s=rate * _GBIT,
         ).model_dump_json()
 
@@ -148,6 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, nargs=2, default=(6, 15), metavar=("LEAST", "MOST"))
     parser.add_argument("--budget", type=float, default=100.0, help="seconds, a model and rate")
     parser.add_argument("--record-budget", type=float, default=240.0, help="seconds, a record")
+    parser.add_argument("--only", type=_names, default=(), help="kinds that a record holds")
     parser.add_argument("--others", action="store_true", help="accumulation and a hook too")
     given = parser.parse_args(arguments)
     campaign = Campaign(
@@ -159,6 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rounds=(given.rounds[0], given.rounds[1]),
         budget_s=given.budget,
         record_budget_s=given.record_budget,
+        record_only=given.only,
         others=given.others,
     )
     failed = campaign.run(lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))

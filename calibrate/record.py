@@ -30,11 +30,10 @@ WORKS = ("gemm", "memory")  # compute, as variants name it: bound by arithmetic,
 HALF = " half"  # ends the variant of what reduces float16, as compressing hooks do
 
 Kind = Literal[
-    # all_reduce: size_bytes; variant "alone"; "two in flight" (two of size_bytes at once, the time
-    # until both are there); "with gemm" and "with memory" (of a queue, while compute runs), and
-    # "beside gemm", "beside memory" (the queue alone), "in turn with gemm", "in turn with memory"
-    # (one by one): these take turns, so compare them with each other; float32, or float16 where the
-    # variant ends in " half"
+    # all_reduce: size_bytes; variant "alone"; "with gemm" and "with memory" (of a queue, while
+    # compute runs), and "beside gemm", "beside memory" (the queue alone), "in turn with gemm", "in
+    # turn with memory" (one by one): these take turns, so compare them with each other; float32, or
+    # float16 where the variant ends in " half"
     "all_reduce",
     "broadcast",
     "reduce_scatter",

@@ -24,6 +24,7 @@ import numpy as np
 from calibrate.ddp_rounds import Rounds, Samples, VariantSamples, load_rounds, rank_medians, slowest
 from calibrate.fit.estimates import median_time, trimmed_mean
 from calibrate.fit.profile import NOT_STATED
+from calibrate.steady import steady_time
 from calibrate.validation import (
     SIGNIFICANT,
     Case,
@@ -247,7 +248,7 @@ def _key(variant: VariantSamples) -> tuple[object, ...]:
 def _case(measured: _Measured, inputs: _Inputs) -> Case:
     variant = measured.variant
     result = simulate(load_scenario(inputs.scenario(variant)))
-    whole = median_time(slowest(measured.pooled(lambda v: v.whole_s)))
+    whole = steady_time(measured.rounds, measured.alike)
     stderr_s = whole.stderr or 0.0
     predicted_split, measured_split = _predicted(result), _measured(measured)
     predicted_s, interval = result.iteration_time_s.p50, result.prediction_interval_s
@@ -258,7 +259,8 @@ def _case(measured: _Measured, inputs: _Inputs) -> Case:
         bucket_choice=options.accumulation_steps == 1 and options.comm_hook == "none",
         predicted_s=predicted_s,
         measured_s=whole.value,
-        own_s=median(slowest(variant.whole_s)),
+        own_s=steady_time(measured.rounds, (variant,)).value,
+        plain_s=median(slowest(measured.pooled(lambda v: v.whole_s))),
         stderr_s=stderr_s,
         rounds=sum(len(v.whole_s) for v in measured.alike),
         interval_s=None if interval is None else (interval.low, interval.high),

@@ -1,4 +1,4 @@
-"""What holding simulations against real DDP comes to; schema `ddpsim.validation/1`.
+"""What holding simulations against real DDP comes to; schema `ddpsim.validation/2`.
 
 Cases, sweeps of them, and the figures that tell how good the predictions are.
 """
@@ -54,8 +54,9 @@ class Split(_Part):
 class Case(_Part):
     """One variant; seconds. `measured_s` is the median over rounds of the slower rank.
 
-    Variants with the same buckets are one and the same thing to measure: their rounds count
-    together. `own_s` is the median of the variant's own rounds.
+    Rounds in which the machine was slow are brought to its usual pace (`calibrate.steady`);
+    `plain_s` is the median without that. Variants with the same buckets are one and the same thing
+    to measure: their rounds count together; `own_s` is the median of the variant's own rounds.
     """
 
     variant: str
@@ -63,6 +64,7 @@ class Case(_Part):
     predicted_s: float
     measured_s: float
     own_s: float
+    plain_s: float
     stderr_s: float = Field(description="of the measured median")
     rounds: int
     interval_s: tuple[float, float] | None = Field(description="80 % prediction interval")
@@ -175,7 +177,7 @@ class Validation(_Part):
         extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
     )
 
-    schema_: Literal["ddpsim.validation/1"] = Field("ddpsim.validation/1", alias="schema")
+    schema_: Literal["ddpsim.validation/2"] = Field("ddpsim.validation/2", alias="schema")
     profile: str | None
     figures: Figures | None = Field(description="of the sweeps that are not oversubscribed")
     oversubscribed: Figures | None = Field(description="of those that are")

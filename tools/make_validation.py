@@ -26,7 +26,7 @@ from typing import Any
 import nccl_sweeps
 
 from calibrate.validate import validate
-from calibrate.validation import Validation, headlines
+from calibrate.validation import Sweep, Validation, figures_of, headlines
 from ddpsim.cluster.collectives import duration_ns
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.plan import Request
@@ -382,6 +382,7 @@ def page() -> str:
         "ROOFLINE": _roofline_table(),
         "ROOFLINE_SIGMA": f"{roofline_sigma():.2f}",
         "CAMPAIGN": "\n".join(f"- {line}" for line in headlines(campaign())),
+        "CAMPAIGN_PLAIN": _campaign_plain(),
         "CAMPAIGN_TABLE": _campaign_table(),
         "PRESETS": _preset_table(),
         "SWEEPS": "\n".join(nccl_sweeps.table()),
@@ -398,16 +399,46 @@ def page() -> str:
 
 def _campaign_table() -> str:
     """A row a sweep, a column a variant."""
-    sweeps = [sweep for sweep in campaign().sweeps if not sweep.oversubscribed]
+    sweeps = _own_cores()
     variants = list(dict.fromkeys(case.variant for sweep in sweeps for case in sweep.cases))
-    lines = [f"| model | Gbit/s | {' | '.join(variants)} |", f"|{'---|' * (len(variants) + 2)}"]
+    head = ["model", "Gbit/s", *variants, "noise", "regret"]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for sweep in sweeps:
         errors = {case.variant: f"{case.error:+.1%}" for case in sweep.cases}
         cells = [errors.get(variant, "") for variant in variants]
         rate = (sweep.line_rate_bytes_per_s or math.nan) * 8 / 1e9
         model = sweep.model.rpartition(":")[2]
+        cells.append(f"{median(case.noise for case in sweep.cases):.1%}")
+        cells.append("-" if sweep.regret is None else f"{sweep.regret:.1%}")
         lines.append(f"| {model} | {rate:g} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _own_cores() -> list[Sweep]:
+    """The sweeps whose ranks have cores of their own."""
+    return [sweep for sweep in campaign().sweeps if not sweep.oversubscribed]
+
+
+def _campaign_plain() -> str:
+    """The campaign's figures by plain medians."""
+    plain = figures_of(
+        [
+            sweep.model_copy(
+                update={
+                    "cases": tuple(
+                        case.model_copy(update={"measured_s": case.plain_s}) for case in sweep.cases
+                    )
+                }
+            )
+            for sweep in _own_cores()
+        ]
+    )
+    if plain is None:
+        return "none"
+    return (
+        f"median {plain.median_error:.1%}, worst {plain.worst_error:.1%}, "
+        f"bucket choice {plain.good_choices:.0%}"
+    )
 
 
 def _levels(rows: tuple[Row, ...]) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 -- torch's own custom
 
-__all__ = ["Trainable", "cnn", "deep_mlp", "embedding", "transformer", "wide_mlp"]
+__all__ = ["Trainable", "cnn", "deep_mlp", "embedding", "mixer", "transformer", "wide_mlp"]
 
 Trainable = tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]
 
@@ -87,6 +87,42 @@ def deep_mlp(batch: int = 1024) -> Trainable:
         layers += [nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Linear(64, 10))
     return model, torch.randn(batch, 64), _cross_entropy(torch.randint(0, 10, (batch,)))
+
+
+def mixer(batch: int = 4) -> Trainable:
+    """An MLP-Mixer of 8 blocks, width 384, on 64 patches: 10 M parameters (arXiv 2105.01601)."""
+    torch.manual_seed(0)
+    patches, width, classes = 64, 384, 1000
+    blocks = [_MixerBlock(patches, width) for _ in range(8)]
+    model = nn.Sequential(
+        nn.Conv2d(3, width, 8, 8),
+        nn.Flatten(2),
+        *blocks,
+        nn.AdaptiveAvgPool1d(1),
+        nn.Flatten(),
+        nn.Linear(width, classes),
+    )
+    images = torch.randn(batch, 3, 64, 64)
+    return model, images, _cross_entropy(torch.randint(0, classes, (batch,)))
+
+
+class _MixerBlock(nn.Module):
+    """Mixes patches, then channels, of [batch, channels, patches]."""
+
+    def __init__(self, patches: int, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.over_patches = _perceptron(patches, 2 * patches)
+        self.over_channels = _perceptron(width, 4 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.norms
+        x = x + self.over_patches(first(x.transpose(1, 2)).transpose(1, 2))
+        return x + self.over_channels(second(x.transpose(1, 2))).transpose(1, 2)
+
+
+def _perceptron(width: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
 
 def _cross_entropy(targets: Tensor) -> Callable[[Tensor], Tensor]:

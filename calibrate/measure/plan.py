@@ -101,6 +101,7 @@ def default_plan(layout: Layout, *, gpu: bool, data_loader: str | None = None) -
     if data_loader:
         plan.append(Task((Slot("data_loader", data_loader),), everyone, (5, 200), weight=4))
     plan.append(Task((Slot("jitter"),), everyone, (50, 500), weight=4, by_rank=True))
+    plan += _all_reduces(layout)
     for team in teams(layout)[:1]:
         plan += _interference(team, gpu=gpu)
     plan += _hooks_and_copies(everyone)
@@ -123,8 +124,7 @@ def _sizes(first: int, last: int, factor: int) -> Iterator[int]:
 
 
 def _collectives(layout: Layout) -> Iterator[Task]:
-    """All-reduces of the world first: of the collectives nothing is needed as much."""
-    yield from _all_reduces(layout)
+    """All but all-reduces."""
     for team in teams(layout)[:1]:
         for size in _sizes(64 * KIB, 64 * MIB, 16):
             yield _collective(Slot("broadcast", "alone", size), team, size)
@@ -136,15 +136,13 @@ def _collectives(layout: Layout) -> Iterator[Task]:
 
 
 def _all_reduces(layout: Layout) -> Iterator[Task]:
+    """Those of the world first: nothing is needed as much."""
     for team in teams(layout):
         for size in _sizes(4 * KIB, GIB, 2 if team.group == "world" else 4):
             yield _collective(Slot("all_reduce", "alone", size), team, size)
     for team in teams(layout)[:1]:
         for size in _sizes(MIB, 64 * MIB, 4):
             yield _collective(Slot("all_reduce", f"alone{HALF}", size), team, size)
-    for team in teams(layout):
-        for size in _sizes(64 * KIB, 256 * MIB, 4 if team.group == "world" else 16):
-            yield _collective(Slot("all_reduce", "two in flight", size), team, 2 * size)
 
 
 def _collective(slot: Slot, team: Team, memory_bytes: int) -> Task:

@@ -90,16 +90,8 @@ def _dtype(task: Task) -> torch.dtype:
 
 def _all_reduce(task: Task, job: Job) -> Round:
     group = job.group(task.team.ranks)
-    if task.first.variant == "two in flight":
-        pair = [_floats(task.first.size_bytes, job) for _ in range(2)]
-        return _timed(job, lambda: _both(pair, group))
     data = _zeros(task.first.size_bytes, job, _dtype(task))
     return _timed(job, lambda: dist.all_reduce(data, group=group))
-
-
-def _both(pair: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    for pending in [dist.all_reduce(data, group=group, async_op=True) for data in pair]:
-        pending.wait()
 
 
 def _broadcast(task: Task, job: Job) -> Round:
