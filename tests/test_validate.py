@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy.stats import binomtest
 
@@ -25,6 +26,7 @@ from calibrate.ddp_rounds import (
 )
 from calibrate.fit.profile import fit_logs
 from calibrate.record import Environment, Layout
+from calibrate.steady import steady_time
 from calibrate.testbed.errors import TestbedError
 from calibrate.validate import model_profile, rank_factors, validate
 from calibrate.validation import summary
@@ -168,6 +170,51 @@ def test_a_wrong_choice_has_a_regret(tmp_path: Path) -> None:
     assert validation.sweeps[0].regret == pytest.approx(ratio - 1)
     assert validation.figures
     assert validation.figures.good_choices == 0
+
+
+def paced(case: Measured, paces: Sequence[float], micro_batches: int = 1) -> VariantSamples:
+    """Iterations on a machine that is slower now and then; the network is not."""
+    variant = _variant(case)
+    return variant.model_copy(
+        update={
+            "variant": case.variant.model_copy(update={"accumulation_steps": micro_batches}),
+            "forward_s": tuple((FORWARD * pace * micro_batches, 0.05) for pace in paces),
+            "whole_s": tuple((0.1, 0.6 * pace**0.5) for pace in paces),
+        }
+    )
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_slow_moments_of_the_machine_are_taken_off(micro_batches: int) -> None:
+    """Two variants alike, one measured in worse moments: both as at the usual pace."""
+    chance = np.random.default_rng(0)
+    good, bad = chance.uniform(1.0, 1.1, 40).tolist(), chance.uniform(1.1, 1.4, 40).tolist()
+    first, second = (paced(ONE, paces, micro_batches) for paces in (good, bad))
+    rounds = made_up([ONE, TWO]).model_copy(update={"variants": (first, second)})
+    usual_s = 0.6 * float(np.median([*good, *bad])) ** 0.5
+    for alike in ((first,), (second,), (first, second)):
+        time = steady_time(rounds, alike)
+        assert time.value == pytest.approx(usual_s, rel=1e-9)
+        assert time.stderr == pytest.approx(0, abs=1e-9)
+
+
+def test_few_rounds_or_steady_ones_are_left_as_they_are() -> None:
+    few, steady = paced(ONE, [1.0, 1.2, 1.4]), paced(TWO, [1.0] * 20)
+    rounds = made_up([ONE, TWO]).model_copy(update={"variants": (few, steady)})
+    assert steady_time(rounds, (few,)).value == pytest.approx(0.6 * 1.2**0.5)
+    assert steady_time(rounds, (steady,)).value == pytest.approx(0.6)
+
+
+def test_noise_that_the_forward_does_not_tell_of_stays() -> None:
+    chance = np.random.default_rng(1)
+    noise = chance.normal(0, 0.05, 400)
+    still = paced(ONE, [1.0] * 400)
+    forward_s = tuple((FORWARD * np.exp(n), 0.05) for n in chance.normal(0, 0.05, 400).tolist())
+    whole_s = tuple((0.1, 0.6 * np.exp(n)) for n in noise.tolist())
+    variant = still.model_copy(update={"forward_s": forward_s, "whole_s": whole_s})
+    time = steady_time(made_up([ONE]).model_copy(update={"variants": (variant,)}), (variant,))
+    assert time.stderr == pytest.approx(1.2533 * 0.05 * 0.6 / 20, rel=0.15)
+    assert abs(time.value / 0.6 - 1) < 3 * 1.2533 * 0.05 / 20
 
 
 def test_caps_with_the_same_buckets_are_one_choice_and_tell_the_noise(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ Floats = npt.NDArray[np.float64]
 ZERO = Fitted(value=0.0)
 _SIGMA_PER_MAD = 1.4826  # of a normal distribution
 _MEDIAN_ERROR = 1.2533  # its median's standard error over that of its mean
+_FAR_OFF = 2.0  # standard errors
+_REWEIGHTED = 30  # times, by when the weights have settled
 _LEAST_ERROR = 1e-6  # relative; samples that are all alike are not free of error
 
 
@@ -121,12 +123,15 @@ def line(x: Sequence[float], y: Sequence[Fitted]) -> tuple[Fitted, Fitted]:
 
 
 def least_squares(design: Floats, target: Floats, errors: Floats) -> tuple[Fitted, Fitted]:
-    """Two coefficients of at least zero.
+    """Two coefficients of at least zero; points far off count less (soft_l1, in their own errors).
 
     Their errors are those of the points, or larger where the points lie further off.
     """
-    weighted = design / errors[:, None]
-    values, off = nonnegative(weighted, target / errors)
+    weights = np.ones(len(target))
+    for _ in range(_REWEIGHTED):
+        weighted = design * (np.sqrt(weights) / errors)[:, None]
+        values, off = nonnegative(weighted, target * np.sqrt(weights) / errors)
+        weights = 1 / np.hypot(1, (design @ values - target) / errors / _FAR_OFF)
     free = values > 0
     scale = np.abs(weighted).max(axis=0)
     scaled = (weighted / scale)[:, free]
