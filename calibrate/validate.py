@@ -10,6 +10,7 @@ all-reduces of the rounds themselves (`network` says which: the latter is no pre
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.ddp_rounds import Rounds, Samples, VariantSamples, load_rounds, rank_medians, slowest
-from calibrate.fit.estimates import median_time, trimmed_mean
+from calibrate.fit.estimates import MEDIAN_ERROR, median_time, trimmed_mean
 from calibrate.fit.profile import NOT_STATED
 from calibrate.steady import steady_time
 from calibrate.validation import (
@@ -251,7 +252,7 @@ def _case(measured: _Measured, inputs: _Inputs) -> Case:
     whole = steady_time(measured.rounds, measured.alike)
     stderr_s = whole.stderr or 0.0
     predicted_split, measured_split = _predicted(result), _measured(measured)
-    predicted_s, interval = result.iteration_time_s.p50, result.prediction_interval_s
+    predicted_s, rounds = result.iteration_time_s.p50, sum(len(v.whole_s) for v in measured.alike)
     naive, options = result.baselines_s, variant.variant
     quiet = abs(predicted_s - whole.value) <= SIGNIFICANT * stderr_s
     return Case(
@@ -262,8 +263,8 @@ def _case(measured: _Measured, inputs: _Inputs) -> Case:
         own_s=steady_time(measured.rounds, (variant,)).value,
         plain_s=median(slowest(measured.pooled(lambda v: v.whole_s))),
         stderr_s=stderr_s,
-        rounds=sum(len(v.whole_s) for v in measured.alike),
-        interval_s=None if interval is None else (interval.low, interval.high),
+        rounds=rounds,
+        interval_s=_interval(result, rounds),
         compute_only_s=naive.compute_only,
         no_overlap_s=naive.no_overlap,
         perfect_overlap_s=naive.perfect_overlap,
@@ -273,6 +274,18 @@ def _case(measured: _Measured, inputs: _Inputs) -> Case:
         bucket_bytes=variant.bucket_bytes,
         buckets_agree=sorted(b.size_bytes for b in result.buckets) == sorted(variant.bucket_bytes),
     )
+
+
+def _interval(result: Result, rounds: int) -> tuple[float, float] | None:
+    """The prediction interval of a median over rounds: jitter, of one iteration, averages out."""
+    interval, middle_s = result.prediction_interval_s, result.iteration_time_s.mean
+    if interval is None:
+        return None
+    parts = {"jitter": MEDIAN_ERROR / math.sqrt(rounds)}
+    sources = [(parts.get(source.input, 1.0), source) for source in interval.sources]
+    low_s = math.hypot(*(part * source.low_s for part, source in sources))
+    high_s = math.hypot(*(part * source.high_s for part, source in sources))
+    return middle_s - low_s, middle_s + high_s
 
 
 def _predicted(result: Result) -> Split:

@@ -11,6 +11,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from calibrate.ddp_rounds import Variant
+from ddpsim.result.sweep import FLAT
+
 __all__ = [
     "SIGNIFICANT",
     "Case",
@@ -26,6 +29,7 @@ __all__ = [
 
 EXPOSED = 0.05  # of the iteration: above it the skill rule counts
 REGRET = 0.01
+_DEFAULT = Variant().label
 SIGNIFICANT = 2.0  # standard errors
 Term = Literal["none", "forward", "backward", "communication", "overlap", "optimizer"]
 
@@ -67,7 +71,9 @@ class Case(_Part):
     plain_s: float
     stderr_s: float = Field(description="of the measured median")
     rounds: int
-    interval_s: tuple[float, float] | None = Field(description="80 % prediction interval")
+    interval_s: tuple[float, float] | None = Field(
+        description="80 % interval of a median over so many rounds"
+    )
     compute_only_s: float
     no_overlap_s: float
     perfect_overlap_s: float
@@ -133,12 +139,23 @@ class Sweep(_Part):
 
     @property
     def regret(self) -> float | None:
-        """What the buckets that the simulation picks cost more than the best measured, relative."""
+        """What the buckets that `tune` takes cost more than the best measured, relative.
+
+        Those predicted to be the fastest, or torch's default caps where they are as good.
+        """
         choices = self.choices
         if len(choices) < 2:
             return None
-        picked = min(choices, key=lambda cases: cases[0].predicted_s)
+        default = [cases for cases in self.flat if any(c.variant == _DEFAULT for c in cases)]
+        picked = (*default, min(choices, key=lambda cases: cases[0].predicted_s))[0]
         return picked[0].measured_s / min(cases[0].measured_s for cases in choices) - 1
+
+    @property
+    def flat(self) -> tuple[tuple[Case, ...], ...]:
+        """The choices that are predicted to be as good as the fastest."""
+        choices = self.choices
+        fastest_s = min((cases[0].predicted_s for cases in choices), default=0.0)
+        return tuple(c for c in choices if c[0].predicted_s <= (1 + FLAT) * fastest_s)
 
 
 class Figures(_Part):

@@ -191,7 +191,7 @@ def test_slow_moments_of_the_machine_are_taken_off(micro_batches: int) -> None:
     good, bad = chance.uniform(1.0, 1.1, 40).tolist(), chance.uniform(1.1, 1.4, 40).tolist()
     first, second = (paced(ONE, paces, micro_batches) for paces in (good, bad))
     rounds = made_up([ONE, TWO]).model_copy(update={"variants": (first, second)})
-    usual_s = 0.6 * float(np.median([*good, *bad])) ** 0.5
+    usual_s = 0.6 * float(np.exp(np.median(np.log([*good, *bad])))) ** 0.5
     for alike in ((first,), (second,), (first, second)):
         time = steady_time(rounds, alike)
         assert time.value == pytest.approx(usual_s, rel=1e-9)

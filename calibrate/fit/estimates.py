@@ -18,6 +18,7 @@ from calibrate.record import Measurement
 from ddpsim.importers.cluster_profile import Fitted
 
 __all__ = [
+    "MEDIAN_ERROR",
     "ZERO",
     "at_least",
     "difference",
@@ -37,7 +38,7 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 ZERO = Fitted(value=0.0)
 _SIGMA_PER_MAD = 1.4826  # of a normal distribution
-_MEDIAN_ERROR = 1.2533  # its median's standard error over that of its mean
+MEDIAN_ERROR = 1.2533  # its median's standard error over that of its mean
 _FAR_OFF = 2.0  # standard errors
 _REWEIGHTED = 30  # times, by when the weights have settled
 _LEAST_ERROR = 1e-6  # relative; samples that are all alike are not free of error
@@ -49,7 +50,7 @@ def median_time(samples_s: Sequence[float]) -> Fitted:
     middle = float(np.median(times))
     if len(times) == 1:
         return Fitted(value=middle)
-    return Fitted(value=middle, stderr=_MEDIAN_ERROR * mad_sigma(times) / math.sqrt(len(times)))
+    return Fitted(value=middle, stderr=MEDIAN_ERROR * mad_sigma(times) / math.sqrt(len(times)))
 
 
 def usual_time(samples_s: Sequence[float]) -> Fitted:

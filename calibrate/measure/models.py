@@ -118,7 +118,8 @@ class _MixerBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         first, second = self.norms
         x = x + self.over_patches(first(x.transpose(1, 2)).transpose(1, 2))
-        return x + self.over_channels(second(x.transpose(1, 2))).transpose(1, 2)
+        mixed: Tensor = x + self.over_channels(second(x.transpose(1, 2))).transpose(1, 2)
+        return mixed
 
 
 def _perceptron(width: int, hidden: int) -> nn.Sequential:
