@@ -99,6 +99,17 @@ def test_a_stated_link_takes_the_place_of_the_measured_one(predict: Any) -> None
     assert "was measured on links of 62.50 MB/s to 375.0 MB/s" in beyond.warnings[0]
 
 
+def test_links_that_nobody_stated_are_named(predict: Any) -> None:
+    silent = predict({})
+    said = "was measured on 2 kinds of links, of which those of 125.0 MB/s are taken"
+    assert said in silent.warnings[0]
+    (links,) = (entry for entry in silent.provenance if entry.input == "cluster.inter_node")
+    assert (links.source, links.trust) == ("125.0 MB/s, as in profile two hosts", "assumed")
+    stated = predict({}, inter_node={"bandwidth": "1 Gbit/s", "latency": "0 s"})
+    assert not stated.warnings
+    assert stated.iteration_time_s == silent.iteration_time_s
+
+
 def test_interference_lengthens_the_step_and_is_no_longer_called_missing(predict: Any) -> None:
     calm, slowed = predict({}), predict(both(1.3, 1.2))
     assert slowed.iteration_time_s.mean > calm.iteration_time_s.mean

@@ -142,11 +142,12 @@ def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> 
             f"{cluster.gpus_per_node} is predicted from its hops and bandwidths"
         )
     rates = profile.valid.line_rates_bytes_per_s
-    if not rate and cluster.nodes > 1 and len(rates) > 1:
+    law = profile.all_reduce
+    if not rate and cluster.nodes > 1 and isinstance(law, GlooRing) and len(rates) > 1:
         found.append(
-            f"cluster.inter_node is not stated: profile {profile.name} was measured on links of "
-            f"{format_bytes_per_s(min(rates))} to {format_bytes_per_s(max(rates))}, and the "
-            "fastest are taken"
+            f"cluster.inter_node is not stated: profile {profile.name} was measured on "
+            f"{len(rates)} kinds of links, of which those of "
+            f"{format_bytes_per_s(law.line_rate_bytes_per_s)} are taken"
         )
     if rate and rates and not min(rates) <= rate <= max(rates):
         found.append(
@@ -166,8 +167,8 @@ def _provenance(
         stated = f"{format_bytes_per_s(rate)}; stated in the scenario, efficiency from the profile"
         entries.append(Provenance("cluster.inter_node", stated, "stated"))
     elif cluster.nodes > 1 and isinstance(law, GlooRing):
-        fastest = f"{format_bytes_per_s(law.line_rate_bytes_per_s)}, the profile's fastest links"
-        entries.append(Provenance("cluster.inter_node", fastest, "assumed"))
+        taken = f"{format_bytes_per_s(law.line_rate_bytes_per_s)}, as in profile {profile.name}"
+        entries.append(Provenance("cluster.inter_node", taken, "assumed"))
     if profile.interference:
         entries.append(Provenance("interference", source, "measured"))
     return tuple(entries)
