@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ STEP = Step(
     optimizer=[80.0, 20.0],
     shapes=[(10,), (10, 20), (20,), (20, 5)],
 )
+MANY = replace(STEP, forward=[10.0] * 20, launch_us=99.0)  # launches: the host is slower
 
 
 def read(path: Path) -> KinetoTrace:
@@ -95,11 +97,8 @@ def test_known_times_come_back(tmp_path: Path, *, old: bool) -> None:
 
 
 def test_what_ddp_adds_is_left_out(tmp_path: Path) -> None:
-    ddp = Step(
-        STEP.forward,
-        STEP.backward,
-        STEP.optimizer,
-        STEP.shapes,
+    ddp = replace(
+        STEP,
         reduced={1: 210, 3: 120},
         copies=True,
         loader_us=700.0,
@@ -295,15 +294,14 @@ def test_a_list_gives_names_and_the_trace_the_order(tmp_path: Path) -> None:
 
 
 def test_the_host_makes_a_step_that_it_launches_slowly(tmp_path: Path) -> None:
-    slow = Step(STEP.forward, STEP.backward, STEP.optimizer, STEP.shapes, launch_us=1000.0)
+    slow = replace(STEP, launch_us=1000.0)
     path = written(tmp_path, slow, slow, slow)
     asked = scenario(path)
     result = ddpsim.simulate(asked)
     # 9 launches, of which a runtime call counts for 100 us at most: the rest is a wait
     assert resolve(asked).model.host_s == pytest.approx(9 * 100e-6 + 4 * 0.5e-6)
     assert not any("bound by the host" in warning for warning in result.warnings)
-    many = Step([10.0] * 20, STEP.backward, STEP.optimizer, STEP.shapes, launch_us=99.0)
-    result = ddpsim.simulate(scenario(written(tmp_path, many, many)))
+    result = ddpsim.simulate(scenario(written(tmp_path, MANY, MANY)))
     assert any("bound by the host" in warning for warning in result.warnings)
     assert result.iteration_time_s.mean > 26 * 99e-6
     interval = result.prediction_interval_s
@@ -312,18 +310,14 @@ def test_the_host_makes_a_step_that_it_launches_slowly(tmp_path: Path) -> None:
 
 
 def test_a_stated_step_time_sets_the_scale(tmp_path: Path) -> None:
-    many = Step([10.0] * 20, STEP.backward, STEP.optimizer, STEP.shapes, launch_us=99.0)
-    result = ddpsim.simulate(scenario(written(tmp_path, many, many), "workload.step_time=1 ms"))
+    result = ddpsim.simulate(scenario(written(tmp_path, MANY, MANY), "workload.step_time=1 ms"))
     assert result.iteration_time_s.mean == pytest.approx(1e-3, rel=0.1)
     assert not any("bound by the host" in warning for warning in result.warnings)
 
 
 def test_warnings_say_what_a_trace_does_not_tell(tmp_path: Path) -> None:
-    ddp = Step(
-        STEP.forward,
-        STEP.backward,
-        STEP.optimizer,
-        STEP.shapes,
+    ddp = replace(
+        STEP,
         reduced={1: 200, 3: 130},
         loader_us=700.0,
     )
@@ -349,7 +343,7 @@ def test_the_printed_schema_knows_the_key() -> None:
 
 
 def test_numbers_that_do_not_fit_are_both_named(tmp_path: Path) -> None:
-    other = Step(STEP.forward, STEP.backward, STEP.optimizer, reduced={3: 331})
+    other = replace(STEP, shapes=None, reduced={3: 331})
     path = written(tmp_path, other, other, world_size=2)
     assert "no shapes" in refusal(path)
     assert "4 gradients" in refusal(path, model="resnet50")
@@ -363,7 +357,7 @@ def test_numbers_that_do_not_fit_are_both_named(tmp_path: Path) -> None:
 
 
 def test_steps_that_differ_are_refused(tmp_path: Path) -> None:
-    twice = Step(STEP.forward, [*STEP.backward, *STEP.backward], STEP.optimizer)
+    twice = replace(STEP, backward=[*STEP.backward, *STEP.backward], shapes=None)
     with pytest.raises(ImportFailedError, match="make 4 to 8 gradients"):
         read(written(tmp_path, STEP, STEP, twice))
 
