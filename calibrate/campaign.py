@@ -24,7 +24,7 @@ from calibrate.testbed.errors import TestbedError
 
 __all__ = ["MODELS", "Campaign", "main"]
 
-MODELS = ("transformer", "cnn", "wide_mlp", "embedding", "deep_mlp")
+MODELS = ("transformer", "cnn", "wide_mlp", "embedding", "deep_mlp", "mixer")
 _GBIT = 1e9 / 8  # bytes
 _LONGEST_S = 1800.0  # of one job, before it is given up
 # what a profile needs
@@ -78,6 +78,7 @@ class Campaign:
             time_budget_s=self.record_budget_s,
             only=self.record_only or _KINDS,
             line_rate_bytes_per_s=rate * _GBIT,
+            comm_first=True,
         ).model_dump_json()
 
     def _rounds(self, model: str, output: Path, rate: float) -> str:
@@ -90,6 +91,7 @@ class Campaign:
             rounds=self.rounds,
             budget_s=self.budget_s,
             line_rate_bytes_per_s=rate * _GBIT,
+            comm_first=True,
         ).model_dump_json()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -40,10 +40,12 @@ __all__ = [
 SCHEMA = "ddpsim.ddp-rounds/1"
 CAPS = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)  # MiB; None: torch's default
 
+_CALM = 0.01  # of an iteration may be stolen by a hypervisor
 ALONE_PER_ROUND = 3  # iterations without DDP: each prediction rests on them, so on their noise
 CORES_OF_RANKS = "cores_of_ranks"  # in an environment's details: "0,1 | 2,3"
 
 Samples = tuple[tuple[float, ...], ...]  # seconds, [round][rank]
+_S = TypeVar("_S", bound="Steps")
 CommHook = Literal["none", "fp16_compress", "bf16_compress"]
 
 
@@ -77,6 +79,9 @@ class RoundOptions(_Part):
     budget_s: float = Field(100.0, gt=0, description="for the timed rounds, above the least")
     line_rate_bytes_per_s: float | None = Field(None, gt=0, description="of a node's link")
     timeout_s: float = Field(120.0, gt=0, description="wait for the other ranks, each time")
+    comm_first: bool = Field(
+        default=False, description="gloo's threads before compute, if permitted"
+    )
 
 
 class Parameter(_Part):
@@ -98,6 +103,9 @@ class Steps(_Part):
     forward_s: Samples
     backward_s: Samples
     optimizer_s: Samples
+    stolen_s: Samples = Field(
+        (), description="taken by a hypervisor from the rank's cores meanwhile, in ticks of 10 ms"
+    )
 
 
 class Alone(Steps):
@@ -159,6 +167,18 @@ class Rounds(_Part):
     all_reduce: tuple[AllReduceSamples, ...]
     elapsed_s: float = Field(description="of the whole measurement")
 
+    def calm(self) -> Rounds:
+        """Without the iterations of which a hypervisor stole more than 1 % on any rank.
+
+        At least half of each kind stay, the calmest, where all of them were disturbed.
+        """
+        return self.model_copy(
+            update={
+                "alone": _calm(self.alone),
+                "variants": tuple(_calm(variant) for variant in self.variants),
+            }
+        )
+
     @property
     def oversubscribed(self) -> bool:
         """Whether ranks of one machine share cores, with fewer than two cores a rank.
@@ -170,6 +190,25 @@ class Rounds(_Part):
         cores = frozenset[str]().union(*ranks)
         share = sum(len(rank) for rank in ranks) > len(cores)
         return share and len(cores) < 2 * len(ranks)
+
+
+def _calm(steps: _S) -> _S:
+    shares = [
+        max(stolen / whole for stolen, whole in zip(stolen_s, whole_s, strict=True))
+        for stolen_s, whole_s in zip(steps.stolen_s, steps.whole_s, strict=False)
+    ]
+    if not shares:
+        return steps
+    most = max(_CALM, median(shares))
+    kept = [i for i, share in enumerate(shares) if share <= most]
+
+    def of(samples: Samples) -> Samples:
+        return tuple(samples[i] for i in kept)
+
+    parts: dict[str, object] = {name: of(getattr(steps, name)) for name in Steps.model_fields}
+    if isinstance(steps, VariantSamples):
+        parts["logged"] = Logged(**{name: of(samples) for name, samples in steps.logged})
+    return steps.model_copy(update=parts)
 
 
 def slowest(samples: Samples) -> tuple[float, ...]:

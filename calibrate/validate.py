@@ -69,7 +69,7 @@ def validate(
 
 
 def _sweep(path: Path, profile: Path | None) -> Sweep:
-    rounds = load_rounds(path)
+    rounds = load_rounds(path).calm()
     count = min(len(variant.whole_s) for variant in rounds.variants)
     if count < _FEWEST_ROUNDS:
         raise DdpsimError(

@@ -468,6 +468,12 @@ def test_up_and_down_leave_the_machine_as_it_was(name: str) -> None:
             assert all(f"rate {rate} " in shown and "tbf" in shown for shown in (up, down))
             sends_by = shell(f"ip netns exec {name}-h{host} cat {CONGESTION_CONTROL}")
             assert sends_by.strip() == "reno"
+            cores = sorted(os.sched_getaffinity(0))
+            mask = f"{1 << cores[host % len(cores)]:x}" if len(cores) > 1 else "0"
+            for place, device in ((f"h{host}", "eth0"), ("sw", f"p{host}")):
+                file = f"/sys/class/net/{device}/queues/rx-0/rps_cpus"
+                shown = shell(f"ip netns exec {name}-{place} cat {file}").strip()
+                assert shown.replace(",", "").lstrip("0") == mask.lstrip("0")
         assert testbed.host_prefix(1) == ("ip", "netns", "exec", f"{name}-h1")
     assert made_of(name) == []
     assert Path(CONGESTION_CONTROL).read_text() == machine

@@ -37,6 +37,7 @@ from calibrate.ddp_rounds import (
 from calibrate.measure.clock import no_collection
 from calibrate.measure.environment import check_same, environment, rank_facts
 from calibrate.measure.errors import LostContactError, MeasureError
+from calibrate.measure.host import stolen_s
 from calibrate.measure.job import Job, join
 from calibrate.measure.launch import local
 from calibrate.measure.profile import (
@@ -65,7 +66,7 @@ _LOG_FIELDS = {
     "comm_s": "backward_comm_time",
     "overlap_s": "backward_compute_comm_overlap_time",
 }
-_PARTS = ("whole_s", "forward_s", "backward_s", "optimizer_s")
+_PARTS = ("whole_s", "forward_s", "backward_s", "optimizer_s", "stolen_s")
 _Row = tuple[float, ...]
 
 
@@ -74,7 +75,7 @@ def measure_rounds(options: RoundOptions) -> Rounds:
 
     Raises MeasureError where the model cannot be used, ranks differ or a peer is lost.
     """
-    job = join(options.timeout_s)
+    job = join(options.timeout_s, comm_first=options.comm_first)
     try:
         with compute_threads(1):
             return _measure(job, options)
@@ -194,8 +195,9 @@ def _register(ddp: DistributedDataParallel, name: str) -> None:
 
 
 def _step(training: Training, micro_batches: int, no_sync: Callable[[], Any]) -> _Row:
-    """Seconds of one iteration: whole, forward, backward, optimizer."""
+    """Seconds of one iteration: whole, forward, backward, optimizer; and what was stolen of it."""
     clock, forward_s, backward_s = training.clock, 0.0, 0.0
+    stolen_before_s = stolen_s()
     start = clock.mark()
     for i in range(micro_batches):
         with nullcontext() if i == micro_batches - 1 else no_sync():
@@ -210,7 +212,8 @@ def _step(training: Training, micro_batches: int, no_sync: Callable[[], Any]) ->
     training.optimizer.step()
     training.optimizer.zero_grad()
     end = clock.mark()
-    return clock.seconds(start, end), forward_s, backward_s, clock.seconds(fourth, end)
+    whole_s, optimizer_s = clock.seconds(start, end), clock.seconds(fourth, end)
+    return whole_s, forward_s, backward_s, optimizer_s, stolen_s() - stolen_before_s
 
 
 # --- the rounds --------------------------------------------------------------------------------

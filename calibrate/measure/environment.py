@@ -80,7 +80,7 @@ def environment(job: Job, facts: Facts, root: Path = Path("/")) -> Environment:
         backend="nccl" if facts.backend == "nccl" else "gloo",
         library=facts.library,
         variables=_variables(os.environ),
-        details=_details(root, cores),
+        details=_details(root, cores, job.gloo_threads),
     )
 
 
@@ -121,7 +121,7 @@ def _variables(given: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _details(root: Path, cores: int) -> dict[str, str]:
+def _details(root: Path, cores: int, gloo_threads: str) -> dict[str, str]:
     governor = _first_line(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     found = {
         "host": socket.gethostname(),
@@ -132,6 +132,7 @@ def _details(root: Path, cores: int) -> dict[str, str]:
         "load_average": _first_line(root / "proc/loadavg"),
         "governor": governor or "not known",
         "tcp_congestion_control": congestion_control(root),
+        "gloo_threads": gloo_threads,
         "cuda": str(torch.version.cuda or ""),
         "driver": _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"),
         "topology": _nvidia_smi("topo", "-m"),

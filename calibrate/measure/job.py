@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from calibrate.measure.clock import Clock
 from calibrate.measure.errors import MeasureError
+from calibrate.measure.gloo_threads import gloo_first
 from calibrate.record import Layout
 
 __all__ = ["Job", "Place", "join", "read_place"]
@@ -70,8 +71,10 @@ def read_place(variables: Mapping[str, str]) -> Place:
 class Job:
     """An initialised torch.distributed job, and its ranks' talk aside from what is measured."""
 
-    def __init__(self, place: Place, timeout_s: float, *, owned: bool) -> None:
-        self.place = place
+    def __init__(
+        self, place: Place, timeout_s: float, *, owned: bool, comm_first: bool = False
+    ) -> None:
+        self.place, self._comm_first, self.gloo_threads = place, comm_first, ""
         self.rank, self.world_size = place.rank, place.world_size
         self.backend = str(dist.get_backend())
         self.device = torch.device(f"cuda:{place.local_rank}" if self.backend == "nccl" else "cpu")
@@ -86,6 +89,7 @@ class Job:
             else dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         )
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._put_first()
 
     def everyone(self, value: _T) -> list[_T]:
         """What each rank says, by rank."""
@@ -118,6 +122,7 @@ class Job:
             if ranks not in self._groups:
                 whole = ranks == tuple(range(self.world_size))
                 self._groups[ranks] = dist.group.WORLD if whole else dist.new_group(list(ranks))
+        self._put_first()
 
     def group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
         """The process group of ranks that `open_groups` made."""
@@ -126,24 +131,32 @@ class Job:
             raise MeasureError("the job has no process group")
         return group
 
+    def _put_first(self) -> None:
+        """gloo's threads before compute, if that was asked for; those of new groups too."""
+        if self._comm_first and self.backend == "gloo":
+            permitted = all(self.everyone(gloo_first()))
+            self.gloo_threads = "before compute" if permitted else "not permitted before compute"
+
     def leave(self) -> None:
         """End the job, if `join` began it."""
         if self._owned and dist.is_initialized():
             dist.destroy_process_group()
 
 
-def join(timeout_s: float, variables: Mapping[str, str] | None = None) -> Job:
+def join(
+    timeout_s: float, variables: Mapping[str, str] | None = None, *, comm_first: bool = False
+) -> Job:
     """Join the job of torchrun's variables, or the one that is initialised already.
 
     NCCL if this node has a CUDA device for each of its ranks, otherwise gloo on the CPU.
     `timeout_s` bounds the wait for the other ranks and every exchange with them; raises
-    MeasureError if it runs out.
+    MeasureError if it runs out. `comm_first`: see `calibrate.measure.gloo_threads`.
     """
     place = read_place(os.environ if variables is None else variables)
     owned = not dist.is_initialized()
     if owned:
         _initialise(place, timeout_s)
-    return Job(place, timeout_s, owned=owned)
+    return Job(place, timeout_s, owned=owned, comm_first=comm_first)
 
 
 def _initialise(place: Place, timeout_s: float) -> None:

@@ -11,6 +11,12 @@ Hosts send by TCP Reno, whatever the machine's default is: every kernel has it, 
 trips Linux's own default, CUBIC, does the same (RFC 9438, section 4.3). BBR, which some clouds set,
 would stop for 200 ms every 10 s (PROBE_RTT) and drop packets as it probes: seen at 200 Mbit/s,
 60 MiB took 1.050 to 1.128 of the link's time with it, and 1.045 to 1.046 with Reno.
+
+A host's packets are received on one core, the switch's side of its link too (RPS, by turns over the
+cores). A virtual device has no queue of its own: else packets of one connection are received by
+whichever core sent them or ran the shaper's timer, and overtake each other where one is delayed.
+TCP takes that for loss: seen at 3 Gbit/s, 500 to 14,000 of 700,000 packets out of order, and
+all-reduces of 4 MiB 1.06 to 2.5 times their bytes' time; with RPS none, and 1.07 to 1.1.
 """
 
 from __future__ import annotations
@@ -43,6 +49,7 @@ __all__ = ["address", "build", "host_namespace", "keep", "present", "remove", "t
 
 MOST_HOSTS = 250  # their addresses are one /24
 _CONGESTION_CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
+_RECEIVING_CORES = "/sys/class/net/{device}/queues/rx-0/rps_cpus"
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 _log = logging.getLogger(__name__)
 
@@ -238,9 +245,25 @@ def _connect(state: State, host: int) -> None:
     _run(f"ip -n {namespace} link set eth0 up")
     _run(f"ip -n {namespace} link set lo up")
     _run(f"ip netns exec {namespace} tee {_CONGESTION_CONTROL}", text="reno")
+    _receive_on_one_core(namespace, "eth0", host)
+    _receive_on_one_core(switch, port, host)
     tbf = tbf_arguments(state.rates_bytes_per_s[host])
     _run(f"tc -n {switch} qdisc add dev {port} root {tbf}")
     _run(f"tc -n {namespace} qdisc add dev eth0 root {tbf}")
+
+
+def _receive_on_one_core(namespace: str, device: str, host: int) -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) > 1:  # kernels for one core have no RPS
+        mask = _core_mask(usable[host % len(usable)])
+        file = _RECEIVING_CORES.format(device=device)
+        _run(f"ip netns exec {namespace} tee {file}", text=mask)
+
+
+def _core_mask(core: int) -> str:
+    """As the kernel reads sets of cores: hexadecimal, 32 cores between commas."""
+    words = [0] * (core // 32) + [1 << core % 32]
+    return ",".join(f"{word:08x}" for word in reversed(words))
 
 
 def _remove(state: State) -> None:
