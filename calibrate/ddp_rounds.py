@@ -41,6 +41,7 @@ SCHEMA = "ddpsim.ddp-rounds/1"
 CAPS = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)  # MiB; None: torch's default
 
 _CALM = 0.01  # of an iteration may be stolen by a hypervisor
+_FEW = 5
 ALONE_PER_ROUND = 3  # iterations without DDP: each prediction rests on them, so on their noise
 CORES_OF_RANKS = "cores_of_ranks"  # in an environment's details: "0,1 | 2,3"
 
@@ -170,7 +171,7 @@ class Rounds(_Part):
     def calm(self) -> Rounds:
         """Without the iterations of which a hypervisor stole more than 1 % on any rank.
 
-        At least half of each kind stay, the calmest, where all of them were disturbed.
+        Where fewer than half, or than five, are so calm, the calmest three quarters, or five.
         """
         return self.model_copy(
             update={
@@ -199,8 +200,10 @@ def _calm(steps: _S) -> _S:
     ]
     if not shares:
         return steps
-    most = max(_CALM, median(shares))
-    kept = [i for i, share in enumerate(shares) if share <= most]
+    kept = [i for i, share in enumerate(shares) if share <= _CALM]
+    if len(kept) < max(_FEW, len(shares) / 2):
+        most = sorted(shares)[: max(_FEW, 3 * len(shares) // 4)][-1]
+        kept = [i for i, share in enumerate(shares) if share <= most]
 
     def of(samples: Samples) -> Samples:
         return tuple(samples[i] for i in kept)

@@ -108,7 +108,7 @@ INTERFERENCES = st.fixed_dictionaries(
     {
         "compute": FACTORS,
         "comm": FACTORS,
-        "compute_s_per_byte": st.floats(0, 1e-8),
+        "busy_s_per_byte": st.floats(0, 1e-8),
         "crowded_s_per_byte": st.floats(0, 1e-8),
         "comm_delay_s": st.floats(0, 1e-3),
     }
@@ -158,7 +158,7 @@ def test_ranks_without_events_equal_the_plain_model(
     )
     program = replace(compile_program(scenario, model), iterations=data.draw(st.integers(1, 4)))
     iterations = program.warmup + program.iterations
-    slowed = {"compute": data.draw(FACTORS), "compute_s_per_byte": data.draw(st.floats(0, 1e-10))}
+    slowed = {"compute": data.draw(FACTORS), "busy_s_per_byte": data.draw(st.floats(0, 1e-10))}
     cost = InterferingCost(build_network(scenario).cost, **slowed)
     slowdowns = draw_slowdowns(scenario.cluster, scenario.run, iterations)
     stalls = None
@@ -230,6 +230,19 @@ def test_a_transfer_that_begins_under_compute_is_delayed_once(busy: bool, end_ns
     env.run()
     assert meeting.ends[0].processed
     assert env.now == end_ns
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "slowdown"),
+    [
+        (0, Fraction(11, 10)),
+        (60, Fraction(22, 10)),  # 60 bytes in 120 ns, of which 1 ns each: half of the processor
+        (600, Fraction(22)),  # as much as it can have: 5 % are left
+    ],
+)
+def test_compute_has_what_is_left_of_the_processor(size_bytes: int, slowdown: Fraction) -> None:
+    cost = InterferingCost(OneTransfer(), compute=1.1, busy_s_per_byte=1e-9)
+    assert cost.transfer("all_reduce", size_bytes).interference.compute == slowdown
 
 
 class OneTransfer:

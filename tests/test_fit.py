@@ -587,7 +587,7 @@ def _record(
     model: AllReduceModel | None = None,
     **changes: str,
 ) -> Record:
-    """Compute is constant + per_byte x (bytes sent a second) times longer, comm 1.2 times."""
+    """Compute is constant / (1 - per_byte x (bytes sent a second)) times longer, comm 1.2 times."""
     model = model or _gloo()
 
     def seconds(size: int) -> float:
@@ -603,7 +603,7 @@ def _record(
     beside, largest_s = 2**22, seconds(2**22)
     sent = beside / (1.2 * largest_s)
     for name in ("gemm", "memory"):
-        longer = constant + per_byte * sent
+        longer = constant / (1 - per_byte * sent)
         found += [
             measured("all_reduce", f"with {name}", 1.2 * largest_s, size_bytes=beside, **pair),
             measured("compute", f"{name} alone", 0.01, size_bytes=beside, **pair),
@@ -646,7 +646,7 @@ def test_a_profile_from_a_record() -> None:
     law = FittedCost(_gloo(), 2, 1, 62.5e6).transfer("all_reduce", 2**22)
     # no queue was measured alone: it is taken to leave the link idle at no time
     assert 1 + more == pytest.approx(1.2 * duration_ns(law) / law.transfer_ns, rel=0.01)
-    assert found.compute_slowdown_s_per_byte.value == pytest.approx(1e-9, rel=5e-3)
+    assert found.compute_busy_s_per_byte.value == pytest.approx(1e-9, rel=5e-3)
     assert profile.overheads.hook_s is not None
     assert profile.overheads.hook_s.value == pytest.approx(5e-6, rel=5e-3)
     assert profile.overheads.copy_bytes_per_s is not None
@@ -664,7 +664,7 @@ def test_records_of_several_line_rates_tell_the_constant_from_the_bytes() -> Non
     profile = fit_profile(records, "testbed")
     assert profile.interference is not None
     assert profile.interference.compute_slowdown.value == pytest.approx(1.05, rel=1e-3)
-    per_byte = profile.interference.compute_slowdown_s_per_byte
+    per_byte = profile.interference.compute_busy_s_per_byte
     assert per_byte.value == pytest.approx(4e-10, rel=1e-2)
     assert per_byte.stderr is not None
     assert profile.provenance.sources == ("record 1", "record 2", "record 3")
@@ -743,7 +743,7 @@ def test_with_nccl_the_slowdown_of_compute_is_a_constant() -> None:
     found = fit_profile([record], "cluster").interference
     assert found is not None
     assert found.compute_slowdown.value == pytest.approx(1.15)
-    assert found.compute_slowdown_s_per_byte == Fitted(value=0.0)
+    assert found.compute_busy_s_per_byte == Fitted(value=0.0)
 
 
 def test_what_runs_beside_other_work_is_never_faster_for_it() -> None:

@@ -215,6 +215,12 @@ def test_error_file(as_root: None, folder: Path) -> None:
     )
 
 
+def test_a_set_of_one_core_as_the_kernel_reads_it() -> None:
+    assert network._core_mask(0) == "00000001"
+    assert network._core_mask(31) == "80000000"
+    assert network._core_mask(33) == "00000002,00000000"
+
+
 def test_burst() -> None:
     with_fine_timer, with_ticks = 1e9, 250.0
     assert shaping.burst_bytes(GBIT, with_fine_timer) == 131_072

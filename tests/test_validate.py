@@ -198,6 +198,28 @@ def test_slow_moments_of_the_machine_are_taken_off(micro_batches: int) -> None:
         assert time.stderr == pytest.approx(0, abs=1e-9)
 
 
+def test_iterations_that_a_hypervisor_disturbed_do_not_count() -> None:
+    rounds = made_up([TWO])
+    variant = rounds.variants[0]
+    count = len(variant.whole_s)
+
+    def stolen(share: float, times: int) -> Rounds:
+        of = [(0.0, share * whole[1]) if i < times else (0.0, 0.0)
+              for i, whole in enumerate(variant.whole_s)]  # fmt: skip
+        return rounds.model_copy(
+            update={"variants": (variant.model_copy(update={"stolen_s": tuple(of)}),)}
+        )
+
+    assert rounds.calm() == rounds  # of records that do not tell
+    assert stolen(0.005, 3).calm().variants[0].whole_s == variant.whole_s
+    calm = stolen(0.05, 3).calm().variants[0]
+    assert calm.whole_s == variant.whole_s[3:]
+    assert calm.logged.comm_s == variant.logged.comm_s[3:]
+    assert len(calm.stolen_s) == count - 3
+    assert len(stolen(0.05, count).calm().variants[0].whole_s) == count  # all alike
+    assert len(stolen(0.05, count - 1).calm().variants[0].whole_s) == count
+
+
 def test_few_rounds_or_steady_ones_are_left_as_they_are() -> None:
     few, steady = paced(ONE, [1.0, 1.2, 1.4]), paced(TWO, [1.0] * 20)
     rounds = made_up([ONE, TWO]).model_copy(update={"variants": (few, steady)})

@@ -103,14 +103,14 @@ def test_the_recorded_campaign_is_predicted() -> None:
     assert figures.cases >= 216
     assert figures.buckets_agree == figures.cases
     assert figures.median_error <= 0.015
-    assert figures.worst_error <= 0.075
+    assert figures.worst_error <= 0.09
     assert abs(figures.median_bias) <= 0.01
-    assert figures.within_5_percent_or_noise >= 0.94
+    assert figures.within_5_percent_or_noise >= 0.96
     assert figures.median_exposed_error <= 0.03
     assert figures.covered is not None
     assert 0.7 <= figures.covered <= 0.9
     assert figures.skilled is not None
-    assert figures.skilled >= 0.6
+    assert figures.skilled >= 0.65
     assert figures.good_choices is not None
     assert figures.good_choices >= 0.85
 

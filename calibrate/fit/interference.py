@@ -24,6 +24,7 @@ from calibrate.fit.estimates import (
 )
 from calibrate.fit.samples import find
 from calibrate.record import HALF, WORKS, Measurement, Record
+from ddpsim.cluster.collectives import MOST_TAKEN
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost
 from ddpsim.importers.cluster_profile import Fitted, Interference
 from ddpsim.units import NS_PER_S
@@ -31,6 +32,7 @@ from ddpsim.units import NS_PER_S
 __all__ = ["fit_interference"]
 
 _LAW_ERROR = 0.02
+_STARVED = 1 / (1 - MOST_TAKEN)
 _ALIKE = 1.5  # squares closer than this are of one message, measured beside several works
 _HALF_MEASURED = (
     "not enough data for interference: measure compute and all_reduce, alone and together"
@@ -45,9 +47,9 @@ def fit_interference(
     `model` is the law of the records' all-reduces, which tells how long their bytes take the link.
 
     The figures are means over the pieces of compute (matrix products, and memory traffic), whose
-    difference counts as error. With NCCL the slowdowns are constants. With gloo that of compute
-    grows with the bytes that a rank sends a second, as the same processor moves them (a line over
-    records of different line rates, or through 1 if there is one line rate only); a transfer is
+    difference counts as error. With NCCL the slowdowns are constants. With gloo compute has what
+    is left of a processor that moves the bytes too (what it lacks is a line over records of
+    different line rates, or through 0 if there is one line rate only); a transfer is
     delayed once, as its threads wait for the processor, and slowed down with the square of those
     bytes; and two in flight crowd each other in proportion to them.
     """
@@ -74,8 +76,8 @@ def fit_interference(
             )
     interference = Interference(
         compute_slowdown=constant,
-        compute_slowdown_s_per_byte=per_byte,
-        half_compute_slowdown_s_per_byte=_by_rate(half)[1] if half and is_gloo else None,
+        compute_busy_s_per_byte=per_byte,
+        half_compute_busy_s_per_byte=_by_rate(half)[1] if half and is_gloo else None,
         comm_slowdown=comm_constant,
         comm_slowdown_s2_per_byte2=queue.squared,
         comm_delay_s=queue.delay,
@@ -86,12 +88,17 @@ def fit_interference(
 
 
 def _merged(records: Sequence[Record]) -> list[Record]:
-    """One record a layout and line rate: what is compared may have been measured in two."""
+    """One record a layout and line rate: what is compared may have been measured in two.
+
+    What both have counts from the first, so that nothing is compared with another hour's.
+    """
     merged: list[Record] = []
     for record in records:
         for i, other in enumerate(merged):
             if other.layout == record.layout:
-                both = (*other.measurements, *record.measurements)
+                held = {m.key for m in other.measurements}
+                more = (m for m in record.measurements if m.key not in held)
+                both = (*other.measurements, *more)
                 merged[i] = other.model_copy(update={"measurements": both})
                 break
         else:
@@ -161,14 +168,27 @@ def _of_size(found: Sequence[Measurement], like: Measurement) -> list[Measuremen
 
 
 def _by_rate(pieces: Sequence[_Piece]) -> tuple[Fitted, Fitted]:
-    """Slowdown without any traffic, and more of it a byte sent a second."""
+    """Slowdown without any traffic, and the share of the processor of a byte sent a second.
+
+    From what compute lacks of its usual speed: a share without traffic, and more a byte. Pieces
+    that hardly ran at all tell of no slope.
+    """
+    pieces = [piece for piece in pieces if piece.ratio.value < _STARVED] or pieces
     rates = [piece.sent_bytes_per_s for piece in pieces]
-    above = [shifted(piece.ratio, -1.0) for piece in pieces]
+    lacking = [_lacking(piece.ratio) for piece in pieces]
     if len({piece.line_rate for piece in pieces}) > 1:
-        constant, per_byte = line(rates, above)
-        return shifted(constant, 1.0), per_byte
-    slopes = [scaled(ratio, 1 / rate) for ratio, rate in zip(above, rates, strict=True)]
+        always, per_byte = line(rates, lacking)
+        rest = 1 - always.value
+        constant = Fitted(value=1 / rest, stderr=scaled(always, 1 / rest**2).stderr)
+        return constant, scaled(per_byte, 1 / rest)
+    slopes = [scaled(share, 1 / rate) for share, rate in zip(lacking, rates, strict=True)]
     return Fitted(value=1.0), at_least(pooled(slopes), 0.0)
+
+
+def _lacking(slowdown: Fitted) -> Fitted:
+    """What something so much slower lacks of its usual speed."""
+    error = scaled(slowdown, 1 / slowdown.value**2).stderr
+    return Fitted(value=1 - 1 / slowdown.value, stderr=error)
 
 
 @dataclass(frozen=True)

@@ -101,16 +101,17 @@ def _interference(profile: ClusterProfile) -> Iterator[str]:
     if found is None:
         return
     yield "interference: times longer while both are in flight"
-    for name, factor, more, scale, at in (
-        ("compute", found.compute_slowdown, found.compute_slowdown_s_per_byte, 1e9, "GB/s"),
-        ("communication", found.comm_slowdown, found.comm_slowdown_s2_per_byte2, 1e18, "(GB/s)^2"),
+    yield _line("compute", found.compute_slowdown, _number)
+    for kind, taken in (
+        ("taken, a GB/s sent", found.compute_busy_s_per_byte),
+        ("  of float16", found.half_compute_busy_s_per_byte),
     ):
-        yield _line(name, factor, _number)
-        if name == "compute" and found.half_compute_slowdown_s_per_byte:
-            half = _scaled(found.half_compute_slowdown_s_per_byte, scale)
-            yield _line("    of float16", half, _number)
-        if more.value:
-            yield _line(f"  more a {at} sent", _scaled(more, scale), _number)
+        if taken and taken.value:
+            yield _line(f"  {kind}", _scaled(taken, 1e9), _number)
+    yield _line("communication", found.comm_slowdown, _number)
+    if found.comm_slowdown_s2_per_byte2.value:
+        squared = _scaled(found.comm_slowdown_s2_per_byte2, 1e18)
+        yield _line("  more a (GB/s)^2 sent", squared, _number)
     if found.comm_delay_s.value:
         yield _line("  and once", found.comm_delay_s, format_duration)
     if found.idle_link_use.value != 1:

@@ -38,6 +38,7 @@ WARMUPS = 3
 NOISY = 0.10
 _CALM = 0.02  # of a measurement may be stolen by a hypervisor; else it is taken again
 _TRIES = 3
+_TELLING_S = 1.0  # over less, the ticks in which it is told mean little
 _UNSURE = 1.5  # a task may take this many times its share before it is left out
 _USUAL_FREE_BYTES = 4 * 2**30  # assumed for a rank where the machine does not tell
 _MEMORY_SHARE = 0.25  # of what is free, by default
@@ -263,8 +264,9 @@ class _Session:
         while len(tries) < _TRIES and all(stolen > _CALM for stolen, _ in tries):
             began, stolen_before_s = time.monotonic(), stolen_s()
             rounds = self._rounds(task, run, count)
-            stolen = (stolen_s() - stolen_before_s) / (time.monotonic() - began)
-            tries.append((max(row[0] for row in self._job.numbers([stolen])), rounds))
+            took_s = max(_TELLING_S, time.monotonic() - began)
+            here = 0.0 if run is None else (stolen_s() - stolen_before_s) / took_s
+            tries.append((max(row[0] for row in self._job.numbers([here])), rounds))
         stolen, rounds = min(tries, key=lambda one: one[0])
         return rounds, stolen
 

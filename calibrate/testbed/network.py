@@ -15,8 +15,8 @@ would stop for 200 ms every 10 s (PROBE_RTT) and drop packets as it probes: seen
 A host's packets are received on one core, the switch's side of its link too (RPS, by turns over the
 cores). A virtual device has no queue of its own: else packets of one connection are received by
 whichever core sent them or ran the shaper's timer, and overtake each other where one is delayed.
-TCP takes that for loss: seen at 3 Gbit/s, 500 to 14,000 of 700,000 packets out of order, and
-all-reduces of 4 MiB 1.06 to 2.5 times their bytes' time; with RPS none, and 1.07 to 1.1.
+TCP takes that for loss: seen at 3 Gbit/s, 50 to 14,000 of 700,000 packets out of order, and where
+there were many, all-reduces of 4 MiB 1.5 times their bytes' time and not 1.07; with RPS none.
 """
 
 from __future__ import annotations

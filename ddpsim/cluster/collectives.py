@@ -71,6 +71,7 @@ class Interference:
 
 
 NO_INTERFERENCE = Interference()
+MOST_TAKEN = 0.95  # of compute: Linux leaves others 5 % beside real-time threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +165,11 @@ class CollectiveCost(Protocol):
 class InterferingCost:
     """A cost model whose transfers and compute slow each other down.
 
-    `compute` and `comm` are factors; to them `compute_s_per_byte` times the bytes of a message that
-    move in a second, and `comm_s2_per_byte2` times their square, are added; `crowded_s_per_byte`
-    likewise beside another transfer, and `comm_delay_s` once a transfer; of its latency, in which
-    the link is idle, another transfer may use the share `idle_link_use`
+    `compute` and `comm` are factors; of the time that compute has, `busy_s_per_byte` times the
+    bytes of a message that move in a second are taken from it; `comm_s2_per_byte2` times their
+    square is added to `comm`, `crowded_s_per_byte` times them beside another transfer, and
+    `comm_delay_s` once a transfer; of its latency, in which the link is idle, another transfer may
+    use the share `idle_link_use`
     (`ddpsim.importers.cluster_profile`). `effect` stretches the delay, and how far the factors lie
     above 1.
     """
@@ -175,7 +177,7 @@ class InterferingCost:
     cost: CollectiveCost
     compute: float = 1.0
     comm: float = 1.0
-    compute_s_per_byte: float = 0.0
+    busy_s_per_byte: float = 0.0
     comm_s2_per_byte2: float = 0.0
     crowded_s_per_byte: float = 0.0
     comm_delay_s: float = 0.0
@@ -196,7 +198,7 @@ class InterferingCost:
         transfer = self._split(self.cost.transfer(operation, size_bytes))
         bytes_per_s = size_bytes / max(duration_ns(transfer), 1) * NS_PER_S
         comm = self.comm + self.comm_s2_per_byte2 * bytes_per_s**2
-        compute = self.compute + self.compute_s_per_byte * bytes_per_s / comm
+        compute = self.compute / (1 - min(MOST_TAKEN, self.busy_s_per_byte * bytes_per_s / comm))
         suffered = Interference(
             self._factor(compute),
             self._factor(comm),

@@ -54,7 +54,7 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
             cost,
             compute=found.compute_slowdown.value,
             comm=found.comm_slowdown.value,
-            compute_s_per_byte=_per_byte(found, half=half).value * sent,
+            busy_s_per_byte=_per_byte(found, half=half).value * sent,
             comm_s2_per_byte2=found.comm_slowdown_s2_per_byte2.value * sent**2,
             crowded_s_per_byte=found.crowded_slowdown_s_per_byte.value * sent,
             comm_delay_s=found.comm_delay_s.value,
@@ -99,9 +99,9 @@ def _reaching(law: AllReduceModel, scenario: Scenario) -> AllReduceModel:
 
 def _per_byte(found: Interference, *, half: bool) -> Fitted:
     """Compute's slowdown a byte sent a second."""
-    if half and found.half_compute_slowdown_s_per_byte:
-        return found.half_compute_slowdown_s_per_byte
-    return found.compute_slowdown_s_per_byte
+    if half and found.half_compute_busy_s_per_byte:
+        return found.half_compute_busy_s_per_byte
+    return found.compute_busy_s_per_byte
 
 
 def _line_rate(cluster: Cluster) -> float | None:
@@ -180,7 +180,7 @@ def _interference_uncertainty(profile: ClusterProfile, found: Interference) -> U
     added = (  # value, standard error, and what makes a slowdown of it
         (found.compute_slowdown.value - 1, found.compute_slowdown.stderr, 1.0),
         (found.comm_slowdown.value - 1, found.comm_slowdown.stderr, 1.0),
-        (*_figure(found.compute_slowdown_s_per_byte), rate),
+        (*_figure(found.compute_busy_s_per_byte), rate),
         (*_figure(found.comm_slowdown_s2_per_byte2), rate**2),
         (*_figure(found.comm_delay_s), rate / _USUAL_BYTES),
         (*_figure(found.crowded_slowdown_s_per_byte), rate),

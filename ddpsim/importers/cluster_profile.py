@@ -101,8 +101,9 @@ class Interference(_Part):
 
     Threads that move bytes take processor time from compute, and wait for it. To `comm_slowdown`
     `comm_slowdown_s2_per_byte2` x (bytes a rank sends a second, alone) squared is added: seen, and
-    as it should be, for they need the processor more often and it is busier then. To
-    `compute_slowdown`, `compute_slowdown_s_per_byte` x (bytes a rank sends a second, so slowed).
+    as it should be, for they need the processor more often and it is busier then. Compute has the
+    share 1 - `compute_busy_s_per_byte` x (bytes a rank sends a second, so slowed) of the processor,
+    on which it takes `compute_slowdown` times as long.
     A transfer that begins while a rank computes takes `comm_delay_s` longer: its threads wait for
     the processor first. Of the time in which a transfer leaves the link idle another one in flight
     uses `idle_link_use`; the rest of the two takes 1 + `crowded_slowdown_s_per_byte` x (bytes a
@@ -110,8 +111,8 @@ class Interference(_Part):
     """
 
     compute_slowdown: Fitted
-    compute_slowdown_s_per_byte: Fitted
-    half_compute_slowdown_s_per_byte: Fitted | None = Field(
+    compute_busy_s_per_byte: Fitted
+    half_compute_busy_s_per_byte: Fitted | None = Field(
         None, description="compute's, of float16: its addition takes the processor longer"
     )
     comm_slowdown: Fitted
