@@ -194,12 +194,12 @@ class Rounds(_Part):
 
 
 def _calm(steps: _S) -> _S:
+    if not steps.stolen_s:
+        return steps
     shares = [
         max(stolen / whole for stolen, whole in zip(stolen_s, whole_s, strict=True))
-        for stolen_s, whole_s in zip(steps.stolen_s, steps.whole_s, strict=False)
+        for stolen_s, whole_s in zip(steps.stolen_s, steps.whole_s, strict=True)
     ]
-    if not shares:
-        return steps
     kept = [i for i, share in enumerate(shares) if share <= _CALM]
     if len(kept) < max(_FEW, len(shares) / 2):
         most = sorted(shares)[: max(_FEW, 3 * len(shares) // 4)][-1]

@@ -66,7 +66,7 @@ _LOG_FIELDS = {
     "comm_s": "backward_comm_time",
     "overlap_s": "backward_compute_comm_overlap_time",
 }
-_PARTS = ("whole_s", "forward_s", "backward_s", "optimizer_s", "stolen_s")
+_PARTS = tuple(Steps.model_fields)  # in the order in which `_step` returns them
 _Row = tuple[float, ...]
 
 

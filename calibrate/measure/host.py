@@ -36,7 +36,9 @@ def stolen_s(root: Path = Path("/")) -> float:
 
     In ticks of some 10 ms; 0 where it is not told. Source: proc(5), /proc/stat.
     """
-    mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     lines = [line.split() for line in text_of(root / "proc/stat").splitlines()]
+    if not lines:  # not Linux: it tells no cores of a process either
+        return 0.0
+    mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     ticks = [int(line[_STEAL]) for line in lines if len(line) > _STEAL and line[0] in mine]
     return sum(ticks) / len(mine) / os.sysconf("SC_CLK_TCK")

@@ -1,8 +1,7 @@
 """How each kind is run: a round does once what its task measures, and returns a lap per slot.
 
-With NCCL collectives follow one another as buckets do in a step. With gloo a barrier comes before
-each: without it ranks can fall into a step in which what one asks of the other waits behind its own
-data, and stay in it for all repetitions (seen at 3 Gbit/s: 4 ms more from 4 MiB on, in some runs).
+Collectives follow one another without a barrier between: each starts when its forerunner has
+ended on all ranks, as buckets do in a step.
 """
 
 from __future__ import annotations
@@ -71,18 +70,6 @@ def _timed(job: Job, work: Work, times: int = 1) -> Round:
     return run
 
 
-def _together(job: Job, group: dist.ProcessGroup, work: Work) -> Round:
-    """A collective; with gloo its ranks begin it together."""
-    timed = _timed(job, work)
-
-    def run() -> Sequence[Lap]:
-        if job.device.type == "cpu":
-            dist.barrier(group=group)
-        return timed()
-
-    return run
-
-
 def _floats(size_bytes: int, job: Job) -> Tensor:
     return _zeros(size_bytes, job, torch.float32)
 
@@ -104,13 +91,13 @@ def _dtype(task: Task) -> torch.dtype:
 def _all_reduce(task: Task, job: Job) -> Round:
     group = job.group(task.team.ranks)
     data = _zeros(task.first.size_bytes, job, _dtype(task))
-    return _together(job, group, lambda: dist.all_reduce(data, group=group))
+    return _timed(job, lambda: dist.all_reduce(data, group=group))
 
 
 def _broadcast(task: Task, job: Job) -> Round:
     group, root = job.group(task.team.ranks), task.team.ranks[0]
     data = _floats(task.first.size_bytes, job)
-    return _together(job, group, lambda: dist.broadcast(data, root, group=group))
+    return _timed(job, lambda: dist.broadcast(data, root, group=group))
 
 
 def _reduce_scatter(task: Task, job: Job) -> Round:
@@ -118,7 +105,7 @@ def _reduce_scatter(task: Task, job: Job) -> Round:
     group, ranks = job.group(task.team.ranks), len(task.team.ranks)
     part = _floats(task.first.size_bytes // ranks, job)
     whole = _floats(4 * part.numel() * ranks, job)
-    return _together(job, group, lambda: dist.reduce_scatter_tensor(part, whole, group=group))
+    return _timed(job, lambda: dist.reduce_scatter_tensor(part, whole, group=group))
 
 
 def _all_gather(task: Task, job: Job) -> Round:
@@ -126,7 +113,7 @@ def _all_gather(task: Task, job: Job) -> Round:
     group, ranks = job.group(task.team.ranks), len(task.team.ranks)
     part = _floats(task.first.size_bytes // ranks, job)
     whole = _floats(4 * part.numel() * ranks, job)
-    return _together(job, group, lambda: dist.all_gather_into_tensor(whole, part, group=group))
+    return _timed(job, lambda: dist.all_gather_into_tensor(whole, part, group=group))
 
 
 def _point_to_point(task: Task, job: Job) -> Round:

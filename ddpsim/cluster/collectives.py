@@ -165,13 +165,12 @@ class CollectiveCost(Protocol):
 class InterferingCost:
     """A cost model whose transfers and compute slow each other down.
 
-    `compute` and `comm` are factors; of the time that compute has, `busy_s_per_byte` times the
-    bytes of a message that move in a second are taken from it; `comm_s2_per_byte2` times their
-    square is added to `comm`, `crowded_s_per_byte` times them beside another transfer, and
-    `comm_delay_s` once a transfer; of its latency, in which the link is idle, another transfer may
-    use the share `idle_link_use`
-    (`ddpsim.importers.cluster_profile`). `effect` stretches the delay, and how far the factors lie
-    above 1.
+    `compute` and `comm` are factors. Of compute's processor the share `busy_s_per_byte` times the
+    bytes of a message that move in a second is taken. `comm_s2_per_byte2` times their square is
+    added to `comm`, `crowded_s_per_byte` times them to the factor beside another transfer, and
+    `comm_delay_s` once to a transfer. Of its latency, in which the link is idle, another transfer
+    may use the share `idle_link_use` (`ddpsim.importers.cluster_profile`). `effect` stretches the
+    delay, and how far the factors lie above 1.
     """
 
     cost: CollectiveCost

@@ -98,7 +98,7 @@ def _reaching(law: AllReduceModel, scenario: Scenario) -> AllReduceModel:
 
 
 def _per_byte(found: Interference, *, half: bool) -> Fitted:
-    """Compute's slowdown a byte sent a second."""
+    """The share of compute's processor that a byte sent a second takes."""
     if half and found.half_compute_busy_s_per_byte:
         return found.half_compute_busy_s_per_byte
     return found.compute_busy_s_per_byte
