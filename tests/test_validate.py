@@ -198,6 +198,16 @@ def test_slow_moments_of_the_machine_are_taken_off(micro_batches: int) -> None:
         assert time.stderr == pytest.approx(0, abs=1e-9)
 
 
+def test_forwards_count_among_those_of_as_many_micro_batches() -> None:
+    """Those after a micro-batch's backward are faster for a reason that is not the machine."""
+    paces = np.random.default_rng(0).uniform(1.0, 1.4, 41).tolist()
+    one, three = paced(ONE, paces), paced(TWO, paces, 3)
+    faster = tuple((0.9 * first, second) for first, second in three.forward_s)
+    three = three.model_copy(update={"forward_s": faster})
+    rounds = made_up([ONE, TWO]).model_copy(update={"variants": (one, three)})
+    assert steady_time(rounds, (three,)).value == pytest.approx(0.6 * np.median(paces) ** 0.5)
+
+
 def test_iterations_that_a_hypervisor_disturbed_do_not_count() -> None:
     rounds = made_up([TWO])
     variant = rounds.variants[0]

@@ -1,6 +1,6 @@
 """Hold predictions against published and recorded measurements; write docs/validation.md.
 
-And docs/validation/testbed.json, every case of the recorded campaign.
+And docs/validation/testbed*.json, every case of a recorded campaign.
 
     DDPSIM_REFERENCE_DATA=... python tools/make_validation.py
 
@@ -42,8 +42,9 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
 TESTBED = ROOT / "scenarios" / "testbed"
 PAGE = ROOT / "docs" / "validation.md"
-CAMPAIGN = ROOT / "docs" / "validation" / "testbed"
-REPORT = CAMPAIGN.with_suffix(".json")
+EPYC = ROOT / "docs" / "validation" / "testbed"
+XEON = ROOT / "docs" / "validation" / "testbed-xeon"
+CAMPAIGNS = (EPYC, XEON)  # by the machine that was the testbed
 V100_LOG = "nccl/logs/abci-V-1x4.txt"
 
 # Identical GPUs of one cluster differ: 8 % on average over five clusters (arXiv 2208.11035), read
@@ -115,18 +116,26 @@ class Row:
 
 
 @cache
-def campaign() -> Validation:
-    """The recorded campaign, predicted anew from its profile, on all cores."""
-    files = sorted(CAMPAIGN.glob("rounds-*.json"))
+def campaign(folder: Path) -> Validation:
+    """A recorded campaign, predicted anew from its profile, on all cores."""
+    files = sorted(folder.glob("rounds-*.json"))
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        return validate(files, CAMPAIGN / "cluster.json", pool.map)
+        return validate(files, folder / "cluster.json", pool.map)
+
+
+def report_of(folder: Path) -> Path:
+    """Where a campaign's report is kept."""
+    return folder.with_suffix(".json")
 
 
 def main() -> None:
-    """Write the page, and the campaign's report."""
+    """Write the page, and the campaigns' reports."""
     PAGE.write_text(page(), encoding="utf-8")
-    REPORT.write_text(campaign().model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8")
-    print(PAGE.relative_to(ROOT), REPORT.relative_to(ROOT), sep="\n")
+    print(PAGE.relative_to(ROOT))
+    for folder in CAMPAIGNS:
+        text = campaign(folder).model_dump_json(by_alias=True, indent=1)
+        report_of(folder).write_text(text + "\n", encoding="utf-8")
+        print(report_of(folder).relative_to(ROOT))
 
 
 def reference_log() -> Path | None:
@@ -382,10 +391,9 @@ def page() -> str:
         "BACKWARD": _table(backwards, "cap, MiB"),
         "ROOFLINE": _roofline_table(),
         "ROOFLINE_SIGMA": f"{roofline_sigma():.2f}",
-        "CAMPAIGN": "\n".join(f"- {line}" for line in headlines(campaign())),
-        "CAMPAIGN_PLAIN": _in_short(_by_plain_medians()),
-        "CAMPAIGN_NEW": _in_short([s for s in _own_cores() if s.model.endswith(":mixer")]),
-        "CAMPAIGN_TABLE": _campaign_table(),
+        **_campaign_texts("EPYC", EPYC),
+        "EPYC_NEW": _in_short([s for s in _own_cores(EPYC) if s.model.endswith(":mixer")]),
+        **_campaign_texts("XEON", XEON),
         "PRESETS": _preset_table(),
         "SWEEPS": "\n".join(nccl_sweeps.table()),
         "SWEEP_LEVELS": "\n".join(f"- {k}: {v}" for k, v in nccl_sweeps.levels().items()),
@@ -399,9 +407,17 @@ def page() -> str:
     return template
 
 
-def _campaign_table() -> str:
+def _campaign_texts(name: str, folder: Path) -> dict[str, str]:
+    """Figures and table of a campaign, by the names that the template has for them."""
+    return {
+        name: "\n".join(f"- {line}" for line in headlines(campaign(folder))),
+        f"{name}_PLAIN": _in_short(_by_plain_medians(folder)),
+        f"{name}_TABLE": _campaign_table(_own_cores(folder)),
+    }
+
+
+def _campaign_table(sweeps: Sequence[Sweep]) -> str:
     """A row a sweep, a column a variant."""
-    sweeps = _own_cores()
     variants = list(dict.fromkeys(case.variant for sweep in sweeps for case in sweep.cases))
     head = ["model", "Gbit/s", *variants, "noise", "regret"]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
@@ -416,12 +432,12 @@ def _campaign_table() -> str:
     return "\n".join(lines)
 
 
-def _own_cores() -> list[Sweep]:
+def _own_cores(folder: Path) -> list[Sweep]:
     """The sweeps whose ranks have cores of their own."""
-    return [sweep for sweep in campaign().sweeps if not sweep.oversubscribed]
+    return [sweep for sweep in campaign(folder).sweeps if not sweep.oversubscribed]
 
 
-def _by_plain_medians() -> list[Sweep]:
+def _by_plain_medians(folder: Path) -> list[Sweep]:
     """The same sweeps, without what brings rounds to the machine's usual pace."""
     return [
         sweep.model_copy(
@@ -431,7 +447,7 @@ def _by_plain_medians() -> list[Sweep]:
                 )
             }
         )
-        for sweep in _own_cores()
+        for sweep in _own_cores(folder)
     ]
 
 
