@@ -199,7 +199,7 @@ def test_slow_moments_of_the_machine_are_taken_off(micro_batches: int) -> None:
 
 
 def test_forwards_count_among_those_of_as_many_micro_batches() -> None:
-    """Those after a micro-batch's backward are faster for a reason that is not the machine."""
+    """Those of several are shorter, each, for reasons that are not the machine's pace."""
     paces = np.random.default_rng(0).uniform(1.0, 1.4, 41).tolist()
     one, three = paced(ONE, paces), paced(TWO, paces, 3)
     faster = tuple((0.9 * first, second) for first, second in three.forward_s)
