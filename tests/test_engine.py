@@ -104,18 +104,21 @@ def test_ring_shortcuts_equal_the_plain_model(scenario: Scenario, model: Model) 
 
 
 FACTORS = st.integers(100, 250).map(lambda percent: percent / 100)
+KEPT = st.dictionaries(st.floats(1e6, 1e10), st.floats(0.01, 1), max_size=3).map(
+    lambda points: tuple(sorted(points.items()))
+)
 INTERFERENCES = st.fixed_dictionaries(
     {
         "compute": FACTORS,
         "comm": FACTORS,
-        "busy_s_per_byte": st.floats(0, 1e-8),
+        "kept": KEPT,
         "crowded_s_per_byte": st.floats(0, 1e-8),
         "comm_delay_s": st.floats(0, 1e-3),
     }
 )
 
 
-def interfering(scenario: Scenario, model: Model, mode: Any = "auto", **slowdowns: float) -> Any:
+def interfering(scenario: Scenario, model: Model, mode: Any = "auto", **slowdowns: Any) -> Any:
     program = compile_program(scenario, model)
     cost = InterferingCost(build_network(scenario).cost, **slowdowns)
     return run(Request(program, cost, scenario.cluster.world_size), mode)
@@ -124,7 +127,7 @@ def interfering(scenario: Scenario, model: Model, mode: Any = "auto", **slowdown
 @settings(max_examples=150, deadline=None)
 @given(scenarios(), models(), INTERFERENCES)
 def test_folded_ranks_equal_the_plain_model_under_interference(
-    scenario: Scenario, model: Model, slowdowns: dict[str, float]
+    scenario: Scenario, model: Model, slowdowns: dict[str, Any]
 ) -> None:
     fast, plain = (interfering(scenario, model, m, **slowdowns) for m in ("auto", "reference"))
     fast_steps, plain_steps = slowest_steps(fast), slowest_steps(plain)
@@ -158,7 +161,7 @@ def test_ranks_without_events_equal_the_plain_model(
     )
     program = replace(compile_program(scenario, model), iterations=data.draw(st.integers(1, 4)))
     iterations = program.warmup + program.iterations
-    slowed = {"compute": data.draw(FACTORS), "busy_s_per_byte": data.draw(st.floats(0, 1e-10))}
+    slowed = {"compute": data.draw(FACTORS), "kept": data.draw(KEPT)}
     cost = InterferingCost(build_network(scenario).cost, **slowed)
     slowdowns = draw_slowdowns(scenario.cluster, scenario.run, iterations)
     stalls = None
@@ -236,13 +239,24 @@ def test_a_transfer_that_begins_under_compute_is_delayed_once(busy: bool, end_ns
     ("size_bytes", "slowdown"),
     [
         (0, Fraction(11, 10)),
-        (60, Fraction(22, 10)),  # 60 bytes in 120 ns, of which 1 ns each: half of the processor
-        (600, Fraction(22)),  # as much as it can have: 5 % are left
+        (30, Fraction(1467, 1000)),  # half way from all to half of it
+        (60, Fraction(22, 10)),  # in 120 ns: 0.5 GB/s, which is a point
+        (120, Fraction(3143, 1000)),
+        (180, Fraction(55, 10)),
+        (190, Fraction(7071, 1000)),  # beyond the points what is lacking grows with the bytes
+        (600, Fraction(22)),  # as far as it goes: 5 % are left
     ],
 )
-def test_compute_has_what_is_left_of_the_processor(size_bytes: int, slowdown: Fraction) -> None:
-    cost = InterferingCost(OneTransfer(), compute=1.1, busy_s_per_byte=1e-9)
+def test_compute_keeps_what_was_measured_and_between_that_a_line(
+    size_bytes: int, slowdown: Fraction
+) -> None:
+    cost = InterferingCost(OneTransfer(), compute=1.1, kept=((0.5e9, 0.5), (1.5e9, 0.2)))
     assert cost.transfer("all_reduce", size_bytes).interference.compute == slowdown
+
+
+def test_less_than_a_twentieth_is_left_only_where_that_was_measured() -> None:
+    cost = InterferingCost(OneTransfer(), kept=((1e9, 0.01),))
+    assert cost.transfer("all_reduce", 10**6).interference.compute == 100
 
 
 class OneTransfer:

@@ -646,7 +646,9 @@ def test_a_profile_from_a_record() -> None:
     law = FittedCost(_gloo(), 2, 1, 62.5e6).transfer("all_reduce", 2**22)
     # no queue was measured alone: it is taken to leave the link idle at no time
     assert 1 + more == pytest.approx(1.2 * duration_ns(law) / law.transfer_ns, rel=0.01)
-    assert found.compute_busy_s_per_byte.value == pytest.approx(1e-9, rel=5e-3)
+    (point,) = found.compute_kept
+    assert 1 - point.share.value == pytest.approx(1e-9 * point.sent_bytes_per_s, rel=5e-3)
+    assert found.half_compute_kept == ()
     assert profile.overheads.hook_s is not None
     assert profile.overheads.hook_s.value == pytest.approx(5e-6, rel=5e-3)
     assert profile.overheads.copy_bytes_per_s is not None
@@ -659,16 +661,39 @@ def test_a_profile_from_a_record() -> None:
     assert ClusterProfile.model_validate_json(profile.model_dump_json(by_alias=True)) == profile
 
 
-def test_records_of_several_line_rates_tell_the_constant_from_the_bytes() -> None:
-    records = [_record(rate, per_byte=4e-10, constant=1.05) for rate in RATES]
+def test_records_of_several_line_rates_tell_what_compute_keeps_at_each() -> None:
+    records = [_record(rate, per_byte=4e-10, constant=1.05) for rate in reversed(RATES)]
     profile = fit_profile(records, "testbed")
-    assert profile.interference is not None
-    assert profile.interference.compute_slowdown.value == pytest.approx(1.05, rel=1e-3)
-    per_byte = profile.interference.compute_busy_s_per_byte
-    assert per_byte.value == pytest.approx(4e-10, rel=1e-2)
-    assert per_byte.stderr is not None
+    found = profile.interference
+    assert found is not None
+    assert found.compute_slowdown == Fitted(value=1.0)
+    sent = [point.sent_bytes_per_s for point in found.compute_kept]
+    assert sent == sorted(sent)
+    assert len(sent) == len(RATES)
+    for point in found.compute_kept:
+        expected = (1 - 4e-10 * point.sent_bytes_per_s) / 1.05
+        assert point.share.value == pytest.approx(expected, rel=1e-2)
+        assert point.share.stderr is not None
     assert profile.provenance.sources == ("record 1", "record 2", "record 3")
     assert profile.warnings == ()
+
+
+def test_what_compute_keeps_is_a_mean_of_speeds_over_the_ranks() -> None:
+    """Half of the time at half speed, half at a quarter: 0.375 kept; the mean time says 0.333."""
+    base = _record()
+    kept = [m for m in base.measurements if m.kind != "compute"]
+    like = next(m for m in base.measurements if m.variant == "with gemm")
+    for variant, ranks in (
+        ("gemm alone", ((0.01,) * 8, (0.02,) * 8)),
+        ("gemm with all_reduce", ((0.02, 0.04) * 4, (0.08, 0.04) * 4)),
+    ):
+        slowest = tuple(map(max, *ranks))
+        changes = {"kind": "compute", "variant": variant, "samples_s": slowest}
+        kept.append(like.model_copy(update=changes | {"samples_by_rank_s": ranks}))
+    found = fit_profile([base.model_copy(update={"measurements": tuple(kept)})], "x").interference
+    assert found is not None
+    (point,) = found.compute_kept
+    assert point.share.value == pytest.approx(0.375)
 
 
 def _with_queues(rate: float, use: float, crowded: float, delay: float, squared: float) -> Record:
@@ -743,7 +768,7 @@ def test_with_nccl_the_slowdown_of_compute_is_a_constant() -> None:
     found = fit_profile([record], "cluster").interference
     assert found is not None
     assert found.compute_slowdown.value == pytest.approx(1.15)
-    assert found.compute_busy_s_per_byte == Fitted(value=0.0)
+    assert found.compute_kept == ()
 
 
 def test_what_runs_beside_other_work_is_never_faster_for_it() -> None:

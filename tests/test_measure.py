@@ -93,6 +93,13 @@ def test_jitter_is_kept_by_rank_and_in_order(measured: tuple[Path, Record]) -> N
     assert len(first) == 2
 
 
+def test_compute_beside_all_reduces_is_kept_by_rank(measured: tuple[Path, Record]) -> None:
+    found = [m for m in measured[1].measurements if m.kind == "compute"]
+    assert found
+    for compute in found:
+        assert compute.samples_s == tuple(map(max, *compute.samples_by_rank_s))
+
+
 def test_resume_repeats_nothing(measured: tuple[Path, Record]) -> None:
     path, record = measured
     again = ranks(2, path, data_loader="measure_helpers:batches", resume=True, time_budget_s=1e-3)

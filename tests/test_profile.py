@@ -75,11 +75,16 @@ def predict(tmp_path: Path) -> Any:
     return run
 
 
+def kept(per_byte: float) -> list[dict[str, Any]]:
+    """A byte sent a second takes so much of the processor."""
+    return [{"sent_bytes_per_s": 1e8, "share": fitted(1 - 1e8 * per_byte)}]
+
+
 def both(compute: float, comm: float, per_byte: float = 0.0, **more: Any) -> dict[str, Any]:
     return {
         "interference": {
             "compute_slowdown": fitted(compute, 0.01),
-            "compute_busy_s_per_byte": fitted(per_byte),
+            "compute_kept": kept(per_byte),
             "comm_slowdown": fitted(comm, 0.01),
         }
         | more
@@ -138,7 +143,7 @@ def test_a_delay_lengthens_the_step_bucket_by_bucket(predict: Any) -> None:
 
 
 def test_float16_costs_compute_more_a_byte(predict: Any) -> None:
-    slow = both(1.0, 1.0, 1e-9, half_compute_busy_s_per_byte=fitted(4e-9))
+    slow = both(1.0, 1.0, 1e-9, half_compute_kept=kept(4e-9))
     alike = both(1.0, 1.0, 1e-9)
     for hook, differs in (("none", False), ("fp16_compress", True), ("bf16_compress", True)):
         dear, cheap = (

@@ -25,7 +25,14 @@ from calibrate.ddp_rounds import (
     save_rounds,
 )
 from calibrate.fit.profile import fit_logs
-from calibrate.record import Environment, Layout
+from calibrate.record import (
+    Environment,
+    Layout,
+    Measurement,
+    Record,
+    load_record,
+    save_record,
+)
 from calibrate.steady import steady_time
 from calibrate.testbed.errors import TestbedError
 from calibrate.validate import model_profile, rank_factors, validate
@@ -368,7 +375,36 @@ class _Testbed:
         assert options["line_rate_bytes_per_s"] == self.rates[0]
         if "cnn" in options["model"]:
             raise TestbedError("host 1 was killed")
-        Path(options["output"]).write_text("{}")
+        self.write(Path(options["output"]))
+
+    def write(self, path: Path) -> None:
+        path.write_text("{}")
+
+
+@pytest.mark.parametrize(("again_s", "kept_s"), [(1.1, 1.1), (1.4, 1.3)])
+def test_what_ran_on_a_slow_machine_is_measured_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again_s: float, kept_s: float
+) -> None:
+    """Bare compute took 1 s beside one line rate and 1.3 beside another: the calmer try stays."""
+
+    def record(path: Path, seconds: float) -> None:
+        compute = Measurement(kind="compute", variant="gemm alone", samples_s=(seconds,) * 3)
+        rounds = made_up([])
+        record = Record(
+            environment=rounds.environment, layout=rounds.layout, measurements=(compute,)
+        )
+        save_record(record, path)
+
+    record(tmp_path / "record-1gbit-2hosts.json", 1.0)
+    record(tmp_path / "record-3gbit-2hosts.json", 1.3)
+    monkeypatch.setattr("calibrate.campaign.Testbed", _Testbed)
+    monkeypatch.setattr(_Testbed, "write", lambda _, path: record(path, again_s))
+    said: list[str] = []
+    assert Campaign(tmp_path, fit_rates=(1.0, 3.0), again_above=1.2).run(said.append) == 0
+    assert [line.split()[0] for line in said] == ["there", "there", "slower", "measured"]
+    (kept,) = load_record(tmp_path / "record-3gbit-2hosts.json").measurements
+    assert kept.samples_s[0] == kept_s
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_campaign_goes_on_where_it_was_stopped(

@@ -21,18 +21,18 @@ from calibrate.fit.estimates import (
     scaled,
     shifted,
     trimmed_mean,
+    usual_time,
 )
 from calibrate.fit.samples import find
 from calibrate.record import HALF, WORKS, Measurement, Record
-from ddpsim.cluster.collectives import MOST_TAKEN
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost
-from ddpsim.importers.cluster_profile import Fitted, Interference
+from ddpsim.importers.cluster_profile import ComputeKept, Fitted, Interference
 from ddpsim.units import NS_PER_S
 
 __all__ = ["fit_interference"]
 
 _LAW_ERROR = 0.02
-_STARVED = 1 / (1 - MOST_TAKEN)
+_ONE = Fitted(value=1.0)
 _ALIKE = 1.5  # squares closer than this are of one message, measured beside several works
 _HALF_MEASURED = (
     "not enough data for interference: measure compute and all_reduce, alone and together"
@@ -47,9 +47,8 @@ def fit_interference(
     `model` is the law of the records' all-reduces, which tells how long their bytes take the link.
 
     The figures are means over the pieces of compute (matrix products, and memory traffic), whose
-    difference counts as error. With NCCL the slowdowns are constants. With gloo compute has what
-    is left of a processor that moves the bytes too (what it lacks is a line over records of
-    different line rates, or through 0 if there is one line rate only); a transfer is
+    difference counts as error. With NCCL the slowdowns are constants. With gloo compute keeps what
+    is left of a processor that moves the bytes too, as measured at each line rate; a transfer is
     delayed once, as its threads wait for the processor, and slowed down with the square of those
     bytes; and two in flight crowd each other in proportion to them.
     """
@@ -61,14 +60,14 @@ def fit_interference(
     if not pieces or not comm:
         return None, (_HALF_MEASURED,)
     warnings = []
-    constant, per_byte = at_least(pooled([piece.ratio for piece in pieces]), 1.0), ZERO
+    constant = at_least(pooled([piece.ratio for piece in pieces]), 1.0)
     half = [piece for record in records for piece in _pieces(record, HALF)]
     comm_constant = at_least(pooled([piece.ratio for piece in comm]), 1.0)
-    queue = _Queue(Fitted(value=1.0), ZERO, ZERO, ZERO)
+    queue = _Queue(_ONE, ZERO, ZERO, ZERO)
     is_gloo = records[0].environment.backend == "gloo"
     if is_gloo:
-        constant, per_byte = _by_rate(pieces)
-        comm_constant, queue = Fitted(value=1.0), _queue(records, comm, model)
+        constant = comm_constant = _ONE
+        queue = _queue(records, comm, model)
         if len({piece.line_rate for piece in pieces}) == 1:
             warnings.append(
                 "one line rate: all of gloo's interference is taken as proportional to the bytes "
@@ -76,8 +75,8 @@ def fit_interference(
             )
     interference = Interference(
         compute_slowdown=constant,
-        compute_busy_s_per_byte=per_byte,
-        half_compute_busy_s_per_byte=_by_rate(half)[1] if half and is_gloo else None,
+        compute_kept=_kept(pieces) if is_gloo else (),
+        half_compute_kept=_kept(half) if is_gloo else (),
         comm_slowdown=comm_constant,
         comm_slowdown_s2_per_byte2=queue.squared,
         comm_delay_s=queue.delay,
@@ -112,6 +111,7 @@ class _Piece:
 
     alone_s: float
     ratio: Fitted
+    kept: Fitted
     longer: Fitted
     sent_bytes_per_s: float
     line_rate: float | None
@@ -152,6 +152,7 @@ def _piece(record: Record, together: Measurement, alone: Measurement, sent: Meas
     return _Piece(
         alone_s=trimmed_mean(alone.samples_s),
         ratio=ratio(together, alone),
+        kept=_speed_kept(together, alone),
         longer=difference(together, alone),
         sent_bytes_per_s=sent_bytes / trimmed_mean(sent.samples_s),
         line_rate=record.layout.line_rate_bytes_per_s,
@@ -167,28 +168,45 @@ def _of_size(found: Sequence[Measurement], like: Measurement) -> list[Measuremen
     ]
 
 
-def _by_rate(pieces: Sequence[_Piece]) -> tuple[Fitted, Fitted]:
-    """Slowdown without any traffic, and the share of the processor of a byte sent a second.
+def _kept(pieces: Sequence[_Piece]) -> tuple[ComputeKept, ...]:
+    """One point a line rate: the mean over messages and works, and over the bytes they send."""
+    by_rate: dict[float | None, list[_Piece]] = {}
+    for piece in pieces:
+        by_rate.setdefault(piece.line_rate, []).append(piece)
+    points = (
+        ComputeKept(
+            sent_bytes_per_s=float(np.mean([piece.sent_bytes_per_s for piece in alike])),
+            share=_at_most_all(pooled([piece.kept for piece in alike])),
+        )
+        for alike in by_rate.values()
+    )
+    return tuple(sorted(points, key=lambda point: point.sent_bytes_per_s))
 
-    From what compute lacks of its usual speed: a share without traffic, and more a byte. Pieces
-    that hardly ran at all tell of no slope.
+
+def _at_most_all(share: Fitted) -> Fitted:
+    """What runs beside other work is not faster for it: a share above 1 is noise."""
+    return Fitted(value=min(1.0, share.value), stderr=share.stderr)
+
+
+def _speed_kept(together: Measurement, alone: Measurement) -> Fitted:
+    """The share of its usual speed that work has beside other work, the mean over the ranks.
+
+    The mean of speeds, not of times: in a second of a backward the fast moments and the slow ones
+    add up to what was done. A rank's speed beside gloo varies twofold from message to message.
     """
-    pieces = [piece for piece in pieces if piece.ratio.value < _STARVED] or pieces
-    rates = [piece.sent_bytes_per_s for piece in pieces]
-    lacking = [_lacking(piece.ratio) for piece in pieces]
-    if len({piece.line_rate for piece in pieces}) > 1:
-        always, per_byte = line(rates, lacking)
-        rest = 1 - always.value
-        constant = Fitted(value=1 / rest, stderr=scaled(always, 1 / rest**2).stderr)
-        return constant, scaled(per_byte, 1 / rest)
-    slopes = [scaled(share, 1 / rate) for share, rate in zip(lacking, rates, strict=True)]
-    return Fitted(value=1.0), at_least(pooled(slopes), 0.0)
-
-
-def _lacking(slowdown: Fitted) -> Fitted:
-    """What something so much slower lacks of its usual speed."""
-    error = scaled(slowdown, 1 / slowdown.value**2).stderr
-    return Fitted(value=1 - 1 / slowdown.value, stderr=error)
+    ranks = [
+        usual_time([alone_s / time_s for time_s in beside])
+        for beside, alone_s in zip(
+            together.samples_by_rank_s or [together.samples_s],
+            map(trimmed_mean, alone.samples_by_rank_s or [alone.samples_s]),
+            strict=True,
+        )
+    ]
+    errors = [rank.stderr for rank in ranks if rank.stderr is not None]
+    mean = float(np.mean([rank.value for rank in ranks]))
+    if len(errors) < len(ranks):
+        return Fitted(value=mean)
+    return Fitted(value=mean, stderr=math.hypot(*errors) / len(ranks))
 
 
 @dataclass(frozen=True)
@@ -216,7 +234,7 @@ def _queue(
         for queued in find(record, "all_reduce", f"beside {name}")
         if (one := _one_by_one(record, name, queued))
     ]
-    use, crowded = _use_and_crowded(alone, model) if alone else (Fitted(value=1.0), ZERO)
+    use, crowded = _use_and_crowded(alone, model) if alone else (_ONE, ZERO)
 
     def queued_s(piece: _Piece) -> float:
         crowd = 1 + crowded.value * piece.sent_bytes_per_s

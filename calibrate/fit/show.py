@@ -102,12 +102,10 @@ def _interference(profile: ClusterProfile) -> Iterator[str]:
         return
     yield "interference: times longer while both are in flight"
     yield _line("compute", found.compute_slowdown, _number)
-    for kind, taken in (
-        ("taken, a GB/s sent", found.compute_busy_s_per_byte),
-        ("  of float16", found.half_compute_busy_s_per_byte),
-    ):
-        if taken and taken.value:
-            yield _line(f"  {kind}", _scaled(taken, 1e9), _number)
+    for kind, points in (("", found.compute_kept), (" of float16", found.half_compute_kept)):
+        for point in points:
+            sent = format_bytes_per_s(point.sent_bytes_per_s)
+            yield _line(f"  keeps, {sent}{kind}", point.share, _number)
     yield _line("communication", found.comm_slowdown, _number)
     if found.comm_slowdown_s2_per_byte2.value:
         squared = _scaled(found.comm_slowdown_s2_per_byte2, 1e18)

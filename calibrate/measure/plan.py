@@ -57,8 +57,9 @@ class Task:
 
     @property
     def series(self) -> tuple[object, ...]:
-        """What tasks of growing size have in common."""
-        return (self.first.kind, self.first.variant, self.team.ranks)
+        """What tasks have in common whose rounds take the longer, the larger their size."""
+        queued = len(self.slots) > 2  # as many bytes whatever the size of each message
+        return (self.first.kind, self.first.variant, self.team.ranks, *self.keys * queued)
 
     @property
     def keys(self) -> tuple[tuple[object, ...], ...]:
@@ -184,4 +185,4 @@ def _interference(world: Team, *, gpu: bool) -> Iterator[Task]:
             Slot("compute", f"{work} with all_reduce{half}", size),
             Slot("all_reduce", f"with {work}{half}", size),
         )
-        yield Task(slots, world, (5, 40), 6.0, needed)
+        yield Task(slots, world, (5, 40), 6.0, needed, by_rank=True)

@@ -6,6 +6,7 @@ ended on all ranks, as buckets do in a step.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -27,13 +28,14 @@ Work = Callable[[], object]
 Loader = Callable[[], Iterable[object]]
 
 _TENSORS_OF_OPTIMIZER = 16
-_ELEMENTS_OF_TINY = 8
+_SMALL, _BATCH_OF_SMALL = 16, 256  # width of a layer whose bytes hardly count
 # a piece of compute takes some 0.3 ms on one CPU core of 100 GFLOP/s and 20 GB/s, 3 ms on an H100
 _GEMM = {"cpu": 256, "cuda": 4096}  # rows and columns
 _MEMORY = {"cpu": (2**18, 32), "cuda": (2**26, 1)}  # floats, and how many arrays of them
 _UNITS = 100  # of compute alone
-# all-reduces in a queue, and bytes at least: its beginning and end shall hardly count
-_QUEUED = {"cpu": (4, 16 * 2**20), "cuda": (64, 0)}
+# all-reduces in a queue, and bytes at least, as in the backward of some 10 M parameters: gloo takes
+# more of the processor in the first 50 ms than later
+_QUEUED = {"cpu": (4, 48 * 2**20), "cuda": (64, 0)}
 _JITTER_UNITS = {"cpu": 30, "cuda": 4}
 
 
@@ -162,25 +164,31 @@ def _optimizer(task: Task, job: Job) -> Round:
     return _timed(job, optimizer.step)
 
 
-class _Tiny(nn.Module):
-    """Many tiny parameters, whose backward does little beside accumulating their gradients."""
+class _SmallLayers(nn.Module):
+    """Many small layers, so that hooks come between other work, as in a real backward.
 
-    def __init__(self, count: int) -> None:
+    All of them pass on what they get: gradients that vanish would cost time of their own.
+    """
+
+    def __init__(self, parameters: int) -> None:
         super().__init__()
-        self.parts = nn.ParameterList(torch.zeros(_ELEMENTS_OF_TINY) for _ in range(count))
+        layers = [nn.Linear(_SMALL, _SMALL) for _ in range(parameters // 2)]
+        for layer in layers:
+            nn.init.eye_(layer.weight)
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (torch.cat(list(self.parts)) * x).sum()
+        return self.layers(x).sum()  # type: ignore[no-any-return]
 
 
 def _ddp_hook(task: Task, job: Job) -> Round:
     """A backward with DDP, then without; DDP over this rank alone, so nothing is sent."""
-    plain = _Tiny(task.first.parameters).to(job.device)
+    plain = _SmallLayers(task.first.parameters).to(job.device)
     alone = dist.new_group([job.rank], use_local_synchronization=True)
     wrapped = DistributedDataParallel(
-        _Tiny(task.first.parameters).to(job.device), process_group=alone
+        _SmallLayers(task.first.parameters).to(job.device), process_group=alone
     )
-    x = torch.ones(1, device=job.device)
+    x = torch.ones(_BATCH_OF_SMALL, _SMALL, device=job.device)
 
     def backward(model: nn.Module) -> Lap:
         model.zero_grad()
@@ -279,7 +287,11 @@ class _Interference:
     def _both(self) -> list[Lap]:
         start, done = self._clock.mark(), 0
         works = self._launch()
-        while not all(work.is_completed() for work in works):
+        in_flight = deque(works)
+        while in_flight:
+            if in_flight[0].is_completed():
+                in_flight.popleft()
+                continue
             self._unit(done)
             self._clock.finish()
             done += 1

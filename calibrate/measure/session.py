@@ -223,38 +223,43 @@ class _Session:
         share_s, least_s = budget.share_s(), budget.least_s(task)
         problem = _too_long(share_s, least_s)
         measured: list[Measurement] = []
+        round_s = 0.0
         if not problem:
-            problem, measured = self._measure(task, share_s)
+            problem, round_s, measured = self._measure(task, share_s)
         if problem:
             reporter.done()
             return _skip(task, problem, record, reporter)
         for measurement in measured:
             record = record.with_measurement(measurement)
-            budget.known[task.series] = (task.first.size_bytes, median(measured[0].samples_s))
+            budget.known[task.series] = (task.first.size_bytes, round_s)
             for note in measurement.notes:
                 reporter.say(f"warning   {task}: {note}")
         self._save(record)
         reporter.done(f"measured  {task}: {_in_short(measured[0])}")
         return record
 
-    def _measure(self, task: Task, share_s: float) -> tuple[str, list[Measurement]]:
-        """A reason why not, or one measurement for each slot."""
+    def _measure(self, task: Task, share_s: float) -> tuple[str, float, list[Measurement]]:
+        """A reason why not, or a round's seconds and one measurement for each slot."""
         run, first, problem = self._prepare(task)
         problems = [said for said in self._job.everyone(problem) if said]
         if problems:
-            return problems[0], []
+            return problems[0], 0.0, []
+        began = time.monotonic()
         warm = [first, *(self._rounds(task, run, WARMUPS - 1))]
+        # by the clock, as a lap may be one of many that a round runs
+        here_s = (time.monotonic() - began) / (WARMUPS - 1)
+        round_s = max(row[0] for row in self._job.numbers([here_s]))
         warm_by_rank = self._gather(task, warm)
-        once_s = sum(median(_slowest(warm_by_rank, slot)) for slot in range(len(task.slots)))
         least, most = task.repetitions
-        wanted = round(share_s / once_s) - WARMUPS if once_s > 0 else most
+        wanted = round(share_s / round_s) - WARMUPS if round_s > 0 else most
         count = min(most, max(least, wanted), self._options.most_repetitions or most)
         rounds, stolen = self._calm_rounds(task, run, count)
         by_rank = self._gather(task, rounds)
-        return "", [
+        measured = [
             _measurement(task, slot, warm_by_rank, by_rank, stolen)
             for slot in range(len(task.slots))
         ]
+        return "", round_s, measured
 
     def _calm_rounds(
         self, task: Task, run: Round | None, count: int

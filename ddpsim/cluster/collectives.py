@@ -71,7 +71,7 @@ class Interference:
 
 
 NO_INTERFERENCE = Interference()
-MOST_TAKEN = 0.95  # of compute: Linux leaves others 5 % beside real-time threads
+_LEAST_KEPT = 0.05  # of compute's speed: Linux leaves others so much beside real-time threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +165,9 @@ class CollectiveCost(Protocol):
 class InterferingCost:
     """A cost model whose transfers and compute slow each other down.
 
-    `compute` and `comm` are factors. Of compute's processor the share `busy_s_per_byte` times the
-    bytes of a message that move in a second is taken. `comm_s2_per_byte2` times their square is
-    added to `comm`, `crowded_s_per_byte` times them to the factor beside another transfer, and
+    `compute` and `comm` are factors. Compute keeps a share of its speed: `kept` are points of the
+    bytes of a message that move in a second, growing, and that share. `comm_s2_per_byte2` times
+    the square of those bytes is added to `comm`, `crowded_s_per_byte` times them to the factor beside another transfer, and
     `comm_delay_s` once to a transfer. Of its latency, in which the link is idle, another transfer
     may use the share `idle_link_use` (`ddpsim.importers.cluster_profile`). `effect` stretches the
     delay, and how far the factors lie above 1.
@@ -176,7 +176,7 @@ class InterferingCost:
     cost: CollectiveCost
     compute: float = 1.0
     comm: float = 1.0
-    busy_s_per_byte: float = 0.0
+    kept: tuple[tuple[float, float], ...] = ()
     comm_s2_per_byte2: float = 0.0
     crowded_s_per_byte: float = 0.0
     comm_delay_s: float = 0.0
@@ -197,7 +197,7 @@ class InterferingCost:
         transfer = self._split(self.cost.transfer(operation, size_bytes))
         bytes_per_s = size_bytes / max(duration_ns(transfer), 1) * NS_PER_S
         comm = self.comm + self.comm_s2_per_byte2 * bytes_per_s**2
-        compute = self.compute / (1 - min(MOST_TAKEN, self.busy_s_per_byte * bytes_per_s / comm))
+        compute = self.compute / _kept(self.kept, bytes_per_s / comm)
         suffered = Interference(
             self._factor(compute),
             self._factor(comm),
@@ -223,6 +223,22 @@ class InterferingCost:
     def _factor(self, slowdown: float) -> Fraction:
         """In thousandths, so that fractions of time stay small."""
         return Fraction(max(1000, round(1000 + 1000 * (slowdown - 1) * self.effect)), 1000)
+
+
+def _kept(points: Sequence[tuple[float, float]], bytes_per_s: float) -> float:
+    """The share of its speed that compute keeps: linear between points, all of it beside no bytes.
+
+    Beyond the last point what it lacks grows in proportion to the bytes.
+    """
+    below_bytes_per_s, below = 0.0, 1.0
+    for at_bytes_per_s, share in points:
+        if bytes_per_s <= at_bytes_per_s:
+            part = (bytes_per_s - below_bytes_per_s) / (at_bytes_per_s - below_bytes_per_s)
+            return below + part * (share - below)
+        below_bytes_per_s, below = at_bytes_per_s, share
+    if not points:
+        return 1.0
+    return max(min(_LEAST_KEPT, below), 1 - (1 - below) * bytes_per_s / below_bytes_per_s)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,11 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
             cost,
             compute=found.compute_slowdown.value,
             comm=found.comm_slowdown.value,
-            busy_s_per_byte=_per_byte(found, half=half).value * sent,
+            kept=tuple(
+                (point.sent_bytes_per_s / sent, point.share.value)
+                for point in found.kept(half=half)
+                if sent
+            ),
             comm_s2_per_byte2=found.comm_slowdown_s2_per_byte2.value * sent**2,
             crowded_s_per_byte=found.crowded_slowdown_s_per_byte.value * sent,
             comm_delay_s=found.comm_delay_s.value,
@@ -95,13 +99,6 @@ def _reaching(law: AllReduceModel, scenario: Scenario) -> AllReduceModel:
         return regime.model_copy(update=figures)
 
     return law.model_copy(update={"regimes": tuple(over(regime) for regime in law.regimes)})
-
-
-def _per_byte(found: Interference, *, half: bool) -> Fitted:
-    """The share of compute's processor that a byte sent a second takes."""
-    if half and found.half_compute_busy_s_per_byte:
-        return found.half_compute_busy_s_per_byte
-    return found.compute_busy_s_per_byte
 
 
 def _line_rate(cluster: Cluster) -> float | None:
@@ -180,7 +177,7 @@ def _interference_uncertainty(profile: ClusterProfile, found: Interference) -> U
     added = (  # value, standard error, and what makes a slowdown of it
         (found.compute_slowdown.value - 1, found.compute_slowdown.stderr, 1.0),
         (found.comm_slowdown.value - 1, found.comm_slowdown.stderr, 1.0),
-        (*_figure(found.compute_busy_s_per_byte), rate),
+        *((1 - point.share.value, point.share.stderr, 1.0) for point in found.kept(half=False)[-1:]),
         (*_figure(found.comm_slowdown_s2_per_byte2), rate**2),
         (*_figure(found.comm_delay_s), rate / _USUAL_BYTES),
         (*_figure(found.crowded_slowdown_s_per_byte), rate),

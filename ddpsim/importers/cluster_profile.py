@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from ddpsim.importers.text import parsed, read_text
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = [
     "ClusterProfile",
+    "ComputeKept",
     "Fitted",
     "GlooRing",
     "Interference",
@@ -96,14 +97,28 @@ class ValidRange(_Part):
     line_rates_bytes_per_s: tuple[float, ...] = ()
 
 
+class ComputeKept(_Part):
+    """The share of its speed that compute keeps while a rank sends so many bytes a second."""
+
+    sent_bytes_per_s: float = Field(gt=0)
+    share: Fitted
+
+    @field_validator("share")
+    @classmethod
+    def _is_a_share(cls, share: Fitted) -> Fitted:
+        if not 0 < share.value <= 1:
+            raise ValueError(f"{share.value:g} is no share: above 0, at most 1")
+        return share
+
+
 class Interference(_Part):
     """Compute and communication in flight together: how many times longer each takes.
 
     Threads that move bytes take processor time from compute, and wait for it. To `comm_slowdown`
     `comm_slowdown_s2_per_byte2` x (bytes a rank sends a second, alone) squared is added: seen, and
-    as it should be, for they need the processor more often and it is busier then. Compute has the
-    share 1 - `compute_busy_s_per_byte` x (bytes a rank sends a second, so slowed) of the processor,
-    on which it takes `compute_slowdown` times as long.
+    as it should be, for they need the processor more often and it is busier then. Compute takes
+    `compute_slowdown` times as long, and keeps the share of its speed that `compute_kept` tells
+    for the bytes that a rank sends a second, so slowed.
     A transfer that begins while a rank computes takes `comm_delay_s` longer: its threads wait for
     the processor first. Of the time in which a transfer leaves the link idle another one in flight
     uses `idle_link_use`; the rest of the two takes 1 + `crowded_slowdown_s_per_byte` x (bytes a
@@ -111,15 +126,20 @@ class Interference(_Part):
     """
 
     compute_slowdown: Fitted
-    compute_busy_s_per_byte: Fitted
-    half_compute_busy_s_per_byte: Fitted | None = Field(
-        None, description="compute's, of float16: its addition takes the processor longer"
+    compute_kept: tuple[ComputeKept, ...] = ()
+    half_compute_kept: tuple[ComputeKept, ...] = Field(
+        (), description="of float16, whose addition takes the processor longer; empty: the same"
     )
     comm_slowdown: Fitted
     comm_slowdown_s2_per_byte2: Fitted = Fitted(value=0)
     comm_delay_s: Fitted = Fitted(value=0)
     idle_link_use: Fitted = Fitted(value=1)
     crowded_slowdown_s_per_byte: Fitted = Fitted(value=0)
+
+    def kept(self, *, half: bool) -> tuple[ComputeKept, ...]:
+        """What compute keeps beside float16, or else float32, in the order of the bytes sent."""
+        found = (half and self.half_compute_kept) or self.compute_kept
+        return tuple(sorted(found, key=lambda point: point.sent_bytes_per_s))
 
 
 class Overheads(_Part):
