@@ -96,7 +96,9 @@ class Measurement(_Part):
     parameters: int = Field(0, ge=0)
     warmup_s: tuple[float, ...] = ()
     samples_s: tuple[float, ...] = Field(min_length=1)
-    samples_by_rank_s: tuple[tuple[float, ...], ...] = Field((), description="[rank][i], of jitter and compute")
+    samples_by_rank_s: tuple[tuple[float, ...], ...] = Field(
+        (), description="[rank][i], of jitter and compute"
+    )
     notes: tuple[str, ...] = Field((), description="what to know of it, such as its noise")
 
     @property

@@ -373,7 +373,7 @@ class _Testbed:
         assert variables["LOCAL_WORLD_SIZE"] == "1"
         options = json.loads(commands[0][-1])
         assert options["line_rate_bytes_per_s"] == self.rates[0]
-        if "cnn" in options["model"]:
+        if "cnn" in options.get("model", ""):
             raise TestbedError("host 1 was killed")
         self.write(Path(options["output"]))
 

@@ -167,10 +167,11 @@ class InterferingCost:
 
     `compute` and `comm` are factors. Compute keeps a share of its speed: `kept` are points of the
     bytes of a message that move in a second, growing, and that share. `comm_s2_per_byte2` times
-    the square of those bytes is added to `comm`, `crowded_s_per_byte` times them to the factor beside another transfer, and
-    `comm_delay_s` once to a transfer. Of its latency, in which the link is idle, another transfer
-    may use the share `idle_link_use` (`ddpsim.importers.cluster_profile`). `effect` stretches the
-    delay, and how far the factors lie above 1.
+    the square of those bytes is added to `comm`, `crowded_s_per_byte` times them to the factor
+    beside another transfer, and `comm_delay_s` once to a transfer. Of its latency, in which the
+    link is idle, another transfer may use the share `idle_link_use`
+    (`ddpsim.importers.cluster_profile`). `effect` stretches the delay, and how far the factors lie
+    above 1.
     """
 
     cost: CollectiveCost

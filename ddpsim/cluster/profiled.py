@@ -177,7 +177,7 @@ def _interference_uncertainty(profile: ClusterProfile, found: Interference) -> U
     added = (  # value, standard error, and what makes a slowdown of it
         (found.compute_slowdown.value - 1, found.compute_slowdown.stderr, 1.0),
         (found.comm_slowdown.value - 1, found.comm_slowdown.stderr, 1.0),
-        *((1 - point.share.value, point.share.stderr, 1.0) for point in found.kept(half=False)[-1:]),
+        *((1 - most.share.value, most.share.stderr, 1.0) for most in found.kept(half=False)[-1:]),
         (*_figure(found.comm_slowdown_s2_per_byte2), rate**2),
         (*_figure(found.comm_delay_s), rate / _USUAL_BYTES),
         (*_figure(found.crowded_slowdown_s_per_byte), rate),
