@@ -9,6 +9,7 @@ cores enough. What is there already is not measured again, so a campaign can be 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -83,13 +84,14 @@ class Campaign:
             first.replace(path)
             raise
         slower = self._slowness()
-        if measured and slower[path] < slower[first]:
+        if measured and slower.get(path, math.inf) < slower[first]:
             first.unlink()
         else:
             first.replace(path)
 
     def _slowness(self) -> dict[Path, float]:
-        return slowness(sorted(self.folder.glob("*.json")))
+        """Of all records and rounds of the folder, which may hold more."""
+        return slowness([*self.folder.glob("record*.json"), *self.folder.glob("rounds-*.json")])
 
     def _jobs(self) -> Iterator[_Job]:
         for rate in self.fit_rates:

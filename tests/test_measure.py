@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +18,7 @@ pytest.importorskip("torch", reason="measuring needs torch")
 import torch.distributed as dist
 from rich.console import Console
 
+from calibrate.measure.clock import Lap
 from calibrate.measure.clocks import clock_offsets
 from calibrate.measure.doctor import Host, check_clocks, clock_offset, diagnose, inspect_host
 from calibrate.measure.environment import Facts, check_same, environment, rank_facts
@@ -231,6 +234,26 @@ def test_only_the_kinds_asked_for(tmp_path: Path, alone: None) -> None:
     record = measure(Options(output=tmp_path / "r.json", only=("device_cast",), time_budget_s=1))
     assert {m.kind for m in record.measurements} == {"device_cast"}
     assert relative_mad([1.0, 1.0, 2.0, 3.0, 1.0]) == 0
+
+
+def test_the_budget_counts_rounds_by_the_clock(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of 20 ms tells of a thousand pieces: of half a second it has 25 at most, not 40."""
+
+    def slow(_task: Task, job: Any, _loader: Any) -> Any:
+        def run() -> list[Lap]:
+            start = job.clock.mark()
+            time.sleep(0.02)
+            return [Lap(start, job.clock.mark(), 1000)]
+
+        return run
+
+    monkeypatch.setattr("calibrate.measure.session.build_round", slow)
+    plan = [replace(small_plan()[0], repetitions=(3, 40))]
+    record = measure(Options(output=tmp_path / "r.json", time_budget_s=0.5), plan)
+    (measured,) = record.measurements
+    assert 3 <= len(measured.samples_s) <= 25
 
 
 def test_a_measurement_that_a_hypervisor_disturbed_is_taken_again(
