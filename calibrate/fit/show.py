@@ -100,12 +100,12 @@ def _interference(profile: ClusterProfile) -> Iterator[str]:
     found = profile.interference
     if found is None:
         return
-    yield "interference: times longer while both are in flight"
+    yield "interference: times longer while both are in flight, and what is kept of the speed"
     yield _line("compute", found.compute_slowdown, _number)
     for kind, points in (("", found.compute_kept), (" of float16", found.half_compute_kept)):
         for point in points:
             sent = format_bytes_per_s(point.sent_bytes_per_s)
-            yield _line(f"  keeps, {sent}{kind}", point.share, _number)
+            yield _line(f"  kept at {sent}{kind}", point.share, _number)
     yield _line("communication", found.comm_slowdown, _number)
     if found.comm_slowdown_s2_per_byte2.value:
         squared = _scaled(found.comm_slowdown_s2_per_byte2, 1e18)
