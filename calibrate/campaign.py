@@ -67,10 +67,11 @@ class Campaign:
         jobs = list(self._jobs())
         failed = sum(not job.run(self.folder, self.hosts, say) for job in jobs)
         if self.again_above:
+            slower = self._slowness()
             for job in jobs:
-                slower = self._slowness().get(self.folder / job.name, 1.0)
-                if slower > self.again_above:
-                    say(f"slower    {job.name}: its bare compute took {slower:.2f} times the least")
+                times = slower.get(self.folder / job.name, 1.0)
+                if times > self.again_above:
+                    say(f"slower    {job.name}: its bare compute took {times:.2f} times the least")
                     self._again(job, say)
         return failed
 

@@ -15,6 +15,8 @@ from calibrate.record import WORKS, load_record
 
 __all__ = ["slowness"]
 
+_ALONE = tuple(f"{work} alone" for work in WORKS)
+
 
 def slowness(files: Iterable[Path]) -> dict[Path, float]:
     """How many times as long each file's bare compute took as in the fastest of these files.
@@ -45,6 +47,3 @@ def _bare_s(file: Path) -> dict[str, float]:
         if measurement.kind == "compute" and measurement.variant in _ALONE:
             times.setdefault(measurement.variant, []).extend(measurement.samples_s)
     return {what: median(found) for what, found in times.items()}
-
-
-_ALONE = tuple(f"{work} alone" for work in WORKS)

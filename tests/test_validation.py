@@ -95,8 +95,12 @@ def test_the_unexplained_bucket_sweep_is_still_unexplained() -> None:
         assert picked.measured_s <= 1.01 * min(row.measured_s for row in four)
 
 
-# campaign: within 5 % or the noise, worst error, skill, choice: the levels reached
-LEVELS = {validation.EPYC: (0.95, 0.104, 0.62, 0.85), validation.XEON: (0.92, 0.092, 0.63, 0.85)}
+# campaign: within 5 % or the noise, worst error, bias, skill, choice: the levels reached
+LEVELS = {
+    validation.EPYC: (0.95, 0.104, 0.01, 0.62, 0.85),
+    validation.XEON: (0.92, 0.092, 0.012, 0.63, 0.85),
+}
+OVERSUBSCRIBED_LEVELS = {validation.EPYC: 0.12, validation.XEON: 0.125}
 
 
 @pytest.mark.parametrize("folder", validation.CAMPAIGNS, ids=lambda folder: folder.name)
@@ -104,13 +108,13 @@ def test_a_recorded_campaign_is_predicted(folder: Path) -> None:
     """The level reached; docs/validation.md says what is missing to the goal."""
     figures = validation.campaign(folder).figures
     assert figures is not None
-    within, worst, skilled, choices = LEVELS[folder]
+    within, worst, bias, skilled, choices = LEVELS[folder]
     assert figures.sweeps >= 24
     assert figures.cases >= 216
     assert figures.buckets_agree == figures.cases
     assert figures.median_error <= 0.015
     assert figures.worst_error <= worst
-    assert abs(figures.median_bias) <= 0.012
+    assert abs(figures.median_bias) <= bias
     assert figures.within_5_percent_or_noise >= within
     assert figures.median_exposed_error <= 0.03
     assert figures.covered is not None
@@ -126,7 +130,7 @@ def test_ranks_on_too_few_cores_are_reported_apart(folder: Path) -> None:
     figures = validation.campaign(folder).oversubscribed
     assert figures is not None
     assert figures.sweeps == 2
-    assert figures.median_error <= 0.125
+    assert figures.median_error <= OVERSUBSCRIBED_LEVELS[folder]
 
 
 @pytest.mark.parametrize("folder", validation.CAMPAIGNS, ids=lambda folder: folder.name)

@@ -21,6 +21,8 @@ __all__ = [
     "MEDIAN_ERROR",
     "ZERO",
     "at_least",
+    "at_most",
+    "averaged",
     "difference",
     "error",
     "least_squares",
@@ -64,17 +66,24 @@ def trimmed_mean(samples_s: Sequence[float]) -> float:
     return float(times[cut : len(times) - cut].mean())
 
 
+def averaged(figures: Sequence[Fitted]) -> Fitted:
+    """Their mean, with their own errors; no error where one of them has none."""
+    mean = float(np.mean([figure.value for figure in figures]))
+    own = [figure.stderr for figure in figures if figure.stderr is not None]
+    if len(own) < len(figures):
+        return Fitted(value=mean)
+    return Fitted(value=mean, stderr=math.hypot(*own) / len(figures))
+
+
 def pooled(figures: Iterable[Fitted]) -> Fitted:
     """Their mean; its error is their own and what their spread adds."""
     figures = list(figures)
-    count = len(figures)
+    mean, count = averaged(figures), len(figures)
+    if mean.stderr is None:
+        return mean
     values = [figure.value for figure in figures]
-    mean = float(np.mean(values))
-    own = [figure.stderr for figure in figures if figure.stderr is not None]
-    if len(own) < count:
-        return Fitted(value=mean)
     between = float(np.std(values, ddof=1)) / math.sqrt(count) if count > 1 else 0.0
-    return Fitted(value=mean, stderr=math.hypot(math.hypot(*own) / count, between))
+    return Fitted(value=mean.value, stderr=math.hypot(mean.stderr, between))
 
 
 def ratio(together: Measurement, alone: Measurement) -> Fitted:
@@ -114,6 +123,11 @@ def shifted(figure: Fitted, by: float) -> Fitted:
 def at_least(figure: Fitted, least: float) -> Fitted:
     """What runs beside other work is not faster for it: a ratio below 1 is noise."""
     return Fitted(value=max(least, figure.value), stderr=figure.stderr)
+
+
+def at_most(figure: Fitted, most: float) -> Fitted:
+    """Nor is a share of something above 1 but by noise."""
+    return Fitted(value=min(most, figure.value), stderr=figure.stderr)
 
 
 def line(x: Sequence[float], y: Sequence[Fitted]) -> tuple[Fitted, Fitted]:

@@ -12,6 +12,8 @@ import numpy as np
 from calibrate.fit.estimates import (
     ZERO,
     at_least,
+    at_most,
+    averaged,
     difference,
     error,
     least_squares,
@@ -107,16 +109,34 @@ def _merged(records: Sequence[Record]) -> list[Record]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """How much longer compute or a transfer takes, at so many bytes sent a second."""
+    """Compute or a transfer beside others, and alone, at so many bytes sent a second."""
 
-    alone_s: float
-    ratio: Fitted
-    kept: Fitted
-    longer: Fitted
+    together: Measurement
+    alone: Measurement
     sent_bytes_per_s: float
     line_rate: float | None
     layout: tuple[int, int]
     size_bytes: int
+
+    @property
+    def alone_s(self) -> float:
+        """What it usually takes alone."""
+        return trimmed_mean(self.alone.samples_s)
+
+    @property
+    def ratio(self) -> Fitted:
+        """How many times as long it takes beside the others."""
+        return ratio(self.together, self.alone)
+
+    @property
+    def longer(self) -> Fitted:
+        """How many seconds longer it takes beside them."""
+        return difference(self.together, self.alone)
+
+    @property
+    def kept(self) -> Fitted:
+        """The share of its speed that it keeps beside them."""
+        return _speed_kept(self.together, self.alone)
 
 
 def _pieces(record: Record, dtype: str = "") -> Iterator[_Piece]:
@@ -150,10 +170,8 @@ def _piece(record: Record, together: Measurement, alone: Measurement, sent: Meas
     ranks = sent.nodes * sent.gpus_per_node
     sent_bytes = 2 * (ranks - 1) / ranks * sent.size_bytes
     return _Piece(
-        alone_s=trimmed_mean(alone.samples_s),
-        ratio=ratio(together, alone),
-        kept=_speed_kept(together, alone),
-        longer=difference(together, alone),
+        together=together,
+        alone=alone,
         sent_bytes_per_s=sent_bytes / trimmed_mean(sent.samples_s),
         line_rate=record.layout.line_rate_bytes_per_s,
         layout=(sent.nodes, sent.gpus_per_node),
@@ -176,16 +194,11 @@ def _kept(pieces: Sequence[_Piece]) -> tuple[ComputeKept, ...]:
     points = (
         ComputeKept(
             sent_bytes_per_s=float(np.mean([piece.sent_bytes_per_s for piece in alike])),
-            share=_at_most_all(pooled([piece.kept for piece in alike])),
+            share=at_most(pooled([piece.kept for piece in alike]), 1.0),
         )
         for alike in by_rate.values()
     )
     return tuple(sorted(points, key=lambda point: point.sent_bytes_per_s))
-
-
-def _at_most_all(share: Fitted) -> Fitted:
-    """What runs beside other work is not faster for it: a share above 1 is noise."""
-    return Fitted(value=min(1.0, share.value), stderr=share.stderr)
 
 
 def _speed_kept(together: Measurement, alone: Measurement) -> Fitted:
@@ -202,11 +215,7 @@ def _speed_kept(together: Measurement, alone: Measurement) -> Fitted:
             strict=True,
         )
     ]
-    errors = [rank.stderr for rank in ranks if rank.stderr is not None]
-    mean = float(np.mean([rank.value for rank in ranks]))
-    if len(errors) < len(ranks):
-        return Fitted(value=mean)
-    return Fitted(value=mean, stderr=math.hypot(*errors) / len(ranks))
+    return averaged(ranks)
 
 
 @dataclass(frozen=True)
@@ -258,7 +267,7 @@ def _use_and_crowded(pieces: Sequence[_Piece], model: AllReduceModel) -> tuple[F
     target = np.array([-piece.longer.value for piece in pieces])
     errors = np.array([error(_of_a_law(piece.longer, piece)) for piece in pieces])
     use, crowded = least_squares(np.column_stack([idle, -rates]), target, errors)
-    return Fitted(value=min(1.0, use.value), stderr=use.stderr), crowded
+    return at_most(use, 1.0), crowded
 
 
 def _of_a_law(time: Fitted, piece: _Piece) -> Fitted:

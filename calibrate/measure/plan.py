@@ -58,8 +58,9 @@ class Task:
     @property
     def series(self) -> tuple[object, ...]:
         """What tasks have in common whose rounds take the longer, the larger their size."""
-        queued = len(self.slots) > 2  # as many bytes whatever the size of each message
-        return (self.first.kind, self.first.variant, self.team.ranks, *self.keys * queued)
+        common = (self.first.kind, self.first.variant, self.team.ranks)
+        # beside compute runs a queue of as many bytes, whatever the size of each message
+        return (*common, self.first.size_bytes) if self.first.kind == "compute" else common
 
     @property
     def keys(self) -> tuple[tuple[object, ...], ...]:

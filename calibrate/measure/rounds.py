@@ -44,8 +44,6 @@ def build_round(task: Task, job: Job, loader: Loader | None) -> Round:
     kind = task.first.kind
     if kind == "data_loader":
         return _data_loader(task, job, loader)
-    if len(task.slots) == 5:
-        return _Interference(task, job).run
     return _BUILDERS[kind](task, job)
 
 
@@ -331,4 +329,5 @@ _BUILDERS: dict[str, Callable[[Task, Job], Round]] = {
     "optimizer": _optimizer,
     "ddp_hook": _ddp_hook,
     "jitter": _jitter,
+    "compute": lambda task, job: _Interference(task, job).run,
 }
