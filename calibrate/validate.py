@@ -25,6 +25,7 @@ import numpy as np
 from calibrate.ddp_rounds import Rounds, Samples, VariantSamples, load_rounds, rank_medians, slowest
 from calibrate.fit.estimates import MEDIAN_ERROR, median_time, trimmed_mean
 from calibrate.fit.profile import NOT_STATED
+from calibrate.phases import Phases, mean_phases
 from calibrate.steady import steady_time
 from calibrate.validation import (
     SIGNIFICANT,
@@ -35,7 +36,7 @@ from calibrate.validation import (
     Validation,
     figures_of,
 )
-from ddpsim.api import load_scenario, simulate
+from ddpsim.api import load_scenario, observe, simulate
 from ddpsim.errors import DdpsimError, shown
 from ddpsim.importers.cluster_profile import read_cluster_profile
 from ddpsim.result.model import Result
@@ -248,10 +249,11 @@ def _key(variant: VariantSamples) -> tuple[object, ...]:
 
 def _case(measured: _Measured, inputs: _Inputs) -> Case:
     variant = measured.variant
-    result = simulate(load_scenario(inputs.scenario(variant)))
+    scenario, ranks = load_scenario(inputs.scenario(variant)), _slowest_ranks(measured.rounds)
+    result, phases = simulate(scenario), mean_phases(observe(scenario, ranks), ranks)
     whole = steady_time(measured.rounds, measured.alike)
     stderr_s = whole.stderr or 0.0
-    predicted_split, measured_split = _predicted(result), _measured(measured)
+    predicted_split, measured_split = _predicted(result, phases), _measured(measured, ranks)
     predicted_s, rounds = result.iteration_time_s.p50, sum(len(v.whole_s) for v in measured.alike)
     naive, options = result.baselines_s, variant.variant
     quiet = abs(predicted_s - whole.value) <= SIGNIFICANT * stderr_s
@@ -288,19 +290,19 @@ def _interval(result: Result, rounds: int) -> tuple[float, float] | None:
     return middle_s - low_s, middle_s + high_s
 
 
-def _predicted(result: Result) -> Split:
-    parts, naive = result.breakdown_s, result.baselines_s
+def _predicted(result: Result, phases: Phases) -> Split:
+    naive = result.baselines_s
     return Split(
-        forward=parts.forward,
-        backward=parts.backward_compute + parts.other,
-        exposed=parts.exposed_comm,
-        optimizer=parts.optimizer,
+        forward=phases.forward,
+        backward=phases.backward,
+        exposed=phases.exposed,
+        optimizer=phases.optimizer,
         all_reduce=naive.no_overlap - naive.compute_only,
     )
 
 
-def _measured(measured: _Measured) -> Split:
-    ranks, variant = _slowest_ranks(measured.rounds), measured.variant
+def _measured(measured: _Measured, ranks: Sequence[int]) -> Split:
+    variant = measured.variant
 
     def middle(part: Callable[[VariantSamples], Samples]) -> float:
         """The mean over these ranks of what their rounds usually take."""

@@ -141,6 +141,11 @@ def test_a_step_that_is_as_predicted(tmp_path: Path) -> None:
     assert two.measured.all_reduce == pytest.approx(2 * SMALL, rel=1e-3)
     assert one.measured.exposed == pytest.approx(BIG, rel=0.01)
     assert one.predicted.exposed == pytest.approx(BIG, rel=0.02)
+    for case in (one, two):
+        parts = case.predicted
+        assert parts.forward + parts.backward + parts.exposed + parts.optimizer == pytest.approx(
+            case.predicted_s, rel=1e-3
+        )
     assert one.buckets_agree
     assert two.buckets_agree
     assert one.exposed
