@@ -8,7 +8,7 @@ Source of the order of things: torch's distributed.py (forward, _sync_buffers) a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -80,13 +80,14 @@ def iteration(program: Program, *, rebuilt: bool) -> Iterator[Instruction]:
                 yield from reducer.broadcast_buffers()
             yield Compute("forward", program.forward_hook_ns, 0)
         yield from _launches("forward", program.forward)
+        backward = program.later_backward if micro_batch else program.backward
         is_last = micro_batch == program.micro_batches - 1
         if is_last:
             yield Mark("backward_starts")
         if is_last and program.ddp:
-            yield from reducer.backward()
+            yield from reducer.backward(backward)
         else:
-            yield from _launches("backward", program.backward)
+            yield from _launches("backward", backward)
     yield _launch("optimizer", program.optimizer)
     yield Mark("step_ends")
 
@@ -120,9 +121,9 @@ class _Reducer:
             yield Await(sent.number)
             yield _launch("buffers", buffers.unflatten)
 
-    def backward(self) -> Iterator[Instruction]:
+    def backward(self, backward: Sequence[Launch]) -> Iterator[Instruction]:
         """Gradients become ready one after the other; at the end all buckets are waited for."""
-        *works, tail = self._program.backward
+        *works, tail = backward
         for parameter in self._program.unused:  # ready at once (torch: on the first hook)
             yield from self._mark_ready(parameter)
         for parameter, work in zip(self._program.ready_order, works, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -65,7 +65,8 @@ class Loader:
 class Program:
     """A training loop of `warmup` + `iterations` steps, as every rank runs it.
 
-    `backward[i]` ends with the gradient of `ready_order[i]`; one more is the tail. `blocking`:
+    `backward[i]` ends with the gradient of `ready_order[i]`; one more is the tail; in
+    `later_backward`, that of a later micro-batch, gradients are added to those there. `blocking`:
     the host computes itself (a CPU) and blocks in waits; `comm_workers` collectives may be in
     flight at once (NCCL's stream: 1; gloo's threads: 2); `comm_spins`: they occupy the device
     while they wait for peers. `ddp` False is the bare module.
@@ -79,6 +80,7 @@ class Program:
     forward: tuple[Launch, ...]
     forward_hook_ns: int
     backward: tuple[Launch, ...]
+    later_backward: tuple[Launch, ...]
     ready_order: tuple[int, ...]
     unused: tuple[int, ...]
     hook_ns: int
@@ -140,6 +142,7 @@ def compile_program(
         forward=launch.all(model.forward),
         forward_hook_ns=to_ns(costs.forward_hook_s * len(model.parameters)),
         backward=launch.all(model.backward),
+        later_backward=launch.all(_later_backward(model, costs)),
         ready_order=model.ready_order,
         unused=model.unused,
         hook_ns=to_ns(costs.parameter_hook_s),
@@ -159,6 +162,14 @@ def compile_program(
         batch = scenario.workload.batch_per_rank
         return _data_parallel(program, model, scenario.cluster.gpus_per_node, batch)
     return program
+
+
+def _later_backward(model: Model, costs: DdpCosts) -> Iterator[Work]:
+    *works, tail = model.backward
+    for parameter, work in zip(model.ready_order, works, strict=True):
+        added = costs.accumulated(model.parameters[parameter])
+        yield Work(work.device_s + added.device_s, work.kernels + added.kernels, work.host_s)
+    yield tail
 
 
 def _data_parallel(program: Program, model: Model, gpus: int, batch: int) -> Program:

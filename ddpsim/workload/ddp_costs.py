@@ -59,16 +59,23 @@ class DdpCosts:
         preset = self.device.memory_bandwidth_bytes_per_s * self.device.memory_efficiency
         return measured.value if measured else preset
 
-    def _copied(self, parameter: Parameter) -> Work:
-        """Gradient to bucket or back.
+    def _copied(self, parameter: Parameter, passes: int = 2) -> Work:
+        """So many passes over a gradient's memory; two: from gradient to bucket or back.
 
         On a CPU its bytes alone: what else an operator costs is in `parameter_hook_s`, which was
         measured there, copies of tiny parameters and all.
         """
-        size_bytes = 2 * parameter.size_bytes
+        size_bytes = passes * parameter.size_bytes
         if self.device.kind == "cpu":
             return Work(size_bytes / self._moved_bytes_per_s, 1)
         return self.moved(size_bytes)
+
+    def accumulated(self, parameter: Parameter) -> Work:
+        """A later micro-batch's gradient added to what is there (torch's accumulate_grad.h).
+
+        Two are read, one is written. The first micro-batch's is kept as it is: zero_grad left none.
+        """
+        return self._copied(parameter, 3)
 
     def copy_in(self, parameter: Parameter) -> Work:
         """Gradient to bucket: a fused copy and divide, also under gradient_as_bucket_view."""
