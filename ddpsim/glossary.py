@@ -64,7 +64,8 @@ has rebuilt its buckets), on the slowest rank.""",
     "jitter": """\
 A random compute multiplier per rank and iteration: run.jitter, or else the spread of the
 iterations that a model profile holds, or else the cluster profile's. All ranks wait for the
-slowest in every all-reduce, so jitter lengthens the mean step.""",
+slowest in every all-reduce, so jitter lengthens the mean step. With it varies what each rank's
+compute keeps of its speed beside gloo, where a cluster profile tells how much.""",
     "flat": """\
 Values of one setting that are as good as the best: all else equal, within 1 % of it by the goal
 of the sweep. Where the scenario's own is among them, keep it: see `ddpsim sweep`.""",

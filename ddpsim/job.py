@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from ddpsim.cluster.build import build_network, judged
 from ddpsim.cluster.collectives import InterferingCost, Network, SingleRankCost, duration_ns
-from ddpsim.engine.noise import draw_slowdowns, draw_stalls
+from ddpsim.engine.noise import draw_kept_deviations, draw_slowdowns, draw_stalls
 from ddpsim.engine.plan import Request
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.run import run
@@ -77,6 +77,7 @@ class Job:
         """What to simulate."""
         scenario, program = self.scenario, self.program
         iterations, ranks = program.warmup + program.iterations, scenario.cluster.world_size
+        varies = bool(self.observed_s or (scenario.run.jitter and scenario.run.jitter.sigma))
         return Request(
             program,
             self.network.cost,
@@ -84,6 +85,7 @@ class Job:
             draw_slowdowns(scenario.cluster, scenario.run, iterations, self.observed_s),
             draw_stalls(scenario.run, ranks, iterations),
             self.network.traffic,
+            draw_kept_deviations(scenario.run.seed, ranks, iterations) if varies else None,
         )
 
     @property

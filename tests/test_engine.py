@@ -17,7 +17,9 @@ from strategies import models, scenarios
 from ddpsim.api import load_scenario
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.collectives import (
+    Interference,
     InterferingCost,
+    Kept,
     LinkCost,
     RingTransfer,
     SingleRankCost,
@@ -25,8 +27,10 @@ from ddpsim.cluster.collectives import (
 )
 from ddpsim.cluster.longest_ways import ring_ends_ns
 from ddpsim.cluster.topology import Link
+from ddpsim.engine.comm_lane import Collective, CommLane
+from ddpsim.engine.loop import Communicate
 from ddpsim.engine.network import Network
-from ddpsim.engine.noise import draw_slowdowns
+from ddpsim.engine.noise import draw_kept_deviations, draw_slowdowns
 from ddpsim.engine.plan import Request
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.progress import SharedLink
@@ -104,8 +108,9 @@ def test_ring_shortcuts_equal_the_plain_model(scenario: Scenario, model: Model) 
 
 
 FACTORS = st.integers(100, 250).map(lambda percent: percent / 100)
-KEPT = st.dictionaries(st.floats(1e6, 1e10), st.floats(0.01, 1), max_size=3).map(
-    lambda points: tuple(sorted(points.items()))
+SHARES = st.tuples(st.floats(0.01, 1), st.floats(0, 0.5))
+KEPT = st.dictionaries(st.floats(1e6, 1e10), SHARES, max_size=3).map(
+    lambda points: tuple(Kept(rate, *shares) for rate, shares in sorted(points.items()))
 )
 INTERFERENCES = st.fixed_dictionaries(
     {
@@ -174,6 +179,77 @@ def test_ranks_without_events_equal_the_plain_model(
     )
     assert "lanes" in fast.paths
     assert_alike(fast, plain)
+
+
+@settings(max_examples=50, deadline=None)
+@given(scenarios(), models(), KEPT, st.integers(0, 9))
+def test_ranks_that_fare_unevenly_are_all_simulated(
+    scenario: Scenario, model: Model, kept: tuple[Kept, ...], seed: int
+) -> None:
+    program, ranks = compile_program(scenario, model), scenario.cluster.world_size
+    cost = InterferingCost(build_network(scenario).cost, kept=kept)
+    drawn = draw_kept_deviations(seed, ranks, program.warmup + program.iterations)
+    fast, plain = (
+        run(Request(program, cost, ranks, kept_deviations=drawn), mode, observed=range(ranks))
+        for mode in MODES
+    )
+    assert fast.ranks_simulated == ranks
+    assert_alike(fast, plain)
+
+
+def test_good_and_bad_steps_of_a_rank_cancel() -> None:
+    drawn = draw_kept_deviations(0, 3, 50)
+    assert drawn.mean(axis=1) == pytest.approx([0] * 3, abs=1e-9)
+    assert drawn.std(axis=1) == pytest.approx([1] * 3, rel=0.03)
+    assert (drawn == draw_kept_deviations(0, 3, 50)).all()
+    assert (drawn[0] != drawn[1]).any()
+
+
+def test_what_a_rank_keeps_varies_as_far_up_as_down() -> None:
+    half = Interference(compute=Fraction(2), kept_spread=0.25)
+    slowdowns = [half.compute_on(deviations) for deviations in (0, -1, 1, -9, 9)]
+    assert slowdowns == [2, 4, Fraction(1333, 1000), 20, Fraction(1053, 1000)]  # 5 to 95 % of speed
+    assert Interference(kept_spread=0.25).compute_on(-1) == 1  # what nothing slows
+
+
+@pytest.mark.parametrize(
+    ("deviations", "after_ns", "is_processor", "end_ns"),
+    [
+        (0.0, 0, False, 350),  # 50 done by 100, then 250 more
+        (-1.0, 0, False, 375),  # 25 done by 100
+        (0.0, 40, False, 350),  # the hook's work is elsewhere
+        (0.0, 40, True, 388),  # of its 40 a twentieth is left: 52 done by 140
+    ],
+)
+def test_compute_under_a_collective_and_its_hook_has_a_worked_example(
+    deviations: float, after_ns: int, is_processor: bool, end_ns: int
+) -> None:
+    """Compute of 300 under a transfer of 100, of which it keeps half: 0.25 more or less."""
+    env = Environment()
+
+    class Halving(OneTransfer):
+        def transfer(self, *_: Any) -> WholeTransfer:
+            return WholeTransfer(0, 100, interference=Interference(Fraction(2), kept_spread=0.25))
+
+    compute, ready = Stream(env, None, paced=True), env.event()
+    lane = CommLane(
+        env,
+        0,
+        Network(env, Halving(), 1, shared=True, slows_compute=True),
+        compute,
+        None,
+        workers=2,
+        spins=False,
+        is_processor=is_processor,
+    )
+    lane.kept_deviations = deviations
+    ready.succeed(0)
+    launched = Communicate(0, 0, "all_reduce", 8, after_ns=after_ns)
+    lane.launch(Collective("k", launched, ready, env.event()))
+    compute.launch("backward", 300)
+    end = compute.record()
+    env.run(until=end)
+    assert env.now == end_ns
 
 
 @settings(max_examples=100, deadline=None)
@@ -250,13 +326,21 @@ def test_a_transfer_that_begins_under_compute_is_delayed_once(busy: bool, end_ns
 def test_compute_keeps_what_was_measured_and_between_that_a_line(
     size_bytes: int, slowdown: Fraction
 ) -> None:
-    cost = InterferingCost(OneTransfer(), compute=1.1, kept=((0.5e9, 0.5), (1.5e9, 0.2)))
+    points = (Kept(0.5e9, 0.5), Kept(1.5e9, 0.2))
+    cost = InterferingCost(OneTransfer(), compute=1.1, kept=points)
     assert cost.transfer("all_reduce", size_bytes).interference.compute == slowdown
 
 
 def test_less_than_a_twentieth_is_left_only_where_that_was_measured() -> None:
-    cost = InterferingCost(OneTransfer(), kept=((1e9, 0.01),))
+    cost = InterferingCost(OneTransfer(), kept=(Kept(1e9, 0.01),))
     assert cost.transfer("all_reduce", 10**6).interference.compute == 100
+
+
+@pytest.mark.parametrize(("size_bytes", "spread"), [(0, 0), (30, 0.05), (60, 0.1), (600, 0.2)])
+def test_between_points_the_spread_is_a_line_too(size_bytes: int, spread: float) -> None:
+    cost = InterferingCost(OneTransfer(), kept=(Kept(0.5e9, 0.5, 0.1), Kept(1.5e9, 0.2, 0.2)))
+    found = cost.transfer("all_reduce", size_bytes).interference.kept_spread
+    assert found == pytest.approx(spread)
 
 
 class OneTransfer:
@@ -668,8 +752,16 @@ def test_accumulation_communicates_once_a_step() -> None:
     cost = build_network(scenario).cost
     three, one = (slowest_steps(run(Request(p, cost, 4)))[-1] for p in (program, single))
     assert len(three.comm) == len(one.comm)
-    compute = sum(work.device_ns for work in (*program.forward, *program.backward))
-    assert three.length_ns == one.length_ns + 2 * compute
+    works = zip(program.backward, program.later_backward, program.ready_order, strict=False)
+    for first, later, parameter in works:
+        added_ns, copied_ns = (
+            later.device_ns - first.device_ns,
+            program.copy_in[parameter].device_ns,
+        )
+        assert copied_ns - 1 <= added_ns <= 1.5 * copied_ns + 1  # three passes, not two; or a floor
+    later_ns = sum(work.device_ns for work in program.later_backward)
+    forward = sum(work.device_ns for work in program.forward)
+    assert three.length_ns == one.length_ns + 2 * (forward + later_ns)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 16_384, 125_000])

@@ -694,6 +694,13 @@ def test_what_compute_keeps_is_a_mean_of_speeds_over_the_ranks() -> None:
     assert found is not None
     (point,) = found.compute_kept
     assert point.share.value == pytest.approx(0.375)
+    assert point.spread == pytest.approx(0.25 / 2.563)  # from tenth to ninetieth percentile
+
+
+def test_where_ranks_were_not_measured_apart_the_slower_one_tells_of_no_spread() -> None:
+    found = fit_profile([_record()], "x").interference
+    assert found is not None
+    assert [point.spread for point in found.compute_kept] == [0.0]
 
 
 def _with_queues(rate: float, use: float, crowded: float, delay: float, squared: float) -> Record:

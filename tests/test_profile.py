@@ -142,6 +142,16 @@ def test_a_delay_lengthens_the_step_bucket_by_bucket(predict: Any) -> None:
     assert added == pytest.approx(3e-3 * round(added / 3e-3), abs=1e-6)
 
 
+def test_ranks_fare_unevenly_where_steps_vary_at_all(predict: Any) -> None:
+    even, uneven = both(1.0, 1.0, 4e-9), both(1.0, 1.0, 4e-9)
+    uneven["interference"]["compute_kept"][0]["spread"] = 0.2
+    assert predict(uneven) == predict(even)
+    jitter = {"jitter": {"iteration_sigma": 1e-6, "rank_sigma": 0.0, "autocorrelation": 0.0}}
+    varied, alike = (predict(made | jitter).iteration_time_s for made in (uneven, even))
+    assert alike.p90 < 1.001 * alike.p10
+    assert varied.p90 > 1.05 * varied.p10
+
+
 def test_float16_costs_compute_more_a_byte(predict: Any) -> None:
     slow = both(1.0, 1.0, 1e-9, half_compute_kept=kept(4e-9))
     alike = both(1.0, 1.0, 1e-9)

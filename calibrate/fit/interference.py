@@ -35,6 +35,7 @@ __all__ = ["fit_interference"]
 
 _LAW_ERROR = 0.02
 _ONE = Fitted(value=1.0)
+_MIDDLE_80 = 2.563  # standard deviations between the 10th and the 90th percentile
 _ALIKE = 1.5  # squares closer than this are of one message, measured beside several works
 _HALF_MEASURED = (
     "not enough data for interference: measure compute and all_reduce, alone and together"
@@ -195,10 +196,27 @@ def _kept(pieces: Sequence[_Piece]) -> tuple[ComputeKept, ...]:
         ComputeKept(
             sent_bytes_per_s=float(np.mean([piece.sent_bytes_per_s for piece in alike])),
             share=at_most(pooled([piece.kept for piece in alike]), 1.0),
+            spread=_spread(alike),
         )
         for alike in by_rate.values()
     )
     return tuple(sorted(points, key=lambda point: point.sent_bytes_per_s))
+
+
+def _spread(pieces: Sequence[_Piece]) -> float:
+    """The standard deviation of what one rank's compute keeps, from burst to burst.
+
+    Of the middle four fifths of a normal distribution, so that a stolen moment does not count; the
+    mean over messages, works and ranks. 0 where ranks were not measured apart, for the slower one's
+    mean then holds what unevenness costs.
+    """
+    each = [
+        float(np.subtract(*np.percentile(shares, (90, 10)))) / _MIDDLE_80
+        for piece in pieces
+        if piece.together.samples_by_rank_s
+        for shares in _shares_kept(piece.together, piece.alone)
+    ]
+    return float(np.mean(each)) if each else 0.0
 
 
 def _speed_kept(together: Measurement, alone: Measurement) -> Fitted:
@@ -207,15 +225,15 @@ def _speed_kept(together: Measurement, alone: Measurement) -> Fitted:
     The mean of speeds, not of times: in a second of a backward the fast moments and the slow ones
     add up to what was done. A rank's speed beside gloo varies twofold from message to message.
     """
-    ranks = [
-        usual_time([alone_s / time_s for time_s in beside])
-        for beside, alone_s in zip(
-            together.samples_by_rank_s or [together.samples_s],
-            map(trimmed_mean, alone.samples_by_rank_s or [alone.samples_s]),
-            strict=True,
-        )
-    ]
-    return averaged(ranks)
+    return averaged([usual_time(shares) for shares in _shares_kept(together, alone)])
+
+
+def _shares_kept(together: Measurement, alone: Measurement) -> Iterator[list[float]]:
+    """Of each rank, or of the slower one where they were not measured apart: a share a sample."""
+    besides = together.samples_by_rank_s or (together.samples_s,)
+    alones = alone.samples_by_rank_s or (alone.samples_s,)
+    for beside, usual_s in zip(besides, map(trimmed_mean, alones), strict=True):
+        yield [usual_s / time_s for time_s in beside]
 
 
 @dataclass(frozen=True)

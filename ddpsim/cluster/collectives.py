@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from ddpsim.cluster import algorithms
 from ddpsim.cluster.paths import Paths
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from ddpsim.importers.all_reduce import AllReduceLog
 
 __all__ = [
+    "MOST_SLOWED",
     "NO_TRAFFIC",
     "AllReduceLogCost",
     "CollectiveCost",
     "Interference",
     "InterferingCost",
+    "Kept",
     "LinkCost",
     "Network",
     "Operation",
@@ -56,13 +58,25 @@ class Interference:
 
     `compute`: how many times longer compute takes under it; `comm`: it takes under compute;
     `crowded`: it takes beside another transfer, beyond its part of the link. `delay_ns`: how much
-    longer the link is taken where some rank computes as the transfer begins.
+    longer the link is taken where some rank computes as the transfer begins. `kept_spread`: the
+    standard deviation, over ranks and steps, of the share of its speed that compute keeps.
     """
 
     compute: Fraction = Fraction(1)
     comm: Fraction = Fraction(1)
     crowded: Fraction = Fraction(1)
     delay_ns: int = 0
+    kept_spread: float = 0.0
+
+    def compute_on(self, deviations: float) -> Fraction:
+        """`compute` on a rank that keeps so many standard deviations more than ranks on average.
+
+        Cut off as far up as down, so that the average holds: between what Linux leaves and all.
+        """
+        kept = float(1 / self.compute)
+        room = max(0.0, min(kept - _LEAST_KEPT, 1 - kept))
+        more = max(-room, min(room, self.kept_spread * deviations))
+        return Fraction(round(1000 / (kept + more)), 1000) if more else self.compute
 
     @property
     def slows_transfer(self) -> bool:
@@ -71,7 +85,8 @@ class Interference:
 
 
 NO_INTERFERENCE = Interference()
-_LEAST_KEPT = 0.05  # of compute's speed: Linux leaves others so much beside real-time threads
+MOST_SLOWED = Fraction(20)  # compute: Linux leaves it a twentieth beside real-time threads
+_LEAST_KEPT = 1 / 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +176,23 @@ class CollectiveCost(Protocol):
         ...
 
 
+class Kept(NamedTuple):
+    """The share of its speed that compute keeps beside so many bytes a second of a message.
+
+    `spread`: the standard deviation of the share, over ranks and steps.
+    """
+
+    bytes_per_s: float
+    share: float
+    spread: float = 0.0
+
+
 @dataclass(frozen=True)
 class InterferingCost:
     """A cost model whose transfers and compute slow each other down.
 
-    `compute` and `comm` are factors. Compute keeps a share of its speed: `kept` are points of the
-    bytes of a message that move in a second, growing, and that share. `comm_s2_per_byte2` times
+    `compute` and `comm` are factors. Compute keeps a share of its speed: `kept` tells which, by the
+    bytes of a message that move in a second, growing. `comm_s2_per_byte2` times
     the square of those bytes is added to `comm`, `crowded_s_per_byte` times them to the factor
     beside another transfer, and `comm_delay_s` once to a transfer. Of its latency, in which the
     link is idle, another transfer may use the share `idle_link_use`
@@ -177,7 +203,7 @@ class InterferingCost:
     cost: CollectiveCost
     compute: float = 1.0
     comm: float = 1.0
-    kept: tuple[tuple[float, float], ...] = ()
+    kept: tuple[Kept, ...] = ()
     comm_s2_per_byte2: float = 0.0
     crowded_s_per_byte: float = 0.0
     comm_delay_s: float = 0.0
@@ -198,12 +224,13 @@ class InterferingCost:
         transfer = self._split(self.cost.transfer(operation, size_bytes))
         bytes_per_s = size_bytes / max(duration_ns(transfer), 1) * NS_PER_S
         comm = self.comm + self.comm_s2_per_byte2 * bytes_per_s**2
-        compute = self.compute / _kept(self.kept, bytes_per_s / comm)
+        kept = _kept(self.kept, bytes_per_s / comm)
         suffered = Interference(
-            self._factor(compute),
+            self._factor(self.compute / kept.share),
             self._factor(comm),
             self._factor(1 + self.crowded_s_per_byte * bytes_per_s),
             to_ns(self.comm_delay_s * self.effect),
+            kept.spread,
         )
         return replace(transfer, interference=suffered)
 
@@ -226,20 +253,21 @@ class InterferingCost:
         return Fraction(max(1000, round(1000 + 1000 * (slowdown - 1) * self.effect)), 1000)
 
 
-def _kept(points: Sequence[tuple[float, float]], bytes_per_s: float) -> float:
-    """The share of its speed that compute keeps: linear between points, all of it beside no bytes.
+def _kept(points: Sequence[Kept], bytes_per_s: float) -> Kept:
+    """Linear between points, from all of its speed beside no bytes.
 
-    Beyond the last point what it lacks grows in proportion to the bytes.
+    Beyond the last point what compute lacks grows in proportion to the bytes.
     """
-    below_bytes_per_s, below = 0.0, 1.0
-    for at_bytes_per_s, share in points:
-        if bytes_per_s <= at_bytes_per_s:
-            part = (bytes_per_s - below_bytes_per_s) / (at_bytes_per_s - below_bytes_per_s)
-            return below + part * (share - below)
-        below_bytes_per_s, below = at_bytes_per_s, share
     if not points:
-        return 1.0
-    return max(min(_LEAST_KEPT, below), 1 - (1 - below) * bytes_per_s / below_bytes_per_s)
+        return Kept(bytes_per_s, 1.0)
+    for below, above in pairwise((Kept(0.0, 1.0), *points)):
+        if bytes_per_s <= above.bytes_per_s:
+            part = (bytes_per_s - below.bytes_per_s) / (above.bytes_per_s - below.bytes_per_s)
+            share = below.share + part * (above.share - below.share)
+            return Kept(bytes_per_s, share, below.spread + part * (above.spread - below.spread))
+    last = points[-1]
+    share = 1 - (1 - last.share) * bytes_per_s / last.bytes_per_s
+    return Kept(bytes_per_s, max(min(_LEAST_KEPT, last.share), share), last.spread)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import hypot
 
-from ddpsim.cluster.collectives import InterferingCost, Network
+from ddpsim.cluster.collectives import InterferingCost, Kept, Network
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost
 from ddpsim.cluster.links import Wires, node_rate
@@ -55,7 +55,7 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
             compute=found.compute_slowdown.value,
             comm=found.comm_slowdown.value,
             kept=tuple(
-                (point.sent_bytes_per_s / sent, point.share.value)
+                Kept(point.sent_bytes_per_s / sent, point.share.value, point.spread)
                 for point in found.kept(half=half)
                 if sent
             ),

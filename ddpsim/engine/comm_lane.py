@@ -8,6 +8,7 @@ from typing import Any
 
 from simpy import Environment, Event, Store
 
+from ddpsim.cluster.collectives import MOST_SLOWED
 from ddpsim.engine.loop import Communicate
 from ddpsim.engine.network import Meeting, Network
 from ddpsim.engine.stream import Stream
@@ -32,7 +33,9 @@ class CommLane:
     """NCCL's stream (one worker) or gloo's threads (two), fed first in, first out.
 
     `spins`: a collective occupies the device from its launch on, as NCCL's kernels wait for peers
-    on their multiprocessors; gloo's threads sleep.
+    on their multiprocessors; gloo's threads sleep. `is_processor`: what a hook does after a
+    collective, in the backend's thread, needs the processor that computes. `kept_deviations`: how
+    much more of its speed compute keeps now than ranks do on average (`Interference.compute_on`).
     """
 
     def __init__(
@@ -45,14 +48,17 @@ class CommLane:
         *,
         workers: int,
         spins: bool,
+        is_processor: bool,
     ) -> None:
         self._env = env
         self._rank = rank
         self._network = network
         self._compute = compute
         self._spins = spins
+        self._is_processor = is_processor
         self._observe = observe
         self._queue = Store(env)
+        self.kept_deviations = 0.0
         for _ in range(workers):
             env.process(self._work())
 
@@ -74,12 +80,21 @@ class CommLane:
                 ready_ns, now = int(collective.ready.value or 0), int(self._env.now)
                 self._observe(launched.span(ready_ns, joined_ns, int(meeting.met_ns), now))
             if launched.after_ns:
-                yield self._env.timeout(launched.after_ns)
+                yield from self._follow(launched.after_ns, meeting)
             collective.done.succeed()
+
+    def _follow(self, after_ns: int, meeting: Meeting) -> Generator[Event, Any, None]:
+        """A hook's own work, which stops compute where calibration saw them share a processor."""
+        if not self._is_processor or meeting.transfer.interference.compute == 1:
+            yield self._env.timeout(after_ns)
+            return
+        self._compute.slow_down(MOST_SLOWED)
+        yield self._env.timeout(after_ns)
+        self._compute.recover(MOST_SLOWED)
 
     def _take_part(self, meeting: Meeting) -> Generator[Event, Any, None]:
         """Wait for the end; compute is slower meanwhile, for NCCL also while it waits for peers."""
-        factor = meeting.transfer.interference.compute
+        factor = meeting.transfer.interference.compute_on(self.kept_deviations)
         if factor == 1:
             yield meeting.ends[self._rank]
             return

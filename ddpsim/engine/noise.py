@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from numpy.random import Generator
     from numpy.typing import NDArray
 
-__all__ = ["Slowdowns", "Stalls", "draw_slowdowns", "draw_stalls", "rank_factors"]
+__all__ = [
+    "Slowdowns",
+    "Stalls",
+    "draw_kept_deviations",
+    "draw_slowdowns",
+    "draw_stalls",
+    "rank_factors",
+]
 
 Slowdowns: TypeAlias = "NDArray[float64]"
 Stalls: TypeAlias = "NDArray[int64]"
@@ -95,6 +102,21 @@ def draw_stalls(run: Run, ranks: int, iterations: int) -> Stalls | None:
     draw = np.random.default_rng(np.random.SeedSequence(run.seed).spawn(3)[2])
     stalls = draw.random((ranks, iterations)) < run.stalls.probability
     return np.asarray(stalls * to_ns(run.stalls.duration_s), dtype=np.int64)
+
+
+def draw_kept_deviations(seed: int, ranks: int, iterations: int) -> Slowdowns:
+    """How unevenly ranks fare beside transfers, in standard deviations, [rank][iteration].
+
+    For each rank the normal distribution's quantiles in an order of its own, so that in few
+    iterations too the good ones and the bad ones cancel.
+    """
+    from statistics import NormalDist  # noqa: PLC0415 -- slow to import too
+
+    import numpy as np  # noqa: PLC0415 -- see above
+
+    draw, normal = np.random.default_rng(np.random.SeedSequence(seed).spawn(4)[3]), NormalDist()
+    quantiles = [normal.inv_cdf((i + 0.5) / iterations) for i in range(iterations)]
+    return np.array([draw.permutation(quantiles) for _ in range(ranks)])
 
 
 def _resampled(

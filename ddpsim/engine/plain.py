@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from simpy import Environment
 
@@ -13,6 +14,9 @@ from ddpsim.engine.steps import MessageObserver
 from ddpsim.errors import SimulationError
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.timeline import RankTimeline, Timeline
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["simulate"]
 
@@ -35,16 +39,20 @@ def simulate(
         traffic=request.traffic,
         observe=observe_message,
     )
-    slowdowns, stalls = request.slowdowns, request.stalls
+
+    def of_rank(drawn: NDArray[Any] | None, rank: int) -> list[Any] | None:
+        return None if drawn is None else drawn[rank].tolist()
+
     ranks = [
         Rank(
             env,
             i,
             program,
             network,
-            None if slowdowns is None else slowdowns[i].tolist(),
+            of_rank(request.slowdowns, i),
             RankTimeline(),
-            None if stalls is None else stalls[i].tolist(),
+            of_rank(request.stalls, i),
+            of_rank(request.kept_deviations, i),
         )
         for i in range(participants)
     ]

@@ -37,7 +37,8 @@ class Plan:
 class Request:
     """A program on `world_size` ranks.
 
-    `slowdowns` and `stalls` are [rank, iteration]; `traffic`: what else the nodes' network carries.
+    `slowdowns`, `stalls` and `kept_deviations` are [rank, iteration]; `traffic`: what else the
+    nodes' network carries.
     """
 
     program: Program
@@ -46,6 +47,7 @@ class Request:
     slowdowns: Slowdowns | None = None
     stalls: Stalls | None = None
     traffic: Traffic = NO_TRAFFIC
+    kept_deviations: Slowdowns | None = None
 
     @property
     def plan(self) -> Plan:
@@ -58,6 +60,9 @@ class Request:
         """
         program, transfers = self.program, self.program.transfers(self.cost)
         slowed = any(transfer.interference.slows_transfer for transfer in transfers)
+        uneven = self.kept_deviations is not None and any(
+            transfer.interference.kept_spread for transfer in transfers
+        )
         whole = program.comm_workers > 1 or slowed or self.traffic != NO_TRAFFIC
         participants = period = self.world_size
         if self.is_calm:
@@ -67,7 +72,7 @@ class Request:
         return Plan(
             participants,
             period,
-            needs_no_events=not whole
+            needs_no_events=not (whole or uneven)
             and not program.blocking
             and program.comm_spins
             and all(factor.denominator == 1 for factor in thousandths),
@@ -80,7 +85,7 @@ class Request:
     @property
     def is_calm(self) -> bool:
         """Whether no rank has noise of its own."""
-        return self.slowdowns is None and self.stalls is None
+        return self.slowdowns is None and self.stalls is None and self.kept_deviations is None
 
 
 def _period(transfers: Sequence[Transfer]) -> int:

@@ -102,6 +102,9 @@ class ComputeKept(_Part):
 
     sent_bytes_per_s: float = Field(gt=0)
     share: Fitted
+    spread: float = Field(
+        0, ge=0, description="standard deviation of the share, from burst to burst and rank to rank"
+    )
 
     @field_validator("share")
     @classmethod
