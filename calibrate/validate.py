@@ -36,7 +36,7 @@ from calibrate.validation import (
     Validation,
     figures_of,
 )
-from ddpsim.api import load_scenario, observe, simulate
+from ddpsim.api import load_scenario, simulate_and_observe
 from ddpsim.errors import DdpsimError, shown
 from ddpsim.importers.cluster_profile import read_cluster_profile
 from ddpsim.result.model import Result
@@ -250,7 +250,8 @@ def _key(variant: VariantSamples) -> tuple[object, ...]:
 def _case(measured: _Measured, inputs: _Inputs) -> Case:
     variant = measured.variant
     scenario, ranks = load_scenario(inputs.scenario(variant)), _slowest_ranks(measured.rounds)
-    result, phases = simulate(scenario), mean_phases(observe(scenario, ranks), ranks)
+    result, timeline = simulate_and_observe(scenario, ranks)
+    phases = mean_phases(timeline, ranks)
     whole = steady_time(measured.rounds, measured.alike)
     stderr_s = whole.stderr or 0.0
     predicted_split, measured_split = _predicted(result, phases), _measured(measured, ranks)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+from ddpsim.engine.plan import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.interval import COMPUTE, DATA, prediction_interval
 from ddpsim.job import Job, resolve
@@ -21,7 +22,15 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s
 from ddpsim.what_if import next_steps, stragglers, stretches
 
-__all__ = ["checked", "judge", "load_scenario", "observe", "simulate", "uncertainties"]
+__all__ = [
+    "checked",
+    "judge",
+    "load_scenario",
+    "observe",
+    "simulate",
+    "simulate_and_observe",
+    "uncertainties",
+]
 
 
 def load_scenario(
@@ -52,7 +61,18 @@ def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
     if engine not in get_args(EngineMode):
         raise ValueError(f"engine is {engine!r}; wanted one of {', '.join(get_args(EngineMode))}")
     job = resolve(scenario)
-    simulated = run(job.request(), engine)
+    return _result(job, run(job.request(), engine), engine)
+
+
+def simulate_and_observe(scenario: Scenario, ranks: Iterable[int]) -> tuple[Result, Timeline]:
+    """What `simulate` and `observe` return, of one run; raises as they do."""
+    job = resolve(scenario)
+    wanted, request = _existing(scenario, ranks), job.request()
+    simulated, period = _observed(request, wanted)
+    return _result(job, simulated, "auto"), _of_ranks(simulated.timeline, wanted, period)
+
+
+def _result(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
     result = summarise(simulated.timeline, _context(job, simulated, engine))
     result = replace(result, prediction_interval_s=_interval(job, result))
     result = replace(result, stragglers=_stragglers(job, result, engine))
@@ -71,17 +91,27 @@ def observe(
     model simulates every rank: a job of many ranks takes long. Raises ScenarioError as `simulate`,
     and ValueError for a rank that does not exist.
     """
-    job, wanted = resolve(scenario), sorted(set(ranks))
-    size = scenario.cluster.world_size
-    if outside := [rank for rank in wanted if not 0 <= rank < size]:
-        raise ValueError(f"there is no rank {outside[0]}: choose 0 to {size - 1}")
+    job, wanted = resolve(scenario), _existing(scenario, ranks)
     request = job.request()
     if observe_message is not None:
         timeline = run(request, "reference", observe_message=observe_message).timeline
-        return _of_ranks(timeline, wanted, size)
-    period = request.plan.period
-    simulated = run(request, observed=sorted({rank % period for rank in wanted}), every_rank=True)
+        return _of_ranks(timeline, wanted, scenario.cluster.world_size)
+    simulated, period = _observed(request, wanted)
     return _of_ranks(simulated.timeline, wanted, period)
+
+
+def _existing(scenario: Scenario, ranks: Iterable[int]) -> list[int]:
+    wanted, size = sorted(set(ranks)), scenario.cluster.world_size
+    if outside := [rank for rank in wanted if not 0 <= rank < size]:
+        raise ValueError(f"there is no rank {outside[0]}: choose 0 to {size - 1}")
+    return wanted
+
+
+def _observed(request: Request, wanted: Iterable[int]) -> tuple[Simulated, int]:
+    """A run with these ranks' lanes, and of how many ranks the others do the same."""
+    period = request.plan.period
+    observed = sorted({rank % period for rank in wanted})
+    return run(request, observed=observed, every_rank=True), period
 
 
 def _of_ranks(timeline: Timeline, wanted: Iterable[int], period: int) -> Timeline:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from ddpsim.cluster.build import build_network, judged
 from ddpsim.cluster.collectives import InterferingCost, Network, SingleRankCost, duration_ns
-from ddpsim.engine.noise import draw_kept_deviations, draw_slowdowns, draw_stalls
+from ddpsim.engine.noise import Slowdowns, draw_kept_deviations, draw_slowdowns, draw_stalls
 from ddpsim.engine.plan import Request
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.run import run
@@ -85,8 +85,12 @@ class Job:
             draw_slowdowns(scenario.cluster, scenario.run, iterations, self.observed_s),
             draw_stalls(scenario.run, ranks, iterations),
             self.network.traffic,
-            draw_kept_deviations(scenario.run.seed, ranks, iterations) if varies else None,
+            self._kept_deviations(ranks, iterations) if varies else None,
         )
+
+    def _kept_deviations(self, ranks: int, iterations: int) -> Slowdowns:
+        sent_bytes = sum(bucket.wire_bytes for bucket in self.program.rebuilt_buckets)
+        return draw_kept_deviations(self.scenario.run.seed, ranks, iterations, sent_bytes)
 
     @property
     def samples_per_rank(self) -> int:

@@ -30,7 +30,7 @@ from ddpsim.cluster.topology import Link
 from ddpsim.engine.comm_lane import Collective, CommLane
 from ddpsim.engine.loop import Communicate
 from ddpsim.engine.network import Network
-from ddpsim.engine.noise import draw_kept_deviations, draw_slowdowns
+from ddpsim.engine.noise import BURST_BYTES, draw_kept_deviations, draw_slowdowns
 from ddpsim.engine.plan import Request
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.progress import SharedLink
@@ -188,7 +188,7 @@ def test_ranks_that_fare_unevenly_are_all_simulated(
 ) -> None:
     program, ranks = compile_program(scenario, model), scenario.cluster.world_size
     cost = InterferingCost(build_network(scenario).cost, kept=kept)
-    drawn = draw_kept_deviations(seed, ranks, program.warmup + program.iterations)
+    drawn = draw_kept_deviations(seed, ranks, program.warmup + program.iterations, 100 * 2**20)
     fast, plain = (
         run(Request(program, cost, ranks, kept_deviations=drawn), mode, observed=range(ranks))
         for mode in MODES
@@ -198,10 +198,12 @@ def test_ranks_that_fare_unevenly_are_all_simulated(
 
 
 def test_good_and_bad_steps_of_a_rank_cancel() -> None:
-    drawn = draw_kept_deviations(0, 3, 50)
-    assert drawn.mean(axis=1) == pytest.approx([0] * 3, abs=1e-9)
-    assert drawn.std(axis=1) == pytest.approx([1] * 3, rel=0.03)
-    assert (drawn == draw_kept_deviations(0, 3, 50)).all()
+    drawn = draw_kept_deviations(0, 3, 50, BURST_BYTES)
+    assert drawn.shape == (3, 50, 2)
+    assert drawn.mean(axis=(1, 2)) == pytest.approx([0] * 3, abs=1e-9)
+    assert drawn.std(axis=(1, 2)) == pytest.approx([1] * 3, rel=0.03)
+    assert (drawn == draw_kept_deviations(0, 3, 50, BURST_BYTES)).all()
+    assert draw_kept_deviations(0, 3, 50, BURST_BYTES - 1).shape == (3, 50, 1)
     assert (drawn[0] != drawn[1]).any()
 
 
@@ -242,10 +244,9 @@ def test_compute_under_a_collective_and_its_hook_has_a_worked_example(
         spins=False,
         is_processor=is_processor,
     )
-    lane.kept_deviations = deviations
     ready.succeed(0)
     launched = Communicate(0, 0, "all_reduce", 8, after_ns=after_ns)
-    lane.launch(Collective("k", launched, ready, env.event()))
+    lane.launch(Collective("k", launched, ready, env.event(), deviations))
     compute.launch("backward", 300)
     end = compute.record()
     env.run(until=end)

@@ -39,6 +39,7 @@ from calibrate.fit import (
 from calibrate.fit.estimates import trimmed_mean
 from calibrate.fit.gloo import fit_half
 from calibrate.fit.samples import fitted_sigma, measured_sigma
+from calibrate.fit.show import show
 from calibrate.record import Environment, Layout, Measurement, Record
 from ddpsim.cluster.collectives import WholeTransfer, duration_ns
 from ddpsim.cluster.corrected import CorrectedCost, Correction
@@ -690,10 +691,12 @@ def test_what_compute_keeps_is_a_mean_of_speeds_over_the_ranks() -> None:
         slowest = tuple(map(max, *ranks))
         changes = {"kind": "compute", "variant": variant, "samples_s": slowest}
         kept.append(like.model_copy(update=changes | {"samples_by_rank_s": ranks}))
-    found = fit_profile([base.model_copy(update={"measurements": tuple(kept)})], "x").interference
+    profile = fit_profile([base.model_copy(update={"measurements": tuple(kept)})], "x")
+    found = profile.interference
     assert found is not None
     (point,) = found.compute_kept
     assert point.share.value == pytest.approx(0.375)
+    assert ", 0.098 more or less by rank and burst" in show(profile)
     assert point.spread == pytest.approx(0.25 / 2.563)  # from tenth to ninetieth percentile
 
 

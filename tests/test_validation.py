@@ -97,10 +97,10 @@ def test_the_unexplained_bucket_sweep_is_still_unexplained() -> None:
 
 # campaign: within 5 % or the noise, worst error, bias, skill, choice: the levels reached
 LEVELS = {
-    validation.EPYC: (0.95, 0.104, 0.01, 0.62, 0.85),
-    validation.XEON: (0.92, 0.092, 0.012, 0.63, 0.85),
+    validation.EPYC: (0.96, 0.093, 0.01, 0.63, 0.85),
+    validation.XEON: (0.94, 0.072, 0.008, 0.72, 0.9),
 }
-OVERSUBSCRIBED_LEVELS = {validation.EPYC: 0.12, validation.XEON: 0.125}
+OVERSUBSCRIBED_LEVELS = {validation.EPYC: 0.12, validation.XEON: 0.12}
 
 
 @pytest.mark.parametrize("folder", validation.CAMPAIGNS, ids=lambda folder: folder.name)
@@ -112,11 +112,12 @@ def test_a_recorded_campaign_is_predicted(folder: Path) -> None:
     assert figures.sweeps >= 24
     assert figures.cases >= 216
     assert figures.buckets_agree == figures.cases
-    assert figures.median_error <= 0.015
+    assert figures.median_error <= 0.012
     assert figures.worst_error <= worst
     assert abs(figures.median_bias) <= bias
     assert figures.within_5_percent_or_noise >= within
-    assert figures.median_exposed_error <= 0.03
+    assert figures.median_exposed_error <= 0.01
+    assert figures.worst_exposed_error <= 0.06
     assert figures.covered is not None
     assert 0.7 <= figures.covered <= 0.9
     assert figures.skilled is not None

@@ -105,7 +105,9 @@ def _interference(profile: ClusterProfile) -> Iterator[str]:
     for kind, points in (("", found.compute_kept), (" of float16", found.half_compute_kept)):
         for point in points:
             sent = format_bytes_per_s(point.sent_bytes_per_s)
-            yield _line(f"  kept at {sent}{kind}", point.share, _number)
+            kept = _line(f"  kept at {sent}{kind}", point.share, _number)
+            uneven = f", {point.spread:.2g} more or less by rank and burst" if point.spread else ""
+            yield kept + uneven
     yield _line("communication", found.comm_slowdown, _number)
     if found.comm_slowdown_s2_per_byte2.value:
         squared = _scaled(found.comm_slowdown_s2_per_byte2, 1e18)

@@ -21,12 +21,17 @@ CommObserver = Callable[[CommSpan], None]
 
 @dataclass(slots=True)
 class Collective:
-    """One launched collective: `ready` fires when its data is there, `done` when it has ended."""
+    """One launched collective: `ready` fires when its data is there, `done` when it has ended.
+
+    `kept_deviations`: how much more of its speed compute keeps beside it on this rank than on
+    ranks on average (`Interference.compute_on`).
+    """
 
     key: Hashable
     launched: Communicate
     ready: Event
     done: Event
+    kept_deviations: float = 0.0
 
 
 class CommLane:
@@ -34,8 +39,7 @@ class CommLane:
 
     `spins`: a collective occupies the device from its launch on, as NCCL's kernels wait for peers
     on their multiprocessors; gloo's threads sleep. `is_processor`: what a hook does after a
-    collective, in the backend's thread, needs the processor that computes. `kept_deviations`: how
-    much more of its speed compute keeps now than ranks do on average (`Interference.compute_on`).
+    collective, in the backend's thread, needs the processor that computes.
     """
 
     def __init__(
@@ -58,7 +62,6 @@ class CommLane:
         self._is_processor = is_processor
         self._observe = observe
         self._queue = Store(env)
-        self.kept_deviations = 0.0
         for _ in range(workers):
             env.process(self._work())
 
@@ -75,7 +78,7 @@ class CommLane:
             meeting = self._network.join(
                 collective.key, launched.operation, launched.size_bytes, self._rank
             )
-            yield from self._take_part(meeting)
+            yield from self._take_part(meeting, collective.kept_deviations)
             if self._observe:
                 ready_ns, now = int(collective.ready.value or 0), int(self._env.now)
                 self._observe(launched.span(ready_ns, joined_ns, int(meeting.met_ns), now))
@@ -92,9 +95,9 @@ class CommLane:
         yield self._env.timeout(after_ns)
         self._compute.recover(MOST_SLOWED)
 
-    def _take_part(self, meeting: Meeting) -> Generator[Event, Any, None]:
+    def _take_part(self, meeting: Meeting, kept_deviations: float) -> Generator[Event, Any, None]:
         """Wait for the end; compute is slower meanwhile, for NCCL also while it waits for peers."""
-        factor = meeting.transfer.interference.compute_on(self.kept_deviations)
+        factor = meeting.transfer.interference.compute_on(kept_deviations)
         if factor == 1:
             yield meeting.ends[self._rank]
             return

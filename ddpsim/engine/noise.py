@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "BURST_BYTES",
     "Slowdowns",
     "Stalls",
     "draw_kept_deviations",
@@ -21,6 +22,10 @@ __all__ = [
     "draw_stalls",
     "rank_factors",
 ]
+
+# a rank's share of its speed beside gloo: measured over so many bytes, whose next are nearly as if
+# drawn anew (correlation 0.5 8 MB later, 0.2 to 0.4 32 MB later; two Xeon cores, 3 and 5 Gbit/s)
+BURST_BYTES = 48 * 2**20
 
 Slowdowns: TypeAlias = "NDArray[float64]"
 Stalls: TypeAlias = "NDArray[int64]"
@@ -104,19 +109,23 @@ def draw_stalls(run: Run, ranks: int, iterations: int) -> Stalls | None:
     return np.asarray(stalls * to_ns(run.stalls.duration_s), dtype=np.int64)
 
 
-def draw_kept_deviations(seed: int, ranks: int, iterations: int) -> Slowdowns:
-    """How unevenly ranks fare beside transfers, in standard deviations, [rank][iteration].
+def draw_kept_deviations(seed: int, ranks: int, iterations: int, sent_bytes: int) -> Slowdowns:
+    """How unevenly ranks fare beside transfers, in standard deviations, [rank][iteration][burst].
 
-    For each rank the normal distribution's quantiles in an order of its own, so that in few
-    iterations too the good ones and the bad ones cancel.
+    Of `sent_bytes` an iteration each `BURST_BYTES` are a burst, and what is left is one. For each
+    rank the normal distribution's quantiles in an order of its own, so that in few iterations too
+    the good ones and the bad ones cancel.
     """
     from statistics import NormalDist  # noqa: PLC0415 -- slow to import too
 
     import numpy as np  # noqa: PLC0415 -- see above
 
     draw, normal = np.random.default_rng(np.random.SeedSequence(seed).spawn(4)[3]), NormalDist()
-    quantiles = [normal.inv_cdf((i + 0.5) / iterations) for i in range(iterations)]
-    return np.array([draw.permutation(quantiles) for _ in range(ranks)])
+    bursts = 1 + sent_bytes // BURST_BYTES
+    count = iterations * bursts
+    quantiles = [normal.inv_cdf((i + 0.5) / count) for i in range(count)]
+    drawn = np.array([draw.permutation(quantiles) for _ in range(ranks)])
+    return drawn.reshape(ranks, iterations, bursts)
 
 
 def _resampled(

@@ -37,8 +37,8 @@ class Plan:
 class Request:
     """A program on `world_size` ranks.
 
-    `slowdowns`, `stalls` and `kept_deviations` are [rank, iteration]; `traffic`: what else the
-    nodes' network carries.
+    `slowdowns` and `stalls` are [rank, iteration], `kept_deviations` [rank, iteration, burst]
+    (`ddpsim.engine.noise`); `traffic`: what else the nodes' network carries.
     """
 
     program: Program

@@ -14,6 +14,7 @@ from simpy import Environment, Event, Store
 from ddpsim.engine.comm_lane import Collective, CommLane
 from ddpsim.engine.loop import Await, Communicate, Compute, Instruction, LoadBatch, Mark, iteration
 from ddpsim.engine.network import Network
+from ddpsim.engine.noise import BURST_BYTES
 from ddpsim.engine.program import Program
 from ddpsim.engine.stream import Stream
 from ddpsim.result.timeline import RankTimeline, Span
@@ -27,8 +28,8 @@ class Rank:
     """The host of one rank with its compute stream and communication lane.
 
     `slowdown[i]` multiplies the device work of iteration i, before which the rank stands still for
-    `stalls_ns[i]`; its compute keeps `kept_deviations[i]` standard deviations more of its speed
-    beside transfers than ranks do on average.
+    `stalls_ns[i]`. Beside each `BURST_BYTES` of iteration i its compute keeps so many standard
+    deviations more of its speed than ranks do on average: `kept_deviations[i]`, one of each.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Rank:
         slowdown: Sequence[float] | None,
         timeline: RankTimeline,
         stalls_ns: Sequence[int] | None = None,
-        kept_deviations: Sequence[float] | None = None,
+        kept_deviations: Sequence[Sequence[float]] | None = None,
     ) -> None:
         self.env = env
         self.rank = rank
@@ -70,6 +71,7 @@ class Rank:
         self._factor = 1.0
         self._iteration = 0
         self._sequence = 0
+        self._sent_bytes = 0  # in this iteration
         self._collectives: list[Event] = []  # the end of each in this iteration
         self._steps: list[Event] = []  # when the device has done each
         self._batches = self._start_loader()
@@ -91,8 +93,7 @@ class Rank:
         self._iteration = number
         self._collectives = []
         self._factor = self._slowdown[number] if self._slowdown else 1.0
-        if self._kept_deviations:
-            self.comm.kept_deviations = self._kept_deviations[number]
+        self._sent_bytes = 0
         if self._stalls_ns and self._stalls_ns[number]:
             self.compute.launch("stall", self._stalls_ns[number])
 
@@ -123,7 +124,15 @@ class Rank:
         self._sequence += 1
         done = self.env.event()
         self._collectives.append(done)
-        self.comm.launch(Collective(self._sequence, launched, self.compute.record(), done))
+        ready, deviations = self.compute.record(), self._deviations()
+        self.comm.launch(Collective(self._sequence, launched, ready, done, deviations))
+        self._sent_bytes += launched.size_bytes
+
+    def _deviations(self) -> float:
+        if self._kept_deviations is None:
+            return 0.0
+        bursts = self._kept_deviations[self._iteration]
+        return bursts[min(self._sent_bytes // BURST_BYTES, len(bursts) - 1)]
 
     def _await(self, awaited: Await) -> Doing:
         self.waiting_for = f"a collective of iteration {self._iteration}"
