@@ -39,7 +39,6 @@ from calibrate.fit import (
 from calibrate.fit.estimates import trimmed_mean
 from calibrate.fit.gloo import fit_half
 from calibrate.fit.samples import fitted_sigma, measured_sigma
-from calibrate.fit.show import show
 from calibrate.record import Environment, Layout, Measurement, Record
 from ddpsim.cluster.collectives import WholeTransfer, duration_ns
 from ddpsim.cluster.corrected import CorrectedCost, Correction
