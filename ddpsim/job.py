@@ -77,7 +77,6 @@ class Job:
         """What to simulate."""
         scenario, program = self.scenario, self.program
         iterations, ranks = program.warmup + program.iterations, scenario.cluster.world_size
-        varies = bool(self.observed_s or (scenario.run.jitter and scenario.run.jitter.sigma))
         return Request(
             program,
             self.network.cost,
@@ -85,10 +84,15 @@ class Job:
             draw_slowdowns(scenario.cluster, scenario.run, iterations, self.observed_s),
             draw_stalls(scenario.run, ranks, iterations),
             self.network.traffic,
-            self._kept_deviations(ranks, iterations) if varies else None,
+            self._kept_deviations(ranks, iterations),
         )
 
-    def _kept_deviations(self, ranks: int, iterations: int) -> Slowdowns:
+    def _kept_deviations(self, ranks: int, iterations: int) -> Slowdowns | None:
+        """None where every step is alike, or the network is not known to be uneven."""
+        jitter, cost = self.scenario.run.jitter, self.network.cost
+        uneven = isinstance(cost, InterferingCost) and any(point.spread for point in cost.kept)
+        if not uneven or not (self.observed_s or (jitter and jitter.sigma)):
+            return None
         sent_bytes = sum(bucket.wire_bytes for bucket in self.program.rebuilt_buckets)
         return draw_kept_deviations(self.scenario.run.seed, ranks, iterations, sent_bytes)
 

@@ -7,12 +7,14 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ddpsim
+from ddpsim.api import simulate_and_observe
 from ddpsim.report.text import render
 from ddpsim.result.timeline import MessageSpan
 
@@ -338,3 +340,14 @@ def test_lanes_of_a_node_are_those_of_every_node() -> None:
 def test_a_rank_that_does_not_exist_has_no_lanes() -> None:
     with pytest.raises(ValueError, match="there is no rank 16: choose 0 to 15"):
         ddpsim.observe(load("resnet50-2x8-25gbit"), [0, 16])
+
+
+@pytest.mark.parametrize("name", ["straggler", "resnet50-2x8-25gbit", "gloo-cpu"])
+def test_one_run_gives_both_the_result_and_the_lanes(name: str) -> None:
+    scenario = load(name)
+    result, timeline = simulate_and_observe(scenario, [1])
+    alone = ddpsim.simulate(scenario)
+    assert replace(result, engine=alone.engine) == alone
+    assert timeline == ddpsim.observe(scenario, [1])
+    with pytest.raises(ValueError, match="there is no rank -1"):
+        simulate_and_observe(scenario, [-1])
