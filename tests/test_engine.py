@@ -43,6 +43,7 @@ from ddpsim.job import resolve
 from ddpsim.result.metrics import BreakdownNs, Step, steps_of
 from ddpsim.result.timeline import CommSpan, MessageSpan, Span
 from ddpsim.scenario.schema import Jitter, Scenario
+from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Model
 
 MODES: tuple[EngineMode, ...] = ("auto", "reference")
@@ -578,8 +579,6 @@ def one_bucket(**changes: Any) -> tuple[Program, Scenario]:
             "run": {"iterations": 1},
         }
     )
-    from ddpsim.workload.build import build_model
-
     return replace(compile_program(scenario, build_model(scenario)), **changes), scenario
 
 
@@ -749,6 +748,9 @@ def test_a_slow_loader_sets_the_pace() -> None:
 
 def test_accumulation_communicates_once_a_step() -> None:
     program, scenario = one_bucket(micro_batches=3)
+    ddp = scenario.ddp.model_copy(update={"accumulation_steps": 2})
+    twice = compile_program(scenario.model_copy(update={"ddp": ddp}), build_model(scenario))
+    program = replace(program, later_backward=twice.later_backward)
     single, _ = one_bucket()
     cost = build_network(scenario).cost
     three, one = (slowest_steps(run(Request(p, cost, 4)))[-1] for p in (program, single))

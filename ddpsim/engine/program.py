@@ -130,6 +130,8 @@ def compile_program(
     plan = plan_buckets(model.parameters, model.ready_order, spec)
     launch = _Launches(model.launch_s)
     compress = _Compressor(model, costs, launch)
+    backward = launch.all(model.backward)
+    accumulates = spec.accumulation_steps > 1
     program = Program(
         warmup=2 if plan.rebuilt_at is None else plan.rebuilt_at + 1,
         iterations=run.iterations,
@@ -141,8 +143,8 @@ def compile_program(
         ),
         forward=launch.all(model.forward),
         forward_hook_ns=to_ns(costs.forward_hook_s * len(model.parameters)),
-        backward=launch.all(model.backward),
-        later_backward=launch.all(_later_backward(model, costs)),
+        backward=backward,
+        later_backward=launch.all(_later_backward(model, costs)) if accumulates else backward,
         ready_order=model.ready_order,
         unused=model.unused,
         hook_ns=to_ns(costs.parameter_hook_s),
