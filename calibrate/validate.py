@@ -14,7 +14,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean, median
@@ -293,13 +293,7 @@ def _interval(result: Result, rounds: int) -> tuple[float, float] | None:
 
 def _predicted(result: Result, phases: Phases) -> Split:
     naive = result.baselines_s
-    return Split(
-        forward=phases.forward,
-        backward=phases.backward,
-        exposed=phases.exposed,
-        optimizer=phases.optimizer,
-        all_reduce=naive.no_overlap - naive.compute_only,
-    )
+    return Split(**asdict(phases), all_reduce=naive.no_overlap - naive.compute_only)
 
 
 def _measured(measured: _Measured, ranks: Sequence[int]) -> Split:

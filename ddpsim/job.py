@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from ddpsim.cluster.build import build_network, judged
 from ddpsim.cluster.collectives import InterferingCost, Network, SingleRankCost, duration_ns
-from ddpsim.engine.noise import Slowdowns, draw_kept_deviations, draw_slowdowns, draw_stalls
+from ddpsim.engine.noise import (
+    KeptDeviations,
+    draw_kept_deviations,
+    draw_slowdowns,
+    draw_stalls,
+    steps_vary,
+)
 from ddpsim.engine.plan import Request
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.run import run
@@ -87,11 +93,11 @@ class Job:
             self._kept_deviations(ranks, iterations),
         )
 
-    def _kept_deviations(self, ranks: int, iterations: int) -> Slowdowns | None:
+    def _kept_deviations(self, ranks: int, iterations: int) -> KeptDeviations | None:
         """None where every step is alike, or the network is not known to be uneven."""
-        jitter, cost = self.scenario.run.jitter, self.network.cost
+        cost = self.network.cost
         uneven = isinstance(cost, InterferingCost) and any(point.spread for point in cost.kept)
-        if not uneven or not (self.observed_s or (jitter and jitter.sigma)):
+        if not uneven or not steps_vary(self.scenario.run, self.observed_s):
             return None
         sent_bytes = sum(bucket.wire_bytes for bucket in self.program.rebuilt_buckets)
         return draw_kept_deviations(self.scenario.run.seed, ranks, iterations, sent_bytes)

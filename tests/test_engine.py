@@ -216,7 +216,7 @@ def test_what_a_rank_keeps_varies_as_far_up_as_down() -> None:
 
 
 @pytest.mark.parametrize(
-    ("deviations", "after_ns", "is_processor", "end_ns"),
+    ("deviations", "after_ns", "blocking", "end_ns"),
     [
         (0.0, 0, False, 350),  # 50 done by 100, then 250 more
         (-1.0, 0, False, 375),  # 25 done by 100
@@ -225,7 +225,7 @@ def test_what_a_rank_keeps_varies_as_far_up_as_down() -> None:
     ],
 )
 def test_compute_under_a_collective_and_its_hook_has_a_worked_example(
-    deviations: float, after_ns: int, is_processor: bool, end_ns: int
+    deviations: float, after_ns: int, blocking: bool, end_ns: int
 ) -> None:
     """Compute of 300 under a transfer of 100, of which it keeps half: 0.25 more or less."""
     env = Environment()
@@ -243,7 +243,7 @@ def test_compute_under_a_collective_and_its_hook_has_a_worked_example(
         None,
         workers=2,
         spins=False,
-        is_processor=is_processor,
+        blocking=blocking,
     )
     ready.succeed(0)
     launched = Communicate(0, 0, "all_reduce", 8, after_ns=after_ns)

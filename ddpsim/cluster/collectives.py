@@ -86,7 +86,7 @@ class Interference:
 
 NO_INTERFERENCE = Interference()
 MOST_SLOWED = Fraction(20)  # compute: Linux leaves it a twentieth beside real-time threads
-_LEAST_KEPT = 1 / 20
+_LEAST_KEPT = float(1 / MOST_SLOWED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +192,11 @@ class InterferingCost:
     """A cost model whose transfers and compute slow each other down.
 
     `compute` and `comm` are factors. Compute keeps a share of its speed: `kept` tells which, by the
-    bytes of a message that move in a second, growing. `comm_s2_per_byte2` times
-    the square of those bytes is added to `comm`, `crowded_s_per_byte` times them to the factor
-    beside another transfer, and `comm_delay_s` once to a transfer. Of its latency, in which the
-    link is idle, another transfer may use the share `idle_link_use`
-    (`ddpsim.importers.cluster_profile`). `effect` stretches the delay, and how far the factors lie
-    above 1.
+    bytes of a message that move in a second, growing. `comm_s2_per_byte2` times the square of those
+    bytes is added to `comm`, `crowded_s_per_byte` times them to the factor beside another transfer,
+    and `comm_delay_s` once to a transfer. Of its latency, in which the link is idle, another
+    transfer may use the share `idle_link_use` (`ddpsim.importers.cluster_profile`). `effect`
+    stretches the delay, and how far the factors lie above 1.
     """
 
     cost: CollectiveCost

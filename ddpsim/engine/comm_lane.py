@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from simpy import Environment, Event, Store
@@ -38,8 +39,8 @@ class CommLane:
     """NCCL's stream (one worker) or gloo's threads (two), fed first in, first out.
 
     `spins`: a collective occupies the device from its launch on, as NCCL's kernels wait for peers
-    on their multiprocessors; gloo's threads sleep. `is_processor`: what a hook does after a
-    collective, in the backend's thread, needs the processor that computes.
+    on their multiprocessors; gloo's threads sleep. `blocking`: the host computes itself,
+    on the processor that a hook's work after a collective, in the backend's thread, needs too.
     """
 
     def __init__(
@@ -52,14 +53,14 @@ class CommLane:
         *,
         workers: int,
         spins: bool,
-        is_processor: bool,
+        blocking: bool,
     ) -> None:
         self._env = env
         self._rank = rank
         self._network = network
         self._compute = compute
         self._spins = spins
-        self._is_processor = is_processor
+        self._blocking = blocking
         self._observe = observe
         self._queue = Store(env)
         for _ in range(workers):
@@ -88,12 +89,11 @@ class CommLane:
 
     def _follow(self, after_ns: int, meeting: Meeting) -> Generator[Event, Any, None]:
         """A hook's own work, which stops compute where calibration saw them share a processor."""
-        if not self._is_processor or meeting.transfer.interference.compute == 1:
-            yield self._env.timeout(after_ns)
-            return
-        self._compute.slow_down(MOST_SLOWED)
-        yield self._env.timeout(after_ns)
-        self._compute.recover(MOST_SLOWED)
+        done = self._env.timeout(after_ns)
+        if self._blocking and meeting.transfer.interference.compute != 1:
+            yield from self._slowed(MOST_SLOWED, done)
+        else:
+            yield done
 
     def _take_part(self, meeting: Meeting, kept_deviations: float) -> Generator[Event, Any, None]:
         """Wait for the end; compute is slower meanwhile, for NCCL also while it waits for peers."""
@@ -103,6 +103,9 @@ class CommLane:
             return
         if not self._spins and not meeting.met.processed:
             yield meeting.met
+        yield from self._slowed(factor, meeting.ends[self._rank])
+
+    def _slowed(self, factor: Fraction, until: Event) -> Generator[Event, Any, None]:
         self._compute.slow_down(factor)
-        yield meeting.ends[self._rank]
+        yield until
         self._compute.recover(factor)

@@ -15,18 +15,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BURST_BYTES",
+    "KeptDeviations",
     "Slowdowns",
     "Stalls",
     "draw_kept_deviations",
     "draw_slowdowns",
     "draw_stalls",
     "rank_factors",
+    "steps_vary",
 ]
 
 # a rank's share of its speed beside gloo: measured over so many bytes, whose next are nearly as if
 # drawn anew (correlation 0.5 8 MB later, 0.2 to 0.4 32 MB later; two Xeon cores, 3 and 5 Gbit/s)
 BURST_BYTES = 48 * 2**20
 
+KeptDeviations: TypeAlias = "NDArray[float64]"
 Slowdowns: TypeAlias = "NDArray[float64]"
 Stalls: TypeAlias = "NDArray[int64]"
 
@@ -40,9 +43,8 @@ def draw_slowdowns(
     run states no jitter. Stragglers and jitter draw from streams of their own, so that turning one
     on or off does not change the other.
     """
-    steady = not observed_s if run.jitter is None else run.jitter.sigma == 0
     own = rank_factors(cluster, run.seed)
-    if not own and steady:
+    if not own and not steps_vary(run, observed_s):
         return None
     import numpy as np  # noqa: PLC0415 -- slow to import, and needed only here
 
@@ -58,6 +60,11 @@ def draw_slowdowns(
             np.array(observed_s), np.random.default_rng(for_jitter), *factors.shape
         )
     return factors
+
+
+def steps_vary(run: Run, observed_s: Sequence[Sequence[float]]) -> bool:
+    """Whether the run draws each step anew: by its jitter, or else from measured iterations."""
+    return bool(observed_s) if run.jitter is None else run.jitter.sigma > 0
 
 
 def rank_factors(cluster: Cluster, seed: int) -> dict[int, float]:
@@ -109,7 +116,7 @@ def draw_stalls(run: Run, ranks: int, iterations: int) -> Stalls | None:
     return np.asarray(stalls * to_ns(run.stalls.duration_s), dtype=np.int64)
 
 
-def draw_kept_deviations(seed: int, ranks: int, iterations: int, sent_bytes: int) -> Slowdowns:
+def draw_kept_deviations(seed: int, ranks: int, iterations: int, sent_bytes: int) -> KeptDeviations:
     """How unevenly ranks fare beside transfers, in standard deviations, [rank][iteration][burst].
 
     Of `sent_bytes` an iteration each `BURST_BYTES` are a burst, and what is left is one. For each

@@ -13,7 +13,7 @@ from ddpsim.cluster.collectives import (
     Traffic,
     Transfer,
 )
-from ddpsim.engine.noise import Slowdowns, Stalls
+from ddpsim.engine.noise import KeptDeviations, Slowdowns, Stalls
 from ddpsim.engine.program import Program
 
 __all__ = ["Plan", "Request"]
@@ -47,7 +47,7 @@ class Request:
     slowdowns: Slowdowns | None = None
     stalls: Stalls | None = None
     traffic: Traffic = NO_TRAFFIC
-    kept_deviations: Slowdowns | None = None
+    kept_deviations: KeptDeviations | None = None
 
     @property
     def plan(self) -> Plan:
@@ -60,9 +60,6 @@ class Request:
         """
         program, transfers = self.program, self.program.transfers(self.cost)
         slowed = any(transfer.interference.slows_transfer for transfer in transfers)
-        uneven = self.kept_deviations is not None and any(
-            transfer.interference.kept_spread for transfer in transfers
-        )
         whole = program.comm_workers > 1 or slowed or self.traffic != NO_TRAFFIC
         participants = period = self.world_size
         if self.is_calm:
@@ -72,7 +69,8 @@ class Request:
         return Plan(
             participants,
             period,
-            needs_no_events=not (whole or uneven)
+            needs_no_events=not whole
+            and self.kept_deviations is None
             and not program.blocking
             and program.comm_spins
             and all(factor.denominator == 1 for factor in thousandths),

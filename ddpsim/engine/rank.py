@@ -62,7 +62,7 @@ class Rank:
             timeline.comm.append,
             workers=program.comm_workers,
             spins=program.comm_spins,
-            is_processor=program.blocking,
+            blocking=program.blocking,
         )
         self._network = network
         self._slowdown = slowdown
