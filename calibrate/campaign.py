@@ -30,7 +30,14 @@ MODELS = ("transformer", "cnn", "wide_mlp", "embedding", "deep_mlp", "mixer")
 _GBIT = 1e9 / 8  # bytes
 _LONGEST_S = 1800.0  # of one job, before it is given up
 # what a profile needs
-_KINDS: tuple[Kind, ...] = ("jitter", "compute", "ddp_hook", "device_copy", "all_reduce")
+_KINDS: tuple[Kind, ...] = (
+    "jitter",
+    "compute",
+    "ddp_hook",
+    "device_copy",
+    "device_cast",
+    "all_reduce",
+)
 _OTHERS = (Variant(accumulation_steps=2), Variant(comm_hook="fp16_compress"))
 
 Say = Callable[[str], None]

@@ -40,9 +40,13 @@ Kind = Literal[
     "all_gather",
     "point_to_point",  # one way: half of there and back
     "device_copy",  # size_bytes read and written once
-    "device_cast",  # float32 to float16; size_bytes of the float32 side
+    # size_bytes of float32: "compress" to a new float16 that is divided, as fp16_compress does;
+    # "decompress" back
+    "device_cast",
     "optimizer",  # variant names class and implementation: "adamw foreach"; size_bytes of gradients
-    "ddp_hook",  # one backward; variant "with ddp" or "without"; parameters counted
+    # one backward; variant "with ddp" or "without"; parameters counted, and size_bytes of all
+    # weights where it is so large that copies tell
+    "ddp_hook",
     # compute: one fixed piece; variant "gemm alone", "gemm with all_reduce", "memory ...";
     # size_bytes of the all-reduce that is in flight
     "compute",

@@ -297,8 +297,27 @@ def test_what_measurements_say_of_each_other() -> None:
         for m in _twice_as_long([2**i for i in range(18, 25)], 1.3, rate)
     ]
     assert fitted_sigma(model, samples) == pytest.approx(math.log(1.3))
-    assert measured_sigma(model, samples) == pytest.approx(0, abs=1e-9)
-    assert measured_sigma(model, samples[:3]) is None
+    assert [found.line_rate_bytes_per_s for found in measured_sigma(model, samples)] == list(RATES)
+    for found in measured_sigma(model, samples):
+        assert found.left_out == pytest.approx(0, abs=1e-9)
+        assert found.repeated is None
+    assert measured_sigma(model, samples[:3]) == ()
+
+
+def test_what_was_measured_twice_tells_of_another_day() -> None:
+    """At one of the line rates everything takes 4 % longer in a second record."""
+    model, rate = _gloo(), RATES[0]
+    samples = [
+        Sample(2, 1, m.size_bytes, m.time_s, m.line_rate_bytes_per_s)
+        for line_rate, factors in ((rate, (1.0, 1.04)), (RATES[1], (1.0,)))
+        for factor in factors
+        for m in _twice_as_long([2**i for i in range(20, 25)], factor, line_rate)
+    ]
+    again, once = measured_sigma(model, samples)
+    assert again.line_rate_bytes_per_s == rate
+    assert again.repeated == pytest.approx(math.log(1.04) / math.sqrt(2))
+    assert again.left_out == pytest.approx(math.log(1.04) / 2, rel=0.01)
+    assert once.repeated is None
 
 
 # known figures are found again
@@ -614,6 +633,10 @@ def _record(
     found += [
         measured("ddp_hook", "without", 0.05, parameters=100),
         measured("ddp_hook", "with ddp", 0.0505, parameters=100),
+        measured("ddp_hook", "without", 0.1, size_bytes=64_000_000, parameters=128),
+        measured("ddp_hook", "with ddp", 0.14864, size_bytes=64_000_000, parameters=128),
+        measured("device_cast", "compress", 0.002, size_bytes=4_000_000),
+        measured("device_cast", "decompress", 0.001, size_bytes=4_000_000),
         measured("device_copy", "alone", 0.001, size_bytes=4_000_000),
         measured("device_copy", "alone", 0.0001, size_bytes=4_000),
     ]
@@ -653,6 +676,13 @@ def test_a_profile_from_a_record() -> None:
     assert profile.overheads.hook_s.value == pytest.approx(5e-6, rel=5e-3)
     assert profile.overheads.copy_bytes_per_s is not None
     assert profile.overheads.copy_bytes_per_s.value == pytest.approx(8e9, rel=0.01)
+    # 128 hooks of 5 us and 16 ms of copies back leave 32 ms for copies of 64 MB into buckets
+    assert profile.overheads.copy_in_bytes_per_s is not None
+    assert profile.overheads.copy_in_bytes_per_s.value == pytest.approx(4e9, rel=0.01)
+    assert profile.overheads.compress_bytes_per_s is not None
+    assert profile.overheads.compress_bytes_per_s.value == pytest.approx(2e9, rel=0.01)
+    assert profile.overheads.decompress_bytes_per_s is not None
+    assert profile.overheads.decompress_bytes_per_s.value == pytest.approx(4e9, rel=0.01)
     assert profile.jitter is not None
     assert profile.jitter.iteration_sigma == pytest.approx(0.02, rel=0.1)
     assert profile.jitter.autocorrelation == pytest.approx(0.5, abs=0.1)

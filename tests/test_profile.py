@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import ddpsim
+from ddpsim.cluster.profiled import network_from_profile
 from ddpsim.errors import ScenarioError
+from ddpsim.importers.cluster_profile import ClusterProfile
 
 
 def fitted(value: float, stderr: float | None = 0.0) -> dict[str, Any]:
@@ -191,6 +193,45 @@ def test_measured_hooks_take_the_place_of_published_ones(predict: Any) -> None:
     slow = predict({"overheads": {"hook_s": fitted(1e-3)}})
     assert slow.iteration_time_s.mean > predict({}).iteration_time_s.mean + 0.05
     assert ("DDP's hooks and copies", "measured") in {(p.input, p.trust) for p in slow.provenance}
+
+
+def test_copies_into_buckets_have_a_rate_of_their_own(predict: Any) -> None:
+    copies = {"hook_s": fitted(0.0), "copy_bytes_per_s": fitted(1e12)}
+    slow = copies | {"copy_in_bytes_per_s": fitted(2e9)}
+    fast = {"inter_node": {"bandwidth": "100 Gbit/s", "latency": "0 s"}}
+    longer, plain = (predict({"overheads": known}, **fast) for known in (slow, copies))
+    moved_bytes = 2 * sum(bucket.size_bytes for bucket in plain.buckets)
+    added_s = longer.iteration_time_s.mean - plain.iteration_time_s.mean
+    assert added_s == pytest.approx(moved_bytes / 2e9 - moved_bytes / 1e12, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("gbit_per_s", "sigma"),
+    [
+        (0.1, 0.01),  # as at the nearest
+        (1, 0.01),
+        (2, 0.05),  # halfway in logarithms
+        (4, 0.09),
+        (16, 0.055),  # halfway to 0.02, which is assumed of what was measured once
+    ],
+)
+def test_the_network_is_as_uncertain_as_its_line_rate(gbit_per_s: float, sigma: float) -> None:
+    known = [(125e6, 0.004, 0.01), (500e6, 0.09, 0.01), (8e9, 0.001, None)]
+    measured = [
+        {"line_rate_bytes_per_s": rate, "left_out": left_out, "repeated": repeated}
+        for rate, left_out, repeated in known
+    ]
+    calibrated = ClusterProfile.model_validate(profile(measured_sigma=measured))
+    link = {"bandwidth": f"{gbit_per_s} Gbit/s", "latency": "0 s"}
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "resnet18", "batch_per_rank": 8},
+        "ddp": {"backend": "gloo"},
+        "cluster": {"nodes": 2, "gpus_per_node": 1, "device": "cpu-core", "inter_node": link},
+    }
+    network = network_from_profile(ddpsim.load_scenario(scenario), calibrated)
+    assert network.uncertainty.sigma == pytest.approx(sigma)
+    assert "left out in turn or made twice" in network.uncertainty.basis
 
 
 def test_ranks_that_were_not_measured_are_named(predict: Any) -> None:

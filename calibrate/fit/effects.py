@@ -17,7 +17,7 @@ from calibrate.fit.estimates import (
     scaled,
 )
 from calibrate.fit.samples import find
-from calibrate.record import Record
+from calibrate.record import Kind, Measurement, Record
 from ddpsim.importers.cluster_profile import Fitted, Jitter, Overheads
 
 __all__ = ["fit_jitter", "fit_overheads"]
@@ -28,9 +28,19 @@ _LEAST_ITERATIONS = 30  # of jitter, a rank
 def fit_overheads(records: Sequence[Record]) -> Overheads:
     """What DDP adds a parameter, and how fast gradients are copied; None where not measured.
 
-    A copy reads and writes its bytes: the rate counts both, of the largest size measured.
+    Rates are those of the largest size measured. A copy reads and writes its bytes: both count. Of
+    copies to buckets it is what large gradients add to a backward under DDP, less hooks and copies
+    back.
     """
-    return Overheads(hook_s=_hook_s(records), copy_bytes_per_s=_copy_rate(records))
+    hook = _hook_s(records)
+    copy = _rate(records, "device_copy", "alone", passes=2)
+    return Overheads(
+        hook_s=hook,
+        copy_bytes_per_s=copy,
+        copy_in_bytes_per_s=_copy_in_rate(records, hook, copy) if hook and copy else None,
+        compress_bytes_per_s=_rate(records, "device_cast", "compress"),
+        decompress_bytes_per_s=_rate(records, "device_cast", "decompress"),
+    )
 
 
 def fit_jitter(records: Sequence[Record]) -> tuple[Jitter | None, tuple[str, ...]]:
@@ -65,36 +75,50 @@ def fit_jitter(records: Sequence[Record]) -> tuple[Jitter | None, tuple[str, ...
 
 
 def _hook_s(records: Sequence[Record]) -> Fitted | None:
-    counts, added = [], []
-    for record in records:
-        without = {m.parameters: m for m in find(record, "ddp_hook", "without")}
-        for with_ddp in find(record, "ddp_hook", "with ddp"):
-            if with_ddp.parameters in without and with_ddp.parameters:
-                counts.append(float(with_ddp.parameters))
-                added.append(difference(with_ddp, without[with_ddp.parameters]))
-    if not counts:
+    small = [(m, time) for m, time in _added_by_ddp(records) if not m.size_bytes]
+    if not small:
         return None
+    counts, added = [float(m.parameters) for m, _ in small], [time for _, time in small]
     if len(set(counts)) > 1:
         return line(counts, added)[1]  # the rest is once a backward
     each = [scaled(time, 1 / count) for time, count in zip(added, counts, strict=True)]
     return at_least(pooled(each), 0.0)
 
 
-def _copy_rate(records: Sequence[Record]) -> Fitted | None:
-    copies = [
-        m
-        for record in records
-        for m in record.measurements
-        if m.kind == "device_copy" and m.size_bytes
-    ]
-    if not copies:
-        return None
-    largest = max(copy.size_bytes for copy in copies)
+def _copy_in_rate(records: Sequence[Record], hook: Fitted, copy: Fitted) -> Fitted | None:
     rates = []
-    for copy in copies:
-        if copy.size_bytes == largest:
-            time = median_time(copy.samples_s)
-            rate = 2 * largest / time.value
+    for m, added in _added_by_ddp(records):
+        moved = 2 * m.size_bytes
+        left_s = added.value - hook.value * m.parameters - moved / copy.value
+        if moved and left_s > 0:
+            rate = moved / left_s
+            rates.append(Fitted(value=rate, stderr=scaled(added, rate / left_s).stderr))
+    return pooled(rates) if rates else None
+
+
+def _added_by_ddp(records: Sequence[Record]) -> list[tuple[Measurement, Fitted]]:
+    """Each backward under DDP, and how much longer it took than without."""
+    found = []
+    for record in records:
+        without = {(m.size_bytes, m.parameters): m for m in find(record, "ddp_hook", "without")}
+        for m in find(record, "ddp_hook", "with ddp"):
+            bare = without.get((m.size_bytes, m.parameters))
+            if bare and m.parameters:
+                found.append((m, difference(m, bare)))
+    return found
+
+
+def _rate(records: Sequence[Record], kind: Kind, variant: str, *, passes: int = 1) -> Fitted | None:
+    """So many passes over the bytes of the largest size, a second."""
+    found = [m for record in records for m in find(record, kind, variant) if m.size_bytes]
+    if not found:
+        return None
+    largest = max(m.size_bytes for m in found)
+    rates = []
+    for m in found:
+        if m.size_bytes == largest:
+            time = median_time(m.samples_s)
+            rate = passes * largest / time.value
             rates.append(Fitted(value=rate, stderr=scaled(time, rate / time.value).stderr))
     return pooled(rates)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from calibrate.record import Measurement, Record
 from ddpsim.cluster.corrected import Correction
 from ddpsim.cluster.fitted import AllReduceModel, Columns, Point, all_reduce_times_s
 from ddpsim.errors import DdpsimError
-from ddpsim.importers.cluster_profile import MeasuredAllReduce, ValidRange
+from ddpsim.importers.cluster_profile import MeasuredAllReduce, MeasuredSigma, ValidRange
 
 __all__ = [
     "LEAST_BUCKET_BYTES",
@@ -86,8 +87,7 @@ def fitted_sigma(model: AllReduceModel, samples: Sequence[Sample]) -> float:
     """The root of the residuals' weighted mean square, at DDP's sizes if there are enough."""
     usual = [sample for sample in samples if sample.size_bytes >= LEAST_BUCKET_BYTES]
     samples = usual if len(usual) >= _ENOUGH else samples
-    weights = [sample.weight for sample in samples]
-    return float(np.sqrt(np.average(relative_residuals(model, samples) ** 2, weights=weights)))
+    return _rms(relative_residuals(model, samples).tolist(), samples)
 
 
 def measured(samples: Iterable[Sample]) -> tuple[MeasuredAllReduce, ...]:
@@ -104,18 +104,42 @@ def measured(samples: Iterable[Sample]) -> tuple[MeasuredAllReduce, ...]:
     )
 
 
-def measured_sigma(model: AllReduceModel, samples: Sequence[Sample]) -> float | None:
+def measured_sigma(model: AllReduceModel, samples: Sequence[Sample]) -> tuple[MeasuredSigma, ...]:
     """RMS of log(predicted / measured) at DDP's sizes, each predicted from the others.
 
-    From all other sizes, and where the line rate lies between others, without that rate. None
-    where there are too few to tell.
+    From all other sizes, and where the line rate lies between others, without that rate. A line
+    rate with too few sizes to tell is left out.
     """
-    usual = [s for s in samples if s.size_bytes >= LEAST_BUCKET_BYTES]
-    if len(usual) < _ENOUGH:
-        return None
-    errors = [_left_out(model, sample, samples) for sample in usual]
-    weights = [sample.weight for sample in usual]
+    usual: dict[float | None, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        if sample.size_bytes >= LEAST_BUCKET_BYTES:
+            usual[sample.line_rate].append(sample)
+    return tuple(
+        MeasuredSigma(
+            line_rate_bytes_per_s=rate,
+            left_out=_rms([_left_out(model, one, samples) for one in here], here),
+            repeated=_repeated(here),
+        )
+        for rate, here in sorted(usual.items(), key=lambda item: item[0] or 0.0)
+        if len({sample.size_bytes for sample in here}) >= _ENOUGH
+    )
+
+
+def _rms(errors: Sequence[float], samples: Sequence[Sample]) -> float:
+    weights = [sample.weight for sample in samples]
     return float(np.sqrt(np.average(np.square(errors), weights=weights)))
+
+
+def _repeated(samples: Sequence[Sample]) -> float | None:
+    """Pooled standard deviation of the logarithms of what was measured more than once."""
+    times: dict[Point, list[float]] = defaultdict(list)
+    for sample in samples:
+        times[sample.point].append(math.log(sample.time_s))
+    again = [logs for logs in times.values() if len(logs) > 1]
+    if not again:
+        return None
+    squares = sum(float(np.var(logs)) * len(logs) for logs in again)
+    return math.sqrt(squares / sum(len(logs) - 1 for logs in again))
 
 
 def _left_out(model: AllReduceModel, one: Sample, samples: Sequence[Sample]) -> float:

@@ -92,8 +92,11 @@ def _valid(profile: ClusterProfile) -> Iterator[str]:
     yield f"measured: {format_bytes(low)} to {format_bytes(high)}, on {layouts} ranks"
     if rates:
         yield f"  over links of {', '.join(rates)}"
-    if profile.measured_sigma is not None:
-        yield f"  these predict each other within {100 * profile.measured_sigma:.1f} % (RMS)"
+    for found in profile.measured_sigma:
+        rate = found.line_rate_bytes_per_s
+        over = f"over {format_bytes_per_s(rate)} " if rate else ""
+        again = "" if found.repeated is None else f"; twice: {100 * found.repeated:.1f} % apart"
+        yield f"  {over}these tell of others within {100 * found.left_out:.1f} % (RMS){again}"
 
 
 def _interference(profile: ClusterProfile) -> Iterator[str]:
@@ -132,6 +135,9 @@ def _overheads(profile: ClusterProfile) -> Iterator[str]:
         for name, figure, written in (
             ("hook, a parameter", known.hook_s, format_duration),
             ("copy", known.copy_bytes_per_s, format_bytes_per_s),
+            ("copy to buckets", known.copy_in_bytes_per_s, format_bytes_per_s),
+            ("compress", known.compress_bytes_per_s, format_bytes_per_s),
+            ("decompress", known.decompress_bytes_per_s, format_bytes_per_s),
         )
         if figure is not None
     ]

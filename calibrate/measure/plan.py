@@ -106,7 +106,7 @@ def default_plan(layout: Layout, *, gpu: bool, data_loader: str | None = None) -
     plan += _all_reduces(layout)
     for team in teams(layout)[:1]:
         plan += _interference(team, gpu=gpu)
-    plan += _hooks_and_copies(everyone)
+    plan += _hooks_and_copies(everyone, gpu=gpu)
     plan += _collectives(layout)
     plan += _optimizers(everyone)
     return plan
@@ -153,16 +153,19 @@ def _collective(slot: Slot, team: Team, memory_bytes: int) -> Task:
     return Task((slot,), team, (3, 100 if small else 40), weight, memory_bytes)
 
 
-def _hooks_and_copies(everyone: Team) -> Iterator[Task]:
-    for count in (250, 1000):
+def _hooks_and_copies(everyone: Team, *, gpu: bool) -> Iterator[Task]:
+    # on a GPU the copies of large gradients are kernels like any other
+    large = () if gpu else ((128, 64 * MIB),)
+    for count, size in ((250, 0), (1000, 0), *large):
         slots = (
-            Slot("ddp_hook", "with ddp", parameters=count),
-            Slot("ddp_hook", "without", parameters=count),
+            Slot("ddp_hook", "with ddp", size, count),
+            Slot("ddp_hook", "without", size, count),
         )
-        yield Task(slots, everyone, (10, 60))
+        yield Task(slots, everyone, (10, 60), memory_bytes=6 * size)
     for size in (MIB, 64 * MIB):
         yield Task((Slot("device_copy", "alone", size),), everyone, memory_bytes=2 * size)
-        yield Task((Slot("device_cast", "alone", size),), everyone, memory_bytes=2 * size)
+        for variant in ("compress", "decompress"):
+            yield Task((Slot("device_cast", variant, size),), everyone, memory_bytes=2 * size)
 
 
 def _optimizers(everyone: Team) -> Iterator[Task]:

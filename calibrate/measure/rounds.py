@@ -6,6 +6,7 @@ ended on all ranks, as buckets do in a step.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,7 +29,8 @@ Work = Callable[[], object]
 Loader = Callable[[], Iterable[object]]
 
 _TENSORS_OF_OPTIMIZER = 16
-_SMALL, _BATCH_OF_SMALL = 16, 256  # width of a layer whose bytes hardly count
+_SMALL = 16  # width of a layer whose bytes hardly count
+_BATCH_OF_LAYERS = 256
 # a piece of compute takes some 0.3 ms on one CPU core of 100 GFLOP/s and 20 GB/s, 3 ms on an H100
 _GEMM = {"cpu": 256, "cuda": 4096}  # rows and columns
 _MEMORY = {"cpu": (2**18, 32), "cuda": (2**26, 1)}  # floats, and how many arrays of them
@@ -141,9 +143,12 @@ def _device_copy(task: Task, job: Job) -> Round:
 
 
 def _device_cast(task: Task, job: Job) -> Round:
-    source = _floats(task.first.size_bytes, job)
-    target = torch.empty_like(source, dtype=torch.float16).fill_(0.0)
-    return _timed(job, lambda: target.copy_(source))
+    """What torch's fp16_compress_hook does to a bucket before its all-reduce, or after it."""
+    bucket = _floats(task.first.size_bytes, job)
+    if task.first.variant == "compress":
+        return _timed(job, lambda: bucket.to(torch.float16).div_(2))
+    half = bucket.to(torch.float16)
+    return _timed(job, lambda: bucket.copy_(half))
 
 
 def _optimizer(task: Task, job: Job) -> Round:
@@ -162,15 +167,15 @@ def _optimizer(task: Task, job: Job) -> Round:
     return _timed(job, optimizer.step)
 
 
-class _SmallLayers(nn.Module):
-    """Many small layers, so that hooks come between other work, as in a real backward.
+class _Layers(nn.Module):
+    """Many equal layers, so that hooks and copies come between other work, as in a real backward.
 
     All of them pass on what they get: gradients that vanish would cost time of their own.
     """
 
-    def __init__(self, parameters: int) -> None:
+    def __init__(self, parameters: int, width: int) -> None:
         super().__init__()
-        layers = [nn.Linear(_SMALL, _SMALL) for _ in range(parameters // 2)]
+        layers = [nn.Linear(width, width) for _ in range(parameters // 2)]
         for layer in layers:
             nn.init.eye_(layer.weight)
         self.layers = nn.Sequential(*layers)
@@ -181,12 +186,15 @@ class _SmallLayers(nn.Module):
 
 def _ddp_hook(task: Task, job: Job) -> Round:
     """A backward with DDP, then without; DDP over this rank alone, so nothing is sent."""
-    plain = _SmallLayers(task.first.parameters).to(job.device)
+    size_bytes, parameters = task.first.size_bytes, task.first.parameters
+    weights = parameters // 2
+    width = math.isqrt(size_bytes // (4 * weights)) if size_bytes else _SMALL
+    plain = _Layers(parameters, width).to(job.device)
     alone = dist.new_group([job.rank], use_local_synchronization=True)
     wrapped = DistributedDataParallel(
-        _SmallLayers(task.first.parameters).to(job.device), process_group=alone
+        _Layers(parameters, width).to(job.device), process_group=alone
     )
-    x = torch.ones(_BATCH_OF_SMALL, _SMALL, device=job.device)
+    x = torch.ones(_BATCH_OF_LAYERS, width, device=job.device)
 
     def backward(model: nn.Module) -> Lap:
         model.zero_grad()

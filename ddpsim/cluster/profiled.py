@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from math import hypot
+from math import hypot, log
+
+import numpy as np
 
 from ddpsim.cluster.collectives import InterferingCost, Kept, Network
 from ddpsim.cluster.corrected import CorrectedCost, Correction
@@ -14,6 +16,7 @@ from ddpsim.importers.cluster_profile import (
     Fitted,
     GlooRing,
     Interference,
+    MeasuredSigma,
     NcclRegime,
     NcclRegimes,
 )
@@ -27,7 +30,7 @@ __all__ = ["network_from_profile"]
 _UNMEASURED_LAYOUT = 0.15
 _HALVING = ("fp16_compress", "bf16_compress")  # bfloat16 is taken to cost what float16 does
 _USUAL_BYTES = 16 * 2**20
-_LEAST_SIGMA = 0.02  # assumed: another day's network
+_LEAST_SIGMA = 0.02  # assumed: another day's network, where nothing was measured twice
 
 
 def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network:
@@ -66,7 +69,7 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
         )
         if found
         else cost,
-        uncertainty=_uncertainty(cluster, profile),
+        uncertainty=_uncertainty(cluster, profile, rate),
         bottleneck=f"the network as calibrated in {profile.name}",
         provenance=_provenance(cluster, profile, rate),
         warnings=warnings,
@@ -110,15 +113,29 @@ def _line_rate(cluster: Cluster) -> float | None:
     return node_rate(stated)
 
 
-def _uncertainty(cluster: Cluster, profile: ClusterProfile) -> Uncertainty:
+def _uncertainty(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> Uncertainty:
+    if _is_measured(cluster, profile) and profile.measured_sigma:
+        basis = "the profile's measurements, each left out in turn or made twice"
+        return Uncertainty(_measured_sigma(profile, rate), basis)
     sigma = max(profile.all_reduce_sigma, _LEAST_SIGMA)
+    basis = "the residuals of the profile's fit"
     if _is_measured(cluster, profile):
-        if profile.measured_sigma is None:
-            return Uncertainty(sigma, "the residuals of the profile's fit")
-        sigma = max(profile.measured_sigma, _LEAST_SIGMA)
-        return Uncertainty(sigma, "the profile's measurements, each left out in turn")
-    basis = "the residuals of the profile's fit, and assumed for ranks that were not measured"
+        return Uncertainty(sigma, basis)
+    basis = f"{basis}, and assumed for ranks that were not measured"
     return Uncertainty(hypot(sigma, _UNMEASURED_LAYOUT), basis)
+
+
+def _measured_sigma(profile: ClusterProfile, rate: float | None) -> float:
+    """Between measured line rates linearly in their logarithms; beyond them as at the nearest."""
+    law, known = profile.all_reduce, profile.measured_sigma
+    usual = law.line_rate_bytes_per_s if isinstance(law, GlooRing) else 1.0
+    rates = [log(found.line_rate_bytes_per_s or usual) for found in known]
+    sigmas = [max(found.left_out, _again_sigma(found)) for found in known]
+    return float(np.interp(log(rate or usual), rates, sigmas))
+
+
+def _again_sigma(found: MeasuredSigma) -> float:
+    return _LEAST_SIGMA if found.repeated is None else found.repeated
 
 
 def _is_measured(cluster: Cluster, profile: ClusterProfile) -> bool:

@@ -145,11 +145,32 @@ class Interference(_Part):
         return tuple(sorted(found, key=lambda point: point.sent_bytes_per_s))
 
 
+class MeasuredSigma(_Part):
+    """How well measured all-reduces of a line rate tell of others there, from 1 MiB up."""
+
+    line_rate_bytes_per_s: float | None = Field(gt=0, description="of a node's link; None: unknown")
+    left_out: float = Field(
+        ge=0, description="RMS relative error, each left out of its own correction"
+    )
+    repeated: float | None = Field(
+        ge=0, description="relative standard deviation of what was measured twice; None: nothing"
+    )
+
+
 class Overheads(_Part):
     """DDP's own cost on this machine; None: not measured."""
 
     hook_s: Fitted | None = None
     copy_bytes_per_s: Fitted | None = Field(None, description="read plus written")
+    copy_in_bytes_per_s: Fitted | None = Field(
+        None,
+        description="the same of gradients to buckets, in a backward whose caches this takes; "
+        "None: as other copies",
+    )
+    compress_bytes_per_s: Fitted | None = Field(
+        None, description="float32 of a bucket to float16, divided, as fp16_compress does"
+    )
+    decompress_bytes_per_s: Fitted | None = Field(None, description="float32, from float16")
 
     @property
     def is_measured(self) -> bool:
@@ -191,8 +212,8 @@ class ClusterProfile(_Part):
     measured: tuple[MeasuredAllReduce, ...] = Field(
         (), description="what the law was fitted to, and is corrected by on the same ranks"
     )
-    measured_sigma: float | None = Field(
-        None, ge=0, description="RMS relative error there, each left out of its own correction"
+    measured_sigma: tuple[MeasuredSigma, ...] = Field(
+        (), description="what is measured tells that much of the same ranks; by ascending line rate"
     )
     valid: ValidRange
     interference: Interference | None = None

@@ -55,11 +55,12 @@ class DdpCosts:
 
     @property
     def _moved_bytes_per_s(self) -> float:
+        """Read plus written."""
         measured = self.overheads and self.overheads.copy_bytes_per_s
         preset = self.device.memory_bandwidth_bytes_per_s * self.device.memory_efficiency
         return measured.value if measured else preset
 
-    def _copied(self, parameter: Parameter, passes: int = 2) -> Work:
+    def _copied(self, parameter: Parameter, passes: int, bytes_per_s: float) -> Work:
         """So many passes over a gradient's memory; two: from gradient to bucket or back.
 
         On a CPU its bytes alone: what else an operator costs is in `parameter_hook_s`, which was
@@ -67,7 +68,7 @@ class DdpCosts:
         """
         size_bytes = passes * parameter.size_bytes
         if self.device.kind == "cpu":
-            return Work(size_bytes / self._moved_bytes_per_s, 1)
+            return Work(size_bytes / bytes_per_s, 1)
         return self.moved(size_bytes)
 
     def accumulated(self, parameter: Parameter) -> Work:
@@ -75,28 +76,41 @@ class DdpCosts:
 
         Two are read, one is written. The first micro-batch's is kept as it is: zero_grad left none.
         """
-        return self._copied(parameter, 3)
+        return self._copied(parameter, 3, self._moved_bytes_per_s)
 
     def copy_in(self, parameter: Parameter) -> Work:
         """Gradient to bucket: a fused copy and divide, also under gradient_as_bucket_view."""
-        return self._copied(parameter)
+        measured = self.overheads and self.overheads.copy_in_bytes_per_s
+        return self._copied(parameter, 2, measured.value if measured else self._moved_bytes_per_s)
 
     def copy_back(self, parameters: Sequence[Parameter]) -> Work:
         """Bucket to gradients after the all-reduce: a copy per parameter, saved by the view."""
         if self.ddp.gradient_as_bucket_view:
             return Work(0.0)
-        copies = [self._copied(parameter) for parameter in parameters]
+        rate = self._moved_bytes_per_s
+        copies = [self._copied(parameter, 2, rate) for parameter in parameters]
         return Work(sum(copy.device_s for copy in copies), len(copies))
 
     def hook(self, size_bytes: int) -> HookWork:
         """What happens to one full bucket around its all-reduce."""
         if self.ddp.comm_hook in {"fp16_compress", "bf16_compress"}:
-            cast, divide = self.moved(1.5 * size_bytes), self.moved(size_bytes)
-            before = Work(cast.device_s + divide.device_s, 2)
-            return HookWork(before, size_bytes // 2, self.moved(1.5 * size_bytes))
+            return HookWork(
+                self._compress(size_bytes), size_bytes // 2, self._decompress(size_bytes)
+            )
         divides = self.ddp.torch == "1.4" or self.ddp.comm_hook == "allreduce"
         before = self.moved(2 * size_bytes) if divides else Work(0.0)
         return HookWork(before, size_bytes, Work(0.0))
+
+    def _compress(self, size_bytes: int) -> Work:
+        """A cast to a new tensor and a division in place; bfloat16 is taken to be as float16."""
+        measured = self.overheads and self.overheads.compress_bytes_per_s
+        if measured:
+            return Work(size_bytes / measured.value, 2)
+        return Work(self.moved(1.5 * size_bytes).device_s + self.moved(size_bytes).device_s, 2)
+
+    def _decompress(self, size_bytes: int) -> Work:
+        measured = self.overheads and self.overheads.decompress_bytes_per_s
+        return Work(size_bytes / measured.value, 1) if measured else self.moved(1.5 * size_bytes)
 
     @property
     def parameter_hook_s(self) -> float:
