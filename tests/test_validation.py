@@ -98,7 +98,7 @@ def test_the_unexplained_bucket_sweep_is_still_unexplained() -> None:
 # campaign: within 5 % or the noise, worst error, bias, skill, choice: the levels reached
 LEVELS = {
     validation.EPYC: (0.96, 0.093, 0.01, 0.63, 0.85),
-    validation.XEON: (0.94, 0.072, 0.008, 0.72, 0.9),
+    validation.XEON: (0.96, 0.07, 0.005, 0.74, 0.91),
 }
 
 
@@ -115,7 +115,7 @@ def test_a_recorded_campaign_is_predicted(folder: Path) -> None:
     assert figures.worst_error <= worst
     assert abs(figures.median_bias) <= bias
     assert figures.within_5_percent_or_noise >= within
-    assert figures.median_exposed_error <= 0.01
+    assert figures.median_exposed_error <= 0.013
     assert figures.worst_exposed_error <= 0.06
     assert figures.covered is not None
     assert 0.7 <= figures.covered <= 0.9
