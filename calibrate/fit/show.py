@@ -95,8 +95,9 @@ def _valid(profile: ClusterProfile) -> Iterator[str]:
     for found in profile.measured_sigma:
         rate = found.line_rate_bytes_per_s
         over = f"over {format_bytes_per_s(rate)} " if rate else ""
-        again = "" if found.repeated is None else f"; twice: {100 * found.repeated:.1f} % apart"
-        yield f"  {over}these tell of others within {100 * found.left_out:.1f} % (RMS){again}"
+        yield f"  {over}the others predict each within {100 * found.left_out:.1f} % (RMS)"
+        if found.repeated is not None:
+            yield f"    measured again it varies by {100 * found.repeated:.1f} %"
 
 
 def _interference(profile: ClusterProfile) -> Iterator[str]:

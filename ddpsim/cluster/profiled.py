@@ -127,10 +127,13 @@ def _uncertainty(cluster: Cluster, profile: ClusterProfile, rate: float | None) 
 
 def _measured_sigma(profile: ClusterProfile, rate: float | None) -> float:
     """Between measured line rates linearly in their logarithms; beyond them as at the nearest."""
-    law, known = profile.all_reduce, profile.measured_sigma
+    law = profile.all_reduce
     usual = law.line_rate_bytes_per_s if isinstance(law, GlooRing) else 1.0
-    rates = [log(found.line_rate_bytes_per_s or usual) for found in known]
-    sigmas = [max(found.left_out, _again_sigma(found)) for found in known]
+    known = sorted(
+        (log(found.line_rate_bytes_per_s or usual), max(found.left_out, _again_sigma(found)))
+        for found in profile.measured_sigma
+    )
+    rates, sigmas = zip(*known, strict=True)
     return float(np.interp(log(rate or usual), rates, sigmas))
 
 

@@ -213,7 +213,7 @@ class ClusterProfile(_Part):
         (), description="what the law was fitted to, and is corrected by on the same ranks"
     )
     measured_sigma: tuple[MeasuredSigma, ...] = Field(
-        (), description="what is measured tells that much of the same ranks; by ascending line rate"
+        (), description="how well what was measured tells of the same ranks, by line rate"
     )
     valid: ValidRange
     interference: Interference | None = None
