@@ -15,6 +15,7 @@ from calibrate.fit.estimates import (
     median_time,
     pooled,
     scaled,
+    shifted,
 )
 from calibrate.fit.samples import find
 from calibrate.record import Kind, Measurement, Record
@@ -89,10 +90,9 @@ def _copy_in_rate(records: Sequence[Record], hook: Fitted, copy: Fitted) -> Fitt
     rates = []
     for m, added in _added_by_ddp(records):
         moved = 2 * m.size_bytes
-        left_s = added.value - hook.value * m.parameters - moved / copy.value
-        if moved and left_s > 0:
-            rate = moved / left_s
-            rates.append(Fitted(value=rate, stderr=scaled(added, rate / left_s).stderr))
+        left = shifted(shifted(added, -hook.value * m.parameters), -moved / copy.value)
+        if moved and left.value > 0:
+            rates.append(_a_second(moved, left))
     return pooled(rates) if rates else None
 
 
@@ -114,13 +114,13 @@ def _rate(records: Sequence[Record], kind: Kind, variant: str, *, passes: int = 
     if not found:
         return None
     largest = max(m.size_bytes for m in found)
-    rates = []
-    for m in found:
-        if m.size_bytes == largest:
-            time = median_time(m.samples_s)
-            rate = passes * largest / time.value
-            rates.append(Fitted(value=rate, stderr=scaled(time, rate / time.value).stderr))
-    return pooled(rates)
+    times = [median_time(m.samples_s) for m in found if m.size_bytes == largest]
+    return pooled([_a_second(passes * largest, time) for time in times])
+
+
+def _a_second(count: int, time: Fitted) -> Fitted:
+    rate = count / time.value
+    return Fitted(value=rate, stderr=scaled(time, rate / time.value).stderr)
 
 
 def _rank_sigma(medians: Floats) -> float:

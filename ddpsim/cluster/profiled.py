@@ -114,15 +114,14 @@ def _line_rate(cluster: Cluster) -> float | None:
 
 
 def _uncertainty(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> Uncertainty:
-    if _is_measured(cluster, profile) and profile.measured_sigma:
-        basis = "the profile's measurements, each left out in turn or made twice"
-        return Uncertainty(_measured_sigma(profile, rate), basis)
     sigma = max(profile.all_reduce_sigma, _LEAST_SIGMA)
-    basis = "the residuals of the profile's fit"
-    if _is_measured(cluster, profile):
-        return Uncertainty(sigma, basis)
-    basis = f"{basis}, and assumed for ranks that were not measured"
-    return Uncertainty(hypot(sigma, _UNMEASURED_LAYOUT), basis)
+    if not _is_measured(cluster, profile):
+        basis = "the residuals of the profile's fit, and assumed for ranks that were not measured"
+        return Uncertainty(hypot(sigma, _UNMEASURED_LAYOUT), basis)
+    if not profile.measured_sigma:
+        return Uncertainty(sigma, "the residuals of the profile's fit")
+    basis = "the profile's measurements, each left out in turn or made twice"
+    return Uncertainty(_measured_sigma(profile, rate), basis)
 
 
 def _measured_sigma(profile: ClusterProfile, rate: float | None) -> float:

@@ -49,9 +49,10 @@ class DdpCosts:
     ddp: Ddp
     overheads: Overheads | None = None
 
-    def moved(self, size_bytes: float) -> Work:
-        """One kernel that reads and writes `size_bytes` in all."""
-        return Work(max(self.device.kernel_floor_s, size_bytes / self._moved_bytes_per_s), 1)
+    def moved(self, size_bytes: float, bytes_per_s: float | None = None) -> Work:
+        """One kernel that reads and writes `size_bytes` in all, at its own rate if it has one."""
+        rate = bytes_per_s or self._moved_bytes_per_s
+        return Work(max(self.device.kernel_floor_s, size_bytes / rate), 1)
 
     @property
     def _moved_bytes_per_s(self) -> float:
@@ -60,7 +61,9 @@ class DdpCosts:
         preset = self.device.memory_bandwidth_bytes_per_s * self.device.memory_efficiency
         return measured.value if measured else preset
 
-    def _copied(self, parameter: Parameter, passes: int, bytes_per_s: float) -> Work:
+    def _copied(
+        self, parameter: Parameter, passes: int = 2, bytes_per_s: float | None = None
+    ) -> Work:
         """So many passes over a gradient's memory; two: from gradient to bucket or back.
 
         On a CPU its bytes alone: what else an operator costs is in `parameter_hook_s`, which was
@@ -68,27 +71,26 @@ class DdpCosts:
         """
         size_bytes = passes * parameter.size_bytes
         if self.device.kind == "cpu":
-            return Work(size_bytes / bytes_per_s, 1)
-        return self.moved(size_bytes)
+            return Work(size_bytes / (bytes_per_s or self._moved_bytes_per_s), 1)
+        return self.moved(size_bytes, bytes_per_s)
 
     def accumulated(self, parameter: Parameter) -> Work:
         """A later micro-batch's gradient added to what is there (torch's accumulate_grad.h).
 
         Two are read, one is written. The first micro-batch's is kept as it is: zero_grad left none.
         """
-        return self._copied(parameter, 3, self._moved_bytes_per_s)
+        return self._copied(parameter, 3)
 
     def copy_in(self, parameter: Parameter) -> Work:
         """Gradient to bucket: a fused copy and divide, also under gradient_as_bucket_view."""
         measured = self.overheads and self.overheads.copy_in_bytes_per_s
-        return self._copied(parameter, 2, measured.value if measured else self._moved_bytes_per_s)
+        return self._copied(parameter, bytes_per_s=measured.value if measured else None)
 
     def copy_back(self, parameters: Sequence[Parameter]) -> Work:
         """Bucket to gradients after the all-reduce: a copy per parameter, saved by the view."""
         if self.ddp.gradient_as_bucket_view:
             return Work(0.0)
-        rate = self._moved_bytes_per_s
-        copies = [self._copied(parameter, 2, rate) for parameter in parameters]
+        copies = [self._copied(parameter) for parameter in parameters]
         return Work(sum(copy.device_s for copy in copies), len(copies))
 
     def hook(self, size_bytes: int) -> HookWork:
