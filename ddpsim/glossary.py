@@ -53,7 +53,8 @@ torch's CPU backend: two worker threads, so two buckets may be in flight and sha
 link; waiting blocks the host.""",
     "interference": """\
 Compute slows while communication is in flight (it takes SMs and memory bandwidth), and
-the reverse. Not modelled yet: the prediction interval is widened upwards for it.""",
+the reverse. As a calibration measured it (cluster.profile), else for NCCL by the published
+average; for gloo without one it only widens the prediction interval upwards.""",
     "interval": """\
 The 80 % prediction interval: where the mean step should lie, given how wrong each input
 may be. Each input is moved to its edge alone and the effects add in quadrature. The

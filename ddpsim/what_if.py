@@ -16,6 +16,7 @@ from ddpsim.job import Job, resolve
 from ddpsim.result.model import NextStep, Result, Straggler, Stretch
 from ddpsim.scenario.schema import Scenario, Stragglers
 from ddpsim.units import format_duration
+from ddpsim.workload.model import ITEM_BYTES
 
 __all__ = ["next_steps", "stragglers", "stretches"]
 
@@ -87,7 +88,7 @@ def _easing(job: Job, result: Result) -> Iterator[NextStep]:
     kind, noise = result.bottleneck.kind, _noise(job.scenario)
     late = kind == "communication" and 2 * result.skew_s > result.exposed_comm_s
     if noise and (late or kind == "stragglers"):
-        yield NextStep("the same without this noise, to see what it costs", (f"{noise}=null",))
+        yield NextStep("the same without this noise, to see what it costs", (noise,))
         return
     before = _throughput(job)
     for change in _CHANGES.get(kind, _less_compute)(job, result):
@@ -98,14 +99,19 @@ def _easing(job: Job, result: Result) -> Iterator[NextStep]:
 
 
 def _noise(scenario: Scenario) -> str | None:
+    """What takes a scenario's noise away; a jitter of zero also that of a profile."""
     if scenario.cluster.stragglers:
-        return "cluster.stragglers"
-    return "run.jitter" if scenario.run.jitter else None
+        return "cluster.stragglers=null"
+    return "run.jitter={sigma: 0}" if scenario.run.jitter else None
 
 
 def _less_communication(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
+    if job.scenario.cluster.algorithm == "data_parallel":
+        yield _Change.of("DDP in place of DataParallel", "cluster.algorithm", "auto")
+        return
     ddp, rates = job.scenario.ddp, job.scenario.cluster.device.peak_flops_per_s
-    if ddp.torch != "1.4" and ddp.comm_hook in ("none", "allreduce"):
+    widest = max(ITEM_BYTES[parameter.dtype] for parameter in job.model.parameters)
+    if ddp.torch != "1.4" and ddp.comm_hook in ("none", "allreduce") and widest > 2:
         hook = "bf16_compress" if "bf16" in rates else "fp16_compress"
         yield _Change.of("gradients in two bytes on the wire", "ddp.comm_hook", hook)
     micro_batches = 4 * ddp.accumulation_steps
@@ -128,7 +134,8 @@ def _less_compute(job: Job, result: Result) -> Iterator[_Change]:
     if job.model.basis == "roofline" and lower and workload.precision in ("fp32", "tf32"):
         yield _Change.of("mixed precision", "workload.precision", f"amp-{lower}")
     yield from _less_overhead(job, result)
-    yield _Change.of("twice the machines", "cluster.nodes", 2 * cluster.nodes)
+    if cluster.algorithm != "data_parallel":
+        yield _Change.of("twice the machines", "cluster.nodes", 2 * cluster.nodes)
 
 
 def _less_overhead(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001

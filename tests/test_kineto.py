@@ -379,6 +379,36 @@ def test_micro_batches_are_refused(tmp_path: Path) -> None:
         read(writer.save(tmp_path / "trace.json"))
 
 
+def test_an_optimizer_that_is_given_a_closure_does_not_own_the_forward(tmp_path: Path) -> None:
+    """Its step then holds forward and backward: as PyTorch Lightning calls it."""
+    writer = Writer()
+    for _ in range(3):
+        writer.step(STEP)
+    steps = [event for event in writer.events if event["name"].startswith("ProfilerStep")]
+    optimizers = [event for event in writer.events if event["name"].startswith("Optimizer")]
+    for step, optimizer in zip(steps, optimizers, strict=True):
+        optimizer["dur"] += optimizer["ts"] - step["ts"]
+        optimizer["ts"] = step["ts"]
+    found = read(writer.save(tmp_path / "trace.json")).typical
+    assert device_us(found.forward)[:-1] == pytest.approx(STEP.forward)
+    assert device_us(found.backward) == pytest.approx([450, 150, 0, 300, 0])
+    assert found.optimizer.device_s == pytest.approx(100e-6)
+
+
+def test_steps_without_a_backward_are_refused(tmp_path: Path) -> None:
+    """Profiled were two rounds of validation, and the training step outside of them."""
+    writer = Writer()
+    writer.step(STEP)
+    training = [event for event in writer.events if not event["name"].startswith("ProfilerStep")]
+    validation = replace(STEP, backward=[], optimizer=[], shapes=None)
+    writer.events = training
+    for _ in range(2):
+        writer.step(validation)
+    writer.events = [e for e in writer.events if not e["name"].startswith("Optimizer")]
+    with pytest.raises(ImportFailedError, match="none of its steps holds a backward; record"):
+        read(writer.save(tmp_path / "trace.json"))
+
+
 def test_a_file_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, STEP)
     monkeypatch.setattr(kineto_file, "_LARGEST_BYTES", 1000)

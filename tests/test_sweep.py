@@ -52,6 +52,32 @@ def test_each_point_is_what_run_says() -> None:
         assert point.brief.memory_bytes_per_gpu == result.memory_bytes_per_gpu
 
 
+def test_a_measured_step_says_nothing_of_another_batch_or_device() -> None:
+    straggler = ROOT / "scenarios" / "straggler.yaml"
+    for setting in ("workload.batch_per_rank=32,64", "cluster.device=v100-sxm-32gb,a100-sxm-40gb"):
+        own, other = sweep(straggler, Grid.of([setting])).points
+        assert own.brief
+        said = (
+            f"{setting.partition('=')[0]}: workload.step_time was measured with another, and says"
+        )
+        assert said in str(other.problem)
+    both = Grid.of(["workload.batch_per_rank=64", "workload.step_time=300 ms"])
+    assert sweep(straggler, both).points[0].brief
+
+
+def test_what_is_stated_of_a_link_tells_points_apart() -> None:
+    """A machine has eight NICs, of which a scenario that states other figures says nothing."""
+    found = sweep(
+        ROOT / "scenarios" / "machines-64xh100.yaml",
+        Grid.of(["cluster.inter_node.nics_per_node=1,8"]),
+    )
+    one, eight = (point.brief for point in found.points)
+    assert one
+    assert found.own.brief
+    assert found.own.brief == eight
+    assert one.iteration_time_s.mean > found.own.brief.iteration_time_s.mean
+
+
 def test_points_come_in_the_order_of_the_grid() -> None:
     points = list(Grid.of(["b=1,2", "c=x", "a=[1,25],'p, q',{k: 1, l: 2}"]))
     assert points[0] == (("b", "1"), ("a", "[1,25]"))

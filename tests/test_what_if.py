@@ -67,7 +67,12 @@ def test_what_is_set_is_not_suggested() -> None:
 
 def test_jitter_alone() -> None:
     noise = ("cluster.stragglers=null", "run.jitter={sigma: 0.1}")
-    assert suggested("straggler", *noise)[0] == "run.jitter=null"
+    assert suggested("straggler", *noise)[0] == "run.jitter={sigma: 0}"
+
+
+def test_data_parallel_is_offered_only_what_it_can_do() -> None:
+    """No hook, no accumulation and no second node."""
+    assert suggested("data-parallel")[0] == "cluster.algorithm=auto"
 
 
 @pytest.mark.parametrize("folder", ["plain", "with a space"])

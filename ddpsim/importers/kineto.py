@@ -46,6 +46,10 @@ def read_trace(source: SourceFile) -> KinetoTrace:
     trace = TraceEvents(file)
     found = (read_step(trace, window) for window in trace.windows)
     steps = tuple(step for step in found if step)
+    if not steps:
+        raise ImportFailedError(
+            file.name, "none of its steps holds a backward; record whole training steps"
+        )
     steady = steps[1:] or steps
     if len({len(step.gradients) for step in steady}) > 1:
         counts = sorted({len(step.gradients) for step in steady})

@@ -122,6 +122,8 @@ class _Step:
         self.ready_us = [op.end_us for op in self.ready]
         self.begins_us = min(node.start_us for node in nodes)
         self.ends_us = max(node.end_us for node in nodes)
+        # Optimizer.step(closure), as LBFGS and PyTorch Lightning call it, holds the whole step
+        self.in_closure = self.begins_us in trace.optimizer
         self.forward: list[DeviceWork] = []
         self.backward: list[list[DeviceWork]] = [[] for _ in range(len(self.ready) + 1)]
         self.optimizer: list[DeviceWork] = []
@@ -137,7 +139,7 @@ class _Step:
             self.collectives.append(work)
         elif self.trace.is_left_out(work.launch):
             return
-        elif is_main and at_us in self.trace.optimizer:
+        elif is_main and at_us in self.trace.optimizer and not self._is_of_closure(at_us):
             self.optimizer.append(work)
         elif self.begins_us <= at_us <= self.ends_us:
             self.backward[bisect_right(self.ready_us, at_us)].append(work)
@@ -145,6 +147,9 @@ class _Step:
             self.forward.append(work)
         else:
             self.optimizer.append(work)
+
+    def _is_of_closure(self, at_us: float) -> bool:
+        return self.in_closure and at_us < self.ends_us
 
     def _check_one_backward(self) -> None:
         """A second forward between the gradients: micro-batches, or two models in turns."""
@@ -187,7 +192,7 @@ class _Step:
         return Piece(sum(work.work_us for work in works) * _S, host_us * _S)
 
     def _forward_host_us(self, start_us: float, end_us: float) -> float:
-        optimizer_us = self.trace.optimizer.within(start_us, end_us)
+        optimizer_us = 0.0 if self.in_closure else self.trace.optimizer.within(start_us, end_us)
         return max(0.0, self.trace.host_us(self.trace.main, start_us, end_us) - optimizer_us)
 
     def _forward(self) -> Iterator[Piece]:
@@ -216,7 +221,8 @@ class _Step:
         )
         from_us = max([self.ends_us, *waited_us])
         host_us = trace.host_us(trace.main, from_us, window.end_us)
-        host_us += trace.optimizer.within(window.start_us, self.begins_us)
+        if not self.in_closure:
+            host_us += trace.optimizer.within(window.start_us, self.begins_us)
         return self._piece(self.optimizer, host_us)
 
     def _told_collectives(self) -> Iterator[MeasuredCollective]:

@@ -14,9 +14,10 @@ from ddpsim.job import Job, resolve
 from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.result.changes import Change, Explanation, Phase, Sensitivity
 from ddpsim.result.model import CriticalPart
+from ddpsim.scenario.cluster import InterNode, IntraNode, LinkKind
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
-from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.schema import Cluster, Scenario
 
 __all__ = ["explain_step", "sensitivities"]
 
@@ -140,6 +141,24 @@ def _helps(document: Document) -> tuple[Change, ...]:
     return tuple(best.values())[:_HELPS]
 
 
+def _twice_as_wide(cluster: Cluster, key: LinkKind, link: IntraNode | InterNode) -> Iterator[str]:
+    """Twice the bandwidth; beside a device alone, whose link it replaces, all else of that link."""
+    bandwidth = "bandwidth_bytes_per_s"
+    yield f"cluster.{key}.bandwidth={_gbit_per_s(2 * getattr(link, bandwidth))}"
+    stated = getattr(cluster, key)
+    if cluster.machine or (stated and stated.bandwidth_bytes_per_s):
+        return
+    for name, field in type(link).model_fields.items():
+        value = getattr(link, name)
+        if name not in (bandwidth, "latency_s") and value != field.default:
+            said = _gbit_per_s(value) if name.endswith("bytes_per_s") else value
+            yield f"cluster.{key}.{field.alias or name}={said}"
+
+
+def _gbit_per_s(bytes_per_s: float) -> str:
+    return f"{8 * bytes_per_s / 1e9:.6g} Gbit/s"
+
+
 def _machines(document: Document) -> Iterator[Option]:
     """A better network, ranks that are alike, and a loader that keeps up."""
     scenario = parse(document)
@@ -148,8 +167,8 @@ def _machines(document: Document) -> Iterator[Option]:
     for key in () if known_times else cluster.links_used:
         link = cluster.link(key)
         if link and link.bandwidth_bytes_per_s:
-            wider = f"cluster.{key}.bandwidth={16 * link.bandwidth_bytes_per_s / 1e9:.6g} Gbit/s"
-            yield option(document, wider, note="twice as much")
+            wider, *rest = _twice_as_wide(cluster, key, link)
+            yield option(document, wider, *rest, title=wider, note="twice as much")
     for disturbed, what in _DISTURBED.items():
         if getattr(cluster, disturbed):
             yield option(document, f"cluster.{disturbed}=null", note=f"no {what}")

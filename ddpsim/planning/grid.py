@@ -48,8 +48,10 @@ class Axis:
         except (OSError, UnicodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise _refused(f"--axis {path}", f"cannot be read: {why}") from None
-        rows = list(csv.reader(StringIO(text), skipinitialspace=True))
-        rows = [[cell.strip() for cell in row] for row in rows if any(cell.strip() for cell in row)]
+        reader = csv.reader(StringIO(text), skipinitialspace=True)
+        lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+        lines = [(line, row) for line, row in lines if any(row)]
+        rows = [row for _, row in lines]
         if len(rows) < 2:
             raise _refused(
                 f"{path}:1",
@@ -59,7 +61,7 @@ class Axis:
         keys = tuple(rows[0])
         if any(";" in key for key in keys):
             raise _refused(f"{path}:1", "separate the cells by commas, not by semicolons")
-        for line, row in enumerate(rows, 1):
+        for line, row in lines:
             if len(row) != len(keys) or not all(row):
                 raise _refused(
                     f"{path}:{line}",

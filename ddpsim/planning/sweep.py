@@ -21,7 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ddpsim.errors import Problem, ScenarioError
+from ddpsim.errors import InputError, Problem, ScenarioError
 from ddpsim.planning.executors import HERE, ExecutorError, Workers
 from ddpsim.planning.grid import Axis, Grid
 from ddpsim.planning.journal import Journal, Outcome
@@ -31,7 +31,7 @@ from ddpsim.result.sweep import Point, Setting, Sweep
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
-from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.schema import Cluster, Scenario
 
 __all__ = ["Progress", "sweep"]
 
@@ -39,6 +39,8 @@ Progress = Callable[[int, int], None]  # points that have ended, and all
 
 _BATCH_S = 0.5  # what a batch should take: long beside its way to a worker, soon kept
 _LARGEST_BATCH = 256
+_MEASURED = ("step_time", "profile", "trace")
+_OF_A_STEP = ("model", "parameters", "batch_per_rank", "seq_len", "image_size", "precision")
 _RESTARTS = 3  # of broken workers, without a point between
 
 
@@ -59,12 +61,13 @@ def sweep(
     keep dying.
     """
     document = load(source, grid.fixed)
-    asked = [_Asked.of(document, settings) for settings in grid]
     own = _Asked.of(document, ())
+    asked = [_Asked.of(document, settings).beside(own.scenario) for settings in grid]
     found: dict[str, Outcome] = {}
     wanted = {each.key: each.scenario for each in (own, *asked) if each.scenario}
-    if journal:
-        found |= {key: known for key, known in journal.known.items() if key in wanted}
+    if journal:  # what failed is tried again: it may have been the worker's fault, or mended
+        known = journal.known.items()
+        found |= {k: brief for k, brief in known if k in wanted and isinstance(brief, Brief)}
     missing = {key: scenario for key, scenario in wanted.items() if key not in found}
     progress(len(found), len(wanted))
     computation = _Computation(missing, workers)
@@ -105,6 +108,17 @@ class _Asked:
             return cls(settings, None, error=error)
         return cls(settings, scenario, _key(scenario))
 
+    def beside(self, own: Scenario | None) -> _Asked:
+        """With an error where a step that was measured is taken for one of another kind."""
+        if own is None or self.scenario is None:
+            return self
+        try:
+            _check_measured(own, self.scenario)
+        except InputError as error:
+            problem = Problem("--set", error.key, error.message)
+            return _Asked(self.settings, None, error=ScenarioError([problem]))
+        return self
+
     def point(self, found: Mapping[str, Outcome]) -> Point:
         """With what was found for it."""
         outcome = str(self.error) if self.error else found[self.key]
@@ -113,13 +127,43 @@ class _Asked:
         return Point(self.settings, None, outcome)
 
 
+def _check_measured(own: Scenario, point: Scenario) -> None:
+    """A measured step is of its model, batch, precision and device; raises InputError."""
+    measured = [key for key in _MEASURED if getattr(own.workload, key)]
+    if any(getattr(own.workload, key) != getattr(point.workload, key) for key in _MEASURED):
+        return
+    changed = [
+        f"workload.{key}"
+        for key in _OF_A_STEP
+        if getattr(own.workload, key) != getattr(point.workload, key)
+    ]
+    if own.cluster.device != point.cluster.device:
+        changed.append("cluster.device")
+    if measured and changed:
+        raise InputError(
+            changed[0],
+            f"workload.{measured[0]} was measured with another, and says nothing of this one; let "
+            f"it change along (--axis FILE with both keys), or drop workload.{measured[0]} for an "
+            "estimate",
+        )
+
+
 def _key(scenario: Scenario) -> str:
     """Of all that a point's figures depend on: the resolved scenario, its files, the versions."""
     plain = scenario.model_copy(update={"name": ""})
     named = (plain.workload.profile, plain.workload.trace, plain.workload.parameters)
     files = [*named, plain.cluster.all_reduce, plain.cluster.profile]
-    parts = [_versions(), plain.model_dump_json(), *(_digest(file) for file in files)]
+    parts = [_versions(), plain.model_dump_json(), *_links(plain.cluster)]
+    parts += [_digest(file) for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _links(cluster: Cluster) -> Iterator[str]:
+    """Which depend on what was stated of them, not on its value alone."""
+    for key in cluster.links_used:
+        link = cluster.link(key)
+        yield link.model_dump_json(exclude_unset=True) if link else ""
+    yield cluster.model_dump_json(include={"other_nodes"}, exclude_unset=True)
 
 
 @cache

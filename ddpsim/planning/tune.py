@@ -280,6 +280,7 @@ def _sample(search: _Search) -> None:
         found = search.simulated([search.differing([*others, f"ddp.bucket_cap_mb=[{listed}]"])])
         return found[0].sample_s if found and search.fits(found[0]) else float("inf")
 
-    sampler = optuna.samplers.TPESampler(seed=search.scenario.run.seed)
+    seed = search.scenario.run.seed % 2**32  # numpy's older generators take no more
+    sampler = optuna.samplers.TPESampler(seed=seed)
     study = optuna.create_study(sampler=sampler)
     study.optimize(sample_s, n_trials=search.limits.trials)

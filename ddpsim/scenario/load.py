@@ -43,7 +43,8 @@ def _meant(path: KeyPath) -> KeyPath:
 
 def _reading_order(problem: Problem) -> tuple[int, int]:
     place = problem.where.rsplit(":", 2)
-    return (int(place[1]), int(place[2])) if len(place) == 3 and place[2].isdigit() else (0, 0)
+    is_place = len(place) == 3 and all(part.isdecimal() for part in place[1:])
+    return (int(place[1]), int(place[2])) if is_place else (0, 0)
 
 
 def _problem(document: Document, details: ErrorDetails) -> Problem:
