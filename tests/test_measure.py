@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +18,7 @@ import pytest
 
 pytest.importorskip("torch", reason="measuring needs torch")
 
+import torch
 import torch.distributed as dist
 from rich.console import Console
 
@@ -23,11 +27,11 @@ from calibrate.measure.clocks import clock_offsets
 from calibrate.measure.doctor import Host, check_clocks, clock_offset, diagnose, inspect_host
 from calibrate.measure.environment import Facts, check_same, environment, rank_facts
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.host import stolen_s, text_of
+from calibrate.measure.host import free_memory_bytes, stolen_s, text_of
 from calibrate.measure.job import join, read_place
 from calibrate.measure.launch import free_port
 from calibrate.measure.plan import Slot, Task, Team, default_plan, teams
-from calibrate.measure.profile import Document, profile, scale_profile, write_profile
+from calibrate.measure.profile import Document, Training, profile, scale_profile, write_profile
 from calibrate.measure.progress import Reporter
 from calibrate.measure.session import Options, measure, measure_locally, relative_mad
 from calibrate.record import Layout, Record, load_record
@@ -124,6 +128,68 @@ def test_resume_refuses_the_record_of_another_layout_or_machine(
     path.write_text(json.dumps(document))
     with pytest.raises(MeasureError, match="was measured with machine abacus, but this job has "):
         measure(Options(output=path, resume=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"variables": {"OMP_NUM_THREADS": "7"}}, "with OMP_NUM_THREADS 7, but this job has "),
+        ({"rate": 2e9}, "with line rate 2000000000.0, but this job has 1000000000.0: name another"),
+    ],
+)
+def test_resume_refuses_other_settings(
+    change: dict[str, Any], said: str, tmp_path: Path, alone: None
+) -> None:
+    path = tmp_path / "record.json"
+    options = Options(output=path, line_rate_bytes_per_s=1e9, resume=True)
+    measure(options, small_plan())
+    document = json.loads(path.read_text())
+    document["environment"]["variables"] |= change.get("variables", {})
+    document["layout"]["line_rate_bytes_per_s"] = change.get("rate", 1e9)
+    path.write_text(json.dumps(document))
+    with pytest.raises(MeasureError, match=f"was measured {said}"):
+        measure(options, small_plan())
+
+
+def test_resume_may_add_the_line_rate(tmp_path: Path, alone: None) -> None:
+    path = tmp_path / "record.json"
+    for rate, kept in ((None, None), (1e9, 1e9), (None, 1e9)):
+        options = Options(output=path, line_rate_bytes_per_s=rate, resume=True)
+        assert measure(options, small_plan()).layout.line_rate_bytes_per_s == kept
+
+
+def test_resume_says_what_is_wrong_with_a_damaged_record(tmp_path: Path, alone: None) -> None:
+    path = tmp_path / "record.json"
+    path.write_text("{")
+    with pytest.raises(MeasureError, match=r"record\.json"):
+        measure(Options(output=path, resume=True), small_plan())
+
+
+def test_what_takes_longer_than_the_time_left_is_left_out(tmp_path: Path, alone: None) -> None:
+    """Twice 20 copies of 512 MiB do not fit into a tenth of a second; the smallest does."""
+    team, sizes = Team("none", 1, 1, (0,)), (4096, 512 * 2**20)
+    slots = [Slot("device_copy", "alone", size) for size in sizes]
+    plan = [Task((slot,), team, (20, 40)) for slot in slots]
+    record = measure(Options(output=tmp_path / "record.json", time_budget_s=0.1), plan)
+    assert [m.size_bytes for m in record.measurements] == [4096]
+    assert "536.9 MB: would take " in record.environment.details["skipped"]
+
+
+def test_an_end_of_the_parent_ends_the_ranks(tmp_path: Path) -> None:
+    """SIGTERM, as of `timeout` or a scheduler, while two ranks measure."""
+    path = tmp_path / "record.json"
+    command = [sys.executable, "-m", "calibrate", "measure", "--local", "2", "-o", str(path)]
+    parent = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        while not path.exists():
+            assert parent.poll() is None
+            time.sleep(0.1)
+        parent.terminate()
+        assert parent.wait(timeout=60) == 128 + signal.SIGTERM
+    finally:
+        parent.kill()
+    lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(path) not in lines
 
 
 def test_a_killed_rank_is_named_and_the_record_kept(tmp_path: Path) -> None:
@@ -439,6 +505,16 @@ def test_doctor_finds_nothing_where_nothing_is() -> None:
             "nodes; set GLOO_SOCKET_IFNAME, or mend /etc/hosts"),
         ),
         (
+            {"backend": "nccl", "host_address": "127.0.1.1"},
+            ("error: this host's own name resolves to 127.0.1.1, which gloo would tell the other "
+            "nodes; set GLOO_SOCKET_IFNAME, or mend /etc/hosts"),
+        ),
+        (
+            {"backend": "nccl", "variables": {"GLOO_SOCKET_IFNAME": "eth7"}},
+            ("error: GLOO_SOCKET_IFNAME names eth7, which this host lacks; "
+            "name one that is up: lo, eth0"),
+        ),
+        (
             {"master": "in use", "variables": {"MASTER_PORT": "29500"}},
             "error: MASTER_PORT 29500 is in use on this host; choose another port",
         ),
@@ -528,6 +604,24 @@ def test_doctor_reads_a_host(tmp_path: Path) -> None:
     assert inspect_host("gloo", variables | {"RANK": "0"}, root=tmp_path).master == "free"
 
 
+@pytest.mark.parametrize(
+    ("limit", "free"), [("max", 4096 * 1024), ("3000000", 1_500_000), ("9999999999", 4096 * 1024)]
+)
+def test_a_container_may_have_less_memory_than_its_machine(
+    limit: str, free: int, tmp_path: Path
+) -> None:
+    files = {
+        "proc/meminfo": "MemAvailable: 4096 kB\n",
+        "sys/fs/cgroup/memory.max": f"{limit}\n",
+        "sys/fs/cgroup/memory.current": "2000000\n",
+        "sys/fs/cgroup/memory.stat": "anon 1500000\ninactive_file 500000\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert free_memory_bytes(tmp_path) == free
+
+
 def test_clock_offset_of_the_quickest_exchange() -> None:
     exchanges = [(0.0, 7.9, 4.0), (10.0, 15.5, 11.0), (20.0, 26.0, 23.0)]
     assert clock_offset(exchanges) == (5.0, 0.5)
@@ -560,6 +654,8 @@ def test_a_profile_becomes_a_simulation(tmp_path: Path) -> None:
         ("0.weight", 8192), ("0.bias", 128), ("2.weight", 1280), ("2.bias", 10),
     ]  # fmt: skip
     assert read.batch_per_rank == 16
+    assert read.later_forward_s == document["later_forward_s"] > 0
+    assert read.later_backward_s == document["later_backward_s"] > 0
     by_time = sorted(read.parameters, key=lambda p: p.ready_s or 0)
     assert [p.name for p in by_time] == ["2.bias", "2.weight", "0.bias", "0.weight"]
     scenario = {
@@ -570,6 +666,40 @@ def test_a_profile_becomes_a_simulation(tmp_path: Path) -> None:
     }
     result = simulate(load_scenario(scenario))
     assert result.iteration_time_s.mean > document["forward_s"] + document["backward_s"]
+
+
+def test_where_two_micro_batches_do_not_fit_only_one_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Memory runs out in a forward beside gradients: the second of a step."""
+    forward = Training.forward
+
+    def out_of_memory_beside_gradients(training: Training) -> torch.Tensor:
+        if any(parameter.grad is not None for parameter in training.model.parameters()):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return forward(training)
+
+    monkeypatch.setattr(Training, "forward", out_of_memory_beside_gradients)
+    document = profiled("two_layers")
+    assert document["backward_s"] > 0
+    assert not {"later_forward_s", "later_backward_s"} & set(document)
+
+
+def test_a_batch_that_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(_training: Training) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Training, "forward", out_of_memory)
+    said = "batch 9 of measure_helpers:two_layers does not fit into the memory of cpu: give a small"
+    with pytest.raises(MeasureError, match=said):
+        profiled("two_layers", batch=9)
+
+
+def test_a_gpu_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(MeasureError, match="cuda:2: this machine has 2 CUDA devices, counted"):
+        profiled("two_layers", device="cuda:2")
 
 
 def test_a_profile_says_what_is_never_ready_sparse_or_a_buffer() -> None:
@@ -652,5 +782,9 @@ def test_a_scaled_profile_says_that_it_is_an_estimate() -> None:
     faster = scale_profile(document, "a100", "h100")
     assert faster["backward_s"] < 2.0
     assert [p["ready_s"] for p in faster["parameters"]] == [faster["forward_s"], None]
+    two = document | {"later_forward_s": 1.0, "later_backward_s": 2.0}
+    later = scale_profile(two, "a100", "h100")
+    assert later["later_forward_s"] == faster["forward_s"]
+    assert later["later_backward_s"] == faster["backward_s"]
     with pytest.raises(MeasureError, match="unknown device 'h1000'"):
         scale_profile(document, "h1000", "a100")

@@ -90,6 +90,14 @@ def test_a_round_holds_every_variant_of_every_rank(rounds: Rounds) -> None:
     assert all(len(a.samples_s) == count for a in rounds.all_reduce)
 
 
+def test_the_bare_model_also_accumulates(rounds: Rounds) -> None:
+    two = rounds.alone.accumulating
+    assert two is not None
+    assert len(two.whole_s) == len(rounds.alone.hooked_backward_s)
+    for whole, forward, backward in zip(two.whole_s, two.forward_s, two.backward_s, strict=True):
+        assert all(f + b < w for w, f, b in zip(whole, forward, backward, strict=True))
+
+
 def test_the_parts_are_within_the_whole(rounds: Rounds) -> None:
     for steps in (rounds.alone, *rounds.variants):
         parts = zip(steps.forward_s, steps.backward_s, steps.optimizer_s, strict=True)
@@ -137,6 +145,20 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         load_rounds(path)
     with pytest.raises(ImportFailedError, match="cannot be read"):
         load_rounds(tmp_path / "missing.json")
+
+
+def test_an_output_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+    taken = tmp_path / "rounds.json"
+    taken.write_text("mine")
+    for output, said in (
+        (taken, "is there already: name another file"),
+        (taken / "rounds.json", "cannot be written: "),
+    ):
+        options = RoundOptions(output=output, model="measure_helpers:two_layers", variants=VARIANTS)
+        first = run_ranks(options)[0]
+        assert first.returncode == 3
+        assert f"{output} {said}" in first.stderr
+    assert taken.read_text() == "mine"
 
 
 def test_a_hook_that_gloo_lacks_is_said(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("a testbed needs Linux", allow_module_level=True)
 
+from calibrate import signals
 from calibrate.campaign import Campaign
-from calibrate.testbed import bed, network, processes, shaping, signals, state
+from calibrate.testbed import bed, network, processes, shaping, state
 from calibrate.testbed.cli import app
 from calibrate.testbed.errors import HostFailedError, TestbedError
 from calibrate.validate import validate
@@ -548,8 +549,9 @@ def test_a_failure_of_the_first_command_leaves_nothing(
 def test_commands_know_their_rank_and_cores(name: str) -> None:
     core = min(os.sched_getaffinity(0))
     script = (
-        "echo $RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT $GLOO_SOCKET_IFNAME "
-        "$OMP_NUM_THREADS $EXTRA; taskset -pc $$ | sed 's/.*: //'; exec ip -br -4 addr show eth0"
+        "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT "
+        "$GLOO_SOCKET_IFNAME $OMP_NUM_THREADS $EXTRA; taskset -pc $$ | sed 's/.*: //'; "
+        "exec ip -br -4 addr show eth0"
     )
     lines: list[tuple[int, str, str]] = []
     with bed.Testbed([GBIT, GBIT], name, cores=[{core}, {core}]) as testbed:
@@ -561,7 +563,7 @@ def test_commands_know_their_rank_and_cores(name: str) -> None:
         first = testbed.address(0)
         for host, output in enumerate(outputs):
             shown = output.stdout.splitlines()
-            assert shown[:2] == [f"{host} 2 0 {first} 29500 eth0 2 x", str(core)]
+            assert shown[:2] == [f"{host} 2 0 1 {first} 29500 eth0 2 x", str(core)]
             assert f"{testbed.address(host)}/24" in shown[2]
             assert [line for of, _, line in lines if of == host] == [f"{s}\n" for s in shown]
         with pytest.raises(TestbedError, match=r"^1 commands for 2 hosts: give one"):

@@ -34,7 +34,7 @@ from calibrate.ddp_rounds import (
     load_rounds,
     save_rounds,
 )
-from calibrate.measure.clock import no_collection
+from calibrate.measure.clock import Mark, no_collection
 from calibrate.measure.environment import check_same, environment, rank_facts
 from calibrate.measure.errors import LostContactError, MeasureError
 from calibrate.measure.host import stolen_s
@@ -66,6 +66,7 @@ _LOG_FIELDS = {
     "comm_s": "backward_comm_time",
     "overlap_s": "backward_compute_comm_overlap_time",
 }
+_NOTHING_KEPT = "Nothing was kept: rounds are written when all of them are done."
 _PARTS = tuple(Steps.model_fields)  # in the order in which `_step` returns them
 _Row = tuple[float, ...]
 
@@ -73,12 +74,20 @@ _Row = tuple[float, ...]
 def measure_rounds(options: RoundOptions) -> Rounds:
     """Measure in the job of torchrun's variables; every rank calls this, rank 0 writes the file.
 
-    Raises MeasureError where the model cannot be used, ranks differ or a peer is lost.
+    All at once, at the end. Raises MeasureError where the file is there already or cannot be
+    written, the model cannot be used, ranks differ or a peer is lost.
     """
     job = join(options.timeout_s, comm_first=options.comm_first)
     try:
         with compute_threads(1):
             return _measure(job, options)
+    except KeyboardInterrupt:
+        raise MeasureError(f"stopped. {_NOTHING_KEPT}") from None
+    except torch.cuda.OutOfMemoryError:
+        raise MeasureError(
+            f"rank {job.rank} is out of memory: each of {len(options.variants)} variants holds a "
+            "copy of the model; name fewer --caps, or a smaller --batch"
+        ) from None
     except RuntimeError as error:
         first = str(error).strip().splitlines()[0]
         raise LostContactError(
@@ -90,12 +99,14 @@ def measure_rounds(options: RoundOptions) -> Rounds:
 
 def measure_rounds_locally(ranks: int, options: RoundOptions) -> Rounds:
     """The same in a job of ranks that are started here; see `calibrate.measure.launch.local`."""
-    local(ranks, "calibrate.measure.ddp_rounds", options.model_dump_json())
+    job = options.model_dump_json()
+    local(ranks, "calibrate.measure.ddp_rounds", job, kept=_NOTHING_KEPT)
     return load_rounds(options.output)
 
 
 def _measure(job: Job, options: RoundOptions) -> Rounds:
     began = time.monotonic()
+    _check_output(job, options)
     facts = rank_facts(job)
     check_same(job.everyone(facts))
     here = _with_cores(environment(job, facts), job)
@@ -130,6 +141,23 @@ def _with_cores(here: Environment, job: Job) -> Environment:
     return here.model_copy(
         update={"details": here.details | {CORES_OF_RANKS: " | ".join(job.everyone(mine))}}
     )
+
+
+def _check_output(job: Job, options: RoundOptions) -> None:
+    """Before an hour's work, not after it."""
+    problem, path = "", options.output
+    if job.rank == 0 and path.exists():
+        problem = f"{path} is there already: name another file"
+    elif job.rank == 0:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            path.unlink()
+        except OSError as error:
+            problem = f"{path} cannot be written: {error.strerror}"
+    problem = job.from_first(problem)
+    if problem:
+        raise MeasureError(problem)
 
 
 def _save(job: Job, rounds: Rounds, options: RoundOptions) -> None:
@@ -196,7 +224,7 @@ def _register(ddp: DistributedDataParallel, name: str) -> None:
 
 def _step(training: Training, micro_batches: int, no_sync: Callable[[], Any]) -> _Row:
     """Seconds of one iteration: whole, forward, backward, optimizer; and what was stolen of it."""
-    clock, forward_s, backward_s = training.clock, 0.0, 0.0
+    clock, parts = training.clock, list[tuple[Mark, Mark, Mark]]()
     stolen_before_s = stolen_s()
     start = clock.mark()
     for i in range(micro_batches):
@@ -205,14 +233,15 @@ def _step(training: Training, micro_batches: int, no_sync: Callable[[], Any]) ->
             loss = training.forward()
             second = clock.mark()
             loss.backward()  # type: ignore[no-untyped-call]
-            third = clock.mark()
-        forward_s += clock.seconds(first, second)
-        backward_s += clock.seconds(second, third)
-    fourth = clock.mark()
+            parts.append((first, second, clock.mark()))
+    computed = clock.mark()
     training.optimizer.step()
     training.optimizer.zero_grad()
     end = clock.mark()
-    whole_s, optimizer_s = clock.seconds(start, end), clock.seconds(fourth, end)
+    # read at the end: on a GPU each reading waits, and a step does not
+    forward_s = sum(clock.seconds(first, second) for first, second, _ in parts)
+    backward_s = sum(clock.seconds(second, third) for _, second, third in parts)
+    whole_s, optimizer_s = clock.seconds(start, end), clock.seconds(computed, end)
     return whole_s, forward_s, backward_s, optimizer_s, stolen_s() - stolen_before_s
 
 
@@ -227,7 +256,7 @@ class _Session:
     ) -> None:
         self._job, self._options = job, options
         self._bare, self._steppers = bare, steppers
-        self._hooked, self._rows = Samples(), list[_Row]()
+        self._hooked, self._rows, self._accumulating = Samples(), list[_Row](), list[_Row]()
         self._reduced: dict[int, list[float]] = {}
         self._hook_s = 0.0
         self.ready: dict[str, float] = {}
@@ -259,19 +288,21 @@ class _Session:
             lambda: self._with_hooks(warm=warm),
             *(_later(stepper, warm=warm) for stepper in self._steppers),
         ]
+        if any(stepper.variant.accumulation_steps > 1 for stepper in self._steppers):
+            work.append(lambda: self._alone(self._accumulating, 2, warm=warm))
         for i in range(ALONE_PER_ROUND):
             place = i * (len(work) + 1) // ALONE_PER_ROUND
-            work.insert(place, lambda: self._alone(warm=warm))
+            work.insert(place, lambda: self._alone(self._rows, 1, warm=warm))
         start = number % len(work)
         for one in (*work[start:], *work[:start]):
             with no_collection():
                 self._job.barrier()
                 one()
 
-    def _alone(self, *, warm: bool) -> None:
-        row = _step(self._bare, 1, nullcontext)
+    def _alone(self, rows: list[_Row], micro_batches: int, *, warm: bool) -> None:
+        row = _step(self._bare, micro_batches, nullcontext)
         if not warm:
-            self._rows.append(row)
+            rows.append(row)
 
     def _with_hooks(self, *, warm: bool) -> None:
         iterate(self._bare, Samples() if warm else self._hooked, hooked=True)
@@ -280,6 +311,8 @@ class _Session:
         clock = self._job.clock
         for size, data in buffers.items():
             self._job.barrier()
+            if data.is_cuda:
+                dist.all_reduce(data)  # after it all ranks begin together, on their GPUs
             start = clock.mark()
             dist.all_reduce(data)
             self._reduced[size].append(clock.seconds(start, clock.mark()))
@@ -303,6 +336,7 @@ class _Session:
             **self._steps(self._rows).model_dump(),
             hooked_backward_s=hooked[0],
             hook_s=tuple(round(row[0], 9) for row in self._job.numbers([self._hook_s])),
+            accumulating=self._steps(self._accumulating) if self._accumulating else None,
         )
 
     def variant(self, stepper: _Stepper) -> VariantSamples:
@@ -330,9 +364,9 @@ class _Session:
         return Steps(**dict(zip(_PARTS, columns, strict=True)))
 
     def _by_round(self, rows: Sequence[_Row]) -> list[tuple[tuple[float, ...], ...]]:
-        """For each column of this rank's rows: seconds [round][rank], to the microsecond."""
+        """For each column of this rank's rows: seconds [round][rank], to the nanosecond."""
         width = len(rows[0])
-        ranks = self._job.numbers([round(value, 6) for row in rows for value in row])
+        ranks = self._job.numbers([round(value, 9) for row in rows for value in row])
         return [
             tuple(tuple(rank[i * width + column] for rank in ranks) for i in range(len(rows)))
             for column in range(width)

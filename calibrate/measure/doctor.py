@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Literal
 
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.host import congestion_control, free_memory_bytes, text_of
+from calibrate.measure.host import (
+    congestion_control,
+    free_memory_bytes,
+    text_of,
+    usable_cores,
+)
 
 __all__ = [
     "Finding",
@@ -109,7 +114,7 @@ def inspect_host(
         backend=backend,
         ranks_here=local,
         nodes=nodes or max(1, world // local),
-        cores=os.cpu_count() or 1,
+        cores=usable_cores(),
         variables=dict(variables),
         interfaces=_seen_interfaces(root),
         infiniband=tuple(sorted(p.name for p in _entries(root / "sys/class/infiniband"))),
@@ -193,18 +198,24 @@ def _answer(address: str, port: int) -> MasterState:
 
 
 def _interfaces(host: Host) -> Iterator[Finding]:
-    variable = "NCCL_SOCKET_IFNAME" if host.backend == "nccl" else "GLOO_SOCKET_IFNAME"
+    """NCCL's and gloo's: with NCCL too the ranks talk by gloo."""
+    for backend in dict.fromkeys((host.backend, "gloo")):
+        yield from _interface(host, backend)
+
+
+def _interface(host: Host, backend: str) -> Iterator[Finding]:
+    variable = "NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"
     given = host.variables.get(variable, "")
     there = ", ".join(name for name, is_up in host.interfaces.items() if is_up) or "none"
     if not given:
-        if host.nodes > 1:
+        if host.nodes > 1 and backend == host.backend:
             yield Finding(
                 "note",
                 f"{variable} is not set",
                 f"set it to the interface that joins the nodes (up here: {there})",
             )
         return
-    for name in _exact_names(given, host.backend):
+    for name in _exact_names(given, backend):
         if name not in host.interfaces:
             message, advice = "which this host lacks", f"name one that is up: {there}"
         elif not host.interfaces[name]:
@@ -225,7 +236,7 @@ def _exact_names(given: str, backend: str) -> list[str]:
 
 
 def _own_name(host: Host) -> Iterator[Finding]:
-    if host.backend != "gloo" or host.nodes == 1 or host.variables.get("GLOO_SOCKET_IFNAME"):
+    if host.nodes == 1 or host.variables.get("GLOO_SOCKET_IFNAME"):
         return
     if not host.host_address or host.host_address.startswith("127."):
         leads = host.host_address or "nothing"

@@ -85,7 +85,7 @@ def environment(job: Job, facts: Facts, root: Path = Path("/")) -> Environment:
 
 
 def check_same_machine(record: Record, fresh: Record, path: Path) -> None:
-    """Raise MeasureError where a record to resume is of another machine, software or layout."""
+    """Raise MeasureError where a record to resume is of another machine, software or setting."""
     old, new = record.environment, fresh.environment
     pairs = [
         (name, getattr(old, name), getattr(new, name))
@@ -95,6 +95,13 @@ def check_same_machine(record: Record, fresh: Record, path: Path) -> None:
         (name, getattr(record.layout, name), getattr(fresh.layout, name))
         for name in ("nodes", "gpus_per_node")
     ]
+    pairs += [
+        (name, old.variables.get(name, "none"), new.variables.get(name, "none"))
+        for name in sorted({*old.variables, *new.variables})
+    ]
+    rates = record.layout.line_rate_bytes_per_s, fresh.layout.line_rate_bytes_per_s
+    if None not in rates:
+        pairs.append(("line rate", *rates))
     for name, was, now in pairs:
         if was != now:
             raise MeasureError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["congestion_control", "free_memory_bytes", "stolen_s", "text_of"]
+__all__ = ["congestion_control", "free_memory_bytes", "stolen_s", "text_of", "usable_cores"]
 
 _STEAL = 8  # the place of "steal" in a line of /proc/stat, after the core's name
 
@@ -24,11 +24,31 @@ def congestion_control(root: Path = Path("/")) -> str:
 
 
 def free_memory_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that new processes can have, in bytes; None where it is not told."""
-    for line in text_of(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable"):
-            return int(line.split()[1]) * 1024
-    return None
+    """Memory that new processes can have, in bytes; None where it is not told.
+
+    Of the machine, or of the container if its limit leaves less (cgroup v2, where it sees its own).
+    """
+    left = [
+        int(line.split()[1]) * 1024
+        for line in text_of(root / "proc/meminfo").splitlines()
+        if line.startswith("MemAvailable")
+    ]
+    group = root / "sys/fs/cgroup"
+    limit, used = text_of(group / "memory.max"), text_of(group / "memory.current")
+    if limit.isdecimal() and used.isdecimal():
+        cache = [
+            int(line.split()[1])
+            for line in text_of(group / "memory.stat").splitlines()
+            if line.startswith("inactive_file ")
+        ]
+        left.append(max(0, int(limit) - int(used) + sum(cache)))
+    return min(left, default=None)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; the machine's where that is not told."""
+    told = getattr(os, "sched_getaffinity", None)
+    return len(told(0)) if told else os.cpu_count() or 1
 
 
 def stolen_s(root: Path = Path("/")) -> float:

@@ -112,8 +112,9 @@ class Job:
         return [list(map(float, theirs)) for theirs in said]
 
     def barrier(self) -> None:
-        """Wait for all ranks, with nothing left to do on the device."""
-        self.clock.finish()
+        """Wait for all ranks, with nothing left to do on any stream of the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         dist.barrier(group=self._talk)
 
     def open_groups(self, all_ranks: Sequence[tuple[int, ...]]) -> None:
@@ -156,7 +157,14 @@ def join(
     owned = not dist.is_initialized()
     if owned:
         _initialise(place, timeout_s)
-    return Job(place, timeout_s, owned=owned, comm_first=comm_first)
+    try:
+        return Job(place, timeout_s, owned=owned, comm_first=comm_first)
+    except RuntimeError as error:
+        raise MeasureError(
+            f"rank {place.rank} cannot talk to the others by gloo, as ranks do beside NCCL: "
+            "set GLOO_SOCKET_IFNAME to the interface that joins the nodes "
+            f"(torch: {_first_line(error)})"
+        ) from None
 
 
 def _initialise(place: Place, timeout_s: float) -> None:
@@ -172,12 +180,16 @@ def _initialise(place: Place, timeout_s: float) -> None:
             world_size=place.world_size,
         )
     except (RuntimeError, ValueError) as error:  # DistStoreError, DistNetworkError: RuntimeErrors
-        raise MeasureError(_not_joined(place, timeout_s, str(error))) from None
+        raise MeasureError(_not_joined(place, timeout_s, _first_line(error))) from None
 
 
-def _not_joined(place: Place, timeout_s: float, said: str) -> str:
+def _first_line(error: Exception) -> str:
+    said = str(error).strip()
+    return said.splitlines()[0] if said else "no reason given"
+
+
+def _not_joined(place: Place, timeout_s: float, first: str) -> str:
     """What to do where a job did not come about; torch's own words at the end."""
-    first = said.strip().splitlines()[0] if said.strip() else "no reason given"
     if place.rank:
         advice = (
             f"rank {place.rank} cannot reach rank 0 at {place.master} within {timeout_s:g} s: "

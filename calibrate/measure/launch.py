@@ -12,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.rank import FAILED, LOST
+from calibrate.signals import as_exceptions
 
 __all__ = ["free_port", "local"]
 
@@ -28,15 +29,18 @@ def local(ranks: int, module: str, options: str, *, kept: str = "", nodes: int =
 
     `nodes` above 1 only pretends: ranks are numbered as if they were on so many machines. Raises
     MeasureError with the reason of the rank that failed first, and `kept`: what is kept of the
-    work. Ctrl-C ends all ranks.
+    work. Ctrl-C, SIGTERM and SIGHUP end all ranks.
     """
     if ranks < 1 or ranks % nodes:
         raise MeasureError(f"{ranks} ranks cannot be spread over {nodes} nodes")
     with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
         logs = [Path(folder) / f"rank{rank}.log" for rank in range(ranks)]
-        processes = _start([module, options], ranks, nodes, logs)
+        processes: list[subprocess.Popen[bytes]] = []
         try:
-            _wait(processes)
+            with as_exceptions():
+                # as they start, so that a signal between two of them finds the first
+                processes.extend(_started([module, options], ranks, nodes, logs))
+                _wait(processes)
         except KeyboardInterrupt:
             raise MeasureError(f"stopped. {kept}".rstrip()) from None
         finally:
@@ -54,22 +58,18 @@ def free_port() -> int:
         return port
 
 
-def _start(
+def _started(
     job: Sequence[str], ranks: int, nodes: int, logs: Sequence[Path]
-) -> list[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", *job]
-    port, processes = free_port(), []
+) -> Iterator[subprocess.Popen[bytes]]:
+    command, port = [sys.executable, "-m", *job], free_port()
     for rank, log in enumerate(logs):
         with log.open("wb") as written:
-            processes.append(
-                subprocess.Popen(  # noqa: S603 -- our own modules
-                    command,
-                    env=_variables(os.environ, rank, ranks, nodes, port),
-                    stderr=written,
-                    start_new_session=True,  # Ctrl-C reaches us alone, and we end the ranks
-                )
+            yield subprocess.Popen(  # noqa: S603 -- our own modules
+                command,
+                env=_variables(os.environ, rank, ranks, nodes, port),
+                stderr=written,
+                start_new_session=True,  # Ctrl-C reaches us alone, and we end the ranks
             )
-    return processes
 
 
 def _variables(

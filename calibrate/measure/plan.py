@@ -104,9 +104,9 @@ def default_plan(layout: Layout, *, gpu: bool, data_loader: str | None = None) -
         plan.append(Task((Slot("data_loader", data_loader),), everyone, (5, 200), weight=4))
     plan.append(Task((Slot("jitter"),), everyone, (50, 500), weight=4, by_rank=True))
     plan += _all_reduces(layout)
+    plan += _hooks_and_copies(everyone, gpu=gpu)
     for team in teams(layout)[:1]:
         plan += _interference(team, gpu=gpu)
-    plan += _hooks_and_copies(everyone, gpu=gpu)
     plan += _collectives(layout)
     plan += _optimizers(everyone)
     return plan

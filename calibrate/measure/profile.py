@@ -51,6 +51,8 @@ Document = dict[str, Any]
 OptimizerName = Literal["sgd", "adam", "adamw"]
 WARMUPS = 3
 _TINY_PARAMETERS, _TINY_ITERATIONS = 500, 10
+_STEPS_A_PAIR = 3  # iterations for every step of two micro-batches
+_LATER = ("later_forward_s", "later_backward_s")
 _TICK_S = 1e-9  # keeps the order of gradients whose medians fall on one instant
 
 
@@ -77,13 +79,17 @@ class Training:
 
 @dataclass
 class Samples:
-    """Seconds of each iteration; `ready_s` by parameter, from the start of backward."""
+    """Seconds of each iteration; `ready_s` by parameter, from the start of backward.
+
+    `later`: forward and backward of a second micro-batch over the first one's, a pair a step.
+    """
 
     forward_s: list[float] = field(default_factory=list)
     backward_s: list[float] = field(default_factory=list)
     hooked_backward_s: list[float] = field(default_factory=list)
     optimizer_s: list[float] = field(default_factory=list)
     ready_s: dict[str, list[float]] = field(default_factory=dict)
+    later: list[tuple[float, float]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     sparse: set[str] = field(default_factory=set)
 
@@ -104,6 +110,7 @@ def profile(
     `threads` are those of the CPU, 1 as a rank under torchrun has. Iterations with gradient hooks
     and without take turns: times of the parts come from those without; a ready time is a fraction
     of its own backward, less the hooks' cost, which is measured on a model of tiny parameters.
+    Then steps of two micro-batches tell what the second one takes, unless memory does not suffice.
     Raises MeasureError where the function or what it returns cannot be used.
     """
     if iterations < 1:
@@ -111,10 +118,18 @@ def profile(
     where = _device(device)
     with compute_threads(threads):
         size = batch_of(reference, batch)
-        training = prepare(reference, size, where, optimizer, fused=fused)
-        samples = _measure(training, iterations)
+        try:
+            training = prepare(reference, size, where, optimizer, fused=fused)
+            samples = _measure(training, iterations)
+        except torch.cuda.OutOfMemoryError:
+            raise MeasureError(
+                f"batch {size} of {reference} does not fit into the memory of {where}: "
+                "give a smaller --batch"
+            ) from None
+        peak = _peak_memory(where)  # of usual steps: two micro-batches may take more
+        samples.later = _later_ratios(training, max(1, iterations // _STEPS_A_PAIR))
         title = _title(reference, size, where, threads)
-        return _document(training, samples, size, title, hook_cost_s(where))
+        return _document(training, samples, size, title, hook_cost_s(where), peak)
 
 
 def write_profile(document: Document, path: Path) -> None:
@@ -149,6 +164,7 @@ def scale_profile(document: Document, from_device: str, to_device: str) -> Docum
         "forward_s": document["forward_s"] * compute,
         "backward_s": document["backward_s"] * compute,
         "optimizer_s": document["optimizer_s"] * memory,
+        **{key: document[key] * compute for key in _LATER if key in document},
         "parameters": [
             p | {"ready_s": None if p["ready_s"] is None else p["ready_s"] * compute}
             for p in document["parameters"]
@@ -180,6 +196,11 @@ def _device(name: str) -> torch.device:
         raise MeasureError(f"{name}: this torch ({torch.__version__}) sees no CUDA device")
     if device.type not in ("cpu", "cuda"):
         raise MeasureError(f"{name!r} is not measured here: wanted auto, cpu or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise MeasureError(f"{name}: this machine has {count} CUDA devices, counted from 0")
+        torch.cuda.set_device(device)  # events are recorded on the current one
     return device
 
 
@@ -288,6 +309,29 @@ def iterate(training: Training, samples: Samples, *, hooked: bool) -> None:
         samples.ready_s.setdefault(name, []).append(clock.seconds(marks[1], mark))
 
 
+def _later_ratios(training: Training, steps: int) -> list[tuple[float, float]]:
+    """A second micro-batch over the first; nothing where gradients and a forward do not fit."""
+    clock, ratios = training.clock, []
+    try:
+        for _ in range(1 + steps):
+            marks = [clock.mark()]
+            for _ in range(2):
+                loss = training.forward()
+                marks.append(clock.mark())
+                loss.backward()  # type: ignore[no-untyped-call]
+                marks.append(clock.mark())
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            forward, backward, later_forward, later_backward = (
+                clock.seconds(a, b) for a, b in pairwise(marks)
+            )
+            ratios.append((later_forward / forward, later_backward / backward))
+    except RuntimeError:  # a GPU's memory, or the CPU's, which torch tells no better
+        training.optimizer.zero_grad()
+        return []
+    return ratios[1:]  # the first step warms up
+
+
 def _hooks(training: Training, ready: dict[str, Mark], sparse: set[str]) -> list[Any]:
     """Hooks that mark when each gradient is there; the last time counts, as in DDP."""
 
@@ -332,11 +376,11 @@ class _Tiny(nn.Module):
 
 
 def _document(
-    training: Training, samples: Samples, batch: int, title: str, hook_s: float
+    training: Training, samples: Samples, batch: int, title: str, hook_s: float, peak: Document
 ) -> Document:
     if not samples.order:
         raise MeasureError("no parameter ever gets a gradient: does the loss depend on the model?")
-    backward_s = median(samples.backward_s)
+    forward_s, backward_s = median(samples.forward_s), median(samples.backward_s)
     ready_s = ready_times(samples, hook_s, backward_s)
     named = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad]
     return {
@@ -344,8 +388,9 @@ def _document(
         "source": f"{title}; medians of {len(samples.backward_s)} iterations; cost of the gradient "
         f"hooks, {format_duration(hook_s)} each, taken off the ready times",
         "batch_per_rank": batch,
-        "forward_s": median(samples.forward_s),
+        "forward_s": forward_s,
         "backward_s": backward_s,
+        **_later(samples, forward_s, backward_s),
         "optimizer_s": median(samples.optimizer_s),
         "iterations_s": [
             [sum(parts)]
@@ -359,7 +404,7 @@ def _document(
             for name in ("forward_s", "backward_s", "hooked_backward_s", "optimizer_s")
         },
         "hook_s": hook_s,
-        "peak_memory": _peak_memory(next(training.model.parameters()).device),
+        "peak_memory": peak,
         "never_ready": [name for name, _ in named if name not in ready_s],
         "parameters": [
             {
@@ -377,6 +422,13 @@ def _document(
             for buffer in training.model.buffers()
         ],
     }
+
+
+def _later(samples: Samples, forward_s: float, backward_s: float) -> Document:
+    if not samples.later:
+        return {}
+    forward, backward = (median(ratios) for ratios in zip(*samples.later, strict=True))
+    return dict(zip(_LATER, (forward_s * forward, backward_s * backward), strict=True))
 
 
 def ready_times(samples: Samples, hook_s: float, backward_s: float) -> dict[str, float]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -30,10 +31,12 @@ from calibrate.measure.rank import run_rank
 from calibrate.measure.reference import find_function
 from calibrate.measure.rounds import Round, build_round
 from calibrate.record import Kind, Measurement, Record, load_record, save_record
+from ddpsim.errors import DdpsimError
 from ddpsim.units import format_bytes, format_duration
 
 __all__ = ["Options", "measure", "measure_locally", "relative_mad"]
 
+_T = TypeVar("_T")
 WARMUPS = 3
 NOISY = 0.10
 _CALM = 0.02  # of a measurement may be stolen by a hypervisor; else it is taken again
@@ -154,6 +157,9 @@ class _Session:
         fitting = [task for task in tasks if task.memory_bytes <= memory]
         budget = _Budget(options.time_budget_s, [task.weight for task in fitting])
         with Reporter(len(fitting), speaks=job.rank == 0) as reporter:
+            layout, here = record.layout, record.environment
+            ranks = f"{layout.nodes} x {layout.gpus_per_node} ranks"
+            reporter.say(f"measuring {here.backend} on {ranks}: {here.machine}")
             if held:
                 reporter.say(f"{options.output} holds {len(held)} measurements already")
             for task in fitting:
@@ -184,8 +190,8 @@ class _Session:
             try:
                 record = self._load()
                 save_record(record, self._options.output)
-            except (MeasureError, OSError) as error:
-                problem = str(error) if isinstance(error, MeasureError) else self._unwritten(error)
+            except (DdpsimError, OSError) as error:
+                problem = self._unwritten(error) if isinstance(error, OSError) else str(error)
         problem = self._job.from_first(problem)
         if problem:
             raise MeasureError(problem)
@@ -210,7 +216,9 @@ class _Session:
         check_same_machine(old, fresh, path)
         details = {k: v for k, v in old.environment.details.items() if k != "skipped"}
         here = old.environment.model_copy(update={"details": details})
-        return old.model_copy(update={"environment": here})
+        rate = fresh.layout.line_rate_bytes_per_s or old.layout.line_rate_bytes_per_s
+        layout = old.layout.model_copy(update={"line_rate_bytes_per_s": rate})
+        return old.model_copy(update={"environment": here, "layout": layout})
 
     def _memory_bytes(self) -> int:
         """What a rank may use: the least over the ranks."""
@@ -225,7 +233,8 @@ class _Session:
         measured: list[Measurement] = []
         round_s = 0.0
         if not problem:
-            problem, round_s, measured = self._measure(task, share_s)
+            left_s = budget.total_s - budget.spent_s
+            problem, round_s, measured = self._measure(task, share_s, left_s)
         if problem:
             reporter.done()
             return _skip(task, problem, record, reporter)
@@ -238,19 +247,24 @@ class _Session:
         reporter.done(f"measured  {task}: {_in_short(measured[0])}")
         return record
 
-    def _measure(self, task: Task, share_s: float) -> tuple[str, float, list[Measurement]]:
+    def _measure(
+        self, task: Task, share_s: float, left_s: float
+    ) -> tuple[str, float, list[Measurement]]:
         """A reason why not, or a round's seconds and one measurement for each slot."""
-        run, first, problem = self._prepare(task)
-        problems = [said for said in self._job.everyone(problem) if said]
-        if problems:
-            return problems[0], 0.0, []
-        began = time.monotonic()
-        warm = [first, *(self._rounds(task, run, WARMUPS - 1))]
-        # by the clock, as a lap may be one of many that a round runs
-        here_s = (time.monotonic() - began) / (WARMUPS - 1)
-        round_s = max(row[0] for row in self._job.numbers([here_s]))
-        warm_by_rank = self._gather(task, warm)
+        run, problem = self._everyone_does(lambda: self._built(task))
+        if problem:
+            return problem, 0.0, []
+        first, problem = self._everyone_does(lambda: self._first(task, run))
+        if problem or first is None:
+            return problem, 0.0, []
         least, most = task.repetitions
+        second, second_s = self._warm(task, run)
+        least_s = second_s * (1 + least)
+        if least_s > left_s:
+            return f"would take {format_duration(least_s)}, more than the time left", 0.0, []
+        third, third_s = self._warm(task, run)
+        round_s = (second_s + third_s) / 2
+        warm_by_rank = self._gather(task, [first, second, third])
         wanted = round(share_s / round_s) - WARMUPS if round_s > 0 else most
         count = min(most, max(least, wanted), self._options.most_repetitions or most)
         rounds, stolen = self._calm_rounds(task, run, count)
@@ -275,17 +289,35 @@ class _Session:
         stolen, rounds = min(tries, key=lambda one: one[0])
         return rounds, stolen
 
-    def _prepare(self, task: Task) -> tuple[Round | None, list[float], str]:
-        """The round with its first times; a reason if torch cannot do it here."""
-        nothing = [math.nan] * len(task.slots)
-        if self._job.rank not in task.team.ranks:
-            return None, nothing, ""
+    def _everyone_does(self, work: Callable[[], _T]) -> tuple[_T | None, str]:
+        """What this rank's work gives; or why torch cannot do it, on the first rank that says so.
+
+        Nobody goes on to wait for a rank that cannot.
+        """
+        made, problem = None, ""
         try:
-            run = build_round(task, self._job, self._loader)
-            laps = run()
-            return run, [self._job.clock.read(lap) for lap in laps], ""
+            made = work()
         except (RuntimeError, NotImplementedError) as error:
-            return None, nothing, str(error).strip().splitlines()[0]
+            problem = str(error).strip().splitlines()[0]
+        problems = [said for said in self._job.everyone(problem) if said]
+        return (None, problems[0]) if problems else (made, "")
+
+    def _built(self, task: Task) -> Round | None:
+        """Nothing on a rank that has no part."""
+        takes_part = self._job.rank in task.team.ranks
+        return build_round(task, self._job, self._loader) if takes_part else None
+
+    def _first(self, task: Task, run: Round | None) -> list[float]:
+        """Times of the first round, which is none like the others."""
+        if run is None:
+            return [math.nan] * len(task.slots)
+        return [self._job.clock.read(lap) for lap in run()]
+
+    def _warm(self, task: Task, run: Round | None) -> tuple[list[float], float]:
+        """A round, and how long it takes by the clock: a lap may be one of many in it."""
+        began = time.monotonic()
+        (times,) = self._rounds(task, run, 1)
+        return times, max(row[0] for row in self._job.numbers([time.monotonic() - began]))
 
     def _rounds(self, task: Task, run: Round | None, count: int) -> list[list[float]]:
         """Times of rounds by slot, after a barrier; not-a-number on a rank that has no part."""

@@ -6,5 +6,5 @@
         testbed.run([["python", "train.py"]] * 3)
 
 Modules: `shaping` (rates to token buckets), `state` (what was made, on file), `network` (made and
-removed), `processes` (a command on every host), `signals`, `bed` (the context), `cli`.
+removed), `processes` (a command on every host), `bed` (the context), `cli`.
 """

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
+from calibrate.signals import as_exceptions, postponed
 from calibrate.testbed.errors import TestbedError
 from calibrate.testbed.network import address, build, host_namespace, keep, remove
 from calibrate.testbed.processes import HostOutput, OnLine, run_together
-from calibrate.testbed.signals import as_exceptions, postponed
 from calibrate.testbed.state import State, this_process
 
 __all__ = ["Testbed"]
@@ -87,15 +87,20 @@ class Testbed:
         return (*prefix, "taskset", "-c", ",".join(str(core) for core in self._cores[host]))
 
     def rank_environment(self, host: int) -> dict[str, str]:
-        """What torch.distributed with gloo needs to know on a host: one rank, one thread a host."""
+        """What torch.distributed with gloo needs to know on a host: one rank, one thread a host.
+
+        A GPU is hidden: the hosts would share it.
+        """
         return {
             "RANK": str(self._host(host)),
             "WORLD_SIZE": str(len(self)),
             "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": self.address(0),
             "MASTER_PORT": str(MASTER_PORT),
             "GLOO_SOCKET_IFNAME": "eth0",
             "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
         }
 
     def run(

@@ -81,8 +81,9 @@ def run(
 ) -> None:
     """Build a testbed, run a command on every host, and take it down whatever happens.
 
-    The command finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME
-    and OMP_NUM_THREADS=1 set, as torch.distributed reads them. Ends with code 1 if a host fails.
+    The command finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
+    GLOO_SOCKET_IFNAME and OMP_NUM_THREADS=1 set, as torch.distributed reads them, and no GPU. Ends
+    with code 1 if a host fails.
 
     \b
     testbed run --hosts 2 --rate 1Gbit/s --cores "0;1" -- python train.py

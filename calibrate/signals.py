@@ -11,7 +11,9 @@ from types import FrameType
 
 __all__ = ["as_exceptions", "postponed"]
 
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_ENDING = [
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+]  # Windows has the first alone
 
 
 @contextmanager
