@@ -117,6 +117,9 @@ class Alone(Steps):
 
     hooked_backward_s: Samples
     hook_s: tuple[float, ...] = Field(description="cost of a gradient hook by rank, taken off")
+    accumulating: Steps | None = Field(
+        None, description="iterations of two micro-batches, one a round, where a variant has more"
+    )
 
 
 class Logged(_Part):
@@ -211,6 +214,8 @@ def _calm(steps: _S) -> _S:
     parts: dict[str, object] = {name: of(getattr(steps, name)) for name in Steps.model_fields}
     if isinstance(steps, VariantSamples):
         parts["logged"] = Logged(**{name: of(samples) for name, samples in steps.logged})
+    if isinstance(steps, Alone) and steps.accumulating:
+        parts["accumulating"] = _calm(steps.accumulating)
     return steps.model_copy(update=parts)
 
 

@@ -22,7 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.ddp_rounds import Rounds, Samples, VariantSamples, load_rounds, rank_medians, slowest
+from calibrate.ddp_rounds import (
+    Alone,
+    Rounds,
+    Samples,
+    VariantSamples,
+    load_rounds,
+    rank_medians,
+    slowest,
+)
 from calibrate.fit.estimates import MEDIAN_ERROR, median_time, trimmed_mean
 from calibrate.fit.profile import NOT_STATED
 from calibrate.phases import Phases, mean_phases
@@ -39,6 +47,7 @@ from calibrate.validation import (
 from ddpsim.api import load_scenario, simulate_and_observe
 from ddpsim.errors import DdpsimError, shown
 from ddpsim.importers.cluster_profile import read_cluster_profile
+from ddpsim.interval import UNCALIBRATED
 from ddpsim.result.model import Result
 from ddpsim.scenario.catalog import resolve
 from ddpsim.scenario.quantity import SourceFile
@@ -170,6 +179,13 @@ def _check_cluster(path: Path, rounds: Rounds, profile: Path) -> None:
                 f"{path.name} was measured {what} {shown(measured)}, but the profile "
                 f"{profile.name} {what} {shown(fitted)}: validate each cluster against its own"
             )
+    layout, rates = rounds.layout, known.valid.line_rates_bytes_per_s
+    if layout.nodes > 1 and layout.line_rate_bytes_per_s is None and len(rates) > 1:
+        raise DdpsimError(
+            f"{path.name} does not say the line rate of its nodes' links, and the profile "
+            f"{profile.name} was measured on {len(rates)} kinds of them: measure the rounds again "
+            "with --line-rate"
+        )
 
 
 def model_profile(rounds: Rounds) -> dict[str, Any]:
@@ -178,12 +194,14 @@ def model_profile(rounds: Rounds) -> dict[str, Any]:
     Its iterations bring their spread, and how the ranks differ.
     """
     alone = rounds.alone
-    return {
+    forward_s = fmean(rank_medians(alone.forward_s))
+    backward_s = fmean(rank_medians(alone.backward_s))
+    profile = {
         "schema": "ddpsim.model-profile/1",
         "source": f"{rounds.model}, {len(alone.whole_s)} iterations without DDP",
         "batch_per_rank": rounds.batch_per_rank,
-        "forward_s": fmean(rank_medians(alone.forward_s)),
-        "backward_s": fmean(rank_medians(alone.backward_s)),
+        "forward_s": forward_s,
+        "backward_s": backward_s,
         "optimizer_s": fmean(rank_medians(alone.optimizer_s)),
         "iterations_s": alone.whole_s,
         "ready_origin": "backward_start",
@@ -197,6 +215,18 @@ def model_profile(rounds: Rounds) -> dict[str, Any]:
             for p in rounds.parameters
         ],
         "buffers": [{"dtype": dtype, "numel": numel} for dtype, numel in rounds.buffers],
+    }
+    return profile | _later(alone, forward_s, backward_s)
+
+
+def _later(alone: Alone, forward_s: float, backward_s: float) -> dict[str, float]:
+    """A later micro-batch: what two take, less the first."""
+    two = alone.accumulating
+    if two is None:
+        return {}
+    return {
+        "later_forward_s": fmean(rank_medians(two.forward_s)) - forward_s,
+        "later_backward_s": fmean(rank_medians(two.backward_s)) - backward_s,
     }
 
 
@@ -285,10 +315,11 @@ def _interval(result: Result, rounds: int) -> tuple[float, float] | None:
     if interval is None:
         return None
     parts = {"jitter": MEDIAN_ERROR / math.sqrt(rounds)}
-    sources = [(parts.get(source.input, 1.0), source) for source in interval.sources]
-    low_s = math.hypot(*(part * source.low_s for part, source in sources))
-    high_s = math.hypot(*(part * source.high_s for part, source in sources))
-    return middle_s - low_s, middle_s + high_s
+    slowed_s = sum(source.high_s for source in interval.sources if source.input == UNCALIBRATED)
+    others = [source for source in interval.sources if source.input != UNCALIBRATED]
+    low_s = math.hypot(*(parts.get(source.input, 1.0) * source.low_s for source in others))
+    high_s = math.hypot(*(parts.get(source.input, 1.0) * source.high_s for source in others))
+    return middle_s - low_s, middle_s + high_s + slowed_s
 
 
 def _predicted(result: Result, phases: Phases) -> Split:

@@ -16,7 +16,7 @@ from math import exp, hypot
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.model import IntervalSource, PredictionInterval
 
-__all__ = ["COMPUTE", "DATA", "GLOO_SLOWDOWN", "edges", "prediction_interval"]
+__all__ = ["COMPUTE", "DATA", "GLOO_SLOWDOWN", "UNCALIBRATED", "edges", "prediction_interval"]
 
 LEVEL = 0.8
 _Z = 1.2815515655446004  # of a normal distribution: 80 % lie within +/- z sigma
@@ -30,6 +30,7 @@ COMPUTE = {
 DATA = Uncertainty(0.10, "assumed: a loader's rate as stated in the scenario")
 # compute while a gloo collective is in flight, on a shared-core testbed (docs/validation.md)
 GLOO_SLOWDOWN = 0.22
+UNCALIBRATED = "uncalibrated interference"  # adds to the upper edge as it is: it always lengthens
 _INPUTS = {
     "compute": "compute time",
     "network": "network time",
@@ -67,10 +68,10 @@ def prediction_interval(
     if hidden_comm_s > 0 and not calibrated:
         slowed_s = GLOO_SLOWDOWN * hidden_comm_s
         basis = (
-            f"not calibrated: compute up to {GLOO_SLOWDOWN:.0%} slower under communication "
+            f"assumed: compute up to {GLOO_SLOWDOWN:.0%} slower under communication "
             "(our testbed's rounds)"
         )
-        sources.append(IntervalSource("interference", 0.0, slowed_s, basis))
+        sources.append(IntervalSource(UNCALIBRATED, 0.0, slowed_s, basis))
         above_s += slowed_s
     return PredictionInterval(LEVEL, max(0.0, mean_s - below_s), mean_s + above_s, tuple(sources))
 

@@ -209,7 +209,8 @@ class Parts:
     def model(self, scenario: Scenario) -> Model:
         """See build_model."""
         ddp = scenario.ddp
-        may_be_unused = ddp.find_unused_parameters or ddp.static_graph
+        is_ddp = scenario.cluster.algorithm != "data_parallel"
+        may_be_unused = ddp.find_unused_parameters or ddp.static_graph or not is_ddp
         asked = (scenario.workload, scenario.cluster.device, may_be_unused, ddp.backend)
         return self.get("model", asked, lambda: build_model(scenario))
 

@@ -489,6 +489,29 @@ def test_a_clock_too_long_for_arrays_is_left_to_the_plain_model() -> None:
     assert_alike(*found)
 
 
+def test_who_stands_for_others_without_events_does_not_with_them() -> None:
+    """Nodes of two ranks and a slow network, months long: every rank is simulated then."""
+    program, _ = one_bucket()
+    links = {
+        "nodes": 2,
+        "gpus_per_node": 2,
+        "algorithm": "ring",
+        "intra_node": {"bandwidth": "10 GB/s", "latency": "1 us"},
+        "inter_node": {"bandwidth": "1 Gbit/s", "latency": "9 us"},
+    }
+    uneven = load_scenario(
+        {
+            "schema": "ddpsim/1",
+            "workload": {"model": "resnet18", "batch_per_rank": 8},
+            "cluster": {"device": "a100-sxm-40gb", **links},
+        }
+    )
+    months = build_network(uneven).cost.stretched(1e12)
+    auto, plain = (run(Request(program, months, 4), mode, every_rank=True) for mode in MODES)
+    assert auto.ranks_simulated == plain.ranks_simulated == 4
+    assert slowest_steps(auto)[-1].length_ns == slowest_steps(plain)[-1].length_ns
+
+
 def test_equal_links_end_together_at_the_closed_form() -> None:
     ring = RingTransfer(steps=6, step_ns=(10, 10, 10, 10))
     assert ends_of(ring, [5, 0, 3, 100])[0].tolist() == [100 + 6 * 10] * 4
@@ -750,7 +773,9 @@ def test_accumulation_communicates_once_a_step() -> None:
     program, scenario = one_bucket(micro_batches=3)
     ddp = scenario.ddp.model_copy(update={"accumulation_steps": 2})
     twice = compile_program(scenario.model_copy(update={"ddp": ddp}), build_model(scenario))
-    program = replace(program, later_backward=twice.later_backward)
+    program = replace(
+        program, later_forward=twice.later_forward, later_backward=twice.later_backward
+    )
     single, _ = one_bucket()
     cost = build_network(scenario).cost
     three, one = (slowest_steps(run(Request(p, cost, 4)))[-1] for p in (program, single))
@@ -765,6 +790,22 @@ def test_accumulation_communicates_once_a_step() -> None:
     later_ns = sum(work.device_ns for work in program.later_backward)
     forward = sum(work.device_ns for work in program.forward)
     assert three.length_ns == one.length_ns + 2 * (forward + later_ns)
+
+
+def test_a_later_micro_batch_takes_what_was_measured_of_it() -> None:
+    _, scenario = one_bucket()
+    ddp = scenario.ddp.model_copy(update={"accumulation_steps": 2})
+    scenario = scenario.model_copy(update={"ddp": ddp})
+    model = build_model(scenario)
+    program = compile_program(scenario, replace(model, later=(0.9, 1.25)))
+    for first, later, times in (
+        (program.forward, program.later_forward, 0.9),
+        (program.backward, program.later_backward, 1.25),
+    ):
+        for one, other in zip(first, later, strict=True):
+            assert abs(other.device_ns - times * one.device_ns) <= 1
+            assert other.host_ns == one.host_ns
+    assert compile_program(scenario, model).later_forward == program.forward
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 16_384, 125_000])

@@ -39,7 +39,7 @@ from calibrate.fit import (
 from calibrate.fit.estimates import trimmed_mean
 from calibrate.fit.gloo import fit_half
 from calibrate.fit.samples import fitted_sigma, measured_sigma
-from calibrate.record import Environment, Layout, Measurement, Record
+from calibrate.record import HALF, Environment, Layout, Measurement, Record
 from ddpsim.cluster.collectives import WholeTransfer, duration_ns
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost, all_reduce_s
@@ -171,7 +171,7 @@ def test_the_fastest_regime_of_the_layout_wins() -> None:
         all_reduce_s(NODE, 1024, 2, 2)
     assert str(raised.value) == (
         "cluster.profile: was fitted without a measurement on several nodes; "
-        "measure there, and fit again"
+        "measure there, and fit again, or state cluster.inter_node"
     )
     with pytest.raises(InputError, match="measurement on one node;"):
         all_reduce_s(NODES, 1024, 1, 4)
@@ -268,6 +268,14 @@ def test_corrections_are_interpolated_between_line_rates() -> None:
     correction = Correction.of(model, measured, 2, 1)
     for rate, factor in ((RATE / 2, 1), (RATE, 1), (2 * RATE, 2), (4 * RATE, 4), (9 * RATE, 4)):
         assert correction.factor(model, 2**20, rate) == pytest.approx(factor)
+
+
+def test_one_slow_hour_in_three_corrects_nothing() -> None:
+    model, once = _gloo(), _twice_as_long([2**20], 1, RATE)
+    slow = _twice_as_long([2**20], 1.2, RATE)
+    for measured, factor in ((once + slow + once, 1.0), (once + slow, 1.2**0.5), (slow, 1.2)):
+        correction = Correction.of(model, measured, 2, 1)
+        assert correction.factor(model, 2**20, RATE) == pytest.approx(factor)
 
 
 def test_a_corrected_cost_leaves_broadcasts_alone() -> None:
@@ -708,6 +716,29 @@ def test_records_of_several_line_rates_tell_what_compute_keeps_at_each() -> None
     assert profile.warnings == ()
 
 
+def test_ranks_of_one_node_tell_nothing_of_interference_over_links() -> None:
+    measured = tuple(
+        m.model_copy(update={"nodes": 1, "gpus_per_node": 2}) for m in _record().measurements
+    )
+    layout = Layout(nodes=1, gpus_per_node=2)
+    inside = _record().model_copy(update={"layout": layout, "measurements": measured})
+    records = [_record(), inside]
+    assert fit_profile(records, "x").interference == fit_profile(records[:1], "x").interference
+
+
+def test_where_float16_was_not_measured_at_every_rate_that_is_said() -> None:
+    half = tuple(
+        m.model_copy(update={"variant": f"{m.variant}{HALF}"})
+        for m in _record(RATES[0]).measurements
+        if m.kind in ("compute", "all_reduce")
+    )
+    one, other = _record(RATES[0]), _record(RATES[1])
+    one = one.model_copy(update={"measurements": (*one.measurements, *half)})
+    said = "interference of float16 was not measured at every line rate"
+    assert any(said in warning for warning in fit_profile([one, other], "x").warnings)
+    assert not any(said in warning for warning in fit_profile([one], "x").warnings)
+
+
 def test_what_compute_keeps_is_a_mean_of_speeds_over_the_ranks() -> None:
     """Half of the time at half speed, half at a quarter: 0.375 kept; the mean time says 0.333."""
     base = _record()
@@ -792,6 +823,10 @@ def test_slower_addition_of_float16_is_found_again() -> None:
         for s in samples
     ]
     assert fit_half(model, same) is None
+    unseen = model.model_copy(update={"reduce_bytes_per_s": Fitted(value=1e18)})
+    hidden = fit_half(unseen, samples)
+    assert hidden is not None
+    assert hidden.value == pytest.approx(2e8, rel=1e-2)
     assert fit_half(model, []) is None
 
 

@@ -266,6 +266,19 @@ def test_iterations_tell_their_spread(write: Write) -> None:
     assert read_profile(write(json.dumps(known), "p.json")).iterations_s == ((0.1, 0.2), (0.3, 0.4))
 
 
+def test_a_later_micro_batch_may_be_known(write: Write) -> None:
+    later = {"later_forward_s": 0.0009, "later_backward_s": 0.0025}
+    profile = read_profile(write(json.dumps(PROFILE | later), "p.json"))
+    assert (profile.later_forward_s, profile.later_backward_s) == (0.0009, 0.0025)
+    assert read_profile(write(json.dumps(PROFILE), "p.json")).later_backward_s is None
+    for key, seconds in later.items():
+        half = PROFILE | {key: seconds}
+        with pytest.raises(ImportFailedError, match=f"{key} stands alone; wanted later_forward_s "):
+            read_profile(write(json.dumps(half), "p.json"))
+        with pytest.raises(ImportFailedError, match=key):
+            read_profile(write(json.dumps(PROFILE | later | {key: 0}), "p.json"))
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

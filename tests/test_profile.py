@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ddpsim
+from ddpsim.cluster.collectives import Network
 from ddpsim.cluster.profiled import network_from_profile
 from ddpsim.errors import ScenarioError
-from ddpsim.importers.cluster_profile import ClusterProfile
+from ddpsim.importers.cluster_profile import ClusterProfile, Fitted, Overheads
+from ddpsim.scenario.cluster import Device
+from ddpsim.scenario.schema import Ddp
+from ddpsim.workload.ddp_costs import DdpCosts
 
 
 def fitted(value: float, stderr: float | None = 0.0) -> dict[str, Any]:
@@ -77,6 +82,9 @@ def predict(tmp_path: Path) -> Any:
     return run
 
 
+GBIT = {"bandwidth": "1 Gbit/s", "latency": "0 s"}
+
+
 def kept(per_byte: float) -> list[dict[str, Any]]:
     """A byte sent a second takes so much of the processor."""
     return [{"sent_bytes_per_s": 1e8, "share": fitted(1 - 1e8 * per_byte)}]
@@ -106,6 +114,25 @@ def test_a_stated_link_takes_the_place_of_the_measured_one(predict: Any) -> None
     assert "was measured on links of 62.50 MB/s to 375.0 MB/s" in beyond.warnings[0]
 
 
+def test_ranks_of_one_node_take_no_link_between_nodes(predict: Any) -> None:
+    """`plan` keeps what a scenario states of links beyond the node."""
+    inside = {"valid": profile()["valid"] | {"layouts": [[1, 2]], "line_rates_bytes_per_s": []}}
+    ranks = {"nodes": 1, "gpus_per_node": 2}
+    silent = predict(inside, **ranks)
+    stated = predict(inside, **ranks, inter_node={"bandwidth": "1 Mbit/s", "latency": "0 s"})
+    assert stated.iteration_time_s == silent.iteration_time_s
+    assert "cluster.inter_node" not in {entry.input for entry in stated.provenance}
+
+
+def test_all_reduces_larger_than_any_that_was_measured_are_named(predict: Any) -> None:
+    (said,) = predict(
+        {"valid": profile()["valid"] | {"size_bytes": [2**20, 2**22]}}, inter_node=GBIT
+    ).warnings
+    assert "lie outside those that the profile was fitted to (1.049 MB to 4.194 MB)" in said
+    assert said.endswith("their times are extrapolated")
+    assert not predict({}, inter_node=GBIT).warnings
+
+
 def test_links_that_nobody_stated_are_named(predict: Any) -> None:
     silent = predict({})
     said = "was measured on 2 kinds of links, of which those of 125.0 MB/s are taken"
@@ -120,7 +147,7 @@ def test_links_that_nobody_stated_are_named(predict: Any) -> None:
 def test_interference_lengthens_the_step_and_is_no_longer_called_missing(predict: Any) -> None:
     calm, slowed = predict({}), predict(both(1.3, 1.2))
     assert slowed.iteration_time_s.mean > calm.iteration_time_s.mean
-    assert "not calibrated" in str(calm.prediction_interval_s)
+    assert "uncalibrated interference" in str(calm.prediction_interval_s)
     assert "the standard error of the calibration" in str(slowed.prediction_interval_s)
 
 
@@ -205,6 +232,25 @@ def test_copies_into_buckets_have_a_rate_of_their_own(predict: Any) -> None:
     assert added_s == pytest.approx(moved_bytes / 2e9 - moved_bytes / 1e12, rel=0.01)
 
 
+def test_casts_of_a_tiny_bucket_take_their_kernels_least_time() -> None:
+    device = Device.model_validate(
+        {
+            "peak_flops": {"fp32": "10 TFLOP/s"},
+            "memory": "16 GiB",
+            "memory_bandwidth": "900 GB/s",
+            "kernel_floor": "3 us",
+        }
+    )
+    overheads = Overheads(
+        compress_bytes_per_s=Fitted(value=1e12), decompress_bytes_per_s=Fitted(value=1e12)
+    )
+    costs = DdpCosts(device, Ddp(comm_hook="fp16_compress"), overheads)
+    tiny, large = costs.hook(1000), costs.hook(10**9)
+    floor_s = device.kernel_floor_s
+    assert (tiny.before.device_s, tiny.after.device_s) == (2 * floor_s, floor_s)
+    assert large.before.device_s == large.after.device_s == pytest.approx(1e-3)
+
+
 @pytest.mark.parametrize(
     ("gbit_per_s", "sigma"),
     [
@@ -232,6 +278,122 @@ def test_the_network_is_as_uncertain_as_its_line_rate(gbit_per_s: float, sigma: 
     network = network_from_profile(ddpsim.load_scenario(scenario), calibrated)
     assert network.uncertainty.sigma == pytest.approx(sigma)
     assert "left out in turn or made twice" in network.uncertainty.basis
+
+
+def nccl_network(nodes: int, layouts: list[list[int]], **changes: Any) -> Network:
+    """NCCL on 8 GPUs a node: one regime, inside a node and over those that were measured."""
+    over = any(measured > 1 for measured, _ in layouts)
+    regime = {
+        "shape": "ring",
+        "base_s": fitted(1e-5),
+        "intra_hop_s": fitted(1e-6),
+        "inter_hop_s": fitted(1e-5 if over else 0.0),
+        "hop_bytes": fitted(0.0),
+        "intra_bandwidth_bytes_per_s": fitted(2e11),
+        "inter_bandwidth_bytes_per_s": fitted(2e10) if over else None,
+    }
+    calibrated = ClusterProfile.model_validate(
+        profile(
+            backend="nccl",
+            all_reduce={"kind": "fastest-of", "regimes": [regime]},
+            valid={"size_bytes": [1024, 2**30], "layouts": layouts, "line_rates_bytes_per_s": []},
+            **changes,
+        )
+    )
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "resnet18", "batch_per_rank": 8},
+        "cluster": {
+            "nodes": nodes,
+            "gpus_per_node": 8,
+            "device": "a100-sxm-40gb",
+            "inter_node": {"bandwidth": "100 Gbit/s", "latency": "5 us"},
+        },
+    }
+    return network_from_profile(ddpsim.load_scenario(scenario), calibrated)
+
+
+def test_one_node_says_little_of_the_network_beyond() -> None:
+    """As doubtful as published sweeps over known NICs; and where its figures are from is told."""
+    beyond, more = nccl_network(2, [[1, 8]]), nccl_network(4, [[1, 8], [2, 8]])
+    assert beyond.uncertainty is not None
+    assert more.uncertainty is not None
+    assert beyond.uncertainty.sigma == pytest.approx(math.hypot(0.37, 0.03))
+    assert more.uncertainty.sigma == pytest.approx(math.hypot(0.15, 0.03))
+    stated = [entry for entry in beyond.provenance if entry.input == "cluster.inter_node"]
+    assert [entry.trust for entry in stated] == ["stated"]
+
+
+def test_the_network_between_nodes_is_no_surer_than_it_was_measured() -> None:
+    """An NCCL record has no line rate inside a node, and one between nodes."""
+    sigmas = [
+        {"line_rate_bytes_per_s": rate, "left_out": left_out, "repeated": None}
+        for rate, left_out in ((None, 0.001), (25e9, 0.2))
+    ]
+    network = nccl_network(2, [[1, 8], [2, 8]], measured_sigma=sigmas)
+    assert network.uncertainty is not None
+    assert network.uncertainty.sigma == 0.2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wire_bytes", "before_bytes", "after_bytes"),
+    [
+        ("float32", 500, 1500 + 1000, 1500),  # cast to half of it, divided there, and cast back
+        ("float64", 250, 1250 + 500, 1250),
+        ("bfloat16", 1000, 2000 + 2000, 2000),
+        ("float16", 1000, 2000, 0),  # divided in place
+    ],
+)
+def test_a_compressing_hook_sends_two_bytes_an_element(
+    dtype: str, wire_bytes: int, before_bytes: int, after_bytes: int
+) -> None:
+    device = Device.model_validate(
+        {
+            "peak_flops": {"fp32": "1 TFLOP/s"},
+            "memory": "1 GiB",
+            "memory_bandwidth": "1 GB/s",
+            "memory_efficiency": 1,
+            "kernel_floor": "0 s",
+        }
+    )
+    found = DdpCosts(device, Ddp(comm_hook="fp16_compress")).hook(1000, dtype)
+    assert found.size_bytes == wire_bytes
+    assert found.before.device_s == pytest.approx(before_bytes / 1e9)
+    assert found.after.device_s == pytest.approx(after_bytes / 1e9)
+
+
+def test_a_static_graph_looks_for_unused_parameters_once() -> None:
+    both, static = (Ddp(find_unused_parameters=find, static_graph=True) for find in (True, False))
+    device = Device.model_validate(
+        {"peak_flops": {"fp32": "1 TFLOP/s"}, "memory": "1 GiB", "memory_bandwidth": "1 GB/s"}
+    )
+    one, other = DdpCosts(device, both), DdpCosts(device, static)
+    assert one.parameter_hook_s == other.parameter_hook_s
+    assert one.forward_hook_s == other.forward_hook_s
+    assert not both.finds_unused
+    assert Ddp(find_unused_parameters=True).finds_unused
+
+
+def test_ranks_under_one_leaf_have_the_whole_line_rate(predict: Any) -> None:
+    """Four nodes of a leaf of four do not feel its oversubscription; of leaves of two they do."""
+    slow = {**GBIT, "oversubscription": 4}
+    inside, outside, plain = (
+        predict({}, nodes=4, inter_node=link).iteration_time_s.mean
+        for link in ({**slow, "nodes_per_leaf": 4}, {**slow, "nodes_per_leaf": 2}, GBIT)
+    )
+    assert inside == plain < outside
+
+
+@pytest.mark.parametrize(
+    ("option", "times"),
+    [({}, 1.0), ({"find_unused_parameters": True}, 1.5), ({"static_graph": True}, 1.16)],
+)
+def test_measured_hooks_are_of_the_default_options(option: dict[str, Any], times: float) -> None:
+    device = Device.model_validate(
+        {"peak_flops": {"fp32": "1 TFLOP/s"}, "memory": "1 GiB", "memory_bandwidth": "1 GB/s"}
+    )
+    costs = DdpCosts(device, Ddp(**option), Overheads(hook_s=Fitted(value=1e-5)))
+    assert costs.parameter_hook_s == pytest.approx(times * 1e-5)
 
 
 def test_ranks_that_were_not_measured_are_named(predict: Any) -> None:

@@ -20,6 +20,7 @@ from calibrate.ddp_rounds import (
     Logged,
     Parameter,
     Rounds,
+    Steps,
     Variant,
     VariantSamples,
     save_rounds,
@@ -156,6 +157,23 @@ def test_a_step_that_is_as_predicted(tmp_path: Path) -> None:
     assert validation.oversubscribed is None
     assert validation.figures.good_choices == 1
     assert validation.figures.worst_error < 0.03
+
+
+def test_two_micro_batches_take_what_the_bare_model_takes_for_two(tmp_path: Path) -> None:
+    """The second one: a forward of 90 ms, a backward of 230."""
+    variant = Variant(bucket_cap_mb=100, accumulation_steps=2)
+    rounds = made_up([Measured(variant, 0.43, BIG, (8 * MIB,))])
+    two = Steps(
+        whole_s=series(2 * FORWARD + 2 * BACKWARD + OPTIMIZER + 0.02),
+        forward_s=series(2 * FORWARD - 0.01),
+        backward_s=series(2 * BACKWARD + 0.03),
+        optimizer_s=series(OPTIMIZER),
+    )
+    alone = rounds.alone.model_copy(update={"accumulating": two})
+    save_rounds(rounds.model_copy(update={"alone": alone}), tmp_path / "rounds.json")
+    case = validate([tmp_path / "rounds.json"]).sweeps[0].cases[0]
+    assert case.compute_only_s == pytest.approx(0.19 + 0.43 + OPTIMIZER, rel=1e-3)
+    assert case.predicted.forward == pytest.approx(0.19, rel=1e-3)
 
 
 def test_slower_backward_is_named(tmp_path: Path) -> None:
@@ -352,6 +370,28 @@ def test_a_profile_of_another_cluster_is_refused(tmp_path: Path) -> None:
             validate([path], profile)
 
 
+def test_rounds_over_links_of_which_nobody_knows_are_refused(tmp_path: Path) -> None:
+    """Several kinds were measured: which of them are these?"""
+    rounds = made_up([ONE])
+    unknown = rounds.layout.model_copy(update={"line_rate_bytes_per_s": None})
+    save_rounds(rounds.model_copy(update={"layout": unknown}), tmp_path / "rounds.json")
+    logs = [AllReduceLog("log", "", 2, 1, tuple((2**i, 1e-4 + 2**i / 1e9) for i in range(10, 24)))]
+    fitted = fit_logs(logs, "m")
+    known = fitted.model_copy(
+        update={
+            "backend": "gloo",
+            "valid": fitted.valid.model_copy(update={"line_rates_bytes_per_s": (1e8, 2e8)}),
+        }
+    )
+    profile = tmp_path / "cluster.json"
+    profile.write_text(known.model_dump_json(by_alias=True), encoding="utf-8")
+    said = (
+        "rounds.json does not say the line rate of its nodes' links, and the profile cluster.json "
+    )
+    with pytest.raises(DdpsimError, match=f"{said}was measured on 2 kinds of them"):
+        validate([tmp_path / "rounds.json"], profile)
+
+
 def test_no_rounds_are_refused() -> None:
     with pytest.raises(DdpsimError, match="no rounds"):
         validate([])
@@ -375,7 +415,7 @@ class _Testbed:
     def run(self, commands: list[list[str]], variables: dict[str, str], timeout_s: float) -> None:
         import json
 
-        assert variables["LOCAL_WORLD_SIZE"] == "1"
+        assert variables["MALLOC_MMAP_MAX_"] == "0"
         options = json.loads(commands[0][-1])
         assert options["line_rate_bytes_per_s"] == self.rates[0]
         if "cnn" in options.get("model", ""):

@@ -25,7 +25,8 @@ from ddpsim.importers.cluster_profile import Fitted, GlooRing
 __all__ = ["fit_gloo", "fit_half"]
 
 Floats = npt.NDArray[np.float64]
-_SLOWEST_HALF = 20.0  # times as long as float32
+_SLOWEST_HALF, _UNSEEN = 1e7, 1e12  # bytes a second: of additions, from and to where it is sought
+_GRID = 50
 LEAST_SIZES = 5  # of messages: as many as there are figures
 
 _NAMES = ("queue", "segment", "reduce rate", "burst", "wire bytes per byte")
@@ -87,16 +88,20 @@ def fit_half(model: GlooRing, samples: Sequence[Sample]) -> Fitted | None:
         return None
     columns = Columns.of([sample.point for sample in samples])
     measured_s = np.array([sample.time_s for sample in samples])
-    fastest = model.reduce_bytes_per_s.value
 
-    def cost(slower: float) -> float:
-        rate = Fitted(value=fastest / math.exp(slower))
+    def cost(log_rate: float) -> float:
+        rate = Fitted(value=math.exp(log_rate))
         slowed = model.model_copy(update={"reduce_bytes_per_s": rate})
         return robust_cost(np.log(all_reduce_times_s(slowed, columns) / measured_s))
 
-    found = minimize_scalar(cost, bounds=(0.0, math.log(_SLOWEST_HALF)), method="bounded")
-    slower = float(found.x)
-    return Fitted(value=fastest / math.exp(slower)) if cost(slower) < 0.99 * cost(0.0) else None
+    own = math.log(model.reduce_bytes_per_s.value)
+    # a rate of which nothing shows costs what any faster one costs: first the grid, then the figure
+    grid = np.linspace(math.log(_SLOWEST_HALF), min(own, math.log(_UNSEEN)), _GRID).tolist()
+    best = min(grid, key=cost)
+    step = grid[1] - grid[0]
+    found = minimize_scalar(cost, bounds=(best - step, min(own, best + step)), method="bounded")
+    log_rate = float(found.x)
+    return Fitted(value=math.exp(log_rate)) if cost(log_rate) < 0.99 * cost(own) else None
 
 
 def _solved(samples: Sequence[Sample], wire: _Wire) -> Solution:

@@ -55,7 +55,7 @@ def fit_interference(
     delayed once, as its threads wait for the processor, and slowed down with the square of those
     bytes; and two in flight crowd each other in proportion to them.
     """
-    records = _merged(records)
+    records = _merged(_over_nodes(records))
     pieces = [piece for record in records for piece in _pieces(record)]
     comm = [piece for record in records for piece in _comm_pieces(record)]
     if not pieces and not comm:
@@ -63,8 +63,13 @@ def fit_interference(
     if not pieces or not comm:
         return None, (_HALF_MEASURED,)
     warnings = []
-    constant = at_least(pooled([piece.ratio for piece in pieces]), 1.0)
     half = [piece for record in records for piece in _pieces(record, HALF)]
+    if half and {piece.line_rate for piece in half} != {piece.line_rate for piece in pieces}:
+        warnings.append(
+            "interference of float16 was not measured at every line rate: between and beyond those "
+            "it is interpolated"
+        )
+    constant = at_least(pooled([piece.ratio for piece in pieces]), 1.0)
     comm_constant = at_least(pooled([piece.ratio for piece in comm]), 1.0)
     queue = _Queue(_ONE, ZERO, ZERO, ZERO)
     is_gloo = records[0].environment.backend == "gloo"
@@ -87,6 +92,12 @@ def fit_interference(
         crowded_slowdown_s_per_byte=queue.crowded,
     )
     return interference, tuple(warnings)
+
+
+def _over_nodes(records: Sequence[Record]) -> Sequence[Record]:
+    """With gloo those of several nodes, if there are any: inside one no link is taken."""
+    over = [record for record in records if record.layout.nodes > 1]
+    return over if over and records[0].environment.backend == "gloo" else records
 
 
 def _merged(records: Sequence[Record]) -> list[Record]:

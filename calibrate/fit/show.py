@@ -54,6 +54,8 @@ def _gloo(model: GlooRing) -> Iterator[str]:
     yield _line("segment", model.segment_s, format_duration)
     yield _line("wire over payload", model.wire_bytes_per_byte, _number)
     yield _line("reduce rate", model.reduce_bytes_per_s, format_bytes_per_s)
+    if model.reduce_half_bytes_per_s:
+        yield _line("reduce rate, float16", model.reduce_half_bytes_per_s, format_bytes_per_s)
     yield _line("burst", model.burst_bytes, format_bytes)
     yield f"  {'line rate':<20} {format_bytes_per_s(model.line_rate_bytes_per_s)}"
 

@@ -35,6 +35,7 @@ __all__ = ["build_network", "judged"]
 LOG = Uncertainty(0.05, "assumed: a log interpolated between its sizes, another day's network")
 EXTRAPOLATED_LOG = Uncertainty(0.20, "assumed: a log of other ranks or sizes")
 
+_TELLING = 0.05  # of the all-reduces' time, outside what was measured, to be worth a word
 _OF_LINKS = (LinkCost, NcclCost, ScheduledCost)
 
 PRIOR_SLOWDOWN = 1.189
@@ -121,7 +122,28 @@ def judged(network: Network, sizes_bytes: Collection[int]) -> Network:
         return replace(network, provenance=(*network.provenance, entry))
     if isinstance(cost, AllReduceLogCost):
         return _doubt_log(network, cost, sizes_bytes)
+    if network.measured_bytes:
+        return _doubt_profile(network, network.measured_bytes, sizes_bytes)
     return network
+
+
+def _doubt_profile(
+    network: Network, measured_bytes: tuple[int, int], sizes_bytes: Collection[int]
+) -> Network:
+    """All-reduces outside the sizes that a profile was fitted to: its law goes on, with a word."""
+    low, high = measured_bytes
+    outside = [size for size in sizes_bytes if not low <= size <= high]
+    times_ns = {
+        size: duration_ns(network.cost.transfer("all_reduce", size)) for size in sizes_bytes
+    }
+    if sum(times_ns[size] for size in outside) <= _TELLING * sum(times_ns.values()):
+        return network
+    warning = (
+        f"{len(outside)} of {len(sizes_bytes)} all-reduce sizes ({format_bytes(min(outside))} to "
+        f"{format_bytes(max(outside))}) lie outside those that the profile was fitted to "
+        f"({format_bytes(low)} to {format_bytes(high)}): their times are extrapolated"
+    )
+    return replace(network, warnings=(*network.warnings, warning))
 
 
 def _doubt_log(network: Network, cost: AllReduceLogCost, sizes_bytes: Collection[int]) -> Network:

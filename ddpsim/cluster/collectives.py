@@ -449,6 +449,7 @@ class Network:
 
     `interference`: how wrong its effect may be; None: it is not modelled. `beyond`: what answers
     outside the sizes of a log. `traffic`: what else goes over the nodes' network.
+    `measured_bytes`: the least and the largest all-reduce that a profile was fitted to.
     """
 
     cost: CollectiveCost
@@ -459,6 +460,7 @@ class Network:
     interference: Uncertainty | None = None
     beyond: Network | None = None
     traffic: Traffic = NO_TRAFFIC
+    measured_bytes: tuple[int, int] | None = None
 
     @property
     def plain_cost(self) -> CollectiveCost:

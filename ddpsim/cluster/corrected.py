@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 
@@ -55,7 +56,7 @@ class Correction:
             curve = curves[_log_rate(model, m.line_rate_bytes_per_s)]
             curve[math.log(m.size_bytes)].append(ratio)
         rates = sorted(curves)
-        return cls(tuple(rates), tuple(_means(curves[rate]) for rate in rates))
+        return cls(tuple(rates), tuple(_medians(curves[rate]) for rate in rates))
 
     def factor(self, model: AllReduceModel, size_bytes: float, line_rate: float | None) -> float:
         """Of an all-reduce's fitted time."""
@@ -102,6 +103,6 @@ def _log_rate(model: AllReduceModel, line_rate: float | None) -> float:
     return math.log(line_rate or model.line_rate_bytes_per_s)
 
 
-def _means(curve: dict[float, list[float]]) -> tuple[tuple[float, float], ...]:
-    """Its points by size, with the mean of what was measured twice."""
-    return tuple((size, sum(ratios) / len(ratios)) for size, ratios in sorted(curve.items()))
+def _medians(curve: dict[float, list[float]]) -> tuple[tuple[float, float], ...]:
+    """Its points by size; of what was measured again the median: one slow hour in three is none."""
+    return tuple((size, median(ratios)) for size, ratios in sorted(curve.items()))

@@ -186,7 +186,8 @@ def _fastest(ways: Sequence[_Parts], columns: Columns) -> _Parts:
         where = "one node" if lost[0] == 1 else "several nodes"
         raise InputError(
             "cluster.profile",
-            f"was fitted without a measurement on {where}; measure there, and fit again",
+            f"was fitted without a measurement on {where}; measure there, and fit again"
+            + ("" if lost[0] == 1 else ", or state cluster.inter_node"),
         )
     return _Parts(latency_s[first, point], transfer_s[first, point])
 

@@ -31,7 +31,7 @@ __all__ = [
     "algorithm_choices",
     "links_are_stated",
     "network_from_links",
-    "node_rate",
+    "network_rate",
     "preset_source",
     "rate_of",
 ]
@@ -146,7 +146,7 @@ class Wires:
                 raise InputError(f"cluster.{key}", "no preset says its bandwidth; state it")
         _check_transport(cluster)
         used = inter if cluster.nodes > 1 and isinstance(inter, InterNode) else None
-        rate, collisions = _network_rate(used, cluster.nodes, seed) if used else (0.0, ())
+        rate, collisions = network_rate(used, cluster.nodes, seed) if used else (0.0, ())
         return cls(
             cluster.nodes,
             cluster.gpus_per_node,
@@ -268,7 +268,7 @@ def rate_of(link: IntraNode | InterNode) -> float:
     return link.bandwidth_bytes_per_s or 0.0
 
 
-def _network_rate(inter: InterNode, nodes: int, seed: int) -> tuple[float, tuple[Provenance, ...]]:
+def network_rate(inter: InterNode, nodes: int, seed: int) -> tuple[float, tuple[Provenance, ...]]:
     """What a node can send to all others at once, and how flows collided on the way."""
     nics = inter.nics_per_node
     rate = nics * rate_of(inter)

@@ -9,7 +9,7 @@ import numpy as np
 from ddpsim.cluster.collectives import InterferingCost, Kept, Network
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost
-from ddpsim.cluster.links import Wires, node_rate
+from ddpsim.cluster.links import CHOSEN_NETWORK, Wires, network_rate
 from ddpsim.errors import InputError
 from ddpsim.importers.cluster_profile import (
     ClusterProfile,
@@ -21,6 +21,7 @@ from ddpsim.importers.cluster_profile import (
     NcclRegimes,
 )
 from ddpsim.provenance import Provenance, Uncertainty
+from ddpsim.scenario.cluster import InterNode
 from ddpsim.scenario.schema import Cluster, Scenario
 from ddpsim.units import format_bytes_per_s
 
@@ -42,7 +43,8 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
             f"was measured with {profile.backend}, but ddp.backend is {scenario.ddp.backend}; "
             "measure with that backend, or set ddp.backend",
         )
-    rate = _line_rate(cluster) if isinstance(profile.all_reduce, GlooRing) else None
+    is_gloo = isinstance(profile.all_reduce, GlooRing)
+    rate, collisions = _line_rate(cluster, scenario.run.seed) if is_gloo else (None, ())
     half = scenario.ddp.comm_hook in _HALVING
     law = _reaching(_law(profile, half=half), scenario)
     cost = CorrectedCost(
@@ -70,8 +72,9 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
         if found
         else cost,
         uncertainty=_uncertainty(cluster, profile, rate),
+        measured_bytes=profile.valid.size_bytes,
         bottleneck=f"the network as calibrated in {profile.name}",
-        provenance=_provenance(cluster, profile, rate),
+        provenance=(*_provenance(cluster, profile, rate), *collisions),
         warnings=warnings,
         interference=_interference_uncertainty(profile, found) if found else None,
     )
@@ -104,17 +107,21 @@ def _reaching(law: AllReduceModel, scenario: Scenario) -> AllReduceModel:
     return law.model_copy(update={"regimes": tuple(over(regime) for regime in law.regimes)})
 
 
-def _line_rate(cluster: Cluster) -> float | None:
-    if cluster.inter_node is None:
-        return None
+def _line_rate(cluster: Cluster, seed: int) -> tuple[float | None, tuple[Provenance, ...]]:
+    """Of a node's link as the scenario states it, and how flows collide beyond it."""
+    if cluster.nodes == 1 or cluster.inter_node is None:
+        return None, ()
     stated = cluster.link("inter_node")
-    if stated is None or stated.bandwidth_bytes_per_s is None:
+    if not isinstance(stated, InterNode) or stated.bandwidth_bytes_per_s is None:
         raise InputError("cluster.inter_node", "no preset says its bandwidth; state it")
-    return node_rate(stated)
+    return network_rate(stated, cluster.nodes, seed)
 
 
 def _uncertainty(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> Uncertainty:
     sigma = max(profile.all_reduce_sigma, _LEAST_SIGMA)
+    if _is_beyond_one_node(cluster, profile):
+        basis = f"the residuals of the profile's fit, and between nodes {CHOSEN_NETWORK.basis}"
+        return Uncertainty(hypot(sigma, CHOSEN_NETWORK.sigma), basis)
     if not _is_measured(cluster, profile):
         basis = "the residuals of the profile's fit, and assumed for ranks that were not measured"
         return Uncertainty(hypot(sigma, _UNMEASURED_LAYOUT), basis)
@@ -125,14 +132,17 @@ def _uncertainty(cluster: Cluster, profile: ClusterProfile, rate: float | None) 
 
 
 def _measured_sigma(profile: ClusterProfile, rate: float | None) -> float:
-    """Between measured line rates linearly in their logarithms; beyond them as at the nearest."""
-    law = profile.all_reduce
-    usual = law.line_rate_bytes_per_s if isinstance(law, GlooRing) else 1.0
-    known = sorted(
-        (log(found.line_rate_bytes_per_s or usual), max(found.left_out, _again_sigma(found)))
-        for found in profile.measured_sigma
-    )
-    rates, sigmas = zip(*known, strict=True)
+    """Between measured line rates linearly in their logarithms; beyond them as at the nearest.
+
+    A law that asks for no line rate: the largest.
+    """
+    law, found = profile.all_reduce, profile.measured_sigma
+    each = [max(sigma.left_out, _again_sigma(sigma)) for sigma in found]
+    if not isinstance(law, GlooRing):
+        return max(each)
+    usual = law.line_rate_bytes_per_s
+    measured = [log(sigma.line_rate_bytes_per_s or usual) for sigma in found]
+    rates, sigmas = zip(*sorted(zip(measured, each, strict=True)), strict=True)
     return float(np.interp(log(rate or usual), rates, sigmas))
 
 
@@ -144,13 +154,19 @@ def _is_measured(cluster: Cluster, profile: ClusterProfile) -> bool:
     return (cluster.nodes, cluster.gpus_per_node) in profile.valid.layouts
 
 
+def _is_beyond_one_node(cluster: Cluster, profile: ClusterProfile) -> bool:
+    return cluster.nodes > 1 and all(nodes == 1 for nodes, _ in profile.valid.layouts)
+
+
 def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> tuple[str, ...]:
     found = []
-    if cluster.nodes > 1 and all(nodes == 1 for nodes, _ in profile.valid.layouts):
-        found.append(
-            f"profile {profile.name} was measured on one node: between nodes cluster.inter_node's "
-            "figures are taken as they are"
+    if _is_beyond_one_node(cluster, profile):
+        taken = (
+            "cluster.inter_node's figures are taken as they are"
+            if cluster.inter_node
+            else "its own are taken; state cluster.inter_node"
         )
+        found.append(f"profile {profile.name} was measured on one node: between nodes {taken}")
     elif not _is_measured(cluster, profile):
         measured = ", ".join(f"{nodes} x {gpus}" for nodes, gpus in profile.valid.layouts)
         found.append(
@@ -181,6 +197,9 @@ def _provenance(
     entries = [Provenance("all-reduce time", source, "measured")]
     if rate:
         stated = f"{format_bytes_per_s(rate)}; stated in the scenario, efficiency from the profile"
+        entries.append(Provenance("cluster.inter_node", stated, "stated"))
+    elif cluster.inter_node and _is_beyond_one_node(cluster, profile):
+        stated = f"as stated, beyond the one node of profile {profile.name}"
         entries.append(Provenance("cluster.inter_node", stated, "stated"))
     elif cluster.nodes > 1 and isinstance(law, GlooRing):
         taken = f"{format_bytes_per_s(law.line_rate_bytes_per_s)}, as in profile {profile.name}"

@@ -74,14 +74,14 @@ def iteration(program: Program, *, rebuilt: bool) -> Iterator[Instruction]:
     buckets = program.rebuilt_buckets if rebuilt else program.initial_buckets
     reducer = _Reducer(program, buckets)
     for micro_batch in range(program.micro_batches):
+        is_first, is_last = micro_batch == 0, micro_batch == program.micro_batches - 1
         yield LoadBatch()
         if program.ddp:
-            if micro_batch == 0:
+            if is_first:
                 yield from reducer.broadcast_buffers()
             yield Compute("forward", program.forward_hook_ns, 0)
-        yield from _launches("forward", program.forward)
-        backward = program.later_backward if micro_batch else program.backward
-        is_last = micro_batch == program.micro_batches - 1
+        yield from _launches("forward", program.forward if is_first else program.later_forward)
+        backward = program.backward if is_first else program.later_backward
         if is_last:
             yield Mark("backward_starts")
         if is_last and program.ddp:
@@ -124,11 +124,12 @@ class _Reducer:
     def backward(self, backward: Sequence[Launch]) -> Iterator[Instruction]:
         """Gradients become ready one after the other; at the end all buckets are waited for."""
         *works, tail = backward
-        for parameter in self._program.unused:  # ready at once (torch: on the first hook)
-            yield from self._mark_ready(parameter)
+        unused = self._program.unused
         for parameter, work in zip(self._program.ready_order, works, strict=True):
             yield _launch("backward", work)
-            yield from self._mark_ready(parameter)
+            for ready in (*unused, parameter):  # the unused on the first hook (torch: reducer.cpp)
+                yield from self._mark_ready(ready)
+            unused = ()
         yield _launch("backward", tail)
         yield from self._finalize()
 

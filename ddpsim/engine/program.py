@@ -11,7 +11,7 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.units import to_ns
 from ddpsim.workload.buckets import Assignment, plan_buckets
 from ddpsim.workload.ddp_costs import DdpCosts
-from ddpsim.workload.model import Model, Work
+from ddpsim.workload.model import Model, Work, scale
 
 if TYPE_CHECKING:
     from ddpsim.importers.cluster_profile import Overheads
@@ -65,11 +65,11 @@ class Loader:
 class Program:
     """A training loop of `warmup` + `iterations` steps, as every rank runs it.
 
-    `backward[i]` ends with the gradient of `ready_order[i]`; one more is the tail; in
-    `later_backward`, that of a later micro-batch, gradients are added to those there. `blocking`:
-    the host computes itself (a CPU) and blocks in waits; `comm_workers` collectives may be in
-    flight at once (NCCL's stream: 1; gloo's threads: 2); `comm_spins`: they occupy the device
-    while they wait for peers. `ddp` False is the bare module.
+    `backward[i]` ends with the gradient of `ready_order[i]`; one more is the tail. `later_forward`
+    and `later_backward` are those of a later micro-batch, whose gradients are added to those there;
+    empty where there is none. `blocking`: the host computes itself (a CPU) and blocks in waits;
+    `comm_workers` collectives may be in flight at once (NCCL's stream: 1; gloo's threads: 2);
+    `comm_spins`: they occupy the device while they wait for peers. `ddp` False is the bare module.
     """
 
     warmup: int
@@ -80,6 +80,7 @@ class Program:
     forward: tuple[Launch, ...]
     forward_hook_ns: int
     backward: tuple[Launch, ...]
+    later_forward: tuple[Launch, ...]
     later_backward: tuple[Launch, ...]
     ready_order: tuple[int, ...]
     unused: tuple[int, ...]
@@ -130,8 +131,8 @@ def compile_program(
     plan = plan_buckets(model.parameters, model.ready_order, spec)
     launch = _Launches(model.launch_s)
     compress = _Compressor(model, costs, launch)
-    backward = launch.all(model.backward)
-    accumulates = spec.accumulation_steps > 1
+    is_later = spec.accumulation_steps > 1
+    later_forward, later_backward = _later(model, costs) if is_later else ((), ())
     program = Program(
         warmup=2 if plan.rebuilt_at is None else plan.rebuilt_at + 1,
         iterations=run.iterations,
@@ -143,8 +144,9 @@ def compile_program(
         ),
         forward=launch.all(model.forward),
         forward_hook_ns=to_ns(costs.forward_hook_s * len(model.parameters)),
-        backward=backward,
-        later_backward=launch.all(_later_backward(model, costs)) if accumulates else backward,
+        backward=launch.all(model.backward),
+        later_forward=launch.all(later_forward),
+        later_backward=launch.all(later_backward),
         ready_order=model.ready_order,
         unused=model.unused,
         hook_ns=to_ns(costs.parameter_hook_s),
@@ -153,7 +155,7 @@ def compile_program(
         rebuilt_buckets=compress(plan.rebuilt),
         rebuilt_at=plan.rebuilt_at,
         launch_collective_ns=to_ns(costs.launch_collective_s),
-        used_map_bytes=4 * len(model.parameters) if spec.find_unused_parameters else 0,
+        used_map_bytes=4 * len(model.parameters) if spec.finds_unused else 0,
         optimizer=launch(model.optimizer),
         blocking=scenario.cluster.device.kind == "cpu",
         comm_workers=2 if spec.backend == "gloo" else 1,
@@ -166,7 +168,15 @@ def compile_program(
     return program
 
 
-def _later_backward(model: Model, costs: DdpCosts) -> Iterator[Work]:
+def _later(model: Model, costs: DdpCosts) -> tuple[Iterable[Work], Iterable[Work]]:
+    """Forward and backward of a later micro-batch: as measured, or with the additions priced."""
+    if model.later is None:
+        return model.forward, _with_additions(model, costs)
+    forward, backward = model.later
+    return scale(model.forward, forward), scale(model.backward, backward)
+
+
+def _with_additions(model: Model, costs: DdpCosts) -> Iterator[Work]:
     *works, tail = model.backward
     for parameter, work in zip(model.ready_order, works, strict=True):
         added = costs.accumulated(model.parameters[parameter])
@@ -203,6 +213,7 @@ def _data_parallel(program: Program, model: Model, gpus: int, batch: int) -> Pro
         rebuilt_at=None,
         warmup=2,
         used_map_bytes=0,
+        unused=(),
     )
 
 
@@ -231,7 +242,7 @@ class _Compressor:
     def _bucket(self, members: tuple[int, ...]) -> Bucket:
         parameters = [self.model.parameters[i] for i in members]
         size_bytes = sum(parameter.size_bytes for parameter in parameters)
-        hook = self.costs.hook(size_bytes)
+        hook = self.costs.hook(size_bytes, parameters[0].dtype)
         return Bucket(
             members,
             size_bytes,

@@ -54,6 +54,8 @@ def run(
         participants = plan.period if every_rank else plan.participants
         if plan.needs_no_events:
             found = _without_events(request, participants, observed)
+            if found is None:  # what stands for all without events may not do so with them
+                participants = request.world_size
         elif plan.repeats:  # one steady step, and the others are like it
             repeats = request.program.iterations - 1
             asked = replace(request, program=replace(request.program, iterations=1))

@@ -3,8 +3,9 @@
 The JSON (schema `ddpsim.model-profile/1`) lists `parameters` in registration order, each with
 `name`, `numel`, `dtype` and `ready_s` (null: never ready), beside `forward_s`, `backward_s`,
 `optimizer_s`, `ready_origin` and `batch_per_rank`; `iterations_s`, whole steps as measured
-([iteration][rank]), may tell their spread. The CSV has the columns `order`, `param_name`,
-`numel`, `ready_us`, in backward order.
+([iteration][rank]), may tell their spread, and `later_forward_s` with `later_backward_s` what a
+second micro-batch of a step takes, its gradients added to those there. The CSV has the columns
+`order`, `param_name`, `numel`, `ready_us`, in backward order.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class ModelProfile:
     buffers: tuple[tuple[str, int], ...] = ()
     iterations_s: tuple[tuple[float, ...], ...] = ()
     scaled_to: str | None = None
+    later_forward_s: float | None = None
+    later_backward_s: float | None = None
 
 
 def read_profile(source: SourceFile) -> ModelProfile:
@@ -147,6 +150,7 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
         _seconds(name, _value(name, data, key, "the profile"), key, above_zero=key != "optimizer_s")
         for key in ("forward_s", "backward_s", "optimizer_s")
     )
+    later_forward_s, later_backward_s = _later(name, data)
     latest_s, latest = max(ready)
     if latest_s > _SLACK * backward_s:
         raise ImportFailedError(
@@ -168,7 +172,21 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
         buffers=tuple(_buffer(name, item) for item in _items(name, data, "buffers", needed=False)),
         iterations_s=_iterations(name, data.get("iterations_s", [])),
         scaled_to=None if data.get("scaled_to") is None else shown(data["scaled_to"]),
+        later_forward_s=later_forward_s,
+        later_backward_s=later_backward_s,
     )
+
+
+def _later(name: str, data: dict[str, Any]) -> tuple[float | None, float | None]:
+    """A later micro-batch's forward and backward; one does not say the other."""
+    keys = ("later_forward_s", "later_backward_s")
+    given = [key for key in keys if data.get(key) is not None]
+    if not given:
+        return None, None
+    if len(given) < len(keys):
+        raise ImportFailedError(name, f"{given[0]} stands alone; wanted {' and '.join(keys)}")
+    forward_s, backward_s = (_seconds(name, data[key], key, above_zero=True) for key in keys)
+    return forward_s, backward_s
 
 
 def _iterations(name: str, rows: Any) -> tuple[tuple[float, ...], ...]:

@@ -294,6 +294,11 @@ class Ddp(Spec):
         1, description="micro-batches per optimizer step, no_sync on all but the last"
     )
 
+    @property
+    def finds_unused(self) -> bool:
+        """Whether every iteration looks for unused parameters: a static graph does so once."""
+        return self.find_unused_parameters and not self.static_graph
+
     @model_validator(mode="before")
     @classmethod
     def _newer_names(cls, data: Any) -> Any:

@@ -103,7 +103,7 @@ def plan_buckets(
     join the rebuilt buckets last, as torch marks them ready at the end.
     """
     limits = bucket_limits(ddp)
-    never_rebuilt = ddp.torch == "1.4" or (ddp.find_unused_parameters and not ddp.static_graph)
+    never_rebuilt = ddp.torch == "1.4" or ddp.finds_unused
     limited_at_first = never_rebuilt or isinstance(ddp.bucket_cap_mb, tuple)
     initial = _assign(parameters, limits if limited_at_first else [_UNLIMITED])
     if never_rebuilt:

@@ -18,7 +18,8 @@ __all__ = ["build_model"]
 def build_model(scenario: Scenario) -> Model:
     """The model of a scenario, with its times; raises InputError."""
     model = _anchored(_source_model(scenario), scenario.workload.step_time)
-    if model.unused and not scenario.ddp.find_unused_parameters and not scenario.ddp.static_graph:
+    ddp, is_ddp = scenario.ddp, scenario.cluster.algorithm != "data_parallel"
+    if model.unused and is_ddp and not (ddp.find_unused_parameters or ddp.static_graph):
         raise InputError(
             "ddp.find_unused_parameters",
             f"{len(model.unused)} parameters never get a gradient "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpsim.scenario.schema import Ddp, Device
-from ddpsim.workload.model import Buffer, Parameter, Work
+from ddpsim.workload.model import ITEM_BYTES, Buffer, Parameter, Work
 
 if TYPE_CHECKING:
     from ddpsim.importers.cluster_profile import Overheads
@@ -23,6 +23,8 @@ __all__ = ["BufferBroadcast", "DdpCosts", "HookWork"]
 # one collective from the C++ reducer, host side: 10-20 us, assumed 15; a Python hook about 30
 _LAUNCH_COLLECTIVE_S = 15e-6
 _PYTHON_HOOK_S = 30e-6
+_HOOK_S = 5.0e-6  # of a parameter, with the default options
+_SENT_BY = {"fp16_compress": "float16", "bf16_compress": "bfloat16"}
 
 
 class BufferBroadcast(NamedTuple):
@@ -93,42 +95,56 @@ class DdpCosts:
         copies = [self._copied(parameter) for parameter in parameters]
         return Work(sum(copy.device_s for copy in copies), len(copies))
 
-    def hook(self, size_bytes: int) -> HookWork:
-        """What happens to one full bucket around its all-reduce."""
-        if self.ddp.comm_hook in {"fp16_compress", "bf16_compress"}:
-            return HookWork(
-                self._compress(size_bytes), size_bytes // 2, self._decompress(size_bytes)
-            )
+    def hook(self, size_bytes: int, dtype: str = "float32") -> HookWork:
+        """What happens to one full bucket around its all-reduce; all of it is of one dtype."""
+        sent = _SENT_BY.get(self.ddp.comm_hook)
+        if sent:
+            wire_bytes = size_bytes // ITEM_BYTES[dtype] * ITEM_BYTES[sent]
+            if dtype == sent:  # nothing is cast, and copied back to itself
+                return HookWork(self.moved(2 * wire_bytes), wire_bytes, Work(0.0))
+            measured = self.overheads if dtype == "float32" else None
+            before = self._compress(size_bytes, wire_bytes, measured)
+            return HookWork(before, wire_bytes, self._decompress(size_bytes, wire_bytes, measured))
         divides = self.ddp.torch == "1.4" or self.ddp.comm_hook == "allreduce"
         before = self.moved(2 * size_bytes) if divides else Work(0.0)
         return HookWork(before, size_bytes, Work(0.0))
 
-    def _compress(self, size_bytes: int) -> Work:
+    def _compress(self, size_bytes: int, wire_bytes: int, known: Overheads | None) -> Work:
         """A cast to a new tensor and a division in place; bfloat16 is taken to be as float16."""
-        measured = self.overheads and self.overheads.compress_bytes_per_s
+        measured = known and known.compress_bytes_per_s
         if measured:
-            return Work(size_bytes / measured.value, 2)
-        return Work(self.moved(1.5 * size_bytes).device_s + self.moved(size_bytes).device_s, 2)
+            least_s = 2 * self.device.kernel_floor_s
+            return Work(max(least_s, size_bytes / measured.value), 2)
+        cast, division = self.moved(size_bytes + wire_bytes), self.moved(2 * wire_bytes)
+        return Work(cast.device_s + division.device_s, 2)
 
-    def _decompress(self, size_bytes: int) -> Work:
-        measured = self.overheads and self.overheads.decompress_bytes_per_s
-        return Work(size_bytes / measured.value, 1) if measured else self.moved(1.5 * size_bytes)
+    def _decompress(self, size_bytes: int, wire_bytes: int, known: Overheads | None) -> Work:
+        measured = known and known.decompress_bytes_per_s
+        if measured:
+            return self.moved(size_bytes, measured.value)
+        return self.moved(size_bytes + wire_bytes)
 
     @property
     def parameter_hook_s(self) -> float:
-        """Host seconds that DDP adds to the backward per parameter."""
-        if self.overheads and self.overheads.hook_s:
-            return self.overheads.hook_s.value
-        if self.ddp.find_unused_parameters:
+        """Host seconds that DDP adds to the backward per parameter.
+
+        Measured are the default options; others then take as many times as long as published.
+        """
+        measured = self.overheads and self.overheads.hook_s
+        return self._hook_s * (measured.value / _HOOK_S if measured else 1.0)
+
+    @property
+    def _hook_s(self) -> float:
+        if self.ddp.finds_unused:
             return 7.5e-6
         if self.ddp.static_graph:
             return 5.8e-6
-        return 4.3e-6 if self.ddp.gradient_as_bucket_view else 5.0e-6
+        return 4.3e-6 if self.ddp.gradient_as_bucket_view else _HOOK_S
 
     @property
     def forward_hook_s(self) -> float:
         """Host seconds that DDP adds to the forward per parameter; find_unused walks the graph."""
-        return 1.6e-6 if self.ddp.find_unused_parameters else 0.55e-6
+        return 1.6e-6 if self.ddp.finds_unused else 0.55e-6
 
     @property
     def launch_collective_s(self) -> float:

@@ -72,7 +72,8 @@ class Model:
     `parameters` stand in registration order. `backward[i]` is the work that ends with the
     gradient of parameter `ready_order[i]`; one more entry is the tail after the last gradient.
     `launch_s` is the host's time per kernel launch. `iterations_s` are whole steps as measured,
-    [iteration][rank]: only their spread is used. `sample_bytes`: of one sample's input.
+    [iteration][rank]: only their spread is used. `sample_bytes`: of one sample's input. `later`:
+    how many times as long forward and backward of a later micro-batch take, where it was measured.
     """
 
     parameters: tuple[Parameter, ...]
@@ -88,6 +89,7 @@ class Model:
     warnings: tuple[str, ...] = ()
     iterations_s: tuple[tuple[float, ...], ...] = ()
     sample_bytes: int | None = None
+    later: tuple[float, float] | None = None
 
     @property
     def gradient_bytes(self) -> int:

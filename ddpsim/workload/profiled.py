@@ -39,6 +39,7 @@ def profiled_model(profile: ModelProfile, workload: Workload, device: Device) ->
         basis="scaled" if profile.scaled_to else "measured",
         warnings=() if profile.in_registration_order else (_no_registration_order(profile),),
         iterations_s=profile.iterations_s,
+        later=_later(profile, workload),
     )
 
 
@@ -117,6 +118,18 @@ def _backward(profile: ModelProfile, workload: Workload, ready_s: list[float]) -
     times = [0.0, *(lead_s + ready for ready in ready_s)]
     tail_s = max(0.0, (whole_s or 0.0) - times[-1]) if origin == "backward_start" else 0.0
     return (*(Work(b - a) for a, b in pairwise(times)), Work(tail_s))
+
+
+def _later(profile: ModelProfile, workload: Workload) -> tuple[float, float] | None:
+    """Of the batch that was measured: adding gradients takes as long with any other."""
+    if profile.batch_per_rank not in (None, workload.batch_per_rank):
+        return None
+    if not (profile.forward_s and profile.backward_s):
+        return None
+    if not (profile.later_forward_s and profile.later_backward_s):
+        return None
+    forward = profile.later_forward_s / profile.forward_s
+    return forward, profile.later_backward_s / profile.backward_s
 
 
 def _forward_s(profile: ModelProfile, workload: Workload, backward_s: float) -> float:
