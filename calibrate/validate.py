@@ -14,7 +14,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean, median
@@ -47,7 +47,7 @@ from calibrate.validation import (
 from ddpsim.api import load_scenario, simulate_and_observe
 from ddpsim.errors import DdpsimError, shown
 from ddpsim.importers.cluster_profile import read_cluster_profile
-from ddpsim.interval import UNCALIBRATED
+from ddpsim.interval import together
 from ddpsim.result.model import Result
 from ddpsim.scenario.catalog import resolve
 from ddpsim.scenario.quantity import SourceFile
@@ -196,12 +196,13 @@ def model_profile(rounds: Rounds) -> dict[str, Any]:
     alone = rounds.alone
     forward_s = fmean(rank_medians(alone.forward_s))
     backward_s = fmean(rank_medians(alone.backward_s))
-    profile = {
+    return {
         "schema": "ddpsim.model-profile/1",
         "source": f"{rounds.model}, {len(alone.whole_s)} iterations without DDP",
         "batch_per_rank": rounds.batch_per_rank,
         "forward_s": forward_s,
         "backward_s": backward_s,
+        **_later(alone, forward_s, backward_s),
         "optimizer_s": fmean(rank_medians(alone.optimizer_s)),
         "iterations_s": alone.whole_s,
         "ready_origin": "backward_start",
@@ -216,7 +217,6 @@ def model_profile(rounds: Rounds) -> dict[str, Any]:
         ],
         "buffers": [{"dtype": dtype, "numel": numel} for dtype, numel in rounds.buffers],
     }
-    return profile | _later(alone, forward_s, backward_s)
 
 
 def _later(alone: Alone, forward_s: float, backward_s: float) -> dict[str, float]:
@@ -314,12 +314,16 @@ def _interval(result: Result, rounds: int) -> tuple[float, float] | None:
     interval, middle_s = result.prediction_interval_s, result.iteration_time_s.mean
     if interval is None:
         return None
-    parts = {"jitter": MEDIAN_ERROR / math.sqrt(rounds)}
-    slowed_s = sum(source.high_s for source in interval.sources if source.input == UNCALIBRATED)
-    others = [source for source in interval.sources if source.input != UNCALIBRATED]
-    low_s = math.hypot(*(parts.get(source.input, 1.0) * source.low_s for source in others))
-    high_s = math.hypot(*(parts.get(source.input, 1.0) * source.high_s for source in others))
-    return middle_s - low_s, middle_s + high_s + slowed_s
+    part = MEDIAN_ERROR / math.sqrt(rounds)
+    below_s, above_s = together(
+        [
+            replace(source, low_s=part * source.low_s, high_s=part * source.high_s)
+            if source.input == "jitter"
+            else source
+            for source in interval.sources
+        ]
+    )
+    return middle_s - below_s, middle_s + above_s
 
 
 def _predicted(result: Result, phases: Phases) -> Split:

@@ -9,14 +9,14 @@ step, so it widens the interval upwards by what was seen on a testbed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import exp, hypot
 
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.model import IntervalSource, PredictionInterval
 
-__all__ = ["COMPUTE", "DATA", "GLOO_SLOWDOWN", "UNCALIBRATED", "edges", "prediction_interval"]
+__all__ = ["COMPUTE", "DATA", "GLOO_SLOWDOWN", "edges", "prediction_interval", "together"]
 
 LEVEL = 0.8
 _Z = 1.2815515655446004  # of a normal distribution: 80 % lie within +/- z sigma
@@ -30,7 +30,7 @@ COMPUTE = {
 DATA = Uncertainty(0.10, "assumed: a loader's rate as stated in the scenario")
 # compute while a gloo collective is in flight, on a shared-core testbed (docs/validation.md)
 GLOO_SLOWDOWN = 0.22
-UNCALIBRATED = "uncalibrated interference"  # adds to the upper edge as it is: it always lengthens
+_UNCALIBRATED = "uncalibrated interference"  # adds to the upper edge as it is: it always lengthens
 _INPUTS = {
     "compute": "compute time",
     "network": "network time",
@@ -63,17 +63,24 @@ def prediction_interval(
     if high > low:
         below, above = max(0.0, mean_s - low), max(0.0, high - mean_s)
         sources.append(IntervalSource("jitter", below, above, "p10 to p90 of the iterations"))
-    below_s = hypot(*(source.low_s for source in sources))
-    above_s = hypot(*(source.high_s for source in sources))
     if hidden_comm_s > 0 and not calibrated:
         slowed_s = GLOO_SLOWDOWN * hidden_comm_s
         basis = (
             f"assumed: compute up to {GLOO_SLOWDOWN:.0%} slower under communication "
             "(our testbed's rounds)"
         )
-        sources.append(IntervalSource(UNCALIBRATED, 0.0, slowed_s, basis))
-        above_s += slowed_s
+        sources.append(IntervalSource(_UNCALIBRATED, 0.0, slowed_s, basis))
+    below_s, above_s = together(sources)
     return PredictionInterval(LEVEL, max(0.0, mean_s - below_s), mean_s + above_s, tuple(sources))
+
+
+def together(sources: Sequence[IntervalSource]) -> tuple[float, float]:
+    """Seconds below and above: in quadrature, but what always lengthens adds as it is."""
+    one_sided = [source for source in sources if source.input == _UNCALIBRATED]
+    others = [source for source in sources if source.input != _UNCALIBRATED]
+    below_s = hypot(*(source.low_s for source in others))
+    above_s = hypot(*(source.high_s for source in others))
+    return below_s, above_s + sum(source.high_s for source in one_sided)
 
 
 def edges(uncertainty: Uncertainty) -> tuple[float, float]:

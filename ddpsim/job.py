@@ -208,10 +208,8 @@ class Parts:
 
     def model(self, scenario: Scenario) -> Model:
         """See build_model."""
-        ddp = scenario.ddp
-        is_ddp = scenario.cluster.algorithm != "data_parallel"
-        may_be_unused = ddp.find_unused_parameters or ddp.static_graph or not is_ddp
-        asked = (scenario.workload, scenario.cluster.device, may_be_unused, ddp.backend)
+        device, backend = scenario.cluster.device, scenario.ddp.backend
+        asked = (scenario.workload, device, scenario.may_leave_unused, backend)
         return self.get("model", asked, lambda: build_model(scenario))
 
     def profile(self, scenario: Scenario) -> ClusterProfile | None:

@@ -36,7 +36,7 @@ from calibrate.ddp_rounds import (
 )
 from calibrate.measure.clock import Mark, no_collection
 from calibrate.measure.environment import check_same, environment, rank_facts
-from calibrate.measure.errors import LostContactError, MeasureError
+from calibrate.measure.errors import LostContactError, MeasureError, first_line
 from calibrate.measure.host import stolen_s
 from calibrate.measure.job import Job, join
 from calibrate.measure.launch import local
@@ -89,9 +89,8 @@ def measure_rounds(options: RoundOptions) -> Rounds:
             "copy of the model; name fewer --caps, or a smaller --batch"
         ) from None
     except RuntimeError as error:
-        first = str(error).strip().splitlines()[0]
         raise LostContactError(
-            f"rank {job.rank}: {first} (did another rank die, or run out of memory?)"
+            f"rank {job.rank}: {first_line(error)} (did another rank die, or run out of memory?)"
         ) from error
     finally:
         job.leave()
@@ -155,9 +154,7 @@ def _check_output(job: Job, options: RoundOptions) -> None:
             path.unlink()
         except OSError as error:
             problem = f"{path} cannot be written: {error.strerror}"
-    problem = job.from_first(problem)
-    if problem:
-        raise MeasureError(problem)
+    job.check(problem)
 
 
 def _save(job: Job, rounds: Rounds, options: RoundOptions) -> None:
@@ -167,9 +164,7 @@ def _save(job: Job, rounds: Rounds, options: RoundOptions) -> None:
             save_rounds(rounds, options.output)
         except OSError as error:
             problem = f"{options.output} cannot be written: {error.strerror}"
-    problem = job.from_first(problem)
-    if problem:
-        raise MeasureError(problem)
+    job.check(problem)
 
 
 # --- one variant -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ddpsim.errors import DdpsimError
 
-__all__ = ["LostContactError", "MeasureError"]
+__all__ = ["LostContactError", "MeasureError", "first_line"]
 
 
 class MeasureError(DdpsimError):
@@ -17,3 +17,9 @@ class MeasureError(DdpsimError):
 
 class LostContactError(MeasureError):
     """Another rank died or cannot be heard; it may have said why."""
+
+
+def first_line(error: Exception) -> str:
+    """What torch said, without the trace that it adds."""
+    said = str(error).strip()
+    return said.splitlines()[0] if said else "no reason given"

@@ -28,21 +28,22 @@ def free_memory_bytes(root: Path = Path("/")) -> int | None:
 
     Of the machine, or of the container if its limit leaves less (cgroup v2, where it sees its own).
     """
-    left = [
-        int(line.split()[1]) * 1024
-        for line in text_of(root / "proc/meminfo").splitlines()
-        if line.startswith("MemAvailable")
-    ]
+    available_kib = _figure(root / "proc/meminfo", "MemAvailable:")
+    left = [] if available_kib is None else [available_kib * 1024]
     group = root / "sys/fs/cgroup"
     limit, used = text_of(group / "memory.max"), text_of(group / "memory.current")
     if limit.isdecimal() and used.isdecimal():
-        cache = [
-            int(line.split()[1])
-            for line in text_of(group / "memory.stat").splitlines()
-            if line.startswith("inactive_file ")
-        ]
-        left.append(max(0, int(limit) - int(used) + sum(cache)))
+        cache = _figure(group / "memory.stat", "inactive_file") or 0
+        left.append(max(0, int(limit) - int(used) + cache))
     return min(left, default=None)
+
+
+def _figure(path: Path, name: str) -> int | None:
+    """Of a file of lines "name figure ..."."""
+    for line in text_of(path).splitlines():
+        if line.split()[:1] == [name]:
+            return int(line.split()[1])
+    return None
 
 
 def usable_cores() -> int:

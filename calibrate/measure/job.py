@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from calibrate.measure.clock import Clock
-from calibrate.measure.errors import MeasureError
+from calibrate.measure.errors import MeasureError, first_line
 from calibrate.measure.gloo_threads import gloo_first
 from calibrate.record import Layout
 
@@ -104,6 +104,12 @@ class Job:
         first: _T = said[0]
         return first
 
+    def check(self, problem: str) -> None:
+        """Raise MeasureError on every rank where rank 0 has a problem."""
+        problem = self.from_first(problem)
+        if problem:
+            raise MeasureError(problem)
+
     def numbers(self, values: Sequence[float]) -> list[list[float]]:
         """As many floats from each rank, by rank."""
         mine = torch.tensor(values, dtype=torch.float64)
@@ -163,7 +169,7 @@ def join(
         raise MeasureError(
             f"rank {place.rank} cannot talk to the others by gloo, as ranks do beside NCCL: "
             "set GLOO_SOCKET_IFNAME to the interface that joins the nodes "
-            f"(torch: {_first_line(error)})"
+            f"(torch: {first_line(error)})"
         ) from None
 
 
@@ -180,12 +186,7 @@ def _initialise(place: Place, timeout_s: float) -> None:
             world_size=place.world_size,
         )
     except (RuntimeError, ValueError) as error:  # DistStoreError, DistNetworkError: RuntimeErrors
-        raise MeasureError(_not_joined(place, timeout_s, _first_line(error))) from None
-
-
-def _first_line(error: Exception) -> str:
-    said = str(error).strip()
-    return said.splitlines()[0] if said else "no reason given"
+        raise MeasureError(_not_joined(place, timeout_s, first_line(error))) from None
 
 
 def _not_joined(place: Place, timeout_s: float, first: str) -> str:

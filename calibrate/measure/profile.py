@@ -26,7 +26,7 @@ from calibrate.measure.clock import Clock, Mark
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.reference import find_function
 from ddpsim.files import write_atomically
-from ddpsim.importers.model_profile import ITEM_BYTES
+from ddpsim.importers.model_profile import ITEM_BYTES, LATER
 from ddpsim.scenario.catalog import device_table, resolve
 from ddpsim.units import format_duration
 
@@ -52,7 +52,6 @@ OptimizerName = Literal["sgd", "adam", "adamw"]
 WARMUPS = 3
 _TINY_PARAMETERS, _TINY_ITERATIONS = 500, 10
 _STEPS_A_PAIR = 3  # iterations for every step of two micro-batches
-_LATER = ("later_forward_s", "later_backward_s")
 _TICK_S = 1e-9  # keeps the order of gradients whose medians fall on one instant
 
 
@@ -164,7 +163,7 @@ def scale_profile(document: Document, from_device: str, to_device: str) -> Docum
         "forward_s": document["forward_s"] * compute,
         "backward_s": document["backward_s"] * compute,
         "optimizer_s": document["optimizer_s"] * memory,
-        **{key: document[key] * compute for key in _LATER if key in document},
+        **{key: document[key] * compute for key in LATER if key in document},
         "parameters": [
             p | {"ready_s": None if p["ready_s"] is None else p["ready_s"] * compute}
             for p in document["parameters"]
@@ -428,7 +427,7 @@ def _later(samples: Samples, forward_s: float, backward_s: float) -> Document:
     if not samples.later:
         return {}
     forward, backward = (median(ratios) for ratios in zip(*samples.later, strict=True))
-    return dict(zip(_LATER, (forward_s * forward, backward_s * backward), strict=True))
+    return dict(zip(LATER, (forward_s * forward, backward_s * backward), strict=True))
 
 
 def ready_times(samples: Samples, hook_s: float, backward_s: float) -> dict[str, float]:

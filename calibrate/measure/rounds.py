@@ -73,9 +73,10 @@ def _timed(job: Job, work: Work, times: int = 1) -> Round:
     return run
 
 
-def _collective(job: Job, size_bytes: int, work: Work, times: int = 1) -> Round:
+def _collective(task: Task, job: Job, work: Work, times: int = 1) -> Round:
     """Small ones of a GPU back to back, as nccl-tests times them: alone they are all launch."""
-    again = _BACK_TO_BACK if job.device.type == "cuda" and size_bytes < _LARGE_BYTES else 1
+    is_small = task.first.size_bytes < _LARGE_BYTES
+    again = _BACK_TO_BACK if job.device.type == "cuda" and is_small else 1
 
     def repeated() -> None:
         for _ in range(again):
@@ -105,13 +106,13 @@ def _dtype(task: Task) -> torch.dtype:
 def _all_reduce(task: Task, job: Job) -> Round:
     group = job.group(task.team.ranks)
     data = _zeros(task.first.size_bytes, job, _dtype(task))
-    return _collective(job, task.first.size_bytes, lambda: dist.all_reduce(data, group=group))
+    return _collective(task, job, lambda: dist.all_reduce(data, group=group))
 
 
 def _broadcast(task: Task, job: Job) -> Round:
     group, root = job.group(task.team.ranks), task.team.ranks[0]
     data = _floats(task.first.size_bytes, job)
-    return _collective(job, task.first.size_bytes, lambda: dist.broadcast(data, root, group=group))
+    return _collective(task, job, lambda: dist.broadcast(data, root, group=group))
 
 
 def _reduce_scatter(task: Task, job: Job) -> Round:
@@ -119,11 +120,7 @@ def _reduce_scatter(task: Task, job: Job) -> Round:
     group, ranks = job.group(task.team.ranks), len(task.team.ranks)
     part = _floats(task.first.size_bytes // ranks, job)
     whole = _floats(4 * part.numel() * ranks, job)
-    return _collective(
-        job,
-        task.first.size_bytes,
-        lambda: dist.reduce_scatter_tensor(part, whole, group=group),
-    )
+    return _collective(task, job, lambda: dist.reduce_scatter_tensor(part, whole, group=group))
 
 
 def _all_gather(task: Task, job: Job) -> Round:
@@ -131,11 +128,7 @@ def _all_gather(task: Task, job: Job) -> Round:
     group, ranks = job.group(task.team.ranks), len(task.team.ranks)
     part = _floats(task.first.size_bytes // ranks, job)
     whole = _floats(4 * part.numel() * ranks, job)
-    return _collective(
-        job,
-        task.first.size_bytes,
-        lambda: dist.all_gather_into_tensor(whole, part, group=group),
-    )
+    return _collective(task, job, lambda: dist.all_gather_into_tensor(whole, part, group=group))
 
 
 def _point_to_point(task: Task, job: Job) -> Round:
@@ -150,7 +143,7 @@ def _point_to_point(task: Task, job: Job) -> Round:
             dist.recv(data, first)
             dist.send(data, first)
 
-    return _collective(job, task.first.size_bytes, there_and_back, times=2)
+    return _collective(task, job, there_and_back, times=2)
 
 
 # --- work of one device ------------------------------------------------------------------------

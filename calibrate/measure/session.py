@@ -21,7 +21,7 @@ from calibrate.measure.environment import (
     environment,
     rank_facts,
 )
-from calibrate.measure.errors import LostContactError, MeasureError
+from calibrate.measure.errors import LostContactError, MeasureError, first_line
 from calibrate.measure.host import free_memory_bytes, stolen_s
 from calibrate.measure.job import Job, join
 from calibrate.measure.launch import local
@@ -82,10 +82,9 @@ def measure(options: Options, plan: Sequence[Task] | None = None) -> Record:
     except KeyboardInterrupt:
         raise MeasureError(f"stopped. {_kept(options.output)}") from None
     except RuntimeError as error:
-        first = str(error).strip().splitlines()[0]
         raise LostContactError(
             f"rank {job.rank} lost contact with another rank: did one die, or run out of memory? "
-            f"{_kept(options.output)} (torch: {first})"
+            f"{_kept(options.output)} (torch: {first_line(error)})"
         ) from error
     finally:
         job.leave()
@@ -192,9 +191,7 @@ class _Session:
                 save_record(record, self._options.output)
             except (DdpsimError, OSError) as error:
                 problem = self._unwritten(error) if isinstance(error, OSError) else str(error)
-        problem = self._job.from_first(problem)
-        if problem:
-            raise MeasureError(problem)
+        self._job.check(problem)
         record = self._job.from_first(record)
         if record is None:  # pragma: no cover -- rank 0 always has one
             raise MeasureError("rank 0 has no record")
@@ -298,7 +295,7 @@ class _Session:
         try:
             made = work()
         except (RuntimeError, NotImplementedError) as error:
-            problem = str(error).strip().splitlines()[0]
+            problem = first_line(error)
         problems = [said for said in self._job.everyone(problem) if said]
         return (None, problems[0]) if problems else (made, "")
 
@@ -344,9 +341,7 @@ class _Session:
                 save_record(record, self._options.output)
             except OSError as error:
                 problem = self._unwritten(error)
-        problem = self._job.from_first(problem)
-        if problem:
-            raise MeasureError(problem)
+        self._job.check(problem)
 
     def _unwritten(self, error: OSError) -> str:
         path = self._options.output

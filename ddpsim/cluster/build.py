@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -132,18 +132,29 @@ def _doubt_profile(
 ) -> Network:
     """All-reduces outside the sizes that a profile was fitted to: its law goes on, with a word."""
     low, high = measured_bytes
-    outside = [size for size in sizes_bytes if not low <= size <= high]
+    outside = sorted(size for size in sizes_bytes if not low <= size <= high)
+    if not outside:
+        return network
     times_ns = {
         size: duration_ns(network.cost.transfer("all_reduce", size)) for size in sizes_bytes
     }
     if sum(times_ns[size] for size in outside) <= _TELLING * sum(times_ns.values()):
         return network
-    warning = (
-        f"{len(outside)} of {len(sizes_bytes)} all-reduce sizes ({format_bytes(min(outside))} to "
-        f"{format_bytes(max(outside))}) lie outside those that the profile was fitted to "
+    known = "that the profile was fitted to"
+    warning = _outside(outside, len(sizes_bytes), known, measured_bytes)
+    return replace(network, warnings=(*network.warnings, warning))
+
+
+def _outside(
+    outside: Sequence[int], count: int, known: str, measured_bytes: tuple[int, int]
+) -> str:
+    """A warning of so many of `count` sizes, which are `outside` (ascending) what is known."""
+    low, high = measured_bytes
+    return (
+        f"{len(outside)} of {count} all-reduce sizes ({format_bytes(outside[0])} to "
+        f"{format_bytes(outside[-1])}) lie outside those {known} "
         f"({format_bytes(low)} to {format_bytes(high)}): their times are extrapolated"
     )
-    return replace(network, warnings=(*network.warnings, warning))
 
 
 def _doubt_log(network: Network, cost: AllReduceLogCost, sizes_bytes: Collection[int]) -> Network:
@@ -158,11 +169,8 @@ def _doubt_log(network: Network, cost: AllReduceLogCost, sizes_bytes: Collection
         links = network.beyond
         return replace(network, uncertainty=links.uncertainty, bottleneck=links.bottleneck)
     (low, _), (high, _) = cost.log.samples[0], cost.log.samples[-1]
-    warning = (
-        f"{len(outside)} of {len(sizes_bytes)} all-reduce sizes ({format_bytes(outside[0])} to "
-        f"{format_bytes(outside[-1])}) lie outside those measured in {cost.log.source} "
-        f"({format_bytes(low)} to {format_bytes(high)}): their times are extrapolated"
-    )
+    known = f"measured in {cost.log.source}"
+    warning = _outside(outside, len(sizes_bytes), known, (low, high))
     return replace(network, uncertainty=EXTRAPOLATED_LOG, warnings=(*network.warnings, warning))
 
 

@@ -29,7 +29,6 @@ __all__ = ["network_from_profile"]
 
 # assumed of a layout that was not measured: ABCI's 8 x 4 V100 from 1, 2 and 4 nodes is 2.5 % off
 _UNMEASURED_LAYOUT = 0.15
-_HALVING = ("fp16_compress", "bf16_compress")  # bfloat16 is taken to cost what float16 does
 _USUAL_BYTES = 16 * 2**20
 _LEAST_SIGMA = 0.02  # assumed: another day's network, where nothing was measured twice
 
@@ -45,7 +44,7 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
         )
     is_gloo = isinstance(profile.all_reduce, GlooRing)
     rate, collisions = _line_rate(cluster, scenario.run.seed) if is_gloo else (None, ())
-    half = scenario.ddp.comm_hook in _HALVING
+    half = scenario.ddp.sent_dtype is not None  # bfloat16 is taken to cost what float16 does
     law = _reaching(_law(profile, half=half), scenario)
     cost = CorrectedCost(
         FittedCost(law, cluster.nodes, cluster.gpus_per_node, rate),

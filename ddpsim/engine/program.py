@@ -131,8 +131,8 @@ def compile_program(
     plan = plan_buckets(model.parameters, model.ready_order, spec)
     launch = _Launches(model.launch_s)
     compress = _Compressor(model, costs, launch)
-    is_later = spec.accumulation_steps > 1
-    later_forward, later_backward = _later(model, costs) if is_later else ((), ())
+    accumulates = spec.accumulation_steps > 1
+    later_forward, later_backward = _later(model, costs) if accumulates else ((), ())
     program = Program(
         warmup=2 if plan.rebuilt_at is None else plan.rebuilt_at + 1,
         iterations=run.iterations,

@@ -10,6 +10,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ddpsim.errors import ImportFailedError
+from ddpsim.importers.intervals import Intervals
 from ddpsim.importers.kineto_events import (
     MOST,
     OF_DDP,
@@ -123,7 +124,9 @@ class _Step:
         self.begins_us = min(node.start_us for node in nodes)
         self.ends_us = max(node.end_us for node in nodes)
         # Optimizer.step(closure), as LBFGS and PyTorch Lightning call it, holds the whole step
-        self.in_closure = self.begins_us in trace.optimizer
+        in_closure = self.begins_us in trace.optimizer
+        after = Intervals([(self.ends_us, window.end_us)])
+        self.in_optimizer = after if in_closure else trace.optimizer
         self.forward: list[DeviceWork] = []
         self.backward: list[list[DeviceWork]] = [[] for _ in range(len(self.ready) + 1)]
         self.optimizer: list[DeviceWork] = []
@@ -139,7 +142,7 @@ class _Step:
             self.collectives.append(work)
         elif self.trace.is_left_out(work.launch):
             return
-        elif is_main and at_us in self.trace.optimizer and not self._is_of_closure(at_us):
+        elif is_main and at_us in self.in_optimizer:
             self.optimizer.append(work)
         elif self.begins_us <= at_us <= self.ends_us:
             self.backward[bisect_right(self.ready_us, at_us)].append(work)
@@ -147,9 +150,6 @@ class _Step:
             self.forward.append(work)
         else:
             self.optimizer.append(work)
-
-    def _is_of_closure(self, at_us: float) -> bool:
-        return self.in_closure and at_us < self.ends_us
 
     def _check_one_backward(self) -> None:
         """A second forward between the gradients: micro-batches, or two models in turns."""
@@ -192,7 +192,7 @@ class _Step:
         return Piece(sum(work.work_us for work in works) * _S, host_us * _S)
 
     def _forward_host_us(self, start_us: float, end_us: float) -> float:
-        optimizer_us = 0.0 if self.in_closure else self.trace.optimizer.within(start_us, end_us)
+        optimizer_us = self.in_optimizer.within(start_us, end_us)
         return max(0.0, self.trace.host_us(self.trace.main, start_us, end_us) - optimizer_us)
 
     def _forward(self) -> Iterator[Piece]:
@@ -221,8 +221,7 @@ class _Step:
         )
         from_us = max([self.ends_us, *waited_us])
         host_us = trace.host_us(trace.main, from_us, window.end_us)
-        if not self.in_closure:
-            host_us += trace.optimizer.within(window.start_us, self.begins_us)
+        host_us += self.in_optimizer.within(window.start_us, self.begins_us)
         return self._piece(self.optimizer, host_us)
 
     def _told_collectives(self) -> Iterator[MeasuredCollective]:

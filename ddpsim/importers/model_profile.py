@@ -21,7 +21,14 @@ from ddpsim.errors import ImportFailedError, shown
 from ddpsim.importers.text import header_of, number, read_text, table, whole
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["ITEM_BYTES", "ModelProfile", "ProfiledParameter", "read_parameters", "read_profile"]
+__all__ = [
+    "ITEM_BYTES",
+    "LATER",
+    "ModelProfile",
+    "ProfiledParameter",
+    "read_parameters",
+    "read_profile",
+]
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}
 _BUFFER_DTYPES = (*ITEM_BYTES, "int16", "int8", "uint8", "bool")
@@ -31,6 +38,7 @@ _TUPLE = re.compile(r',\s*"?(?:torch\.Size)?\(\[?([\d\s,]*)\]?\)"?(?=\s*(?:,|$))
 _WANTED = "a JSON profile or a CSV table"
 _LONGEST_S = 1e7
 _SLACK = 1.05  # medians, each taken on its own, need not add up
+LATER = ("later_forward_s", "later_backward_s")  # of a second micro-batch: both or neither
 _PROFILE_SCHEMA = "ddpsim.model-profile/1"
 Origin = Literal["first_gradient", "backward_start"]
 
@@ -179,13 +187,12 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
 
 def _later(name: str, data: dict[str, Any]) -> tuple[float | None, float | None]:
     """A later micro-batch's forward and backward; one does not say the other."""
-    keys = ("later_forward_s", "later_backward_s")
-    given = [key for key in keys if data.get(key) is not None]
+    given = [key for key in LATER if data.get(key) is not None]
     if not given:
         return None, None
-    if len(given) < len(keys):
-        raise ImportFailedError(name, f"{given[0]} stands alone; wanted {' and '.join(keys)}")
-    forward_s, backward_s = (_seconds(name, data[key], key, above_zero=True) for key in keys)
+    if len(given) < len(LATER):
+        raise ImportFailedError(name, f"{given[0]} stands alone; wanted {' and '.join(LATER)}")
+    forward_s, backward_s = (_seconds(name, data[key], key, above_zero=True) for key in LATER)
     return forward_s, backward_s
 
 

@@ -117,14 +117,11 @@ class _Question:
             raise InputError("global_batch", f"{wanted} is out of range: wanted 1 to 10^9 samples")
         if resolve(self.scenario).model.basis != "roofline":
             workload = self.scenario.workload
-            key = next(
-                k for k in ("step_time", "profile", "trace", "parameters") if getattr(workload, k)
-            )
             raise InputError(
                 "global_batch",
-                f"workload.{key} was measured with {workload.batch_per_rank} samples a rank, and "
-                "says nothing of other batches; drop --global-batch (batch_per_rank then stays), "
-                "or plan with a zoo model's estimate, without it",
+                f"workload.{workload.measured_by} was measured with {workload.batch_per_rank} "
+                "samples a rank, and says nothing of other batches; drop --global-batch "
+                "(batch_per_rank then stays), or plan with a zoo model's estimate, without it",
             )
 
     @property

@@ -21,7 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ddpsim.errors import InputError, Problem, ScenarioError
+from ddpsim.errors import Problem, ScenarioError
 from ddpsim.planning.executors import HERE, ExecutorError, Workers
 from ddpsim.planning.grid import Axis, Grid
 from ddpsim.planning.journal import Journal, Outcome
@@ -31,7 +31,7 @@ from ddpsim.result.sweep import Point, Setting, Sweep
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
-from ddpsim.scenario.schema import Cluster, Scenario
+from ddpsim.scenario.schema import MEASURED, Cluster, Scenario
 
 __all__ = ["Progress", "sweep"]
 
@@ -39,7 +39,6 @@ Progress = Callable[[int, int], None]  # points that have ended, and all
 
 _BATCH_S = 0.5  # what a batch should take: long beside its way to a worker, soon kept
 _LARGEST_BATCH = 256
-_MEASURED = ("step_time", "profile", "trace")
 _OF_A_STEP = ("model", "parameters", "batch_per_rank", "seq_len", "image_size", "precision")
 _RESTARTS = 3  # of broken workers, without a point between
 
@@ -112,12 +111,8 @@ class _Asked:
         """With an error where a step that was measured is taken for one of another kind."""
         if own is None or self.scenario is None:
             return self
-        try:
-            _check_measured(own, self.scenario)
-        except InputError as error:
-            problem = Problem("--set", error.key, error.message)
-            return _Asked(self.settings, None, error=ScenarioError([problem]))
-        return self
+        problem = _not_measured(own, self.scenario)
+        return replace(self, scenario=None, error=ScenarioError([problem])) if problem else self
 
     def point(self, found: Mapping[str, Outcome]) -> Point:
         """With what was found for it."""
@@ -127,25 +122,25 @@ class _Asked:
         return Point(self.settings, None, outcome)
 
 
-def _check_measured(own: Scenario, point: Scenario) -> None:
-    """A measured step is of its model, batch, precision and device; raises InputError."""
-    measured = [key for key in _MEASURED if getattr(own.workload, key)]
-    if any(getattr(own.workload, key) != getattr(point.workload, key) for key in _MEASURED):
-        return
-    changed = [
-        f"workload.{key}"
-        for key in _OF_A_STEP
-        if getattr(own.workload, key) != getattr(point.workload, key)
-    ]
+def _not_measured(own: Scenario, point: Scenario) -> Problem | None:
+    """A measured step is of its model, batch, precision and device."""
+
+    def differ(keys: Sequence[str]) -> list[str]:
+        ours, theirs = own.workload, point.workload
+        return [f"workload.{key}" for key in keys if getattr(ours, key) != getattr(theirs, key)]
+
+    measured = own.workload.measured_by
+    changed = differ(_OF_A_STEP)
     if own.cluster.device != point.cluster.device:
         changed.append("cluster.device")
-    if measured and changed:
-        raise InputError(
-            changed[0],
-            f"workload.{measured[0]} was measured with another, and says nothing of this one; let "
-            f"it change along (--axis FILE with both keys), or drop workload.{measured[0]} for an "
-            "estimate",
-        )
+    if not measured or not changed or differ(MEASURED):
+        return None
+    return Problem(
+        "--set",
+        changed[0],
+        f"workload.{measured} was measured with another, and says nothing of this one; let it "
+        f"change along (--axis FILE with both keys), or drop workload.{measured} for an estimate",
+    )
 
 
 def _key(scenario: Scenario) -> str:

@@ -37,6 +37,7 @@ from ddpsim.scenario.quantity import (
 )
 
 __all__ = [
+    "MEASURED",
     "Background",
     "Cluster",
     "DataLoader",
@@ -137,6 +138,9 @@ def _know_newer_names(schema: dict[str, Any]) -> None:
     options["forward_sync_buffers"] = options["broadcast_buffers"]
 
 
+MEASURED: tuple[Literal["step_time", "profile", "trace"], ...] = ("step_time", "profile", "trace")
+
+
 class Workload(Spec):
     """The model, its batch, and what is known of its times."""
 
@@ -179,6 +183,11 @@ class Workload(Spec):
         Optimizer, BeforeValidator(given, json_schema_input_type=Optimizer | None)
     ] = Field(default_factory=Optimizer, description="default: plain SGD")
     data: DataLoader | None = Field(None, description="omitted: the step never waits for data")
+
+    @property
+    def measured_by(self) -> Literal["step_time", "profile", "trace"] | None:
+        """The key that says how long a step takes; None: it is estimated."""
+        return next((key for key in MEASURED if getattr(self, key)), None)
 
     @model_validator(mode="after")
     def _one_source(self) -> Workload:
@@ -299,6 +308,13 @@ class Ddp(Spec):
         """Whether every iteration looks for unused parameters: a static graph does so once."""
         return self.find_unused_parameters and not self.static_graph
 
+    @property
+    def sent_dtype(self) -> Literal["float16", "bfloat16"] | None:
+        """What a compressing hook sends; None: gradients as they are."""
+        if self.comm_hook == "fp16_compress":
+            return "float16"
+        return "bfloat16" if self.comm_hook == "bf16_compress" else None
+
     @model_validator(mode="before")
     @classmethod
     def _newer_names(cls, data: Any) -> Any:
@@ -372,6 +388,12 @@ class Scenario(Spec):
     run: Annotated[Run, BeforeValidator(given, json_schema_input_type=Run | None)] = Field(
         default_factory=Run, description="iterations, seed and noise"
     )
+
+    @property
+    def may_leave_unused(self) -> bool:
+        """Whether training goes on where some parameters get no gradient."""
+        is_ddp = self.cluster.algorithm != "data_parallel"
+        return not is_ddp or self.ddp.find_unused_parameters or self.ddp.static_graph
 
     @model_validator(mode="after")
     def _fits_together(self) -> Scenario:

@@ -18,8 +18,7 @@ __all__ = ["build_model"]
 def build_model(scenario: Scenario) -> Model:
     """The model of a scenario, with its times; raises InputError."""
     model = _anchored(_source_model(scenario), scenario.workload.step_time)
-    ddp, is_ddp = scenario.ddp, scenario.cluster.algorithm != "data_parallel"
-    if model.unused and is_ddp and not (ddp.find_unused_parameters or ddp.static_graph):
+    if model.unused and not scenario.may_leave_unused:
         raise InputError(
             "ddp.find_unused_parameters",
             f"{len(model.unused)} parameters never get a gradient "

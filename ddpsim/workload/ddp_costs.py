@@ -24,7 +24,6 @@ __all__ = ["BufferBroadcast", "DdpCosts", "HookWork"]
 _LAUNCH_COLLECTIVE_S = 15e-6
 _PYTHON_HOOK_S = 30e-6
 _HOOK_S = 5.0e-6  # of a parameter, with the default options
-_SENT_BY = {"fp16_compress": "float16", "bf16_compress": "bfloat16"}
 
 
 class BufferBroadcast(NamedTuple):
@@ -97,7 +96,7 @@ class DdpCosts:
 
     def hook(self, size_bytes: int, dtype: str = "float32") -> HookWork:
         """What happens to one full bucket around its all-reduce; all of it is of one dtype."""
-        sent = _SENT_BY.get(self.ddp.comm_hook)
+        sent = self.ddp.sent_dtype
         if sent:
             wire_bytes = size_bytes // ITEM_BYTES[dtype] * ITEM_BYTES[sent]
             if dtype == sent:  # nothing is cast, and copied back to itself
