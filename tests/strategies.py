@@ -14,17 +14,17 @@ _SECONDS = st.floats(0, 2e-3, allow_nan=False)
 
 @st.composite
 def models(draw: st.DrawFn) -> Model:
-    """A model of up to ten parameters with arbitrary ready order and times."""
+    """A model of up to ten parameters, some unused, with arbitrary ready order and times."""
     numels = draw(st.lists(st.integers(1, 400_000), min_size=1, max_size=10))
     order = tuple(draw(st.permutations(range(len(numels)))))
+    order = order[draw(st.integers(0, len(order) - 1)) if draw(st.booleans()) else 0 :]
     works = st.builds(Work, _SECONDS, st.integers(0, 6), st.sampled_from([0.0, 0.0, 3e-5]))
-    count = len(numels) + 1
+    count = len(order) + 1
+    buffers = st.builds(Buffer, st.sampled_from(["float32", "int64"]), st.integers(1, 999))
     return Model(
         parameters=tuple(Parameter(f"p{i}", numel, "float32") for i, numel in enumerate(numels)),
         ready_order=order,
-        buffers=tuple(
-            draw(st.lists(st.builds(Buffer, st.just("float32"), st.integers(1, 999)), max_size=2))
-        ),
+        buffers=tuple(draw(st.lists(buffers, max_size=2))),
         forward=tuple(draw(st.lists(works, min_size=1, max_size=3))),
         backward=tuple(draw(st.lists(works, min_size=count, max_size=count))),
         optimizer=draw(works),

@@ -28,7 +28,7 @@ from ddpsim.cluster.collectives import (
 from ddpsim.cluster.longest_ways import ring_ends_ns
 from ddpsim.cluster.topology import Link
 from ddpsim.engine.comm_lane import Collective, CommLane
-from ddpsim.engine.loop import Communicate
+from ddpsim.engine.loop import Await, Communicate, Compute, iteration
 from ddpsim.engine.network import Network
 from ddpsim.engine.noise import BURST_BYTES, draw_kept_deviations, draw_slowdowns
 from ddpsim.engine.plan import Request
@@ -252,6 +252,53 @@ def test_compute_under_a_collective_and_its_hook_has_a_worked_example(
     end = compute.record()
     env.run(until=end)
     assert env.now == end_ns
+
+
+@pytest.mark.parametrize(("blocking", "ends_ns"), [(False, [120, 220]), (True, [120, 240])])
+def test_a_hooks_work_holds_a_thread_but_no_stream(blocking: bool, ends_ns: list[int]) -> None:
+    """Two collectives of 100 each, and 20 after each of them: a GPU does that beside the second."""
+    env, ends = Environment(), []
+
+    class Hundred(OneTransfer):
+        def transfer(self, *_: Any) -> WholeTransfer:
+            return WholeTransfer(0, 100)
+
+    network, compute = Network(env, Hundred(), 1), Stream(env, None)
+    lane = CommLane(
+        env, 0, network, compute, None, workers=1, spins=not blocking, blocking=blocking
+    )
+    for key in ("a", "b"):
+        ready, done = env.event().succeed(0), env.event()
+        done.callbacks.append(lambda _: ends.append(int(env.now)))
+        launched = Communicate(0, 0, "all_reduce", 8, after_ns=20)
+        lane.launch(Collective(key, launched, ready, done))
+    env.run()
+    assert ends == ends_ns
+
+
+def test_a_bucket_with_an_unused_parameter_waits_for_the_map() -> None:
+    """Which goes after all buckets (torch: reducer.cpp, finalize_bucket_dense)."""
+    program, _ = one_bucket()
+    (bucket,) = program.rebuilt_buckets
+    first, second = (bucket._replace(parameters=(i,)) for i in (0, 1))
+    program = replace(
+        program,
+        ready_order=(0,),
+        backward=program.backward[:2],
+        unused=(1,),
+        copy_in=program.copy_in[:1] * 2,
+        used_map_bytes=8,
+    )
+    for order, last in (
+        ((first, second), [0, "copy", 1, 2, "copy"]),
+        ((second, first), [0, 1, 2, "copy", 1, "copy"]),
+    ):
+        found = [
+            each.number if isinstance(each, Await) else "copy"
+            for each in iteration(replace(program, rebuilt_buckets=order), rebuilt=True)
+            if isinstance(each, Await) or (isinstance(each, Compute) and each.kind == "copy_back")
+        ]
+        assert found == last
 
 
 @settings(max_examples=100, deadline=None)

@@ -39,8 +39,8 @@ class CommLane:
     """NCCL's stream (one worker) or gloo's threads (two), fed first in, first out.
 
     `spins`: a collective occupies the device from its launch on, as NCCL's kernels wait for peers
-    on their multiprocessors; gloo's threads sleep. `blocking`: the host computes itself,
-    on the processor that a hook's work after a collective, in the backend's thread, needs too.
+    on their multiprocessors; gloo's threads sleep. `blocking`: the host computes itself, and a
+    hook's work after a collective holds the backend's thread.
     """
 
     def __init__(
@@ -83,14 +83,23 @@ class CommLane:
             if self._observe:
                 ready_ns, now = int(collective.ready.value or 0), int(self._env.now)
                 self._observe(launched.span(ready_ns, joined_ns, int(meeting.met_ns), now))
+            if not self._blocking:
+                self._env.process(self._end(collective))
+                continue
             if launched.after_ns:
                 yield from self._follow(launched.after_ns, meeting)
             collective.done.succeed()
 
+    def _end(self, collective: Collective) -> Generator[Event, Any, None]:
+        """A hook's own work on a GPU has a stream of its own: the next collective goes on."""
+        if collective.launched.after_ns:
+            yield self._env.timeout(collective.launched.after_ns)
+        collective.done.succeed()
+
     def _follow(self, after_ns: int, meeting: Meeting) -> Generator[Event, Any, None]:
-        """A hook's own work, which stops compute where calibration saw them share a processor."""
+        """In the backend's thread; it stops compute where calibration saw them share a core."""
         done = self._env.timeout(after_ns)
-        if self._blocking and meeting.transfer.interference.compute != 1:
+        if meeting.transfer.interference.compute != 1:
             yield from self._slowed(MOST_SLOWED, done)
         else:
             yield done

@@ -163,8 +163,8 @@ class Lane:
         met_ns, end_ns, slowdown = self._meet(launched, joined_ns)
         if slowdown != 1 and end_ns > joined_ns:
             self._slow.append(Slow(joined_ns, end_ns, *slowdown.as_integer_ratio()))
-        self._comm_ns = end_ns + launched.after_ns
-        self._done_ns.append(self._comm_ns)
+        self._comm_ns = end_ns
+        self._done_ns.append(end_ns + launched.after_ns)
         self.timeline.comm.append(launched.span(ready_ns, joined_ns, met_ns, end_ns))
 
     def _await(self, awaited: Await, launched_ns: int) -> None:

@@ -254,20 +254,27 @@ class Lanes:
             each = np.repeat(factors, self._compute.size // len(factors))
             self._slow.append(joined.reshape(-1), ends.reshape(-1), each)
         after = [launch.after_ns for launch in step.each if isinstance(launch, Communicate)]
-        self._comm = ends + _column(after)
+        self._comm = ends
         self._launched.append(collective)
         self._collectives.append(collective)
         self._joined_ns.append(joined)
-        self._done_ns.append(self._comm)
+        self._done_ns.append(ends + _column(after))
         self._now.comm_ns += ends - joined
 
     def _await(self, place: int, launched_ns: Ticks | float) -> None:
-        """Waits come in the order of collectives, so only this one is in flight in the wait."""
+        """Waits come in the order of collectives: those before this one have ended.
+
+        Later ones are in flight in the wait as far as it is for a hook's work.
+        """
         self._launch(launched_ns)
-        collective, done = self._launched[place], self._done_ns[place]
-        waits_from = np.maximum(self._compute, self._joined_ns[place])
-        self._now.exposed_ns += np.maximum(0, collective.ends_ns - waits_from)
-        self._now.late_ns += np.maximum(0, np.minimum(done, collective.met_ns) - waits_from)
+        done = self._done_ns[place]
+        later = zip(self._launched[place:], self._joined_ns[place:], strict=True)
+        for collective, joined in later:
+            waits_from = np.maximum(self._compute, joined)
+            if (waits_from >= done).all():
+                break
+            self._now.exposed_ns += np.maximum(0, np.minimum(done, collective.ends_ns) - waits_from)
+            self._now.late_ns += np.maximum(0, np.minimum(done, collective.met_ns) - waits_from)
         self._come_to(np.maximum(self._compute, done))
 
     @cached_property

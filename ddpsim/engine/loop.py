@@ -168,9 +168,24 @@ class _Reducer:
             self._used_map = used_map.number
 
     def _finalize(self) -> Iterator[Instruction]:
-        """Wait bucket by bucket and copy each back while the next is still under way."""
-        for bucket, number in zip(self._buckets, self._launched, strict=True):
+        """Wait bucket by bucket and copy each back while the next is still under way.
+
+        The first one with an unused parameter waits for the map too (torch: reducer.cpp,
+        finalize_bucket_dense), which comes after all buckets.
+        """
+        unused = set(self._program.unused)
+        for i, (bucket, number) in enumerate(zip(self._buckets, self._launched, strict=True)):
             yield Await(number)
+            if not unused.isdisjoint(bucket.parameters):
+                yield from self._await_used_map(i + 1)
             yield _launch("copy_back", bucket.copy_back)
-        if self._used_map is not None:
-            yield Await(self._used_map)
+        yield from self._await_used_map(len(self._buckets))
+
+    def _await_used_map(self, bucket: int) -> Iterator[Instruction]:
+        """Unless that was done; where collectives end in order, so do the waits."""
+        if self._used_map is None:
+            return
+        if self._program.comm_workers == 1:
+            yield from (Await(number) for number in self._launched[bucket:])
+        yield Await(self._used_map)
+        self._used_map = None
