@@ -224,6 +224,15 @@ def test_another_question_is_said_to_be_one() -> None:
     assert change.note == "another model, another precision, another device, other GPUs"
 
 
+def test_a_measured_step_is_not_compared_at_another_batch() -> None:
+    base = document("straggler")
+    another = option(base, "workload.batch_per_rank=64")
+    (change,) = compare(parse(base), [another]).changes
+    assert "workload.step_time was measured with another" in change.problem
+    both = option(base, "workload.batch_per_rank=64", "workload.step_time=300 ms")
+    assert compare(parse(base), [both]).changes[0].step_s
+
+
 def test_a_log_does_not_say_what_is_latency() -> None:
     found = [s.what for s in sensitivities(resolve(parse(document("resnet50-nccl-log"))))]
     assert found == [

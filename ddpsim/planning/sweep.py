@@ -26,12 +26,13 @@ from ddpsim.planning.executors import HERE, ExecutorError, Workers
 from ddpsim.planning.grid import Axis, Grid
 from ddpsim.planning.journal import Journal, Outcome
 from ddpsim.planning.many import attempt_many
+from ddpsim.planning.measured import not_measured
 from ddpsim.result.model import Brief
 from ddpsim.result.sweep import Point, Setting, Sweep
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
-from ddpsim.scenario.schema import MEASURED, Cluster, Scenario
+from ddpsim.scenario.schema import Cluster, Scenario
 
 __all__ = ["Progress", "sweep"]
 
@@ -39,7 +40,6 @@ Progress = Callable[[int, int], None]  # points that have ended, and all
 
 _BATCH_S = 0.5  # what a batch should take: long beside its way to a worker, soon kept
 _LARGEST_BATCH = 256
-_OF_A_STEP = ("model", "parameters", "batch_per_rank", "seq_len", "image_size", "precision")
 _RESTARTS = 3  # of broken workers, without a point between
 
 
@@ -111,7 +111,7 @@ class _Asked:
         """With an error where a step that was measured is taken for one of another kind."""
         if own is None or self.scenario is None:
             return self
-        problem = _not_measured(own, self.scenario)
+        problem = not_measured(own, self.scenario, "--axis FILE with both keys")
         return replace(self, scenario=None, error=ScenarioError([problem])) if problem else self
 
     def point(self, found: Mapping[str, Outcome]) -> Point:
@@ -120,27 +120,6 @@ class _Asked:
         if isinstance(outcome, Brief):
             return Point(self.settings, outcome)
         return Point(self.settings, None, outcome)
-
-
-def _not_measured(own: Scenario, point: Scenario) -> Problem | None:
-    """A measured step is of its model, batch, precision and device."""
-
-    def differ(keys: Sequence[str]) -> list[str]:
-        ours, theirs = own.workload, point.workload
-        return [f"workload.{key}" for key in keys if getattr(ours, key) != getattr(theirs, key)]
-
-    measured = own.workload.measured_by
-    changed = differ(_OF_A_STEP)
-    if own.cluster.device != point.cluster.device:
-        changed.append("cluster.device")
-    if not measured or not changed or differ(MEASURED):
-        return None
-    return Problem(
-        "--set",
-        changed[0],
-        f"workload.{measured} was measured with another, and says nothing of this one; let it "
-        f"change along (--axis FILE with both keys), or drop workload.{measured} for an estimate",
-    )
 
 
 def _key(scenario: Scenario) -> str:
