@@ -77,6 +77,17 @@ def test_two_nodes_take_a_tree_where_it_sends_half_as_much() -> None:
     assert choose(Graph("ampere", 4, 8, 240.0, 4, 12.5), 1024 * MIB).algorithm == "ring"
 
 
+def test_a_slot_slower_than_the_nic_holds_the_channels_back() -> None:
+    assert Graph("ampere", 2, 8, 12.0, 1, 25.0, "pcie").channels == (1, 12)
+    assert Graph("ampere", 2, 1, 0.0, 1, 25.0, "pcie").channels == (1, 24)
+
+
+def test_ll128_is_not_for_gpus_that_meet_over_pcie() -> None:
+    for nodes, per_node, known in ((1, 8, False), (2, 8, False), (2, 1, True)):
+        rows = estimates(Graph("ampere", nodes, per_node, 24.0, 1, 12.5, "pcie"))
+        assert any(row.protocol == "LL128" for row in rows) == known
+
+
 def test_overrides_restrict_the_choice() -> None:
     assert choose(H100, 1024 * MIB, ("tree",)).algorithm == "tree"
     assert choose(H100, 1024 * MIB, (), ("LL",)).protocol == "LL"

@@ -25,7 +25,7 @@ from ddpsim.planning.next_doubling import next_doubling, with_bandwidth
 from ddpsim.planning.target import parse_budget, parse_price, parse_target
 from ddpsim.report.capacity import render_plan
 from ddpsim.result.capacity import KNEE_EFFICIENCY, Capacity, CapacityPlan, Money, Target
-from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.schema import IntraNode, Scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIOS = ROOT / "scenarios"
@@ -347,6 +347,22 @@ def test_another_bandwidth_leaves_the_rest_as_it_is(name: str, nodes: int, key: 
     assert throughput(half) < throughput(asked)
 
 
+def test_what_a_switch_sums_goes_over_the_same_links() -> None:
+    whole = scenario("machines-64xh100").cluster.link("intra_node")
+    assert isinstance(whole, IntraNode)
+    assert whole.bandwidth_bytes_per_s
+    for own in (None, "100 GB/s"):
+        link: dict[str, Any] = {"bandwidth": f"{whole.bandwidth_bytes_per_s / 4} B/s"}
+        asked = scenario("machines-64xh100")
+        stated = IntraNode.model_validate(link | ({"switch_bandwidth": own} if own else {}))
+        cluster = asked.cluster.model_copy(update={"intra_node": stated})
+        quarter = cluster.link("intra_node")
+        assert isinstance(quarter, IntraNode)
+        usual = whole.switch_bandwidth_bytes_per_s
+        assert usual
+        assert quarter.switch_bandwidth_bytes_per_s == (100e9 if own else usual / 4)
+
+
 def test_the_needed_bandwidth_is_the_least_that_does() -> None:
     asked = scenario("resnet50-2x8-25gbit")
     one, two = with_nodes(asked, 1), with_nodes(asked, 2)
@@ -384,7 +400,9 @@ def test_other_links_or_latency_may_bound() -> None:
     assert found.needed_bandwidth_bytes_per_s is None
     assert found.limit.startswith("latency: with every bandwidth unlimited it would be ")
     inside = scenario(
-        "resnet50-2x8-25gbit", "cluster.intra_node={bandwidth: 1 GB/s, latency: 5 us}"
+        "resnet50-2x8-25gbit",
+        "cluster.intra_node={bandwidth: 1 GB/s, latency: 5 us}",
+        "cluster.algorithm=ring",
     )
     found = next_doubling(with_nodes(inside, 1), with_nodes(inside, 2))
     assert found.efficiency >= KNEE_EFFICIENCY  # so slow inside that nodes add up

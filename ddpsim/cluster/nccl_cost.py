@@ -103,7 +103,7 @@ class NcclCost:
             switch = replace(switch, latency_s=self._hop_s(choice))
         if inter and self.table_inter:
             latency_s = self._net_s(choice)
-            if choice.algorithm == "ring" and intra and self.table_intra:
+            if choice.algorithm == "ring" and intra:
                 latency_s = intra.latency_s  # the rest of it is paid once: see _pipelined_s
             inter = Link(latency_s, self._payload(choice, inter, size_bytes))
         fine = choice.protocol != "Simple"
@@ -134,18 +134,17 @@ class NcclCost:
 
     def _pipelined_s(self, choice: Choice) -> float:
         """What 2(N-1) hops over the network last longer than hops inside; later chunks follow."""
-        if self.graph.nodes == 1 or not (self.table_intra and self.table_inter):
+        intra = self.paths.intra
+        if self.graph.nodes == 1 or not self.table_inter or intra is None:
             return 0.0
-        if self.paths.intra is None:
-            return 0.0
-        longer_s = self._net_s(choice) - self._hop_s(choice)
-        return 2 * (self.graph.nodes - 1) * max(0.0, longer_s)
+        inside_s = self._hop_s(choice) if self.table_intra else intra.latency_s
+        return 2 * (self.graph.nodes - 1) * max(0.0, self._net_s(choice) - inside_s)
 
     def _startup_s(self, choice: Choice) -> float:
-        if not self.table_intra:
+        alone = self.paths.intra is None  # a GPU a node: what was read are rings over NVLink
+        if not (self.table_inter if alone else self.table_intra):
             return 0.0
         place = PROTOCOLS.index(choice.protocol)
-        alone = self.paths.intra is None  # a GPU a node: what was read are rings over NVLink
         if choice.algorithm == "tree" or self.graph.path == "pcie" or alone:
             return BASE_US[choice.algorithm][place] * US
         return _STARTUP_US[self.graph.architecture][place] * US

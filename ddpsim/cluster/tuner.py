@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import floor, log2
+from math import floor, inf, log2
 from typing import Literal, NamedTuple
 
 __all__ = [
@@ -107,11 +107,13 @@ class Graph:
         """How many channels, and GB/s of each: as many as saturate the slowest part."""
         if self.nodes == 1:
             return self._inside()
+        inside = self.intra_gb_per_s if self.gpus_per_node > 1 else inf
+        fastest = min(self.nic_gb_per_s, inside)
         ladder = _NET_SPEEDS[self.architecture]
-        speed = next((s for s in ladder if s <= self.nic_gb_per_s * 1.0001), self.nic_gb_per_s)
+        speed = next((s for s in ladder if s <= fastest * 1.0001), fastest)
         most = self.nics * max(1, floor(self.nic_gb_per_s / speed))
         if self.gpus_per_node > 1:
-            most = min(most, max(1, floor(self.intra_gb_per_s / speed)))
+            most = min(most, max(1, floor(inside / speed)))
         return min(most, _MOST_CHANNELS), speed
 
     @property
@@ -170,6 +172,8 @@ def estimates(graph: Graph) -> tuple[Estimate, ...]:
         for i, protocol in enumerate(PROTOCOLS):
             if algorithm == "nvls" and protocol != "Simple":
                 continue
+            if protocol == "LL128" and graph.path == "pcie" and graph.gpus_per_node > 1:
+                continue  # 128 bytes are only sure to arrive together over NVLink
             bandwidth = _bandwidth(graph, algorithm, i)
             if bandwidth > 0:
                 latency = _latency(graph, algorithm, i)

@@ -57,13 +57,10 @@ def with_bandwidth(scenario: Scenario, key: LinkKind, bytes_per_s: float) -> Sce
     stated = getattr(cluster, key)
     if cluster.machine:  # what is stated beside it changes that alone
         link = stated or (InterNode() if key == "inter_node" else IntraNode())
-        changed = link.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s})
     else:
         latency_s = stated.latency_s if stated else None  # a preset's stays NCCL's own
-        link = _link(cluster, key)
-        update = {"bandwidth_bytes_per_s": bytes_per_s, "latency_s": latency_s}
-        changed = link.model_copy(update=update)
-    other = cluster.model_copy(update={key: changed})
+        link = _link(cluster, key).model_copy(update={"latency_s": latency_s})
+    other = cluster.model_copy(update={key: link.with_bandwidth(bytes_per_s)})
     return scenario.model_copy(update={"cluster": other})
 
 

@@ -52,8 +52,19 @@ class IntraNode(Spec):
     switch_bandwidth_bytes_per_s: Bandwidth | None = Field(
         None,
         alias="switch_bandwidth",
-        description="bus bandwidth of all-reduces that the switch sums (NVLS); omitted: it cannot",
+        description="bus bandwidth of all-reduces that the switch sums (NVLS); omitted: it cannot, "
+        "or in proportion to the preset's",
     )
+
+    def with_bandwidth(self, bytes_per_s: float | None) -> IntraNode:
+        """The same with another bandwidth (None: its own), and the switch's in proportion."""
+        if bytes_per_s is None:
+            return self
+        own, switch = self.bandwidth_bytes_per_s, self.switch_bandwidth_bytes_per_s
+        update = {"bandwidth_bytes_per_s": bytes_per_s}
+        if own and switch:
+            update["switch_bandwidth_bytes_per_s"] = switch * (bytes_per_s / own)
+        return self.model_copy(update=update)
 
 
 class InterNode(Spec):
@@ -78,6 +89,12 @@ class InterNode(Spec):
     transport: Literal["rdma", "efa", "tcp"] = Field(
         "rdma", description="where no latency is stated: NCCL's own for rdma, else the preset's"
     )
+
+    def with_bandwidth(self, bytes_per_s: float | None) -> InterNode:
+        """The same with another bandwidth (None: its own)."""
+        if bytes_per_s is None:
+            return self
+        return self.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s})
 
 
 class Device(Spec):
@@ -310,7 +327,7 @@ class Cluster(Spec):
             return stated or preset
         said = {field: getattr(stated, field) for field in stated.model_fields_set}
         if self.machine or stated.bandwidth_bytes_per_s is None:
-            return preset.model_copy(update=said)
+            return preset.with_bandwidth(stated.bandwidth_bytes_per_s).model_copy(update=said)
         if stated.latency_s is None:
             return stated.model_copy(update={"latency_s": preset.latency_s})
         return stated
