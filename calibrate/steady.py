@@ -3,7 +3,7 @@
 A shared machine is slower for tenths of a second now and then. The forward is the same work in
 every variant of DDP of as many micro-batches, and over before anything is sent: it tells how fast
 the machine was in this very iteration. What goes with it is taken off, which halves the noise: a
-control variate. (Of two micro-batches each forward took 0.6 and 3.5 % less than one alone, in the
+control variate. (Of two micro-batches each forward took 0.6 and 5 % less than one alone, in the
 median of the sweeps on two machines: the slower rank changes, and perhaps caches are warm.)
 """
 
