@@ -125,6 +125,23 @@ def test_a_recorded_campaign_is_predicted(folder: Path) -> None:
     assert figures.good_choices >= choices
 
 
+def test_the_readme_says_how_good_it_is() -> None:
+    first, second = (validation.campaign(folder).figures for folder in validation.CAMPAIGNS)
+    assert first
+    assert second
+
+    def both(name: str, form: str) -> str:
+        each = (format(100 * getattr(figures, name), form) for figures in (first, second))
+        return " and ".join(each) + " %"
+
+    text = " ".join((validation.ROOT / "README.md").read_text("utf-8").split())
+    assert f"Against {first.cases + second.cases} cases of real gloo DDP" in text
+    assert (
+        f"median {both('median_error', '.1f')}, worst {both('worst_error', '.1f')}, bias "
+        f"{both('median_bias', '.1f')}; the 80 % interval holds {both('covered', '.0f')} of them"
+    ) in text
+
+
 @pytest.mark.parametrize("folder", validation.CAMPAIGNS, ids=lambda folder: folder.name)
 def test_ranks_on_too_few_cores_are_reported_apart(folder: Path) -> None:
     figures = validation.campaign(folder).oversubscribed
