@@ -84,10 +84,10 @@ class NcclCost:
 
     def sent(self, choice: Choice, size_bytes: int) -> Transfer:
         """What a choice costs."""
-        priced = self._priced(choice, size_bytes).stretched(self.time_factor)
-        start_s = self._startup_s(choice)
+        paths, start_s = self._priced(choice, size_bytes), self._startup_s(choice)
+        priced = paths.stretched(self.time_factor)
         if choice.algorithm == "ring":
-            start_s += self._pipelined_s(choice)
+            start_s += self._pipelined_s(choice, paths)
             steps = 2 * (priced.ranks - 1)
             start_ns = to_ns(start_s * self.time_factor)
             return RingTransfer(steps, ring_step_ns(priced, size_bytes), start_ns=start_ns)
@@ -132,13 +132,12 @@ class NcclCost:
         row = "tree" if self.graph.gpus_per_node == 1 else choice.algorithm
         return HOP_US["net"][row][PROTOCOLS.index(choice.protocol)] * US
 
-    def _pipelined_s(self, choice: Choice) -> float:
+    def _pipelined_s(self, choice: Choice, priced: Paths) -> float:
         """What 2(N-1) hops over the network last longer than hops inside; later chunks follow."""
-        intra = self.paths.intra
-        if self.graph.nodes == 1 or not self.table_inter or intra is None:
+        if self.graph.nodes == 1 or not self.table_inter or priced.intra is None:
             return 0.0
-        inside_s = self._hop_s(choice) if self.table_intra else intra.latency_s
-        return 2 * (self.graph.nodes - 1) * max(0.0, self._net_s(choice) - inside_s)
+        longer_s = self._net_s(choice) - priced.intra.latency_s
+        return 2 * (self.graph.nodes - 1) * max(0.0, longer_s)
 
     def _startup_s(self, choice: Choice) -> float:
         alone = self.paths.intra is None  # a GPU a node: what was read are rings over NVLink

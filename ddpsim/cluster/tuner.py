@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import floor, inf, log2
+from math import floor, log2
 from typing import Literal, NamedTuple
 
 __all__ = [
@@ -107,13 +107,13 @@ class Graph:
         """How many channels, and GB/s of each: as many as saturate the slowest part."""
         if self.nodes == 1:
             return self._inside()
-        inside = self.intra_gb_per_s if self.gpus_per_node > 1 else inf
-        fastest = min(self.nic_gb_per_s, inside)
+        several = self.gpus_per_node > 1
+        fastest = min(self.nic_gb_per_s, self.intra_gb_per_s) if several else self.nic_gb_per_s
         ladder = _NET_SPEEDS[self.architecture]
         speed = next((s for s in ladder if s <= fastest * 1.0001), fastest)
         most = self.nics * max(1, floor(self.nic_gb_per_s / speed))
-        if self.gpus_per_node > 1:
-            most = min(most, max(1, floor(inside / speed)))
+        if several:
+            most = min(most, max(1, floor(self.intra_gb_per_s / speed)))
         return min(most, _MOST_CHANNELS), speed
 
     @property

@@ -83,26 +83,21 @@ class CommLane:
             if self._observe:
                 ready_ns, now = int(collective.ready.value or 0), int(self._env.now)
                 self._observe(launched.span(ready_ns, joined_ns, int(meeting.met_ns), now))
-            if not self._blocking:
-                self._env.process(self._end(collective))
-                continue
-            if launched.after_ns:
-                yield from self._follow(launched.after_ns, meeting)
-            collective.done.succeed()
+            if not launched.after_ns:
+                collective.done.succeed()
+            elif self._blocking:
+                yield from self._follow(collective, meeting)
+            else:  # on a GPU it has a stream of its own: the next collective goes on
+                self._env.process(self._follow(collective, meeting))
 
-    def _end(self, collective: Collective) -> Generator[Event, Any, None]:
-        """A hook's own work on a GPU has a stream of its own: the next collective goes on."""
-        if collective.launched.after_ns:
-            yield self._env.timeout(collective.launched.after_ns)
-        collective.done.succeed()
-
-    def _follow(self, after_ns: int, meeting: Meeting) -> Generator[Event, Any, None]:
-        """In the backend's thread; it stops compute where calibration saw them share a core."""
-        done = self._env.timeout(after_ns)
-        if meeting.transfer.interference.compute != 1:
-            yield from self._slowed(MOST_SLOWED, done)
+    def _follow(self, collective: Collective, meeting: Meeting) -> Generator[Event, Any, None]:
+        """A hook's own work, which stops compute where calibration saw them share a processor."""
+        after = self._env.timeout(collective.launched.after_ns)
+        if self._blocking and meeting.transfer.interference.compute != 1:
+            yield from self._slowed(MOST_SLOWED, after)
         else:
-            yield done
+            yield after
+        collective.done.succeed()
 
     def _take_part(self, meeting: Meeting, kept_deviations: float) -> Generator[Event, Any, None]:
         """Wait for the end; compute is slower meanwhile, for NCCL also while it waits for peers."""

@@ -12,7 +12,7 @@ from ddpsim.errors import DdpsimError, ScenarioError
 from ddpsim.interval import GLOO_SLOWDOWN, edges
 from ddpsim.job import Job, Parts, resolve
 from ddpsim.planning.many import brief_of
-from ddpsim.planning.measured import not_measured
+from ddpsim.planning.measured import check_measured
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.changes import Change, Comparison
 from ddpsim.result.model import Brief
@@ -182,10 +182,11 @@ def option(document: Document, *settings: str, title: str = "", note: str = "") 
     title = title or ", ".join(settings)
     try:
         scenario = parse(document.changed(settings))
-        problem = not_measured(parse(document), scenario, "set both")
+        if settings:
+            check_measured(parse(document), scenario, "set both")
     except ScenarioError as error:
         return Option(title, error, settings, note)
-    return Option(title, ScenarioError([problem]) if problem else scenario, settings, note)
+    return Option(title, scenario, settings, note)
 
 
 def each_flag(document: Document) -> Iterator[Option]:

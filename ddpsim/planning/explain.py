@@ -9,6 +9,7 @@ from operator import itemgetter
 
 from ddpsim.api import simulate
 from ddpsim.cluster.collectives import CollectiveCost
+from ddpsim.cluster.links import rate_of
 from ddpsim.cluster.widened import quickened, widened
 from ddpsim.job import Job, resolve
 from ddpsim.planning.compare import Option, compare, each_flag, option
@@ -144,12 +145,13 @@ def _helps(document: Document) -> tuple[Change, ...]:
 def _twice_as_wide(cluster: Cluster, key: LinkKind, link: IntraNode | InterNode) -> Iterator[str]:
     """Twice the bandwidth; beside a device alone, whose link it replaces, all else of that link."""
     bandwidth = "bandwidth_bytes_per_s"
-    yield f"cluster.{key}.bandwidth={_gbit_per_s(2 * getattr(link, bandwidth))}"
+    wider = link.with_bandwidth(2 * rate_of(link))
+    yield f"cluster.{key}.bandwidth={_gbit_per_s(rate_of(wider))}"
     stated = getattr(cluster, key)
     if cluster.machine or (stated and stated.bandwidth_bytes_per_s):
         return
     for name, field in type(link).model_fields.items():
-        value = getattr(link, name)
+        value = getattr(wider, name)
         if name not in (bandwidth, "latency_s") and value != field.default:
             said = _gbit_per_s(value) if name.endswith("bytes_per_s") else value
             yield f"cluster.{key}.{field.alias or name}={said}"

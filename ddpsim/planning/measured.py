@@ -1,19 +1,19 @@
-"""Whether a step that was measured is still the step of a scenario that was changed."""
+"""A step that was measured must still be the step of a scenario that was changed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpsim.errors import Problem
+from ddpsim.errors import Problem, ScenarioError
 from ddpsim.scenario.schema import MEASURED, Scenario
 
-__all__ = ["not_measured"]
+__all__ = ["check_measured"]
 
 _OF_A_STEP = ("model", "parameters", "batch_per_rank", "seq_len", "image_size", "precision")
 
 
-def not_measured(own: Scenario, changed: Scenario, together: str) -> Problem | None:
-    """A measured step is of its model, batch, precision and device; None where it still is.
+def check_measured(own: Scenario, changed: Scenario, together: str) -> None:
+    """Raise ScenarioError where a step was measured with another model, batch, precision or device.
 
     `together`: how both can be changed.
     """
@@ -26,11 +26,9 @@ def not_measured(own: Scenario, changed: Scenario, together: str) -> Problem | N
     others = differ(_OF_A_STEP)
     if own.cluster.device != changed.cluster.device:
         others.append("cluster.device")
-    if not measured or not others or differ(MEASURED):
-        return None
-    return Problem(
-        "--set",
-        others[0],
-        f"workload.{measured} was measured with another, and says nothing of this one; let it "
-        f"change along ({together}), or drop workload.{measured} for an estimate",
-    )
+    if measured and others and not differ(MEASURED):
+        reason = (
+            f"workload.{measured} was measured with another, and says nothing of this one; let it "
+            f"change along ({together}), or drop workload.{measured} for an estimate"
+        )
+        raise ScenarioError([Problem("--set", others[0], reason)])

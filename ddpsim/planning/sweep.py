@@ -26,7 +26,7 @@ from ddpsim.planning.executors import HERE, ExecutorError, Workers
 from ddpsim.planning.grid import Axis, Grid
 from ddpsim.planning.journal import Journal, Outcome
 from ddpsim.planning.many import attempt_many
-from ddpsim.planning.measured import not_measured
+from ddpsim.planning.measured import check_measured
 from ddpsim.result.model import Brief
 from ddpsim.result.sweep import Point, Setting, Sweep
 from ddpsim.scenario.document import Document, load
@@ -111,8 +111,11 @@ class _Asked:
         """With an error where a step that was measured is taken for one of another kind."""
         if own is None or self.scenario is None:
             return self
-        problem = not_measured(own, self.scenario, "--axis FILE with both keys")
-        return replace(self, scenario=None, error=ScenarioError([problem])) if problem else self
+        try:
+            check_measured(own, self.scenario, "--axis FILE with both keys")
+        except ScenarioError as error:
+            return replace(self, scenario=None, error=error)
+        return self
 
     def point(self, found: Mapping[str, Outcome]) -> Point:
         """With what was found for it."""

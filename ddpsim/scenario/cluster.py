@@ -52,14 +52,12 @@ class IntraNode(Spec):
     switch_bandwidth_bytes_per_s: Bandwidth | None = Field(
         None,
         alias="switch_bandwidth",
-        description="bus bandwidth of all-reduces that the switch sums (NVLS); omitted: it cannot, "
-        "or in proportion to the preset's",
+        description="bus bandwidth of all-reduces that the switch sums (NVLS); omitted: in "
+        "proportion to the preset's, or it cannot",
     )
 
-    def with_bandwidth(self, bytes_per_s: float | None) -> IntraNode:
-        """The same with another bandwidth (None: its own), and the switch's in proportion."""
-        if bytes_per_s is None:
-            return self
+    def with_bandwidth(self, bytes_per_s: float) -> IntraNode:
+        """The same with another bandwidth, and the switch's in proportion."""
         own, switch = self.bandwidth_bytes_per_s, self.switch_bandwidth_bytes_per_s
         update = {"bandwidth_bytes_per_s": bytes_per_s}
         if own and switch:
@@ -90,10 +88,8 @@ class InterNode(Spec):
         "rdma", description="where no latency is stated: NCCL's own for rdma, else the preset's"
     )
 
-    def with_bandwidth(self, bytes_per_s: float | None) -> InterNode:
-        """The same with another bandwidth (None: its own)."""
-        if bytes_per_s is None:
-            return self
+    def with_bandwidth(self, bytes_per_s: float) -> InterNode:
+        """The same with another bandwidth."""
         return self.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s})
 
 
@@ -326,8 +322,11 @@ class Cluster(Spec):
         if stated is None or preset is None:
             return stated or preset
         said = {field: getattr(stated, field) for field in stated.model_fields_set}
-        if self.machine or stated.bandwidth_bytes_per_s is None:
-            return preset.with_bandwidth(stated.bandwidth_bytes_per_s).model_copy(update=said)
+        rate = stated.bandwidth_bytes_per_s
+        if rate is None:
+            return preset.model_copy(update=said)
+        if self.machine:
+            return preset.with_bandwidth(rate).model_copy(update=said)
         if stated.latency_s is None:
             return stated.model_copy(update={"latency_s": preset.latency_s})
         return stated
