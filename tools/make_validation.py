@@ -27,7 +27,7 @@ from typing import Any
 import nccl_sweeps
 
 from calibrate.validate import validate
-from calibrate.validation import Sweep, Validation, figures_of, headlines
+from calibrate.validation import Case, Sweep, Validation, figures_of, headlines
 from ddpsim.cluster.collectives import duration_ns
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.plan import Request
@@ -117,10 +117,15 @@ class Row:
 
 @cache
 def campaign(folder: Path) -> Validation:
-    """A recorded campaign, predicted anew from its profile, on all cores."""
+    """A recorded campaign, predicted anew from its profile."""
+    return _validated(folder, folder / "cluster.json")
+
+
+def _validated(folder: Path, profile: Path) -> Validation:
+    """The rounds of a folder, predicted on all cores."""
     files = sorted(folder.glob("rounds-*.json"))
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        return validate(files, folder / "cluster.json", pool.map)
+        return validate(files, profile, pool.map)
 
 
 def report_of(folder: Path) -> Path:
@@ -395,6 +400,8 @@ def page() -> str:
         "EPYC_NEW": _in_short([s for s in _own_cores(EPYC) if s.model.endswith(":mixer")]),
         **_campaign_texts("XEON", XEON),
         "XEON_FIRST": _in_short(_as_first_measured(XEON)),
+        "XEON_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-22T14")),
+        "XEON_HOURS_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T00")),
         "PRESETS": _preset_table(),
         "SWEEPS": "\n".join(nccl_sweeps.table()),
         "SWEEP_LEVELS": "\n".join(f"- {k}: {v}" for k, v in nccl_sweeps.levels().items()),
@@ -454,9 +461,39 @@ def _by_plain_medians(folder: Path) -> list[Sweep]:
 
 def _as_first_measured(folder: Path) -> list[Sweep]:
     """The same sweeps, with those in their place that were measured again as machines were slow."""
-    files = sorted((folder / "restless").glob("rounds-*.json"))
-    first = {sweep.file: sweep for sweep in validate(files, folder / "cluster.json").sweeps}
+    restless = _validated(folder / "restless", folder / "cluster.json")
+    first = {sweep.file: sweep for sweep in restless.sweeps}
     return [first.get(sweep.file, sweep) for sweep in _own_cores(folder)]
+
+
+def _as_measured_before(folder: Path, began: str) -> list[Sweep]:
+    """The same sweeps, with what an earlier campaign measured in the place of the prediction.
+
+    Each brought to the bare model's iteration as it was this time.
+    """
+    text = (folder / "earlier.csv").read_text("utf-8").splitlines()
+    rows = csv.DictReader(line for line in text if not line.startswith("#"))
+    known = {(row["file"], row["variant"]): row for row in rows if row["began"] == began}
+
+    def predicted(sweep: Sweep, case: Case) -> Case:
+        before = known[sweep.file, case.variant]
+        slower_s = case.compute_only_s - float(before["bare_s"])
+        return case.model_copy(update={"predicted_s": float(before["measured_s"]) + slower_s})
+
+    return [
+        sweep.model_copy(update={"cases": tuple(predicted(sweep, c) for c in sweep.cases)})
+        for sweep in _own_cores(folder)
+    ]
+
+
+def _with_skill(sweeps: Sequence[Sweep]) -> str:
+    figures = figures_of(sweeps)
+    if figures is None or figures.skilled is None:
+        raise ValueError("no sweep, or none with exposed communication")
+    return (
+        f"median {figures.median_error:.1%}, worst {figures.worst_error:.1%}, skill "
+        f"{figures.skilled:.0%}"
+    )
 
 
 def _in_short(sweeps: Sequence[Sweep]) -> str:
