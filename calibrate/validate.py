@@ -14,7 +14,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean, median
@@ -45,11 +45,14 @@ from calibrate.validation import (
     figures_of,
 )
 from ddpsim.api import load_scenario, simulate_and_observe
+from ddpsim.engine.program import Program
 from ddpsim.errors import DdpsimError, shown
 from ddpsim.importers.cluster_profile import read_cluster_profile
 from ddpsim.interval import together
+from ddpsim.job import resolve
 from ddpsim.result.model import Result
-from ddpsim.scenario.catalog import resolve
+from ddpsim.result.timeline import Timeline
+from ddpsim.scenario.catalog import resolve as resolve_preset
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = ["model_profile", "rank_factors", "validate"]
@@ -110,6 +113,15 @@ class _Inputs:
     rounds: Rounds
     folder: Path
     profile: Path | None
+    _simulated: dict[Program, tuple[Result, Timeline]] = field(default_factory=dict)
+
+    def simulated(self, variant: VariantSamples, ranks: Sequence[int]) -> tuple[Result, Timeline]:
+        """A variant's prediction; caps that come to the same buckets are simulated once."""
+        scenario = load_scenario(self.scenario(variant))
+        program = resolve(scenario).program
+        if program not in self._simulated:
+            self._simulated[program] = simulate_and_observe(scenario, ranks)
+        return self._simulated[program]
 
     def scenario(self, variant: VariantSamples) -> dict[str, Any]:
         """The scenario of a variant."""
@@ -162,7 +174,7 @@ def _device(name: str) -> str:
         return "cpu-core"
     for word in name.split():
         with suppress(ValueError):
-            return resolve("device", word)
+            return resolve_preset("device", word)
     raise DdpsimError(f"no device preset is known for {shown(name)}")
 
 
@@ -279,8 +291,8 @@ def _key(variant: VariantSamples) -> tuple[object, ...]:
 
 def _case(measured: _Measured, inputs: _Inputs) -> Case:
     variant = measured.variant
-    scenario, ranks = load_scenario(inputs.scenario(variant)), _slowest_ranks(measured.rounds)
-    result, timeline = simulate_and_observe(scenario, ranks)
+    ranks = _slowest_ranks(measured.rounds)
+    result, timeline = inputs.simulated(variant, ranks)
     phases = mean_phases(timeline, ranks)
     whole = steady_time(measured.rounds, measured.alike)
     stderr_s = whole.stderr or 0.0
