@@ -26,6 +26,10 @@ def parse(document: Document) -> Scenario:
 
 
 def _refuse(document: Document, error: ValidationError) -> NoReturn:
+    schema = document.data.get("schema")
+    if isinstance(schema, str) and schema.startswith("ddpsim.") and "/" in schema:
+        reason = f"this file is a {schema} and no scenario: name one, of schema ddpsim/1"
+        raise ScenarioError([document.problem(("schema",), reason)]) from None
     errors = error.errors(include_url=False)
     meant = {_meant(details["loc"]) for details in errors if details["type"] == "extra_forbidden"}
     problems = [
