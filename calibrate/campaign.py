@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from calibrate.ddp_rounds import CAPS, RoundOptions, Variant
@@ -48,7 +49,8 @@ class Campaign:
     """What to measure, into `folder`; rates in Gbit/s, budgets in seconds.
 
     `record_only` names the kinds of a record, for a file of its own beside the usual one; `others`
-    adds accumulation and a compressing hook to the bucket caps.
+    adds accumulation and a compressing hook to the bucket caps. Rounds are measured `runs` times,
+    in processes of their own, and all else between: what one run's medians say of another's.
     """
 
     folder: Path
@@ -58,6 +60,7 @@ class Campaign:
     caps: tuple[float | None, ...] = CAPS
     hosts: int = 2
     rounds: tuple[int, int] = (6, 15)
+    runs: int = 1
     budget_s: float = 100.0
     record_budget_s: float = 240.0
     record_only: tuple[Kind, ...] = ()
@@ -105,11 +108,11 @@ class Campaign:
         for rate in self.fit_rates:
             name = "-".join(("record", *self.record_only, f"{rate:g}gbit-{self.hosts}hosts.json"))
             yield _Job(name, rate, "calibrate.measure.session", self._record)
-        for rate in self.rates:
-            for model in self.models:
-                name = f"rounds-{model.rpartition(':')[2]}-{rate:g}gbit-{self.hosts}hosts.json"
-                options = partial(self._rounds, model)
-                yield _Job(name, rate, "calibrate.measure.ddp_rounds", options)
+        for run, rate, model in product(range(1, self.runs + 1), self.rates, self.models):
+            name = f"rounds-{model.rpartition(':')[2]}-{rate:g}gbit-{self.hosts}hosts"
+            name += f"-run{run}.json" if run > 1 else ".json"
+            options = partial(self._rounds, model)
+            yield _Job(name, rate, "calibrate.measure.ddp_rounds", options)
 
     def _record(self, output: Path, rate: float) -> str:
         """Options of `measure` as JSON."""
@@ -194,7 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", type=_names, default=MODELS, help="or MODULE:FUNCTION")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--rounds", type=int, nargs=2, default=(6, 15), metavar=("LEAST", "MOST"))
-    parser.add_argument("--budget", type=float, default=100.0, help="seconds, a model and rate")
+    parser.add_argument("--budget", type=float, default=100.0, help="seconds, a run of rounds")
+    parser.add_argument(
+        "--runs", type=int, default=1, help="of each model at each rate, all else between"
+    )
     parser.add_argument("--record-budget", type=float, default=240.0, help="seconds, a record")
     parser.add_argument("--only", type=_names, default=(), help="kinds that a record holds")
     parser.add_argument("--others", action="store_true", help="accumulation and a hook too")
@@ -213,6 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         models=given.models,
         hosts=given.hosts,
         rounds=(given.rounds[0], given.rounds[1]),
+        runs=given.runs,
         budget_s=given.budget,
         record_budget_s=given.record_budget,
         record_only=given.only,

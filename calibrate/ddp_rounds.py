@@ -4,12 +4,17 @@ Rounds: in each, every variant of DDP runs one iteration, and between them the b
 without any communication, in an order that rotates; then all-reduces of a few sizes. Slow drift of
 the machine or of the network meets them all. Samples are seconds, `[round][rank]`, in the order
 they were taken; the ranks start each iteration together, at a barrier that is not timed.
+
+A file holds one run, the rounds of one set of processes; several runs of the same can be taken
+together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,6 +37,7 @@ __all__ = [
     "Variant",
     "VariantSamples",
     "load_rounds",
+    "pooled",
     "rank_medians",
     "save_rounds",
     "slowest",
@@ -47,6 +53,7 @@ CORES_OF_RANKS = "cores_of_ranks"  # in an environment's details: "0,1 | 2,3"
 
 Samples = tuple[tuple[float, ...], ...]  # seconds, [round][rank]
 _S = TypeVar("_S", bound="Steps")
+_P = TypeVar("_P", bound="_Part")
 CommHook = Literal["none", "fp16_compress", "bf16_compress"]
 
 
@@ -112,6 +119,7 @@ class Steps(_Part):
 class Alone(Steps):
     """The model without DDP, all ranks at once, a few times a round: [iteration][rank].
 
+    On a CPU the optimizer comes after an all-reduce, as under DDP; the wait for it does not count.
     Ready times come from iterations with hooks, one a round.
     """
 
@@ -184,6 +192,19 @@ class Rounds(_Part):
         )
 
     @property
+    def subject(self) -> object:
+        """What was measured, and on what; hashable. Rounds of one subject are runs of the same."""
+        here = self.environment
+        return (
+            *(here.machine, here.device, here.torch, here.backend, here.library),
+            frozenset(here.variables.items()),
+            *(self.oversubscribed, self.layout, self.model, self.batch_per_rank, self.buffers),
+            *((p.name, p.numel, p.dtype) for p in self.parameters),
+            *((v.variant, v.bucket_bytes) for v in self.variants),
+            *(row.size_bytes for row in self.all_reduce),
+        )
+
+    @property
     def oversubscribed(self) -> bool:
         """Whether ranks of one machine share cores, with fewer than two cores a rank.
 
@@ -217,6 +238,50 @@ def _calm(steps: _S) -> _S:
     if isinstance(steps, Alone) and steps.accumulating:
         parts["accumulating"] = _calm(steps.accumulating)
     return steps.model_copy(update=parts)
+
+
+def pooled(runs: Sequence[Rounds]) -> Rounds:
+    """Runs of one subject as one: the samples of all, run by run, and means of what has none."""
+    first = runs[0]
+    if len(runs) == 1:
+        return first
+    return first.model_copy(
+        update={
+            "parameters": tuple(
+                _ready_on_average(same) for same in zip(*(r.parameters for r in runs), strict=True)
+            ),
+            "alone": _joined([run.alone for run in runs]),
+            "variants": tuple(
+                _joined(same) for same in zip(*(r.variants for r in runs), strict=True)
+            ),
+            "all_reduce": tuple(
+                _joined(same) for same in zip(*(r.all_reduce for r in runs), strict=True)
+            ),
+            "elapsed_s": sum(run.elapsed_s for run in runs),
+        }
+    )
+
+
+def _joined(parts: Sequence[_P]) -> _P:
+    """The first with the samples of all, and the means of single figures by rank."""
+    first, joined = parts[0], dict[str, object]()
+    for name, value in first:
+        values = [getattr(part, name) for part in parts]
+        if isinstance(value, _Part) and not isinstance(value, Variant):
+            joined[name] = _joined(values)
+        elif name.endswith("_s") and value and isinstance(value[0], float):
+            joined[name] = tuple(map(fmean, zip(*values, strict=True)))
+        elif name.endswith("_s"):
+            joined[name] = tuple(chain.from_iterable(values))
+    return first.model_copy(update=joined)
+
+
+def _ready_on_average(same: Sequence[Parameter]) -> Parameter:
+    by_rank = zip(*(parameter.ready_s for parameter in same), strict=True)
+    ready_s = tuple(
+        None if None in times else fmean(s for s in times if s is not None) for times in by_rank
+    )
+    return same[0].model_copy(update={"ready_s": ready_s})
 
 
 def slowest(samples: Samples) -> tuple[float, ...]:

@@ -5,48 +5,75 @@ every variant of DDP of as many micro-batches, and over before anything is sent:
 the machine was in this very iteration. What goes with it is taken off, which halves the noise: a
 control variate. (Of two micro-batches each forward took 0.6 and 5 % less than one alone, in the
 median of the sweeps on two machines: the slower rank changes, and perhaps caches are warm.)
+
+One run's rounds say how well it knows its own iterations, and not how well another would find
+them: that, several runs tell.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
+from statistics import fmean, stdev
+
 import numpy as np
 
-from calibrate.ddp_rounds import Rounds, Samples, VariantSamples, slowest
-from calibrate.fit.estimates import Floats, median_time
+from calibrate.ddp_rounds import Rounds, Steps, slowest
+from calibrate.fit.estimates import Floats, averaged, median_time
 from ddpsim.importers.cluster_profile import Fitted
 
-__all__ = ["steady_time"]
+__all__ = ["run_sigma", "steady_time"]
 
 _LEAST_ROUNDS = 10  # fewer tell no slope
 
 
-def steady_time(rounds: Rounds, alike: tuple[VariantSamples, ...]) -> Fitted:
-    """Seconds of an iteration, the slower rank's: the median over the rounds of these variants.
+def steady_time(runs: Sequence[Rounds], alike: Sequence[int], sigma: float = 0.0) -> Fitted:
+    """Seconds of an iteration, the slower rank's: the mean of the runs' medians.
 
-    Each as it would have been had its forward taken what those of all variants with as many
-    micro-batches usually take: in logarithms the iteration is a line in its forward, by least
-    squares over these rounds.
+    A run's median is over the rounds of the variants of these indices, each as it would have been
+    had its forward taken what those of all variants with as many micro-batches usually take: in
+    logarithms the iteration is a line in its forward, by least squares over all of these rounds.
+    The error is that of the medians, or of runs that are `sigma` apart where that is larger.
     """
-    whole = np.log(_slower([variant.whole_s for variant in alike]))
-    if len(whole) < _LEAST_ROUNDS:
-        return median_time(np.exp(whole).tolist())
-    forwards = np.concatenate([_forward(variant) for variant in alike])
-    off = forwards - _usual_forward(rounds, alike[0].variant.accumulation_steps)
-    spread = off - off.mean()
+    time = averaged(_medians(runs, alike))
+    apart_s = time.value * sigma / math.sqrt(len(runs))
+    return Fitted(value=time.value, stderr=max(time.stderr or 0.0, apart_s))
+
+
+def run_sigma(runs: Sequence[Rounds], cases: Iterable[Sequence[int]]) -> float:
+    """The standard deviation of an iteration from run to run, relative; 0 of a single run.
+
+    Pooled over the cases, each the indices of variants that are alike.
+    """
+    if len(runs) < 2:
+        return 0.0
+    found = [[median.value for median in _medians(runs, alike)] for alike in cases]
+    return math.sqrt(fmean((stdev(values) / fmean(values)) ** 2 for values in found))
+
+
+def _medians(runs: Sequence[Rounds], alike: Sequence[int]) -> list[Fitted]:
+    """By run, each iteration brought to the usual forward."""
+    whole = [_logarithms([run.variants[i] for i in alike], "whole_s") for run in runs]
+    forward = [_logarithms([run.variants[i] for i in alike], "forward_s") for run in runs]
+    usual = _usual_forward(runs, runs[0].variants[alike[0]].variant.accumulation_steps)
+    slope = _slope(np.concatenate(forward), np.concatenate(whole))
+    return [
+        median_time(np.exp(iteration - slope * (own - usual)).tolist())
+        for iteration, own in zip(whole, forward, strict=True)
+    ]
+
+
+def _slope(x: Floats, y: Floats) -> float:
+    spread = x - x.mean()
     power = float(spread @ spread)
-    slope = float(spread @ whole) / power if power > 0 else 0.0
-    return median_time(np.exp(whole - slope * off).tolist())
+    return float(spread @ y) / power if power > 0 and len(x) >= _LEAST_ROUNDS else 0.0
 
 
-def _usual_forward(rounds: Rounds, micro_batches: int) -> float:
-    like = [v for v in rounds.variants if v.variant.accumulation_steps == micro_batches]
-    return float(np.median(np.concatenate([_forward(variant) for variant in like])))
+def _usual_forward(runs: Sequence[Rounds], micro_batches: int) -> float:
+    like = [v for r in runs for v in r.variants if v.variant.accumulation_steps == micro_batches]
+    return float(np.median(_logarithms(like, "forward_s")))
 
 
-def _forward(variant: VariantSamples) -> Floats:
-    """Logarithms of the slower rank's forward, by round."""
-    return np.asarray(np.log(_slower([variant.forward_s])))
-
-
-def _slower(samples: list[Samples]) -> Floats:
-    return np.array([seconds for one in samples for seconds in slowest(one)])
+def _logarithms(steps: Sequence[Steps], part: str) -> Floats:
+    """Of the slower rank's seconds, round by round."""
+    return np.log([seconds for one in steps for seconds in slowest(getattr(one, part))])

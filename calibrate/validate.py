@@ -1,8 +1,9 @@
 """Hold simulations against real DDP iterations, as recorded in rounds. Needs no torch.
 
-A case is one variant of one file of rounds. Its compute is the model as measured without DDP in
-the same rounds; its network is a cluster profile, fitted elsewhere, or, without one, the
-all-reduces of the rounds themselves (`network` says which: the latter is no prediction of them).
+A case is one variant of one model on one cluster, of one file of rounds or of several, which are
+runs of the same. Its compute is the model as measured without DDP in the same rounds; its network
+is a cluster profile, fitted elsewhere, or, without one, the all-reduces of the rounds themselves
+(`network` says which: the latter is no prediction of them).
 
     python -m calibrate validate rounds-*.json --profile cluster.json -o validation.json
 """
@@ -26,15 +27,18 @@ from calibrate.ddp_rounds import (
     Alone,
     Rounds,
     Samples,
+    Steps,
     VariantSamples,
     load_rounds,
+    pooled,
     rank_medians,
     slowest,
 )
 from calibrate.fit.estimates import MEDIAN_ERROR, median_time, trimmed_mean
 from calibrate.fit.profile import NOT_STATED
+from calibrate.parts import adding_up
 from calibrate.phases import Phases, mean_phases
-from calibrate.steady import steady_time
+from calibrate.steady import run_sigma, steady_time
 from calibrate.validation import (
     SIGNIFICANT,
     Case,
@@ -47,7 +51,7 @@ from calibrate.validation import (
 from ddpsim.api import load_scenario, simulate_and_observe
 from ddpsim.engine.program import Program
 from ddpsim.errors import DdpsimError, shown
-from ddpsim.importers.cluster_profile import read_cluster_profile
+from ddpsim.importers.cluster_profile import Fitted, read_cluster_profile
 from ddpsim.interval import together
 from ddpsim.job import resolve
 from ddpsim.result.model import Result
@@ -65,11 +69,18 @@ def validate(
 ) -> Validation:
     """Predict every variant of every file of rounds; raises DdpsimError for what cannot be read.
 
-    `mapped` is `map`, or an executor's, to predict several files at once.
+    Files of the same model on the same cluster are runs of one sweep. `mapped` is `map`, or an
+    executor's, to predict several sweeps at once.
     """
     if not files:
         raise DdpsimError("no rounds: name at least one file of them")
-    sweeps = tuple(mapped(partial(_sweep, profile=profile), files))
+    same: dict[object, list[_Run]] = {}
+    for path in files:
+        rounds = load_rounds(path)
+        if profile is not None:
+            _check_cluster(path, rounds, profile)
+        same.setdefault(rounds.subject, []).append(_Run(path.name, rounds.calm()))
+    sweeps = tuple(mapped(partial(_sweep, profile=profile), same.values()))
     return Validation(
         profile=None if profile is None else profile.name,
         figures=figures_of([sweep for sweep in sweeps if not sweep.oversubscribed]),
@@ -81,21 +92,34 @@ def validate(
 # --- one sweep ---------------------------------------------------------------------------------
 
 
-def _sweep(path: Path, profile: Path | None) -> Sweep:
-    rounds = load_rounds(path).calm()
+@dataclass(frozen=True)
+class _Run:
+    """A file of rounds: its name, and what it holds."""
+
+    file: str
+    rounds: Rounds
+
+
+def _sweep(found: Sequence[_Run], profile: Path | None) -> Sweep:
+    """Of runs of the same."""
+    file, runs = found[0].file, tuple(run.rounds for run in found)
+    rounds = pooled(runs)
     count = min(len(variant.whole_s) for variant in rounds.variants)
     if count < _FEWEST_ROUNDS:
         raise DdpsimError(
-            f"{path.name}: {count} rounds tell nothing of the noise; "
-            f"wanted {_FEWEST_ROUNDS} or more"
+            f"{file}: {count} rounds tell nothing of the noise; wanted {_FEWEST_ROUNDS} or more"
         )
-    if profile is not None:
-        _check_cluster(path, rounds, profile)
+    alike = _alike(rounds.variants)
+    sigma = run_sigma(runs, set(alike))
     with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
         inputs = _Inputs(rounds, Path(folder), profile)
-        cases = tuple(_case(_Measured.of(rounds, variant), inputs) for variant in rounds.variants)
+        cases = tuple(
+            _case(_Measured(rounds, runs, sigma, i, same), inputs) for i, same in enumerate(alike)
+        )
     return Sweep(
-        file=path.name,
+        file=file,
+        runs=len(runs),
+        run_sigma=sigma if len(runs) > 1 else None,
         model=rounds.model,
         nodes=rounds.layout.nodes,
         gpus_per_node=rounds.layout.gpus_per_node,
@@ -104,6 +128,17 @@ def _sweep(path: Path, profile: Path | None) -> Sweep:
         oversubscribed=rounds.oversubscribed,
         cases=cases,
     )
+
+
+def _alike(variants: Sequence[VariantSamples]) -> tuple[tuple[int, ...], ...]:
+    """Of each variant, itself and those that differ from it by a cap that does nothing."""
+
+    def key(variant: VariantSamples) -> tuple[object, ...]:
+        options = variant.variant
+        return variant.bucket_bytes, options.accumulation_steps, options.comm_hook
+
+    keys = [key(variant) for variant in variants]
+    return tuple(tuple(i for i, other in enumerate(keys) if other == own) for own in keys)
 
 
 @dataclass(frozen=True)
@@ -206,8 +241,8 @@ def model_profile(rounds: Rounds) -> dict[str, Any]:
     Its iterations bring their spread, and how the ranks differ.
     """
     alone = rounds.alone
-    forward_s = fmean(rank_medians(alone.forward_s))
-    backward_s = fmean(rank_medians(alone.backward_s))
+    forward_s, backward_s, optimizer_s = _usual_parts(alone)
+    longer = backward_s / fmean(rank_medians(alone.backward_s))
     return {
         "schema": "ddpsim.model-profile/1",
         "source": f"{rounds.model}, {len(alone.whole_s)} iterations without DDP",
@@ -215,7 +250,7 @@ def model_profile(rounds: Rounds) -> dict[str, Any]:
         "forward_s": forward_s,
         "backward_s": backward_s,
         **_later(alone, forward_s, backward_s),
-        "optimizer_s": fmean(rank_medians(alone.optimizer_s)),
+        "optimizer_s": optimizer_s,
         "iterations_s": alone.whole_s,
         "ready_origin": "backward_start",
         "parameters": [
@@ -223,7 +258,9 @@ def model_profile(rounds: Rounds) -> dict[str, Any]:
                 "name": p.name,
                 "numel": p.numel,
                 "dtype": p.dtype,
-                "ready_s": None if None in p.ready_s else fmean(s for s in p.ready_s if s),
+                "ready_s": None
+                if None in p.ready_s
+                else longer * fmean(ready_s for ready_s in p.ready_s if ready_s),
             }
             for p in rounds.parameters
         ],
@@ -236,10 +273,18 @@ def _later(alone: Alone, forward_s: float, backward_s: float) -> dict[str, float
     two = alone.accumulating
     if two is None:
         return {}
+    both_forward_s, both_backward_s, _ = _usual_parts(two)
     return {
-        "later_forward_s": fmean(rank_medians(two.forward_s)) - forward_s,
-        "later_backward_s": fmean(rank_medians(two.backward_s)) - backward_s,
+        "later_forward_s": both_forward_s - forward_s,
+        "later_backward_s": both_backward_s - backward_s,
     }
+
+
+def _usual_parts(steps: Steps) -> list[float]:
+    """Forward, backward and optimizer: means of the ranks' medians, which are an iteration."""
+    parts = (steps.forward_s, steps.backward_s, steps.optimizer_s)
+    each_s = (fmean(rank_medians(part)) for part in parts)
+    return adding_up(each_s, fmean(rank_medians(steps.whole_s)))
 
 
 def rank_factors(rounds: Rounds) -> tuple[float, ...]:
@@ -268,25 +313,33 @@ def _all_reduce_csv(rounds: Rounds) -> str:
 
 @dataclass(frozen=True)
 class _Measured:
-    """A variant as measured, with those that have the same buckets: these are one experiment."""
+    """A variant as measured, with those that have the same buckets: these are one experiment.
+
+    `rounds` are all runs'; `sigma` is how far apart runs are. `index` and `alike` are variants.
+    """
 
     rounds: Rounds
-    variant: VariantSamples
-    alike: tuple[VariantSamples, ...]
+    runs: tuple[Rounds, ...]
+    sigma: float
+    index: int
+    alike: tuple[int, ...]
 
-    @classmethod
-    def of(cls, rounds: Rounds, variant: VariantSamples) -> _Measured:
-        """With all that differs from it by its cap alone, and not by what the cap does."""
-        return cls(rounds, variant, tuple(v for v in rounds.variants if _key(v) == _key(variant)))
+    @property
+    def variant(self) -> VariantSamples:
+        """The variant itself."""
+        return self.rounds.variants[self.index]
 
     def pooled(self, part: Callable[[VariantSamples], Samples]) -> Samples:
         """A part's seconds, [round][rank], of all that are alike."""
-        return tuple(row for variant in self.alike for row in part(variant))
+        return tuple(row for i in self.alike for row in part(self.rounds.variants[i]))
 
+    def time(self) -> Fitted:
+        """Of an iteration, of all that are alike."""
+        return steady_time(self.runs, self.alike, self.sigma)
 
-def _key(variant: VariantSamples) -> tuple[object, ...]:
-    options = variant.variant
-    return variant.bucket_bytes, options.accumulation_steps, options.comm_hook
+    def own_time(self) -> Fitted:
+        """Of an iteration, of the variant's own rounds."""
+        return steady_time(self.runs, (self.index,), self.sigma)
 
 
 def _case(measured: _Measured, inputs: _Inputs) -> Case:
@@ -294,10 +347,11 @@ def _case(measured: _Measured, inputs: _Inputs) -> Case:
     ranks = _slowest_ranks(measured.rounds)
     result, timeline = inputs.simulated(variant, ranks)
     phases = mean_phases(timeline, ranks)
-    whole = steady_time(measured.rounds, measured.alike)
+    whole = measured.time()
     stderr_s = whole.stderr or 0.0
     predicted_split, measured_split = _predicted(result, phases), _measured(measured, ranks)
-    predicted_s, rounds = result.iteration_time_s.p50, sum(len(v.whole_s) for v in measured.alike)
+    whole_s = slowest(measured.pooled(lambda v: v.whole_s))
+    predicted_s = result.iteration_time_s.p50
     naive, options = result.baselines_s, variant.variant
     quiet = abs(predicted_s - whole.value) <= SIGNIFICANT * stderr_s
     return Case(
@@ -305,11 +359,11 @@ def _case(measured: _Measured, inputs: _Inputs) -> Case:
         bucket_choice=options.accumulation_steps == 1 and options.comm_hook == "none",
         predicted_s=predicted_s,
         measured_s=whole.value,
-        own_s=steady_time(measured.rounds, (variant,)).value,
-        plain_s=median(slowest(measured.pooled(lambda v: v.whole_s))),
+        own_s=measured.own_time().value,
+        plain_s=median(whole_s),
         stderr_s=stderr_s,
-        rounds=rounds,
-        interval_s=_interval(result, rounds),
+        rounds=len(whole_s),
+        interval_s=_interval(result, len(whole_s)),
         compute_only_s=naive.compute_only,
         no_overlap_s=naive.no_overlap,
         perfect_overlap_s=naive.perfect_overlap,

@@ -56,7 +56,8 @@ class Split(_Part):
 
 
 class Case(_Part):
-    """One variant; seconds. `measured_s` is the median over rounds of the slower rank.
+    """One variant; seconds. `measured_s` is the median over rounds of the slower rank, of several
+    runs the mean of their medians.
 
     Rounds in which the machine was slow are brought to its usual pace (`calibrate.steady`);
     `plain_s` is the median without that. Variants with the same buckets are one and the same thing
@@ -69,7 +70,9 @@ class Case(_Part):
     measured_s: float
     own_s: float
     plain_s: float
-    stderr_s: float = Field(description="of the measured median")
+    stderr_s: float = Field(
+        description="of the measured median; of several runs no less than what they are apart tells"
+    )
     rounds: int
     interval_s: tuple[float, float] | None = Field(
         description="80 % interval of a median over so many rounds"
@@ -117,9 +120,13 @@ class Case(_Part):
 
 
 class Sweep(_Part):
-    """One file of rounds: a model on a cluster."""
+    """A model on a cluster: a file of rounds, or several, which are runs of the same."""
 
-    file: str
+    file: str = Field(description="the first run's")
+    runs: int = Field(1, ge=1, description="each in processes of its own")
+    run_sigma: float | None = Field(
+        None, description="standard deviation of an iteration from run to run, relative"
+    )
     model: str
     nodes: int
     gpus_per_node: int
@@ -169,6 +176,9 @@ class Figures(_Part):
         description="standard deviation of measured medians between caps with the same buckets, "
         "relative: noise that the standard errors should tell"
     )
+    run_sigma: float | None = Field(
+        description="median of the sweeps' standard deviations from run to run, relative"
+    )
     median_error: float
     worst_error: float
     within_5_percent_or_noise: float = Field(description="share of cases")
@@ -212,6 +222,7 @@ def figures_of(sweeps: Sequence[Sweep]) -> Figures | None:
     covered = [case.covered for case in cases if case.covered is not None]
     waits = [abs(c.predicted.exposed - c.measured.exposed) / c.measured_s for c in cases]
     terms = [case.off for case in cases]
+    apart = [sweep.run_sigma for sweep in sweeps if sweep.run_sigma is not None]
     return Figures(
         cases=len(cases),
         sweeps=len(sweeps),
@@ -221,6 +232,7 @@ def figures_of(sweeps: Sequence[Sweep]) -> Figures | None:
         ),
         median_stderr=median(case.noise for case in cases),
         repeat_sigma=_repeat_sigma([group for sweep in sweeps for group in sweep.choices]),
+        run_sigma=median(apart) if apart else None,
         median_error=median(errors),
         worst_error=max(errors),
         within_5_percent_or_noise=_share(
@@ -267,7 +279,9 @@ def summary(validation: Validation) -> str:
     """The figures and every case, as text."""
     lines = list(headlines(validation))
     for sweep in validation.sweeps:
-        lines.append(f"{sweep.file}  network: {sweep.network}  regret {_percent(sweep.regret)}")
+        runs = f"  runs {sweep.runs}" if sweep.runs > 1 else ""
+        regret = _percent(sweep.regret)
+        lines.append(f"{sweep.file}{runs}  network: {sweep.network}  regret {regret}")
         lines += [_line(case) for case in sweep.cases]
     return "\n".join(lines)
 
@@ -286,6 +300,8 @@ def _lines(f: Figures) -> Iterator[str]:
         f"{f.distinct_cases} are distinct; noise: standard errors of {f.median_stderr:.1%} "
         f"(median), and {_percent(f.repeat_sigma)} between caps with the same buckets"
     )
+    if f.run_sigma is not None:
+        yield f"runs of the same are {f.run_sigma:.1%} apart (standard deviation; median of sweeps)"
     yield f"error: median {f.median_error:.1%}, worst {f.worst_error:.1%}"
     yield f"bias {f.median_bias:+.1%}; within 5 % or the noise: {f.within_5_percent_or_noise:.0%}"
     yield f"skill: {_percent(f.skilled)} of {f.exposed_cases} cases with exposed communication"

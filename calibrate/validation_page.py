@@ -16,15 +16,16 @@ _PAGE = """{% extends "shell.html" %}
 {% block body %}
 <h1>{{ title }}</h1>
 <p>Network: {{ profile or "the rounds' own all-reduces, so no prediction of the network" }}.
-Measured: median over rounds of the slower rank; ± its standard error. Predicted / measured parts
-in ms, on the slowest rank.</p>
+Measured: median over rounds of the slower rank, mean over runs; ± its standard error.
+Predicted / measured parts in ms, on the slowest rank.</p>
 <ul>{% for line in headlines %}<li>{{ line }}</li>{% endfor %}</ul>
 <h2>Error of every case, with two standard errors (open: oversubscribed)</h2>
 <div class="drawing" id="drawing-errors" role="img" aria-label="Errors over measured times; the
 tables below have the figures."></div>
 {% for sweep in sweeps %}
 <h2>{{ sweep | title_of }}</h2>
-<p>{{ sweep.model }}, {{ sweep.file }}.
+<p>{{ sweep.model }}, {{ sweep.file }}{% if sweep.run_sigma is not none %}, {{ sweep.runs }} runs,
+{{ sweep.run_sigma | percent }} apart (standard deviation){% endif %}.
 {% if sweep.regret is not none %}The cap that is picked costs {{ sweep.regret | percent }} more than
 the best measured.{% endif %}</p>
 <div class="drawing" id="drawing-sweep-{{ loop.index }}" role="img" aria-label="Predicted and

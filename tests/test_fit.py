@@ -716,6 +716,38 @@ def test_records_of_several_line_rates_tell_what_compute_keeps_at_each() -> None
     assert profile.warnings == ()
 
 
+def test_every_record_of_a_line_rate_counts() -> None:
+    """Compute keeps the mean of what two hours say, and how far they are apart counts as error."""
+    records = [_record(per_byte=per_byte) for per_byte in (4e-9, 8e-9)]
+    first, second, both = (
+        fit_profile(given, "x").interference for given in ([records[0]], [records[1]], records)
+    )
+    assert first
+    assert second
+    assert both
+    (low,), (high,), (mean,) = (found.compute_kept for found in (first, second, both))
+    assert mean.share.value == pytest.approx((low.share.value + high.share.value) / 2, rel=1e-3)
+    assert mean.share.stderr is not None
+    apart = abs(high.share.value - low.share.value)
+    assert mean.share.stderr >= apart / 4 * (4 / 3) ** 0.5  # two pieces of compute in each
+
+
+def test_what_was_measured_in_two_records_is_compared() -> None:
+    whole = _record()
+    compute, rest = (
+        whole.model_copy(
+            update={
+                "measurements": tuple(
+                    m for m in whole.measurements if (m.kind == "compute") == is_compute
+                )
+            }
+        )
+        for is_compute in (True, False)
+    )
+    for records in ([compute, rest], [rest, compute]):
+        assert fit_profile(records, "x").interference == fit_profile([whole], "x").interference
+
+
 def test_ranks_of_one_node_tell_nothing_of_interference_over_links() -> None:
     measured = tuple(
         m.model_copy(update={"nodes": 1, "gpus_per_node": 2}) for m in _record().measurements

@@ -106,6 +106,15 @@ def test_the_parts_are_within_the_whole(rounds: Rounds) -> None:
                 assert sum(row[rank] for row in rows) <= whole[rank] + 3e-6  # rounded
 
 
+def test_the_bare_optimizer_waits_and_the_wait_does_not_count(rounds: Rounds) -> None:
+    """An all-reduce of 16 MiB takes tens of times as long as these two layers."""
+    alone = rounds.alone
+    parts = (alone.forward_s, alone.backward_s, alone.optimizer_s)
+    added = map(sum, zip(*map(slowest, parts), strict=True))
+    shares = sorted(whole / sum_ for whole, sum_ in zip(slowest(alone.whole_s), added, strict=True))
+    assert shares[len(shares) // 2] < 3
+
+
 def test_buckets_are_those_that_ddp_logged(rounds: Rounds) -> None:
     """The rebuilt ones: 2.bias and 2.weight reach 4 kB first."""
     whole = 4 * sum(p.numel for p in rounds.parameters)

@@ -23,6 +23,7 @@ from calibrate.ddp_rounds import (
     Steps,
     Variant,
     VariantSamples,
+    pooled,
     save_rounds,
 )
 from calibrate.fit.profile import fit_logs
@@ -34,7 +35,7 @@ from calibrate.record import (
     load_record,
     save_record,
 )
-from calibrate.steady import steady_time
+from calibrate.steady import run_sigma, steady_time
 from calibrate.testbed.errors import TestbedError
 from calibrate.validate import model_profile, rank_factors, validate
 from calibrate.validation import summary
@@ -222,8 +223,8 @@ def test_slow_moments_of_the_machine_are_taken_off(micro_batches: int) -> None:
     first, second = (paced(ONE, paces, micro_batches) for paces in (good, bad))
     rounds = made_up([ONE, TWO]).model_copy(update={"variants": (first, second)})
     usual_s = 0.6 * float(np.exp(np.median(np.log([*good, *bad])))) ** 0.5
-    for alike in ((first,), (second,), (first, second)):
-        time = steady_time(rounds, alike)
+    for alike in ((0,), (1,), (0, 1)):
+        time = steady_time([rounds], alike)
         assert time.value == pytest.approx(usual_s, rel=1e-9)
         assert time.stderr == pytest.approx(0, abs=1e-9)
 
@@ -235,7 +236,7 @@ def test_forwards_count_among_those_of_as_many_micro_batches() -> None:
     faster = tuple((0.9 * first, second) for first, second in three.forward_s)
     three = three.model_copy(update={"forward_s": faster})
     rounds = made_up([ONE, TWO]).model_copy(update={"variants": (one, three)})
-    assert steady_time(rounds, (three,)).value == pytest.approx(0.6 * np.median(paces) ** 0.5)
+    assert steady_time([rounds], (1,)).value == pytest.approx(0.6 * np.median(paces) ** 0.5)
 
 
 def test_iterations_that_a_hypervisor_disturbed_do_not_count() -> None:
@@ -263,8 +264,8 @@ def test_iterations_that_a_hypervisor_disturbed_do_not_count() -> None:
 def test_few_rounds_or_steady_ones_are_left_as_they_are() -> None:
     few, steady = paced(ONE, [1.0, 1.2, 1.4]), paced(TWO, [1.0] * 20)
     rounds = made_up([ONE, TWO]).model_copy(update={"variants": (few, steady)})
-    assert steady_time(rounds, (few,)).value == pytest.approx(0.6 * 1.2**0.5)
-    assert steady_time(rounds, (steady,)).value == pytest.approx(0.6)
+    assert steady_time([rounds], (0,)).value == pytest.approx(0.6 * 1.2**0.5)
+    assert steady_time([rounds], (1,)).value == pytest.approx(0.6)
 
 
 def test_noise_that_the_forward_does_not_tell_of_stays() -> None:
@@ -274,9 +275,81 @@ def test_noise_that_the_forward_does_not_tell_of_stays() -> None:
     forward_s = tuple((FORWARD * np.exp(n), 0.05) for n in chance.normal(0, 0.05, 400).tolist())
     whole_s = tuple((0.1, 0.6 * np.exp(n)) for n in noise.tolist())
     variant = still.model_copy(update={"forward_s": forward_s, "whole_s": whole_s})
-    time = steady_time(made_up([ONE]).model_copy(update={"variants": (variant,)}), (variant,))
+    time = steady_time([made_up([ONE]).model_copy(update={"variants": (variant,)})], (0,))
     assert time.stderr == pytest.approx(1.2533 * 0.05 * 0.6 / 20, rel=0.15)
     assert abs(time.value / 0.6 - 1) < 3 * 1.2533 * 0.05 / 20
+
+
+def run(*seconds: float, pace: float = 1.0) -> Rounds:
+    """A run in which each variant, of buckets of its own, takes so long without noise."""
+    rounds = made_up([TWO, ONE])
+    variants = tuple(
+        variant.model_copy(
+            update={
+                "whole_s": ((whole, whole),) * ROUNDS,
+                "forward_s": ((pace * FORWARD, pace * FORWARD),) * ROUNDS,
+            }
+        )
+        for variant, whole in zip(rounds.variants, seconds, strict=True)
+    )
+    return rounds.model_copy(update={"variants": variants})
+
+
+def test_runs_say_how_well_their_mean_is_known() -> None:
+    """0.5 and 0.52 s, 0.6 and 0.66: 2.8 and 6.7 % apart, 5.1 % together; the mean, 0.7 of that."""
+    runs = [run(0.5, 0.6), run(0.52, 0.66)]
+    sigma = run_sigma(runs, [(0,), (1,)])
+    first, second = (0.02 / 2**0.5 / 0.51, 0.06 / 2**0.5 / 0.63)
+    assert sigma == pytest.approx(((first**2 + second**2) / 2) ** 0.5)
+    time = steady_time(runs, (0,), sigma)
+    assert time.value == pytest.approx(0.51)
+    assert time.stderr == pytest.approx(0.51 * sigma / 2**0.5)
+    assert run_sigma(runs[:1], [(0,), (1,)]) == 0
+    assert steady_time(runs[:1], (0,)).stderr == pytest.approx(0)
+
+
+def test_a_run_on_a_slower_machine_is_brought_to_the_usual_pace() -> None:
+    """The iteration goes with its forward from run to run as it does from round to round."""
+    runs = [run(0.5, 0.6), run(0.55, 0.66, pace=1.1)]
+    assert run_sigma(runs, [(0,), (1,)]) == pytest.approx(0, abs=1e-9)
+    assert steady_time(runs, (0,)).value == pytest.approx(0.5 * 1.1**0.5)
+
+
+def test_files_of_the_same_are_runs_of_one_sweep(tmp_path: Path) -> None:
+    """Samples of all count; another batch is another sweep."""
+    slower = [
+        Measured(case.variant, 1.1 * case.backward, case.exposed, case.bucket_bytes)
+        for case in (TWO, ONE)
+    ]
+    files = [write(tmp_path, TWO, ONE), write(tmp_path, *slower, name="again.json")]
+    other = made_up([TWO, ONE]).model_copy(update={"batch_per_rank": 8})
+    save_rounds(other, tmp_path / "other.json")
+    sweeps = validate([*files, tmp_path / "other.json"]).sweeps
+    assert [(sweep.file, sweep.runs) for sweep in sweeps] == [("rounds.json", 2), ("other.json", 1)]
+    both, alone = sweeps
+    assert both.run_sigma == pytest.approx(0.1 * BACKWARD / 0.4 / 2**0.5, rel=0.1)
+    assert alone.run_sigma is None
+    for case, single in zip(both.cases, alone.cases, strict=True):
+        assert case.rounds == 2 * single.rounds
+        assert case.measured_s == pytest.approx(single.measured_s + 0.05 * TWO.backward, rel=1e-3)
+        assert case.predicted_s == pytest.approx(single.predicted_s)
+        assert case.stderr_s > 5 * single.stderr_s
+    assert "rounds.json  runs 2" in summary(validate(files))
+    assert "runs of the same are" in page(validate(files))
+
+
+def test_runs_together_hold_the_samples_of_all() -> None:
+    first, second = made_up([TWO, ONE]), made_up([TWO, ONE], second_rank=1.2)
+    late = tuple(p.model_copy(update={"ready_s": (2.0, None)}) for p in second.parameters)
+    both = pooled([first, second.model_copy(update={"parameters": late})])
+    assert both.alone.whole_s == first.alone.whole_s + second.alone.whole_s
+    assert both.alone.hook_s == (0.0, 0.0)
+    assert both.variants[1].variant == first.variants[1].variant
+    assert both.variants[1].logged.comm_s == 2 * first.variants[1].logged.comm_s
+    assert both.all_reduce[0].samples_s == 2 * first.all_reduce[0].samples_s
+    assert both.parameters[0].ready_s == ((BACKWARD + 2.0) / 2, None)
+    assert both.elapsed_s == 2.0
+    assert pooled([first]) == first
 
 
 def test_caps_with_the_same_buckets_are_one_choice_and_tell_the_noise(tmp_path: Path) -> None:
@@ -470,3 +543,14 @@ def test_a_campaign_goes_on_where_it_was_stopped(
     ]
     assert campaign([str(tmp_path), "--rates", "2", "--models", "transformer"]) == 0
     assert "there" in capsys.readouterr().out
+
+
+def test_a_campaign_measures_all_once_before_it_measures_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("calibrate.campaign.Testbed", _Testbed)
+    options = ["--rates", "2,5", "--models", "mixer,transformer", "--runs", "2"]
+    assert campaign([str(tmp_path), *options]) == 0
+    measured = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
+    once = [f"rounds-{m}-{r}gbit-2hosts" for r in (2, 5) for m in ("mixer", "transformer")]
+    assert measured == [f"{name}{run}.json" for run in ("", "-run2") for name in once]

@@ -49,13 +49,13 @@ def fit_interference(
 
     `model` is the law of the records' all-reduces, which tells how long their bytes take the link.
 
-    The figures are means over the pieces of compute (matrix products, and memory traffic), whose
-    difference counts as error. With NCCL the slowdowns are constants. With gloo compute keeps what
-    is left of a processor that moves the bytes too, as measured at each line rate; a transfer is
-    delayed once, as its threads wait for the processor, and slowed down with the square of those
-    bytes; and two in flight crowd each other in proportion to them.
+    The figures are means over records and the pieces of compute (matrix products, and memory
+    traffic), whose differences count as error. With NCCL the slowdowns are constants. With gloo
+    compute keeps what is left of a processor that moves the bytes too, as measured at each line
+    rate; a transfer is delayed once, as its threads wait for the processor, and slowed down with
+    the square of those bytes; and two in flight crowd each other in proportion to them.
     """
-    records = _merged(_over_nodes(records))
+    records = _comparable(_over_nodes(records))
     pieces = [piece for record in records for piece in _pieces(record)]
     comm = [piece for record in records for piece in _comm_pieces(record)]
     if not pieces and not comm:
@@ -100,23 +100,25 @@ def _over_nodes(records: Sequence[Record]) -> Sequence[Record]:
     return over if over and records[0].environment.backend == "gloo" else records
 
 
-def _merged(records: Sequence[Record]) -> list[Record]:
-    """One record a layout and line rate: what is compared may have been measured in two.
+def _comparable(records: Sequence[Record]) -> list[Record]:
+    """Records that hold both sides of a comparison, each for itself: every one of them counts.
 
-    What both have counts from the first, so that nothing is compared with another hour's.
+    The others are put into the first of their layout and line rate, as what is compared may have
+    been measured in two; what both have counts from that one. So nothing is compared with another
+    hour's that was measured twice.
     """
-    merged: list[Record] = []
-    for record in records:
-        for i, other in enumerate(merged):
-            if other.layout == record.layout:
-                held = {m.key for m in other.measurements}
-                more = (m for m in record.measurements if m.key not in held)
-                both = (*other.measurements, *more)
-                merged[i] = other.model_copy(update={"measurements": both})
-                break
-        else:
-            merged.append(record)
-    return merged
+    each = [(record, any(_pieces(record)) and any(_comm_pieces(record))) for record in records]
+    found = [record for record, alone in each if alone]
+    for record in (record for record, alone in each if not alone):
+        first = next((i for i, other in enumerate(found) if other.layout == record.layout), None)
+        if first is None:
+            found.append(record)
+            continue
+        held = {m.key for m in found[first].measurements}
+        more = (m for m in record.measurements if m.key not in held)
+        both = (*found[first].measurements, *more)
+        found[first] = found[first].model_copy(update={"measurements": both})
+    return found
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ __all__ = ["measure_rounds", "measure_rounds_locally"]
 KIB, MIB = 2**10, 2**20
 _SMALL_SIZES = (64 * KIB, MIB)
 _BUCKET_SIZES = 6  # sizes of all-reduces taken from the buckets
+_WAIT_BYTES = 16 * MIB  # 30 ms at 5 Gbit/s: the effect of a wait is nearly whole after 15
 _LOG_FIELDS = {
     "forward_s": "forward_compute_time",
     "backward_compute_s": "backward_compute_time",
@@ -217,8 +218,16 @@ def _register(ddp: DistributedDataParallel, name: str) -> None:
         raise MeasureError(f"the hook {name} cannot be measured here (torch: {error})") from None
 
 
-def _step(training: Training, micro_batches: int, no_sync: Callable[[], Any]) -> _Row:
-    """Seconds of one iteration: whole, forward, backward, optimizer; and what was stolen of it."""
+def _step(
+    training: Training,
+    micro_batches: int,
+    no_sync: Callable[[], Any],
+    wait: Callable[[], None] | None = None,
+) -> _Row:
+    """Seconds of one iteration: whole, forward, backward, optimizer; and what was stolen of it.
+
+    `wait` comes before the optimizer, and does not count.
+    """
     clock, parts = training.clock, list[tuple[Mark, Mark, Mark]]()
     stolen_before_s = stolen_s()
     start = clock.mark()
@@ -229,14 +238,20 @@ def _step(training: Training, micro_batches: int, no_sync: Callable[[], Any]) ->
             second = clock.mark()
             loss.backward()  # type: ignore[no-untyped-call]
             parts.append((first, second, clock.mark()))
-    computed = clock.mark()
+    computed = resumed = clock.mark()
+    if wait:
+        stolen_before_s -= stolen_s()
+        wait()
+        stolen_before_s += stolen_s()
+        resumed = clock.mark()
     training.optimizer.step()
     training.optimizer.zero_grad()
     end = clock.mark()
     # read at the end: on a GPU each reading waits, and a step does not
     forward_s = sum(clock.seconds(first, second) for first, second, _ in parts)
     backward_s = sum(clock.seconds(second, third) for _, second, third in parts)
-    whole_s, optimizer_s = clock.seconds(start, end), clock.seconds(computed, end)
+    optimizer_s = clock.seconds(resumed, end)
+    whole_s = clock.seconds(start, computed) + optimizer_s
     return whole_s, forward_s, backward_s, optimizer_s, stolen_s() - stolen_before_s
 
 
@@ -253,6 +268,7 @@ class _Session:
         self._bare, self._steppers = bare, steppers
         self._hooked, self._rows, self._accumulating = Samples(), list[_Row](), list[_Row]()
         self._reduced: dict[int, list[float]] = {}
+        self._waited_for = torch.zeros(_WAIT_BYTES // 4)
         self._hook_s = 0.0
         self.ready: dict[str, float] = {}
 
@@ -295,9 +311,17 @@ class _Session:
                 one()
 
     def _alone(self, rows: list[_Row], micro_batches: int, *, warm: bool) -> None:
-        row = _step(self._bare, micro_batches, nullcontext)
+        wait = self._wait if self._job.device.type == "cpu" else None
+        row = _step(self._bare, micro_batches, nullcontext, wait)
         if not warm:
             rows.append(row)
+
+    def _wait(self) -> None:
+        """Wait as DDP's ranks do before they step: for an all-reduce, and all together.
+
+        A core's memory is slower to it after that (docs/validation.md, "What a wait costs").
+        """
+        dist.all_reduce(self._waited_for)
 
     def _with_hooks(self, *, warm: bool) -> None:
         iterate(self._bare, Samples() if warm else self._hooked, hooked=True)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from calibrate.measure.clock import Clock, Mark
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.reference import find_function
+from calibrate.parts import adding_up
 from ddpsim.files import write_atomically
 from ddpsim.importers.model_profile import ITEM_BYTES, LATER
 from ddpsim.scenario.catalog import device_table, resolve
@@ -379,7 +380,9 @@ def _document(
 ) -> Document:
     if not samples.order:
         raise MeasureError("no parameter ever gets a gradient: does the loss depend on the model?")
-    forward_s, backward_s = median(samples.forward_s), median(samples.backward_s)
+    columns = samples.forward_s, samples.backward_s, samples.optimizer_s
+    iterations_s = [sum(parts) for parts in zip(*columns, strict=True)]
+    forward_s, backward_s, optimizer_s = adding_up(map(median, columns), median(iterations_s))
     ready_s = ready_times(samples, hook_s, backward_s)
     named = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad]
     return {
@@ -390,13 +393,8 @@ def _document(
         "forward_s": forward_s,
         "backward_s": backward_s,
         **_later(samples, forward_s, backward_s),
-        "optimizer_s": median(samples.optimizer_s),
-        "iterations_s": [
-            [sum(parts)]
-            for parts in zip(
-                samples.forward_s, samples.backward_s, samples.optimizer_s, strict=True
-            )
-        ],
+        "optimizer_s": optimizer_s,
+        "iterations_s": [[iteration_s] for iteration_s in iterations_s],
         "ready_origin": "backward_start",
         "spread": {
             name: _quartiles(getattr(samples, name))
