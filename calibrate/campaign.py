@@ -110,7 +110,7 @@ class Campaign:
             yield _Job(name, rate, "calibrate.measure.session", self._record)
         for run, rate, model in product(range(1, self.runs + 1), self.rates, self.models):
             name = f"rounds-{model.rpartition(':')[2]}-{rate:g}gbit-{self.hosts}hosts"
-            name += f"-run{run}.json" if run > 1 else ".json"
+            name += f".run{run}.json" if run > 1 else ".json"
             options = partial(self._rounds, model)
             yield _Job(name, rate, "calibrate.measure.ddp_rounds", options)
 

@@ -241,15 +241,12 @@ def _calm(steps: _S) -> _S:
 
 
 def pooled(runs: Sequence[Rounds]) -> Rounds:
-    """Runs of one subject as one: the samples of all, run by run, and means of what has none."""
+    """Runs of one subject as one: the samples of all, run by run; parameters are the first's."""
     first = runs[0]
     if len(runs) == 1:
         return first
     return first.model_copy(
         update={
-            "parameters": tuple(
-                _ready_on_average(same) for same in zip(*(r.parameters for r in runs), strict=True)
-            ),
             "alone": _joined([run.alone for run in runs]),
             "variants": tuple(
                 _joined(same) for same in zip(*(r.variants for r in runs), strict=True)
@@ -274,14 +271,6 @@ def _joined(parts: Sequence[_P]) -> _P:
         elif name.endswith("_s"):
             joined[name] = tuple(chain.from_iterable(values))
     return first.model_copy(update=joined)
-
-
-def _ready_on_average(same: Sequence[Parameter]) -> Parameter:
-    by_rank = zip(*(parameter.ready_s for parameter in same), strict=True)
-    ready_s = tuple(
-        None if None in times else fmean(s for s in times if s is not None) for times in by_rank
-    )
-    return same[0].model_copy(update={"ready_s": ready_s})
 
 
 def slowest(samples: Samples) -> tuple[float, ...]:

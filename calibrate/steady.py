@@ -70,8 +70,11 @@ def _slope(x: Floats, y: Floats) -> float:
 
 
 def _usual_forward(runs: Sequence[Rounds], micro_batches: int) -> float:
-    like = [v for r in runs for v in r.variants if v.variant.accumulation_steps == micro_batches]
-    return float(np.median(_logarithms(like, "forward_s")))
+    """The mean of the runs' medians, as of all that is measured."""
+    each = [
+        [v for v in run.variants if v.variant.accumulation_steps == micro_batches] for run in runs
+    ]
+    return fmean(float(np.median(_logarithms(like, "forward_s"))) for like in each)
 
 
 def _logarithms(steps: Sequence[Steps], part: str) -> Floats:

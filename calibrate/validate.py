@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from calibrate.ddp_rounds import (
-    Alone,
     Rounds,
     Samples,
     Steps,
@@ -75,7 +74,9 @@ def validate(
     if not files:
         raise DdpsimError("no rounds: name at least one file of them")
     same: dict[object, list[_Run]] = {}
-    for path in files:
+    for i, path in enumerate(files):
+        if path.resolve() in (other.resolve() for other in files[:i]):
+            raise DdpsimError(f"{path} is named twice, and would count as two runs; name it once")
         rounds = load_rounds(path)
         if profile is not None:
             _check_cluster(path, rounds, profile)
@@ -110,9 +111,9 @@ def _sweep(found: Sequence[_Run], profile: Path | None) -> Sweep:
             f"{file}: {count} rounds tell nothing of the noise; wanted {_FEWEST_ROUNDS} or more"
         )
     alike = _alike(rounds.variants)
-    sigma = run_sigma(runs, set(alike))
+    sigma = run_sigma(runs, dict.fromkeys(alike))
     with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
-        inputs = _Inputs(rounds, Path(folder), profile)
+        inputs = _Inputs(rounds, runs, Path(folder), profile)
         cases = tuple(
             _case(_Measured(rounds, runs, sigma, i, same), inputs) for i, same in enumerate(alike)
         )
@@ -143,9 +144,10 @@ def _alike(variants: Sequence[VariantSamples]) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Files and settings that a scenario needs, made of rounds."""
+    """Files and settings that a scenario needs, made of all runs' rounds."""
 
     rounds: Rounds
+    runs: tuple[Rounds, ...]
     folder: Path
     profile: Path | None
     _simulated: dict[Program, tuple[Result, Timeline]] = field(default_factory=dict)
@@ -181,7 +183,7 @@ class _Inputs:
     @cached_property
     def _model(self) -> Path:
         path = self.folder / "model.json"
-        path.write_text(json.dumps(model_profile(self.rounds)), encoding="utf-8")
+        path.write_text(json.dumps(model_profile(*self.runs)), encoding="utf-8")
         return path
 
     @cached_property
@@ -235,45 +237,45 @@ def _check_cluster(path: Path, rounds: Rounds, profile: Path) -> None:
         )
 
 
-def model_profile(rounds: Rounds) -> dict[str, Any]:
+def model_profile(*runs: Rounds) -> dict[str, Any]:
     """The model as measured without DDP, as ddpsim.model-profile/1: means of the ranks' medians.
 
-    Its iterations bring their spread, and how the ranks differ.
+    Of several runs the mean of theirs, as of what is measured. The iterations bring their spread,
+    and how the ranks differ; each run's are brought to the pace of all.
     """
-    alone = rounds.alone
-    forward_s, backward_s, optimizer_s = _usual_parts(alone)
-    longer = backward_s / fmean(rank_medians(alone.backward_s))
+    parts = [_usual_parts(run.alone) for run in runs]
+    forward_s, backward_s, optimizer_s = _averages(parts)
+    iteration_s = forward_s + backward_s + optimizer_s
+    iterations_s = [
+        [iteration_s / sum(own) * seconds for seconds in row]
+        for run, own in zip(runs, parts, strict=True)
+        for row in run.alone.whole_s
+    ]
+    first = runs[0]
     return {
         "schema": "ddpsim.model-profile/1",
-        "source": f"{rounds.model}, {len(alone.whole_s)} iterations without DDP",
-        "batch_per_rank": rounds.batch_per_rank,
+        "source": f"{first.model}, {len(iterations_s)} iterations without DDP",
+        "batch_per_rank": first.batch_per_rank,
         "forward_s": forward_s,
         "backward_s": backward_s,
-        **_later(alone, forward_s, backward_s),
+        **_later(runs, forward_s, backward_s),
         "optimizer_s": optimizer_s,
-        "iterations_s": alone.whole_s,
+        "iterations_s": iterations_s,
         "ready_origin": "backward_start",
         "parameters": [
-            {
-                "name": p.name,
-                "numel": p.numel,
-                "dtype": p.dtype,
-                "ready_s": None
-                if None in p.ready_s
-                else longer * fmean(ready_s for ready_s in p.ready_s if ready_s),
-            }
-            for p in rounds.parameters
+            {"name": p.name, "numel": p.numel, "dtype": p.dtype, "ready_s": ready_s}
+            for p, ready_s in zip(first.parameters, _ready(runs, parts), strict=True)
         ],
-        "buffers": [{"dtype": dtype, "numel": numel} for dtype, numel in rounds.buffers],
+        "buffers": [{"dtype": dtype, "numel": numel} for dtype, numel in first.buffers],
     }
 
 
-def _later(alone: Alone, forward_s: float, backward_s: float) -> dict[str, float]:
+def _later(runs: Sequence[Rounds], forward_s: float, backward_s: float) -> dict[str, float]:
     """A later micro-batch: what two take, less the first."""
-    two = alone.accumulating
-    if two is None:
+    two = [run.alone.accumulating for run in runs]
+    if None in two:
         return {}
-    both_forward_s, both_backward_s, _ = _usual_parts(two)
+    both_forward_s, both_backward_s, _ = _averages([_usual_parts(steps) for steps in two if steps])
     return {
         "later_forward_s": both_forward_s - forward_s,
         "later_backward_s": both_backward_s - backward_s,
@@ -285,6 +287,28 @@ def _usual_parts(steps: Steps) -> list[float]:
     parts = (steps.forward_s, steps.backward_s, steps.optimizer_s)
     each_s = (fmean(rank_medians(part)) for part in parts)
     return adding_up(each_s, fmean(rank_medians(steps.whole_s)))
+
+
+def _averages(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [fmean(column) for column in zip(*rows, strict=True)]
+
+
+def _ready(runs: Sequence[Rounds], parts: Sequence[Sequence[float]]) -> list[float | None]:
+    """Of each parameter: the mean over runs and ranks, each run's in its usual backward."""
+    longer = [
+        usual_s / fmean(rank_medians(run.alone.backward_s))
+        for run, (_, usual_s, _) in zip(runs, parts, strict=True)
+    ]
+    found: list[float | None] = []
+    for same in zip(*(run.parameters for run in runs), strict=True):
+        times = [
+            None if seconds is None else times * seconds
+            for times, parameter in zip(longer, same, strict=True)
+            for seconds in parameter.ready_s
+        ]
+        known = [seconds for seconds in times if seconds is not None]
+        found.append(fmean(known) if len(known) == len(times) else None)
+    return found
 
 
 def rank_factors(rounds: Rounds) -> tuple[float, ...]:

@@ -338,18 +338,50 @@ def test_files_of_the_same_are_runs_of_one_sweep(tmp_path: Path) -> None:
     assert "runs of the same are" in page(validate(files))
 
 
+def test_a_run_counts_once(tmp_path: Path) -> None:
+    path = write(tmp_path, TWO, ONE)
+    again = tmp_path / "elsewhere" / ".." / "rounds.json"
+    again.parent.parent.mkdir()
+    with pytest.raises(DdpsimError, match=r"rounds\.json is named twice, and would count as two"):
+        validate([path, again])
+
+
 def test_runs_together_hold_the_samples_of_all() -> None:
     first, second = made_up([TWO, ONE]), made_up([TWO, ONE], second_rank=1.2)
-    late = tuple(p.model_copy(update={"ready_s": (2.0, None)}) for p in second.parameters)
-    both = pooled([first, second.model_copy(update={"parameters": late})])
+    both = pooled([first, second])
     assert both.alone.whole_s == first.alone.whole_s + second.alone.whole_s
     assert both.alone.hook_s == (0.0, 0.0)
     assert both.variants[1].variant == first.variants[1].variant
     assert both.variants[1].logged.comm_s == 2 * first.variants[1].logged.comm_s
     assert both.all_reduce[0].samples_s == 2 * first.all_reduce[0].samples_s
-    assert both.parameters[0].ready_s == ((BACKWARD + 2.0) / 2, None)
     assert both.elapsed_s == 2.0
     assert pooled([first]) == first
+
+
+def test_a_model_of_two_runs_is_at_the_pace_of_both() -> None:
+    """Means of the runs' medians; iterations spread as within a run, and not as the runs differ."""
+    first, second = made_up([ONE]), made_up([ONE])
+    slower = {
+        name: tuple(tuple(1.2 * s for s in row) for row in getattr(second.alone, name))
+        for name in ("whole_s", "forward_s", "backward_s", "optimizer_s")
+    }
+    ready = tuple(
+        p.model_copy(update={"ready_s": tuple(1.2 * s for s in p.ready_s if s)})
+        for p in second.parameters
+    )
+    second = second.model_copy(
+        update={"alone": second.alone.model_copy(update=slower), "parameters": ready}
+    )
+    alone, both = model_profile(first), model_profile(first, second)
+    for name in ("forward_s", "backward_s", "optimizer_s"):
+        assert both[name] == pytest.approx(1.1 * alone[name])
+    for one, other in zip(alone["parameters"], both["parameters"], strict=True):
+        assert other["ready_s"] == pytest.approx(1.1 * one["ready_s"])
+    middle, wide = (np.array(profile["iterations_s"]) for profile in (alone, both))
+    assert wide == pytest.approx(1.1 * np.concatenate([middle, middle]))
+    never = ready[0].model_copy(update={"ready_s": (0.1, None)})
+    unused = second.model_copy(update={"parameters": (never, ready[1])})
+    assert model_profile(first, unused)["parameters"][0]["ready_s"] is None
 
 
 def test_caps_with_the_same_buckets_are_one_choice_and_tell_the_noise(tmp_path: Path) -> None:
@@ -553,4 +585,4 @@ def test_a_campaign_measures_all_once_before_it_measures_again(
     assert campaign([str(tmp_path), *options]) == 0
     measured = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
     once = [f"rounds-{m}-{r}gbit-2hosts" for r in (2, 5) for m in ("mixer", "transformer")]
-    assert measured == [f"{name}{run}.json" for run in ("", "-run2") for name in once]
+    assert measured == [f"{name}{run}.json" for run in ("", ".run2") for name in once]

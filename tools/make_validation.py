@@ -26,7 +26,8 @@ from typing import Any
 
 import nccl_sweeps
 
-from calibrate.validate import validate
+from calibrate.ddp_rounds import Rounds, load_rounds
+from calibrate.validate import model_profile, validate
 from calibrate.validation import Case, Sweep, Validation, figures_of, headlines
 from ddpsim.cluster.collectives import duration_ns
 from ddpsim.engine.noise import draw_slowdowns
@@ -399,9 +400,10 @@ def page() -> str:
         **_campaign_texts("EPYC", EPYC),
         "EPYC_NEW": _in_short([s for s in _own_cores(EPYC) if s.model.endswith(":mixer")]),
         **_campaign_texts("XEON", XEON),
-        "XEON_FIRST": _in_short(_as_first_measured(XEON)),
         "XEON_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-22T14")),
-        "XEON_HOURS_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T00")),
+        "XEON_HALF_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T00")),
+        "XEON_HOURS_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T05")),
+        "XEON_SKILL": _with_skill(_own_cores(XEON)),
         "PRESETS": _preset_table(),
         "SWEEPS": "\n".join(nccl_sweeps.table()),
         "SWEEP_LEVELS": "\n".join(f"- {k}: {v}" for k, v in nccl_sweeps.levels().items()),
@@ -459,17 +461,10 @@ def _by_plain_medians(folder: Path) -> list[Sweep]:
     ]
 
 
-def _as_first_measured(folder: Path) -> list[Sweep]:
-    """The same sweeps, with those in their place that were measured again as machines were slow."""
-    restless = _validated(folder / "restless", folder / "cluster.json")
-    first = {sweep.file: sweep for sweep in restless.sweeps}
-    return [first.get(sweep.file, sweep) for sweep in _own_cores(folder)]
-
-
 def _as_measured_before(folder: Path, began: str) -> list[Sweep]:
     """The same sweeps, with what an earlier campaign measured in the place of the prediction.
 
-    Each brought to the bare model's iteration as it was this time.
+    Each brought to the bare model's forward and backward as they were this time.
     """
     text = (folder / "earlier.csv").read_text("utf-8").splitlines()
     rows = csv.DictReader(line for line in text if not line.startswith("#"))
@@ -477,13 +472,26 @@ def _as_measured_before(folder: Path, began: str) -> list[Sweep]:
 
     def predicted(sweep: Sweep, case: Case) -> Case:
         before = known[sweep.file, case.variant]
-        slower_s = case.compute_only_s - float(before["bare_s"])
+        slower_s = _bare_s(folder)[sweep.file] - float(before["bare_s"])
         return case.model_copy(update={"predicted_s": float(before["measured_s"]) + slower_s})
 
     return [
         sweep.model_copy(update={"cases": tuple(predicted(sweep, c) for c in sweep.cases)})
         for sweep in _own_cores(folder)
     ]
+
+
+@cache
+def _bare_s(folder: Path) -> dict[str, float]:
+    """Of each sweep, by its file, the seconds of the bare model's forward and backward."""
+    runs: dict[object, list[tuple[str, Rounds]]] = {}
+    for path in sorted(folder.glob("rounds-*.json")):
+        rounds = load_rounds(path).calm()
+        runs.setdefault(rounds.subject, []).append((path.name, rounds))
+    profiles = {
+        found[0][0]: model_profile(*(rounds for _, rounds in found)) for found in runs.values()
+    }
+    return {file: p["forward_s"] + p["backward_s"] for file, p in profiles.items()}
 
 
 def _with_skill(sweeps: Sequence[Sweep]) -> str:
