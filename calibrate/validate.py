@@ -400,8 +400,11 @@ def _case(measured: _Measured, inputs: _Inputs) -> Case:
 
 
 def _interval(result: Result, rounds: int) -> tuple[float, float] | None:
-    """The prediction interval of a median over rounds: jitter, of one iteration, averages out."""
-    interval, middle_s = result.prediction_interval_s, result.iteration_time_s.mean
+    """The prediction interval of a median over rounds: jitter, of one iteration, averages out.
+
+    The result's is about the mean, from which slow iterations keep the median apart.
+    """
+    interval, middle_s = result.prediction_interval_s, result.iteration_time_s.p50
     if interval is None:
         return None
     part = MEDIAN_ERROR / math.sqrt(rounds)
