@@ -117,20 +117,38 @@ def test_a_recorded_campaign_is_predicted(folder: Path) -> None:
     assert figures.within_5_percent_or_noise >= within
     assert figures.median_exposed_error <= 0.013
     assert figures.worst_exposed_error <= 0.06
-    assert figures.covered is not None
-    assert figures.covered >= 0.7
     assert figures.skilled is not None
     assert figures.skilled >= skilled
     assert figures.good_choices is not None
     assert figures.good_choices >= choices
 
 
-def test_the_interval_holds_four_fifths_or_so() -> None:
-    """70 to 90 % of both campaigns' cases; Intel's alone a case or two more."""
-    campaigns = [validation.campaign(folder).figures for folder in validation.CAMPAIGNS]
-    held = [f.cases * f.covered for f in campaigns if f and f.covered is not None]
-    assert 0.7 <= sum(held) / sum(f.cases for f in campaigns if f) <= 0.9
-    assert max(held) <= 0.91 * 216
+def covered(*folders: Path) -> float:
+    """The share of these campaigns' cases whose interval holds the measured median."""
+    cases = [c.covered for f in folders for s in validation.campaign(f).sweeps for c in s.cases
+             if not s.oversubscribed]  # fmt: skip
+    return cases.count(True) / len(cases)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        validation.EPYC,
+        pytest.param(
+            validation.XEON,
+            marks=pytest.mark.xfail(strict=True, reason="90.3 %, one case too many: a known gap"),
+        ),
+    ],
+    ids=lambda folder: folder.name,
+)
+def test_the_interval_holds_70_to_90_percent(folder: Path) -> None:
+    assert 0.7 <= covered(folder) <= 0.9
+
+
+def test_the_interval_holds_70_to_90_percent_of_both_campaigns() -> None:
+    """And of Intel's alone no more than it does."""
+    assert 0.7 <= covered(*validation.CAMPAIGNS) <= 0.9
+    assert covered(validation.XEON) <= 0.903
 
 
 def test_the_readme_says_how_good_it_is() -> None:
