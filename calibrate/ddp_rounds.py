@@ -11,10 +11,10 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -37,6 +37,7 @@ __all__ = [
     "Variant",
     "VariantSamples",
     "load_rounds",
+    "load_runs",
     "pooled",
     "rank_medians",
     "save_rounds",
@@ -241,7 +242,7 @@ def _calm(steps: _S) -> _S:
 
 
 def pooled(runs: Sequence[Rounds]) -> Rounds:
-    """Runs of one subject as one: the samples of all, run by run; parameters are the first's."""
+    """Runs of one subject as one: the samples of all, run by run; all else is the first's."""
     first = runs[0]
     if len(runs) == 1:
         return first
@@ -260,15 +261,13 @@ def pooled(runs: Sequence[Rounds]) -> Rounds:
 
 
 def _joined(parts: Sequence[_P]) -> _P:
-    """The first with the samples of all, and the means of single figures by rank."""
+    """The first, with the samples of all."""
     first, joined = parts[0], dict[str, object]()
     for name, value in first:
         values = [getattr(part, name) for part in parts]
-        if isinstance(value, _Part) and not isinstance(value, Variant):
+        if isinstance(value, Steps | Logged):
             joined[name] = _joined(values)
-        elif name.endswith("_s") and value and isinstance(value[0], float):
-            joined[name] = tuple(map(fmean, zip(*values, strict=True)))
-        elif name.endswith("_s"):
+        elif name.endswith("_s") and name != "hook_s":  # which holds one figure a rank
             joined[name] = tuple(chain.from_iterable(values))
     return first.model_copy(update=joined)
 
@@ -281,6 +280,18 @@ def slowest(samples: Samples) -> tuple[float, ...]:
 def rank_medians(samples: Samples) -> tuple[float, ...]:
     """Each rank's median."""
     return tuple(median(column) for column in zip(*samples, strict=True))
+
+
+def load_runs(files: Iterable[Path]) -> list[dict[Path, Rounds]]:
+    """Rounds by file, without disturbed iterations, those of one subject together: its runs.
+
+    Raises ImportFailedError with what is wrong and where.
+    """
+    same: dict[object, dict[Path, Rounds]] = {}
+    for path in files:
+        rounds = load_rounds(path)
+        same.setdefault(rounds.subject, {})[path] = rounds.calm()
+    return list(same.values())
 
 
 def load_rounds(path: Path) -> Rounds:

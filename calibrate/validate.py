@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -28,7 +29,7 @@ from calibrate.ddp_rounds import (
     Samples,
     Steps,
     VariantSamples,
-    load_rounds,
+    load_runs,
     pooled,
     rank_medians,
     slowest,
@@ -73,15 +74,14 @@ def validate(
     """
     if not files:
         raise DdpsimError("no rounds: name at least one file of them")
-    same: dict[object, list[_Run]] = {}
     for i, path in enumerate(files):
         if path.resolve() in (other.resolve() for other in files[:i]):
             raise DdpsimError(f"{path} is named twice, and would count as two runs; name it once")
-        rounds = load_rounds(path)
-        if profile is not None:
+    subjects = load_runs(files)
+    if profile is not None:
+        for path, rounds in chain.from_iterable(runs.items() for runs in subjects):
             _check_cluster(path, rounds, profile)
-        same.setdefault(rounds.subject, []).append(_Run(path.name, rounds.calm()))
-    sweeps = tuple(mapped(partial(_sweep, profile=profile), same.values()))
+    sweeps = tuple(mapped(partial(_sweep, profile=profile), subjects))
     return Validation(
         profile=None if profile is None else profile.name,
         figures=figures_of([sweep for sweep in sweeps if not sweep.oversubscribed]),
@@ -93,17 +93,9 @@ def validate(
 # --- one sweep ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A file of rounds: its name, and what it holds."""
-
-    file: str
-    rounds: Rounds
-
-
-def _sweep(found: Sequence[_Run], profile: Path | None) -> Sweep:
-    """Of runs of the same."""
-    file, runs = found[0].file, tuple(run.rounds for run in found)
+def _sweep(found: Mapping[Path, Rounds], profile: Path | None) -> Sweep:
+    """Of the runs of one subject."""
+    file, runs = next(iter(found)).name, tuple(found.values())
     rounds = pooled(runs)
     count = min(len(variant.whole_s) for variant in rounds.variants)
     if count < _FEWEST_ROUNDS:

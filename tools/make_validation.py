@@ -26,7 +26,7 @@ from typing import Any
 
 import nccl_sweeps
 
-from calibrate.ddp_rounds import Rounds, load_rounds
+from calibrate.ddp_rounds import load_runs
 from calibrate.validate import model_profile, validate
 from calibrate.validation import Case, Sweep, Validation, figures_of, headlines
 from ddpsim.cluster.collectives import duration_ns
@@ -118,15 +118,13 @@ class Row:
 
 @cache
 def campaign(folder: Path) -> Validation:
-    """A recorded campaign, predicted anew from its profile."""
-    return _validated(folder, folder / "cluster.json")
-
-
-def _validated(folder: Path, profile: Path) -> Validation:
-    """The rounds of a folder, predicted on all cores."""
-    files = sorted(folder.glob("rounds-*.json"))
+    """A recorded campaign, predicted anew from its profile, on all cores."""
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        return validate(files, profile, pool.map)
+        return validate(_rounds_of(folder), folder / "cluster.json", pool.map)
+
+
+def _rounds_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("rounds-*.json"))
 
 
 def report_of(folder: Path) -> Path:
@@ -484,12 +482,9 @@ def _as_measured_before(folder: Path, began: str) -> list[Sweep]:
 @cache
 def _bare_s(folder: Path) -> dict[str, float]:
     """Of each sweep, by its file, the seconds of the bare model's forward and backward."""
-    runs: dict[object, list[tuple[str, Rounds]]] = {}
-    for path in sorted(folder.glob("rounds-*.json")):
-        rounds = load_rounds(path).calm()
-        runs.setdefault(rounds.subject, []).append((path.name, rounds))
     profiles = {
-        found[0][0]: model_profile(*(rounds for _, rounds in found)) for found in runs.values()
+        next(iter(runs)).name: model_profile(*runs.values())
+        for runs in load_runs(_rounds_of(folder))
     }
     return {file: p["forward_s"] + p["backward_s"] for file, p in profiles.items()}
 
