@@ -433,6 +433,33 @@ def test_the_order_of_the_samples_does_not_matter(backend: str, random: Any) -> 
     assert fit_all_reduce(shuffled, backend) == _noisy_fit(backend)
 
 
+def _rounded_otherwise(samples: Sequence[Sample]) -> list[Sample]:
+    """As another processor's library might: other last digits."""
+    return [
+        replace(sample, time_s=sample.time_s * (1 + (-1) ** i * 1e-13))
+        for i, sample in enumerate(samples)
+    ]
+
+
+def _assert_same_times(one: AllReduceModel, other: AllReduceModel, at: Sequence[Sample]) -> None:
+    for s in at:
+        point = s.size_bytes, s.nodes, s.gpus_per_node
+        assert all_reduce_s(one, *point) == pytest.approx(all_reduce_s(other, *point), rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rounding_does_not_choose_what_measurements_do_not_tell(seed: int) -> None:
+    """One sample a regime lies beyond its hop: its bytes and the bandwidth are told together."""
+    regimes = (
+        _regime(base=1.0e-4, inter=2e8, hop_bytes=2**11),
+        _regime(base=2.4e-4, inter=2e9, hop_bytes=2**16),
+    )
+    every = _made(NcclRegimes(regimes=regimes), [(2, 1)], SIZES, noise=0.01, seed=seed)
+    samples = every[::2]
+    models = [fit_all_reduce(s, "nccl").model for s in (samples, _rounded_otherwise(samples))]
+    _assert_same_times(*models, at=every)
+
+
 @settings(max_examples=2, deadline=None, phases=NO_SHRINKING)
 @given(factor=st.floats(0.1, 10.0))
 def test_times_k_times_as_long_make_all_seconds_k_times_as_long(factor: float) -> None:
@@ -1036,6 +1063,16 @@ def test_a_layout_that_was_not_fitted(fitted: tuple[str, ...], held_out: str, li
     profile = fit_logs([_abci_log(layout) for layout in fitted], "ABCI V100")
     samples = [s for s in samples_of_logs([_abci_log(held_out)]) if s.size_bytes >= 65536]
     assert median(_errors(profile.all_reduce, samples)) < limit
+
+
+@needs_reference
+@pytest.mark.parametrize("name", ["lambda-2x8", "abci-A-2x8", "abci-V-4x4", "dgxc-1x8-H100"])
+def test_rounding_does_not_choose_the_fit_of_half_a_sweep(name: str) -> None:
+    """Its rows are about as many as the figures of the regimes that they tell."""
+    every = _sweeps()[name]
+    samples = every[::2]
+    models = [fit_all_reduce(s, "nccl").model for s in (samples, _rounded_otherwise(samples))]
+    _assert_same_times(*models, at=every)
 
 
 @needs_reference

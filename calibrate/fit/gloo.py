@@ -116,7 +116,8 @@ def _solved(samples: Sequence[Sample], wire: _Wire) -> Solution:
 
     scale = np.array([*_SCALE, wire.scale])
     starts = [np.array([*start, wire.scale]) for start in _STARTS]
-    return polish(residuals, solve(residuals, starts, scale), scale, [_BURST, _REDUCE])
+    optional = [_BURST, _REDUCE]
+    return polish(residuals, solve(residuals, starts, scale, optional), scale, optional)
 
 
 def _check(samples: Sequence[Sample]) -> None:

@@ -37,7 +37,7 @@ _MOST_REGIMES = 5
 _WORTH = 6.0  # of the criterion: less is no strong evidence (Kass and Raftery, 1995)
 _SAME = 0.01  # relative errors below this earn nothing: logs repeat no better
 _LEAST_WINS = 2  # samples for which a regime is the fastest
-_BREAKS = 9  # sizes at which a start may change its regime
+_BREAKS = 20  # sizes at which a start may change its regime: all of a usual log's
 _STARTS = 4  # of the most promising are followed to their end
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75)  # of the ranks' shares in a stretch
 
@@ -223,7 +223,7 @@ def _design(group: _Group, kind: _Kind, hop_bytes: float) -> Floats:
 
 def _fit_kinds(group: _Group, kinds: tuple[_Kind, ...]) -> _Candidate:
     residuals, scale = _residuals(group, kinds), _scale(group, kinds)
-    values = solve(residuals, _starts(group, kinds), scale)
+    values = solve(residuals, _starts(group, kinds), scale, _optional(kinds))
     if not _each_wins(group, kinds, values):
         return _Candidate(kinds, values, np.inf)
     samples = len(group.times_s)
@@ -243,6 +243,11 @@ def _each_wins(group: _Group, kinds: tuple[_Kind, ...], values: Floats) -> bool:
     ]
     won = np.bincount(np.argmin(times_s, axis=0), minlength=len(kinds))
     return bool((won >= _LEAST_WINS).all())
+
+
+def _optional(kinds: Sequence[_Kind]) -> list[int]:
+    """Where the parameters have their hop_bytes."""
+    return [int(end) - 1 for end in np.cumsum([len(kind.names) for kind in kinds])]
 
 
 def _residuals(group: _Group, kinds: tuple[_Kind, ...]) -> Residuals:
@@ -280,8 +285,12 @@ def _starts(group: _Group, kinds: tuple[_Kind, ...]) -> list[Floats]:
     """
     chosen = []
     for quantiles in ((), _QUANTILES):
-        found = sorted(_cut_fits(group, kinds, quantiles))
-        chosen += [np.array(values) for _, values in found[:_STARTS]]
+        # of those that differ by rounding alone, one
+        found = {
+            (round(cost, 9), *(f"{value:.6g}" for value in values)): values
+            for cost, values in _cut_fits(group, kinds, quantiles)
+        }
+        chosen += [np.array(found[key]) for key in sorted(found)[:_STARTS]]
     return chosen
 
 
@@ -340,8 +349,7 @@ def _described(group: _Group, chosen: _Candidate) -> _GroupFit:
     """Regimes in the order of the sizes that they win, with their errors and warnings."""
     kinds, scale = chosen.kinds, _scale(group, chosen.kinds)
     ends = np.cumsum([len(kind.names) for kind in kinds])
-    optional = [int(end) - 1 for end in ends]  # hop_bytes
-    solution = polish(_residuals(group, kinds), chosen.values, scale, optional)
+    solution = polish(_residuals(group, kinds), chosen.values, scale, _optional(kinds))
     values = np.where(solution.at_bound, 0.0, solution.values)
     values[ends - 2] = solution.values[ends - 2]  # a bandwidth divides by it
     parts = [slice(end - len(kind.names), end) for end, kind in zip(ends, kinds, strict=True)]

@@ -15,7 +15,7 @@ from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
 __all__ = ["show"]
 
-_EXACT = 1e-6  # a smaller relative error is the computation's, not the measurement's
+_EXACT = 1e-4  # a smaller relative error is lost in the digits shown
 _NO_LIMIT = 1e15  # bytes per second: a fit's floor of its inverse, and no machine's rate
 
 

@@ -21,6 +21,7 @@ ROBUST = 0.05  # relative residuals beyond 5 % count as outliers
 FLOOR = 1e-9  # of a parameter's scale: as good as zero, and still a divisor
 _IDLE = 1e-4  # a parameter is at its bound if zero costs no more than this part of the cost,
 _NEGLIGIBLE = 1e-10  # or no more than this a sample: a relative error of 1e-5
+_LEANING = 1e-3  # relative error that an optional parameter of 1.7 times its scale counts as
 _UNTOLD = 1e-5  # singular values below this part of the largest tell nothing
 _SHARE = 0.05  # of a direction that is not told: then neither is the parameter
 
@@ -54,15 +55,18 @@ def nonnegative(design: Floats, target: Floats) -> tuple[Floats, float]:
     return np.asarray(values / unit), float(error)
 
 
-def solve(residuals: Residuals, starts: Sequence[Floats], scale: Floats) -> Floats:
+def solve(
+    residuals: Residuals, starts: Sequence[Floats], scale: Floats, optional: Sequence[int]
+) -> Floats:
     """The best of the minima reached from `starts`, with all parameters at least zero.
 
     `residuals(values)` are log(predicted / measured), times the root of the weight; `scale` is
-    where each parameter starts to matter.
+    where each parameter starts to matter. Of minima that are as good, the one in which those named
+    in `optional` are least: rounding, which differs between processors, must not choose.
     """
-    scaled = _scaled(residuals, scale)
-    ends = [_minimum(scaled, np.maximum(start / scale, 1e-3), 1e-4, "2-point") for start in starts]
-    return min(ends, key=lambda unit: robust_cost(scaled(unit))) * scale
+    leaning = _leaning(_scaled(residuals, scale), optional)
+    ends = [_minimum(leaning, np.maximum(start / scale, 1e-3), 1e-4, "2-point") for start in starts]
+    return min(ends, key=lambda unit: robust_cost(leaning(unit))) * scale
 
 
 def polish(
@@ -75,14 +79,15 @@ def polish(
     can explain alike goes to the one that is not optional.
     """
     scaled = _scaled(residuals, scale)
-    unit = _minimum(scaled, values / scale, 1e-13, "3-point")
+    leaning = _leaning(scaled, optional)
+    unit = _minimum(leaning, values / scale, 1e-13, "3-point")
     free = np.ones(len(unit), dtype=bool)
     for i in (*optional, *reversed(range(len(unit)))):
         samples, cost = len(scaled(unit)), robust_cost(scaled(unit))
         kept = free & (np.arange(len(unit)) != i)
         trial, factor = np.where(kept, unit, FLOOR), 1 + _IDLE
         if i in optional and free[i]:
-            trial, factor = _minimum_of(scaled, trial, kept), samples ** (1 / samples)
+            trial, factor = _minimum_of(leaning, trial, kept), samples ** (1 / samples)
         if robust_cost(scaled(trial)) <= cost * factor + _NEGLIGIBLE * samples:
             unit, free = trial, kept
     covariance = _covariance(scaled, unit, free)
@@ -94,6 +99,12 @@ def polish(
 
 def _scaled(residuals: Residuals, scale: Floats) -> Residuals:
     return lambda unit: residuals(np.maximum(unit, FLOOR) * scale)
+
+
+def _leaning(residuals: Residuals, optional: Sequence[int]) -> Residuals:
+    """And a little for each optional parameter: no matter to what measurements tell."""
+    which = list(optional)
+    return lambda unit: np.append(residuals(unit), _LEANING * np.log1p(unit[which]))
 
 
 def _minimum_of(residuals: Residuals, unit: Floats, free: npt.NDArray[np.bool_]) -> Floats:
