@@ -726,6 +726,27 @@ def test_a_profile_from_a_record() -> None:
     assert ClusterProfile.model_validate_json(profile.model_dump_json(by_alias=True)) == profile
 
 
+def _with_large_layers(with_ddp_s: float) -> Record:
+    """DDP's backward over large layers takes so long."""
+    record = _record()
+    known = [
+        m.model_copy(update={"samples_s": _around(with_ddp_s)})
+        if m.variant == "with ddp" and m.size_bytes
+        else m
+        for m in record.measurements
+    ]
+    return record.model_copy(update={"measurements": tuple(known)})
+
+
+def test_what_copies_to_buckets_take_is_a_mean_of_times() -> None:
+    """32 ms in one record and 0.3 in another are 16, and not the mean of 4 and 427 GB/s."""
+    records = [_with_large_layers(seconds) for seconds in (0.14864, 0.11694)]
+    found = fit_profile(records, "x").overheads.copy_in_bytes_per_s
+    assert found is not None
+    assert found.value == pytest.approx(128e6 / 16.15e-3, rel=0.05)
+    assert fit_profile([_with_large_layers(0.1)], "x").overheads.copy_in_bytes_per_s is None
+
+
 def test_records_of_several_line_rates_tell_what_compute_keeps_at_each() -> None:
     records = [_record(rate, per_byte=4e-10, constant=1.05) for rate in reversed(RATES)]
     profile = fit_profile(records, "testbed")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from calibrate.fit.estimates import (
+    ZERO,
     Floats,
     at_least,
     difference,
@@ -87,13 +88,15 @@ def _hook_s(records: Sequence[Record]) -> Fitted | None:
 
 
 def _copy_in_rate(records: Sequence[Record], hook: Fitted, copy: Fitted) -> Fitted | None:
-    rates = []
+    """Of the mean time of a byte; None where that is not told."""
+    each = []
     for m, added in _added_by_ddp(records):
         moved = 2 * m.size_bytes
-        left = shifted(shifted(added, -hook.value * m.parameters), -moved / copy.value)
-        if moved and left.value > 0:
-            rates.append(_a_second(moved, left))
-    return pooled(rates) if rates else None
+        if moved:
+            others_s = hook.value * m.parameters + moved / copy.value
+            each.append(scaled(shifted(added, -others_s), 1 / moved))
+    byte = pooled(each) if each else ZERO
+    return _a_second(1, byte) if byte.value > (byte.stderr or 0.0) else None
 
 
 def _added_by_ddp(records: Sequence[Record]) -> list[tuple[Measurement, Fitted]]:
@@ -109,13 +112,13 @@ def _added_by_ddp(records: Sequence[Record]) -> list[tuple[Measurement, Fitted]]
 
 
 def _rate(records: Sequence[Record], kind: Kind, variant: str, *, passes: int = 1) -> Fitted | None:
-    """So many passes over the bytes of the largest size, a second."""
+    """So many passes over the bytes of the largest size, a second: of the mean time of records."""
     found = [m for record in records for m in find(record, kind, variant) if m.size_bytes]
     if not found:
         return None
     largest = max(m.size_bytes for m in found)
     times = [median_time(m.samples_s) for m in found if m.size_bytes == largest]
-    return pooled([_a_second(passes * largest, time) for time in times])
+    return _a_second(passes * largest, pooled(times))
 
 
 def _a_second(count: int, time: Fitted) -> Fitted:
