@@ -11,7 +11,9 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -33,12 +35,12 @@ __all__ = [
     "Parameter",
     "RoundOptions",
     "Rounds",
+    "Runs",
     "Steps",
     "Variant",
     "VariantSamples",
     "load_rounds",
     "load_runs",
-    "pooled",
     "rank_medians",
     "save_rounds",
     "slowest",
@@ -241,23 +243,42 @@ def _calm(steps: _S) -> _S:
     return steps.model_copy(update=parts)
 
 
-def pooled(runs: Sequence[Rounds]) -> Rounds:
-    """Runs of one subject as one: the samples of all, run by run; all else is the first's."""
-    first = runs[0]
-    if len(runs) == 1:
-        return first
-    return first.model_copy(
-        update={
-            "alone": _joined([run.alone for run in runs]),
-            "variants": tuple(
-                _joined(same) for same in zip(*(r.variants for r in runs), strict=True)
-            ),
-            "all_reduce": tuple(
-                _joined(same) for same in zip(*(r.all_reduce for r in runs), strict=True)
-            ),
-            "elapsed_s": sum(run.elapsed_s for run in runs),
-        }
-    )
+@dataclass(frozen=True)
+class Runs:
+    """Rounds of one subject by file, each measured in processes of its own."""
+
+    by_file: Mapping[Path, Rounds]
+
+    @property
+    def each(self) -> tuple[Rounds, ...]:
+        """The runs."""
+        return tuple(self.by_file.values())
+
+    @property
+    def first_file(self) -> str:
+        """The name of the first run's file."""
+        return next(iter(self.by_file)).name
+
+    @cached_property
+    def pooled(self) -> Rounds:
+        """The samples of all, run by run; all else is the first's."""
+        first, *others = self.each
+        if not others:
+            return first
+
+        def joined(part: str) -> tuple[_Part, ...]:
+            return tuple(
+                _joined(same) for same in zip(*(getattr(r, part) for r in self.each), strict=True)
+            )
+
+        return first.model_copy(
+            update={
+                "alone": _joined([run.alone for run in self.each]),
+                "variants": joined("variants"),
+                "all_reduce": joined("all_reduce"),
+                "elapsed_s": sum(run.elapsed_s for run in self.each),
+            }
+        )
 
 
 def _joined(parts: Sequence[_P]) -> _P:
@@ -282,8 +303,8 @@ def rank_medians(samples: Samples) -> tuple[float, ...]:
     return tuple(median(column) for column in zip(*samples, strict=True))
 
 
-def load_runs(files: Iterable[Path]) -> list[dict[Path, Rounds]]:
-    """Rounds by file, without disturbed iterations, those of one subject together: its runs.
+def load_runs(files: Iterable[Path]) -> list[Runs]:
+    """Rounds without disturbed iterations, those of one subject together.
 
     Raises ImportFailedError with what is wrong and where.
     """
@@ -291,7 +312,7 @@ def load_runs(files: Iterable[Path]) -> list[dict[Path, Rounds]]:
     for path in files:
         rounds = load_rounds(path)
         same.setdefault(rounds.subject, {})[path] = rounds.calm()
-    return list(same.values())
+    return [Runs(runs) for runs in same.values()]
 
 
 def load_rounds(path: Path) -> Rounds:

@@ -22,37 +22,18 @@ from calibrate.ddp_rounds import Rounds, Steps, slowest
 from calibrate.fit.estimates import Floats, averaged, median_time
 from ddpsim.importers.cluster_profile import Fitted
 
-__all__ = ["run_sigma", "steady_time"]
+__all__ = ["run_sigma", "run_times", "steady_time"]
 
 _LEAST_ROUNDS = 10  # fewer tell no slope
 
 
-def steady_time(runs: Sequence[Rounds], alike: Sequence[int], sigma: float = 0.0) -> Fitted:
-    """Seconds of an iteration, the slower rank's: the mean of the runs' medians.
+def run_times(runs: Sequence[Rounds], alike: Sequence[int]) -> list[Fitted]:
+    """Of each run the median seconds of an iteration, the slower rank's.
 
-    A run's median is over the rounds of the variants of these indices, each as it would have been
-    had its forward taken what those of all variants with as many micro-batches usually take: in
-    logarithms the iteration is a line in its forward, by least squares over all of these rounds.
-    The error is that of the medians, or of runs that are `sigma` apart where that is larger.
+    Over the rounds of the variants of these indices, each as it would have been had its forward
+    taken what those of all variants with as many micro-batches usually take: in logarithms the
+    iteration is a line in its forward, by least squares over all of these rounds.
     """
-    time = averaged(_medians(runs, alike))
-    apart_s = time.value * sigma / math.sqrt(len(runs))
-    return Fitted(value=time.value, stderr=max(time.stderr or 0.0, apart_s))
-
-
-def run_sigma(runs: Sequence[Rounds], cases: Iterable[Sequence[int]]) -> float:
-    """The standard deviation of an iteration from run to run, relative; 0 of a single run.
-
-    Pooled over the cases, each the indices of variants that are alike.
-    """
-    if len(runs) < 2:
-        return 0.0
-    found = [[median.value for median in _medians(runs, alike)] for alike in cases]
-    return math.sqrt(fmean((stdev(values) / fmean(values)) ** 2 for values in found))
-
-
-def _medians(runs: Sequence[Rounds], alike: Sequence[int]) -> list[Fitted]:
-    """By run, each iteration brought to the usual forward."""
     whole = [_logarithms([run.variants[i] for i in alike], "whole_s") for run in runs]
     forward = [_logarithms([run.variants[i] for i in alike], "forward_s") for run in runs]
     usual = _usual_forward(runs, runs[0].variants[alike[0]].variant.accumulation_steps)
@@ -61,6 +42,27 @@ def _medians(runs: Sequence[Rounds], alike: Sequence[int]) -> list[Fitted]:
         median_time(np.exp(iteration - slope * (own - usual)).tolist())
         for iteration, own in zip(whole, forward, strict=True)
     ]
+
+
+def run_sigma(cases: Iterable[Sequence[Fitted]]) -> float:
+    """The standard deviation of a run's time from run to run, relative; 0 of a single run.
+
+    Pooled over the cases, each the times of the same runs.
+    """
+    found = [[time.value for time in times] for times in cases]
+    if any(len(values) < 2 for values in found):
+        return 0.0
+    return math.sqrt(fmean((stdev(values) / fmean(values)) ** 2 for values in found))
+
+
+def steady_time(times: Sequence[Fitted], sigma: float = 0.0) -> Fitted:
+    """The mean of the runs' times.
+
+    The error is that of their medians, or of runs that are `sigma` apart where that is larger.
+    """
+    time = averaged(times)
+    apart_s = time.value * sigma / math.sqrt(len(times))
+    return Fitted(value=time.value, stderr=max(time.stderr or 0.0, apart_s))
 
 
 def _slope(x: Floats, y: Floats) -> float:

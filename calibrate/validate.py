@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -26,11 +26,11 @@ import numpy as np
 
 from calibrate.ddp_rounds import (
     Rounds,
+    Runs,
     Samples,
     Steps,
     VariantSamples,
     load_runs,
-    pooled,
     rank_medians,
     slowest,
 )
@@ -38,7 +38,7 @@ from calibrate.fit.estimates import MEDIAN_ERROR, median_time, trimmed_mean
 from calibrate.fit.profile import NOT_STATED
 from calibrate.parts import adding_up
 from calibrate.phases import Phases, mean_phases
-from calibrate.steady import run_sigma, steady_time
+from calibrate.steady import run_sigma, run_times, steady_time
 from calibrate.validation import (
     SIGNIFICANT,
     Case,
@@ -79,7 +79,7 @@ def validate(
             raise DdpsimError(f"{path} is named twice, and would count as two runs; name it once")
     subjects = load_runs(files)
     if profile is not None:
-        for path, rounds in chain.from_iterable(runs.items() for runs in subjects):
+        for path, rounds in chain.from_iterable(runs.by_file.items() for runs in subjects):
             _check_cluster(path, rounds, profile)
     sweeps = tuple(mapped(partial(_sweep, profile=profile), subjects))
     return Validation(
@@ -93,26 +93,27 @@ def validate(
 # --- one sweep ---------------------------------------------------------------------------------
 
 
-def _sweep(found: Mapping[Path, Rounds], profile: Path | None) -> Sweep:
-    """Of the runs of one subject."""
-    file, runs = next(iter(found)).name, tuple(found.values())
-    rounds = pooled(runs)
+def _sweep(runs: Runs, profile: Path | None) -> Sweep:
+    rounds = runs.pooled
     count = min(len(variant.whole_s) for variant in rounds.variants)
     if count < _FEWEST_ROUNDS:
         raise DdpsimError(
-            f"{file}: {count} rounds tell nothing of the noise; wanted {_FEWEST_ROUNDS} or more"
+            f"{runs.first_file}: {count} rounds tell nothing of the noise; wanted {_FEWEST_ROUNDS} "
+            "or more"
         )
     alike = _alike(rounds.variants)
-    sigma = run_sigma(runs, dict.fromkeys(alike))
+    times = {same: run_times(runs.each, same) for same in alike}
+    sigma = run_sigma(times.values())
     with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
-        inputs = _Inputs(rounds, runs, Path(folder), profile)
+        inputs = _Inputs(runs, Path(folder), profile)
         cases = tuple(
-            _case(_Measured(rounds, runs, sigma, i, same), inputs) for i, same in enumerate(alike)
+            _case(_Measured(runs, i, same, steady_time(times[same], sigma)), inputs)
+            for i, same in enumerate(alike)
         )
     return Sweep(
-        file=file,
-        runs=len(runs),
-        run_sigma=sigma if len(runs) > 1 else None,
+        file=runs.first_file,
+        runs=len(runs.each),
+        run_sigma=sigma if len(runs.each) > 1 else None,
         model=rounds.model,
         nodes=rounds.layout.nodes,
         gpus_per_node=rounds.layout.gpus_per_node,
@@ -136,10 +137,9 @@ def _alike(variants: Sequence[VariantSamples]) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Files and settings that a scenario needs, made of all runs' rounds."""
+    """Files and settings that a scenario needs."""
 
-    rounds: Rounds
-    runs: tuple[Rounds, ...]
+    runs: Runs
     folder: Path
     profile: Path | None
     _simulated: dict[Program, tuple[Result, Timeline]] = field(default_factory=dict)
@@ -155,40 +155,39 @@ class _Inputs:
     def scenario(self, variant: VariantSamples) -> dict[str, Any]:
         """The scenario of a variant."""
         options, cap = variant.variant, variant.variant.bucket_cap_mb
+        rounds = self.runs.pooled
         return {
             "schema": "ddpsim/1",
-            "name": f"{self.rounds.model} {options.label}",
-            "workload": {
-                "profile": str(self._model),
-                "batch_per_rank": self.rounds.batch_per_rank,
-            },
+            "name": f"{rounds.model} {options.label}",
+            "workload": {"profile": str(self._model), "batch_per_rank": rounds.batch_per_rank},
             "ddp": {
-                "backend": self.rounds.environment.backend,
+                "backend": rounds.environment.backend,
                 "bucket_cap_mb": "default" if cap is None else cap,
                 "accumulation_steps": options.accumulation_steps,
                 "comm_hook": options.comm_hook,
             },
             "cluster": self._cluster,
-            "run": {"iterations": len(self.rounds.alone.whole_s), "allow_extrapolation": True},
+            "run": {"iterations": len(rounds.alone.whole_s), "allow_extrapolation": True},
         }
 
     @cached_property
     def _model(self) -> Path:
         path = self.folder / "model.json"
-        path.write_text(json.dumps(model_profile(*self.runs)), encoding="utf-8")
+        path.write_text(json.dumps(model_profile(*self.runs.each)), encoding="utf-8")
         return path
 
     @cached_property
     def _cluster(self) -> dict[str, Any]:
-        layout = self.rounds.layout
+        rounds = self.runs.pooled
+        layout = rounds.layout
         cluster: dict[str, Any] = {
             "nodes": layout.nodes,
             "gpus_per_node": layout.gpus_per_node,
-            "device": _device(self.rounds.environment.device),
+            "device": _device(rounds.environment.device),
         }
         if self.profile is None:
             path = self.folder / "all-reduce.csv"
-            path.write_text(_all_reduce_csv(self.rounds), encoding="utf-8")
+            path.write_text(_all_reduce_csv(rounds), encoding="utf-8")
             return cluster | {"all_reduce": str(path)}
         if layout.line_rate_bytes_per_s is not None:
             bandwidth = f"{layout.line_rate_bytes_per_s!r} B/s"
@@ -331,55 +330,56 @@ def _all_reduce_csv(rounds: Rounds) -> str:
 class _Measured:
     """A variant as measured, with those that have the same buckets: these are one experiment.
 
-    `rounds` are all runs'; `sigma` is how far apart runs are. `index` and `alike` are variants.
+    `index` and `alike` are variants; `time` is of all that are alike.
     """
 
-    rounds: Rounds
-    runs: tuple[Rounds, ...]
-    sigma: float
+    runs: Runs
     index: int
     alike: tuple[int, ...]
+    time: Fitted
 
     @property
     def variant(self) -> VariantSamples:
         """The variant itself."""
-        return self.rounds.variants[self.index]
+        return self.runs.pooled.variants[self.index]
 
     def pooled(self, part: Callable[[VariantSamples], Samples]) -> Samples:
-        """A part's seconds, [round][rank], of all that are alike."""
-        return tuple(row for i in self.alike for row in part(self.rounds.variants[i]))
+        """A part's seconds, [round][rank], of all runs and all that are alike."""
+        return self._of(self.runs.pooled, part)
 
-    def time(self) -> Fitted:
-        """Of an iteration, of all that are alike."""
-        return steady_time(self.runs, self.alike, self.sigma)
+    def plain_s(self) -> float:
+        """Seconds of an iteration as they are: the mean of the runs' medians."""
+        return fmean(median(slowest(self._of(run, lambda v: v.whole_s))) for run in self.runs.each)
 
-    def own_time(self) -> Fitted:
-        """Of an iteration, of the variant's own rounds."""
-        return steady_time(self.runs, (self.index,), self.sigma)
+    def own_s(self) -> float:
+        """Seconds of an iteration, of the variant's own rounds."""
+        return steady_time(run_times(self.runs.each, (self.index,))).value
+
+    def _of(self, rounds: Rounds, part: Callable[[VariantSamples], Samples]) -> Samples:
+        return tuple(row for i in self.alike for row in part(rounds.variants[i]))
 
 
 def _case(measured: _Measured, inputs: _Inputs) -> Case:
     variant = measured.variant
-    ranks = _slowest_ranks(measured.rounds)
+    ranks = _slowest_ranks(measured.runs.pooled)
     result, timeline = inputs.simulated(variant, ranks)
     phases = mean_phases(timeline, ranks)
-    whole = measured.time()
-    stderr_s = whole.stderr or 0.0
+    measured_s, stderr_s = measured.time.value, measured.time.stderr or 0.0
     predicted_split, measured_split = _predicted(result, phases), _measured(measured, ranks)
-    whole_s = slowest(measured.pooled(lambda v: v.whole_s))
+    count = len(measured.pooled(lambda v: v.whole_s))
     predicted_s = result.iteration_time_s.p50
     naive, options = result.baselines_s, variant.variant
-    quiet = abs(predicted_s - whole.value) <= SIGNIFICANT * stderr_s
+    quiet = abs(predicted_s - measured_s) <= SIGNIFICANT * stderr_s
     return Case(
         variant=options.label,
         bucket_choice=options.accumulation_steps == 1 and options.comm_hook == "none",
         predicted_s=predicted_s,
-        measured_s=whole.value,
-        own_s=measured.own_time().value,
-        plain_s=median(whole_s),
+        measured_s=measured_s,
+        own_s=measured.own_s(),
+        plain_s=measured.plain_s(),
         stderr_s=stderr_s,
-        rounds=len(whole_s),
-        interval_s=_interval(result, len(whole_s)),
+        rounds=count,
+        interval_s=_interval(result, count),
         compute_only_s=naive.compute_only,
         no_overlap_s=naive.no_overlap,
         perfect_overlap_s=naive.perfect_overlap,
@@ -433,7 +433,7 @@ def _measured(measured: _Measured, ranks: Sequence[int]) -> Split:
         backward=middle(lambda v: v.backward_s) - exposed_s,
         exposed=exposed_s,
         optimizer=middle(lambda v: v.optimizer_s),
-        all_reduce=float(sum(np.exp(_interpolated(measured.rounds, sizes)))),
+        all_reduce=float(sum(np.exp(_interpolated(measured.runs.pooled, sizes)))),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from calibrate.ddp_rounds import Variant
+from ddpsim.report.lines import counted
 from ddpsim.result.sweep import FLAT
 
 __all__ = [
@@ -60,7 +61,7 @@ class Case(_Part):
     runs the mean of their medians.
 
     Rounds in which the machine was slow are brought to its usual pace (`calibrate.steady`);
-    `plain_s` is the median without that. Variants with the same buckets are one and the same thing
+    `plain_s` is the same without that. Variants with the same buckets are one and the same thing
     to measure: their rounds count together; `own_s` is the median of the variant's own rounds.
     """
 
@@ -295,7 +296,8 @@ def headlines(validation: Validation) -> Iterator[str]:
 
 
 def _lines(f: Figures) -> Iterator[str]:
-    yield f"{f.cases} cases in {f.sweeps} sweeps; bucket sizes agree in {f.buckets_agree}"
+    where = f"{counted(f.cases, 'case')} in {counted(f.sweeps, 'sweep')}"
+    yield f"{where}; bucket sizes agree in {f.buckets_agree}"
     yield (
         f"{f.distinct_cases} are distinct; noise: standard errors of {f.median_stderr:.1%} "
         f"(median), and {_percent(f.repeat_sigma)} between caps with the same buckets"

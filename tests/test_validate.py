@@ -20,10 +20,10 @@ from calibrate.ddp_rounds import (
     Logged,
     Parameter,
     Rounds,
+    Runs,
     Steps,
     Variant,
     VariantSamples,
-    pooled,
     save_rounds,
 )
 from calibrate.fit.profile import fit_logs
@@ -35,7 +35,7 @@ from calibrate.record import (
     load_record,
     save_record,
 )
-from calibrate.steady import run_sigma, steady_time
+from calibrate.steady import run_sigma, run_times, steady_time
 from calibrate.testbed.errors import TestbedError
 from calibrate.validate import model_profile, rank_factors, validate
 from calibrate.validation import summary
@@ -224,7 +224,7 @@ def test_slow_moments_of_the_machine_are_taken_off(micro_batches: int) -> None:
     rounds = made_up([ONE, TWO]).model_copy(update={"variants": (first, second)})
     usual_s = 0.6 * float(np.exp(np.median(np.log([*good, *bad])))) ** 0.5
     for alike in ((0,), (1,), (0, 1)):
-        time = steady_time([rounds], alike)
+        (time,) = run_times([rounds], alike)
         assert time.value == pytest.approx(usual_s, rel=1e-9)
         assert time.stderr == pytest.approx(0, abs=1e-9)
 
@@ -236,7 +236,8 @@ def test_forwards_count_among_those_of_as_many_micro_batches() -> None:
     faster = tuple((0.9 * first, second) for first, second in three.forward_s)
     three = three.model_copy(update={"forward_s": faster})
     rounds = made_up([ONE, TWO]).model_copy(update={"variants": (one, three)})
-    assert steady_time([rounds], (1,)).value == pytest.approx(0.6 * np.median(paces) ** 0.5)
+    (time,) = run_times([rounds], (1,))
+    assert time.value == pytest.approx(0.6 * np.median(paces) ** 0.5)
 
 
 def test_iterations_that_a_hypervisor_disturbed_do_not_count() -> None:
@@ -264,8 +265,8 @@ def test_iterations_that_a_hypervisor_disturbed_do_not_count() -> None:
 def test_few_rounds_or_steady_ones_are_left_as_they_are() -> None:
     few, steady = paced(ONE, [1.0, 1.2, 1.4]), paced(TWO, [1.0] * 20)
     rounds = made_up([ONE, TWO]).model_copy(update={"variants": (few, steady)})
-    assert steady_time([rounds], (0,)).value == pytest.approx(0.6 * 1.2**0.5)
-    assert steady_time([rounds], (1,)).value == pytest.approx(0.6)
+    assert run_times([rounds], (0,))[0].value == pytest.approx(0.6 * 1.2**0.5)
+    assert run_times([rounds], (1,))[0].value == pytest.approx(0.6)
 
 
 def test_noise_that_the_forward_does_not_tell_of_stays() -> None:
@@ -275,7 +276,7 @@ def test_noise_that_the_forward_does_not_tell_of_stays() -> None:
     forward_s = tuple((FORWARD * np.exp(n), 0.05) for n in chance.normal(0, 0.05, 400).tolist())
     whole_s = tuple((0.1, 0.6 * np.exp(n)) for n in noise.tolist())
     variant = still.model_copy(update={"forward_s": forward_s, "whole_s": whole_s})
-    time = steady_time([made_up([ONE]).model_copy(update={"variants": (variant,)})], (0,))
+    (time,) = run_times([made_up([ONE]).model_copy(update={"variants": (variant,)})], (0,))
     assert time.stderr == pytest.approx(1.2533 * 0.05 * 0.6 / 20, rel=0.15)
     assert abs(time.value / 0.6 - 1) < 3 * 1.2533 * 0.05 / 20
 
@@ -298,21 +299,23 @@ def run(*seconds: float, pace: float = 1.0) -> Rounds:
 def test_runs_say_how_well_their_mean_is_known() -> None:
     """0.5 and 0.52 s, 0.6 and 0.66: 2.8 and 6.7 % apart, 5.1 % together; the mean, 0.7 of that."""
     runs = [run(0.5, 0.6), run(0.52, 0.66)]
-    sigma = run_sigma(runs, [(0,), (1,)])
+    cases = [run_times(runs, (variant,)) for variant in (0, 1)]
+    sigma = run_sigma(cases)
     first, second = (0.02 / 2**0.5 / 0.51, 0.06 / 2**0.5 / 0.63)
     assert sigma == pytest.approx(((first**2 + second**2) / 2) ** 0.5)
-    time = steady_time(runs, (0,), sigma)
+    time = steady_time(cases[0], sigma)
     assert time.value == pytest.approx(0.51)
     assert time.stderr == pytest.approx(0.51 * sigma / 2**0.5)
-    assert run_sigma(runs[:1], [(0,), (1,)]) == 0
-    assert steady_time(runs[:1], (0,)).stderr == pytest.approx(0)
+    assert run_sigma([times[:1] for times in cases]) == 0
+    assert steady_time(cases[0][:1]).stderr == pytest.approx(0)
 
 
 def test_a_run_on_a_slower_machine_is_brought_to_the_usual_pace() -> None:
     """The iteration goes with its forward from run to run as it does from round to round."""
     runs = [run(0.5, 0.6), run(0.55, 0.66, pace=1.1)]
-    assert run_sigma(runs, [(0,), (1,)]) == pytest.approx(0, abs=1e-9)
-    assert steady_time(runs, (0,)).value == pytest.approx(0.5 * 1.1**0.5)
+    cases = [run_times(runs, (variant,)) for variant in (0, 1)]
+    assert run_sigma(cases) == pytest.approx(0, abs=1e-9)
+    assert steady_time(cases[0]).value == pytest.approx(0.5 * 1.1**0.5)
 
 
 def test_files_of_the_same_are_runs_of_one_sweep(tmp_path: Path) -> None:
@@ -334,6 +337,7 @@ def test_files_of_the_same_are_runs_of_one_sweep(tmp_path: Path) -> None:
         assert case.measured_s == pytest.approx(single.measured_s + 0.05 * TWO.backward, rel=1e-3)
         assert case.predicted_s == pytest.approx(single.predicted_s)
         assert case.stderr_s > 5 * single.stderr_s
+        assert case.plain_s == pytest.approx(case.measured_s)
     assert "rounds.json  runs 2" in summary(validate(files))
     assert "runs of the same are" in page(validate(files))
 
@@ -346,16 +350,21 @@ def test_a_run_counts_once(tmp_path: Path) -> None:
         validate([path, again])
 
 
+def together(*runs: Rounds) -> Rounds:
+    """As one."""
+    return Runs({Path(f"{i}"): run for i, run in enumerate(runs)}).pooled
+
+
 def test_runs_together_hold_the_samples_of_all() -> None:
     first, second = made_up([TWO, ONE]), made_up([TWO, ONE], second_rank=1.2)
-    both = pooled([first, second])
+    both = together(first, second)
     assert both.alone.whole_s == first.alone.whole_s + second.alone.whole_s
     assert both.alone.hook_s == (0.0, 0.0)
     assert both.variants[1].variant == first.variants[1].variant
     assert both.variants[1].logged.comm_s == 2 * first.variants[1].logged.comm_s
     assert both.all_reduce[0].samples_s == 2 * first.all_reduce[0].samples_s
     assert both.elapsed_s == 2.0
-    assert pooled([first]) == first
+    assert together(first) == first
 
 
 def test_a_model_of_two_runs_is_at_the_pace_of_both() -> None:
@@ -402,7 +411,7 @@ def test_caps_with_the_same_buckets_are_one_choice_and_tell_the_noise(tmp_path: 
 
 def test_the_interval_is_of_the_median(tmp_path: Path) -> None:
     """A third of the iterations takes twice as long: the mean lies a quarter above the median."""
-    even = pooled([made_up([ONE])] * 40)
+    even = together(*[made_up([ONE])] * 40)
     whole_s = tuple(
         tuple((2 if i % 3 == 0 else 1) * seconds for seconds in row)
         for i, row in enumerate(even.alone.whole_s)
