@@ -233,6 +233,24 @@ def test_a_measured_step_is_not_compared_at_another_batch() -> None:
     assert compare(parse(base), [both]).changes[0].step_s
 
 
+FUSED = "workload.optimizer.fused=true"
+
+
+@pytest.mark.parametrize("stated", ["300 ms", "{total: 300 ms, optimizer: 9 ms}"])
+def test_a_measured_optimizer_is_not_compared_with_another(stated: str) -> None:
+    base = document("straggler", f"workload.step_time={stated}")
+    (change,) = compare(parse(base), [option(base, FUSED)]).changes
+    assert "workload.step_time was measured with another" in change.problem
+    assert change.step_s is None
+
+
+def test_an_optimizer_that_was_not_measured_is() -> None:
+    base = document("straggler", "workload.step_time={forward: 100 ms, backward: 200 ms}")
+    (change,) = compare(parse(base), [option(base, FUSED)]).changes
+    assert change.change_s is not None
+    assert change.change_s < 0
+
+
 def test_a_log_does_not_say_what_is_latency() -> None:
     found = [s.what for s in sensitivities(resolve(parse(document("resnet50-nccl-log"))))]
     assert found == [

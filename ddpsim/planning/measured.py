@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from ddpsim.errors import Problem, ScenarioError
+from ddpsim.errors import DdpsimError, Problem, ScenarioError
+from ddpsim.job import resolve
 from ddpsim.scenario.schema import MEASURED, Scenario
 
 __all__ = ["check_measured"]
@@ -15,7 +17,7 @@ _OF_A_STEP = ("model", "parameters", "batch_per_rank", "seq_len", "image_size", 
 def check_measured(own: Scenario, changed: Scenario, together: str) -> None:
     """Raise ScenarioError where a step was measured with another model, batch, precision or device.
 
-    `together`: how both can be changed.
+    Or with another optimizer, where its time was measured too. `together`: how both can be changed.
     """
 
     def differ(keys: Sequence[str]) -> list[str]:
@@ -26,9 +28,20 @@ def check_measured(own: Scenario, changed: Scenario, together: str) -> None:
     others = differ(_OF_A_STEP)
     if own.cluster.device != changed.cluster.device:
         others.append("cluster.device")
+    if not others and measured and differ(["optimizer"]) and _take_as_long(own, changed):
+        others.append("workload.optimizer")
     if measured and others and not differ(MEASURED):
         reason = (
             f"workload.{measured} was measured with another, and says nothing of this one; let it "
             f"change along ({together}), or drop workload.{measured} for an estimate"
         )
         raise ScenarioError([Problem("--set", others[0], reason)])
+
+
+def _take_as_long(one: Scenario, other: Scenario) -> bool:
+    """Whether their compute does; False where it cannot be told, which others will say."""
+    try:
+        first_s, second_s = (resolve(s).baselines().compute_only for s in (one, other))
+    except DdpsimError:
+        return False
+    return math.isclose(first_s, second_s, rel_tol=1e-6)
