@@ -396,7 +396,6 @@ def page() -> str:
         "ROOFLINE": _roofline_table(),
         "ROOFLINE_SIGMA": f"{roofline_sigma():.2f}",
         **_campaign_texts("EPYC", EPYC),
-        "EPYC_NEW": _in_short([s for s in _own_cores(EPYC) if s.model.endswith(":mixer")]),
         **_campaign_texts("XEON", XEON),
         "XEON_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-22T14")),
         "XEON_HALF_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T00")),
@@ -483,8 +482,7 @@ def _as_measured_before(folder: Path, began: str) -> list[Sweep]:
 def _bare_s(folder: Path) -> dict[str, float]:
     """Of each sweep, by its file, the seconds of the bare model's forward and backward."""
     profiles = {
-        next(iter(runs)).name: model_profile(*runs.values())
-        for runs in load_runs(_rounds_of(folder))
+        runs.first_file: model_profile(*runs.each) for runs in load_runs(_rounds_of(folder))
     }
     return {file: p["forward_s"] + p["backward_s"] for file, p in profiles.items()}
 
