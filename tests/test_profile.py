@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import ddpsim
-from ddpsim.cluster.collectives import Network
+from ddpsim.cluster.collectives import Network, duration_ns
 from ddpsim.cluster.profiled import network_from_profile
 from ddpsim.errors import ScenarioError
 from ddpsim.importers.cluster_profile import ClusterProfile, Fitted, Overheads
@@ -280,7 +280,9 @@ def test_the_network_is_as_uncertain_as_its_line_rate(gbit_per_s: float, sigma: 
     assert "left out in turn or made twice" in network.uncertainty.basis
 
 
-def nccl_network(nodes: int, layouts: list[list[int]], **changes: Any) -> Network:
+def nccl_network(
+    nodes: int, layouts: list[list[int]], hop_bytes: float = 0.0, **changes: Any
+) -> Network:
     """NCCL on 8 GPUs a node: one regime, inside a node and over those that were measured."""
     over = any(measured > 1 for measured, _ in layouts)
     regime = {
@@ -288,7 +290,7 @@ def nccl_network(nodes: int, layouts: list[list[int]], **changes: Any) -> Networ
         "base_s": fitted(1e-5),
         "intra_hop_s": fitted(1e-6),
         "inter_hop_s": fitted(1e-5 if over else 0.0),
-        "hop_bytes": fitted(0.0),
+        "hop_bytes": fitted(hop_bytes),
         "intra_bandwidth_bytes_per_s": fitted(2e11),
         "inter_bandwidth_bytes_per_s": fitted(2e10) if over else None,
     }
@@ -322,6 +324,15 @@ def test_one_node_says_little_of_the_network_beyond() -> None:
     assert more.uncertainty.sigma == pytest.approx(math.hypot(0.15, 0.03))
     stated = [entry for entry in beyond.provenance if entry.input == "cluster.inter_node"]
     assert [entry.trust for entry in stated] == ["stated"]
+
+
+def test_bytes_that_ride_with_a_hop_inside_a_node_are_fewer_over_a_slower_network() -> None:
+    """1 MB a rank's share at 200 GB/s: 16 x 62.5 kB of 64 MB at 12.5 GB/s, not 16 MB of them."""
+    without, riding = (nccl_network(2, [[1, 8]], hop_bytes=h) for h in (0.0, 1e6))
+    less = without.cost.transfer("all_reduce", 64_000_000)
+    more = riding.cost.transfer("all_reduce", 64_000_000)
+    saved_s = 2 * 15 / 16 * 16 * 62_500 / 12.5e9
+    assert duration_ns(less) - duration_ns(more) == pytest.approx(saved_s * 1e9, rel=1e-3)
 
 
 def test_the_network_between_nodes_is_no_surer_than_it_was_measured() -> None:

@@ -37,7 +37,7 @@ _MOST_REGIMES = 5
 _WORTH = 6.0  # of the criterion: less is no strong evidence (Kass and Raftery, 1995)
 _SAME = 0.01  # relative errors below this earn nothing: logs repeat no better
 _LEAST_WINS = 2  # samples for which a regime is the fastest
-_BREAKS = 20  # sizes at which a start may change its regime: all of a usual log's
+_BREAKS = 14  # sizes at which a start may change its regime
 _STARTS = 4  # of the most promising are followed to their end
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75)  # of the ranks' shares in a stretch
 
@@ -349,7 +349,7 @@ def _described(group: _Group, chosen: _Candidate) -> _GroupFit:
     """Regimes in the order of the sizes that they win, with their errors and warnings."""
     kinds, scale = chosen.kinds, _scale(group, chosen.kinds)
     ends = np.cumsum([len(kind.names) for kind in kinds])
-    solution = polish(_residuals(group, kinds), chosen.values, scale, _optional(kinds))
+    solution = polish(_residuals(group, kinds), chosen.values, scale, _optional(kinds), _SAME)
     values = np.where(solution.at_bound, 0.0, solution.values)
     values[ends - 2] = solution.values[ends - 2]  # a bandwidth divides by it
     parts = [slice(end - len(kind.names), end) for end, kind in zip(ends, kinds, strict=True)]

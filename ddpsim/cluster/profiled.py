@@ -100,7 +100,13 @@ def _reaching(law: AllReduceModel, scenario: Scenario) -> AllReduceModel:
     def over(regime: NcclRegime) -> NcclRegime:
         inside = regime.intra_bandwidth_bytes_per_s
         slowest = min(wires.network_rate, inside.value) if inside else wires.network_rate
-        figures = {"inter_hop_s": hop, "inter_bandwidth_bytes_per_s": Fitted(value=slowest)}
+        # the time that so many bytes ride with is enough for fewer on a slower wire
+        covered = regime.hop_bytes.value * (slowest / inside.value if inside else 1.0)
+        figures = {
+            "inter_hop_s": hop,
+            "inter_bandwidth_bytes_per_s": Fitted(value=slowest),
+            "hop_bytes": Fitted(value=covered),
+        }
         return regime.model_copy(update=figures)
 
     return law.model_copy(update={"regimes": tuple(over(regime) for regime in law.regimes)})
