@@ -97,7 +97,7 @@ def test_the_unexplained_bucket_sweep_is_still_unexplained() -> None:
 
 # campaign: within 5 % or the noise, worst error, bias, skill, choice: the levels reached
 LEVELS = {
-    validation.EPYC: (1.0, 0.051, 0.007, 0.81, 0.83),
+    validation.EPYC: (0.995, 0.051, 0.007, 0.81, 0.83),
     validation.XEON: (1.0, 0.047, 0.007, 0.81, 0.95),
 }
 
