@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from statistics import fmean
 
+from calibrate.fit.estimates import trimmed_mean
 from ddpsim.result.metrics import Step, steps_of
 from ddpsim.result.timeline import Kind, Timeline
 from ddpsim.units import NS_PER_S
 
-__all__ = ["Phases", "mean_phases"]
+__all__ = ["Phases", "usual_phases"]
 
 _FORWARD: frozenset[Kind] = frozenset(("data_wait", "stall", "forward", "buffers"))
 _BACKWARD: frozenset[Kind] = frozenset(("backward", "bucket_copy"))
@@ -32,11 +32,16 @@ class Phases:
     optimizer: float
 
 
-def mean_phases(timeline: Timeline, ranks: Iterable[int]) -> Phases:
-    """Their means over the steady steps of these ranks, which the timeline must hold."""
+def usual_phases(timeline: Timeline, ranks: Iterable[int]) -> Phases:
+    """What they usually take in the steady steps, the mean over these ranks of the timeline.
+
+    Slow steps are left out as of measured ones (`calibrate.fit.estimates.trimmed_mean`).
+    """
     lanes = (steps_of(timeline.ranks[rank])[timeline.warmup :] for rank in ranks)
-    each = [_phases_ns(step) for step in chain.from_iterable(lanes)]
-    return Phases(*(fmean(column) / NS_PER_S for column in zip(*each, strict=True)))
+    each = [
+        [trimmed_mean(part) for part in zip(*map(_phases_ns, lane), strict=True)] for lane in lanes
+    ]
+    return Phases(*(fmean(part) / NS_PER_S for part in zip(*each, strict=True)))
 
 
 def _phases_ns(step: Step) -> tuple[int, int, int, int]:

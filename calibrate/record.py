@@ -16,6 +16,9 @@ from ddpsim.files import write_atomically
 
 __all__ = [
     "HALF",
+    "IN_A_ROW",
+    "LAYER",
+    "RESTED",
     "WORKS",
     "Environment",
     "Layout",
@@ -26,14 +29,18 @@ __all__ = [
 ]
 
 SCHEMA = "ddpsim.record/1"
-WORKS = ("gemm", "memory")  # compute, as variants name it: bound by arithmetic, by bandwidth
+# compute, as variants name it: bound by arithmetic, by bandwidth, or the two passes of a layer
+LAYER = "layer"
+WORKS = ("gemm", "memory", LAYER)
+RESTED = "rested"  # the variant of what is reduced after a pause
+IN_A_ROW = "in a row"  # and of the same message right after that
 HALF = " half"  # ends the variant of what reduces float16, as compressing hooks do
 
 Kind = Literal[
-    # all_reduce: size_bytes; variant "alone"; "with gemm" and "with memory" (of a queue, while
-    # compute runs), and "beside gemm", "beside memory" (the queue alone), "in turn with gemm", "in
-    # turn with memory" (one by one): these take turns, so compare them with each other; float32, or
-    # float16 where the variant ends in " half"
+    # all_reduce: size_bytes; variant "alone"; "rested" (after a pause in which nothing is sent) and
+    # "in a row" (right after that one); "with gemm" and other works (of a queue, while compute
+    # runs), "beside gemm" (the queue alone), "in turn with gemm" (one by one): these take turns, so
+    # compare them with each other; float32, or float16 where the variant ends in " half"
     "all_reduce",
     "broadcast",
     "reduce_scatter",

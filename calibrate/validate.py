@@ -37,7 +37,7 @@ from calibrate.ddp_rounds import (
 from calibrate.fit.estimates import MEDIAN_ERROR, median_time, trimmed_mean
 from calibrate.fit.profile import NOT_STATED
 from calibrate.parts import adding_up
-from calibrate.phases import Phases, mean_phases
+from calibrate.phases import Phases, usual_phases
 from calibrate.steady import run_sigma, run_times, steady_time
 from calibrate.validation import (
     SIGNIFICANT,
@@ -363,7 +363,7 @@ def _case(measured: _Measured, inputs: _Inputs) -> Case:
     variant = measured.variant
     ranks = _slowest_ranks(measured.runs.pooled)
     result, timeline = inputs.simulated(variant, ranks)
-    phases = mean_phases(timeline, ranks)
+    phases = usual_phases(timeline, ranks)
     measured_s, stderr_s = measured.time.value, measured.time.stderr or 0.0
     predicted_split, measured_split = _predicted(result, phases), _measured(measured, ranks)
     count = len(measured.pooled(lambda v: v.whole_s))

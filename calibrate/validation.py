@@ -42,8 +42,8 @@ class _Part(BaseModel):
 class Split(_Part):
     """Seconds of an iteration's parts on the slowest rank, predicted or measured.
 
-    Means: predicted over iterations; measured over rounds without the lowest and highest tenth,
-    of the rank that computes longest alone, or over all ranks where they differ by chance only.
+    Means over iterations without the lowest and highest tenth, of the rank that computes longest
+    alone, or over all ranks where they differ by chance only.
 
     `backward` without its waiting; `exposed` the waiting for communication after it, by DDP's own
     log; `all_reduce` the sum of the buckets' all-reduces, each alone.

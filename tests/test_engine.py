@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Any
@@ -392,11 +392,16 @@ def test_between_points_the_spread_is_a_line_too(size_bytes: int, spread: float)
     assert found == pytest.approx(spread)
 
 
+@dataclass
 class OneTransfer:
     """20 ns of latency and 100 on the link, whatever is sent."""
 
+    latency_ns: int = 20
+    transfer_ns: int = 100
+    burst_ns: int = 0
+
     def transfer(self, *_: Any) -> WholeTransfer:
-        return WholeTransfer(20, 100)
+        return WholeTransfer(self.latency_ns, self.transfer_ns, burst_ns=self.burst_ns)
 
     def stretched(self, _: float) -> Any:
         return self
@@ -725,6 +730,45 @@ def test_sharing_is_exact(transfers: list[tuple[int, int]]) -> None:
     env.run()
     for ours, exact in zip(ends, fluid_ends(transfers), strict=True):
         assert exact <= ours <= exact + len(transfers)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 40),
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 60)), min_size=1, max_size=6),
+)
+def test_a_rested_link_is_a_token_bucket(most: int, transfers: list[tuple[int, int]]) -> None:
+    """Against a bucket of `most` that fills by one a tick of silence, and is empty at first."""
+    env, ends = Environment(), list[int]()
+    cost = OneTransfer(burst_ns=most)
+    network = Network(env, cost, 1, shared=True)
+
+    def one_after_another() -> Any:
+        for number, (silence, work) in enumerate(transfers):
+            yield env.timeout(silence)
+            cost.transfer_ns = work
+            yield network.join(number, "all_reduce", 8, 0).ends[0]
+            ends.append(int(env.now))
+
+    env.process(one_after_another())
+    env.run()
+    now = bucket = 0
+    for (silence, work), end in zip(transfers, ends, strict=True):
+        bucket = min(most, bucket + silence)
+        at_once = min(bucket, work)
+        now, bucket = now + silence + cost.latency_ns + work - at_once, bucket - at_once
+        assert end == now
+
+
+def test_another_jobs_traffic_leaves_a_link_no_rest() -> None:
+    env = Environment()
+    link = SharedLink(env)
+    env.run(until=30)
+    link.set_other(Fraction(1, 2))
+    env.run(until=100)
+    link.set_other(Fraction(0))
+    env.run(until=105)
+    assert (link.burst(20, 15), link.burst(20, 100), link.burst(20, 100)) == (15, 5, 0)
 
 
 def fluid_ends(transfers: list[tuple[int, int]]) -> list[Fraction]:

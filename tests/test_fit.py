@@ -39,7 +39,15 @@ from calibrate.fit import (
 from calibrate.fit.estimates import trimmed_mean
 from calibrate.fit.gloo import fit_half
 from calibrate.fit.samples import fitted_sigma, measured_sigma
-from calibrate.record import HALF, Environment, Layout, Measurement, Record
+from calibrate.record import (
+    HALF,
+    IN_A_ROW,
+    RESTED,
+    Environment,
+    Layout,
+    Measurement,
+    Record,
+)
 from ddpsim.cluster.collectives import WholeTransfer, duration_ns
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost, all_reduce_s
@@ -712,8 +720,9 @@ def test_a_profile_from_a_record() -> None:
     assert profile.overheads.copy_bytes_per_s is not None
     assert profile.overheads.copy_bytes_per_s.value == pytest.approx(8e9, rel=0.01)
     # 128 hooks of 5 us and 16 ms of copies back leave 32 ms for copies of 64 MB into buckets
-    assert profile.overheads.copy_in_bytes_per_s is not None
-    assert profile.overheads.copy_in_bytes_per_s.value == pytest.approx(4e9, rel=0.01)
+    (copies,) = profile.overheads.copy_in
+    assert copies.gradient_bytes == 1_000_000
+    assert copies.bytes_per_s.value == pytest.approx(4e9, rel=0.01)
     assert profile.overheads.compress_bytes_per_s is not None
     assert profile.overheads.compress_bytes_per_s.value == pytest.approx(2e9, rel=0.01)
     assert profile.overheads.decompress_bytes_per_s is not None
@@ -741,10 +750,25 @@ def _with_large_layers(with_ddp_s: float) -> Record:
 def test_what_copies_to_buckets_take_is_a_mean_of_times() -> None:
     """32 ms in one record and 0.3 in another are 16, and not the mean of 4 and 427 GB/s."""
     records = [_with_large_layers(seconds) for seconds in (0.14864, 0.11694)]
-    found = fit_profile(records, "x").overheads.copy_in_bytes_per_s
-    assert found is not None
-    assert found.value == pytest.approx(128e6 / 16.15e-3, rel=0.05)
-    assert fit_profile([_with_large_layers(0.1)], "x").overheads.copy_in_bytes_per_s is None
+    (found,) = fit_profile(records, "x").overheads.copy_in
+    assert found.bytes_per_s.value == pytest.approx(128e6 / 16.15e-3, rel=0.05)
+    assert fit_profile([_with_large_layers(0.1)], "x").overheads.copy_in == ()
+
+
+def test_copies_to_buckets_are_told_by_the_size_of_a_gradient() -> None:
+    """64 layers of 1 MB leave 32 ms for copies into buckets, 4 of 16 MB with 8 hooks 48 ms."""
+    record = _record()
+    larger = [
+        m.model_copy(update={"parameters": 8, "samples_s": _around(time_s)})
+        for m in record.measurements
+        if m.kind == "ddp_hook" and m.size_bytes
+        for time_s in [0.16404 if m.variant == "with ddp" else 0.1]
+    ]
+    both = record.model_copy(update={"measurements": (*record.measurements, *larger)})
+    small, large = fit_profile([both], "x").overheads.copy_in
+    assert (small.gradient_bytes, large.gradient_bytes) == (1_000_000, 16_000_000)
+    assert small.bytes_per_s.value == pytest.approx(4e9, rel=0.01)
+    assert large.bytes_per_s.value == pytest.approx(128e6 / 48e-3, rel=0.01)
 
 
 def test_records_of_several_line_rates_tell_what_compute_keeps_at_each() -> None:
@@ -817,6 +841,76 @@ def test_where_float16_was_not_measured_at_every_rate_that_is_said() -> None:
     said = "interference of float16 was not measured at every line rate"
     assert any(said in warning for warning in fit_profile([one, other], "x").warnings)
     assert not any(said in warning for warning in fit_profile([one], "x").warnings)
+
+
+def _with_layers(record: Record, times: float) -> Record:
+    """Layers' compute beside all-reduces takes so many times as long, as nothing else in it."""
+    like = next(m for m in record.measurements if m.variant == "with gemm")
+    more = [
+        like.model_copy(
+            update={"kind": "compute", "variant": variant, "samples_s": _around(time_s)}
+        )
+        for variant, time_s in (("layer alone", 2e-3), ("layer with all_reduce", 2e-3 * times))
+    ]
+    sent = like.model_copy(update={"variant": "with layer"})
+    return record.model_copy(update={"measurements": (*record.measurements, sent, *more)})
+
+
+def test_what_layers_suffer_stands_for_steps_where_it_was_measured() -> None:
+    slow, fast = _record(RATES[0]), _record(RATES[1])
+    said = "what layers suffer beside all-reduces was not measured at every line rate"
+    profile = fit_profile([_with_layers(slow, 2.5), fast], "x")
+    assert any(said in warning for warning in profile.warnings)
+    kept = profile.interference and profile.interference.compute_kept
+    plain = fit_profile([slow, fast], "x").interference
+    assert kept
+    assert plain
+    assert kept[0].share.value == pytest.approx(0.4, rel=0.01)
+    assert kept[1] == plain.compute_kept[1]
+    both = fit_profile([_with_layers(slow, 2.5), _with_layers(fast, 2.5)], "x")
+    assert not any(said in warning for warning in both.warnings)
+
+
+def _with_rests(rate: float, burst: float, delay: float) -> Record:
+    """1 and 4 MiB right after a pause and in a row: the first saves `burst` less `delay`."""
+    record = _record(rate)
+    like = next(m for m in record.measurements if m.variant == "alone")
+    found = list(record.measurements)
+    for size in (2**20, 2**22):
+        after_s = all_reduce_s(_gloo(), size, 2, 1, rate)
+        for variant, time_s in ((IN_A_ROW, after_s), (RESTED, after_s - burst / rate + delay)):
+            changes = {"variant": variant, "size_bytes": size, "samples_s": _around(time_s)}
+            found.append(like.model_copy(update=changes))
+    return record.model_copy(update={"measurements": tuple(found)})
+
+
+def test_what_passes_after_a_pause_is_found() -> None:
+    records = [_with_rests(rate, 1.2e5, 2e-4) for rate in (12.5e6, 62.5e6, 625e6)]
+    profile = fit_profile(records, "x")
+    law = profile.all_reduce
+    assert isinstance(law, GlooRing)
+    assert law.rested_burst_bytes.value == pytest.approx(1.2e5, rel=5e-3)
+    assert law.rested_delay_s.value == pytest.approx(2e-4, rel=0.05)
+    assert "burst after a rest" in show(profile)
+    slow = FittedCost(law, 2, 1, 12.5e6).transfer("all_reduce", 2**22)
+    assert slow.burst_ns == pytest.approx(1.2e5 / 12.5e-3 - 2e5, rel=5e-3)
+    # 0.12 ms less of the wire at 1 GB/s, which getting going takes and more
+    assert FittedCost(law, 2, 1, 1e9).transfer("all_reduce", 2**22).burst_ns == 0
+    alone = fit_profile(records[:1], "x").all_reduce  # one rate: all is bytes
+    assert isinstance(alone, GlooRing)
+    assert alone.rested_burst_bytes.value == pytest.approx(1.2e5 - 2e-4 * 12.5e6, rel=5e-3)
+    assert alone.rested_delay_s.value == 0
+
+
+def test_where_a_pause_saves_nothing_nothing_is_saved() -> None:
+    law = fit_profile([_with_rests(rate, 0.0, 3e-4) for rate in RATES], "x").all_reduce
+    assert isinstance(law, GlooRing)
+    assert law.rested_burst_bytes.value == 0
+    cost = FittedCost(law, 2, 1, RATES[0])
+    assert cost.transfer("all_reduce", 2**20).burst_ns == 0
+    found = fit_profile([_record()], "x").all_reduce
+    assert isinstance(found, GlooRing)
+    assert found.rested_burst_bytes == found.rested_delay_s == Fitted(value=0.0)
 
 
 def test_what_compute_keeps_is_a_mean_of_speeds_over_the_ranks() -> None:

@@ -83,6 +83,8 @@ def test_a_record_of_two_ranks_holds_every_kind(measured: tuple[Path, Record]) -
         ("all_reduce", "alone half"), ("all_reduce", "with gemm half"),
         ("compute", "gemm with all_reduce half"),
         ("compute", "gemm with all_reduce"), ("compute", "memory with all_reduce"),
+        ("compute", "layer alone"), ("compute", "layer with all_reduce"),
+        ("all_reduce", "rested"), ("all_reduce", "in a row"),
         ("ddp_hook", "with ddp"), ("ddp_hook", "without"), ("optimizer", "adamw foreach"),
     }  # fmt: skip
     assert (record.layout.nodes, record.layout.gpus_per_node) == (1, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calibrate.phases import Phases, mean_phases
+from calibrate.phases import Phases, usual_phases
 from ddpsim.result.timeline import RankTimeline, Span, Timeline
 
 
@@ -38,13 +38,13 @@ def _lane(backward_ns: int) -> RankTimeline:
 
 def test_copies_back_are_exposed_and_waits_belong_to_what_came_before() -> None:
     timeline = Timeline({0: _lane(20)}, 1, 0, [0])
-    assert mean_phases(timeline, (0,)) == Phases(13e-9, 25e-9, 20e-9, 7e-9)
+    assert usual_phases(timeline, (0,)) == Phases(13e-9, 25e-9, 20e-9, 7e-9)
 
 
 def test_ranks_count_alike() -> None:
     timeline = Timeline({0: _lane(20), 1: _lane(30)}, 1, 0, [0, 0])
-    assert mean_phases(timeline, (0, 1)).backward == pytest.approx(30e-9)
-    assert mean_phases(timeline, (1,)).backward == pytest.approx(35e-9)
+    assert usual_phases(timeline, (0, 1)).backward == pytest.approx(30e-9)
+    assert usual_phases(timeline, (1,)).backward == pytest.approx(35e-9)
 
 
 def test_micro_batches_add_up() -> None:
@@ -53,5 +53,5 @@ def test_micro_batches_add_up() -> None:
         lane.compute.append(Span(kind, now, now + 10))  # type: ignore[arg-type]
         now += 10
     lane.step_ends_ns.append(now)
-    found = mean_phases(Timeline({0: lane}, 0, 0, [0]), (0,))
+    found = usual_phases(Timeline({0: lane}, 0, 0, [0]), (0,))
     assert found == Phases(20e-9, 20e-9, 10e-9, 10e-9)

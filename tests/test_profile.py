@@ -13,10 +13,11 @@ import ddpsim
 from ddpsim.cluster.collectives import Network, duration_ns
 from ddpsim.cluster.profiled import network_from_profile
 from ddpsim.errors import ScenarioError
-from ddpsim.importers.cluster_profile import ClusterProfile, Fitted, Overheads
+from ddpsim.importers.cluster_profile import ClusterProfile, CopyIn, Fitted, Overheads
 from ddpsim.scenario.cluster import Device
 from ddpsim.scenario.schema import Ddp
 from ddpsim.workload.ddp_costs import DdpCosts
+from ddpsim.workload.model import Parameter
 
 
 def fitted(value: float, stderr: float | None = 0.0) -> dict[str, Any]:
@@ -105,6 +106,21 @@ def test_bytes_take_their_time_on_the_wire(predict: Any) -> None:
     last = predict({}).buckets[-1]
     on_the_wire_s = last.size_bytes / (0.94 * 125e6)
     assert last.end_s - last.start_s >= on_the_wire_s * 0.999
+
+
+@pytest.mark.parametrize("gbit_per_s", [1, 0.2])
+def test_what_a_rested_link_lets_through_at_once_shortens_a_step_once(
+    predict: Any, gbit_per_s: float
+) -> None:
+    """Between steps nothing is sent for longer than it takes; after that the link is busy."""
+    link = GBIT | {"bandwidth": f"{gbit_per_s} Gbit/s"}
+    law = profile()["all_reduce"]
+    more = {"rested_burst_bytes": fitted(131_072.0), "rested_delay_s": fitted(2.5e-4)}
+    plain, rested = (
+        predict({"all_reduce": law | figures}, inter_node=link) for figures in ({}, more)
+    )
+    saved_s = plain.iteration_time_s.mean - rested.iteration_time_s.mean
+    assert saved_s == pytest.approx(131_072 / (gbit_per_s * 125e6) - 2.5e-4, abs=2e-9)
 
 
 def test_a_stated_link_takes_the_place_of_the_measured_one(predict: Any) -> None:
@@ -224,12 +240,33 @@ def test_measured_hooks_take_the_place_of_published_ones(predict: Any) -> None:
 
 def test_copies_into_buckets_have_a_rate_of_their_own(predict: Any) -> None:
     copies = {"hook_s": fitted(0.0), "copy_bytes_per_s": fitted(1e12)}
-    slow = copies | {"copy_in_bytes_per_s": fitted(2e9)}
+    slow = copies | {"copy_in": [{"gradient_bytes": 2**20, "bytes_per_s": fitted(2e9)}]}
     fast = {"inter_node": {"bandwidth": "100 Gbit/s", "latency": "0 s"}}
     longer, plain = (predict({"overheads": known}, **fast) for known in (slow, copies))
     moved_bytes = 2 * sum(bucket.size_bytes for bucket in plain.buckets)
     added_s = longer.iteration_time_s.mean - plain.iteration_time_s.mean
     assert added_s == pytest.approx(moved_bytes / 2e9 - moved_bytes / 1e12, rel=0.01)
+    earlier = copies | {"copy_in_bytes_per_s": fitted(2e9)}  # as profiles held it once
+    assert predict({"overheads": earlier}, **fast).iteration_time_s == longer.iteration_time_s
+
+
+@pytest.mark.parametrize(
+    ("mib", "byte_s"), [(0.25, 1e-10), (1, 1e-10), (4, 2e-10), (16, 3e-10), (64, 3e-10)]
+)
+def test_copies_of_gradients_between_two_sizes_are_interpolated(mib: float, byte_s: float) -> None:
+    overheads = Overheads(
+        copy_in=(
+            CopyIn(gradient_bytes=2**24, bytes_per_s=Fitted(value=1 / 3e-10)),
+            CopyIn(gradient_bytes=2**20, bytes_per_s=Fitted(value=1 / 1e-10)),
+        )
+    )
+    cluster = {"nodes": 1, "gpus_per_node": 1, "device": "cpu-core"}
+    workload = {"model": "resnet18", "batch_per_rank": 8}
+    scenario = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+    device = ddpsim.load_scenario(scenario).cluster.device
+    gradient = Parameter("weight", round(mib * 2**18), "float32")
+    copy = DdpCosts(device, Ddp(backend="gloo"), overheads).copy_in(gradient)
+    assert copy.device_s == pytest.approx(2 * gradient.size_bytes * byte_s)
 
 
 def test_casts_of_a_tiny_bucket_take_their_kernels_least_time() -> None:

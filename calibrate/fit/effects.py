@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from calibrate.fit.estimates import (
-    ZERO,
     Floats,
     at_least,
     difference,
@@ -20,7 +20,7 @@ from calibrate.fit.estimates import (
 )
 from calibrate.fit.samples import find
 from calibrate.record import Kind, Measurement, Record
-from ddpsim.importers.cluster_profile import Fitted, Jitter, Overheads
+from ddpsim.importers.cluster_profile import CopyIn, Fitted, Jitter, Overheads
 
 __all__ = ["fit_jitter", "fit_overheads"]
 
@@ -39,7 +39,7 @@ def fit_overheads(records: Sequence[Record]) -> Overheads:
     return Overheads(
         hook_s=hook,
         copy_bytes_per_s=copy,
-        copy_in_bytes_per_s=_copy_in_rate(records, hook, copy) if hook and copy else None,
+        copy_in=tuple(_copies_in(records, hook, copy)) if hook and copy else (),
         compress_bytes_per_s=_rate(records, "device_cast", "compress"),
         decompress_bytes_per_s=_rate(records, "device_cast", "decompress"),
     )
@@ -87,16 +87,19 @@ def _hook_s(records: Sequence[Record]) -> Fitted | None:
     return at_least(pooled(each), 0.0)
 
 
-def _copy_in_rate(records: Sequence[Record], hook: Fitted, copy: Fitted) -> Fitted | None:
-    """Of the mean time of a byte; None where that is not told."""
-    each = []
+def _copies_in(records: Sequence[Record], hook: Fitted, copy: Fitted) -> Iterator[CopyIn]:
+    """Of the mean time of a byte, by the size of a gradient; where that is not told, none."""
+    each: dict[int, list[Fitted]] = defaultdict(list)
     for m, added in _added_by_ddp(records):
         moved = 2 * m.size_bytes
         if moved:
             others_s = hook.value * m.parameters + moved / copy.value
-            each.append(scaled(shifted(added, -others_s), 1 / moved))
-    byte = pooled(each) if each else ZERO
-    return _a_second(1, byte) if byte.value > (byte.stderr or 0.0) else None
+            gradient_bytes = m.size_bytes // (m.parameters // 2)  # every other one is a bias
+            each[gradient_bytes].append(scaled(shifted(added, -others_s), 1 / moved))
+    for gradient_bytes, times in sorted(each.items()):
+        byte = pooled(times)
+        if byte.value > (byte.stderr or 0.0):
+            yield CopyIn(gradient_bytes=gradient_bytes, bytes_per_s=_a_second(1, byte))
 
 
 def _added_by_ddp(records: Sequence[Record]) -> list[tuple[Measurement, Fitted]]:

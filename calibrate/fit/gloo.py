@@ -10,19 +10,30 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
+from calibrate.fit.estimates import (
+    ZERO,
+    at_least,
+    difference,
+    error,
+    least_squares,
+    pooled,
+    scaled,
+)
 from calibrate.fit.samples import (
     LEAST_BUCKET_BYTES,
     Fit,
     FitError,
     Sample,
+    find,
     fitted_sigma,
     valid_range,
 )
 from calibrate.fit.solve import Solution, polish, robust_cost, solve
+from calibrate.record import IN_A_ROW, RESTED, Measurement, Record
 from ddpsim.cluster.fitted import Columns, all_reduce_times_s
 from ddpsim.importers.cluster_profile import Fitted, GlooRing
 
-__all__ = ["fit_gloo", "fit_half"]
+__all__ = ["fit_gloo", "fit_half", "fit_rested"]
 
 Floats = npt.NDArray[np.float64]
 _SLOWEST_HALF, _UNSEEN = 1e7, 1e12  # bytes a second: of additions, from and to where it is sought
@@ -102,6 +113,38 @@ def fit_half(model: GlooRing, samples: Sequence[Sample]) -> Fitted | None:
     found = minimize_scalar(cost, bounds=(best - step, min(own, best + step)), method="bounded")
     log_rate = float(found.x)
     return Fitted(value=math.exp(log_rate)) if cost(log_rate) < 0.99 * cost(own) else None
+
+
+def fit_rested(records: Sequence[Record]) -> tuple[Fitted, Fitted]:
+    """Bytes that pass at once after a pause, and the seconds that getting going takes; at least 0.
+
+    What an all-reduce after a pause takes less than the next is a line in what a byte takes on the
+    wire. At one line rate the two cannot be told apart: all is bytes. None without a line rate.
+    """
+    saved = [
+        (rate, difference(after, rested))
+        for record in records
+        for rested, after in _rested(record)
+        if (rate := record.layout.line_rate_bytes_per_s)
+    ]
+    if not saved:
+        return ZERO, ZERO
+    per_byte_s = np.array([1 / rate for rate, _ in saved])
+    if len(set(per_byte_s)) == 1:
+        return at_least(pooled([scaled(time, rate) for rate, time in saved]), 0.0), ZERO
+    return least_squares(
+        np.column_stack([per_byte_s, -np.ones(len(saved))]),
+        np.array([time.value for _, time in saved]),
+        np.array([error(time) for _, time in saved]),
+    )
+
+
+def _rested(record: Record) -> Iterator[tuple[Measurement, Measurement]]:
+    """All-reduces over nodes after a pause, each with the next."""
+    after = {m.size_bytes: m for m in find(record, "all_reduce", IN_A_ROW)}
+    for rested in find(record, "all_reduce", RESTED):
+        if rested.nodes > 1 and rested.size_bytes in after:
+            yield rested, after[rested.size_bytes]
 
 
 def _solved(samples: Sequence[Sample], wire: _Wire) -> Solution:

@@ -26,7 +26,7 @@ from calibrate.fit.estimates import (
     usual_time,
 )
 from calibrate.fit.samples import find
-from calibrate.record import HALF, WORKS, Measurement, Record
+from calibrate.record import HALF, LAYER, WORKS, Measurement, Record
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost
 from ddpsim.importers.cluster_profile import ComputeKept, Fitted, Interference
 from ddpsim.units import NS_PER_S
@@ -49,21 +49,27 @@ def fit_interference(
 
     `model` is the law of the records' all-reduces, which tells how long their bytes take the link.
 
-    The figures are means over records and the pieces of compute (matrix products, and memory
-    traffic), whose differences count as error. With NCCL the slowdowns are constants. With gloo
+    The figures are means over records and the pieces of compute, whose differences count as error:
+    for what compute suffers those of layers, as steps are made of them, or where these were not
+    measured matrix products and memory traffic. With NCCL the slowdowns are constants. With gloo
     compute keeps what is left of a processor that moves the bytes too, as measured at each line
     rate; a transfer is delayed once, as its threads wait for the processor, and slowed down with
     the square of those bytes; and two in flight crowd each other in proportion to them.
     """
     records = _comparable(_over_nodes(records))
-    pieces = [piece for record in records for piece in _pieces(record)]
+    pieces = _as_in_steps([piece for record in records for piece in _pieces(record)])
     comm = [piece for record in records for piece in _comm_pieces(record)]
     if not pieces and not comm:
         return None, ()
     if not pieces or not comm:
         return None, (_HALF_MEASURED,)
     warnings = []
-    half = [piece for record in records for piece in _pieces(record, HALF)]
+    half = _as_in_steps([piece for record in records for piece in _pieces(record, HALF)])
+    if any(piece.is_layer for piece in pieces) and not all(piece.is_layer for piece in pieces):
+        warnings.append(
+            "what layers suffer beside all-reduces was not measured at every line rate: at others "
+            "matrix products and memory traffic stand for them, which suffer less"
+        )
     if half and {piece.line_rate for piece in half} != {piece.line_rate for piece in pieces}:
         warnings.append(
             "interference of float16 was not measured at every line rate: between and beyond those "
@@ -133,6 +139,11 @@ class _Piece:
     size_bytes: int
 
     @property
+    def is_layer(self) -> bool:
+        """Whether the compute is a layer's, as in a step."""
+        return self.together.variant.startswith(LAYER)
+
+    @property
     def alone_s(self) -> float:
         """What it usually takes alone."""
         return trimmed_mean(self.alone.samples_s)
@@ -151,6 +162,12 @@ class _Piece:
     def kept(self) -> Fitted:
         """The share of its speed that it keeps beside them."""
         return _speed_kept(self.together, self.alone)
+
+
+def _as_in_steps(pieces: Sequence[_Piece]) -> list[_Piece]:
+    """At each line rate those of layers, if there are any, or else all."""
+    layers = {piece.line_rate for piece in pieces if piece.is_layer}
+    return [piece for piece in pieces if piece.is_layer or piece.line_rate not in layers]
 
 
 def _pieces(record: Record, dtype: str = "") -> Iterator[_Piece]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from calibrate.fit.effects import fit_jitter, fit_overheads
 from calibrate.fit.estimates import median_time, trimmed_mean
-from calibrate.fit.gloo import fit_gloo, fit_half
+from calibrate.fit.gloo import fit_gloo, fit_half, fit_rested
 from calibrate.fit.interference import fit_interference
 from calibrate.fit.nccl import fit_nccl
 from calibrate.fit.samples import Fit, FitError, Sample, measured, measured_sigma
@@ -55,8 +55,13 @@ def fit_profile(
     fit = fit_all_reduce(samples, first.backend)
     law = fit.model
     if isinstance(law, GlooRing):
-        half = fit_half(law, samples_of_records(records, f"alone{HALF}"))
-        law = law.model_copy(update={"reduce_half_bytes_per_s": half})
+        burst, delay = fit_rested(records)
+        figures = {
+            "reduce_half_bytes_per_s": fit_half(law, samples_of_records(records, f"alone{HALF}")),
+            "rested_burst_bytes": burst,
+            "rested_delay_s": delay,
+        }
+        law = law.model_copy(update=figures)
     interference, interference_warnings = fit_interference(records, law)
     jitter, jitter_warnings = fit_jitter(records)
     return ClusterProfile(

@@ -57,6 +57,9 @@ def _gloo(model: GlooRing) -> Iterator[str]:
     if model.reduce_half_bytes_per_s:
         yield _line("reduce rate, float16", model.reduce_half_bytes_per_s, format_bytes_per_s)
     yield _line("burst", model.burst_bytes, format_bytes)
+    if model.rested_burst_bytes.value:
+        yield _line("burst after a rest", model.rested_burst_bytes, format_bytes)
+        yield _line("delay after a rest", model.rested_delay_s, format_duration)
     yield f"  {'line rate':<20} {format_bytes_per_s(model.line_rate_bytes_per_s)}"
 
 
@@ -138,7 +141,10 @@ def _overheads(profile: ClusterProfile) -> Iterator[str]:
         for name, figure, written in (
             ("hook, a parameter", known.hook_s, format_duration),
             ("copy", known.copy_bytes_per_s, format_bytes_per_s),
-            ("copy to buckets", known.copy_in_bytes_per_s, format_bytes_per_s),
+            *(
+                (f"copy in of {format_bytes(c.gradient_bytes)}", c.bytes_per_s, format_bytes_per_s)
+                for c in known.copy_in
+            ),
             ("compress", known.compress_bytes_per_s, format_bytes_per_s),
             ("decompress", known.decompress_bytes_per_s, format_bytes_per_s),
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from calibrate.record import HALF, WORKS, Group, Kind, Layout
+from calibrate.record import HALF, IN_A_ROW, RESTED, WORKS, Group, Kind, Layout
 from ddpsim.units import format_bytes
 
 __all__ = ["Slot", "Task", "Team", "default_plan", "teams"]
@@ -145,6 +145,9 @@ def _all_reduces(layout: Layout) -> Iterator[Task]:
     for team in teams(layout)[:1]:
         for size in _sizes(MIB, 64 * MIB, 4):
             yield _collective(Slot("all_reduce", f"alone{HALF}", size), team, size)
+        for size in (MIB, 4 * MIB):
+            slots = tuple(Slot("all_reduce", variant, size) for variant in (RESTED, IN_A_ROW))
+            yield Task(slots, team, (5, 40), memory_bytes=size)
 
 
 def _collective(slot: Slot, team: Team, memory_bytes: int) -> Task:
@@ -155,7 +158,9 @@ def _collective(slot: Slot, team: Team, memory_bytes: int) -> Task:
 
 def _hooks_and_copies(everyone: Team, *, gpu: bool) -> Iterator[Task]:
     # on a GPU the copies of large gradients are kernels like any other
-    large = () if gpu else ((128, 64 * MIB),)
+    # weights of 1 and 4 MiB: what fits a core's caches is copied sooner; of 16 MiB nothing could be
+    # told, as the bare backward itself varied by more than DDP adds
+    large = () if gpu else ((128, 64 * MIB), (32, 64 * MIB))
     for count, size in ((250, 0), (1000, 0), *large):
         slots = (
             Slot("ddp_hook", "with ddp", size, count),
@@ -177,7 +182,7 @@ def _optimizers(everyone: Team) -> Iterator[Task]:
 
 def _interference(world: Team, *, gpu: bool) -> Iterator[Task]:
     """Compute alone, all-reduces one by one, a queue of them, then queue and compute at once."""
-    sizes, needed = ((64 * MIB,), 832 * MIB) if gpu else ((MIB, 4 * MIB, 16 * MIB), 160 * MIB)
+    sizes, needed = ((64 * MIB,), 2 * GIB) if gpu else ((MIB, 4 * MIB, 16 * MIB), 160 * MIB)
     for size, work, half in (
         *product(sizes, WORKS, ("",)),
         *product(sizes[-1:], WORKS, (HALF,)),

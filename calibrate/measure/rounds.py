@@ -7,6 +7,7 @@ ended on all ranks, as buckets do in a step.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +21,7 @@ from calibrate.measure.clock import Clock, Lap, Mark
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.job import Job
 from calibrate.measure.plan import Task
-from calibrate.record import HALF
+from calibrate.record import HALF, LAYER, RESTED
 
 __all__ = ["Round", "build_round", "compute_unit"]
 
@@ -31,14 +32,19 @@ Loader = Callable[[], Iterable[object]]
 _TENSORS_OF_OPTIMIZER = 16
 _SMALL = 16  # width of a layer whose bytes hardly count
 _BATCH_OF_LAYERS = 256
-# a piece of compute takes some 0.3 ms on one CPU core of 100 GFLOP/s and 20 GB/s, 3 ms on an H100
+# a piece of compute takes some 0.3 ms on one CPU core of 100 GFLOP/s and 20 GB/s (of layers: 2 ms),
+# 3 ms on an H100
 _GEMM = {"cpu": 256, "cuda": 4096}  # rows and columns
 _MEMORY = {"cpu": (2**18, 32), "cuda": (2**26, 1)}  # floats, and how many arrays of them
-_UNITS = 100  # of compute alone
+# layers, their width, and rows that go through them
+_LAYERS = {"cpu": (16, 512, 128), "cuda": (4, 4096, 4096)}
+_UNITS = {"gemm": 100, "memory": 100, LAYER: 32}  # of compute alone: some 50 ms on that core
 # all-reduces in a queue, and bytes at least, as in the backward of some 10 M parameters: gloo takes
 # more of the processor in the first 50 ms than later
 _QUEUED = {"cpu": (4, 48 * 2**20), "cuda": (64, 0)}
 _BACK_TO_BACK, _LARGE_BYTES = 20, 2**20
+# what shapers save up meanwhile: 128 KiB (ours) at 20 Mbit/s
+_REST_S = 0.05
 _JITTER_UNITS = {"cpu": 30, "cuda": 4}
 
 
@@ -53,8 +59,12 @@ def build_round(task: Task, job: Job, loader: Loader | None) -> Round:
 def compute_unit(work: str, device: torch.device) -> Callable[[int], object]:
     """One short piece of compute, the i-th: "gemm" is bound by arithmetic, "memory" by bandwidth.
 
-    Pieces of memory traffic go round arrays that no cache holds.
+    A "layer" is the forward and the backward of one: of the three it is what a step is made of, and
+    lives in caches that threads of a backend clear. Pieces of memory traffic go round arrays that
+    no cache holds, those of layers round as many layers.
     """
+    if work == LAYER:
+        return _layer_unit(device)
     if work == "gemm":
         n = _GEMM[device.type]
         a, b, out = (torch.rand(n, n, device=device) for _ in range(3))
@@ -62,6 +72,20 @@ def compute_unit(work: str, device: torch.device) -> Callable[[int], object]:
     count, parts = _MEMORY[device.type]
     x, y, total = (torch.rand(parts, count, device=device) for _ in range(3))
     return lambda i: torch.add(x[i % parts], y[i % parts], out=total[i % parts])
+
+
+def _layer_unit(device: torch.device) -> Callable[[int], object]:
+    count, width, rows = _LAYERS[device.type]
+    x = torch.rand(rows, width, device=device, requires_grad=True)
+    layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()).to(device) for _ in range(count)]
+
+    def unit(i: int) -> None:
+        layer = layers[i % count]
+        layer.zero_grad()
+        x.grad = None
+        layer(x).sum().backward()
+
+    return unit
 
 
 def _timed(job: Job, work: Work, times: int = 1) -> Round:
@@ -106,7 +130,28 @@ def _dtype(task: Task) -> torch.dtype:
 def _all_reduce(task: Task, job: Job) -> Round:
     group = job.group(task.team.ranks)
     data = _zeros(task.first.size_bytes, job, _dtype(task))
+    if task.first.variant == RESTED:
+        return _rested(job, lambda: dist.all_reduce(data, group=group))
     return _collective(task, job, lambda: dist.all_reduce(data, group=group))
+
+
+def _rested(job: Job, work: Work) -> Round:
+    """After compute in which nothing is sent, as a step's first collective is, and once more."""
+    unit = compute_unit("gemm", job.device)
+
+    def run() -> list[Lap]:
+        rests_until = time.monotonic() + _REST_S
+        while time.monotonic() < rests_until:
+            unit(0)
+            job.clock.finish()
+        job.barrier()
+        first = job.clock.mark()
+        work()
+        second = job.clock.mark()
+        work()
+        return [Lap(first, second), Lap(second, job.clock.mark())]
+
+    return run
 
 
 def _broadcast(task: Task, job: Job) -> Round:
@@ -276,7 +321,8 @@ class _Interference:
 
     def __init__(self, task: Task, job: Job) -> None:
         self._job, self._clock = job, job.clock
-        self._unit = compute_unit(task.first.variant.partition(" ")[0], job.device)
+        name = task.first.variant.partition(" ")[0]
+        self._unit, self._units = compute_unit(name, job.device), _UNITS[name]
         self._queue, self._group = _queue(task, job), job.group(task.team.ranks)
 
     def run(self) -> list[Lap]:
@@ -289,9 +335,9 @@ class _Interference:
 
     def _compute(self) -> list[Lap]:
         start = self._clock.mark()
-        for i in range(_UNITS):
+        for i in range(self._units):
             self._unit(i)
-        return [Lap(start, self._clock.mark(), _UNITS)]
+        return [Lap(start, self._clock.mark(), self._units)]
 
     def _one_by_one(self) -> list[Lap]:
         start = self._clock.mark()
@@ -306,17 +352,20 @@ class _Interference:
     def _both(self) -> list[Lap]:
         start = self._clock.mark()
         works = self._launch()
-        computing, done = self._clock.mark(), 0
         in_flight = deque(works)
+        computing, done = self._clock.mark(), 0
+        computed = computing
         while in_flight:
-            if in_flight[0].is_completed():
-                in_flight.popleft()
-                continue
             self._unit(done)
             self._clock.finish()
-            done += 1
-        computed = Lap(computing, self._clock.mark(), max(1, done))
-        return [computed, Lap(start, _end_of(works, self._job), len(self._queue))]
+            while in_flight and in_flight[0].is_completed():
+                in_flight.popleft()
+            if in_flight or not done:  # the last piece was done alone in part
+                computed, done = self._clock.mark(), done + 1
+        return [
+            Lap(computing, computed, done),
+            Lap(start, _end_of(works, self._job), len(self._queue)),
+        ]
 
     def _launch(self) -> list[dist.Work]:
         return [dist.all_reduce(data, group=self._group, async_op=True) for data in self._queue]

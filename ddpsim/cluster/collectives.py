@@ -113,12 +113,14 @@ class WholeTransfer:
     """A duration from the last arrival: latency, then a transfer that may share its link.
 
     `link_share`: the part of the link that the transfer takes up while it has it to itself.
+    `burst_ns`: the most of the transfer that passes at once, where the link rested as long before.
     """
 
     latency_ns: int
     transfer_ns: int
     link_share: Fraction = Fraction(1)
     interference: Interference = NO_INTERFERENCE
+    burst_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class CorrectedCost:
         factor = self.correction.factor(self.law.model, size_bytes, self.law.line_rate)
         whole_ns = round(factor * duration_ns(law))
         transfer_ns = min(whole_ns, law.transfer_ns)
-        return WholeTransfer(whole_ns - transfer_ns, transfer_ns)
+        return replace(law, latency_ns=whole_ns - transfer_ns, transfer_ns=transfer_ns)
 
     def stretched(self, factor: float) -> CorrectedCost:
         """See CollectiveCost."""

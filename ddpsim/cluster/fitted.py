@@ -78,11 +78,22 @@ class FittedCost:
         point = Point(size_bytes, self.nodes, self.gpus_per_node, self.line_rate)
         parts = _all_reduce if operation == "all_reduce" else _broadcast
         latency_s, transfer_s = parts(self.model, Columns.of([point]))
-        return WholeTransfer(self._ns(latency_s[0]), self._ns(transfer_s[0]))
+        return WholeTransfer(
+            self._ns(latency_s[0]), self._ns(transfer_s[0]), burst_ns=self._ns(self._burst_s)
+        )
 
     def stretched(self, factor: float) -> FittedCost:
         """See CollectiveCost."""
         return replace(self, time_factor=self.time_factor * factor)
+
+    @property
+    def _burst_s(self) -> float:
+        """What a rested link saves, in seconds: nothing where getting going takes longer."""
+        if not isinstance(self.model, GlooRing):
+            return 0.0
+        line_rate = self.line_rate or self.model.line_rate_bytes_per_s
+        at_once_s = self.model.rested_burst_bytes.value / line_rate
+        return max(0.0, at_once_s - self.model.rested_delay_s.value)
 
     def _ns(self, seconds: float) -> int:
         return to_ns(float(seconds) * self.time_factor)

@@ -160,7 +160,10 @@ class Network:
         if self._computing and interference.delay_ns:
             yield self._link.transfer(interference.delay_ns)
         yield self._link.transfer(
-            transfer.transfer_ns, transfer.link_share, interference.comm, interference.crowded
+            transfer.transfer_ns - self._link.burst(transfer.burst_ns, transfer.transfer_ns),
+            transfer.link_share,
+            interference.comm,
+            interference.crowded,
         )
         meeting.end_all()
 

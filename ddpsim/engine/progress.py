@@ -95,6 +95,8 @@ class SharedLink:
         self._flows: dict[Progress, _Flow] = {}
         self._other = Fraction(0)
         self._computing = False
+        self._rests_since_ns = 0
+        self._rested_ns = 0
 
     def transfer(
         self,
@@ -108,11 +110,23 @@ class SharedLink:
 
         It stands for so many `alike`, each of which takes up `share`.
         """
+        self._rest()
         done = self._env.event()
         flow = Progress(self._env, work_ns, lambda: self._leave(flow, done))
         self._flows[flow] = _Flow(share, slowdown, crowded, alike)
         self._share_out()
         return done
+
+    def burst(self, most_ns: int, work_ns: int) -> int:
+        """Ticks of a transfer's `work_ns` that pass at once: as many as the link has rested.
+
+        At most `most_ns`, and none twice: a shaper's bucket fills in silence, at the line rate.
+        """
+        self._rest()
+        self._rested_ns = min(self._rested_ns, most_ns)
+        at_once_ns = min(self._rested_ns, work_ns)
+        self._rested_ns -= at_once_ns
+        return at_once_ns
 
     def set_computing(self, computing: bool) -> None:  # noqa: FBT001 -- a state, not an option
         """Say whether any rank computes now."""
@@ -121,13 +135,22 @@ class SharedLink:
 
     def set_other(self, share: Fraction) -> None:
         """Say what part of the link another job's traffic wants now."""
+        self._rest()
         self._other = share
         self._share_out()
 
     def _leave(self, flow: Progress, done: Event) -> None:
+        self._rest()
         del self._flows[flow]
         done.succeed()
         self._share_out()
+
+    def _rest(self) -> None:
+        """Count how long nothing was in flight, up to now."""
+        now = int(self._env.now)
+        if not (self._flows or self._other):
+            self._rested_ns += now - self._rests_since_ns
+        self._rests_since_ns = now
 
     def _share_out(self) -> None:
         """Each gets what it needs, or an equal part of what the less demanding leave."""

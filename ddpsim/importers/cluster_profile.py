@@ -5,9 +5,9 @@ Seconds and bytes throughout. `calibrate fit` writes profiles; `cluster.profile`
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ddpsim.importers.text import parsed, read_text
 from ddpsim.scenario.quantity import SourceFile
@@ -15,6 +15,7 @@ from ddpsim.scenario.quantity import SourceFile
 __all__ = [
     "ClusterProfile",
     "ComputeKept",
+    "CopyIn",
     "Fitted",
     "GlooRing",
     "Interference",
@@ -76,6 +77,12 @@ class GlooRing(_Part):
     reduce_bytes_per_s: Fitted = Field(description="one thread adding two buffers of float32")
     reduce_half_bytes_per_s: Fitted | None = Field(None, description="the same of float16")
     burst_bytes: Fitted = Field(description="that pass before a shaper limits the rate")
+    rested_burst_bytes: Fitted = Field(
+        Fitted(value=0), description="that pass too where the link rested as long as they take"
+    )
+    rested_delay_s: Fitted = Field(
+        Fitted(value=0), description="that it takes to get going again, off what these bytes save"
+    )
     line_rate_bytes_per_s: float = Field(gt=0, description="of the links it was measured on")
 
 
@@ -157,20 +164,39 @@ class MeasuredSigma(_Part):
     )
 
 
+class CopyIn(_Part):
+    """How fast gradients of a size are copied to buckets, read plus written.
+
+    In a backward whose caches this takes; large ones are in none.
+    """
+
+    gradient_bytes: int = Field(ge=1)
+    bytes_per_s: Fitted
+
+
 class Overheads(_Part):
-    """DDP's own cost on this machine; None: not measured."""
+    """DDP's own cost on this machine; None or empty: not measured."""
 
     hook_s: Fitted | None = None
     copy_bytes_per_s: Fitted | None = Field(None, description="read plus written")
-    copy_in_bytes_per_s: Fitted | None = Field(
-        None,
-        description="the same of gradients to buckets, in a backward whose caches this takes; "
-        "None: as other copies",
+    copy_in: tuple[CopyIn, ...] = Field(
+        (), description="of gradients to buckets, by their size; empty: as other copies"
     )
     compress_bytes_per_s: Fitted | None = Field(
         None, description="float32 of a bucket to float16, divided, as fp16_compress does"
     )
     decompress_bytes_per_s: Fitted | None = Field(None, description="float32, from float16")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one_size(cls, given: Any) -> Any:
+        """Earlier profiles held one rate, of gradients of 1 MiB."""
+        if not isinstance(given, dict) or "copy_in_bytes_per_s" not in given:
+            return given
+        rate, others = given["copy_in_bytes_per_s"], dict(given)
+        del others["copy_in_bytes_per_s"]
+        points = [{"gradient_bytes": 2**20, "bytes_per_s": rate}] if rate else []
+        return others | {"copy_in": points}
 
     @property
     def is_measured(self) -> bool:
