@@ -56,7 +56,7 @@ def test_the_fastest_is_the_fastest_of_all(name: str) -> None:
 
 
 def test_a_scenario_that_is_as_good_stays_as_it_is() -> None:
-    found = tune(document("resnet50-8xa100"))
+    found = tune(document("resnet50-8xa100", "ddp.gradient_as_bucket_view=true"))
     assert found.pick.settings == ()
     assert found.pick.title == "as it is"
     assert found.own_regret is not None
@@ -129,7 +129,7 @@ def test_json_holds_every_figure() -> None:
     plain = json.loads(json.dumps(tune(document("gpt2-bucket-choice")).to_dict(), allow_nan=False))
     assert plain["schema"] == "ddpsim.tuning/1"
     assert plain["within"] == FLAT
-    assert plain["pick"]["settings"] == []
+    assert plain["pick"]["settings"] == ["ddp.bucket_cap_mb=1"]
 
 
 def test_how_good_the_choice_is() -> None:

@@ -124,7 +124,7 @@ def _answer(sweep: Sweep) -> Iterator[str]:
         text = f"{len(sweep.front)} points that no other beats in both {_title(sweep)} and {second}"
         yield from labelled("front +", text)
     if sweep.keeps_own and sweep.own.brief is not best.brief:
-        yield from labelled("keep", f"{_own(sweep)}: nothing here is {FLAT:.0%} better")
+        yield from labelled("keep", f"{_own(sweep)}: nothing here is {FLAT:.1%} better")
     if any(point.brief and not point.usable for point in sweep.points):
         yield from labelled("!", "needs more memory than its GPUs have, so it is never the best")
     yield from labelled(
@@ -150,7 +150,7 @@ def _own(sweep: Sweep) -> str:
 def _flat(region: FlatRegion, values: Sequence[tuple[str, ...]]) -> str:
     keys, keep = ", ".join(region.keys), " with ".join(region.keep)
     if len(region.values) == 1:
-        return f"{keys}: no other value is within {FLAT:.0%} of {keep}"
+        return f"{keys}: no other value is within {FLAT:.1%} of {keep}"
     runs = [
         [" with ".join(value) for value in run]
         for is_flat, run in groupby(values, key=lambda value: value in region.values)
@@ -158,7 +158,7 @@ def _flat(region: FlatRegion, values: Sequence[tuple[str, ...]]) -> str:
     ]
     listed = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs]
     more = f" and {len(runs) - _RUNS} more ranges" if len(runs) > _RUNS else ""
-    return f"{keys}: {', '.join(listed[:_RUNS])}{more} within {FLAT:.0%} of the best: keep {keep}"
+    return f"{keys}: {', '.join(listed[:_RUNS])}{more} within {FLAT:.1%} of the best: keep {keep}"
 
 
 def _problems(sweep: Sweep) -> Iterator[str]:

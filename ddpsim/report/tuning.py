@@ -28,13 +28,13 @@ def _lines(tuning: Tuning, file: str, settings: Sequence[str]) -> Iterator[str]:
         yield from labelled("take", f"{pick.title}: {step} a step")
         yield from labelled("", in_words(pick))
     else:
-        reason = f"nothing that was tried is {FLAT:.0%} faster"
+        reason = f"nothing that was tried is {FLAT:.1%} faster"
         yield from labelled("take", f"the options as they are: {step} a step; {reason}")
     if fastest.settings != pick.settings:
-        why = f"within {FLAT:.0%}, so the fewest changes win"
+        why = f"within {FLAT:.1%}, so the fewest changes win"
         yield from labelled("fastest", f"{fastest.title}: {in_words(fastest)}; {why}")
     listed = ", ".join(tuning.flat_caps)
-    yield from labelled("flat", f"bucket_cap_mb within {FLAT:.0%} of the fastest: {listed}")
+    yield from labelled("flat", f"bucket_cap_mb within {FLAT:.1%} of the fastest: {listed}")
     yield from labelled("regret", "; ".join(_regrets(tuning)))
     unfit = f", {tuning.unfit:,} of which do not keep to the limits" if tuning.unfit else ""
     limits = "; ".join(tuning.constraints)
@@ -42,7 +42,7 @@ def _lines(tuning: Tuning, file: str, settings: Sequence[str]) -> Iterator[str]:
     yield from labelled(
         "trust",
         "a prediction: on recorded testbed runs the caps so taken cost at most 1% more than the "
-        "best measured ones in 90% of the sweeps; measure the first few before a long run",
+        "best measured ones in 93% of the sweeps; measure the first few before a long run",
     )
     yield from labelled("next", "the step with these options, its interval and what bounds it")
     yield from command(file, settings, pick.settings)
