@@ -262,10 +262,11 @@ def test_copies_of_gradients_between_two_sizes_are_interpolated(mib: float, byte
     )
     cluster = {"nodes": 1, "gpus_per_node": 1, "device": "cpu-core"}
     workload = {"model": "resnet18", "batch_per_rank": 8}
-    scenario = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
-    device = ddpsim.load_scenario(scenario).cluster.device
+    scenario = ddpsim.load_scenario(
+        {"schema": "ddpsim/1", "workload": workload, "cluster": cluster, "ddp": {"backend": "gloo"}}
+    )
     gradient = Parameter("weight", round(mib * 2**18), "float32")
-    copy = DdpCosts(device, Ddp(backend="gloo"), overheads).copy_in(gradient)
+    copy = DdpCosts(scenario.cluster.device, scenario.ddp, overheads).copy_in(gradient)
     assert copy.device_s == pytest.approx(2 * gradient.size_bytes * byte_s)
 
 

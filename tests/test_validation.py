@@ -97,8 +97,8 @@ def test_the_unexplained_bucket_sweep_is_still_unexplained() -> None:
 
 # campaign: within 5 % or the noise, worst error, bias, skill, choice: the levels reached
 LEVELS = {
-    validation.EPYC: (0.995, 0.051, 0.007, 0.81, 0.83),
-    validation.XEON: (1.0, 0.047, 0.007, 0.81, 0.95),
+    validation.EPYC: (1.0, 0.048, 0.003, 0.84, 0.91),
+    validation.XEON: (1.0, 0.047, 0.003, 0.81, 0.95),
 }
 
 
@@ -116,7 +116,7 @@ def test_a_recorded_campaign_is_predicted(folder: Path) -> None:
     assert abs(figures.median_bias) <= bias
     assert figures.within_5_percent_or_noise >= within
     assert figures.median_exposed_error <= 0.013
-    assert figures.worst_exposed_error <= 0.06
+    assert figures.worst_exposed_error <= 0.038
     assert figures.skilled is not None
     assert figures.skilled >= skilled
     assert figures.good_choices is not None
