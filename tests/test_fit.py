@@ -843,6 +843,16 @@ def test_where_float16_was_not_measured_at_every_rate_that_is_said() -> None:
     assert not any(said in warning for warning in fit_profile([one], "x").warnings)
 
 
+def _with_half(record: Record, works: Sequence[str]) -> Record:
+    """The same works beside float16 take as long as beside float32."""
+    half = [
+        m.model_copy(update={"variant": f"{m.variant}{HALF}"})
+        for m in record.measurements
+        if m.kind in ("compute", "all_reduce") and any(work in m.variant for work in works)
+    ]
+    return record.model_copy(update={"measurements": (*record.measurements, *half)})
+
+
 def _with_layers(record: Record, times: float) -> Record:
     """Layers' compute beside all-reduces takes so many times as long, as nothing else in it."""
     like = next(m for m in record.measurements if m.variant == "with gemm")
@@ -869,6 +879,10 @@ def test_what_layers_suffer_stands_for_steps_where_it_was_measured() -> None:
     assert kept[1] == plain.compute_kept[1]
     both = fit_profile([_with_layers(slow, 2.5), _with_layers(fast, 2.5)], "x")
     assert not any(said in warning for warning in both.warnings)
+    halves = [_with_half(_with_layers(slow, 2.5), ("gemm", "memory", "layer"))]
+    halves.append(_with_half(_with_layers(fast, 2.5), ("gemm", "memory")))
+    (warning,) = [w for w in fit_profile(halves, "x").warnings if "what layers suffer" in w]
+    assert "beside all-reduces of float16 was not measured at every line rate" in warning
 
 
 def _with_rests(rate: float, burst: float, delay: float) -> Record:

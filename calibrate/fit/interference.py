@@ -65,11 +65,12 @@ def fit_interference(
         return None, (_HALF_MEASURED,)
     warnings = []
     half = _as_in_steps([piece for record in records for piece in _pieces(record, HALF)])
-    if any(piece.is_layer for piece in pieces) and not all(piece.is_layer for piece in pieces):
-        warnings.append(
-            "what layers suffer beside all-reduces was not measured at every line rate: at others "
-            "matrix products and memory traffic stand for them, which suffer less"
-        )
+    for of, found in (("", pieces), (" of float16", half)):
+        if len({piece.is_layer for piece in found}) > 1:
+            warnings.append(
+                f"what layers suffer beside all-reduces{of} was not measured at every line rate: "
+                "at others matrix products and memory traffic stand for them, which suffer less"
+            )
     if half and {piece.line_rate for piece in half} != {piece.line_rate for piece in pieces}:
         warnings.append(
             "interference of float16 was not measured at every line rate: between and beyond those "
