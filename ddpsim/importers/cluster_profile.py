@@ -191,10 +191,10 @@ class Overheads(_Part):
     @classmethod
     def _of_one_size(cls, given: Any) -> Any:
         """Earlier profiles held one rate, of gradients of 1 MiB."""
-        if not isinstance(given, dict) or "copy_in_bytes_per_s" not in given:
+        if not isinstance(given, dict) or "copy_in" in given:
             return given
-        rate, others = given["copy_in_bytes_per_s"], dict(given)
-        del others["copy_in_bytes_per_s"]
+        others = dict(given)
+        rate = others.pop("copy_in_bytes_per_s", None)
         points = [{"gradient_bytes": 2**20, "bytes_per_s": rate}] if rate else []
         return others | {"copy_in": points}
 
