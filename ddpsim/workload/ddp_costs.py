@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpsim.scenario.schema import Ddp, Device
@@ -88,15 +89,20 @@ class DdpCosts:
 
         The time of a byte goes linearly with the logarithm of the size between measured ones.
         """
-        known = self.overheads.copy_in if self.overheads else ()
-        if not known:
+        if not self._copies_in:
             return self._copied(parameter)
         import numpy as np  # noqa: PLC0415 -- slow to import; here a profile has brought it already
 
-        points = sorted((math.log(p.gradient_bytes), 1 / p.bytes_per_s.value) for p in known)
-        sizes, byte_s = zip(*points, strict=True)
+        sizes, byte_s = self._copies_in
         own_s = float(np.interp(math.log(max(1, parameter.size_bytes)), sizes, byte_s))
         return self._copied(parameter, bytes_per_s=1 / own_s)
+
+    @cached_property
+    def _copies_in(self) -> tuple[tuple[float, ...], ...]:
+        """Logarithms of measured sizes, ascending, and seconds a byte; empty where none was."""
+        known = self.overheads.copy_in if self.overheads else ()
+        points = sorted((math.log(p.gradient_bytes), 1 / p.bytes_per_s.value) for p in known)
+        return tuple(zip(*points, strict=True))
 
     def copy_back(self, parameters: Sequence[Parameter]) -> Work:
         """Bucket to gradients after the all-reduce: a copy per parameter, saved by the view."""
