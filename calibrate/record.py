@@ -34,6 +34,8 @@ LAYER = "layer"
 WORKS = ("gemm", "memory", LAYER)
 RESTED = "rested"  # the variant of what is reduced after a pause
 IN_A_ROW = "in a row"  # and of the same message right after that
+TOGETHER = "together"  # ends the variant of what all ranks do at once, after a collective
+COPIES_IN, COPIES_BACK = "copies in", "copies back"  # of DDP, between gradients and buckets
 HALF = " half"  # ends the variant of what reduces float16, as compressing hooks do
 
 Kind = Literal[
@@ -46,13 +48,15 @@ Kind = Literal[
     "reduce_scatter",
     "all_gather",
     "point_to_point",  # one way: half of there and back
-    "device_copy",  # size_bytes read and written once
+    # size_bytes read and written once; "together": by all ranks at once, right after an all-reduce
+    "device_copy",
     # size_bytes of float32: "compress" to a new float16 that is divided, as fp16_compress does;
-    # "decompress" back
+    # "decompress" back; "compress together" and "decompress together" as of copies
     "device_cast",
     "optimizer",  # variant names class and implementation: "adamw foreach"; size_bytes of gradients
     # one backward; variant "with ddp" or "without"; parameters counted, and size_bytes of all
-    # weights where it is so large that copies tell
+    # weights where it is so large that copies tell. "copies back": what DDP logs after the compute;
+    # "copies in": what its hooks take on all weights, less on as many biases
     "ddp_hook",
     # compute: one fixed piece; variant "gemm alone", "gemm with all_reduce", "memory ...";
     # size_bytes of the all-reduce that is in flight

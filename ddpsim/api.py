@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from ddpsim.engine.plan import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
@@ -21,6 +21,9 @@ from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s
 from ddpsim.what_if import next_steps, stragglers, stretches
+
+if TYPE_CHECKING:
+    from ddpsim.importers.cluster_profile import Overheads
 
 __all__ = [
     "checked",
@@ -185,5 +188,12 @@ def uncertainties(job: Job) -> dict[str, Uncertainty]:
         "network": job.network.uncertainty,
         "data": DATA if job.program.loader else None,
         "interference": job.network.interference,
+        "overheads": _of_overheads(job.overheads),
     }
     return {term: uncertainty for term, uncertainty in terms.items() if uncertainty}
+
+
+def _of_overheads(known: Overheads | None) -> Uncertainty | None:
+    if not known or not known.sigma:
+        return None
+    return Uncertainty(known.sigma, "how copies vary from record to record of the profile")

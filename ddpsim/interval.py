@@ -36,6 +36,7 @@ _INPUTS = {
     "network": "network time",
     "data": "data rate",
     "interference": "interference",
+    "overheads": "DDP's hooks and copies",
 }
 
 
@@ -50,9 +51,9 @@ def prediction_interval(
 ) -> PredictionInterval:
     """The 80 % interval around a mean step.
 
-    `step_s` simulates the step, with `compute`, `network`, `data` or `interference` stretched by a
-    factor; `uncertainties` are those terms'. `calibrated`: interference was; `hidden_comm_s` is
-    communication under compute; `spread_s` is p10 and p90 over iterations.
+    `step_s` simulates the step, with `compute`, `network`, `data`, `interference` or `overheads`
+    stretched by a factor; `uncertainties` are those terms'. `calibrated`: interference was;
+    `hidden_comm_s` is communication under compute; `spread_s` is p10 and p90 over iterations.
     """
     base_s = step_s()
     sources = [

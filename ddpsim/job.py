@@ -65,11 +65,16 @@ class Job:
         network: float = 1.0,
         data: float = 1.0,
         interference: float = 1.0,
+        overheads: float = 1.0,
     ) -> Request:
-        """One steady step without jitter, its times and interference stretched by factors."""
+        """One steady step without jitter, its times and interference stretched by factors.
+
+        `overheads`: those of DDP that were measured.
+        """
         program = self.program
-        if compute != 1:
-            program = compile_program(self.scenario, self.model.scaled(compute), self.overheads)
+        if (compute, overheads) != (1, 1):
+            costs = self.overheads and self.overheads.stretched(overheads)
+            program = compile_program(self.scenario, self.model.scaled(compute), costs)
         cost = self.network.cost.stretched(network)
         if isinstance(cost, InterferingCost):
             cost = replace(cost, effect=cost.effect * interference)

@@ -771,6 +771,62 @@ def test_copies_to_buckets_are_told_by_the_size_of_a_gradient() -> None:
     assert large.bytes_per_s.value == pytest.approx(128e6 / 48e-3, rel=0.01)
 
 
+def _with(record: Record, *more: tuple[Any, str, float, int, int]) -> Record:
+    for kind, variant, time_s, size_bytes, parameters in more:
+        record = record.with_measurement(
+            Measurement(
+                kind=kind,
+                variant=variant,
+                samples_s=_around(time_s),
+                size_bytes=size_bytes,
+                parameters=parameters,
+            )
+        )
+    return record
+
+
+def test_copies_in_a_backward_and_by_all_ranks_at_once_come_before_others() -> None:
+    """64 MB at 8 GB/s and not the 4 that are inferred; 2 GB/s together and not the 8 alone."""
+    record = _with(
+        _record(),
+        ("ddp_hook", "copies in", 0.016, 64_000_000, 128),
+        ("ddp_hook", "copies in", 0.032, 64_000_000, 8),
+        ("device_copy", "together", 0.004, 4_000_000, 0),
+        ("device_copy", "together", 0.1, 4_000, 0),
+        ("device_cast", "compress together", 0.004, 4_000_000, 0),
+    )
+    found = fit_profile([record], "x").overheads
+    assert [c.gradient_bytes for c in found.copy_in] == [1_000_000, 16_000_000]
+    rates = [c.bytes_per_s.value for c in found.copy_in]
+    assert rates == pytest.approx([8e9, 4e9], rel=0.01)
+    known = found.copy_bytes_per_s, found.compress_bytes_per_s, found.decompress_bytes_per_s
+    rates = [rate.value for rate in known if rate]
+    assert rates == pytest.approx([2e9, 1e9, 4e9], rel=0.01)
+    assert found.sigma is None  # nothing was measured twice
+
+
+def test_copies_that_vary_from_record_to_record_say_by_how_much() -> None:
+    """Half and twice the mean, in one of three things that were measured twice."""
+    records = [
+        _with(_record(), ("device_copy", "together", time_s, 4_000_000, 0))
+        for time_s in (0.001, 0.004)
+    ]
+    sigma = fit_profile(records, "x").overheads.sigma
+    assert sigma == pytest.approx(math.log(2) * math.sqrt(2 / 3), rel=0.01)
+
+
+def test_what_a_hook_takes_after_the_all_reduces_is_told_of_most_parameters() -> None:
+    record = _with(
+        _record(),
+        ("ddp_hook", "copies back", 0.0001, 0, 250),
+        ("ddp_hook", "copies back", 0.002, 0, 1000),
+    )
+    found = fit_profile([record], "x").overheads.copy_back_s
+    assert found is not None
+    assert found.value == pytest.approx(2e-6, rel=0.01)
+    assert fit_profile([_record()], "x").overheads.copy_back_s is None
+
+
 def test_records_of_several_line_rates_tell_what_compute_keeps_at_each() -> None:
     records = [_record(rate, per_byte=4e-10, constant=1.05) for rate in reversed(RATES)]
     profile = fit_profile(records, "testbed")

@@ -21,6 +21,7 @@ pytest.importorskip("torch", reason="measuring needs torch")
 import torch
 import torch.distributed as dist
 from rich.console import Console
+from torch import Tensor
 
 from calibrate.measure.clock import Lap
 from calibrate.measure.clocks import clock_offsets
@@ -33,6 +34,7 @@ from calibrate.measure.launch import free_port
 from calibrate.measure.plan import Slot, Task, Team, default_plan, teams
 from calibrate.measure.profile import Document, Training, profile, scale_profile, write_profile
 from calibrate.measure.progress import Reporter
+from calibrate.measure.rounds import around_hook
 from calibrate.measure.session import Options, measure, measure_locally, relative_mad
 from calibrate.record import Layout, Record, load_record
 from ddpsim import load_scenario, simulate
@@ -85,7 +87,10 @@ def test_a_record_of_two_ranks_holds_every_kind(measured: tuple[Path, Record]) -
         ("compute", "gemm with all_reduce"), ("compute", "memory with all_reduce"),
         ("compute", "layer alone"), ("compute", "layer with all_reduce"),
         ("all_reduce", "rested"), ("all_reduce", "in a row"),
-        ("ddp_hook", "with ddp"), ("ddp_hook", "without"), ("optimizer", "adamw foreach"),
+        ("ddp_hook", "with ddp"), ("ddp_hook", "without"), ("ddp_hook", "copies back"),
+        ("device_copy", "alone"), ("device_copy", "together"), ("device_cast", "compress"),
+        ("device_cast", "compress together"), ("device_cast", "decompress together"),
+        ("optimizer", "adamw foreach"),
     }  # fmt: skip
     assert (record.layout.nodes, record.layout.gpus_per_node) == (1, 2)
     assert record.environment.backend == "gloo"
@@ -93,6 +98,43 @@ def test_a_record_of_two_ranks_holds_every_kind(measured: tuple[Path, Record]) -
     assert record.environment.details["threads_per_rank"] == "1"
     assert "memory budget" in record.environment.details["skipped"]
     assert all(min(m.samples_s) > 0 and len(m.warmup_s) == 3 for m in record.measurements)
+
+
+def test_ddps_hook_runs_between_what_times_it(alone: None) -> None:
+    """A gradient is in the bucket after it, and not before."""
+    dist.init_process_group("gloo")
+    try:
+        layers = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
+        ddp = torch.nn.parallel.DistributedDataParallel(layers)
+        buckets, before, after = list[Tensor](), list[bool](), list[bool]()
+
+        def keep(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+            buckets.append(bucket.buffer())
+            done = torch.futures.Future[Tensor]()
+            done.set_result(bucket.buffer())
+            return done
+
+        def is_there(parameter: Tensor) -> bool:
+            assert parameter.grad is not None
+            wanted, held = parameter.grad.flatten(), buckets[-1].detach()
+            return any(torch.equal(part, wanted) for part in held.unfold(0, len(wanted), 1))
+
+        keep.__annotations__.clear()  # torch does not take them as text
+        ddp.register_comm_hook(None, keep)
+        for seed in (1, 2, 3):  # buckets are rebuilt after the first
+            if seed == 3:
+                for parameter in layers.parameters():
+                    around_hook(
+                        parameter,
+                        lambda p: before.append(is_there(p)),
+                        lambda p: after.append(is_there(p)),
+                    )
+            torch.manual_seed(seed)
+            ddp(torch.rand(7, 3)).pow(2).sum().backward()
+            layers.zero_grad()
+        assert (before, after) == ([False] * 4, [True] * 4)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_jitter_is_kept_by_rank_and_in_order(measured: tuple[Path, Record]) -> None:

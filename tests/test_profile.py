@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ddpsim
 from ddpsim.cluster.collectives import Network, duration_ns
@@ -84,6 +86,7 @@ def predict(tmp_path: Path) -> Any:
 
 
 GBIT = {"bandwidth": "1 Gbit/s", "latency": "0 s"}
+FAST = {"bandwidth": "100 Gbit/s", "latency": "0 s"}
 
 
 def kept(per_byte: float) -> list[dict[str, Any]]:
@@ -241,13 +244,83 @@ def test_measured_hooks_take_the_place_of_published_ones(predict: Any) -> None:
 def test_copies_into_buckets_have_a_rate_of_their_own(predict: Any) -> None:
     copies = {"hook_s": fitted(0.0), "copy_bytes_per_s": fitted(1e12)}
     slow = copies | {"copy_in": [{"gradient_bytes": 2**20, "bytes_per_s": fitted(2e9)}]}
-    fast = {"inter_node": {"bandwidth": "100 Gbit/s", "latency": "0 s"}}
-    longer, plain = (predict({"overheads": known}, **fast) for known in (slow, copies))
+    longer, plain = (predict({"overheads": known}, inter_node=FAST) for known in (slow, copies))
     moved_bytes = 2 * sum(bucket.size_bytes for bucket in plain.buckets)
     added_s = longer.iteration_time_s.mean - plain.iteration_time_s.mean
     assert added_s == pytest.approx(moved_bytes / 2e9 - moved_bytes / 1e12, rel=0.01)
     earlier = copies | {"copy_in_bytes_per_s": fitted(2e9)}  # as profiles held it once
-    assert predict({"overheads": earlier}, **fast).iteration_time_s == longer.iteration_time_s
+    assert (
+        predict({"overheads": earlier}, inter_node=FAST).iteration_time_s == longer.iteration_time_s
+    )
+
+
+def _cpu_costs(overheads: Overheads, **options: Any) -> DdpCosts:
+    cluster = {"nodes": 1, "gpus_per_node": 1, "device": "cpu-core"}
+    workload = {"model": "resnet18", "batch_per_rank": 8}
+    ddp = {"backend": "gloo"} | options
+    scenario = ddpsim.load_scenario(
+        {"schema": "ddpsim/1", "workload": workload, "cluster": cluster, "ddp": ddp}
+    )
+    return DdpCosts(scenario.cluster.device, scenario.ddp, overheads)
+
+
+def test_a_hook_s_copies_back_come_after_the_all_reduces(predict: Any) -> None:
+    """A fast link hides nothing, so nothing changes but where; the view does without them."""
+    known = {"hook_s": fitted(1e-4), "copy_back_s": fitted(6e-5)}
+    costs = _cpu_costs(Overheads.model_validate(known))
+    gradient = Parameter("weight", 2**19, "float32")
+    assert costs.parameter_hook_s == pytest.approx(4e-5)
+    plain = _cpu_costs(Overheads(hook_s=Fitted(value=1e-4))).copy_back([gradient] * 3)
+    assert costs.copy_back([gradient] * 3).device_s == pytest.approx(plain.device_s + 3 * 6e-5)
+    view = _cpu_costs(Overheads.model_validate(known), gradient_as_bucket_view=True)
+    assert view.parameter_hook_s == pytest.approx(0.86e-4)
+    assert view.copy_back([gradient]).device_s == 0
+    before, after = (
+        predict({"overheads": each}, inter_node=FAST) for each in ({"hook_s": fitted(1e-4)}, known)
+    )
+    assert after.iteration_time_s.mean == pytest.approx(before.iteration_time_s.mean)
+    moved_s = sum(bucket.num_params for bucket in after.buckets) * 6e-5
+    earlier_s = before.buckets[-1].ready_s - after.buckets[-1].ready_s
+    assert earlier_s == pytest.approx(moved_s, rel=0.01)
+
+
+def test_copies_that_vary_widen_the_interval(predict: Any) -> None:
+    known = {"hook_s": fitted(1e-4), "copy_bytes_per_s": fitted(1e9)}
+    sources = [
+        {
+            source.input: source
+            for source in predict(
+                {"overheads": each}, inter_node=FAST
+            ).prediction_interval_s.sources
+        }
+        for each in (known, known | {"sigma": 0.2})
+    ]
+    assert "DDP's hooks and copies" not in sources[0]
+    found = sources[1]["DDP's hooks and copies"]
+    assert found.high_s > found.low_s > 0
+    assert "from record to record" in found.basis
+
+
+@given(factor=st.floats(0.2, 5))
+def test_stretched_overheads_take_so_many_times_as_long(factor: float) -> None:
+    known = Overheads(
+        hook_s=Fitted(value=4e-6, stderr=1e-7),
+        copy_back_s=Fitted(value=1e-6),
+        copy_bytes_per_s=Fitted(value=2e10),
+        copy_in=(CopyIn(gradient_bytes=2**20, bytes_per_s=Fitted(value=6e10)),),
+        compress_bytes_per_s=Fitted(value=1e10),
+        sigma=0.1,
+    )
+    longer = known.stretched(factor)
+    assert longer.decompress_bytes_per_s is None
+    plain, slow = _cpu_costs(known), _cpu_costs(longer)
+    gradient = Parameter("weight", 2**19, "float32")
+    for cost in (
+        lambda costs: costs.parameter_hook_s,
+        lambda costs: costs.copy_in(gradient).device_s,
+        lambda costs: costs.copy_back([gradient]).device_s,
+    ):
+        assert cost(slow) == pytest.approx(factor * cost(plain))
 
 
 @pytest.mark.parametrize(
@@ -260,13 +333,8 @@ def test_copies_of_gradients_between_two_sizes_are_interpolated(mib: float, byte
             CopyIn(gradient_bytes=2**20, bytes_per_s=Fitted(value=1 / 1e-10)),
         )
     )
-    cluster = {"nodes": 1, "gpus_per_node": 1, "device": "cpu-core"}
-    workload = {"model": "resnet18", "batch_per_rank": 8}
-    scenario = ddpsim.load_scenario(
-        {"schema": "ddpsim/1", "workload": workload, "cluster": cluster, "ddp": {"backend": "gloo"}}
-    )
     gradient = Parameter("weight", round(mib * 2**18), "float32")
-    copy = DdpCosts(scenario.cluster.device, scenario.ddp, overheads).copy_in(gradient)
+    copy = _cpu_costs(overheads).copy_in(gradient)
     assert copy.device_s == pytest.approx(2 * gradient.size_bytes * byte_s)
 
 

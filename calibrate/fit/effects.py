@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,11 +15,11 @@ from calibrate.fit.estimates import (
     mad_sigma,
     median_time,
     pooled,
-    scaled,
     shifted,
+    usual_time,
 )
 from calibrate.fit.samples import find
-from calibrate.record import Kind, Measurement, Record
+from calibrate.record import COPIES_BACK, COPIES_IN, TOGETHER, Kind, Measurement, Record
 from ddpsim.importers.cluster_profile import CopyIn, Fitted, Jitter, Overheads
 
 __all__ = ["fit_jitter", "fit_overheads"]
@@ -30,18 +30,29 @@ _LEAST_ITERATIONS = 30  # of jitter, a rank
 def fit_overheads(records: Sequence[Record]) -> Overheads:
     """What DDP adds a parameter, and how fast gradients are copied; None where not measured.
 
-    Rates are those of the largest size measured. A copy reads and writes its bytes: both count. Of
-    copies to buckets it is what large gradients add to a backward under DDP, less hooks and copies
-    back.
+    Rates are those of the largest size measured, and of all ranks at once where that was. A copy
+    reads and writes its bytes: both count. Copies to buckets are as measured in a backward, or, in
+    records without that, what large gradients add to it under DDP, less hooks and copies back.
     """
-    hook = _hook_s(records)
-    copy = _rate(records, "device_copy", "alone", passes=2)
+    hook = _hook_s(_added_by_ddp(records))
+    copy = _times(records, "device_copy", "alone", passes=2)
+    compress, decompress = (
+        _times(records, "device_cast", how) for how in ("compress", "decompress")
+    )
+    copies_in = _copies_in(records)
+    if not copies_in and hook and copy:
+        copies_in = _inferred_copies_in(records, hook, pooled(copy))
     return Overheads(
         hook_s=hook,
-        copy_bytes_per_s=copy,
-        copy_in=tuple(_copies_in(records, hook, copy)) if hook and copy else (),
-        compress_bytes_per_s=_rate(records, "device_cast", "compress"),
-        decompress_bytes_per_s=_rate(records, "device_cast", "decompress"),
+        copy_back_s=_copy_back_s(records),
+        copy_bytes_per_s=_rate(copy),
+        copy_in=tuple(
+            CopyIn(gradient_bytes=size, bytes_per_s=_a_second(pooled(times)))
+            for size, times in sorted(copies_in.items())
+        ),
+        compress_bytes_per_s=_rate(compress),
+        decompress_bytes_per_s=_rate(decompress),
+        sigma=_sigma([copy, compress, decompress, *copies_in.values()]),
     )
 
 
@@ -76,30 +87,51 @@ def fit_jitter(records: Sequence[Record]) -> tuple[Jitter | None, tuple[str, ...
     return jitter, ()
 
 
-def _hook_s(records: Sequence[Record]) -> Fitted | None:
-    small = [(m, time) for m, time in _added_by_ddp(records) if not m.size_bytes]
+def _hook_s(added: Sequence[tuple[Measurement, Fitted]]) -> Fitted | None:
+    """Of backwards with tiny gradients alone."""
+    small = [(m, time) for m, time in added if not m.size_bytes]
     if not small:
         return None
-    counts, added = [float(m.parameters) for m, _ in small], [time for _, time in small]
+    counts, times = [float(m.parameters) for m, _ in small], [time for _, time in small]
     if len(set(counts)) > 1:
-        return line(counts, added)[1]  # the rest is once a backward
-    each = [scaled(time, 1 / count) for time, count in zip(added, counts, strict=True)]
+        return line(counts, times)[1]  # the rest is once a backward
+    each = [time.times(1 / count) for time, count in zip(times, counts, strict=True)]
     return at_least(pooled(each), 0.0)
 
 
-def _copies_in(records: Sequence[Record], hook: Fitted, copy: Fitted) -> Iterator[CopyIn]:
-    """Of the mean time of a byte, by the size of a gradient; where that is not told, none."""
+def _copy_back_s(records: Sequence[Record]) -> Fitted | None:
+    """Of the most parameters: a few tiny ones stay in a core's cache, those of a model do not."""
+    found = _found(records, "ddp_hook", COPIES_BACK)
+    most = max((m.parameters for m in found), default=0)
+    each = [usual_time(m.samples_s).times(1 / most) for m in found if m.parameters == most > 0]
+    return at_least(pooled(each), 0.0) if each else None
+
+
+def _copies_in(records: Sequence[Record]) -> dict[int, list[Fitted]]:
+    """Each record's time of a byte, by the size of a gradient."""
+    each: dict[int, list[Fitted]] = defaultdict(list)
+    for m in _found(records, "ddp_hook", COPIES_IN):
+        each[_gradient_bytes(m)].append(usual_time(m.samples_s).times(1 / (2 * m.size_bytes)))
+    return each
+
+
+def _inferred_copies_in(
+    records: Sequence[Record], hook: Fitted, byte: Fitted
+) -> dict[int, list[Fitted]]:
+    """The same of what DDP adds to a backward; a size that tells nothing is left out."""
     each: dict[int, list[Fitted]] = defaultdict(list)
     for m, added in _added_by_ddp(records):
         moved = 2 * m.size_bytes
         if moved:
-            others_s = hook.value * m.parameters + moved / copy.value
-            gradient_bytes = m.size_bytes // (m.parameters // 2)  # every other one is a bias
-            each[gradient_bytes].append(scaled(shifted(added, -others_s), 1 / moved))
-    for gradient_bytes, times in sorted(each.items()):
-        byte = pooled(times)
-        if byte.value > (byte.stderr or 0.0):
-            yield CopyIn(gradient_bytes=gradient_bytes, bytes_per_s=_a_second(1, byte))
+            others_s = hook.value * m.parameters + moved * byte.value
+            each[_gradient_bytes(m)].append(shifted(added, -others_s).times(1 / moved))
+    means = {size: pooled(times) for size, times in each.items()}
+    return {size: [mean] for size, mean in means.items() if mean.value > (mean.stderr or 0.0)}
+
+
+def _gradient_bytes(m: Measurement) -> int:
+    """Of each weight; every other parameter is a bias."""
+    return m.size_bytes // (m.parameters // 2)
 
 
 def _added_by_ddp(records: Sequence[Record]) -> list[tuple[Measurement, Fitted]]:
@@ -114,19 +146,38 @@ def _added_by_ddp(records: Sequence[Record]) -> list[tuple[Measurement, Fitted]]
     return found
 
 
-def _rate(records: Sequence[Record], kind: Kind, variant: str, *, passes: int = 1) -> Fitted | None:
-    """So many passes over the bytes of the largest size, a second: of the mean time of records."""
-    found = [m for record in records for m in find(record, kind, variant) if m.size_bytes]
-    if not found:
+def _found(records: Sequence[Record], kind: Kind, variant: str) -> list[Measurement]:
+    return [m for record in records for m in find(record, kind, variant)]
+
+
+def _times(records: Sequence[Record], kind: Kind, variant: str, *, passes: int = 1) -> list[Fitted]:
+    """Each record's time of a byte, of the largest size; so many passes over its bytes."""
+    together = TOGETHER if variant == "alone" else f"{variant} {TOGETHER}"
+    found = _found(records, kind, together) or _found(records, kind, variant)
+    largest = max((m.size_bytes for m in found), default=0)
+    return [
+        median_time(m.samples_s).times(1 / (passes * largest))
+        for m in found
+        if m.size_bytes == largest > 0
+    ]
+
+
+def _rate(times: Sequence[Fitted]) -> Fitted | None:
+    return _a_second(pooled(times)) if times else None
+
+
+def _a_second(time: Fitted) -> Fitted:
+    rate = 1 / time.value
+    return Fitted(value=rate, stderr=time.times(rate**2).stderr)
+
+
+def _sigma(groups: Sequence[Sequence[Fitted]]) -> float | None:
+    """Standard deviation of the logarithm of what was measured more than once, pooled."""
+    logs = [np.log([time.value for time in group]) for group in groups if len(group) > 1]
+    if not logs:
         return None
-    largest = max(m.size_bytes for m in found)
-    times = [median_time(m.samples_s) for m in found if m.size_bytes == largest]
-    return _a_second(passes * largest, pooled(times))
-
-
-def _a_second(count: int, time: Fitted) -> Fitted:
-    rate = count / time.value
-    return Fitted(value=rate, stderr=scaled(time, rate / time.value).stderr)
+    squares = sum(float(((log - log.mean()) ** 2).sum()) for log in logs)
+    return float(np.sqrt(squares / sum(len(log) - 1 for log in logs)))
 
 
 def _rank_sigma(medians: Floats) -> float:

@@ -31,7 +31,6 @@ __all__ = [
     "median_time",
     "pooled",
     "ratio",
-    "scaled",
     "shifted",
     "trimmed_mean",
     "usual_time",
@@ -107,12 +106,6 @@ def difference(more: Measurement, less: Measurement) -> Fitted:
     if above.stderr is None or below.stderr is None:
         return Fitted(value=longer_s)
     return Fitted(value=longer_s, stderr=math.hypot(above.stderr, below.stderr))
-
-
-def scaled(figure: Fitted, factor: float) -> Fitted:
-    """The figure times a factor above 0."""
-    stderr = None if figure.stderr is None else figure.stderr * factor
-    return Fitted(value=figure.value * factor, stderr=stderr)
 
 
 def shifted(figure: Fitted, by: float) -> Fitted:

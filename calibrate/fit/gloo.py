@@ -17,7 +17,6 @@ from calibrate.fit.estimates import (
     error,
     least_squares,
     pooled,
-    scaled,
 )
 from calibrate.fit.samples import (
     LEAST_BUCKET_BYTES,
@@ -131,7 +130,7 @@ def fit_rested(records: Sequence[Record]) -> tuple[Fitted, Fitted]:
         return ZERO, ZERO
     per_byte_s = np.array([1 / rate for rate, _ in saved])
     if len(set(per_byte_s)) == 1:
-        return at_least(pooled([scaled(time, rate) for rate, time in saved]), 0.0), ZERO
+        return at_least(pooled([time.times(rate) for rate, time in saved]), 0.0), ZERO
     return least_squares(
         np.column_stack([per_byte_s, -np.ones(len(saved))]),
         np.array([time.value for _, time in saved]),

@@ -20,7 +20,6 @@ from calibrate.fit.estimates import (
     line,
     pooled,
     ratio,
-    scaled,
     shifted,
     trimmed_mean,
     usual_time,
@@ -304,7 +303,7 @@ def _queue(
         for piece in under_compute
     ]
     if max(squares) < _ALIKE * min(squares):
-        each = [scaled(time, 1 / square) for time, square in zip(longer, squares, strict=True)]
+        each = [time.times(1 / square) for time, square in zip(longer, squares, strict=True)]
         return _Queue(use, crowded, ZERO, at_least(pooled(each), 0.0))
     return _Queue(use, crowded, *line(squares, longer))
 

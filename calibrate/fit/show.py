@@ -119,19 +119,15 @@ def _interference(profile: ClusterProfile) -> Iterator[str]:
             yield kept + uneven
     yield _line("communication", found.comm_slowdown, _number)
     if found.comm_slowdown_s2_per_byte2.value:
-        squared = _scaled(found.comm_slowdown_s2_per_byte2, 1e18)
+        squared = found.comm_slowdown_s2_per_byte2.times(1e18)
         yield _line("  more a (GB/s)^2 sent", squared, _number)
     if found.comm_delay_s.value:
         yield _line("  and once", found.comm_delay_s, format_duration)
     if found.idle_link_use.value != 1:
         yield _line("  idle link used", found.idle_link_use, _number)
     if found.crowded_slowdown_s_per_byte.value:
-        crowded = _scaled(found.crowded_slowdown_s_per_byte, 1e9)
+        crowded = found.crowded_slowdown_s_per_byte.times(1e9)
         yield _line("  two in flight, a GB/s", crowded, _number)
-
-
-def _scaled(figure: Fitted, scale: float) -> Fitted:
-    return Fitted(value=scale * figure.value, stderr=_times(figure.stderr, scale))
 
 
 def _overheads(profile: ClusterProfile) -> Iterator[str]:
@@ -140,6 +136,7 @@ def _overheads(profile: ClusterProfile) -> Iterator[str]:
         _line(name, figure, written)
         for name, figure, written in (
             ("hook, a parameter", known.hook_s, format_duration),
+            ("  copied back", known.copy_back_s, format_duration),
             ("copy", known.copy_bytes_per_s, format_bytes_per_s),
             *(
                 (f"copy in of {format_bytes(c.gradient_bytes)}", c.bytes_per_s, format_bytes_per_s)
@@ -153,6 +150,8 @@ def _overheads(profile: ClusterProfile) -> Iterator[str]:
     if lines:
         yield "DDP's own cost"
         yield from lines
+    if known.sigma is not None:
+        yield f"  from record to record copies vary by {100 * known.sigma:.1f} %"
 
 
 def _jitter(profile: ClusterProfile) -> Iterator[str]:

@@ -35,6 +35,7 @@ from calibrate.ddp_rounds import (
     save_rounds,
 )
 from calibrate.measure.clock import Mark, no_collection
+from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.environment import check_same, environment, rank_facts
 from calibrate.measure.errors import LostContactError, MeasureError, first_line
 from calibrate.measure.host import stolen_s
@@ -53,6 +54,7 @@ from calibrate.measure.profile import (
     ready_times,
 )
 from calibrate.measure.rank import run_rank
+from calibrate.measure.rounds import all_at_once
 from calibrate.record import Environment
 
 __all__ = ["measure_rounds", "measure_rounds_locally"]
@@ -60,13 +62,6 @@ __all__ = ["measure_rounds", "measure_rounds_locally"]
 KIB, MIB = 2**10, 2**20
 _SMALL_SIZES = (64 * KIB, MIB)
 _BUCKET_SIZES = 6  # sizes of all-reduces taken from the buckets
-_WAIT_BYTES = 16 * MIB  # 30 ms at 5 Gbit/s: the effect of a wait is nearly whole after 15
-_LOG_FIELDS = {
-    "forward_s": "forward_compute_time",
-    "backward_compute_s": "backward_compute_time",
-    "comm_s": "backward_comm_time",
-    "overlap_s": "backward_compute_comm_overlap_time",
-}
 _NOTHING_KEPT = "Nothing was kept: rounds are written when all of them are done."
 _PARTS = tuple(Steps.model_fields)  # in the order in which `_step` returns them
 _Row = tuple[float, ...]
@@ -180,7 +175,7 @@ class _Stepper:
         self._ddp = DistributedDataParallel(
             deepcopy(bare.model), bucket_cap_mb=variant.bucket_cap_mb, init_sync=False
         )
-        self._ddp._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        start_log(self._ddp)
         if variant.comm_hook != "none":
             _register(self._ddp, variant.comm_hook)
         trained = [p for p in self._ddp.parameters() if p.requires_grad]
@@ -193,22 +188,12 @@ class _Stepper:
         """One iteration."""
         micro_batches = self.variant.accumulation_steps
         row = _step(self._training, micro_batches, self._ddp.no_sync)
-        logged = self._log()
-        times = tuple(float(logged.get(key, 0)) * 1e-9 for key in _LOG_FIELDS.values())
+        *times, _ = logged(self._ddp)
         (self.warmups if warm else self.rows).append((*row, *times))
 
     def bucket_bytes(self) -> tuple[int, ...]:
         """Sizes of the buckets in use, in the order in which they are reduced."""
-        logged = self._log()
-        sizes = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes", ""))
-        return tuple(int(size) for size in sizes.split(",") if size.strip())
-
-    def _log(self) -> Mapping[str, Any]:
-        """DDP's log, with the last iteration in it."""
-        logger = self._ddp.logger
-        logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
-        found: Mapping[str, Any] = self._ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # noqa: SLF001
-        return found
+        return logged(self._ddp).bucket_bytes
 
 
 def _register(ddp: DistributedDataParallel, name: str) -> None:
@@ -222,7 +207,7 @@ def _step(
     training: Training,
     micro_batches: int,
     no_sync: Callable[[], Any],
-    wait: Callable[[], None] | None = None,
+    wait: Callable[[], object] | None = None,
 ) -> _Row:
     """Seconds of one iteration: whole, forward, backward, optimizer; and what was stolen of it.
 
@@ -268,7 +253,7 @@ class _Session:
         self._bare, self._steppers = bare, steppers
         self._hooked, self._rows, self._accumulating = Samples(), list[_Row](), list[_Row]()
         self._reduced: dict[int, list[float]] = {}
-        self._waited_for = torch.zeros(_WAIT_BYTES // 4)
+        self._wait = all_at_once(job)
         self._hook_s = 0.0
         self.ready: dict[str, float] = {}
 
@@ -316,13 +301,6 @@ class _Session:
         if not warm:
             rows.append(row)
 
-    def _wait(self) -> None:
-        """Wait as DDP's ranks do before they step: for an all-reduce, and all together.
-
-        A core's memory is slower to it after that (docs/validation.md, "What a wait costs").
-        """
-        dist.all_reduce(self._waited_for)
-
     def _with_hooks(self, *, warm: bool) -> None:
         iterate(self._bare, Samples() if warm else self._hooked, hooked=True)
 
@@ -366,7 +344,7 @@ class _Session:
             variant=stepper.variant,
             bucket_bytes=stepper.bucket_bytes(),
             warmup_s=self._by_round([row[:1] for row in stepper.warmups])[0],
-            logged=Logged(**dict(zip(_LOG_FIELDS, columns, strict=True))),
+            logged=Logged(**dict(zip(Logged.model_fields, columns, strict=True))),
         )
 
     def all_reduces(self) -> tuple[AllReduceSamples, ...]:

@@ -10,7 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from calibrate.record import HALF, IN_A_ROW, RESTED, WORKS, Group, Kind, Layout
+from calibrate.record import (
+    COPIES_BACK,
+    COPIES_IN,
+    HALF,
+    IN_A_ROW,
+    RESTED,
+    TOGETHER,
+    WORKS,
+    Group,
+    Kind,
+    Layout,
+)
 from ddpsim.units import format_bytes
 
 __all__ = ["Slot", "Task", "Team", "default_plan", "teams"]
@@ -157,20 +168,22 @@ def _collective(slot: Slot, team: Team, memory_bytes: int) -> Task:
 
 
 def _hooks_and_copies(everyone: Team, *, gpu: bool) -> Iterator[Task]:
-    # on a GPU the copies of large gradients are kernels like any other
-    # weights of 1 and 4 MiB: what fits a core's caches is copied sooner; of 16 MiB nothing could be
-    # told, as the bare backward itself varied by more than DDP adds
-    large = () if gpu else ((128, 64 * MIB), (32, 64 * MIB))
-    for count, size in ((250, 0), (1000, 0), *large):
-        slots = (
-            Slot("ddp_hook", "with ddp", size, count),
-            Slot("ddp_hook", "without", size, count),
-        )
-        yield Task(slots, everyone, (10, 60), memory_bytes=6 * size)
+    # on a GPU copies are kernels like any other
+    back = () if gpu else (COPIES_BACK,)
+    for count in (250, 1000):
+        variants = ("with ddp", "without", *back)
+        slots = tuple(Slot("ddp_hook", variant, 0, count) for variant in variants)
+        yield Task(slots, everyone, (10, 60))
+    # weights of 1 to 64 MiB: what fits a core's caches is copied sooner
+    for count in () if gpu else (128, 32, 8, 2):
+        slot = Slot("ddp_hook", COPIES_IN, 64 * MIB, count)
+        yield Task((slot,), everyone, (10, 60), memory_bytes=4 * slot.size_bytes)
     for size in (MIB, 64 * MIB):
-        yield Task((Slot("device_copy", "alone", size),), everyone, memory_bytes=2 * size)
+        for variant in ("alone", TOGETHER):
+            yield Task((Slot("device_copy", variant, size),), everyone, memory_bytes=2 * size)
         for variant in ("compress", "decompress"):
-            yield Task((Slot("device_cast", variant, size),), everyone, memory_bytes=2 * size)
+            for how in (variant, f"{variant} {TOGETHER}"):
+                yield Task((Slot("device_cast", how, size),), everyone, memory_bytes=2 * size)
 
 
 def _optimizers(everyone: Team) -> Iterator[Task]:

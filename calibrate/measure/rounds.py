@@ -11,6 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,12 +20,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.clock import Clock, Lap, Mark
+from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.job import Job
 from calibrate.measure.plan import Task
-from calibrate.record import HALF, LAYER, RESTED
+from calibrate.record import COPIES_BACK, COPIES_IN, HALF, LAYER, RESTED, TOGETHER
 
-__all__ = ["Round", "build_round", "compute_unit"]
+__all__ = ["Round", "all_at_once", "around_hook", "build_round", "compute_unit"]
 
 Round = Callable[[], Sequence[Lap]]
 Work = Callable[[], object]
@@ -45,6 +48,7 @@ _QUEUED = {"cpu": (4, 48 * 2**20), "cuda": (64, 0)}
 _BACK_TO_BACK, _LARGE_BYTES = 20, 2**20
 # what shapers save up meanwhile: 128 KiB (ours) at 20 Mbit/s
 _REST_S = 0.05
+_WAIT_BYTES = 2**24  # 30 ms at 5 Gbit/s: after 15 the effect of a wait is nearly whole
 _JITTER_UNITS = {"cpu": 30, "cuda": 4}
 
 
@@ -197,16 +201,42 @@ def _point_to_point(task: Task, job: Job) -> Round:
 def _device_copy(task: Task, job: Job) -> Round:
     source = _floats(task.first.size_bytes, job)
     target = torch.empty_like(source).fill_(0.0)
-    return _timed(job, lambda: target.copy_(source))
+    return _on_device(task, job, lambda: target.copy_(source))
+
+
+def _on_device(task: Task, job: Job, work: Work) -> Round:
+    """Of this rank's own accord, or, where its variant says so, as soon as an all-reduce is done.
+
+    Ranks of one machine share its memory, and in DDP they copy at the same time.
+    """
+    run = _timed(job, work)
+    if not task.first.variant.endswith(TOGETHER):
+        return run
+    wait = all_at_once(job)
+
+    def together() -> Sequence[Lap]:
+        wait()
+        return run()
+
+    return together
+
+
+def all_at_once(job: Job) -> Work:
+    """Has all ranks wait for an all-reduce, as they do in a step of DDP.
+
+    A core's memory is slower to it after that (docs/validation.md, "What a wait costs").
+    """
+    reduced = _floats(_WAIT_BYTES, job)
+    return lambda: dist.all_reduce(reduced)
 
 
 def _device_cast(task: Task, job: Job) -> Round:
     """What torch's fp16_compress_hook does to a bucket before its all-reduce, or after it."""
     bucket = _floats(task.first.size_bytes, job)
-    if task.first.variant == "compress":
-        return _timed(job, lambda: bucket.to(torch.float16).div_(2))
+    if task.first.variant.startswith("compress"):
+        return _on_device(task, job, lambda: bucket.to(torch.float16).div_(2))
     half = bucket.to(torch.float16)
-    return _timed(job, lambda: bucket.copy_(half))
+    return _on_device(task, job, lambda: bucket.copy_(half))
 
 
 def _optimizer(task: Task, job: Job) -> Round:
@@ -243,16 +273,13 @@ class _Layers(nn.Module):
 
 
 def _ddp_hook(task: Task, job: Job) -> Round:
-    """A backward with DDP, then without; DDP over this rank alone, so nothing is sent."""
-    size_bytes, parameters = task.first.size_bytes, task.first.parameters
-    weights = parameters // 2
-    width = math.isqrt(size_bytes // (4 * weights)) if size_bytes else _SMALL
-    plain = _Layers(parameters, width).to(job.device)
-    alone = dist.new_group([job.rank], use_local_synchronization=True)
-    wrapped = DistributedDataParallel(
-        _Layers(parameters, width).to(job.device), process_group=alone
-    )
-    x = torch.ones(_BATCH_OF_LAYERS, width, device=job.device)
+    """A backward with DDP, what of it DDP logs as copies back, and a backward without it."""
+    if task.first.variant == COPIES_IN:
+        return _copies_in(task, job)
+    wrapped, x = _layers_in_ddp(task, job)
+    plain = deepcopy(wrapped.module)
+    start_log(wrapped)
+    back = any(slot.variant == COPIES_BACK for slot in task.slots)
 
     def backward(model: nn.Module) -> Lap:
         model.zero_grad()
@@ -262,7 +289,67 @@ def _ddp_hook(task: Task, job: Job) -> Round:
         loss.backward()
         return Lap(start, job.clock.mark())
 
-    return lambda: [backward(wrapped), backward(plain)]
+    def run() -> list[Lap]:
+        laps = [backward(wrapped), backward(plain)]
+        if back:
+            log = logged(wrapped)
+            laps.append(Lap(log.overlap_s, log.comm_s))
+        return laps
+
+    return run
+
+
+def _layers_in_ddp(task: Task, job: Job) -> tuple[DistributedDataParallel, Tensor]:
+    """A task's layers under DDP over this rank alone, so that nothing is sent; and their input."""
+    size_bytes, parameters = task.first.size_bytes, task.first.parameters
+    width = math.isqrt(size_bytes // (4 * (parameters // 2))) if size_bytes else _SMALL
+    alone = dist.new_group([job.rank], use_local_synchronization=True)
+    layers = _Layers(parameters, width).to(job.device)
+    x = torch.ones(_BATCH_OF_LAYERS, width, device=job.device)
+    return DistributedDataParallel(layers, process_group=alone), x
+
+
+def around_hook(
+    parameter: Tensor, before: Callable[[Tensor], None], after: Callable[[Tensor], None]
+) -> None:
+    """Call these right before and after what DDP does with a gradient, once it is wrapped in DDP.
+
+    A gradient's own hook comes as soon as it is added up, then those behind that node, in turn
+    (torch's accumulate_grad.cpp, engine.cpp); DDP's is there already.
+    """
+    parameter.register_post_accumulate_grad_hook(before)  # type: ignore[no-untyped-call]
+    node: Any = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    node.register_hook(lambda *_: after(parameter))
+
+
+def _copies_in(task: Task, job: Job) -> Round:
+    """DDP's hooks on weights in a backward, less those on the biases: copies of large gradients.
+
+    Python's hooks before and after DDP's tell what that takes; they cost a weight and a bias the
+    same.
+    """
+    model, x = _layers_in_ddp(task, job)
+    began_s, took_s = [0.0], {"weight": 0.0, "bias": 0.0}
+
+    def begin(_: Tensor) -> None:
+        began_s[0] = time.perf_counter()
+
+    def end(parameter: Tensor) -> None:
+        which = "weight" if parameter.dim() > 1 else "bias"
+        took_s[which] += time.perf_counter() - began_s[0]
+
+    for parameter in model.parameters():
+        around_hook(parameter, begin, end)
+    wait = all_at_once(job)
+
+    def run() -> list[Lap]:
+        took_s.update(weight=0.0, bias=0.0)
+        model.zero_grad()
+        wait()
+        model(x).backward()
+        return [Lap(took_s["bias"], took_s["weight"])]
+
+    return run
 
 
 def _jitter(_task: Task, job: Job) -> Round:

@@ -40,6 +40,11 @@ class Fitted(_Part):
     value: float
     stderr: float | None = Field(None, ge=0)
 
+    def times(self, factor: float) -> Fitted:
+        """The figure times a factor above 0."""
+        stderr = None if self.stderr is None else self.stderr * factor
+        return Fitted(value=self.value * factor, stderr=stderr)
+
 
 class NcclRegime(_Part):
     """One way in which a library reduces: latency by hops, then bytes at a bandwidth.
@@ -177,7 +182,10 @@ class CopyIn(_Part):
 class Overheads(_Part):
     """DDP's own cost on this machine; None or empty: not measured."""
 
-    hook_s: Fitted | None = None
+    hook_s: Fitted | None = Field(None, description="a parameter, copies of tiny ones and all")
+    copy_back_s: Fitted | None = Field(
+        None, description="the part of `hook_s` that comes after the all-reduces"
+    )
     copy_bytes_per_s: Fitted | None = Field(None, description="read plus written")
     copy_in: tuple[CopyIn, ...] = Field(
         (), description="of gradients to buckets, by their size; empty: as other copies"
@@ -186,6 +194,9 @@ class Overheads(_Part):
         None, description="float32 of a bucket to float16, divided, as fp16_compress does"
     )
     decompress_bytes_per_s: Fitted | None = Field(None, description="float32, from float16")
+    sigma: float | None = Field(
+        None, ge=0, description="of the logarithms of copies' times, from record to record"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -202,6 +213,20 @@ class Overheads(_Part):
     def is_measured(self) -> bool:
         """Whether any of it was."""
         return self != Overheads()
+
+    def stretched(self, factor: float) -> Overheads:
+        """All of it taking so many times as long."""
+
+        changed: dict[str, object] = {
+            name: figure and figure.times(1 / factor if name.endswith("_per_s") else factor)
+            for name, figure in self
+            if figure is None or isinstance(figure, Fitted)
+        }
+        copy_in = (
+            p.model_copy(update={"bytes_per_s": p.bytes_per_s.times(1 / factor)})
+            for p in self.copy_in
+        )
+        return self.model_copy(update=changed | {"copy_in": tuple(copy_in)})
 
 
 class Jitter(_Part):

@@ -109,7 +109,14 @@ class DdpCosts:
         if self.ddp.gradient_as_bucket_view:
             return Work(0.0)
         copies = [self._copied(parameter) for parameter in parameters]
-        return Work(sum(copy.device_s for copy in copies), len(copies))
+        each_s = self._copy_back_s
+        return Work(sum(copy.device_s + each_s for copy in copies), len(copies))
+
+    @property
+    def _copy_back_s(self) -> float:
+        """Of a measured hook, what comes after the backward; the view copies nothing back."""
+        known = self.overheads and self.overheads.hook_s and self.overheads.copy_back_s
+        return known.value if known and not self.ddp.gradient_as_bucket_view else 0.0
 
     def hook(self, size_bytes: int, dtype: str = "float32") -> HookWork:
         """What happens to one full bucket around its all-reduce; all of it is of one dtype."""
@@ -147,7 +154,8 @@ class DdpCosts:
         Measured are the default options; others then take as many times as long as published.
         """
         measured = self.overheads and self.overheads.hook_s
-        return self._hook_s * (measured.value / _HOOK_S if measured else 1.0)
+        whole_s = self._hook_s * (measured.value / _HOOK_S if measured else 1.0)
+        return max(0.0, whole_s - self._copy_back_s)
 
     @property
     def _hook_s(self) -> float:
