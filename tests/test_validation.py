@@ -97,7 +97,7 @@ def test_the_unexplained_bucket_sweep_is_still_unexplained() -> None:
 
 # campaign: within 5 % or the noise, worst error, bias, skill, choice: the levels reached
 LEVELS = {
-    validation.EPYC: (1.0, 0.048, 0.003, 0.84, 0.91),
+    validation.EPYC: (1.0, 0.048, 0.003, 0.89, 0.91),
     validation.XEON: (1.0, 0.047, 0.003, 0.81, 0.95),
 }
 
