@@ -34,7 +34,7 @@ from calibrate.measure.launch import free_port
 from calibrate.measure.plan import Slot, Task, Team, default_plan, teams
 from calibrate.measure.profile import Document, Training, profile, scale_profile, write_profile
 from calibrate.measure.progress import Reporter
-from calibrate.measure.rounds import around_hook
+from calibrate.measure.rounds import around_hook, build_round
 from calibrate.measure.session import Options, measure, measure_locally, relative_mad
 from calibrate.record import Layout, Record, load_record
 from ddpsim import load_scenario, simulate
@@ -135,6 +135,22 @@ def test_ddps_hook_runs_between_what_times_it(alone: None) -> None:
         assert (before, after) == ([False] * 4, [True] * 4)
     finally:
         dist.destroy_process_group()
+
+
+def test_what_ddps_hooks_take_is_told_of_weights_and_of_biases(alone: None) -> None:
+    """The lap begins after the biases' hooks, and ends after the weights'."""
+    job = join(10.0)
+    try:
+        slot = Slot("ddp_hook", "copies in", size_bytes=2**19, parameters=4)
+        run = build_round(Task((slot,), Team("none", 1, 1, (0,))), job, None)
+        for _ in range(3):  # buckets are rebuilt after the first
+            (lap,) = run()
+            assert isinstance(lap.start, float)
+            assert isinstance(lap.end, float)
+            assert lap.start > 0
+            assert lap.end > 0
+    finally:
+        job.leave()
 
 
 def test_jitter_is_kept_by_rank_and_in_order(measured: tuple[Path, Record]) -> None:
