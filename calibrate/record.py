@@ -15,10 +15,13 @@ from calibrate.files import load_json
 from ddpsim.files import write_atomically
 
 __all__ = [
+    "COPIES_BACK",
+    "COPIES_IN",
     "HALF",
     "IN_A_ROW",
     "LAYER",
     "RESTED",
+    "TOGETHER",
     "WORKS",
     "Environment",
     "Layout",

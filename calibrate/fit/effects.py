@@ -104,7 +104,7 @@ def _copy_back_s(records: Sequence[Record]) -> Fitted | None:
     found = _found(records, "ddp_hook", COPIES_BACK)
     most = max((m.parameters for m in found), default=0)
     each = [usual_time(m.samples_s).times(1 / most) for m in found if m.parameters == most > 0]
-    return at_least(pooled(each), 0.0) if each else None
+    return pooled(each) if each else None
 
 
 def _copies_in(records: Sequence[Record]) -> dict[int, list[Fitted]]:

@@ -175,7 +175,3 @@ def _line(name: str, figure: Fitted, written: Callable[[float], str]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.3g}" if value < 0.1 else f"{value:.3f}"
-
-
-def _times(stderr: float | None, factor: float) -> float | None:
-    return None if stderr is None else stderr * factor

@@ -188,7 +188,8 @@ class _Stepper:
         """One iteration."""
         micro_batches = self.variant.accumulation_steps
         row = _step(self._training, micro_batches, self._ddp.no_sync)
-        *times, _ = logged(self._ddp)
+        log = logged(self._ddp)
+        times = (getattr(log, name) for name in Logged.model_fields)
         (self.warmups if warm else self.rows).append((*row, *times))
 
     def bucket_bytes(self) -> tuple[int, ...]:
@@ -253,7 +254,7 @@ class _Session:
         self._bare, self._steppers = bare, steppers
         self._hooked, self._rows, self._accumulating = Samples(), list[_Row](), list[_Row]()
         self._reduced: dict[int, list[float]] = {}
-        self._wait = all_at_once(job)
+        self._wait = all_at_once(job) if job.device.type == "cpu" else None
         self._hook_s = 0.0
         self.ready: dict[str, float] = {}
 
@@ -296,8 +297,7 @@ class _Session:
                 one()
 
     def _alone(self, rows: list[_Row], micro_batches: int, *, warm: bool) -> None:
-        wait = self._wait if self._job.device.type == "cpu" else None
-        row = _step(self._bare, micro_batches, nullcontext, wait)
+        row = _step(self._bare, micro_batches, nullcontext, self._wait)
         if not warm:
             rows.append(row)
 

@@ -278,8 +278,9 @@ def _ddp_hook(task: Task, job: Job) -> Round:
         return _copies_in(task, job)
     wrapped, x = _layers_in_ddp(task, job)
     plain = deepcopy(wrapped.module)
-    start_log(wrapped)
     back = any(slot.variant == COPIES_BACK for slot in task.slots)
+    if back:
+        start_log(wrapped)
 
     def backward(model: nn.Module) -> Lap:
         model.zero_grad()

@@ -216,11 +216,10 @@ class Overheads(_Part):
 
     def stretched(self, factor: float) -> Overheads:
         """All of it taking so many times as long."""
-
         changed: dict[str, object] = {
-            name: figure and figure.times(1 / factor if name.endswith("_per_s") else factor)
+            name: figure.times(1 / factor if name.endswith("_per_s") else factor)
             for name, figure in self
-            if figure is None or isinstance(figure, Fitted)
+            if isinstance(figure, Fitted)
         }
         copy_in = (
             p.model_copy(update={"bytes_per_s": p.bytes_per_s.times(1 / factor)})
