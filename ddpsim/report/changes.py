@@ -14,8 +14,9 @@ __all__ = ["in_words", "render_comparison", "render_explanation"]
 _SMALL = 0.002  # of the step: less is called no difference
 _WIDEST = 33  # of an option's name: a row has 100 columns
 _MOST_SHOWN = 100.0  # times as long: another question
-_NOT_COUNTED = (
-    "errors of DDP's own costs (copies, hooks, launches) are not known and not in the intervals"
+_OWN_COSTS = (
+    "errors of DDP's own costs (copies, hooks, launches) are in the intervals only where a cluster "
+    "profile tells how they vary"
 )
 
 
@@ -41,7 +42,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
     yield from labelled(
         "change",
         "time for as many samples as one step has; its 80% interval has an input that both know "
-        f"from the same source wrong in both alike; {_NOT_COUNTED}",
+        f"from the same source wrong in both alike; {_OWN_COSTS}",
     )
     yield from _notes(known)
     failed = [change for change in comparison.changes if change.problem]
