@@ -58,6 +58,32 @@ def test_calibrate_arrives_through_its_entry_point(cli: Cli) -> None:
     assert done.out.startswith("Usage: ddpsim calibrate fit [OPTIONS]")
 
 
+@pytest.mark.parametrize(
+    ("missing", "asked"),
+    [("scipy", ["import", "nccl-tests", "log.csv"]), ("torch", ["profile", "nowhere:nothing"])],
+)
+def test_a_library_that_calibrate_lacks_is_named(
+    tmp_path: Path, missing: str, asked: list[str]
+) -> None:
+    """As after a plain `pip install ddpsim`: one line, and no traceback."""
+    rows = [f"{2**k},{2**k / 1e3 + 20},2,4" for k in range(10, 24)]
+    (tmp_path / "log.csv").write_text("\n".join(["size_bytes,time_us,nodes,gpus_per_node", *rows]))
+    code = f"import sys; sys.modules[{missing!r}] = None; from ddpsim.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "calibrate", *asked, "-o", "out.json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"ddpsim: {missing} is not installed, and calibrate needs it: pip install {missing}, or "
+        "pip install 'ddpsim[calibrate]' for all that it needs\n"
+    )
+    assert not (tmp_path / "out.json").exists()
+
+
 def test_a_file_that_cannot_be_written_is_named(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     log, output = tmp_path / "log.csv", tmp_path / "file" / "cluster.json"

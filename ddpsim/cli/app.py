@@ -122,6 +122,13 @@ def _report(error: Exception) -> int:
             print(f"ddpsim: the output cannot be written: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
         return 1
+    if isinstance(error, ModuleNotFoundError) and (library := _of_calibrate(error)):
+        print(
+            f"ddpsim: {library} is not installed, and calibrate needs it: pip install {library}, "
+            "or pip install 'ddpsim[calibrate]' for all that it needs",
+            file=sys.stderr,
+        )
+        return 1
     if not isinstance(error, DdpsimError):
         raise error
     print(printable(str(error)), file=sys.stderr)
@@ -130,3 +137,9 @@ def _report(error: Exception) -> int:
         print(f"{count} error{'s' * (count > 1)}, nothing was simulated.", file=sys.stderr)
         return 2
     return 1
+
+
+def _of_calibrate(error: ModuleNotFoundError) -> str | None:
+    """The library of the extra `calibrate` that is missing; None: another module."""
+    library = (error.name or "").partition(".")[0]
+    return library if library in ("torch", "scipy") else None
