@@ -107,7 +107,7 @@ def _sweep(runs: Runs, profile: Path | None) -> Sweep:
     with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
         inputs = _Inputs(runs, Path(folder), profile)
         cases = tuple(
-            _case(_Measured(runs, i, same, steady_time(times[same], sigma)), inputs)
+            _case(_Measured(runs, i, same, times[same], steady_time(times[same], sigma)), inputs)
             for i, same in enumerate(alike)
         )
     return Sweep(
@@ -330,12 +330,13 @@ def _all_reduce_csv(rounds: Rounds) -> str:
 class _Measured:
     """A variant as measured, with those that have the same buckets: these are one experiment.
 
-    `index` and `alike` are variants; `time` is of all that are alike.
+    `index` and `alike` are variants; `each` (by run) and `time` are of all that are alike.
     """
 
     runs: Runs
     index: int
     alike: tuple[int, ...]
+    each: Sequence[Fitted]
     time: Fitted
 
     @property
@@ -378,6 +379,7 @@ def _case(measured: _Measured, inputs: _Inputs) -> Case:
         own_s=measured.own_s(),
         plain_s=measured.plain_s(),
         stderr_s=stderr_s,
+        runs_s=tuple(run.value for run in measured.each),
         rounds=count,
         interval_s=_interval(result, count),
         compute_only_s=naive.compute_only,

@@ -1,4 +1,4 @@
-"""What holding simulations against real DDP comes to; schema `ddpsim.validation/2`.
+"""What holding simulations against real DDP comes to; schema `ddpsim.validation/3`.
 
 Cases, sweeps of them, and the figures that tell how good the predictions are.
 """
@@ -74,6 +74,7 @@ class Case(_Part):
     stderr_s: float = Field(
         description="of the measured median; of several runs no less than what they are apart tells"
     )
+    runs_s: tuple[float, ...] = Field(description="each run's median; `measured_s` is their mean")
     rounds: int
     interval_s: tuple[float, float] | None = Field(
         description="80 % interval of a median over so many rounds"
@@ -112,6 +113,20 @@ class Case(_Part):
     def skilled(self) -> bool:
         """Error within a third of the best naive one, or two standard errors."""
         return abs(self.error) <= max(self.baseline_error / 3, SIGNIFICANT * self.noise)
+
+    @property
+    def by_another_run(self) -> tuple[Case, ...]:
+        """What a second measurement would be worth: each run as the prediction of the others."""
+        return tuple(
+            self.model_copy(
+                update={
+                    "predicted_s": run_s,
+                    "measured_s": fmean((*self.runs_s[:i], *self.runs_s[i + 1 :])),
+                }
+            )
+            for i, run_s in enumerate(self.runs_s)
+            if len(self.runs_s) > 1
+        )
 
     @property
     def covered(self) -> bool | None:
@@ -186,6 +201,12 @@ class Figures(_Part):
     median_bias: float = Field(description="with sign: below 0 predicts too short")
     exposed_cases: int
     skilled: float | None = Field(description="share of the exposed cases")
+    repeated_skilled: float | None = Field(
+        description="share of the exposed cases that were measured in several runs"
+    )
+    another_run_skilled: float | None = Field(
+        description="of the same, were each run the prediction of the others"
+    )
     choice_sweeps: int
     good_choices: float | None = Field(description="share of sweeps with a regret of at most 1 %")
     median_exposed_error: float = Field(description="exposed communication, of the iteration")
@@ -205,7 +226,7 @@ class Validation(_Part):
         extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
     )
 
-    schema_: Literal["ddpsim.validation/2"] = Field("ddpsim.validation/2", alias="schema")
+    schema_: Literal["ddpsim.validation/3"] = Field("ddpsim.validation/3", alias="schema")
     profile: str | None
     figures: Figures | None = Field(description="of the sweeps that are not oversubscribed")
     oversubscribed: Figures | None = Field(description="of those that are")
@@ -219,6 +240,7 @@ def figures_of(sweeps: Sequence[Sweep]) -> Figures | None:
         return None
     errors = [abs(case.error) for case in cases]
     exposed = [case for case in cases if case.exposed]
+    repeated = [case for case in exposed if case.by_another_run]
     regrets = [sweep.regret for sweep in sweeps if sweep.regret is not None]
     covered = [case.covered for case in cases if case.covered is not None]
     waits = [abs(c.predicted.exposed - c.measured.exposed) / c.measured_s for c in cases]
@@ -243,6 +265,8 @@ def figures_of(sweeps: Sequence[Sweep]) -> Figures | None:
         median_bias=median(case.error for case in cases),
         exposed_cases=len(exposed),
         skilled=_share([case.skilled for case in exposed]),
+        repeated_skilled=_share([case.skilled for case in repeated]),
+        another_run_skilled=_share([c.skilled for case in repeated for c in case.by_another_run]),
         choice_sweeps=len(regrets),
         good_choices=_share([regret <= REGRET for regret in regrets]),
         median_exposed_error=median(waits),
@@ -307,6 +331,11 @@ def _lines(f: Figures) -> Iterator[str]:
     yield f"error: median {f.median_error:.1%}, worst {f.worst_error:.1%}"
     yield f"bias {f.median_bias:+.1%}; within 5 % or the noise: {f.within_5_percent_or_noise:.0%}"
     yield f"skill: {_percent(f.skilled)} of {f.exposed_cases} cases with exposed communication"
+    if f.another_run_skilled is not None:
+        yield (
+            f"skill where runs were repeated: {_percent(f.repeated_skilled)}; one run as the "
+            f"prediction of the others: {_percent(f.another_run_skilled)}"
+        )
     yield f"bucket choice within 1 %: {_percent(f.good_choices)} of {f.choice_sweeps} sweeps"
     yield (
         f"exposed communication: off by median {f.median_exposed_error:.1%}, "

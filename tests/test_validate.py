@@ -38,7 +38,7 @@ from calibrate.record import (
 from calibrate.steady import run_sigma, run_times, steady_time
 from calibrate.testbed.errors import TestbedError
 from calibrate.validate import model_profile, rank_factors, validate
-from calibrate.validation import summary
+from calibrate.validation import figures_of, summary
 from calibrate.validation_page import page
 from ddpsim.errors import DdpsimError
 from ddpsim.importers.all_reduce import AllReduceLog
@@ -338,6 +338,22 @@ def test_files_of_the_same_are_runs_of_one_sweep(tmp_path: Path) -> None:
         assert case.predicted_s == pytest.approx(single.predicted_s)
         assert case.stderr_s > 5 * single.stderr_s
         assert case.plain_s == pytest.approx(case.measured_s)
+        first_s, second_s = case.runs_s
+        assert first_s == pytest.approx(single.measured_s, rel=1e-3)
+        assert [(c.predicted_s, c.measured_s) for c in case.by_another_run] == [
+            (first_s, second_s),
+            (second_s, first_s),
+        ]
+        assert single.by_another_run == ()
+    both_of_them = figures_of([both])
+    assert both_of_them
+    assert both_of_them.repeated_skilled == both_of_them.skilled
+    # of a bucket each they are 5.4 and 5.7 % apart, 4.9 and 5.1 of one; two standard errors: 5.2
+    assert both_of_them.another_run_skilled == 0.5
+    only = figures_of([alone])
+    assert only
+    assert only.repeated_skilled is only.another_run_skilled is None
+    assert "one run as the prediction of the others: " in summary(validate(files))
     assert "rounds.json  runs 2" in summary(validate(files))
     assert "runs of the same are" in page(validate(files))
 
