@@ -20,6 +20,7 @@ __all__ = [
     "HALF",
     "IN_A_ROW",
     "LAYER",
+    "PROCESSOR",
     "RESTED",
     "TOGETHER",
     "WORKS",
@@ -38,6 +39,7 @@ WORKS = ("gemm", "memory", LAYER)
 RESTED = "rested"  # the variant of what is reduced after a pause
 IN_A_ROW = "in a row"  # and of the same message right after that
 TOGETHER = "together"  # ends the variant of what all ranks do at once, after a collective
+PROCESSOR = "processor"  # in an environment's details
 COPIES_IN, COPIES_BACK = "copies in", "copies back"  # of DDP, between gradients and buckets
 HALF = " half"  # ends the variant of what reduces float16, as compressing hooks do
 
@@ -75,7 +77,10 @@ class _Part(BaseModel):
 
 
 class Environment(_Part):
-    """Where a record comes from; two records fit together if their `machine` is the same."""
+    """Where a record comes from; two records fit together if their `machine` is the same.
+
+    And `processor`, where both tell it.
+    """
 
     created: str = Field(description="ISO 8601, UTC")
     machine: str = Field(description="processor or device, and how many: 'AMD EPYC, 2 cores'")
@@ -85,6 +90,14 @@ class Environment(_Part):
     library: str = Field(description="NCCL's version; gloo has none of its own: torch's")
     variables: dict[str, str] = Field(description="NCCL_*, GLOO_*, TORCH_*, OMP_* as set")
     details: dict[str, str] = Field(description="driver, kernel, governor, topology, load ...")
+
+    @property
+    def processor(self) -> str:
+        """Its maker's numbers for it, empty where they are not told.
+
+        Of ranks that compute on it alone: clouds give many processors one name.
+        """
+        return self.details.get(PROCESSOR, "") if self.device == "cpu" else ""
 
 
 class Layout(_Part):

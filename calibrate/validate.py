@@ -219,6 +219,13 @@ def _check_cluster(path: Path, rounds: Rounds, profile: Path) -> None:
                 f"{path.name} was measured {what} {shown(measured)}, but the profile "
                 f"{profile.name} {what} {shown(fitted)}: validate each cluster against its own"
             )
+    ours, fitted = here.processor, known.provenance.processor
+    if ours and fitted and ours != fitted:
+        raise DdpsimError(
+            f"{path.name} and the profile {profile.name} were measured on machines that call "
+            f"themselves {shown(here.machine)}, but one is {ours} and the other {fitted}: "
+            "validate each cluster against its own"
+        )
     layout, rates = rounds.layout, known.valid.line_rates_bytes_per_s
     if layout.nodes > 1 and layout.line_rate_bytes_per_s is None and len(rates) > 1:
         raise DdpsimError(

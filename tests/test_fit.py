@@ -623,7 +623,7 @@ def test_what_cannot_be_fitted(backend: Any, samples: list[Sample], message: str
 # records
 
 
-def _environment(**changes: str) -> Environment:
+def _environment(**changes: Any) -> Environment:
     known: dict[str, Any] = {
         "created": "2026-01-02T03:04:05Z",
         "machine": "SYNTHETIC, 2 cores",
@@ -647,7 +647,7 @@ def _record(
     per_byte: float = 1e-9,
     constant: float = 1.0,
     model: AllReduceModel | None = None,
-    **changes: str,
+    **changes: Any,
 ) -> Record:
     """Compute is constant / (1 - per_byte x (bytes sent a second)) times longer, comm 1.2 times."""
     model = model or _gloo()
@@ -1121,6 +1121,13 @@ def test_gloo_inside_a_node_passes_no_link() -> None:
             ),
         ),
         (
+            [_record(details={"processor": "model 2"}), _record(details={"processor": "model 3"})],
+            (
+                "a.json and b.json were measured on machines that call themselves 'SYNTHETIC, 2 "
+                "cores', but one is model 2 and the other model 3: fit one profile for each"
+            ),
+        ),
+        (
             [_record(), _record(backend="nccl")],
             (
                 "a.json was measured with gloo on 'SYNTHETIC, 2 cores', but b.json with nccl on "
@@ -1133,6 +1140,15 @@ def test_records_that_do_not_fit_together(records: list[Record], message: str) -
     with pytest.raises(FitError) as raised:
         fit_profile(records, "mixed", ["a.json", "b.json"][: len(records)])
     assert str(raised.value) == message
+
+
+def test_a_profile_holds_the_processor_that_a_record_tells() -> None:
+    told = _record(125e6, details={"processor": "vendor_id AuthenticAMD, model 2"})
+    made = fit_profile([_record(), told], "testbed")
+    assert made.provenance.processor == "vendor_id AuthenticAMD, model 2"
+    assert "\n  vendor_id AuthenticAMD, model 2\n" in show(made)
+    on_gpus = told.environment.model_copy(update={"device": "NVIDIA A100"})
+    assert on_gpus.processor == ""
 
 
 def test_warnings_of_records() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +28,13 @@ from torch import Tensor
 from calibrate.measure.clock import Lap
 from calibrate.measure.clocks import clock_offsets
 from calibrate.measure.doctor import Host, check_clocks, clock_offset, diagnose, inspect_host
-from calibrate.measure.environment import Facts, check_same, environment, rank_facts
+from calibrate.measure.environment import (
+    Facts,
+    check_same,
+    check_same_machine,
+    environment,
+    rank_facts,
+)
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.host import free_memory_bytes, stolen_s, text_of
 from calibrate.measure.job import join, read_place
@@ -188,6 +196,55 @@ def test_resume_refuses_the_record_of_another_layout_or_machine(
     path.write_text(json.dumps(document))
     with pytest.raises(MeasureError, match="was measured with machine abacus, but this job has "):
         measure(Options(output=path, resume=True))
+
+
+def test_resume_refuses_another_processor_of_the_same_name(
+    measured: tuple[Path, Record], tmp_path: Path
+) -> None:
+    here = measured[1].environment
+    assert here.processor
+    elsewhere = here.model_copy(update={"details": here.details | {"processor": "model 3"}})
+    silent = here.model_copy(update={"details": {}})
+    record, fresh = measured[1], measured[1]
+    path = tmp_path / "record.json"
+    said = f"was measured with processor model 3, but this job has {here.processor}: name another"
+    with pytest.raises(MeasureError, match=re.escape(said)):
+        check_same_machine(record.model_copy(update={"environment": elsewhere}), fresh, path)
+    check_same_machine(record.model_copy(update={"environment": silent}), fresh, path)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "machine", "processor"),
+    [
+        (
+            (
+                "processor : 0\nvendor_id : AuthenticAMD\ncpu family : 26\nmodel : 2\n"
+                "model name : AMD EPYC\n\nprocessor : 1\nmodel : 9\nmodel name : other\n"
+            ),
+            "AMD EPYC, ",
+            "vendor_id AuthenticAMD, cpu family 26, model 2",
+        ),
+        (
+            "processor : 0\nCPU implementer : 0x41\nCPU part : 0xd40\n",
+            f"{platform.machine()}, ",
+            "CPU implementer 0x41, CPU part 0xd40",
+        ),
+        ("", f"{platform.machine()}, ", ""),
+    ],
+)
+def test_a_processor_is_known_by_its_makers_numbers(
+    cpuinfo: str, machine: str, processor: str, tmp_path: Path, alone: None
+) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text(cpuinfo)
+    job = join(10.0)
+    try:
+        found = environment(job, rank_facts(job), tmp_path)
+    finally:
+        job.leave()
+    assert found.machine.startswith(machine)
+    assert found.processor == processor
+    assert found.model_copy(update={"device": "NVIDIA A100"}).processor == ""
 
 
 @pytest.mark.parametrize(

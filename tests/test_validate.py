@@ -517,6 +517,28 @@ def test_a_profile_of_another_cluster_is_refused(tmp_path: Path) -> None:
             validate([path], profile)
 
 
+def test_another_processor_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    """Where both are told: older files do not tell."""
+    rounds = made_up([ONE])
+    told = rounds.environment.model_copy(update={"details": {"processor": "model 2"}})
+    save_rounds(rounds.model_copy(update={"environment": told}), tmp_path / "rounds.json")
+    logs = [AllReduceLog("log", "", 2, 1, tuple((2**i, 1e-4 + 2**i / 1e9) for i in range(10, 24)))]
+    fitted = fit_logs(logs, "m").model_copy(update={"backend": "gloo"})
+    profile = tmp_path / "cluster.json"
+    for processor in ("", "model 2", "model 3"):
+        made = fitted.provenance.model_copy(update={"machine": "m", "processor": processor})
+        text = fitted.model_copy(update={"provenance": made}).model_dump_json(by_alias=True)
+        profile.write_text(text, encoding="utf-8")
+        if processor != "model 3":
+            assert validate([tmp_path / "rounds.json"], profile).sweeps
+    said = (
+        "rounds.json and the profile cluster.json were measured on machines that call themselves "
+        "'m', but one is model 2 and the other model 3: validate each cluster against its own"
+    )
+    with pytest.raises(DdpsimError, match=said):
+        validate([tmp_path / "rounds.json"], profile)
+
+
 def test_rounds_over_links_of_which_nobody_knows_are_refused(tmp_path: Path) -> None:
     """Several kinds were measured: which of them are these?"""
     rounds = made_up([ONE])

@@ -78,6 +78,7 @@ def fit_profile(
         provenance=Provenance(
             created=max(record.environment.created for record in records),
             machine=first.machine,
+            processor=next((p for r in records if (p := r.environment.processor)), ""),
             software=f"torch {first.torch}, {first.backend} {first.library}",
             sources=sources,
         ),
@@ -166,6 +167,12 @@ def _check_alike(records: Sequence[Record], sources: Sequence[str]) -> None:
             raise FitError(
                 f"{a} was measured on {first.machine!r}, but {b} on {other.machine!r}: fit one "
                 "profile for each machine"
+            )
+        if first.processor and other.processor and first.processor != other.processor:
+            raise FitError(
+                f"{a} and {b} were measured on machines that call themselves {first.machine!r}, "
+                f"but one is {first.processor} and the other {other.processor}: fit one profile "
+                "for each"
             )
         if first.backend != other.backend:
             raise FitError(

@@ -25,6 +25,7 @@ def show(profile: ClusterProfile) -> str:
     sections = [
         [
             f"{profile.name}: {profile.backend} on {made.machine}",
+            *([f"  {made.processor}"] if made.processor else []),
             f"  {made.software}; {made.created}",
             f"  from {', '.join(made.sources)}",
         ],

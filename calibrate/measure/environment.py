@@ -17,11 +17,13 @@ import torch
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.host import congestion_control, text_of
 from calibrate.measure.job import Job
-from calibrate.record import Environment, Record
+from calibrate.record import PROCESSOR, Environment, Record
 
 __all__ = ["Facts", "check_same", "check_same_machine", "environment", "rank_facts"]
 
 _VARIABLES = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "KMP_")
+# of /proc/cpuinfo: what tells processors of one name apart, on x86 and on Arm
+_NUMBERS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
@@ -91,6 +93,8 @@ def check_same_machine(record: Record, fresh: Record, path: Path) -> None:
         (name, getattr(old, name), getattr(new, name))
         for name in ("machine", "device", "torch", "backend", "library")
     ]
+    if old.processor and new.processor:
+        pairs.append((PROCESSOR, old.processor, new.processor))
     pairs += [
         (name, getattr(record.layout, name), getattr(fresh.layout, name))
         for name in ("nodes", "gpus_per_node")
@@ -114,9 +118,20 @@ def _first_line(path: Path) -> str:
 
 
 def _cpu(root: Path, cores: int) -> str:
-    text = text_of(root / "proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
-    return f"{names[0] if names else platform.machine()}, {cores} cores"
+    return f"{_cpuinfo(root).get('model name', platform.machine())}, {cores} cores"
+
+
+def _processor(root: Path) -> str:
+    """Its maker's numbers for it: "vendor_id AuthenticAMD, cpu family 26, model 2"."""
+    known = _cpuinfo(root)
+    return ", ".join(f"{name} {known[name]}" for name in _NUMBERS if name in known)
+
+
+def _cpuinfo(root: Path) -> dict[str, str]:
+    """Of the first processor."""
+    first = text_of(root / "proc/cpuinfo").partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _variables(given: Mapping[str, str]) -> dict[str, str]:
@@ -135,6 +150,7 @@ def _details(root: Path, cores: int, gloo_threads: str) -> dict[str, str]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "cores": str(cores),
+        PROCESSOR: _processor(root),
         "threads_per_rank": str(torch.get_num_threads()),
         "load_average": _first_line(root / "proc/loadavg"),
         "governor": governor or "not known",

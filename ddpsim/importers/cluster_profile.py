@@ -241,6 +241,9 @@ class Provenance(_Part):
 
     created: str
     machine: str
+    processor: str = Field(
+        "", description="its maker's numbers for it, where ranks compute on it and it was told"
+    )
     software: str
     sources: tuple[str, ...] = Field(min_length=1, description="records or logs, by name")
 
