@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from ddpsim.scenario.cluster import Rate
 from ddpsim.scenario.schema import Cluster, Device, Run
 from ddpsim.units import to_ns
 
@@ -97,8 +98,8 @@ def _slower(usual: Device, other: Device) -> float:
     An approximation: work that memory bounds may differ by another ratio.
     """
 
-    def reached(device: Device, rate: str) -> float:
-        return device.peak_flops_per_s[rate] * device.efficiency(rate)  # type: ignore[index]
+    def reached(device: Device, rate: Rate) -> float:
+        return device.peak_flops_per_s[rate] * device.efficiency(rate)
 
     common = [rate for rate in usual.peak_flops_per_s if rate in other.peak_flops_per_s]
     best = max(common, key=lambda rate: reached(usual, rate))

@@ -23,11 +23,13 @@ __all__ = [
     "IntraNode",
     "Machine",
     "OtherNode",
+    "Rate",
     "Stragglers",
 ]
 
 _MOST_RANKS = 2_000_000
 LinkKind = Literal["intra_node", "inter_node"]
+Rate = Literal["fp32", "tf32", "fp16", "bf16"]  # of matrix products, by their inputs
 
 
 _StepLatency = Annotated[
@@ -101,10 +103,10 @@ class Device(Spec):
     architecture: Literal["volta", "ampere", "hopper", "blackwell"] = Field(
         "ampere", description="row of NCCL's tables: Turing as volta, Ada as ampere"
     )
-    peak_flops_per_s: dict[Literal["fp32", "tf32", "fp16", "bf16"], FlopsPerSecond] = Field(
+    peak_flops_per_s: dict[Rate, FlopsPerSecond] = Field(
         alias="peak_flops", min_length=1, description="dense matmul rate by input precision"
     )
-    matmul_efficiency: dict[Literal["fp32", "tf32", "fp16", "bf16"], Fraction] = Field(
+    matmul_efficiency: dict[Rate, Fraction] = Field(
         default_factory=dict, description="assumed fraction of the peak rate; 0.45 where not given"
     )
     memory_bytes: Size = Field(alias="memory", description="memory of the device")
@@ -120,9 +122,9 @@ class Device(Spec):
     inter_node: InterNode | None = Field(None, description="network of the usual machine")
     sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
 
-    def efficiency(self, rate: str) -> float:
-        """Assumed fraction of the peak rate (`fp32`, `tf32`, `fp16` or `bf16`) in training."""
-        return self.matmul_efficiency.get(rate, 0.45)  # type: ignore[call-overload, no-any-return]
+    def efficiency(self, rate: Rate) -> float:
+        """Assumed fraction of the peak rate in training."""
+        return self.matmul_efficiency.get(rate, 0.45)
 
 
 def _device(value: Any) -> Any:

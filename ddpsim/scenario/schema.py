@@ -170,7 +170,11 @@ class Workload(Spec):
     image_size: Annotated[int, Field(ge=1, le=10**5)] | None = Field(
         None, description="pixels on a side; default: the model's usual one"
     )
-    precision: Precision = Field("fp32", description="torch's arithmetic; amp keeps fp32 gradients")
+    precision: Precision = Field(
+        "fp32",
+        description="torch's arithmetic; amp keeps fp32 gradients, and fp32 leaves convolutions to "
+        "TF32 where a GPU has it, as torch does unless told not to",
+    )
     step_time: (
         Annotated[StepTime, BeforeValidator(_step_time, json_schema_input_type=StepTime | str)]
         | None

@@ -7,12 +7,14 @@ shorter than the device's floor. The reached fractions are the device preset's a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
+from ddpsim.scenario.cluster import Rate
 from ddpsim.scenario.schema import Device, Precision, Workload
 from ddpsim.workload.model import Buffer, Model, Parameter, Work
 from ddpsim.workload.optimizer import optimizer_work
@@ -24,10 +26,17 @@ __all__ = ["zoo_model"]
 class _Arithmetic:
     """What a precision means: the device's rate, and bytes per element of each kind of work."""
 
-    rate: str
+    rate: Rate
     matmul_bytes: float
     other_bytes: float
     casts: bool = False
+
+    def convolution_rate(self, device: Device) -> Rate:
+        """torch leaves convolutions of fp32 to TF32 where a GPU has it, but no matrix products.
+
+        Source: torch.backends.cudnn.allow_tf32 is true unless set, cuda.matmul.allow_tf32 false.
+        """
+        return "tf32" if self.rate == "fp32" and "tf32" in device.peak_flops_per_s else self.rate
 
 
 # autocast runs matrix products in half and keeps norms, softmax and loss in fp32: 3 bytes are
@@ -47,8 +56,9 @@ def zoo_model(table: dict[str, Any], workload: Workload, device: Device) -> Mode
     size = _input_size(table["size"], workload)
     parameters = _parameters(table["parameters"], workload.precision)
     ready_order = tuple(table["ready_order"])
-    forward = tuple(_works(table["forward"], workload, size, device, arithmetic))
-    backward = tuple(_works(table["backward"], workload, size, device, arithmetic))
+    in_forward, in_backward = _convolutions(table)
+    forward = tuple(_works(table["forward"], in_forward, workload, size, device, arithmetic))
+    backward = tuple(_works(table["backward"], in_backward, workload, size, device, arithmetic))
     if arithmetic.casts:
         forward, backward = _with_casts(forward, backward, parameters, ready_order, device)
     return Model(
@@ -123,18 +133,38 @@ def _product(shape: list[int]) -> int:
     return product
 
 
+def _convolutions(table: dict[str, Any]) -> tuple[list[bool], list[bool]]:
+    """Which rows of forward and backward are a convolution's: its weight has four dimensions."""
+    names, shapes = table["parameters"]["name"], table["parameters"]["shape"]
+    owners = [name.rpartition(".")[0] for name in names]
+    found = {owner for owner, shape in zip(owners, shapes, strict=True) if len(shape) == 4}
+    in_backward = [owners[i] in found for i in table["ready_order"]]
+    return [module in found for module in table["forward"]["module"]], [*in_backward, False]
+
+
 def _works(
-    columns: dict[str, Any], workload: Workload, size: int, device: Device, arithmetic: _Arithmetic
+    columns: dict[str, Any],
+    convolutions: Sequence[bool],
+    workload: Workload,
+    size: int,
+    device: Device,
+    arithmetic: _Arithmetic,
 ) -> Iterator[Work]:
     kernels = columns["kernels"]
     evaluated = (
         _evaluate(columns.get(key, {}), workload.batch_per_rank, size, len(kernels))
         for key in ("matmul_flops", "matmul_elements", "other_elements")
     )
-    flops_per_s = device.peak_flops_per_s[arithmetic.rate] * device.efficiency(arithmetic.rate)  # type: ignore[index]
+    reached = {
+        convolution: device.peak_flops_per_s[rate] * device.efficiency(rate)
+        for convolution, rate in (
+            (False, arithmetic.rate),
+            (True, arithmetic.convolution_rate(device)),
+        )
+    }
     bytes_per_s = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
-    for flops, matmul, other, count in zip(*evaluated, kernels, strict=True):
-        matmul_s = max(flops / flops_per_s, matmul * arithmetic.matmul_bytes / bytes_per_s)
+    for flops, matmul, other, count, is_one in zip(*evaluated, kernels, convolutions, strict=True):
+        matmul_s = max(flops / reached[is_one], matmul * arithmetic.matmul_bytes / bytes_per_s)
         other_s = other * arithmetic.other_bytes / bytes_per_s
         yield Work(max(matmul_s + other_s, count * device.kernel_floor_s), count)
 
@@ -178,20 +208,24 @@ def _activations(
 def _provenance(
     table: dict[str, Any], workload: Workload, device: Device, arithmetic: _Arithmetic
 ) -> tuple[Provenance, ...]:
-    efficiency = device.efficiency(arithmetic.rate)
-    rate = device.peak_flops_per_s[arithmetic.rate] / 1e12  # type: ignore[index]
+    rates = [arithmetic.rate]
+    if any(chain(*_convolutions(table))) and arithmetic.convolution_rate(device) not in rates:
+        rates.append(arithmetic.convolution_rate(device))
+    peaks = [f"{device.peak_flops_per_s[rate] / 1e12:g} TFLOP/s {rate}" for rate in rates]
+    efficiencies = [f"{device.efficiency(rate):.0%}" for rate in rates]
+    others = " for convolutions, torch's default" if len(rates) > 1 else ""
     return (
         Provenance("workload.model", table["source"], "measured"),
         Provenance(
             "compute time",
-            f"roofline of {device.name}: {rate:g} TFLOP/s {arithmetic.rate}, "
+            f"roofline of {device.name}: {', '.join(peaks)}{others}, "
             f"{device.memory_bandwidth_bytes_per_s / 1e9:g} GB/s",
             "datasheet" if device.sources else "stated",
         ),
         Provenance(
             "compute efficiency",
-            f"{efficiency:.0%} of the FLOP rate, {device.memory_efficiency:.0%} of the bandwidth "
-            f"reached by {workload.model}",
+            f"{' and '.join(efficiencies)} of the FLOP rate, {device.memory_efficiency:.0%} of the "
+            f"bandwidth reached by {workload.model}",
             "assumed",
         ),
     )

@@ -1,0 +1,60 @@
+"""What compute is estimated to take: torch's arithmetic on a device that nobody measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpsim import load_scenario
+from ddpsim.scenario.catalog import model_table
+from ddpsim.workload.model import Model
+from ddpsim.workload.roofline import zoo_model
+
+CONVOLUTIONS = {"resnet50": 53, "vgg16": 13, "vit_b_16": 1}
+
+
+def modelled(
+    name: str, precision: str, *, preset: str = "a100-sxm-80gb", tf32: bool = True
+) -> Model:
+    scenario = load_scenario(
+        {
+            "schema": "ddpsim/1",
+            "workload": {"model": name, "batch_per_rank": 32, "precision": precision},
+            "cluster": {"nodes": 1, "gpus_per_node": 1, "device": preset},
+        }
+    )
+    device = scenario.cluster.device
+    if not tf32:
+        rates = {rate: peak for rate, peak in device.peak_flops_per_s.items() if rate != "tf32"}
+        device = device.model_copy(update={"peak_flops_per_s": rates})
+    return zoo_model(model_table(name), scenario.workload, device)
+
+
+def test_torch_leaves_convolutions_alone_to_tf32() -> None:
+    torch = pytest.importorskip("torch", reason="its defaults are the oracle")
+    assert torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_fp32_leaves_convolutions_to_tf32(name: str) -> None:
+    """Each row of work is that of TF32 or that of a GPU without it; so many as there are layers."""
+    usual, tf32 = modelled(name, "fp32"), modelled(name, "tf32")
+    plain = modelled(name, "fp32", tf32=False)
+    for part in ("forward", "backward"):
+        rows = list(zip(*(getattr(model, part) for model in (usual, tf32, plain)), strict=True))
+        assert all(own in (fast, slow) for own, fast, slow in rows)
+        faster = [own for own, fast, slow in rows if fast != slow and own == fast]
+        assert len(faster) == CONVOLUTIONS[name]
+    (said,) = (line.source for line in usual.provenance if line.input == "compute time")
+    assert "19.5 TFLOP/s fp32, 156 TFLOP/s tf32 for convolutions, torch's default, 2039 " in said
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"), [("bert-base", "a100-sxm-80gb"), ("resnet50", "v100-sxm-32gb")]
+)
+def test_without_convolutions_or_tf32_fp32_is_fp32(name: str, preset: str) -> None:
+    usual = modelled(name, "fp32", preset=preset)
+    plain = modelled(name, "fp32", preset=preset, tf32=False)
+    assert (usual.forward, usual.backward) == (plain.forward, plain.backward)
+    (said,) = (line.source for line in usual.provenance if line.input == "compute time")
+    assert "tf32" not in said
