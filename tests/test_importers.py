@@ -74,6 +74,22 @@ def test_nccl_tests(write: Write, *, root: bool) -> None:
     assert log.samples == tuple((size, pytest.approx(us * 1e-6)) for size, us in TIMES.items())
 
 
+@pytest.mark.parametrize("root", [False, True], ids=["largest error", "count of wrong elements"])
+@pytest.mark.parametrize("last", ["0", "N/A", "2e-07", "7"])
+def test_nccl_tests_whose_sums_are_wrong(write: Write, last: str, *, root: bool) -> None:
+    """Older versions print the largest error in the count's place, and N/A stands for no check."""
+    lines = nccl_log(root=root).splitlines()
+    row = next(i for i, line in enumerate(lines) if line.endswith("0e+00"))
+    lines[row] = lines[row].removesuffix("0e+00") + last
+    path = write("\n".join(lines))
+    if not root or last in ("0", "N/A"):
+        assert len(read_all_reduce(path).samples) == len(TIMES)
+        return
+    said = f"file.txt:{row + 1}: in-place #wrong is {last}: so many elements of the sum came out"
+    with pytest.raises(ImportFailedError, match=re.escape(said)):
+        read_all_reduce(path)
+
+
 def test_nccl_tests_with_statistics_of_every_iteration(write: Write) -> None:
     """`-I` puts four columns after each half."""
     lines = nccl_log(root=True).splitlines()
@@ -130,6 +146,10 @@ def _without_in_place(log: dict[str, Any]) -> None:
     log["results"][1]["in_place"] = None
 
 
+def _of_wrong_sums(log: dict[str, Any]) -> None:
+    log["results"][1]["in_place"]["nwrong"] = 7.0
+
+
 def _of_the_processor(log: dict[str, Any]) -> None:
     log["results"][0]["in_place"]["cpu_time"] = log["results"][0]["in_place"].pop("time")
 
@@ -148,6 +168,7 @@ def _of_a_broadcast(log: dict[str, Any]) -> None:
         (lambda log: log["config"]["devices"].pop(), "lists 3 ranks on 2 nodes, which are not"),
         (_without_in_place, "result 2 has no in_place times, and DDP reduces in place"),
         (_of_the_processor, "result 1 has no time: -C measures the processor's"),
+        (_of_wrong_sums, "nwrong of result 2 is 7.0: so many elements of the sum came out wrong"),
         (_of_a_broadcast, "busbw/algbw is 1.00, but an all-reduce of 4 ranks has 1.50"),
     ],
 )

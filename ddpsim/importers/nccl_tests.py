@@ -97,16 +97,28 @@ def _bus_factor(algbw: float, busbw: float) -> float:
     return busbw / algbw if algbw >= _LEAST_ALGBW else math.nan
 
 
+def _check_right(name: str, line: int, wrong: object, what: str) -> None:
+    """Raise ImportFailedError where elements of a sum were wrong; N/A or -1: nobody looked."""
+    if wrong not in ("N/A", -1) and number(name, line, wrong, what):
+        raise ImportFailedError(
+            name,
+            f"{what} is {wrong}: so many elements of the sum came out wrong, and the time of a "
+            "broken all-reduce tells nothing; find what is broken and measure again",
+            line,
+        )
+
+
 # --- text ----------------------------------------------------------------------------------------
 
 
 def _text_rows(name: str, lines: Iterable[str]) -> Iterator[_Row]:
-    before, half = 4, _HALF
+    before, half, counted = 4, _HALF, False
     for line, text in enumerate(lines, 1):
         if text.startswith("#"):
             if "redop" in text:
                 before = 5 if " root " in text else 4
                 half = 2 * _HALF if " i_min " in text else _HALF
+                counted = "#wrong" in text  # older versions have the largest error there
             continue
         if not _ROW.match(text):
             continue  # warnings and NCCL INFO lines stand between the rows
@@ -124,6 +136,8 @@ def _text_rows(name: str, lines: Iterable[str]) -> Iterator[_Row]:
         time_us = number(name, line, in_place[0], "in-place time", above_zero=True)
         algbw = number(name, line, in_place[1], "in-place algbw")
         busbw = number(name, line, in_place[2], "in-place busbw")
+        if counted:
+            _check_right(name, line, in_place[3], "in-place #wrong")
         yield _Row(size, time_us * 1e-6, _bus_factor(algbw, busbw))
 
 
@@ -171,6 +185,7 @@ def _json_row(name: str, index: int, row: Any) -> _Row:
     time_us = number(name, 0, in_place["time"], f"in_place time of {here}", above_zero=True)
     algbw = number(name, 0, in_place.get("alg_bw"), f"alg_bw of {here}")
     busbw = number(name, 0, in_place.get("bus_bw"), f"bus_bw of {here}")
+    _check_right(name, 0, in_place.get("nwrong", 0), f"nwrong of {here}")
     return _Row(size, time_us * 1e-6, _bus_factor(algbw, busbw))
 
 
