@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from ddpsim.errors import InputError
@@ -70,7 +69,7 @@ def zoo_model(table: dict[str, Any], workload: Workload, device: Device) -> Mode
         optimizer=optimizer_work(workload.optimizer, parameters, device),
         launch_s=device.launch_s,
         activation_bytes=_activations(table["saved_bytes"], workload, size, arithmetic),
-        provenance=_provenance(table, workload, device, arithmetic),
+        provenance=_provenance(table, workload, device, arithmetic, convolutions=any(in_forward)),
         basis="roofline",
         # images in three channels of float32, tokens as int64
         sample_bytes=(12 if table["size"]["key"] == "image_size" else 8) * _inputs(table, size),
@@ -155,16 +154,14 @@ def _works(
         _evaluate(columns.get(key, {}), workload.batch_per_rank, size, len(kernels))
         for key in ("matmul_flops", "matmul_elements", "other_elements")
     )
-    reached = {
-        convolution: device.peak_flops_per_s[rate] * device.efficiency(rate)
-        for convolution, rate in (
-            (False, arithmetic.rate),
-            (True, arithmetic.convolution_rate(device)),
-        )
-    }
+    usual_flops_per_s, convolution_flops_per_s = (
+        device.peak_flops_per_s[rate] * device.efficiency(rate)
+        for rate in (arithmetic.rate, arithmetic.convolution_rate(device))
+    )
     bytes_per_s = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
     for flops, matmul, other, count, is_one in zip(*evaluated, kernels, convolutions, strict=True):
-        matmul_s = max(flops / reached[is_one], matmul * arithmetic.matmul_bytes / bytes_per_s)
+        flops_per_s = convolution_flops_per_s if is_one else usual_flops_per_s
+        matmul_s = max(flops / flops_per_s, matmul * arithmetic.matmul_bytes / bytes_per_s)
         other_s = other * arithmetic.other_bytes / bytes_per_s
         yield Work(max(matmul_s + other_s, count * device.kernel_floor_s), count)
 
@@ -206,10 +203,15 @@ def _activations(
 
 
 def _provenance(
-    table: dict[str, Any], workload: Workload, device: Device, arithmetic: _Arithmetic
+    table: dict[str, Any],
+    workload: Workload,
+    device: Device,
+    arithmetic: _Arithmetic,
+    *,
+    convolutions: bool,
 ) -> tuple[Provenance, ...]:
     rates = [arithmetic.rate]
-    if any(chain(*_convolutions(table))) and arithmetic.convolution_rate(device) not in rates:
+    if convolutions and arithmetic.convolution_rate(device) not in rates:
         rates.append(arithmetic.convolution_rate(device))
     peaks = [f"{device.peak_flops_per_s[rate] / 1e12:g} TFLOP/s {rate}" for rate in rates]
     efficiencies = [f"{device.efficiency(rate):.0%}" for rate in rates]
