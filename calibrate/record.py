@@ -166,7 +166,8 @@ class Record(_Part):
 
 def load_record(path: Path) -> Record:
     """Read a record; raises ImportFailedError with what is wrong and where."""
-    return load_json(Record, path, f"{SCHEMA} record")
+    wanted = f"{SCHEMA} record (logs of nccl-tests go through `calibrate import nccl-tests`)"
+    return load_json(Record, path, wanted)
 
 
 def save_record(record: Record, path: Path) -> None:

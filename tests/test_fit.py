@@ -47,11 +47,12 @@ from calibrate.record import (
     Layout,
     Measurement,
     Record,
+    load_record,
 )
 from ddpsim.cluster.collectives import WholeTransfer, duration_ns
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost, all_reduce_s
-from ddpsim.errors import InputError
+from ddpsim.errors import ImportFailedError, InputError
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
 from ddpsim.importers.cluster_profile import (
     ClusterProfile,
@@ -1167,6 +1168,33 @@ def test_warnings_of_records() -> None:
     assert profile.warnings[-1] == (
         "not enough data for interference: measure compute and all_reduce, alone and together"
     )
+
+
+@pytest.mark.parametrize("times", [1.2, 1.34])
+def test_records_of_another_pace_are_told(times: float) -> None:
+    """What is told of the machine is the same, as of clouds that call two processors one name."""
+
+    def longer(m: Measurement) -> Measurement:
+        slower = {"samples_s": tuple(times * s for s in m.samples_s)}
+        return m.model_copy(update=slower) if m.kind == "compute" else m
+
+    other = _record(250e6)
+    other = other.model_copy(update={"measurements": tuple(map(longer, other.measurements))})
+    said = fit_profile([_record(), other], "testbed", ["a.json", "b.json"]).warnings
+    told = (
+        "b.json: compute with nothing beside it took 1.34 times as long as in the fastest record, "
+        "so others used the machine, or it is another of the same name: measure it again, or fit "
+        "it apart"
+    )
+    assert said == ((told,) if times > 1.25 else ())
+
+
+def test_a_log_is_no_record(tmp_path: Path) -> None:
+    log = tmp_path / "all_reduce.log"
+    log.write_text("# nThread 1 nGpus 1 minBytes 8\n", encoding="utf-8")
+    told = r"is no ddpsim\.record/1 record \(logs of nccl-tests go through `calibrate import nccl-"
+    with pytest.raises(ImportFailedError, match=told):
+        load_record(log)
 
 
 # words and figures

@@ -45,7 +45,8 @@ TESTBED = ROOT / "scenarios" / "testbed"
 PAGE = ROOT / "docs" / "validation.md"
 EPYC = ROOT / "docs" / "validation" / "testbed"
 XEON = ROOT / "docs" / "validation" / "testbed-xeon"
-CAMPAIGNS = (EPYC, XEON)  # by the machine that was the testbed
+FAST_XEON = ROOT / "docs" / "validation" / "testbed-fast-xeon"  # calls itself the same
+CAMPAIGNS = (EPYC, XEON, FAST_XEON)  # by the machine that was the testbed
 V100_LOG = "nccl/logs/abci-V-1x4.txt"
 
 # Identical GPUs of one cluster differ: 8 % on average over five clusters (arXiv 2208.11035), read
@@ -397,6 +398,7 @@ def page() -> str:
         "ROOFLINE_SIGMA": f"{roofline_sigma():.2f}",
         **_campaign_texts("EPYC", EPYC),
         **_campaign_texts("XEON", XEON),
+        **_campaign_texts("FAST_XEON", FAST_XEON),
         "XEON_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-22T14")),
         "XEON_HALF_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T00")),
         "XEON_HOURS_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T05")),

@@ -13,6 +13,7 @@ from calibrate.fit.interference import fit_interference
 from calibrate.fit.nccl import fit_nccl
 from calibrate.fit.samples import Fit, FitError, Sample, measured, measured_sigma
 from calibrate.fit.solve import ROBUST
+from calibrate.pace import bare_compute_s, times_the_least
 from calibrate.record import HALF, Measurement, Record
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.importers.cluster_profile import ClusterProfile, GlooRing, Provenance
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 NOT_STATED = "not stated in the logs"
+_OTHER_PACE = 1.25  # records of one machine differed by up to 1.2; of two of one name by 1.34
 
 Backend = Literal["gloo", "nccl"]
 
@@ -84,6 +86,7 @@ def fit_profile(
         ),
         warnings=(
             *_software_warnings(records, sources),
+            *_pace_warnings(records, sources),
             *fit.warnings,
             *interference_warnings,
             *jitter_warnings,
@@ -187,4 +190,16 @@ def _software_warnings(records: Sequence[Record], sources: Sequence[str]) -> lis
         f"{sources[0]} was measured with {said[0]}, but {source} with {software}"
         for source, software in zip(sources, said, strict=True)
         if software != said[0]
+    ]
+
+
+def _pace_warnings(records: Sequence[Record], sources: Sequence[str]) -> list[str]:
+    """Of records in which the same compute, with nothing beside it, took much longer."""
+    bare_s = {s: bare_compute_s(record) for s, record in zip(sources, records, strict=True)}
+    return [
+        f"{source}: compute with nothing beside it took {times:.2f} times as long as in the "
+        "fastest record, so others used the machine, or it is another of the same name: measure "
+        "it again, or fit it apart"
+        for source, times in times_the_least(bare_s).items()
+        if times > _OTHER_PACE
     ]
