@@ -26,8 +26,14 @@ from calibrate.fit.estimates import (
 )
 from calibrate.fit.samples import find
 from calibrate.record import HALF, LAYER, WORKS, Measurement, Record
+from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost
-from ddpsim.importers.cluster_profile import ComputeKept, Fitted, Interference
+from ddpsim.importers.cluster_profile import (
+    ComputeKept,
+    Fitted,
+    Interference,
+    MeasuredAllReduce,
+)
 from ddpsim.units import NS_PER_S
 
 __all__ = ["fit_interference"]
@@ -42,11 +48,12 @@ _HALF_MEASURED = (
 
 
 def fit_interference(
-    records: Sequence[Record], model: AllReduceModel
+    records: Sequence[Record], model: AllReduceModel, measured: Sequence[MeasuredAllReduce] = ()
 ) -> tuple[Interference | None, tuple[str, ...]]:
     """How much compute and communication lengthen each other, and warnings; None: not measured.
 
-    `model` is the law of the records' all-reduces, which tells how long their bytes take the link.
+    `model` is the law of the records' all-reduces, which with those `measured` tells how long their
+    bytes take the link.
 
     The figures are means over records and the pieces of compute, whose differences count as error:
     for what compute suffers those of layers, as steps are made of them, or where these were not
@@ -81,7 +88,7 @@ def fit_interference(
     is_gloo = records[0].environment.backend == "gloo"
     if is_gloo:
         constant = comm_constant = _ONE
-        queue = _queue(records, comm, model)
+        queue = _queue(records, comm, _Links(model, measured))
         if len({piece.line_rate for piece in pieces}) == 1:
             warnings.append(
                 "one line rate: all of gloo's interference is taken as proportional to the bytes "
@@ -267,6 +274,21 @@ def _shares_kept(together: Measurement, alone: Measurement) -> Iterator[list[flo
 
 
 @dataclass(frozen=True)
+class _Links:
+    """How long the bytes of all-reduces are on the link, as predictions take it."""
+
+    model: AllReduceModel
+    measured: Sequence[MeasuredAllReduce]
+
+    def idle_s(self, piece: _Piece) -> float:
+        """Seconds of a transfer in which its bytes are not on the link."""
+        law = FittedCost(self.model, *piece.layout, piece.line_rate)
+        cost = CorrectedCost(law, Correction.of(self.model, self.measured, *piece.layout))
+        on_link_s = cost.transfer("all_reduce", piece.size_bytes).transfer_ns / NS_PER_S
+        return max(0.0, piece.alone_s - on_link_s)
+
+
+@dataclass(frozen=True)
 class _Queue:
     """Transfers two at a time: what one uses of the other's idle link, and what lengthens both."""
 
@@ -276,9 +298,7 @@ class _Queue:
     squared: Fitted
 
 
-def _queue(
-    records: Sequence[Record], under_compute: Sequence[_Piece], model: AllReduceModel
-) -> _Queue:
+def _queue(records: Sequence[Record], under_compute: Sequence[_Piece], links: _Links) -> _Queue:
     """A queue against one by one, then a queue under compute against the queue so modelled.
 
     A transfer of T seconds that leaves the link idle for I of them takes, in a queue,
@@ -291,11 +311,11 @@ def _queue(
         for queued in find(record, "all_reduce", f"beside {name}")
         if (one := _one_by_one(record, name, queued))
     ]
-    use, crowded = _use_and_crowded(alone, model) if alone else (_ONE, ZERO)
+    use, crowded = _use_and_crowded(alone, links) if alone else (_ONE, ZERO)
 
     def queued_s(piece: _Piece) -> float:
         crowd = 1 + crowded.value * piece.sent_bytes_per_s
-        return piece.alone_s * crowd - use.value * _idle_s(piece, model)
+        return piece.alone_s * crowd - use.value * links.idle_s(piece)
 
     squares = [piece.sent_bytes_per_s**2 * queued_s(piece) for piece in under_compute]
     longer = [
@@ -308,9 +328,9 @@ def _queue(
     return _Queue(use, crowded, *line(squares, longer))
 
 
-def _use_and_crowded(pieces: Sequence[_Piece], model: AllReduceModel) -> tuple[Fitted, Fitted]:
+def _use_and_crowded(pieces: Sequence[_Piece], links: _Links) -> tuple[Fitted, Fitted]:
     """From -longer = use x idle - crowded r T, by weighted least squares, both at least zero."""
-    idle = np.array([_idle_s(piece, model) for piece in pieces])
+    idle = np.array([links.idle_s(piece) for piece in pieces])
     rates = np.array([piece.sent_bytes_per_s * piece.alone_s for piece in pieces])
     target = np.array([-piece.longer.value for piece in pieces])
     errors = np.array([error(_of_a_law(piece.longer, piece)) for piece in pieces])
@@ -322,10 +342,3 @@ def _of_a_law(time: Fitted, piece: _Piece) -> Fitted:
     """With the error that a simple law leaves of a transfer, else the longest decide all."""
     own_s = time.stderr or 0.0
     return Fitted(value=time.value, stderr=math.hypot(own_s, _LAW_ERROR * piece.alone_s))
-
-
-def _idle_s(piece: _Piece, model: AllReduceModel) -> float:
-    """Seconds of a transfer in which its bytes are not on the link."""
-    law = FittedCost(model, *piece.layout, piece.line_rate)
-    on_link_s = law.transfer("all_reduce", piece.size_bytes).transfer_ns / NS_PER_S
-    return max(0.0, piece.alone_s - on_link_s)

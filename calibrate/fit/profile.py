@@ -64,14 +64,15 @@ def fit_profile(
             "rested_delay_s": delay,
         }
         law = law.model_copy(update=figures)
-    interference, interference_warnings = fit_interference(records, law)
+    each = measured(samples)
+    interference, interference_warnings = fit_interference(records, law, each)
     jitter, jitter_warnings = fit_jitter(records)
     return ClusterProfile(
         name=name,
         backend=first.backend,
         all_reduce=law,
         all_reduce_sigma=fit.sigma,
-        measured=measured(samples),
+        measured=each,
         measured_sigma=measured_sigma(fit.model, samples),
         valid=fit.valid,
         interference=interference,

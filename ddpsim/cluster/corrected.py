@@ -3,6 +3,8 @@
 A law (`ddpsim.cluster.fitted`) carries what was measured to other layouts, sizes and rates. Where
 its own layout was measured, the ratio of measured to fitted time is kept and interpolated: over
 sizes and over line rates linearly in logarithms; beyond the first and last of each it stays.
+What a ratio says of a message's bytes on the link, as two in flight share it, and what of its
+latency, the larger messages tell: their bytes take the same link.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from statistics import median
 
 import numpy as np
@@ -27,13 +31,15 @@ from ddpsim.importers.cluster_profile import GlooRing, MeasuredAllReduce
 
 __all__ = ["CorrectedCost", "Correction"]
 
+_Curve = tuple[tuple[float, float], ...]  # (log size, log ratio), ascending
+
 
 @dataclass(frozen=True)
 class Correction:
     """Logarithms of measured over fitted time: for each line rate a curve over sizes."""
 
     rates: tuple[float, ...] = ()  # logarithms, ascending
-    curves: tuple[tuple[tuple[float, float], ...], ...] = ()  # (log size, log ratio), ascending
+    curves: tuple[_Curve, ...] = ()
 
     @classmethod
     def of(
@@ -60,23 +66,42 @@ class Correction:
 
     def factor(self, model: AllReduceModel, size_bytes: float, line_rate: float | None) -> float:
         """Of an all-reduce's fitted time."""
-        if not self.curves:
+        return self._between(self.curves, model, size_bytes, line_rate)
+
+    def link_factor(
+        self, model: AllReduceModel, size_bytes: float, line_rate: float | None
+    ) -> float:
+        """Of the part in which its bytes are on the link: the least `factor` from its size up.
+
+        A larger message leaves the link idle no longer for each of its bytes, so its whole time
+        bounds what they take there.
+        """
+        return self._between(self._least_beyond, model, size_bytes, line_rate)
+
+    def _between(
+        self,
+        curves: Sequence[_Curve],
+        model: AllReduceModel,
+        size_bytes: float,
+        line_rate: float | None,
+    ) -> float:
+        if not curves:
             return 1.0
         size = math.log(max(1.0, size_bytes))
         at_size = [
             float(np.interp(size, [at for at, _ in curve], [ratio for _, ratio in curve]))
-            for curve in self.curves
+            for curve in curves
         ]
         return math.exp(float(np.interp(_log_rate(model, line_rate), self.rates, at_size)))
+
+    @cached_property
+    def _least_beyond(self) -> tuple[_Curve, ...]:
+        return tuple(_least_from_here_on(curve) for curve in self.curves)
 
 
 @dataclass(frozen=True)
 class CorrectedCost:
-    """A law, with its all-reduces corrected; a CollectiveCost.
-
-    Bytes take their time on the link as the law says: what is corrected is the latency, unless the
-    whole was faster than that.
-    """
+    """A law, with its all-reduces corrected, bytes on the link and latency; a CollectiveCost."""
 
     law: FittedCost
     correction: Correction
@@ -86,9 +111,9 @@ class CorrectedCost:
         law = self.law.transfer(operation, size_bytes)
         if operation != "all_reduce":
             return law
-        factor = self.correction.factor(self.law.model, size_bytes, self.law.line_rate)
-        whole_ns = round(factor * duration_ns(law))
-        transfer_ns = min(whole_ns, law.transfer_ns)
+        asked = self.law.model, size_bytes, self.law.line_rate
+        whole_ns = round(self.correction.factor(*asked) * duration_ns(law))
+        transfer_ns = min(whole_ns, round(self.correction.link_factor(*asked) * law.transfer_ns))
         return replace(law, latency_ns=whole_ns - transfer_ns, transfer_ns=transfer_ns)
 
     def stretched(self, factor: float) -> CorrectedCost:
@@ -103,6 +128,11 @@ def _log_rate(model: AllReduceModel, line_rate: float | None) -> float:
     return math.log(line_rate or model.line_rate_bytes_per_s)
 
 
-def _medians(curve: dict[float, list[float]]) -> tuple[tuple[float, float], ...]:
+def _least_from_here_on(curve: _Curve) -> _Curve:
+    sizes, ratios = zip(*curve, strict=True)
+    return tuple(zip(sizes, [*accumulate(reversed(ratios), min)][::-1], strict=True))
+
+
+def _medians(curve: dict[float, list[float]]) -> _Curve:
     """Its points by size; of what was measured again the median: one slow hour in three is none."""
     return tuple((size, median(ratios)) for size, ratios in sorted(curve.items()))
