@@ -136,13 +136,15 @@ def _part(log: AllReduceLog, first: int) -> AllReduceLog:
     return AllReduceLog(log.source, log.kind, log.nodes, log.gpus_per_node, log.samples[first::2])
 
 
-def more_nodes(names: Sequence[str], target: str) -> tuple[Point, ...]:
+@cache
+def more_nodes(names: tuple[str, ...], target: str) -> tuple[Point, ...]:
     """A sweep of more nodes, from 64 KiB, predicted by a fit of those of fewer."""
     known, log = sweeps(), sweeps()[target]
     wanted = [sample for sample in log.samples if sample[0] >= 64 * 1024]
     return _predicted(log, [known[name] for name in names], wanted)
 
 
+@cache
 def one_node_and_nics() -> tuple[Point, ...]:
     """ABCI's two nodes of 8 A100, from 64 KiB, by a fit of one node and the figures of its NICs."""
     log = sweeps()["abci-A-2x8"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from typing import Literal
 
@@ -39,6 +40,7 @@ _SAME = 0.01  # relative errors below this earn nothing: logs repeat no better
 _LEAST_WINS = 2  # samples for which a regime is the fastest
 _BREAKS = 14  # sizes at which a start may change its regime
 _STARTS = 4  # of the most promising are followed to their end
+_REGIMES_KEPT = 64  # of the last evaluated: a step of a gradient changes one of them
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75)  # of the ranks' shares in a stretch
 
 
@@ -215,8 +217,7 @@ def _design(group: _Group, kind: _Kind, hop_bytes: float) -> Floats:
         values = np.append(np.zeros(len(kind.latencies) + 1), hop_bytes)
         values[-2] = 1e-30  # its inverse is a bandwidth
         values[i] = 1.0
-        model = NcclRegimes.model_construct(regimes=(kind.regime(values),))
-        columns.append(all_reduce_times_s(model, group.columns))
+        columns.append(_times_s(group, kind, values))
     design = np.array(columns).T
     return np.where(design < 1e-12, 0.0, design)  # from the seconds of a byte that are not there
 
@@ -236,11 +237,7 @@ def _each_wins(group: _Group, kinds: tuple[_Kind, ...], values: Floats) -> bool:
     """Whether every regime is the fastest somewhere: one sample alone is no regime."""
     if len(kinds) == 1:
         return True
-    parts = np.split(values, np.cumsum([len(kind.names) for kind in kinds])[:-1])
-    times_s = [
-        all_reduce_times_s(_model([kind], part), group.columns)
-        for kind, part in zip(kinds, parts, strict=True)
-    ]
+    times_s = [_times_s(group, kind, part) for kind, part in _parts(kinds, values)]
     won = np.bincount(np.argmin(times_s, axis=0), minlength=len(kinds))
     return bool((won >= _LEAST_WINS).all())
 
@@ -251,16 +248,27 @@ def _optional(kinds: Sequence[_Kind]) -> list[int]:
 
 
 def _residuals(group: _Group, kinds: tuple[_Kind, ...]) -> Residuals:
+    @lru_cache(maxsize=_REGIMES_KEPT)
+    def times_s(kind: _Kind, figures: bytes) -> Floats:
+        return _times_s(group, kind, np.frombuffer(figures))
+
     def residuals(values: Floats) -> Floats:
-        return group.residuals(all_reduce_times_s(_model(kinds, values), group.columns))
+        each_s = [times_s(kind, part.tobytes()) for kind, part in _parts(kinds, values)]
+        return group.residuals(np.min(each_s, axis=0))
 
     return residuals
 
 
-def _model(kinds: Sequence[_Kind], values: Floats) -> NcclRegimes:
-    parts = np.split(values, np.cumsum([len(kind.names) for kind in kinds])[:-1])
-    regimes = tuple(kind.regime(part) for kind, part in zip(kinds, parts, strict=True))
-    return NcclRegimes.model_construct(regimes=regimes)
+def _parts(kinds: Sequence[_Kind], values: Floats) -> Iterator[tuple[_Kind, Floats]]:
+    """Each regime's figures."""
+    ends = np.cumsum([len(kind.names) for kind in kinds])
+    return zip(kinds, np.split(values, ends[:-1]), strict=True)
+
+
+def _times_s(group: _Group, kind: _Kind, values: Floats) -> Floats:
+    """Of the whole group by one regime."""
+    model = NcclRegimes.model_construct(regimes=(kind.regime(values),))
+    return all_reduce_times_s(model, group.columns)
 
 
 def _scale(group: _Group, kinds: Sequence[_Kind]) -> Floats:
@@ -327,8 +335,7 @@ class _Stretches:
         if known not in self._known:
             chosen = (self._key >= self._grid[low]) & (self._key <= self._grid[high - 1])
             values = _linear_fit(self._group.rows(chosen), kind, self._quantiles)
-            times_s = all_reduce_times_s(_model([kind], values), self._group.columns)
-            self._known[known] = values, times_s
+            self._known[known] = values, _times_s(self._group, kind, values)
         return self._known[known]
 
 
@@ -353,10 +360,9 @@ def _described(group: _Group, chosen: _Candidate) -> _GroupFit:
     values = np.where(solution.at_bound, 0.0, solution.values)
     values[ends - 2] = solution.values[ends - 2]  # a bandwidth divides by it
     parts = [slice(end - len(kind.names), end) for end, kind in zip(ends, kinds, strict=True)]
-    small = Columns(*(column[:1] for column in group.columns))
 
     def smallest_s(i: int) -> float:
-        return float(all_reduce_times_s(_model([kinds[i]], values[parts[i]]), small)[0])
+        return float(_times_s(group, kinds[i], values[parts[i]])[0])
 
     order = sorted(range(len(kinds)), key=smallest_s)
     names = [""] * len(values)
