@@ -34,7 +34,7 @@ from calibrate.ddp_rounds import (
     rank_medians,
     slowest,
 )
-from calibrate.fit.estimates import MEDIAN_ERROR, median_time, trimmed_mean
+from calibrate.fit.estimates import MEDIAN_ERROR, averaged, median_time, trimmed_mean
 from calibrate.fit.profile import NOT_STATED
 from calibrate.parts import adding_up
 from calibrate.phases import Phases, usual_phases
@@ -239,7 +239,8 @@ def model_profile(*runs: Rounds) -> dict[str, Any]:
     """The model as measured without DDP, as ddpsim.model-profile/1: means of the ranks' medians.
 
     Of several runs the mean of theirs, as of what is measured. The iterations bring their spread,
-    and how the ranks differ; each run's are brought to the pace of all.
+    and how the ranks differ; each run's are brought to the pace of all. How far the times may be
+    off is their standard error: those of DDP, which they are to tell, were measured between them.
     """
     parts = [_usual_parts(run.alone) for run in runs]
     forward_s, backward_s, optimizer_s = _averages(parts)
@@ -259,6 +260,7 @@ def model_profile(*runs: Rounds) -> dict[str, Any]:
         **_later(runs, forward_s, backward_s),
         "optimizer_s": optimizer_s,
         "iterations_s": iterations_s,
+        "sigma": _relative_error(runs),
         "ready_origin": "backward_start",
         "parameters": [
             {"name": p.name, "numel": p.numel, "dtype": p.dtype, "ready_s": ready_s}
@@ -266,6 +268,12 @@ def model_profile(*runs: Rounds) -> dict[str, Any]:
         ],
         "buffers": [{"dtype": dtype, "numel": numel} for dtype, numel in first.buffers],
     }
+
+
+def _relative_error(runs: Sequence[Rounds]) -> float | None:
+    """Of the mean over runs of the usual iteration, the mean over ranks."""
+    time = averaged([median_time([fmean(row) for row in run.alone.whole_s]) for run in runs])
+    return None if time.stderr is None else time.stderr / time.value
 
 
 def _later(runs: Sequence[Rounds], forward_s: float, backward_s: float) -> dict[str, float]:

@@ -24,6 +24,7 @@ from ddpsim.what_if import next_steps, stragglers, stretches
 
 if TYPE_CHECKING:
     from ddpsim.importers.cluster_profile import Overheads
+    from ddpsim.workload.model import Model
 
 __all__ = [
     "checked",
@@ -184,13 +185,19 @@ def _interval(job: Job, result: Result) -> PredictionInterval:
 def uncertainties(job: Job) -> dict[str, Uncertainty]:
     """How wrong the terms of `Job.step_s` may be, those that are known to be."""
     terms = {
-        "compute": COMPUTE[job.model.basis],
+        "compute": _of_compute(job.model),
         "network": job.network.uncertainty,
         "data": DATA if job.program.loader else None,
         "interference": job.network.interference,
         "overheads": _of_overheads(job.overheads),
     }
     return {term: uncertainty for term, uncertainty in terms.items() if uncertainty}
+
+
+def _of_compute(model: Model) -> Uncertainty:
+    if model.sigma is None:
+        return COMPUTE[model.basis]
+    return Uncertainty(model.sigma, "the standard error that workload.profile states")
 
 
 def _of_overheads(known: Overheads | None) -> Uncertainty | None:

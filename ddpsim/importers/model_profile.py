@@ -3,9 +3,10 @@
 The JSON (schema `ddpsim.model-profile/1`) lists `parameters` in registration order, each with
 `name`, `numel`, `dtype` and `ready_s` (null: never ready), beside `forward_s`, `backward_s`,
 `optimizer_s`, `ready_origin` and `batch_per_rank`; `iterations_s`, whole steps as measured
-([iteration][rank]), may tell their spread, and `later_forward_s` with `later_backward_s` what a
-second micro-batch of a step takes, its gradients added to those there. The CSV has the columns
-`order`, `param_name`, `numel`, `ready_us`, in backward order.
+([iteration][rank]), may tell their spread, `sigma` how far the times may be off, and
+`later_forward_s` with `later_backward_s` what a second micro-batch of a step takes, its gradients
+added to those there. The CSV has the columns `order`, `param_name`, `numel`, `ready_us`, in
+backward order.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class ModelProfile:
     """A model as measured on one device; `in_registration_order` is False for a backward list.
 
     `scaled_to`: the device that the times were scaled to, from another that they were measured on.
+    `sigma`: how far the times may be off, the standard deviation of their logarithm; None: unknown.
     """
 
     source: str
@@ -73,6 +75,7 @@ class ModelProfile:
     buffers: tuple[tuple[str, int], ...] = ()
     iterations_s: tuple[tuple[float, ...], ...] = ()
     scaled_to: str | None = None
+    sigma: float | None = None
     later_forward_s: float | None = None
     later_backward_s: float | None = None
 
@@ -180,9 +183,14 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
         buffers=tuple(_buffer(name, item) for item in _items(name, data, "buffers", needed=False)),
         iterations_s=_iterations(name, data.get("iterations_s", [])),
         scaled_to=None if data.get("scaled_to") is None else shown(data["scaled_to"]),
+        sigma=None if data.get("sigma") is None else _sigma(name, data["sigma"]),
         later_forward_s=later_forward_s,
         later_backward_s=later_backward_s,
     )
+
+
+def _sigma(name: str, value: Any) -> float:
+    return number(name, 0, value, "sigma", most=1.0)
 
 
 def _later(name: str, data: dict[str, Any]) -> tuple[float | None, float | None]:

@@ -11,9 +11,9 @@ from ddpsim.result.model import Brief, rounded
 __all__ = ["FLAT", "GOALS", "FlatRegion", "Goal", "Point", "Setting", "Sweep"]
 
 SCHEMA = "ddpsim.sweep/1"
-# of the best: what differs by less is as good. Half of the 1 % that a choice may cost more than the
-# best measured one; the other half is for the prediction's own error (docs/planning.md, tune)
-FLAT = 0.005
+# of the best: what differs by less is as good. From there on differences between bucket caps come
+# true as predicted (docs/planning.md, tune)
+FLAT = 0.002
 
 
 class Goal(NamedTuple):

@@ -107,6 +107,7 @@ def _anchored(model: Model, stated: StepTime | None) -> Model:
         optimizer=model.optimizer._replace(device_s=optimizer_s),
         provenance=(*(p for p in model.provenance if not p.input.startswith("compute")), source),
         basis="measured",
+        sigma=None,
     )
 
 

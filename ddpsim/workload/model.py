@@ -74,6 +74,7 @@ class Model:
     `launch_s` is the host's time per kernel launch. `iterations_s` are whole steps as measured,
     [iteration][rank]: only their spread is used. `sample_bytes`: of one sample's input. `later`:
     how many times as long forward and backward of a later micro-batch take, where it was measured.
+    `sigma`: of the logarithm of all times, where it is known; None: `basis` says what is assumed.
     """
 
     parameters: tuple[Parameter, ...]
@@ -90,6 +91,7 @@ class Model:
     iterations_s: tuple[tuple[float, ...], ...] = ()
     sample_bytes: int | None = None
     later: tuple[float, float] | None = None
+    sigma: float | None = None
 
     @property
     def gradient_bytes(self) -> int:

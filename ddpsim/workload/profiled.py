@@ -40,6 +40,7 @@ def profiled_model(profile: ModelProfile, workload: Workload, device: Device) ->
         warnings=() if profile.in_registration_order else (_no_registration_order(profile),),
         iterations_s=profile.iterations_s,
         later=_later(profile, workload),
+        sigma=None if profile.scaled_to else profile.sigma,
     )
 
 
