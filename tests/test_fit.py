@@ -318,7 +318,7 @@ def test_what_small_messages_take_longer_than_large_ones_is_latency() -> None:
 
 
 def test_a_message_that_was_faster_than_larger_ones_has_no_latency_below_zero() -> None:
-    """Half as long at 1 MiB, twice at 16: the link is no faster for small messages than for its own."""
+    """Half as long at 1 MiB, twice at 16: the link is as fast as the whole of 1 MiB says."""
     law = FittedCost(_gloo(), 2, 1, RATE)
     measured = _twice_as_long([2**20], 0.5, RATE) + _twice_as_long([2**24], 2.0, RATE)
     cost = CorrectedCost(law, Correction.of(law.model, measured, 2, 1))
@@ -563,7 +563,7 @@ def test_one_layout_is_usable_and_says_what_it_does_not_hold() -> None:
     assert fit.warnings == (
         (
             "one layout on several nodes (2 x 4): hops cannot be separated from the base, so its "
-            "latency holds for that layout alone"
+            "latency on others is assumed"
         ),
     )
     assert fit.valid.layouts == ((2, 4),)

@@ -13,11 +13,20 @@ from hypothesis import strategies as st
 
 import ddpsim
 from ddpsim.cluster.collectives import Network, duration_ns
+from ddpsim.cluster.fitted import all_reduce_s
 from ddpsim.cluster.profiled import network_from_profile
+from ddpsim.cluster.reach import reaching
 from ddpsim.errors import ScenarioError
-from ddpsim.importers.cluster_profile import ClusterProfile, CopyIn, Fitted, Overheads
+from ddpsim.importers.cluster_profile import (
+    ClusterProfile,
+    CopyIn,
+    Fitted,
+    NcclRegime,
+    NcclRegimes,
+    Overheads,
+)
 from ddpsim.scenario.cluster import Device
-from ddpsim.scenario.schema import Ddp
+from ddpsim.scenario.schema import Ddp, Scenario
 from ddpsim.workload.ddp_costs import DdpCosts
 from ddpsim.workload.model import Parameter
 
@@ -439,6 +448,72 @@ def test_bytes_that_ride_with_a_hop_inside_a_node_are_fewer_over_a_slower_networ
     more = riding.cost.transfer("all_reduce", 64_000_000)
     saved_s = 2 * 15 / 16 * 16 * 62_500 / 12.5e9
     assert duration_ns(less) - duration_ns(more) == pytest.approx(saved_s * 1e9, rel=1e-3)
+
+
+def _of_one_layout(*regimes: tuple[float, float, float]) -> NcclRegimes:
+    """Over nodes, as fitted to one layout: base in us, bytes of a hop, bus bandwidth in GB/s."""
+    none = Fitted(value=0)
+    return NcclRegimes(
+        regimes=tuple(
+            NcclRegime(
+                shape="ring",
+                base_s=Fitted(value=base_us * 1e-6),
+                intra_hop_s=none,
+                inter_hop_s=none,
+                hop_bytes=Fitted(value=hop_bytes),
+                intra_bandwidth_bytes_per_s=None,
+                inter_bandwidth_bytes_per_s=Fitted(value=gb_per_s * 1e9),
+            )
+            for base_us, hop_bytes, gb_per_s in regimes
+        )
+    )
+
+
+def _on_nodes(nodes: int, gpus_per_node: int = 4) -> Scenario:
+    link = {"bandwidth": "100 Gbit/s", "latency": "5 us"}
+    cluster = {"nodes": nodes, "gpus_per_node": gpus_per_node, "device": "v100-sxm-32gb"}
+    return ddpsim.load_scenario(
+        {
+            "schema": "ddpsim/1",
+            "workload": {"model": "resnet18", "batch_per_rank": 8},
+            "cluster": cluster | {"inter_node": link},
+        }
+    )
+
+
+def test_of_one_layout_the_latency_beyond_nccls_start_comes_again_with_every_hop() -> None:
+    """LL's tree: 6.8 us and 6 + 2 hops of 1.5; Simple's ring: 8.4 us and 14 hops of 7."""
+    known = _of_one_layout((6.8 + 8 * 1.5, 0, 0.5), (8.4 + 14 * 7, 0, 20))
+    law = reaching(known, [(1, 4), (2, 4)], _on_nodes(8))
+    small_s, large_s = (all_reduce_s(law, size, 8, 4) for size in (4, 2**30))
+    assert small_s == pytest.approx((6.8 + (6 + 6) * 1.5) * 1e-6 + 2 * 31 / 32 * 4 / 0.5e9)
+    assert large_s == pytest.approx((8.4 + 62 * 7) * 1e-6 + 2 * 31 / 32 * 2**30 / 20e9)
+
+
+@given(
+    regimes=st.lists(
+        st.tuples(st.floats(1, 500), st.floats(0, 1e6), st.floats(0.1, 400)),
+        min_size=1,
+        max_size=4,
+    ),
+    size_bytes=st.integers(4, 2**32),
+    nodes=st.integers(2, 16),
+    gpus=st.integers(1, 8),
+)
+def test_what_is_assumed_of_hops_leaves_the_layout_that_was_measured_as_it_is(
+    regimes: list[tuple[float, float, float]], size_bytes: int, nodes: int, gpus: int
+) -> None:
+    known = _of_one_layout(*regimes)
+    law = reaching(known, [(nodes, gpus)], _on_nodes(32))
+    here = size_bytes, nodes, gpus
+    assert all_reduce_s(law, *here) == pytest.approx(all_reduce_s(known, *here), rel=1e-9)
+
+
+def test_hops_that_were_fitted_stay_and_inside_a_node_none_is_assumed() -> None:
+    known = _of_one_layout((50, 0, 20))
+    assert reaching(known, [(2, 4), (4, 4)], _on_nodes(8)) == known
+    assert reaching(known, [(2, 4)], _on_nodes(2)) == known
+    assert reaching(known, [(1, 4)], _on_nodes(1, 8)) == known
 
 
 def test_the_network_between_nodes_is_no_surer_than_it_was_measured() -> None:

@@ -98,9 +98,9 @@ def test_the_unexplained_bucket_sweep_is_still_unexplained() -> None:
 
 # campaign: within 5 % or the noise, worst error, bias, worst exposed, skill, choice: the levels
 LEVELS = {
-    validation.EPYC: (1.0, 0.048, 0.003, 0.033, 0.89, 0.91),
-    validation.XEON: (1.0, 0.047, 0.003, 0.037, 0.81, 0.95),
-    validation.FAST_XEON: (0.97, 0.069, 0.003, 0.065, 0.73, 0.95),
+    validation.EPYC: (1.0, 0.048, 0.003, 0.033, 0.93, 0.97),
+    validation.XEON: (1.0, 0.047, 0.003, 0.033, 0.80, 0.95),
+    validation.FAST_XEON: (0.97, 0.069, 0.003, 0.065, 0.77, 1.0),
 }
 
 
@@ -125,37 +125,15 @@ def test_a_recorded_campaign_is_predicted(folder: Path) -> None:
     assert figures.good_choices >= choices
 
 
-def covered(*folders: Path) -> float:
-    """The share of these campaigns' cases whose interval holds the measured median."""
-    cases = [c.covered for f in folders for s in validation.campaign(f).sweeps for c in s.cases
-             if not s.oversubscribed]  # fmt: skip
-    return cases.count(True) / len(cases)
-
-
-@pytest.mark.parametrize(
-    "folder",
-    [
-        validation.EPYC,
-        pytest.param(
-            validation.XEON,
-            marks=pytest.mark.xfail(strict=True, reason="90.3 %, one case too many: a known gap"),
-        ),
-        pytest.param(
-            validation.FAST_XEON,
-            marks=pytest.mark.xfail(strict=True, reason="91.7 %, too wide at 0.2 to 2 Gbit/s: too"),
-        ),
-    ],
-    ids=lambda folder: folder.name,
-)
-def test_the_interval_holds_70_to_90_percent(folder: Path) -> None:
-    assert 0.7 <= covered(folder) <= 0.9
-
-
-def test_the_interval_is_hardly_too_wide() -> None:
-    """Of all campaigns, and of those that miss the goal."""
-    assert 0.7 <= covered(*validation.CAMPAIGNS) <= 0.904
-    assert covered(validation.XEON) <= 0.903
-    assert covered(validation.FAST_XEON) <= 0.917
+@pytest.mark.parametrize("folder", validation.CAMPAIGNS, ids=lambda folder: folder.name)
+def test_the_interval_holds_as_often_as_it_says(folder: Path) -> None:
+    """70 to 90 % of the cases, and by chance alone not 80."""
+    figures = validation.campaign(folder).figures
+    assert figures is not None
+    assert figures.covered is not None
+    assert figures.covered_p_value is not None
+    assert 0.7 <= figures.covered <= 0.9
+    assert figures.covered_p_value > 0.05
 
 
 def test_the_readme_says_how_good_it_is() -> None:

@@ -9,6 +9,7 @@ import csv
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from calibrate.fit.profile import fit_logs
+from ddpsim.api import load_scenario, simulate
 from ddpsim.cluster.collectives import duration_ns
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import FittedCost
@@ -64,6 +66,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     "aws-tcp-socket-2x1": {"machine": "g4dn.12xlarge", "gpus_per_node": 1, "nodes": 2},
     "aws-eks-T4-2x1": {"machine": "g4dn.12xlarge", "gpus_per_node": 1, "nodes": 2},
 }
+
+
+# what is fitted, and what it predicts
+ELSEWHERE = (
+    (
+        "V, 1 x 4 + 2 x 4 + 4 x 4 -> 8 x 4",
+        ("abci-V-1x4", "abci-V-2x4", "abci-V-4x4"),
+        "abci-V-8x4",
+    ),
+    ("V, 1 x 4 + 2 x 4 -> 8 x 4", ("abci-V-1x4", "abci-V-2x4"), "abci-V-8x4"),
+    ("V, 1 x 4 + 2 x 4 -> 4 x 4", ("abci-V-1x4", "abci-V-2x4"), "abci-V-4x4"),
+    ("V, 4 x 4 -> 8 x 4", ("abci-V-4x4",), "abci-V-8x4"),
+    ("V, 8 x 4 -> 2 x 4", ("abci-V-8x4",), "abci-V-2x4"),
+    ("A, 1 x 8 and its NICs -> 2 x 8", ("abci-A-1x8",), "abci-A-2x8"),
+)
 
 
 @dataclass(frozen=True)
@@ -136,29 +153,50 @@ def _part(log: AllReduceLog, first: int) -> AllReduceLog:
     return AllReduceLog(log.source, log.kind, log.nodes, log.gpus_per_node, log.samples[first::2])
 
 
-@cache
-def more_nodes(names: tuple[str, ...], target: str) -> tuple[Point, ...]:
-    """A sweep of more nodes, from 64 KiB, predicted by a fit of those of fewer."""
-    known, log = sweeps(), sweeps()[target]
-    wanted = [sample for sample in log.samples if sample[0] >= 64 * 1024]
-    return _predicted(log, [known[name] for name in names], wanted)
-
-
-@cache
-def one_node_and_nics() -> tuple[Point, ...]:
-    """ABCI's two nodes of 8 A100, from 64 KiB, by a fit of one node and the figures of its NICs."""
-    log = sweeps()["abci-A-2x8"]
-    profile = fit_logs([sweeps()["abci-A-1x8"]], "one node")
+@contextmanager
+def _profile_of(names: Sequence[str]) -> Iterator[str]:
+    """The path of a fit of these sweeps, for as long as it is needed."""
+    profile = fit_logs([sweeps()[name] for name in names], "elsewhere")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         path.write_text(profile.model_dump_json(by_alias=True), encoding="utf-8")
-        scenario = load_cluster({"cluster": PRESETS["abci-A-2x8"] | {"profile": str(path)}})
-        wanted = [sample for sample in log.samples if sample[0] >= 64 * 1024]
+        yield str(path)
+
+
+@cache
+def elsewhere(names: tuple[str, ...], target: str) -> tuple[Point, ...]:
+    """A sweep, from 64 KiB, by a fit of those of other ranks, and of its NICs if these had none."""
+    log = sweeps()[target]
+    wanted = [sample for sample in log.samples if sample[0] >= 64 * 1024]
+    with _profile_of(names) as path:
+        scenario = load_cluster({"cluster": {"nodes": 1} | PRESETS[target] | {"profile": path}})
         rows = collective_table(scenario, "all_reduce", [size for size, _ in wanted]).rows
     return tuple(
         Point(size, measured_s, row.time_s)
         for row, (size, measured_s) in zip(rows, wanted, strict=True)
     )
+
+
+@cache
+def steps_elsewhere() -> dict[int, float]:
+    """ResNet-50 on 8 x 4 V100 by a fit of 1 x 4 and 2 x 4: error against the same by its log.
+
+    By the milliseconds of compute that a step has: of few, communication sets the pace.
+    """
+    log = Path(os.environ["DDPSIM_REFERENCE_DATA"]) / "nccl" / "logs" / "abci-V-8x4.txt"
+    with _profile_of(("abci-V-1x4", "abci-V-2x4")) as path:
+        return {
+            compute_ms: _step_s(compute_ms, profile=path) / _step_s(compute_ms, all_reduce=str(log))
+            - 1
+            for compute_ms in (10, 20, 40, 80)
+        }
+
+
+def _step_s(compute_ms: int, **network: str) -> float:
+    cluster = {"nodes": 8, "gpus_per_node": 4, "device": "v100-sxm-16gb"}
+    workload = {"model": "resnet50", "batch_per_rank": 64, "step_time": f"{compute_ms} ms"}
+    scenario = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster | network}
+    return simulate(load_scenario(scenario)).iteration_time_s.mean
 
 
 def _predicted(
@@ -202,14 +240,16 @@ def table() -> Iterator[str]:
 
 def levels() -> dict[str, str]:
     """Figures of the fits, in words."""
-    fewer = ("abci-V-1x4", "abci-V-2x4", "abci-V-4x4")
-    return {
-        "odd rows of all sweeps, fitted to the even ones": _level(pooled_odd_rows()),
-        "ABCI V, 1 x 4 + 2 x 4 + 4 x 4 -> 8 x 4, from 64 KiB": _level(
-            more_nodes(fewer, "abci-V-8x4")
-        ),
-        "ABCI A, 1 x 8 and its NICs -> 2 x 8, from 64 KiB": _level(one_node_and_nics()),
-    }
+    found = {"odd rows of all sweeps, fitted to the even ones": _level(pooled_odd_rows())}
+    for said, measured, asked in ELSEWHERE:
+        found[f"ABCI {said}, from 64 KiB"] = _level(elsewhere(measured, asked))
+    steps = (
+        "ResNet-50's step on ABCI V, 1 x 4 + 2 x 4 -> 8 x 4, beside the same by the log of 8 x 4"
+    )
+    found[steps] = ", ".join(
+        f"{error:+.1%} with {ms} ms of compute" for ms, error in steps_elsewhere().items()
+    )
+    return found
 
 
 def _level(points: Sequence[Point]) -> str:

@@ -404,9 +404,10 @@ def _layout_warnings(group: _Group, kinds: Sequence[_Kind]) -> Iterator[str]:
     nodes = sorted({nodes for nodes, _ in group.layouts})
     gpus = sorted({gpus for _, gpus in group.layouts})
     if len(group.layouts) == 1:
+        elsewhere = "on others is assumed" if group.over_nodes else "holds for that layout alone"
         yield (
             f"one layout on {group.name} ({nodes[0]} x {gpus[0]}): hops cannot be separated from "
-            "the base, so its latency holds for that layout alone"
+            f"the base, so its latency {elsewhere}"
         )
     elif group.over_nodes:
         if not any("intra_hop_s" in kind.latencies for kind in kinds):

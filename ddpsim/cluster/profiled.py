@@ -9,7 +9,8 @@ import numpy as np
 from ddpsim.cluster.collectives import InterferingCost, Kept, Network
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost
-from ddpsim.cluster.links import CHOSEN_NETWORK, Wires, network_rate
+from ddpsim.cluster.links import CHOSEN_NETWORK, network_rate
+from ddpsim.cluster.reach import reaching
 from ddpsim.errors import InputError
 from ddpsim.importers.cluster_profile import (
     ClusterProfile,
@@ -17,8 +18,6 @@ from ddpsim.importers.cluster_profile import (
     GlooRing,
     Interference,
     MeasuredSigma,
-    NcclRegime,
-    NcclRegimes,
 )
 from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.scenario.cluster import InterNode
@@ -27,7 +26,7 @@ from ddpsim.units import format_bytes_per_s
 
 __all__ = ["network_from_profile"]
 
-# assumed of a layout that was not measured: ABCI's 8 x 4 V100 from 1, 2 and 4 nodes is 2.5 % off
+# assumed of a layout that was not measured: ABCI's 8 x 4 V100 is 5.4 % off from 1 and 2 nodes
 _UNMEASURED_LAYOUT = 0.15
 _USUAL_BYTES = 16 * 2**20
 _LEAST_SIGMA = 0.02  # assumed: another day's network, where nothing was measured twice
@@ -45,7 +44,7 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
     is_gloo = isinstance(profile.all_reduce, GlooRing)
     rate, collisions = _line_rate(cluster, scenario.run.seed) if is_gloo else (None, ())
     half = scenario.ddp.sent_dtype is not None  # bfloat16 is taken to cost what float16 does
-    law = _reaching(_law(profile, half=half), scenario)
+    law = reaching(_law(profile, half=half), profile.valid.layouts, scenario)
     cost = CorrectedCost(
         FittedCost(law, cluster.nodes, cluster.gpus_per_node, rate),
         Correction.of(profile.all_reduce, profile.measured, cluster.nodes, cluster.gpus_per_node),
@@ -85,31 +84,6 @@ def _law(profile: ClusterProfile, *, half: bool) -> AllReduceModel:
     if not (half and isinstance(law, GlooRing) and law.reduce_half_bytes_per_s):
         return law
     return law.model_copy(update={"reduce_bytes_per_s": law.reduce_half_bytes_per_s})
-
-
-def _reaching(law: AllReduceModel, scenario: Scenario) -> AllReduceModel:
-    """A law measured on one node alone, with the network that the scenario states beyond it."""
-    cluster = scenario.cluster
-    if cluster.nodes == 1 or cluster.inter_node is None or not isinstance(law, NcclRegimes):
-        return law
-    if any(regime.inter_bandwidth_bytes_per_s for regime in law.regimes):
-        return law
-    wires = Wires.of(cluster, scenario.run.seed)
-    hop = Fitted(value=wires.ring[0].latency_s)
-
-    def over(regime: NcclRegime) -> NcclRegime:
-        inside = regime.intra_bandwidth_bytes_per_s
-        slowest = min(wires.network_rate, inside.value) if inside else wires.network_rate
-        # the time that so many bytes ride with is enough for fewer on a slower wire
-        covered = regime.hop_bytes.value * (slowest / inside.value if inside else 1.0)
-        figures = {
-            "inter_hop_s": hop,
-            "inter_bandwidth_bytes_per_s": Fitted(value=slowest),
-            "hop_bytes": Fitted(value=covered),
-        }
-        return regime.model_copy(update=figures)
-
-    return law.model_copy(update={"regimes": tuple(over(regime) for regime in law.regimes)})
 
 
 def _line_rate(cluster: Cluster, seed: int) -> tuple[float | None, tuple[Provenance, ...]]:
