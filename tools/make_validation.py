@@ -403,6 +403,7 @@ def page() -> str:
         "XEON_HALF_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T00")),
         "XEON_HOURS_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T05")),
         "XEON_SKILL": _with_skill(_own_cores(XEON)),
+        "COVERED": _covered(),
         "PRESETS": _preset_table(),
         "SWEEPS": "\n".join(nccl_sweeps.table()),
         "SWEEP_LEVELS": "\n".join(f"- {k}: {v}" for k, v in nccl_sweeps.levels().items()),
@@ -414,6 +415,12 @@ def page() -> str:
     for key, text in figures.items():
         template = template.replace(f"@{key}@", text)
     return template
+
+
+def _covered() -> str:
+    figures = [campaign(folder).figures for folder in CAMPAIGNS]
+    *others, last = [f"{100 * f.covered:.0f}" for f in figures if f and f.covered is not None]
+    return f"{', '.join(others)} and {last} %"
 
 
 def _campaign_texts(name: str, folder: Path) -> dict[str, str]:
