@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import ddpsim
-from ddpsim.api import simulate_and_observe
+from ddpsim.api import simulate_and_observe, uncertainties
+from ddpsim.job import resolve
 from ddpsim.report.text import render
 from ddpsim.result.timeline import MessageSpan
 
@@ -186,6 +187,31 @@ def test_sparse_gradients_are_warned_of(tmp_path: Path, backend: str, says: str)
     (warning,) = ddpsim.simulate(ddpsim.load_scenario(scenario)).warnings
     assert warning.startswith("sparse gradients (1; first: ")
     assert says in warning
+
+
+@pytest.mark.parametrize(
+    ("stated", "workload", "sigma"),
+    [
+        ({}, {}, 0.02),  # assumed
+        ({"sigma": 0.004}, {}, 0.004),
+        ({"sigma": 0.004, "scaled_to": "a100-sxm-40gb"}, {}, 0.2),
+        ({"sigma": 0.004}, {"step_time": "500 ms"}, 0.02),  # of another step
+    ],
+)
+def test_a_profile_says_how_far_its_times_may_be_off(
+    tmp_path: Path, stated: dict[str, Any], workload: dict[str, Any], sigma: float
+) -> None:
+    profile = json.loads((ROOT / "scenarios" / "testbed" / "transformer-500mbit.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps(profile | stated))
+    known = {"profile": str(tmp_path / "model.json"), "batch_per_rank": 4}
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": known | workload,
+        "ddp": {"backend": "gloo"},
+        "cluster": {"nodes": 2, "gpus_per_node": 1, "device": "cpu-core"},
+    }
+    job = resolve(ddpsim.load_scenario(scenario))
+    assert uncertainties(job)["compute"].sigma == sigma
 
 
 def test_an_engine_that_does_not_exist() -> None:

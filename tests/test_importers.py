@@ -300,6 +300,19 @@ def test_a_later_micro_batch_may_be_known(write: Write) -> None:
             read_profile(write(json.dumps(PROFILE | later | {key: 0}), "p.json"))
 
 
+@pytest.mark.parametrize("sigma", [0, 0.004, 1])
+def test_how_far_times_may_be_off_is_stated_or_unknown(write: Write, sigma: float) -> None:
+    assert read_profile(write(json.dumps(PROFILE | {"sigma": sigma}), "p.json")).sigma == sigma
+    for unknown in (PROFILE, PROFILE | {"sigma": None}):
+        assert read_profile(write(json.dumps(unknown), "p.json")).sigma is None
+
+
+@pytest.mark.parametrize("sigma", [-0.1, 1.5, "small", True, [0.1]])
+def test_what_is_no_sigma(write: Write, sigma: Any) -> None:
+    with pytest.raises(ImportFailedError, match=r"sigma is .*; wanted a"):
+        read_profile(write(json.dumps(PROFILE | {"sigma": sigma}), "p.json"))
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

@@ -409,6 +409,18 @@ def test_a_model_of_two_runs_is_at_the_pace_of_both() -> None:
     assert model_profile(first, unused)["parameters"][0]["ready_s"] is None
 
 
+def test_a_model_is_as_uncertain_as_its_median_iteration() -> None:
+    """1.2533 x 1.4826 x its deviation of 10 ms / sqrt(3), of 310 ms; of two runs a root less."""
+    rounds = made_up([ONE])
+    whole = FORWARD + BACKWARD + OPTIMIZER
+    rows = tuple((whole + more, whole + more) for more in (-0.01, 0.0, 0.01))
+    alone = rounds.alone.model_copy(update={"whole_s": rows})
+    rounds = rounds.model_copy(update={"alone": alone})
+    error = 1.2533 * 1.4826 * 0.01 / 3**0.5 / whole
+    assert model_profile(rounds)["sigma"] == pytest.approx(error)
+    assert model_profile(rounds, rounds)["sigma"] == pytest.approx(error / 2**0.5)
+
+
 def test_caps_with_the_same_buckets_are_one_choice_and_tell_the_noise(tmp_path: Path) -> None:
     """Their medians, 387 and 407 ms about 397, have a standard deviation of 14.1 ms."""
     whole = FORWARD + ONE.backward + BIG + OPTIMIZER
