@@ -122,7 +122,10 @@ run at the pace of the slowest.""",
     "step_time": """\
 workload.step_time: forward + backward + optimizer of one micro-batch on ONE device,
 without DDP and without waiting for data. Measure it after warm-up, with
-torch.cuda.synchronize() around. It anchors the compute side of a prediction.""",
+torch.cuda.synchronize() around. It anchors the compute side of a prediction.
+step_time.with_ddp: the same step under DDP on that one device alone (torchrun
+--nproc-per-node 1). What it takes longer is DDP's own work, which is estimated
+otherwise, and was up to three times as much on V100.""",
     "tree": """\
 Sums flow up a tree of nodes and the result down, half of the bytes in each of two trees.
 Latency grows as log N, a ring's as N; over two nodes it sends half of what a ring does.""",

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from ddpsim.cluster.build import build_network, judged
-from ddpsim.cluster.collectives import InterferingCost, Network, SingleRankCost, duration_ns
+from ddpsim.cluster.collectives import InterferingCost, Network, duration_ns
 from ddpsim.engine.noise import (
     KeptDeviations,
     draw_kept_deviations,
@@ -21,6 +21,7 @@ from ddpsim.engine.plan import Request
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.run import run
 from ddpsim.errors import InputError, Problem, ScenarioError, blamed_on
+from ddpsim.one_rank import as_measured, on_one_rank, times_as_priced
 from ddpsim.provenance import Provenance
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
@@ -44,7 +45,10 @@ _KEPT = 16
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One question, ready to be simulated; `program` is what every rank runs."""
+    """One question, ready to be simulated; `program` is what every rank runs.
+
+    `ddp_times`: DDP's own work in it takes so many times as long as priced, as was measured.
+    """
 
     scenario: Scenario
     model: Model
@@ -52,6 +56,7 @@ class Job:
     program: Program
     overheads: Overheads | None
     knows_warmup: bool = True
+    ddp_times: float = 1.0
 
     @cache  # noqa: B019 -- a job lives as long as its question
     def step_s(self, **factors: float) -> float:
@@ -74,7 +79,9 @@ class Job:
         program = self.program
         if (compute, overheads) != (1, 1):
             costs = self.overheads and self.overheads.stretched(overheads)
-            program = compile_program(self.scenario, self.model.scaled(compute), costs)
+            program = compile_program(
+                self.scenario, self.model.scaled(compute), costs, ddp_times=self.ddp_times
+            )
         cost = self.network.cost.stretched(network)
         if isinstance(cost, InterferingCost):
             cost = replace(cost, effect=cost.effect * interference)
@@ -117,8 +124,7 @@ class Job:
         return mean_step_s(self._bare())
 
     def _bare(self) -> Timeline:
-        bare = compile_program(self.scenario, self.model, self.overheads, ddp=False)
-        return run(Request(replace(bare, loader=None, iterations=1), SingleRankCost(), 1)).timeline
+        return on_one_rank(compile_program(self.scenario, self.model, self.overheads, ddp=False))
 
     @property
     def observed_s(self) -> tuple[tuple[float, ...], ...]:
@@ -167,7 +173,10 @@ class Job:
             "published",
         )
         measured = Provenance("DDP's hooks and copies", "the cluster profile", "measured")
-        known = (measured,) if self.overheads and self.overheads.is_measured else ()
+        known = [measured] if self.overheads and self.overheads.is_measured else []
+        if self.ddp_times != 1:
+            times = f"{self.ddp_times:.2f} times as long as priced, by the step with DDP as stated"
+            known.append(Provenance("workload.step_time.with_ddp", times, "stated"))
         spread = Provenance(
             "jitter", f"{len(self.observed_s)} iterations of workload.profile", "measured"
         )
@@ -222,10 +231,33 @@ class Parts:
         asked = scenario.cluster.profile
         return self.get("profile", asked, lambda: cluster_profile(scenario))
 
-    def program(self, scenario: Scenario, model: Model, overheads: Overheads | None) -> Program:
+    def program(
+        self, scenario: Scenario, model: Model, overheads: Overheads | None, ddp_times: float = 1.0
+    ) -> Program:
         """See compile_program."""
-        asked = (scenario.ddp, *_program_inputs(scenario, model, overheads))
-        return self.get("program", asked, lambda: compile_program(scenario, model, overheads))
+        asked = (scenario.ddp, ddp_times, *_program_inputs(scenario, model, overheads))
+        return self.get(
+            "program",
+            asked,
+            lambda: compile_program(scenario, model, overheads, ddp_times=ddp_times),
+        )
+
+    def ddp_times(self, scenario: Scenario, model: Model, overheads: Overheads | None) -> float:
+        """How many times as long as priced DDP's own work took in the step that is stated, if any.
+
+        DataParallel has none of it.
+        """
+        step_time = scenario.workload.step_time
+        measured_s = step_time.with_ddp_s if step_time else None
+        if measured_s is None or scenario.cluster.algorithm == "data_parallel":
+            return 1.0
+        plain = scenario.model_copy(update={"ddp": as_measured(scenario.ddp)})
+        asked = (measured_s, plain.ddp, *_program_inputs(scenario, model, overheads))
+        return self.get(
+            "DDP's own work",
+            asked,
+            lambda: times_as_priced(compile_program(plain, model, overheads), measured_s),
+        )
 
     def compute_only_s(self, job: Job) -> float:
         """See Job.compute_only_s."""
@@ -277,7 +309,10 @@ def resolve(
     if model is None or network is None or problems:
         raise ScenarioError(problems)
     overheads = profile.overheads if profile else None
-    program = parts.program(scenario, model, overheads)
+    ddp_times = attempt(lambda: parts.ddp_times(scenario, model, overheads))
+    if ddp_times is None:
+        raise ScenarioError(problems)
+    program = parts.program(scenario, model, overheads, ddp_times)
     steady, knows_warmup = parts.get("steady", (id(program), program), program.steady), True
     try:  # everything that will be sent has a price, so that no error waits for the run
         program.transfers(network.cost)
@@ -288,7 +323,7 @@ def resolve(
     if problems:
         raise ScenarioError(problems)
     network = judged(network, steady.all_reduce_bytes)
-    return Job(scenario, model, network, program, overheads, knows_warmup)
+    return Job(scenario, model, network, program, overheads, knows_warmup, ddp_times)
 
 
 def cluster_profile(scenario: Scenario) -> ClusterProfile | None:

@@ -225,14 +225,52 @@ def test_packages_say_that_they_are_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").is_file()
 
 
+CALM = ("cluster.gpus_per_node=1", "cluster.stragglers=null", "run.jitter=null")
+
+
 def test_step_time_anchors_one_device() -> None:
     """One device without DDP takes the stated time; DDP on one rank adds its own cost."""
-    overrides = ("cluster.gpus_per_node=1", "cluster.stragglers=null", "run.jitter=null")
-    alone = predict("straggler", *overrides)
+    alone = predict("straggler", *CALM)
     assert math.isclose(alone.baselines_s.compute_only, 0.162, rel_tol=1e-6)
     assert 1.005 < alone.iteration_time_s.mean / 0.162 < 1.05
     assert alone.overlap_fraction is None
     assert alone.comm_time_s == 0
+
+
+@pytest.mark.parametrize("with_ddp_ms", [162.5, 164, 171, 200])
+def test_ddp_on_one_device_takes_the_step_that_was_measured(with_ddp_ms: float) -> None:
+    stated = f"workload.step_time={{total: 162 ms, with_ddp: {with_ddp_ms} ms}}"
+    alone = predict("straggler", *CALM, stated)
+    assert math.isclose(
+        alone.iteration_time_s.mean, with_ddp_ms / 1e3, abs_tol=1e-6
+    )  # a rounding a copy
+    assert math.isclose(alone.baselines_s.compute_only, 0.162, rel_tol=1e-6)
+    (known,) = (p for p in alone.provenance if p.input == "workload.step_time.with_ddp")
+    assert known.trust == "stated"
+    reference = ddpsim.simulate(load("straggler", *CALM, stated), "reference")
+    assert reference.iteration_time_s == alone.iteration_time_s
+
+
+def test_ddp_on_a_core_takes_the_step_that_was_measured() -> None:
+    stated = "workload.step_time={forward: 100 ms, backward: 200 ms, with_ddp: 330 ms}"
+    one = ("cluster.nodes=1", "cluster.gpus_per_node=1", "run.jitter=null")
+    assert math.isclose(
+        mean_ms("gloo-cpu", *one, stated, "ddp.bucket_cap_mb=default"), 330, abs_tol=1e-4
+    )
+
+
+def test_a_step_with_ddp_is_one_of_torchs_default_options() -> None:
+    """What other options save or cost comes on top of it, and is not taken for DDP's own work."""
+    stated = "workload.step_time={total: 162 ms, with_ddp: 171 ms}"
+
+    def step_ms(*options: str) -> float:
+        return mean_ms("straggler", *CALM, stated, *options)
+
+    assert step_ms("ddp.gradient_as_bucket_view=true") < 171 - 1
+    assert step_ms("ddp.comm_hook=fp16_compress") > 171 + 0.1
+    assert math.isclose(step_ms("ddp.bucket_cap_mb=1"), 171, abs_tol=0.1)
+    assert math.isclose(step_ms("ddp.accumulation_steps=2"), 171 + 162, abs_tol=2)
+    assert step_ms("cluster.gpus_per_node=4", "cluster.algorithm=data_parallel") != step_ms()
 
 
 @pytest.mark.parametrize(

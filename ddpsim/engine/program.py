@@ -103,6 +103,36 @@ class Program:
             return self
         return replace(self, initial_buckets=self.rebuilt_buckets)
 
+    def with_ddp_work(self, times: float) -> Program:
+        """The same loop with DDP's hooks and copies so many times as long, but no compression."""
+
+        def longer(launch: Launch) -> Launch:
+            return Launch(round(times * launch.host_ns), round(times * launch.device_ns))
+
+        def of_buckets(buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
+            return tuple(
+                bucket._replace(
+                    before=bucket.before
+                    if bucket.wire_bytes != bucket.size_bytes
+                    else longer(bucket.before),
+                    copy_back=longer(bucket.copy_back),
+                )
+                for bucket in buckets
+            )
+
+        return replace(
+            self,
+            buffers=tuple(
+                b._replace(flatten=longer(b.flatten), unflatten=longer(b.unflatten))
+                for b in self.buffers
+            ),
+            forward_hook_ns=round(times * self.forward_hook_ns),
+            hook_ns=round(times * self.hook_ns),
+            copy_in=tuple(longer(copy) for copy in self.copy_in),
+            initial_buckets=of_buckets(self.initial_buckets),
+            rebuilt_buckets=of_buckets(self.rebuilt_buckets),
+        )
+
     @property
     def all_reduce_bytes(self) -> frozenset[int]:
         """The sizes of every all-reduce that the loop sends."""
@@ -120,11 +150,16 @@ class Program:
 
 
 def compile_program(
-    scenario: Scenario, model: Model, overheads: Overheads | None = None, *, ddp: bool = True
+    scenario: Scenario,
+    model: Model,
+    overheads: Overheads | None = None,
+    *,
+    ddp: bool = True,
+    ddp_times: float = 1.0,
 ) -> Program:
     """The loop that a scenario's ranks run; with `ddp` False, the same module without DDP.
 
-    `overheads`: DDP's own cost where it was measured.
+    `overheads`: DDP's own cost where it was measured; `ddp_times`: all of it so many times as long.
     """
     spec, run = scenario.ddp, scenario.run
     costs = DdpCosts(scenario.cluster.device, spec, overheads)
@@ -165,7 +200,7 @@ def compile_program(
     if ddp and scenario.cluster.algorithm == "data_parallel":
         batch = scenario.workload.batch_per_rank
         return _data_parallel(program, model, scenario.cluster.gpus_per_node, batch)
-    return program
+    return program if ddp_times == 1 else program.with_ddp_work(ddp_times)
 
 
 def _later(model: Model, costs: DdpCosts) -> tuple[Iterable[Work], Iterable[Work]]:

@@ -60,6 +60,12 @@ __all__ = [
 Precision = Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "bf16"]
 
 
+NO_LONGER_WITH_DDP = (
+    "is no longer than the step without DDP, which DDP only adds to; measure both in turns, or "
+    "leave it out"
+)
+
+
 class StepTime(Spec):
     """A step of one micro-batch on one device without DDP, whole or in its three parts."""
 
@@ -69,6 +75,12 @@ class StepTime(Spec):
     forward_s: Duration | None = Field(None, alias="forward", description="forward and loss")
     backward_s: Duration | None = Field(None, alias="backward", description="backward")
     optimizer_s: Duration | None = Field(None, alias="optimizer", description="optimizer step")
+    with_ddp_s: Duration | None = Field(
+        None,
+        alias="with_ddp",
+        description="the same step, whole, under DDP on that one device alone (torchrun "
+        "--nproc-per-node 1), with torch's default bucket caps: what DDP itself costs",
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> StepTime:
@@ -82,7 +94,15 @@ class StepTime(Spec):
         ):
             if value_s is not None and value_s < 1e-6:
                 raise fail("must be at least 1 us", key)
+        if self.with_ddp_s is not None and self.with_ddp_s <= self.least_s:
+            raise fail(NO_LONGER_WITH_DDP, "with_ddp")
         return self
+
+    @property
+    def least_s(self) -> float:
+        """Seconds that are stated of the step without DDP, all parts together."""
+        stated = (self.total_s, self.forward_s, self.backward_s, self.optimizer_s)
+        return self.total_s or sum(seconds or 0.0 for seconds in stated)
 
 
 class Optimizer(Spec):

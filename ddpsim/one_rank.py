@@ -1,0 +1,79 @@
+"""DDP on one device alone: what its own work takes there, as a measured step tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ddpsim.cluster.collectives import SingleRankCost
+from ddpsim.engine.plan import Request
+from ddpsim.engine.program import Program
+from ddpsim.engine.run import run
+from ddpsim.errors import InputError
+from ddpsim.result.summary import mean_step_s
+from ddpsim.result.timeline import Timeline
+from ddpsim.scenario.schema import NO_LONGER_WITH_DDP, Ddp
+
+__all__ = ["as_measured", "on_one_rank", "times_as_priced"]
+
+_MOST = 1024.0  # times as long as priced
+_CLOSE_S = 1e-9
+_TRIES = 100
+
+
+def on_one_rank(program: Program) -> Timeline:
+    """One steady step of a rank that is alone, and never waits for data."""
+    return run(Request(replace(program, loader=None, iterations=1), SingleRankCost(), 1)).timeline
+
+
+def as_measured(ddp: Ddp) -> Ddp:
+    """The options under which a step with DDP on one device is measured: no choices to tune."""
+    changes = {
+        "bucket_cap_mb": None,
+        "gradient_as_bucket_view": False,
+        "comm_hook": "none",
+        "accumulation_steps": 1,
+    }
+    return ddp.model_copy(update=changes)
+
+
+def times_as_priced(program: Program, measured_s: float) -> float:
+    """How many times as long as in `program` DDP's own work took in a measured step.
+
+    Raises InputError where no work at all, or 1024 times as much, does not make that step.
+    """
+
+    def step_s(times: float) -> float:
+        return mean_step_s(on_one_rank(program.with_ddp_work(times).steady()))
+
+    low, high = 0.0, 1.0
+    while step_s(high) < measured_s:
+        low, high = high, 2 * high
+        if high > _MOST:
+            raise InputError(
+                "workload.step_time.with_ddp",
+                f"{measured_s:g} s cannot be DDP's own work, which would take over {_MOST:g} times "
+                "as long as it is priced; is it the step of one device alone?",
+            )
+    if step_s(low) > measured_s:
+        raise InputError("workload.step_time.with_ddp", f"{measured_s:g} s {NO_LONGER_WITH_DDP}")
+    return _crossing(step_s, measured_s, low, high)
+
+
+def _crossing(step_s: Callable[[float], float], wanted_s: float, low: float, high: float) -> float:
+    """Where a step that grows with its argument, mostly linearly, takes as long as wanted."""
+    low_s, high_s = step_s(low), step_s(high)
+    middle = high
+    for attempt in range(_TRIES):
+        if high_s - low_s <= _CLOSE_S:
+            break
+        share = (wanted_s - low_s) / (high_s - low_s) if attempt % 2 == 0 else 0.5
+        middle = low + share * (high - low)
+        middle_s = step_s(middle)
+        if abs(middle_s - wanted_s) <= _CLOSE_S:
+            break
+        if middle_s < wanted_s:
+            low, low_s = middle, middle_s
+        else:
+            high, high_s = middle, middle_s
+    return middle
