@@ -68,7 +68,7 @@ iterations that a model profile holds, or else the cluster profile's. All ranks 
 slowest in every all-reduce, so jitter lengthens the mean step. With it varies what each rank's
 compute keeps of its speed beside gloo, where a cluster profile tells how much.""",
     "flat": """\
-Values of one setting that are as good as the best: all else equal, within 0.5 % of it by the goal
+Values of one setting that are as good as the best: all else equal, within 0.2 % of it by the goal
 of the sweep. Where the scenario's own is among them, keep it: see `ddpsim sweep`.""",
     "front": """\
 Of a sweep with two goals: the points that no other beats in one without losing in the other.""",

@@ -123,13 +123,18 @@ class Row:
 
 @cache
 def campaign(folder: Path) -> Validation:
-    """A recorded campaign, predicted anew from its profile, on all cores."""
+    """A recorded campaign, as its report says."""
+    return Validation.model_validate_json(report_of(folder).read_bytes())
+
+
+def predicted(folder: Path, rounds: str = "rounds-*.json") -> Validation:
+    """A recorded campaign, predicted anew from its profile, on all cores; or these rounds of it."""
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        return validate(_rounds_of(folder), folder / "cluster.json", pool.map)
+        return validate(_rounds_of(folder, rounds), folder / "cluster.json", pool.map)
 
 
-def _rounds_of(folder: Path) -> list[Path]:
-    return sorted(folder.glob("rounds-*.json"))
+def _rounds_of(folder: Path, rounds: str = "rounds-*.json") -> list[Path]:
+    return sorted(folder.glob(rounds))
 
 
 def report_of(folder: Path) -> Path:
@@ -138,13 +143,13 @@ def report_of(folder: Path) -> Path:
 
 
 def main() -> None:
-    """Write the page, and the campaigns' reports."""
-    PAGE.write_text(page(), encoding="utf-8")
-    print(PAGE.relative_to(ROOT))
+    """Write the campaigns' reports, and the page."""
     for folder in CAMPAIGNS:
-        text = campaign(folder).model_dump_json(by_alias=True, indent=1)
+        text = predicted(folder).model_dump_json(by_alias=True, indent=1)
         report_of(folder).write_text(text + "\n", encoding="utf-8")
         print(report_of(folder).relative_to(ROOT))
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE.relative_to(ROOT))
 
 
 def reference_log() -> Path | None:
