@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ddpsim
+from ddpsim.cluster import reach
 from ddpsim.cluster.collectives import Network, duration_ns
 from ddpsim.cluster.fitted import all_reduce_s
 from ddpsim.cluster.profiled import network_from_profile
@@ -442,11 +443,11 @@ def test_one_node_says_little_of_the_network_beyond() -> None:
 
 
 def test_bytes_that_ride_with_a_hop_inside_a_node_are_fewer_over_a_slower_network() -> None:
-    """1 MB a rank's share at 200 GB/s: 16 x 62.5 kB of 64 MB at 12.5 GB/s, not 16 MB of them."""
-    without, riding = (nccl_network(2, [[1, 8]], hop_bytes=h) for h in (0.0, 1e6))
+    """100 kB a rank's share at 200 GB/s: 16 x 6.25 kB at 12.5 GB/s, and not 1.6 MB of 64."""
+    without, riding = (nccl_network(2, [[1, 8]], hop_bytes=h) for h in (0.0, 1e5))
     less = without.cost.transfer("all_reduce", 64_000_000)
     more = riding.cost.transfer("all_reduce", 64_000_000)
-    saved_s = 2 * 15 / 16 * 16 * 62_500 / 12.5e9
+    saved_s = 2 * 15 / 16 * 16 * 6_250 / 12.5e9
     assert duration_ns(less) - duration_ns(more) == pytest.approx(saved_s * 1e9, rel=1e-3)
 
 
@@ -482,11 +483,11 @@ def _on_nodes(nodes: int, gpus_per_node: int = 4) -> Scenario:
 
 
 def test_of_one_layout_the_latency_beyond_nccls_start_comes_again_with_every_hop() -> None:
-    """LL's tree: 6.8 us and 6 + 2 hops of 1.5; Simple's ring: 8.4 us and 14 hops of 7."""
-    known = _of_one_layout((6.8 + 8 * 1.5, 0, 0.5), (8.4 + 14 * 7, 0, 20))
+    """LL's tree: 6.8 us, 6 short hops of 0.18 and 2 of 1.5; Simple's ring: 8.4 us, 14 hops of 7."""
+    known = _of_one_layout((6.8 + 6 * 0.18 + 2 * 1.5, 0, 0.5), (8.4 + 14 * 7, 0, 20))
     law = reaching(known, [(1, 4), (2, 4)], _on_nodes(8))
     small_s, large_s = (all_reduce_s(law, size, 8, 4) for size in (4, 2**30))
-    assert small_s == pytest.approx((6.8 + (6 + 6) * 1.5) * 1e-6 + 2 * 31 / 32 * 4 / 0.5e9)
+    assert small_s == pytest.approx((6.8 + 6 * 0.18 + 6 * 1.5) * 1e-6 + 2 * 31 / 32 * 4 / 0.5e9)
     assert large_s == pytest.approx((8.4 + 62 * 7) * 1e-6 + 2 * 31 / 32 * 2**30 / 20e9)
 
 
@@ -504,9 +505,48 @@ def test_what_is_assumed_of_hops_leaves_the_layout_that_was_measured_as_it_is(
     regimes: list[tuple[float, float, float]], size_bytes: int, nodes: int, gpus: int
 ) -> None:
     known = _of_one_layout(*regimes)
-    law = reaching(known, [(nodes, gpus)], _on_nodes(32))
+    law = reach._in_steps(known, (nodes, gpus))
     here = size_bytes, nodes, gpus
     assert all_reduce_s(law, *here) == pytest.approx(all_reduce_s(known, *here), rel=1e-9)
+
+
+@given(
+    regimes=st.lists(
+        st.tuples(st.floats(1, 500), st.floats(0, 1e6), st.floats(0.1, 400)),
+        min_size=1,
+        max_size=4,
+    ),
+    size_bytes=st.integers(4, 2**32),
+    nodes=st.integers(3, 64),
+    gpus=st.integers(1, 8),
+)
+def test_other_ranks_are_no_faster_than_the_links_that_were_measured(
+    regimes: list[tuple[float, float, float]], size_bytes: int, nodes: int, gpus: int
+) -> None:
+    """However many bytes rode with each rank's hops where it was measured."""
+    law = reaching(_of_one_layout(*regimes), [(2, 4)], _on_nodes(nodes, gpus))
+    ranks = nodes * gpus
+    volume = 2 * (ranks - 1) / ranks * size_bytes
+    fastest = max(gb_per_s for _, _, gb_per_s in regimes) * 1e9
+    assert all_reduce_s(law, size_bytes, nodes, gpus) >= volume / fastest * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "layouts", "keys", "trust"),
+    [
+        (2, [[1, 8], [2, 8]], ["cluster.inter_node"], "measured"),
+        (4, [[1, 8], [2, 8]], ["cluster.inter_node"], "assumed"),
+        (2, [[1, 8]], [], "assumed"),  # its figures are taken
+    ],
+)
+def test_links_that_do_not_count_are_named_and_other_ranks_are_not_measured(
+    nodes: int, layouts: list[list[int]], keys: list[str], trust: str
+) -> None:
+    network = nccl_network(nodes, layouts)
+    said = [warning for warning in network.warnings if "not used" in warning]
+    assert [warning.partition(" is not used: ")[0] for warning in said] == keys
+    (entry,) = (entry for entry in network.provenance if entry.input == "all-reduce time")
+    assert entry.trust == trust
 
 
 def test_hops_that_were_fitted_stay_and_inside_a_node_none_is_assumed() -> None:

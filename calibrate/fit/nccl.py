@@ -404,7 +404,11 @@ def _layout_warnings(group: _Group, kinds: Sequence[_Kind]) -> Iterator[str]:
     nodes = sorted({nodes for nodes, _ in group.layouts})
     gpus = sorted({gpus for _, gpus in group.layouts})
     if len(group.layouts) == 1:
-        elsewhere = "on others is assumed" if group.over_nodes else "holds for that layout alone"
+        elsewhere = (
+            "on others is assumed"
+            if group.over_nodes
+            else "is taken as it is inside a node, and assumed over nodes"
+        )
         yield (
             f"one layout on {group.name} ({nodes[0]} x {gpus[0]}): hops cannot be separated from "
             f"the base, so its latency {elsewhere}"

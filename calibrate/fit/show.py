@@ -41,7 +41,7 @@ def show(profile: ClusterProfile) -> str:
 
 def _all_reduce(profile: ClusterProfile) -> Iterator[str]:
     model = profile.all_reduce
-    error = f"fitted within {100 * profile.all_reduce_sigma:.1f} % (RMS)"
+    error = f"fitted within {100 * profile.all_reduce_sigma:.1f} % (RMS from 1 MiB up)"
     if isinstance(model, GlooRing):
         yield f"all-reduce: gloo's segmented ring, {error}"
         yield from _gloo(model)

@@ -10,7 +10,7 @@ from ddpsim.cluster.collectives import InterferingCost, Kept, Network
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost
 from ddpsim.cluster.links import CHOSEN_NETWORK, network_rate
-from ddpsim.cluster.reach import reaching
+from ddpsim.cluster.reach import hops_are_assumed, reaching
 from ddpsim.errors import InputError
 from ddpsim.importers.cluster_profile import (
     ClusterProfile,
@@ -19,7 +19,7 @@ from ddpsim.importers.cluster_profile import (
     Interference,
     MeasuredSigma,
 )
-from ddpsim.provenance import Provenance, Uncertainty
+from ddpsim.provenance import Provenance, Trust, Uncertainty
 from ddpsim.scenario.cluster import InterNode
 from ddpsim.scenario.schema import Cluster, Scenario
 from ddpsim.units import format_bytes_per_s
@@ -148,9 +148,19 @@ def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> 
         found.append(f"profile {profile.name} was measured on one node: between nodes {taken}")
     elif not _is_measured(cluster, profile):
         measured = ", ".join(f"{nodes} x {gpus}" for nodes, gpus in profile.valid.layouts)
+        rests = "its hops and bandwidths"
+        if not isinstance(profile.all_reduce, GlooRing) and hops_are_assumed(
+            profile.valid.layouts, (cluster.nodes, cluster.gpus_per_node)
+        ):
+            rests = "its bandwidths and hops that are assumed (docs/model.md)"
         found.append(
             f"profile {profile.name} was measured on {measured} ranks: {cluster.nodes} x "
-            f"{cluster.gpus_per_node} is predicted from its hops and bandwidths"
+            f"{cluster.gpus_per_node} is predicted from {rests}"
+        )
+    if unused := _unused_links(cluster, profile):
+        found.append(
+            f"{' and '.join(unused)} {'is' if len(unused) == 1 else 'are'} not used: profile "
+            f"{profile.name} tells what the links do"
         )
     rates = profile.valid.line_rates_bytes_per_s
     law = profile.all_reduce
@@ -168,12 +178,30 @@ def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> 
     return tuple(found)
 
 
+def _unused_links(cluster: Cluster, profile: ClusterProfile) -> list[str]:
+    """Keys of links that are stated and that a profile answers for; gloo's takes the line rate."""
+    answered = {"intra_node": True, "inter_node": True}
+    if isinstance(profile.all_reduce, GlooRing):
+        answered["intra_node"] = answered["inter_node"] = False
+    elif _is_beyond_one_node(cluster, profile):
+        answered["inter_node"] = False
+    return [
+        f"cluster.{key}"
+        for key, is_answered in answered.items()
+        if is_answered and key in cluster.model_fields_set and getattr(cluster, key) is not None
+    ]
+
+
 def _provenance(
     cluster: Cluster, profile: ClusterProfile, rate: float | None
 ) -> tuple[Provenance, ...]:
     origin, law = profile.provenance, profile.all_reduce
     source = f"profile {profile.name}: {origin.machine}, {origin.created}"
-    entries = [Provenance("all-reduce time", source, "measured")]
+    trust: Trust = "measured"
+    if not _is_measured(cluster, profile):
+        source += f"; carried to {cluster.nodes} x {cluster.gpus_per_node} ranks"
+        trust = "assumed"
+    entries = [Provenance("all-reduce time", source, trust)]
     if rate:
         stated = f"{format_bytes_per_s(rate)}; stated in the scenario, efficiency from the profile"
         entries.append(Provenance("cluster.inter_node", stated, "stated"))

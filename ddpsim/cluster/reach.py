@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import log2
 
-from ddpsim.cluster.fitted import AllReduceModel
+from ddpsim.cluster.fitted import AllReduceModel, all_reduce_s
 from ddpsim.cluster.links import Wires
-from ddpsim.cluster.tuner import BASE_US
+from ddpsim.cluster.tuner import BASE_US, HOP_US
 from ddpsim.importers.cluster_profile import Fitted, NcclRegime, NcclRegimes
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["reaching"]
+__all__ = ["hops_are_assumed", "reaching"]
 
 Layout = tuple[int, int]  # nodes, GPUs a node
 
@@ -21,27 +21,36 @@ def reaching(
 ) -> AllReduceModel:
     """The law as a scenario's ranks need it, of which `measured` are the layouts it rests on.
 
-    Unchanged inside a node, where hops are so short that a latency says nothing of them.
+    Inside a node hops are so short that a latency says nothing of them, and none is assumed.
     """
     cluster = scenario.cluster
-    is_known = (cluster.nodes, cluster.gpus_per_node) in measured
-    if not isinstance(law, NcclRegimes) or is_known or cluster.nodes == 1:
+    layout = cluster.nodes, cluster.gpus_per_node
+    if not isinstance(law, NcclRegimes) or layout in measured:
         return law
-    over_nodes = [layout for layout in measured if layout[0] > 1]
-    alike = over_nodes or list(measured)
-    if len(alike) == 1:
-        law = _in_steps(law, alike[0])
-    if over_nodes or cluster.inter_node is None:
-        return law
-    return _over_nodes(law, Wires.of(cluster, scenario.run.seed))
+    if hops_are_assumed(measured, layout):
+        law = _in_steps(law, _like(measured, layout)[0])
+    if cluster.nodes > 1 and cluster.inter_node and all(nodes == 1 for nodes, _ in measured):
+        law = _over_nodes(law, Wires.of(cluster, scenario.run.seed))
+    return _no_faster_than_links(law, layout)
+
+
+def hops_are_assumed(measured: Collection[Layout], layout: Layout) -> bool:
+    """Whether NCCL's latency on these ranks is carried there from a single layout, over nodes."""
+    return layout not in measured and layout[0] > 1 and len(_like(measured, layout)) == 1
+
+
+def _like(measured: Collection[Layout], layout: Layout) -> list[Layout]:
+    """The layouts that tell of this one: over nodes those over nodes, if there are any."""
+    return [known for known in measured if (known[0] > 1) == (layout[0] > 1)] or list(measured)
 
 
 def _in_steps(law: NcclRegimes, layout: Layout) -> NcclRegimes:
     """One layout tells a latency, but not how much of it comes again with every hop.
 
     Assumed: messages go by LL, LL128 and Simple as they grow, a collective starts as NCCL's own
-    tables say of these (nccl src/graph/tuning.cc), and the rest are hops, each as long as another;
-    over nodes the smallest messages take a tree. The layout's own times stay as they are.
+    tables say of these (nccl src/graph/tuning.cc), and the rest are hops: a ring's all alike, as
+    its slowest sets the pace; a tree's, which over nodes the smallest messages take, in the
+    tables' proportions. The layout's own times stay as they are.
     """
     here = [r for r in law.regimes if _is_for(r, over_nodes=layout[0] > 1)]
     if any(r.intra_hop_s.value or r.inter_hop_s.value for r in here):
@@ -58,13 +67,14 @@ def _split(regime: NcclRegime, place: int, count: int, layout: Layout) -> NcclRe
     is_tree = nodes > 1 and place == 0 and count > 1
     protocol = 2 if place == count - 1 else min(place, 1)
     start_s = BASE_US["tree" if is_tree else "ring"][protocol] * 1e-6
-    hops = 2 * (gpus - 1) + 2 * log2(nodes) if is_tree else 2 * (nodes * gpus - 1)
+    intra = HOP_US["nvlink"]["tree"][0] / HOP_US["net"]["tree"][0] if is_tree else 1.0
+    hops = 2 * (gpus - 1) * intra + 2 * log2(nodes) if is_tree else 2 * (nodes * gpus - 1)
     hop_s = max(0.0, regime.base_s.value - start_s) / hops
     return regime.model_copy(
         update={
             "shape": "tree" if is_tree else "ring",
             "base_s": Fitted(value=regime.base_s.value - hops * hop_s),
-            "intra_hop_s": Fitted(value=hop_s),
+            "intra_hop_s": Fitted(value=intra * hop_s),
             "inter_hop_s": Fitted(value=hop_s),
             "hop_bytes": regime.hop_bytes.times(nodes * gpus if is_tree else 1.0),
         }
@@ -74,6 +84,30 @@ def _split(regime: NcclRegime, place: int, count: int, layout: Layout) -> NcclRe
 def _is_for(regime: NcclRegime, *, over_nodes: bool) -> bool:
     inter, intra = regime.inter_bandwidth_bytes_per_s, regime.intra_bandwidth_bytes_per_s
     return (inter if over_nodes else intra) is not None
+
+
+def _no_faster_than_links(law: NcclRegimes, layout: Layout) -> NcclRegimes:
+    """Of the bytes that ride with hops, no more than pass in the hops' time.
+
+    As many a rank were found on few ranks; many would carry a whole message for nothing.
+    """
+    nodes, gpus = layout
+    ranks = nodes * gpus
+
+    def bounded(regime: NcclRegime) -> NcclRegime:
+        if not _is_for(regime, over_nodes=nodes > 1):
+            return regime
+        own = NcclRegimes.model_construct(regimes=(regime,))
+        bus = (
+            regime.inter_bandwidth_bytes_per_s if nodes > 1 else regime.intra_bandwidth_bytes_per_s
+        )
+        passing = all_reduce_s(own, 0, nodes, gpus) * (bus.value if bus else 0.0)
+        most = passing / (2 * (ranks - 1) / ranks) / (ranks if regime.shape == "ring" else 1)
+        return regime.model_copy(
+            update={"hop_bytes": Fitted(value=min(regime.hop_bytes.value, most))}
+        )
+
+    return law.model_copy(update={"regimes": tuple(bounded(regime) for regime in law.regimes)})
 
 
 def _over_nodes(law: NcclRegimes, wires: Wires) -> NcclRegimes:

@@ -14,6 +14,8 @@ from math import floor, log2
 from typing import Literal, NamedTuple
 
 __all__ = [
+    "BASE_US",
+    "HOP_US",
     "PROTOCOLS",
     "Architecture",
     "Choice",
