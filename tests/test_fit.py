@@ -1247,6 +1247,21 @@ def test_a_profile_in_words(golden: Callable[[str, Path], None]) -> None:
     assert samples_of_logs(logs) == samples
 
 
+def test_logs_of_two_clusters_or_one_log_twice_are_refused() -> None:
+    def log(source: str, times: float, *gpus: str) -> AllReduceLog:
+        rows = tuple((2**i, times * (1e-5 + 2**i / 1e10)) for i in range(12, 26))
+        return AllReduceLog(source, "nccl-tests log", 1, 4, rows, gpus)
+
+    a, other = log("a.txt", 1.0, "V100"), log("b.txt", 1.1, "A100")
+    with pytest.raises(FitError, match=r"a\.txt is of V100, but b\.txt of A100: fit one profile"):
+        fit_logs([a, other], "m")
+    with pytest.raises(
+        FitError, match=r"a\.txt and c\.txt hold the same measurements, which would"
+    ):
+        fit_logs([a, log("c.txt", 1.0)], "m")
+    assert fit_logs([a, log("d.txt", 1.1)], "m").measured  # of GPUs that are not told
+
+
 def test_residuals_as_text_and_as_a_figure(tmp_path: Path) -> None:
     samples = [replace(s, time_s=s.time_s * 1.25) for s in _made(NODE, [(1, 4)], [1024])]
     samples += _made(_gloo(), [(2, 1)], [2**20], [62.5e6])

@@ -90,6 +90,24 @@ def test_nccl_tests_whose_sums_are_wrong(write: Write, last: str, *, root: bool)
         read_all_reduce(path)
 
 
+@pytest.mark.parametrize("root", [False, True], ids=["older layout", "layout with root"])
+def test_nccl_tests_that_failed_say_so_at_their_end(write: Write, *, root: bool) -> None:
+    lines = nccl_log(root=root).splitlines()
+    end = lines.index("# Out of bounds values : 0 OK")
+    lines[end] = "# Out of bounds values : 12 FAILED"
+    said = f"file.txt:{end + 1}: the number of out of bounds values is 12: so many elements"
+    with pytest.raises(ImportFailedError, match=re.escape(said)):
+        read_all_reduce(write("\n".join(lines)))
+
+
+def test_nccl_tests_name_their_gpus(write: Write) -> None:
+    text = nccl_log(root=True)
+    assert read_all_reduce(write(text)).gpus == ("GPU",)
+    assert read_all_reduce(write(text.replace("] GPU", "]"))).gpus == ()
+    mixed = text.replace("[0x01] GPU", "[0x01] NVIDIA H100 80GB HBM3 ")
+    assert read_all_reduce(write(mixed)).gpus == ("GPU", "NVIDIA H100 80GB HBM3")
+
+
 def test_nccl_tests_with_statistics_of_every_iteration(write: Write) -> None:
     """`-I` puts four columns after each half."""
     lines = nccl_log(root=True).splitlines()

@@ -100,8 +100,10 @@ def fit_logs(
 ) -> ClusterProfile:
     """The profile of an NCCL cluster from logs of nccl-tests; raises FitError.
 
-    Logs say nothing of the machine: that they are of one and the same is for the caller to know.
+    Logs say no more of the machine than its GPUs' names, if that: that they are of one and the same
+    is for the caller to know.
     """
+    _check_logs(logs)
     samples = samples_of_logs(logs)
     fit = fit_all_reduce(samples, "nccl")
     return ClusterProfile(
@@ -120,6 +122,24 @@ def fit_logs(
         ),
         warnings=fit.warnings,
     )
+
+
+def _check_logs(logs: Sequence[AllReduceLog]) -> None:
+    for one, other in combinations(logs, 2):
+        if one.gpus and other.gpus and one.gpus != other.gpus:
+            raise FitError(
+                f"{one.source} is of {', '.join(one.gpus)}, but {other.source} of "
+                f"{', '.join(other.gpus)}: fit one profile for each cluster"
+            )
+        if (one.nodes, one.gpus_per_node, one.samples) == (
+            other.nodes,
+            other.gpus_per_node,
+            other.samples,
+        ):
+            raise FitError(
+                f"{one.source} and {other.source} hold the same measurements, which would count as "
+                "measured twice; give them once"
+            )
 
 
 def samples_of_logs(logs: Sequence[AllReduceLog]) -> list[Sample]:

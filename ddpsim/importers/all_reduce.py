@@ -19,7 +19,8 @@ _CSV_COLUMNS = ("size_bytes", "time_us", "nodes", "gpus_per_node")
 class AllReduceLog:
     """All-reduce times by message size, on `nodes` x `gpus_per_node` ranks.
 
-    `samples` are (size in bytes, time in seconds), by rising size, one per size (the median).
+    `samples` are (size in bytes, time in seconds), by rising size, one per size (the median);
+    `gpus` the names of the GPUs, where they are told.
     """
 
     source: str
@@ -27,6 +28,7 @@ class AllReduceLog:
     nodes: int
     gpus_per_node: int
     samples: tuple[tuple[int, float], ...]
+    gpus: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -67,4 +69,4 @@ def _log(name: str, kind: str, measured: Measured) -> AllReduceLog:
     for size, time_s in measured.samples:
         times[size].append(time_s)
     by_size = tuple((size, median(times[size])) for size in sorted(times))
-    return AllReduceLog(name, kind, *measured.layout, by_size)
+    return AllReduceLog(name, kind, *measured.layout, by_size, measured.gpus)

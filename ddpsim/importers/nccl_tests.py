@@ -20,16 +20,22 @@ from ddpsim.importers.text import number, whole
 __all__ = ["Measured", "only_layout", "read_json", "read_text_log"]
 
 _DEVICE = re.compile(r"^#\s+Rank\s+(\d+)\s+.*?\bPid\s+\d+\s+on\s+(\S+)\s+device")
+_GPU = re.compile(r"\sdevice\s+\S+\s+\[[^]]*\]\s+(\S.*?)\s*$")
+_FAILED = re.compile(r"^#\s*Out of bounds values\s*:\s*(\d+)\s+FAILED")
 _ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z0-9_]+\s+\S+\s+")
 _LEAST_ALGBW = 0.1  # GB/s: below it the two digits that are printed say little of a ratio
 _HALF = 4  # columns: time algbw busbw error
 
 
 class Measured(NamedTuple):
-    """Ranks as nodes and GPUs of each, and (bytes, seconds) of their all-reduces."""
+    """Ranks as nodes and GPUs of each, (bytes, seconds) of their all-reduces, and the GPUs' names.
+
+    No name: it is not told.
+    """
 
     layout: tuple[int, int]
     samples: list[tuple[int, float]]
+    gpus: tuple[str, ...] = ()
 
 
 class _Row(NamedTuple):
@@ -43,8 +49,11 @@ def read_text_log(name: str, lines: Sequence[str], wanted: str) -> Measured:
     rows = list(_text_rows(name, lines))
     if not rows:
         raise ImportFailedError(name, f"holds no result row; wanted {wanted}")
+    _check_all_right(name, lines)
     layout = only_layout(name, {_layout(name, hosts) for hosts in _device_lists(name, lines)})
-    return _measured(name, layout, rows)
+    listed = (_GPU.search(line) for line in lines if _DEVICE.match(line))
+    gpus = sorted({match[1] for match in listed if match})
+    return _measured(name, layout, rows)._replace(gpus=tuple(gpus))
 
 
 def read_json(name: str, text: str) -> Measured:
@@ -106,6 +115,13 @@ def _check_right(name: str, line: int, wrong: object, what: str) -> None:
             "broken all-reduce tells nothing; find what is broken and measure again",
             line,
         )
+
+
+def _check_all_right(name: str, lines: Iterable[str]) -> None:
+    """Older versions count wrong sums at the end alone."""
+    for line, text in enumerate(lines, 1):
+        if match := _FAILED.match(text):
+            _check_right(name, line, match[1], "the number of out of bounds values")
 
 
 # --- text ----------------------------------------------------------------------------------------
