@@ -14,6 +14,7 @@ from ddpsim.cluster.collectives import (
     Operation,
     duration_ns,
 )
+from ddpsim.cluster.corrected import CorrectedCost
 from ddpsim.cluster.nccl_cost import NcclCost
 from ddpsim.errors import InputError, ScenarioError, shown
 from ddpsim.importers.all_reduce import read_all_reduce
@@ -159,7 +160,8 @@ def _row(
 ) -> CollectiveRow:
     time_s = max(1, duration_ns(cost.transfer(operation, size))) / NS_PER_S
     carried = 2 * (ranks - 1) / ranks if operation == "all_reduce" else 1.0
-    chosen = "half of an all-reduce" if operation == "broadcast" else ""
+    is_halved = operation == "broadcast" and not isinstance(cost, CorrectedCost)  # profiles know
+    chosen = "half of an all-reduce" if is_halved else ""
     if isinstance(cost, NcclCost) and operation == "all_reduce":
         choice = cost.choice(size)
         chosen = f"{choice.algorithm} {choice.protocol}"

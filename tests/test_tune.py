@@ -96,8 +96,8 @@ def test_batches_that_cannot_be() -> None:
     with pytest.raises(TuneError) as raised:
         tune(document("resnet50-2x8-25gbit"), Limits(global_batch=1000))
     assert str(raised.value) == (
-        "a global batch of 1,000 samples does not divide by 16 ranks; the nearest that do are 992 "
-        "and 1,008"
+        "a global batch of 1,000 samples does not divide by 16 ranks; wanted for instance 992 or "
+        "1,008"
     )
     own = parse(document("own-model")).workload.batch_per_rank
     with pytest.raises(TuneError) as raised:

@@ -179,16 +179,16 @@ def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> 
 
 
 def _unused_links(cluster: Cluster, profile: ClusterProfile) -> list[str]:
-    """Keys of links that are stated and that a profile answers for; gloo's takes the line rate."""
-    answered = {"intra_node": True, "inter_node": True}
+    """Keys that are stated and that a profile answers for; gloo's takes the line rate."""
     if isinstance(profile.all_reduce, GlooRing):
-        answered["intra_node"] = answered["inter_node"] = False
-    elif _is_beyond_one_node(cluster, profile):
-        answered["inter_node"] = False
+        return []
+    answered = ["algorithm", "intra_node"]
+    if not _is_beyond_one_node(cluster, profile):
+        answered.append("inter_node")
     return [
         f"cluster.{key}"
-        for key, is_answered in answered.items()
-        if is_answered and key in cluster.model_fields_set and getattr(cluster, key) is not None
+        for key in answered
+        if key in cluster.model_fields_set and getattr(cluster, key) not in (None, "auto")
     ]
 
 

@@ -223,10 +223,10 @@ class _Search:
         if wanted is None:
             return [()]
         if wanted % ranks:
+            near = [n * ranks for n in (wanted // ranks, wanted // ranks + 1) if n]
             raise TuneError(
-                f"a global batch of {wanted:,} samples does not divide by {ranks:,} ranks; the "
-                f"nearest that do are {wanted // ranks * ranks:,} and "
-                f"{(wanted // ranks + 1) * ranks:,}"
+                f"a global batch of {wanted:,} samples does not divide by {ranks:,} ranks; wanted "
+                f"for instance {' or '.join(f'{batch:,}' for batch in near)}"
             )
         per_rank, own = wanted // ranks, self.scenario.workload.batch_per_rank
         steps = [n for n in range(1, min(per_rank, _MOST_STEPS) + 1) if per_rank % n == 0]
