@@ -554,6 +554,7 @@ def test_hops_that_were_fitted_stay_and_inside_a_node_none_is_assumed() -> None:
     assert reaching(known, [(2, 4), (4, 4)], _on_nodes(8)) == known
     assert reaching(known, [(2, 4)], _on_nodes(2)) == known
     assert reaching(known, [(1, 4)], _on_nodes(1, 8)) == known
+    assert reaching(known, [(1, 4)], _on_nodes(1, 1)) == known
 
 
 def test_the_network_between_nodes_is_no_surer_than_it_was_measured() -> None:
