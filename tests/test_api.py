@@ -327,6 +327,15 @@ def short_log(tmp_path: Path) -> str:
     return f"cluster.all_reduce={path}"
 
 
+def test_a_tiny_bucket_outside_a_log_is_said_and_widens_nothing() -> None:
+    """4 kB of 78 MB: no time to speak of."""
+    result = predict("gloo-cpu", "ddp.bucket_cap_mb=1")
+    assert any("4.096 kB to 4.096 kB) lie outside" in warning for warning in result.warnings)
+    assert result.prediction_interval_s is not None
+    (network,) = (s for s in result.prediction_interval_s.sources if s.input == "network time")
+    assert "interpolated between its sizes" in network.basis
+
+
 def test_a_log_that_is_extrapolated_says_so_and_widens_the_interval(short_log: str) -> None:
     inside = predict("resnet50-nccl-log")
     outside = predict("resnet50-nccl-log", short_log, "run.allow_extrapolation=true")

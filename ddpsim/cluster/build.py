@@ -35,7 +35,7 @@ __all__ = ["build_network", "judged"]
 LOG = Uncertainty(0.05, "assumed: a log interpolated between its sizes, another day's network")
 EXTRAPOLATED_LOG = Uncertainty(0.20, "assumed: a log of other ranks or sizes")
 
-_TELLING = 0.05  # of the all-reduces' time, outside what was measured, to be worth a word
+_TELLING = 0.05  # of the all-reduces' time, outside what was measured, to count
 _OF_LINKS = (LinkCost, NcclCost, ScheduledCost)
 
 PRIOR_SLOWDOWN = 1.189
@@ -162,16 +162,18 @@ def _doubt_log(network: Network, cost: AllReduceLogCost, sizes_bytes: Collection
     outside = sorted(size for size in sizes_bytes if not cost.covers(size))
     if not outside:
         return network
+    times_ns = {size: duration_ns(cost.transfer("all_reduce", size)) for size in sizes_bytes}
+    share = sum(times_ns[size] for size in outside) / max(1, sum(times_ns.values()))
     if network.beyond:
-        times_ns = {size: duration_ns(cost.transfer("all_reduce", size)) for size in sizes_bytes}
-        if 2 * sum(times_ns[size] for size in outside) < sum(times_ns.values()):
+        if share < 0.5:
             return network
         links = network.beyond
         return replace(network, uncertainty=links.uncertainty, bottleneck=links.bottleneck)
     (low, _), (high, _) = cost.log.samples[0], cost.log.samples[-1]
     known = f"measured in {cost.log.source}"
     warning = _outside(outside, len(sizes_bytes), known, (low, high))
-    return replace(network, uncertainty=EXTRAPOLATED_LOG, warnings=(*network.warnings, warning))
+    doubt = EXTRAPOLATED_LOG if share > _TELLING else network.uncertainty
+    return replace(network, uncertainty=doubt, warnings=(*network.warnings, warning))
 
 
 def _from_log(scenario: Scenario, fitted: Network | None) -> Network:
