@@ -22,7 +22,7 @@ from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.run import run
 from ddpsim.errors import InputError, Problem, ScenarioError, blamed_on
 from ddpsim.one_rank import as_measured, on_one_rank, times_as_priced
-from ddpsim.provenance import Provenance
+from ddpsim.provenance import Provenance, Trust
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
 from ddpsim.result.summary import mean_step_s
@@ -175,8 +175,10 @@ class Job:
         measured = Provenance("DDP's hooks and copies", "the cluster profile", "measured")
         known = [measured] if self.overheads and self.overheads.is_measured else []
         if self.ddp_times != 1:
-            times = f"{self.ddp_times:.2f} times as long as priced, by the step with DDP as stated"
-            known.append(Provenance("workload.step_time.with_ddp", times, "stated"))
+            times = f"{self.ddp_times:.2f} times as long as priced, by the step with DDP"
+            key = _key(self.scenario)
+            trust: Trust = "stated" if self.scenario.workload.step_time else "measured"
+            known.append(Provenance(key, times, trust))
         spread = Provenance(
             "jitter", f"{len(self.observed_s)} iterations of workload.profile", "measured"
         )
@@ -243,12 +245,11 @@ class Parts:
         )
 
     def ddp_times(self, scenario: Scenario, model: Model, overheads: Overheads | None) -> float:
-        """How many times as long as priced DDP's own work took in the step that is stated, if any.
+        """How many times as long as priced DDP's own work took in a measured step, if there is one.
 
         DataParallel has none of it.
         """
-        step_time = scenario.workload.step_time
-        measured_s = step_time.with_ddp_s if step_time else None
+        measured_s = model.with_ddp_s
         if measured_s is None or scenario.cluster.algorithm == "data_parallel":
             return 1.0
         plain = scenario.model_copy(update={"ddp": as_measured(scenario.ddp)})
@@ -256,7 +257,9 @@ class Parts:
         return self.get(
             "DDP's own work",
             asked,
-            lambda: times_as_priced(compile_program(plain, model, overheads), measured_s),
+            lambda: times_as_priced(
+                compile_program(plain, model, overheads), measured_s, _key(scenario)
+            ),
         )
 
     def compute_only_s(self, job: Job) -> float:
@@ -272,6 +275,12 @@ class Parts:
         others = scenario.cluster.other_nodes
         asked = (id(job.model), job.model, scenario.cluster.device, others, view)
         return self.get("memory", (*asked, scenario.workload.optimizer), job.memory)
+
+
+def _key(scenario: Scenario) -> str:
+    """Where the step under DDP on one device is."""
+    stated = scenario.workload.step_time
+    return "workload.step_time.with_ddp" if stated else "workload.profile.with_ddp_s"
 
 
 def _program_inputs(

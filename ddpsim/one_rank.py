@@ -37,10 +37,12 @@ def as_measured(ddp: Ddp) -> Ddp:
     return ddp.model_copy(update=changes)
 
 
-def times_as_priced(program: Program, measured_s: float) -> float:
+def times_as_priced(program: Program, measured_s: float, key: str) -> float:
     """How many times as long as in `program` DDP's own work took in a measured step.
 
-    Raises InputError where no work at all, or 1024 times as much, does not make that step.
+    None where launching the collectives takes that long already. Raises InputError, at the
+    scenario's `key`, for a step that is no longer than without DDP, or that 1024 times as much work
+    does not make.
     """
 
     def step_s(times: float) -> float:
@@ -51,12 +53,14 @@ def times_as_priced(program: Program, measured_s: float) -> float:
         low, high = high, 2 * high
         if high > _MOST:
             raise InputError(
-                "workload.step_time.with_ddp",
+                key,
                 f"{measured_s:g} s cannot be DDP's own work, which would take over {_MOST:g} times "
                 "as long as it is priced; is it the step of one device alone?",
             )
+    if measured_s <= mean_step_s(on_one_rank(replace(program, ddp=False))):
+        raise InputError(key, f"{measured_s:g} s {NO_LONGER_WITH_DDP}")
     if step_s(low) > measured_s:
-        raise InputError("workload.step_time.with_ddp", f"{measured_s:g} s {NO_LONGER_WITH_DDP}")
+        return 0.0
     return _crossing(step_s, measured_s, low, high)
 
 

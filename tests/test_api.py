@@ -251,6 +251,38 @@ def test_ddp_on_one_device_takes_the_step_that_was_measured(with_ddp_ms: float) 
     assert reference.iteration_time_s == alone.iteration_time_s
 
 
+def test_a_profile_may_hold_the_step_with_ddp(tmp_path: Path) -> None:
+    """It counts as measured, unless another step is stated, or the times are of another device."""
+    profile = json.loads((ROOT / "scenarios" / "testbed" / "transformer-500mbit.json").read_text())
+    bare_s = sum(profile[part] for part in ("forward_s", "backward_s", "optimizer_s"))
+
+    def predicted(workload: dict[str, Any], **more: Any) -> ddpsim.Result:
+        (tmp_path / "model.json").write_text(json.dumps(profile | more))
+        known = {"profile": str(tmp_path / "model.json"), "batch_per_rank": 4}
+        scenario = {
+            "schema": "ddpsim/1",
+            "workload": known | workload,
+            "ddp": {"backend": "gloo"},
+            "cluster": {"nodes": 1, "gpus_per_node": 1, "device": "cpu-core"},
+        }
+        return ddpsim.simulate(ddpsim.load_scenario(scenario))
+
+    with_ddp = predicted({}, with_ddp_s=1.1 * bare_s)
+    assert math.isclose(with_ddp.iteration_time_s.mean, 1.1 * bare_s, rel_tol=1e-6)
+    trust = {p.input: p.trust for p in with_ddp.provenance}
+    assert trust["workload.profile.with_ddp_s"] == "measured"
+    plain = predicted({})
+    assert plain.iteration_time_s.mean < 1.07 * bare_s
+    for other in (
+        predicted({}, with_ddp_s=None),
+        predicted({"step_time": f"{bare_s!r} s"}, with_ddp_s=1.1 * bare_s),
+        predicted({}, with_ddp_s=1.1 * bare_s, scaled_to="cpu-core"),
+    ):
+        assert math.isclose(other.iteration_time_s.mean, plain.iteration_time_s.mean, rel_tol=1e-3)
+    least = predicted({}, with_ddp_s=bare_s + 1e-6)  # less than launching collectives takes
+    assert bare_s < least.iteration_time_s.mean < plain.iteration_time_s.mean
+
+
 def test_ddp_on_a_core_takes_the_step_that_was_measured() -> None:
     stated = "workload.step_time={forward: 100 ms, backward: 200 ms, with_ddp: 330 ms}"
     one = ("cluster.nodes=1", "cluster.gpus_per_node=1", "run.jitter=null")

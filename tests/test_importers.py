@@ -325,6 +325,15 @@ def test_how_far_times_may_be_off_is_stated_or_unknown(write: Write, sigma: floa
         assert read_profile(write(json.dumps(unknown), "p.json")).sigma is None
 
 
+def test_the_step_with_ddp_is_longer_or_unknown(write: Write) -> None:
+    known = PROFILE | {"with_ddp_s": 1.0}
+    assert read_profile(write(json.dumps(known), "p.json")).with_ddp_s == 1.0
+    assert read_profile(write(json.dumps(PROFILE), "p.json")).with_ddp_s is None
+    for wrong in (0, -1, "x", 1e-4):
+        with pytest.raises(ImportFailedError, match="with_ddp_s is"):
+            read_profile(write(json.dumps(PROFILE | {"with_ddp_s": wrong}), "p.json"))
+
+
 @pytest.mark.parametrize("sigma", [-0.1, 1.5, "small", True, [0.1]])
 def test_what_is_no_sigma(write: Write, sigma: Any) -> None:
     with pytest.raises(ImportFailedError, match=r"sigma is .*; wanted a"):

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any, NoReturn
 
 import pytest
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.clock import Lap
 from calibrate.measure.clocks import clock_offsets
@@ -783,6 +785,38 @@ def test_a_profile_becomes_a_simulation(tmp_path: Path) -> None:
     }
     result = simulate(load_scenario(scenario))
     assert result.iteration_time_s.mean > document["forward_s"] + document["backward_s"]
+
+
+def test_a_profile_holds_the_step_with_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1.10 times as long as without, by steps taken in turns; within the noise it is not told."""
+
+    def steps(*with_ddp: float) -> Iterator[float]:
+        for seconds in with_ddp:
+            yield from (seconds, 1.0)
+
+    def measured(*with_ddp: float) -> Document:
+        taken, kinds = steps(*with_ddp), list[bool]()
+
+        def step_s(training: Training) -> float:
+            kinds.append(isinstance(training.model, DistributedDataParallel))
+            return next(taken)
+
+        monkeypatch.setattr("calibrate.measure.profile._step_s", step_s)
+        document = profiled("two_layers")
+        assert kinds == [True, False] * len(with_ddp)
+        assert not dist.is_initialized()
+        return document
+
+    told = measured(9, 9, 9, 1.11, 1.10, 1.09)  # the first three warm up
+    iteration_s = median(seconds for (seconds,) in told["iterations_s"])
+    assert told["with_ddp_s"] == pytest.approx(1.1 * iteration_s)
+    assert "with_ddp_s" not in measured(9, 9, 9, 1.5, 1.1, 0.9)
+    assert scale_profile(told, "a100", "h100")["with_ddp_s"] is None
+
+
+def test_a_model_that_ddp_does_not_take_has_no_step_with_it() -> None:
+    """Some of its parameters get no gradient."""
+    assert "with_ddp_s" not in profiled("branched", batch=8)
 
 
 def test_where_two_micro_batches_do_not_fit_only_one_is_told(

@@ -13,15 +13,19 @@ import json
 import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from calibrate.fit.estimates import median_time
 from calibrate.measure.clock import Clock, Mark
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.reference import find_function
@@ -53,6 +57,8 @@ OptimizerName = Literal["sgd", "adam", "adamw"]
 WARMUPS = 3
 _TINY_PARAMETERS, _TINY_ITERATIONS = 500, 10
 _STEPS_A_PAIR = 3  # iterations for every step of two micro-batches
+_LOGGED = 10  # DDP's first iterations wait for its log's events on a GPU (torch: logger.cpp)
+_SIGNIFICANT = 2.0  # standard errors
 _TICK_S = 1e-9  # keeps the order of gradients whose medians fall on one instant
 
 
@@ -81,7 +87,8 @@ class Training:
 class Samples:
     """Seconds of each iteration; `ready_s` by parameter, from the start of backward.
 
-    `later`: forward and backward of a second micro-batch over the first one's, a pair a step.
+    `later`: forward and backward of a second micro-batch over the first one's, a pair a step;
+    `with_ddp`: whole steps under DDP of one rank over those without, taken in turns.
     """
 
     forward_s: list[float] = field(default_factory=list)
@@ -90,6 +97,7 @@ class Samples:
     optimizer_s: list[float] = field(default_factory=list)
     ready_s: dict[str, list[float]] = field(default_factory=dict)
     later: list[tuple[float, float]] = field(default_factory=list)
+    with_ddp: list[float] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     sparse: set[str] = field(default_factory=set)
 
@@ -110,7 +118,8 @@ def profile(
     `threads` are those of the CPU, 1 as a rank under torchrun has. Iterations with gradient hooks
     and without take turns: times of the parts come from those without; a ready time is a fraction
     of its own backward, less the hooks' cost, which is measured on a model of tiny parameters.
-    Then steps of two micro-batches tell what the second one takes, unless memory does not suffice.
+    Then steps of two micro-batches tell what the second one takes, and steps under DDP of one rank
+    what DDP's own work takes, unless memory does not suffice or DDP does not take the model.
     Raises MeasureError where the function or what it returns cannot be used.
     """
     if iterations < 1:
@@ -128,6 +137,7 @@ def profile(
             ) from None
         peak = _peak_memory(where)  # of usual steps: two micro-batches may take more
         samples.later = _later_ratios(training, max(1, iterations // _STEPS_A_PAIR))
+        samples.with_ddp = _ddp_ratios(training, iterations)
         title = _title(reference, size, where, threads)
         return _document(training, samples, size, title, hook_cost_s(where), peak)
 
@@ -165,6 +175,7 @@ def scale_profile(document: Document, from_device: str, to_device: str) -> Docum
         "backward_s": document["backward_s"] * compute,
         "optimizer_s": document["optimizer_s"] * memory,
         **{key: document[key] * compute for key in LATER if key in document},
+        "with_ddp_s": None,  # copies scale by other rates than compute
         "parameters": [
             p | {"ready_s": None if p["ready_s"] is None else p["ready_s"] * compute}
             for p in document["parameters"]
@@ -332,6 +343,38 @@ def _later_ratios(training: Training, steps: int) -> list[tuple[float, float]]:
     return ratios[1:]  # the first step warms up
 
 
+def _ddp_ratios(training: Training, steps: int) -> list[float]:
+    """Steps under DDP of this process alone over bare ones; nothing where DDP does not take it.
+
+    Such as a model whose parameters are not all used, or of which memory holds no second one.
+    """
+    is_gpu = next(training.model.parameters()).is_cuda
+    unsettled = WARMUPS + (_LOGGED if is_gpu else 0)
+    owned = not dist.is_initialized()
+    try:
+        if owned:
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group("nccl" if is_gpu else "gloo", store=store, rank=0, world_size=1)
+        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        model = DistributedDataParallel(deepcopy(training.model), process_group=alone)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = type(training.optimizer)(trained, **training.optimizer.defaults)
+        wrapped = replace(training, model=model, optimizer=optimizer)
+        return [_step_s(wrapped) / _step_s(training) for _ in range(unsettled + steps)][unsettled:]
+    except (RuntimeError, ValueError):  # a GPU's memory, or the CPU's; what DDP says of a model
+        return []
+    finally:
+        training.optimizer.zero_grad()
+        if owned and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _step_s(training: Training) -> float:
+    samples = Samples()
+    iterate(training, samples, hooked=False)
+    return samples.forward_s[0] + samples.backward_s[0] + samples.optimizer_s[0]
+
+
 def _hooks(training: Training, ready: dict[str, Mark], sparse: set[str]) -> list[Any]:
     """Hooks that mark when each gradient is there; the last time counts, as in DDP."""
 
@@ -395,6 +438,7 @@ def _document(
         **_later(samples, forward_s, backward_s),
         "optimizer_s": optimizer_s,
         "iterations_s": [[iteration_s] for iteration_s in iterations_s],
+        **_with_ddp(samples, median(iterations_s)),
         "ready_origin": "backward_start",
         "spread": {
             name: _quartiles(getattr(samples, name))
@@ -426,6 +470,16 @@ def _later(samples: Samples, forward_s: float, backward_s: float) -> Document:
         return {}
     forward, backward = (median(ratios) for ratios in zip(*samples.later, strict=True))
     return dict(zip(LATER, (forward_s * forward, backward_s * backward), strict=True))
+
+
+def _with_ddp(samples: Samples, iteration_s: float) -> Document:
+    """Where DDP's own work can be told from noise."""
+    if len(samples.with_ddp) < 2:
+        return {}
+    ratio = median_time(samples.with_ddp)
+    if ratio.value - 1 <= _SIGNIFICANT * (ratio.stderr or 0.0):
+        return {}
+    return {"with_ddp_s": ratio.value * iteration_s}
 
 
 def ready_times(samples: Samples, hook_s: float, backward_s: float) -> dict[str, float]:

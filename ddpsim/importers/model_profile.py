@@ -3,10 +3,10 @@
 The JSON (schema `ddpsim.model-profile/1`) lists `parameters` in registration order, each with
 `name`, `numel`, `dtype` and `ready_s` (null: never ready), beside `forward_s`, `backward_s`,
 `optimizer_s`, `ready_origin` and `batch_per_rank`; `iterations_s`, whole steps as measured
-([iteration][rank]), may tell their spread, `sigma` how far the times may be off, and
-`later_forward_s` with `later_backward_s` what a second micro-batch of a step takes, its gradients
-added to those there. The CSV has the columns `order`, `param_name`, `numel`, `ready_us`, in
-backward order.
+([iteration][rank]), may tell their spread, `sigma` how far the times may be off, `with_ddp_s` the
+whole step under DDP on that device alone, and `later_forward_s` with `later_backward_s` what a
+second micro-batch of a step takes, its gradients added to those there. The CSV has the columns
+`order`, `param_name`, `numel`, `ready_us`, in backward order.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class ModelProfile:
     iterations_s: tuple[tuple[float, ...], ...] = ()
     scaled_to: str | None = None
     sigma: float | None = None
+    with_ddp_s: float | None = None
     later_forward_s: float | None = None
     later_backward_s: float | None = None
 
@@ -184,6 +185,7 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
         iterations_s=_iterations(name, data.get("iterations_s", [])),
         scaled_to=None if data.get("scaled_to") is None else shown(data["scaled_to"]),
         sigma=None if data.get("sigma") is None else _sigma(name, data["sigma"]),
+        with_ddp_s=_with_ddp(name, data.get("with_ddp_s"), forward_s + backward_s + optimizer_s),
         later_forward_s=later_forward_s,
         later_backward_s=later_backward_s,
     )
@@ -191,6 +193,19 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
 
 def _sigma(name: str, value: Any) -> float:
     return number(name, 0, value, "sigma", most=1.0)
+
+
+def _with_ddp(name: str, value: Any, step_s: float) -> float | None:
+    if value is None:
+        return None
+    with_ddp_s = _seconds(name, value, "with_ddp_s", above_zero=True)
+    if with_ddp_s <= step_s:
+        raise ImportFailedError(
+            name,
+            f"with_ddp_s is {with_ddp_s:g}, but the step without DDP takes {step_s:g}: DDP only "
+            "adds to it; measure both in turns, or leave it out",
+        )
+    return with_ddp_s
 
 
 def _later(name: str, data: dict[str, Any]) -> tuple[float | None, float | None]:

@@ -108,6 +108,7 @@ def _anchored(model: Model, stated: StepTime | None) -> Model:
         provenance=(*(p for p in model.provenance if not p.input.startswith("compute")), source),
         basis="measured",
         sigma=None,
+        with_ddp_s=stated.with_ddp_s,
     )
 
 

@@ -75,6 +75,7 @@ class Model:
     [iteration][rank]: only their spread is used. `sample_bytes`: of one sample's input. `later`:
     how many times as long forward and backward of a later micro-batch take, where it was measured.
     `sigma`: of the logarithm of all times, where it is known; None: `basis` says what is assumed.
+    `with_ddp_s`: the whole step under DDP on one device alone, where it was measured with the rest.
     """
 
     parameters: tuple[Parameter, ...]
@@ -92,6 +93,7 @@ class Model:
     sample_bytes: int | None = None
     later: tuple[float, float] | None = None
     sigma: float | None = None
+    with_ddp_s: float | None = None
 
     @property
     def gradient_bytes(self) -> int:

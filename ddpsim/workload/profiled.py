@@ -41,6 +41,7 @@ def profiled_model(profile: ModelProfile, workload: Workload, device: Device) ->
         iterations_s=profile.iterations_s,
         later=_later(profile, workload),
         sigma=None if profile.scaled_to else profile.sigma,
+        with_ddp_s=None if profile.scaled_to else profile.with_ddp_s,
     )
 
 
