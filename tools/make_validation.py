@@ -33,7 +33,7 @@ from ddpsim.cluster.collectives import duration_ns
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.plan import Request
 from ddpsim.engine.run import run
-from ddpsim.job import Job, resolve
+from ddpsim.job import Job, Parts, resolve
 from ddpsim.result.summary import mean_step_s
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
@@ -158,9 +158,10 @@ def reference_log() -> Path | None:
     return Path(folder) / V100_LOG if folder else None
 
 
-def job_of(scenario: dict[str, Any]) -> Job:
-    """A scenario given as a mapping, resolved."""
-    return resolve(parse(Document.from_mapping({"schema": "ddpsim/1"} | scenario, Path())))
+def job_of(scenario: dict[str, Any], parts: Parts | None = None) -> Job:
+    """A scenario given as a mapping, resolved; `parts`: what was built for others."""
+    document = Document.from_mapping({"schema": "ddpsim/1"} | scenario, Path())
+    return resolve(parse(document), parts=parts)
 
 
 def step_s(job: Job) -> float:
@@ -206,7 +207,8 @@ def _benchmark_row(
     equal_s, naive = step_s(equal), equal.baselines()
 
     def drawn_s(step_time: dict[str, str]) -> float:
-        jobs = (job_of(_benchmark_scenario(model, gpus, cap, step_time, s)) for s in SEEDS)
+        parts = Parts()
+        jobs = (job_of(_benchmark_scenario(model, gpus, cap, step_time, s), parts) for s in SEEDS)
         return fmean(step_s(job) for job in jobs)
 
     return Row(
