@@ -40,7 +40,7 @@ def as_measured(ddp: Ddp) -> Ddp:
 def times_as_priced(program: Program, measured_s: float, key: str) -> float:
     """How many times as long as in `program` DDP's own work took in a measured step.
 
-    None where launching the collectives takes that long already. Raises InputError, at the
+    0 where launching the collectives takes that long already. Raises InputError, at the
     scenario's `key`, for a step that is no longer than without DDP, or that 1024 times as much work
     does not make.
     """
