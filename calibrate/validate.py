@@ -34,13 +34,18 @@ from calibrate.ddp_rounds import (
     rank_medians,
     slowest,
 )
-from calibrate.fit.estimates import MEDIAN_ERROR, averaged, median_time, trimmed_mean
+from calibrate.fit.estimates import (
+    MEDIAN_ERROR,
+    SIGNIFICANT,
+    averaged,
+    median_time,
+    trimmed_mean,
+)
 from calibrate.fit.profile import NOT_STATED
 from calibrate.parts import adding_up
 from calibrate.phases import Phases, usual_phases
 from calibrate.steady import run_sigma, run_times, steady_time
 from calibrate.validation import (
-    SIGNIFICANT,
     Case,
     Split,
     Sweep,

@@ -12,11 +12,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from calibrate.ddp_rounds import Variant
+from calibrate.fit.estimates import SIGNIFICANT
 from ddpsim.report.lines import counted
 from ddpsim.result.sweep import FLAT
 
 __all__ = [
-    "SIGNIFICANT",
     "Case",
     "Figures",
     "Split",
@@ -31,7 +31,6 @@ __all__ = [
 EXPOSED = 0.05  # of the iteration: above it the skill rule counts
 REGRET = 0.01
 _DEFAULT = Variant().label
-SIGNIFICANT = 2.0  # standard errors
 Term = Literal["none", "forward", "backward", "communication", "overlap", "optimizer"]
 
 

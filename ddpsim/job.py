@@ -234,7 +234,7 @@ class Parts:
         return self.get("profile", asked, lambda: cluster_profile(scenario))
 
     def program(
-        self, scenario: Scenario, model: Model, overheads: Overheads | None, ddp_times: float = 1.0
+        self, scenario: Scenario, model: Model, overheads: Overheads | None, ddp_times: float
     ) -> Program:
         """See compile_program."""
         asked = (scenario.ddp, ddp_times, *_program_inputs(scenario, model, overheads))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 from ddpsim.cluster.collectives import SingleRankCost
 from ddpsim.engine.plan import Request
@@ -45,6 +46,7 @@ def times_as_priced(program: Program, measured_s: float, key: str) -> float:
     does not make.
     """
 
+    @cache
     def step_s(times: float) -> float:
         return mean_step_s(on_one_rank(program.with_ddp_work(times).steady()))
 

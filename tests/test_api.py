@@ -189,6 +189,27 @@ def test_sparse_gradients_are_warned_of(tmp_path: Path, backend: str, says: str)
     assert says in warning
 
 
+TRANSFORMER = json.loads(
+    (ROOT / "scenarios" / "testbed" / "transformer-500mbit.json").read_text("utf-8")
+)
+
+
+def on_one_core(
+    tmp_path: Path, profile: dict[str, Any], workload: dict[str, Any]
+) -> ddpsim.Scenario:
+    """A model profile on one rank, with more keys of its workload."""
+    (tmp_path / "model.json").write_text(json.dumps(profile))
+    known = {"profile": str(tmp_path / "model.json"), "batch_per_rank": 4}
+    return ddpsim.load_scenario(
+        {
+            "schema": "ddpsim/1",
+            "workload": known | workload,
+            "ddp": {"backend": "gloo"},
+            "cluster": {"nodes": 1, "gpus_per_node": 1, "device": "cpu-core"},
+        }
+    )
+
+
 @pytest.mark.parametrize(
     ("stated", "workload", "sigma"),
     [
@@ -201,16 +222,7 @@ def test_sparse_gradients_are_warned_of(tmp_path: Path, backend: str, says: str)
 def test_a_profile_says_how_far_its_times_may_be_off(
     tmp_path: Path, stated: dict[str, Any], workload: dict[str, Any], sigma: float
 ) -> None:
-    profile = json.loads((ROOT / "scenarios" / "testbed" / "transformer-500mbit.json").read_text())
-    (tmp_path / "model.json").write_text(json.dumps(profile | stated))
-    known = {"profile": str(tmp_path / "model.json"), "batch_per_rank": 4}
-    scenario = {
-        "schema": "ddpsim/1",
-        "workload": known | workload,
-        "ddp": {"backend": "gloo"},
-        "cluster": {"nodes": 2, "gpus_per_node": 1, "device": "cpu-core"},
-    }
-    job = resolve(ddpsim.load_scenario(scenario))
+    job = resolve(on_one_core(tmp_path, TRANSFORMER | stated, workload))
     assert uncertainties(job)["compute"].sigma == sigma
 
 
@@ -241,9 +253,8 @@ def test_step_time_anchors_one_device() -> None:
 def test_ddp_on_one_device_takes_the_step_that_was_measured(with_ddp_ms: float) -> None:
     stated = f"workload.step_time={{total: 162 ms, with_ddp: {with_ddp_ms} ms}}"
     alone = predict("straggler", *CALM, stated)
-    assert math.isclose(
-        alone.iteration_time_s.mean, with_ddp_ms / 1e3, abs_tol=1e-6
-    )  # a rounding a copy
+    # every copy is rounded to a nanosecond
+    assert math.isclose(alone.iteration_time_s.mean, with_ddp_ms / 1e3, abs_tol=1e-6)
     assert math.isclose(alone.baselines_s.compute_only, 0.162, rel_tol=1e-6)
     (known,) = (p for p in alone.provenance if p.input == "workload.step_time.with_ddp")
     assert known.trust == "stated"
@@ -253,19 +264,10 @@ def test_ddp_on_one_device_takes_the_step_that_was_measured(with_ddp_ms: float) 
 
 def test_a_profile_may_hold_the_step_with_ddp(tmp_path: Path) -> None:
     """It counts as measured, unless another step is stated, or the times are of another device."""
-    profile = json.loads((ROOT / "scenarios" / "testbed" / "transformer-500mbit.json").read_text())
-    bare_s = sum(profile[part] for part in ("forward_s", "backward_s", "optimizer_s"))
+    bare_s = sum(TRANSFORMER[part] for part in ("forward_s", "backward_s", "optimizer_s"))
 
     def predicted(workload: dict[str, Any], **more: Any) -> ddpsim.Result:
-        (tmp_path / "model.json").write_text(json.dumps(profile | more))
-        known = {"profile": str(tmp_path / "model.json"), "batch_per_rank": 4}
-        scenario = {
-            "schema": "ddpsim/1",
-            "workload": known | workload,
-            "ddp": {"backend": "gloo"},
-            "cluster": {"nodes": 1, "gpus_per_node": 1, "device": "cpu-core"},
-        }
-        return ddpsim.simulate(ddpsim.load_scenario(scenario))
+        return ddpsim.simulate(on_one_core(tmp_path, TRANSFORMER | more, workload))
 
     with_ddp = predicted({}, with_ddp_s=1.1 * bare_s)
     assert math.isclose(with_ddp.iteration_time_s.mean, 1.1 * bare_s, rel_tol=1e-6)

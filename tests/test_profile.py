@@ -470,6 +470,11 @@ def _of_one_layout(*regimes: tuple[float, float, float]) -> NcclRegimes:
     )
 
 
+FITTED_REGIMES = st.lists(
+    st.tuples(st.floats(1, 500), st.floats(0, 1e6), st.floats(0.1, 400)), min_size=1, max_size=4
+)
+
+
 def _on_nodes(nodes: int, gpus_per_node: int = 4) -> Scenario:
     link = {"bandwidth": "100 Gbit/s", "latency": "5 us"}
     cluster = {"nodes": nodes, "gpus_per_node": gpus_per_node, "device": "v100-sxm-32gb"}
@@ -492,11 +497,7 @@ def test_of_one_layout_the_latency_beyond_nccls_start_comes_again_with_every_hop
 
 
 @given(
-    regimes=st.lists(
-        st.tuples(st.floats(1, 500), st.floats(0, 1e6), st.floats(0.1, 400)),
-        min_size=1,
-        max_size=4,
-    ),
+    regimes=FITTED_REGIMES,
     size_bytes=st.integers(4, 2**32),
     nodes=st.integers(2, 16),
     gpus=st.integers(1, 8),
@@ -511,11 +512,7 @@ def test_what_is_assumed_of_hops_leaves_the_layout_that_was_measured_as_it_is(
 
 
 @given(
-    regimes=st.lists(
-        st.tuples(st.floats(1, 500), st.floats(0, 1e6), st.floats(0.1, 400)),
-        min_size=1,
-        max_size=4,
-    ),
+    regimes=FITTED_REGIMES,
     size_bytes=st.integers(4, 2**32),
     nodes=st.integers(3, 64),
     gpus=st.integers(1, 8),

@@ -19,6 +19,7 @@ from ddpsim.importers.cluster_profile import Fitted
 
 __all__ = [
     "MEDIAN_ERROR",
+    "SIGNIFICANT",
     "ZERO",
     "at_least",
     "at_most",
@@ -40,6 +41,7 @@ Floats = npt.NDArray[np.float64]
 ZERO = Fitted(value=0.0)
 _SIGMA_PER_MAD = 1.4826  # of a normal distribution
 MEDIAN_ERROR = 1.2533  # its median's standard error over that of its mean
+SIGNIFICANT = 2.0  # standard errors
 _FAR_OFF = 2.0  # standard errors
 _REWEIGHTED = 30  # times, by when the weights have settled
 _LEAST_ERROR = 1e-6  # relative; samples that are all alike are not free of error

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.fit.estimates import median_time
+from calibrate.fit.estimates import SIGNIFICANT, median_time
 from calibrate.measure.clock import Clock, Mark
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.reference import find_function
@@ -58,7 +58,6 @@ WARMUPS = 3
 _TINY_PARAMETERS, _TINY_ITERATIONS = 500, 10
 _STEPS_A_PAIR = 3  # iterations for every step of two micro-batches
 _LOGGED = 10  # DDP's first iterations wait for its log's events on a GPU (torch: logger.cpp)
-_SIGNIFICANT = 2.0  # standard errors
 _TICK_S = 1e-9  # keeps the order of gradients whose medians fall on one instant
 
 
@@ -477,7 +476,7 @@ def _with_ddp(samples: Samples, iteration_s: float) -> Document:
     if len(samples.with_ddp) < 2:
         return {}
     ratio = median_time(samples.with_ddp)
-    if ratio.value - 1 <= _SIGNIFICANT * (ratio.stderr or 0.0):
+    if ratio.value - 1 <= SIGNIFICANT * (ratio.stderr or 0.0):
         return {}
     return {"with_ddp_s": ratio.value * iteration_s}
 

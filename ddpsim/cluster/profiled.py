@@ -10,7 +10,7 @@ from ddpsim.cluster.collectives import InterferingCost, Kept, Network
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost
 from ddpsim.cluster.links import CHOSEN_NETWORK, network_rate
-from ddpsim.cluster.reach import hops_are_assumed, reaching
+from ddpsim.cluster.reach import hops_are_assumed, is_beyond_one_node, reaching
 from ddpsim.errors import InputError
 from ddpsim.importers.cluster_profile import (
     ClusterProfile,
@@ -134,7 +134,7 @@ def _is_measured(cluster: Cluster, profile: ClusterProfile) -> bool:
 
 
 def _is_beyond_one_node(cluster: Cluster, profile: ClusterProfile) -> bool:
-    return cluster.nodes > 1 and all(nodes == 1 for nodes, _ in profile.valid.layouts)
+    return is_beyond_one_node(profile.valid.layouts, (cluster.nodes, cluster.gpus_per_node))
 
 
 def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> tuple[str, ...]:

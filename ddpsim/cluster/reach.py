@@ -11,7 +11,7 @@ from ddpsim.cluster.tuner import BASE_US, HOP_US
 from ddpsim.importers.cluster_profile import Fitted, NcclRegime, NcclRegimes
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["hops_are_assumed", "reaching"]
+__all__ = ["hops_are_assumed", "is_beyond_one_node", "reaching"]
 
 Layout = tuple[int, int]  # nodes, GPUs a node
 
@@ -30,7 +30,7 @@ def reaching(
         return law
     if hops_are_assumed(measured, layout):
         law = _in_steps(law, _like(measured, layout)[0])
-    if cluster.nodes > 1 and cluster.inter_node and all(nodes == 1 for nodes, _ in measured):
+    if cluster.inter_node and is_beyond_one_node(measured, layout):
         law = _over_nodes(law, Wires.of(cluster, scenario.run.seed))
     return _no_faster_than_links(law, layout)
 
@@ -38,6 +38,11 @@ def reaching(
 def hops_are_assumed(measured: Collection[Layout], layout: Layout) -> bool:
     """Whether NCCL's latency on these ranks is carried there from a single layout, over nodes."""
     return layout not in measured and layout[0] > 1 and len(_like(measured, layout)) == 1
+
+
+def is_beyond_one_node(measured: Collection[Layout], layout: Layout) -> bool:
+    """Whether these ranks are on several nodes, and none that were measured."""
+    return layout[0] > 1 and all(nodes == 1 for nodes, _ in measured)
 
 
 def _like(measured: Collection[Layout], layout: Layout) -> list[Layout]:
@@ -53,7 +58,7 @@ def _in_steps(law: NcclRegimes, layout: Layout) -> NcclRegimes:
     its slowest sets the pace; a tree's, which over nodes the smallest messages take, in the
     tables' proportions. The layout's own times stay as they are.
     """
-    here = [r for r in law.regimes if _is_for(r, over_nodes=layout[0] > 1)]
+    here = [r for r in law.regimes if _bus(r, over_nodes=layout[0] > 1)]
     if any(r.intra_hop_s.value or r.inter_hop_s.value for r in here):
         return law
     ordered = sorted(here, key=lambda regime: regime.base_s.value)
@@ -82,9 +87,10 @@ def _split(regime: NcclRegime, place: int, count: int, layout: Layout) -> NcclRe
     )
 
 
-def _is_for(regime: NcclRegime, *, over_nodes: bool) -> bool:
+def _bus(regime: NcclRegime, *, over_nodes: bool) -> Fitted | None:
+    """The bus bandwidth of such layouts; None: the regime is not for them."""
     inter, intra = regime.inter_bandwidth_bytes_per_s, regime.intra_bandwidth_bytes_per_s
-    return (inter if over_nodes else intra) is not None
+    return inter if over_nodes else intra
 
 
 def _no_faster_than_links(law: NcclRegimes, layout: Layout) -> NcclRegimes:
@@ -96,13 +102,11 @@ def _no_faster_than_links(law: NcclRegimes, layout: Layout) -> NcclRegimes:
     ranks = nodes * gpus
 
     def bounded(regime: NcclRegime) -> NcclRegime:
-        if not _is_for(regime, over_nodes=nodes > 1):
+        bus = _bus(regime, over_nodes=nodes > 1)
+        if bus is None:
             return regime
         own = NcclRegimes.model_construct(regimes=(regime,))
-        bus = (
-            regime.inter_bandwidth_bytes_per_s if nodes > 1 else regime.intra_bandwidth_bytes_per_s
-        )
-        passing = all_reduce_s(own, 0, nodes, gpus) * (bus.value if bus else 0.0)
+        passing = all_reduce_s(own, 0, nodes, gpus) * bus.value
         most = passing / (2 * (ranks - 1) / ranks) / (ranks if regime.shape == "ring" else 1)
         return regime.model_copy(
             update={"hop_bytes": Fitted(value=min(regime.hop_bytes.value, most))}
