@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.clock import Lap
 from calibrate.measure.clocks import clock_offsets
+from calibrate.measure.ddp_hooks import around_hook
 from calibrate.measure.doctor import Host, check_clocks, clock_offset, diagnose, inspect_host
 from calibrate.measure.environment import (
     Facts,
@@ -44,7 +45,7 @@ from calibrate.measure.launch import free_port
 from calibrate.measure.plan import Slot, Task, Team, default_plan, teams
 from calibrate.measure.profile import Document, Training, profile, scale_profile, write_profile
 from calibrate.measure.progress import Reporter
-from calibrate.measure.rounds import around_hook, build_round
+from calibrate.measure.rounds import build_round
 from calibrate.measure.session import Options, measure, measure_locally, relative_mad
 from calibrate.record import Layout, Record, load_record
 from ddpsim import load_scenario, simulate

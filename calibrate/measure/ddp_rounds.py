@@ -35,6 +35,7 @@ from calibrate.ddp_rounds import (
     save_rounds,
 )
 from calibrate.measure.clock import Mark, no_collection
+from calibrate.measure.ddp_hooks import HookTimes
 from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.environment import check_same, environment, rank_facts
 from calibrate.measure.errors import LostContactError, MeasureError, first_line
@@ -117,7 +118,7 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
         ),
         model=options.model,
         batch_per_rank=batch,
-        parameters=_parameters(job, bare, session.ready),
+        parameters=_parameters(job, bare, session),
         buffers=tuple(
             (str(b.dtype).removeprefix("torch."), b.numel()) for b in bare.model.buffers()
         ),
@@ -254,9 +255,12 @@ class _Session:
         self._bare, self._steppers = bare, steppers
         self._hooked, self._rows, self._accumulating = Samples(), list[_Row](), list[_Row]()
         self._reduced: dict[int, list[float]] = {}
-        self._wait = all_at_once(job) if job.device.type == "cpu" else None
+        on_cpu = job.device.type == "cpu"
+        self._wait = all_at_once(job) if on_cpu else None
+        self._ddp_hooks = HookTimes(bare) if on_cpu else None
         self._hook_s = 0.0
-        self.ready: dict[str, float] = {}
+        self.ready: Mapping[str, float] = {}
+        self.ddp_hooks: Mapping[str, float] | None = None
 
     def run(self) -> None:
         """Warm up, then measure as many rounds as the budget allows."""
@@ -278,6 +282,7 @@ class _Session:
         self.ready = ready_times(
             self._hooked, self._hook_s, _median([row[2] for row in self._rows])
         )
+        self.ddp_hooks = self._ddp_hooks.medians_s() if self._ddp_hooks else None
 
     def _round(self, number: int, *, warm: bool) -> None:
         """One iteration of everything; each round begins with another."""
@@ -285,6 +290,8 @@ class _Session:
             lambda: self._with_hooks(warm=warm),
             *(_later(stepper, warm=warm) for stepper in self._steppers),
         ]
+        if hooks := self._ddp_hooks:
+            work.append(lambda: hooks.step(warm=warm))
         if any(stepper.variant.accumulation_steps > 1 for stepper in self._steppers):
             work.append(lambda: self._alone(self._accumulating, 2, warm=warm))
         for i in range(ALONE_PER_ROUND):
@@ -386,16 +393,21 @@ def _median(values: Sequence[float]) -> float:
     return float(torch.tensor(values, dtype=torch.float64).quantile(0.5))
 
 
-def _parameters(job: Job, training: Training, ready: Mapping[str, float]) -> tuple[Parameter, ...]:
-    """The trained parameters, with what every rank says of their ready times."""
+def _parameters(job: Job, training: Training, session: _Session) -> tuple[Parameter, ...]:
+    """The trained parameters, with what every rank says of their ready times and hooks."""
     named = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad]
-    ranks = job.numbers([ready.get(name, math.nan) for name, _ in named])
+
+    def of_ranks(times: Mapping[str, float]) -> list[list[float]]:
+        return job.numbers([times.get(name, math.nan) for name, _ in named])
+
+    ready, hooks = of_ranks(session.ready), session.ddp_hooks and of_ranks(session.ddp_hooks)
     return tuple(
         Parameter(
             name=name,
             numel=parameter.numel(),
             dtype=dtype_name(name, parameter),
-            ready_s=tuple(_known(rank[i]) for rank in ranks),
+            ready_s=tuple(_known(rank[i]) for rank in ready),
+            hook_s=tuple(_known(rank[i]) for rank in hooks or ()),
         )
         for i, (name, parameter) in enumerate(named)
     )

@@ -39,6 +39,7 @@ __all__ = [
     "WARMUPS",
     "Document",
     "Samples",
+    "TinyParameters",
     "Training",
     "batch_of",
     "compute_threads",
@@ -395,7 +396,7 @@ def _hooks(training: Training, ready: dict[str, Mark], sparse: set[str]) -> list
 
 def hook_cost_s(device: torch.device) -> float:
     """Seconds that one gradient hook adds to backward: tiny parameters, with hooks and without."""
-    model = _Tiny().to(device)
+    model = TinyParameters().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     training = Training(model, torch.ones(1, device=device), torch.sum, optimizer, Clock(device))
     samples = _measure(training, _TINY_ITERATIONS)
@@ -403,7 +404,7 @@ def hook_cost_s(device: torch.device) -> float:
     return max(0.0, more_s / _TINY_PARAMETERS)
 
 
-class _Tiny(nn.Module):
+class TinyParameters(nn.Module):
     """Many tiny parameters: its backward does little beside accumulating their gradients."""
 
     def __init__(self) -> None:
@@ -411,6 +412,7 @@ class _Tiny(nn.Module):
         self.parts = nn.ParameterList(torch.zeros(8) for _ in range(_TINY_PARAMETERS))
 
     def forward(self, x: Tensor) -> Tensor:
+        """As many numbers as there are, once the parameters are taken together."""
         return torch.cat(list(self.parts)) * x
 
 

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,13 +19,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.clock import Clock, Lap, Mark
+from calibrate.measure.ddp_hooks import around_hook
 from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.job import Job
 from calibrate.measure.plan import Task
 from calibrate.record import COPIES_BACK, COPIES_IN, HALF, LAYER, RESTED, TOGETHER
 
-__all__ = ["Round", "all_at_once", "around_hook", "build_round", "compute_unit"]
+__all__ = ["Round", "all_at_once", "build_round", "compute_unit"]
 
 Round = Callable[[], Sequence[Lap]]
 Work = Callable[[], object]
@@ -308,19 +308,6 @@ def _layers_in_ddp(task: Task, job: Job) -> tuple[DistributedDataParallel, Tenso
     layers = _Layers(parameters, width).to(job.device)
     x = torch.ones(_BATCH_OF_LAYERS, width, device=job.device)
     return DistributedDataParallel(layers, process_group=alone), x
-
-
-def around_hook(
-    parameter: Tensor, before: Callable[[Tensor], None], after: Callable[[Tensor], None]
-) -> None:
-    """Call these right before and after what DDP does with a gradient, once it is wrapped in DDP.
-
-    A gradient's own hook comes as soon as it is added up, then those behind that node, in turn
-    (torch's accumulate_grad.cpp, engine.cpp); DDP's is there already.
-    """
-    parameter.register_post_accumulate_grad_hook(before)  # type: ignore[no-untyped-call]
-    node: Any = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    node.register_hook(lambda *_: after(parameter))
 
 
 def _copies_in(task: Task, job: Job) -> Round:

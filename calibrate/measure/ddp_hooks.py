@@ -1,0 +1,110 @@
+"""What DDP's hooks take, gradient by gradient, in a backward of which nothing is sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from calibrate.measure.profile import TinyParameters, Training
+
+__all__ = ["HookTimes", "around_hook"]
+
+_BACKWARDS = 10  # that tell what it costs to look
+
+
+def around_hook(
+    parameter: Tensor, before: Callable[[Tensor], None], after: Callable[[Tensor], None]
+) -> object:
+    """Call these right before and after what DDP does with a gradient, once it is wrapped in DDP.
+
+    A gradient's own hook comes as soon as it is added up, then those behind that node, in turn
+    (torch's accumulate_grad.cpp, engine.cpp); DDP's is there already. They last as long as the node
+    does, which is returned: DDP keeps it.
+    """
+    parameter.register_post_accumulate_grad_hook(before)  # type: ignore[no-untyped-call]
+    node: Any = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    node.register_hook(lambda *_: after(parameter))
+    return node
+
+
+class HookTimes:
+    """Seconds of DDP's hooks on a model's parameters, copies into buckets included, on a CPU.
+
+    DDP is of this process alone, over its own copy of the model; what it costs to look at a hook is
+    taken off.
+    """
+
+    def __init__(self, bare: Training) -> None:
+        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        model = DistributedDataParallel(deepcopy(bare.model), process_group=alone)
+        optimizer = type(bare.optimizer)(
+            [p for p in model.parameters() if p.requires_grad], **bare.optimizer.defaults
+        )
+        self._training = replace(bare, model=model, optimizer=optimizer)
+        self._looks = _Looks(model.module)
+
+    def step(self, *, warm: bool) -> None:
+        """One iteration; a warm-up tells nothing."""
+        training = self._training
+        training.forward().backward()  # type: ignore[no-untyped-call]
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        self._looks.keep(warm=warm)
+
+    def medians_s(self) -> Mapping[str, float]:
+        """By parameter, of those that had a gradient."""
+        cost_s = _look_s()
+        return {name: max(0.0, s - cost_s) for name, s in self._looks.medians_s().items()}
+
+
+class _Looks:
+    """Seconds from before to after the hooks on each of a model's gradients."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._began_s = 0.0
+        self._now: dict[str, float] = {}
+        self._kept: dict[str, list[float]] = {}
+        self._nodes = [
+            around_hook(parameter, self._begin, self._ender(name))
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        ]
+
+    def _begin(self, _: Tensor) -> None:
+        self._began_s = time.perf_counter()
+
+    def _ender(self, name: str) -> Callable[[Tensor], None]:
+        def end(_: Tensor) -> None:
+            self._now[name] = time.perf_counter() - self._began_s
+
+        return end
+
+    def keep(self, *, warm: bool) -> None:
+        """The last backward's, unless it was a warm-up."""
+        if not warm:
+            for name, seconds in self._now.items():
+                self._kept.setdefault(name, []).append(seconds)
+        self._now = {}
+
+    def medians_s(self) -> dict[str, float]:
+        """By parameter."""
+        return {name: median(seconds) for name, seconds in self._kept.items()}
+
+
+def _look_s() -> float:
+    """Seconds between two looks with no hook of DDP's between them."""
+    model = TinyParameters()
+    looks = _Looks(model)
+    for i in range(_BACKWARDS):
+        model(torch.ones(1)).sum().backward()
+        looks.keep(warm=i == 0)
+    return median(looks.medians_s().values())
