@@ -98,7 +98,7 @@ class RoundOptions(_Part):
 class Parameter(_Part):
     """A trained parameter; `ready_s[rank]` from the start of backward, None: never ready.
 
-    `hook_s[rank]`: what DDP's hook on it takes, copy into the bucket and all, in a backward under
+    `ddp_hook_s[rank]`: what DDP's hook on it takes, copy into the bucket and all, in a backward under
     DDP of that rank alone; empty where that was not measured.
     """
 
@@ -106,7 +106,7 @@ class Parameter(_Part):
     numel: int
     dtype: str
     ready_s: tuple[float | None, ...]
-    hook_s: tuple[float | None, ...] = ()
+    ddp_hook_s: tuple[float | None, ...] = ()
 
 
 class Steps(_Part):

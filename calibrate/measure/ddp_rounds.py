@@ -407,7 +407,7 @@ def _parameters(job: Job, training: Training, session: _Session) -> tuple[Parame
             numel=parameter.numel(),
             dtype=dtype_name(name, parameter),
             ready_s=tuple(_known(rank[i]) for rank in ready),
-            hook_s=tuple(_known(rank[i]) for rank in hooks or ()),
+            ddp_hook_s=tuple(_known(rank[i]) for rank in hooks or ()),
         )
         for i, (name, parameter) in enumerate(named)
     )
