@@ -83,7 +83,7 @@ class RoundOptions(_Part):
     """What to measure, and how long."""
 
     output: Path = Field(description="the rounds, JSON")
-    model: str = Field(description="MODULE:FUNCTION as for `calibrate.measure.profile`")
+    model: str = Field(description="MODULE:FUNCTION as for `calibrate.measure.training`")
     batch: int | None = Field(None, ge=1, description="default: the function's own")
     variants: tuple[Variant, ...] = tuple(Variant(bucket_cap_mb=cap) for cap in CAPS)
     rounds: tuple[int, int] = Field((6, 15), description="least and most rounds that are timed")
@@ -98,8 +98,8 @@ class RoundOptions(_Part):
 class Parameter(_Part):
     """A trained parameter; `ready_s[rank]` from the start of backward, None: never ready.
 
-    `ddp_hook_s[rank]`: what DDP's hook on it takes, copy into the bucket and all, in a backward under
-    DDP of that rank alone; empty where that was not measured.
+    `ddp_hook_s[rank]`: what DDP's hook on it takes, copy into the bucket and all, in a backward
+    under DDP of that rank alone; empty where that was not measured.
     """
 
     name: str

@@ -269,7 +269,10 @@ def model_profile(*runs: Rounds) -> dict[str, Any]:
         "ready_origin": "backward_start",
         "parameters": [
             {"name": p.name, "numel": p.numel, "dtype": p.dtype, "ready_s": ready_s}
-            for p, ready_s in zip(first.parameters, _ready(runs, parts), strict=True)
+            | {"ddp_hook_s": hook_s}
+            for p, ready_s, hook_s in zip(
+                first.parameters, _ready(runs, parts), _ddp_hooks(runs), strict=True
+            )
         ],
         "buffers": [{"dtype": dtype, "numel": numel} for dtype, numel in first.buffers],
     }
@@ -319,6 +322,15 @@ def _ready(runs: Sequence[Rounds], parts: Sequence[Sequence[float]]) -> list[flo
         ]
         known = [seconds for seconds in times if seconds is not None]
         found.append(fmean(known) if len(known) == len(times) else None)
+    return found
+
+
+def _ddp_hooks(runs: Sequence[Rounds]) -> list[float | None]:
+    """Of each parameter: the mean over runs and ranks; None where no run measured it."""
+    found: list[float | None] = []
+    for same in zip(*(run.parameters for run in runs), strict=True):
+        known = [seconds for p in same for seconds in p.ddp_hook_s if seconds is not None]
+        found.append(fmean(known) if known else None)
     return found
 
 

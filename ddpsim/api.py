@@ -152,7 +152,7 @@ def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
 
 
 def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
-    scenario, memory = job.scenario, job.memory()
+    scenario = job.scenario
     return Context(
         name=scenario.name,
         nodes=scenario.cluster.nodes,
@@ -161,10 +161,10 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         network=job.network.bottleneck,
         knows_warmup=job.knows_warmup,
         buckets_rebuilt_at=job.program.rebuilt_at,
-        memory=memory,
+        memory=job.memory(),
         baselines=job.baselines(),
         provenance=job.provenance(),
-        warnings=job.warnings(memory),
+        warnings=job.warnings(),
         seed=scenario.run.seed,
         engine=Engine(engine, simulated.ranks_simulated, simulated.paths),
     )

@@ -185,8 +185,9 @@ class Job:
         jitter = (spread,) if self.observed_s else ()
         return (*self.model.provenance, *self.network.provenance, *known, *jitter, costs)
 
-    def warnings(self, memory: Memory) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         """What a reader must know before trusting the answer."""
+        memory = self.memory()
         found = [*self.model.warnings, *self.network.warnings]
         if self.scenario.cluster.algorithm == "data_parallel":
             alone = memory.buckets + memory.optimizer

@@ -59,6 +59,12 @@ def two_layers(batch: int = 16) -> Any:
     return model, torch.randn(batch, 64), lambda output: output.sum()
 
 
+def large_and_small(batch: int = 4) -> Any:
+    """Weights of 8 MB and of 4 kB."""
+    model = nn.Sequential(nn.Linear(2048, 1024, bias=False), nn.Linear(1024, 1, bias=False))
+    return model, torch.randn(batch, 2048), lambda output: output.sum()
+
+
 def constant_loss(batch: int = 4) -> Any:
     model = nn.Linear(2, 2)
     return model, torch.randn(batch, 2), lambda _: torch.zeros(1, requires_grad=True).sum()

@@ -334,6 +334,21 @@ def test_the_step_with_ddp_is_longer_or_unknown(write: Write) -> None:
             read_profile(write(json.dumps(PROFILE | {"with_ddp_s": wrong}), "p.json"))
 
 
+def test_a_hook_of_ddp_may_be_known(write: Write) -> None:
+    first, *others = PROFILE["parameters"]
+
+    def with_hook(seconds: Any) -> SourceFile:
+        parameters = [first | {"ddp_hook_s": seconds}, *others]
+        return write(json.dumps(PROFILE | {"parameters": parameters}), "p.json")
+
+    for known in (0, 2e-5, None):
+        hooks = [p.ddp_hook_s for p in read_profile(with_hook(known)).parameters]
+        assert hooks == [known, *(None for _ in others)]
+    for wrong in (-1e-6, "x", True):
+        with pytest.raises(ImportFailedError, match=f"ddp_hook_s of {first['name']!r} is"):
+            read_profile(with_hook(wrong))
+
+
 @pytest.mark.parametrize("sigma", [-0.1, 1.5, "small", True, [0.1]])
 def test_what_is_no_sigma(write: Write, sigma: Any) -> None:
     with pytest.raises(ImportFailedError, match=r"sigma is .*; wanted a"):

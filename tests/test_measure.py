@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.clock import Lap
 from calibrate.measure.clocks import clock_offsets
-from calibrate.measure.ddp_hooks import around_hook
+from calibrate.measure.ddp_alone import around_hook
 from calibrate.measure.doctor import Host, check_clocks, clock_offset, diagnose, inspect_host
 from calibrate.measure.environment import (
     Facts,
@@ -43,10 +43,11 @@ from calibrate.measure.host import free_memory_bytes, stolen_s, text_of
 from calibrate.measure.job import join, read_place
 from calibrate.measure.launch import free_port
 from calibrate.measure.plan import Slot, Task, Team, default_plan, teams
-from calibrate.measure.profile import Document, Training, profile, scale_profile, write_profile
+from calibrate.measure.profile import Document, profile, scale_profile, write_profile
 from calibrate.measure.progress import Reporter
 from calibrate.measure.rounds import build_round
 from calibrate.measure.session import Options, measure, measure_locally, relative_mad
+from calibrate.measure.training import Training
 from calibrate.record import Layout, Record, load_record
 from ddpsim import load_scenario, simulate
 from ddpsim.importers.model_profile import read_profile
@@ -817,7 +818,28 @@ def test_a_profile_holds_the_step_with_ddp(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_model_that_ddp_does_not_take_has_no_step_with_it() -> None:
     """Some of its parameters get no gradient."""
-    assert "with_ddp_s" not in profiled("branched", batch=8)
+    document = profiled("branched", batch=8)
+    assert "with_ddp_s" not in document
+    assert {p["ddp_hook_s"] for p in document["parameters"]} == {None}
+
+
+def test_a_profile_tells_what_ddps_hooks_take(tmp_path: Path) -> None:
+    """A copy of 8 MB takes longer than one of 4 kB; scaled to another device none is known."""
+    document = profiled("large_and_small")
+    write_profile(document, tmp_path / "profile.json")
+    read = read_profile(SourceFile("profile.json", tmp_path / "profile.json"))
+    hook_s = {p.name: p.ddp_hook_s or 0.0 for p in read.parameters}
+    assert list(hook_s) == ["0.weight", "1.weight"]
+    assert hook_s["0.weight"] > hook_s["1.weight"] >= 0
+    scaled = scale_profile(document, "a100", "h100")
+    assert {p["ddp_hook_s"] for p in scaled["parameters"]} == {None}
+    assert not dist.is_initialized()
+
+
+def test_what_it_costs_to_look_at_a_hook_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, where looking takes as long as the hooks."""
+    monkeypatch.setattr("calibrate.measure.ddp_alone._look_s", lambda: 1e3)
+    assert {p["ddp_hook_s"] for p in profiled("two_layers")["parameters"]} == {0.0}
 
 
 def test_where_two_micro_batches_do_not_fit_only_one_is_told(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,20 @@ def _cpu_costs(overheads: Overheads, **options: Any) -> DdpCosts:
         {"schema": "ddpsim/1", "workload": workload, "cluster": cluster, "ddp": ddp}
     )
     return DdpCosts(scenario.cluster.device, scenario.ddp, overheads)
+
+
+@pytest.mark.parametrize("hook_us", [0, 3, 40, 9000])
+def test_a_hook_that_was_measured_takes_so_long(hook_us: float) -> None:
+    """With torch's default options; what others save or cost comes on top, and no copy's price."""
+    known = Overheads.model_validate({"hook_s": fitted(1e-5), "copy_back_s": fitted(4e-6)})
+    gradient = Parameter("weight", 2**19, "float32", ddp_hook_s=hook_us * 1e-6)
+    costs, static = _cpu_costs(known), _cpu_costs(known, static_graph=True)
+    whole_s = costs.parameter_hook_s + costs.copy_in(gradient).device_s
+    assert whole_s == pytest.approx(max(hook_us, 6) * 1e-6)
+    assert static.copy_in(gradient) == costs.copy_in(gradient)
+    assert static.parameter_hook_s == pytest.approx(1e-5 * 5.8 / 5 - 4e-6)
+    on_gpu = replace(costs, device=costs.device.model_copy(update={"kind": "gpu"}))
+    assert on_gpu.copy_in(gradient) == on_gpu.copy_in(gradient._replace(ddp_hook_s=None))
 
 
 def test_a_hook_s_copies_back_come_after_the_all_reduces(predict: Any) -> None:

@@ -409,6 +409,19 @@ def test_a_model_of_two_runs_is_at_the_pace_of_both() -> None:
     assert model_profile(first, unused)["parameters"][0]["ready_s"] is None
 
 
+def test_a_models_hooks_are_the_mean_of_ranks_and_runs() -> None:
+    """Those of one tensor: 20 and 40 us in one run, 60 and 80 in another; the other has none."""
+    rounds = made_up([ONE])
+    first, last = rounds.parameters
+
+    def run(*hook_s: float) -> Rounds:
+        known = first.model_copy(update={"ddp_hook_s": hook_s})
+        return rounds.model_copy(update={"parameters": (known, last)})
+
+    hooks = [p["ddp_hook_s"] for p in model_profile(run(2e-5, 4e-5), run(6e-5, 8e-5))["parameters"]]
+    assert hooks == [pytest.approx(5e-5), None]
+
+
 def test_a_model_is_as_uncertain_as_its_median_iteration() -> None:
     """1.2533 x 1.4826 x its deviation of 10 ms / sqrt(3), of 310 ms; of two runs a root less."""
     rounds = made_up([ONE])

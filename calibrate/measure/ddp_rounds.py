@@ -35,7 +35,7 @@ from calibrate.ddp_rounds import (
     save_rounds,
 )
 from calibrate.measure.clock import Mark, no_collection
-from calibrate.measure.ddp_hooks import HookTimes
+from calibrate.measure.ddp_alone import HookTimes
 from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.environment import check_same, environment, rank_facts
 from calibrate.measure.errors import LostContactError, MeasureError, first_line
@@ -45,17 +45,19 @@ from calibrate.measure.launch import local
 from calibrate.measure.profile import (
     WARMUPS,
     Samples,
-    Training,
-    batch_of,
-    compute_threads,
-    dtype_name,
     hook_cost_s,
     iterate,
-    prepare,
     ready_times,
 )
 from calibrate.measure.rank import run_rank
 from calibrate.measure.rounds import all_at_once
+from calibrate.measure.training import (
+    Training,
+    batch_of,
+    compute_threads,
+    dtype_name,
+    prepare,
+)
 from calibrate.record import Environment
 
 __all__ = ["measure_rounds", "measure_rounds_locally"]

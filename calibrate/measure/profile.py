@@ -1,37 +1,36 @@
-"""`profile`: a model's times on one device with no communication, as ddpsim.model-profile/1.
-
-The contract of MODULE:FUNCTION: called with `batch=N`, it returns `(model, inputs, loss)`. `model`
-is a module on the CPU in training mode; `inputs` a tensor, a tuple of positional arguments or a
-dict of keyword arguments, of N samples; `loss` a function of what the model returns, to a scalar
-tensor. Autocast, if wanted, belongs into the model and the loss.
-"""
+"""`profile`: a model's times on one device with no communication, as ddpsim.model-profile/1."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import resource
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from calibrate.fit.estimates import SIGNIFICANT, median_time
 from calibrate.measure.clock import Clock, Mark
+from calibrate.measure.ddp_alone import HookTimes, process_group, under_ddp
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.reference import find_function
+from calibrate.measure.training import (
+    TINY_PARAMETERS,
+    OptimizerName,
+    TinyParameters,
+    Training,
+    batch_of,
+    compute_threads,
+    dtype_name,
+    prepare,
+)
 from calibrate.parts import adding_up
 from ddpsim.files import write_atomically
-from ddpsim.importers.model_profile import ITEM_BYTES, LATER
+from ddpsim.importers.model_profile import LATER
 from ddpsim.scenario.catalog import device_table, resolve
 from ddpsim.units import format_duration
 
@@ -39,14 +38,8 @@ __all__ = [
     "WARMUPS",
     "Document",
     "Samples",
-    "TinyParameters",
-    "Training",
-    "batch_of",
-    "compute_threads",
-    "dtype_name",
     "hook_cost_s",
     "iterate",
-    "prepare",
     "profile",
     "ready_times",
     "scale_profile",
@@ -54,33 +47,11 @@ __all__ = [
 ]
 
 Document = dict[str, Any]
-OptimizerName = Literal["sgd", "adam", "adamw"]
 WARMUPS = 3
-_TINY_PARAMETERS, _TINY_ITERATIONS = 500, 10
+_TINY_ITERATIONS = 10
 _STEPS_A_PAIR = 3  # iterations for every step of two micro-batches
 _LOGGED = 10  # DDP's first iterations wait for its log's events on a GPU (torch: logger.cpp)
 _TICK_S = 1e-9  # keeps the order of gradients whose medians fall on one instant
-
-
-@dataclass(frozen=True)
-class Training:
-    """What the user's function returns, and the optimizer, ready to step on one device."""
-
-    model: nn.Module
-    inputs: Any
-    loss: Callable[[Any], Tensor]
-    optimizer: torch.optim.Optimizer
-    clock: Clock
-
-    def forward(self) -> Tensor:
-        """Run the model and the loss."""
-        if isinstance(self.inputs, tuple):
-            said = self.model(*self.inputs)
-        elif isinstance(self.inputs, Mapping):
-            said = self.model(**self.inputs)
-        else:
-            said = self.model(self.inputs)
-        return self.loss(said)
 
 
 @dataclass
@@ -88,7 +59,8 @@ class Samples:
     """Seconds of each iteration; `ready_s` by parameter, from the start of backward.
 
     `later`: forward and backward of a second micro-batch over the first one's, a pair a step;
-    `with_ddp`: whole steps under DDP of one rank over those without, taken in turns.
+    `with_ddp`: whole steps under DDP of one rank over those without, taken in turns; `ddp_hook_s`
+    its hooks by parameter.
     """
 
     forward_s: list[float] = field(default_factory=list)
@@ -98,6 +70,7 @@ class Samples:
     ready_s: dict[str, list[float]] = field(default_factory=dict)
     later: list[tuple[float, float]] = field(default_factory=list)
     with_ddp: list[float] = field(default_factory=list)
+    ddp_hook_s: Mapping[str, float] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     sparse: set[str] = field(default_factory=set)
 
@@ -137,7 +110,7 @@ def profile(
             ) from None
         peak = _peak_memory(where)  # of usual steps: two micro-batches may take more
         samples.later = _later_ratios(training, max(1, iterations // _STEPS_A_PAIR))
-        samples.with_ddp = _ddp_ratios(training, iterations)
+        _measure_ddp(training, samples, iterations)
         title = _title(reference, size, where, threads)
         return _document(training, samples, size, title, hook_cost_s(where), peak)
 
@@ -177,7 +150,7 @@ def scale_profile(document: Document, from_device: str, to_device: str) -> Docum
         **{key: document[key] * compute for key in LATER if key in document},
         "with_ddp_s": None,  # copies scale by other rates than compute
         "parameters": [
-            p | {"ready_s": None if p["ready_s"] is None else p["ready_s"] * compute}
+            p | {"ready_s": p["ready_s"] and p["ready_s"] * compute, "ddp_hook_s": None}
             for p in document["parameters"]
         ],
     }
@@ -213,72 +186,6 @@ def _device(name: str) -> torch.device:
             raise MeasureError(f"{name}: this machine has {count} CUDA devices, counted from 0")
         torch.cuda.set_device(device)  # events are recorded on the current one
     return device
-
-
-@contextmanager
-def compute_threads(count: int) -> Iterator[None]:
-    """Torch's threads on the CPU, for as long as the context."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def batch_of(reference: str, given: int | None) -> int:
-    """The batch asked for, or the function's own default."""
-    parameter = inspect.signature(find_function(reference)).parameters.get("batch")
-    if parameter is None:
-        raise MeasureError(
-            f"{reference} takes no argument batch: write def {_name(reference)}(batch: int)"
-        )
-    batch = parameter.default if given is None else given
-    if batch is parameter.empty:
-        raise MeasureError(f"{reference} has no default batch: give --batch")
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise MeasureError(f"batch is {batch!r}: wanted a whole number from 1")
-    return batch
-
-
-def _name(reference: str) -> str:
-    return reference.rpartition(":")[2]
-
-
-def prepare(
-    reference: str, batch: int, device: torch.device, optimizer: OptimizerName, *, fused: bool
-) -> Training:
-    """Make the model that MODULE:FUNCTION returns, on a device; raises MeasureError."""
-    made = find_function(reference)(batch=batch)
-    wanted = f"{reference} must return (model, inputs, loss)"
-    if not isinstance(made, tuple) or len(made) != 3:
-        found = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
-        raise MeasureError(f"{wanted}, not {found}")
-    model, inputs, loss = made
-    if not isinstance(model, nn.Module) or not callable(loss):
-        kinds = ", ".join(type(part).__name__ for part in made)
-        raise MeasureError(
-            f"{wanted}: a torch.nn.Module, a tensor, tuple or dict, and a function; got {kinds}"
-        )
-    model = model.to(device)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    if not trained:
-        raise MeasureError(f"the model of {reference} has no parameter that requires a gradient")
-    classes = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    options: dict[str, Any] = {"lr": 1e-4} | ({"fused": True} if fused else {})
-    return Training(
-        model, _moved(inputs, device), loss, classes[optimizer](trained, **options), Clock(device)
-    )
-
-
-def _moved(inputs: Any, device: torch.device) -> Any:
-    if isinstance(inputs, Tensor):
-        return inputs.to(device)
-    if isinstance(inputs, Mapping):
-        return {name: _moved(value, device) for name, value in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(_moved(value, device) for value in inputs)
-    return inputs
 
 
 # --- measuring ---------------------------------------------------------------------------------
@@ -343,30 +250,28 @@ def _later_ratios(training: Training, steps: int) -> list[tuple[float, float]]:
     return ratios[1:]  # the first step warms up
 
 
-def _ddp_ratios(training: Training, steps: int) -> list[float]:
-    """Steps under DDP of this process alone over bare ones; nothing where DDP does not take it.
+def _measure_ddp(training: Training, samples: Samples, steps: int) -> None:
+    """Steps under DDP of this process alone over bare ones; on a CPU its hooks too.
 
-    Such as a model whose parameters are not all used, or of which memory holds no second one.
+    Nothing where DDP does not take the model, such as one whose parameters are not all used, or
+    where memory holds no second one.
     """
     is_gpu = next(training.model.parameters()).is_cuda
     unsettled = WARMUPS + (_LOGGED if is_gpu else 0)
-    owned = not dist.is_initialized()
     try:
-        if owned:
-            store = dist.HashStore()  # type: ignore[attr-defined]
-            dist.init_process_group("nccl" if is_gpu else "gloo", store=store, rank=0, world_size=1)
-        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-        model = DistributedDataParallel(deepcopy(training.model), process_group=alone)
-        trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer = type(training.optimizer)(trained, **training.optimizer.defaults)
-        wrapped = replace(training, model=model, optimizer=optimizer)
-        return [_step_s(wrapped) / _step_s(training) for _ in range(unsettled + steps)][unsettled:]
+        with process_group("nccl" if is_gpu else "gloo"):
+            wrapped = under_ddp(training)
+            ratios = [_step_s(wrapped) / _step_s(training) for _ in range(unsettled + steps)]
+            samples.with_ddp = ratios[unsettled:]
+            if not is_gpu:
+                hooks = HookTimes(training)
+                for i in range(WARMUPS + steps):
+                    hooks.step(warm=i < WARMUPS)
+                samples.ddp_hook_s = hooks.medians_s()
     except (RuntimeError, ValueError):  # a GPU's memory, or the CPU's; what DDP says of a model
-        return []
+        return
     finally:
         training.optimizer.zero_grad()
-        if owned and dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def _step_s(training: Training) -> float:
@@ -401,19 +306,7 @@ def hook_cost_s(device: torch.device) -> float:
     training = Training(model, torch.ones(1, device=device), torch.sum, optimizer, Clock(device))
     samples = _measure(training, _TINY_ITERATIONS)
     more_s = median(samples.hooked_backward_s) - median(samples.backward_s)
-    return max(0.0, more_s / _TINY_PARAMETERS)
-
-
-class TinyParameters(nn.Module):
-    """Many tiny parameters: its backward does little beside accumulating their gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts = nn.ParameterList(torch.zeros(8) for _ in range(_TINY_PARAMETERS))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """As many numbers as there are, once the parameters are taken together."""
-        return torch.cat(list(self.parts)) * x
+    return max(0.0, more_s / TINY_PARAMETERS)
 
 
 # --- telling -----------------------------------------------------------------------------------
@@ -455,6 +348,7 @@ def _document(
                 "dtype": dtype_name(name, parameter),
                 "ready_s": ready_s.get(name),
                 "ready_quartiles_s": _quartiles(samples.ready_s.get(name, [])),
+                "ddp_hook_s": samples.ddp_hook_s.get(name),
                 "sparse": name in samples.sparse,
             }
             for name, parameter in named
@@ -496,14 +390,6 @@ def ready_times(samples: Samples, hook_s: float, backward_s: float) -> dict[str,
         fraction = median((ready_s - before * hook_s) / whole for ready_s, whole in seen)
         latest = ready[name] = max(min(fraction, 1.0) * backward_s, latest + _TICK_S)
     return ready
-
-
-def dtype_name(name: str, parameter: nn.Parameter) -> str:
-    """A parameter's dtype as profiles name it; raises MeasureError for one they do not know."""
-    dtype = str(parameter.dtype).removeprefix("torch.")
-    if dtype not in ITEM_BYTES:
-        raise MeasureError(f"{name} is {dtype}: wanted one of {', '.join(ITEM_BYTES)}")
-    return dtype
 
 
 def _quartiles(values: Sequence[float]) -> list[float]:

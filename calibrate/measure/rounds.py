@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.clock import Clock, Lap, Mark
-from calibrate.measure.ddp_hooks import around_hook
+from calibrate.measure.ddp_alone import alone, around_hook
 from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.job import Job
@@ -224,7 +224,7 @@ def _on_device(task: Task, job: Job, work: Work) -> Round:
 def all_at_once(job: Job) -> Work:
     """Has all ranks wait for an all-reduce, as they do in a step of DDP.
 
-    A core's memory is slower to it after that (docs/validation.md, "What a wait costs").
+    A core's memory is slower to it after that (docs/campaigns.md, "What a wait costs").
     """
     reduced = _floats(_WAIT_BYTES, job)
     return lambda: dist.all_reduce(reduced)
@@ -304,10 +304,9 @@ def _layers_in_ddp(task: Task, job: Job) -> tuple[DistributedDataParallel, Tenso
     """A task's layers under DDP over this rank alone, so that nothing is sent; and their input."""
     size_bytes, parameters = task.first.size_bytes, task.first.parameters
     width = math.isqrt(size_bytes // (4 * (parameters // 2))) if size_bytes else _SMALL
-    alone = dist.new_group([job.rank], use_local_synchronization=True)
     layers = _Layers(parameters, width).to(job.device)
     x = torch.ones(_BATCH_OF_LAYERS, width, device=job.device)
-    return DistributedDataParallel(layers, process_group=alone), x
+    return DistributedDataParallel(layers, process_group=alone()), x
 
 
 def _copies_in(task: Task, job: Job) -> Round:

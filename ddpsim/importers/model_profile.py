@@ -2,10 +2,11 @@
 
 The JSON (schema `ddpsim.model-profile/1`) lists `parameters` in registration order, each with
 `name`, `numel`, `dtype` and `ready_s` (null: never ready), beside `forward_s`, `backward_s`,
-`optimizer_s`, `ready_origin` and `batch_per_rank`; `iterations_s`, whole steps as measured
-([iteration][rank]), may tell their spread, `sigma` how far the times may be off, `with_ddp_s` the
-whole step under DDP on that device alone, and `later_forward_s` with `later_backward_s` what a
-second micro-batch of a step takes, its gradients added to those there. The CSV has the columns
+`optimizer_s`, `ready_origin` and `batch_per_rank`. A parameter may tell `ddp_hook_s`, what DDP's
+hook on it takes on a CPU; `iterations_s`, whole steps as measured ([iteration][rank]), may tell
+their spread, `sigma` how far the times may be off, `with_ddp_s` the whole step under DDP on that
+device alone, and `later_forward_s` with `later_backward_s` what a second micro-batch of a step
+takes, its gradients added to those there. The CSV has the columns
 `order`, `param_name`, `numel`, `ready_us`, in backward order.
 """
 
@@ -46,7 +47,11 @@ Origin = Literal["first_gradient", "backward_start"]
 
 @dataclass(frozen=True, slots=True)
 class ProfiledParameter:
-    """One parameter; `ready_s` counts from the profile's origin, None if never ready."""
+    """One parameter; `ready_s` counts from the profile's origin, None if never ready.
+
+    `ddp_hook_s`: DDP's hook, copy into the bucket and all, under torch's default options; None:
+    not measured.
+    """
 
     name: str
     numel: int
@@ -54,6 +59,7 @@ class ProfiledParameter:
     dimensions: int | None = None
     ready_s: float | None = None
     sparse: bool = False
+    ddp_hook_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -234,13 +240,16 @@ def _iterations(name: str, rows: Any) -> tuple[tuple[float, ...], ...]:
 
 def _parameter(name: str, item: dict[str, Any]) -> ProfiledParameter:
     title = str(_value(name, item, "name", "a parameter"))
-    ready_s = _value(name, item, "ready_s", shown(title))
+    ready_s, hook_s = _value(name, item, "ready_s", shown(title)), item.get("ddp_hook_s")
     return ProfiledParameter(
         name=title,
         numel=whole(name, 0, _value(name, item, "numel", shown(title)), f"numel of {shown(title)}"),
         dtype=_dtype(name, 0, _value(name, item, "dtype", shown(title))),
         ready_s=None if ready_s is None else _seconds(name, ready_s, f"ready_s of {shown(title)}"),
         sparse=bool(item.get("sparse", False)),
+        ddp_hook_s=None
+        if hook_s is None
+        else _seconds(name, hook_s, f"ddp_hook_s of {shown(title)}"),
     )
 
 

@@ -22,6 +22,7 @@ from time import monotonic
 from typing import Any
 
 from ddpsim.errors import Problem, ScenarioError
+from ddpsim.job import resolve
 from ddpsim.planning.executors import HERE, ExecutorError, Workers
 from ddpsim.planning.grid import Axis, Grid
 from ddpsim.planning.journal import Journal, Outcome
@@ -79,7 +80,7 @@ def sweep(
     points = tuple(each.point(found) for each in asked)
     if not any(point.brief for point in points):
         raise _refusal(own, asked, points)
-    return Sweep(
+    swept = Sweep(
         _name(own, asked),
         grid.fixed,
         tuple((axis.keys, axis.values) for axis in grid.axes),
@@ -87,6 +88,8 @@ def sweep(
         replace(own.point(found), settings=tuple(_own_settings(document, grid.axes, own))),
         points,
     )
+    best = next((e.scenario for e, p in zip(asked, points, strict=True) if p is swept.best), None)
+    return replace(swept, warnings=resolve(best).warnings()) if best else swept
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,8 @@ def _answer(sweep: Sweep) -> Iterator[str]:
         yield from labelled("keep", f"{_own(sweep)}: nothing here is {FLAT:.1%} better")
     if any(point.brief and not point.usable for point in sweep.points):
         yield from labelled("!", "needs more memory than its GPUs have, so it is never the best")
+    for warning in sweep.warnings:
+        yield from labelled("! *", warning)
     yield from labelled(
         "trust", "no interval here; `ddpsim run` gives one for each point, with its sources"
     )

@@ -78,6 +78,7 @@ class Sweep:
 
     `fixed` are the settings that all points and `own` share; `axes` holds the keys that move
     together, with their values; `goals` names one goal, or two for which there is a front.
+    `warnings`: what `run` warns of at the best point.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Sweep:
     goals: tuple[str, ...]
     own: Point
     points: tuple[Point, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def best(self) -> Point | None:
@@ -171,6 +173,7 @@ class Sweep:
             "goals": self.goals,
             "own": dict(self.own.settings) | _figures(self.own),
             "flat": [asdict(region) | {"within": FLAT} for region in self.flat_regions()],
+            "warnings": self.warnings,
             "points": self.rows(),
         }
 

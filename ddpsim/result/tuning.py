@@ -22,6 +22,7 @@ class Tuning:
     `own_regret` and `default_regret`: by how much the scenario's own options (None where they do
     not keep to the limits), and torch's default caps with the other options of `pick`, take longer
     than `fastest`. `tried` scenarios were simulated, of which `unfit` do not keep to the limits.
+    `warnings`: what `run` warns of with the options of `pick`.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Tuning:
     tried: int
     unfit: int
     constraints: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.tuning/1`)."""

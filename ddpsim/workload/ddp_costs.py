@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -88,7 +88,10 @@ class DdpCosts:
         """Gradient to bucket: a fused copy and divide, also under gradient_as_bucket_view.
 
         The time of a byte goes linearly with the logarithm of the size between measured ones.
+        Where the hook was measured in the model's own backward: all of it that every hook has not.
         """
+        if parameter.ddp_hook_s is not None and self.device.kind == "cpu":
+            return Work(max(0.0, parameter.ddp_hook_s - self._default_hook_s), 1)
         if not self._copies_in:
             return self._copied(parameter)
         import numpy as np  # noqa: PLC0415 -- slow to import; here a profile has brought it already
@@ -156,6 +159,12 @@ class DdpCosts:
         measured = self.overheads and self.overheads.hook_s
         whole_s = self._hook_s * (measured.value / _HOOK_S if measured else 1.0)
         return max(0.0, whole_s - self._copy_back_s)
+
+    @property
+    def _default_hook_s(self) -> float:
+        """The same under the default options, whatever the options are."""
+        default = Ddp(backend=self.ddp.backend)
+        return replace(self, ddp=default).parameter_hook_s
 
     @property
     def _hook_s(self) -> float:

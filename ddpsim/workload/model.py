@@ -29,12 +29,17 @@ ITEM_BYTES = {
 
 
 class Parameter(NamedTuple):
-    """One trainable tensor; `dtype` is also its gradient's."""
+    """One trainable tensor; `dtype` is also its gradient's.
+
+    `ddp_hook_s`: what DDP's hook on it takes a CPU under torch's default options, copy into the
+    bucket and all, where it was measured in the model's own backward.
+    """
 
     name: str
     numel: int
     dtype: str
     sparse: bool = False
+    ddp_hook_s: float | None = None
 
     @property
     def size_bytes(self) -> int:

@@ -91,10 +91,9 @@ def _check_batch(profile: ModelProfile, workload: Workload) -> None:
 
 
 def _parameters(listed: Sequence[ProfiledParameter], workload: Workload) -> tuple[Parameter, ...]:
-    half = workload.precision == "bf16"
-    return tuple(
-        Parameter(p.name, p.numel, "bfloat16" if half else p.dtype, p.sparse) for p in listed
-    )
+    if workload.precision == "bf16":  # other bytes than a hook was measured with
+        return tuple(Parameter(p.name, p.numel, "bfloat16", p.sparse) for p in listed)
+    return tuple(Parameter(p.name, p.numel, p.dtype, p.sparse, p.ddp_hook_s) for p in listed)
 
 
 def _ready_order(listed: Sequence[ProfiledParameter]) -> tuple[int, ...]:

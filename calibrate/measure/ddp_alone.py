@@ -1,9 +1,10 @@
-"""What DDP's hooks take, gradient by gradient, in a backward of which nothing is sent."""
+"""DDP of this process alone, of which nothing is sent: what its own work takes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from statistics import median
@@ -14,11 +15,42 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.measure.profile import TinyParameters, Training
+from calibrate.measure.training import TinyParameters, Training
 
-__all__ = ["HookTimes", "around_hook"]
+__all__ = ["HookTimes", "alone", "around_hook", "process_group", "under_ddp"]
 
+_ONE_BUCKET_MIB = 1e6
 _BACKWARDS = 10  # that tell what it costs to look
+
+
+@contextmanager
+def process_group(backend: str) -> Iterator[None]:
+    """A process group of this process, where it is in none yet."""
+    if dist.is_initialized():
+        yield
+        return
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def alone() -> dist.ProcessGroup:
+    """A group of this process and no other."""
+    group: dist.ProcessGroup = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    return group
+
+
+def under_ddp(bare: Training, bucket_cap_mb: float | None = None) -> Training:
+    """The same under DDP of this process alone, with a copy of the model."""
+    model = DistributedDataParallel(
+        deepcopy(bare.model), process_group=alone(), bucket_cap_mb=bucket_cap_mb
+    )
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = type(bare.optimizer)(trained, **bare.optimizer.defaults)
+    return replace(bare, model=model, optimizer=optimizer)
 
 
 def around_hook(
@@ -37,20 +69,15 @@ def around_hook(
 
 
 class HookTimes:
-    """Seconds of DDP's hooks on a model's parameters, copies into buckets included, on a CPU.
+    """Seconds of DDP's hooks, gradient by gradient, copies into buckets included; on a CPU.
 
-    DDP is of this process alone, over its own copy of the model; what it costs to look at a hook is
-    taken off.
+    Of a copy of the model, with one bucket, so that only the last hook launches an all-reduce; what
+    it costs to look at a hook is taken off.
     """
 
     def __init__(self, bare: Training) -> None:
-        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-        model = DistributedDataParallel(deepcopy(bare.model), process_group=alone)
-        optimizer = type(bare.optimizer)(
-            [p for p in model.parameters() if p.requires_grad], **bare.optimizer.defaults
-        )
-        self._training = replace(bare, model=model, optimizer=optimizer)
-        self._looks = _Looks(model.module)
+        self._training = under_ddp(bare, _ONE_BUCKET_MIB)
+        self._looks = _Looks(self._training.model.module)  # type: ignore[arg-type]
 
     def step(self, *, warm: bool) -> None:
         """One iteration; a warm-up tells nothing."""

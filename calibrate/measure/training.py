@@ -1,0 +1,144 @@
+"""The user's model, ready to step on one device.
+
+The contract of MODULE:FUNCTION: called with `batch=N`, it returns `(model, inputs, loss)`. `model`
+is a module on the CPU in training mode; `inputs` a tensor, a tuple of positional arguments or a
+dict of keyword arguments, of N samples; `loss` a function of what the model returns, to a scalar
+tensor. Autocast, if wanted, belongs into the model and the loss.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from calibrate.measure.clock import Clock
+from calibrate.measure.errors import MeasureError
+from calibrate.measure.reference import find_function
+from ddpsim.importers.model_profile import ITEM_BYTES
+
+__all__ = [
+    "TINY_PARAMETERS",
+    "OptimizerName",
+    "TinyParameters",
+    "Training",
+    "batch_of",
+    "compute_threads",
+    "dtype_name",
+    "prepare",
+]
+
+OptimizerName = Literal["sgd", "adam", "adamw"]
+TINY_PARAMETERS = 500
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the user's function returns, and the optimizer, ready to step on one device."""
+
+    model: nn.Module
+    inputs: Any
+    loss: Callable[[Any], Tensor]
+    optimizer: torch.optim.Optimizer
+    clock: Clock
+
+    def forward(self) -> Tensor:
+        """Run the model and the loss."""
+        if isinstance(self.inputs, tuple):
+            said = self.model(*self.inputs)
+        elif isinstance(self.inputs, Mapping):
+            said = self.model(**self.inputs)
+        else:
+            said = self.model(self.inputs)
+        return self.loss(said)
+
+
+@contextmanager
+def compute_threads(count: int) -> Iterator[None]:
+    """Torch's threads on the CPU, for as long as the context."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def batch_of(reference: str, given: int | None) -> int:
+    """The batch asked for, or the function's own default."""
+    parameter = inspect.signature(find_function(reference)).parameters.get("batch")
+    if parameter is None:
+        raise MeasureError(
+            f"{reference} takes no argument batch: write def {_name(reference)}(batch: int)"
+        )
+    batch = parameter.default if given is None else given
+    if batch is parameter.empty:
+        raise MeasureError(f"{reference} has no default batch: give --batch")
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise MeasureError(f"batch is {batch!r}: wanted a whole number from 1")
+    return batch
+
+
+def _name(reference: str) -> str:
+    return reference.rpartition(":")[2]
+
+
+def prepare(
+    reference: str, batch: int, device: torch.device, optimizer: OptimizerName, *, fused: bool
+) -> Training:
+    """Make the model that MODULE:FUNCTION returns, on a device; raises MeasureError."""
+    made = find_function(reference)(batch=batch)
+    wanted = f"{reference} must return (model, inputs, loss)"
+    if not isinstance(made, tuple) or len(made) != 3:
+        found = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+        raise MeasureError(f"{wanted}, not {found}")
+    model, inputs, loss = made
+    if not isinstance(model, nn.Module) or not callable(loss):
+        kinds = ", ".join(type(part).__name__ for part in made)
+        raise MeasureError(
+            f"{wanted}: a torch.nn.Module, a tensor, tuple or dict, and a function; got {kinds}"
+        )
+    model = model.to(device)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if not trained:
+        raise MeasureError(f"the model of {reference} has no parameter that requires a gradient")
+    classes = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    options: dict[str, Any] = {"lr": 1e-4} | ({"fused": True} if fused else {})
+    return Training(
+        model, _moved(inputs, device), loss, classes[optimizer](trained, **options), Clock(device)
+    )
+
+
+def _moved(inputs: Any, device: torch.device) -> Any:
+    if isinstance(inputs, Tensor):
+        return inputs.to(device)
+    if isinstance(inputs, Mapping):
+        return {name: _moved(value, device) for name, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(_moved(value, device) for value in inputs)
+    return inputs
+
+
+def dtype_name(name: str, parameter: nn.Parameter) -> str:
+    """A parameter's dtype as profiles name it; raises MeasureError for one they do not know."""
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    if dtype not in ITEM_BYTES:
+        raise MeasureError(f"{name} is {dtype}: wanted one of {', '.join(ITEM_BYTES)}")
+    return dtype
+
+
+class TinyParameters(nn.Module):
+    """Many tiny parameters: its backward does little beside accumulating their gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(torch.zeros(8) for _ in range(TINY_PARAMETERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As many numbers as there are, once the parameters are taken together."""
+        return torch.cat(list(self.parts)) * x
