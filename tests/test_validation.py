@@ -110,6 +110,7 @@ LEVELS = {
     validation.EPYC: (1.0, 0.048, 0.003, 0.033, 0.93, 0.97),
     validation.XEON: (1.0, 0.047, 0.003, 0.033, 0.80, 0.95),
     validation.FAST_XEON: (0.97, 0.069, 0.003, 0.065, 0.77, 1.0),
+    validation.SLOW_EPYC: (0.97, 0.097, 0.003, 0.055, 0.84, 0.83),
 }
 
 
@@ -136,13 +137,13 @@ def test_a_recorded_campaign_is_predicted(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", validation.CAMPAIGNS, ids=lambda folder: folder.name)
 def test_the_interval_holds_as_often_as_it_says(folder: Path) -> None:
-    """70 to 90 % of the cases, and by chance alone not 80."""
+    """70 to 90 % of the cases, and by chance alone not 80: one test in twenty, of them all."""
     figures = validation.campaign(folder).figures
     assert figures is not None
     assert figures.covered is not None
     assert figures.covered_p_value is not None
     assert 0.7 <= figures.covered <= 0.9
-    assert figures.covered_p_value > 0.05
+    assert figures.covered_p_value > 0.05 / len(validation.CAMPAIGNS)
 
 
 def test_the_readme_says_how_good_it_is() -> None:
@@ -159,7 +160,7 @@ def test_the_readme_says_how_good_it_is() -> None:
     text = " ".join((validation.ROOT / "README.md").read_text("utf-8").split())
     assert (
         f"Against {sum(cases)} cases of real gloo DDP over a shaped network, {listed(cases)} on "
-        "three machines"
+        "four machines"
     ) in text
     assert (
         f"median {percent('median_error', '.1f')}, worst {percent('worst_error', '.1f')}, bias "
@@ -182,6 +183,7 @@ def test_ranks_on_too_few_cores_are_reported_apart(folder: Path) -> None:
         # every model, alone and on too few cores; all of them take minutes
         (validation.XEON, "rounds-*-2gbit-*.json"),
         (validation.FAST_XEON, "rounds-*-2gbit-*.json"),
+        (validation.SLOW_EPYC, "rounds-*-2gbit-*.json"),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else "",
 )
@@ -210,5 +212,6 @@ def test_the_report_holds_every_sweep_that_was_recorded(folder: Path) -> None:
 
 
 @needs_reference
-def test_the_page_is_up_to_date() -> None:
-    assert Path(validation.PAGE).read_text("utf-8") == validation.page()
+def test_the_pages_are_up_to_date() -> None:
+    for path, text in validation.pages().items():
+        assert path.read_text("utf-8") == text

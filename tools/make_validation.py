@@ -1,6 +1,7 @@
-"""Hold predictions against published and recorded measurements; write docs/validation.md.
+"""Hold predictions against published and recorded measurements; write what comes of it.
 
-And docs/validation/testbed*.json, every case of a recorded campaign.
+docs/validation.md and docs/campaigns.md, from the templates beside this file; and
+docs/validation/testbed*.json, every case of a recorded campaign.
 
     DDPSIM_REFERENCE_DATA=... python tools/make_validation.py
 
@@ -42,11 +43,15 @@ from ddpsim.units import MIB, NS_PER_S
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
 TESTBED = ROOT / "scenarios" / "testbed"
-PAGE = ROOT / "docs" / "validation.md"
+PAGES = {
+    ROOT / "docs" / f"{name}.md": ROOT / "tools" / f"{name}.md.in"
+    for name in ("validation", "campaigns")
+}
 EPYC = ROOT / "docs" / "validation" / "testbed"
 XEON = ROOT / "docs" / "validation" / "testbed-xeon"
 FAST_XEON = ROOT / "docs" / "validation" / "testbed-fast-xeon"  # calls itself the same
-CAMPAIGNS = (EPYC, XEON, FAST_XEON)  # by the machine that was the testbed
+SLOW_EPYC = ROOT / "docs" / "validation" / "testbed-slow-epyc"
+CAMPAIGNS = (EPYC, XEON, FAST_XEON, SLOW_EPYC)  # by the machine that was the testbed
 V100_LOG = "nccl/logs/abci-V-1x4.txt"
 
 # Identical GPUs of one cluster differ: 8 % on average over five clusters (arXiv 2208.11035), read
@@ -143,13 +148,14 @@ def report_of(folder: Path) -> Path:
 
 
 def main() -> None:
-    """Write the campaigns' reports, and the page."""
+    """Write the campaigns' reports, and the pages."""
     for folder in CAMPAIGNS:
         text = predicted(folder).model_dump_json(by_alias=True, indent=1)
         report_of(folder).write_text(text + "\n", encoding="utf-8")
         print(report_of(folder).relative_to(ROOT))
-    PAGE.write_text(page(), encoding="utf-8")
-    print(PAGE.relative_to(ROOT))
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(ROOT))
 
 
 def reference_log() -> Path | None:
@@ -410,15 +416,26 @@ def levels_knowing_ddp(rows: tuple[Row, ...]) -> tuple[float, float]:
     return median(errors), max(errors)
 
 
-def page() -> str:
-    """The whole page as Markdown."""
-    template = (ROOT / "tools" / "validation.md.in").read_text("utf-8")
+def pages() -> dict[Path, str]:
+    """The pages as Markdown: their templates with the figures."""
+    figures = _figures()
+
+    def filled(template: str) -> str:
+        for key, text in figures.items():
+            template = template.replace(f"@{key}@", text)
+        return template
+
+    return {path: filled(template.read_text("utf-8")) for path, template in PAGES.items()}
+
+
+def _figures() -> dict[str, str]:
+    """By the names that the templates have for them."""
     bucket25, bucket1 = benchmark_rows(25), benchmark_rows(1)
     equal = [abs(row.error(row.equal_gpus_s)) for row in bucket25]
     steps = tuple(step for step, _ in testbed_rows())
     backwards = tuple(backward for _, backward in testbed_rows())
     single = [row for row in bucket25 if row.case == "1"]
-    figures = {
+    return {
         "GPU_SIGMA": f"{GPU_SIGMA:.2%}",
         "ALL_LEVELS": _levels(bucket25),
         "EQUAL_LEVELS": f"median {median(equal):.1%}, worst {max(equal):.1%}",
@@ -435,6 +452,7 @@ def page() -> str:
         **_campaign_texts("EPYC", EPYC),
         **_campaign_texts("XEON", XEON),
         **_campaign_texts("FAST_XEON", FAST_XEON),
+        **_campaign_texts("SLOW_EPYC", SLOW_EPYC),
         "XEON_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-22T14")),
         "XEON_HALF_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T00")),
         "XEON_HOURS_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T05")),
@@ -448,9 +466,6 @@ def page() -> str:
         "NODE_SIGMA": f"{preset_sigma(several_nodes=False):.2f}",
         "NETWORK_SIGMA": f"{preset_sigma(several_nodes=True):.2f}",
     }
-    for key, text in figures.items():
-        template = template.replace(f"@{key}@", text)
-    return template
 
 
 def _covered() -> str:
