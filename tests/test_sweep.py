@@ -41,6 +41,22 @@ def swept(*settings: str, **options: Any) -> Sweep:
     return sweep(SCENARIO, Grid.of(settings), **options)
 
 
+def test_a_sweep_warns_as_run_does_at_its_best_point(tmp_path: Path) -> None:
+    """Its buckets lie outside the log."""
+    scenario, log = ROOT / "scenarios" / "resnet50-nccl-log.yaml", tmp_path / "short.csv"
+    log.write_text("size_bytes,time_us,nodes,gpus_per_node\n100000,40,1,8\n1000000,60,1,8\n")
+    beyond = [f"cluster.all_reduce={log}", "run.allow_extrapolation=true"]
+    found = sweep(scenario, Grid.of([CAPS, *beyond]))
+    assert found.best
+    settings = [*found.fixed, *map(str, found.best.settings)]
+    said = ddpsim.simulate(ddpsim.load_scenario(scenario, settings)).warnings
+    assert said
+    assert found.warnings == found.to_dict()["warnings"] == said
+    text = " ".join(render_sweep(found).split())
+    assert all(f"! * {warning}" in text for warning in said)
+    assert sweep(scenario, Grid.of([CAPS])).warnings == ()
+
+
 def test_each_point_is_what_run_says() -> None:
     found = swept(CAPS, LINKS, "workload.batch_per_rank=32")
     assert len(found.points) == 15

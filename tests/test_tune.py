@@ -128,6 +128,21 @@ def test_data_parallel_has_nothing_to_tune() -> None:
         tune(document("data-parallel"))
 
 
+def test_the_options_that_are_taken_bring_their_warnings(tmp_path: Path) -> None:
+    """Their buckets lie outside the log."""
+    log = tmp_path / "short.csv"
+    log.write_text("size_bytes,time_us,nodes,gpus_per_node\n100000,40,1,8\n1000000,60,1,8\n")
+    beyond = [f"cluster.all_reduce={log}", "run.allow_extrapolation=true"]
+    found = tune(document("resnet50-nccl-log", *beyond))
+    taken = parse(document("resnet50-nccl-log", *beyond, *found.pick.settings))
+    said = ddpsim.simulate(taken).warnings
+    assert said
+    assert found.warnings == said
+    text = " ".join(render_tuning(found, "a").split())
+    assert all(f"! {warning}" in text for warning in said)
+    assert tune(document("resnet50-nccl-log")).warnings == ()
+
+
 def test_json_holds_every_figure() -> None:
     plain = json.loads(json.dumps(tune(document("gpt2-bucket-choice")).to_dict(), allow_nan=False))
     assert plain["schema"] == "ddpsim.tuning/1"

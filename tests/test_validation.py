@@ -180,10 +180,10 @@ def test_ranks_on_too_few_cores_are_reported_apart(folder: Path) -> None:
     ("folder", "rounds"),
     [
         (validation.EPYC, "rounds-*.json"),
-        # every model, alone and on too few cores; all of them take minutes
-        (validation.XEON, "rounds-*-2gbit-*.json"),
-        (validation.FAST_XEON, "rounds-*-2gbit-*.json"),
-        (validation.SLOW_EPYC, "rounds-*-2gbit-*.json"),
+        # one model at every rate, and on too few cores; all of them take minutes
+        (validation.XEON, "rounds-cnn-*.json"),
+        (validation.FAST_XEON, "rounds-cnn-*.json"),
+        (validation.SLOW_EPYC, "rounds-cnn-*.json"),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else "",
 )
@@ -191,7 +191,7 @@ def test_the_report_of_a_campaign_is_up_to_date(folder: Path, rounds: str) -> No
     """What is predicted from the recorded measurements, tick by tick."""
     report, now = validation.campaign(folder), validation.predicted(folder, rounds)
     recorded = {sweep.file: sweep.cases for sweep in report.sweeps}
-    assert len(now.sweeps) >= 8
+    assert len(now.sweeps) >= 5
     for sweep in now.sweeps:
         assert [(c.variant, c.predicted_s) for c in sweep.cases] == [
             (c.variant, c.predicted_s) for c in recorded[sweep.file]
