@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.training import TinyParameters, Training
 
-__all__ = ["HookTimes", "alone", "around_hook", "process_group", "under_ddp"]
+__all__ = ["HookTimes", "Looks", "alone", "around_hook", "process_group", "under_ddp"]
 
 _ONE_BUCKET_MIB = 1e6
 _BACKWARDS = 10  # that tell what it costs to look
@@ -77,7 +77,8 @@ class HookTimes:
 
     def __init__(self, bare: Training) -> None:
         self._training = under_ddp(bare, _ONE_BUCKET_MIB)
-        self._looks = _Looks(self._training.model.module)  # type: ignore[arg-type]
+        self._looks = Looks(self._training.model.module)  # type: ignore[arg-type]
+        self._kept: dict[str, list[float]] = {}
 
     def step(self, *, warm: bool) -> None:
         """One iteration; a warm-up tells nothing."""
@@ -85,21 +86,23 @@ class HookTimes:
         training.forward().backward()  # type: ignore[no-untyped-call]
         training.optimizer.step()
         training.optimizer.zero_grad()
-        self._looks.keep(warm=warm)
+        taken_s = self._looks.taken_s()
+        if not warm:
+            for name, seconds in taken_s.items():
+                self._kept.setdefault(name, []).append(seconds)
 
     def medians_s(self) -> Mapping[str, float]:
         """By parameter, of those that had a gradient."""
         cost_s = _look_s()
-        return {name: max(0.0, s - cost_s) for name, s in self._looks.medians_s().items()}
+        return {name: max(0.0, median(taken) - cost_s) for name, taken in self._kept.items()}
 
 
-class _Looks:
-    """Seconds from before to after the hooks on each of a model's gradients."""
+class Looks:
+    """Seconds from before to after the hooks on each of a model's gradients, by parameter."""
 
     def __init__(self, model: nn.Module) -> None:
         self._began_s = 0.0
-        self._now: dict[str, float] = {}
-        self._kept: dict[str, list[float]] = {}
+        self._taken_s: dict[str, float] = {}
         self._nodes = [
             around_hook(parameter, self._begin, self._ender(name))
             for name, parameter in model.named_parameters()
@@ -111,27 +114,22 @@ class _Looks:
 
     def _ender(self, name: str) -> Callable[[Tensor], None]:
         def end(_: Tensor) -> None:
-            self._now[name] = time.perf_counter() - self._began_s
+            self._taken_s[name] = time.perf_counter() - self._began_s
 
         return end
 
-    def keep(self, *, warm: bool) -> None:
-        """The last backward's, unless it was a warm-up."""
-        if not warm:
-            for name, seconds in self._now.items():
-                self._kept.setdefault(name, []).append(seconds)
-        self._now = {}
-
-    def medians_s(self) -> dict[str, float]:
-        """By parameter."""
-        return {name: median(seconds) for name, seconds in self._kept.items()}
+    def taken_s(self) -> dict[str, float]:
+        """Of the backwards since the last call; of several the last."""
+        taken_s, self._taken_s = self._taken_s, {}
+        return taken_s
 
 
 def _look_s() -> float:
     """Seconds between two looks with no hook of DDP's between them."""
     model = TinyParameters()
-    looks = _Looks(model)
-    for i in range(_BACKWARDS):
+    looks = Looks(model)
+    backwards = []
+    for _ in range(1 + _BACKWARDS):
         model(torch.ones(1)).sum().backward()
-        looks.keep(warm=i == 0)
-    return median(looks.medians_s().values())
+        backwards.append(median(looks.taken_s().values()))
+    return median(backwards[1:])  # the first warms up

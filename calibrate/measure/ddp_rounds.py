@@ -261,8 +261,7 @@ class _Session:
         self._wait = all_at_once(job) if on_cpu else None
         self._ddp_hooks = HookTimes(bare) if on_cpu else None
         self._hook_s = 0.0
-        self.ready: Mapping[str, float] = {}
-        self.ddp_hooks: Mapping[str, float] | None = None
+        self.ready: dict[str, float] = {}
 
     def run(self) -> None:
         """Warm up, then measure as many rounds as the budget allows."""
@@ -284,7 +283,6 @@ class _Session:
         self.ready = ready_times(
             self._hooked, self._hook_s, _median([row[2] for row in self._rows])
         )
-        self.ddp_hooks = self._ddp_hooks.medians_s() if self._ddp_hooks else None
 
     def _round(self, number: int, *, warm: bool) -> None:
         """One iteration of everything; each round begins with another."""
@@ -332,6 +330,10 @@ class _Session:
         wanted = [used[0] * (used[-1] / used[0]) ** (i / last) for i in range(_BUCKET_SIZES)]
         near = [min(used, key=lambda size: abs(math.log(size / aim))) for aim in wanted]
         return sorted({max(4, size // 4 * 4) for size in (*near, *_SMALL_SIZES)})
+
+    def ddp_hooks(self) -> Mapping[str, float] | None:
+        """What DDP's hooks take on this rank; on a CPU."""
+        return self._ddp_hooks.medians_s() if self._ddp_hooks else None
 
     # what was measured, of all ranks
 
@@ -402,14 +404,15 @@ def _parameters(job: Job, training: Training, session: _Session) -> tuple[Parame
     def of_ranks(times: Mapping[str, float]) -> list[list[float]]:
         return job.numbers([times.get(name, math.nan) for name, _ in named])
 
-    ready, hooks = of_ranks(session.ready), session.ddp_hooks and of_ranks(session.ddp_hooks)
+    ready, hooks_s = of_ranks(session.ready), session.ddp_hooks()
+    hooks = of_ranks(hooks_s) if hooks_s else ()
     return tuple(
         Parameter(
             name=name,
             numel=parameter.numel(),
             dtype=dtype_name(name, parameter),
             ready_s=tuple(_known(rank[i]) for rank in ready),
-            ddp_hook_s=tuple(_known(rank[i]) for rank in hooks or ()),
+            ddp_hook_s=tuple(_known(rank[i]) for rank in hooks),
         )
         for i, (name, parameter) in enumerate(named)
     )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.clock import Clock, Lap, Mark
-from calibrate.measure.ddp_alone import alone, around_hook
+from calibrate.measure.ddp_alone import Looks, alone
 from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.job import Job
@@ -316,25 +316,19 @@ def _copies_in(task: Task, job: Job) -> Round:
     same.
     """
     model, x = _layers_in_ddp(task, job)
-    began_s, took_s = [0.0], {"weight": 0.0, "bias": 0.0}
-
-    def begin(_: Tensor) -> None:
-        began_s[0] = time.perf_counter()
-
-    def end(parameter: Tensor) -> None:
-        which = "weight" if parameter.dim() > 1 else "bias"
-        took_s[which] += time.perf_counter() - began_s[0]
-
-    for parameter in model.parameters():
-        around_hook(parameter, begin, end)
+    looks = Looks(model.module)
     wait = all_at_once(job)
 
     def run() -> list[Lap]:
-        took_s.update(weight=0.0, bias=0.0)
         model.zero_grad()
         wait()
         model(x).backward()
-        return [Lap(took_s["bias"], took_s["weight"])]
+        taken_s = looks.taken_s().items()
+        biases_s, weights_s = (
+            sum(seconds for name, seconds in taken_s if name.endswith(kind))
+            for kind in ("bias", "weight")
+        )
+        return [Lap(biases_s, weights_s)]
 
     return run
 

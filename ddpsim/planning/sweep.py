@@ -88,8 +88,9 @@ def sweep(
         replace(own.point(found), settings=tuple(_own_settings(document, grid.axes, own))),
         points,
     )
-    best = next((e.scenario for e, p in zip(asked, points, strict=True) if p is swept.best), None)
-    return replace(swept, warnings=resolve(best).warnings()) if best else swept
+    best = swept.best
+    chosen = next((e.scenario for e, p in zip(asked, points, strict=True) if p is best), None)
+    return replace(swept, warnings=resolve(chosen).warnings()) if chosen else swept
 
 
 @dataclass(frozen=True)
