@@ -213,6 +213,10 @@ def validate(
         Path | None,
         typer.Option(help="A cluster profile; default: the rounds' own all-reduces."),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="A device preset, where none is known by the name that torch gives."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The JSON file to write.")
     ] = None,
@@ -222,7 +226,7 @@ def validate(
     from calibrate.validate import validate as held
     from calibrate.validation import summary
 
-    validation = held(rounds, profile)
+    validation = held(rounds, profile, device=device)
     if output:
         write_atomically(output, validation.model_dump_json(by_alias=True, indent=1) + "\n")
     if page:

@@ -214,10 +214,12 @@ class Rounds(_Part):
 
     @property
     def oversubscribed(self) -> bool:
-        """Whether ranks of one machine share cores, with fewer than two cores a rank.
+        """Whether ranks of one machine compute on shared cores, with fewer than two cores a rank.
 
-        False where it is not told which cores they may use.
+        False where it is not told which cores they may use, and where they compute on GPUs.
         """
+        if self.environment.device != "cpu":
+            return False
         told = self.environment.details.get(CORES_OF_RANKS, "")
         ranks = [frozenset(part.strip().split(",")) for part in told.split("|") if part.strip()]
         cores = frozenset[str]().union(*ranks)

@@ -14,7 +14,6 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -61,6 +60,7 @@ from ddpsim.interval import together
 from ddpsim.job import resolve
 from ddpsim.result.model import Result
 from ddpsim.result.timeline import Timeline
+from ddpsim.scenario.catalog import device_names
 from ddpsim.scenario.catalog import resolve as resolve_preset
 from ddpsim.scenario.quantity import SourceFile
 
@@ -70,12 +70,17 @@ _FEWEST_ROUNDS = 3
 
 
 def validate(
-    files: Sequence[Path], profile: Path | None = None, mapped: Callable[..., Iterable[Any]] = map
+    files: Sequence[Path],
+    profile: Path | None = None,
+    mapped: Callable[..., Iterable[Any]] = map,
+    *,
+    device: str | None = None,
 ) -> Validation:
     """Predict every variant of every file of rounds; raises DdpsimError for what cannot be read.
 
     Files of the same model on the same cluster are runs of one sweep. `mapped` is `map`, or an
-    executor's, to predict several sweeps at once.
+    executor's, to predict several sweeps at once. `device` is the preset that prices what was not
+    measured; default: that of the device's own name.
     """
     if not files:
         raise DdpsimError("no rounds: name at least one file of them")
@@ -86,7 +91,7 @@ def validate(
     if profile is not None:
         for path, rounds in chain.from_iterable(runs.by_file.items() for runs in subjects):
             _check_cluster(path, rounds, profile)
-    sweeps = tuple(mapped(partial(_sweep, profile=profile), subjects))
+    sweeps = tuple(mapped(partial(_sweep, profile=profile, device=device), subjects))
     return Validation(
         profile=None if profile is None else profile.name,
         figures=figures_of([sweep for sweep in sweeps if not sweep.oversubscribed]),
@@ -98,7 +103,7 @@ def validate(
 # --- one sweep ---------------------------------------------------------------------------------
 
 
-def _sweep(runs: Runs, profile: Path | None) -> Sweep:
+def _sweep(runs: Runs, profile: Path | None, device: str | None) -> Sweep:
     rounds = runs.pooled
     count = min(len(variant.whole_s) for variant in rounds.variants)
     if count < _FEWEST_ROUNDS:
@@ -110,7 +115,7 @@ def _sweep(runs: Runs, profile: Path | None) -> Sweep:
     times = {same: run_times(runs.each, same) for same in alike}
     sigma = run_sigma(times.values())
     with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
-        inputs = _Inputs(runs, Path(folder), profile)
+        inputs = _Inputs(runs, Path(folder), profile, device)
         cases = tuple(
             _case(_Measured(runs, i, same, times[same], steady_time(times[same], sigma)), inputs)
             for i, same in enumerate(alike)
@@ -147,6 +152,7 @@ class _Inputs:
     runs: Runs
     folder: Path
     profile: Path | None
+    device: str | None
     _simulated: dict[Program, tuple[Result, Timeline]] = field(default_factory=dict)
 
     def simulated(self, variant: VariantSamples, ranks: Sequence[int]) -> tuple[Result, Timeline]:
@@ -188,7 +194,7 @@ class _Inputs:
         cluster: dict[str, Any] = {
             "nodes": layout.nodes,
             "gpus_per_node": layout.gpus_per_node,
-            "device": _device(rounds.environment.device),
+            "device": self.device or _device(rounds.environment.device),
         }
         if self.profile is None:
             path = self.folder / "all-reduce.csv"
@@ -202,13 +208,14 @@ class _Inputs:
 
 
 def _device(name: str) -> str:
-    """The preset of a device as torch calls it: "NVIDIA H100 80GB HBM3" is an h100."""
-    if name == "cpu":
-        return "cpu-core"
-    for word in name.split():
-        with suppress(ValueError):
-            return resolve_preset("device", word)
-    raise DdpsimError(f"no device preset is known for {shown(name)}")
+    """The preset of a device as torch calls it: "NVIDIA H100 80GB HBM3" is an h100-sxm-80gb."""
+    try:
+        return resolve_preset("device", name)
+    except ValueError:
+        raise DdpsimError(
+            f"no device preset is known for {shown(name)}: name the one most like it with "
+            f"--device, it prices what was not measured; known: {', '.join(device_names())}"
+        ) from None
 
 
 def _check_cluster(path: Path, rounds: Rounds, profile: Path) -> None:

@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 from ddpsim.errors import ImportFailedError
 from ddpsim.glossary import _ALIASES, TERMS, lookup
 from ddpsim.importers.model_profile import read_profile
+from ddpsim.scenario.catalog import resolve
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
 
@@ -109,3 +110,26 @@ def test_json_is_the_only_thing_on_stdout(cli: Callable[..., Outcome]) -> None:
     outcome = cli("run", str(SCENARIOS[0]), "--json")
     assert json.loads(outcome.out)["schema"] == "ddpsim.result/1"
     assert outcome.err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("Tesla V100-SXM2-32GB", "v100-sxm-32gb"),
+        ("A100-SXM4-40GB", "a100-sxm-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
+        ("NVIDIA H200", "h200-sxm-141gb"),
+        ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080ti"),
+        ("Tesla T4", "t4"),
+    ],
+)
+def test_a_device_may_be_called_as_its_driver_calls_it(name: str, preset: str) -> None:
+    assert resolve("device", name) == preset
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 PCIe", "NVIDIA A100 80GB PCIe", "NVIDIA"])
+def test_a_device_is_not_taken_for_another_of_its_family(name: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown device '{name}'"):
+        resolve("device", name)

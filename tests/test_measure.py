@@ -27,7 +27,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.measure.clock import Lap
+from calibrate.measure.clock import Clock, Lap
 from calibrate.measure.clocks import clock_offsets
 from calibrate.measure.ddp_alone import around_hook
 from calibrate.measure.doctor import Host, check_clocks, clock_offset, diagnose, inspect_host
@@ -43,7 +43,14 @@ from calibrate.measure.host import free_memory_bytes, stolen_s, text_of
 from calibrate.measure.job import join, read_place
 from calibrate.measure.launch import free_port
 from calibrate.measure.plan import Slot, Task, Team, default_plan, teams
-from calibrate.measure.profile import Document, profile, scale_profile, write_profile
+from calibrate.measure.profile import (
+    Document,
+    Samples,
+    hook_cost_s,
+    profile,
+    scale_profile,
+    write_profile,
+)
 from calibrate.measure.progress import Reporter
 from calibrate.measure.rounds import build_round
 from calibrate.measure.session import Options, measure, measure_locally, relative_mad
@@ -840,6 +847,24 @@ def test_what_it_costs_to_look_at_a_hook_is_taken_off(monkeypatch: pytest.Monkey
     """All of it, where looking takes as long as the hooks."""
     monkeypatch.setattr("calibrate.measure.ddp_alone._look_s", lambda: 1e3)
     assert {p["ddp_hook_s"] for p in profiled("two_layers")["parameters"]} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("device", "seen_s", "least_s", "most_s"),
+    [("cpu", 0.0, 1e-7, 1e-3), ("cuda", 0.0, 0.0, 0.0), ("cuda", 1.0, 1e-7, 1e-3)],
+)
+def test_a_gpu_that_is_behind_hides_what_hooks_cost_its_host(
+    device: str, seen_s: float, least_s: float, most_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiny parameters tell the host's cost; a backward that hooks did not lengthen had none."""
+    if device == "cuda":  # a clock of this host, as there is no GPU
+        monkeypatch.setattr("calibrate.measure.profile.Clock", lambda _: Clock(torch.device("cpu")))
+        monkeypatch.setattr(torch.nn.Module, "to", lambda module, _: module)
+        monkeypatch.setattr("calibrate.measure.profile.torch.ones", lambda n, **_: torch.zeros(n))
+    backward_s = [0.1] * 3
+    hooked_s = [seconds + seen_s for seconds in backward_s]
+    measured = Samples(backward_s=backward_s, hooked_backward_s=hooked_s, order=["a", "b"])
+    assert least_s <= hook_cost_s(torch.device(device), measured) <= most_s
 
 
 def test_where_two_micro_batches_do_not_fit_only_one_is_told(

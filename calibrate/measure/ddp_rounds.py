@@ -278,8 +278,8 @@ class _Session:
             spent_s = job.from_first(time.monotonic() - began)
             if done >= least and spent_s * (done + 1) / done > self._options.budget_s:
                 break
-        self._hook_s = hook_cost_s(job.device)
         self._hooked.backward_s = [row[2] for row in self._rows]
+        self._hook_s = hook_cost_s(job.device, self._hooked)
         self.ready = ready_times(
             self._hooked, self._hook_s, _median([row[2] for row in self._rows])
         )

@@ -36,6 +36,7 @@ class Facts:
     library: str
     device: str
     local_world_size: int
+    gpu: str = ""  # which one of which host; empty on a CPU
 
 
 def rank_facts(job: Job) -> Facts:
@@ -43,7 +44,20 @@ def rank_facts(job: Job) -> Facts:
     nccl = job.backend == "nccl"
     library = _nccl_version() if nccl else str(torch.__version__)
     device = torch.cuda.get_device_name(job.device) if nccl else "cpu"
-    return Facts(str(torch.__version__), job.backend, library, device, job.place.local_world_size)
+    return Facts(
+        torch=str(torch.__version__),
+        backend=job.backend,
+        library=library,
+        device=device,
+        local_world_size=job.place.local_world_size,
+        gpu=_gpu(job) if nccl else "",
+    )
+
+
+def _gpu(job: Job) -> str:
+    """Host and the device's own number there; empty where torch does not tell it."""
+    number = getattr(torch.cuda.get_device_properties(job.device), "uuid", "")
+    return f"{socket.gethostname()} {number}" if number else ""
 
 
 def _nccl_version() -> str:
@@ -51,7 +65,10 @@ def _nccl_version() -> str:
 
 
 def check_same(facts: Sequence[Facts]) -> None:
-    """Raise MeasureError naming the first rank that differs from rank 0, and both values."""
+    """Raise MeasureError naming the first rank that differs from rank 0, and both values.
+
+    Or the first two that share a GPU, which NCCL refuses.
+    """
     names = {
         "torch": "torch",
         "backend": "backend",
@@ -67,6 +84,14 @@ def check_same(facts: Sequence[Facts]) -> None:
                     f"rank {rank} has {name} {there}, but rank 0 has {here}: "
                     "all ranks must be alike, or their times mean nothing together"
                 )
+    owners: dict[str, int] = {}
+    for rank, theirs in enumerate(facts):
+        first = owners.setdefault(theirs.gpu, rank) if theirs.gpu else rank
+        if first != rank:
+            raise MeasureError(
+                f"ranks {first} and {rank} have the same GPU ({theirs.gpu}): show each rank one of "
+                "its own, or all of them to all (CUDA_VISIBLE_DEVICES)"
+            )
 
 
 def environment(job: Job, facts: Facts, root: Path = Path("/")) -> Environment:

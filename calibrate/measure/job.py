@@ -16,7 +16,7 @@ from calibrate.measure.errors import MeasureError, first_line
 from calibrate.measure.gloo_threads import gloo_first
 from calibrate.record import Layout
 
-__all__ = ["Job", "Place", "join", "read_place"]
+__all__ = ["Job", "Place", "gpus_seen", "join", "read_place"]
 
 _T = TypeVar("_T")
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -77,8 +77,9 @@ class Job:
         self.place, self._comm_first, self.gloo_threads = place, comm_first, ""
         self.rank, self.world_size = place.rank, place.world_size
         self.backend = str(dist.get_backend())
-        self.device = torch.device(f"cuda:{place.local_rank}" if self.backend == "nccl" else "cpu")
-        if self.device.type == "cuda":
+        self.device = torch.device("cpu")
+        if self.backend == "nccl":
+            self.device = torch.device(f"cuda:{_gpu_of(place) or 0}")
             torch.cuda.set_device(self.device)
         self.clock = Clock(self.device)
         self._owned = owned
@@ -155,7 +156,7 @@ def join(
 ) -> Job:
     """Join the job of torchrun's variables, or the one that is initialised already.
 
-    NCCL if this node has a CUDA device for each of its ranks, otherwise gloo on the CPU.
+    NCCL if each rank has a CUDA device of its own, otherwise gloo on the CPU.
     `timeout_s` bounds the wait for the other ranks and every exchange with them; raises
     MeasureError if it runs out. `comm_first`: see `calibrate.measure.gloo_threads`.
     """
@@ -173,11 +174,28 @@ def join(
         ) from None
 
 
+def gpus_seen() -> int:
+    """CUDA devices that this rank may use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _gpu_of(place: Place) -> int | None:
+    """The rank's own CUDA device; None: there is none for each.
+
+    A launcher such as `srun --gpus-per-task 1` shows each rank its own alone.
+    """
+    seen = gpus_seen()
+    if seen >= place.local_world_size:
+        return place.local_rank
+    shown = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return 0 if seen == len(shown) == 1 else None
+
+
 def _initialise(place: Place, timeout_s: float) -> None:
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    backend = "nccl" if dist.is_nccl_available() and gpus >= place.local_world_size else "gloo"
+    gpu = _gpu_of(place)
+    backend = "gloo" if gpu is None or not dist.is_nccl_available() else "nccl"
     if backend == "nccl":
-        torch.cuda.set_device(place.local_rank)
+        torch.cuda.set_device(gpu)
     try:
         dist.init_process_group(
             backend,

@@ -44,7 +44,8 @@ _LAYERS = {"cpu": (16, 512, 128), "cuda": (4, 4096, 4096)}
 _UNITS = {"gemm": 100, "memory": 100, LAYER: 32}  # of compute alone: some 50 ms on that core
 # all-reduces in a queue, and bytes at least, as in the backward of some 10 M parameters: gloo takes
 # more of the processor in the first 50 ms than later
-_QUEUED = {"cpu": (4, 48 * 2**20), "cuda": (64, 0)}
+_QUEUED, _QUEUED_BYTES = 4, 48 * 2**20
+_QUEUED_S, _MOST_QUEUED = 0.05, 64  # on a GPU as many as take so long: some 15 pieces of compute
 _BACK_TO_BACK, _LARGE_BYTES = 20, 2**20
 # what shapers save up meanwhile: 128 KiB (ours) at 20 Mbit/s
 _REST_S = 0.05
@@ -442,11 +443,23 @@ class _Interference:
 def _queue(task: Task, job: Job) -> list[Tensor]:
     """Messages to reduce: gloo reduces two at a time, which must differ, NCCL one by one."""
     size, dtype = task.first.size_bytes, _dtype(task)
-    least, least_bytes = _QUEUED[job.device.type]
-    count = max(least, least_bytes // size)
     if job.device.type == "cuda":
-        return [_zeros(size, job, dtype)] * count
-    return [_zeros(size, job, dtype) for _ in range(count)]
+        data = _zeros(size, job, dtype)
+        return [data] * _filling(data, job, job.group(task.team.ranks))
+    return [_zeros(size, job, dtype) for _ in range(max(_QUEUED, _QUEUED_BYTES // size))]
+
+
+def _filling(data: Tensor, job: Job, group: dist.ProcessGroup) -> int:
+    """How many all-reduces of this take long enough, by the second one; all ranks say the same."""
+    took_s = 0.0
+    for _ in range(2):  # the first sets up
+        job.barrier()
+        start = job.clock.mark()
+        dist.all_reduce(data, group=group)
+        took_s = job.clock.seconds(start, job.clock.mark())
+    slowest_s = max(row[0] for row in job.numbers([took_s]))
+    wanted = math.ceil(_QUEUED_S / slowest_s) if slowest_s > 0 else _MOST_QUEUED
+    return min(_MOST_QUEUED, max(_QUEUED, wanted))
 
 
 def _end_of(works: Sequence[dist.Work], job: Job) -> Mark:

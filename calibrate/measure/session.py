@@ -23,7 +23,7 @@ from calibrate.measure.environment import (
 )
 from calibrate.measure.errors import LostContactError, MeasureError, first_line
 from calibrate.measure.host import free_memory_bytes, stolen_s
-from calibrate.measure.job import Job, join
+from calibrate.measure.job import Job, gpus_seen, join
 from calibrate.measure.launch import local
 from calibrate.measure.plan import Task, default_plan, teams
 from calibrate.measure.progress import Reporter
@@ -32,6 +32,7 @@ from calibrate.measure.reference import find_function
 from calibrate.measure.rounds import Round, build_round
 from calibrate.record import Kind, Measurement, Record, load_record, save_record
 from ddpsim.errors import DdpsimError
+from ddpsim.report.lines import counted
 from ddpsim.units import format_bytes, format_duration
 
 __all__ = ["Options", "measure", "measure_locally", "relative_mad"]
@@ -159,6 +160,12 @@ class _Session:
             layout, here = record.layout, record.environment
             ranks = f"{layout.nodes} x {layout.gpus_per_node} ranks"
             reporter.say(f"measuring {here.backend} on {ranks}: {here.machine}")
+            if here.backend == "gloo" and (seen := gpus_seen()):
+                reporter.say(
+                    f"warning   {counted(seen, 'CUDA device')} for "
+                    f"{counted(layout.gpus_per_node, 'rank')} here: gloo on the CPU is measured; "
+                    "for NCCL start no more ranks than devices"
+                )
             if held:
                 reporter.say(f"{options.output} holds {len(held)} measurements already")
             for task in fitting:

@@ -23,7 +23,6 @@ from calibrate.measure.reference import find_function
 from ddpsim.importers.model_profile import ITEM_BYTES
 
 __all__ = [
-    "TINY_PARAMETERS",
     "OptimizerName",
     "TinyParameters",
     "Training",
@@ -34,7 +33,7 @@ __all__ = [
 ]
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
-TINY_PARAMETERS = 500
+_TINY_PARAMETERS = 500
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ class TinyParameters(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ParameterList(torch.zeros(8) for _ in range(TINY_PARAMETERS))
+        self.parts = nn.ParameterList(torch.zeros(8) for _ in range(_TINY_PARAMETERS))
 
     def forward(self, x: Tensor) -> Tensor:
         """As many numbers as there are, once the parameters are taken together."""

@@ -55,10 +55,15 @@ _DEVICE_ALIASES = {
     "a100": "a100-sxm-80gb",
     "h100": "h100-sxm-80gb",
     "h200": "h200-sxm-141gb",
-    "rtx3090": "rtx-3090",
-    "rtx4090": "rtx-4090",
     "cpu": "cpu-core",
+    # as NVIDIA's driver and torch.cuda.get_device_name call them, without the brand
+    "v100-sxm2-16gb": "v100-sxm-16gb",
+    "v100-sxm2-32gb": "v100-sxm-32gb",
+    "a100-sxm4-40gb": "a100-sxm-40gb",
+    "a100-sxm4-80gb": "a100-sxm-80gb",
+    "h100-80gb-hbm3": "h100-sxm-80gb",
 }
+_BRANDS = ("nvidia", "tesla", "geforce", "quadro")
 
 
 @cache
@@ -107,12 +112,14 @@ def device_table(name: str) -> dict[str, Any]:
 def resolve(kind: str, name: str) -> str:
     """The catalogue's own name of a `model`, `device` or `machine`.
 
-    Raises ValueError with the nearest one.
+    A device may be called as its driver calls it, "NVIDIA A100-SXM4-80GB". Raises ValueError with
+    the nearest one.
     """
     listed, aliases = _KINDS[kind]
     names = listed()
     spellings = {known.replace("_", "-"): known for known in names} | aliases
-    folded = name.strip().lower().replace("_", "-")
+    words = name.strip().lower().replace("_", "-").split()
+    folded = "-".join(word for word in words if kind != "device" or word not in _BRANDS)
     if folded in spellings:
         return spellings[folded]
     squashed = {spelling.replace("-", ""): known for spelling, known in spellings.items()}
