@@ -83,14 +83,18 @@ def measure(
 
 @app.command()
 def doctor(
-    backend: Annotated[Literal["gloo", "nccl"], typer.Option(help="What will measure.")] = "gloo",
+    backend: Annotated[
+        Literal["auto", "gloo", "nccl"],
+        typer.Option(help="What will measure; auto: NCCL where nvidia-smi shows a GPU."),
+    ] = "auto",
     nodes: Annotated[int | None, typer.Option(min=1, help="Machines in the job.")] = None,
 ) -> None:
     """Look for what would spoil a measurement on this machine, and say what to do."""
     from calibrate.measure.doctor import doctor as examine
 
-    findings = examine(backend, nodes=nodes)
-    print("\n".join(map(str, findings)) or "nothing found that would spoil a measurement")
+    host, findings = examine(backend, nodes=nodes)
+    nothing = f"nothing found that would spoil a measurement of {host.backend}"
+    print("\n".join(map(str, findings)) or nothing)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)
 

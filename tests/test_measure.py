@@ -42,6 +42,7 @@ from calibrate.measure.errors import MeasureError
 from calibrate.measure.host import free_memory_bytes, stolen_s, text_of
 from calibrate.measure.job import join, read_place
 from calibrate.measure.launch import free_port
+from calibrate.measure.nvidia_smi import Gpu
 from calibrate.measure.plan import Slot, Task, Team, default_plan, teams
 from calibrate.measure.profile import (
     Document,
@@ -595,6 +596,9 @@ GLOO = Host(
 )
 
 
+IDLE_GPU = Gpu(index=0, name="Tesla T4", free_memory_bytes=15 * 2**30, busy=0.0)
+
+
 def found(host: Host = GLOO, **changes: Any) -> list[str]:
     variables = dict(host.variables) | changes.pop("variables", {})
     return [str(f) for f in diagnose(Host(**(vars(host) | {"variables": variables} | changes)))]
@@ -670,6 +674,31 @@ def test_doctor_finds_nothing_where_nothing_is() -> None:
             "if there should be one, check its driver (ls /sys/class/infiniband)"),
         ),
         (
+            {"backend": "nccl"},
+            ("error: nvidia-smi shows no GPU; "
+            "install or mend its driver, or measure gloo (--backend gloo)"),
+        ),
+        (
+            {"backend": "nccl", "gpus": (IDLE_GPU,)},
+            ("error: 2 ranks here, but 1 GPU; "
+            "start a rank for each GPU (--nproc-per-node), or look at CUDA_VISIBLE_DEVICES"),
+        ),
+        (
+            {"backend": "nccl", "gpus": (IDLE_GPU, replace(IDLE_GPU, name="NVIDIA L4"))},
+            ("warning: the GPUs of this host differ: Tesla T4, NVIDIA L4; "
+            "measure alike ones (CUDA_VISIBLE_DEVICES): a profile is of one kind"),
+        ),
+        (
+            {"backend": "nccl", "gpus": (replace(IDLE_GPU, index=1, busy=0.98),)},
+            ("warning: GPU 1 is busy 98% of the time: others compute on it; "
+            "wait until it is idle (nvidia-smi names the processes)"),
+        ),
+        (
+            {"backend": "nccl", "gpus": (replace(IDLE_GPU, free_memory_bytes=2**30),)},
+            ("warning: 1.0 GiB of memory is free on GPU 0; "
+            "free some, or lower --memory-budget; large all-reduces are left out"),
+        ),
+        (
             {"free_memory_bytes": 2**30},
             ("warning: 0.5 GiB of memory is free for each of 2 ranks; "
             "free some, or lower --memory-budget; large all-reduces are left out"),
@@ -705,6 +734,26 @@ def test_doctor_finds_nothing_where_nothing_is() -> None:
 )  # fmt: skip
 def test_doctor_says_what_to_do(changes: dict[str, Any], finding: str) -> None:
     assert finding in found(**changes)
+
+
+def test_doctor_finds_nothing_wrong_with_idle_gpus() -> None:
+    gpus = (IDLE_GPU, replace(IDLE_GPU, index=1, free_memory_bytes=None, busy=None))
+    host = replace(GLOO, backend="nccl", nodes=1, gpus=gpus)
+    assert found(host) == []
+
+
+@pytest.mark.parametrize(("visible", "indexes"), [("", [0, 1]), ("1", [1]), ("GPU-8e1f", [0, 1])])
+def test_gpus_are_those_that_nvidia_smi_shows(
+    visible: str, indexes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '0, Tesla T4, 15102, 3'\necho '1, Tesla T4, 9, [N/A]'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    host = inspect_host("nccl", {"CUDA_VISIBLE_DEVICES": visible})
+    assert [gpu.index for gpu in host.gpus] == indexes
+    assert host.gpus[-1] == Gpu(index=1, name="Tesla T4", free_memory_bytes=9 * 2**20, busy=None)
+    assert inspect_host("gloo", {}).gpus == ()
 
 
 def test_doctor_reads_a_host(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from calibrate.measure.host import (
     text_of,
     usable_cores,
 )
+from calibrate.measure.nvidia_smi import Gpu, gpus
+from ddpsim.report.lines import counted
 
 __all__ = [
     "Finding",
@@ -38,6 +40,7 @@ MasterState = Literal["unset", "free", "in use", "answers", "refused", "silent",
 
 _IFF_UP = 1
 _LITTLE_MEMORY = 2 * 2**30
+_IDLE = 0.05  # a GPU that is used no more than this
 _SKEW_S = 0.1
 
 
@@ -64,6 +67,7 @@ class Host:
     variables: Mapping[str, str] = field(default_factory=dict)
     interfaces: Mapping[str, bool] = field(default_factory=dict)  # name: is it up
     infiniband: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] = ()  # looked for with NCCL alone
     host_address: str = ""  # what this host's own name resolves to; empty: to nothing
     master: MasterState = "unset"
     free_memory_bytes: int | None = None
@@ -73,10 +77,18 @@ class Host:
 
 
 def doctor(
-    backend: Literal["gloo", "nccl"], ranks_here: int | None = None, nodes: int | None = None
-) -> list[Finding]:
-    """Look at this host as torchrun's variables (or the arguments) describe the job on it."""
-    return diagnose(inspect_host(backend, os.environ, ranks_here, nodes))
+    backend: Literal["gloo", "nccl", "auto"] = "auto",
+    ranks_here: int | None = None,
+    nodes: int | None = None,
+) -> tuple[Host, list[Finding]]:
+    """Look at this host as torchrun's variables (or the arguments) describe the job on it.
+
+    `auto` is NCCL where nvidia-smi shows a GPU.
+    """
+    if backend == "auto":
+        backend = "nccl" if gpus(os.environ.get("CUDA_VISIBLE_DEVICES", "")) else "gloo"
+    host = inspect_host(backend, os.environ, ranks_here, nodes)
+    return host, diagnose(host)
 
 
 def diagnose(host: Host) -> list[Finding]:
@@ -85,6 +97,7 @@ def diagnose(host: Host) -> list[Finding]:
         _interfaces,
         _own_name,
         _master,
+        _gpus,
         _transport,
         _congestion_control,
         _memory,
@@ -117,6 +130,7 @@ def inspect_host(
         cores=usable_cores(),
         variables=dict(variables),
         interfaces=_seen_interfaces(root),
+        gpus=gpus(variables.get("CUDA_VISIBLE_DEVICES", "")) if backend == "nccl" else (),
         infiniband=tuple(sorted(p.name for p in _entries(root / "sys/class/infiniband"))),
         host_address=_own_address(),
         master=_seen_master(variables),
@@ -267,6 +281,48 @@ def _master(host: Host) -> Iterator[Finding]:
         )
 
 
+def _gpus(host: Host) -> Iterator[Finding]:
+    if host.backend != "nccl":
+        return
+    if not host.gpus:
+        yield Finding(
+            "error",
+            "nvidia-smi shows no GPU",
+            "install or mend its driver, or measure gloo (--backend gloo)",
+        )
+        return
+    if len(host.gpus) < host.ranks_here:
+        yield Finding(
+            "error",
+            f"{counted(host.ranks_here, 'rank')} here, but {counted(len(host.gpus), 'GPU')}",
+            "start a rank for each GPU (--nproc-per-node), or look at CUDA_VISIBLE_DEVICES",
+        )
+    names = dict.fromkeys(gpu.name for gpu in host.gpus)
+    if len(names) > 1:
+        yield Finding(
+            "warning",
+            f"the GPUs of this host differ: {', '.join(names)}",
+            "measure alike ones (CUDA_VISIBLE_DEVICES): a profile is of one kind",
+        )
+    for gpu in host.gpus:
+        yield from _gpu(gpu)
+
+
+def _gpu(gpu: Gpu) -> Iterator[Finding]:
+    if gpu.busy is not None and gpu.busy > _IDLE:
+        yield Finding(
+            "warning",
+            f"GPU {gpu.index} is busy {gpu.busy:.0%} of the time: others compute on it",
+            "wait until it is idle (nvidia-smi names the processes)",
+        )
+    if gpu.free_memory_bytes is not None and gpu.free_memory_bytes < _LITTLE_MEMORY:
+        yield Finding(
+            "warning",
+            f"{gpu.free_memory_bytes / 2**30:.1f} GiB of memory is free on GPU {gpu.index}",
+            "free some, or lower --memory-budget; large all-reduces are left out",
+        )
+
+
 def _transport(host: Host) -> Iterator[Finding]:
     if host.backend != "nccl" or host.nodes == 1:
         return
@@ -327,13 +383,13 @@ def _threads(host: Host) -> Iterator[Finding]:
         given = f"OMP_NUM_THREADS={text}" if text else "OMP_NUM_THREADS is not set"
         yield Finding(
             "warning",
-            f"{host.ranks_here} ranks x {threads} threads on {host.cores} cores ({given})",
+            f"{counted(host.ranks_here, 'rank')} x {counted(threads, 'thread')} on {host.cores} cores ({given})",
             f"set OMP_NUM_THREADS={max(1, host.cores // host.ranks_here)}, or start fewer ranks",
         )
     elif host.backend == "gloo" and needed > host.cores - host.ranks_here:
         yield Finding(
             "note",
-            f"{host.ranks_here} ranks x {threads} threads leave no core a rank to gloo's threads: "
+            f"{counted(host.ranks_here, 'rank')} x {counted(threads, 'thread')} leave no core a rank to gloo's threads: "
             "they wait for the processor, and compute for them",
             "set a lower OMP_NUM_THREADS, unless you will train like this",
         )

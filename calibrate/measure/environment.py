@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import socket
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -17,6 +15,7 @@ import torch
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.host import congestion_control, text_of
 from calibrate.measure.job import Job
+from calibrate.measure.nvidia_smi import nvidia_smi
 from calibrate.record import PROCESSOR, Environment, Record
 
 __all__ = ["Facts", "check_same", "check_same_machine", "environment", "rank_facts"]
@@ -182,21 +181,7 @@ def _details(root: Path, cores: int, gloo_threads: str) -> dict[str, str]:
         "tcp_congestion_control": congestion_control(root),
         "gloo_threads": gloo_threads,
         "cuda": str(torch.version.cuda or ""),
-        "driver": _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"),
-        "topology": _nvidia_smi("topo", "-m"),
+        "driver": nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"),
+        "topology": nvidia_smi("topo", "-m"),
     }
     return {name: value for name, value in found.items() if value}
-
-
-def _nvidia_smi(*arguments: str) -> str:
-    """What nvidia-smi says; empty where there is none."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    try:
-        done = subprocess.run(  # noqa: S603 -- a fixed program with fixed arguments
-            [program, *arguments], capture_output=True, text=True, timeout=20, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
