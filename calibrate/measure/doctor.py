@@ -379,17 +379,18 @@ def _threads(host: Host) -> Iterator[Finding]:
     text = host.variables.get("OMP_NUM_THREADS", "")
     threads = int(text) if text.isdecimal() and int(text) else host.cores
     needed = threads * host.ranks_here
+    each = f"{counted(host.ranks_here, 'rank')} x {counted(threads, 'thread')}"
     if host.backend == "gloo" and needed > host.cores:
         given = f"OMP_NUM_THREADS={text}" if text else "OMP_NUM_THREADS is not set"
         yield Finding(
             "warning",
-            f"{counted(host.ranks_here, 'rank')} x {counted(threads, 'thread')} on {host.cores} cores ({given})",
+            f"{each} on {host.cores} cores ({given})",
             f"set OMP_NUM_THREADS={max(1, host.cores // host.ranks_here)}, or start fewer ranks",
         )
     elif host.backend == "gloo" and needed > host.cores - host.ranks_here:
         yield Finding(
             "note",
-            f"{counted(host.ranks_here, 'rank')} x {counted(threads, 'thread')} leave no core a rank to gloo's threads: "
+            f"{each} leave no core a rank to gloo's threads: "
             "they wait for the processor, and compute for them",
             "set a lower OMP_NUM_THREADS, unless you will train like this",
         )
