@@ -26,8 +26,11 @@ from statistics import fmean, median
 from typing import Any
 
 import nccl_sweeps
+from scipy.stats import norm
+from scipy.stats import t as student
 
 from calibrate.ddp_rounds import load_runs
+from calibrate.fit.estimates import SIGNIFICANT
 from calibrate.validate import model_profile, validate
 from calibrate.validation import Case, Sweep, Validation, figures_of, headlines
 from ddpsim.cluster.collectives import duration_ns
@@ -456,6 +459,7 @@ def _figures() -> dict[str, str]:
         "XEON_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-22T14")),
         "XEON_HALF_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T00")),
         "XEON_HOURS_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T05")),
+        "MISSED_BY_TRUTH": ", ".join(_missed_by_truth(_own_cores(folder)) for folder in CAMPAIGNS),
         "XEON_SKILL": _with_skill(_own_cores(XEON)),
         "COVERED": _covered(),
         "PRESETS": _preset_table(),
@@ -545,6 +549,21 @@ def _bare_s(folder: Path) -> dict[str, float]:
         runs.first_file: model_profile(*runs.each) for runs in load_runs(_rounds_of(folder))
     }
     return {file: p["forward_s"] + p["backward_s"] for file, p in profiles.items()}
+
+
+def _missed_by_truth(sweeps: Sequence[Sweep]) -> str:
+    """The share of exposed cases in which a prediction without any error would fail the skill rule.
+
+    Measured medians scatter about the truth by their standard errors: as if these were known, and
+    as if only a sweep's own few runs, or a run's rounds, told them (Student's t).
+    """
+    cases = [(sweep, case) for sweep in sweeps for case in sweep.cases if case.exposed]
+    limits = [max(c.baseline_error / 3, SIGNIFICANT * c.noise) / c.noise for _, c in cases]
+    freedom = [s.runs - 1 if s.runs > 1 else case.rounds - 1 for s, case in cases]
+    known = fmean(2 * norm.sf(limit) for limit in limits)
+    told = fmean(2 * student.sf(limit, n) for limit, n in zip(limits, freedom, strict=True))
+    ours = fmean(not case.skilled for _, case in cases)
+    return f"{100 * known:.0f} to {100 * told:.0f} % (ours: {100 * ours:.0f})"
 
 
 def _with_skill(sweeps: Sequence[Sweep]) -> str:
