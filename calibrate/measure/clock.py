@@ -45,6 +45,11 @@ class Clock:
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e-3
 
+    def reach(self, mark: Mark) -> None:
+        """Wait until the work before a mark is done."""
+        if not isinstance(mark, float):
+            mark.synchronize()
+
     def finish(self) -> None:
         """Wait until the work of the current stream is done."""
         if self._on_gpu:

@@ -46,6 +46,7 @@ _UNITS = {"gemm": 100, "memory": 100, LAYER: 32}  # of compute alone: some 50 ms
 # more of the processor in the first 50 ms than later
 _QUEUED, _QUEUED_BYTES = 4, 48 * 2**20
 _QUEUED_S, _MOST_QUEUED = 0.05, 64  # on a GPU as many as take so long: some 15 pieces of compute
+_AHEAD = {"cpu": 0, "cuda": 1}  # pieces that wait behind the one under way: a GPU is never idle
 _BACK_TO_BACK, _LARGE_BYTES = 20, 2**20
 # what shapers save up meanwhile: 128 KiB (ours) at 20 Mbit/s
 _REST_S = 0.05
@@ -392,6 +393,7 @@ class _Interference:
         self._job, self._clock = job, job.clock
         name = task.first.variant.partition(" ")[0]
         self._unit, self._units = compute_unit(name, job.device), _UNITS[name]
+        self._ahead = _AHEAD[job.device.type]
         self._queue, self._group = _queue(task, job), job.group(task.team.ranks)
 
     def run(self) -> list[Lap]:
@@ -424,13 +426,18 @@ class _Interference:
         in_flight = deque(works)
         computing, done = self._clock.mark(), 0
         computed = computing
+        launched = deque[Mark]()
         while in_flight:
-            self._unit(done)
-            self._clock.finish()
+            self._unit(done + len(launched))
+            launched.append(self._clock.mark())
+            if len(launched) <= self._ahead:
+                continue
+            end = launched.popleft()
+            self._clock.reach(end)
             while in_flight and in_flight[0].is_completed():
                 in_flight.popleft()
             if in_flight or not done:  # the last piece was done alone in part
-                computed, done = self._clock.mark(), done + 1
+                computed, done = end, done + 1
         return [
             Lap(computing, computed, done),
             Lap(start, _end_of(works, self._job), len(self._queue)),
