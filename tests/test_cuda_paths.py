@@ -20,7 +20,7 @@ from calibrate.fit.profile import fit_profile
 from calibrate.measure.ddp_rounds import measure_rounds_locally
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.session import Options, measure_locally
-from calibrate.record import COPIES_BACK, COPIES_IN, Kind, Record
+from calibrate.record import COPIES_BACK, COPIES_IN, HALF, RESTED, Kind, Record
 from calibrate.validate import validate
 from ddpsim import load_scenario, simulate
 
@@ -83,11 +83,9 @@ def test_a_record_of_two_gpus(record: Record) -> None:
     kinds = {m.kind for m in record.measurements}
     assert kinds >= {"all_reduce", "point_to_point", "ddp_hook", "device_cast", "optimizer"}
     variants = {m.variant for m in record.measurements}
-    assert {"layer alone", "layer with all_reduce", "gemm with all_reduce half"} <= variants
-    assert not variants & {
-        COPIES_IN,
-        COPIES_BACK,
-    }  # of a host's clock, which a GPU does not wait for
+    assert {"layer alone", "layer with all_reduce", "gemm with all_reduce"} <= variants
+    # of a host's clock, which a GPU does not wait for; of gloo; of a link's shaper
+    assert not variants & {COPIES_IN, COPIES_BACK, f"alone{HALF}", RESTED}
 
 
 def test_a_profile_of_two_gpus_and_a_run_with_it(profile: Path, folder: Path) -> None:
@@ -109,9 +107,11 @@ cluster: {{nodes: 1, gpus_per_node: 2, device: {A100}, profile: {profile.name}}}
     assert simulate(found).iteration_time_s.p50 > 0
 
 
-def test_a_model_on_a_gpu(folder: Path) -> None:
+@pytest.mark.parametrize("device", ["auto", "cuda", "cuda:1"])
+def test_a_model_on_a_gpu(device: str, folder: Path) -> None:
     path = folder / "model.json"
     command = [sys.executable, "-m", "calibrate", "profile", "measure_helpers:two_layers"]
+    command += ["--device", device, "--iterations", "3"]
     subprocess.run(
         [*command, "-o", str(path)],
         env=os.environ | {"PYTHONPATH": f"{STANDIN}{os.pathsep}{HERE}"},
@@ -172,3 +172,29 @@ def test_ranks_that_share_a_gpu_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("STANDIN_GPU", "7")
     with pytest.raises(MeasureError, match=r"ranks 0 and 1 have the same GPU \(\S+ GPU-7\)"):
         measure_locally(2, Options(output=tmp_path / "r.json", only=("jitter",)))
+
+
+def test_ranks_of_one_host_that_count_as_nodes_are_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As where each GPU has a torchrun of its own."""
+    options = Options(output=tmp_path / "r.json", only=("jitter",), most_repetitions=1)
+    measure_locally(2, options, nodes=2)
+    assert "warning   nodes 0 and 1 are both on " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("error", ["AcceleratorError", "DistBackendError"])
+def test_a_gpu_that_failed_ends_the_measurement(
+    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can do nothing any more: what it cannot do is not left out task by task."""
+    monkeypatch.setenv("STANDIN_FAILS", f"1 {error}")
+    options = Options(
+        output=tmp_path / "r.json", only=("jitter", "device_copy"), most_repetitions=1, timeout_s=10
+    )
+    said = {
+        "AcceleratorError": "the GPU of rank 1 failed: CUDA error: it fell off the bus. The record",
+        "DistBackendError": "NCCL of rank 1 failed: NCCL error in: here Duplicate GPU detected. The",
+    }
+    with pytest.raises(MeasureError, match=said[error]):
+        measure_locally(2, options)

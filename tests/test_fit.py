@@ -609,6 +609,16 @@ def test_gloo_at_its_bounds() -> None:
     assert fit.warnings == ("queue is at its bound", "wire bytes per byte is at its bound")
 
 
+def test_a_layout_with_few_sizes_does_not_count() -> None:
+    enough, few = _made(NODES, [(2, 4)]), _made(NODES, [(4, 4)], [1024, 2048, 4096, 8192])
+    fit = fit_all_reduce([*enough, *few], "nccl")
+    alone = fit_all_reduce(enough, "nccl")
+    assert fit.model == alone.model
+    assert fit.warnings[0].startswith("4 message sizes on 4 x 4 ranks are too few: measure 5 or")
+    assert fit.warnings[0].endswith("; these do not count")
+    assert fit.warnings[1:] == alone.warnings
+
+
 @pytest.mark.parametrize(
     ("backend", "samples", "message"),
     [
@@ -619,7 +629,7 @@ def test_gloo_at_its_bounds() -> None:
         ),
         (
             "nccl",
-            [*_made(NODES, [(2, 4)]), *_made(NODES, [(4, 4)], [1024, 2048, 4096, 8192])],
+            _made(NODES, [(4, 4)], [1024, 2048, 4096, 8192]),
             (
                 "4 message sizes on 4 x 4 ranks are too few: measure 5 or more, from a "
                 "few kB to the largest bucket"

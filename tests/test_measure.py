@@ -41,7 +41,7 @@ from calibrate.measure.environment import (
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.host import free_memory_bytes, stolen_s, text_of
 from calibrate.measure.job import join, read_place
-from calibrate.measure.launch import free_port
+from calibrate.measure.launch import _problem, free_port
 from calibrate.measure.nvidia_smi import Gpu
 from calibrate.measure.plan import Slot, Task, Team, default_plan, teams
 from calibrate.measure.profile import (
@@ -53,6 +53,7 @@ from calibrate.measure.profile import (
     write_profile,
 )
 from calibrate.measure.progress import Reporter
+from calibrate.measure.rank import FAILED, LOST
 from calibrate.measure.rounds import build_round
 from calibrate.measure.session import Options, measure, measure_locally, relative_mad
 from calibrate.measure.training import Training
@@ -374,6 +375,11 @@ def test_variables_that_are_missing_or_wrong() -> None:
         read_place(given)
     with pytest.raises(MeasureError, match="WORLD_SIZE 3 is no multiple of LOCAL_WORLD_SIZE 2"):
         read_place(given | {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"})
+    cyclic = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0"}
+    with pytest.raises(
+        MeasureError, match=r"RANK 1 is LOCAL_RANK 0 of 2: .* numbered node by node"
+    ):
+        read_place(given | cyclic)
     with pytest.raises(MeasureError, match="must be whole numbers"):
         read_place(given | {"WORLD_SIZE": "two", "LOCAL_WORLD_SIZE": "2"})
 
@@ -526,6 +532,26 @@ def test_a_record_that_is_there_is_not_overwritten(tmp_path: Path, alone: None) 
     with pytest.raises(MeasureError, match=r"is there already: go on from it with --resume, or"):
         measure(Options(output=path))
     assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        ([0, 0], ""),
+        ([FAILED, -9], "rank 0 says why"),
+        ([LOST, -9], "rank 1 was killed by SIGKILL: was memory short?"),
+        ([-6, LOST], "NCCL ended rank 0: [rank0] Watchdog caught collective operation timeout"),
+        ([LOST, -6], "rank 1 was killed by SIGABRT: was memory short?"),
+        ([LOST, 1], "rank 1 ended with exit code 1: rank 1 says why."),
+        ([-15, LOST], "rank 1 says why"),
+    ],
+)
+def test_why_a_job_failed(codes: list[int], said: str, tmp_path: Path) -> None:
+    logs = [tmp_path / "0.log", tmp_path / "1.log"]
+    watchdog = "[rank0] Watchdog caught collective operation timeout\n" if codes[0] == -6 else ""
+    logs[0].write_text(f"{watchdog}rank 0 says why\n")
+    logs[1].write_text("Traceback\nrank 1 says why\n")
+    assert _problem(codes, logs) == said
 
 
 def test_the_rank_that_failed_is_quoted_and_not_the_one_that_lost_it(tmp_path: Path) -> None:
@@ -870,6 +896,13 @@ def test_a_profile_holds_the_step_with_ddp(monkeypatch: pytest.MonkeyPatch) -> N
     assert told["with_ddp_s"] == pytest.approx(1.1 * iteration_s)
     assert "with_ddp_s" not in measured(9, 9, 9, 1.5, 1.1, 0.9)
     assert scale_profile(told, "a100", "h100")["with_ddp_s"] is None
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_every_optimizer_steps_under_ddp_too(optimizer: Any) -> None:
+    document = profile("measure_helpers:two_layers", iterations=3, optimizer=optimizer)
+    assert document["optimizer_s"] > 0
+    assert all(parameter["ddp_hook_s"] is not None for parameter in document["parameters"])
 
 
 def test_a_model_that_ddp_does_not_take_has_no_step_with_it() -> None:

@@ -633,11 +633,16 @@ def test_ranks_under_one_leaf_have_the_whole_line_rate(predict: Any) -> None:
     ("option", "times"),
     [({}, 1.0), ({"find_unused_parameters": True}, 1.5), ({"static_graph": True}, 1.16)],
 )
-def test_measured_hooks_are_of_the_default_options(option: dict[str, Any], times: float) -> None:
+@pytest.mark.parametrize(("kind", "launches_s"), [("cpu", 0.0), ("gpu", 2 * 4e-6)])
+def test_measured_hooks_are_of_the_default_options(
+    option: dict[str, Any], times: float, kind: str, launches_s: float
+) -> None:
+    """On a GPU the launches of two copies are in them, which are priced with the copies."""
     device = Device.model_validate(
         {"peak_flops": {"fp32": "1 TFLOP/s"}, "memory": "1 GiB", "memory_bandwidth": "1 GB/s"}
+        | {"kind": kind, "launch": "4 us"}
     )
-    costs = DdpCosts(device, Ddp(**option), Overheads(hook_s=Fitted(value=1e-5)))
+    costs = DdpCosts(device, Ddp(**option), Overheads(hook_s=Fitted(value=1e-5 + launches_s)))
     assert costs.parameter_hook_s == pytest.approx(times * 1e-5)
 
 

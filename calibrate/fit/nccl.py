@@ -45,8 +45,8 @@ _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75)  # of the ranks' shares in a stretch
 
 
 def fit_nccl(samples: Sequence[Sample]) -> Fit:
-    """Regimes of NCCL's all-reduce; raises FitError where there are too few sizes."""
-    samples = sorted(samples)
+    """Regimes of NCCL's all-reduce; raises FitError where no layout has enough sizes."""
+    samples, warnings = _with_enough_sizes(sorted(samples))
     groups = [
         _Group.of([sample for sample in samples if (sample.nodes > 1) == over_nodes])
         for over_nodes in (False, True)
@@ -59,9 +59,29 @@ def fit_nccl(samples: Sequence[Sample]) -> Fit:
         model=model,
         sigma=fitted_sigma(model, samples),
         valid=valid_range(samples),
-        warnings=tuple(line for fit in fits for line in fit.warnings),
+        warnings=(*warnings, *(line for fit in fits for line in fit.warnings)),
         correlations={pair: value for fit in fits for pair, value in fit.correlations.items()},
     )
+
+
+def _with_enough_sizes(samples: Sequence[Sample]) -> tuple[list[Sample], list[str]]:
+    """Those of layouts with enough message sizes, and what is said of the others.
+
+    Raises FitError where none has enough.
+    """
+    sizes: dict[tuple[int, int], set[int]] = {}
+    for sample in samples:
+        sizes.setdefault((sample.nodes, sample.gpus_per_node), set()).add(sample.size_bytes)
+    few = {layout: len(found) for layout, found in sizes.items() if len(found) < LEAST_SIZES}
+    said = [
+        f"{count} message sizes on {nodes} x {gpus} ranks are too few: measure {LEAST_SIZES} or "
+        "more, from a few kB to the largest bucket"
+        for (nodes, gpus), count in few.items()
+    ]
+    if len(few) == len(sizes) > 0:
+        raise FitError(said[0])
+    kept = [sample for sample in samples if (sample.nodes, sample.gpus_per_node) not in few]
+    return kept, [f"{line}; these do not count" for line in said]
 
 
 @dataclass(frozen=True)
@@ -76,13 +96,6 @@ class _Group:
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> _Group:
         layouts = tuple(sorted({(sample.nodes, sample.gpus_per_node) for sample in samples}))
-        for nodes, gpus in layouts:
-            here = {s.size_bytes for s in samples if (s.nodes, s.gpus_per_node) == (nodes, gpus)}
-            if len(here) < LEAST_SIZES:
-                raise FitError(
-                    f"{len(here)} message sizes on {nodes} x {gpus} ranks are too few: measure "
-                    f"{LEAST_SIZES} or more, from a few kB to the largest bucket"
-                )
         return cls(
             Columns.of([sample.point for sample in samples]),
             np.array([sample.time_s for sample in samples]),

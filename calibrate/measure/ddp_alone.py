@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -49,7 +50,9 @@ def under_ddp(bare: Training, bucket_cap_mb: float | None = None) -> Training:
         deepcopy(bare.model), process_group=alone(), bucket_cap_mb=bucket_cap_mb
     )
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = type(bare.optimizer)(trained, **bare.optimizer.defaults)
+    kind, options = type(bare.optimizer), bare.optimizer.defaults
+    taken = inspect.signature(kind).parameters  # AdamW has a default that it does not take
+    optimizer = kind(trained, **{key: value for key, value in options.items() if key in taken})
     return replace(bare, model=model, optimizer=optimizer)
 
 

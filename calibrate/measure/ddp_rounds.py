@@ -76,10 +76,11 @@ def measure_rounds(options: RoundOptions) -> Rounds:
     All at once, at the end. Raises MeasureError where the file is there already or cannot be
     written, the model cannot be used, ranks differ or a peer is lost.
     """
-    job = join(options.timeout_s, comm_first=options.comm_first)
+    job, failed = join(options.timeout_s, comm_first=options.comm_first), True
     try:
         with compute_threads(1):
-            return _measure(job, options)
+            rounds = _measure(job, options)
+        failed = False
     except KeyboardInterrupt:
         raise MeasureError(f"stopped. {_NOTHING_KEPT}") from None
     except torch.cuda.OutOfMemoryError:
@@ -87,12 +88,15 @@ def measure_rounds(options: RoundOptions) -> Rounds:
             f"rank {job.rank} is out of memory: each of {len(options.variants)} variants holds a "
             "copy of the model; name fewer --caps, or a smaller --batch"
         ) from None
+    except torch.AcceleratorError as error:
+        raise MeasureError(f"the GPU of rank {job.rank} failed: {first_line(error)}") from error
     except RuntimeError as error:
         raise LostContactError(
             f"rank {job.rank}: {first_line(error)} (did another rank die, or run out of memory?)"
         ) from error
     finally:
-        job.leave()
+        job.leave(failed=failed)
+    return rounds
 
 
 def measure_rounds_locally(ranks: int, options: RoundOptions) -> Rounds:
@@ -259,6 +263,8 @@ class _Session:
         self._reduced: dict[int, list[float]] = {}
         on_cpu = job.device.type == "cpu"
         self._wait = all_at_once(job) if on_cpu else None
+        # behind an all-reduce GPUs begin together, which their hosts leave a barrier one by one
+        self._together = None if on_cpu else torch.zeros(1, device=job.device)
         self._ddp_hooks = HookTimes(bare) if on_cpu else None
         self._hook_s = 0.0
         self.ready: dict[str, float] = {}
@@ -301,6 +307,8 @@ class _Session:
         for one in (*work[start:], *work[:start]):
             with no_collection():
                 self._job.barrier()
+                if self._together is not None:
+                    dist.all_reduce(self._together)
                 one()
 
     def _alone(self, rows: list[_Row], micro_batches: int, *, warm: bool) -> None:

@@ -18,7 +18,14 @@ from calibrate.measure.job import Job
 from calibrate.measure.nvidia_smi import nvidia_smi
 from calibrate.record import PROCESSOR, Environment, Record
 
-__all__ = ["Facts", "check_same", "check_same_machine", "environment", "rank_facts"]
+__all__ = [
+    "Facts",
+    "check_same",
+    "check_same_machine",
+    "environment",
+    "one_host_as_several",
+    "rank_facts",
+]
 
 _VARIABLES = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "KMP_")
 # of /proc/cpuinfo: what tells processors of one name apart, on x86 and on Arm
@@ -91,6 +98,19 @@ def check_same(facts: Sequence[Facts]) -> None:
                 f"ranks {first} and {rank} have the same GPU ({theirs.gpu}): show each rank one of "
                 "its own, or all of them to all (CUDA_VISIBLE_DEVICES)"
             )
+
+
+def one_host_as_several(facts: Sequence[Facts]) -> str:
+    """What to do where ranks with GPUs of one host count as several nodes; empty where none do."""
+    nodes: dict[str, int] = {}
+    for rank, theirs in enumerate(facts):
+        host, node = theirs.gpu.rpartition(" ")[0], rank // theirs.local_world_size
+        if host and nodes.setdefault(host, node) != node:
+            return (
+                f"nodes {nodes[host]} and {node} are both on {host}: its own links will be taken "
+                "for those between nodes; start its ranks by one torchrun (--nproc-per-node)"
+            )
+    return ""
 
 
 def environment(job: Job, facts: Facts, root: Path = Path("/")) -> Environment:

@@ -11,6 +11,9 @@ from ddpsim.errors import DdpsimError
 __all__ = ["LostContactError", "MeasureError", "first_line"]
 
 
+_LAST_ERROR = "Last error:"  # ProcessGroupNCCL.cpp; the line after it says what
+
+
 class MeasureError(DdpsimError):
     """A measurement failed for a reason outside it: a rank, a peer, a file, a user's function."""
 
@@ -20,6 +23,8 @@ class LostContactError(MeasureError):
 
 
 def first_line(error: Exception) -> str:
-    """What torch said, without the trace that it adds."""
-    said = str(error).strip()
-    return said.splitlines()[0] if said else "no reason given"
+    """What torch said, without the trace that it adds; with what NCCL calls its last error."""
+    lines = str(error).strip().splitlines() or ["no reason given"]
+    last = [i + 1 for i, line in enumerate(lines) if line.startswith(_LAST_ERROR)]
+    reason = "".join(f" {lines[i].strip()}" for i in last if i < len(lines))
+    return lines[0] + reason

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -64,6 +66,11 @@ def read_place(variables: Mapping[str, str]) -> Place:
             f"WORLD_SIZE {world} is no multiple of LOCAL_WORLD_SIZE {local_world}: "
             "start as many ranks on every node"
         )
+    if rank % local_world != local_rank:
+        raise MeasureError(
+            f"RANK {rank} is LOCAL_RANK {local_rank} of {local_world}: ranks must be numbered node "
+            "by node, as torchrun does (srun: --distribution=block)"
+        )
     master = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
     return Place(rank, world, local_rank, local_world, master)
 
@@ -89,6 +96,7 @@ class Job:
             if self.backend == "gloo"
             else dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         )
+        self._timeout = timedelta(seconds=timeout_s)
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._put_first()
 
@@ -129,7 +137,11 @@ class Job:
         for ranks in all_ranks:
             if ranks not in self._groups:
                 whole = ranks == tuple(range(self.world_size))
-                self._groups[ranks] = dist.group.WORLD if whole else dist.new_group(list(ranks))
+                self._groups[ranks] = (
+                    dist.group.WORLD
+                    if whole
+                    else dist.new_group(list(ranks), timeout=self._timeout)
+                )
         self._put_first()
 
     def group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
@@ -145,10 +157,22 @@ class Job:
             permitted = all(self.everyone(gloo_first()))
             self.gloo_threads = "before compute" if permitted else "not permitted before compute"
 
-    def leave(self) -> None:
-        """End the job, if `join` began it."""
-        if self._owned and dist.is_initialized():
+    def leave(self, *, failed: bool = False) -> None:
+        """End the job, if `join` began it; with NCCL not where it failed.
+
+        NCCL's own end waits for peers that may be gone (torch's ProcessGroupNCCL::shutdown), and so
+        may the interpreter's: this process then ends without it, once all has been said.
+        """
+        if failed and self.backend == "nccl":
+            atexit.register(_end_at_once)
+        elif self._owned and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _end_at_once() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def join(

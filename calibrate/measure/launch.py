@@ -116,18 +116,25 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _problem(codes: Sequence[int], logs: Sequence[Path]) -> str:
-    """Why a job failed: a killed rank, a crash, or what a rank said; empty if it did not."""
+    """Why a job failed: what a rank said, a killed rank, or a crash; empty if it did not."""
+    if FAILED in codes:
+        return _last_line(logs[codes.index(FAILED)])
     killed = [rank for rank, code in enumerate(codes) if code < 0 and code != -signal.SIGTERM]
     if killed:
-        name = signal.Signals(-codes[killed[0]]).name
-        return f"rank {killed[0]} was killed by {name}: was memory short?"
+        return _killed(killed[0], signal.Signals(-codes[killed[0]]), logs[killed[0]])
     for rank, code in enumerate(codes):
-        if code not in (0, FAILED, LOST, -signal.SIGTERM):
+        if code not in (0, LOST, -signal.SIGTERM):
             return f"rank {rank} ended with exit code {code}: {_last_line(logs[rank])}."
-    for wanted in (FAILED, LOST):
-        if wanted in codes:
-            return _last_line(logs[codes.index(wanted)])
-    return ""
+    return _last_line(logs[codes.index(LOST)]) if LOST in codes else ""
+
+
+def _killed(rank: int, by: signal.Signals, log: Path) -> str:
+    """NCCL's watchdog ends a process by SIGABRT, and says why before (ProcessGroupNCCL.cpp)."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    told = [line for line in lines if "NCCL error" in line or "Watchdog caught" in line]
+    if by == signal.SIGABRT and told:
+        return f"NCCL ended rank {rank}: {told[0].strip()}"
+    return f"rank {rank} was killed by {by.name}: was memory short?"
 
 
 def _last_line(log: Path) -> str:

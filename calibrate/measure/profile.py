@@ -181,7 +181,8 @@ def _device(name: str) -> torch.device:
         raise MeasureError(f"{name!r} is not measured here: wanted auto, cpu or cuda:N")
     if device.type == "cuda":
         count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
+        device = torch.device("cuda", device.index or 0)
+        if device.index >= count:
             raise MeasureError(f"{name}: this machine has {count} CUDA devices, counted from 0")
         torch.cuda.set_device(device)  # events are recorded on the current one
     return device

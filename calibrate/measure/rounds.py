@@ -36,22 +36,27 @@ _TENSORS_OF_OPTIMIZER = 16
 _SMALL = 16  # width of a layer whose bytes hardly count
 _BATCH_OF_LAYERS = 256
 # a piece of compute takes some 0.3 ms on one CPU core of 100 GFLOP/s and 20 GB/s (of layers: 2 ms),
-# 3 ms on an H100
-_GEMM = {"cpu": 256, "cuda": 4096}  # rows and columns
+# 0.3 to 2 ms on an H100, 2 to 13 on a T4
+_GEMM = {"cpu": 256, "cuda": 2048}  # rows and columns
 _MEMORY = {"cpu": (2**18, 32), "cuda": (2**26, 1)}  # floats, and how many arrays of them
 # layers, their width, and rows that go through them
-_LAYERS = {"cpu": (16, 512, 128), "cuda": (4, 4096, 4096)}
+_LAYERS = {"cpu": (16, 512, 128), "cuda": (4, 4096, 1024)}
 _UNITS = {"gemm": 100, "memory": 100, LAYER: 32}  # of compute alone: some 50 ms on that core
 # all-reduces in a queue, and bytes at least, as in the backward of some 10 M parameters: gloo takes
 # more of the processor in the first 50 ms than later
 _QUEUED, _QUEUED_BYTES = 4, 48 * 2**20
-_QUEUED_S, _MOST_QUEUED = 0.05, 64  # on a GPU as many as take so long: some 15 pieces of compute
+# on a GPU as many as take so long, and as so many pieces of compute
+_QUEUED_S, _QUEUED_PIECES, _MOST_QUEUED = 0.05, 15, 1024
 _AHEAD = {"cpu": 0, "cuda": 1}  # pieces that wait behind the one under way: a GPU is never idle
-_BACK_TO_BACK, _LARGE_BYTES = 20, 2**20
+# on a GPU a collective up to so many bytes may be shorter than Python's launch of it, which takes
+# so long: so many in a row are timed
+_IN_A_ROW = ((2**20, 20), (2**24, 5))
+_LAUNCH_S = 60e-6
+_TICK_S = 1e-6
 # what shapers save up meanwhile: 128 KiB (ours) at 20 Mbit/s
 _REST_S = 0.05
 _WAIT_BYTES = 2**24  # 30 ms at 5 Gbit/s: after 15 the effect of a wait is nearly whole
-_JITTER_UNITS = {"cpu": 30, "cuda": 4}
+_JITTER_UNITS = {"cpu": 30, "cuda": 30}
 
 
 def build_round(task: Task, job: Job, loader: Loader | None) -> Round:
@@ -104,15 +109,24 @@ def _timed(job: Job, work: Work, times: int = 1) -> Round:
 
 
 def _collective(task: Task, job: Job, work: Work, times: int = 1) -> Round:
-    """Small ones of a GPU back to back, as nccl-tests times them: alone they are all launch."""
-    is_small = task.first.size_bytes < _LARGE_BYTES
-    again = _BACK_TO_BACK if job.device.type == "cuda" and is_small else 1
+    """Small ones of a GPU back to back, as nccl-tests times them: alone they are all launch.
 
-    def repeated() -> None:
+    They are launched ahead of it, behind one that is not timed: with it all ranks begin together.
+    """
+    size = task.first.size_bytes
+    again = next((count for below, count in _IN_A_ROW if size < below), 1)
+    if job.device.type != "cuda" or again == 1:
+        return _timed(job, work, times)
+
+    def run() -> list[Lap]:
+        job.clock.run_ahead((1 + again) * times * _LAUNCH_S)
+        work()
+        start = job.clock.mark()
         for _ in range(again):
             work()
+        return [Lap(start, job.clock.mark(), again * times)]
 
-    return _timed(job, repeated, again * times)
+    return run
 
 
 def _floats(size_bytes: int, job: Job) -> Tensor:
@@ -391,6 +405,7 @@ class _Interference:
 
     def __init__(self, task: Task, job: Job) -> None:
         self._job, self._clock = job, job.clock
+        self._on_gpu = job.device.type == "cuda"
         name = task.first.variant.partition(" ")[0]
         self._unit, self._units = compute_unit(name, job.device), _UNITS[name]
         self._ahead = _AHEAD[job.device.type]
@@ -398,6 +413,8 @@ class _Interference:
 
     def run(self) -> list[Lap]:
         """A lap for each, all ranks beginning each together."""
+        if self._on_gpu and len(self._queue) == 1:
+            self._queue *= self._filling(self._queue[0])
         laps = []
         for measure in (self._compute, self._one_by_one, self._queued, self._both):
             self._job.barrier()
@@ -411,22 +428,29 @@ class _Interference:
         return [Lap(start, self._clock.mark(), self._units)]
 
     def _one_by_one(self) -> list[Lap]:
-        start = self._clock.mark()
+        start = self._start()
         for data in self._queue:
             dist.all_reduce(data, group=self._group)
         return [Lap(start, self._clock.mark(), len(self._queue))]
 
     def _queued(self) -> list[Lap]:
-        start = self._clock.mark()
-        return [Lap(start, _end_of(self._launch(), self._job), len(self._queue))]
+        start = self._start()
+        return [Lap(start, self._end_of(self._launch()), len(self._queue))]
 
     def _both(self) -> list[Lap]:
-        start = self._clock.mark()
+        start = self._start()
         works = self._launch()
-        in_flight = deque(works)
+        # on a GPU a mark costs no wait, and set later it would tell when the host looked
+        end = self._end_of(works) if self._on_gpu else None
+        computing, computed, done = self._beside(works)
+        end = self._end_of(works) if end is None else end
+        return [Lap(computing, computed, done), Lap(start, end, len(self._queue))]
+
+    def _beside(self, works: Sequence[dist.Work]) -> tuple[Mark, Mark, int]:
+        """Pieces of compute for as long as works are in flight: begin, end, and how many."""
+        in_flight, launched = deque(works), deque[Mark]()
         computing, done = self._clock.mark(), 0
         computed = computing
-        launched = deque[Mark]()
         while in_flight:
             self._unit(done + len(launched))
             launched.append(self._clock.mark())
@@ -438,43 +462,54 @@ class _Interference:
                 in_flight.popleft()
             if in_flight or not done:  # the last piece was done alone in part
                 computed, done = end, done + 1
-        return [
-            Lap(computing, computed, done),
-            Lap(start, _end_of(works, self._job), len(self._queue)),
-        ]
+        return computing, computed, done
+
+    def _start(self) -> Mark:
+        """A mark at which all ranks begin together: on GPUs behind an all-reduce.
+
+        By then a GPU's host has launched the queue, and the first piece of compute behind it.
+        """
+        if self._on_gpu:
+            self._clock.run_ahead(len(self._queue) * _LAUNCH_S)
+            dist.all_reduce(self._queue[0], group=self._group)
+        return self._clock.mark()
 
     def _launch(self) -> list[dist.Work]:
         return [dist.all_reduce(data, group=self._group, async_op=True) for data in self._queue]
 
+    def _end_of(self, works: Sequence[dist.Work]) -> Mark:
+        """The mark at which all of them have ended; the current stream does not wait for them."""
+        with _side_stream(self._job.device) if self._on_gpu else nullcontext():
+            for work in works:
+                work.wait()
+            return self._clock.mark()
+
+    def _filling(self, data: Tensor) -> int:
+        """How many all-reduces of this last long enough on a GPU; all ranks say the same."""
+        all_reduce_s = self._second_s(lambda: dist.all_reduce(data, group=self._group))
+        piece_s = self._second_s(lambda: self._unit(0))
+        wanted = max(_QUEUED_S, _QUEUED_PIECES * piece_s) / max(all_reduce_s, _TICK_S)
+        return min(_MOST_QUEUED, max(_QUEUED, math.ceil(wanted)))
+
+    def _second_s(self, work: Work) -> float:
+        """Seconds of the second time that it is done, on the slowest rank: the first sets up."""
+        for _ in range(2):
+            self._job.barrier()
+            start = self._clock.mark()
+            work()
+            took_s = self._clock.seconds(start, self._clock.mark())
+        return max(row[0] for row in self._job.numbers([took_s]))
+
 
 def _queue(task: Task, job: Job) -> list[Tensor]:
-    """Messages to reduce: gloo reduces two at a time, which must differ, NCCL one by one."""
+    """Messages to reduce: gloo reduces two at a time, which must differ, NCCL one by one.
+
+    Of a GPU the one that is reduced again and again, as often as it takes.
+    """
     size, dtype = task.first.size_bytes, _dtype(task)
-    if job.device.type == "cuda":
-        data = _zeros(size, job, dtype)
-        return [data] * _filling(data, job, job.group(task.team.ranks))
-    return [_zeros(size, job, dtype) for _ in range(max(_QUEUED, _QUEUED_BYTES // size))]
-
-
-def _filling(data: Tensor, job: Job, group: dist.ProcessGroup) -> int:
-    """How many all-reduces of this take long enough, by the second one; all ranks say the same."""
-    took_s = 0.0
-    for _ in range(2):  # the first sets up
-        job.barrier()
-        start = job.clock.mark()
-        dist.all_reduce(data, group=group)
-        took_s = job.clock.seconds(start, job.clock.mark())
-    slowest_s = max(row[0] for row in job.numbers([took_s]))
-    wanted = math.ceil(_QUEUED_S / slowest_s) if slowest_s > 0 else _MOST_QUEUED
-    return min(_MOST_QUEUED, max(_QUEUED, wanted))
-
-
-def _end_of(works: Sequence[dist.Work], job: Job) -> Mark:
-    """The mark at which all of them have ended; the current stream does not wait for them."""
-    with _side_stream(job.device) if job.device.type == "cuda" else nullcontext():
-        for work in works:
-            work.wait()
-        return job.clock.mark()
+    on_gpu = job.device.type == "cuda"
+    count = 1 if on_gpu else max(_QUEUED, _QUEUED_BYTES // size)
+    return [_zeros(size, job, dtype) for _ in range(count)]
 
 
 _BUILDERS: dict[str, Callable[[Task, Job], Round]] = {

@@ -12,6 +12,7 @@ from statistics import median
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field
 
 from calibrate.measure.clock import no_collection
@@ -19,6 +20,7 @@ from calibrate.measure.environment import (
     check_same,
     check_same_machine,
     environment,
+    one_host_as_several,
     rank_facts,
 )
 from calibrate.measure.errors import LostContactError, MeasureError, first_line
@@ -43,6 +45,9 @@ NOISY = 0.10
 _CALM = 0.02  # of a measurement may be stolen by a hypervisor; else it is taken again
 _TRIES = 3
 _TELLING_S = 1.0  # over less, the ticks in which it is told mean little
+_LONG_S = 0.02  # rounds longer than this are waited for one by one
+_MOST_WAIT = 0.5  # of the time limit, which ranks that take no part spend waiting for the rounds
+_REMOTE = "remote process exited"  # NCCL's ncclRemoteError, in words
 _UNSURE = 1.5  # a task may take this many times its share before it is left out
 _USUAL_FREE_BYTES = 4 * 2**30  # assumed for a rank where the machine does not tell
 _MEMORY_SHARE = 0.25  # of what is free, by default
@@ -77,18 +82,30 @@ def measure(options: Options, plan: Sequence[Task] | None = None) -> Record:
     then is in the file.
     """
     loader = find_function(options.data_loader) if options.data_loader else None
-    job = join(options.timeout_s, comm_first=options.comm_first)
+    job, failed = join(options.timeout_s, comm_first=options.comm_first), True
     try:
-        return _Session(job, options, plan, loader).run()
+        record = _Session(job, options, plan, loader).run()
+        failed = False
     except KeyboardInterrupt:
         raise MeasureError(f"stopped. {_kept(options.output)}") from None
+    except torch.AcceleratorError as error:
+        raise MeasureError(
+            f"the GPU of rank {job.rank} failed: {first_line(error)}. {_kept(options.output)}"
+        ) from error
+    except dist.DistBackendError as error:
+        if _REMOTE in str(error):
+            raise LostContactError(f"rank {job.rank}: {first_line(error)}") from error
+        raise MeasureError(
+            f"NCCL of rank {job.rank} failed: {first_line(error)}. {_kept(options.output)}"
+        ) from error
     except RuntimeError as error:
         raise LostContactError(
             f"rank {job.rank} lost contact with another rank: did one die, or run out of memory? "
             f"{_kept(options.output)} (torch: {first_line(error)})"
         ) from error
     finally:
-        job.leave()
+        job.leave(failed=failed)
+    return record
 
 
 def measure_locally(ranks: int, options: Options, nodes: int = 1) -> Record:
@@ -148,7 +165,8 @@ class _Session:
     def run(self) -> Record:
         """Measure what is not in the record yet."""
         job, options = self._job, self._options
-        check_same(job.everyone(rank_facts(job)))
+        facts = job.everyone(rank_facts(job))
+        check_same(facts)
         record = self._first_record()
         held = {m.key for m in record.measurements}
         tasks = [task for task in self._tasks() if not held.issuperset(task.keys)]
@@ -166,6 +184,8 @@ class _Session:
                     f"{counted(layout.gpus_per_node, 'rank')} here: gloo on the CPU is measured; "
                     "for NCCL start no more ranks than devices"
                 )
+            if shared := one_host_as_several(facts):
+                reporter.say(f"warning   {shared}")
             if held:
                 reporter.say(f"{options.output} holds {len(held)} measurements already")
             for task in fitting:
@@ -270,8 +290,10 @@ class _Session:
         round_s = (second_s + third_s) / 2
         warm_by_rank = self._gather(task, [first, second, third])
         wanted = round(share_s / round_s) - WARMUPS if round_s > 0 else most
+        within = round(_MOST_WAIT * self._options.timeout_s / round_s) if round_s > 0 else most
+        wanted = min(wanted, within)
         count = min(most, max(least, wanted), self._options.most_repetitions or most)
-        rounds, stolen = self._calm_rounds(task, run, count)
+        rounds, stolen = self._calm_rounds(task, run, count, paced=round_s > _LONG_S)
         by_rank = self._gather(task, rounds)
         measured = [
             _measurement(task, slot, warm_by_rank, by_rank, stolen)
@@ -280,13 +302,13 @@ class _Session:
         return "", round_s, measured
 
     def _calm_rounds(
-        self, task: Task, run: Round | None, count: int
+        self, task: Task, run: Round | None, count: int, *, paced: bool
     ) -> tuple[list[list[float]], float]:
         """Rounds, and the share of them that a hypervisor stole; the calmest of a few tries."""
         tries: list[tuple[float, list[list[float]]]] = []
         while len(tries) < _TRIES and all(stolen > _CALM for stolen, _ in tries):
             began, stolen_before_s = time.monotonic(), stolen_s()
-            rounds = self._rounds(task, run, count)
+            rounds = self._rounds(task, run, count, paced=paced)
             took_s = max(_TELLING_S, time.monotonic() - began)
             here = 0.0 if run is None else (stolen_s() - stolen_before_s) / took_s
             tries.append((max(row[0] for row in self._job.numbers([here])), rounds))
@@ -296,11 +318,14 @@ class _Session:
     def _everyone_does(self, work: Callable[[], _T]) -> tuple[_T | None, str]:
         """What this rank's work gives; or why torch cannot do it, on the first rank that says so.
 
-        Nobody goes on to wait for a rank that cannot.
+        Nobody goes on to wait for a rank that cannot. A GPU or a backend that failed does nothing
+        any more: that is raised.
         """
         made, problem = None, ""
         try:
             made = work()
+        except (torch.AcceleratorError, dist.DistBackendError):
+            raise
         except (RuntimeError, NotImplementedError) as error:
             problem = first_line(error)
         problems = [said for said in self._job.everyone(problem) if said]
@@ -323,13 +348,22 @@ class _Session:
         (times,) = self._rounds(task, run, 1)
         return times, max(row[0] for row in self._job.numbers([time.monotonic() - began]))
 
-    def _rounds(self, task: Task, run: Round | None, count: int) -> list[list[float]]:
-        """Times of rounds by slot, after a barrier; not-a-number on a rank that has no part."""
+    def _rounds(
+        self, task: Task, run: Round | None, count: int, *, paced: bool = False
+    ) -> list[list[float]]:
+        """Times of rounds by slot, after a barrier; not-a-number on a rank that has no part.
+
+        `paced`: each is waited for, so that NCCL's time limit is for one and not for all of them.
+        """
+        laps = []
         with no_collection():
             self._job.barrier()
             if run is None:
                 return [[math.nan] * len(task.slots)] * count
-            laps = [run() for _ in range(count)]
+            for _ in range(count):
+                laps.append(run())
+                if paced:
+                    self._job.clock.reach(laps[-1][-1].end)
         return [[self._job.clock.read(lap) for lap in one] for one in laps]
 
     def _gather(self, task: Task, rounds: Sequence[Sequence[float]]) -> list[list[list[float]]]:

@@ -152,12 +152,16 @@ class DdpCosts:
 
     @property
     def parameter_hook_s(self) -> float:
-        """Host seconds that DDP adds to the backward per parameter.
+        """Host seconds that DDP adds to the backward per parameter, launches of copies apart.
 
-        Measured are the default options; others then take as many times as long as published.
+        Measured are the default options, on a GPU with the launches of a copy in and a copy back;
+        others then take as many times as long as published.
         """
         measured = self.overheads and self.overheads.hook_s
-        whole_s = self._hook_s * (measured.value / _HOOK_S if measured else 1.0)
+        if not measured:
+            return max(0.0, self._hook_s - self._copy_back_s)
+        launches_s = 0.0 if self.device.kind == "cpu" else 2 * self.device.launch_s
+        whole_s = self._hook_s * (max(0.0, measured.value - launches_s) / _HOOK_S)
         return max(0.0, whole_s - self._copy_back_s)
 
     @property

@@ -3,7 +3,7 @@
 Tensors that are asked for on a GPU live on the CPU, kernels are done when they return, and NCCL is
 gloo: so what calibrate does on GPUs runs, call by call, where there is none. It tells nothing of
 times, streams or what NCCL does. `STANDIN_GPUS` says how many devices are seen, `STANDIN_GPU`
-whose number all of them have.
+whose number all of them have; `STANDIN_FAILS` "1 AcceleratorError" has rank 1's fail at a copy.
 """
 
 from __future__ import annotations
@@ -78,13 +78,20 @@ def _stream(_: Stream) -> Iterator[None]:
     yield
 
 
+def _set_device(device: torch.device | int) -> None:
+    """As torch does, which wants to know which one."""
+    if isinstance(device, torch.device) and device.index is None:
+        raise ValueError(f"Expected a torch.device with a specified index, but got: {device}")
+
+
 def _install() -> None:
     cuda: Any = torch.cuda
     cuda.Event, cuda.Stream, cuda.stream = Event, Stream, _stream
     cuda.is_available = lambda: True
     cuda.device_count = lambda: int(os.environ.get("STANDIN_GPUS", "2"))
     # torch._dynamo knows each by its name, and wants no function under two
-    cuda.set_device, cuda.synchronize = lambda _device: None, lambda _device: None
+    cuda.set_device, cuda.synchronize = _set_device, lambda _device: None
+    cuda._sleep = lambda _cycles: None
     cuda.current_stream = partial(Stream)
     cuda.mem_get_info = lambda _device: (8 * 2**30, 16 * 2**30)
     cuda.max_memory_allocated = lambda _device: 2**28
@@ -95,8 +102,17 @@ def _install() -> None:
     _install_nccl()
     rounds._GEMM["cuda"], rounds._MEMORY["cuda"] = 64, (2**12, 4)
     rounds._LAYERS["cuda"] = (4, 64, 32)
-    rounds._QUEUED, rounds._QUEUED_S = 1, 0.0
+    rounds._QUEUED, rounds._MOST_QUEUED = 2, 2
     _OnCpu().__enter__()
+    rank, _, error = os.environ.get("STANDIN_FAILS", "").partition(" ")
+    if rank and rank == os.environ.get("RANK"):
+        rounds._BUILDERS["device_copy"] = partial(_fail, error)
+
+
+def _fail(error: str, *_: Any) -> Any:
+    if error == "AcceleratorError":
+        raise torch.AcceleratorError("CUDA error: it fell off the bus\nfor debugging ...")
+    raise dist.DistBackendError("NCCL error in: here\nLast error:\nDuplicate GPU detected\n")
 
 
 def _install_nccl() -> None:
