@@ -92,6 +92,8 @@ def doctor(
     """Look for what would spoil a measurement on this machine, and say what to do."""
     from calibrate.measure.doctor import doctor as examine
 
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return  # the first rank of each node speaks for its host
     host, findings = examine(backend, nodes=nodes)
     nothing = f"nothing found that would spoil a measurement of {host.backend}"
     print("\n".join(map(str, findings)) or nothing)
@@ -120,6 +122,7 @@ def profile(
     """Time your own model on one device without DDP, gradient by gradient."""
     from calibrate.measure import profile as profiling
 
+    ends = profiling.scale_ends(scale) if scale else None
     document = profiling.profile(
         function,
         batch=batch,
@@ -129,9 +132,8 @@ def profile(
         fused=fused,
         threads=threads,
     )
-    if scale:
-        from_device, _, to_device = scale.partition(":")
-        document = profiling.scale_profile(document, from_device, to_device)
+    if ends:
+        document = profiling.scale_profile(document, *ends)
     profiling.write_profile(document, output)
     print(f"{output}: use it as workload.profile")
 

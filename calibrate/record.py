@@ -83,7 +83,7 @@ class Environment(_Part):
     """
 
     created: str = Field(description="ISO 8601, UTC")
-    machine: str = Field(description="processor or device, and how many: 'AMD EPYC, 2 cores'")
+    machine: str = Field(description="the GPUs' name, or the processor: 'AMD EPYC, 2 cores'")
     device: str = Field(description="'cpu', or the GPU's name")
     torch: str
     backend: Literal["gloo", "nccl"]

@@ -79,7 +79,7 @@ def rounds(folder: Path) -> tuple[Path, Rounds]:
 def test_a_record_of_two_gpus(record: Record) -> None:
     here = record.environment
     assert (here.backend, here.device, here.library) == ("nccl", A100, "2.27.5")
-    assert here.machine == f"2 x {A100}"
+    assert here.machine == A100
     kinds = {m.kind for m in record.measurements}
     assert kinds >= {"all_reduce", "point_to_point", "ddp_hook", "device_cast", "optimizer"}
     variants = {m.variant for m in record.measurements}
@@ -194,7 +194,7 @@ def test_a_gpu_that_failed_ends_the_measurement(
     )
     said = {
         "AcceleratorError": "the GPU of rank 1 failed: CUDA error: it fell off the bus. The record",
-        "DistBackendError": "NCCL of rank 1 failed: NCCL error in: here Duplicate GPU detected. The",
+        "DistBackendError": "NCCL of rank 1 failed: NCCL error in: here Duplicate GPU detected",
     }
     with pytest.raises(MeasureError, match=said[error]):
         measure_locally(2, options)

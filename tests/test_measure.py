@@ -49,6 +49,7 @@ from calibrate.measure.profile import (
     Samples,
     hook_cost_s,
     profile,
+    scale_ends,
     scale_profile,
     write_profile,
 )
@@ -551,7 +552,9 @@ def test_why_a_job_failed(codes: list[int], said: str, tmp_path: Path) -> None:
     watchdog = "[rank0] Watchdog caught collective operation timeout\n" if codes[0] == -6 else ""
     logs[0].write_text(f"{watchdog}rank 0 says why\n")
     logs[1].write_text("Traceback\nrank 1 says why\n")
-    assert _problem(codes, logs) == said
+    problem, by_a_rank = _problem(codes, logs)
+    assert problem == said
+    assert by_a_rank == said.endswith(" says why")
 
 
 def test_the_rank_that_failed_is_quoted_and_not_the_one_that_lost_it(tmp_path: Path) -> None:
@@ -895,7 +898,7 @@ def test_a_profile_holds_the_step_with_ddp(monkeypatch: pytest.MonkeyPatch) -> N
     iteration_s = median(seconds for (seconds,) in told["iterations_s"])
     assert told["with_ddp_s"] == pytest.approx(1.1 * iteration_s)
     assert "with_ddp_s" not in measured(9, 9, 9, 1.5, 1.1, 0.9)
-    assert scale_profile(told, "a100", "h100")["with_ddp_s"] is None
+    assert scale_profile(told, "a100-sxm-80gb", "h100-sxm-80gb")["with_ddp_s"] is None
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
@@ -920,7 +923,7 @@ def test_a_profile_tells_what_ddps_hooks_take(tmp_path: Path) -> None:
     hook_s = {p.name: p.ddp_hook_s or 0.0 for p in read.parameters}
     assert list(hook_s) == ["0.weight", "1.weight"]
     assert hook_s["0.weight"] > hook_s["1.weight"] >= 0
-    scaled = scale_profile(document, "a100", "h100")
+    scaled = scale_profile(document, "a100-sxm-80gb", "h100-sxm-80gb")
     assert {p["ddp_hook_s"] for p in scaled["parameters"]} == {None}
     assert not dist.is_initialized()
 
@@ -1054,18 +1057,18 @@ def test_a_scaled_profile_says_that_it_is_an_estimate() -> None:
     parameters = [{"name": "w", "ready_s": 1.0}, {"name": "idle", "ready_s": None}]
     times = {"forward_s": 1.0, "backward_s": 2.0, "optimizer_s": 3.0}
     document = {"source": "m:f", "parameters": parameters, **times}
-    scaled = scale_profile(document, "cpu", "cpu-core")
+    scaled = scale_profile(document, "cpu-core", "cpu-core")
     assert scaled["source"] == (
         "ESTIMATE, not measured: m:f; scaled from cpu-core to cpu-core, forward and backward x 1 "
         "(by memory it would be 1), optimizer x 1"
     )
     assert {key: scaled[key] for key in times} == times
-    faster = scale_profile(document, "a100", "h100")
+    faster = scale_profile(document, "a100-sxm-80gb", "h100-sxm-80gb")
     assert faster["backward_s"] < 2.0
     assert [p["ready_s"] for p in faster["parameters"]] == [faster["forward_s"], None]
     two = document | {"later_forward_s": 1.0, "later_backward_s": 2.0}
-    later = scale_profile(two, "a100", "h100")
+    later = scale_profile(two, "a100-sxm-80gb", "h100-sxm-80gb")
     assert later["later_forward_s"] == faster["forward_s"]
     assert later["later_backward_s"] == faster["backward_s"]
     with pytest.raises(MeasureError, match="unknown device 'h1000'"):
-        scale_profile(document, "h1000", "a100")
+        scale_ends("h1000:a100")

@@ -40,7 +40,7 @@ from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.environment import check_same, environment, rank_facts
 from calibrate.measure.errors import LostContactError, MeasureError, first_line
 from calibrate.measure.host import stolen_s
-from calibrate.measure.job import Job, join
+from calibrate.measure.job import Job, join, on_the_cpu
 from calibrate.measure.launch import local
 from calibrate.measure.profile import (
     WARMUPS,
@@ -92,7 +92,8 @@ def measure_rounds(options: RoundOptions) -> Rounds:
         raise MeasureError(f"the GPU of rank {job.rank} failed: {first_line(error)}") from error
     except RuntimeError as error:
         raise LostContactError(
-            f"rank {job.rank}: {first_line(error)} (did another rank die, or run out of memory?)"
+            f"rank {job.rank}: {first_line(error)} (did another rank die, or run out of memory?) "
+            f"{_NOTHING_KEPT}"
         ) from error
     finally:
         job.leave(failed=failed)
@@ -112,6 +113,8 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
     facts = rank_facts(job)
     check_same(job.everyone(facts))
     here = _with_cores(environment(job, facts), job)
+    if job.rank == 0 and (warning := on_the_cpu(job)):
+        print(f"warning   {warning}", flush=True)
     batch = batch_of(options.model, options.batch)
     bare = prepare(options.model, batch, job.device, "sgd", fused=False)
     steppers = [_Stepper(bare, variant) for variant in options.variants]

@@ -181,6 +181,8 @@ def _seen_master(variables: Mapping[str, str]) -> MasterState:
         return "unset"
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise MeasureError(f"MASTER_PORT is {port!r}: wanted a number from 1 to 65535")
+    if variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return "answers"  # torchrun itself listens, on behalf of rank 0
     if variables.get("RANK", "0") == "0":
         return _is_free(int(port))
     return _answer(address, int(port))

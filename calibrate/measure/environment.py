@@ -116,8 +116,7 @@ def one_host_as_several(facts: Sequence[Facts]) -> str:
 def environment(job: Job, facts: Facts, root: Path = Path("/")) -> Environment:
     """The environment of this rank's machine; `root` is where /proc and /sys are looked for."""
     cores = os.cpu_count() or 1
-    gpus = job.place.local_world_size
-    machine = f"{gpus} x {facts.device}" if facts.backend == "nccl" else _cpu(root, cores)
+    machine = facts.device if facts.backend == "nccl" else _cpu(root, cores)
     return Environment(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         machine=machine,
@@ -143,9 +142,11 @@ def check_same_machine(record: Record, fresh: Record, path: Path) -> None:
         (name, getattr(record.layout, name), getattr(fresh.layout, name))
         for name in ("nodes", "gpus_per_node")
     ]
+    talk = "GLOO_" if new.backend == "nccl" else None  # which is not measured
     pairs += [
         (name, old.variables.get(name, "none"), new.variables.get(name, "none"))
         for name in sorted({*old.variables, *new.variables})
+        if not (talk and name.startswith(talk))
     ]
     rates = record.layout.line_rate_bytes_per_s, fresh.layout.line_rate_bytes_per_s
     if None not in rates:

@@ -17,8 +17,9 @@ from calibrate.measure.clock import Clock
 from calibrate.measure.errors import MeasureError, first_line
 from calibrate.measure.gloo_threads import gloo_first
 from calibrate.record import Layout
+from ddpsim.report.lines import counted
 
-__all__ = ["Job", "Place", "gpus_seen", "join", "read_place"]
+__all__ = ["Job", "Place", "join", "on_the_cpu", "read_place"]
 
 _T = TypeVar("_T")
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -198,9 +199,21 @@ def join(
         ) from None
 
 
-def gpus_seen() -> int:
+def _gpus_seen() -> int:
     """CUDA devices that this rank may use."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def on_the_cpu(job: Job) -> str:
+    """What to do where gloo is measured though this rank sees GPUs; empty where that is not so."""
+    seen = _gpus_seen()
+    if job.backend != "gloo" or not seen:
+        return ""
+    ranks = counted(job.place.local_world_size, "rank")
+    return (
+        f"{counted(seen, 'CUDA device')} for {ranks} here: gloo on the CPU is measured; for NCCL "
+        "start no more ranks than devices"
+    )
 
 
 def _gpu_of(place: Place) -> int | None:
@@ -208,7 +221,7 @@ def _gpu_of(place: Place) -> int | None:
 
     A launcher such as `srun --gpus-per-task 1` shows each rank its own alone.
     """
-    seen = gpus_seen()
+    seen = _gpus_seen()
     if seen >= place.local_world_size:
         return place.local_rank
     shown = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]

@@ -45,9 +45,9 @@ def local(ranks: int, module: str, options: str, *, kept: str = "", nodes: int =
             raise MeasureError(f"stopped. {kept}".rstrip()) from None
         finally:
             _end(processes)
-        problem = _problem([process.returncode for process in processes], logs)
+        problem, said = _problem([process.returncode for process in processes], logs)
     if problem:
-        raise MeasureError(f"{problem} {kept}".rstrip())
+        raise MeasureError(problem if said else f"{problem} {kept}".rstrip())
 
 
 def free_port() -> int:
@@ -115,17 +115,17 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         process.wait()
 
 
-def _problem(codes: Sequence[int], logs: Sequence[Path]) -> str:
-    """Why a job failed: what a rank said, a killed rank, or a crash; empty if it did not."""
+def _problem(codes: Sequence[int], logs: Sequence[Path]) -> tuple[str, bool]:
+    """Why a job failed, and whether a rank said it itself; empty if it did not."""
     if FAILED in codes:
-        return _last_line(logs[codes.index(FAILED)])
+        return _last_line(logs[codes.index(FAILED)]), True
     killed = [rank for rank, code in enumerate(codes) if code < 0 and code != -signal.SIGTERM]
     if killed:
-        return _killed(killed[0], signal.Signals(-codes[killed[0]]), logs[killed[0]])
+        return _killed(killed[0], signal.Signals(-codes[killed[0]]), logs[killed[0]]), False
     for rank, code in enumerate(codes):
         if code not in (0, LOST, -signal.SIGTERM):
-            return f"rank {rank} ended with exit code {code}: {_last_line(logs[rank])}."
-    return _last_line(logs[codes.index(LOST)]) if LOST in codes else ""
+            return f"rank {rank} ended with exit code {code}: {_last_line(logs[rank])}.", False
+    return (_last_line(logs[codes.index(LOST)]), True) if LOST in codes else ("", False)
 
 
 def _killed(rank: int, by: signal.Signals, log: Path) -> str:

@@ -30,7 +30,8 @@ from calibrate.measure.training import (
 from calibrate.parts import adding_up
 from ddpsim.files import write_atomically
 from ddpsim.importers.model_profile import LATER
-from ddpsim.scenario.catalog import device_table, resolve
+from ddpsim.report.lines import counted
+from ddpsim.scenario.catalog import are_other_devices, device_table, resolve
 from ddpsim.units import format_duration
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "iterate",
     "profile",
     "ready_times",
+    "scale_ends",
     "scale_profile",
     "write_profile",
 ]
@@ -111,7 +113,9 @@ def profile(
         samples.later = _later_ratios(training, max(1, iterations // _STEPS_A_PAIR))
         _measure_ddp(training, samples, iterations)
         title = _title(reference, size, where, threads)
-        return _document(training, samples, size, title, hook_cost_s(where, samples), peak)
+        measured_with = {"device": _device_name(where), "optimizer": optimizer}
+        hook_s = hook_cost_s(where, samples)
+        return _document(training, samples, size, title, hook_s, peak) | measured_with
 
 
 def write_profile(document: Document, path: Path) -> None:
@@ -122,17 +126,29 @@ def write_profile(document: Document, path: Path) -> None:
         raise MeasureError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def scale_profile(document: Document, from_device: str, to_device: str) -> Document:
+def scale_ends(text: str) -> tuple[str, str]:
+    """The device presets of FROM:TO; raises MeasureError for what is none."""
+    names = text.split(":")
+    if len(names) != 2:
+        raise MeasureError(f"--scale {text!r}: wanted FROM:TO, two device presets")
+    try:
+        old, new = (resolve("device", name) for name in names)
+    except ValueError as error:
+        raise MeasureError(f"--scale {text!r}: {error}") from None
+    return old, new
+
+
+def scale_profile(document: Document, old: str, new: str) -> Document:
     """A profile for another device preset: an estimate, as its `source` and `scaled_to` say.
 
     Forward, backward and ready times are scaled by the presets' fp32 matmul rates times their
-    assumed efficiency, the optimizer by their memory bandwidth likewise. Raises MeasureError for
-    an unknown preset.
+    assumed efficiency, the optimizer by their memory bandwidth likewise. Raises MeasureError where
+    it was measured on another than `old`.
     """
-    try:
-        old, new = (resolve("device", name) for name in (from_device, to_device))
-    except ValueError as error:
-        raise MeasureError(str(error)) from None
+    if are_other_devices(document["device"], old):
+        raise MeasureError(
+            f"--scale is from {old}, but this was measured on {document['device']}: name that one"
+        )
     compute = _matmul_rate(old) / _matmul_rate(new)
     memory = _memory_rate(old) / _memory_rate(new)
     by_memory = f" (by memory it would be {memory:.3g})"
@@ -416,9 +432,11 @@ def _peak_memory(device: torch.device) -> Document:
 
 
 def _title(reference: str, batch: int, device: torch.device, threads: int) -> str:
-    where = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"cpu, {threads} thread{'s' * (threads > 1)}"
-    )
+    where = _device_name(device)
+    if device.type == "cpu":
+        where += f", {counted(threads, 'thread')}"
     return f"{reference} with batch {batch} on {where}, torch {torch.__version__}, no communication"
+
+
+def _device_name(device: torch.device) -> str:
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"

@@ -25,7 +25,7 @@ from calibrate.measure.environment import (
 )
 from calibrate.measure.errors import LostContactError, MeasureError, first_line
 from calibrate.measure.host import free_memory_bytes, stolen_s
-from calibrate.measure.job import Job, gpus_seen, join
+from calibrate.measure.job import Job, join, on_the_cpu
 from calibrate.measure.launch import local
 from calibrate.measure.plan import Task, default_plan, teams
 from calibrate.measure.progress import Reporter
@@ -34,7 +34,6 @@ from calibrate.measure.reference import find_function
 from calibrate.measure.rounds import Round, build_round
 from calibrate.record import Kind, Measurement, Record, load_record, save_record
 from ddpsim.errors import DdpsimError
-from ddpsim.report.lines import counted
 from ddpsim.units import format_bytes, format_duration
 
 __all__ = ["Options", "measure", "measure_locally", "relative_mad"]
@@ -178,12 +177,8 @@ class _Session:
             layout, here = record.layout, record.environment
             ranks = f"{layout.nodes} x {layout.gpus_per_node} ranks"
             reporter.say(f"measuring {here.backend} on {ranks}: {here.machine}")
-            if here.backend == "gloo" and (seen := gpus_seen()):
-                reporter.say(
-                    f"warning   {counted(seen, 'CUDA device')} for "
-                    f"{counted(layout.gpus_per_node, 'rank')} here: gloo on the CPU is measured; "
-                    "for NCCL start no more ranks than devices"
-                )
+            if warning := on_the_cpu(job):
+                reporter.say(f"warning   {warning}")
             if shared := one_host_as_several(facts):
                 reporter.say(f"warning   {shared}")
             if held:

@@ -12,6 +12,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Literal
 
 import torch
@@ -90,8 +92,13 @@ def _name(reference: str) -> str:
 def prepare(
     reference: str, batch: int, device: torch.device, optimizer: OptimizerName, *, fused: bool
 ) -> Training:
-    """Make the model that MODULE:FUNCTION returns, on a device; raises MeasureError."""
-    made = find_function(reference)(batch=batch)
+    """Make the model that MODULE:FUNCTION returns, on a device; raises MeasureError.
+
+    One step is tried, so that what fails in the user's own code is said, with its place.
+    """
+    function = find_function(reference)
+    with _users_own(reference):
+        made = function(batch=batch)
     wanted = f"{reference} must return (model, inputs, loss)"
     if not isinstance(made, tuple) or len(made) != 3:
         found = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
@@ -108,9 +115,28 @@ def prepare(
         raise MeasureError(f"the model of {reference} has no parameter that requires a gradient")
     classes = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     options: dict[str, Any] = {"lr": 1e-4} | ({"fused": True} if fused else {})
-    return Training(
+    training = Training(
         model, _moved(inputs, device), loss, classes[optimizer](trained, **options), Clock(device)
     )
+    with _users_own(reference):
+        training.forward().backward()  # type: ignore[no-untyped-call]
+    training.optimizer.zero_grad()
+    return training
+
+
+@contextmanager
+def _users_own(reference: str) -> Iterator[None]:
+    """What goes wrong is the user's code, or what torch says to it: told with the place there."""
+    try:
+        yield
+    except (MeasureError, torch.cuda.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:
+        ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+        places = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+        where = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else ""
+        said = " ".join(str(error).split())
+        raise MeasureError(f"{reference}{where}: {type(error).__name__}: {said}") from error
 
 
 def _moved(inputs: Any, device: torch.device) -> Any:

@@ -20,6 +20,7 @@ from ddpsim.importers.cluster_profile import (
     MeasuredSigma,
 )
 from ddpsim.provenance import Provenance, Trust, Uncertainty
+from ddpsim.scenario.catalog import are_other_devices
 from ddpsim.scenario.cluster import InterNode
 from ddpsim.scenario.schema import Cluster, Scenario
 from ddpsim.units import format_bytes_per_s
@@ -139,6 +140,11 @@ def _is_beyond_one_node(cluster: Cluster, profile: ClusterProfile) -> bool:
 
 def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> tuple[str, ...]:
     found = []
+    if are_other_devices(profile.provenance.machine, cluster.device.name):
+        found.append(
+            f"profile {profile.name} was measured on {profile.provenance.machine}, and its times "
+            f"are taken for {cluster.device.name}'s"
+        )
     if _is_beyond_one_node(cluster, profile):
         taken = (
             "cluster.inter_node's figures are taken as they are"

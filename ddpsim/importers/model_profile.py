@@ -6,7 +6,8 @@ The JSON (schema `ddpsim.model-profile/1`) lists `parameters` in registration or
 hook on it takes on a CPU; `iterations_s`, whole steps as measured ([iteration][rank]), may tell
 their spread, `sigma` how far the times may be off, `with_ddp_s` the whole step under DDP on that
 device alone, and `later_forward_s` with `later_backward_s` what a second micro-batch of a step
-takes, its gradients added to those there. The CSV has the columns
+takes, its gradients added to those there. `device` and `optimizer` say with which ones all of it
+was measured. The CSV has the columns
 `order`, `param_name`, `numel`, `ready_us`, in backward order.
 """
 
@@ -66,7 +67,8 @@ class ProfiledParameter:
 class ModelProfile:
     """A model as measured on one device; `in_registration_order` is False for a backward list.
 
-    `scaled_to`: the device that the times were scaled to, from another that they were measured on.
+    `device`: as torch calls the one that the times were measured on; `scaled_to`: the one that they
+    were scaled to from there; `optimizer`: whose step was measured. None: not told.
     `sigma`: how far the times may be off, the standard deviation of their logarithm; None: unknown.
     """
 
@@ -80,6 +82,8 @@ class ModelProfile:
     batch_per_rank: int | None = None
     buffers: tuple[tuple[str, int], ...] = ()
     iterations_s: tuple[tuple[float, ...], ...] = ()
+    device: str | None = None
+    optimizer: str | None = None
     scaled_to: str | None = None
     sigma: float | None = None
     with_ddp_s: float | None = None
@@ -189,12 +193,21 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
         ),
         buffers=tuple(_buffer(name, item) for item in _items(name, data, "buffers", needed=False)),
         iterations_s=_iterations(name, data.get("iterations_s", [])),
-        scaled_to=None if data.get("scaled_to") is None else shown(data["scaled_to"]),
+        device=_name(name, data, "device"),
+        optimizer=_name(name, data, "optimizer"),
+        scaled_to=_name(name, data, "scaled_to"),
         sigma=None if data.get("sigma") is None else _sigma(name, data["sigma"]),
         with_ddp_s=_with_ddp(name, data.get("with_ddp_s"), forward_s + backward_s + optimizer_s),
         later_forward_s=later_forward_s,
         later_backward_s=later_backward_s,
     )
+
+
+def _name(name: str, data: dict[str, Any], key: str) -> str | None:
+    value = data.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ImportFailedError(name, f"{key} is {shown(value)}; wanted a name")
+    return value
 
 
 def _sigma(name: str, value: Any) -> float:

@@ -12,6 +12,7 @@ from ddpsim.errors import shown
 from ddpsim.scenario.suggest import did_you_mean
 
 __all__ = [
+    "are_other_devices",
     "device_names",
     "device_table",
     "machine_names",
@@ -127,6 +128,16 @@ def resolve(kind: str, name: str) -> str:
         return squashed[folded.replace("-", "")]
     hint = did_you_mean(name, [*names, *aliases])
     raise ValueError(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(names)}")
+
+
+def are_other_devices(name: str | None, other: str | None) -> bool:
+    """Whether both are known, and not the same; what is not known may be any."""
+    try:
+        return bool(name and other) and resolve("device", name or "") != resolve(
+            "device", other or ""
+        )
+    except ValueError:
+        return False
 
 
 _KINDS: dict[str, tuple[Callable[[], tuple[str, ...]], dict[str, str]]] = {

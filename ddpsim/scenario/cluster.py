@@ -132,7 +132,13 @@ def _device(value: Any) -> Any:
         return value
     if not isinstance(value, str):
         raise ValueError(f"{shown(value)} is not a device: write a preset's name, or its values")
-    name = catalog.resolve("device", value)
+    try:
+        name = catalog.resolve("device", value)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. Name the one most like it, or write its own values: {{name: ..., memory: "
+            "80 GiB, memory_bandwidth: 2 TB/s, peak_flops: {fp32: 50 TFLOP/s}}"
+        ) from None
     table = catalog.device_table(name)
     device = {
         key: table[key] for key in ("kind", "matmul_efficiency", "memory_efficiency", "sources")

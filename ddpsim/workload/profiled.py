@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from ddpsim.errors import InputError
+from ddpsim.errors import InputError, shown
 from ddpsim.importers.model_profile import ModelProfile, ProfiledParameter
 from ddpsim.provenance import Provenance
+from ddpsim.scenario.catalog import are_other_devices
 from ddpsim.scenario.schema import Device, Workload
 from ddpsim.workload.model import Buffer, Model, Parameter, Work
 from ddpsim.workload.optimizer import optimizer_work
@@ -37,7 +38,7 @@ def profiled_model(profile: ModelProfile, workload: Workload, device: Device) ->
         activation_bytes=None,
         provenance=(_provenance(profile),),
         basis="scaled" if profile.scaled_to else "measured",
-        warnings=() if profile.in_registration_order else (_no_registration_order(profile),),
+        warnings=tuple(_warnings(profile, workload, device)),
         iterations_s=profile.iterations_s,
         later=_later(profile, workload),
         sigma=None if profile.scaled_to else profile.sigma,
@@ -73,10 +74,28 @@ def listed_model(profile: ModelProfile, workload: Workload, device: Device) -> M
     )
 
 
+def _warnings(profile: ModelProfile, workload: Workload, device: Device) -> Iterator[str]:
+    if not profile.in_registration_order:
+        yield _no_registration_order(profile)
+    of = profile.scaled_to or profile.device
+    if are_other_devices(of, device.name):
+        done = "scaled to" if profile.scaled_to else "measured on"
+        yield (
+            f"{profile.source} was {done} {of}, and its times are taken for {device.name}'s: "
+            "measure there, or estimate them (calibrate profile --scale FROM:TO)"
+        )
+    if profile.optimizer and profile.optimizer != workload.optimizer.name:
+        yield (
+            f"the optimizer's time is that of {profile.optimizer}, with which {profile.source} was "
+            f"measured, and not of {workload.optimizer.name}"
+        )
+
+
 def _provenance(profile: ModelProfile) -> Provenance:
     if profile.scaled_to is None:
         return Provenance("workload.profile", profile.source, "measured")
-    scaled = f"{profile.source}: measured on another device, scaled to {profile.scaled_to}"
+    scaled_to = shown(profile.scaled_to)
+    scaled = f"{profile.source}: measured on another device, scaled to {scaled_to}"
     return Provenance("workload.profile", scaled, "assumed")
 
 
