@@ -306,6 +306,7 @@ def summary(validation: Validation) -> str:
         runs = f"  runs {sweep.runs}" if sweep.runs > 1 else ""
         regret = _percent(sweep.regret)
         lines.append(f"{sweep.file}{runs}  network: {sweep.network}  regret {regret}")
+        lines.append(_HEAD)
         lines += [_line(case) for case in sweep.cases]
     return "\n".join(lines)
 
@@ -349,14 +350,24 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
+_PARTS = ("forward", "backward", "exposed", "optimizer", "all_reduce")
+_HEAD = (
+    f"  {'variant':24s} {'predicted':>9} {'measured':>9} ms  noise   error  best naive  "
+    f"{'term off':13s}  predicted/measured ms: {', '.join(_PARTS)}"
+)
+
+
 def _line(case: Case) -> str:
     p, m = case.predicted, case.measured
-    parts = "  ".join(
-        f"{name} {1e3 * getattr(p, name):.0f}/{1e3 * getattr(m, name):.0f}"
-        for name in ("forward", "backward", "exposed", "optimizer", "all_reduce")
-    )
+    parts = "  ".join(f"{_ms(getattr(p, name))}/{_ms(getattr(m, name))}" for name in _PARTS)
     return (
-        f"  {case.variant:24s} {case.predicted_s * 1e3:7.1f} {case.measured_s * 1e3:7.1f} ms "
-        f"± {case.noise:.1%}  {case.error:+.1%}  naive {case.baseline_error:.1%}  "
-        f"off: {case.off:13s} {parts}"
+        f"  {case.variant:24s} {_ms(case.predicted_s):>9} {_ms(case.measured_s):>9}    "
+        f"{'± ' + format(case.noise, '.1%'):>6}  {case.error:+6.1%}  {case.baseline_error:10.1%}  "
+        f"{case.off:13s}  {parts}"
     )
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds, of short ones the digits that tell."""
+    milliseconds = 1e3 * seconds
+    return f"{milliseconds:.1f}" if milliseconds >= 10 else f"{milliseconds:.3g}"

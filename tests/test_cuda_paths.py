@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,7 @@ from ddpsim import load_scenario, simulate
 
 HERE = Path(__file__).parent
 STANDIN = HERE / "cuda_standin"
+GUIDE = HERE.parent / "docs" / "calibrating.md"
 A100 = "NVIDIA A100-SXM4-80GB"
 MIB, GIB = 2**20, 2**30
 _BESIDE_EACH_OTHER: tuple[Kind, ...] = ("compute",)
@@ -76,6 +78,18 @@ def rounds(folder: Path) -> tuple[Path, Rounds]:
     return path, measure_rounds_locally(2, options)
 
 
+def profiled(path: Path, *options: str) -> dict[str, Any]:
+    """A model's profile, measured by a process with the stand-in."""
+    command = [sys.executable, "-m", "calibrate", "profile", "measure_helpers:two_layers"]
+    subprocess.run(
+        [*command, *options, "--iterations", "3", "-o", str(path)],
+        env=os.environ | {"PYTHONPATH": f"{STANDIN}{os.pathsep}{HERE}"},
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
 def test_a_record_of_two_gpus(record: Record) -> None:
     here = record.environment
     assert (here.backend, here.device, here.library) == ("nccl", A100, "2.27.5")
@@ -88,36 +102,36 @@ def test_a_record_of_two_gpus(record: Record) -> None:
     assert not variants & {COPIES_IN, COPIES_BACK, f"alone{HALF}", RESTED}
 
 
-def test_a_profile_of_two_gpus_and_a_run_with_it(profile: Path, folder: Path) -> None:
+def test_a_profile_of_two_gpus(profile: Path) -> None:
     cluster = json.loads(profile.read_text(encoding="utf-8"))
     assert cluster["backend"] == "nccl"
     assert cluster["interference"]["compute_slowdown"]["value"] >= 1
+
+
+def test_the_guides_scenario_joins_both_profiles(profile: Path, folder: Path) -> None:
+    model = profiled(folder / "model.json", "--optimizer", "adamw", "--batch", "32")
+    assert model["device"] == A100
+    text = GUIDE.read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0]
     scenario = folder / "scenario.yaml"
-    scenario.write_text(
-        f"""
-schema: ddpsim/1
-name: two GPUs
-workload: {{model: resnet50, batch_per_rank: 8}}
-cluster: {{nodes: 1, gpus_per_node: 2, device: {A100}, profile: {profile.name}}}
-""",
-        encoding="utf-8",
-    )
+    scenario.write_text(text.replace("nodes: 8", "nodes: 1").replace("node: 8", "node: 2"))
     found = load_scenario(scenario)
     assert found.cluster.device.name == "a100-sxm-80gb"
-    assert simulate(found).iteration_time_s.p50 > 0
+    result = simulate(found)
+    assert result.iteration_time_s.p50 > 0
+    assert not any("was measured on" in warning for warning in result.warnings)
+    others = (
+        ("cluster.device", "t4", ("model.json", "profile gpus"), f"was measured on {A100}"),
+        ("workload.optimizer.name", "sgd", ("the optimizer's time",), "that of adamw"),
+    )
+    for key, value, subjects, said in others:
+        warnings = simulate(load_scenario(scenario, [f"{key}={value}"])).warnings
+        for subject in subjects:
+            assert any(w.startswith(subject) and said in w for w in warnings), (warnings, subject)
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda", "cuda:1"])
-def test_a_model_on_a_gpu(device: str, folder: Path) -> None:
-    path = folder / "model.json"
-    command = [sys.executable, "-m", "calibrate", "profile", "measure_helpers:two_layers"]
-    command += ["--device", device, "--iterations", "3"]
-    subprocess.run(
-        [*command, "-o", str(path)],
-        env=os.environ | {"PYTHONPATH": f"{STANDIN}{os.pathsep}{HERE}"},
-        check=True,
-    )
-    model = json.loads(path.read_text(encoding="utf-8"))
+def test_a_model_on_a_gpu(device: str, tmp_path: Path) -> None:
+    model = profiled(tmp_path / "model.json", "--device", device)
     assert A100 in model["source"]
     assert model["peak_memory"] == {"bytes": 2**28, "of": "tensors on the device"}
     assert all(parameter["ddp_hook_s"] is None for parameter in model["parameters"])

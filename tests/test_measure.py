@@ -898,7 +898,7 @@ def test_a_profile_holds_the_step_with_ddp(monkeypatch: pytest.MonkeyPatch) -> N
     iteration_s = median(seconds for (seconds,) in told["iterations_s"])
     assert told["with_ddp_s"] == pytest.approx(1.1 * iteration_s)
     assert "with_ddp_s" not in measured(9, 9, 9, 1.5, 1.1, 0.9)
-    assert scale_profile(told, "a100-sxm-80gb", "h100-sxm-80gb")["with_ddp_s"] is None
+    assert scale_profile(told, "cpu-core", "h100-sxm-80gb")["with_ddp_s"] is None
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
@@ -923,7 +923,7 @@ def test_a_profile_tells_what_ddps_hooks_take(tmp_path: Path) -> None:
     hook_s = {p.name: p.ddp_hook_s or 0.0 for p in read.parameters}
     assert list(hook_s) == ["0.weight", "1.weight"]
     assert hook_s["0.weight"] > hook_s["1.weight"] >= 0
-    scaled = scale_profile(document, "a100-sxm-80gb", "h100-sxm-80gb")
+    scaled = scale_profile(document, "cpu-core", "h100-sxm-80gb")
     assert {p["ddp_hook_s"] for p in scaled["parameters"]} == {None}
     assert not dist.is_initialized()
 
@@ -1072,3 +1072,10 @@ def test_a_scaled_profile_says_that_it_is_an_estimate() -> None:
     assert later["later_backward_s"] == faster["backward_s"]
     with pytest.raises(MeasureError, match="unknown device 'h1000'"):
         scale_ends("h1000:a100")
+    with pytest.raises(MeasureError, match=r"--scale 'h100': wanted FROM:TO"):
+        scale_ends("h100")
+    assert scale_ends("NVIDIA H100 80GB HBM3:t4") == ("h100-sxm-80gb", "t4")
+    with pytest.raises(
+        MeasureError, match=r"is from h100-sxm-80gb, but this was measured on Tesla"
+    ):
+        scale_profile(document | {"device": "Tesla T4"}, "h100-sxm-80gb", "t4")

@@ -145,9 +145,10 @@ def scale_profile(document: Document, old: str, new: str) -> Document:
     assumed efficiency, the optimizer by their memory bandwidth likewise. Raises MeasureError where
     it was measured on another than `old`.
     """
-    if are_other_devices(document["device"], old):
+    measured_on = document.get("device")
+    if are_other_devices(measured_on, old):
         raise MeasureError(
-            f"--scale is from {old}, but this was measured on {document['device']}: name that one"
+            f"--scale is from {old}, but this was measured on {measured_on}: name that one"
         )
     compute = _matmul_rate(old) / _matmul_rate(new)
     memory = _memory_rate(old) / _memory_rate(new)

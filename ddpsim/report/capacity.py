@@ -148,6 +148,8 @@ def _why(plan: CapacityPlan) -> str:
     )
     ideal = format_long_duration(answer.time_s * answer.scaling_efficiency)
     more = f", {'and ' if budget else ''}--max-gpus tries more" if _is_last(plan) else ""
+    if plan.left_out:
+        more = "; others were left out, see below"
     return f"{most} (at 100 % efficiency it would take {ideal}){more}"
 
 

@@ -136,8 +136,8 @@ def _device(value: Any) -> Any:
         name = catalog.resolve("device", value)
     except ValueError as error:
         raise ValueError(
-            f"{error}. Name the one most like it, or write its own values: {{name: ..., memory: "
-            "80 GiB, memory_bandwidth: 2 TB/s, peak_flops: {fp32: 50 TFLOP/s}}"
+            f"{error}. Or its own values: {{memory: 48 GiB, memory_bandwidth: 1 TB/s, peak_flops: "
+            "{fp32: 50 TFLOP/s}}"
         ) from None
     table = catalog.device_table(name)
     device = {
