@@ -296,8 +296,15 @@ def test_json_profile(write: Write) -> None:
 
 def test_a_scaled_profile_is_no_measurement(write: Write) -> None:
     scaled = PROFILE | {"scaled_to": "a100-sxm-40gb"}
-    assert read_profile(write(json.dumps(scaled), "p.json")).scaled_to == "'a100-sxm-40gb'"
+    assert read_profile(write(json.dumps(scaled), "p.json")).scaled_to == "a100-sxm-40gb"
     assert read_profile(write(json.dumps(PROFILE), "p.json")).scaled_to is None
+
+
+@pytest.mark.parametrize("key", ["device", "optimizer", "scaled_to"])
+@pytest.mark.parametrize("value", ["", 4])
+def test_what_a_profile_was_measured_with_is_a_name(write: Write, key: str, value: object) -> None:
+    with pytest.raises(ImportFailedError, match=f"{key} is {value!r}; wanted a name"):
+        read_profile(write(json.dumps(PROFILE | {key: value}), "p.json"))
 
 
 def test_iterations_tell_their_spread(write: Write) -> None:

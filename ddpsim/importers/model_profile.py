@@ -205,7 +205,7 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
 
 def _name(name: str, data: dict[str, Any], key: str) -> str | None:
     value = data.get(key)
-    if value is not None and not isinstance(value, str):
+    if value is not None and not (isinstance(value, str) and value):
         raise ImportFailedError(name, f"{key} is {shown(value)}; wanted a name")
     return value
 
