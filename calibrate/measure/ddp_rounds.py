@@ -40,7 +40,7 @@ from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.environment import check_same, environment, rank_facts
 from calibrate.measure.errors import LostContactError, MeasureError, first_line
 from calibrate.measure.host import stolen_s
-from calibrate.measure.job import Job, join, on_the_cpu
+from calibrate.measure.job import Job, on_the_cpu, taking_part
 from calibrate.measure.launch import local
 from calibrate.measure.profile import (
     WARMUPS,
@@ -76,28 +76,24 @@ def measure_rounds(options: RoundOptions) -> Rounds:
     All at once, at the end. Raises MeasureError where the file is there already or cannot be
     written, the model cannot be used, ranks differ or a peer is lost.
     """
-    job, failed = join(options.timeout_s, comm_first=options.comm_first), True
-    try:
-        with compute_threads(1):
-            rounds = _measure(job, options)
-        failed = False
-    except KeyboardInterrupt:
-        raise MeasureError(f"stopped. {_NOTHING_KEPT}") from None
-    except torch.cuda.OutOfMemoryError:
-        raise MeasureError(
-            f"rank {job.rank} is out of memory: each of {len(options.variants)} variants holds a "
-            "copy of the model; name fewer --caps, or a smaller --batch"
-        ) from None
-    except torch.AcceleratorError as error:
-        raise MeasureError(f"the GPU of rank {job.rank} failed: {first_line(error)}") from error
-    except RuntimeError as error:
-        raise LostContactError(
-            f"rank {job.rank}: {first_line(error)} (did another rank die, or run out of memory?) "
-            f"{_NOTHING_KEPT}"
-        ) from error
-    finally:
-        job.leave(failed=failed)
-    return rounds
+    with taking_part(options.timeout_s, comm_first=options.comm_first) as job:
+        try:
+            with compute_threads(1):
+                return _measure(job, options)
+        except KeyboardInterrupt:
+            raise MeasureError(f"stopped. {_NOTHING_KEPT}") from None
+        except torch.cuda.OutOfMemoryError:
+            raise MeasureError(
+                f"rank {job.rank} is out of memory: each of {len(options.variants)} variants holds "
+                "a copy of the model; name fewer --caps, or a smaller --batch"
+            ) from None
+        except torch.AcceleratorError as error:
+            raise MeasureError(f"the GPU of rank {job.rank} failed: {first_line(error)}") from error
+        except RuntimeError as error:
+            raise LostContactError(
+                f"rank {job.rank}: {first_line(error)} (did another rank die, or run out of "
+                f"memory?) {_NOTHING_KEPT}"
+            ) from error
 
 
 def measure_rounds_locally(ranks: int, options: RoundOptions) -> Rounds:
@@ -266,7 +262,6 @@ class _Session:
         self._reduced: dict[int, list[float]] = {}
         on_cpu = job.device.type == "cpu"
         self._wait = all_at_once(job) if on_cpu else None
-        # behind an all-reduce GPUs begin together, which their hosts leave a barrier one by one
         self._together = None if on_cpu else torch.zeros(1, device=job.device)
         self._ddp_hooks = HookTimes(bare) if on_cpu else None
         self._hook_s = 0.0
@@ -309,10 +304,14 @@ class _Session:
         start = number % len(work)
         for one in (*work[start:], *work[:start]):
             with no_collection():
-                self._job.barrier()
-                if self._together is not None:
-                    dist.all_reduce(self._together)
+                self._begin_together()
                 one()
+
+    def _begin_together(self) -> None:
+        """Hosts leave a barrier one by one; behind an all-reduce GPUs begin together."""
+        self._job.barrier()
+        if self._together is not None:
+            dist.all_reduce(self._together)
 
     def _alone(self, rows: list[_Row], micro_batches: int, *, warm: bool) -> None:
         row = _step(self._bare, micro_batches, nullcontext, self._wait)
@@ -325,9 +324,7 @@ class _Session:
     def _all_reduce(self, buffers: Mapping[int, torch.Tensor]) -> None:
         clock = self._job.clock
         for size, data in buffers.items():
-            self._job.barrier()
-            if data.is_cuda:
-                dist.all_reduce(data)  # after it all ranks begin together, on their GPUs
+            self._begin_together()
             start = clock.mark()
             dist.all_reduce(data)
             self._reduced[size].append(clock.seconds(start, clock.mark()))

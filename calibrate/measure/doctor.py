@@ -85,8 +85,6 @@ def doctor(
 
     `auto` is NCCL where nvidia-smi shows a GPU.
     """
-    if backend == "auto":
-        backend = "nccl" if gpus(os.environ.get("CUDA_VISIBLE_DEVICES", "")) else "gloo"
     host = inspect_host(backend, os.environ, ranks_here, nodes)
     return host, diagnose(host)
 
@@ -114,23 +112,24 @@ def diagnose(host: Host) -> list[Finding]:
 
 
 def inspect_host(
-    backend: Literal["gloo", "nccl"],
+    backend: Literal["gloo", "nccl", "auto"],
     variables: Mapping[str, str],
     ranks_here: int | None = None,
     nodes: int | None = None,
     root: Path = Path("/"),
 ) -> Host:
     """What can be seen of this node; `root` is where /proc and /sys are looked for."""
+    seen = () if backend == "gloo" else gpus(variables.get("CUDA_VISIBLE_DEVICES", ""))
     local = ranks_here or _whole(variables, "LOCAL_WORLD_SIZE", 1)
     world = _whole(variables, "WORLD_SIZE", local)
     return Host(
-        backend=backend,
+        backend=("nccl" if seen else "gloo") if backend == "auto" else backend,
         ranks_here=local,
         nodes=nodes or max(1, world // local),
         cores=usable_cores(),
         variables=dict(variables),
         interfaces=_seen_interfaces(root),
-        gpus=gpus(variables.get("CUDA_VISIBLE_DEVICES", "")) if backend == "nccl" else (),
+        gpus=seen,
         infiniband=tuple(sorted(p.name for p in _entries(root / "sys/class/infiniband"))),
         host_address=_own_address(),
         master=_seen_master(variables),

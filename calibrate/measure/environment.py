@@ -42,7 +42,8 @@ class Facts:
     library: str
     device: str
     local_world_size: int
-    gpu: str = ""  # which one of which host; empty on a CPU
+    host: str = ""
+    gpu: str = ""  # its own number; empty on a CPU, and where torch does not tell it
 
 
 def rank_facts(job: Job) -> Facts:
@@ -56,14 +57,9 @@ def rank_facts(job: Job) -> Facts:
         library=library,
         device=device,
         local_world_size=job.place.local_world_size,
-        gpu=_gpu(job) if nccl else "",
+        host=socket.gethostname(),
+        gpu=str(getattr(torch.cuda.get_device_properties(job.device), "uuid", "")) if nccl else "",
     )
-
-
-def _gpu(job: Job) -> str:
-    """Host and the device's own number there; empty where torch does not tell it."""
-    number = getattr(torch.cuda.get_device_properties(job.device), "uuid", "")
-    return f"{socket.gethostname()} {number}" if number else ""
 
 
 def _nccl_version() -> str:
@@ -90,13 +86,13 @@ def check_same(facts: Sequence[Facts]) -> None:
                     f"rank {rank} has {name} {there}, but rank 0 has {here}: "
                     "all ranks must be alike, or their times mean nothing together"
                 )
-    owners: dict[str, int] = {}
+    owners: dict[tuple[str, str], int] = {}
     for rank, theirs in enumerate(facts):
-        first = owners.setdefault(theirs.gpu, rank) if theirs.gpu else rank
+        first = owners.setdefault((theirs.host, theirs.gpu), rank) if theirs.gpu else rank
         if first != rank:
             raise MeasureError(
-                f"ranks {first} and {rank} have the same GPU ({theirs.gpu}): show each rank one of "
-                "its own, or all of them to all (CUDA_VISIBLE_DEVICES)"
+                f"ranks {first} and {rank} have the same GPU ({theirs.host} {theirs.gpu}): show "
+                "each rank one of its own, or all of them to all (CUDA_VISIBLE_DEVICES)"
             )
 
 
@@ -104,8 +100,8 @@ def one_host_as_several(facts: Sequence[Facts]) -> str:
     """What to do where ranks with GPUs of one host count as several nodes; empty where none do."""
     nodes: dict[str, int] = {}
     for rank, theirs in enumerate(facts):
-        host, node = theirs.gpu.rpartition(" ")[0], rank // theirs.local_world_size
-        if host and nodes.setdefault(host, node) != node:
+        host, node = theirs.host, rank // theirs.local_world_size
+        if theirs.gpu and nodes.setdefault(host, node) != node:
             return (
                 f"nodes {nodes[host]} and {node} are both on {host}: its own links will be taken "
                 "for those between nodes; start its ranks by one torchrun (--nproc-per-node)"
@@ -142,11 +138,11 @@ def check_same_machine(record: Record, fresh: Record, path: Path) -> None:
         (name, getattr(record.layout, name), getattr(fresh.layout, name))
         for name in ("nodes", "gpus_per_node")
     ]
-    talk = "GLOO_" if new.backend == "nccl" else None  # which is not measured
+    unmeasured = ("GLOO_",) if new.backend == "nccl" else ()  # the ranks talk by it
     pairs += [
         (name, old.variables.get(name, "none"), new.variables.get(name, "none"))
         for name in sorted({*old.variables, *new.variables})
-        if not (talk and name.startswith(talk))
+        if not name.startswith(unmeasured)
     ]
     rates = record.layout.line_rate_bytes_per_s, fresh.layout.line_rate_bytes_per_s
     if None not in rates:

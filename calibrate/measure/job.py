@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from calibrate.measure.gloo_threads import gloo_first
 from calibrate.record import Layout
 from ddpsim.report.lines import counted
 
-__all__ = ["Job", "Place", "join", "on_the_cpu", "read_place"]
+__all__ = ["Job", "Place", "join", "on_the_cpu", "read_place", "taking_part"]
 
 _T = TypeVar("_T")
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -226,6 +227,18 @@ def _gpu_of(place: Place) -> int | None:
         return place.local_rank
     shown = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return 0 if seen == len(shown) == 1 else None
+
+
+@contextmanager
+def taking_part(timeout_s: float, *, comm_first: bool = False) -> Iterator[Job]:
+    """Join a job, see `join`, and leave it at the end, however that comes."""
+    job = join(timeout_s, comm_first=comm_first)
+    try:
+        yield job
+    except BaseException:
+        job.leave(failed=True)
+        raise
+    job.leave()
 
 
 def _initialise(place: Place, timeout_s: float) -> None:

@@ -56,7 +56,7 @@ _TICK_S = 1e-6
 # what shapers save up meanwhile: 128 KiB (ours) at 20 Mbit/s
 _REST_S = 0.05
 _WAIT_BYTES = 2**24  # 30 ms at 5 Gbit/s: after 15 the effect of a wait is nearly whole
-_JITTER_UNITS = {"cpu": 30, "cuda": 30}
+_JITTER_UNITS = 30
 
 
 def build_round(task: Task, job: Job, loader: Loader | None) -> Round:
@@ -354,7 +354,7 @@ def _jitter(_task: Task, job: Job) -> Round:
     unit = compute_unit("gemm", job.device)
 
     def work() -> None:
-        for i in range(_JITTER_UNITS[job.device.type]):
+        for i in range(_JITTER_UNITS):
             unit(i)
 
     return _timed(job, work)

@@ -25,7 +25,7 @@ from calibrate.measure.environment import (
 )
 from calibrate.measure.errors import LostContactError, MeasureError, first_line
 from calibrate.measure.host import free_memory_bytes, stolen_s
-from calibrate.measure.job import Job, join, on_the_cpu
+from calibrate.measure.job import Job, on_the_cpu, taking_part
 from calibrate.measure.launch import local
 from calibrate.measure.plan import Task, default_plan, teams
 from calibrate.measure.progress import Reporter
@@ -81,30 +81,28 @@ def measure(options: Options, plan: Sequence[Task] | None = None) -> Record:
     then is in the file.
     """
     loader = find_function(options.data_loader) if options.data_loader else None
-    job, failed = join(options.timeout_s, comm_first=options.comm_first), True
-    try:
-        record = _Session(job, options, plan, loader).run()
-        failed = False
-    except KeyboardInterrupt:
-        raise MeasureError(f"stopped. {_kept(options.output)}") from None
-    except torch.AcceleratorError as error:
-        raise MeasureError(
-            f"the GPU of rank {job.rank} failed: {first_line(error)}. {_kept(options.output)}"
-        ) from error
-    except dist.DistBackendError as error:
-        if _REMOTE in str(error):
-            raise LostContactError(f"rank {job.rank}: {first_line(error)}") from error
-        raise MeasureError(
-            f"NCCL of rank {job.rank} failed: {first_line(error)}. {_kept(options.output)}"
-        ) from error
-    except RuntimeError as error:
-        raise LostContactError(
-            f"rank {job.rank} lost contact with another rank: did one die, or run out of memory? "
-            f"{_kept(options.output)} (torch: {first_line(error)})"
-        ) from error
-    finally:
-        job.leave(failed=failed)
-    return record
+    with taking_part(options.timeout_s, comm_first=options.comm_first) as job:
+        try:
+            return _Session(job, options, plan, loader).run()
+        except KeyboardInterrupt:
+            raise MeasureError(f"stopped. {_kept(options.output)}") from None
+        except torch.AcceleratorError as error:
+            raise MeasureError(
+                f"the GPU of rank {job.rank} failed: {first_line(error)}. {_kept(options.output)}"
+            ) from error
+        except dist.DistBackendError as error:
+            if _REMOTE in str(error):
+                raise LostContactError(
+                    f"rank {job.rank}: {first_line(error)}. {_kept(options.output)}"
+                ) from error
+            raise MeasureError(
+                f"NCCL of rank {job.rank} failed: {first_line(error)}. {_kept(options.output)}"
+            ) from error
+        except RuntimeError as error:
+            raise LostContactError(
+                f"rank {job.rank} lost contact with another rank: did one die, or run out of "
+                f"memory? {_kept(options.output)} (torch: {first_line(error)})"
+            ) from error
 
 
 def measure_locally(ranks: int, options: Options, nodes: int = 1) -> Record:

@@ -133,9 +133,7 @@ def resolve(kind: str, name: str) -> str:
 def are_other_devices(name: str | None, other: str | None) -> bool:
     """Whether both are known, and not the same; what is not known may be any."""
     try:
-        return bool(name and other) and resolve("device", name or "") != resolve(
-            "device", other or ""
-        )
+        return resolve("device", name or "") != resolve("device", other or "")
     except ValueError:
         return False
 
