@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from calibrate.ddp_rounds import RoundOptions, Variant
+from calibrate.ddp_rounds import OptimizerName, RoundOptions, Variant
 from calibrate.testbed.cli import app as testbed
 from ddpsim.cli import new_app, run_app
 from ddpsim.files import write_atomically
@@ -41,6 +41,8 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="The file to write.
 Function = Annotated[
     str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns (model, inputs, loss).")
 ]
+Optimizer = Annotated[OptimizerName, typer.Option(help="torch.optim class.")]
+Fused = Annotated[bool, typer.Option(help="The optimizer's fused implementation.")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Passed on as batch=.")]
 Local = Annotated[
     int | None, typer.Option(min=1, help="Start this many ranks here; otherwise torchrun did.")
@@ -109,10 +111,8 @@ def profile(
     batch: Batch = None,
     iterations: Annotated[int, typer.Option(min=3, help="Timed, after a warm-up.")] = 30,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    optimizer: Annotated[
-        Literal["sgd", "adam", "adamw"], typer.Option(help="torch.optim class.")
-    ] = "sgd",
-    fused: Annotated[bool, typer.Option(help="The optimizer's fused implementation.")] = False,
+    optimizer: Optimizer = "sgd",
+    fused: Fused = False,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads on a CPU.")] = 1,
     scale: Annotated[
         str | None,
@@ -155,6 +155,11 @@ def rounds(
         Literal["fp16_compress", "bf16_compress"] | None,
         typer.Option(help="Another variant: a compressing hook."),
     ] = None,
+    optimizer: Optimizer = "sgd",
+    fused: Fused = False,
+    find_unused_parameters: Annotated[
+        bool, typer.Option("--find-unused-parameters", help="DDP's option, in every variant.")
+    ] = False,
     budget_s: Annotated[float, typer.Option(min=1, help="Seconds for the timed rounds.")] = 100,
     line_rate: LineRate = None,
 ) -> None:
@@ -170,6 +175,9 @@ def rounds(
             *(Variant(accumulation_steps=steps) for steps in accumulation_steps or ()),
             *([Variant(comm_hook=comm_hook)] if comm_hook else []),
         ),
+        optimizer=optimizer,
+        fused=fused,
+        find_unused_parameters=find_unused_parameters,
         budget_s=budget_s,
         line_rate_bytes_per_s=_quantity(parse_bytes_per_s, line_rate) if line_rate else None,
     )
@@ -267,8 +275,10 @@ def import_nccl_tests(
 
 
 def _write(profile: ClusterProfile, path: Path) -> None:
+    from calibrate.fit.show import not_measured
+
     write_atomically(path, profile.model_dump_json(by_alias=True, indent=1) + "\n")
-    print(f"{path}: use it as cluster.profile")
+    print("\n".join((f"{path}: use it as cluster.profile", *not_measured(profile))))
 
 
 def _cap(text: str) -> float | None:

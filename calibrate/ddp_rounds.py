@@ -32,6 +32,7 @@ __all__ = [
     "AllReduceSamples",
     "Alone",
     "Logged",
+    "OptimizerName",
     "Parameter",
     "RoundOptions",
     "Rounds",
@@ -58,6 +59,7 @@ Samples = tuple[tuple[float, ...], ...]  # seconds, [round][rank]
 _S = TypeVar("_S", bound="Steps")
 _P = TypeVar("_P", bound="_Part")
 CommHook = Literal["none", "fp16_compress", "bf16_compress"]
+OptimizerName = Literal["sgd", "adam", "adamw"]
 
 
 class _Part(BaseModel):
@@ -86,6 +88,9 @@ class RoundOptions(_Part):
     model: str = Field(description="MODULE:FUNCTION as for `calibrate.measure.training`")
     batch: int | None = Field(None, ge=1, description="default: the function's own")
     variants: tuple[Variant, ...] = tuple(Variant(bucket_cap_mb=cap) for cap in CAPS)
+    optimizer: OptimizerName = Field("sgd", description="a class of torch.optim")
+    fused: bool = Field(default=False, description="the optimizer's fused implementation")
+    find_unused_parameters: bool = Field(default=False, description="as DDP, in every variant")
     rounds: tuple[int, int] = Field((6, 15), description="least and most rounds that are timed")
     budget_s: float = Field(100.0, gt=0, description="for the timed rounds, above the least")
     line_rate_bytes_per_s: float | None = Field(None, gt=0, description="of a node's link")
@@ -180,6 +185,9 @@ class Rounds(_Part):
     layout: Layout
     model: str
     batch_per_rank: int
+    optimizer: OptimizerName = "sgd"
+    fused: bool = False
+    find_unused_parameters: bool = False
     parameters: tuple[Parameter, ...]
     buffers: tuple[tuple[str, int], ...] = Field(description="dtype and elements of each")
     alone: Alone
@@ -207,6 +215,7 @@ class Rounds(_Part):
             *(here.machine, here.device, here.torch, here.backend, here.library),
             frozenset(here.variables.items()),
             *(self.oversubscribed, self.layout, self.model, self.batch_per_rank, self.buffers),
+            *(self.optimizer, self.fused, self.find_unused_parameters),
             *((p.name, p.numel, p.dtype) for p in self.parameters),
             *((v.variant, v.bucket_bytes) for v in self.variants),
             *(row.size_bytes for row in self.all_reduce),

@@ -170,12 +170,17 @@ class _Inputs:
         return {
             "schema": "ddpsim/1",
             "name": f"{rounds.model} {options.label}",
-            "workload": {"profile": str(self._model), "batch_per_rank": rounds.batch_per_rank},
+            "workload": {
+                "profile": str(self._model),
+                "batch_per_rank": rounds.batch_per_rank,
+                "optimizer": {"name": rounds.optimizer, "fused": rounds.fused},
+            },
             "ddp": {
                 "backend": rounds.environment.backend,
                 "bucket_cap_mb": "default" if cap is None else cap,
                 "accumulation_steps": options.accumulation_steps,
                 "comm_hook": options.comm_hook,
+                "find_unused_parameters": rounds.find_unused_parameters,
             },
             "cluster": self._cluster,
             "run": {"iterations": len(rounds.alone.whole_s), "allow_extrapolation": True},
@@ -271,6 +276,7 @@ def model_profile(*runs: Rounds) -> dict[str, Any]:
         "backward_s": backward_s,
         **_later(runs, forward_s, backward_s),
         "optimizer_s": optimizer_s,
+        "optimizer": first.optimizer,
         "iterations_s": iterations_s,
         "sigma": _relative_error(runs),
         "ready_origin": "backward_start",

@@ -23,6 +23,8 @@ __all__ = ["next_steps", "stragglers", "stretches"]
 _WORTH_TRYING = 0.01  # of the throughput, or of the step
 _LEAST, _MOST = 0.2, 20.0  # believable factors on a term's times
 _HALVINGS = 12
+_QUICK_RANKS = 256  # of more, to try caps takes longer than the prediction itself should
+_CAPS_MIB = (1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 
 _Spec = TypeVar("_Spec", bound=BaseModel)
 
@@ -84,18 +86,19 @@ class _Change:
 
 
 def _easing(job: Job, result: Result) -> Iterator[NextStep]:
-    """The first change that helps against the bottleneck."""
+    """Of each group of changes against the bottleneck the first that helps, each by itself."""
     kind, noise = result.bottleneck.kind, _noise(job.scenario)
     late = kind == "communication" and 2 * result.skew_s > result.exposed_comm_s
     if noise and (late or kind == "stragglers"):
         yield NextStep("the same without this noise, to see what it costs", (noise,))
         return
     before = _throughput(job)
-    for change in _CHANGES.get(kind, _less_compute)(job, result):
-        gain = _throughput(_changed_job(job, change)) / before - 1
-        if gain >= _WORTH_TRYING:
-            yield NextStep(f"{change.why}: throughput {gain:+.0%}", (change.setting,))
-            return
+    for changes in _CHANGES.get(kind, (_less_compute,)):
+        for change in changes(job, result):
+            gain = _throughput(_changed_job(job, change)) / before - 1
+            if gain >= _WORTH_TRYING:
+                yield NextStep(f"{change.why}: throughput {gain:+.0%}", (change.setting,))
+                break
 
 
 def _noise(scenario: Scenario) -> str | None:
@@ -103,6 +106,17 @@ def _noise(scenario: Scenario) -> str | None:
     if scenario.cluster.stragglers:
         return "cluster.stragglers=null"
     return "run.jitter={sigma: 0}" if scenario.run.jitter else None
+
+
+def _other_buckets(job: Job, result: Result) -> Iterator[_Change]:
+    """The best of some bucket caps, which leave the training as it is; `tune` knows more."""
+    if job.scenario.cluster.algorithm == "data_parallel":
+        return
+    if result.engine.ranks_simulated > _QUICK_RANKS:
+        return
+    why = "other buckets (ddpsim tune tries more)"
+    changes = [_Change.of(why, "ddp.bucket_cap_mb", cap) for cap in _CAPS_MIB]
+    yield max(changes, key=lambda change: _throughput(_changed_job(job, change)))
 
 
 def _less_communication(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
@@ -150,10 +164,10 @@ def _less_overhead(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG0
         yield _Change.of("no copies back", "ddp.gradient_as_bucket_view", value=True)
 
 
-_CHANGES: dict[str, Callable[[Job, Result], Iterator[_Change]]] = {
-    "communication": _less_communication,
-    "data": _faster_data,
-    "host": _less_overhead,
+_CHANGES: dict[str, tuple[Callable[[Job, Result], Iterator[_Change]], ...]] = {
+    "communication": (_other_buckets, _less_communication),
+    "data": (_faster_data,),
+    "host": (_less_overhead,),
 }
 
 

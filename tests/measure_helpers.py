@@ -54,6 +54,21 @@ def branched(batch: int) -> Any:
     return Branched(), inputs, lambda output: output.square().mean()
 
 
+class HalfUsed(nn.Module):
+    """One of its two layers is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle, self.used = nn.Linear(64, 64), nn.Linear(64, 10)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.used(inputs)
+
+
+def half_used(batch: int = 8) -> Any:
+    return HalfUsed(), torch.randn(batch, 64), lambda output: output.sum()
+
+
 def two_layers(batch: int = 16) -> Any:
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     return model, torch.randn(batch, 64), lambda output: output.sum()

@@ -118,6 +118,8 @@ def test_the_guides_scenario_joins_both_profiles(profile: Path, folder: Path) ->
     assert found.cluster.device.name == "a100-sxm-80gb"
     result = simulate(found)
     assert result.iteration_time_s.p50 > 0
+    memory = result.memory_bytes_per_gpu
+    assert memory.total == model["peak_memory"]["bytes"] + memory.buckets
     assert not any("was measured on" in warning for warning in result.warnings)
     others = (
         ("cluster.device", "t4", ("model.json", "profile gpus"), f"was measured on {A100}"),

@@ -19,6 +19,7 @@ from calibrate.ddp_rounds import (
     save_rounds,
     slowest,
 )
+from calibrate.validate import validate
 from ddpsim.errors import ImportFailedError
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
@@ -178,6 +179,35 @@ def test_an_output_that_cannot_be_written_is_said_before_the_work(tmp_path: Path
         assert first.returncode == 3
         assert f"{output} {said}" in first.stderr
     assert taken.read_text() == "mine"
+
+
+def test_a_parameter_that_gets_no_gradient(tmp_path: Path) -> None:
+    """DDP takes it where it is told to look for it; so does its simulation."""
+    options = RoundOptions(
+        output=tmp_path / "rounds.json",
+        model="measure_helpers:half_used",
+        batch=8,
+        variants=VARIANTS,
+        rounds=(5, 5),
+        optimizer="adamw",
+    )
+    for ended in run_ranks(options):
+        assert ended.returncode == 3
+        assert ended.stderr.strip().splitlines()[-1] == (
+            "parameter idle.weight and 1 other of measure_helpers:half_used got no gradient, which "
+            "DDP takes with find_unused_parameters=True alone: add --find-unused-parameters, or "
+            "let the loss need it"
+        )
+    for ended in run_ranks(options.model_copy(update={"find_unused_parameters": True})):
+        assert ended.returncode == 0, ended.stderr
+    rounds = load_rounds(options.output)
+    assert (rounds.optimizer, rounds.find_unused_parameters) == ("adamw", True)
+    ready = {p.name: p.ready_s for p in rounds.parameters}
+    assert ready["idle.weight"] == (None, None)
+    held = validate([options.output])
+    figures = held.figures or held.oversubscribed  # where there are fewer cores
+    assert figures is not None
+    assert figures.buckets_agree == figures.cases == len(VARIANTS)
 
 
 def test_a_hook_that_gloo_lacks_is_said(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from ddpsim.importers.cluster_profile import (
 )
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
-__all__ = ["show"]
+__all__ = ["not_measured", "show"]
 
 _EXACT = 1e-4  # a smaller relative error is lost in the digits shown
 _NO_LIMIT = 1e15  # bytes per second: a fit's floor of its inverse, and no machine's rate
@@ -34,6 +34,7 @@ def show(profile: ClusterProfile) -> str:
         list(_interference(profile)),
         list(_overheads(profile)),
         list(_jitter(profile)),
+        list(not_measured(profile)),
         ["warnings", *(f"  {line}" for line in profile.warnings)] if profile.warnings else [],
     ]
     return "\n".join(line for section in sections for line in section)
@@ -163,6 +164,18 @@ def _jitter(profile: ClusterProfile) -> Iterator[str]:
         f"jitter: {100 * iteration:.2f} % from iteration to iteration (autocorrelation "
         f"{profile.jitter.autocorrelation:.2f}), {100 * rank:.2f} % between ranks"
     )
+
+
+def not_measured(profile: ClusterProfile) -> Iterator[str]:
+    """What is not in the profile, and what `ddpsim run` takes in its place."""
+    nccl = profile.backend == "nccl"
+    for name, part, instead in (
+        ("interference", profile.interference, "a published average" if nccl else "none"),
+        ("DDP's own cost", profile.overheads.hook_s, "torch's kernels as priced"),
+        ("jitter", profile.jitter, "none, unless the scenario states one"),
+    ):
+        if part is None:
+            yield f"not measured: {name}; `ddpsim run` takes {instead}"
 
 
 def _line(name: str, figure: Fitted, written: Callable[[float], str]) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -46,14 +44,14 @@ def alone() -> dist.ProcessGroup:
 
 def under_ddp(bare: Training, bucket_cap_mb: float | None = None) -> Training:
     """The same under DDP of this process alone, with a copy of the model."""
-    model = DistributedDataParallel(
-        deepcopy(bare.model), process_group=alone(), bucket_cap_mb=bucket_cap_mb
+    return bare.with_model(
+        DistributedDataParallel(
+            deepcopy(bare.model),
+            process_group=alone(),
+            bucket_cap_mb=bucket_cap_mb,
+            find_unused_parameters=bool(bare.unused),
+        )
     )
-    trained = [p for p in model.parameters() if p.requires_grad]
-    kind, options = type(bare.optimizer), bare.optimizer.defaults
-    taken = inspect.signature(kind).parameters  # AdamW has a default that it does not take
-    optimizer = kind(trained, **{key: value for key, value in options.items() if key in taken})
-    return replace(bare, model=model, optimizer=optimizer)
 
 
 def around_hook(

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,6 +58,7 @@ from calibrate.measure.training import (
     prepare,
 )
 from calibrate.record import Environment
+from ddpsim.report.lines import counted
 
 __all__ = ["measure_rounds", "measure_rounds_locally"]
 
@@ -112,8 +112,12 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
     if job.rank == 0 and (warning := on_the_cpu(job)):
         print(f"warning   {warning}", flush=True)
     batch = batch_of(options.model, options.batch)
-    bare = prepare(options.model, batch, job.device, "sgd", fused=False)
-    steppers = [_Stepper(bare, variant) for variant in options.variants]
+    bare = prepare(options.model, batch, job.device, options.optimizer, fused=options.fused)
+    job.check(_unused(bare, options))
+    steppers = [
+        _Stepper(bare, variant, find_unused_parameters=options.find_unused_parameters)
+        for variant in options.variants
+    ]
     session = _Session(job, options, bare, steppers)
     session.run()
     rounds = Rounds(
@@ -123,6 +127,9 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
         ),
         model=options.model,
         batch_per_rank=batch,
+        optimizer=options.optimizer,
+        fused=options.fused,
+        find_unused_parameters=options.find_unused_parameters,
         parameters=_parameters(job, bare, session),
         buffers=tuple(
             (str(b.dtype).removeprefix("torch."), b.numel()) for b in bare.model.buffers()
@@ -134,6 +141,18 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
     )
     _save(job, rounds, options)
     return rounds
+
+
+def _unused(bare: Training, options: RoundOptions) -> str:
+    """What DDP would stop at in its second iteration; nothing where it would not."""
+    if not bare.unused or options.find_unused_parameters:
+        return ""
+    first, *others = bare.unused
+    more = f" and {counted(len(others), 'other')}" if others else ""
+    return (
+        f"parameter {first}{more} of {options.model} got no gradient, which DDP takes with "
+        "find_unused_parameters=True alone: add --find-unused-parameters, or let the loss need it"
+    )
 
 
 def _with_cores(here: Environment, job: Job) -> Environment:
@@ -175,18 +194,19 @@ def _save(job: Job, rounds: Rounds, options: RoundOptions) -> None:
 class _Stepper:
     """One variant of DDP over its own copy of the model, and its rows of seconds by iteration."""
 
-    def __init__(self, bare: Training, variant: Variant) -> None:
+    def __init__(self, bare: Training, variant: Variant, *, find_unused_parameters: bool) -> None:
         self.variant = variant
         # every rank makes the same weights: init_sync would only send them once more
         self._ddp = DistributedDataParallel(
-            deepcopy(bare.model), bucket_cap_mb=variant.bucket_cap_mb, init_sync=False
+            deepcopy(bare.model),
+            bucket_cap_mb=variant.bucket_cap_mb,
+            init_sync=False,
+            find_unused_parameters=find_unused_parameters,
         )
         start_log(self._ddp)
         if variant.comm_hook != "none":
             _register(self._ddp, variant.comm_hook)
-        trained = [p for p in self._ddp.parameters() if p.requires_grad]
-        optimizer = torch.optim.SGD(trained, lr=1e-4)
-        self._training = replace(bare, model=self._ddp, optimizer=optimizer)
+        self._training = bare.with_model(self._ddp)
         self.warmups: list[_Row] = []
         self.rows: list[_Row] = []  # the parts, then the logged times
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from calibrate.ddp_rounds import OptimizerName
 from calibrate.fit.estimates import SIGNIFICANT, median_time
 from calibrate.measure.clock import Clock, Mark
 from calibrate.measure.ddp_alone import HookTimes, process_group, under_ddp
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.training import (
-    OptimizerName,
     TinyParameters,
     Training,
     batch_of,
@@ -109,13 +109,13 @@ def profile(
                 f"batch {size} of {reference} does not fit into the memory of {where}: "
                 "give a smaller --batch"
             ) from None
-        peak = _peak_memory(where)  # of usual steps: two micro-batches may take more
+        memory = _memory(training, where)  # of usual steps: two micro-batches may take more
         samples.later = _later_ratios(training, max(1, iterations // _STEPS_A_PAIR))
         _measure_ddp(training, samples, iterations)
         title = _title(reference, size, where, threads)
         measured_with = {"device": _device_name(where), "optimizer": optimizer}
         hook_s = hook_cost_s(where, samples)
-        return _document(training, samples, size, title, hook_s, peak) | measured_with
+        return _document(training, samples, size, title, hook_s) | memory | measured_with
 
 
 def write_profile(document: Document, path: Path) -> None:
@@ -338,7 +338,7 @@ def _longer_s(samples: Samples) -> float:
 
 
 def _document(
-    training: Training, samples: Samples, batch: int, title: str, hook_s: float, peak: Document
+    training: Training, samples: Samples, batch: int, title: str, hook_s: float
 ) -> Document:
     if not samples.order:
         raise MeasureError("no parameter ever gets a gradient: does the loss depend on the model?")
@@ -364,7 +364,6 @@ def _document(
             for name in ("forward_s", "backward_s", "hooked_backward_s", "optimizer_s")
         },
         "hook_s": hook_s,
-        "peak_memory": peak,
         "never_ready": [name for name, _ in named if name not in ready_s],
         "parameters": [
             {
@@ -425,11 +424,27 @@ def _quartiles(values: Sequence[float]) -> list[float]:
     return [float(torch.quantile(tensor, q)) for q in (0.25, 0.75)]
 
 
-def _peak_memory(device: torch.device) -> Document:
-    if device.type == "cuda":
-        return {"bytes": torch.cuda.max_memory_allocated(device), "of": "tensors on the device"}
-    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"bytes": kib * 1024, "of": "the whole process, largest resident set so far"}
+def _memory(training: Training, device: torch.device) -> Document:
+    """The most so far, and on a GPU what of it is neither trained, nor state, nor a buffer."""
+    if device.type != "cuda":
+        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        of = "the whole process, largest resident set so far"
+        return {"peak_memory": {"bytes": kib * 1024, "of": of}}
+    peak = torch.cuda.max_memory_allocated(device)
+    trained = [p for group in training.optimizer.param_groups for p in group["params"]]
+    states = [
+        value
+        for state in training.optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor) and value.dim()  # step counts are on the CPU
+    ]
+    gradients = trained
+    kept = [*trained, *gradients, *states, *training.model.buffers()]
+    rest = peak - sum(tensor.nbytes for tensor in kept)
+    return {
+        "peak_memory": {"bytes": peak, "of": "tensors on the device"},
+        "activation_bytes": max(0, rest),
+    }
 
 
 def _title(reference: str, batch: int, device: torch.device, threads: int) -> str:

@@ -11,21 +11,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from calibrate.ddp_rounds import OptimizerName
 from calibrate.measure.clock import Clock
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.reference import find_function
 from ddpsim.importers.model_profile import ITEM_BYTES
 
 __all__ = [
-    "OptimizerName",
     "TinyParameters",
     "Training",
     "batch_of",
@@ -34,19 +34,32 @@ __all__ = [
     "prepare",
 ]
 
-OptimizerName = Literal["sgd", "adam", "adamw"]
 _TINY_PARAMETERS = 500
 
 
 @dataclass(frozen=True)
 class Training:
-    """What the user's function returns, and the optimizer, ready to step on one device."""
+    """What the user's function returns, and the optimizer, ready to step on one device.
+
+    `unused`: trained parameters that got no gradient in the step that was tried.
+    """
 
     model: nn.Module
     inputs: Any
     loss: Callable[[Any], Tensor]
     optimizer: torch.optim.Optimizer
     clock: Clock
+    unused: tuple[str, ...] = ()
+
+    def with_model(self, model: nn.Module) -> Training:
+        """The same of another copy of the model, with an optimizer of its own."""
+        kind, options = type(self.optimizer), self.optimizer.defaults
+        taken = inspect.signature(kind).parameters  # AdamW has a default that it does not take
+        optimizer = kind(
+            [p for p in model.parameters() if p.requires_grad],
+            **{key: value for key, value in options.items() if key in taken},
+        )
+        return replace(self, model=model, optimizer=optimizer)
 
     def forward(self) -> Tensor:
         """Run the model and the loss."""
@@ -120,8 +133,10 @@ def prepare(
     )
     with _users_own(reference):
         training.forward().backward()  # type: ignore[no-untyped-call]
+    named = model.named_parameters()
+    unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
     training.optimizer.zero_grad()
-    return training
+    return replace(training, unused=unused)
 
 
 @contextmanager

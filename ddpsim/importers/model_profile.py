@@ -6,9 +6,10 @@ The JSON (schema `ddpsim.model-profile/1`) lists `parameters` in registration or
 hook on it takes on a CPU; `iterations_s`, whole steps as measured ([iteration][rank]), may tell
 their spread, `sigma` how far the times may be off, `with_ddp_s` the whole step under DDP on that
 device alone, and `later_forward_s` with `later_backward_s` what a second micro-batch of a step
-takes, its gradients added to those there. `device` and `optimizer` say with which ones all of it
-was measured. The CSV has the columns
-`order`, `param_name`, `numel`, `ready_us`, in backward order.
+takes, its gradients added to those there. `activation_bytes` is what the step's peak holds beyond
+parameters, gradients, optimizer state and buffers. `device` and `optimizer` say with which ones all
+of it was measured. The CSV has the columns `order`, `param_name`, `numel`, `ready_us`, in backward
+order.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class ModelProfile:
     """A model as measured on one device; `in_registration_order` is False for a backward list.
 
     `device`: as torch calls the one that the times were measured on; `scaled_to`: the one that they
-    were scaled to from there; `optimizer`: whose step was measured. None: not told.
+    were scaled to from there; `optimizer`: whose step was measured; `activation_bytes`: at the
+    step's peak beyond parameters, gradients, optimizer state and buffers. None: not told.
     `sigma`: how far the times may be off, the standard deviation of their logarithm; None: unknown.
     """
 
@@ -84,6 +86,7 @@ class ModelProfile:
     iterations_s: tuple[tuple[float, ...], ...] = ()
     device: str | None = None
     optimizer: str | None = None
+    activation_bytes: int | None = None
     scaled_to: str | None = None
     sigma: float | None = None
     with_ddp_s: float | None = None
@@ -195,6 +198,9 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
         iterations_s=_iterations(name, data.get("iterations_s", [])),
         device=_name(name, data, "device"),
         optimizer=_name(name, data, "optimizer"),
+        activation_bytes=None
+        if data.get("activation_bytes") is None
+        else round(number(name, 0, data["activation_bytes"], "activation_bytes")),
         scaled_to=_name(name, data, "scaled_to"),
         sigma=None if data.get("sigma") is None else _sigma(name, data["sigma"]),
         with_ddp_s=_with_ddp(name, data.get("with_ddp_s"), forward_s + backward_s + optimizer_s),

@@ -35,7 +35,7 @@ def profiled_model(profile: ModelProfile, workload: Workload, device: Device) ->
         backward=backward,
         optimizer=estimated if measured_s is None else Work(measured_s),
         launch_s=device.launch_s,
-        activation_bytes=None,
+        activation_bytes=_activation_bytes(profile, workload),
         provenance=(_provenance(profile),),
         basis="scaled" if profile.scaled_to else "measured",
         warnings=tuple(_warnings(profile, workload, device)),
@@ -107,6 +107,13 @@ def _check_batch(profile: ModelProfile, workload: Workload) -> None:
             f"{workload.batch_per_rank}, but {profile.source} was measured with {measured}; "
             "use that batch, measure anew, or give step_time for this one",
         )
+
+
+def _activation_bytes(profile: ModelProfile, workload: Workload) -> int | None:
+    """Of the batch and the arithmetic that were measured alone."""
+    recast = workload.precision == "bf16" and any(p.dtype != "bfloat16" for p in profile.parameters)
+    as_measured = profile.batch_per_rank == workload.batch_per_rank and not recast
+    return profile.activation_bytes if as_measured else None
 
 
 def _parameters(listed: Sequence[ProfiledParameter], workload: Workload) -> tuple[Parameter, ...]:
