@@ -111,6 +111,7 @@ LEVELS = {
     validation.XEON: (1.0, 0.047, 0.003, 0.033, 0.80, 0.95),
     validation.FAST_XEON: (0.97, 0.069, 0.003, 0.065, 0.77, 1.0),
     validation.SLOW_EPYC: (0.97, 0.097, 0.003, 0.055, 0.84, 0.83),
+    validation.CALM_EPYC: (1.0, 0.05, 0.003, 0.037, 0.81, 0.95),
 }
 
 
@@ -159,8 +160,8 @@ def test_the_readme_says_how_good_it_is() -> None:
     cases = [one.cases for one in figures]
     text = " ".join((validation.ROOT / "README.md").read_text("utf-8").split())
     assert (
-        f"Against {sum(cases)} cases of real gloo DDP over a shaped network, {listed(cases)} on "
-        "four machines"
+        f"Against {sum(cases)} cases of real gloo DDP over a shaped network, {listed(cases)} in "
+        "five campaigns"
     ) in text
     assert (
         f"median {percent('median_error', '.1f')}, worst {percent('worst_error', '.1f')}, bias "
@@ -184,6 +185,7 @@ def test_ranks_on_too_few_cores_are_reported_apart(folder: Path) -> None:
         (validation.XEON, "rounds-cnn-*.json"),
         (validation.FAST_XEON, "rounds-cnn-*.json"),
         (validation.SLOW_EPYC, "rounds-cnn-*.json"),
+        (validation.CALM_EPYC, "rounds-cnn-*.json"),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else "",
 )

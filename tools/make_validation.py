@@ -54,7 +54,8 @@ EPYC = ROOT / "docs" / "validation" / "testbed"
 XEON = ROOT / "docs" / "validation" / "testbed-xeon"
 FAST_XEON = ROOT / "docs" / "validation" / "testbed-fast-xeon"  # calls itself the same
 SLOW_EPYC = ROOT / "docs" / "validation" / "testbed-slow-epyc"
-CAMPAIGNS = (EPYC, XEON, FAST_XEON, SLOW_EPYC)  # by the machine that was the testbed
+CALM_EPYC = ROOT / "docs" / "validation" / "testbed-calm-epyc"  # of the same kind
+CAMPAIGNS = (EPYC, XEON, FAST_XEON, SLOW_EPYC, CALM_EPYC)  # by the machine that was the testbed
 V100_LOG = "nccl/logs/abci-V-1x4.txt"
 
 # Identical GPUs of one cluster differ: 8 % on average over five clusters (arXiv 2208.11035), read
@@ -456,6 +457,7 @@ def _figures() -> dict[str, str]:
         **_campaign_texts("XEON", XEON),
         **_campaign_texts("FAST_XEON", FAST_XEON),
         **_campaign_texts("SLOW_EPYC", SLOW_EPYC),
+        **_campaign_texts("CALM_EPYC", CALM_EPYC),
         "XEON_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-22T14")),
         "XEON_HALF_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T00")),
         "XEON_HOURS_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T05")),
