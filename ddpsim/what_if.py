@@ -114,8 +114,8 @@ def _other_buckets(job: Job, result: Result) -> Iterator[_Change]:
         return
     if result.engine.ranks_simulated > _QUICK_RANKS:
         return
-    why = "other buckets (ddpsim tune tries more)"
-    changes = [_Change.of(why, "ddp.bucket_cap_mb", cap) for cap in _CAPS_MIB]
+    why, key = "other buckets (ddpsim tune tries more)", "ddp.bucket_cap_mb"
+    changes = [_Change(why, key, cap, f"{key}={cap:g}") for cap in _CAPS_MIB]
     yield max(changes, key=lambda change: _throughput(_changed_job(job, change)))
 
 

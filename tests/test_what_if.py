@@ -58,6 +58,20 @@ def test_a_slow_network_is_what_to_change_and_to_measure() -> None:
     ]
 
 
+def test_better_buckets_come_before_what_changes_the_training() -> None:
+    """The best of the caps that are tried, and the first other change beside it."""
+    one_bucket = "ddp.bucket_cap_mb=1000"
+    cap, hook = suggested("resnet50-2x8-25gbit", one_bucket)[:2]
+    assert hook == "ddp.comm_hook=bf16_compress"
+    key = cap.partition("=")[0]
+    assert key == "ddp.bucket_cap_mb"
+    times = {
+        other: ddpsim.simulate(load("resnet50-2x8-25gbit", f"{key}={other}")).iteration_time_s.mean
+        for other in (1, 5, 10, 25, 50, 100, 250)
+    }
+    assert cap == f"{key}={min(times, key=lambda other: times[other])}"
+
+
 def test_what_is_set_is_not_suggested() -> None:
     hook = "ddp.comm_hook=bf16_compress"
     assert "comm_hook" not in " ".join(suggested("resnet50-2x8-25gbit", hook))
