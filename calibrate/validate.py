@@ -303,10 +303,11 @@ def _later(runs: Sequence[Rounds], forward_s: float, backward_s: float) -> dict[
     if None in two:
         return {}
     both_forward_s, both_backward_s, _ = _averages([_usual_parts(steps) for steps in two if steps])
-    return {
+    later = {
         "later_forward_s": both_forward_s - forward_s,
         "later_backward_s": both_backward_s - backward_s,
     }
+    return later if min(later.values()) > 0 else {}  # of a tiny model noise may be more
 
 
 def _usual_parts(steps: Steps) -> list[float]:

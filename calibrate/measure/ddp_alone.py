@@ -42,14 +42,16 @@ def alone() -> dist.ProcessGroup:
     return group
 
 
-def under_ddp(bare: Training, bucket_cap_mb: float | None = None) -> Training:
+def under_ddp(
+    bare: Training, bucket_cap_mb: float | None = None, *, find_unused_parameters: bool = False
+) -> Training:
     """The same under DDP of this process alone, with a copy of the model."""
     return bare.with_model(
         DistributedDataParallel(
             deepcopy(bare.model),
             process_group=alone(),
             bucket_cap_mb=bucket_cap_mb,
-            find_unused_parameters=bool(bare.unused),
+            find_unused_parameters=find_unused_parameters,
         )
     )
 
@@ -76,8 +78,10 @@ class HookTimes:
     it costs to look at a hook is taken off.
     """
 
-    def __init__(self, bare: Training) -> None:
-        self._training = under_ddp(bare, _ONE_BUCKET_MIB)
+    def __init__(self, bare: Training, *, find_unused_parameters: bool = False) -> None:
+        self._training = under_ddp(
+            bare, _ONE_BUCKET_MIB, find_unused_parameters=find_unused_parameters
+        )
         self._looks = Looks(self._training.model.module)  # type: ignore[arg-type]
         self._kept: dict[str, list[float]] = {}
 

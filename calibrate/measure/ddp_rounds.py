@@ -283,7 +283,8 @@ class _Session:
         on_cpu = job.device.type == "cpu"
         self._wait = all_at_once(job) if on_cpu else None
         self._together = None if on_cpu else torch.zeros(1, device=job.device)
-        self._ddp_hooks = HookTimes(bare) if on_cpu else None
+        finds = options.find_unused_parameters
+        self._ddp_hooks = HookTimes(bare, find_unused_parameters=finds) if on_cpu else None
         self._hook_s = 0.0
         self.ready: dict[str, float] = {}
 
