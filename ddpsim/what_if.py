@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import ScenarioError
-from ddpsim.job import Job, resolve
+from ddpsim.job import Job, Parts, resolve
 from ddpsim.result.model import NextStep, Result, Straggler, Stretch
 from ddpsim.scenario.schema import Scenario, Stragglers
 from ddpsim.units import format_duration
@@ -116,7 +116,8 @@ def _other_buckets(job: Job, result: Result) -> Iterator[_Change]:
         return
     why, key = "other buckets (ddpsim tune tries more)", "ddp.bucket_cap_mb"
     changes = [_Change(why, key, cap, f"{key}={cap:g}") for cap in _CAPS_MIB]
-    yield max(changes, key=lambda change: _throughput(_changed_job(job, change)))
+    parts = Parts()
+    yield max(changes, key=lambda change: _throughput(_changed_job(job, change, parts)))
 
 
 def _less_communication(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
@@ -171,10 +172,10 @@ _CHANGES: dict[str, tuple[Callable[[Job, Result], Iterator[_Change]], ...]] = {
 }
 
 
-def _changed_job(job: Job, change: _Change) -> Job | None:
+def _changed_job(job: Job, change: _Change, parts: Parts | None = None) -> Job | None:
     """None where the change does not fit: a log of other ranks, or too little memory."""
     try:
-        changed = resolve(_changed(job.scenario, change.path, change.value))
+        changed = resolve(_changed(job.scenario, change.path, change.value), parts=parts)
     except ScenarioError:
         return None
     memory = changed.memory()
