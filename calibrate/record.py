@@ -63,8 +63,8 @@ Kind = Literal[
     # weights where it is so large that copies tell. "copies back": what DDP logs after the compute;
     # "copies in": what its hooks take on all weights, less on as many biases
     "ddp_hook",
-    # compute: one fixed piece; variant "gemm alone", "gemm with all_reduce", "memory ...";
-    # size_bytes of the all-reduce that is in flight
+    # one fixed piece; variant "gemm alone", "gemm with all_reduce" (beside a queue of them, of
+    # size_bytes each), "gemm with one all_reduce" (beside one of all these bytes), "memory ..."
     "compute",
     "jitter",  # a long series of one fixed piece of compute, in the order it ran
     "data_loader",  # one batch; variant names the user's function

@@ -23,6 +23,7 @@ from ddpsim.cluster.collectives import (
     LinkCost,
     RingTransfer,
     SingleRankCost,
+    Slowing,
     WholeTransfer,
 )
 from ddpsim.cluster.longest_ways import ring_ends_ns
@@ -109,9 +110,10 @@ def test_ring_shortcuts_equal_the_plain_model(scenario: Scenario, model: Model) 
 
 
 FACTORS = st.integers(100, 250).map(lambda percent: percent / 100)
-SHARES = st.tuples(st.floats(0.01, 1), st.floats(0, 0.5))
-KEPT = st.dictionaries(st.floats(1e6, 1e10), SHARES, max_size=3).map(
-    lambda points: tuple(Kept(rate, *shares) for rate, shares in sorted(points.items()))
+SHARES = st.floats(0.01, 1)
+KEPT_FIGURES = st.tuples(SHARES, st.floats(0, 0.5), st.none() | SHARES)
+KEPT = st.dictionaries(st.floats(1e6, 1e10), KEPT_FIGURES, max_size=3).map(
+    lambda points: tuple(Kept(rate, *figures) for rate, figures in sorted(points.items()))
 )
 INTERFERENCES = st.fixed_dictionaries(
     {
@@ -210,9 +212,14 @@ def test_good_and_bad_steps_of_a_rank_cancel() -> None:
 
 def test_what_a_rank_keeps_varies_as_far_up_as_down() -> None:
     half = Interference(compute=Fraction(2), kept_spread=0.25)
-    slowdowns = [half.compute_on(deviations) for deviations in (0, -1, 1, -9, 9)]
-    assert slowdowns == [2, 4, Fraction(1333, 1000), 20, Fraction(1053, 1000)]  # 5 to 95 % of speed
-    assert Interference(kept_spread=0.25).compute_on(-1) == 1  # what nothing slows
+    slowings = [half.compute_on(deviations) for deviations in (0, -1, 1, -9, 9)]
+    factors = [2, 4, Fraction(1333, 1000), 20, Fraction(1053, 1000)]  # 5 to 95 % of its speed
+    assert slowings == [(factor, factor) for factor in factors]
+    two = replace(half, crowded_compute=Fraction(4))
+    assert two.compute_on(0) == (2, 4)
+    assert two.compute_on(0.4) == (Fraction(1667, 1000), Fraction(2857, 1000))
+    assert replace(half, compute=Fraction(5)).compute_on(0) == (5, 5)  # no less beside several
+    assert Interference(kept_spread=0.25).compute_on(-1) == (1, 1)  # what nothing slows
 
 
 @pytest.mark.parametrize(
@@ -317,20 +324,41 @@ def test_interference_has_a_worked_example() -> None:
     """Compute of 100 under a transfer of 50, both twice as slow: 100 together, then 50 alone."""
     env = Environment()
     compute, link = Stream(env, None, paced=True), SharedLink(env)
+    twice = Slowing(Fraction(2), Fraction(2))
     ends: dict[str, int] = {}
 
     def transfer() -> Any:
-        compute.slow_down(Fraction(2))
+        compute.slow_down(twice)
         link.set_computing(True)
         yield link.transfer(50, slowdown=Fraction(2))
         ends["transfer"] = int(env.now)
-        compute.recover(Fraction(2))
+        compute.recover(twice)
 
     compute.launch("backward", 100)
     compute.record().callbacks.append(lambda _: ends.update(compute=int(env.now)))
     env.process(transfer())
     env.run()
     assert ends == {"transfer": 100, "compute": 150}
+
+
+def test_compute_keeps_more_beside_one_transfer_than_beside_two() -> None:
+    """Beside one it keeps half, beside two a fifth: 25 done by 50, 35 by 100, 60 by 150."""
+    env = Environment()
+    compute, ended = Stream(env, None, paced=True), []
+
+    def transfer(begins_ns: int, ends_ns: int) -> Any:
+        yield env.timeout(begins_ns)
+        slowing = Slowing(Fraction(2), Fraction(5))
+        compute.slow_down(slowing)
+        yield env.timeout(ends_ns - begins_ns)
+        compute.recover(slowing)
+
+    compute.launch("backward", 70)
+    compute.record().callbacks.append(lambda _: ended.append(int(env.now)))
+    env.process(transfer(0, 100))
+    env.process(transfer(50, 150))
+    env.run()
+    assert ended == [160]
 
 
 def test_crowding_has_a_worked_example() -> None:

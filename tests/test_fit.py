@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -950,6 +951,42 @@ def _with_layers(record: Record, times: float) -> Record:
     ]
     sent = like.model_copy(update={"variant": "with layer"})
     return record.model_copy(update={"measurements": (*record.measurements, sent, *more)})
+
+
+def _beside_one(record: Record, times: float) -> Record:
+    """Compute of each work takes so many times as long beside one all-reduce in flight."""
+    more = [
+        m.model_copy(
+            update={
+                "variant": m.variant.replace("alone", "with one all_reduce"),
+                "samples_s": [times * sample_s for sample_s in m.samples_s],
+            }
+        )
+        for m in record.measurements
+        if m.kind == "compute" and m.variant.endswith((" alone", f" alone{HALF}"))
+    ]
+    return record.model_copy(update={"measurements": (*record.measurements, *more)})
+
+
+def test_what_compute_keeps_beside_one_all_reduce_is_told_where_it_was_measured() -> None:
+    slow, fast = (_with_half(_record(rate)) for rate in RATES[:2])
+    said = "what compute keeps beside one all-reduce was not measured at every line rate"
+    profile = fit_profile([_beside_one(slow, 1.02), fast], "x")
+    assert any(said in warning for warning in profile.warnings)
+    assert profile.interference
+    for points in (profile.interference.compute_kept, profile.interference.half_compute_kept):
+        first, second = points
+        assert first.beside_one
+        assert first.beside_one.value == pytest.approx(1 / 1.02, rel=1e-3)
+        assert first.beside_one.value > first.share.value
+        assert second.beside_one is None
+    assert re.search(r"beside one all-reduce +0\.98", show(profile))
+    both = fit_profile([_beside_one(slow, 9), _beside_one(fast, 9)], "x")
+    assert not any(said in warning for warning in both.warnings)
+    assert both.interference
+    for point in both.interference.compute_kept:  # no less than beside two
+        assert point.beside_one
+        assert point.beside_one.value == point.share.value
 
 
 def test_what_layers_suffer_stands_for_steps_where_it_was_measured() -> None:

@@ -74,7 +74,13 @@ def profile(**changes: Any) -> dict[str, Any]:
 def predict(tmp_path: Path) -> Any:
     """A prediction of ResNet-18 on two CPU hosts from a profile."""
 
-    def run(changes: dict[str, Any], *, comm_hook: str = "none", **cluster: Any) -> ddpsim.Result:
+    def run(
+        changes: dict[str, Any],
+        *,
+        comm_hook: str = "none",
+        bucket_cap_mb: float | list[float] = 5,
+        **cluster: Any,
+    ) -> ddpsim.Result:
         path = tmp_path / "cluster.json"
         path.write_text(json.dumps(profile(**changes)), "utf-8")
         scenario = {
@@ -82,7 +88,7 @@ def predict(tmp_path: Path) -> Any:
             "workload": {"model": "resnet18", "batch_per_rank": 8, "step_time": "800 ms"},
             "ddp": {
                 "backend": "gloo",
-                "bucket_cap_mb": 5,
+                "bucket_cap_mb": bucket_cap_mb,
                 "broadcast_buffers": False,
                 "comm_hook": comm_hook,
             },
@@ -209,6 +215,19 @@ def test_ranks_fare_unevenly_where_steps_vary_at_all(predict: Any) -> None:
     varied, alike = (predict(made | jitter).iteration_time_s for made in (uneven, even))
     assert alike.p90 < 1.001 * alike.p10
     assert varied.p90 > 1.05 * varied.p10
+
+
+def test_compute_keeps_more_beside_one_all_reduce_than_beside_two(predict: Any) -> None:
+    """Two of many small buckets are in flight; the second of two is sent after the backward."""
+    crowded, mixed, alone = both(1.0, 1.0, 4e-9), both(1.0, 1.0, 4e-9), both(1.0, 1.0, 1e-9)
+    mixed["interference"]["compute_kept"][0]["beside_one"] = fitted(0.9)
+    for caps, differ in ((1, True), ([30, 1000], False)):
+        two, some, one = (
+            predict(made, bucket_cap_mb=caps).breakdown_s.backward_compute
+            for made in (crowded, mixed, alone)
+        )
+        assert one < two
+        assert one < some < two if differ else one == some
 
 
 def test_float16_costs_compute_more_a_byte(predict: Any) -> None:

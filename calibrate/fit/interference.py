@@ -42,6 +42,7 @@ _LAW_ERROR = 0.02
 _ONE = Fitted(value=1.0)
 _MIDDLE_80 = 2.563  # standard deviations between the 10th and the 90th percentile
 _ALIKE = 1.5  # squares closer than this are of one message, measured beside several works
+_ONE_IN_FLIGHT = "one all_reduce"  # in a variant: in flight alone, and not two of a queue
 _HALF_MEASURED = (
     "not enough data for interference: measure compute and all_reduce, alone and together"
 )
@@ -59,18 +60,19 @@ def fit_interference(
     for what compute suffers those of layers, as steps are made of them, or where these were not
     measured matrix products and memory traffic. With NCCL the slowdowns are constants. With gloo
     compute keeps what is left of a processor that moves the bytes too, as measured at each line
-    rate; a transfer is delayed once, as its threads wait for the processor, and slowed down with
-    the square of those bytes; and two in flight crowd each other in proportion to them.
+    rate beside two in flight and beside one; a transfer is delayed once, as its threads wait for
+    the processor, and slowed down with the square of those bytes; and two in flight crowd each
+    other in proportion to them.
     """
     records = _comparable(_over_nodes(records))
-    pieces = _as_in_steps([piece for record in records for piece in _pieces(record)])
+    pieces = _of_steps(records)
     comm = [piece for record in records for piece in _comm_pieces(record)]
     if not pieces and not comm:
         return None, ()
     if not pieces or not comm:
         return None, (_HALF_MEASURED,)
     warnings = []
-    half = _as_in_steps([piece for record in records for piece in _pieces(record, HALF)])
+    half, one = _of_steps(records, HALF), _of_steps(records, beside=_ONE_IN_FLIGHT)
     for of, found in (("", pieces), (" of float16", half)):
         if len({piece.is_layer for piece in found}) > 1:
             warnings.append(
@@ -81,6 +83,11 @@ def fit_interference(
         warnings.append(
             "interference of float16 was not measured at every line rate: between and beyond those "
             "it is interpolated"
+        )
+    if one and {piece.line_rate for piece in one} != {piece.line_rate for piece in pieces}:
+        warnings.append(
+            "what compute keeps beside one all-reduce was not measured at every line rate: at "
+            "others it is taken to keep what it does beside two"
         )
     constant = at_least(pooled([piece.ratio for piece in pieces]), 1.0)
     comm_constant = at_least(pooled([piece.ratio for piece in comm]), 1.0)
@@ -96,8 +103,10 @@ def fit_interference(
             )
     interference = Interference(
         compute_slowdown=constant,
-        compute_kept=_kept(pieces) if is_gloo else (),
-        half_compute_kept=_kept(half) if is_gloo else (),
+        compute_kept=_kept(pieces, one) if is_gloo else (),
+        half_compute_kept=(
+            _kept(half, _of_steps(records, HALF, _ONE_IN_FLIGHT)) if is_gloo else ()
+        ),
         comm_slowdown=comm_constant,
         comm_slowdown_s2_per_byte2=queue.squared,
         comm_delay_s=queue.delay,
@@ -171,16 +180,19 @@ class _Piece:
         return _speed_kept(self.together, self.alone)
 
 
-def _as_in_steps(pieces: Sequence[_Piece]) -> list[_Piece]:
-    """At each line rate those of layers, if there are any, or else all."""
+def _of_steps(
+    records: Sequence[Record], dtype: str = "", beside: str = "all_reduce"
+) -> list[_Piece]:
+    """Compute beside all-reduces: at each line rate of layers, if there are any, or else of all."""
+    pieces = [piece for record in records for piece in _pieces(record, dtype, beside)]
     layers = {piece.line_rate for piece in pieces if piece.is_layer}
     return [piece for piece in pieces if piece.is_layer or piece.line_rate not in layers]
 
 
-def _pieces(record: Record, dtype: str = "") -> Iterator[_Piece]:
-    """Compute under all-reduces of a dtype, as variants end, over compute alone."""
+def _pieces(record: Record, dtype: str = "", beside: str = "all_reduce") -> Iterator[_Piece]:
+    """Compute beside all-reduces of a dtype, as variants end, over compute alone."""
     for name in WORKS:
-        for together in find(record, "compute", f"{name} with all_reduce{dtype}"):
+        for together in find(record, "compute", f"{name} with {beside}{dtype}"):
             alone = _of_size(find(record, "compute", f"{name} alone{dtype}"), together)
             sending = _of_size(find(record, "all_reduce", f"with {name}{dtype}"), together)
             sending += _of_size(find(record, "all_reduce", f"alone{dtype}"), together)
@@ -224,20 +236,33 @@ def _of_size(found: Sequence[Measurement], like: Measurement) -> list[Measuremen
     ]
 
 
-def _kept(pieces: Sequence[_Piece]) -> tuple[ComputeKept, ...]:
+def _kept(pieces: Sequence[_Piece], beside_one: Sequence[_Piece]) -> tuple[ComputeKept, ...]:
     """One point a line rate: the mean over messages and works, and over the bytes they send."""
-    by_rate: dict[float | None, list[_Piece]] = {}
-    for piece in pieces:
-        by_rate.setdefault(piece.line_rate, []).append(piece)
-    points = (
-        ComputeKept(
-            sent_bytes_per_s=float(np.mean([piece.sent_bytes_per_s for piece in alike])),
-            share=at_most(pooled([piece.kept for piece in alike]), 1.0),
-            spread=_spread(alike),
+    ones = _by_rate(beside_one)
+    points = []
+    for rate, alike in _by_rate(pieces).items():
+        share = _share_of(alike)
+        one = at_least(_share_of(ones[rate]), share.value) if rate in ones else None
+        points.append(
+            ComputeKept(
+                sent_bytes_per_s=float(np.mean([piece.sent_bytes_per_s for piece in alike])),
+                share=share,
+                beside_one=one,
+                spread=_spread(alike),
+            )
         )
-        for alike in by_rate.values()
-    )
     return tuple(sorted(points, key=lambda point: point.sent_bytes_per_s))
+
+
+def _by_rate(pieces: Sequence[_Piece]) -> dict[float | None, list[_Piece]]:
+    found: dict[float | None, list[_Piece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.line_rate, []).append(piece)
+    return found
+
+
+def _share_of(pieces: Sequence[_Piece]) -> Fitted:
+    return at_most(pooled([piece.kept for piece in pieces]), 1.0)
 
 
 def _spread(pieces: Sequence[_Piece]) -> float:

@@ -119,6 +119,8 @@ def _interference(profile: ClusterProfile) -> Iterator[str]:
             kept = _line(f"  kept at {sent}{kind}", point.share, _number)
             uneven = f", {point.spread:.2g} more or less by rank and burst" if point.spread else ""
             yield kept + uneven
+            if point.beside_one:
+                yield _line("    beside one all-reduce", point.beside_one, _number)
     yield _line("communication", found.comm_slowdown, _number)
     if found.comm_slowdown_s2_per_byte2.value:
         squared = found.comm_slowdown_s2_per_byte2.times(1e18)

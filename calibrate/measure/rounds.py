@@ -400,7 +400,8 @@ class _Interference:
     """Compute, all-reduces one by one, a queue of them, then queue and compute, as in a backward.
 
     All-reduces are launched together and wait for each other in the backend's own queue, so that
-    no thread of Python's stands between them.
+    no thread of Python's stands between them. With gloo, which has two in flight, compute beside
+    one of as many bytes comes last.
     """
 
     def __init__(self, task: Task, job: Job) -> None:
@@ -409,7 +410,8 @@ class _Interference:
         name = task.first.variant.partition(" ")[0]
         self._unit, self._units = compute_unit(name, job.device), _UNITS[name]
         self._ahead = _AHEAD[job.device.type]
-        self._queue, self._group = _queue(task, job), job.group(task.team.ranks)
+        self._whole, self._queue = _queue(task, job)
+        self._group = job.group(task.team.ranks)
 
     def run(self) -> list[Lap]:
         """A lap for each, all ranks beginning each together."""
@@ -419,6 +421,9 @@ class _Interference:
         for measure in (self._compute, self._one_by_one, self._queued, self._both):
             self._job.barrier()
             laps += measure()
+        if not self._on_gpu:
+            self._job.barrier()
+            laps.append(self._beside([self._reduce(self._whole)]))
         return laps
 
     def _compute(self) -> list[Lap]:
@@ -442,12 +447,12 @@ class _Interference:
         works = self._launch()
         # on a GPU a mark costs no wait, and set later it would tell when the host looked
         end = self._end_of(works) if self._on_gpu else None
-        computing, computed, done = self._beside(works)
+        computed = self._beside(works)
         end = self._end_of(works) if end is None else end
-        return [Lap(computing, computed, done), Lap(start, end, len(self._queue))]
+        return [computed, Lap(start, end, len(self._queue))]
 
-    def _beside(self, works: Sequence[dist.Work]) -> tuple[Mark, Mark, int]:
-        """Pieces of compute for as long as works are in flight: begin, end, and how many."""
+    def _beside(self, works: Sequence[dist.Work]) -> Lap:
+        """Pieces of compute for as long as works are in flight."""
         in_flight, launched = deque(works), deque[Mark]()
         computing, done = self._clock.mark(), 0
         computed = computing
@@ -462,7 +467,7 @@ class _Interference:
                 in_flight.popleft()
             if in_flight or not done:  # the last piece was done alone in part
                 computed, done = end, done + 1
-        return computing, computed, done
+        return Lap(computing, computed, done)
 
     def _start(self) -> Mark:
         """A mark at which all ranks begin together: on GPUs behind an all-reduce.
@@ -475,7 +480,11 @@ class _Interference:
         return self._clock.mark()
 
     def _launch(self) -> list[dist.Work]:
-        return [dist.all_reduce(data, group=self._group, async_op=True) for data in self._queue]
+        return [self._reduce(data) for data in self._queue]
+
+    def _reduce(self, data: Tensor) -> dist.Work:
+        work: dist.Work = dist.all_reduce(data, group=self._group, async_op=True)
+        return work
 
     def _end_of(self, works: Sequence[dist.Work]) -> Mark:
         """The mark at which all of them have ended; the current stream does not wait for them."""
@@ -501,15 +510,16 @@ class _Interference:
         return max(row[0] for row in self._job.numbers([took_s]))
 
 
-def _queue(task: Task, job: Job) -> list[Tensor]:
-    """Messages to reduce: gloo reduces two at a time, which must differ, NCCL one by one.
+def _queue(task: Task, job: Job) -> tuple[Tensor, list[Tensor]]:
+    """One message, and its parts: gloo reduces two at a time, which must differ, NCCL one by one.
 
     Of a GPU the one that is reduced again and again, as often as it takes.
     """
     size, dtype = task.first.size_bytes, _dtype(task)
     on_gpu = job.device.type == "cuda"
     count = 1 if on_gpu else max(_QUEUED, _QUEUED_BYTES // size)
-    return [_zeros(size, job, dtype) for _ in range(count)]
+    whole = _zeros(count * size, job, dtype)
+    return whole, list(whole.chunk(count))
 
 
 _BUILDERS: dict[str, Callable[[Task, Job], Round]] = {

@@ -43,6 +43,7 @@ __all__ = [
     "ScheduledCost",
     "ScheduledTransfer",
     "SingleRankCost",
+    "Slowing",
     "Traffic",
     "Transfer",
     "WholeTransfer",
@@ -52,31 +53,47 @@ __all__ = [
 Operation = Literal["all_reduce", "broadcast"]
 
 
+class Slowing(NamedTuple):
+    """How many times longer compute takes beside one transfer, and beside several."""
+
+    alone: Fraction
+    crowded: Fraction
+
+
 @dataclass(frozen=True, slots=True)
 class Interference:
     """What a transfer suffers and does to compute.
 
-    `compute`: how many times longer compute takes under it; `comm`: it takes under compute;
-    `crowded`: it takes beside another transfer, beyond its part of the link. `delay_ns`: how much
+    `compute`: how many times longer compute takes under it; `crowded_compute`: under it and another
+    transfer, no less than that; `comm`: it takes under compute; `crowded`: it takes beside another
+    transfer, beyond its part of the link. `delay_ns`: how much
     longer the link is taken where some rank computes as the transfer begins. `kept_spread`: the
     standard deviation, over ranks and steps, of the share of its speed that compute keeps.
     """
 
     compute: Fraction = Fraction(1)
+    crowded_compute: Fraction = Fraction(1)
     comm: Fraction = Fraction(1)
     crowded: Fraction = Fraction(1)
     delay_ns: int = 0
     kept_spread: float = 0.0
 
-    def compute_on(self, deviations: float) -> Fraction:
-        """`compute` on a rank that keeps so many standard deviations more than ranks on average.
+    def compute_on(self, deviations: float) -> Slowing:
+        """Of a rank that keeps so many standard deviations more than ranks on average."""
+        crowded = max(self.compute, self.crowded_compute)
+        return Slowing(self._varied(self.compute, deviations), self._varied(crowded, deviations))
 
-        Cut off as far up as down, so that the average holds: between what Linux leaves and all.
-        """
-        kept = float(1 / self.compute)
+    def _varied(self, slowdown: Fraction, deviations: float) -> Fraction:
+        """Cut off as far up as down, so that the mean holds: between what Linux leaves and all."""
+        kept = float(1 / slowdown)
         room = max(0.0, min(kept - _LEAST_KEPT, 1 - kept))
         more = max(-room, min(room, self.kept_spread * deviations))
-        return Fraction(round(1000 / (kept + more)), 1000) if more else self.compute
+        return Fraction(round(1000 / (kept + more)), 1000) if more else slowdown
+
+    @property
+    def slows_compute(self) -> bool:
+        """Whether the transfer makes compute longer."""
+        return max(self.compute, self.crowded_compute) != 1
 
     @property
     def slows_transfer(self) -> bool:
@@ -85,8 +102,9 @@ class Interference:
 
 
 NO_INTERFERENCE = Interference()
-MOST_SLOWED = Fraction(20)  # compute: Linux leaves it a twentieth beside real-time threads
-_LEAST_KEPT = float(1 / MOST_SLOWED)
+# compute: Linux leaves it a twentieth beside real-time threads
+MOST_SLOWED = Slowing(Fraction(20), Fraction(20))
+_LEAST_KEPT = float(1 / MOST_SLOWED.alone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +197,16 @@ class CollectiveCost(Protocol):
 
 
 class Kept(NamedTuple):
-    """The share of its speed that compute keeps beside so many bytes a second of a message.
+    """The share of its speed that compute keeps beside so many bytes a second of messages.
 
-    `spread`: the standard deviation of the share, over ranks and steps.
+    `spread`: the standard deviation of the share, over ranks and steps; `beside_one`: the share
+    where one message is in flight and no other, None: the same.
     """
 
     bytes_per_s: float
     share: float
     spread: float = 0.0
+    beside_one: float | None = None
 
 
 @dataclass(frozen=True)
@@ -227,6 +247,7 @@ class InterferingCost:
         comm = self.comm + self.comm_s2_per_byte2 * bytes_per_s**2
         kept = _kept(self.kept, bytes_per_s / comm)
         suffered = Interference(
+            self._factor(self.compute / (kept.beside_one or kept.share)),
             self._factor(self.compute / kept.share),
             self._factor(comm),
             self._factor(1 + self.crowded_s_per_byte * bytes_per_s),
@@ -264,11 +285,23 @@ def _kept(points: Sequence[Kept], bytes_per_s: float) -> Kept:
     for below, above in pairwise((Kept(0.0, 1.0), *points)):
         if bytes_per_s <= above.bytes_per_s:
             part = (bytes_per_s - below.bytes_per_s) / (above.bytes_per_s - below.bytes_per_s)
-            share = below.share + part * (above.share - below.share)
-            return Kept(bytes_per_s, share, below.spread + part * (above.spread - below.spread))
-    last = points[-1]
-    share = 1 - (1 - last.share) * bytes_per_s / last.bytes_per_s
-    return Kept(bytes_per_s, max(min(_LEAST_KEPT, last.share), share), last.spread)
+            share, spread, one = (
+                low + part * (high - low)
+                for low, high in zip(_figures(below), _figures(above), strict=True)
+            )
+            return Kept(bytes_per_s, share, spread, one)
+    share, spread, one = _figures(points[-1])
+    times = bytes_per_s / points[-1].bytes_per_s
+    return Kept(bytes_per_s, _beyond(share, times), spread, _beyond(one, times))
+
+
+def _figures(point: Kept) -> tuple[float, float, float]:
+    return point.share, point.spread, point.beside_one or point.share
+
+
+def _beyond(share: float, times: float) -> float:
+    """What is kept beside so many times the bytes: no less than Linux leaves, or was measured."""
+    return max(min(_LEAST_KEPT, share), 1 - (1 - share) * times)
 
 
 @dataclass(frozen=True)

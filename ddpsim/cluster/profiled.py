@@ -59,7 +59,12 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
             compute=found.compute_slowdown.value,
             comm=found.comm_slowdown.value,
             kept=tuple(
-                Kept(point.sent_bytes_per_s / sent, point.share.value, point.spread)
+                Kept(
+                    point.sent_bytes_per_s / sent,
+                    point.share.value,
+                    point.spread,
+                    (point.beside_one or point.share).value,
+                )
                 for point in found.kept(half=half)
                 if sent
             ),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from simpy import Environment, Event, Store
 
-from ddpsim.cluster.collectives import MOST_SLOWED
+from ddpsim.cluster.collectives import MOST_SLOWED, Slowing
 from ddpsim.engine.loop import Communicate
 from ddpsim.engine.network import Meeting, Network
 from ddpsim.engine.stream import Stream
@@ -93,7 +92,7 @@ class CommLane:
     def _follow(self, collective: Collective, meeting: Meeting) -> Generator[Event, Any, None]:
         """A hook's own work, which stops compute where calibration saw them share a processor."""
         after = self._env.timeout(collective.launched.after_ns)
-        if self._blocking and meeting.transfer.interference.compute != 1:
+        if self._blocking and meeting.transfer.interference.slows_compute:
             yield from self._slowed(MOST_SLOWED, after)
         else:
             yield after
@@ -101,15 +100,15 @@ class CommLane:
 
     def _take_part(self, meeting: Meeting, kept_deviations: float) -> Generator[Event, Any, None]:
         """Wait for the end; compute is slower meanwhile, for NCCL also while it waits for peers."""
-        factor = meeting.transfer.interference.compute_on(kept_deviations)
-        if factor == 1:
+        slowing = meeting.transfer.interference.compute_on(kept_deviations)
+        if slowing.crowded == 1:
             yield meeting.ends[self._rank]
             return
         if not self._spins and not meeting.met.processed:
             yield meeting.met
-        yield from self._slowed(factor, meeting.ends[self._rank])
+        yield from self._slowed(slowing, meeting.ends[self._rank])
 
-    def _slowed(self, factor: Fraction, until: Event) -> Generator[Event, Any, None]:
-        self._compute.slow_down(factor)
+    def _slowed(self, slowing: Slowing, until: Event) -> Generator[Event, Any, None]:
+        self._compute.slow_down(slowing)
         yield until
-        self._compute.recover(factor)
+        self._compute.recover(slowing)

@@ -35,7 +35,7 @@ def simulate(
         cost,
         participants,
         shared=program.comm_workers > 1,
-        slows_compute=any(transfer.interference.compute != 1 for transfer in transfers),
+        slows_compute=any(transfer.interference.slows_compute for transfer in transfers),
         traffic=request.traffic,
         observe=observe_message,
     )

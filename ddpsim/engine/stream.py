@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
 from simpy import Environment, Event
 
+from ddpsim.cluster.collectives import Slowing
 from ddpsim.engine.progress import FULL, Progress
 from ddpsim.result.timeline import Kind, Span
 
@@ -38,7 +38,7 @@ class Stream:
         self._queue: deque[Callable[[], bool]] = deque()
         self._busy = False
         self._paced = paced
-        self._slowdowns: list[Fraction] = []
+        self._slowings: list[Slowing] = []
         self._rate = FULL
         self._work: Progress | None = None
         self._tell_busy = tell_busy
@@ -48,14 +48,14 @@ class Stream:
         """Append work of a known duration."""
         self._submit(lambda: self._start(kind, duration_ns))
 
-    def slow_down(self, factor: Fraction) -> None:
-        """Work takes `factor` times as long from now on; of several factors the largest counts."""
-        self._slowdowns.append(factor)
+    def slow_down(self, slowing: Slowing) -> None:
+        """Work takes longer from now on; of several the largest that is of several counts."""
+        self._slowings.append(slowing)
         self._set_rate()
 
-    def recover(self, factor: Fraction) -> None:
+    def recover(self, slowing: Slowing) -> None:
         """Take one `slow_down` back."""
-        self._slowdowns.remove(factor)
+        self._slowings.remove(slowing)
         self._set_rate()
 
     def wait(self, event: Event, kind: Kind) -> None:
@@ -69,7 +69,13 @@ class Stream:
         return event
 
     def _set_rate(self) -> None:
-        self._rate = 1 / max(self._slowdowns) if self._slowdowns else FULL
+        match self._slowings:
+            case []:
+                self._rate = FULL
+            case [one]:
+                self._rate = 1 / one.alone
+            case several:
+                self._rate = 1 / max(slowing.crowded for slowing in several)
         if self._work:
             self._work.set_rate(self._rate)
 

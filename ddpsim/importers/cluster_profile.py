@@ -113,15 +113,16 @@ class ComputeKept(_Part):
     """The share of its speed that compute keeps while a rank sends so many bytes a second."""
 
     sent_bytes_per_s: float = Field(gt=0)
-    share: Fitted
+    share: Fitted = Field(description="beside two all-reduces in flight")
+    beside_one: Fitted | None = Field(None, description="beside one; None: as beside two")
     spread: float = Field(
         0, ge=0, description="standard deviation of the share, from burst to burst and rank to rank"
     )
 
-    @field_validator("share")
+    @field_validator("share", "beside_one")
     @classmethod
-    def _is_a_share(cls, share: Fitted) -> Fitted:
-        if not 0 < share.value <= 1:
+    def _is_a_share(cls, share: Fitted | None) -> Fitted | None:
+        if share and not 0 < share.value <= 1:
             raise ValueError(f"{share.value:g} is no share: above 0, at most 1")
         return share
 
