@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import csv
 import math
-import re
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
