@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -80,7 +81,8 @@ def measure(
         data_loader=data_loader,
         resume=resume,
     )
-    _ = measure_here(options) if local is None else measure_locally(local, options)
+    with _said_once():
+        _ = measure_here(options) if local is None else measure_locally(local, options)
 
 
 @app.command()
@@ -181,8 +183,9 @@ def rounds(
         budget_s=budget_s,
         line_rate_bytes_per_s=_quantity(parse_bytes_per_s, line_rate) if line_rate else None,
     )
-    _ = measure_rounds(options) if local is None else measure_rounds_locally(local, options)
-    if os.environ.get("RANK", "0") == "0":
+    with _said_once():
+        _ = measure_rounds(options) if local is None else measure_rounds_locally(local, options)
+    if _is_first():
         print(f"{output}: hold it against a profile with `validate`")
 
 
@@ -279,6 +282,23 @@ def _write(profile: ClusterProfile, path: Path) -> None:
 
     write_atomically(path, profile.model_dump_json(by_alias=True, indent=1) + "\n")
     print("\n".join((f"{path}: use it as cluster.profile", *not_measured(profile))))
+
+
+@contextmanager
+def _said_once() -> Iterator[None]:
+    """Of what every rank of a torchrun job ends with, the first speaks."""
+    from calibrate.measure.errors import RefusedError
+
+    try:
+        yield
+    except RefusedError:
+        if _is_first():
+            raise
+        raise typer.Exit(1) from None
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _cap(text: str) -> float | None:

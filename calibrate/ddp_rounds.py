@@ -133,7 +133,9 @@ class Alone(Steps):
     """The model without DDP, all ranks at once, a few times a round: [iteration][rank].
 
     On a CPU the optimizer comes after an all-reduce, as under DDP; the wait for it does not count.
-    Ready times come from iterations with hooks, one a round.
+    Ready times come from iterations with hooks, one a round. `ddp_backward_s`: the backward under
+    DDP of each rank alone, without the copies back at its end, one a round; empty where that was
+    not measured.
     """
 
     hooked_backward_s: Samples
@@ -141,6 +143,7 @@ class Alone(Steps):
     accumulating: Steps | None = Field(
         None, description="iterations of two micro-batches, one a round, where a variant has more"
     )
+    ddp_backward_s: Samples = ()
 
 
 class Logged(_Part):

@@ -340,12 +340,25 @@ def _ready(runs: Sequence[Rounds], parts: Sequence[Sequence[float]]) -> list[flo
 
 
 def _ddp_hooks(runs: Sequence[Rounds]) -> list[float | None]:
-    """Of each parameter: the mean over runs and ranks; None where no run measured it."""
+    """Of each parameter: the mean over runs and ranks; None where no run measured it.
+
+    All of them so many times as long that they make the bare backward as long as the one under DDP,
+    where that was measured: what a hook costs the work after it is not in its own time.
+    """
     found: list[float | None] = []
     for same in zip(*(run.parameters for run in runs), strict=True):
         known = [seconds for p in same for seconds in p.ddp_hook_s if seconds is not None]
         found.append(fmean(known) if known else None)
-    return found
+    alone = [run.alone for run in runs if run.alone.ddp_backward_s]
+    timed_s = sum(seconds or 0.0 for seconds in found)
+    if not alone or not timed_s:
+        return found
+    longer_s = fmean(
+        fmean(rank_medians(each.ddp_backward_s)) - fmean(rank_medians(each.backward_s))
+        for each in alone
+    )
+    times = max(0.0, longer_s) / timed_s
+    return [seconds and times * seconds for seconds in found]
 
 
 def rank_factors(rounds: Rounds) -> tuple[float, ...]:

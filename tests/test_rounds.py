@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,11 @@ VARIANTS = (Variant(), Variant(bucket_cap_mb=0.004), Variant(accumulation_steps=
 
 
 def run_ranks(options: RoundOptions) -> list[subprocess.CompletedProcess[str]]:
+    return run_job(["calibrate.measure.ddp_rounds", options.model_dump_json()])
+
+
+def run_job(module: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
+    """`python -m` with these as two ranks, as torchrun starts them."""
     from calibrate.measure.launch import free_port
 
     tests = Path(__file__).parent
@@ -41,7 +47,7 @@ def run_ranks(options: RoundOptions) -> list[subprocess.CompletedProcess[str]]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)]),
     }
-    command = [sys.executable, "-m", "calibrate.measure.ddp_rounds", options.model_dump_json()]
+    command = [sys.executable, "-m", *module]
     ranks = [
         subprocess.Popen(
             command,
@@ -135,6 +141,9 @@ def test_every_rank_says_what_ddps_hooks_take(rounds: Rounds) -> None:
         times = [ranks[rank] or 0.0 for ranks in hooks]
         longest = max(row[rank] for row in rounds.alone.hooked_backward_s)
         assert 0 < sum(times) < 10 * longest
+        under_ddp = [row[rank] for row in rounds.alone.ddp_backward_s]
+        assert len(under_ddp) == len(rounds.alone.hooked_backward_s)
+        assert 0 < min(under_ddp) < 10 * longest
 
 
 def test_gradients_are_ready_from_the_last_layer_to_the_first(rounds: Rounds) -> None:
@@ -178,6 +187,17 @@ def test_an_output_that_cannot_be_written_is_said_before_the_work(tmp_path: Path
         first = run_ranks(options)[0]
         assert first.returncode == 3
         assert f"{output} {said}" in first.stderr
+    assert taken.read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", [["measure"], ["rounds", "measure_helpers:two_layers"]])
+def test_what_every_rank_refuses_is_said_by_the_first(command: list[str], tmp_path: Path) -> None:
+    taken = tmp_path / "taken.json"
+    taken.write_text("mine")
+    first, second = run_job(["calibrate", *command, "-o", str(taken)])
+    assert first.returncode == second.returncode == 1
+    assert f"{taken} is there already" in first.stderr
+    assert str(taken) not in second.stderr + second.stdout
     assert taken.read_text() == "mine"
 
 

@@ -422,6 +422,21 @@ def test_a_models_hooks_are_the_mean_of_ranks_and_runs() -> None:
     assert hooks == [pytest.approx(5e-5), None]
 
 
+@pytest.mark.parametrize("longer_s", [2e-3, -1e-3])
+def test_hooks_make_the_bare_backward_as_long_as_under_ddp(longer_s: float) -> None:
+    """Timed themselves they are 60 us; what DDP does not lengthen has none."""
+    rounds = made_up([ONE])
+    under_ddp = tuple(tuple(s + longer_s for s in row) for row in rounds.alone.backward_s)
+    timed = [
+        parameter.model_copy(update={"ddp_hook_s": hook_s})
+        for parameter, hook_s in zip(rounds.parameters, ((1e-5, 3e-5), (4e-5, 4e-5)), strict=True)
+    ]
+    alone = rounds.alone.model_copy(update={"ddp_backward_s": under_ddp})
+    made = rounds.model_copy(update={"parameters": tuple(timed), "alone": alone})
+    hooks = [p["ddp_hook_s"] for p in model_profile(made)["parameters"]]
+    assert hooks == pytest.approx([max(0, longer_s) / 3, max(0, longer_s) * 2 / 3])
+
+
 def test_a_model_is_as_uncertain_as_its_median_iteration() -> None:
     """1.2533 x 1.4826 x its deviation of 10 ms / sqrt(3), of 310 ms; of two runs a root less."""
     rounds = made_up([ONE])

@@ -34,10 +34,10 @@ from calibrate.ddp_rounds import (
     save_rounds,
 )
 from calibrate.measure.clock import Mark, no_collection
-from calibrate.measure.ddp_alone import HookTimes
+from calibrate.measure.ddp_alone import DdpBackward, HookTimes
 from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.environment import check_same, environment, rank_facts
-from calibrate.measure.errors import LostContactError, MeasureError, first_line
+from calibrate.measure.errors import MeasureError
 from calibrate.measure.host import stolen_s
 from calibrate.measure.job import Job, on_the_cpu, taking_part
 from calibrate.measure.launch import local
@@ -76,24 +76,17 @@ def measure_rounds(options: RoundOptions) -> Rounds:
     All at once, at the end. Raises MeasureError where the file is there already or cannot be
     written, the model cannot be used, ranks differ or a peer is lost.
     """
-    with taking_part(options.timeout_s, comm_first=options.comm_first) as job:
+    with (
+        taking_part(options.timeout_s, _NOTHING_KEPT, comm_first=options.comm_first) as job,
+        compute_threads(1),
+    ):
         try:
-            with compute_threads(1):
-                return _measure(job, options)
-        except KeyboardInterrupt:
-            raise MeasureError(f"stopped. {_NOTHING_KEPT}") from None
+            return _measure(job, options)
         except torch.cuda.OutOfMemoryError:
             raise MeasureError(
                 f"rank {job.rank} is out of memory: each of {len(options.variants)} variants holds "
                 "a copy of the model; name fewer --caps, or a smaller --batch"
             ) from None
-        except torch.AcceleratorError as error:
-            raise MeasureError(f"the GPU of rank {job.rank} failed: {first_line(error)}") from error
-        except RuntimeError as error:
-            raise LostContactError(
-                f"rank {job.rank}: {first_line(error)} (did another rank die, or run out of "
-                f"memory?) {_NOTHING_KEPT}"
-            ) from error
 
 
 def measure_rounds_locally(ranks: int, options: RoundOptions) -> Rounds:
@@ -285,6 +278,7 @@ class _Session:
         self._together = None if on_cpu else torch.zeros(1, device=job.device)
         finds = options.find_unused_parameters
         self._ddp_hooks = HookTimes(bare, find_unused_parameters=finds) if on_cpu else None
+        self._ddp_backward = DdpBackward(bare, find_unused_parameters=finds) if on_cpu else None
         self._hook_s = 0.0
         self.ready: dict[str, float] = {}
 
@@ -317,6 +311,8 @@ class _Session:
         ]
         if hooks := self._ddp_hooks:
             work.append(lambda: hooks.step(warm=warm))
+        if backward := self._ddp_backward:
+            work.append(lambda: backward.step(warm=warm))
         if any(stepper.variant.accumulation_steps > 1 for stepper in self._steppers):
             work.append(lambda: self._alone(self._accumulating, 2, warm=warm))
         for i in range(ALONE_PER_ROUND):
@@ -374,6 +370,9 @@ class _Session:
             hooked_backward_s=hooked[0],
             hook_s=tuple(round(row[0], 9) for row in self._job.numbers([self._hook_s])),
             accumulating=self._steps(self._accumulating) if self._accumulating else None,
+            ddp_backward_s=self._by_round([(s,) for s in self._ddp_backward.seconds])[0]
+            if self._ddp_backward
+            else (),
         )
 
     def variant(self, stepper: _Stepper) -> VariantSamples:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from calibrate.measure.errors import MeasureError
+from calibrate.measure.errors import MeasureError, RefusedError
 from calibrate.measure.host import congestion_control, text_of
 from calibrate.measure.job import Job
 from calibrate.measure.nvidia_smi import nvidia_smi
@@ -67,7 +67,7 @@ def _nccl_version() -> str:
 
 
 def check_same(facts: Sequence[Facts]) -> None:
-    """Raise MeasureError naming the first rank that differs from rank 0, and both values.
+    """Raise RefusedError naming the first rank that differs from rank 0, and both values.
 
     Or the first two that share a GPU, which NCCL refuses.
     """
@@ -82,7 +82,7 @@ def check_same(facts: Sequence[Facts]) -> None:
         for field, name in names.items():
             here, there = getattr(facts[0], field), getattr(theirs, field)
             if here != there:
-                raise MeasureError(
+                raise RefusedError(
                     f"rank {rank} has {name} {there}, but rank 0 has {here}: "
                     "all ranks must be alike, or their times mean nothing together"
                 )
@@ -90,7 +90,7 @@ def check_same(facts: Sequence[Facts]) -> None:
     for rank, theirs in enumerate(facts):
         first = owners.setdefault((theirs.host, theirs.gpu), rank) if theirs.gpu else rank
         if first != rank:
-            raise MeasureError(
+            raise RefusedError(
                 f"ranks {first} and {rank} have the same GPU ({theirs.host} {theirs.gpu}): show "
                 "each rank one of its own, or all of them to all (CUDA_VISIBLE_DEVICES)"
             )

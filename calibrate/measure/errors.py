@@ -1,14 +1,15 @@
 """Why a measurement could not be made.
 
 MeasureError         a rank, a file or a user's function: what, and what to do
-└── LostContactError another rank is gone; the reason is its own
+├── LostContactError another rank is gone; the reason is its own
+└── RefusedError     all ranks say the same: the first is enough
 """
 
 from __future__ import annotations
 
 from ddpsim.errors import DdpsimError
 
-__all__ = ["LostContactError", "MeasureError", "first_line"]
+__all__ = ["LostContactError", "MeasureError", "RefusedError", "first_line"]
 
 
 _LAST_ERROR = "Last error:"  # ProcessGroupNCCL.cpp; the line after it says what
@@ -20,6 +21,10 @@ class MeasureError(DdpsimError):
 
 class LostContactError(MeasureError):
     """Another rank died or cannot be heard; it may have said why."""
+
+
+class RefusedError(MeasureError):
+    """Rank 0 found what is wrong, and every rank ends with it."""
 
 
 def first_line(error: Exception) -> str:

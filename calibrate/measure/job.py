@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from calibrate.measure.clock import Clock
-from calibrate.measure.errors import MeasureError, first_line
+from calibrate.measure.errors import LostContactError, MeasureError, RefusedError, first_line
 from calibrate.measure.gloo_threads import gloo_first
 from calibrate.record import Layout
 from ddpsim.report.lines import counted
@@ -23,6 +23,7 @@ from ddpsim.report.lines import counted
 __all__ = ["Job", "Place", "join", "on_the_cpu", "read_place", "taking_part"]
 
 _T = TypeVar("_T")
+_REMOTE = "remote process exited"  # NCCL's ncclRemoteError, in words
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -116,10 +117,10 @@ class Job:
         return first
 
     def check(self, problem: str) -> None:
-        """Raise MeasureError on every rank where rank 0 has a problem."""
+        """Raise RefusedError on every rank where rank 0 has a problem."""
         problem = self.from_first(problem)
         if problem:
-            raise MeasureError(problem)
+            raise RefusedError(problem)
 
     def numbers(self, values: Sequence[float]) -> list[list[float]]:
         """As many floats from each rank, by rank."""
@@ -230,15 +231,41 @@ def _gpu_of(place: Place) -> int | None:
 
 
 @contextmanager
-def taking_part(timeout_s: float, *, comm_first: bool = False) -> Iterator[Job]:
-    """Join a job, see `join`, and leave it at the end, however that comes."""
+def taking_part(timeout_s: float, kept: str, *, comm_first: bool = False) -> Iterator[Job]:
+    """Join a job, see `join`, and leave it at the end, however that comes.
+
+    What torch or Ctrl-C ends it with comes out as a MeasureError, with `kept`: what is kept of the
+    work.
+    """
     job = join(timeout_s, comm_first=comm_first)
     try:
         yield job
-    except BaseException:
+    except BaseException as error:
         job.leave(failed=True)
-        raise
+        told = _told(error, job.rank, kept)
+        if told is None:
+            raise
+        raise told from error
     job.leave()
+
+
+def _told(error: BaseException, rank: int, kept: str) -> MeasureError | None:
+    """What to tell of an error that is torch's, or Ctrl-C; None of others."""
+    match error:
+        case KeyboardInterrupt():
+            return MeasureError(f"stopped. {kept}")
+        case torch.AcceleratorError():
+            return MeasureError(f"the GPU of rank {rank} failed: {first_line(error)}. {kept}")
+        case dist.DistBackendError() if _REMOTE in str(error):
+            return LostContactError(f"rank {rank}: {first_line(error)}. {kept}")
+        case dist.DistBackendError():
+            return MeasureError(f"NCCL of rank {rank} failed: {first_line(error)}. {kept}")
+        case RuntimeError():
+            return LostContactError(
+                f"rank {rank} lost contact with another rank: did one die, or run out of memory? "
+                f"{kept} (torch: {first_line(error)})"
+            )
+    return None
 
 
 def _initialise(place: Place, timeout_s: float) -> None:

@@ -23,7 +23,7 @@ from calibrate.measure.environment import (
     one_host_as_several,
     rank_facts,
 )
-from calibrate.measure.errors import LostContactError, MeasureError, first_line
+from calibrate.measure.errors import MeasureError, first_line
 from calibrate.measure.host import free_memory_bytes, stolen_s
 from calibrate.measure.job import Job, on_the_cpu, taking_part
 from calibrate.measure.launch import local
@@ -46,7 +46,6 @@ _TRIES = 3
 _TELLING_S = 1.0  # over less, the ticks in which it is told mean little
 _LONG_S = 0.02  # rounds longer than this are waited for one by one
 _MOST_WAIT = 0.5  # of the time limit, which ranks that take no part spend waiting for the rounds
-_REMOTE = "remote process exited"  # NCCL's ncclRemoteError, in words
 _UNSURE = 1.5  # a task may take this many times its share before it is left out
 _USUAL_FREE_BYTES = 4 * 2**30  # assumed for a rank where the machine does not tell
 _MEMORY_SHARE = 0.25  # of what is free, by default
@@ -81,28 +80,9 @@ def measure(options: Options, plan: Sequence[Task] | None = None) -> Record:
     then is in the file.
     """
     loader = find_function(options.data_loader) if options.data_loader else None
-    with taking_part(options.timeout_s, comm_first=options.comm_first) as job:
-        try:
-            return _Session(job, options, plan, loader).run()
-        except KeyboardInterrupt:
-            raise MeasureError(f"stopped. {_kept(options.output)}") from None
-        except torch.AcceleratorError as error:
-            raise MeasureError(
-                f"the GPU of rank {job.rank} failed: {first_line(error)}. {_kept(options.output)}"
-            ) from error
-        except dist.DistBackendError as error:
-            if _REMOTE in str(error):
-                raise LostContactError(
-                    f"rank {job.rank}: {first_line(error)}. {_kept(options.output)}"
-                ) from error
-            raise MeasureError(
-                f"NCCL of rank {job.rank} failed: {first_line(error)}. {_kept(options.output)}"
-            ) from error
-        except RuntimeError as error:
-            raise LostContactError(
-                f"rank {job.rank} lost contact with another rank: did one die, or run out of "
-                f"memory? {_kept(options.output)} (torch: {first_line(error)})"
-            ) from error
+    kept = _kept(options.output)
+    with taking_part(options.timeout_s, kept, comm_first=options.comm_first) as job:
+        return _Session(job, options, plan, loader).run()
 
 
 def measure_locally(ranks: int, options: Options, nodes: int = 1) -> Record:
