@@ -92,9 +92,12 @@ def fit_interference(
     constant = at_least(pooled([piece.ratio for piece in pieces]), 1.0)
     comm_constant = at_least(pooled([piece.ratio for piece in comm]), 1.0)
     queue = _Queue(_ONE, ZERO, ZERO, ZERO)
-    is_gloo = records[0].environment.backend == "gloo"
-    if is_gloo:
+    kept: tuple[ComputeKept, ...] = ()
+    half_kept: tuple[ComputeKept, ...] = ()
+    if records[0].environment.backend == "gloo":
         constant = comm_constant = _ONE
+        kept = _kept(pieces, one)
+        half_kept = _kept(half, _of_steps(records, HALF, _ONE_IN_FLIGHT))
         queue = _queue(records, comm, _Links(model, measured))
         if len({piece.line_rate for piece in pieces}) == 1:
             warnings.append(
@@ -103,10 +106,8 @@ def fit_interference(
             )
     interference = Interference(
         compute_slowdown=constant,
-        compute_kept=_kept(pieces, one) if is_gloo else (),
-        half_compute_kept=(
-            _kept(half, _of_steps(records, HALF, _ONE_IN_FLIGHT)) if is_gloo else ()
-        ),
+        compute_kept=kept,
+        half_compute_kept=half_kept,
         comm_slowdown=comm_constant,
         comm_slowdown_s2_per_byte2=queue.squared,
         comm_delay_s=queue.delay,

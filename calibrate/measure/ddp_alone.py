@@ -14,11 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.training import TinyParameters, Training
 
 __all__ = [
-    "DdpBackward",
+    "ONE_BUCKET_MIB",
     "HookTimes",
     "Looks",
     "alone",
@@ -27,7 +26,7 @@ __all__ = [
     "under_ddp",
 ]
 
-_ONE_BUCKET_MIB = 1e6
+ONE_BUCKET_MIB = 1e6
 _BACKWARDS = 10  # that tell what it costs to look
 
 
@@ -80,35 +79,6 @@ def around_hook(
     return node
 
 
-class DdpBackward:
-    """Seconds of a backward under DDP with one bucket, but for the copies back that end it.
-
-    Of a copy of the model. By how much the bare backward is shorter, DDP's hooks cost: themselves,
-    and in what comes after them, whose data they drove from the caches.
-    """
-
-    def __init__(self, bare: Training, *, find_unused_parameters: bool = False) -> None:
-        self._training = under_ddp(
-            bare, _ONE_BUCKET_MIB, find_unused_parameters=find_unused_parameters
-        )
-        self._ddp: DistributedDataParallel = self._training.model  # type: ignore[assignment]
-        start_log(self._ddp)
-        self.seconds: list[float] = []
-
-    def step(self, *, warm: bool) -> None:
-        """One iteration; a warm-up tells nothing."""
-        training = self._training
-        loss = training.forward()
-        began = training.clock.mark()
-        loss.backward()  # type: ignore[no-untyped-call]
-        taken_s = training.clock.seconds(began, training.clock.mark())
-        training.optimizer.step()
-        training.optimizer.zero_grad()
-        if not warm:
-            log = logged(self._ddp)
-            self.seconds.append(taken_s - (log.comm_s - log.overlap_s))
-
-
 class HookTimes:
     """Seconds of DDP's hooks, gradient by gradient, copies into buckets included; on a CPU.
 
@@ -118,7 +88,7 @@ class HookTimes:
 
     def __init__(self, bare: Training, *, find_unused_parameters: bool = False) -> None:
         self._training = under_ddp(
-            bare, _ONE_BUCKET_MIB, find_unused_parameters=find_unused_parameters
+            bare, ONE_BUCKET_MIB, find_unused_parameters=find_unused_parameters
         )
         self._looks = Looks(self._training.model.module)  # type: ignore[arg-type]
         self._kept: dict[str, list[float]] = {}

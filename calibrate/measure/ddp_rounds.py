@@ -34,7 +34,7 @@ from calibrate.ddp_rounds import (
     save_rounds,
 )
 from calibrate.measure.clock import Mark, no_collection
-from calibrate.measure.ddp_alone import DdpBackward, HookTimes
+from calibrate.measure.ddp_alone import ONE_BUCKET_MIB, HookTimes, alone
 from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.environment import check_same, environment, rank_facts
 from calibrate.measure.errors import MeasureError
@@ -185,13 +185,24 @@ def _save(job: Job, rounds: Rounds, options: RoundOptions) -> None:
 
 
 class _Stepper:
-    """One variant of DDP over its own copy of the model, and its rows of seconds by iteration."""
+    """One variant of DDP over its own copy of the model, and its rows of seconds by iteration.
 
-    def __init__(self, bare: Training, variant: Variant, *, find_unused_parameters: bool) -> None:
+    Over all ranks, or those of `group`.
+    """
+
+    def __init__(
+        self,
+        bare: Training,
+        variant: Variant,
+        *,
+        find_unused_parameters: bool,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
         self.variant = variant
         # every rank makes the same weights: init_sync would only send them once more
         self._ddp = DistributedDataParallel(
             deepcopy(bare.model),
+            process_group=group,
             bucket_cap_mb=variant.bucket_cap_mb,
             init_sync=False,
             find_unused_parameters=find_unused_parameters,
@@ -210,6 +221,11 @@ class _Stepper:
         log = logged(self._ddp)
         times = (getattr(log, name) for name in Logged.model_fields)
         (self.warmups if warm else self.rows).append((*row, *times))
+
+    def backwards_s(self) -> list[float]:
+        """Seconds of each backward without what DDP does at its end: it waits, and copies back."""
+        backward = _PARTS.index("backward_s")
+        return [row[backward] - (comm_s - overlap_s) for *row, comm_s, overlap_s in self.rows]
 
     def bucket_bytes(self) -> tuple[int, ...]:
         """Sizes of the buckets in use, in the order in which they are reduced."""
@@ -278,7 +294,12 @@ class _Session:
         self._together = None if on_cpu else torch.zeros(1, device=job.device)
         finds = options.find_unused_parameters
         self._ddp_hooks = HookTimes(bare, find_unused_parameters=finds) if on_cpu else None
-        self._ddp_backward = DdpBackward(bare, find_unused_parameters=finds) if on_cpu else None
+        one_bucket = Variant(bucket_cap_mb=ONE_BUCKET_MIB)
+        self._by_itself = (
+            _Stepper(bare, one_bucket, find_unused_parameters=finds, group=alone())
+            if on_cpu
+            else None
+        )
         self._hook_s = 0.0
         self.ready: dict[str, float] = {}
 
@@ -311,8 +332,8 @@ class _Session:
         ]
         if hooks := self._ddp_hooks:
             work.append(lambda: hooks.step(warm=warm))
-        if backward := self._ddp_backward:
-            work.append(lambda: backward.step(warm=warm))
+        if self._by_itself:
+            work.append(_later(self._by_itself, warm=warm))
         if any(stepper.variant.accumulation_steps > 1 for stepper in self._steppers):
             work.append(lambda: self._alone(self._accumulating, 2, warm=warm))
         for i in range(ALONE_PER_ROUND):
@@ -370,8 +391,8 @@ class _Session:
             hooked_backward_s=hooked[0],
             hook_s=tuple(round(row[0], 9) for row in self._job.numbers([self._hook_s])),
             accumulating=self._steps(self._accumulating) if self._accumulating else None,
-            ddp_backward_s=self._by_round([(s,) for s in self._ddp_backward.seconds])[0]
-            if self._ddp_backward
+            ddp_backward_s=self._by_round([(s,) for s in self._by_itself.backwards_s()])[0]
+            if self._by_itself
             else (),
         )
 

@@ -66,9 +66,9 @@ class Interference:
 
     `compute`: how many times longer compute takes under it; `crowded_compute`: under it and another
     transfer, no less than that; `comm`: it takes under compute; `crowded`: it takes beside another
-    transfer, beyond its part of the link. `delay_ns`: how much
-    longer the link is taken where some rank computes as the transfer begins. `kept_spread`: the
-    standard deviation, over ranks and steps, of the share of its speed that compute keeps.
+    transfer, beyond its part of the link. `delay_ns`: how much longer the link is taken where some
+    rank computes as the transfer begins. `kept_spread`: the standard deviation, over ranks and
+    steps, of the share of its speed that compute keeps.
     """
 
     compute: Fraction = Fraction(1)
@@ -208,6 +208,11 @@ class Kept(NamedTuple):
     spread: float = 0.0
     beside_one: float | None = None
 
+    @property
+    def alone(self) -> float:
+        """The share beside one message."""
+        return self.share if self.beside_one is None else self.beside_one
+
 
 @dataclass(frozen=True)
 class InterferingCost:
@@ -247,7 +252,7 @@ class InterferingCost:
         comm = self.comm + self.comm_s2_per_byte2 * bytes_per_s**2
         kept = _kept(self.kept, bytes_per_s / comm)
         suffered = Interference(
-            self._factor(self.compute / (kept.beside_one or kept.share)),
+            self._factor(self.compute / kept.alone),
             self._factor(self.compute / kept.share),
             self._factor(comm),
             self._factor(1 + self.crowded_s_per_byte * bytes_per_s),
@@ -296,7 +301,7 @@ def _kept(points: Sequence[Kept], bytes_per_s: float) -> Kept:
 
 
 def _figures(point: Kept) -> tuple[float, float, float]:
-    return point.share, point.spread, point.beside_one or point.share
+    return point.share, point.spread, point.alone
 
 
 def _beyond(share: float, times: float) -> float:

@@ -63,7 +63,7 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
                     point.sent_bytes_per_s / sent,
                     point.share.value,
                     point.spread,
-                    (point.beside_one or point.share).value,
+                    point.beside_one.value if point.beside_one else None,
                 )
                 for point in found.kept(half=half)
                 if sent
