@@ -52,7 +52,7 @@ CAPS = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)  # MiB; None: torch's default
 
 _CALM = 0.01  # of an iteration may be stolen by a hypervisor
 _FEW = 5
-ALONE_PER_ROUND = 3  # iterations without DDP: each prediction rests on them, so on their noise
+ALONE_PER_ROUND = 3  # of each kind of iteration alone: predictions rest on them, and their noise
 CORES_OF_RANKS = "cores_of_ranks"  # in an environment's details: "0,1 | 2,3"
 
 Samples = tuple[tuple[float, ...], ...]  # seconds, [round][rank]
@@ -134,14 +134,14 @@ class Alone(Steps):
 
     On a CPU the optimizer comes after an all-reduce, as under DDP; the wait for it does not count.
     Ready times come from iterations with hooks, one a round. `ddp_backward_s`: the backward under
-    DDP of each rank alone, without the copies back at its end, one a round; empty where that was
-    not measured.
+    DDP of each rank alone, without the copies back at its end, also a few times a round; empty
+    where that was not measured.
     """
 
     hooked_backward_s: Samples
     hook_s: tuple[float, ...] = Field(description="cost of a gradient hook by rank, taken off")
     accumulating: Steps | None = Field(
-        None, description="iterations of two micro-batches, one a round, where a variant has more"
+        None, description="iterations of two micro-batches, a few a round, where a variant has more"
     )
     ddp_backward_s: Samples = ()
 

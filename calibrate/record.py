@@ -33,9 +33,10 @@ __all__ = [
 ]
 
 SCHEMA = "ddpsim.record/1"
-# compute, as variants name it: bound by arithmetic, by bandwidth, or the two passes of a layer
+# compute, as variants name it, the most telling first: the two passes of a layer, or bound by
+# arithmetic, or by bandwidth
 LAYER = "layer"
-WORKS = ("gemm", "memory", LAYER)
+WORKS = (LAYER, "gemm", "memory")
 RESTED = "rested"  # the variant of what is reduced after a pause
 IN_A_ROW = "in a row"  # and of the same message right after that
 TOGETHER = "together"  # ends the variant of what all ranks do at once, after a collective

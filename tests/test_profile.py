@@ -23,6 +23,7 @@ from ddpsim.importers.cluster_profile import (
     ClusterProfile,
     CopyIn,
     Fitted,
+    Interference,
     NcclRegime,
     NcclRegimes,
     Overheads,
@@ -238,6 +239,34 @@ def test_float16_costs_compute_more_a_byte(predict: Any) -> None:
             predict(made, comm_hook=hook).breakdown_s.backward_compute for made in (slow, alike)
         )
         assert (dear > cheap) == differs
+
+
+def test_beside_less_float16_than_was_measured_compute_lacks_as_many_times_as_much() -> None:
+    found = Interference.model_validate(
+        {
+            "compute_slowdown": fitted(1.0),
+            "comm_slowdown": fitted(1.0),
+            "compute_kept": [
+                point(50e6, 0.9, beside_one=fitted(0.95)), point(1e8, 0.8), point(4e8, 0.4),
+            ],
+            "half_compute_kept": [point(3e8, 0.4), point(4e8, 0.2)],
+        }
+    )  # fmt: skip
+    # float32 keeps 0.8 - 2/3 x 0.4 at 3e8: there float16's compute lacks 0.6 / (7/15) times as much
+    times = 0.6 / (7 / 15)
+    kept = [(p.sent_bytes_per_s, p.share.value) for p in found.kept(half=True)]
+    assert kept == [
+        (50e6, pytest.approx(1 - 0.1 * times)), (1e8, pytest.approx(1 - 0.2 * times)),
+        (3e8, 0.4), (4e8, 0.2),
+    ]  # fmt: skip
+    one = found.kept(half=True)[0].beside_one
+    assert one
+    assert one.value == pytest.approx(1 - 0.05 * times)
+    assert found.kept(half=False) == found.compute_kept
+
+
+def point(sent_bytes_per_s: float, share: float, **more: Any) -> dict[str, Any]:
+    return {"sent_bytes_per_s": sent_bytes_per_s, "share": fitted(share), **more}
 
 
 def test_float16_is_added_at_its_own_rate(predict: Any) -> None:

@@ -100,7 +100,7 @@ def test_a_round_holds_every_variant_of_every_rank(rounds: Rounds) -> None:
 def test_the_bare_model_also_accumulates(rounds: Rounds) -> None:
     two = rounds.alone.accumulating
     assert two is not None
-    assert len(two.whole_s) == len(rounds.alone.hooked_backward_s)
+    assert len(two.whole_s) == len(rounds.alone.whole_s)
     for whole, forward, backward in zip(two.whole_s, two.forward_s, two.backward_s, strict=True):
         assert all(f + b < w for w, f, b in zip(whole, forward, backward, strict=True))
 
@@ -142,7 +142,7 @@ def test_every_rank_says_what_ddps_hooks_take(rounds: Rounds) -> None:
         longest = max(row[rank] for row in rounds.alone.hooked_backward_s)
         assert 0 < sum(times) < 10 * longest
         under_ddp = [row[rank] for row in rounds.alone.ddp_backward_s]
-        assert len(under_ddp) == len(rounds.alone.hooked_backward_s)
+        assert len(under_ddp) == len(rounds.alone.whole_s)
         assert 0 < min(under_ddp) < 10 * longest
 
 

@@ -81,8 +81,8 @@ def fit_interference(
             )
     if half and {piece.line_rate for piece in half} != {piece.line_rate for piece in pieces}:
         warnings.append(
-            "interference of float16 was not measured at every line rate: between and beyond those "
-            "it is interpolated"
+            "interference of float16 was not measured at every line rate: below those it is taken "
+            "to go with float32's, between and above them it is interpolated"
         )
     if one and {piece.line_rate for piece in one} != {piece.line_rate for piece in pieces}:
         warnings.append(

@@ -325,25 +325,31 @@ class _Session:
         )
 
     def _round(self, number: int, *, warm: bool) -> None:
-        """One iteration of everything; each round begins with another."""
+        """One iteration of everything, a few of those alone; each round begins with another."""
         work: list[Callable[[], None]] = [
             lambda: self._with_hooks(warm=warm),
             *(_later(stepper, warm=warm) for stepper in self._steppers),
         ]
         if hooks := self._ddp_hooks:
             work.append(lambda: hooks.step(warm=warm))
-        if self._by_itself:
-            work.append(_later(self._by_itself, warm=warm))
-        if any(stepper.variant.accumulation_steps > 1 for stepper in self._steppers):
-            work.append(lambda: self._alone(self._accumulating, 2, warm=warm))
-        for i in range(ALONE_PER_ROUND):
+        alone = self._all_alone(warm=warm)
+        for i in reversed(range(ALONE_PER_ROUND)):
             place = i * (len(work) + 1) // ALONE_PER_ROUND
-            work.insert(place, lambda: self._alone(self._rows, 1, warm=warm))
+            work[place:place] = alone
         start = number % len(work)
         for one in (*work[start:], *work[:start]):
             with no_collection():
                 self._begin_together()
                 one()
+
+    def _all_alone(self, *, warm: bool) -> list[Callable[[], None]]:
+        """An iteration of each kind that predictions rest on."""
+        found: list[Callable[[], None]] = [lambda: self._alone(self._rows, 1, warm=warm)]
+        if self._by_itself:
+            found.append(_later(self._by_itself, warm=warm))
+        if any(stepper.variant.accumulation_steps > 1 for stepper in self._steppers):
+            found.append(lambda: self._alone(self._accumulating, 2, warm=warm))
+        return found
 
     def _begin_together(self) -> None:
         """Hosts leave a barrier one by one; behind an all-reduce GPUs begin together."""

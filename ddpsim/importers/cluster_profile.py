@@ -5,8 +5,10 @@ Seconds and bytes throughout. `calibrate fit` writes profiles; `cluster.profile`
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ddpsim.importers.text import parsed, read_text
@@ -153,9 +155,43 @@ class Interference(_Part):
     crowded_slowdown_s_per_byte: Fitted = Fitted(value=0)
 
     def kept(self, *, half: bool) -> tuple[ComputeKept, ...]:
-        """What compute keeps beside float16, or else float32, in the order of the bytes sent."""
-        found = (half and self.half_compute_kept) or self.compute_kept
-        return tuple(sorted(found, key=lambda point: point.sent_bytes_per_s))
+        """What compute keeps beside float16, or else float32, in the order of the bytes sent.
+
+        Beside fewer bytes than float16 was measured with, compute lacks as many times what it lacks
+        beside float32 as there: with both, most of what lacks goes to moving the same bytes.
+        """
+        single, own = _in_order(self.compute_kept), _in_order(self.half_compute_kept)
+        if not (half and own):
+            return single
+        slowest = own[0]
+        lacks = 1 - _share_at(slowest.sent_bytes_per_s, single)
+        times = (1 - slowest.share.value) / lacks if lacks > 0 else 1.0
+        slower = (p for p in single if p.sent_bytes_per_s < slowest.sent_bytes_per_s)
+        return (*(_lacking(times, point, slowest.share.value) for point in slower), *own)
+
+
+def _in_order(points: Iterable[ComputeKept]) -> tuple[ComputeKept, ...]:
+    return tuple(sorted(points, key=lambda point: point.sent_bytes_per_s))
+
+
+def _share_at(sent_bytes_per_s: float, points: Sequence[ComputeKept]) -> float:
+    """Linear between points, from all of the speed beside no bytes."""
+    sent = [0.0, *(point.sent_bytes_per_s for point in points)]
+    shares = [1.0, *(point.share.value for point in points)]
+    return float(np.interp(sent_bytes_per_s, sent, shares))
+
+
+def _lacking(times: float, point: ComputeKept, least: float) -> ComputeKept:
+    """A point whose compute lacks so many times as much, and keeps `least` at least."""
+
+    def share(found: Fitted) -> Fitted:
+        kept = 1 - times * (1 - found.value)
+        return found.model_copy(update={"value": min(1.0, max(least, kept))})
+
+    one = point.beside_one
+    return point.model_copy(
+        update={"share": share(point.share), "beside_one": share(one) if one else None}
+    )
 
 
 class MeasuredSigma(_Part):
