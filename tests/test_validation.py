@@ -111,7 +111,7 @@ LEVELS = {
     validation.XEON: (1.0, 0.047, 0.003, 0.033, 0.80, 0.95),
     validation.FAST_XEON: (0.97, 0.069, 0.003, 0.065, 0.77, 1.0),
     validation.SLOW_EPYC: (0.97, 0.097, 0.003, 0.055, 0.84, 0.83),
-    validation.CALM_EPYC: (0.99, 0.056, 0.003, 0.052, 0.88, 0.95),
+    validation.CALM_EPYC: (0.98, 0.083, 0.003, 0.03, 0.93, 0.87),
 }
 
 
@@ -138,17 +138,13 @@ def test_a_recorded_campaign_is_predicted(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", validation.CAMPAIGNS, ids=lambda folder: folder.name)
 def test_the_interval_holds_as_often_as_it_says(folder: Path) -> None:
-    """70 to 90 % of the cases, and by chance alone not 80: one test in twenty, of them all.
-
-    That of the calm hours is too wide, at 0.2 Gbit/s above all (98 %).
-    """
+    """70 to 90 % of the cases, and by chance alone not 80: one test in twenty, of them all."""
     figures = validation.campaign(folder).figures
     assert figures is not None
     assert figures.covered is not None
     assert figures.covered_p_value is not None
     assert 0.7 <= figures.covered <= 0.9
-    by_chance = figures.covered_p_value > 0.05 / len(validation.CAMPAIGNS)
-    assert by_chance == (folder != validation.CALM_EPYC)
+    assert figures.covered_p_value > 0.05 / len(validation.CAMPAIGNS)
 
 
 def test_the_readme_says_how_good_it_is() -> None:
