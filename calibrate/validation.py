@@ -111,7 +111,16 @@ class Case(_Part):
     @property
     def skilled(self) -> bool:
         """Error within a third of the best naive one, or two standard errors."""
-        return abs(self.error) <= max(self.baseline_error / 3, SIGNIFICANT * self.noise)
+        return self.is_within_a_third_of(self.baseline_error)
+
+    def is_within_a_third_of(self, naive_error: float) -> bool:
+        """Error within a third of this one, which has no sign, or two standard errors."""
+        return abs(self.error) <= max(naive_error / 3, SIGNIFICANT * self.noise)
+
+    @property
+    def exposed_error(self) -> float:
+        """Of the exposed communication, over the measured iteration, without its sign."""
+        return abs(self.predicted.exposed - self.measured.exposed) / self.measured_s
 
     @property
     def by_another_run(self) -> tuple[Case, ...]:
@@ -242,7 +251,7 @@ def figures_of(sweeps: Sequence[Sweep]) -> Figures | None:
     repeated = [case for case in exposed if case.by_another_run]
     regrets = [sweep.regret for sweep in sweeps if sweep.regret is not None]
     covered = [case.covered for case in cases if case.covered is not None]
-    waits = [abs(c.predicted.exposed - c.measured.exposed) / c.measured_s for c in cases]
+    waits = [case.exposed_error for case in cases]
     terms = [case.off for case in cases]
     apart = [sweep.run_sigma for sweep in sweeps if sweep.run_sigma is not None]
     return Figures(

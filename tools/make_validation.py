@@ -515,8 +515,13 @@ def _goals(sweeps: Sequence[Sweep]) -> list[str]:
     figures, cases = _figures_of(sweeps), [case for sweep in sweeps for case in sweep.cases]
 
     def thirds(naive: str) -> str:
-        exposed = [case for case in cases if case.exposed]
-        return _share(fmean(_is_within_a_third(case, getattr(case, naive)) for case in exposed))
+        return _share(
+            fmean(
+                case.is_within_a_third_of(abs(getattr(case, naive) / case.measured_s - 1))
+                for case in cases
+                if case.exposed
+            )
+        )
 
     return [
         f"{figures.median_error:.1%}",
@@ -532,23 +537,13 @@ def _goals(sweeps: Sequence[Sweep]) -> list[str]:
         _share(figures.good_choices),
         f"{max(sweep.regret or 0.0 for sweep in sweeps):.1%}",
         f"{figures.worst_exposed_error:.1%}",
-        f"{sum(_exposed_error(case) > _EXPOSED_ASKED for case in cases)} of {figures.cases}",
+        f"{sum(case.exposed_error > _EXPOSED_ASKED for case in cases)} of {figures.cases}",
         _share(figures.covered),
         f"p = {figures.covered_p_value:.2g}",
     ]
 
 
 _EXPOSED_ASKED = 0.03
-
-
-def _is_within_a_third(case: Case, naive_s: float) -> bool:
-    """Of this naive answer's error, or two standard errors of what was measured."""
-    naive = abs(naive_s / case.measured_s - 1)
-    return abs(case.error) <= max(naive / 3, SIGNIFICANT * case.noise)
-
-
-def _exposed_error(case: Case) -> float:
-    return abs(case.predicted.exposed - case.measured.exposed) / case.measured_s
 
 
 def _by_rate_table() -> str:

@@ -332,10 +332,10 @@ class _Session:
         ]
         if hooks := self._ddp_hooks:
             work.append(lambda: hooks.step(warm=warm))
-        alone = self._all_alone(warm=warm)
+        each = self._all_alone(warm=warm)
         for i in reversed(range(ALONE_PER_ROUND)):
             place = i * (len(work) + 1) // ALONE_PER_ROUND
-            work[place:place] = alone
+            work[place:place] = each
         start = number % len(work)
         for one in (*work[start:], *work[:start]):
             with no_collection():
