@@ -16,7 +16,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -483,11 +483,8 @@ def _figures() -> dict[str, str]:
 def _goals_table() -> str:
     """What is asked of a campaign, a row each, and what each campaign comes to."""
     columns = [_goals(_own_cores(folder)) for folder in CAMPAIGNS]
-    head = ["", "asked", *CAMPAIGNS.values()]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for (what, asked), *answers in zip(_ASKED, *columns, strict=True):
-        lines.append(f"| {' | '.join((what, asked, *answers))} |")
-    return "\n".join(lines)
+    rows = ((*asked, *answers) for asked, *answers in zip(_ASKED, *columns, strict=True))
+    return _markdown(["", "asked", *CAMPAIGNS.values()], rows)
 
 
 _ASKED = (
@@ -550,7 +547,7 @@ def _by_rate_table() -> str:
     """Errors, skill and intervals at each rate, a row a campaign and a rate."""
     head = ["campaign", "Gbit/s", "error, median", "worst", "bias", "skill"]
     head += ["a third of the best naive error", "80 % interval holds"]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    rows = []
     for folder, name in CAMPAIGNS.items():
         for rate, sweeps in _by_rate(_own_cores(folder)).items():
             figures = _figures_of(sweeps)
@@ -559,8 +556,8 @@ def _by_rate_table() -> str:
             cells = [name, f"{rate * 8 / 1e9:g}", f"{figures.median_error:.1%}"]
             cells += [f"{figures.worst_error:.1%}", f"{figures.median_bias:+.1%}"]
             cells += [_share(figures.skilled), f"{third:.1%}", _share(figures.covered)]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append(cells)
+    return _markdown(head, rows)
 
 
 def _by_rate(sweeps: Sequence[Sweep]) -> dict[float, list[Sweep]]:
@@ -593,17 +590,16 @@ def _campaign_texts(name: str, folder: Path) -> dict[str, str]:
 def _campaign_table(sweeps: Sequence[Sweep]) -> str:
     """A row a sweep, a column a variant."""
     variants = list(dict.fromkeys(case.variant for sweep in sweeps for case in sweep.cases))
-    head = ["model", "Gbit/s", *variants, "noise", "regret"]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    rows = []
     for sweep in sweeps:
         errors = {case.variant: f"{case.error:+.1%}" for case in sweep.cases}
-        cells = [errors.get(variant, "") for variant in variants]
         rate = (sweep.line_rate_bytes_per_s or math.nan) * 8 / 1e9
-        model = sweep.model.rpartition(":")[2]
+        cells = [sweep.model.rpartition(":")[2], f"{rate:g}"]
+        cells += [errors.get(variant, "") for variant in variants]
         cells.append(f"{median(case.noise for case in sweep.cases):.1%}")
         cells.append("-" if sweep.regret is None else f"{sweep.regret:.1%}")
-        lines.append(f"| {model} | {rate:g} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return _markdown(["model", "Gbit/s", *variants, "noise", "regret"], rows)
 
 
 def _own_cores(folder: Path) -> list[Sweep]:
@@ -697,7 +693,7 @@ def _table(rows: tuple[Row, ...], case: str) -> str:
     head = ["", case, *(["network"] if published else []), "measured", "predicted", "error"]
     head += ["knowing DDP", "equal GPUs"] if published else []
     head += ["compute only", "no overlap", "perfect overlap"]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines = []
     for row in rows:
         cells = [row.label, row.case, *([LINKS[int(row.case)]] if published else [])]
         cells += [f"{row.measured_s * 1e3:.0f} ms", f"{row.predicted_s * 1e3:.1f} ms"]
@@ -705,27 +701,33 @@ def _table(rows: tuple[Row, ...], case: str) -> str:
         others = (row.knowing_ddp_s, row.equal_gpus_s, *naive) if published else naive
         errors = ("" if other is None else f"{row.error(other):+.1%}" for other in others)
         cells += [f"**{row.error():+.1%}**", *errors]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return _markdown(head, lines)
 
 
 def _roofline_table() -> str:
-    lines = [
-        "| model | device | precision | batch | published | error | source |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for case, error in zip(SINGLE, roofline_errors(), strict=True):
-        model, device, precision, batch, seconds, source = case
-        figures = f"{model} | {device} | {precision} | {batch} | {seconds * 1e3:.1f} ms"
-        lines.append(f"| {figures} | {error:+.1%} | {source} |")
-    return "\n".join(lines)
+    head = ["model", "device", "precision", "batch", "published", "error", "source"]
+    rows = (
+        (model, device, precision, f"{batch}", f"{seconds * 1e3:.1f} ms", f"{error:+.1%}", source)
+        for (model, device, precision, batch, seconds, source), error in zip(
+            SINGLE, roofline_errors(), strict=True
+        )
+    )
+    return _markdown(head, rows)
 
 
 def _preset_table() -> str:
-    lines = ["| sweep | device | nodes x GPUs | measured | error |", "|---|---|---|---|---|"]
-    for (name, device, nodes, gpus, time_us), error in zip(SWEEPS, preset_errors(), strict=True):
-        lines.append(f"| {name} | {device} | {nodes} x {gpus} | {time_us:.0f} us | {error:+.0%} |")
-    return "\n".join(lines)
+    rows = (
+        (name, device, f"{nodes} x {gpus}", f"{time_us:.0f} us", f"{error:+.0%}")
+        for (name, device, nodes, gpus, time_us), error in zip(SWEEPS, preset_errors(), strict=True)
+    )
+    return _markdown(["sweep", "device", "nodes x GPUs", "measured", "error"], rows)
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]])
 
 
 if __name__ == "__main__":
