@@ -10,6 +10,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
+from ddpsim.cluster.collectives import InterferingCost
+from ddpsim.cluster.nccl_cost import NcclCost
+from ddpsim.cluster.tuner import estimates
 from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import ScenarioError
 from ddpsim.job import Job, Parts, resolve
@@ -120,6 +123,28 @@ def _other_buckets(job: Job, result: Result) -> Iterator[_Change]:
     yield max(changes, key=lambda change: _throughput(_changed_job(job, change, parts)))
 
 
+def _other_algorithm(job: Job, result: Result) -> Iterator[_Change]:
+    """The best algorithm where NCCL's tuner chooses: its estimates are not what messages cost."""
+    cost = job.network.cost
+    if isinstance(cost, InterferingCost):
+        cost = cost.cost
+    if not isinstance(cost, NcclCost) or cost.algorithms:
+        return
+    if result.engine.ranks_simulated > _QUICK_RANKS:
+        return
+    names = dict.fromkeys(row.algorithm for row in estimates(cost.graph))
+    changes = [
+        _Change.of(
+            f"NCCL_ALGO={name} in place of its tuner's choice (measure both)",
+            "cluster.algorithm",
+            name,
+        )
+        for name in names
+    ]
+    parts = Parts()
+    yield max(changes, key=lambda change: _throughput(_changed_job(job, change, parts)))
+
+
 def _less_communication(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
     if job.scenario.cluster.algorithm == "data_parallel":
         yield _Change.of("DDP in place of DataParallel", "cluster.algorithm", "auto")
@@ -166,7 +191,7 @@ def _less_overhead(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG0
 
 
 _CHANGES: dict[str, tuple[Callable[[Job, Result], Iterator[_Change]], ...]] = {
-    "communication": (_other_buckets, _less_communication),
+    "communication": (_other_buckets, _other_algorithm, _less_communication),
     "data": (_faster_data,),
     "host": (_less_overhead,),
 }

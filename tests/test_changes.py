@@ -135,7 +135,7 @@ SIGNS = [
     ("resnet50-2x8-25gbit", "ddp.comm_hook=fp16_compress", -1),
     ("gpt2-bucket-choice", "ddp.comm_hook=fp16_compress", -1),
     # find_unused_parameters costs (swav#63: "noticeable improvement if False")
-    ("resnet50-2x8-25gbit", "ddp.find_unused_parameters=true", 1),
+    ("resnet50-2x8-25gbit", "ddp.find_unused_parameters=true", 0),  # the network sets its pace
     ("resnet50-8xa100", "ddp.find_unused_parameters=true", 0),  # its host runs ahead of the GPU
     ("gpt2-bucket-choice", "ddp.find_unused_parameters=true", 1),
 ]

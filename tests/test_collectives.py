@@ -20,10 +20,12 @@ from ddpsim.cluster.collectives import duration_ns
 from ddpsim.cluster.tuner import Graph, choose, estimates, time_us
 from ddpsim.collective import collective_table, load_cluster, parse_sizes
 from ddpsim.errors import ScenarioError
+from ddpsim.job import resolve
 from ddpsim.result.model import Result
 from ddpsim.scenario.catalog import machine_names, machine_table
 
 MIB = 2**20
+WORKLOAD = {"model": "resnet50", "batch_per_rank": 64}
 A100 = Graph("ampere", 1, 8, 240.0)
 H100 = Graph("hopper", 1, 8, 370.8, reduces=True)
 
@@ -459,8 +461,6 @@ def test_a_log_or_gloo_has_no_tuner(cli: Callable[..., Any]) -> None:
 
 
 def test_an_all_reduce_is_priced_as_the_step_prices_it() -> None:
-    from ddpsim.job import resolve
-
     scenario = load_scenario(BASE)
     job = resolve(scenario)
     sent = sorted(job.program.all_reduce_bytes)
@@ -468,3 +468,39 @@ def test_an_all_reduce_is_priced_as_the_step_prices_it() -> None:
     for size, row in zip(sent, rows, strict=True):
         transfer = job.network.cost.transfer("all_reduce", size)
         assert row.time_s == pytest.approx(duration_ns(transfer) * 1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+def test_a_protocols_flags_take_their_part_of_links_with_a_stated_latency(algorithm: str) -> None:
+    """LL sends as many bytes of flags as of data: no message is faster than its wire."""
+
+    def large_s(protocol: str, **latency: str) -> float:
+        cluster = {
+            "nodes": 2,
+            "gpus_per_node": 8,
+            "device": "a100-sxm-80gb",
+            "inter_node": {"bandwidth": "25 Gbit/s", **latency},
+            "algorithm": algorithm,
+            "protocol": protocol,
+        }
+        scenario = {"schema": "ddpsim/1", "workload": WORKLOAD, "cluster": cluster}
+        cost = resolve(load_scenario(scenario)).network.cost
+        return duration_ns(cost.transfer("all_reduce", 256 * MIB)) / 1e9
+
+    for latency in ({}, {"latency": "20 us"}):
+        wire_s = 256 * MIB / (25e9 / 8)
+        assert large_s("LL", **latency) > 2 * wire_s
+        assert large_s("LL128", **latency) > wire_s / 0.92
+        assert large_s("LL", **latency) > 1.5 * large_s("Simple", **latency)
+
+
+def test_the_bottleneck_is_what_would_shorten_messages() -> None:
+    """NVLS loads the links inside a node less than a ring does."""
+
+    def of(**links: object) -> str:
+        cluster = {"nodes": 16, "gpus_per_node": 8, "device": "h100-sxm-80gb", **links}
+        scenario = {"schema": "ddpsim/1", "workload": WORKLOAD, "cluster": cluster}
+        return resolve(load_scenario(scenario)).network.bottleneck
+
+    assert "the inter-node network (400.0 GB/s a node" in of()
+    assert "the intra-node links (365.0 GB/s a GPU" in of(algorithm="ring")

@@ -167,3 +167,13 @@ def test_explanations_are_those_of_the_stretches() -> None:
     network = next(stretch for stretch in verdict.stretches if stretch.term == "network")
     assert not network.suffices
     assert any(text.startswith("not network alone: 0.2 x") for text in verdict.explanations)
+
+
+def test_another_algorithm_is_named_where_it_is_faster() -> None:
+    """NCCL's tuner goes by its own estimates."""
+    large = ("cluster.nodes=64",)
+    before = ddpsim.simulate(load("resnet50-2x8-25gbit", *large))
+    step = next(s for s in before.next_steps if "NCCL_ALGO" in s.why)
+    assert step.settings == ("cluster.algorithm=tree",)
+    after = ddpsim.simulate(load("resnet50-2x8-25gbit", *large, *step.settings))
+    assert after.throughput_samples_per_s > 1.009 * before.throughput_samples_per_s

@@ -43,6 +43,7 @@ CHOSEN_NETWORK = Uncertainty(
     0.37, "known NICs and NCCL's choice against 8 published sweeps of several nodes"
 )
 
+_Kind = Literal["intra_node", "inter_node"]
 _NVLINK_FROM = 30e9  # assumed: no PCIe slot of today lets a ring reach it
 _NCCL_ALGORITHMS = ("ring", "tree", "nvls")
 _LINK_GB_PER_S = {"volta": 20.0, "ampere": 20.0, "hopper": 20.6, "blackwell": 40.1}
@@ -54,17 +55,24 @@ def network_from_links(scenario: Scenario) -> Network:
     cluster = scenario.cluster
     wires = Wires.of(cluster, scenario.run.seed)
     cost = _cost(scenario, wires)
+    slowest = _slowest(wires, cost)
     return Network(
         cost=cost,
-        uncertainty=_uncertainty(cluster, wires, chosen=isinstance(cost, NcclCost)),
-        bottleneck=_bottleneck(cluster, wires),
+        uncertainty=_uncertainty(cluster, wires, slowest, chosen=isinstance(cost, NcclCost)),
+        bottleneck=_bottleneck(cluster, wires, slowest),
         provenance=(*_link_provenance(cluster), *wires.provenance),
     )
 
 
-def _uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> Uncertainty:
+def _slowest(wires: Wires, cost: CollectiveCost) -> _Kind:
+    """The kind of link that sets the pace of large messages."""
+    if wires.intra is None or wires.inter is None or not isinstance(cost, NcclCost):
+        return wires.slowest
+    return "inter_node" if cost.waits_for_network() else "intra_node"
+
+
+def _uncertainty(cluster: Cluster, wires: Wires, slowest: _Kind, *, chosen: bool) -> Uncertainty:
     """Of the slowest links; between nodes NCCL's choice, if it has one, is as doubtful as they."""
-    slowest = wires.slowest
     stated = getattr(cluster, slowest) is not None
     if slowest == "intra_node" or wires.inter is None:
         return STATED_LINKS if stated else PRESET_LINKS
@@ -171,7 +179,7 @@ class Wires:
         return Paths(self.nodes, n, self._within, self._between, summed, weak=self.weak)
 
     @property
-    def slowest(self) -> Literal["intra_node", "inter_node"]:
+    def slowest(self) -> _Kind:
         """The kind of link that sets a ring's pace."""
         if self.intra is None or self.inter is None:
             return "inter_node" if self.inter else "intra_node"
@@ -205,17 +213,20 @@ class Wires:
     @property
     def _within(self) -> Link | None:
         intra = self.intra
-        return Link(_latency_s(intra), rate_of(intra)) if intra else None
+        return Link(_latency_s(intra, self.inter), rate_of(intra)) if intra else None
 
     @property
     def _between(self) -> Link | None:
         return Link(_latency_s(self.inter), self.network_rate) if self.inter else None
 
 
-def _latency_s(link: IntraNode | InterNode) -> float:
+def _latency_s(link: IntraNode | InterNode, beside: InterNode | None = None) -> float:
+    """Raises InputError where none is known; of the link `beside` too, so that both are stated."""
     if link.latency_s is None:
         key = "intra_node" if isinstance(link, IntraNode) else "inter_node"
-        raise InputError(f"cluster.{key}", "no preset says its latency; state it")
+        both = beside is not None and beside.latency_s is None
+        missing = "its latency, nor inter_node's; state both" if both else "its latency; state it"
+        raise InputError(f"cluster.{key}", f"no preset says {missing}")
     return link.latency_s
 
 
@@ -263,9 +274,9 @@ def node_rate(link: IntraNode | InterNode) -> float:
     return rate_of(link)
 
 
-def rate_of(link: IntraNode | InterNode) -> float:
+def rate_of(link: IntraNode | InterNode | None) -> float:
     """Its bandwidth; Wires.of has seen that there is one."""
-    return link.bandwidth_bytes_per_s or 0.0
+    return (link and link.bandwidth_bytes_per_s) or 0.0
 
 
 def network_rate(inter: InterNode, nodes: int, seed: int) -> tuple[float, tuple[Provenance, ...]]:
@@ -304,7 +315,7 @@ def _collisions(flows: int, uplinks: int, leaves: int, seed: int) -> tuple[int, 
     return drawn, (many[100], many[899])
 
 
-def _bottleneck(cluster: Cluster, wires: Wires) -> str:
+def _bottleneck(cluster: Cluster, wires: Wires, kind: _Kind) -> str:
     ring = wires.ring
     slowest = min(ring, key=lambda link: link.bandwidth_bytes_per_s)
     rate = format_bytes_per_s(slowest.bandwidth_bytes_per_s)
@@ -320,11 +331,14 @@ def _bottleneck(cluster: Cluster, wires: Wires) -> str:
             return f"the weak link to rank {rank} ({rate})"
         if rank // cluster.gpus_per_node in (cluster.other_nodes or {}):
             return f"the links of node {rank // cluster.gpus_per_node}, unlike the others' ({rate})"
-    where = "inter-node network" if wires.slowest == "inter_node" else "intra-node links"
+    inside = kind == "intra_node"
+    link: IntraNode | InterNode | None = wires.intra if inside else wires.inter
     latency = ""
-    if cluster.states_latency(wires.slowest):
-        latency = f", {format_duration(slowest.latency_s)} a step"
-    return f"the {where} ({rate} a ring{latency})"
+    if link and link.latency_s is not None and cluster.states_latency(kind):
+        latency = f", {format_duration(link.latency_s)} a step"
+    if inside:
+        return f"the intra-node links ({format_bytes_per_s(rate_of(link))} a GPU{latency})"
+    return f"the inter-node network ({format_bytes_per_s(wires.network_rate)} a node{latency})"
 
 
 def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:

@@ -31,11 +31,13 @@ from ddpsim.cluster.tuner import (
     most_ll_gb_per_s,
     tree_part,
 )
-from ddpsim.units import to_ns
+from ddpsim.units import MIB, to_ns
 
 __all__ = ["NcclCost"]
 
 US = 1e-6
+_LARGE_BYTES = 32 * MIB  # a bucket of torch's, more or less
+_FEW_NODES = 4
 # flags beside the data: LL sends 4 bytes of them with 4 of data, LL128 8 with 120
 _PAYLOAD = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
 # of rings and NVLS, before the first step: what the steps' own latency leaves of published sweeps
@@ -54,9 +56,9 @@ _MEASURED_LL_HOP_US = {"ampere": 2.0}
 class NcclCost:
     """All-reduces as NCCL would choose and send them, on the cluster's ranks.
 
-    `paths` holds bandwidths of bytes on the wire and, where the scenario states them, latencies of
-    one step. Those that it does not state (`table_intra`, `table_inter`) are NCCL's own, by
-    protocol, and a protocol's flags then take their part of the bandwidth. `net_hop_s`: what a hop
+    `paths` holds bandwidths of bytes on the wire, of which a protocol's flags take their part, and,
+    where the scenario states them, latencies of one step. Those that it does not state
+    (`table_intra`, `table_inter`) are NCCL's own, by protocol. `net_hop_s`: what a hop
     between nodes takes where the network is not of the kind that NCCL's table is for. `algorithms`
     and `protocols` restrict the choice, as NCCL_ALGO and NCCL_PROTO do.
     """
@@ -94,16 +96,24 @@ class NcclCost:
         start_ns = to_ns(start_s * self.time_factor)
         return ScheduledTransfer(choice.algorithm, priced, size_bytes, start_ns=start_ns)
 
+    def waits_for_network(self) -> bool:
+        """Whether faster links between nodes would shorten large messages more than those inside.
+
+        So that it holds of trees and of NVLS, which load the two in other proportions than a ring.
+        """
+        return _waits_for_network(self)
+
     def _priced(self, choice: Choice, size_bytes: int) -> Paths:
-        """The paths, with the latencies and the payload of a protocol where the tables say them."""
+        """The paths with a protocol's payload, and its latencies where the tables say them."""
         intra, inter, switch = self.paths.intra, self.paths.inter, self.paths.switch
-        if intra and self.table_intra:
-            intra = Link(self._hop_s(choice), self._payload(choice, intra, size_bytes))
+        if intra:
+            latency_s = self._hop_s(choice) if self.table_intra else intra.latency_s
+            intra = Link(latency_s, self._payload(choice, intra, size_bytes))
         if switch:
             switch = replace(switch, latency_s=self._hop_s(choice))
-        if inter and self.table_inter:
-            latency_s = self._net_s(choice)
-            if choice.algorithm == "ring" and intra:
+        if inter:
+            latency_s = self._net_s(choice) if self.table_inter else inter.latency_s
+            if choice.algorithm == "ring" and intra and self.table_inter:
                 latency_s = intra.latency_s  # the rest of it is paid once: see _pipelined_s
             inter = Link(latency_s, self._payload(choice, inter, size_bytes))
         fine = choice.protocol != "Simple"
@@ -147,6 +157,25 @@ class NcclCost:
         if choice.algorithm == "tree" or self.graph.path == "pcie" or alone:
             return BASE_US[choice.algorithm][place] * US
         return _STARTUP_US[self.graph.architecture][place] * US
+
+
+@lru_cache(maxsize=256)
+def _waits_for_network(cost: NcclCost) -> bool:
+    """On a few nodes: more of them load the links of each alike."""
+    choice, paths = cost.choice(_LARGE_BYTES), cost.paths
+    few = replace(paths, nodes=min(paths.nodes, _FEW_NODES), weak=())
+    inside = replace(few, intra=_twice(paths.intra), switch=_twice(paths.switch))
+    outside = replace(few, inter=_twice(paths.inter))
+    with_inside, with_outside = (
+        duration_ns(replace(cost, paths=faster).sent(choice, _LARGE_BYTES))
+        for faster in (inside, outside)
+    )
+    return with_outside <= with_inside
+
+
+def _twice(link: Link | None) -> Link | None:
+    """With twice the bandwidth."""
+    return link and replace(link, bandwidth_bytes_per_s=2 * link.bandwidth_bytes_per_s)
 
 
 @lru_cache(maxsize=4096)
