@@ -111,9 +111,11 @@ def _(caps, go):
 
 @app.cell
 def _(caps, mo):
+    from ddpsim.result import sweep as _sweep
+
     _flat = caps.flat_regions()[0]
     mo.md(
-        f"Best: **{caps.best.settings[0].value} MiB**. Within 1 % of it: "
+        f"Best: **{caps.best.settings[0].value} MiB**. Within {100 * _sweep.FLAT:g} % of it: "
         f"{', '.join(value for (value,) in _flat.values)}."
     )
 

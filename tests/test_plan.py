@@ -408,7 +408,7 @@ def test_other_links_or_latency_may_bound() -> None:
     assert found.efficiency >= KNEE_EFFICIENCY  # so slow inside that nodes add up
     faster = with_bandwidth(with_nodes(inside, 1), "intra_node", 100e9)
     found = next_doubling(faster, with_nodes(inside, 2))
-    assert found.limit.startswith("communication: the intra-node links (1.000 GB/s a ring,")
+    assert found.limit.startswith("communication: the intra-node links (1.000 GB/s a GPU,")
 
 
 def test_times_of_a_log_are_divided() -> None:
@@ -450,15 +450,19 @@ def test_in_time_but_over_the_budget() -> None:
     assert plan.within_budget.cost
     assert plan.within_budget.cost <= 60
     text = " ".join(render_plan(plan, "f.yaml").split())
-    assert "in time, but it costs more than 60.00 USD; the fastest for it: 16 GPUs" in text
+    assert "in time, but it costs more than 60.00 USD; the fastest for it: 8 GPUs" in text
 
 
 def test_what_does_not_fit_in_memory_never_answers() -> None:
     asked = scenario("bert-large-4x8-ib")
     plan = plan_capacity(asked, "1B tokens in 24 h", global_batch=2048, max_gpus=32)
-    assert [size.fits for size in plan.sizes] == [False, False, True]
-    assert plan.answer.gpus == 32
-    assert "of those that fit in memory" in " ".join(render_plan(plan, "f.yaml").split())
+    assert [size.accumulation_steps for size in plan.sizes] == [4, 2, 1]
+    assert {size.fits for size in plan.sizes} == {True}
+    whole = plan_capacity(
+        scenario("bert-large-4x8-ib", "workload.batch_per_rank=256"), "1B tokens in 24 h"
+    )
+    assert {size.fits for size in whole.sizes} == {False}
+    assert whole.met is False
 
 
 def test_where_nothing_fits_a_way_out_is_shown_that_does() -> None:
@@ -689,3 +693,32 @@ def test_an_answer_keeps_what_it_promises(
 def _keeps(size: Capacity, hours: float, budget: float | None) -> bool:
     fits = size.fits is not False
     return fits and size.time_s <= hours * 3600 and (budget is None or (size.cost or 0) <= budget)
+
+
+def test_micro_batches_of_a_global_batch_are_split_where_memory_needs_it() -> None:
+    asked = scenario("gpt2-bucket-choice", "workload.model=gpt2-xl", "cluster.nodes=1")
+    plan = plan_capacity(asked, "1B tokens in 24 h", global_batch=64, max_gpus=16)
+    assert {size.global_batch for size in plan.sizes} == {64}
+    for size in plan.sizes:
+        assert size.batch_per_rank * size.accumulation_steps * size.gpus == 64
+        by_hand = scenario(
+            "gpt2-bucket-choice",
+            "workload.model=gpt2-xl",
+            f"cluster.nodes={size.nodes}",
+            f"cluster.gpus_per_node={size.gpus_per_node}",
+            f"workload.batch_per_rank={size.batch_per_rank}",
+            f"ddp.accumulation_steps={size.accumulation_steps}",
+        )
+        assert ddpsim.simulate(by_hand).iteration_time_s.mean == pytest.approx(size.step_s)
+    assert any(size.accumulation_steps > 1 for size in plan.sizes)
+    assert all(size.fits for size in plan.sizes)
+
+
+def test_what_does_not_fit_is_no_answer() -> None:
+    asked = scenario("gpt2-bucket-choice", "workload.model=gpt2-xl", "cluster.nodes=1")
+    plan = plan_capacity(asked, "1B tokens in 1000 days", max_gpus=16)
+    assert plan.answer.fits is False
+    assert plan.met is False
+    text = render_plan(plan, "s.yaml")
+    assert text.splitlines()[2].startswith("not met")
+    assert "no size that was tried fits in memory" in text

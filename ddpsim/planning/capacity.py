@@ -167,7 +167,8 @@ class _Question:
                     "global_batch", f"{self.global_batch} samples do not divide by the GPUs{each}"
                 )
             workload = workload.model_copy(update={"batch_per_rank": batch})
-        return self.scenario.model_copy(update={"cluster": cluster, "workload": workload})
+        sized = self.scenario.model_copy(update={"cluster": cluster, "workload": workload})
+        return sized if self.global_batch is None else _split_to_fit(sized) or sized
 
     def time_s(self, scenario: Scenario, step_s: float) -> float:
         """Of all steps."""
@@ -232,6 +233,8 @@ class _Plan:
             key = "global_batch" if asked.global_batch is not None else "cluster"
             raise InputError(key, f"no world size can be had: {reasons}")
         answer, met, within_budget = self._chosen()
+        if answer.fits is False and met is not None:
+            met, within_budget = False, None
         rates = {gpus: size.throughput_samples_per_s for gpus, size in self.sizes.items()}
         usable = [size.gpus for size in self._usable()]
         marginal = marginal_efficiencies(rates)
@@ -433,6 +436,7 @@ def _capacity(asked: _Question, scenario: Scenario, result: Result) -> Capacity:
         nodes=result.nodes,
         gpus_per_node=result.gpus_per_node,
         batch_per_rank=scenario.workload.batch_per_rank,
+        accumulation_steps=scenario.ddp.accumulation_steps,
         global_batch=_global_batch(scenario),
         step_s=step_s,
         throughput_samples_per_s=result.throughput_samples_per_s,
@@ -457,18 +461,27 @@ def _widest(sources: Sequence[IntervalSource]) -> IntervalSource | None:
 
 def _make_it_fit(asked: _Question) -> NextStep | None:
     """Smaller micro-batches of the same global batch that fit; None where none is known to."""
-    scenario, batch = asked.scenario, asked.scenario.workload.batch_per_rank
-    if asked.global_batch is not None or resolve(scenario).model.basis != "roofline":
+    if asked.global_batch is not None or resolve(asked.scenario).model.basis != "roofline":
         return None
-    parts = 1
-    while batch % 2 == 0:
-        batch, parts = batch // 2, 2 * parts
-        workload = scenario.workload.model_copy(update={"batch_per_rank": batch})
-        memory = resolve(scenario.model_copy(update={"workload": workload})).memory()
-        if memory.fits:
-            settings = (
-                f"workload.batch_per_rank={batch}",
-                f"ddp.accumulation_steps={parts * asked.accumulated}",
-            )
-            return NextStep("the same global batch in smaller micro-batches fits", settings)
+    fitting = _split_to_fit(asked.scenario)
+    if fitting is None:
+        return None
+    settings = (
+        f"workload.batch_per_rank={fitting.workload.batch_per_rank}",
+        f"ddp.accumulation_steps={fitting.ddp.accumulation_steps}",
+    )
+    return NextStep("the same global batch in smaller micro-batches fits", settings)
+
+
+def _split_to_fit(scenario: Scenario) -> Scenario | None:
+    """The fewest micro-batches of the same global batch that fit into memory; None: none do."""
+    if scenario.cluster.algorithm == "data_parallel":  # it has no no_sync
+        return None
+    batch, steps = scenario.workload.batch_per_rank, scenario.ddp.accumulation_steps
+    for parts in (parts for parts in range(1, batch + 1) if batch % parts == 0):
+        workload = scenario.workload.model_copy(update={"batch_per_rank": batch // parts})
+        ddp = scenario.ddp.model_copy(update={"accumulation_steps": parts * steps})
+        split = scenario.model_copy(update={"workload": workload, "ddp": ddp})
+        if resolve(split).memory().fits:
+            return split
     return None

@@ -25,6 +25,7 @@ from ddpsim.units import (
 __all__ = ["render_plan"]
 
 _WORTH_SAYING = 0.1  # of the throughput
+_MORE_THAN_TWICE = 1.01
 _LINKS = {"inter_node": "inter-node", "intra_node": "intra-node"}
 
 
@@ -95,7 +96,8 @@ def _answer(plan: CapacityPlan) -> Iterator[str]:
         low, high = map(format_long_duration, answer.time_interval_s)
         interval = f"{plan.interval_level:.0%} interval {low} to {high}"
     yield from labelled(label, f"{_size(answer)}: {_costs(plan, answer)}; {interval}")
-    yield from labelled("", _why(plan))
+    no_room = "no size that was tried fits in memory: times are those of GPUs with more of it"
+    yield from labelled("", no_room if answer.fits is False else _why(plan))
     yield from labelled("bounded by", answer.bottleneck)
     for warning in answer.warnings:
         yield from labelled("WARNING", warning)
@@ -233,12 +235,16 @@ def _no_network(found: NextDoubling) -> str:
 def _knee(plan: CapacityPlan) -> Iterator[str]:
     meaning = f"{KNEE_EFFICIENCY:.0%} of twice the throughput"
     if plan.knee_gpus is None:
-        doublings = [size for size in plan.sizes if size.marginal_efficiency is not None]
+        usable = {size.gpus for size in plan.sizes if size.fits is not False}
+        usable = usable or {size.gpus for size in plan.sizes}
+        doublings = [gpus for gpus in usable if gpus % 2 == 0 and gpus // 2 in usable]
+        fitting = "" if len(usable) == len(plan.sizes) else " and fit in memory"
         if not doublings:
-            yield from labelled("knee", "not known: no size and its double were both tried")
+            said = f"not known: no size and its double were both tried{fitting}"
+            yield from labelled("knee", said)
             return
-        last = counted(doublings[-1].gpus, "GPU")
-        said = f"none up to {last}: every doubling that was tried gives at least {meaning}"
+        last = counted(max(doublings), "GPU")
+        said = f"none up to {last}: all doublings that were tried{fitting} give at least {meaning}"
         yield from labelled("knee", said)
         return
     doubled = next(size for size in plan.sizes if size.gpus == 2 * plan.knee_gpus)
@@ -273,6 +279,9 @@ def _table(plan: CapacityPlan) -> Iterator[str]:
         "  scaling: throughput per GPU against one device without DDP; x2: throughput against twice"
     )
     yield "  that of half the GPUs; time: of all steps; fits: memory (?: activations unknown)"
+    if any((size.marginal_efficiency or 0.0) > _MORE_THAN_TWICE for size in plan.sizes):
+        yield "  x2 above 100%: something holds up the smaller size and not the larger, mostly the"
+        yield "  algorithm that NCCL takes (`run` names it; cluster.algorithm forces another)"
 
 
 def _edges(size: Capacity) -> str:
@@ -307,15 +316,23 @@ def _trust(plan: CapacityPlan) -> Iterator[str]:
 def _held(plan: CapacityPlan) -> str:
     first, last = plan.sizes[0], plan.sizes[-1]
     if plan.scaling == "strong":
-        return (
+        split = any(size.accumulation_steps > first.accumulation_steps for size in plan.sizes)
+        split = split or first.accumulation_steps > last.accumulation_steps
+        said = (
             f"the global batch of {first.global_batch:,} samples (strong scaling): "
-            f"{first.batch_per_rank:,} to {last.batch_per_rank:,} a rank"
+            f"{_per_rank(first)} to {_per_rank(last)} a rank"
         )
+        return f"{said}, in as many micro-batches as memory needs" if split else said
     return (
         f"{first.batch_per_rank:,} samples a rank (weak scaling): the global batch grows from "
         f"{first.global_batch:,} to {last.global_batch:,}, and what that does to convergence is "
         "not modelled (--global-batch N holds it)"
     )
+
+
+def _per_rank(size: Capacity) -> str:
+    steps = size.accumulation_steps
+    return f"{size.batch_per_rank:,}" + (f" x {steps:,} micro-batches" if steps > 1 else "")
 
 
 def _counted(plan: CapacityPlan) -> str:
@@ -337,5 +354,7 @@ def _next(plan: CapacityPlan, file: str, settings: Sequence[str]) -> Iterator[st
         chosen.append(f"cluster.gpus_per_node={answer.gpus_per_node}")
     if plan.scaling == "strong":
         chosen.append(f"workload.batch_per_rank={answer.batch_per_rank}")
+        if len({size.accumulation_steps for size in plan.sizes}) > 1:
+            chosen.append(f"ddp.accumulation_steps={answer.accumulation_steps}")
     yield from labelled("next", "what bounds the step there, and what would ease it")
     yield from command(file, settings, chosen)

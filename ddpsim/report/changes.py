@@ -59,7 +59,7 @@ def _table(changes: Sequence[Change]) -> Iterator[str]:
     for change in changes:
         title = change.title if len(change.title) <= width else f"{change.title[: width - 4]} ..."
         low, high = _signed(change.low_s), _signed(change.high_s)
-        interval = f"{low} to {high}" if change.low_s < change.high_s else "DDP's own costs"
+        interval = f"{low} to {high}" if low != high else "DDP's own costs"
         memory = _signed_bytes(change.memory_bytes) if change.fits else "does not fit"
         share = f"{change.change:+.1%}" if abs(change.change) < _MOST_SHOWN else "..."
         yield (

@@ -52,6 +52,7 @@ class Capacity:
     nodes: int
     gpus_per_node: int
     batch_per_rank: int
+    accumulation_steps: int
     global_batch: int
     step_s: float
     throughput_samples_per_s: float
@@ -109,11 +110,12 @@ class LeftOut:
 class CapacityPlan:
     """World sizes for a piece of work, and the one that answers.
 
-    `met`: the answer keeps within target and budget; None where neither was given: then the answer
-    is the knee. `within_budget`: the fastest that the budget pays for, where the answer is another.
-    `sure`: the smallest of `sizes` that meets the target at the slow edge of its interval too.
-    `knee_gpus`: None where every doubling gives at least the criterion. `scaling`: weak keeps
-    batch_per_rank, strong the global batch. `widest`: what widens the answer's interval most.
+    `met`: the answer keeps within target and budget, and fits in memory as far as is known; None
+    where neither was given: then the answer is the knee. `within_budget`: the fastest that the
+    budget pays for, where the answer is another. `sure`: the smallest of `sizes` that meets the
+    target at the slow edge of its interval too. `knee_gpus`: None where every doubling gives at
+    least the criterion. `scaling`: weak keeps batch_per_rank, strong the global batch. `widest`:
+    what widens the answer's interval most.
     """
 
     name: str
