@@ -12,13 +12,18 @@ from typing import Annotated, Literal
 import typer
 
 from calibrate.ddp_rounds import OptimizerName, RoundOptions, Variant
+from calibrate.files import HTML, check_outputs
 from calibrate.testbed.cli import app as testbed
-from ddpsim.cli import new_app, run_app
+from ddpsim.cli import new_app, parsed, run_app
 from ddpsim.files import write_atomically
+from ddpsim.importers.cluster_profile import SCHEMA as CLUSTER_SCHEMA
 from ddpsim.importers.cluster_profile import ClusterProfile
+from ddpsim.importers.model_profile import SCHEMA as MODEL_SCHEMA
 from ddpsim.units import parse_bytes, parse_bytes_per_s
 
 __all__ = ["app", "main"]
+
+_LONGEST_S = 1e6  # of a budget: days
 
 _HELP = """Measure a cluster and a model, and turn them into what `ddpsim run` takes.
 
@@ -59,7 +64,9 @@ def measure(
     output: Output,
     *,
     local: Local = None,
-    time_budget_s: Annotated[float, typer.Option(min=1, help="Seconds for all of it.")] = 600,
+    time_budget_s: Annotated[
+        float, typer.Option(min=1, max=_LONGEST_S, help="Seconds for all of it.")
+    ] = 600,
     memory_budget: Annotated[
         str | None, typer.Option(help='Of one rank, "4 GiB"; default: its part of a quarter.')
     ] = None,
@@ -76,8 +83,8 @@ def measure(
     options = Options(
         output=output,
         time_budget_s=time_budget_s,
-        memory_budget_bytes=int(_quantity(parse_bytes, memory_budget)) if memory_budget else None,
-        line_rate_bytes_per_s=_quantity(parse_bytes_per_s, line_rate) if line_rate else None,
+        memory_budget_bytes=_bytes(memory_budget),
+        line_rate_bytes_per_s=_rate(line_rate),
         data_loader=data_loader,
         resume=resume,
     )
@@ -124,6 +131,7 @@ def profile(
     """Time your own model on one device without DDP, gradient by gradient."""
     from calibrate.measure import profile as profiling
 
+    check_outputs([(output, MODEL_SCHEMA)])
     ends = profiling.scale_ends(scale) if scale else None
     document = profiling.profile(
         function,
@@ -162,26 +170,29 @@ def rounds(
     find_unused_parameters: Annotated[
         bool, typer.Option("--find-unused-parameters", help="DDP's option, in every variant.")
     ] = False,
-    budget_s: Annotated[float, typer.Option(min=1, help="Seconds for the timed rounds.")] = 100,
+    budget_s: Annotated[
+        float, typer.Option(min=1, max=_LONGEST_S, help="Seconds for the timed rounds.")
+    ] = 100,
     line_rate: LineRate = None,
 ) -> None:
     """Run your model under real DDP in variants, round by round, for `validate`."""
     from calibrate.measure.ddp_rounds import measure_rounds, measure_rounds_locally
 
+    variants = (
+        *(Variant(bucket_cap_mb=_cap(cap)) for cap in caps.split(",")),
+        *(Variant(accumulation_steps=steps) for steps in accumulation_steps or ()),
+        *([Variant(comm_hook=comm_hook)] if comm_hook else []),
+    )
     options = RoundOptions(
         output=output,
         model=function,
         batch=batch,
-        variants=(
-            *(Variant(bucket_cap_mb=_cap(cap)) for cap in caps.split(",")),
-            *(Variant(accumulation_steps=steps) for steps in accumulation_steps or ()),
-            *([Variant(comm_hook=comm_hook)] if comm_hook else []),
-        ),
+        variants=tuple(dict.fromkeys(variants)),
         optimizer=optimizer,
         fused=fused,
         find_unused_parameters=find_unused_parameters,
         budget_s=budget_s,
-        line_rate_bytes_per_s=_quantity(parse_bytes_per_s, line_rate) if line_rate else None,
+        line_rate_bytes_per_s=_rate(line_rate),
     )
     with _said_once():
         _ = measure_rounds(options) if local is None else measure_rounds_locally(local, options)
@@ -201,12 +212,17 @@ def fit(
     """Fit links, interference, DDP's own cost and jitter; write a cluster profile."""
     from calibrate.fit.profile import fit_profile, samples_of_records
     from calibrate.fit.residuals import residual_table, write_residual_figure
+    from calibrate.fit.show import data_loaders
     from calibrate.record import load_record
 
+    drawn = [(residuals, HTML)] if residuals else []
+    check_outputs([(output, CLUSTER_SCHEMA), *drawn], records)
     loaded = [load_record(path) for path in records]
     fitted = fit_profile(loaded, name, [path.name for path in records])
     samples = samples_of_records(loaded)
     _write(fitted, output)
+    for line in data_loaders(loaded):
+        print(line)
     print(residual_table(fitted.all_reduce, samples))
     if residuals:
         write_residual_figure(fitted.all_reduce, samples, residuals)
@@ -245,8 +261,10 @@ def validate(
     standard errors. Regret: what the buckets chosen here cost more than the best measured.
     """
     from calibrate.validate import validate as held
-    from calibrate.validation import summary
+    from calibrate.validation import SCHEMA, summary
 
+    outputs = [(path, kind) for path, kind in ((output, SCHEMA), (page, HTML)) if path]
+    check_outputs(outputs, [*rounds, *([profile] if profile else [])])
     validation = held(rounds, profile, device=device)
     if output:
         write_atomically(output, validation.model_dump_json(by_alias=True, indent=1) + "\n")
@@ -271,6 +289,7 @@ def import_nccl_tests(
     from ddpsim.importers.all_reduce import read_all_reduce
     from ddpsim.scenario.quantity import SourceFile
 
+    check_outputs([(output, CLUSTER_SCHEMA)], logs)
     read = [read_all_reduce(SourceFile(path.name, path)) for path in logs]
     fitted = fit_logs(read, name)
     _write(fitted, output)
@@ -315,11 +334,21 @@ def _cap(text: str) -> float | None:
     return cap
 
 
-def _quantity(parse: Callable[[str], float], text: str) -> float:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+def _rate(text: str | None) -> float | None:
+    """Bytes per second of --line-rate."""
+    return None if text is None else _above_zero(parse_bytes_per_s, text, "--line-rate")
+
+
+def _bytes(text: str | None) -> int | None:
+    """Bytes of --memory-budget."""
+    return None if text is None else round(_above_zero(parse_bytes, text, "--memory-budget"))
+
+
+def _above_zero(parse: Callable[[str], float], text: str, option: str) -> float:
+    value = parsed(parse, text, option)
+    if not 1 <= value < math.inf:
+        raise typer.BadParameter(f"{text!r} is nothing to measure with", param_hint=option)
+    return value
 
 
 def main() -> None:

@@ -112,6 +112,7 @@ class Parameter(_Part):
     dtype: str
     ready_s: tuple[float | None, ...]
     ddp_hook_s: tuple[float | None, ...] = ()
+    sparse: bool = Field(default=False, description="its gradient is")
 
 
 class Steps(_Part):

@@ -1,16 +1,22 @@
-"""Our JSON files, read with one clear error."""
+"""Our files: read with one clear error, and never written over what is not to be lost."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel
 
-from ddpsim.errors import ImportFailedError
+from ddpsim.errors import DdpsimError, ImportFailedError
 from ddpsim.importers.text import parsed
 
-__all__ = ["load_json"]
+__all__ = ["HTML", "check_outputs", "load_json"]
+
+HTML = "HTML"
+_BEGIN = 4096  # bytes that tell what a file holds
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -22,3 +28,36 @@ def load_json(model: type[_Model], path: Path, wanted: str) -> _Model:
     except OSError as error:
         raise ImportFailedError(str(path), f"cannot be read: {error.strerror}") from None
     return parsed(model, str(path), text, wanted)
+
+
+def check_outputs(outputs: Sequence[tuple[Path, str]], inputs: Iterable[Path] = ()) -> None:
+    """Before any work: raise DdpsimError where writing the outputs would destroy something.
+
+    Each comes with what it will hold: a schema, or HTML. None may be an input or another output,
+    and what is there already must be of the same kind.
+    """
+    read = {path.resolve() for path in inputs}
+    for (one, _), (other, _) in combinations(outputs, 2):
+        if one.resolve() == other.resolve():
+            raise DdpsimError(f"{one} cannot hold two outputs: name another file for one of them")
+    for path, kind in outputs:
+        if path.resolve() in read:
+            raise DdpsimError(f"{path} is read, and would be written over: name another output")
+        if path.is_file() and not _is_of_kind(path, kind):
+            raise DdpsimError(
+                f"{path} is there already, and not of the kind to be written ({kind}): name "
+                "another file, or remove it"
+            )
+
+
+def _is_of_kind(path: Path, kind: str) -> bool:
+    """Whether a file is empty or holds that kind; what cannot be read is not ours to replace."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(_BEGIN).decode("utf-8", errors="replace").strip()
+    except OSError:
+        return False
+    if kind == HTML:
+        return not begin or begin.startswith("<")
+    family = re.escape(kind.rpartition("/")[0])
+    return not begin or re.search(rf'"schema"\s*:\s*"{family}/', begin) is not None

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, combinations
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -88,6 +88,8 @@ def validate(
         if path.resolve() in (other.resolve() for other in files[:i]):
             raise DdpsimError(f"{path} is named twice, and would count as two runs; name it once")
     subjects = load_runs(files)
+    for runs in subjects:
+        _check_apart(runs)
     if profile is not None:
         for path, rounds in chain.from_iterable(runs.by_file.items() for runs in subjects):
             _check_cluster(path, rounds, profile)
@@ -98,6 +100,15 @@ def validate(
         oversubscribed=figures_of([sweep for sweep in sweeps if sweep.oversubscribed]),
         sweeps=sweeps,
     )
+
+
+def _check_apart(runs: Runs) -> None:
+    """Runs are measurements of their own."""
+    for (one, its), (other, others) in combinations(runs.by_file.items(), 2):
+        if its == others:
+            raise DdpsimError(
+                f"{one} and {other} hold the same rounds, which would count as two runs; name one"
+            )
 
 
 # --- one sweep ---------------------------------------------------------------------------------
@@ -131,6 +142,7 @@ def _sweep(runs: Runs, profile: Path | None, device: str | None) -> Sweep:
         network="the rounds' own all-reduces" if profile is None else profile.name,
         oversubscribed=rounds.oversubscribed,
         cases=cases,
+        warnings=inputs.warnings,
     )
 
 
@@ -162,6 +174,12 @@ class _Inputs:
         if program not in self._simulated:
             self._simulated[program] = simulate_and_observe(scenario, ranks)
         return self._simulated[program]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What `ddpsim run` would warn of, of any variant that was simulated."""
+        results = (result for result, _ in self._simulated.values())
+        return tuple(dict.fromkeys(chain.from_iterable(result.warnings for result in results)))
 
     def scenario(self, variant: VariantSamples) -> dict[str, Any]:
         """The scenario of a variant."""
@@ -282,7 +300,7 @@ def model_profile(*runs: Rounds) -> dict[str, Any]:
         "ready_origin": "backward_start",
         "parameters": [
             {"name": p.name, "numel": p.numel, "dtype": p.dtype, "ready_s": ready_s}
-            | {"ddp_hook_s": hook_s}
+            | {"ddp_hook_s": hook_s, "sparse": p.sparse}
             for p, ready_s, hook_s in zip(
                 first.parameters, _ready(runs, parts), _ddp_hooks(runs), strict=True
             )

@@ -5,6 +5,7 @@ Cases, sweeps of them, and the figures that tell how good the predictions are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import Literal
@@ -17,6 +18,7 @@ from ddpsim.report.lines import counted
 from ddpsim.result.sweep import FLAT
 
 __all__ = [
+    "SCHEMA",
     "Case",
     "Figures",
     "Split",
@@ -26,8 +28,10 @@ __all__ = [
     "figures_of",
     "headlines",
     "summary",
+    "warnings",
 ]
 
+SCHEMA: Literal["ddpsim.validation/3"] = "ddpsim.validation/3"
 EXPOSED = 0.05  # of the iteration: above it the skill rule counts
 REGRET = 0.01
 _DEFAULT = Variant().label
@@ -158,6 +162,7 @@ class Sweep(_Part):
     network: str = Field(description="where its all-reduce times come from")
     oversubscribed: bool = Field(description="its ranks share cores, fewer than two a rank")
     cases: tuple[Case, ...]
+    warnings: tuple[str, ...] = Field((), description="of the simulations, each once")
 
     @property
     def choices(self) -> tuple[tuple[Case, ...], ...]:
@@ -234,7 +239,7 @@ class Validation(_Part):
         extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
     )
 
-    schema_: Literal["ddpsim.validation/3"] = Field("ddpsim.validation/3", alias="schema")
+    schema_: Literal["ddpsim.validation/3"] = Field(SCHEMA, alias="schema")
     profile: str | None
     figures: Figures | None = Field(description="of the sweeps that are not oversubscribed")
     oversubscribed: Figures | None = Field(description="of those that are")
@@ -317,7 +322,18 @@ def summary(validation: Validation) -> str:
         lines.append(f"{sweep.file}{runs}  network: {sweep.network}  regret {regret}")
         lines.append(_HEAD)
         lines += [_line(case) for case in sweep.cases]
+    lines += [f"WARNING {warning}" for warning in warnings(validation)]
     return "\n".join(lines)
+
+
+def warnings(validation: Validation) -> tuple[str, ...]:
+    """What the simulations warn of, each once; of how many sweeps, where not of all."""
+    said = [warning for sweep in validation.sweeps for warning in sweep.warnings]
+    count = len(validation.sweeps)
+    return tuple(
+        warning if times == count else f"{warning} ({times} of {count} sweeps)"
+        for warning, times in Counter(said).items()
+    )
 
 
 def headlines(validation: Validation) -> Iterator[str]:

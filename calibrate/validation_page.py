@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from calibrate.validation import Case, Sweep, Validation, headlines
+from calibrate.validation import Case, Sweep, Validation, headlines, warnings
 from ddpsim.report.shell import OKABE_ITO, render
 
 __all__ = ["page"]
@@ -19,6 +19,8 @@ _PAGE = """{% extends "shell.html" %}
 Measured: median over rounds of the slower rank, mean over runs; ± its standard error.
 Predicted / measured parts in ms, on the slowest rank.</p>
 <ul>{% for line in headlines %}<li>{{ line }}</li>{% endfor %}</ul>
+{% for line in warnings %}<p><strong>WARNING</strong> {{ line }}</p>
+{% endfor %}
 <h2>Error of every case, with two standard errors (open: oversubscribed)</h2>
 <div class="drawing" id="drawing-errors" role="img" aria-label="Errors over measured times; the
 tables below have the figures."></div>
@@ -74,6 +76,7 @@ def page(validation: Validation) -> str:
         },
         profile=validation.profile,
         headlines=list(headlines(validation)),
+        warnings=warnings(validation),
         sweeps=validation.sweeps,
         parts=_PARTS,
     )

@@ -11,7 +11,7 @@ __all__ = ["write_atomically"]
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file whole: a reader sees the old or the new one. Raises OSError.
+    """Write a file whole: a reader sees the old or the new one. Raises OSError with its name.
 
     A link stays one, to the new file; what is no file, such as /dev/null, is only written to.
     """
@@ -21,6 +21,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         return
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _replace(path, data)
+    except OSError as error:  # the name of the file in the making would tell nobody anything
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+
+
+def _replace(path: Path, data: bytes) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

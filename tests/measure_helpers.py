@@ -95,3 +95,27 @@ def not_a_model(batch: int = 4) -> Any:
 
 def half_a_model(batch: int = 4) -> Any:
     return nn.Linear(2, 2), torch.zeros(batch)
+
+
+class Flaky(nn.Linear):
+    """Fails in its tenth forward, of whichever copy."""
+
+    forwards = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        Flaky.forwards += 1
+        if Flaky.forwards == 10:
+            raise RuntimeError("flaky")
+        return super().forward(inputs)
+
+
+def fails_later(batch: int = 4) -> Any:
+    return Flaky(2, 2), torch.randn(batch, 2), lambda output: output.sum()
+
+
+def evaluating(batch: int = 4) -> Any:
+    return nn.Linear(2, 2).eval(), torch.randn(batch, 2), lambda output: output.sum()
+
+
+def without_a_number(batch: int = 4) -> Any:
+    return nn.Linear(2, 2), torch.randn(batch, 2), lambda output: output.sum() / 0 * 0

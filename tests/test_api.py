@@ -321,6 +321,7 @@ def test_a_free_network_and_one_rank_agree() -> None:
     free = (
         "cluster.intra_node={bandwidth: 1000 TB/s, latency: 0 s}",
         "cluster.device=a100-sxm-80gb",
+        "cluster.protocol=Simple",  # LL has a limit of its own
     )
     one = mean_ms("resnet50-8xa100", "cluster.gpus_per_node=1")
     assert math.isclose(mean_ms("resnet50-8xa100", *free), one, rel_tol=1e-5)

@@ -24,6 +24,7 @@ COMMANDS = (
 )
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.yaml"))
 HEAVY = ("torch", "scipy", "plotly", "jinja2", "numpy")
+OWN_MODEL = next(path for path in SCENARIOS if path.stem == "own-model")
 Cli = Callable[..., Outcome]
 
 
@@ -293,3 +294,13 @@ def test_a_run_imports_little(tmp_path: Path, settings: list[str], imported: set
     path = tmp_path / "scenario.yaml"
     path.write_text(preset_text("resnet50-8xa100"), encoding="utf-8")
     assert _imported("run", str(path), *settings) == imported
+
+
+@pytest.mark.parametrize("command", ["run", "check", "tune"])
+def test_a_measured_step_is_not_taken_for_another_batch(cli: Cli, command: str) -> None:
+    file = str(OWN_MODEL)
+    done = cli(command, file, "--set", "workload.batch_per_rank=512")
+    assert done.code == 2
+    assert "workload.batch_per_rank: workload.step_time was measured with another" in done.err
+    both = ("--set", "workload.batch_per_rank=512", "--set", "workload.step_time=20 ms")
+    assert cli("run", file, *both).code == 0

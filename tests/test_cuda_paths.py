@@ -209,7 +209,7 @@ def test_a_gpu_that_failed_ends_the_measurement(
         output=tmp_path / "r.json", only=("jitter", "device_copy"), most_repetitions=1, timeout_s=10
     )
     said = {
-        "AcceleratorError": "the GPU of rank 1 failed: CUDA error: it fell off the bus. The record",
+        "AcceleratorError": "the GPU of rank 1 failed: CUDA error: it fell off the bus. What was",
         "DistBackendError": "NCCL of rank 1 failed: NCCL error in: here Duplicate GPU detected",
     }
     with pytest.raises(MeasureError, match=said[error]):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from calibrate.files import HTML, check_outputs
+from ddpsim.errors import DdpsimError
 from ddpsim.files import write_atomically
 
 
@@ -45,3 +47,45 @@ def test_what_is_no_file_is_only_written_to(tmp_path: Path) -> None:
     reader.join(timeout=30)
     assert read == ["said"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_what_cannot_be_written_is_named_and_not_the_file_in_the_making(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 300)
+    with pytest.raises(OSError, match="too long") as raised:
+        write_atomically(path, "one")
+    assert raised.value.filename == str(path)
+
+
+@pytest.mark.parametrize(
+    ("there", "kind", "said"),
+    [
+        ('{"schema": "ddpsim.profile/1"}', "ddpsim.profile/1", None),
+        ('{\n "schema":"ddpsim.profile/0"}', "ddpsim.profile/1", None),
+        ("", "ddpsim.profile/1", None),
+        ('{"schema": "ddpsim.record/1"}', "ddpsim.profile/1", "is there already, and not of"),
+        ('{"schema": "ddpsim.model-profile/1"}', "ddpsim.profile/1", "is there already"),
+        ("import torch", "ddpsim.model-profile/1", "is there already"),
+        ("<!DOCTYPE html>", HTML, None),
+        ("notes", HTML, "is there already"),
+    ],
+)
+def test_nothing_of_another_kind_is_written_over(
+    tmp_path: Path, there: str, kind: str, said: str | None
+) -> None:
+    path = tmp_path / "there"
+    path.write_text(there)
+    if said is None:
+        check_outputs([(path, kind)], [tmp_path / "input"])
+        return
+    with pytest.raises(DdpsimError, match=said):
+        check_outputs([(path, kind)])
+
+
+def test_neither_an_input_nor_another_output_is_written_over(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_text('{"schema": "ddpsim.profile/1"}')
+    with pytest.raises(DdpsimError, match="one is read, and would be written over"):
+        check_outputs([(tmp_path / "." / "one", "ddpsim.profile/1")], [two, one])
+    with pytest.raises(DdpsimError, match="two cannot hold two outputs"):
+        check_outputs([(two, "ddpsim.profile/1"), (two, HTML)])
+    check_outputs([(Path(os.devnull), "ddpsim.profile/1")])

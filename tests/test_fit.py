@@ -40,6 +40,7 @@ from calibrate.fit import (
 from calibrate.fit.estimates import trimmed_mean
 from calibrate.fit.gloo import fit_half
 from calibrate.fit.samples import fitted_sigma, measured_sigma
+from calibrate.fit.show import data_loaders
 from calibrate.record import (
     HALF,
     IN_A_ROW,
@@ -1227,10 +1228,7 @@ def test_a_profile_holds_the_processor_that_a_record_tells() -> None:
 def test_warnings_of_records() -> None:
     newer = _record(250e6, torch="2.14.0").with_measurement(_jitter(10, 0.02))
     assert fit_profile([_record(), newer], "testbed").warnings == (
-        (
-            "record 1 was measured with torch 2.13.0, torch 2.13.0, but record 2 with "
-            "torch 2.14.0, torch 2.13.0"
-        ),
+        "record 1 was measured with torch 2.13.0, but record 2 with 2.14.0",
         "not enough data for jitter: 10 iterations, wanted 30",
     )
     half = [m for m in _record().measurements if m.kind != "compute"]
@@ -1312,7 +1310,9 @@ def test_logs_of_two_clusters_or_one_log_twice_are_refused() -> None:
 def test_residuals_as_text_and_as_a_figure(tmp_path: Path) -> None:
     samples = [replace(s, time_s=s.time_s * 1.25) for s in _made(NODE, [(1, 4)], [1024])]
     samples += _made(_gloo(), [(2, 1)], [2**20], [62.5e6])
-    assert residual_table(NODE, samples[:1]).splitlines() == [
+    *table, what = residual_table(NODE, samples[:1]).splitlines()
+    assert what.startswith("measured: the mean of the middle four fifths")
+    assert table == [
         "    ranks   line rate      size  measured predicted   error",
         "    1 x 4              1.024 kB  13.46 us  10.77 us  -20.0 %",
         "1 samples: median error 20.0 %, nine in ten within 20.0 %, largest 20.0 %",
@@ -1390,3 +1390,31 @@ def test_every_sweep_is_reproduced() -> None:
     for name, samples in _sweeps().items():
         model = fit_all_reduce(samples, "nccl").model
         assert median(_errors(model, samples)) < 0.05, name
+
+
+def test_a_record_that_is_given_twice_counts_once() -> None:
+    record, more = _record(), _record().with_measurement(_jitter(50, 0.02))
+    for other in (record, more):  # a copy, and what --resume made of one
+        with pytest.raises(FitError, match=r"a\.json and b\.json hold the same measurements"):
+            fit_profile([record, other], "testbed", ["a.json", "b.json"])
+
+
+def test_records_with_other_settings_are_told_apart() -> None:
+    other = _record(per_byte=1.1e-9, variables={"OMP_NUM_THREADS": "2"})
+    shaken = tuple(
+        m.model_copy(update={"samples_s": tuple(1.001 * s for s in m.samples_s)})
+        for m in other.measurements
+    )
+    other = other.model_copy(update={"measurements": shaken})
+    profile = fit_profile([_record(), other], "testbed", ["a.json", "b.json"])
+    said = "a.json was measured with OMP_NUM_THREADS none, but b.json with 2"
+    assert said in profile.warnings
+
+
+def test_a_data_loader_is_told_where_it_is_wanted() -> None:
+    loader = Measurement(kind="data_loader", variant="mine:batches", samples_s=(0.01, 0.01, 0.02))
+    (line,) = data_loaders([_record().with_measurement(loader)])
+    assert line == (
+        "data loader mine:batches: a batch in 10.00 ms (median); its samples over that are "
+        "workload.data.rate"
+    )

@@ -482,3 +482,23 @@ def test_published_logs() -> None:
         assert layouts == {(log.nodes, log.gpus_per_node)}, path.name
         expected = {size: median(found) for size, found in times.items() if size > 0}
         assert dict(log.samples) == pytest.approx(expected, rel=1e-9), path.name
+
+
+def test_nccl_tests_of_several_kinds_are_not_averaged(write: Write) -> None:
+    """As `all_reduce_perf -d all` writes them; each kind has a speed of its own."""
+    one = nccl_log(root=True)
+    other = one.replace("  float  ", "  half  ")
+    with pytest.raises(ImportFailedError, match=r"several kinds \(float sum, half sum\); keep"):
+        read_all_reduce(write(one + other))
+    document = _json()
+    again = [row | {"redop": "max"} for row in document["results"]]
+    document["results"] = [*(row | {"redop": "sum"} for row in document["results"]), *again]
+    with pytest.raises(ImportFailedError, match="several kinds"):
+        read_all_reduce(write(json.dumps(document)))
+
+
+def test_a_parameter_has_one_row(write: Write) -> None:
+    rows = "name,shape,dtype\nw,4x4,float32\nb,4,float32\nw,8,float32\n"
+    said = "file.txt:4: 'w' stands in line 2 already; a parameter has one row, shared ones too"
+    with pytest.raises(ImportFailedError, match=re.escape(said)):
+        read_parameters(write(rows))

@@ -266,7 +266,7 @@ def test_a_processor_is_known_by_its_makers_numbers(
     ("change", "said"),
     [
         ({"variables": {"OMP_NUM_THREADS": "7"}}, "with OMP_NUM_THREADS 7, but this job has "),
-        ({"rate": 2e9}, "with line rate 2000000000.0, but this job has 1000000000.0: name another"),
+        ({"rate": 2e9}, "with --line-rate 16 Gbit/s, but this job has 8 Gbit/s: name another"),
     ],
 )
 def test_resume_refuses_other_settings(
@@ -329,8 +329,8 @@ def test_a_killed_rank_is_named_and_the_record_kept(tmp_path: Path) -> None:
     with pytest.raises(MeasureError) as raised:
         ranks(2, path, data_loader="measure_helpers:dies_on_rank_1")
     assert str(raised.value) == (
-        f"rank 1 was killed by SIGKILL: was memory short? The record so far is in {path}; "
-        "the same command with --resume goes on from there."
+        f"rank 1 was killed by SIGKILL: was memory short? What was measured so far is in {path}, "
+        "if it is there yet; the same command with --resume goes on from it."
     )
     assert load_record(path).layout.world_size == 2
 
@@ -426,8 +426,8 @@ def test_ctrl_c_keeps_the_record(
     with pytest.raises(MeasureError) as raised:
         measure(Options(output=path), plan)
     assert str(raised.value) == (
-        f"stopped. The record so far is in {path}; "
-        "the same command with --resume goes on from there."
+        f"stopped. What was measured so far is in {path}, if it is there yet; "
+        "the same command with --resume goes on from it."
     )
     monkeypatch.undo()
     assert [m.size_bytes for m in load_record(path).measurements] == [4096]
@@ -1039,6 +1039,22 @@ def test_a_profile_says_what_is_never_ready_sparse_or_a_buffer() -> None:
             {},
             "no parameter ever gets a gradient: does the loss depend on the model?",
         ),
+        (
+            "evaluating",
+            {},
+            (
+                "the model of measure_helpers:evaluating is in evaluation mode, and training is "
+                "measured: call model.train() before it is returned"
+            ),
+        ),
+        (
+            "without_a_number",
+            {},
+            (
+                "the loss of measure_helpers:without_a_number is nan: arithmetic on such numbers "
+                "may take another time than training does; give inputs and weights that train"
+            ),
+        ),
     ],
 )
 def test_a_function_that_cannot_be_profiled(name: str, options: dict[str, Any], said: str) -> None:
@@ -1080,3 +1096,37 @@ def test_a_scaled_profile_says_that_it_is_an_estimate() -> None:
         MeasureError, match=r"is from h100-sxm-80gb, but this was measured on Tesla"
     ):
         scale_profile(document | {"device": "Tesla T4"}, "h100-sxm-80gb", "t4")
+
+
+def test_a_model_that_fails_later_is_told_with_its_place() -> None:
+    with pytest.raises(MeasureError, match=r"^measure_helpers\.py, line \d+: RuntimeError: flaky$"):
+        profiled("fails_later", iterations=20)
+
+
+def test_more_threads_than_cores_are_refused() -> None:
+    with pytest.raises(MeasureError, match="--threads 4096: this process may use"):
+        profiled("two_layers", threads=4096)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--time-budget-s", "inf"], "--time-budget-s"),
+        (["--line-rate", "0 Gbit/s"], "--line-rate: '0 Gbit/s' is nothing to measure with"),
+        (["--line-rate", "10 Gbits"], "--line-rate: "),
+        (["--memory-budget", "0 GiB"], "--memory-budget: '0 GiB' is nothing to measure with"),
+        (["--memory-budget", "4 GIBB"], "--memory-budget: "),
+    ],
+)
+def test_options_that_cannot_be_taken_are_named(
+    options: list[str], said: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "calibrate", "measure", "--local", "2", *options]
+    output = tmp_path / "record.json"
+    done = subprocess.run(
+        [*command, "-o", str(output)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not output.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -256,3 +257,33 @@ def test_a_variant_has_a_short_label() -> None:
     assert Variant().label == "default"
     assert Variant(bucket_cap_mb=25, accumulation_steps=2).label == "25 x2"
     assert Variant(comm_hook="fp16_compress").label == "default fp16_compress"
+
+
+def test_an_error_of_the_users_own_is_told_with_its_place(tmp_path: Path) -> None:
+    options = RoundOptions(
+        output=tmp_path / "rounds.json",
+        model="measure_helpers:fails_later",
+        variants=VARIANTS,
+        rounds=(2, 3),
+    )
+    said = [ended.stderr.strip().splitlines()[-1] for ended in run_ranks(options)]
+    assert any(
+        re.fullmatch(
+            r"rank [01]: measure_helpers\.py, line \d+: RuntimeError: flaky\. Nothing was kept: .*",
+            line,
+        )
+        for line in said
+    ), said
+
+
+def test_rounds_that_cannot_be_written_are_kept_elsewhere(
+    rounds: Rounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from calibrate.measure import ddp_rounds
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    said = ddp_rounds._rescued(rounds)
+    path = Path(said.removeprefix("The rounds are whole in ").partition(":")[0])
+    assert load_rounds(path) == rounds
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    assert ddp_rounds._rescued(rounds).startswith("Nor can they be kept elsewhere (No such file")

@@ -38,7 +38,7 @@ from calibrate.record import (
 from calibrate.steady import run_sigma, run_times, steady_time
 from calibrate.testbed.errors import TestbedError
 from calibrate.validate import model_profile, rank_factors, validate
-from calibrate.validation import figures_of, summary
+from calibrate.validation import figures_of, summary, warnings
 from calibrate.validation_page import page
 from ddpsim.errors import DdpsimError
 from ddpsim.importers.all_reduce import AllReduceLog
@@ -690,3 +690,30 @@ def test_a_campaign_measures_all_once_before_it_measures_again(
     measured = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
     once = [f"rounds-{m}-{r}gbit-2hosts" for r in (2, 5) for m in ("mixer", "transformer")]
     assert measured == [f"{name}{run}.json" for run in ("", ".run2") for name in once]
+
+
+def test_a_copy_of_rounds_is_no_second_run(tmp_path: Path) -> None:
+    paths = [tmp_path / "one.json", tmp_path / "two.json"]
+    for path in paths:
+        save_rounds(made_up([Measured(Variant(), BACKWARD, 0.05, (8 * MIB,))]), path)
+    with pytest.raises(DdpsimError, match=r"two\.json hold the same rounds"):
+        validate(paths)
+
+
+def test_what_run_would_warn_of_is_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.json"
+    rounds = made_up([Measured(Variant(), BACKWARD, 0.05, (8 * MIB,))])
+    first, last = rounds.parameters
+    save_rounds(
+        rounds.model_copy(update={"parameters": (first.model_copy(update={"sparse": True}), last)}),
+        path,
+    )
+    held = validate([path])
+    (warning,) = warnings(held)
+    assert "sparse" in warning
+    assert f"WARNING {warning}" in summary(held)
+    assert "sparse" in page(held)
+    twice = held.model_copy(
+        update={"sweeps": (*held.sweeps, held.sweeps[0].model_copy(update={"warnings": ()}))}
+    )
+    assert warnings(twice) == (f"{warning} (1 of 2 sweeps)",)

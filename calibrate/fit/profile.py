@@ -14,7 +14,7 @@ from calibrate.fit.nccl import fit_nccl
 from calibrate.fit.samples import Fit, FitError, Sample, measured, measured_sigma
 from calibrate.fit.solve import ROBUST
 from calibrate.pace import bare_compute_s, times_the_least
-from calibrate.record import HALF, Measurement, Record
+from calibrate.record import HALF, Environment, Measurement, Record
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.importers.cluster_profile import ClusterProfile, GlooRing, Provenance
 
@@ -86,7 +86,7 @@ def fit_profile(
             sources=sources,
         ),
         warnings=(
-            *_software_warnings(records, sources),
+            *_setting_warnings(records, sources),
             *_pace_warnings(records, sources),
             *fit.warnings,
             *interference_warnings,
@@ -184,9 +184,8 @@ def _sample(record: Record, m: Measurement) -> Sample:
 def _check_alike(records: Sequence[Record], sources: Sequence[str]) -> None:
     if not records:
         raise FitError("no record was given: there is nothing to fit")
-    for (a, first), (b, other) in combinations(
-        zip(sources, (record.environment for record in records), strict=True), 2
-    ):
+    for (a, one), (b, another) in combinations(zip(sources, records, strict=True), 2):
+        first, other = one.environment, another.environment
         if first.machine != other.machine:
             raise FitError(
                 f"{a} was measured on {first.machine!r}, but {b} on {other.machine!r}: fit one "
@@ -203,15 +202,35 @@ def _check_alike(records: Sequence[Record], sources: Sequence[str]) -> None:
                 f"{a} was measured with {first.backend} on {first.machine!r}, but {b} with "
                 f"{other.backend} on {other.machine!r}: fit one profile for each backend"
             )
+        if _hold_the_same(one, another):
+            raise FitError(
+                f"{a} and {b} hold the same measurements, which would count as measured twice; "
+                "give them once"
+            )
 
 
-def _software_warnings(records: Sequence[Record], sources: Sequence[str]) -> list[str]:
-    said = [f"torch {r.environment.torch}, {r.environment.library}" for r in records]
-    return [
-        f"{sources[0]} was measured with {said[0]}, but {source} with {software}"
-        for source, software in zip(sources, said, strict=True)
-        if software != said[0]
-    ]
+def _hold_the_same(one: Record, other: Record) -> bool:
+    """Whether one is a copy of the other, or of a part of it, as it was before `--resume`."""
+    first, second = ({(m.key, tuple(m.samples_s)) for m in r.measurements} for r in (one, other))
+    return first <= second or second <= first
+
+
+def _setting_warnings(records: Sequence[Record], sources: Sequence[str]) -> list[str]:
+    """Of records with other software, or other variables that change what is measured."""
+    found = []
+    said = [_settings(record.environment) for record in records]
+    for source, settings in zip(sources, said, strict=True):
+        for what in sorted({*settings, *said[0]}):
+            first, here = said[0].get(what, "none"), settings.get(what, "none")
+            if first != here:
+                found.append(
+                    f"{sources[0]} was measured with {what} {first}, but {source} with {here}"
+                )
+    return found
+
+
+def _settings(here: Environment) -> dict[str, str]:
+    return {"torch": here.torch, here.backend: here.library, **here.variables}
 
 
 def _pace_warnings(records: Sequence[Record], sources: Sequence[str]) -> list[str]:

@@ -15,6 +15,11 @@ from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 __all__ = ["correlation_table", "residual_table", "write_residual_figure"]
 
 _LEAST_CORRELATION = 0.9
+_WHAT = (
+    "measured: the mean of the middle four fifths of a size's samples; predicted: the fitted "
+    "model, which `ddpsim run` takes for layouts, rates and sizes that were not measured; for the "
+    "others it takes the measured times"
+)
 
 
 def residual_table(model: AllReduceModel, samples: Sequence[Sample]) -> str:
@@ -38,6 +43,7 @@ def residual_table(model: AllReduceModel, samples: Sequence[Sample]) -> str:
         f"{len(samples)} samples: median error {100 * middle:.1f} %, nine in ten within "
         f"{100 * tenth:.1f} %, largest {100 * np.abs(errors).max():.1f} %"
     )
+    lines.append(_WHAT)
     return "\n".join(lines)
 
 
@@ -74,10 +80,12 @@ def write_residual_figure(model: AllReduceModel, samples: Sequence[Sample], path
         )
         style["mode"] = "lines+markers"
         figure.add_trace(Scatter(x=sizes, y=errors.tolist(), name=f"{label} error", **style), 2, 1)
-    figure.update_xaxes(type="log", title_text="message (bytes)", row=2, col=1)
-    figure.update_xaxes(type="log", row=1, col=1)
-    figure.update_yaxes(type="log", title_text="all-reduce (s)", row=1, col=1)
-    figure.update_yaxes(title_text="error (%)", row=2, col=1)
+    decades = {"type": "log", "dtick": 1, "exponentformat": "power"}
+    figure.update_xaxes(title_text="message (bytes)", row=2, col=1, **decades)
+    figure.update_xaxes(row=1, col=1, **decades)
+    figure.update_yaxes(title_text="all-reduce (s)", row=1, col=1, **decades)
+    figure.update_yaxes(title_text="error of the fitted model (%)", row=2, col=1)
+    figure.update_layout(title_text="All-reduces: measured and fitted")
     write_atomically(path, figure.to_html(include_plotlyjs=True))
 
 

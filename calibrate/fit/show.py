@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 
+from calibrate.record import Record
 from ddpsim.importers.cluster_profile import (
     ClusterProfile,
     Fitted,
@@ -13,7 +15,7 @@ from ddpsim.importers.cluster_profile import (
 )
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
-__all__ = ["not_measured", "show"]
+__all__ = ["data_loaders", "not_measured", "show"]
 
 _EXACT = 1e-4  # a smaller relative error is lost in the digits shown
 _NO_LIMIT = 1e15  # bytes per second: a fit's floor of its inverse, and no machine's rate
@@ -178,6 +180,13 @@ def not_measured(profile: ClusterProfile) -> Iterator[str]:
     ):
         if part is None:
             yield f"not measured: {name}; `ddpsim run` takes {instead}"
+
+
+def data_loaders(records: Sequence[Record]) -> Iterator[str]:
+    """What records tell of data loaders, which is a workload's and not in the profile."""
+    for m in (m for record in records for m in record.measurements if m.kind == "data_loader"):
+        batch = f"data loader {m.variant}: a batch in {format_duration(median(m.samples_s))}"
+        yield f"{batch} (median); its samples over that are workload.data.rate"
 
 
 def _line(name: str, figure: Fitted, written: Callable[[float], str]) -> str:

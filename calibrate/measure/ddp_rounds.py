@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -177,8 +179,19 @@ def _save(job: Job, rounds: Rounds, options: RoundOptions) -> None:
         try:
             save_rounds(rounds, options.output)
         except OSError as error:
-            problem = f"{options.output} cannot be written: {error.strerror}"
+            problem = f"{options.output} cannot be written: {error.strerror}. {_rescued(rounds)}"
     job.check(problem)
+
+
+def _rescued(rounds: Rounds) -> str:
+    """Written where temporary files go, which may have the room; and what became of it."""
+    try:
+        folder = tempfile.mkdtemp(prefix="ddpsim-rounds-")
+        path = Path(folder) / "rounds.json"
+        save_rounds(rounds, path)
+    except OSError as error:
+        return f"Nor can they be kept elsewhere ({error.strerror}): make room and measure again"
+    return f"The rounds are whole in {path}: move them from there"
 
 
 # --- one variant -------------------------------------------------------------------------------
@@ -302,6 +315,7 @@ class _Session:
         )
         self._hook_s = 0.0
         self.ready: dict[str, float] = {}
+        self.sparse: set[str] = set()
 
     def run(self) -> None:
         """Warm up, then measure as many rounds as the budget allows."""
@@ -323,6 +337,7 @@ class _Session:
         self.ready = ready_times(
             self._hooked, self._hook_s, _median([row[2] for row in self._rows])
         )
+        self.sparse = self._hooked.sparse
 
     def _round(self, number: int, *, warm: bool) -> None:
         """One iteration of everything, a few of those alone; each round begins with another."""
@@ -468,6 +483,7 @@ def _parameters(job: Job, training: Training, session: _Session) -> tuple[Parame
             dtype=dtype_name(name, parameter),
             ready_s=tuple(_known(rank[i]) for rank in ready),
             ddp_hook_s=tuple(_known(rank[i]) for rank in hooks),
+            sparse=name in session.sparse,
         )
         for i, (name, parameter) in enumerate(named)
     )

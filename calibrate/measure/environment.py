@@ -146,7 +146,8 @@ def check_same_machine(record: Record, fresh: Record, path: Path) -> None:
     ]
     rates = record.layout.line_rate_bytes_per_s, fresh.layout.line_rate_bytes_per_s
     if None not in rates:
-        pairs.append(("line rate", *rates))
+        was_rate, now_rate = (f"{8e-9 * (rate or 0.0):g} Gbit/s" for rate in rates)
+        pairs.append(("--line-rate", was_rate, now_rate))
     for name, was, now in pairs:
         if was != now:
             raise MeasureError(

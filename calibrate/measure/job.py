@@ -17,6 +17,7 @@ import torch.distributed as dist
 from calibrate.measure.clock import Clock
 from calibrate.measure.errors import LostContactError, MeasureError, RefusedError, first_line
 from calibrate.measure.gloo_threads import gloo_first
+from calibrate.measure.training import told_of_users
 from calibrate.record import Layout
 from ddpsim.report.lines import counted
 
@@ -260,11 +261,20 @@ def _told(error: BaseException, rank: int, kept: str) -> MeasureError | None:
             return LostContactError(f"rank {rank}: {first_line(error)}. {kept}")
         case dist.DistBackendError():
             return MeasureError(f"NCCL of rank {rank} failed: {first_line(error)}. {kept}")
-        case RuntimeError():
-            return LostContactError(
-                f"rank {rank} lost contact with another rank: did one die, or run out of memory? "
-                f"{kept} (torch: {first_line(error)})"
-            )
+        case Exception():
+            return _told_of_code(error, rank, kept)
+    return None
+
+
+def _told_of_code(error: Exception, rank: int, kept: str) -> MeasureError | None:
+    """Of a user's own code; or of a peer that is gone, which gloo tells as a RuntimeError."""
+    if own := told_of_users(error):
+        return MeasureError(f"rank {rank}: {own}. {kept}")
+    if isinstance(error, RuntimeError):
+        return LostContactError(
+            f"rank {rank} lost contact with another rank: did one die, or run out of memory? "
+            f"{kept} (torch: {first_line(error)})"
+        )
     return None
 
 

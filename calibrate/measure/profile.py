@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from calibrate.measure.training import (
     compute_threads,
     dtype_name,
     prepare,
+    told_of_users,
 )
 from calibrate.parts import adding_up
 from ddpsim.files import write_atomically
@@ -99,6 +101,8 @@ def profile(
     if iterations < 1:
         raise MeasureError(f"{iterations} iterations measure nothing: wanted 1 or more")
     where = _device(device)
+    if threads > (cores := len(os.sched_getaffinity(0))):
+        raise MeasureError(f"--threads {threads}: this process may use {counted(cores, 'core')}")
     with compute_threads(threads):
         size = batch_of(reference, batch)
         try:
@@ -109,6 +113,10 @@ def profile(
                 f"batch {size} of {reference} does not fit into the memory of {where}: "
                 "give a smaller --batch"
             ) from None
+        except Exception as error:
+            if told := told_of_users(error):
+                raise told from error
+            raise
         memory = _memory(training, where)  # of usual steps: two micro-batches may take more
         samples.later = _later_ratios(training, max(1, iterations // _STEPS_A_PAIR))
         _measure_ddp(training, samples, iterations)

@@ -100,7 +100,10 @@ def relative_mad(samples_s: Sequence[float]) -> float:
 
 
 def _kept(path: Path) -> str:
-    return f"The record so far is in {path}; the same command with --resume goes on from there."
+    return (
+        f"What was measured so far is in {path}, if it is there yet; the same command with "
+        "--resume goes on from it."
+    )
 
 
 @dataclass
@@ -161,6 +164,8 @@ class _Session:
                 reporter.say(f"warning   {shared}")
             if held:
                 reporter.say(f"{options.output} holds {len(held)} measurements already")
+            elif options.resume:
+                reporter.say(f"{options.output} held no measurement: begun anew")
             for task in fitting:
                 reporter.begin(str(task))
                 record = self._one(task, record, budget, reporter)

@@ -9,6 +9,7 @@ tensor. Autocast, if wanted, belongs into the model and the loss.
 from __future__ import annotations
 
 import inspect
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import calibrate
 from calibrate.ddp_rounds import OptimizerName
 from calibrate.measure.clock import Clock
 from calibrate.measure.errors import MeasureError
@@ -32,6 +34,7 @@ __all__ = [
     "compute_threads",
     "dtype_name",
     "prepare",
+    "told_of_users",
 ]
 
 _TINY_PARAMETERS = 500
@@ -123,6 +126,11 @@ def prepare(
             f"{wanted}: a torch.nn.Module, a tensor, tuple or dict, and a function; got {kinds}"
         )
     model = model.to(device)
+    if not model.training:
+        raise MeasureError(
+            f"the model of {reference} is in evaluation mode, and training is measured: call "
+            "model.train() before it is returned"
+        )
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise MeasureError(f"the model of {reference} has no parameter that requires a gradient")
@@ -132,7 +140,13 @@ def prepare(
         model, _moved(inputs, device), loss, classes[optimizer](trained, **options), Clock(device)
     )
     with _users_own(reference):
-        training.forward().backward()  # type: ignore[no-untyped-call]
+        loss = training.forward()
+        loss.backward()  # type: ignore[no-untyped-call]
+    if not torch.isfinite(loss).all():
+        raise MeasureError(
+            f"the loss of {reference} is {loss.item()}: arithmetic on such numbers may take "
+            "another time than training does; give inputs and weights that train"
+        )
     named = model.named_parameters()
     unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
     training.optimizer.zero_grad()
@@ -147,11 +161,39 @@ def _users_own(reference: str) -> Iterator[None]:
     except (MeasureError, torch.cuda.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:
-        ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-        places = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
-        where = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else ""
-        said = " ".join(str(error).split())
-        raise MeasureError(f"{reference}{where}: {type(error).__name__}: {said}") from error
+        place = _place_of_users(error)
+        where = f" ({place})" if place else ""
+        raise MeasureError(f"{reference}{where}: {_said(error)}") from error
+
+
+def told_of_users(error: BaseException) -> MeasureError | None:
+    """The error of a user's own code, with its place; None where it came about elsewhere."""
+    place = _place_of_users(error)
+    return MeasureError(f"{place}: {_said(error)}") if place else None
+
+
+def _place_of_users(error: BaseException) -> str:
+    """File and line of the last step that is neither torch's, Python's own nor ours; or nothing.
+
+    Nothing where it came about in torch.distributed: then the user's code only waited for others.
+    """
+    framework = Path(torch.__file__).parent
+    ours = (framework, Path(calibrate.__file__).parent)
+    python = Path(sysconfig.get_paths()["stdlib"])
+    frames = extract_tb(error.__traceback__)
+    if frames and Path(frames[-1].filename).is_relative_to(framework / "distributed"):
+        return ""
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        is_python = path.is_relative_to(python) and "site-packages" not in path.parts
+        is_python = is_python or path.name == "sitecustomize.py"
+        if path.is_file() and not is_python and not any(map(path.is_relative_to, ours)):
+            return f"{path.name}, line {frame.lineno}"
+    return ""
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _moved(inputs: Any, device: torch.device) -> Any:

@@ -15,6 +15,7 @@ from ddpsim.importers.text import parsed, read_text
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = [
+    "SCHEMA",
     "ClusterProfile",
     "ComputeKept",
     "CopyIn",
@@ -30,6 +31,8 @@ __all__ = [
     "ValidRange",
     "read_cluster_profile",
 ]
+
+SCHEMA: Literal["ddpsim.profile/1"] = "ddpsim.profile/1"
 
 
 class _Part(BaseModel):
@@ -292,7 +295,7 @@ class ClusterProfile(_Part):
         extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
     )
 
-    schema_: Literal["ddpsim.profile/1"] = Field("ddpsim.profile/1", alias="schema")
+    schema_: Literal["ddpsim.profile/1"] = Field(SCHEMA, alias="schema")
     name: str
     backend: Literal["gloo", "nccl"]
     all_reduce: Annotated[NcclRegimes | GlooRing, Field(discriminator="kind")]
@@ -315,5 +318,5 @@ class ClusterProfile(_Part):
 
 def read_cluster_profile(source: SourceFile) -> ClusterProfile:
     """Read a profile; raises ImportFailedError with what is wrong and where."""
-    text = read_text(source, "a ddpsim.profile/1 JSON file")
-    return parsed(ClusterProfile, source.given, text, "ddpsim.profile/1 cluster profile")
+    text = read_text(source, f"a {SCHEMA} JSON file")
+    return parsed(ClusterProfile, source.given, text, f"{SCHEMA} cluster profile")

@@ -28,6 +28,7 @@ from ddpsim.scenario.quantity import SourceFile
 __all__ = [
     "ITEM_BYTES",
     "LATER",
+    "SCHEMA",
     "ModelProfile",
     "ProfiledParameter",
     "read_parameters",
@@ -43,7 +44,7 @@ _WANTED = "a JSON profile or a CSV table"
 _LONGEST_S = 1e7
 _SLACK = 1.05  # medians, each taken on its own, need not add up
 LATER = ("later_forward_s", "later_backward_s")  # of a second micro-batch: both or neither
-_PROFILE_SCHEMA = "ddpsim.model-profile/1"
+SCHEMA = "ddpsim.model-profile/1"
 Origin = Literal["first_gradient", "backward_start"]
 
 
@@ -109,8 +110,17 @@ def read_parameters(source: SourceFile) -> ModelProfile:
     lines = read_text(source, "a CSV table: name,shape,dtype").splitlines()
     header = header_of(lines, _LIST_COLUMNS) or 0
     rows = [_TUPLE.sub(_without_commas, line) for line in lines[header:]]
-    parameters = []
+    parameters: list[ProfiledParameter] = []
+    lines_by_name: dict[str, int] = {}
     for line, row in table(source.given, rows, _LIST_COLUMNS, header + 1):
+        first = lines_by_name.setdefault(row["name"], line)
+        if first != line:
+            raise ImportFailedError(
+                source.given,
+                f"{shown(row['name'])} stands in line {first} already; a parameter has one row, "
+                "shared ones too",
+                line,
+            )
         shape = _shape(source.given, line, row["shape"])
         whole(source.given, line, math.prod(shape), "the number of elements")
         dtype = _dtype(source.given, line, row["dtype"])
@@ -156,9 +166,9 @@ def _read_json(name: str, text: str) -> ModelProfile:
         raise ImportFailedError(
             name, "this is no profile: too deep, or a number too long"
         ) from None
-    if data.get("schema") != _PROFILE_SCHEMA:
+    if data.get("schema") != SCHEMA:
         found = shown(data.get("schema"))
-        raise ImportFailedError(name, f"its schema is {found}; wanted {_PROFILE_SCHEMA!r}")
+        raise ImportFailedError(name, f"its schema is {found}; wanted {SCHEMA!r}")
     return _profile(name, data)
 
 

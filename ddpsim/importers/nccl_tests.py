@@ -42,6 +42,7 @@ class _Row(NamedTuple):
     size_bytes: int
     time_s: float
     bus_factor: float  # busbw / algbw; nan where the figures are too small to tell
+    kind: str = ""  # data type and operation
 
 
 def read_text_log(name: str, lines: Sequence[str], wanted: str) -> Measured:
@@ -86,8 +87,20 @@ def only_layout(name: str, layouts: set[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _measured(name: str, layout: tuple[int, int], rows: Sequence[_Row]) -> Measured:
+    _check_one_kind(name, rows)
     _check_bus_factor(name, rows, layout[0] * layout[1])
     return Measured(layout, [(row.size_bytes, row.time_s) for row in rows])
+
+
+def _check_one_kind(name: str, rows: Sequence[_Row]) -> None:
+    """Each type and operation has a speed of its own, and their mean is nobody's."""
+    kinds = list(dict.fromkeys(row.kind for row in rows))
+    if len(kinds) > 1:
+        raise ImportFailedError(
+            name,
+            f"holds all-reduces of several kinds ({', '.join(kinds)}); keep the rows of one, as "
+            "all_reduce_perf -d float -o sum writes them",
+        )
 
 
 def _check_bus_factor(name: str, rows: Sequence[_Row], ranks: int) -> None:
@@ -154,7 +167,8 @@ def _text_rows(name: str, lines: Iterable[str]) -> Iterator[_Row]:
         busbw = number(name, line, in_place[2], "in-place busbw")
         if counted:
             _check_right(name, line, in_place[3], "in-place #wrong")
-        yield _Row(size, time_us * 1e-6, _bus_factor(algbw, busbw))
+        kind = " ".join(cells[2:4])
+        yield _Row(size, time_us * 1e-6, _bus_factor(algbw, busbw), kind)
 
 
 def _device_lists(name: str, lines: Iterable[str]) -> list[dict[str, str]]:
@@ -202,7 +216,8 @@ def _json_row(name: str, index: int, row: Any) -> _Row:
     algbw = number(name, 0, in_place.get("alg_bw"), f"alg_bw of {here}")
     busbw = number(name, 0, in_place.get("bus_bw"), f"bus_bw of {here}")
     _check_right(name, 0, in_place.get("nwrong", 0), f"nwrong of {here}")
-    return _Row(size, time_us * 1e-6, _bus_factor(algbw, busbw))
+    kind = " ".join(str(row[key]) for key in ("type", "redop") if key in row)
+    return _Row(size, time_us * 1e-6, _bus_factor(algbw, busbw), kind)
 
 
 def _json_layout(name: str, config: dict[str, Any]) -> tuple[int, int]:
