@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ddpsim.engine.plan import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
+from ddpsim.errors import ScenarioError
 from ddpsim.interval import COMPUTE, DATA, prediction_interval
 from ddpsim.job import Job, resolve
+from ddpsim.measured import check_measured
 from ddpsim.provenance import Uncertainty
 from ddpsim.report.verdict import Verdict, is_normal, verdict
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
@@ -52,7 +54,18 @@ def checked(document: Document) -> Scenario:
     """The scenario of a document, with every file that it names; raises ScenarioError."""
     scenario = parse(document)
     resolve(scenario, document)
+    own = _as_stated(document)
+    if own is not None and not own.workload.profile:  # which knows what it was measured with
+        check_measured(own, scenario, "set both")
     return scenario
+
+
+def _as_stated(document: Document) -> Scenario | None:
+    """The scenario without `--set`; None where there are none, or it needs them to be whole."""
+    try:
+        return None if document.stated is None else parse(document.stated)
+    except ScenarioError:
+        return None
 
 
 def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:

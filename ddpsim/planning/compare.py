@@ -11,8 +11,8 @@ from ddpsim.engine.many import run_many
 from ddpsim.errors import DdpsimError, ScenarioError
 from ddpsim.interval import GLOO_SLOWDOWN, edges
 from ddpsim.job import Job, Parts, resolve
+from ddpsim.measured import check_measured
 from ddpsim.planning.many import brief_of
-from ddpsim.planning.measured import check_measured
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.changes import Change, Comparison
 from ddpsim.result.model import Brief

@@ -23,11 +23,11 @@ from typing import Any
 
 from ddpsim.errors import Problem, ScenarioError
 from ddpsim.job import resolve
+from ddpsim.measured import check_measured
 from ddpsim.planning.executors import HERE, ExecutorError, Workers
 from ddpsim.planning.grid import Axis, Grid
 from ddpsim.planning.journal import Journal, Outcome
 from ddpsim.planning.many import attempt_many
-from ddpsim.planning.measured import check_measured
 from ddpsim.result.model import Brief
 from ddpsim.result.sweep import Point, Setting, Sweep
 from ddpsim.scenario.document import Document, load

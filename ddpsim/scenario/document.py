@@ -37,11 +37,15 @@ _YAML_HINTS = {
 
 @dataclass
 class Document:
-    """Plain data, its file's name, and for each key path the places of its key and its value."""
+    """Plain data, its file's name, and for each key path the places of its key and its value.
+
+    `stated`: the same without `--set` overrides, where there are any.
+    """
 
     name: str
     base: Path
     data: dict[str, Any]
+    stated: Document | None = None
     key_places: dict[KeyPath, str] = field(default_factory=dict)
     value_places: dict[KeyPath, str] = field(default_factory=dict)
 
@@ -55,7 +59,7 @@ class Document:
         if not isinstance(tree, CommentedMap):
             _refuse(f"{path}:1:1", "this is not a scenario: wanted keys such as `schema: ddpsim/1`")
         start: dict[KeyPath, str] = {(): f"{path}:1:1"}
-        document = cls(str(path), path.parent, {}, dict(start), dict(start))
+        document = cls(str(path), path.parent, {}, None, dict(start), dict(start))
         document.data = document._plain(tree, ())
         return document
 
@@ -165,9 +169,8 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) 
         document = Document.from_mapping(source, Path())
     else:
         document = Document.read(Path(source))
-    for setting in overrides:
-        document.override(setting)
-    return document
+    settings = tuple(overrides)
+    return replace(document.changed(settings), stated=document) if settings else document
 
 
 def _key(step: str) -> str | int:

@@ -84,6 +84,11 @@ def _warnings(profile: ModelProfile, workload: Workload, device: Device) -> Iter
             f"{profile.source} was {done} {of}, and its times are taken for {device.name}'s: "
             "measure there, or estimate them (calibrate profile --scale FROM:TO)"
         )
+    if workload.precision.startswith("amp-"):
+        yield (
+            f"workload.precision {workload.precision} changes no time of {profile.source}: autocast "
+            "belongs into the model that is profiled; drop it here"
+        )
     if profile.optimizer and profile.optimizer != workload.optimizer.name:
         yield (
             f"the optimizer's time is that of {profile.optimizer}, with which {profile.source} was "
