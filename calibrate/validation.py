@@ -361,7 +361,8 @@ def _lines(f: Figures) -> Iterator[str]:
             f"skill where runs were repeated: {_percent(f.repeated_skilled)}; one run as the "
             f"prediction of the others: {_percent(f.another_run_skilled)}"
         )
-    yield f"bucket choice within 1 %: {_percent(f.good_choices)} of {f.choice_sweeps} sweeps"
+    sweeps = counted(f.choice_sweeps, "sweep")
+    yield f"bucket choice within 1 %: {_percent(f.good_choices)} of {sweeps}"
     yield (
         f"exposed communication: off by median {f.median_exposed_error:.1%}, "
         f"worst {f.worst_exposed_error:.1%} of the iteration"

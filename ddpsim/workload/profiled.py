@@ -86,8 +86,8 @@ def _warnings(profile: ModelProfile, workload: Workload, device: Device) -> Iter
         )
     if workload.precision.startswith("amp-"):
         yield (
-            f"workload.precision {workload.precision} changes no time of {profile.source}: autocast "
-            "belongs into the model that is profiled; drop it here"
+            f"workload.precision {workload.precision} changes no time of {profile.source}: "
+            "autocast belongs into the model that is profiled; drop it here"
         )
     if profile.optimizer and profile.optimizer != workload.optimizer.name:
         yield (
