@@ -1104,7 +1104,7 @@ def test_a_model_that_fails_later_is_told_with_its_place() -> None:
 
 
 def test_more_threads_than_cores_are_refused() -> None:
-    with pytest.raises(MeasureError, match="--threads 4096: this process may use"):
+    with pytest.raises(MeasureError, match="--threads 4096: this machine has"):
         profiled("two_layers", threads=4096)
 
 

@@ -101,8 +101,8 @@ def profile(
     if iterations < 1:
         raise MeasureError(f"{iterations} iterations measure nothing: wanted 1 or more")
     where = _device(device)
-    if threads > (cores := len(os.sched_getaffinity(0))):
-        raise MeasureError(f"--threads {threads}: this process may use {counted(cores, 'core')}")
+    if threads > (cores := os.cpu_count() or threads):
+        raise MeasureError(f"--threads {threads}: this machine has {counted(cores, 'core')}")
     with compute_threads(threads):
         size = batch_of(reference, batch)
         try:

@@ -140,11 +140,11 @@ def prepare(
         model, _moved(inputs, device), loss, classes[optimizer](trained, **options), Clock(device)
     )
     with _users_own(reference):
-        loss = training.forward()
-        loss.backward()  # type: ignore[no-untyped-call]
-    if not torch.isfinite(loss).all():
+        value = training.forward()
+        value.backward()  # type: ignore[no-untyped-call]
+    if not torch.isfinite(value).all():
         raise MeasureError(
-            f"the loss of {reference} is {loss.item()}: arithmetic on such numbers may take "
+            f"the loss of {reference} is {value.item()}: arithmetic on such numbers may take "
             "another time than training does; give inputs and weights that train"
         )
     named = model.named_parameters()
