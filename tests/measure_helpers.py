@@ -119,3 +119,19 @@ def evaluating(batch: int = 4) -> Any:
 
 def without_a_number(batch: int = 4) -> Any:
     return nn.Linear(2, 2), torch.randn(batch, 2), lambda output: output.sum() / 0 * 0
+
+
+class Mortal(nn.Linear):
+    """Kills rank 1 after so many forwards, of all copies together."""
+
+    forwards = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        Mortal.forwards += 1
+        if os.environ["RANK"] == "1" and Mortal.forwards > int(os.environ["FORWARDS_TO_LIVE"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(inputs)
+
+
+def dies_later(batch: int = 4) -> Any:
+    return Mortal(2, 2), torch.randn(batch, 2), lambda output: output.sum()

@@ -34,7 +34,7 @@ def run_ranks(options: RoundOptions) -> list[subprocess.CompletedProcess[str]]:
 
 
 def run_job(module: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
-    """`python -m` with these as two ranks, as torchrun starts them."""
+    """`python -m` with these, or -c, as two ranks, as torchrun starts them."""
     from calibrate.measure.launch import free_port
 
     tests = Path(__file__).parent
@@ -48,7 +48,7 @@ def run_job(module: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)]),
     }
-    command = [sys.executable, "-m", *module]
+    command = [sys.executable, *([] if module[0] == "-c" else ["-m"]), *module]
     ranks = [
         subprocess.Popen(
             command,
@@ -269,7 +269,7 @@ def test_an_error_of_the_users_own_is_told_with_its_place(tmp_path: Path) -> Non
     said = [ended.stderr.strip().splitlines()[-1] for ended in run_ranks(options)]
     assert any(
         re.fullmatch(
-            r"rank [01]: measure_helpers\.py, line \d+: RuntimeError: flaky\. Nothing was kept: .*",
+            r"rank [01]: measure_helpers\.py, line \d+: RuntimeError: flaky\. The rounds until .*",
             line,
         )
         for line in said
@@ -287,3 +287,22 @@ def test_rounds_that_cannot_be_written_are_kept_elsewhere(
     assert load_rounds(path) == rounds
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     assert ddp_rounds._rescued(rounds).startswith("Nor can they be kept elsewhere (No such file")
+
+
+def test_rounds_until_a_rank_dies_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written on the way: as whole as those of a job that ended by itself."""
+    monkeypatch.setenv("FORWARDS_TO_LIVE", "200")
+    options = RoundOptions(
+        output=tmp_path / "rounds.json",
+        model="measure_helpers:dies_later",
+        variants=VARIANTS,
+        rounds=(2, 1000),
+        budget_s=600,
+    )
+    module = "import calibrate.measure.ddp_rounds as m; m._KEEP_S = 0.0; "
+    run = "m.run_rank(lambda o: m.measure_rounds(m.RoundOptions.model_validate_json(o)))"
+    for ended in run_job(["-c", module + run, options.model_dump_json()]):
+        assert ended.returncode != 0
+    kept = load_rounds(options.output)
+    assert len(kept.variants[0].whole_s) >= 2
+    assert len(kept.alone.whole_s) == ALONE_PER_ROUND * len(kept.variants[0].whole_s)

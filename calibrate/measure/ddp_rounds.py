@@ -67,7 +67,7 @@ __all__ = ["measure_rounds", "measure_rounds_locally"]
 KIB, MIB = 2**10, 2**20
 _SMALL_SIZES = (64 * KIB, MIB)
 _BUCKET_SIZES = 6  # sizes of all-reduces taken from the buckets
-_NOTHING_KEPT = "Nothing was kept: rounds are written when all of them are done."
+_KEEP_S = 30.0  # between rounds, for what Ctrl-C or a dead rank would lose
 _PARTS = tuple(Steps.model_fields)  # in the order in which `_step` returns them
 _Row = tuple[float, ...]
 
@@ -75,11 +75,12 @@ _Row = tuple[float, ...]
 def measure_rounds(options: RoundOptions) -> Rounds:
     """Measure in the job of torchrun's variables; every rank calls this, rank 0 writes the file.
 
-    All at once, at the end. Raises MeasureError where the file is there already or cannot be
-    written, the model cannot be used, ranks differ or a peer is lost.
+    Whole, with the rounds until then, now and then and at the end. Raises MeasureError where the
+    file is there already or cannot be written, the model cannot be used, ranks differ or a peer is
+    lost.
     """
     with (
-        taking_part(options.timeout_s, _NOTHING_KEPT, comm_first=options.comm_first) as job,
+        taking_part(options.timeout_s, _kept(options), comm_first=options.comm_first) as job,
         compute_threads(1),
     ):
         try:
@@ -94,8 +95,15 @@ def measure_rounds(options: RoundOptions) -> Rounds:
 def measure_rounds_locally(ranks: int, options: RoundOptions) -> Rounds:
     """The same in a job of ranks that are started here; see `calibrate.measure.launch.local`."""
     job = options.model_dump_json()
-    local(ranks, "calibrate.measure.ddp_rounds", job, kept=_NOTHING_KEPT)
+    local(ranks, "calibrate.measure.ddp_rounds", job, kept=_kept(options))
     return load_rounds(options.output)
+
+
+def _kept(options: RoundOptions) -> str:
+    return (
+        f"The rounds until then are in {options.output}, if it is there yet: from the "
+        f"{options.rounds[0]}th on they are written every {_KEEP_S:.0f} s."
+    )
 
 
 def _measure(job: Job, options: RoundOptions) -> Rounds:
@@ -114,28 +122,34 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
         for variant in options.variants
     ]
     session = _Session(job, options, bare, steppers)
-    session.run()
-    rounds = Rounds(
-        environment=here,
-        layout=job.place.layout.model_copy(
-            update={"line_rate_bytes_per_s": options.line_rate_bytes_per_s}
-        ),
-        model=options.model,
-        batch_per_rank=batch,
-        optimizer=options.optimizer,
-        fused=options.fused,
-        find_unused_parameters=options.find_unused_parameters,
-        parameters=_parameters(job, bare, session),
-        buffers=tuple(
-            (str(b.dtype).removeprefix("torch."), b.numel()) for b in bare.model.buffers()
-        ),
-        alone=session.alone(),
-        variants=tuple(session.variant(stepper) for stepper in steppers),
-        all_reduce=session.all_reduces(),
-        elapsed_s=round(time.monotonic() - began, 1),
-    )
-    _save(job, rounds, options)
-    return rounds
+
+    def save() -> Rounds:
+        """With the rounds until now, of all ranks."""
+        session.sum_up()
+        rounds = Rounds(
+            environment=here,
+            layout=job.place.layout.model_copy(
+                update={"line_rate_bytes_per_s": options.line_rate_bytes_per_s}
+            ),
+            model=options.model,
+            batch_per_rank=batch,
+            optimizer=options.optimizer,
+            fused=options.fused,
+            find_unused_parameters=options.find_unused_parameters,
+            parameters=_parameters(job, bare, session),
+            buffers=tuple(
+                (str(b.dtype).removeprefix("torch."), b.numel()) for b in bare.model.buffers()
+            ),
+            alone=session.alone(),
+            variants=tuple(session.variant(stepper) for stepper in steppers),
+            all_reduce=session.all_reduces(),
+            elapsed_s=round(time.monotonic() - began, 1),
+        )
+        _save(job, rounds, options)
+        return rounds
+
+    session.run(save)
+    return save()
 
 
 def _unused(bare: Training, options: RoundOptions) -> str:
@@ -317,14 +331,14 @@ class _Session:
         self.ready: dict[str, float] = {}
         self.sparse: set[str] = set()
 
-    def run(self) -> None:
-        """Warm up, then measure as many rounds as the budget allows."""
+    def run(self, save: Callable[[], object]) -> None:
+        """Warm up, then measure as many rounds as the budget allows; `save` them on the way."""
         job, (least, most) = self._job, self._options.rounds
         for _ in range(WARMUPS):
             self._round(0, warm=True)
         self._reduced = {size: [] for size in self._sizes()}
         buffers = _touched(self._reduced, job.device)
-        done, began = 0, time.monotonic()
+        done, began, saved_s = 0, time.monotonic(), 0.0
         while done < most:
             self._round(done, warm=False)
             self._all_reduce(buffers)
@@ -332,8 +346,14 @@ class _Session:
             spent_s = job.from_first(time.monotonic() - began)
             if done >= least and spent_s * (done + 1) / done > self._options.budget_s:
                 break
+            if done >= least and spent_s - saved_s > _KEEP_S:
+                saved_s = spent_s
+                save()
+
+    def sum_up(self) -> None:
+        """What is told of the rounds until now."""
         self._hooked.backward_s = [row[2] for row in self._rows]
-        self._hook_s = hook_cost_s(job.device, self._hooked)
+        self._hook_s = self._hook_s or hook_cost_s(self._job.device, self._hooked)
         self.ready = ready_times(
             self._hooked, self._hook_s, _median([row[2] for row in self._rows])
         )
