@@ -504,3 +504,17 @@ def test_the_bottleneck_is_what_would_shorten_messages() -> None:
 
     assert "the inter-node network (400.0 GB/s a node" in of()
     assert "the intra-node links (365.0 GB/s a GPU" in of(algorithm="ring")
+
+
+def test_links_that_leave_out_a_switch_say_so() -> None:
+    """The device's usual machine sums in its switch, and stated links are another machine's."""
+
+    def said(intra: dict[str, str] | None) -> str:
+        cluster = {"nodes": 1, "gpus_per_node": 8, "device": "h100-sxm-80gb", "intra_node": intra}
+        scenario = {"schema": "ddpsim/1", "workload": WORKLOAD, "cluster": cluster}
+        network = resolve(load_scenario(scenario)).network
+        return next(p.source for p in network.provenance if p.input == "cluster.intra_node")
+
+    assert "no NVLS without switch_bandwidth" in said({"bandwidth": "365 GB/s"})
+    assert "no NVLS" not in said({"bandwidth": "365 GB/s", "switch_bandwidth": "480 GB/s"})
+    assert "no NVLS" not in said(None)

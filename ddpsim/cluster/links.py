@@ -348,7 +348,7 @@ def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:
         link = cluster.link(key)
         if link is None:
             continue
-        figures = _figures(link, cluster.states_latency(key))
+        figures = _figures(link, cluster.states_latency(key)) + _without_switch(cluster, link)
         source = preset_source(cluster, key)
         if stated:
             beside = f" beside machine {cluster.machine.name}" if cluster.machine else ""
@@ -356,6 +356,15 @@ def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:
         trust: Trust = "stated" if stated else "assumed"
         entries.append(Provenance(f"cluster.{key}", f"{figures}; {source}", trust))
     return tuple(entries)
+
+
+def _without_switch(cluster: Cluster, link: IntraNode | InterNode) -> str:
+    """Where the links that a scenario states leave out what the device's usual machine has."""
+    usual = cluster.device.intra_node
+    if isinstance(link, InterNode) or link.switch_bandwidth_bytes_per_s or usual is None:
+        return ""
+    has_switch = usual.switch_bandwidth_bytes_per_s is not None
+    return ", no NVLS without switch_bandwidth" if has_switch else ""
 
 
 def _figures(link: IntraNode | InterNode, states_latency: bool) -> str:  # noqa: FBT001 -- a fact
