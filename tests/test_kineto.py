@@ -57,12 +57,14 @@ def written(tmp_path: Path, *steps: Step, **how: Any) -> Path:
     return writer.save(tmp_path / "trace.json.gz")
 
 
-def scenario(path: Path, *settings: str, gpus: int = 1, **workload: Any) -> ddpsim.Scenario:
+def scenario(
+    path: Path, *settings: str, gpus: int = 1, device: str = "v100-sxm-32gb", **workload: Any
+) -> ddpsim.Scenario:
     return ddpsim.load_scenario(
         {
             "schema": "ddpsim/1",
             "workload": {"trace": str(path), "batch_per_rank": 32, **workload},
-            "cluster": {"nodes": 1, "gpus_per_node": gpus, "device": "v100-sxm-32gb"},
+            "cluster": {"nodes": 1, "gpus_per_node": gpus, "device": device},
         },
         settings,
     )
@@ -472,7 +474,7 @@ def test_the_buckets_of_a_real_trace() -> None:
     path = reference("resnet50-ddp-2xA100-rank0")
     step = read(path).typical
     assert step.bucket_elements == tuple(RESNET50_BUCKETS)
-    asked = scenario(path, "cluster.device=a100-sxm-40gb", gpus=2, model="resnet50")
+    asked = scenario(path, device="a100-sxm-40gb", gpus=2, model="resnet50")
     result, model = ddpsim.simulate(asked), resolve(asked).model
     assert [bucket.size_bytes // 4 for bucket in result.buckets] == RESNET50_BUCKETS
     ready = [model.parameters[i].numel for i in model.ready_order]
