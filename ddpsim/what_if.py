@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import median
@@ -10,7 +10,6 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from ddpsim.cluster.collectives import InterferingCost
 from ddpsim.cluster.nccl_cost import NcclCost
 from ddpsim.cluster.tuner import estimates
 from ddpsim.engine.noise import rank_factors
@@ -115,22 +114,15 @@ def _other_buckets(job: Job, result: Result) -> Iterator[_Change]:
     """The best of some bucket caps, which leave the training as it is; `tune` knows more."""
     if job.scenario.cluster.algorithm == "data_parallel":
         return
-    if result.engine.ranks_simulated > _QUICK_RANKS:
-        return
     why, key = "other buckets (ddpsim tune tries more)", "ddp.bucket_cap_mb"
     changes = [_Change(why, key, cap, f"{key}={cap:g}") for cap in _CAPS_MIB]
-    parts = Parts()
-    yield max(changes, key=lambda change: _throughput(_changed_job(job, change, parts)))
+    yield from _best(job, result, changes)
 
 
 def _other_algorithm(job: Job, result: Result) -> Iterator[_Change]:
     """The best algorithm where NCCL's tuner chooses: its estimates are not what messages cost."""
-    cost = job.network.cost
-    if isinstance(cost, InterferingCost):
-        cost = cost.cost
+    cost = job.network.plain_cost
     if not isinstance(cost, NcclCost) or cost.algorithms:
-        return
-    if result.engine.ranks_simulated > _QUICK_RANKS:
         return
     names = dict.fromkeys(row.algorithm for row in estimates(cost.graph))
     changes = [
@@ -141,6 +133,13 @@ def _other_algorithm(job: Job, result: Result) -> Iterator[_Change]:
         )
         for name in names
     ]
+    yield from _best(job, result, changes)
+
+
+def _best(job: Job, result: Result, changes: Sequence[_Change]) -> Iterator[_Change]:
+    """Of changes that leave the training as it is; nothing where to try them takes long."""
+    if result.engine.ranks_simulated > _QUICK_RANKS:
+        return
     parts = Parts()
     yield max(changes, key=lambda change: _throughput(_changed_job(job, change, parts)))
 

@@ -712,6 +712,11 @@ def test_micro_batches_of_a_global_batch_are_split_where_memory_needs_it() -> No
         assert ddpsim.simulate(by_hand).iteration_time_s.mean == pytest.approx(size.step_s)
     assert any(size.accumulation_steps > 1 for size in plan.sizes)
     assert all(size.fits for size in plan.sizes)
+    alike = plan_capacity(asked, "1B tokens in 24 h", global_batch=64, max_gpus=1)
+    assert len(alike.sizes) == 1  # so that no other size tells that it was split
+    assert alike.answer.accumulation_steps > 1
+    setting = f"ddp.accumulation_steps={alike.answer.accumulation_steps}"
+    assert setting in render_plan(alike, "s.yaml")
 
 
 def test_what_does_not_fit_is_no_answer() -> None:

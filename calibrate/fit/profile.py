@@ -136,10 +136,7 @@ def _check_logs(logs: Sequence[AllReduceLog]) -> None:
             other.gpus_per_node,
             other.samples,
         ):
-            raise FitError(
-                f"{one.source} and {other.source} hold the same measurements, which would count as "
-                "measured twice; give them once"
-            )
+            raise _given_twice(one.source, other.source)
 
 
 def samples_of_logs(logs: Sequence[AllReduceLog]) -> list[Sample]:
@@ -203,10 +200,14 @@ def _check_alike(records: Sequence[Record], sources: Sequence[str]) -> None:
                 f"{other.backend} on {other.machine!r}: fit one profile for each backend"
             )
         if _hold_the_same(one, another):
-            raise FitError(
-                f"{a} and {b} hold the same measurements, which would count as measured twice; "
-                "give them once"
-            )
+            raise _given_twice(a, b)
+
+
+def _given_twice(one: str, other: str) -> FitError:
+    return FitError(
+        f"{one} and {other} hold the same measurements, which would count as measured twice; give "
+        "them once"
+    )
 
 
 def _hold_the_same(one: Record, other: Record) -> bool:

@@ -101,8 +101,8 @@ def measure_rounds_locally(ranks: int, options: RoundOptions) -> Rounds:
 
 def _kept(options: RoundOptions) -> str:
     return (
-        f"The rounds until then are in {options.output}, if it is there yet: from the "
-        f"{options.rounds[0]}th on they are written every {_KEEP_S:.0f} s."
+        f"The rounds until then are in {options.output}, if it is there yet: once there are "
+        f"{options.rounds[0]}, they are written every {_KEEP_S:.0f} s."
     )
 
 
@@ -329,7 +329,6 @@ class _Session:
         )
         self._hook_s = 0.0
         self.ready: dict[str, float] = {}
-        self.sparse: set[str] = set()
 
     def run(self, save: Callable[[], object]) -> None:
         """Warm up, then measure as many rounds as the budget allows; `save` them on the way."""
@@ -357,7 +356,6 @@ class _Session:
         self.ready = ready_times(
             self._hooked, self._hook_s, _median([row[2] for row in self._rows])
         )
-        self.sparse = self._hooked.sparse
 
     def _round(self, number: int, *, warm: bool) -> None:
         """One iteration of everything, a few of those alone; each round begins with another."""
@@ -417,6 +415,11 @@ class _Session:
         wanted = [used[0] * (used[-1] / used[0]) ** (i / last) for i in range(_BUCKET_SIZES)]
         near = [min(used, key=lambda size: abs(math.log(size / aim))) for aim in wanted]
         return sorted({max(4, size // 4 * 4) for size in (*near, *_SMALL_SIZES)})
+
+    @property
+    def sparse(self) -> set[str]:
+        """Parameters whose gradient is sparse."""
+        return self._hooked.sparse
 
     def ddp_hooks(self) -> Mapping[str, float] | None:
         """What DDP's hooks take on this rank; on a CPU."""

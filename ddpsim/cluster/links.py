@@ -348,11 +348,12 @@ def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:
         link = cluster.link(key)
         if link is None:
             continue
-        figures = _figures(link, cluster.states_latency(key)) + _without_switch(cluster, link)
+        figures = _figures(link, cluster.states_latency(key))
         source = preset_source(cluster, key)
         if stated:
             beside = f" beside machine {cluster.machine.name}" if cluster.machine else ""
             source = f"stated in the scenario{beside}"
+            figures += _without_switch(cluster, link)
         trust: Trust = "stated" if stated else "assumed"
         entries.append(Provenance(f"cluster.{key}", f"{figures}; {source}", trust))
     return tuple(entries)

@@ -164,18 +164,15 @@ def _waits_for_network(cost: NcclCost) -> bool:
     """On a few nodes: more of them load the links of each alike."""
     choice, paths = cost.choice(_LARGE_BYTES), cost.paths
     few = replace(paths, nodes=min(paths.nodes, _FEW_NODES), weak=())
-    inside = replace(few, intra=_twice(paths.intra), switch=_twice(paths.switch))
-    outside = replace(few, inter=_twice(paths.inter))
+    intra, inter, switch = (
+        link and link.widened(2) for link in (paths.intra, paths.inter, paths.switch)
+    )
+    inside, outside = replace(few, intra=intra, switch=switch), replace(few, inter=inter)
     with_inside, with_outside = (
         duration_ns(replace(cost, paths=faster).sent(choice, _LARGE_BYTES))
         for faster in (inside, outside)
     )
     return with_outside <= with_inside
-
-
-def _twice(link: Link | None) -> Link | None:
-    """With twice the bandwidth."""
-    return link and replace(link, bandwidth_bytes_per_s=2 * link.bandwidth_bytes_per_s)
 
 
 @lru_cache(maxsize=4096)

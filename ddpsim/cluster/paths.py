@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ddpsim.cluster.topology import Link
 from ddpsim.units import to_ns
 
-__all__ = ["Paths", "leaving_ns", "part", "step_ns", "weakened"]
+__all__ = ["Paths", "leaving_ns", "part", "step_ns"]
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,6 @@ class Paths:
 def part(link: Link, flows: float) -> Link:
     """What one of so many equal flows has of a link."""
     return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / flows)
-
-
-def weakened(link: Link, left: float) -> Link:
-    """A link of whose bandwidth only a part is left."""
-    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * left)
 
 
 def step_ns(link: Link, size_bytes: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ddpsim.cluster.paths import Paths, leaving_ns, step_ns, weakened
+from ddpsim.cluster.paths import Paths, leaving_ns, step_ns
 from ddpsim.cluster.schedule import Schedule, Scheduler
 from ddpsim.cluster.topology import Link
 
@@ -87,7 +87,7 @@ def ring(paths: Paths) -> tuple[Link, ...]:
         return hops
     links = list(hops * paths.nodes)
     for rank, *_ in paths.weak:
-        links[rank] = weakened(links[rank], paths.left((rank - 1) % n, rank))
+        links[rank] = links[rank].widened(paths.left((rank - 1) % n, rank))
     return tuple(links)
 
 
@@ -203,7 +203,7 @@ def _steps_ns(paths: Paths, link: Link, size_bytes: int, ring: int) -> list[int]
     for rank, *_ in paths.weak:
         start = rank - rank % ring
         left = start + (rank - start - 1) % ring if ring > 1 else rank - paths.gpus_per_node
-        weak = weakened(link, paths.left(left % paths.ranks, rank))
+        weak = link.widened(paths.left(left % paths.ranks, rank))
         taken[rank] = step_ns(weak, size_bytes)
     return taken
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["Link"]
 
@@ -13,3 +13,7 @@ class Link:
 
     latency_s: float
     bandwidth_bytes_per_s: float
+
+    def widened(self, factor: float) -> Link:
+        """With `factor` times the bandwidth, which may be less than 1."""
+        return replace(self, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * factor)

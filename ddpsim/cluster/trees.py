@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpsim.cluster.paths import Paths, leaving_ns, part, step_ns, weakened
+from ddpsim.cluster.paths import Paths, leaving_ns, part, step_ns
 from ddpsim.cluster.schedule import Message, Schedule, Scheduler
 from ddpsim.cluster.topology import Link
 
@@ -154,7 +154,7 @@ class _Pipeline:
         takes_ns, leaves_ns = times[layers.flows].T
         for i in np.flatnonzero(np.isin(layers.targets, [rank for rank, *_ in paths.weak])):
             edge = self.edges[i]
-            link = weakened(links[edge.flows], paths.left(edge.source, edge.target))
+            link = links[edge.flows].widened(paths.left(edge.source, edge.target))
             takes_ns[i], leaves_ns[i] = step_ns(link, chunk), leaving_ns(link, chunk)
         paces_ns = np.unique(np.append(leaves_ns, 0.0))
         return takes_ns, np.searchsorted(paces_ns, leaves_ns), paces_ns

@@ -16,7 +16,6 @@ from ddpsim.cluster.collectives import (
 )
 from ddpsim.cluster.nccl_cost import NcclCost
 from ddpsim.cluster.paths import Paths
-from ddpsim.cluster.topology import Link
 
 __all__ = ["quickened", "widened"]
 
@@ -30,7 +29,7 @@ def widened(cost: CollectiveCost, factor: float) -> CollectiveCost | None:
         inner = widened(cost.cost, factor)
         return None if inner is None else replace(cost, cost=inner)
     if isinstance(cost, LinkCost):
-        return replace(cost, links=tuple(_link(link, factor) for link in cost.links))
+        return replace(cost, links=tuple(link.widened(factor) for link in cost.links))
     if isinstance(cost, (NcclCost, ScheduledCost)):
         return replace(cost, paths=_paths(cost.paths, factor))
     if isinstance(cost, AllReduceLogCost):
@@ -47,13 +46,9 @@ def quickened(cost: CollectiveCost, factor: float) -> CollectiveCost | None:
     return None if wider is None else wider.stretched(factor)
 
 
-def _link(link: Link, factor: float) -> Link:
-    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor)
-
-
 def _paths(paths: Paths, factor: float) -> Paths:
     intra, inter, switch = (
-        _link(link, factor) if link else None for link in (paths.intra, paths.inter, paths.switch)
+        link and link.widened(factor) for link in (paths.intra, paths.inter, paths.switch)
     )
     return replace(paths, intra=intra, inter=inter, switch=switch)
 

@@ -20,6 +20,7 @@ from ddpsim.result.capacity import (
     Money,
     NextDoubling,
     Target,
+    usable,
 )
 from ddpsim.result.model import IntervalSource, NextStep, Result
 from ddpsim.scenario.catalog import model_table
@@ -292,9 +293,8 @@ class _Plan:
         )
 
     def _usable(self) -> list[Capacity]:
-        """By GPUs: those whose memory is not known to be too small, all where none is left."""
-        sizes = [self.sizes[gpus] for gpus in sorted(self.sizes)]
-        return [size for size in sizes if size.fits is not False] or sizes
+        """By GPUs."""
+        return usable(self.sizes[gpus] for gpus in sorted(self.sizes))
 
     def _chosen(self) -> tuple[Capacity, bool | None, Capacity | None]:
         """The answer, whether it keeps to all limits, and the fastest in the budget if another."""

@@ -13,6 +13,7 @@ from ddpsim.result.capacity import (
     Money,
     NextDoubling,
     Target,
+    usable,
 )
 from ddpsim.units import (
     format_bytes,
@@ -235,13 +236,12 @@ def _no_network(found: NextDoubling) -> str:
 def _knee(plan: CapacityPlan) -> Iterator[str]:
     meaning = f"{KNEE_EFFICIENCY:.0%} of twice the throughput"
     if plan.knee_gpus is None:
-        usable = {size.gpus for size in plan.sizes if size.fits is not False}
-        usable = usable or {size.gpus for size in plan.sizes}
-        doublings = [gpus for gpus in usable if gpus % 2 == 0 and gpus // 2 in usable]
-        fitting = "" if len(usable) == len(plan.sizes) else " and fit in memory"
+        gpus = {size.gpus for size in usable(plan.sizes)}
+        doublings = [number for number in gpus if number % 2 == 0 and number // 2 in gpus]
+        fitting = "" if len(gpus) == len(plan.sizes) else " and fit in memory"
         if not doublings:
-            said = f"not known: no size and its double were both tried{fitting}"
-            yield from labelled("knee", said)
+            unknown = f"not known: no size and its double were both tried{fitting}"
+            yield from labelled("knee", unknown)
             return
         last = counted(max(doublings), "GPU")
         said = f"none up to {last}: all doublings that were tried{fitting} give at least {meaning}"
@@ -316,8 +316,7 @@ def _trust(plan: CapacityPlan) -> Iterator[str]:
 def _held(plan: CapacityPlan) -> str:
     first, last = plan.sizes[0], plan.sizes[-1]
     if plan.scaling == "strong":
-        split = any(size.accumulation_steps > first.accumulation_steps for size in plan.sizes)
-        split = split or first.accumulation_steps > last.accumulation_steps
+        split = len({size.accumulation_steps for size in plan.sizes}) > 1
         said = (
             f"the global batch of {first.global_batch:,} samples (strong scaling): "
             f"{_per_rank(first)} to {_per_rank(last)} a rank"
@@ -354,7 +353,7 @@ def _next(plan: CapacityPlan, file: str, settings: Sequence[str]) -> Iterator[st
         chosen.append(f"cluster.gpus_per_node={answer.gpus_per_node}")
     if plan.scaling == "strong":
         chosen.append(f"workload.batch_per_rank={answer.batch_per_rank}")
-        if len({size.accumulation_steps for size in plan.sizes}) > 1:
+        if answer.accumulation_steps > 1:
             chosen.append(f"ddp.accumulation_steps={answer.accumulation_steps}")
     yield from labelled("next", "what bounds the step there, and what would ease it")
     yield from command(file, settings, chosen)

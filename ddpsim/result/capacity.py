@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ __all__ = [
     "Money",
     "NextDoubling",
     "Target",
+    "usable",
 ]
 
 PLAN_SCHEMA = "ddpsim.plan/1"
@@ -67,6 +69,12 @@ class Capacity:
     fits: bool | None
     bottleneck: str
     warnings: tuple[str, ...]
+
+
+def usable(sizes: Iterable[Capacity]) -> list[Capacity]:
+    """Those whose memory is not known to be too small, all where none is left."""
+    sizes = list(sizes)
+    return [size for size in sizes if size.fits is not False] or sizes
 
 
 @dataclass(frozen=True, slots=True)
