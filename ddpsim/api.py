@@ -26,7 +26,6 @@ from ddpsim.what_if import next_steps, stragglers, stretches
 
 if TYPE_CHECKING:
     from ddpsim.importers.cluster_profile import Overheads
-    from ddpsim.workload.model import Model
 
 __all__ = [
     "checked",
@@ -198,7 +197,7 @@ def _interval(job: Job, result: Result) -> PredictionInterval:
 def uncertainties(job: Job) -> dict[str, Uncertainty]:
     """How wrong the terms of `Job.step_s` may be, those that are known to be."""
     terms = {
-        "compute": _of_compute(job.model),
+        "compute": _of_compute(job),
         "network": job.network.uncertainty,
         "data": DATA if job.program.loader else None,
         "interference": job.network.interference,
@@ -207,7 +206,10 @@ def uncertainties(job: Job) -> dict[str, Uncertainty]:
     return {term: uncertainty for term, uncertainty in terms.items() if uncertainty}
 
 
-def _of_compute(model: Model) -> Uncertainty:
+def _of_compute(job: Job) -> Uncertainty:
+    model = job.model
+    if job.waits_for_other_device:
+        return COMPUTE["other device"]
     if model.sigma is None:
         return COMPUTE[model.basis]
     return Uncertainty(model.sigma, "the standard error that workload.profile states")

@@ -26,6 +26,9 @@ COMPUTE = {
     "measured": Uncertainty(0.02, "assumed repeatability of a measured step time"),
     "slowed": Uncertainty(0.20, "assumed: bound by the host, whose launches the profiler slowed"),
     "scaled": Uncertainty(0.20, "assumed: as of the roofline, by whose rates it was scaled"),
+    "other device": Uncertainty(
+        0.20, "assumed: as of the roofline, by which the slowest node's device is estimated"
+    ),
 }
 DATA = Uncertainty(0.10, "assumed: a loader's rate as stated in the scenario")
 # compute while a gloo collective is in flight, on a shared-core testbed (docs/validation.md)

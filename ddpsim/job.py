@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -33,6 +33,7 @@ from ddpsim.units import NS_PER_S, format_bytes
 from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
+from ddpsim.workload.other_devices import compute_times, times_provenance
 
 if TYPE_CHECKING:
     from ddpsim.importers.cluster_profile import ClusterProfile, Overheads
@@ -47,7 +48,8 @@ _KEPT = 16
 class Job:
     """One question, ready to be simulated; `program` is what every rank runs.
 
-    `ddp_times`: DDP's own work in it takes so many times as long as priced, as was measured.
+    `ddp_times`: DDP's own work in it takes so many times as long as priced, as was measured;
+    `node_times`: as `compute_times` says.
     """
 
     scenario: Scenario
@@ -57,6 +59,7 @@ class Job:
     overheads: Overheads | None
     knows_warmup: bool = True
     ddp_times: float = 1.0
+    node_times: Mapping[int, float] = field(default_factory=dict)
 
     @cache  # noqa: B019 -- a job lives as long as its question
     def step_s(self, **factors: float) -> float:
@@ -88,7 +91,7 @@ class Job:
         loader = program.loader.stretched(data) if program.loader else None
         once = replace(program.steady(), warmup=1, iterations=1, loader=loader)
         cluster, calm = self.scenario.cluster, self.scenario.run.model_copy(update={"jitter": None})
-        slowdowns = draw_slowdowns(cluster, calm, once.warmup + 1)
+        slowdowns = draw_slowdowns(cluster, calm, once.warmup + 1, (), self.node_times)
         return Request(once, cost, cluster.world_size, slowdowns, traffic=self.network.traffic)
 
     def request(self) -> Request:
@@ -99,7 +102,9 @@ class Job:
             program,
             self.network.cost,
             ranks,
-            draw_slowdowns(scenario.cluster, scenario.run, iterations, self.observed_s),
+            draw_slowdowns(
+                scenario.cluster, scenario.run, iterations, self.observed_s, self.node_times
+            ),
             draw_stalls(scenario.run, ranks, iterations),
             self.network.traffic,
             self._kept_deviations(ranks, iterations),
@@ -113,6 +118,11 @@ class Job:
             return None
         sent_bytes = sum(bucket.wire_bytes for bucket in self.program.rebuilt_buckets)
         return draw_kept_deviations(self.scenario.run.seed, ranks, iterations, sent_bytes)
+
+    @property
+    def waits_for_other_device(self) -> bool:
+        """Whether a node's own device, slower than the usual one, sets the pace."""
+        return max(self.node_times.values(), default=1.0) > 1
 
     @property
     def samples_per_rank(self) -> int:
@@ -183,7 +193,11 @@ class Job:
             "jitter", f"{len(self.observed_s)} iterations of workload.profile", "measured"
         )
         jitter = (spread,) if self.observed_s else ()
-        return (*self.model.provenance, *self.network.provenance, *known, *jitter, costs)
+        others = times_provenance(self.scenario, self.node_times)
+        return (
+            *(*self.model.provenance, *others, *self.network.provenance),
+            *(*known, *jitter, costs),
+        )
 
     def warnings(self) -> tuple[str, ...]:
         """What a reader must know before trusting the answer."""
@@ -228,6 +242,12 @@ class Parts:
         device, backend = scenario.cluster.device, scenario.ddp.backend
         asked = (scenario.workload, device, scenario.may_leave_unused, backend)
         return self.get("model", asked, lambda: build_model(scenario))
+
+    def node_times(self, scenario: Scenario) -> dict[int, float]:
+        """See compute_times."""
+        cluster = scenario.cluster
+        asked = (scenario.workload, cluster.device, cluster.other_nodes)
+        return self.get("node times", asked, lambda: compute_times(scenario))
 
     def profile(self, scenario: Scenario) -> ClusterProfile | None:
         """See cluster_profile."""
@@ -312,11 +332,12 @@ def resolve(
             return None
 
     model = attempt(lambda: parts.model(scenario))
+    node_times = None if model is None else attempt(lambda: parts.node_times(scenario))
     profile = attempt(lambda: parts.profile(scenario))
     if model is None or not model.iterations_s:
         scenario = _with_jitter(scenario, profile)
     network = attempt(lambda: build_network(scenario, profile))
-    if model is None or network is None or problems:
+    if model is None or network is None or node_times is None or problems:
         raise ScenarioError(problems)
     overheads = profile.overheads if profile else None
     ddp_times = attempt(lambda: parts.ddp_times(scenario, model, overheads))
@@ -333,7 +354,7 @@ def resolve(
     if problems:
         raise ScenarioError(problems)
     network = judged(network, steady.all_reduce_bytes)
-    return Job(scenario, model, network, program, overheads, knows_warmup, ddp_times)
+    return Job(scenario, model, network, program, overheads, knows_warmup, ddp_times, node_times)
 
 
 def cluster_profile(scenario: Scenario) -> ClusterProfile | None:

@@ -57,7 +57,7 @@ def stragglers(job: Job) -> Iterator[Straggler]:
                 usual = other.model_copy(update=dict.fromkeys(keys))
                 kind: Literal["rank", "link"] = "rank" if keys == ("device",) else "link"
                 yield Straggler(kind, text, cost_s(other_nodes=others | {node: usual}))
-    factors = rank_factors(cluster.model_copy(update={"other_nodes": None}), job.scenario.run.seed)
+    factors = rank_factors(cluster, job.scenario.run.seed)
     if factors:
         rank = max(factors, key=lambda r: (factors[r], -r))
         middle = median(factors.values())
@@ -230,7 +230,7 @@ def _narrowing(job: Job, result: Result) -> Iterator[NextStep]:
     log = "NCCL-TESTS-LOG.txt" if job.scenario.ddp.backend == "nccl" else "ALL-REDUCE.csv"
     measurable = {
         "compute time": (
-            job.model.basis == "roofline",
+            job.model.basis == "roofline" and not job.waits_for_other_device,
             "measure one micro-batch on one device without DDP",
             "workload.step_time=MEASURED ms",
         ),

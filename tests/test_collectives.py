@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpsim.api import load_scenario, simulate
+from ddpsim.api import load_scenario, simulate, uncertainties
 from ddpsim.cluster.collectives import duration_ns
 from ddpsim.cluster.tuner import Graph, choose, estimates, time_us
 from ddpsim.collective import collective_table, load_cluster, parse_sizes
 from ddpsim.errors import ScenarioError
 from ddpsim.job import resolve
 from ddpsim.result.model import Result
-from ddpsim.scenario.catalog import machine_names, machine_table
+from ddpsim.scenario.catalog import device_table, machine_names, machine_table
 
 MIB = 2**20
 WORKLOAD = {"model": "resnet50", "batch_per_rank": 64}
@@ -274,6 +274,54 @@ def test_a_node_unlike_the_others_has_its_price() -> None:
     assert old.memory_bytes_per_gpu.device < plain.memory_bytes_per_gpu.device
     alike = predict("cluster.other_nodes={1: {device: v100-sxm-32gb}}")
     assert alike.iteration_time_s.mean == plain.iteration_time_s.mean
+
+
+def test_other_devices_take_as_long_as_the_roofline_says() -> None:
+    """Not by their best matmul rate: in fp32 an A100's lead over a V100 is not that of fp16."""
+    mixed = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "bert-base", "batch_per_rank": 8},
+        "cluster": {
+            "nodes": 2,
+            "gpus_per_node": 1,
+            "device": "a100-sxm-80gb",
+            "other_nodes": {1: {"device": "v100-sxm-32gb"}},
+        },
+    }
+    job = resolve(load_scenario(mixed))
+    one = ["cluster.nodes=1", "cluster.other_nodes=null"]
+    usual_s, other_s = (
+        resolve(load_scenario(mixed, [*one, f"cluster.device={name}"])).compute_only_s()
+        for name in ("a100-sxm-80gb", "v100-sxm-32gb")
+    )
+    assert job.node_times == {1: pytest.approx(other_s / usual_s, rel=0.01)}
+    source = next(p for p in job.provenance() if p.input == "compute on v100-sxm-32gb")
+    times = f"{job.node_times[1]:.2f} x a100-sxm-80gb's"
+    assert source.source == f"{times}, by roofline of bert-base on both"
+    assert uncertainties(job)["compute"].sigma == 0.20
+    with pytest.raises(ScenarioError, match="node 1: v100-sxm-32gb has no bf16 matmul rate"):
+        load_scenario(mixed, ["workload.precision=bf16"])
+
+
+def test_other_devices_of_a_measured_step_take_as_long_as_matmuls_say() -> None:
+    profile = str(Path(__file__).parent.parent / "scenarios" / "testbed" / "transformer-2gbit.json")
+    measured = load_scenario(
+        {
+            "schema": "ddpsim/1",
+            "workload": {"profile": profile, "batch_per_rank": 4},
+            "cluster": {
+                "nodes": 2,
+                "gpus_per_node": 1,
+                "device": "a100-sxm-80gb",
+                "other_nodes": {1: {"device": "v100-sxm-32gb"}},
+            },
+        }
+    )
+    usual, other = (device_table(name) for name in ("a100-sxm-80gb", "v100-sxm-32gb"))
+    rates = [d["peak_flops"]["fp16"] * d["matmul_efficiency"]["fp16"] for d in (usual, other)]
+    job = resolve(measured)
+    assert job.node_times == {1: pytest.approx(rates[0] / rates[1])}
+    assert uncertainties(job)["compute"].sigma == 0.20
 
 
 def test_stalls_cost_what_they_take() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from ddpsim.scenario.cluster import Rate
-from ddpsim.scenario.schema import Cluster, Device, Run
+from ddpsim.scenario.schema import Cluster, Run
 from ddpsim.units import to_ns
 
 if TYPE_CHECKING:
@@ -36,15 +36,20 @@ Stalls: TypeAlias = "NDArray[int64]"
 
 
 def draw_slowdowns(
-    cluster: Cluster, run: Run, iterations: int, observed_s: Sequence[Sequence[float]] = ()
+    cluster: Cluster,
+    run: Run,
+    iterations: int,
+    observed_s: Sequence[Sequence[float]] = (),
+    node_times: Mapping[int, float] = MappingProxyType({}),
 ) -> Slowdowns | None:
     """Time multipliers [rank][iteration]; None when every rank and iteration is alike.
 
+    `node_times`: how many times as long a node's devices compute, of nodes unlike the others.
     `observed_s`: iterations as measured, [iteration][rank], whose spread is drawn from where the
     run states no jitter. Stragglers and jitter draw from streams of their own, so that turning one
     on or off does not change the other.
     """
-    own = rank_factors(cluster, run.seed)
+    own = rank_factors(cluster, run.seed, node_times)
     if not own and not steps_vary(run, observed_s):
         return None
     import numpy as np  # noqa: PLC0415 -- slow to import, and needed only here
@@ -68,13 +73,14 @@ def steps_vary(run: Run, observed_s: Sequence[Sequence[float]]) -> bool:
     return bool(observed_s) if run.jitter is None else run.jitter.sigma > 0
 
 
-def rank_factors(cluster: Cluster, seed: int) -> dict[int, float]:
+def rank_factors(
+    cluster: Cluster, seed: int, node_times: Mapping[int, float] = MappingProxyType({})
+) -> dict[int, float]:
     """Each rank's own time multiplier, for the whole run; empty where none differs."""
     stragglers, ranks = cluster.stragglers, range(cluster.world_size)
-    of_node = {node: _slower(cluster.device, other) for node, other in _others(cluster)}
-    if stragglers is None and not of_node:
+    if stragglers is None and not node_times:
         return {}
-    device = {rank: of_node.get(rank // cluster.gpus_per_node, 1.0) for rank in ranks}
+    device = {rank: node_times.get(rank // cluster.gpus_per_node, 1.0) for rank in ranks}
     if stragglers is None or not stragglers.sigma:
         listed = (stragglers and stragglers.factors) or {}
         return {rank: device[rank] * listed.get(rank, 1.0) for rank in ranks}
@@ -84,26 +90,6 @@ def rank_factors(cluster: Cluster, seed: int) -> dict[int, float]:
     draws = np.random.default_rng(stream).standard_normal(cluster.world_size)
     drawn: list[float] = np.exp(stragglers.sigma * draws).tolist()
     return {rank: device[rank] * drawn[rank] for rank in ranks}
-
-
-def _others(cluster: Cluster) -> Iterator[tuple[int, Device]]:
-    for node, other in (cluster.other_nodes or {}).items():
-        if other.device:
-            yield node, other.device
-
-
-def _slower(usual: Device, other: Device) -> float:
-    """How many times as long the other device computes: by the best matmul rate that both have.
-
-    An approximation: work that memory bounds may differ by another ratio.
-    """
-
-    def reached(device: Device, rate: Rate) -> float:
-        return device.peak_flops_per_s[rate] * device.efficiency(rate)
-
-    common = [rate for rate in usual.peak_flops_per_s if rate in other.peak_flops_per_s]
-    best = max(common, key=lambda rate: reached(usual, rate))
-    return reached(usual, best) / reached(other, best)
 
 
 def draw_stalls(run: Run, ranks: int, iterations: int) -> Stalls | None:

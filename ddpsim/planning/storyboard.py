@@ -96,7 +96,7 @@ def _choice(scenario: Scenario, result: Result | None = None) -> CapChoice:
         transfer = job.network.cost.transfer("all_reduce", size_bytes)
         return (transfer.steps, transfer.start_ns) if isinstance(transfer, RingTransfer) else None
 
-    ranks = _drawn_ranks(scenario)
+    ranks = _drawn_ranks(scenario, job.node_times)
     timeline = observe(scenario, ranks)
     others = [rank for rank in ranks if rank != timeline.slowest_rank]
     step = drawn_step(timeline, others[: _MOST_DRAWN - 1], ring_of)
@@ -104,10 +104,10 @@ def _choice(scenario: Scenario, result: Result | None = None) -> CapChoice:
     return CapChoice(cap, result or simulate(scenario), step)
 
 
-def _drawn_ranks(scenario: Scenario) -> list[int]:
+def _drawn_ranks(scenario: Scenario, node_times: Mapping[int, float]) -> list[int]:
     """Rank 0, the one that computes most slowly, the second node's first, and the last."""
     cluster = scenario.cluster
-    factors = rank_factors(cluster, scenario.run.seed)
+    factors = rank_factors(cluster, scenario.run.seed, node_times)
     slow = [max(factors, key=lambda rank: (factors[rank], -rank))] if factors else []
     weak = sorted(cluster.weak_links or {})[:1]
     second = [cluster.gpus_per_node] if cluster.nodes > 1 else []
