@@ -20,7 +20,7 @@ from ddpsim.engine.noise import (
 from ddpsim.engine.plan import Request
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.run import run
-from ddpsim.errors import InputError, Problem, ScenarioError, blamed_on
+from ddpsim.errors import InputError, Problem, ScenarioError, blamed_on, shown
 from ddpsim.one_rank import as_measured, on_one_rank, times_as_priced
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.result.metrics import steps_of
@@ -319,8 +319,10 @@ def resolve(
 ) -> Job:
     """Read a scenario's files and check that all fits; raises ScenarioError with every problem.
 
-    `parts`: what was built for others.
+    `parts`: what was built for others. TypeError for what is no scenario yet.
     """
+    if not isinstance(scenario, Scenario):
+        raise TypeError(f"{shown(scenario)} is no Scenario: give what load_scenario returns for it")
     problems: list[Problem] = []
     parts = parts or Parts()
 

@@ -226,6 +226,12 @@ def test_a_profile_says_how_far_its_times_may_be_off(
     assert uncertainties(job)["compute"].sigma == sigma
 
 
+def test_a_file_name_is_no_scenario() -> None:
+    for call in (ddpsim.simulate, ddpsim.observe):
+        with pytest.raises(TypeError, match=r"'job.yaml' is no Scenario: give what load_scenario"):
+            call("job.yaml")  # type: ignore[operator]
+
+
 def test_an_engine_that_does_not_exist() -> None:
     scenario = ddpsim.load_scenario(ROOT / "scenarios" / "gloo-cpu.yaml")
     with pytest.raises(ValueError, match="'fast'; wanted one of auto, reference"):

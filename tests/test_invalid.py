@@ -39,6 +39,7 @@ COMMANDS = {
         "broken-list": "ddp.bucket_cap_mb=[1,25",
         "empty-value": "cluster.nodes=",
         "whole-section": "ddp=5",
+        "path-from-here": "workload.profile=other-node-missing.yaml",
         "rank-out-of-range": "cluster.stragglers.factors.16=1.5",
         "torch-older": "ddp.torch='2.4'",
     }.items()
@@ -151,11 +152,11 @@ def _good(*settings: str) -> ddpsim.Scenario:
 
 @pytest.mark.parametrize("section", ["ddp", "run", "workload.optimizer"])
 def test_a_section_with_nothing_under_it_is_its_defaults(section: str) -> None:
-    assert _good(f"{section}=") == _good()
+    assert _good(f"{section}=null") == _good()
 
 
 def test_settings_reach_under_an_empty_section() -> None:
-    assert _good("ddp=", "ddp.bucket_cap_mb=50").ddp.bucket_cap_mb == 50
+    assert _good("ddp=null", "ddp.bucket_cap_mb=50").ddp.bucket_cap_mb == 50
 
 
 def test_settings_take_ranks_and_quoted_text() -> None:

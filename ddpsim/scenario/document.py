@@ -86,6 +86,8 @@ class Document:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
             _refuse(where, "write --set key.path=value, for instance --set ddp.bucket_cap_mb=50")
+        if not text.strip():
+            _refuse(where, f"there is no value; for the default write {key.strip()}=null")
         steps = [_key(step) for step in key.strip().split(".")]
         path: KeyPath = tuple(steps)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +102,15 @@ def _source_file(value: Any, info: ValidationInfo) -> SourceFile:
     if is_directory:
         raise ValueError(f"{shown(name)} is a directory; name a file in it")
     if not is_file:
-        where = "paths are relative to the scenario's folder"
-        raise ValueError(f"no such file: {shown(name)} ({where})")
+        raise ValueError(f"no such file: {shown(name)} ({_where(name, base)})")
     return SourceFile(name, path)
+
+
+def _where(name: str, base: Path) -> str:
+    rule = "paths are relative to the scenario's folder"
+    if not Path(name).is_file():
+        return rule
+    return f"{rule}: from there this one is {shown(os.path.relpath(name, base))}"
 
 
 SourceFileField = Annotated[
