@@ -323,6 +323,12 @@ def test_verdicts(measured_s: float, words: str) -> None:
     assert verdict.normal == (measured_s == 0.048)
 
 
+def test_the_median_rank_is_one_that_waits_where_half_are_slow() -> None:
+    one_is_slow = predict("resnet50-8xa100", "cluster.stragglers={factors: {0: 1.5}}")
+    half = "cluster.stragglers={factors: {0: 1.5, 1: 1.5, 2: 1.5, 3: 1.5}}"
+    assert predict("resnet50-8xa100", half).bottleneck == one_is_slow.bottleneck
+
+
 def test_a_free_network_and_one_rank_agree() -> None:
     free = (
         "cluster.intra_node={bandwidth: 1000 TB/s, latency: 0 s}",

@@ -209,10 +209,11 @@ def _buckets(step: Step) -> tuple[BucketTimes, ...]:
 def _waiting_for(timeline: Timeline, slowest: int) -> int:
     """Ticks in which the median rank idles for late peers, beyond those of the slowest rank.
 
-    The slowest rank itself comes last and waits for nobody: its cost shows on the others.
+    The slowest rank itself comes last and waits for nobody: its cost shows on the others. Where
+    half of the ranks are slow, the median rank is one that waits.
     """
     waits_ns = timeline.late_peers_ns
-    return max(0, round(percentile(waits_ns, 50)) - waits_ns[slowest])
+    return max(0, sorted(waits_ns)[len(waits_ns) // 2] - waits_ns[slowest])
 
 
 def _bottleneck(
