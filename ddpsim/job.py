@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import ceil
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from ddpsim.cluster.build import build_network, judged
-from ddpsim.cluster.collectives import InterferingCost, Network, duration_ns
+from ddpsim.cluster.collectives import NO_TRAFFIC, InterferingCost, Network, duration_ns
 from ddpsim.engine.noise import (
     KeptDeviations,
     draw_kept_deviations,
@@ -42,6 +43,7 @@ __all__ = ["Job", "Parts", "cluster_profile", "resolve"]
 
 _Built = TypeVar("_Built")
 _KEPT = 16
+_FEW_STALLS = 20  # whose number is off by a fifth, by chance
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,9 +77,10 @@ class Job:
         interference: float = 1.0,
         overheads: float = 1.0,
     ) -> Request:
-        """One steady step without jitter, its times and interference stretched by factors.
+        """Steady steps without jitter, their times and interference stretched by factors.
 
-        `overheads`: those of DDP that were measured.
+        Two, the second of which tells whether they are alike; where other traffic comes and goes,
+        as many as the run has. `overheads`: those of DDP that were measured.
         """
         program = self.program
         if (compute, overheads) != (1, 1):
@@ -88,36 +91,40 @@ class Job:
         cost = self.network.cost.stretched(network)
         if isinstance(cost, InterferingCost):
             cost = replace(cost, effect=cost.effect * interference)
-        loader = program.loader.stretched(data) if program.loader else None
-        once = replace(program.steady(), warmup=1, iterations=1, loader=loader)
-        cluster, calm = self.scenario.cluster, self.scenario.run.model_copy(update={"jitter": None})
-        slowdowns = draw_slowdowns(cluster, calm, once.warmup + 1, (), self.node_times)
-        return Request(once, cost, cluster.world_size, slowdowns, traffic=self.network.traffic)
+        loader, traffic, warmup = program.loader, self.network.traffic, 1
+        if loader:
+            usual_ns, loader = loader.batch_ns, loader.stretched(data)
+            traffic = traffic.with_batches_in(loader.batch_ns, usual_ns)
+        steps = program.iterations if traffic != NO_TRAFFIC else 2
+        calm = replace(program.steady(), warmup=warmup, iterations=steps, loader=loader)
+        cluster, even = self.scenario.cluster, self.scenario.run.model_copy(update={"jitter": None})
+        slowdowns = draw_slowdowns(cluster, even, steps, (), self.node_times, warmup)
+        return Request(calm, cost, cluster.world_size, slowdowns, traffic=traffic)
 
     def request(self) -> Request:
         """What to simulate."""
-        scenario, program = self.scenario, self.program
-        iterations, ranks = program.warmup + program.iterations, scenario.cluster.world_size
+        cluster, run_options, program = self.scenario.cluster, self.scenario.run, self.program
+        ranks, iterations, warmup = cluster.world_size, program.iterations, program.warmup
         return Request(
             program,
             self.network.cost,
             ranks,
             draw_slowdowns(
-                scenario.cluster, scenario.run, iterations, self.observed_s, self.node_times
+                cluster, run_options, iterations, self.observed_s, self.node_times, warmup
             ),
-            draw_stalls(scenario.run, ranks, iterations),
+            draw_stalls(run_options, ranks, iterations, warmup),
             self.network.traffic,
-            self._kept_deviations(ranks, iterations),
+            self._kept_deviations(ranks, iterations, warmup),
         )
 
-    def _kept_deviations(self, ranks: int, iterations: int) -> KeptDeviations | None:
+    def _kept_deviations(self, ranks: int, iterations: int, warmup: int) -> KeptDeviations | None:
         """None where every step is alike, or the network is not known to be uneven."""
         cost = self.network.cost
         uneven = isinstance(cost, InterferingCost) and any(point.spread for point in cost.kept)
         if not uneven or not steps_vary(self.scenario.run, self.observed_s):
             return None
         sent_bytes = sum(bucket.wire_bytes for bucket in self.program.rebuilt_buckets)
-        return draw_kept_deviations(self.scenario.run.seed, ranks, iterations, sent_bytes)
+        return draw_kept_deviations(self.scenario.run.seed, ranks, iterations, sent_bytes, warmup)
 
     @property
     def waits_for_other_device(self) -> bool:
@@ -209,12 +216,26 @@ class Job:
                 f"DataParallel: GPU 0 alone holds the reduced gradients and the optimizer's state, "
                 f"{format_bytes(alone)} more than the others, and every GPU's outputs"
             )
+        found.extend(self._warnings_of_stalls())
         if not memory.fits:
             found.append(
                 f"needs about {format_bytes(memory.total)} a GPU, but the device has "
                 f"{format_bytes(memory.device)}: this would run out of memory"
             )
         return tuple(found)
+
+    def _warnings_of_stalls(self) -> Iterator[str]:
+        """Where the run is too short to hold a usual number of them."""
+        stalls, run_options = self.scenario.run.stalls, self.scenario.run
+        if stalls is None:
+            return
+        a_step = stalls.probability * self.scenario.cluster.world_size
+        if a_step * run_options.iterations < _FEW_STALLS:
+            yield (
+                f"run.stalls: {run_options.iterations} iterations are expected to hold "
+                f"{a_step * run_options.iterations:.2g} stalls, too few to tell what they cost; "
+                f"set run.iterations to {ceil(_FEW_STALLS / a_step):,} or more"
+            )
 
 
 class Parts:

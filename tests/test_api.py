@@ -323,6 +323,93 @@ def test_verdicts(measured_s: float, words: str) -> None:
     assert verdict.normal == (measured_s == 0.048)
 
 
+LEADS = {  # the host is the slower one, but has a head start after the first iterations
+    "schema": "ddpsim/1",
+    "workload": {"model": "resnet50", "batch_per_rank": 16, "precision": "amp-bf16"},
+    "ddp": {"static_graph": True},
+    "cluster": {
+        "machine": "dgx-h100",
+        "nodes": 2,
+        "inter_node": {"bandwidth": "25 Gbit/s"},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        [],
+        ["cluster.stragglers={factors: {3: 1.1}}"],
+        ["workload.data={rate: 2100 samples/s}"],
+        ["workload.data={rate: 2500 samples/s, workers: 4}"],
+        ["ddp.accumulation_steps=2"],
+    ],
+)
+def test_steady_steps_keep_nothing_of_the_start(extra: list[str]) -> None:
+    """However many are simulated, and however: nothing varies, so nothing is spread."""
+    found = [
+        ddpsim.simulate(ddpsim.load_scenario(LEADS, [*extra, f"run.iterations={count}"]), mode)
+        for count, mode in [(1, "auto"), (2, "auto"), (20, "auto"), (300, "auto"), (3, "reference")]
+    ]
+    times = {result.iteration_time_s for result in found}
+    assert len(times) == 1
+    (time,) = times
+    assert time.p10 == time.p50 == time.p90
+    assert {result.bottleneck for result in found} == {found[0].bottleneck}
+
+
+def test_noise_begins_when_the_steps_are_steady() -> None:
+    """Of one step it is the same, however long the way there: a flag changes no draw."""
+    jitter = ["run.jitter={sigma: 0.3}", "run.stalls={probability: 0.05, duration: 20 ms}"]
+    usual, static = (
+        predict("resnet50-2x8-25gbit", *jitter, f"ddp.static_graph={flag}")
+        for flag in ("false", "true")
+    )
+    assert static.iteration_time_s.mean == pytest.approx(usual.iteration_time_s.mean, rel=1e-3)
+
+
+@pytest.mark.parametrize("rate", [900, 1000, 1180])
+def test_a_loader_that_every_step_waits_for_is_the_bottleneck(rate: int) -> None:
+    """Though more communication is exposed: a faster network would bring nothing."""
+    data = f"workload.data={{rate: {rate} samples/s}}"
+    result = predict("resnet50-2x8-25gbit", data)
+    assert result.bottleneck.kind == "data"
+    assert result.throughput_per_gpu == pytest.approx(rate)
+    faster = predict("resnet50-2x8-25gbit", data, "cluster.inter_node.bandwidth=10000 Gbit/s")
+    assert faster.iteration_time_s == result.iteration_time_s
+
+
+def test_a_run_too_short_for_its_stalls_or_bursts_says_so() -> None:
+    rare = predict("resnet50-2x8-25gbit", "run.stalls={probability: 0.001, duration: 1 s}")
+    assert "expected to hold 0.32 stalls" in rare.warnings[0]
+    assert "set run.iterations to 1,250 or more" in rare.warnings[0]
+    often = predict("resnet50-2x8-25gbit", "run.stalls={probability: 0.1, duration: 1 ms}")
+    assert not often.warnings
+    bursts = "cluster.background={rate: 25 Gbit/s, busy: 2 s, every: 10 s}"
+    short = predict("resnet50-2x8-25gbit", bursts)
+    assert "the mean depends on where they stand in it" in short.warnings[0]
+    always = predict("resnet50-2x8-25gbit", "cluster.background={rate: 12.5 Gbit/s}")
+    assert not always.warnings
+    assert always.is_disturbed
+
+
+def test_a_measured_step_is_explained_by_the_slowest_rank() -> None:
+    """Of ranks that differ already it is the slowest one that takes longer still."""
+    scenario = load("straggler")
+    verdict = ddpsim.judge(scenario, ddpsim.simulate(scenario), 0.3)
+    (text,) = [text for text in verdict.explanations if text.startswith("a straggler")]
+    factor = float(text.split("computing ")[1].split(" x")[0])
+    slower = predict("straggler", f"cluster.stragglers.factors.3={1.2 * factor}")
+    assert slower.iteration_time_s.mean == pytest.approx(0.3, rel=0.01)
+
+
+def test_how_fast_a_loader_is_does_not_change_what_it_reads() -> None:
+    """Samples over the network are there, whether the loader waits or not."""
+    data = "workload.data={rate: 1000000 samples/s, sample_size: 300 KB}"
+    job = resolve(load("resnet50-2x8-25gbit", data))
+    assert job.step_s(data=1e-9) == pytest.approx(job.step_s(), rel=1e-3)
+
+
 def test_the_median_rank_is_one_that_waits_where_half_are_slow() -> None:
     one_is_slow = predict("resnet50-8xa100", "cluster.stragglers={factors: {0: 1.5}}")
     half = "cluster.stragglers={factors: {0: 1.5, 1: 1.5, 2: 1.5, 3: 1.5}}"

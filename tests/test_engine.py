@@ -31,7 +31,7 @@ from ddpsim.cluster.topology import Link
 from ddpsim.engine.comm_lane import Collective, CommLane
 from ddpsim.engine.loop import Await, Communicate, Compute, iteration
 from ddpsim.engine.network import Network
-from ddpsim.engine.noise import BURST_BYTES, draw_kept_deviations, draw_slowdowns
+from ddpsim.engine.noise import BURST_BYTES, draw_kept_deviations, draw_slowdowns, draw_stalls
 from ddpsim.engine.plan import Request
 from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.progress import SharedLink
@@ -43,9 +43,9 @@ from ddpsim.errors import SimulationError
 from ddpsim.job import resolve
 from ddpsim.result.metrics import BreakdownNs, Step, steps_of
 from ddpsim.result.timeline import CommSpan, MessageSpan, Span
-from ddpsim.scenario.schema import Jitter, Scenario
+from ddpsim.scenario.schema import Jitter, Scenario, Stalls
 from ddpsim.workload.build import build_model
-from ddpsim.workload.model import Model
+from ddpsim.workload.model import Buffer, Model
 
 MODES: tuple[EngineMode, ...] = ("auto", "reference")
 FREE = LinkCost((Link(0.0, 1e30),) * 4)
@@ -317,7 +317,8 @@ def test_interference_never_helps(scenario: Scenario, model: Model, factor: floa
     for which in ("compute", "comm"):
         slowed = interfering(scenario, model, **{which: factor})
         ends = [list(accumulate(s.length_ns for s in slowest_steps(d))) for d in (alone, slowed)]
-        assert all(before <= after for before, after in zip(*ends, strict=True))
+        # as many steps as both were simulated for
+        assert all(before <= after for before, after in zip(*ends, strict=False))
 
 
 def test_interference_has_a_worked_example() -> None:
@@ -449,6 +450,35 @@ def _draws(ranks: int, iterations: int, **run_options: Any) -> Any:
     cluster = PLAIN.cluster.model_copy(update={"nodes": 1, "gpus_per_node": ranks})
     options = PLAIN.run.model_copy(update=run_options)
     return draw_slowdowns(cluster, options, iterations, OBSERVED)
+
+
+def test_the_warm_up_does_not_vary() -> None:
+    cluster = PLAIN.cluster.model_copy(update={"gpus_per_node": 2})
+    noisy = PLAIN.run.model_copy(
+        update={"jitter": Jitter(sigma=0.1), "stalls": Stalls(probability=0.5, duration="1 ms")}
+    )
+    steady, drawn = (draw_slowdowns(cluster, noisy, 6, warmup=count) for count in (0, 3))
+    assert steady is not None
+    assert drawn is not None
+    assert (drawn[:, :3] == 1).all()
+    assert (drawn[:, 3:] == steady).all()
+    stalls, later = (draw_stalls(noisy, 2, 50, warmup=count) for count in (0, 3))
+    assert stalls is not None
+    assert later is not None
+    assert not later[:, :3].any()
+    assert (later[:, 3:] == stalls).all()
+    kept = draw_kept_deviations(0, 2, 6, BURST_BYTES, warmup=3)
+    assert not kept[:, :3].any()
+    assert (kept[:, 3:] == draw_kept_deviations(0, 2, 6, BURST_BYTES)).all()
+
+
+def test_two_broadcasts_of_buffers_are_in_flight() -> None:
+    """As in torch's broadcast_coalesced: the second is launched before the first is copied back."""
+    model = replace(build_model(PLAIN), buffers=(Buffer("float32", 1000), Buffer("int64", 20)))
+    loop = list(iteration(compile_program(PLAIN, model), rebuilt=True))
+    sent = [i for i, each in enumerate(loop) if isinstance(each, Communicate)][:2]
+    waits = [i for i, each in enumerate(loop) if isinstance(each, Await)][:2]
+    assert sent[1] < waits[0] < waits[1]
 
 
 def test_iterations_of_all_ranks_are_drawn_together_and_none_twice_before_the_others() -> None:

@@ -183,8 +183,8 @@ def job_of(scenario: dict[str, Any], parts: Parts | None = None) -> Job:
 def step_s(job: Job) -> float:
     """The mean steady step of a job, with its stragglers."""
     scenario = job.scenario
-    iterations = job.program.warmup + job.program.iterations
-    slowdowns = draw_slowdowns(scenario.cluster, scenario.run, iterations)
+    steps, warmup = job.program.iterations, job.program.warmup
+    slowdowns = draw_slowdowns(scenario.cluster, scenario.run, steps, warmup=warmup)
     cost, world_size = job.network.cost, scenario.cluster.world_size
     return mean_step_s(run(Request(job.program, cost, world_size, slowdowns)).timeline)
 

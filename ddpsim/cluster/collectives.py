@@ -479,6 +479,10 @@ class Traffic:
     loader_share: Fraction = Fraction(0)
     loaders: int = 1
 
+    def with_batches_in(self, batch_ns: int, usual_ns: int) -> Traffic:
+        """The same samples to read, by loaders that make a batch in another time."""
+        return replace(self, loader_share=self.loader_share * Fraction(usual_ns, batch_ns))
+
 
 NO_TRAFFIC = Traffic()
 

@@ -146,6 +146,7 @@ class Lanes:
         self._repeats = 0
         self._known_transfers: dict[int, Sequence[Transfer]] = {}
         self.paths: set[str] = set()
+        self.settled: list[bool] = []  # by trial: all steady steps are alike
 
     def train(self) -> None:
         """All iterations, but for the last ones that are exactly alike."""
@@ -156,7 +157,10 @@ class Lanes:
         for number in range(last + 1):
             begun = self._compute.copy()
             self._iterate(number)
-            if self._repeats_from(number, self._compute - begun):
+            alike = self._repeat_from(number, self._compute - begun)
+            if number == program.warmup:
+                self.settled = alike
+            if all(alike):
                 self._repeats = last - number
             times = 1 + self._repeats
             self._all_comm_ns += times * self._now.comm_ns
@@ -165,13 +169,16 @@ class Lanes:
             if self._repeats:
                 return
 
-    def _repeats_from(self, number: int, lengths: Ticks) -> bool:
-        if self._varies or (lengths.min(axis=1) != lengths.max(axis=1)).any():
-            return False
-        return all(
-            trial.host.repeats_from(number, int(length), waited=bool(waited))
-            for trial, length, waited in zip(self._trials, lengths[:, 0], self._waited, strict=True)
-        )
+    def _repeat_from(self, number: int, lengths: Ticks) -> list[bool]:
+        """Of each trial whether all iterations after this one are like it."""
+        if self.varies:
+            return [False] * len(self._trials)
+        lasting = zip(self._trials, lengths, self._waited, strict=True)
+        return [
+            bool((each == each[0]).all())
+            and trial.host.repeats_from(number, int(each[0]), waited=bool(waited))
+            for trial, each, waited in lasting
+        ]
 
     def _iterate(self, number: int) -> None:
         factors, stalls_ns = self._drawn(number)
@@ -286,7 +293,7 @@ class Lanes:
         return float(max([1.0, *drawn]) * longest_ns)
 
     @cached_property
-    def _varies(self) -> bool:
+    def varies(self) -> bool:
         """Whether any rank's slowdown differs between iterations, or it stalls."""
         return any(
             trial.stalls_ns is not None

@@ -8,6 +8,7 @@ Source of the order of things: torch's distributed.py (forward, _sync_buffers) a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -17,6 +18,8 @@ from ddpsim.engine.program import Bucket, Launch, Program
 from ddpsim.result.timeline import CommSpan, Kind
 
 __all__ = ["Await", "Communicate", "Compute", "Instruction", "LoadBatch", "Mark", "iteration"]
+
+_BROADCASTS_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +116,24 @@ class _Reducer:
         self._collectives = 0
 
     def broadcast_buffers(self) -> Iterator[Instruction]:
-        """Rank 0's buffers to all: flatten, broadcast, copy back, all before the forward."""
+        """Rank 0's buffers to all: flatten, broadcast, copy back, all before the forward.
+
+        Two broadcasts may be in flight (torch: c10d/comm.cpp, broadcast_coalesced).
+        """
+        in_flight = deque[tuple[int, Launch]]()
         for buffers in self._program.buffers:
+            if len(in_flight) == _BROADCASTS_IN_FLIGHT:
+                yield from self._copy_back_buffers(*in_flight.popleft())
             yield _launch("buffers", buffers.flatten)
             sent = self._communicate("broadcast", buffers.size_bytes)
             yield sent
-            yield Await(sent.number)
-            yield _launch("buffers", buffers.unflatten)
+            in_flight.append((sent.number, buffers.unflatten))
+        for number, unflatten in in_flight:
+            yield from self._copy_back_buffers(number, unflatten)
+
+    def _copy_back_buffers(self, number: int, unflatten: Launch) -> Iterator[Instruction]:
+        yield Await(number)
+        yield _launch("buffers", unflatten)
 
     def backward(self, backward: Sequence[Launch]) -> Iterator[Instruction]:
         """Gradients become ready one after the other; at the end all buckets are waited for."""

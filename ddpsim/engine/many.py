@@ -9,7 +9,7 @@ from ddpsim.engine.host import Host
 from ddpsim.engine.lanes import Lanes, Trial
 from ddpsim.engine.loop import Compute
 from ddpsim.engine.plan import Request
-from ddpsim.engine.run import run
+from ddpsim.engine.run import run, settled
 from ddpsim.result.summary import SteadyStep
 
 __all__ = ["run_many"]
@@ -20,11 +20,29 @@ _LANES = 2**17  # at once: some hundred bytes each
 def run_many(requests: Sequence[Request]) -> list[SteadyStep]:
     """The steady steps of each, as `run` gives them."""
     found: dict[int, SteadyStep] = {}
+    requests = _all_settled(requests)
     for ranks, group in _groups(requests):
         many = max(1, _LANES // ranks)
         for i in range(0, len(group), many):
             found |= _together(ranks, group[i : i + many])
     return [found[i] if i in found else _alone(request) for i, request in enumerate(requests)]
+
+
+def _all_settled(requests: Sequence[Request]) -> list[Request]:
+    """Those that vary; of those that do not, their own simulation tells."""
+    warmups: dict[Hashable, int] = {}  # jobs that differ in what is drawn alone have the same
+    found = []
+    for asked in requests:
+        if not asked.varies:
+            found.append(asked)
+            continue
+        lasting = asked.without_variation().slowdowns
+        ranks = None if lasting is None else lasting[:, 0].tobytes()
+        same = id(asked.program), id(asked.cost), asked.world_size, ranks
+        if same not in warmups:
+            warmups[same] = settled(asked).program.warmup
+        found.append(asked.longer(warmups[same]))
+    return found
 
 
 def _alone(asked: Request) -> SteadyStep:
@@ -33,20 +51,23 @@ def _alone(asked: Request) -> SteadyStep:
 
 
 def _groups(requests: Sequence[Request]) -> Iterator[tuple[int, list[tuple[int, Trial]]]]:
-    """Ranks to simulate, and the requests by their place that can be simulated together."""
+    """Ranks to simulate, and the requests by their place that can be simulated together.
+
+    One steady step alone does not tell whether others would be like it.
+    """
     hosts: dict[int, tuple[Host, Hashable]] = {}  # by the program, which requests may share
-    groups: dict[tuple[int, Hashable], list[tuple[int, Trial]]] = defaultdict(list)
+    groups: dict[tuple[int, bool, Hashable], list[tuple[int, Trial]]] = defaultdict(list)
     for place, asked in enumerate(requests):
         plan, program = asked.plan, asked.program
-        if not plan.needs_no_events:
+        if not plan.needs_no_events or (program.iterations == 1 and not asked.varies):
             continue
         if id(program) not in hosts:
             host = Host(program)
             hosts[id(program)] = host, _structure(host)
         host, structure = hosts[id(program)]
         trial = Trial(host, asked.cost, asked.slowdowns, asked.stalls)
-        groups[plan.participants, structure].append((place, trial))
-    for (ranks, _), group in groups.items():
+        groups[plan.participants, asked.varies, structure].append((place, trial))
+    for (ranks, *_), group in groups.items():
         yield ranks, group
 
 
@@ -64,10 +85,15 @@ def _structure(host: Host) -> Hashable:
 
 
 def _together(ranks: int, group: Sequence[tuple[int, Trial]]) -> dict[int, SteadyStep]:
-    """Nothing where the clock would get too long for one of them."""
+    """Nothing of those that are not settled, or where the clock would get too long for one."""
     lanes = Lanes([trial for _, trial in group], ranks)
     try:
         lanes.train()
     except OverflowError:
         return {}
-    return {place: lanes.steady_step(i) for i, (place, _) in enumerate(group)}
+    varies = lanes.varies
+    return {
+        place: lanes.steady_step(i)
+        for i, (place, _) in enumerate(group)
+        if varies or lanes.settled[i]
+    }

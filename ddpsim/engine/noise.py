@@ -41,9 +41,12 @@ def draw_slowdowns(
     iterations: int,
     observed_s: Sequence[Sequence[float]] = (),
     node_times: Mapping[int, float] = MappingProxyType({}),
+    warmup: int = 0,
 ) -> Slowdowns | None:
     """Time multipliers [rank][iteration]; None when every rank and iteration is alike.
 
+    `warmup`: so many iterations more come first, which do not vary: so what is drawn for a steady
+    step does not depend on how many others come before it.
     `node_times`: how many times as long a node's devices compute, of nodes unlike the others.
     `observed_s`: iterations as measured, [iteration][rank], whose spread is drawn from where the
     run states no jitter. Stragglers and jitter draw from streams of their own, so that turning one
@@ -55,16 +58,15 @@ def draw_slowdowns(
     import numpy as np  # noqa: PLC0415 -- slow to import, and needed only here
 
     for_jitter = np.random.SeedSequence(run.seed).spawn(2)[1]
-    factors = np.ones((cluster.world_size, iterations))
+    factors = np.ones((cluster.world_size, warmup + iterations))
+    steady = factors[:, warmup:]
     if own:
         factors *= np.array([own[rank] for rank in range(cluster.world_size)]).reshape(-1, 1)
     if run.jitter:
-        draws = np.random.default_rng(for_jitter).standard_normal(factors.shape)
-        factors *= np.exp(run.jitter.sigma * draws)
+        draws = np.random.default_rng(for_jitter).standard_normal(steady.shape)
+        steady *= np.exp(run.jitter.sigma * draws)
     elif observed_s:
-        factors *= _resampled(
-            np.array(observed_s), np.random.default_rng(for_jitter), *factors.shape
-        )
+        steady *= _resampled(np.array(observed_s), np.random.default_rng(for_jitter), *steady.shape)
     return factors
 
 
@@ -92,23 +94,30 @@ def rank_factors(
     return {rank: device[rank] * drawn[rank] for rank in ranks}
 
 
-def draw_stalls(run: Run, ranks: int, iterations: int) -> Stalls | None:
-    """Ticks for which each rank stands still in each iteration, [rank][iteration]; None: never."""
+def draw_stalls(run: Run, ranks: int, iterations: int, warmup: int = 0) -> Stalls | None:
+    """Ticks for which each rank stands still in each iteration, [rank][iteration]; None: never.
+
+    `warmup`: so many iterations more come first, without any.
+    """
     if run.stalls is None:
         return None
     import numpy as np  # noqa: PLC0415 -- see above
 
     draw = np.random.default_rng(np.random.SeedSequence(run.seed).spawn(3)[2])
     stalls = draw.random((ranks, iterations)) < run.stalls.probability
-    return np.asarray(stalls * to_ns(run.stalls.duration_s), dtype=np.int64)
+    drawn = np.zeros((ranks, warmup + iterations), dtype=np.int64)
+    drawn[:, warmup:] = stalls * to_ns(run.stalls.duration_s)
+    return drawn
 
 
-def draw_kept_deviations(seed: int, ranks: int, iterations: int, sent_bytes: int) -> KeptDeviations:
+def draw_kept_deviations(
+    seed: int, ranks: int, iterations: int, sent_bytes: int, warmup: int = 0
+) -> KeptDeviations:
     """How unevenly ranks fare beside transfers, in standard deviations, [rank][iteration][burst].
 
     Of `sent_bytes` an iteration each `BURST_BYTES` are a burst, and what is left is one. For each
     rank the normal distribution's quantiles in an order of its own, so that in few iterations too
-    the good ones and the bad ones cancel.
+    the good ones and the bad ones cancel. `warmup`: so many iterations more come first, without.
     """
     from statistics import NormalDist  # noqa: PLC0415 -- slow to import too
 
@@ -119,7 +128,9 @@ def draw_kept_deviations(seed: int, ranks: int, iterations: int, sent_bytes: int
     count = iterations * bursts
     quantiles = [normal.inv_cdf((i + 0.5) / count) for i in range(count)]
     drawn = np.array([draw.permutation(quantiles) for _ in range(ranks)])
-    return drawn.reshape(ranks, iterations, bursts)
+    deviations = np.zeros((ranks, warmup + iterations, bursts))
+    deviations[:, warmup:] = drawn.reshape(ranks, iterations, bursts)
+    return deviations
 
 
 def _resampled(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
 
 from ddpsim.cluster.collectives import (
     NO_TRAFFIC,
@@ -17,6 +19,8 @@ from ddpsim.engine.noise import KeptDeviations, Slowdowns, Stalls
 from ddpsim.engine.program import Program
 
 __all__ = ["Plan", "Request"]
+
+_Drawn = TypeVar("_Drawn", Slowdowns, Stalls)
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,41 @@ class Request:
     def is_calm(self) -> bool:
         """Whether no rank has noise of its own."""
         return self.slowdowns is None and self.stalls is None and self.kept_deviations is None
+
+    @cached_property
+    def varies(self) -> bool:
+        """Whether noise makes one step unlike another; what ranks differ by for good does not."""
+        if self.stalls is not None or self.kept_deviations is not None:
+            return True
+        drawn = self.slowdowns
+        return drawn is not None and bool((drawn != drawn[:, :1]).any())
+
+    def without_variation(self) -> Request:
+        """The same job with all of its steps as calm as those of the warm-up."""
+        if not self.varies:
+            return self
+        drawn = self.slowdowns
+        lasting = None if drawn is None or (drawn[:, 0] == 1).all() else 0 * drawn + drawn[:, :1]
+        return replace(self, slowdowns=lasting, stalls=None, kept_deviations=None)
+
+    def longer(self, warmup: int, iterations: int | None = None) -> Request:
+        """The same job with more steps before its steady ones, or after, like the first or last."""
+        program = self.program
+        before, after = warmup - program.warmup, (iterations or program.iterations)
+        after -= program.iterations
+
+        def going_on(drawn: _Drawn) -> _Drawn:
+            return drawn[:, [0] * before + list(range(drawn.shape[1])) + [-1] * after]
+
+        return replace(
+            self,
+            program=replace(program, warmup=warmup, iterations=program.iterations + after),
+            slowdowns=None if self.slowdowns is None else going_on(self.slowdowns),
+            stalls=None if self.stalls is None else going_on(self.stalls),
+            kept_deviations=None
+            if self.kept_deviations is None
+            else going_on(self.kept_deviations),
+        )
 
 
 def _period(transfers: Sequence[Transfer]) -> int:

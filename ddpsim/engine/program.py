@@ -57,8 +57,8 @@ class Loader:
     capacity: int
 
     def stretched(self, factor: float) -> Loader:
-        """The same loader, every batch `factor` times as long in the making."""
-        return replace(self, batch_ns=round(self.batch_ns * factor))
+        """The same loader, every batch `factor` times as long in the making, a tick at least."""
+        return replace(self, batch_ns=max(1, round(self.batch_ns * factor)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,12 @@ from ddpsim.result.timeline import Timeline
 if TYPE_CHECKING:
     from ddpsim.engine.steps import MessageObserver
 
-__all__ = ["EngineMode", "Simulated", "run"]
+__all__ = ["EngineMode", "Simulated", "run", "settled"]
 
 EngineMode = Literal["auto", "reference"]
+
+_LONGER = 3  # times, where so many steps of warm-up were too few
+_LONGEST_WARMUP = 100  # steps: by then, steps that still differ do so by little
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ def run(
     are known (`Plan.period`). `observe_message` hears of every message of the plain model. Raises
     SimulationError if a rank never ends.
     """
+    if mode == "reference" or not request.plan.needs_no_events or request.varies:
+        request = settled(request)
     found, participants, repeats = None, request.world_size, 0
     asked = request
     if mode == "auto":
@@ -70,10 +75,55 @@ def run(
     return Simulated(timeline, participants, (folding, *sorted(paths)))
 
 
+def settled(request: Request) -> Request:
+    """The job with so long a warm-up that its steady steps are alike, but for noise.
+
+    The host's head start and the batches that were made before are used up only after some steps
+    where the host, or the loader, turns out to be the slower one.
+    """
+    program = request.program
+    if request.traffic.loader_share and program.loader:  # no shortcut tells
+        return request.longer(program.warmup + program.loader.capacity)
+    calm = request.without_variation()
+    if not calm.plan.needs_no_events:
+        return request
+    found = _settled(calm, calm.plan.participants, None)
+    return request if found is None else request.longer(found[0].warmup)
+
+
 def _without_events(
     request: Request, participants: int, observed: Sequence[int] | None
 ) -> tuple[Timeline, set[str]] | None:
     """None where the clock would get too long to be exact so."""
+    if request.varies:
+        return _on_lanes(request, participants, observed)
+    return _settled(request, participants, observed)
+
+
+def _settled(
+    request: Request, participants: int, observed: Sequence[int] | None
+) -> tuple[Timeline, set[str]] | None:
+    """With a warm-up after which every step is like the one before, unless that is too far off."""
+    iterations = request.program.iterations
+    if iterations == 1:  # which is like no other
+        two = request.longer(request.program.warmup, iterations=2)
+        found = _settled(two, request.plan.participants, None)
+        warmup = request.program.warmup if found is None else found[0].warmup
+        return _on_lanes(request.longer(warmup), participants, observed)
+    while True:
+        found = _on_lanes(request, participants, observed)
+        if found is None or found[0].repeats == iterations - 1:
+            return found
+        steps = found[0].warmup + iterations - found[0].repeats  # that were simulated
+        if not found[0].repeats and steps > _LONGEST_WARMUP:
+            return found
+        request = request.longer(steps - 1 if found[0].repeats else _LONGER * steps)
+
+
+def _on_lanes(
+    request: Request, participants: int, observed: Sequence[int] | None
+) -> tuple[Timeline, set[str]] | None:
+    """Until the first steady step that the others are like; None where the clock gets too long."""
     host = Host(request.program)
     if participants == 1 and request.is_calm:
         return _alone(host, request.cost)

@@ -71,6 +71,12 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
         yield effect("a network that takes no time", job.step_s(network=1 / _ENDLESS))
     if job.program.loader:
         yield effect("a loader that never waits", job.step_s(data=1 / _ENDLESS))
+    data = job.scenario.workload.data
+    if data and data.sample_bytes:
+        local = data.model_copy(update={"sample_bytes": None})
+        workload = job.scenario.workload.model_copy(update={"data": local})
+        without = resolve(job.scenario.model_copy(update={"workload": workload}))
+        yield effect("samples on a disk of each node", without.step_s())
     for key, what in _DISTURBED.items():
         if getattr(job.scenario.cluster, key):
             calm = job.scenario.cluster.model_copy(update={key: None})

@@ -104,8 +104,11 @@ def _breakdown(result: Result) -> Iterator[str]:
             f"{result.overlap_fraction:.1%} hidden under compute{late}"
         )
     naive = result.baselines_s
+    if result.is_disturbed:
+        yield "  for comparison, of equal ranks that wait for nothing else:"
     yield (
-        f"  for comparison: compute only {format_duration(naive.compute_only)}, "
+        f"  {'  ' if result.is_disturbed else 'for comparison: '}"
+        f"compute only {format_duration(naive.compute_only)}, "
         f"all communication hidden {format_duration(naive.perfect_overlap)}, "
         f"none {format_duration(naive.no_overlap)}"
     )

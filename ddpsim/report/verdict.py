@@ -62,8 +62,7 @@ def _explanations(result: Result, missing_s: float, stretches: Sequence[Stretch]
         if stretch.suffices:
             yield _sufficient(result, stretch)
             if stretch.term == "compute" and missing_s > 0 and result.world_size > 1:
-                times = f"{stretch.factor:.2f} x as long as the others"
-                yield f"a straggler: one rank that computes {times}"
+                yield _straggler(result, stretch.factor)
     if missing_s > 0:
         wait = format_duration(missing_s)
         yield f"data: a wait of {wait} more a step for the loader (set workload.data)"
@@ -73,6 +72,13 @@ def _explanations(result: Result, missing_s: float, stretches: Sequence[Stretch]
                 f"not {stretch.term} alone: {stretch.factor:g} x as long, it would make the step "
                 f"{format_duration(stretch.step_s)}"
             )
+
+
+def _straggler(result: Result, factor: float) -> str:
+    """One is enough; where ranks differ already, it is the slowest that takes longer."""
+    if any(straggler.kind == "rank" for straggler in result.stragglers):
+        return f"a straggler: the slowest rank computing {factor:.2f} x as long as it does here"
+    return f"a straggler: one rank that computes {factor:.2f} x as long as the others"
 
 
 def _sufficient(result: Result, stretch: Stretch) -> str:

@@ -235,6 +235,12 @@ class Result:
     seed: int
     engine: Engine
 
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether a step waits for more than its own communication, which no baseline does."""
+        waits = any(straggler.kind != "link" for straggler in self.stragglers)
+        return waits or self.breakdown_s.data_wait > 0
+
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON's types (schema `ddpsim.result/1`), floats to 12 decimals."""
         plain = {"schema": RESULT_SCHEMA, **rounded(asdict(self))}

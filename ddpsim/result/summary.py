@@ -219,7 +219,10 @@ def _waiting_for(timeline: Timeline, slowest: int) -> int:
 def _bottleneck(
     breakdown: BreakdownNs, slowest: int, waiting_ns: int, steps: list[Step], context: Context
 ) -> Bottleneck:
-    """The largest cost beside the compute itself, if it is worth naming."""
+    """The largest cost beside the compute itself, if it is worth naming.
+
+    A loader that every step waits for sets the pace, whatever else is longer.
+    """
     whole = breakdown.total
     causes = {
         "communication": breakdown.exposed_comm,
@@ -227,9 +230,10 @@ def _bottleneck(
         "data": breakdown.data_wait,
         "host": sum(step.host_bound_ns() for step in steps),
     }
-    kind = max(causes, key=lambda cause: causes[cause])
+    waits_for_data = all(step.breakdown().data_wait for step in steps)
+    kind = "data" if waits_for_data else max(causes, key=lambda cause: causes[cause])
     share = causes[kind] / whole
-    if share < _WORTH_NAMING:
+    if share < _WORTH_NAMING and not waits_for_data:
         compute = breakdown.forward + breakdown.backward_compute + breakdown.optimizer
         return Bottleneck("compute", f"compute takes {compute / whole:.1%} of the step")
     cost = f"{format_duration(_mean(causes[kind], steps))} a step ({share:.1%})"

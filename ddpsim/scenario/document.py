@@ -114,12 +114,10 @@ class Document:
 
     def place(self, path: KeyPath, *, of_key: bool = False) -> str:
         """`file:line:col` of a value (or its key), or of the nearest enclosing one."""
-        places = self.key_places if of_key else self.value_places
-        for length in range(len(path), -1, -1):
-            if path[:length] in places:
-                return places[path[:length]]
-            places = self.key_places
-        return self.name
+        if not of_key and path in self.value_places:
+            return self.value_places[path]
+        enclosing = (path[:length] for length in range(len(path), -1, -1))
+        return next((self.key_places[p] for p in enclosing if p in self.key_places), self.name)
 
     def problem(self, path: KeyPath, message: str, *, of_key: bool = False) -> Problem:
         """What is wrong at a key path."""
