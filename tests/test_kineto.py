@@ -358,6 +358,37 @@ def test_numbers_that_do_not_fit_are_both_named(tmp_path: Path) -> None:
     )
 
 
+def _without_launches(path: Path, *numbers: int, steps: int = 3) -> Path:
+    """As if the calls that launched so many of the file's kernels had been lost."""
+    writer = Writer()
+    for _ in range(steps):
+        writer.step(STEP)
+    calls = [event for event in writer.events if event["cat"] == "cuda_runtime"]
+    for number in numbers:
+        writer.events.remove(calls[number])
+    return writer.save(path)
+
+
+def test_kernels_without_a_launch_are_told_or_refused(tmp_path: Path) -> None:
+    """A step has 9 of 1600 us; the optimizer's second takes 20."""
+    trace = _without_launches(tmp_path / "trace.json", 8, 17)
+    warnings = resolve(scenario(trace)).model.warnings
+    expected = (
+        "kernels whose launch is not recorded are left out: 2, which take 40.00 us (0.8 % of the "
+        "kernels' time)"
+    )
+    assert f"{trace}: {expected}" in warnings
+    assert refusal(_without_launches(tmp_path / "trace.json", 9, 18)).startswith(
+        "the launch of 2 kernels, 12 % of the kernels' time, is not recorded, so where they "
+        "belong is not known; record with ProfilerActivity.CPU too"
+    )
+
+
+def test_kernels_launched_before_the_recording_are_no_loss(tmp_path: Path) -> None:
+    trace = _without_launches(tmp_path / "trace.json", 0, 1, 2, 3)
+    assert read(trace).lost.kernels == 0
+
+
 def test_steps_that_differ_are_refused(tmp_path: Path) -> None:
     twice = replace(STEP, backward=[*STEP.backward, *STEP.backward], shapes=None)
     with pytest.raises(ImportFailedError, match="make 4 to 8 gradients"):

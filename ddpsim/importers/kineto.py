@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.kineto_events import TraceEvents
+from ddpsim.importers.kineto_events import Lost, TraceEvents
 from ddpsim.importers.kineto_file import TraceFile, read_trace_file
 from ddpsim.importers.kineto_step import (
     Gradient,
@@ -29,7 +29,10 @@ __all__ = ["Gradient", "KinetoStep", "KinetoTrace", "MeasuredCollective", "Piece
 
 @dataclass(frozen=True)
 class KinetoTrace:
-    """A trace's steps without its first, and the `typical` one: the median by `busy_s`."""
+    """A trace's steps without its first, and the `typical` one: the median by `busy_s`.
+
+    `lost`: kernels that are in no step, as their launch is not recorded.
+    """
 
     source: str
     steps: tuple[KinetoStep, ...]
@@ -38,6 +41,7 @@ class KinetoTrace:
     on_gpu: bool
     device: str | None
     world_size: int | None
+    lost: Lost
 
 
 def read_trace(source: SourceFile) -> KinetoTrace:
@@ -69,6 +73,7 @@ def read_trace(source: SourceFile) -> KinetoTrace:
         on_gpu=bool(trace.kernels),
         device=file.devices.get(trace.device) if trace.kernels else None,
         world_size=_world_size(file),
+        lost=trace.lost,
     )
 
 

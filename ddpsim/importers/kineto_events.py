@@ -18,6 +18,7 @@ __all__ = [
     "MOST",
     "OF_DDP",
     "DeviceWork",
+    "Lost",
     "TraceEvents",
     "Window",
     "count_of",
@@ -37,6 +38,7 @@ _LOADER = "enumerate(DataLoader)"
 _LONGEST_CALL_US = 100.0
 # a longer pause between two kernels of which both are launched is a wait, not the device's own
 _LONGEST_PAUSE_US = 10.0
+_MOST_LOST = 0.05  # of the kernels' time: as much as a prediction may be off by other reasons
 MOST = 10**12  # of elements, and of numbers of launches
 
 
@@ -54,6 +56,14 @@ class DeviceWork(NamedTuple):
     launch: Event
     event: Event
     work_us: float
+
+
+class Lost(NamedTuple):
+    """Kernels whose launch is not recorded: how many, and their time as a share of all kernels'."""
+
+    kernels: int
+    time_s: float
+    share: float
 
 
 class TraceEvents:
@@ -185,13 +195,41 @@ class TraceEvents:
         return end_us - start_us - (unpaid.within(start_us, end_us) if unpaid else 0.0)
 
     @cached_property
-    def gpu(self) -> list[DeviceWork]:
-        """All that the device did, by its launch; raises ImportFailedError if none is there."""
+    def _launches(self) -> dict[int | None, Event]:
+        """The host's calls by their correlation."""
         launches = {count_of(call.args.get("correlation")): call for call in self.calls}
         launches.pop(None, None)
+        return launches
+
+    def _launch(self, kernel: Event) -> Event | None:
+        return self._launches.get(count_of(kernel.args.get("correlation")))
+
+    @cached_property
+    def lost(self) -> Lost:
+        """Compute kernels that no launch is told of, and that no part of a step therefore holds.
+
+        Those before a stream's first known launch were launched before the recording began.
+        """
+        begun: set[int | str] = set()
+        count, lost_us, all_us = 0, 0.0, 0.0
+        for kernel in self.kernels:
+            if is_communication(kernel):
+                continue
+            is_known = self._launch(kernel) is not None
+            if is_known:
+                begun.add(kernel.thread)
+            if kernel.thread in begun:
+                all_us += kernel.end_us - kernel.start_us
+                count += not is_known
+                lost_us += 0.0 if is_known else kernel.end_us - kernel.start_us
+        return Lost(count, lost_us * 1e-6, lost_us / all_us if all_us else 0.0)
+
+    @cached_property
+    def gpu(self) -> list[DeviceWork]:
+        """All that the device did, by its launch; raises ImportFailedError if much has none."""
         found, covered_us = [], float("-inf")
         for event in self.kernels:
-            launch = launches.get(count_of(event.args.get("correlation")))
+            launch = self._launch(event)
             if launch is None:
                 continue
             if is_communication(event):
@@ -207,6 +245,13 @@ class TraceEvents:
                 self.name,
                 f"the launch of {len(self.kernels) - len(found)} of {len(self.kernels)} kernels is "
                 "not recorded; record with ProfilerActivity.CPU too",
+            )
+        if self.lost.share > _MOST_LOST:
+            raise ImportFailedError(
+                self.name,
+                f"the launch of {self.lost.kernels} kernels, {100 * self.lost.share:.0f} % of the "
+                "kernels' time, is not recorded, so where they belong is not known; record with "
+                "ProfilerActivity.CPU too, and fewer steps (torch.profiler.schedule)",
             )
         return sorted(found, key=lambda work: work.launch.start_us)
 

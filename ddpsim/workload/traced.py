@@ -159,6 +159,12 @@ def _warnings(trace: KinetoTrace, listed: Sequence[Parameter], workload: Workloa
     step, source = trace.typical, trace.source
     if len(trace.steps) == 1 and not trace.left_out:
         yield f"{source} holds one step: whether it is a steady one cannot be told"
+    if trace.lost.kernels:
+        count, time_s, share = trace.lost
+        yield (
+            f"{source}: kernels whose launch is not recorded are left out: {count}, which take "
+            f"{format_duration(time_s)} ({100 * share:.1f} % of the kernels' time)"
+        )
     if step.host_s > step.device_s and workload.step_time is None:
         yield (
             f"{source}: the host took {format_duration(step.host_s)} to launch what the device "
