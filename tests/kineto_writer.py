@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MAIN", "Step", "Writer"]
+__all__ = ["MAIN", "CpuStep", "Step", "Writer"]
 
-MAIN, ENGINE = 1, 2
+MAIN, ENGINE, GLOO = 1, 2, 3
 COMPUTE, NCCL = 7, 20
 NODE = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -32,6 +32,21 @@ class Step:
     copies: bool = False
     loader_us: float = 0.0
     launch_us: float = 1.0
+
+
+@dataclass
+class CpuStep:
+    """Microseconds of the host; `backward[i]` before gradient i, `optimizers` one after another.
+
+    `gloo_us`: an all-reduce that begins with each gradient, on a thread of its own.
+    """
+
+    forward: float
+    backward: Sequence[float]
+    optimizers: Sequence[float]
+    micro_batches: int = 1
+    gloo_us: float = 0.0
+    marked: bool = True
 
 
 class Writer:
@@ -122,6 +137,30 @@ class Writer:
             self.kernel(40.0, ENGINE, step.launch_us, elements=step.reduced[number])
         if not self._old:
             self.op(NODE + ACCUMULATE, at, ENGINE)
+
+    def cpu_step(self, step: CpuStep) -> None:
+        """One whole step without a device."""
+        began = self.now
+        for _ in range(step.micro_batches):
+            self._busy("aten::linear", step.forward)
+            for lasts in step.backward:
+                self._busy(NODE + "MmBackward0", lasts)
+                at = self.now
+                self._busy(ACCUMULATE, 0.5)
+                if step.gloo_us:
+                    self._busy("c10d::allreduce_", 1.0)
+                    ends = self.now + step.gloo_us
+                    self._add("user_annotation", "gloo:all_reduce", self.now, ends, GLOO, {})
+                self.op(NODE + ACCUMULATE, at, MAIN)
+        for lasts in step.optimizers:
+            self._busy("Optimizer.step#SGD.step", lasts)
+        if step.marked:
+            self.op(f"ProfilerStep#{self._steps}", began, MAIN)
+        self._steps += 1
+
+    def _busy(self, name: str, lasts_us: float) -> None:
+        at, self.now = self.now, self.now + lasts_us
+        self.op(name, at, MAIN)
 
     def document(self) -> dict[str, Any]:
         """The whole file."""

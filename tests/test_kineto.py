@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kineto_writer import ACCUMULATE, ENGINE, MAIN, NODE, Step, Writer
+from kineto_writer import ACCUMULATE, ENGINE, MAIN, NODE, CpuStep, Step, Writer
 
 import ddpsim
 from ddpsim.errors import ImportFailedError, ScenarioError
@@ -43,6 +43,7 @@ STEP = Step(
     optimizer=[80.0, 20.0],
     shapes=[(10,), (10, 20), (20,), (20, 5)],
 )
+ON_CPU = CpuStep(forward=300.0, backward=[200.0, 100.0, 300.0], optimizers=[50.0])
 MANY = replace(STEP, forward=[10.0] * 20, launch_us=99.0)  # launches: the host is slower
 
 
@@ -55,6 +56,13 @@ def written(tmp_path: Path, *steps: Step, **how: Any) -> Path:
     for step in steps:
         writer.step(step)
     return writer.save(tmp_path / "trace.json.gz")
+
+
+def written_on_cpu(tmp_path: Path, *steps: CpuStep) -> Path:
+    writer = Writer()
+    for step in steps:
+        writer.cpu_step(step)
+    return writer.save(tmp_path / "cpu.json")
 
 
 def scenario(
@@ -114,6 +122,33 @@ def test_what_ddp_adds_is_left_out(tmp_path: Path) -> None:
     assert [(c.operation, c.dtype) for c in step.collectives] == [("all_reduce", "float32")] * 2
     assert [c.duration_s for c in step.collectives] == pytest.approx([40e-6] * 2)
     assert 0 < step.beside_comm_s <= 80e-6
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_known_times_of_a_cpu_come_back(tmp_path: Path, *, marked: bool) -> None:
+    """With two optimizers, of which the second ends the step."""
+    told = replace(ON_CPU, optimizers=[50.0, 30.0], marked=marked)
+    trace = read(written_on_cpu(tmp_path, *[told] * 4))
+    assert (len(trace.steps), trace.on_gpu) == (3, False)
+    assert device_us(trace.typical.forward) == pytest.approx([300])
+    assert device_us(trace.typical.backward) == pytest.approx([200.5, 100.5, 300.5, 0])
+    assert trace.typical.optimizer.device_s == pytest.approx(80e-6)
+    assert trace.typical.beside_comm_s == 0
+
+
+def test_work_beside_gloo_is_told(tmp_path: Path) -> None:
+    """The first all-reduce is beside 80 us of the second gradient, the second of the third."""
+    path = written_on_cpu(tmp_path, *[replace(ON_CPU, gloo_us=80.0)] * 3)
+    trace = read(path)
+    assert trace.typical.beside_comm_s == pytest.approx(160e-6)
+    assert device_us(trace.typical.backward) == pytest.approx([200.5, 100.5, 300.5, 0])
+    listed = tmp_path / "list.csv"
+    listed.write_text("name,shape,dtype\na,3,float32\nb,2,float32\nc,1,float32\n")
+    asked = scenario(path, "ddp.backend=gloo", device="cpu-core", parameters=str(listed))
+    model = resolve(asked).model
+    (said,) = (warning for warning in model.warnings if "beside communication" in warning)
+    assert "160.0 us of the device's work was done" in said
+    assert said.endswith("a trace of one process has none")
 
 
 def test_a_broadcast_of_buffers_is_left_out(tmp_path: Path) -> None:
@@ -410,6 +445,30 @@ def test_micro_batches_are_refused(tmp_path: Path) -> None:
     ]
     with pytest.raises(ImportFailedError, match="runs several forwards and backwards; record"):
         read(writer.save(tmp_path / "trace.json"))
+
+
+def test_micro_batches_on_a_cpu_are_refused(tmp_path: Path) -> None:
+    """Autograd runs on the thread that trains: the second forward stands between its nodes."""
+    twice = replace(ON_CPU, micro_batches=2)
+    with pytest.raises(ImportFailedError, match="runs several forwards and backwards; record"):
+        read(written_on_cpu(tmp_path, *[twice] * 3))
+
+
+def test_steps_of_which_some_have_no_optimizer_are_refused(tmp_path: Path) -> None:
+    """prof.step() after each micro-batch, and the optimizer after every second one."""
+    first = replace(ON_CPU, optimizers=[])
+    with pytest.raises(ImportFailedError) as caught:
+        read(written_on_cpu(tmp_path, *[ON_CPU, first] * 3))
+    assert (
+        "3 of 5 steps, such as ProfilerStep#1, run no Optimizer.step, and the others do; record "
+        "one optimizer step in each"
+    ) in str(caught.value)
+
+
+def test_a_trace_without_marks_says_what_writes_them(tmp_path: Path) -> None:
+    path = written_on_cpu(tmp_path, *[replace(ON_CPU, optimizers=[], marked=False)] * 3)
+    with pytest.raises(ImportFailedError, match=r"give the profiler a schedule \(torch\.profiler"):
+        read(path)
 
 
 def test_an_optimizer_that_is_given_a_closure_does_not_own_the_forward(tmp_path: Path) -> None:

@@ -55,13 +55,7 @@ def read_trace(source: SourceFile) -> KinetoTrace:
             file.name, "none of its steps holds a backward; record whole training steps"
         )
     steady = steps[1:] or steps
-    if len({len(step.gradients) for step in steady}) > 1:
-        counts = sorted({len(step.gradients) for step in steady})
-        raise ImportFailedError(
-            file.name,
-            f"its steps make {counts[0]} to {counts[-1]} gradients; record whole steps that are "
-            "alike, one backward in each",
-        )
+    _check_alike(file, steady)
     middle_s = median_low(step.busy_s for step in steady)
     typical = next(step for step in steady if step.busy_s == middle_s)
     _check(file, trace, steady, typical)
@@ -80,6 +74,24 @@ def read_trace(source: SourceFile) -> KinetoTrace:
 def _world_size(file: TraceFile) -> int | None:
     size = file.distributed.get("world_size")
     return size if isinstance(size, int) else None
+
+
+def _check_alike(file: TraceFile, steady: Sequence[KinetoStep]) -> None:
+    counts = sorted({len(step.gradients) for step in steady})
+    if len(counts) > 1:
+        raise ImportFailedError(
+            file.name,
+            f"its steps make {counts[0]} to {counts[-1]} gradients; record whole steps that are "
+            "alike, one backward in each",
+        )
+    without = [step.name for step in steady if not step.has_optimizer]
+    if 0 < len(without) < len(steady):
+        raise ImportFailedError(
+            file.name,
+            f"{len(without)} of {len(steady)} steps, such as {without[0]}, run no Optimizer.step, "
+            "and the others do; record one optimizer step in each: call prof.step() after it "
+            "alone, and record steps of one micro-batch (ddp.accumulation_steps then repeats it)",
+        )
 
 
 def _check(

@@ -17,6 +17,7 @@ from ddpsim.importers.kineto_file import Event, TraceFile
 __all__ = [
     "MOST",
     "OF_DDP",
+    "OPTIMIZER_STEP",
     "DeviceWork",
     "Lost",
     "TraceEvents",
@@ -33,6 +34,7 @@ OF_DDP = (
     *("torch::distributed::", "torch.distributed.", "c10d::", "nccl:", "gloo:"),
     *("record_param_comms", "aten::flatten_dense_tensors", "aten::unflatten_dense_tensors"),
 )
+OPTIMIZER_STEP = "Optimizer.step"
 _LOADER = "enumerate(DataLoader)"
 # a call of the CUDA runtime that takes longer waits for the device (a full queue, a synchronise)
 _LONGEST_CALL_US = 100.0
@@ -98,24 +100,33 @@ class TraceEvents:
 
     @cached_property
     def windows(self) -> list[Window]:
-        """The steps: from ProfilerStep, or else each from one optimizer step's end to the next."""
+        """The steps: from ProfilerStep, or else each from one optimizer's last step to the next."""
         marked = [op for op in self.ops if op.name.startswith("ProfilerStep#")]
         if marked:
             return [Window(op.name, op.start_us, op.end_us) for op in marked]
-        ends = [op.end_us for op in self.ops if op.name.startswith("Optimizer.step")]
-        if not ends:
+        ends_us = self._last_optimizers_us()
+        if not ends_us:
             raise ImportFailedError(
                 self.name,
-                "has no ProfilerStep and no Optimizer.step: where a step ends is not known; call "
-                "prof.step() after each",
+                "has no ProfilerStep and no Optimizer.step: where a step ends is not known; give "
+                "the profiler a schedule (torch.profiler.schedule), without which it writes no "
+                "ProfilerStep, and call prof.step() after each step",
             )
-        spans = pairwise([self.ops[0].start_us, *ends])
+        spans = pairwise([self.ops[0].start_us, *ends_us])
         return [Window(f"step {i}", start, end) for i, (start, end) in enumerate(spans, 1)]
+
+    def _last_optimizers_us(self) -> list[float]:
+        """When each step's last optimizer ended: none follows before the next gradient."""
+        ends_us = sorted(op.end_us for op in self.ops if op.name.startswith(OPTIMIZER_STEP))
+        ready_us = sorted(op.end_us for op in self.accumulated)
+        before = [bisect_right(ready_us, end_us) for end_us in ends_us]
+        after = [*before, -1][1:]
+        return [end_us for end_us, i, j in zip(ends_us, before, after, strict=True) if i != j]
 
     @cached_property
     def main(self) -> int | str:
         """The thread that trains."""
-        marks = ("ProfilerStep#", "Optimizer.step")
+        marks = ("ProfilerStep#", OPTIMIZER_STEP)
         return next(op.thread for op in self.ops if op.name.startswith(marks))
 
     @cached_property
@@ -124,11 +135,15 @@ class TraceEvents:
         return {op.thread for op in self.accumulated}
 
     @cached_property
+    def marks_nodes(self) -> bool:
+        """Whether the file tells of each node all that the engine does for it."""
+        return any(op.name.startswith(_NODE) for op in self.ops)
+
+    @cached_property
     def nodes(self) -> list[Event]:
         """What autograd's engine carries out, one after the other."""
-        found = [op for op in self.ops if op.name.startswith(_NODE)]
-        if found:
-            return found
+        if self.marks_nodes:
+            return [op for op in self.ops if op.name.startswith(_NODE)]
         of_backward = [op for op in self.ops if op.thread in self.backward_threads]
         if self.main not in self.backward_threads:
             return of_backward

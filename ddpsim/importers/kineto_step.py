@@ -14,6 +14,7 @@ from ddpsim.importers.intervals import Intervals
 from ddpsim.importers.kineto_events import (
     MOST,
     OF_DDP,
+    OPTIMIZER_STEP,
     DeviceWork,
     TraceEvents,
     Window,
@@ -25,8 +26,9 @@ from ddpsim.importers.kineto_file import Event
 
 __all__ = ["Gradient", "KinetoStep", "MeasuredCollective", "Piece", "read_step"]
 
+_GLOO = "gloo:"
 _DDP_FORWARD = "DistributedDataParallel.forward"
-_MOST_BETWEEN = 0.1  # of a backward's work, launched by the thread that does not run it
+_MOST_BETWEEN = 0.1  # of a backward, for what is no part of it
 # c10::Half of an op is Half of a collective
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16"}
 _S = 1e-6
@@ -66,7 +68,7 @@ class KinetoStep:
     """One step: `backward[i]` ends with `gradients[i]`, one more piece is the tail.
 
     `length_s` is by the host's clock, `loader_s` its wait for a batch; `beside_comm_s` of the
-    device's work was done while a collective was under way.
+    device's work was done while a collective was under way. `has_optimizer`: whether one stepped.
     """
 
     name: str
@@ -78,6 +80,7 @@ class KinetoStep:
     collectives: tuple[MeasuredCollective, ...]
     loader_s: float
     beside_comm_s: float
+    has_optimizer: bool
 
     @property
     def device_s(self) -> float:
@@ -118,7 +121,7 @@ class _Step:
     def __init__(
         self, trace: TraceEvents, window: Window, nodes: Sequence[Event], ready: Sequence[Event]
     ) -> None:
-        self.trace, self.window = trace, window
+        self.trace, self.window, self.nodes = trace, window, nodes
         self.ready = sorted(ready, key=lambda op: op.end_us)
         self.ready_us = [op.end_us for op in self.ready]
         self.begins_us = min(node.start_us for node in nodes)
@@ -153,19 +156,40 @@ class _Step:
 
     def _check_one_backward(self) -> None:
         """A second forward between the gradients: micro-batches, or two models in turns."""
-        main = self.trace.main
-        works = [work for part in self.backward for work in part]
-        theirs_us = sum(work.work_us for work in works if work.launch.thread == main)
-        is_mixed = main not in self.trace.backward_threads and theirs_us > _MOST_BETWEEN * sum(
-            work.work_us for work in works
-        )
         forwards = [op for op in within(self.trace.ops, self.window) if op.name == _DDP_FORWARD]
-        if is_mixed or len(forwards) > 1:
+        if len(forwards) > 1 or self._is_mixed():
             raise ImportFailedError(
                 self.trace.name,
                 f"{self.window.name} runs several forwards and backwards; record steps of one "
                 "micro-batch (ddp.accumulation_steps then repeats it)",
             )
+
+    def _is_mixed(self) -> bool:
+        """Whether much of what is done between autograd's nodes is none of theirs."""
+        if not self.trace.kernels:
+            whole_us = self.ends_us - self.begins_us
+            # old traces do not mark the sums of gradients that two nodes make
+            return self.trace.marks_nodes and self._between_nodes_us() > _MOST_BETWEEN * whole_us
+        main = self.trace.main
+        works = [work for part in self.backward for work in part]
+        theirs_us = sum(work.work_us for work in works if work.launch.thread == main)
+        return main not in self.trace.backward_threads and theirs_us > _MOST_BETWEEN * sum(
+            work.work_us for work in works
+        )
+
+    def _between_nodes_us(self) -> float:
+        """What the main thread's ops take from the first node to the last, outside of nodes."""
+        main = self.trace.main
+        nodes = Intervals((op.start_us, op.end_us) for op in self.nodes if op.thread == main)
+        ddp = self.trace.ddp.get(main, Intervals([]))
+        between = Window("backward", self.begins_us, self.ends_us)
+        ops = (
+            (op.start_us, op.end_us)
+            for op in within(self.trace.ops, between)
+            if op.thread == main and op.name.startswith("aten::")
+            if op.start_us not in nodes and op.start_us not in ddp
+        )
+        return Intervals(ops).within(self.begins_us, self.ends_us)
 
     def told(self) -> KinetoStep:
         """The step's times; raises ImportFailedError if it is several."""
@@ -183,6 +207,9 @@ class _Step:
             collectives=tuple(self._told_collectives()),
             loader_s=self.trace.loader.within(window.start_us, window.end_us) * _S,
             beside_comm_s=self._beside_communication_us() * _S,
+            has_optimizer=any(
+                op.name.startswith(OPTIMIZER_STEP) for op in within(self.trace.ops, window)
+            ),
         )
 
     def _piece(self, works: Iterable[DeviceWork], host_us: float) -> Piece:
@@ -236,7 +263,7 @@ class _Step:
                 self._is_of_gradients(work.launch.start_us) and _operation(name) == "all_reduce",
             )
         for op in within(self.trace.ops, self.window):
-            if op.name.startswith("gloo:"):
+            if op.name.startswith(_GLOO):
                 shape, dtype = _gradient(op.args)
                 yield MeasuredCollective(
                     _operation(op.name),
@@ -255,9 +282,25 @@ class _Step:
         return hooks is not None and at_us in hooks
 
     def _beside_communication_us(self) -> float:
+        if not self.trace.kernels:
+            return self._beside_gloo_us()
         works = (*self.forward, *(w for works in self.backward for w in works), *self.optimizer)
         comm = self.trace.communication
         return sum(comm.within(work.event.start_us, work.event.end_us) for work in works)
+
+    def _beside_gloo_us(self) -> float:
+        """On a CPU what the host does for forward and backward while gloo is at work."""
+        window, begins_us, thread = self.window, self.begins_us, self.ready[-1].thread
+        gloo = Intervals(
+            (op.start_us, op.end_us)
+            for op in within(self.trace.ops, window)
+            if op.name.startswith(_GLOO)
+        )
+        return sum(
+            self._forward_host_us(start_us, min(end_us, begins_us))
+            + self.trace.host_us(thread, max(start_us, begins_us), min(end_us, self.ends_us))
+            for start_us, end_us in zip(gloo.starts, gloo.ends, strict=True)
+        )
 
 
 _OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")

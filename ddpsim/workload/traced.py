@@ -173,10 +173,11 @@ def _warnings(trace: KinetoTrace, listed: Sequence[Parameter], workload: Workloa
             "without it"
         )
     if step.beside_comm_s > 0:
+        alone = "GPU" if trace.on_gpu else "process"
         yield (
             f"{source}: {format_duration(step.beside_comm_s)} of the device's work was done "
-            "beside communication and is taken as it was, slowed already; a trace of one GPU "
-            "has none"
+            "beside communication and is taken as it was, slowed already; a trace of one "
+            f"{alone} has none"
         )
     if not any(s.collectives for s in trace.steps) and trace.world_size != 1:
         yield f"{source} holds no communication, so no all-reduce in it confirms the gradients"
