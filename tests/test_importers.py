@@ -108,6 +108,58 @@ def test_nccl_tests_name_their_gpus(write: Write) -> None:
     assert read_all_reduce(write(mixed)).gpus == ("GPU", "NVIDIA H100 80GB HBM3")
 
 
+def test_nccl_tests_that_measured_the_processor(write: Write) -> None:
+    text = nccl_log(root=True).replace("time ", "cputime ")
+    said = "file.txt:7: its times are cputime: -C measures the processor's; wanted a run without it"
+    with pytest.raises(ImportFailedError, match=re.escape(said)):
+        read_all_reduce(write(text))
+
+
+def test_nccl_tests_of_groups_side_by_side(write: Write) -> None:
+    text = nccl_log(root=True).replace("Rank  1 Group  0", "Rank  1 Group  1")
+    with pytest.raises(ImportFailedError, match=r"lists devices of 2 groups.*wanted a run of one"):
+        read_all_reduce(write(text))
+
+
+@pytest.mark.parametrize(
+    ("redop", "said"),
+    [
+        ("none      -1", "redop none, root -1"),
+        ("none       0", "redop none, root 0"),
+        ("sum       0", "redop sum, root 0"),
+    ],
+)
+def test_nccl_tests_of_another_collective(write: Write, redop: str, said: str) -> None:
+    """Of two ranks: then its busbw tells nothing."""
+    text = nccl_log(root=True, nodes=1).replace("sum      -1", redop)
+    with pytest.raises(ImportFailedError, match=rf"txt:7: this row is of another .* \({said}\); w"):
+        read_all_reduce(write(text))
+
+
+@pytest.mark.parametrize(
+    ("program", "refused"),
+    [
+        ("all_reduce_perf", False),
+        ("./build/all_reduce_perf_mpi", False),
+        ("ours", False),
+        ("scatter/all_reduce_perf", False),
+        ("sendrecv_perf", True),
+        ("/opt/reduce_scatter_perf_mpi", True),
+    ],
+)
+def test_nccl_tests_name_their_test(write: Write, program: str, *, refused: bool) -> None:
+    text = f"# Collective test starting: {program}\n{nccl_log(root=True)}"
+    data = _json()
+    data["args"][0] = program
+    for name, content, line in (("log.txt", text, ":1"), ("log.json", json.dumps(data), "")):
+        if not refused:
+            assert read_all_reduce(write(content, name)).samples
+            continue
+        said = rf"{name}{line}: is of [a-z_]*_perf; wanted the log of all_reduce_perf"
+        with pytest.raises(ImportFailedError, match=said):
+            read_all_reduce(write(content, name))
+
+
 def test_nccl_tests_with_statistics_of_every_iteration(write: Write) -> None:
     """`-I` puts four columns after each half."""
     lines = nccl_log(root=True).splitlines()
@@ -143,7 +195,10 @@ def _json(*, nodes: int = 2, processes: int = 2, gpus: int = 1) -> dict[str, Any
         "config": {
             "nthreads": 1,
             "ngpus": gpus,
-            "devices": [{"rank": i, "hostname": host} for i, host in enumerate(hosts)],
+            "devices": [
+                {"rank": i, "group": 0, "hostname": host, "device_info": "GPU"}
+                for i, host in enumerate(hosts)
+            ],
         },
         "results": [
             {"size": size, "out_of_place": half(size, 2 * us), "in_place": half(size, us)}
@@ -157,7 +212,29 @@ def _json(*, nodes: int = 2, processes: int = 2, gpus: int = 1) -> dict[str, Any
 def test_the_json_of_nccl_tests(write: Write, gpus: int) -> None:
     log = read_all_reduce(write(json.dumps(_json(gpus=gpus)), "log.json"))
     assert (log.kind, log.nodes, log.gpus_per_node) == ("nccl-tests JSON", 2, 2 * gpus)
+    assert log.gpus == ("GPU",)
     assert log.samples == tuple((size, pytest.approx(us * 1e-6)) for size, us in TIMES.items())
+
+
+def test_json_whose_sums_nobody_checked(write: Write) -> None:
+    """`-c 0` writes null for what the text calls N/A."""
+    log = _json()
+    for row in log["results"]:
+        row |= {"experiment_name": "AllReduce", "redop": "sum", "root": "    -1"}
+        row["in_place"]["nwrong"] = None
+    assert len(read_all_reduce(write(json.dumps(log), "log.json")).samples) == len(TIMES)
+
+
+def _of_two_groups(log: dict[str, Any]) -> None:
+    log["config"]["devices"][1]["group"] = 1
+
+
+def _to_a_root(log: dict[str, Any]) -> None:
+    log["results"][1] |= {"redop": "sum", "root": "     0"}
+
+
+def _called_another(log: dict[str, Any]) -> None:
+    log["results"][1]["experiment_name"] = "SendRecv"
 
 
 def _without_in_place(log: dict[str, Any]) -> None:
@@ -187,6 +264,9 @@ def _of_a_broadcast(log: dict[str, Any]) -> None:
         (_without_in_place, "result 2 has no in_place times, and DDP reduces in place"),
         (_of_the_processor, "result 1 has no time: -C measures the processor's"),
         (_of_wrong_sums, "nwrong of result 2 is 7.0: so many elements of the sum came out wrong"),
+        (_of_two_groups, "lists devices of 2 groups, which reduced side by side"),
+        (_to_a_root, "result 2 is of another collective (redop sum, root 0); wanted the log of"),
+        (_called_another, "result 2 is of sendrecv; wanted the log of all_reduce_perf"),
         (_of_a_broadcast, "busbw/algbw is 1.00, but an all-reduce of 4 ranks has 1.50"),
     ],
 )
@@ -227,6 +307,23 @@ def test_csv_with_comments_other_columns_and_another_order(write: Write) -> None
     log = read_all_reduce(write(text, "file.csv"))
     assert (log.kind, log.world_size) == ("all-reduce CSV", 16)
     assert log.samples == ((8, pytest.approx(11.5e-6)), (1_048_576, pytest.approx(140e-6)))
+
+
+def test_a_column_named_twice(write: Write) -> None:
+    text = "# SYNTHETIC\nsize_bytes,time_us,time_us,nodes,gpus_per_node\n8,11.5,99,2,8\n"
+    with pytest.raises(
+        ImportFailedError, match=r"file\.txt:2: names the column time_us twice; keep"
+    ):
+        read_all_reduce(write(text))
+
+
+def test_times_that_no_link_can_reach(write: Write) -> None:
+    """Milliseconds, taken for microseconds; what is small tells nothing."""
+    header = "size_bytes,time_us,nodes,gpus_per_node\n"
+    said = "says that 1048576 bytes took 0.09 us on 8 ranks, which no link can reach (a bus "
+    with pytest.raises(ImportFailedError, match=re.escape(said)):
+        read_all_reduce(write(f"{header}1024,0.02,1,8\n1048576,0.09,1,8\n"))
+    assert read_all_reduce(write(f"{header}1024,0.00001,1,8\n1048576,0.1,1,8\n")).samples
 
 
 def test_csv_columns_in_any_order(write: Write) -> None:

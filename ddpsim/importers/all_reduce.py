@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ddpsim.errors import ImportFailedError
 from ddpsim.importers.nccl_tests import Measured, only_layout, read_json, read_text_log
 from ddpsim.importers.text import header_of, number, read_text, table, whole
 from ddpsim.scenario.quantity import SourceFile
+from ddpsim.units import format_bytes_per_s
 
 __all__ = ["AllReduceLog", "read_all_reduce"]
 
+_LEAST_BYTES = 2**20  # smaller messages stay in caches
+_FASTEST_BUSBW = 20e12  # bytes per second, assumed: NVLink 5 has 0.9e12 a direction
 _CSV_COLUMNS = ("size_bytes", "time_us", "nodes", "gpus_per_node")
 
 
@@ -64,9 +69,23 @@ def _read_csv(name: str, lines: list[str], header: int) -> Measured:
     return Measured(only_layout(name, layouts), samples)
 
 
+def _check_speed(name: str, ranks: int, samples: Sequence[tuple[int, float]]) -> None:
+    """Times that no link can reach are of another unit, or of something else."""
+    for size, time_s in samples:
+        busbw = 2 * (ranks - 1) / ranks * size / time_s
+        if size >= _LEAST_BYTES and busbw > _FASTEST_BUSBW:
+            raise ImportFailedError(
+                name,
+                f"says that {size} bytes took {time_s * 1e6:g} us on {ranks} ranks, which no link "
+                f"can reach (a bus bandwidth of {format_bytes_per_s(busbw)} a rank); is the time "
+                "in microseconds?",
+            )
+
+
 def _log(name: str, kind: str, measured: Measured) -> AllReduceLog:
     times: dict[int, list[float]] = defaultdict(list)
     for size, time_s in measured.samples:
         times[size].append(time_s)
     by_size = tuple((size, median(times[size])) for size in sorted(times))
+    _check_speed(name, measured.layout[0] * measured.layout[1], measured.samples)
     return AllReduceLog(name, kind, *measured.layout, by_size, measured.gpus)

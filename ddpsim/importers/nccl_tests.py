@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePath
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -20,9 +21,17 @@ from ddpsim.importers.text import number, whole
 __all__ = ["Measured", "only_layout", "read_json", "read_text_log"]
 
 _DEVICE = re.compile(r"^#\s+Rank\s+(\d+)\s+.*?\bPid\s+\d+\s+on\s+(\S+)\s+device")
+_GROUP = re.compile(r"\sGroup\s+(\d+)\s")
+_STARTING = re.compile(r"^#\s*Collective test starting:\s*(\S+)")
 _GPU = re.compile(r"\sdevice\s+\S+\s+\[[^]]*\]\s+(\S.*?)\s*$")
 _FAILED = re.compile(r"^#\s*Out of bounds values\s*:\s*(\d+)\s+FAILED")
 _ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z0-9_]+\s+\S+\s+")
+_OTHERS = (
+    *("all_gather", "alltoall", "alltoallv", "alltoallv2", "bisection", "broadcast", "gather"),
+    *("hypercube", "reduce", "reduce_scatter", "scatter", "sendrecv"),
+)
+_OTHER_TEST = re.compile(rf"({'|'.join(_OTHERS)})_perf")
+_OTHER_NAMES = {other.replace("_", ""): other for other in _OTHERS}
 _LEAST_ALGBW = 0.1  # GB/s: below it the two digits that are printed say little of a ratio
 _HALF = 4  # columns: time algbw busbw error
 
@@ -52,8 +61,9 @@ def read_text_log(name: str, lines: Sequence[str], wanted: str) -> Measured:
         raise ImportFailedError(name, f"holds no result row; wanted {wanted}")
     _check_all_right(name, lines)
     layout = only_layout(name, {_layout(name, hosts) for hosts in _device_lists(name, lines)})
-    listed = (_GPU.search(line) for line in lines if _DEVICE.match(line))
-    gpus = sorted({match[1] for match in listed if match})
+    listed = [line for line in lines if _DEVICE.match(line)]
+    _check_one_group(name, {match[1] for line in listed if (match := _GROUP.search(line))})
+    gpus = sorted({match[1] for line in listed if (match := _GPU.search(line))})
     return _measured(name, layout, rows)._replace(gpus=tuple(gpus))
 
 
@@ -70,11 +80,16 @@ def read_json(name: str, text: str) -> Measured:
         raise ImportFailedError(
             name, "holds no results and config; wanted what `all_reduce_perf -J FILE` writes"
         )
+    command = data.get("args")
+    _check_test(name, 0, command[0] if isinstance(command, list) and command else "")
     rows = [_json_row(name, i, row) for i, row in enumerate(results, 1)]
     measured = [row for row in rows if row.size_bytes]
     if not measured:
         raise ImportFailedError(name, "its results are empty: nothing was measured")
-    return _measured(name, _json_layout(name, data["config"]), measured)
+    layout, devices = _json_layout(name, data["config"]), data["config"]["devices"]
+    _check_one_group(name, {str(each["group"]) for each in devices if "group" in each})
+    gpus = sorted({str(each["device_info"]).strip() for each in devices if each.get("device_info")})
+    return _measured(name, layout, measured)._replace(gpus=tuple(gpus))
 
 
 def only_layout(name: str, layouts: set[tuple[int, int]]) -> tuple[int, int]:
@@ -115,13 +130,46 @@ def _check_bus_factor(name: str, rows: Sequence[_Row], ranks: int) -> None:
         )
 
 
+def _check_test(name: str, line: int, program: object) -> None:
+    """Raise ImportFailedError where the program that ran, or its path, is another test's."""
+    if match := _OTHER_TEST.match(PurePath(str(program)).name):
+        raise _is_another(name, line, f"is of {match[0]}")
+
+
+def _check_reduces_to_all(name: str, line: int, row: str, redop: object, root: object) -> None:
+    """An all-reduce has an operation and no root, which is then -1 or not told."""
+    to = str(root).strip() or "-1"
+    if redop == "none" or to != "-1":
+        given = f"redop {redop}, root {to}"
+        raise _is_another(name, line, f"{row} is of another collective ({given})")
+
+
+def _is_another(name: str, line: int, what: str) -> ImportFailedError:
+    return ImportFailedError(name, f"{what}; wanted the log of all_reduce_perf", line)
+
+
+def _check_one_group(name: str, groups: set[str]) -> None:
+    if len(groups) > 1:
+        raise ImportFailedError(
+            name,
+            f"lists devices of {len(groups)} groups, which reduced side by side "
+            "(NCCL_TESTS_SPLIT): how many ranks a time is of is not known; wanted a run of one",
+        )
+
+
+def _processors_time(name: str, line: int, what: str) -> ImportFailedError:
+    return ImportFailedError(
+        name, f"{what}: -C measures the processor's; wanted a run without it", line
+    )
+
+
 def _bus_factor(algbw: float, busbw: float) -> float:
     return busbw / algbw if algbw >= _LEAST_ALGBW else math.nan
 
 
 def _check_right(name: str, line: int, wrong: object, what: str) -> None:
-    """Raise ImportFailedError where elements of a sum were wrong; N/A or -1: nobody looked."""
-    if wrong not in ("N/A", -1) and number(name, line, wrong, what):
+    """Raise ImportFailedError where elements of a sum were wrong; N/A, null, -1: nobody looked."""
+    if wrong not in ("N/A", None, -1) and number(name, line, wrong, what):
         raise ImportFailedError(
             name,
             f"{what} is {wrong}: so many elements of the sum came out wrong, and the time of a "
@@ -144,7 +192,11 @@ def _text_rows(name: str, lines: Iterable[str]) -> Iterator[_Row]:
     before, half, counted = 4, _HALF, False
     for line, text in enumerate(lines, 1):
         if text.startswith("#"):
+            if match := _STARTING.match(text):
+                _check_test(name, line, match[1])
             if "redop" in text:
+                if "cputime" in text:
+                    raise _processors_time(name, line, "its times are cputime")
                 before = 5 if " root " in text else 4
                 half = 2 * _HALF if " i_min " in text else _HALF
                 counted = "#wrong" in text  # older versions have the largest error there
@@ -161,6 +213,7 @@ def _text_rows(name: str, lines: Iterable[str]) -> Iterator[_Row]:
         size = int(number(name, line, cells[0], "size"))
         if size == 0:
             continue  # fewer bytes than one element a rank, as nccl-tests rounds them
+        _check_reduces_to_all(name, line, "this row", cells[3], cells[4] if before > 4 else "")
         in_place = cells[before + half :]
         time_us = number(name, line, in_place[0], "in-place time", above_zero=True)
         algbw = number(name, line, in_place[1], "in-place algbw")
@@ -206,9 +259,11 @@ def _json_row(name: str, index: int, row: Any) -> _Row:
     if not isinstance(in_place, dict):
         raise ImportFailedError(name, f"{here} has no in_place times, and DDP reduces in place")
     if "time" not in in_place:
-        raise ImportFailedError(
-            name, f"{here} has no time: -C measures the processor's; wanted a run without it"
-        )
+        raise _processors_time(name, 0, f"{here} has no time")
+    called = "".join(filter(str.isalnum, str(row.get("experiment_name", "")))).lower()
+    if other := _OTHER_NAMES.get(called.removesuffix("perf")):
+        raise _is_another(name, 0, f"{here} is of {other}")
+    _check_reduces_to_all(name, 0, here, row.get("redop"), row.get("root", ""))
     size = int(number(name, 0, row.get("size"), f"size of {here}"))
     if size == 0:
         return _Row(0, 0.0, math.nan)

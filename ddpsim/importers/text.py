@@ -56,13 +56,17 @@ def table(
     """Line number and cells of each row of a CSV whose header stands in line `first`."""
     reader = csv.DictReader(lines, skipinitialspace=True)
     try:
-        missing = [column for column in columns if column not in (reader.fieldnames or ())]
+        named = reader.fieldnames or ()
+        missing = [column for column in columns if column not in named]
+        twice = [column for column in columns if list(named).count(column) > 1]
         rows = [(reader.line_num + first - 1, row) for row in reader]
     except csv.Error as error:
         raise ImportFailedError(name, f"this is not CSV: {error}", reader.line_num) from None
     wanted = f"wanted {','.join(columns)}"
     if missing:
         raise ImportFailedError(name, f"lacks the column {missing[0]}; {wanted}", first)
+    if twice:
+        raise ImportFailedError(name, f"names the column {twice[0]} twice; keep one of them", first)
     if not rows:
         raise ImportFailedError(name, f"holds no row below its header; {wanted}")
     for line, row in rows:
