@@ -69,6 +69,65 @@ def half_used(batch: int = 8) -> Any:
     return HalfUsed(), torch.randn(batch, 64), lambda output: output.sum()
 
 
+class OfBuffers(nn.Module):
+    """Buffers of rare types, and a buffer and a parameter of no element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.none = nn.Linear(8, 8), nn.Parameter(torch.empty(0))
+        self.register_buffer("empty", torch.empty(0))
+        self.register_buffer("rotation", torch.zeros(4, 2, dtype=torch.complex64))
+        self.register_buffer("scales", torch.zeros(3, dtype=torch.float8_e4m3fn))
+        self.register_buffer("ids", torch.zeros(5, dtype=torch.uint16))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(inputs) + self.none.sum()
+
+
+def of_buffers(batch: int = 4) -> Any:
+    return OfBuffers(), torch.randn(batch, 8), lambda output: output.sum()
+
+
+class ByTurns(nn.Module):
+    """Every second forward takes the other layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.forwards = nn.ModuleList(nn.Linear(8, 8) for _ in range(2)), 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.forwards += 1
+        return self.layers[self.forwards % 2](inputs)
+
+
+def by_turns(batch: int = 4) -> Any:
+    return ByTurns(), torch.randn(batch, 8), lambda output: output.sum()
+
+
+class Dropping(ByTurns):
+    """Of the hooked forwards, the second one skips the second layer."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.forwards += 1
+        hidden = self.layers[0](inputs)
+        return hidden if self.forwards == 8 else self.layers[1](hidden)
+
+
+def dropping(batch: int = 4) -> Any:
+    return Dropping(), torch.randn(batch, 8), lambda output: output.sum()
+
+
+def complex_weights(batch: int = 4) -> Any:
+    model = nn.Linear(8, 8, dtype=torch.complex64)
+    inputs = torch.randn(batch, 8, dtype=torch.complex64)
+    return model, inputs, lambda output: output.abs().sum()
+
+
+def of_sparse_gradients(batch: int = 4) -> Any:
+    model = nn.Embedding(50, 8, sparse=True)
+    return model, torch.randint(0, 50, (batch,)), lambda output: output.sum()
+
+
 def two_layers(batch: int = 16) -> Any:
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     return model, torch.randn(batch, 64), lambda output: output.sum()

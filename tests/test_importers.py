@@ -21,9 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpsim.errors import DdpsimError, ImportFailedError
+from ddpsim.importers import model_profile
 from ddpsim.importers.all_reduce import read_all_reduce
 from ddpsim.importers.model_profile import read_parameters, read_profile
 from ddpsim.scenario.quantity import SourceFile
+from ddpsim.workload.model import ITEM_BYTES, Buffer
 
 Write = Callable[..., SourceFile]
 TIMES = {1024: 20.5, 1_048_576: 140.25, 67_108_864: 6415.5}
@@ -494,13 +496,37 @@ def test_csv_profile_is_a_backward_list(write: Write) -> None:
 
 
 def test_parameter_list(write: Write) -> None:
-    text = "name,shape,dtype\nw,512x3x7x7,float32\nb,512,torch.float16\nt,2X2,int64\n"
+    text = "name,shape,dtype\nw,512x3x7x7,float32\nb,512,torch.float16\nt,2X2,float64\n"
     found = read_parameters(write(text, "parameters.csv")).parameters
     assert [(p.name, p.numel, p.dtype, p.dimensions, p.ready_s) for p in found] == [
         ("w", 512 * 3 * 49, "float32", 4, None),
         ("b", 512, "float16", 1, None),
-        ("t", 4, "int64", 2, None),
+        ("t", 4, "float64", 2, None),
     ]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "torch.uint8", "bool"])
+def test_a_parameter_of_integers_gets_no_gradient(write: Write, dtype: str) -> None:
+    said = f"{dtype!r} is no dtype of a parameter that gets a gradient; list those alone, wanted"
+    with pytest.raises(ImportFailedError, match=f"list.csv:3: {said}"):
+        read_parameters(write(f"name,shape,dtype\nw,2,float32\nids,2,{dtype}\n", "list.csv"))
+    parameters = [p | {"dtype": dtype} for p in PROFILE["parameters"]]
+    with pytest.raises(ImportFailedError, match=f"p.json: {said}"):
+        read_profile(write(json.dumps(PROFILE | {"parameters": parameters}), "p.json"))
+
+
+def test_a_profile_names_each_parameter_once(write: Write) -> None:
+    parameters = [*PROFILE["parameters"], PROFILE["parameters"][0]]
+    with pytest.raises(ImportFailedError, match=r"p\.json: lists 'a\.weight' twice; a parameter"):
+        read_profile(write(json.dumps(PROFILE | {"parameters": parameters}), "p.json"))
+
+
+def test_the_bytes_of_every_buffer_that_is_read_are_known(write: Write) -> None:
+    kinds = ("complex64", "complex128", "float8_e5m2", "float8_e8m0fnu", "uint16", "uint64")
+    buffers = [{"numel": 4, "dtype": f"torch.{kind}"} for kind in kinds]
+    read = read_profile(write(json.dumps(PROFILE | {"buffers": buffers}), "p.json")).buffers
+    assert [Buffer(*each).size_bytes for each in read] == [32, 64, 4, 4, 8, 32]
+    assert ITEM_BYTES.keys() == set(model_profile._BUFFER_DTYPES)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ from calibrate.measure.profile import (
     Samples,
     hook_cost_s,
     profile,
+    ready_times,
     scale_ends,
     scale_profile,
     write_profile,
@@ -60,6 +61,7 @@ from calibrate.measure.session import Options, measure, measure_locally, relativ
 from calibrate.measure.training import Training
 from calibrate.record import Layout, Record, load_record
 from ddpsim import load_scenario, simulate
+from ddpsim.errors import ImportFailedError
 from ddpsim.importers.model_profile import read_profile
 from ddpsim.scenario.quantity import SourceFile
 
@@ -1004,6 +1006,33 @@ def test_a_profile_says_what_is_never_ready_sparse_or_a_buffer() -> None:
     assert "each, taken off the ready times" in document["source"]
 
 
+def test_a_profile_holds_what_run_reads(tmp_path: Path) -> None:
+    document = profiled("of_buffers")
+    assert [p["name"] for p in document["parameters"]] == ["linear.weight", "linear.bias"]
+    assert document["buffers"] == [
+        {"dtype": "complex64", "numel": 8},
+        {"dtype": "float8_e4m3fn", "numel": 3},
+        {"dtype": "uint16", "numel": 5},
+    ]
+    path = tmp_path / "profile.json"
+    write_profile(document, path)
+    written = path.read_text(encoding="utf-8")
+    document["buffers"][0]["dtype"] = "complex32"
+    with pytest.raises(ImportFailedError, match="unknown dtype 'complex32'; wanted one of"):
+        write_profile(document, path)
+    assert path.read_text(encoding="utf-8") == written
+
+
+def test_a_ready_time_is_a_part_of_its_own_backward() -> None:
+    """Of the second gradient, which the second of three iterations lacks."""
+    samples = Samples(
+        hooked_backward_s=[1.0, 7.0, 2.0],
+        ready_s={"a": [(0.25, 1.0), (3.5, 7.0), (0.5, 2.0)], "b": [(0.5, 1.0), (1.0, 2.0)]},
+        order=["a", "b"],
+    )
+    assert ready_times(samples, 0.0, 4.0) == pytest.approx({"a": 1.0, "b": 2.0})
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
@@ -1053,6 +1082,38 @@ def test_a_profile_says_what_is_never_ready_sparse_or_a_buffer() -> None:
             (
                 "the loss of measure_helpers:without_a_number is nan: arithmetic on such numbers "
                 "may take another time than training does; give inputs and weights that train"
+            ),
+        ),
+        (
+            "dropping",
+            {},
+            (
+                "layers.1.weight got a gradient in 3 of 4 iterations, and a profile is of steps "
+                "that are alike: let the same layers take part in each (none dropped at random or "
+                "by turns), or profile each path of the model on its own"
+            ),
+        ),
+        (
+            "by_turns",
+            {},
+            (
+                "layers.0.weight got a gradient in 3 of 4 iterations, and a profile is of steps "
+                "that are alike: let the same layers take part in each (none dropped at random or "
+                "by turns), or profile each path of the model on its own"
+            ),
+        ),
+        (
+            "complex_weights",
+            {},
+            "weight is complex64: wanted one of float64, float32, bfloat16, float16",
+        ),
+        (
+            "of_sparse_gradients",
+            {"optimizer": "adam"},
+            (
+                "--optimizer adam cannot step the parameters of measure_helpers:of_sparse_gradients"
+                " (RuntimeError: Adam does not support sparse gradients, please consider "
+                "SparseAdam instead): give another"
             ),
         ),
     ],

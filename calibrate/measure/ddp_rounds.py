@@ -138,7 +138,9 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
             find_unused_parameters=options.find_unused_parameters,
             parameters=_parameters(job, bare, session),
             buffers=tuple(
-                (str(b.dtype).removeprefix("torch."), b.numel()) for b in bare.model.buffers()
+                (str(b.dtype).removeprefix("torch."), b.numel())
+                for b in bare.model.buffers()
+                if b.numel()
             ),
             alone=session.alone(),
             variants=tuple(session.variant(stepper) for stepper in steppers),
@@ -492,7 +494,7 @@ def _median(values: Sequence[float]) -> float:
 
 def _parameters(job: Job, training: Training, session: _Session) -> tuple[Parameter, ...]:
     """The trained parameters, with what every rank says of their ready times and hooks."""
-    named = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad]
+    named = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad and p.numel()]
 
     def of_ranks(times: Mapping[str, float]) -> list[list[float]]:
         return job.numbers([times.get(name, math.nan) for name, _ in named])

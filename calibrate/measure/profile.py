@@ -31,7 +31,7 @@ from calibrate.measure.training import (
 )
 from calibrate.parts import adding_up
 from ddpsim.files import write_atomically
-from ddpsim.importers.model_profile import LATER
+from ddpsim.importers.model_profile import LATER, profile_of
 from ddpsim.report.lines import counted
 from ddpsim.scenario.catalog import are_other_devices, device_table, resolve
 from ddpsim.units import format_duration
@@ -59,7 +59,8 @@ _TICK_S = 1e-9  # keeps the order of gradients whose medians fall on one instant
 
 @dataclass
 class Samples:
-    """Seconds of each iteration; `ready_s` by parameter, from the start of backward.
+    """Seconds of each iteration; `ready_s` by parameter, from the start of backward, each beside
+    the length of the backward that it is from.
 
     `later`: forward and backward of a second micro-batch over the first one's, a pair a step;
     `with_ddp`: whole steps under DDP of one rank over those without, taken in turns; `ddp_hook_s`
@@ -70,7 +71,7 @@ class Samples:
     backward_s: list[float] = field(default_factory=list)
     hooked_backward_s: list[float] = field(default_factory=list)
     optimizer_s: list[float] = field(default_factory=list)
-    ready_s: dict[str, list[float]] = field(default_factory=dict)
+    ready_s: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     later: list[tuple[float, float]] = field(default_factory=list)
     with_ddp: list[float] = field(default_factory=list)
     ddp_hook_s: Mapping[str, float] = field(default_factory=dict)
@@ -117,6 +118,7 @@ def profile(
             if told := told_of_users(error):
                 raise told from error
             raise
+        _check_the_same_take_part(training, samples)
         memory = _memory(training, where)  # of usual steps: two micro-batches may take more
         samples.later = _later_ratios(training, max(1, iterations // _STEPS_A_PAIR))
         _measure_ddp(training, samples, iterations)
@@ -127,9 +129,14 @@ def profile(
 
 
 def write_profile(document: Document, path: Path) -> None:
-    """Write a profile whole, or leave the old one as it was; raises MeasureError."""
+    """Write a profile whole that `run` reads, or leave the old one as it was.
+
+    Raises MeasureError where it cannot be written, ImportFailedError where it could not be read.
+    """
+    text = json.dumps(document, indent=1) + "\n"
+    profile_of(str(path), text)
     try:
-        write_atomically(path, json.dumps(document, indent=1) + "\n")
+        write_atomically(path, text)
     except OSError as error:
         raise MeasureError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -226,10 +233,26 @@ def _measure(training: Training, iterations: int) -> Samples:
     return samples
 
 
+def _check_the_same_take_part(training: Training, samples: Samples) -> None:
+    """Raise MeasureError where a parameter got a gradient in some steps and in others none.
+
+    The step that was tried before the timed ones counts too.
+    """
+    steps = 1 + len(samples.hooked_backward_s)
+    for name, parameter in training.model.named_parameters():
+        got = len(samples.ready_s.get(name, ())) + (name not in training.unused)
+        if parameter.requires_grad and 0 < got < steps:
+            raise MeasureError(
+                f"{name} got a gradient in {got} of {steps} iterations, and a profile is of steps "
+                "that are alike: let the same layers take part in each (none dropped at random or "
+                "by turns), or profile each path of the model on its own"
+            )
+
+
 def iterate(training: Training, samples: Samples, *, hooked: bool) -> None:
     """One step; with hooks it adds ready times, without them the times of the parts."""
-    clock, ready = training.clock, dict[str, Mark]()
-    handles = _hooks(training, ready, samples.sparse) if hooked else []
+    clock, marked = training.clock, dict[str, Mark]()
+    handles = _hooks(training, marked, samples.sparse) if hooked else []
     marks = [clock.mark()]
     loss = training.forward()
     marks.append(clock.mark())
@@ -247,9 +270,10 @@ def iterate(training: Training, samples: Samples, *, hooked: bool) -> None:
         samples.optimizer_s.append(optimizer_s)
         return
     samples.hooked_backward_s.append(backward_s)
-    samples.order = list(ready)
-    for name, mark in ready.items():
-        samples.ready_s.setdefault(name, []).append(clock.seconds(marks[1], mark))
+    samples.order = list(marked)
+    for name, mark in marked.items():
+        ready = clock.seconds(marks[1], mark), backward_s
+        samples.ready_s.setdefault(name, []).append(ready)
 
 
 def _later_ratios(training: Training, steps: int) -> list[tuple[float, float]]:
@@ -354,7 +378,7 @@ def _document(
     iterations_s = [sum(parts) for parts in zip(*columns, strict=True)]
     forward_s, backward_s, optimizer_s = adding_up(map(median, columns), median(iterations_s))
     ready_s = ready_times(samples, hook_s, backward_s)
-    named = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad]
+    named = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad and p.numel()]
     return {
         "schema": "ddpsim.model-profile/1",
         "source": f"{title}; medians of {len(samples.backward_s)} iterations; cost of the gradient "
@@ -379,7 +403,7 @@ def _document(
                 "numel": parameter.numel(),
                 "dtype": dtype_name(name, parameter),
                 "ready_s": ready_s.get(name),
-                "ready_quartiles_s": _quartiles(samples.ready_s.get(name, [])),
+                "ready_quartiles_s": _quartiles([s for s, _ in samples.ready_s.get(name, [])]),
                 "ddp_hook_s": samples.ddp_hook_s.get(name),
                 "sparse": name in samples.sparse,
             }
@@ -388,6 +412,7 @@ def _document(
         "buffers": [
             {"dtype": str(buffer.dtype).removeprefix("torch."), "numel": buffer.numel()}
             for buffer in training.model.buffers()
+            if buffer.numel()
         ],
     }
 
@@ -416,10 +441,12 @@ def ready_times(samples: Samples, hook_s: float, backward_s: float) -> dict[str,
     buckets: they stand in the order of the last iteration, each at least a tick after the other.
     """
     ready, latest = {}, 0.0
-    whole_s = [max(s - len(samples.order) * hook_s, _TICK_S) for s in samples.hooked_backward_s]
+    hooks_s = len(samples.order) * hook_s
     for before, name in enumerate(samples.order):
-        seen = zip(samples.ready_s[name], whole_s[-len(samples.ready_s[name]) :], strict=True)
-        fraction = median((ready_s - before * hook_s) / whole for ready_s, whole in seen)
+        fraction = median(
+            (ready_s - before * hook_s) / max(whole_s - hooks_s, _TICK_S)
+            for ready_s, whole_s in samples.ready_s[name]
+        )
         latest = ready[name] = max(min(fraction, 1.0) * backward_s, latest + _TICK_S)
     return ready
 

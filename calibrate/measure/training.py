@@ -136,9 +136,13 @@ def prepare(
         raise MeasureError(f"the model of {reference} has no parameter that requires a gradient")
     classes = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     options: dict[str, Any] = {"lr": 1e-4} | ({"fused": True} if fused else {})
-    training = Training(
-        model, _moved(inputs, device), loss, classes[optimizer](trained, **options), Clock(device)
-    )
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            dtype_name(name, parameter)
+    with _optimizers_own(reference, optimizer, fused=fused):
+        stepping = classes[optimizer](trained, **options)
+    training = Training(model, _moved(inputs, device), loss, stepping, Clock(device))
+    stepping.zero_grad()  # what the function itself may have left there
     with _users_own(reference):
         value = training.forward()
         value.backward()  # type: ignore[no-untyped-call]
@@ -149,8 +153,24 @@ def prepare(
         )
     named = model.named_parameters()
     unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
+    with _optimizers_own(reference, optimizer, fused=fused):
+        training.optimizer.step()
     training.optimizer.zero_grad()
     return replace(training, unused=unused)
+
+
+@contextmanager
+def _optimizers_own(reference: str, optimizer: OptimizerName, *, fused: bool) -> Iterator[None]:
+    """What an optimizer does not take, such as sparse gradients: told with the option."""
+    try:
+        yield
+    except (torch.cuda.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except RuntimeError as error:
+        asked = f"--optimizer {optimizer}{' --fused' if fused else ''}"
+        raise MeasureError(
+            f"{asked} cannot step the parameters of {reference} ({_said(error)}): give another"
+        ) from error
 
 
 @contextmanager

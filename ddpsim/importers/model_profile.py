@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -31,12 +31,18 @@ __all__ = [
     "SCHEMA",
     "ModelProfile",
     "ProfiledParameter",
+    "profile_of",
     "read_parameters",
     "read_profile",
 ]
 
-ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4}
-_BUFFER_DTYPES = (*ITEM_BYTES, "int16", "int8", "uint8", "bool")
+# of parameters: torch lets no integers and no bool require gradients (torch/csrc/autograd)
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_BUFFER_DTYPES = (
+    *(*ITEM_BYTES, "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
+    *("bool", "complex128", "complex64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"),
+    *("float8_e5m2fnuz", "float8_e8m0fnu"),
+)
 _LIST_COLUMNS = ("name", "shape", "dtype")
 # a shape as torch prints it, quoted or not: its commas are not the table's
 _TUPLE = re.compile(r',\s*"?(?:torch\.Size)?\(\[?([\d\s,]*)\]?\)"?(?=\s*(?:,|$))')
@@ -97,12 +103,12 @@ class ModelProfile:
 
 def read_profile(source: SourceFile) -> ModelProfile:
     """Read a profile, JSON or CSV by its first character; raises ImportFailedError."""
-    text = read_text(source, _WANTED)
-    return (
-        _read_json(source.given, text)
-        if text.lstrip().startswith("{")
-        else _read_csv(source.given, text)
-    )
+    return profile_of(source.given, read_text(source, _WANTED))
+
+
+def profile_of(name: str, text: str) -> ModelProfile:
+    """What a file of this name and text says; raises ImportFailedError."""
+    return _read_json(name, text) if text.lstrip().startswith("{") else _read_csv(name, text)
 
 
 def read_parameters(source: SourceFile) -> ModelProfile:
@@ -174,6 +180,7 @@ def _read_json(name: str, text: str) -> ModelProfile:
 
 def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
     parameters = tuple(_parameter(name, item) for item in _items(name, data, "parameters"))
+    _check_names(name, parameters)
     ready = [(p.ready_s, p.name) for p in parameters if p.ready_s is not None]
     if not ready:
         raise ImportFailedError(name, "no parameter has a ready time: all its ready_s are null")
@@ -217,6 +224,18 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
         later_forward_s=later_forward_s,
         later_backward_s=later_backward_s,
     )
+
+
+def _check_names(name: str, parameters: Sequence[ProfiledParameter]) -> None:
+    seen: set[str] = set()
+    for parameter in parameters:
+        if parameter.name in seen:
+            raise ImportFailedError(
+                name,
+                f"lists {shown(parameter.name)} twice; a parameter stands there once, shared ones "
+                "too",
+            )
+        seen.add(parameter.name)
 
 
 def _name(name: str, data: dict[str, Any], key: str) -> str | None:
@@ -309,7 +328,10 @@ def _value(name: str, item: dict[str, Any], key: str, owner: str) -> Any:
 def _dtype(name: str, line: int, text: Any, known: Collection[str] = ITEM_BYTES.keys()) -> str:
     dtype = str(text).strip().removeprefix("torch.")
     if dtype not in known:
-        raise ImportFailedError(
-            name, f"unknown dtype {shown(text)}; wanted one of {', '.join(known)}", line
-        )
+        wanted = f"wanted one of {', '.join(known)}"
+        what = f"unknown dtype {shown(text)}"
+        if dtype.startswith(("int", "uint", "bool")):
+            what = f"{shown(text)} is no dtype of a parameter that gets a gradient"
+            wanted = f"list those alone, {wanted}"
+        raise ImportFailedError(name, f"{what}; {wanted}", line)
     return dtype
