@@ -39,6 +39,7 @@ from calibrate.fit import (
 )
 from calibrate.fit.estimates import trimmed_mean
 from calibrate.fit.gloo import fit_half
+from calibrate.fit.profile import NOT_STATED
 from calibrate.fit.samples import fitted_sigma, measured_sigma
 from calibrate.fit.show import data_loaders
 from calibrate.record import (
@@ -1304,7 +1305,11 @@ def test_logs_of_two_clusters_or_one_log_twice_are_refused() -> None:
         FitError, match=r"a\.txt and c\.txt hold the same measurements, which would"
     ):
         fit_logs([a, log("c.txt", 1.0)], "m")
-    assert fit_logs([a, log("d.txt", 1.1)], "m").measured  # of GPUs that are not told
+    of_one = fit_logs([a, log("d.txt", 1.1)], "m")  # of GPUs that are not told
+    assert of_one.provenance.machine == "V100"
+    untold, mixed = log("e.txt", 1.2), log("f.txt", 1.2, "A100", "V100")
+    for one in (untold, mixed):
+        assert fit_logs([one], "m").provenance.machine == NOT_STATED
 
 
 def test_residuals_as_text_and_as_a_figure(tmp_path: Path) -> None:

@@ -371,6 +371,20 @@ def test_warnings_say_what_a_trace_does_not_tell(tmp_path: Path) -> None:
         assert words in warning
 
 
+@pytest.mark.parametrize(("precision", "told"), [("fp32", 0), ("bf16", 1)])
+def test_a_precision_that_was_not_recorded_is_told(
+    tmp_path: Path, precision: str, told: int
+) -> None:
+    path = written(tmp_path, STEP, STEP)
+    model = resolve(scenario(path, precision=precision)).model
+    said = (
+        f"workload.precision bf16 changes nothing of {path}, whose gradients are float32 as "
+        "recorded; record the model in bfloat16, or drop it here"
+    )
+    assert model.warnings.count(said) == told
+    assert {parameter.dtype for parameter in model.parameters} == {"float32"}
+
+
 def test_the_printed_schema_knows_the_key() -> None:
     workload = ddpsim.Scenario.model_json_schema(by_alias=True)["$defs"]["Workload"]
     assert {"type": "string"} in workload["properties"]["trace"]["anyOf"]

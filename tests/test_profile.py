@@ -28,6 +28,7 @@ from ddpsim.importers.cluster_profile import (
     NcclRegimes,
     Overheads,
 )
+from ddpsim.job import resolve
 from ddpsim.scenario.cluster import Device
 from ddpsim.scenario.schema import Ddp, Scenario
 from ddpsim.workload.ddp_costs import DdpCosts
@@ -719,3 +720,31 @@ def test_a_network_stated_in_part_is_the_presets_beside_a_profile(predict: Any) 
     half = predict({}, inter_node={"oversubscription": 2})
     stated = predict({}, inter_node={"bandwidth": "5 Gbit/s"})
     assert half.iteration_time_s == stated.iteration_time_s
+
+
+GOOD_MODEL = Path(__file__).parent / "invalid" / "files" / "good-profile.json"
+
+
+@pytest.mark.parametrize(
+    ("precision", "more", "told"),
+    [
+        ("fp32", {}, False),
+        ("bf16", {}, True),
+        ("bf16", {"step_time": "10 ms"}, False),  # which is of that precision
+    ],
+)
+def test_times_of_another_precision_are_told(
+    precision: str, more: dict[str, Any], *, told: bool
+) -> None:
+    """Gradients of half the bytes, and times of float32."""
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"profile": str(GOOD_MODEL), "batch_per_rank": 4, "precision": precision},
+        "cluster": {"nodes": 1, "gpus_per_node": 2, "device": "a100-sxm-40gb"},
+    }
+    scenario["workload"] |= more
+    model = resolve(ddpsim.load_scenario(scenario)).model
+    said = "workload.precision bf16: the gradients are taken as bfloat16, but the times are those"
+    assert any(warning.startswith(said) for warning in model.warnings) == told
+    wanted = "bfloat16" if precision == "bf16" else "float32"
+    assert {parameter.dtype for parameter in model.parameters} == {wanted}

@@ -100,10 +100,11 @@ def fit_logs(
 ) -> ClusterProfile:
     """The profile of an NCCL cluster from logs of nccl-tests; raises FitError.
 
-    Logs say no more of the machine than its GPUs' names, if that: that they are of one and the same
-    is for the caller to know.
+    Logs say no more of the machine than its GPUs' names, if that: one that all share is told, that
+    they are of one and the same cluster is for the caller to know.
     """
     _check_logs(logs)
+    gpus = {gpu for log in logs for gpu in log.gpus}
     samples = samples_of_logs(logs)
     fit = fit_all_reduce(samples, "nccl")
     return ClusterProfile(
@@ -116,7 +117,7 @@ def fit_logs(
         valid=fit.valid,
         provenance=Provenance(
             created=created,
-            machine=NOT_STATED,
+            machine=gpus.pop() if len(gpus) == 1 else NOT_STATED,
             software=NOT_STATED,
             sources=tuple(log.source for log in logs),
         ),

@@ -89,6 +89,13 @@ def _warnings(profile: ModelProfile, workload: Workload, device: Device) -> Iter
             f"workload.precision {workload.precision} changes no time of {profile.source}: "
             "autocast belongs into the model that is profiled; drop it here"
         )
+    others = sorted({p.dtype for p in profile.parameters} - {"bfloat16"})
+    if workload.precision == "bf16" and others and not workload.step_time:
+        yield (
+            "workload.precision bf16: the gradients are taken as bfloat16, but the times are those "
+            f"of {profile.source}, whose parameters are {', '.join(others)}; profile the model in "
+            "bfloat16, or drop it here"
+        )
     if profile.optimizer and profile.optimizer != workload.optimizer.name:
         yield (
             f"the optimizer's time is that of {profile.optimizer}, with which {profile.source} was "

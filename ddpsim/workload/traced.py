@@ -165,6 +165,12 @@ def _warnings(trace: KinetoTrace, listed: Sequence[Parameter], workload: Workloa
             f"{source}: kernels whose launch is not recorded are left out: {count}, which take "
             f"{format_duration(time_s)} ({100 * share:.1f} % of the kernels' time)"
         )
+    others = sorted({g.dtype for g in step.gradients if g.dtype} - {"bfloat16"})
+    if workload.precision == "bf16" and others:
+        yield (
+            f"workload.precision bf16 changes nothing of {source}, whose gradients are "
+            f"{', '.join(others)} as recorded; record the model in bfloat16, or drop it here"
+        )
     if step.host_s > step.device_s and workload.step_time is None:
         yield (
             f"{source}: the host took {format_duration(step.host_s)} to launch what the device "
