@@ -55,14 +55,16 @@ def branched(batch: int) -> Any:
 
 
 class HalfUsed(nn.Module):
-    """One of its two layers is not called."""
+    """One of its two layers is not called; a parameter and a buffer have no element."""
 
     def __init__(self) -> None:
         super().__init__()
         self.idle, self.used = nn.Linear(64, 64), nn.Linear(64, 10)
+        self.none = nn.Parameter(torch.empty(0))
+        self.register_buffer("empty", torch.empty(0))
 
     def forward(self, inputs: torch.Tensor) -> Any:
-        return self.used(inputs)
+        return self.used(inputs) + self.none.sum()
 
 
 def half_used(batch: int = 8) -> Any:

@@ -224,6 +224,8 @@ def test_a_parameter_that_gets_no_gradient(tmp_path: Path) -> None:
     assert (rounds.optimizer, rounds.find_unused_parameters) == ("adamw", True)
     ready = {p.name: p.ready_s for p in rounds.parameters}
     assert ready["idle.weight"] == (None, None)
+    assert "none" not in ready
+    assert rounds.buffers == ()
     held = validate([options.output])
     figures = held.figures or held.oversubscribed  # where there are fewer cores
     assert figures is not None
