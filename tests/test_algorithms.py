@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from math import ceil, floor, log2
+from math import ceil, floor, inf, log2
 
 import numpy as np
 import pytest
@@ -42,9 +42,9 @@ NAMES = sorted(ALGORITHMS)
 def layout_of(name: str, layout: Paths) -> Paths:
     """A layout that the algorithm is for: gather knows one node, with all its GPUs."""
     if name != "gather":
-        return layout
-    gpus = max(2, layout.ranks)
-    return replace(layout, nodes=1, gpus_per_node=gpus, servers=1)
+        return replace(layout, switch=layout.switch if name == "nvls" else None)
+    gpus, unlike = max(2, layout.ranks), tuple(node for node in layout.unlike if node[0] == 0)
+    return replace(layout, nodes=1, gpus_per_node=gpus, servers=1, switch=None, unlike=unlike)
 
 
 @st.composite
@@ -54,9 +54,11 @@ def paths(draw: st.DrawFn, *, most_ranks: int = 24, weak: bool = False) -> Paths
     nodes = draw(st.integers(1 if gpus > 1 else 2, max(2, most_ranks // gpus)))
     ranks = nodes * gpus
     parts = st.integers(1, 150).map(lambda percent: percent / 100)
-    left = st.lists(
-        st.tuples(st.integers(0, ranks - 1), parts, parts), max_size=2, unique_by=lambda w: w[0]
-    )
+
+    def left(count: int) -> st.SearchStrategy[list[tuple[int, float, float]]]:
+        each = st.tuples(st.integers(0, count - 1), parts, parts)
+        return st.lists(each, max_size=2, unique_by=lambda w: w[0])
+
     return Paths(
         nodes,
         gpus,
@@ -65,7 +67,9 @@ def paths(draw: st.DrawFn, *, most_ranks: int = 24, weak: bool = False) -> Paths
         draw(LINKS),
         servers=draw(st.integers(1, nodes if nodes > 1 else gpus)),
         fine=draw(st.booleans()),
-        weak=tuple(sorted(draw(left))) if weak else (),
+        weak=tuple(sorted(draw(left(ranks)))) if weak else (),
+        unlike=tuple(sorted(draw(left(nodes)))) if weak else (),
+        most=draw(st.sampled_from([inf, 1e9, 2e10])),
     )
 
 
@@ -170,6 +174,86 @@ def test_a_weak_link_holds_up_the_algorithms_that_use_it() -> None:
     weak = Paths(8, 1, None, Link(1e-6, 1e10), Link(1e-6, 1e10), weak=((3, 0.1, 0.1),))
     for name in (name for name in NAMES if name != "gather"):
         assert duration_ns(name, weak, 2**24) > 1.5 * duration_ns(name, layout, 2**24), name
+
+
+# --- what no link exceeds ------------------------------------------------------------------------
+
+OVER_NODES = [name for name in NAMES if name != "gather"]
+
+
+def least_bytes(name: str, layout: Paths, size: int) -> float:
+    """What must enter every node at least: S, or as much as the algorithm sends it."""
+    n, m, g = layout.ranks, layout.nodes, layout.gpus_per_node
+    shares = {
+        "ring": 2 * (n - 1) / n,
+        "gloo_ring": 2 * (n - 1) / n,
+        "hierarchical": 2 * (m - 1) / m,
+        "direct": 2 * g * (n - g) / n,
+        "parameter_server": g,
+    }
+    return max(1.0, shares.get(name, 1.0)) * size
+
+
+@st.composite
+def with_one_node_unlike(draw: st.DrawFn) -> Paths:
+    """Several nodes, of which one has less of the bandwidths."""
+    layout = draw(paths(most_ranks=16).filter(lambda layout: layout.nodes > 1))
+    parts = st.integers(1, 100).map(lambda percent: percent / 100)
+    unlike = (draw(st.integers(0, layout.nodes - 1)), draw(parts), draw(parts))
+    return replace(layout, unlike=(unlike,))
+
+
+@pytest.mark.parametrize("name", OVER_NODES)
+@given(layout=with_one_node_unlike(), size=SIZES)
+@settings(max_examples=40, deadline=None)
+def test_no_network_carries_more_than_its_rate(name: str, layout: Paths, size: int) -> None:
+    """What messages bring into a node and out of it takes its network, and at least its share."""
+    layout = layout_of(name, layout)
+    messages = schedule(name, layout, size)
+    ((unlike, _, part),) = layout.unlike
+    assert layout.inter is not None
+    for node in range(layout.nodes):
+        rate = layout.inter.bandwidth_bytes_per_s * (part if node == unlike else 1.0)
+        into, out = crossing(name, layout, node, size)
+        assert min(into, out) >= least_bytes(name, layout, size) * (1 - 1e-9)
+        rounding_ns = 1 + len(messages.messages)
+        assert duration_ns(name, layout, size) + rounding_ns >= max(into, out) / rate * 1e9
+
+
+def crossing(name: str, layout: Paths, node: int, size: int) -> tuple[int, int]:
+    """Bytes that enter a node and leave it; a switch is in its node, a server in none."""
+
+    def is_inside(end: int) -> bool:
+        switch = name == "nvls" and end - layout.ranks == node
+        return switch or (end < layout.ranks and end // layout.gpus_per_node == node)
+
+    into = out = 0
+    for message in schedule(name, layout, size).messages:
+        ends = is_inside(message.source), is_inside(message.target)
+        into += message.size_bytes * (ends == (False, True))
+        out += message.size_bytes * (ends == (True, False))
+    return into, out
+
+
+@pytest.mark.parametrize("name", OVER_NODES)
+@given(layout=with_one_node_unlike(), size=SIZES)
+@settings(max_examples=40, deadline=None)
+def test_one_slow_node_costs_no_more_than_all_slow(name: str, layout: Paths, size: int) -> None:
+    """And no less than none; nor do faster links of all others lengthen anything."""
+    layout = layout_of(name, layout)
+    ((unlike, inside, outside),) = layout.unlike
+    alike = replace(layout, unlike=())
+    slow = with_links(alike, inside, outside)
+    none, one, all_ = (duration_ns(name, each, size) for each in (alike, layout, slow))
+    assert none <= one <= all_
+    faster = replace(with_links(alike, 2, 2), unlike=((unlike, inside / 2, outside / 2),))
+    assert duration_ns(name, faster, size) <= one
+
+
+def with_links(layout: Paths, inside: float, outside: float) -> Paths:
+    links = zip((layout.intra, layout.inter, layout.switch), (inside, outside, inside), strict=True)
+    intra, inter, switch = (link and link.widened(part) for link, part in links)
+    return replace(layout, intra=intra, inter=inter, switch=switch)
 
 
 # --- a shared link ------------------------------------------------------------------------------

@@ -276,6 +276,68 @@ def test_a_node_unlike_the_others_has_its_price() -> None:
     assert alike.iteration_time_s.mean == plain.iteration_time_s.mean
 
 
+def test_every_algorithm_waits_for_a_slow_nodes_network() -> None:
+    """S at least enters each node; node 3 has 8 NICs of 1 Gbit/s. NVLS saw its GPUs alone."""
+    slow = {3: {"inter_node": {"bandwidth": "1 Gbit/s"}}}
+    for algorithm in ("auto", "ring", "tree", "nvls", "hierarchical", "direct", "parameter_server"):
+        asked = {"machine": "dgx-h100", "nodes": 4, "other_nodes": slow, "algorithm": algorithm}
+        assert time_of(392 * MIB, **asked) > 392 * MIB / 1e9
+
+
+PCIE = {
+    "device": "rtx-4090",
+    "gpus_per_node": 4,
+    "nodes": 3,
+    "intra_node": {"bandwidth": "12 GB/s"},
+    "inter_node": {"bandwidth": "200 Gbit/s", "nics_per_node": 2},
+}
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "tree", "hierarchical", "direct"])
+def test_one_slow_node_costs_no_more_than_all_slow(algorithm: str) -> None:
+    """Its NICs together, 12.5 GB/s, are still faster than a GPU's slot: no hop is slower for it."""
+    slow = {1: {"inter_node": {"bandwidth": "50 Gbit/s"}}}
+    networks = [
+        {"other_nodes": slow},
+        {"other_nodes": slow, "inter_node": {"bandwidth": "400 Gbit/s", "nics_per_node": 2}},
+        {"inter_node": {"bandwidth": "50 Gbit/s", "nics_per_node": 2}},
+    ]
+    one, faster, every = (time_of(**PCIE | {"algorithm": algorithm} | net) for net in networks)
+    assert faster <= one <= every
+
+
+@pytest.mark.parametrize("protocol", ["LL", "LL128", "Simple"])
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+def test_a_protocols_limit_is_no_part_of_a_slow_node(algorithm: str, protocol: str) -> None:
+    """LL moves no more than 19 GB/s, which a network of half the bandwidth still does."""
+    chosen = {"algorithm": algorithm, "protocol": protocol}
+    asked = {"machine": "dgx-a100", "nodes": 4} | chosen
+    half = {"bandwidth": "100 Gbit/s"}
+    every = time_of(**asked, inter_node=half)
+    one = time_of(**asked, other_nodes={2: {"inter_node": half}})
+    assert time_of(**asked) <= one <= every * (1 + 1e-9)
+    if (algorithm, protocol) == ("ring", "LL"):
+        assert one == time_of(**asked)
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "halving_doubling"])
+def test_messages_inside_a_node_take_its_own_links(algorithm: str) -> None:
+    """Of 8 GPUs' 100 MB 8 x 50 MB leave a node of 3.125 GB/s each way, twice: 256 ms."""
+    asked = {
+        "device": "a100",
+        "nodes": 2,
+        "gpus_per_node": 8,
+        "intra_node": {"bandwidth": "240 GB/s", "latency": "3 us"},
+        "inter_node": {"bandwidth": "25 Gbit/s", "latency": "5 us"},
+        "algorithm": algorithm,
+    }
+    assert time_of(10**8, **asked) == pytest.approx(0.256, rel=0.01)
+    slots = {"intra_node": {"bandwidth": "6 GB/s", "latency": "10 us"}}
+    wide = {"inter_node": {"bandwidth": "400 Gbit/s", "latency": "5 us", "nics_per_node": 4}}
+    through_slots_s = 2 * 15 / 16 * 1e9 / 6e9
+    assert time_of(10**9, **asked | slots | wide) == pytest.approx(through_slots_s, rel=0.01)
+
+
 def test_other_devices_take_as_long_as_the_roofline_says() -> None:
     """Not by their best matmul rate: in fp32 an A100's lead over a V100 is not that of fp16."""
     mixed = {

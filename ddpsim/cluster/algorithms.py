@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ddpsim.cluster.exchanges import (
     direct_ns,
     direct_schedule,
+    halving_doubling_ends_ns,
     halving_doubling_ns,
     halving_doubling_schedule,
     server_ns,
@@ -49,7 +50,8 @@ __all__ = ["ALGORITHMS", "Algorithm", "duration_ns", "ends_ns", "schedule"]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """`schedule` sends the messages; `closed_form_ns` is its time on links without weak ones.
+    """`schedule` sends the messages; `closed_form_ns` is its time where all links of a
+    kind are alike.
 
     `sent_bytes`: what a rank sends of a message, the mean over ranks: theory's volume. `ends_ns`:
     when it ends, given when each rank joins ([..., ranks] to [...]), where there is a faster way
@@ -70,8 +72,8 @@ def schedule(algorithm: str, paths: Paths, size_bytes: int) -> Schedule:
 
 @lru_cache(maxsize=4096)
 def duration_ns(algorithm: str, paths: Paths, size_bytes: int) -> int:
-    """Its time when all ranks join at once: by the closed form, unless a link is weak."""
-    if paths.weak:
+    """Its time when all ranks join at once: by the closed form, unless links differ."""
+    if not paths.is_even:
         import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
 
         return int(ends_ns(algorithm, paths, size_bytes, np.zeros(paths.ranks)))
@@ -116,7 +118,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ring": Algorithm(ring_schedule, ring_ns, _around),
     "gloo_ring": Algorithm(gloo_schedule, gloo_ns, _around),
     "tree": Algorithm(tree_schedule, tree_ns, _around, tree_ends_ns),
-    "halving_doubling": Algorithm(halving_doubling_schedule, halving_doubling_ns, _folded),
+    "halving_doubling": Algorithm(
+        halving_doubling_schedule, halving_doubling_ns, _folded, halving_doubling_ends_ns
+    ),
     "hierarchical": Algorithm(
         hierarchical_schedule, hierarchical_ns, _around, hierarchical_ends_ns
     ),

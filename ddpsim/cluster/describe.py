@@ -65,6 +65,7 @@ def _node(cluster: Cluster, wires: Wires, node: int) -> Iterator[str]:
     shown = list(range(first, first + min(g, _DRAWN_GPUS)))
     more = f" ... {first + g - 1}" if g > _DRAWN_GPUS else ""
     weak = {rank for rank, _, _ in wires.weak}
+    weak |= {rank for other, _, _ in wires.unlike for rank in range(other * g, (other + 1) * g)}
     gpus = " ".join(f"{rank}!" if rank in weak else str(rank) for rank in shown)
     stem = "    +-- " if cluster.nodes > 1 else "  "
     yield f"{stem}node {node}: ranks {gpus}{more}"
@@ -109,9 +110,11 @@ def _facts(scenario: Scenario, wires: Wires) -> Iterator[str]:
 
 def _unlike(cluster: Cluster, wires: Wires) -> Iterator[str]:
     """Ranks and nodes that are not like the others."""
-    for rank, inside, outside in wires.weak:
+    for rank, part, _ in wires.weak:
+        yield f"the links to rank {rank} (!) have {part:.0%} of the usual bandwidth"
+    for node, inside, outside in wires.unlike:
         parts = f"{inside:.0%}" + (f" inside, {outside:.0%} outside" if inside != outside else "")
-        yield f"the links to rank {rank} (!) have {parts} of the usual bandwidth"
+        yield f"the links of node {node} (!) have {parts} of the usual bandwidth"
     for node, other in (cluster.other_nodes or {}).items():
         if other.device:
             yield f"node {node} has {other.device.name}"

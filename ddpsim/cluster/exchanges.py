@@ -6,15 +6,21 @@ Source of halving and doubling: Rabenseifner 2004.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil
+from typing import TYPE_CHECKING
 
-from ddpsim.cluster.paths import Paths, leaving_ns, step_ns
+from ddpsim.cluster.paths import Ends, Paths, leaving_ns, step_ns
 from ddpsim.cluster.schedule import Schedule, Scheduler
 from ddpsim.cluster.topology import Link
+
+if TYPE_CHECKING:
+    from ddpsim.cluster.longest_ways import Ticks
 
 __all__ = [
     "direct_ns",
     "direct_schedule",
+    "halving_doubling_ends_ns",
     "halving_doubling_ns",
     "halving_doubling_schedule",
     "server_ns",
@@ -27,22 +33,32 @@ def halving_doubling_schedule(paths: Paths, size_bytes: int) -> Schedule:
 
     Ranks beyond the largest power of two hand their data to a partner first, and get it back last.
     """
-    out, n, link = Scheduler(paths.left), paths.ranks, paths.slowest
-    power = 1 << (n.bit_length() - 1)
+    out, n = Scheduler(), paths.ranks
     last: dict[int, list[int]] = {rank: [] for rank in range(n)}
-    for extra in range(power, n):
-        last[extra - power] = [out.send(extra, extra - power, size_bytes, link)]
-    for distance, chunk in _halvings(power, size_bytes):
+    for pairs, chunk in _swaps(n, size_bytes):
         swapped = {}
-        for target in range(power):
-            source = target ^ distance
-            after = [*last[source], *last[target]]
+        for source, target in pairs:
+            link, after = _link(paths, (source, target)), [*last[source], *last[target]]
             swapped[target] = [out.send(source, target, chunk, link, after=after)]
         last |= swapped
-    for extra in range(power, n):
-        partner = extra - power
-        out.send(partner, extra, size_bytes, link, after=last[partner])
     return out.schedule(n)
+
+
+def _link(paths: Paths, ends: Ends) -> Link:
+    """Inside the node where both are in one, else their part of its network."""
+    return paths.direct(ends, inside=paths.are_together(ends))
+
+
+def _swaps(ranks: int, size_bytes: int) -> Iterator[tuple[list[Ends], int]]:
+    """(source, target) of each message of a round, and its bytes."""
+    power = 1 << (ranks.bit_length() - 1)
+    extra = [(rank, rank - power) for rank in range(power, ranks)]
+    if extra:
+        yield extra, size_bytes
+    for distance, chunk in _halvings(power, size_bytes):
+        yield [(rank ^ distance, rank) for rank in range(power)], chunk
+    if extra:
+        yield [(partner, rank) for rank, partner in extra], size_bytes
 
 
 def _halvings(power: int, size_bytes: int) -> list[tuple[int, int]]:
@@ -55,38 +71,94 @@ def _halvings(power: int, size_bytes: int) -> list[tuple[int, int]]:
     return [*down, *reversed(down)]
 
 
+def halving_doubling_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
+    """When it ends, given when each rank joins, [..., ranks] to [...]: round by round."""
+    import numpy as np  # noqa: PLC0415 -- slow to import, and most closed forms do without
+
+    usual = {inside: paths.direct(inside=inside) for inside in _kinds(paths)}
+    now_ns = np.array(joined_ns)
+    for pairs, chunk in _swaps(paths.ranks, size_bytes):
+        source, target = np.array(pairs).T
+        is_inside = source // paths.gpus_per_node == target // paths.gpus_per_node
+        of_kind_ns = {inside: step_ns(link, chunk) for inside, link in usual.items()}
+        taken_ns = np.where(is_inside, of_kind_ns.get(True, 0), of_kind_ns.get(False, 0))
+        for i in np.flatnonzero(np.isin(pairs, list(paths.touched)).any(axis=1)):
+            taken_ns[i] = step_ns(_link(paths, pairs[i]), chunk)
+        begun_ns = np.maximum(now_ns[..., source], now_ns[..., target])
+        now_ns[..., target] = begun_ns + taken_ns
+    return np.asarray(now_ns.max(axis=-1))
+
+
+def _kinds(paths: Paths) -> list[bool]:
+    """Whether there are messages that leave their node, and such that do not."""
+    return [*([False] if paths.nodes > 1 else []), *([True] if paths.gpus_per_node > 1 else [])]
+
+
 def halving_doubling_ns(paths: Paths, size_bytes: int) -> int:
-    """2 log2(n) a + 2(n-1)/n M b; where n is no power of two, 2 a + 2 M b more."""
-    n, link = paths.ranks, paths.slowest
+    """2 log2(n) a + 2(n-1)/n M b; where n is no power of two, 2 a + 2 M b more.
+
+    a and b of the network for distances of a node and more; where partners at one distance are in
+    one node or not, round by round.
+    """
+    n, g = paths.ranks, paths.gpus_per_node
+    if paths.nodes > 1 and g & (g - 1):
+        import numpy as np  # noqa: PLC0415 -- see above
+
+        return int(halving_doubling_ends_ns(paths, size_bytes, np.zeros(n)))
     power = 1 << (n.bit_length() - 1)
-    swaps = sum(step_ns(link, chunk) for _, chunk in _halvings(power, size_bytes))
-    return swaps + (2 * step_ns(link, size_bytes) if n > power else 0)
+    rounds = [*_halvings(power, size_bytes), *[(power, size_bytes)] * (2 if n > power else 0)]
+    return sum(
+        step_ns(paths.direct(inside=paths.nodes == 1 or distance < g), chunk)
+        for distance, chunk in rounds
+    )
 
 
 def direct_schedule(paths: Paths, size_bytes: int) -> Schedule:
-    """Every rank sends every other its shard, one after another; then the sums likewise."""
-    out, n, link = Scheduler(paths.left), paths.ranks, paths.slowest
+    """Every rank sends every other its shard, one after another; then the sums likewise.
+
+    Those of its own node come first, then one node after the other, so that all are as far at any
+    time: no rank gets two shards at once, and a node's ranks leave it together.
+    """
+    out, n = Scheduler(), paths.ranks
     chunk = ceil(size_bytes / n)
-    into: dict[int, list[int]] = {}
+    rounds = [[(ends, _link(paths, ends)) for ends in pairs] for pairs in _shifts(paths)]
+    into: dict[int, list[int]] = {rank: [] for rank in range(n)}
+    sent: dict[int, list[int]] = {rank: [] for rank in range(n)}
+    got: dict[int, list[int]] = {rank: [] for rank in range(n)}
     for _ in range(2):
-        busy: dict[int, list[int]] = {rank: [] for rank in range(n)}
         received: dict[int, list[int]] = {rank: [] for rank in range(n)}
-        for shift in range(1, n):
-            for source in range(n):
-                target = (source + shift) % n
-                after = into.get(source, [])
-                place = out.send(source, target, chunk, link, after=after, behind=busy[source])
-                busy[source] = [place]
+        for pairs in rounds:
+            for (source, target), link in pairs:
+                waits = [*sent[source], *got[target]]
+                after = into[source]
+                place = out.send(source, target, chunk, link, after=after, behind=waits)
+                sent[source], got[target] = [place], [place]
                 received[target].append(place)
         into = received
     return out.schedule(n)
 
 
+def _shifts(paths: Paths) -> Iterator[list[Ends]]:
+    """Who sends to whom in each round: each rank to one as many nodes and GPUs further on."""
+    m, g = paths.nodes, paths.gpus_per_node
+    for far in range(m):
+        for shift in range(g) if far else range(1, g):
+            yield [
+                (node * g + gpu, (node + far) % m * g + (gpu + shift) % g)
+                for node in range(m)
+                for gpu in range(g)
+            ]
+
+
 def direct_ns(paths: Paths, size_bytes: int) -> int:
-    """2 a + 2(n-1)/n M b."""
-    n, link = paths.ranks, paths.slowest
-    chunk = ceil(size_bytes / n)
-    return 2 * ((n - 2) * leaving_ns(link, chunk) + step_ns(link, chunk))
+    """2 a + 2(n-1)/n M b: all that are sent inside the node, then all that leave it."""
+    n, g, chunk = paths.ranks, paths.gpus_per_node, ceil(size_bytes / paths.ranks)
+    left_ns, phase_ns = 0, 0
+    for inside in reversed(_kinds(paths)):
+        link = paths.direct(inside=inside)
+        left_ns += (g - 1 if inside else n - g) * leaving_ns(link, chunk)
+        phase_ns = max(phase_ns, left_ns - leaving_ns(link, chunk) + step_ns(link, chunk))
+    return 2 * phase_ns
 
 
 def server_schedule(paths: Paths, size_bytes: int) -> Schedule:
@@ -95,7 +167,7 @@ def server_schedule(paths: Paths, size_bytes: int) -> Schedule:
     The GPUs of a node send at once and share its network; nodes (on one node: GPUs) take turns, so
     that a server serves one at a time, and a node sends to one server at a time.
     """
-    out, n, (groups, members, link) = Scheduler(paths.left), paths.ranks, _senders(paths)
+    out, n, (groups, members) = Scheduler(), paths.ranks, _senders(paths)
     shard = ceil(size_bytes / paths.servers)
     behind: dict[int, list[int]] = {end: [] for end in range(n + paths.servers)}
     pushed: dict[int, list[int]] = {server: [] for server in range(n, n + paths.servers)}
@@ -108,6 +180,7 @@ def server_schedule(paths: Paths, size_bytes: int) -> Schedule:
                 for rank in ranks:
                     ends = (server, rank) if back else (rank, server)
                     after = pushed[server] if back else []
+                    link = paths.direct(ends, inside=paths.nodes == 1)
                     waits = [*busy, *behind[rank]]
                     sent.append(out.send(*ends, shard, link, after=after, behind=waits))
                     behind[rank] = [sent[-1]]
@@ -118,15 +191,13 @@ def server_schedule(paths: Paths, size_bytes: int) -> Schedule:
     return out.schedule(n)
 
 
-def _senders(paths: Paths) -> tuple[int, int, Link]:
-    """How many send in turn, how many ranks each is, and the link that each rank has."""
-    if paths.nodes > 1:
-        return paths.nodes, paths.gpus_per_node, paths.flat
-    return paths.ranks, 1, paths.inside
+def _senders(paths: Paths) -> tuple[int, int]:
+    """How many send in turn, and how many ranks each is."""
+    return (paths.nodes, paths.gpus_per_node) if paths.nodes > 1 else (paths.ranks, 1)
 
 
 def server_ns(paths: Paths, size_bytes: int) -> int:
     """2 (a + n M / servers b): it grows with the ranks. Of servers there are no more than turns."""
-    groups, _, link = _senders(paths)
-    shard = ceil(size_bytes / paths.servers)
+    groups, _ = _senders(paths)
+    link, shard = paths.direct(inside=paths.nodes == 1), ceil(size_bytes / paths.servers)
     return 2 * ((groups - 1) * leaving_ns(link, shard) + step_ns(link, shard))

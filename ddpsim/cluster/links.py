@@ -135,6 +135,7 @@ class Wires:
     inter: InterNode | None
     network_rate: float
     weak: tuple[tuple[int, float, float], ...] = ()
+    unlike: tuple[tuple[int, float, float], ...] = ()
     provenance: tuple[Provenance, ...] = ()
 
     @classmethod
@@ -162,6 +163,7 @@ class Wires:
             used,
             rate,
             _weak(cluster),
+            _unlike(cluster),
             collisions,
         )
 
@@ -176,7 +178,8 @@ class Wires:
         switch = self.intra.switch_bandwidth_bytes_per_s if self.intra else None
         n = self.gpus_per_node
         summed = None if switch is None else Link(0.0, switch * n / (2 * (n - 1)))
-        return Paths(self.nodes, n, self._within, self._between, summed, weak=self.weak)
+        links = (self._within, self._between, summed)
+        return Paths(self.nodes, n, *links, weak=self.weak, unlike=self.unlike)
 
     @property
     def slowest(self) -> _Kind:
@@ -245,33 +248,43 @@ def _check_transport(cluster: Cluster) -> None:
 
 
 def _weak(cluster: Cluster) -> tuple[tuple[int, float, float], ...]:
-    """Ranks whose links differ: weak ones, and those of nodes that are unlike the others."""
-    g, parts = cluster.gpus_per_node, {}
-    for node, other in (cluster.other_nodes or {}).items():
-        inside, outside = (
-            _ratio(getattr(other, key), cluster.link(key)) for key in ("intra_node", "inter_node")
-        )
-        for rank in range(node * g, (node + 1) * g):
-            parts[rank] = (inside, outside)
-    for rank, part in (cluster.weak_links or {}).items():
-        inside, outside = parts.get(rank, (1.0, 1.0))
-        parts[rank] = (inside * part, outside * part)
-    return tuple((rank, *both) for rank, both in sorted(parts.items()) if both != (1.0, 1.0))
+    """Ranks whose links are weak, with what is left inside their node and from outside."""
+    parts = sorted((cluster.weak_links or {}).items())
+    return tuple((rank, part, part) for rank, part in parts if part != 1.0)
 
 
-def _ratio(own: IntraNode | InterNode | None, usual: IntraNode | InterNode | None) -> float:
-    """Bandwidth of a node's own links over the usual ones'; what they do not say is as usual."""
+def _unlike(cluster: Cluster) -> tuple[tuple[int, float, float], ...]:
+    """Nodes whose links differ, with their bandwidths over the usual ones, inside and outside."""
+    found = []
+    for node in sorted(cluster.other_nodes or {}):
+        inside, outside = (_ratio(cluster, node, key) for key in ("intra_node", "inter_node"))
+        if (inside, outside) != (1.0, 1.0):
+            found.append((node, inside, outside))
+    return tuple(found)
+
+
+def _ratio(cluster: Cluster, node: int, key: _Kind) -> float:
+    """Bandwidth of a node's own links over the usual ones'."""
+    own, usual = _own(cluster, node, key), cluster.link(key)
     if own is None or usual is None:
         return 1.0
-    said = {field: getattr(own, field) for field in own.model_fields_set}
-    return node_rate(usual.model_copy(update=said)) / node_rate(usual)
+    return _node_rate(own, cluster.nodes) / _node_rate(usual, cluster.nodes)
 
 
-def node_rate(link: IntraNode | InterNode) -> float:
+def _own(cluster: Cluster, node: int, key: _Kind) -> IntraNode | InterNode | None:
+    """A node's links; what they do not say is as usual."""
+    own, usual = getattr((cluster.other_nodes or {})[node], key), cluster.link(key)
+    if own is None or usual is None:
+        return usual
+    return usual.model_copy(update={field: getattr(own, field) for field in own.model_fields_set})
+
+
+def _node_rate(link: IntraNode | InterNode, nodes: int) -> float:
     """Bytes per second of a GPU's link, or of all NICs of a node, as far as they leave its leaf."""
-    if isinstance(link, InterNode):
-        return link.nics_per_node * rate_of(link) / link.oversubscription
-    return rate_of(link)
+    if not isinstance(link, InterNode):
+        return rate_of(link)
+    leaves_its_leaf = link.nodes_per_leaf is None or nodes > link.nodes_per_leaf
+    return link.nics_per_node * rate_of(link) / (link.oversubscription if leaves_its_leaf else 1.0)
 
 
 def rate_of(link: IntraNode | InterNode | None) -> float:
@@ -325,12 +338,12 @@ def _bottleneck(cluster: Cluster, wires: Wires, kind: _Kind) -> str:
         servers = cluster.servers or 1
         whose = "the parameter server's link" if servers == 1 else f"the {servers} servers' links"
         return f"{whose} ({rate} each), which {cluster.world_size} ranks share"
-    if wires.weak:
+    if wires.weak or wires.unlike:
         rank = min(range(len(ring)), key=lambda i: ring[i].bandwidth_bytes_per_s)
         if rank in (cluster.weak_links or {}):
             return f"the weak link to rank {rank} ({rate})"
-        if rank // cluster.gpus_per_node in (cluster.other_nodes or {}):
-            return f"the links of node {rank // cluster.gpus_per_node}, unlike the others' ({rate})"
+        if (node := _slower_node(wires, rank)) is not None:
+            return f"the links of node {node}, unlike the others' ({rate})"
     inside = kind == "intra_node"
     link: IntraNode | InterNode | None = wires.intra if inside else wires.inter
     latency = ""
@@ -339,6 +352,15 @@ def _bottleneck(cluster: Cluster, wires: Wires, kind: _Kind) -> str:
     if inside:
         return f"the intra-node links ({format_bytes_per_s(rate_of(link))} a GPU{latency})"
     return f"the inter-node network ({format_bytes_per_s(wires.network_rate)} a node{latency})"
+
+
+def _slower_node(wires: Wires, rank: int) -> int | None:
+    """Of the nodes of a rank and of its left neighbour the one with slower links than usual."""
+    g = wires.gpus_per_node
+    here, left = rank // g, (rank - 1) % (wires.nodes * g) // g
+    of_kind = 1 if here == left else 2
+    slower = {node[0]: node[of_kind] for node in wires.unlike if node[of_kind] < 1}
+    return min({here, left} & set(slower), key=lambda node: slower[node], default=None)
 
 
 def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:

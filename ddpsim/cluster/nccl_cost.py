@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 
 from ddpsim.cluster.collectives import (
     Operation,
@@ -104,30 +105,28 @@ class NcclCost:
         return _waits_for_network(self)
 
     def _priced(self, choice: Choice, size_bytes: int) -> Paths:
-        """The paths with a protocol's payload, and its latencies where the tables say them."""
+        """The paths with a protocol's payload, and its latencies where the tables say them.
+
+        A link carries a protocol's flags too; of a tree the part that NCCL's table gives for its
+        size is left.
+        """
         intra, inter, switch = self.paths.intra, self.paths.inter, self.paths.switch
+        is_tree = choice.algorithm == "tree"
+        part = tree_part(choice.protocol, size_bytes) if is_tree else 1.0
+        payload = _PAYLOAD[choice.protocol]
         if intra:
             latency_s = self._hop_s(choice) if self.table_intra else intra.latency_s
-            intra = Link(latency_s, self._payload(choice, intra, size_bytes))
+            intra = Link(latency_s, part * (payload * intra.bandwidth_bytes_per_s))
         if switch:
             switch = replace(switch, latency_s=self._hop_s(choice))
         if inter:
             latency_s = self._net_s(choice) if self.table_inter else inter.latency_s
             if choice.algorithm == "ring" and intra and self.table_inter:
                 latency_s = intra.latency_s  # the rest of it is paid once: see _pipelined_s
-            inter = Link(latency_s, self._payload(choice, inter, size_bytes))
+            inter = Link(latency_s, part * (payload * inter.bandwidth_bytes_per_s))
+        most = part * (most_ll_gb_per_s(self.graph) * 1e9) if choice.protocol == "LL" else inf
         fine = choice.protocol != "Simple"
-        return replace(self.paths, intra=intra, inter=inter, switch=switch, fine=fine)
-
-    def _payload(self, choice: Choice, link: Link, size_bytes: int) -> float:
-        """Bytes per second of the message that a link carries beside a protocol's flags.
-
-        Of a tree the part that NCCL's table gives for its size.
-        """
-        rate = _PAYLOAD[choice.protocol] * link.bandwidth_bytes_per_s
-        if choice.protocol == "LL":
-            rate = min(rate, most_ll_gb_per_s(self.graph) * 1e9)
-        return rate * (tree_part(choice.protocol, size_bytes) if choice.algorithm == "tree" else 1)
+        return replace(self.paths, intra=intra, inter=inter, switch=switch, most=most, fine=fine)
 
     def _hop_s(self, choice: Choice) -> float:
         place = PROTOCOLS.index(choice.protocol)
@@ -163,7 +162,7 @@ class NcclCost:
 def _waits_for_network(cost: NcclCost) -> bool:
     """On a few nodes: more of them load the links of each alike."""
     choice, paths = cost.choice(_LARGE_BYTES), cost.paths
-    few = replace(paths, nodes=min(paths.nodes, _FEW_NODES), weak=())
+    few = replace(paths, nodes=min(paths.nodes, _FEW_NODES), weak=(), unlike=())
     intra, inter, switch = (
         link and link.widened(2) for link in (paths.intra, paths.inter, paths.switch)
     )

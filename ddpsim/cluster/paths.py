@@ -7,11 +7,16 @@ it, so that a schedule never promises more than the wire has.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
 
 from ddpsim.cluster.topology import Link
 from ddpsim.units import to_ns
 
-__all__ = ["Paths", "leaving_ns", "part", "step_ns"]
+__all__ = ["Ends", "Paths", "leaving_ns", "part", "step_ns"]
+
+Ends = tuple[int, int]  # source and target
+_WHOLE = (1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,8 @@ class Paths:
     A layout of one node needs no `inter`, one GPU per node no `intra`. `servers` are those of a
     parameter server, each with a link like a node's (of one node: like a GPU's). `weak`: ranks with
     the parts of their bandwidths that the links to them have, inside the node and from outside.
+    `unlike`: nodes with the parts that their own links have, in both directions. `most`: bytes per
+    second that no hop exceeds, however fast its link (LL).
     `fine`: a hop passes on what has come (LL's flags), and does not wait for a whole chunk.
     """
 
@@ -32,6 +39,8 @@ class Paths:
     switch: Link | None = None
     servers: int = 1
     weak: tuple[tuple[int, float, float], ...] = ()
+    unlike: tuple[tuple[int, float, float], ...] = ()
+    most: float = inf
     fine: bool = False
 
     @property
@@ -40,37 +49,66 @@ class Paths:
         return self.nodes * self.gpus_per_node
 
     @property
-    def inside(self) -> Link:
-        """Between GPUs of one node; raises ValueError where none is known."""
+    def is_even(self) -> bool:
+        """Whether all links of a kind are alike."""
+        return not (self.weak or self.unlike)
+
+    def within(self, ends: Ends | None = None) -> Link:
+        """Between GPUs of one node: these, or any of a usual one; ValueError if none is known."""
         if self.intra is None:
             raise ValueError("a node of several GPUs needs intra_node links")
-        return self.intra
+        return self._left(self.intra, self._parts(ends)[0])
 
-    @property
-    def network(self) -> Link:
-        """Of a node to the others; raises ValueError where none is known."""
+    def between(self, ends: Ends | None = None) -> Link:
+        """Of a node to the others: from one of these ends to the other's, or of a usual one.
+
+        Raises ValueError where none is known.
+        """
         if self.inter is None:
             raise ValueError("several nodes need inter_node links")
-        return self.inter
+        return self._left(self.inter, self._parts(ends)[1])
+
+    def across(self, flows: int, ends: Ends | None = None) -> Link:
+        """Of one rank to one in another node, as one of so many flows of its node.
+
+        Each GPU sends no faster than its own link lets it.
+        """
+        network = part(self.between(ends), flows)
+        if self.intra is None:
+            return network
+        own = self.within(ends).bandwidth_bytes_per_s
+        return replace(network, bandwidth_bytes_per_s=min(network.bandwidth_bytes_per_s, own))
+
+    def direct(self, ends: Ends | None = None, *, inside: bool) -> Link:
+        """Of a message that has it to itself inside a node, where all ranks send at once."""
+        return self.within(ends) if inside else self.across(self.gpus_per_node, ends)
+
+    def to_switch(self, ends: Ends | None = None) -> Link:
+        """Between a GPU and its node's switch; raises ValueError where it does not reduce."""
+        if self.switch is None:
+            raise ValueError("NVLS needs a switch that reduces")
+        return self._left(self.switch, self._parts(ends)[0])
+
+    def are_together(self, ends: Ends) -> bool:
+        """Whether both are in one node."""
+        return self._node(ends[0]) == self._node(ends[1])
 
     @property
-    def flat(self) -> Link:
-        """Of one rank to one in another node, when all ranks of its node send there at once."""
-        return part(self.network, self.gpus_per_node)
+    def slowest(self) -> Link:
+        """What limits algorithms that do not know nodes."""
+        step = self.gpus_per_node if self.nodes > 1 else 1
+        held = [((rank + step) % self.ranks, rank) for rank in self.touched if rank < self.ranks]
+        links = (self.direct(ends, inside=self.nodes == 1) for ends in (None, *held))
+        return min(links, key=lambda link: link.bandwidth_bytes_per_s)
 
-    def left(self, source: int, target: int) -> float:
-        """The part of its bandwidth that a link to a rank has; others have all of it.
-
-        What is no rank is the node's own switch, or without one a server elsewhere.
-        """
-        for rank, inside, outside in self.weak:
-            if rank != target:
-                continue
-            if source >= self.ranks:
-                return inside if self.switch or self.nodes == 1 else outside
-            alike = source // self.gpus_per_node == rank // self.gpus_per_node
-            return inside if alike else outside
-        return 1.0
+    @cached_property
+    def touched(self) -> frozenset[int]:
+        """Ranks, and switches of nodes, that a link unlike the others leads to or from."""
+        g, n = self.gpus_per_node, self.ranks
+        weak = {end for rank, *_ in self.weak for end in (rank, n + rank // g)}
+        nodes = [node for node, *_ in self.unlike]
+        own = (range(node * g, (node + 1) * g) for node in nodes)
+        return frozenset(weak.union(*own, (n + node for node in nodes)))
 
     def stretched(self, factor: float) -> Paths:
         """The same where everything takes `factor` times as long."""
@@ -80,14 +118,42 @@ class Paths:
                 return None
             return Link(link.latency_s * factor, link.bandwidth_bytes_per_s / factor)
 
-        return replace(
-            self, intra=slower(self.intra), inter=slower(self.inter), switch=slower(self.switch)
-        )
+        intra, inter, switch = map(slower, (self.intra, self.inter, self.switch))
+        return replace(self, intra=intra, inter=inter, switch=switch, most=self.most / factor)
 
-    @property
-    def slowest(self) -> Link:
-        """What limits algorithms that do not know nodes."""
-        return self.flat if self.nodes > 1 else self.inside
+    def _left(self, link: Link, part_left: float) -> Link:
+        rate = link.bandwidth_bytes_per_s * part_left
+        return replace(link, bandwidth_bytes_per_s=min(rate, self.most))
+
+    def _node(self, end: int) -> int:
+        """Of a rank, or of a node's switch; a server is in none of them: -1."""
+        if end < self.ranks:
+            return end // self.gpus_per_node
+        return end - self.ranks if self.switch else -1
+
+    def _parts(self, ends: Ends | None) -> tuple[float, float]:
+        """What such ends have of the bandwidths inside a node and between nodes.
+
+        Of two nodes the slower sets the pace.
+        """
+        if ends is None or self.is_even:
+            return _WHOLE
+        source, target = (self._of_nodes.get(self._node(end), _WHOLE) for end in ends)
+        inside, outside = self._into.get(ends[1], _WHOLE)
+        return min(source[0], target[0]) * inside, min(source[1], target[1]) * outside
+
+    @cached_property
+    def _of_nodes(self) -> dict[int, tuple[float, float]]:
+        return {node: (inside, outside) for node, inside, outside in self.unlike}
+
+    @cached_property
+    def _into(self) -> dict[int, tuple[float, float]]:
+        """Parts that lead to ranks; to a switch what its slowest GPU has, as all have as much."""
+        parts = {rank: (inside, outside) for rank, inside, outside in self.weak}
+        for rank, (_, outside) in list(parts.items()):
+            switch = self.ranks + rank // self.gpus_per_node
+            parts[switch] = (1.0, min(outside, parts.get(switch, _WHOLE)[1]))
+        return parts
 
 
 def part(link: Link, flows: float) -> Link:

@@ -6,10 +6,11 @@ Costs: a latency and b seconds per byte of one link, n ranks, M bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ddpsim.cluster.paths import Paths, leaving_ns, step_ns
+from ddpsim.cluster.paths import Ends, Paths, leaving_ns, step_ns
 from ddpsim.cluster.schedule import Schedule, Scheduler
 from ddpsim.cluster.topology import Link
 
@@ -36,7 +37,7 @@ def _ring_steps(
     ring: Sequence[int],
     steps: int,
     size_bytes: int,
-    link: Callable[[int, int], Link],
+    link: Callable[[Ends], Link],
     before: dict[int, list[int]],
 ) -> dict[int, list[int]]:
     """`steps` messages from each member to the next; returns the last that each waits for."""
@@ -46,48 +47,47 @@ def _ring_steps(
         for i, target in enumerate(ring):
             source = ring[i - 1]
             after = [*last[source], *last[target]]
-            sent[target] = [out.send(source, target, size_bytes, link(source, target), after=after)]
+            hop = link((source, target))
+            sent[target] = [out.send(source, target, size_bytes, hop, after=after)]
         last = sent
     return last
 
 
 def ring_schedule(paths: Paths, size_bytes: int) -> Schedule:
     """2(n-1) steps of a chunk of M/n; a node's whole network serves the one hop that leaves it."""
-    out, n, links = Scheduler(paths.left), paths.ranks, _hops(paths)
+    out, n, links = Scheduler(), paths.ranks, ring(paths)
     chunk = ceil(size_bytes / n)
-    _ring_steps(out, range(n), 2 * (n - 1), chunk, lambda _, to: links[to % len(links)], {})
+    _ring_steps(out, range(n), 2 * (n - 1), chunk, lambda ends: links[ends[1] % len(links)], {})
     return out.schedule(n)
 
 
 def _hops(paths: Paths) -> tuple[Link, ...]:
-    """The links that lead to the ranks of one node from their left neighbours, but for weak ones.
+    """The links that lead to the ranks of a usual node from their left neighbours.
 
     A hop between nodes gets min(intra, inter), as the ring enters and leaves a node through all
     its NICs (`inter`) but each GPU sends no faster than it can.
     """
-    inside = (paths.inside,) * paths.gpus_per_node if paths.intra else ()
-    return (_between_nodes(paths), *inside[1:]) if paths.nodes > 1 else inside
+    inside = (paths.within(),) * paths.gpus_per_node if paths.intra else ()
+    return (paths.across(1), *inside[1:]) if paths.nodes > 1 else inside
 
 
-def _between_nodes(paths: Paths) -> Link:
-    network, intra = paths.network, paths.intra
-    if intra is None:
-        return network
-    rate = min(network.bandwidth_bytes_per_s, intra.bandwidth_bytes_per_s)
-    return Link(network.latency_s, rate)
+def _hop(paths: Paths, ends: Ends) -> Link:
+    """The same between two neighbours."""
+    return paths.within(ends) if paths.are_together(ends) else paths.across(1, ends)
 
 
 def ring(paths: Paths) -> tuple[Link, ...]:
     """The link that leads to each rank from its left neighbour in the ring of all ranks.
 
-    Where no link is weak all nodes are alike, and these are the links of one.
+    Where no link is unlike the others all nodes are alike, and these are the links of one.
     """
     hops, n = _hops(paths), paths.ranks
-    if not paths.weak:
+    if paths.is_even:
         return hops
     links = list(hops * paths.nodes)
-    for rank, *_ in paths.weak:
-        links[rank] = links[rank].widened(paths.left((rank - 1) % n, rank))
+    ranks = {end for end in paths.touched if end < n}
+    for rank in ranks | {(rank + 1) % n for rank in ranks}:
+        links[rank] = _hop(paths, ((rank - 1) % n, rank))
     return tuple(links)
 
 
@@ -109,9 +109,10 @@ def gloo_schedule(paths: Paths, size_bytes: int) -> Schedule:
     A segment goes once the one before the last has arrived, and what it passes on is there. The
     time in which a thread adds is not in it: a profile knows it (`ddpsim.cluster.fitted`).
     """
-    out, n = Scheduler(paths.left), paths.ranks
+    out, n = Scheduler(), paths.ranks
     each, segment = _segments(n, size_bytes)
-    link = _slowest_hop(paths, segment)
+    ends = [(rank, (rank - 1) % n) for rank in range(n)]
+    links = [_slowest_hop(paths, segment, hop) for hop in ends]
     count = each * (n - 1)  # of a phase, by each rank
     began: dict[int, list[int]] = {rank: [] for rank in range(n)}
     for _ in range(2):
@@ -122,17 +123,17 @@ def gloo_schedule(paths: Paths, size_bytes: int) -> Schedule:
                 before = sent[rank][j - 2 : j - 1] if j >= 2 else []
                 after = [*began[rank], *received, *before]
                 behind = sent[rank][-1:]
-                place = out.send(
-                    rank, rank - 1 if rank else n - 1, segment, link, after=after, behind=behind
-                )
+                place = out.send(*ends[rank], segment, links[rank], after=after, behind=behind)
                 sent[rank].append(place)
         began = {rank: [sent[rank][-1], sent[(rank + 1) % n][-1]] for rank in range(n)}
     return out.schedule(n)
 
 
-def _slowest_hop(paths: Paths, size_bytes: int) -> Link:
-    """Of a ring; taken for all its hops (an approximation)."""
-    return max(_hops(paths), key=lambda link: step_ns(link, size_bytes))
+def _slowest_hop(paths: Paths, size_bytes: int, ends: Ends | None = None) -> Link:
+    """Of a ring; taken for all its hops (an approximation), but for those that are slower still."""
+    own = () if ends is None else (_hop(paths, ends),)
+    hops: tuple[Link, ...] = (*_hops(paths), *own)
+    return max(hops, key=lambda link: step_ns(link, size_bytes))
 
 
 def _segments(ranks: int, size_bytes: int) -> tuple[int, int]:
@@ -154,17 +155,18 @@ def gloo_ns(paths: Paths, size_bytes: int) -> int:
 
 def hierarchical_schedule(paths: Paths, size_bytes: int) -> Schedule:
     """Reduce-scatter in each node, all-reduce of each shard over the nodes, all-gather in each."""
-    out, (m, g) = Scheduler(paths.left), (paths.nodes, paths.gpus_per_node)
+    out, (m, g) = Scheduler(), (paths.nodes, paths.gpus_per_node)
     shard = ceil(size_bytes / g)
     nodes = [range(node * g, (node + 1) * g) for node in range(m)]
     rails = [range(gpu, m * g, g) for gpu in range(g)]
+    rails_link = partial(paths.across, g)
     last: dict[int, list[int]] = {}
     for node in nodes:
-        last |= _ring_steps(out, node, g - 1, shard, lambda *_: paths.inside, last)
+        last |= _ring_steps(out, node, g - 1, shard, paths.within, last)
     for rail in rails:
-        last |= _ring_steps(out, rail, 2 * (m - 1), ceil(shard / m), lambda *_: paths.flat, last)
+        last |= _ring_steps(out, rail, 2 * (m - 1), ceil(shard / m), rails_link, last)
     for node in nodes:
-        last |= _ring_steps(out, node, g - 1, shard, lambda *_: paths.inside, last)
+        last |= _ring_steps(out, node, g - 1, shard, paths.within, last)
     return out.schedule(paths.ranks)
 
 
@@ -178,10 +180,10 @@ def hierarchical_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Tic
     shard = ceil(size_bytes / g)
     now_ns = joined_ns.reshape(*joined_ns.shape[:-1], m, g)
     if g > 1:
-        inside_ns = np.reshape(_steps_ns(paths, paths.inside, shard, g), (m, g))
+        inside_ns = np.reshape(_steps_ns(paths, shard, inside=True), (m, g))
         now_ns = by_steps(inside_ns, g - 1, now_ns)
     if m > 1:
-        rails_ns = np.reshape(_steps_ns(paths, paths.flat, ceil(shard / m), 1), (m, g)).T
+        rails_ns = np.reshape(_steps_ns(paths, ceil(shard / m), inside=False), (m, g)).T
         now_ns = np.stack(
             [
                 ring_ends_ns(tuple(rails_ns[gpu].tolist()), 2 * (m - 1), now_ns[..., gpu])[0]
@@ -194,17 +196,19 @@ def hierarchical_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Tic
     return np.asarray(now_ns.max(axis=(-2, -1)))
 
 
-def _steps_ns(paths: Paths, link: Link, size_bytes: int, ring: int) -> list[int]:
-    """What each rank needs to get a message over such a link, but for weak ones.
+def _steps_ns(paths: Paths, size_bytes: int, *, inside: bool) -> list[int]:
+    """What each rank needs to get a message in a ring of its node, or of its rail."""
+    n, g = paths.ranks, paths.gpus_per_node
+    taken = [step_ns(paths.direct(inside=inside), size_bytes)] * n
 
-    From its left neighbour in rings of so many neighbours; 1: from the node before.
-    """
-    taken = [step_ns(link, size_bytes)] * paths.ranks
-    for rank, *_ in paths.weak:
-        start = rank - rank % ring
-        left = start + (rank - start - 1) % ring if ring > 1 else rank - paths.gpus_per_node
-        weak = link.widened(paths.left(left % paths.ranks, rank))
-        taken[rank] = step_ns(weak, size_bytes)
+    def left_of(rank: int) -> int:
+        first = rank - rank % g
+        return first + (rank - first - 1) % g if inside else (rank - g) % n
+
+    ranks = {end for end in paths.touched if end < n}
+    for rank in ranks if inside else ranks | {(rank + g) % n for rank in ranks}:
+        link = paths.direct((left_of(rank), rank), inside=inside)
+        taken[rank] = step_ns(link, size_bytes)
     return taken
 
 
@@ -212,5 +216,5 @@ def hierarchical_ns(paths: Paths, size_bytes: int) -> int:
     """2(g-1)(a_i + M/g b_i) + 2(m-1)(a_e + M/(g m) b_e), b_e of a node's network over its GPUs."""
     m, g = paths.nodes, paths.gpus_per_node
     shard = ceil(size_bytes / g)
-    inside = 2 * (g - 1) * step_ns(paths.inside, shard) if g > 1 else 0
-    return inside + (2 * (m - 1) * step_ns(paths.flat, ceil(shard / m)) if m > 1 else 0)
+    inside = 2 * (g - 1) * step_ns(paths.within(), shard) if g > 1 else 0
+    return inside + (2 * (m - 1) * step_ns(paths.across(g), ceil(shard / m)) if m > 1 else 0)

@@ -10,7 +10,7 @@ their result some hops earlier).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpsim.cluster.topology import Link
@@ -68,14 +68,10 @@ class Schedule:
 
 
 class Scheduler:
-    """Collects messages; each `send` returns the place that later messages wait for.
+    """Collects messages; each `send` returns the place that later messages wait for."""
 
-    `left(source, target)`: the part of its bandwidth that is left of the link between them.
-    """
-
-    def __init__(self, left: Callable[[int, int], float]) -> None:
+    def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._left = left
 
     def send(
         self,
@@ -88,7 +84,7 @@ class Scheduler:
         behind: Sequence[int] = (),
     ) -> int:
         """Add a message over a link whose figures are its own part of the wire."""
-        occupies_s = size_bytes / (link.bandwidth_bytes_per_s * self._left(source, target))
+        occupies_s = size_bytes / link.bandwidth_bytes_per_s
         self.messages.append(
             Message(
                 source,

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpsim.cluster.paths import Paths, leaving_ns, part, step_ns
+from ddpsim.cluster.paths import Ends, Paths, leaving_ns, part, step_ns
 from ddpsim.cluster.schedule import Message, Schedule, Scheduler
 from ddpsim.cluster.topology import Link
 
@@ -57,10 +57,10 @@ class _Edge(NamedTuple):
 class _Pipeline:
     """Edges over which one half of the bytes flows in chunks: up to a root, and down again.
 
-    `inside`: the link of edges inside a node.
+    `inside`: the link of edges inside a node, these or usual ones.
     """
 
-    def __init__(self, inside: Callable[[Paths], Link]) -> None:
+    def __init__(self, inside: Callable[[Paths, Ends | None], Link]) -> None:
         self.edges: list[_Edge] = []
         self._inside = inside
 
@@ -71,10 +71,10 @@ class _Pipeline:
 
     def _links(self, paths: Paths) -> dict[int, Link]:
         """Of edges of each kind."""
-        return {
-            flows: part(paths.network, flows) if flows else self._inside(paths)
-            for flows in self._kinds
-        }
+        return {flows: self._link(paths, flows) for flows in self._kinds}
+
+    def _link(self, paths: Paths, flows: int, ends: Ends | None = None) -> Link:
+        return part(paths.between(ends), flows) if flows else self._inside(paths, ends)
 
     @cached_property
     def _kinds(self) -> frozenset[int]:
@@ -103,15 +103,14 @@ class _Pipeline:
 
     def schedule(self, paths: Paths, size_bytes: int) -> Schedule:
         """Each chunk goes over all edges; on an edge chunks follow each other."""
-        out, (count, chunk) = Scheduler(paths.left), _chunks(paths, size_bytes)
-        links = self._links(paths)
+        out, (count, chunk) = Scheduler(), _chunks(paths, size_bytes)
+        links = [self._link(paths, edge.flows, edge[:2]) for edge in self.edges]
         for number in range(count):
             base = number * len(self.edges)
-            for edge in self.edges:
+            for edge, link in zip(self.edges, links, strict=True):
                 behind = [len(out.messages) - len(self.edges)] if number else []
-                ends, link = (edge.source, edge.target), links[edge.flows]
                 after = [base + i for i in edge.after]
-                out.send(*ends, chunk, link, after=after, behind=behind)
+                out.send(edge.source, edge.target, chunk, link, after=after, behind=behind)
         return out.schedule(paths.ranks)
 
     def ends_ns(self, paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
@@ -152,9 +151,9 @@ class _Pipeline:
         for flows, link in links.items():
             times[flows] = step_ns(link, chunk), leaving_ns(link, chunk)
         takes_ns, leaves_ns = times[layers.flows].T
-        for i in np.flatnonzero(np.isin(layers.targets, [rank for rank, *_ in paths.weak])):
+        for i in np.flatnonzero(np.isin(layers.ends, list(paths.touched)).any(axis=1)):
             edge = self.edges[i]
-            link = links[edge.flows].widened(paths.left(edge.source, edge.target))
+            link = self._link(paths, edge.flows, edge[:2])
             takes_ns[i], leaves_ns[i] = step_ns(link, chunk), leaving_ns(link, chunk)
         paces_ns = np.unique(np.append(leaves_ns, 0.0))
         return takes_ns, np.searchsorted(paces_ns, leaves_ns), paces_ns
@@ -169,14 +168,14 @@ class _Layers:
     """Edges in an order in which all of a layer come after those of the layers before it.
 
     `each`: edges, those that come before each (as a table; -1: none), sources, targets. `outside`:
-    how many endpoints are no ranks; they have joined before all time. `flows` and `targets`: of
-    all edges.
+    how many endpoints are no ranks; they have joined before all time. `flows` and `ends`: of all
+    edges.
     """
 
     each: tuple[tuple[NDArray[int64], ...], ...]
     outside: int
     flows: NDArray[int64]
-    targets: NDArray[int64]
+    ends: NDArray[int64]
 
     @classmethod
     def of(cls, edges: Sequence[_Edge]) -> _Layers:
@@ -195,8 +194,8 @@ class _Layers:
             before = [[*edges[i].after, *[-1] * (widest - len(edges[i].after))] for i in places]
             ends = [(edges[i].source, edges[i].target) for i in places]
             each.append((np.array(places), np.array(before), *np.array(ends).T))
-        flows, targets = np.array([(edge.flows, edge.target) for edge in edges]).T
-        return cls(tuple(each), 1 + max(max(edge[:2]) for edge in edges), flows, targets)
+        flows, all_ends = (np.array([edge[kind] for edge in edges]) for kind in (2, slice(2)))
+        return cls(tuple(each), 1 + int(all_ends.max()), flows, all_ends)
 
 
 def _chunks(paths: Paths, size_bytes: int) -> tuple[int, int]:
@@ -263,7 +262,7 @@ def gather_schedule(paths: Paths, size_bytes: int) -> Schedule:
 
 def gather_ns(paths: Paths, size_bytes: int) -> int:
     """(n-1) a + M b, and the first chunk's way."""
-    return _way_ns([(paths.ranks - 1, paths.inside)], *_chunks(paths, size_bytes))
+    return _way_ns([(paths.ranks - 1, paths.within())], *_chunks(paths, size_bytes))
 
 
 def gather_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
@@ -273,7 +272,7 @@ def gather_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
 
 @lru_cache(maxsize=16)
 def _gathering(ranks: int) -> _Pipeline:
-    pipe, summed = _Pipeline(lambda paths: paths.inside), list[int]()
+    pipe, summed = _Pipeline(Paths.within), list[int]()
     for gpu in range(ranks - 1, 0, -1):
         summed = pipe.add(gpu, gpu - 1, summed)
     return pipe
@@ -301,9 +300,9 @@ def _tree(nodes: int, g: int, tree: int) -> _Pipeline:
     return pipe
 
 
-def _chain(paths: Paths) -> Link:
+def _chain(paths: Paths, ends: Ends | None = None) -> Link:
     """A GPU's link serves both trees, up and down."""
-    return part(paths.inside, 4)
+    return part(paths.within(ends), 4)
 
 
 def nvls_schedule(paths: Paths, size_bytes: int) -> Schedule:
@@ -343,11 +342,10 @@ def _switched(nodes: int, g: int, tree: int) -> _Pipeline:
     return pipe
 
 
-def _to_switch(paths: Paths) -> Link:
+def _to_switch(paths: Paths, ends: Ends | None = None) -> Link:
     """Both halves of the bytes share it; its latency is that of there and back."""
-    if paths.switch is None:
-        raise ValueError("NVLS needs a switch that reduces")
-    return part(replace(paths.switch, latency_s=paths.switch.latency_s / 2), 2)
+    link = paths.to_switch(ends)
+    return part(replace(link, latency_s=link.latency_s / 2), 2)
 
 
 def _route_ns(paths: Paths, hops: Sequence[tuple[int, Link]], size_bytes: int) -> int:
@@ -360,7 +358,7 @@ def _route_ns(paths: Paths, hops: Sequence[tuple[int, Link]], size_bytes: int) -
     longest_ns = 0
     for route in _routes(paths.nodes):
         taken = [*hops]
-        taken += [(n, part(paths.network, flows)) for flows, n in enumerate(route) if n]
+        taken += [(n, part(paths.between(), flows)) for flows, n in enumerate(route) if n]
         longest_ns = max(longest_ns, _way_ns(taken, count, chunk))
     return longest_ns
 
