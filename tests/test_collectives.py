@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ddpsim.api import load_scenario, simulate, uncertainties
 from ddpsim.cluster.collectives import duration_ns
+from ddpsim.cluster.links import Wires
 from ddpsim.cluster.tuner import Graph, choose, estimates, time_us
 from ddpsim.collective import collective_table, load_cluster, parse_sizes
 from ddpsim.errors import ScenarioError
@@ -318,6 +319,24 @@ def test_a_protocols_limit_is_no_part_of_a_slow_node(algorithm: str, protocol: s
     assert time_of(**asked) <= one <= every * (1 + 1e-9)
     if (algorithm, protocol) == ("ring", "LL"):
         assert one == time_of(**asked)
+
+
+def test_nccl_chooses_for_the_slowest_node() -> None:
+    """It takes the least of all ranks' graphs (init.cc); what makes a link weak it does not see."""
+
+    def chosen(**keys: Any) -> Any:
+        scenario = load_cluster(cluster(machine="dgx-h100", nodes=4, **keys))
+        return Wires.of(scenario.cluster).graph(scenario.cluster)
+
+    slow = {"bandwidth": "10 Gbit/s", "nics_per_node": 2}
+    one = chosen(other_nodes={1: {"inter_node": slow}})
+    assert one == chosen(inter_node=slow)
+    assert one != chosen()
+    inside = {"bandwidth": "12 GB/s"}
+    assert chosen(other_nodes={1: {"intra_node": inside}}).intra_gb_per_s < chosen().intra_gb_per_s
+    assert chosen(weak_links={3: 0.1}) == chosen()
+    faster = {"inter_node": {"bandwidth": "800 Gbit/s"}, "intra_node": {"bandwidth": "900 GB/s"}}
+    assert chosen(other_nodes={1: faster}) == chosen()
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "halving_doubling"])

@@ -190,12 +190,16 @@ class Wires:
         return "intra_node" if is_inside else "inter_node"
 
     def graph(self, cluster: Cluster) -> Graph:
-        """What NCCL sees: whole links, and slots of PCIe."""
+        """What NCCL sees: whole links, and slots of PCIe; of unlike nodes the slowest's.
+
+        Source: nccl src/init.cc, which takes the least of all ranks. It does not see weak links.
+        """
         architecture = cluster.device.architecture
+        intra, inter = _slowest_inside(cluster, self.intra), _slowest_outside(cluster, self.inter)
         path, rate = "nvlink", 0.0
-        if self.intra:
-            rate = rate_of(self.intra) / 1e9
-            path = self.intra.path or ("nvlink" if rate * 1e9 >= _NVLINK_FROM else "pcie")
+        if intra:
+            rate = rate_of(intra) / 1e9
+            path = intra.path or ("nvlink" if rate * 1e9 >= _NVLINK_FROM else "pcie")
             link = _LINK_GB_PER_S[architecture]
             if path == "nvlink":
                 rate = ceil(rate / link) * link
@@ -206,8 +210,8 @@ class Wires:
             self.nodes,
             self.gpus_per_node,
             rate,
-            self.inter.nics_per_node if self.inter else 0,
-            rate_of(self.inter) / 1e9 if self.inter else 0.0,
+            inter.nics_per_node if inter else 0,
+            rate_of(inter) / 1e9 if inter else 0.0,
             "nvlink" if path == "nvlink" else "pcie",
             reduces=bool(self.intra and self.intra.switch_bandwidth_bytes_per_s),
             cpu_vendor=cluster.machine.cpu_vendor if cluster.machine else "intel",
@@ -277,6 +281,21 @@ def _own(cluster: Cluster, node: int, key: _Kind) -> IntraNode | InterNode | Non
     if own is None or usual is None:
         return usual
     return usual.model_copy(update={field: getattr(own, field) for field in own.model_fields_set})
+
+
+def _slowest_inside(cluster: Cluster, usual: IntraNode | None) -> IntraNode | None:
+    """Of all nodes' links inside; None where a node has one GPU."""
+    others = [_own(cluster, node, "intra_node") for node in cluster.other_nodes or {}]
+    known = [usual, *(own for own in others if isinstance(own, IntraNode))] if usual else []
+    return min((link for link in known if link), key=rate_of, default=None)
+
+
+def _slowest_outside(cluster: Cluster, usual: InterNode | None) -> InterNode | None:
+    """Of all nodes' networks, by their NICs together; None where there is one node."""
+    others = [_own(cluster, node, "inter_node") for node in cluster.other_nodes or {}]
+    known = [usual, *(own for own in others if isinstance(own, InterNode))] if usual else []
+    together = (link for link in known if link)
+    return min(together, key=lambda link: link.nics_per_node * rate_of(link), default=None)
 
 
 def _node_rate(link: IntraNode | InterNode, nodes: int) -> float:
