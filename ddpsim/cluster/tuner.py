@@ -106,17 +106,40 @@ class Graph:
 
     @property
     def channels(self) -> tuple[int, float]:
-        """How many channels, and GB/s of each: as many as saturate the slowest part."""
+        """How many channels, and GB/s of each, with which the search ends.
+
+        Over nodes it tries speeds down to half of the fastest, and keeps the largest product.
+        Source: nccl src/graph/search.cc, ncclTopoCompute.
+        """
         if self.nodes == 1:
-            return self._inside()
+            return self._doubled(*self._inside())
         several = self.gpus_per_node > 1
         fastest = min(self.nic_gb_per_s, self.intra_gb_per_s) if several else self.nic_gb_per_s
         ladder = _NET_SPEEDS[self.architecture]
-        speed = next((s for s in ladder if s <= fastest * 1.0001), fastest)
+        fits = [speed for speed in ladder if speed <= fastest * 1.0001] or [fastest]
+        tried = [speed for speed in fits if speed > 0.49 * fits[0]]
+        speed = max(tried, key=lambda speed: speed * self._most(speed))
+        return self._doubled(self._most(speed), speed)
+
+    def _most(self, speed: float) -> int:
+        """Channels of a speed that the NICs and the links inside a node carry.
+
+        A ring leaves a node by another GPU in each channel, which then needs no link inside; but
+        over PCIe it leaves by the same slot.
+        """
         most = self.nics * max(1, floor(self.nic_gb_per_s / speed))
-        if several:
-            most = min(most, max(1, floor(self.intra_gb_per_s / speed)))
-        return min(most, _MOST_CHANNELS), speed
+        if (g := self.gpus_per_node) > 1:
+            used = (g - 1) / g if self.path == "nvlink" else 1.0
+            most = min(most, max(1, floor(self.intra_gb_per_s / speed / used)))
+        return min(most, _MOST_CHANNELS)
+
+    def _doubled(self, count: int, speed: float) -> tuple[int, float]:
+        """Fast channels are split in two (ncclTopoDupChannels); past sm80 not many slow ones."""
+        is_late = self.architecture in ("hopper", "blackwell")
+        if speed < 25 or (is_late and speed < 50 and count > 4):
+            return count, speed
+        split = min(2 * count, _MOST_CHANNELS)
+        return split, speed * count / split
 
     @property
     def tree_gb_per_s(self) -> float:
@@ -136,10 +159,7 @@ class Graph:
         total = self.intra_gb_per_s
         fits = [s for s in _INTRA_SPEEDS[self.architecture] if s <= total] or [total]
         count, speed = max((floor(total / s), s) for s in fits if _best(total, s, fits))
-        one_more = speed >= 25 and not (
-            self.architecture == "blackwell" and speed < 50 and count > 4
-        )
-        return (2 * count, speed / 2) if one_more else (min(count, _MOST_CHANNELS), speed)
+        return min(count, _MOST_CHANNELS), speed
 
 
 def _best(total: float, speed: float, speeds: Sequence[float]) -> bool:
