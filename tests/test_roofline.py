@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ddpsim import load_scenario
 from ddpsim.scenario.catalog import model_table
-from ddpsim.workload.model import Model
+from ddpsim.scenario.schema import Optimizer
+from ddpsim.workload.model import Model, Parameter
+from ddpsim.workload.optimizer import optimizer_work
 from ddpsim.workload.roofline import zoo_model
 
 CONVOLUTIONS = {"resnet50": 53, "vgg16": 13, "vit_b_16": 1}
 
 
+def cluster_of_one(preset: str, name: str = "resnet50", precision: str = "fp32") -> dict[str, Any]:
+    return {
+        "schema": "ddpsim/1",
+        "workload": {"model": name, "batch_per_rank": 32, "precision": precision},
+        "cluster": {"nodes": 1, "gpus_per_node": 1, "device": preset},
+    }
+
+
 def modelled(
     name: str, precision: str, *, preset: str = "a100-sxm-80gb", tf32: bool = True
 ) -> Model:
-    scenario = load_scenario(
-        {
-            "schema": "ddpsim/1",
-            "workload": {"model": name, "batch_per_rank": 32, "precision": precision},
-            "cluster": {"nodes": 1, "gpus_per_node": 1, "device": preset},
-        }
-    )
+    scenario = load_scenario(cluster_of_one(preset, name, precision))
     device = scenario.cluster.device
     if not tf32:
         rates = {rate: peak for rate, peak in device.peak_flops_per_s.items() if rate != "tf32"}
@@ -58,3 +64,33 @@ def test_without_convolutions_or_tf32_fp32_is_fp32(name: str, preset: str) -> No
     assert (usual.forward, usual.backward) == (plain.forward, plain.backward)
     (said,) = (line.source for line in usual.provenance if line.input == "compute time")
     assert "tf32" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        # fc and biases too; no norms
+        ("resnet50", 25_503_912),
+        # what the head shares with the embedding, but no positions and norms
+        ("gpt2", 123_615_012),
+    ],
+)
+def test_autocast_keeps_half_copies_of_the_weights_it_multiplies(name: str, weights: int) -> None:
+    whole, cast, half = (modelled(name, p).activation_bytes for p in ("fp32", "amp-fp16", "bf16"))
+    assert whole is not None
+    assert cast == pytest.approx(whole * 3 / 4 + 2 * weights)
+    assert half == pytest.approx(whole / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "moved"), [("adam", (72, 84)), ("adamw", (72, 80)), ("sgd", (12, 24))]
+)
+def test_weight_decay_moves_what_torch_adds(name: Any, moved: tuple[int, int]) -> None:
+    """Bytes an element of fp32: Adam adds the parameters to its gradients, AdamW scales them."""
+    scenario = load_scenario(cluster_of_one("a100-sxm-80gb"))
+    device = scenario.cluster.device
+    parameters = [Parameter("weight", 10**8, "float32")]
+    rate = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+    for decay, per_element in zip((0.0, 0.01), moved, strict=True):
+        work = optimizer_work(Optimizer(name=name, weight_decay=decay), parameters, device)
+        assert work.device_s == pytest.approx(per_element * 10**8 / rate)

@@ -1,7 +1,7 @@
 """Time and memory of the optimizer step, from the bytes that its kernels move.
 
 Bytes per fp32 element by operation: fused SGD 12 (momentum 20), fused Adam 28; foreach (torch's
-default on a GPU) SGD add 12, weight decay 12, momentum 20; Adam 72, weight decay 8.
+default on a GPU) SGD add 12, weight decay 12, momentum 20; Adam 72, weight decay 12, AdamW's 8.
 Source: torch 2.13 torch/optim/{sgd,adam}.py, counted operation by operation.
 """
 
@@ -42,4 +42,6 @@ def _bytes_and_operations(optimizer: Optimizer) -> tuple[int, int]:
         return (28 if optimizer.name != "sgd" else 12 + 8 * momentum), 1
     if optimizer.name == "sgd":
         return 12 + 12 * decay + 20 * momentum, 1 + decay + 2 * momentum
-    return 72 + 8 * decay, 7 + decay
+    # AdamW scales the parameters; Adam adds them to the gradients (adam.py, _multi_tensor_adam)
+    decayed = 8 if optimizer.name == "adamw" else 12
+    return 72 + decayed * decay, 7 + decay

@@ -68,7 +68,7 @@ def zoo_model(table: dict[str, Any], workload: Workload, device: Device) -> Mode
         backward=backward,
         optimizer=optimizer_work(workload.optimizer, parameters, device),
         launch_s=device.launch_s,
-        activation_bytes=_activations(table["saved_bytes"], workload, size, arithmetic),
+        activation_bytes=_activations(table, workload, size, arithmetic),
         provenance=_provenance(table, workload, device, arithmetic, convolutions=any(in_forward)),
         basis="roofline",
         # images in three channels of float32, tokens as int64
@@ -194,12 +194,21 @@ def _with_casts(
 
 
 def _activations(
-    saved: dict[str, float], workload: Workload, size: int, arithmetic: _Arithmetic
+    table: dict[str, Any], workload: Workload, size: int, arithmetic: _Arithmetic
 ) -> float:
-    """Bytes kept for the backward; stored for fp32, scaled by the width of the other work."""
-    columns = {key: [value] for key, value in saved.items()}
+    """Bytes kept for the backward; stored for fp32, scaled by the width of the other work.
+
+    Under autocast autograd keeps its half copies of the weights too (ATen/autocast_mode.cpp).
+    """
+    columns = {key: [value] for key, value in table["saved_bytes"].items()}
     in_fp32 = _evaluate(columns, workload.batch_per_rank, size, rows=1)[0]
-    return in_fp32 * arithmetic.other_bytes / 4
+    copies = arithmetic.matmul_bytes * _multiplied_weights(table) if arithmetic.casts else 0.0
+    return in_fp32 * arithmetic.other_bytes / 4 + copies
+
+
+def _multiplied_weights(table: dict[str, Any]) -> int:
+    """Elements that matrix products and convolutions read whatever the batch: their weights."""
+    return int(sum(table["forward"]["matmul_elements"]["fixed"]))
 
 
 def _provenance(
