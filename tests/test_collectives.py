@@ -14,13 +14,15 @@ import nccl_sweeps
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_importers import nccl_log
 
 from ddpsim.api import load_scenario, simulate, uncertainties
-from ddpsim.cluster.collectives import duration_ns
+from ddpsim.cluster.build import LOG, OTHER_GPUS
+from ddpsim.cluster.collectives import Network, duration_ns
 from ddpsim.cluster.links import Wires
 from ddpsim.cluster.tuner import Graph, choose, estimates, time_us
 from ddpsim.collective import collective_table, load_cluster, parse_sizes
-from ddpsim.errors import ScenarioError
+from ddpsim.errors import InputError, ScenarioError
 from ddpsim.job import resolve
 from ddpsim.result.model import Result
 from ddpsim.scenario.catalog import device_table, machine_names, machine_table
@@ -570,6 +572,49 @@ def test_a_log_of_other_ranks_is_refused(cli: Callable[..., Any], tmp_path: Path
     outcome = cli("collective", "--machine", "dgx-a100", "--against", str(log))
     assert outcome.code == 2
     assert "was measured on 1 x 4 ranks, but the cluster has 1 x 8" in " ".join(outcome.err.split())
+
+
+def test_a_log_of_other_gpus_says_so(tmp_path: Path) -> None:
+    """As a cluster profile of another device does; a log that names none may be of any."""
+    log = tmp_path / "a100.txt"
+
+    def network(gpu: str, device: str) -> Network:
+        named = nccl_log(root=True, nodes=1, gpus=8).replace("] GPU", f"] {gpu}")
+        log.write_text(named)
+        asked = BASE | cluster(device=device, gpus_per_node=8, all_reduce=str(log))
+        return resolve(load_scenario(asked | {"run": {"allow_extrapolation": True}})).network
+
+    name = "NVIDIA A100-SXM4-80GB"
+    (said,) = network(name, "h100-sxm-80gb").warnings
+    assert said.endswith(f"was measured on {name}, and its times are taken for h100-sxm-80gb's")
+    assert network(name, "h100-sxm-80gb").uncertainty == OTHER_GPUS
+    for gpu, device in ((name, "a100-sxm-80gb"), ("GPU", "h100-sxm-80gb")):
+        assert network(gpu, device).warnings == ()
+        assert network(gpu, device).uncertainty == LOG
+
+
+def test_fewer_gpus_than_the_machine_has_are_allowed() -> None:
+    assert load_cluster(cluster(machine="dgx-h100", gpus_per_node=4)).cluster.world_size == 4
+    with pytest.raises(ScenarioError, match="16 is more than the 8 GPUs that dgx-h100 has"):
+        load_cluster(cluster(machine="dgx-h100", gpus_per_node=16))
+    with pytest.raises(InputError, match="more than the 8 GPUs"):
+        load_cluster(cluster(machine="dgx-h100")).cluster.resized(2, 9)
+
+
+@pytest.mark.parametrize(
+    "own", [{"bandwidth": "10 Gbit/s"}, {"nics_per_node": 2}, {"oversubscription": 4}]
+)
+def test_what_one_nodes_network_may_say_counts(own: dict[str, Any]) -> None:
+    asked = {"machine": "dgx-h100", "nodes": 2, "algorithm": "ring"}
+    assert time_of(**asked, other_nodes={1: {"inter_node": own}}) > 1.5 * time_of(**asked)
+
+
+def test_an_oversubscribed_leaf_is_none_within_it() -> None:
+    """Where no node leaves its leaf switch, none is slower for the uplinks."""
+    leaf = {"nodes_per_leaf": 2, "oversubscription": 4}
+    asked = {"machine": "dgx-h100", "nodes": 2, "algorithm": "ring", "inter_node": leaf}
+    one = {1: {"inter_node": {"oversubscription": 8}}}
+    assert time_of(**asked, other_nodes=one) == time_of(**asked)
 
 
 def test_a_bare_cluster_file_is_enough(cli: Callable[..., Any], tmp_path: Path) -> None:

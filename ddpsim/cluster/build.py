@@ -23,6 +23,7 @@ from ddpsim.cluster.links import Wires, algorithm_choices, links_are_stated, net
 from ddpsim.cluster.nccl_cost import NcclCost
 from ddpsim.errors import InputError, blamed_on
 from ddpsim.provenance import Provenance, Uncertainty
+from ddpsim.scenario.catalog import are_other_devices
 from ddpsim.scenario.schema import Cluster, Run, Scenario
 from ddpsim.units import format_bytes, to_ns
 
@@ -34,6 +35,7 @@ __all__ = ["build_network", "judged"]
 
 LOG = Uncertainty(0.05, "assumed: a log interpolated between its sizes, another day's network")
 EXTRAPOLATED_LOG = Uncertainty(0.20, "assumed: a log of other ranks or sizes")
+OTHER_GPUS = Uncertainty(0.20, "assumed: a log of other GPUs")
 
 _TELLING = 0.05  # of the all-reduces' time, outside what was measured, to count
 _OF_LINKS = (LinkCost, NcclCost, ScheduledCost)
@@ -179,21 +181,22 @@ def _doubt_log(network: Network, cost: AllReduceLogCost, sizes_bytes: Collection
 def _from_log(scenario: Scenario, fitted: Network | None) -> Network:
     cluster, run = scenario.cluster, scenario.run
     log = _read(cluster)
-    warnings = _check_ranks(log, cluster, run)
+    other_ranks, other_gpus = _check_ranks(log, cluster, run), _check_devices(log, cluster)
+    doubt = OTHER_GPUS if other_gpus else LOG
     beyond = fitted or (network_from_links(scenario) if links_are_stated(cluster) else None)
     low, high = log.samples[0][0], log.samples[-1][0]
     covered = f"{log.source} ({log.kind}), {format_bytes(low)} to {format_bytes(high)}"
     halved = Provenance("broadcast time", "half of the all-reduce of the same size", "assumed")
     return Network(
         cost=_log_cost(log, beyond, run),
-        uncertainty=EXTRAPOLATED_LOG if warnings else LOG,
+        uncertainty=EXTRAPOLATED_LOG if other_ranks else doubt,
         bottleneck=f"the network as measured in {log.source}",
         provenance=(
             Provenance("all-reduce time", covered, "imported"),
             *(beyond.provenance if beyond else ()),
             halved,
         ),
-        warnings=warnings,
+        warnings=(*other_ranks, *other_gpus),
         interference=beyond.interference if beyond else None,
         beyond=beyond,
     )
@@ -230,4 +233,14 @@ def _check_ranks(log: AllReduceLog, cluster: Cluster, run: Run) -> tuple[str, ..
     raise InputError(
         "cluster.all_reduce",
         f"{differs}; measure these ranks, drop the log, or set run.allow_extrapolation: true",
+    )
+
+
+def _check_devices(log: AllReduceLog, cluster: Cluster) -> tuple[str, ...]:
+    """A word where a log names GPUs that are others than the cluster's."""
+    used = cluster.device.name
+    others = [name for name in dict.fromkeys(log.gpus) if are_other_devices(name, used)]
+    return tuple(
+        f"{log.source} was measured on {name}, and its times are taken for {used}'s"
+        for name in others[:1]
     )

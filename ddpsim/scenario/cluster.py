@@ -216,14 +216,39 @@ def _machine(value: Any) -> Any:
     return kept | {"name": name, "inter_node": _preset_link(table["inter_node"])}
 
 
+_TELLING = {  # of a node unlike the others; of the rest the others' holds
+    "intra_node": ("bandwidth",),
+    "inter_node": ("bandwidth", "nics_per_node", "oversubscription"),
+}
+
+
 class OtherNode(Spec):
     """A node unlike the others; what it does not say is as in them."""
 
     device: (
         Annotated[Device, BeforeValidator(_device, json_schema_input_type=Device | str)] | None
     ) = Field(None, description="its devices: slower or faster by the ratio of matmul rates")
-    intra_node: IntraNode | None = Field(None, description="of it only the bandwidth counts")
-    inter_node: InterNode | None = Field(None, description="of it only the bandwidth counts")
+    intra_node: IntraNode | None = Field(
+        None, description="its bandwidth, if another; no other key is for one node"
+    )
+    inter_node: InterNode | None = Field(
+        None, description="its bandwidth, nics_per_node and oversubscription, if others"
+    )
+
+    @model_validator(mode="after")
+    def _keys_count(self) -> OtherNode:
+        for key, telling in _TELLING.items():
+            link = getattr(self, key)
+            fields = type(link).model_fields if link else {}
+            stated = [
+                fields[name].alias or name for name in (link.model_fields_set if link else ())
+            ]
+            for name in sorted(set(stated) - set(telling)):
+                raise fail(
+                    f"cannot be one node's alone (of its {key} can: {', '.join(telling)}); drop it",
+                    f"{key}.{name}",
+                )
+        return self
 
 
 class Background(Spec):
@@ -373,6 +398,7 @@ class Cluster(Spec):
     def _ranks_exist(self) -> Cluster:
         if self.world_size > _MOST_RANKS:
             raise fail(f"{self._product()}, more than the {_MOST_RANKS} simulated here", "nodes")
+        self._machine_has_them()
         if self.background and self.nodes == 1:
             raise fail("is traffic between nodes, and there is one; drop it", "background")
         for key, ranks in (
@@ -418,6 +444,15 @@ class Cluster(Spec):
         if self.protocol != "auto" and self.algorithm not in ("auto", "ring", "tree", "nvls"):
             raise fail(f"is NCCL's, and {self.algorithm} is not; drop it", "protocol")
         return self
+
+    def _machine_has_them(self) -> None:
+        if self.machine and self.gpus_per_node > self.machine.gpus_per_node:
+            has = self.machine.gpus_per_node
+            raise fail(
+                f"{shown(self.gpus_per_node)} is more than the {has} GPUs that "
+                f"{self.machine.name} has; state its device and links instead of the machine",
+                "gpus_per_node",
+            )
 
     def _product(self) -> str:
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
