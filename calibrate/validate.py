@@ -249,7 +249,7 @@ def _check_cluster(path: Path, rounds: Rounds, profile: Path) -> None:
         ("on", here.machine, known.provenance.machine),
         ("with", here.backend, known.backend),
     ):
-        if fitted not in (measured, NOT_STATED):
+        if fitted != NOT_STATED and not _are_one(measured, fitted):
             raise DdpsimError(
                 f"{path.name} was measured {what} {shown(measured)}, but the profile "
                 f"{profile.name} {what} {shown(fitted)}: validate each cluster against its own"
@@ -268,6 +268,14 @@ def _check_cluster(path: Path, rounds: Rounds, profile: Path) -> None:
             f"{profile.name} was measured on {len(rates)} kinds of them: measure the rounds again "
             "with --line-rate"
         )
+
+
+def _are_one(name: str, other: str) -> bool:
+    """Also a device that a log calls "A100-SXM4-40GB" and its driver "NVIDIA A100-SXM4-40GB"."""
+    try:
+        return name == other or resolve_preset("device", name) == resolve_preset("device", other)
+    except ValueError:
+        return False
 
 
 def model_profile(*runs: Rounds) -> dict[str, Any]:

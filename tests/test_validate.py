@@ -557,6 +557,20 @@ def test_a_profile_of_another_cluster_is_refused(tmp_path: Path) -> None:
             validate([path], profile)
 
 
+def test_one_machine_by_two_names_is_one(tmp_path: Path) -> None:
+    """A log leaves out what the driver says before a GPU's name."""
+    rounds = made_up([ONE])
+    told = rounds.environment.model_copy(update={"machine": "NVIDIA A100-SXM4-40GB"})
+    save_rounds(rounds.model_copy(update={"environment": told}), tmp_path / "rounds.json")
+    logs = [AllReduceLog("log", "", 2, 1, tuple((2**i, 1e-4 + 2**i / 1e9) for i in range(10, 24)))]
+    fitted = fit_logs(logs, "m").model_copy(update={"backend": "gloo"})
+    made = fitted.provenance.model_copy(update={"machine": "A100-SXM4-40GB"})
+    profile = tmp_path / "cluster.json"
+    text = fitted.model_copy(update={"provenance": made}).model_dump_json(by_alias=True)
+    profile.write_text(text, encoding="utf-8")
+    assert validate([tmp_path / "rounds.json"], profile).sweeps
+
+
 def test_another_processor_of_the_same_name_is_refused(tmp_path: Path) -> None:
     """Where both are told: older files do not tell."""
     rounds = made_up([ONE])

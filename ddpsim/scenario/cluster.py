@@ -227,7 +227,7 @@ class OtherNode(Spec):
 
     device: (
         Annotated[Device, BeforeValidator(_device, json_schema_input_type=Device | str)] | None
-    ) = Field(None, description="its devices: slower or faster by the ratio of matmul rates")
+    ) = Field(None, description="its devices: slower or faster as the model's roofline says")
     intra_node: IntraNode | None = Field(
         None, description="its bandwidth, if another; no other key is for one node"
     )
