@@ -45,9 +45,19 @@ class Script:
 
 @dataclass(frozen=True)
 class Host:
-    """The scripts of a job's iterations, and when each of their batches is asked for and comes."""
+    """The scripts of a job's iterations, and when each of their batches is asked for and comes.
+
+    `more`: so many steps, at most, come before the steady ones beside the program's own warm-up:
+    as many as it takes until steps are alike, where nothing varies.
+    """
 
     program: Program
+    more: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Of the warm-up, at its longest, and steady ones."""
+        return self.program.warmup + self.more + self.program.iterations
 
     @cached_property
     def scripts(self) -> tuple[Script, Script]:
@@ -66,7 +76,7 @@ class Host:
         """(asked for, come) of each batch of each iteration, in ticks."""
         loader = _Batches(self.program.loader) if self.program.loader else None
         now_ns, iterations = 0, []
-        for number in range(self.program.warmup + self.program.iterations):
+        for number in range(self.steps):
             batches = []
             for between_ns in self.script(number).between_ns:
                 come_ns = loader.take(now_ns) if loader else now_ns

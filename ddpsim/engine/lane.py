@@ -95,24 +95,23 @@ class Lane:
         self._done_ns: list[int] = []  # of each collective of the iteration
         self._waited = False  # the device, for a launch
 
-    def train(self, iterations: int | None = None) -> int:
-        """So many iterations; None: all, but for the last ones that are like the one before.
+    def train(self, steps: int | None = None) -> tuple[int, int]:
+        """So many steps; None: until the first that all after it are like, or else all.
 
-        Returns how many those are.
+        Returns how many were of the warm-up, and how often the last one is repeated.
         """
-        program = self._host.program
-        last = program.warmup + program.iterations - 1
-        for number in range(last + 1 if iterations is None else iterations):
+        iterations = self._host.program.iterations
+        for number in range(steps or self._host.steps):
             start_ns = self._compute_ns
             self._iterate(number)
-            if iterations is None and self._host.repeats_from(
+            if steps is None and self._host.repeats_from(
                 number, self._compute_ns - start_ns, waited=self._waited
             ):
-                return last - number
-        return 0
+                return number, iterations - 1
+        return self._host.steps - iterations, 0
 
     def _iterate(self, number: int) -> None:
-        factor = self._slowdown[number] if self._slowdown else None
+        factor = self._slowdown[min(number, len(self._slowdown) - 1)] if self._slowdown else None
         self._done_ns = []
         self._waited = False
         if self._stalls_ns and self._stalls_ns[number]:

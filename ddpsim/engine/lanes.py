@@ -146,27 +146,26 @@ class Lanes:
         self._repeats = 0
         self._known_transfers: dict[int, Sequence[Transfer]] = {}
         self.paths: set[str] = set()
-        self.settled: list[bool] = []  # by trial: all steady steps are alike
+        self.warmup = self._program.warmup
+        self.settled: list[bool] = []  # by trial: the steps are alike
 
     def train(self) -> None:
-        """All iterations, but for the last ones that are exactly alike."""
-        program = self._program
-        last = program.warmup + program.iterations - 1
+        """Until the first step that all after it are exactly like, in all trials, or else all."""
+        iterations, steps = self._program.iterations, self._trials[0].host.steps
+        self.warmup = steps - iterations
         # once freed, glibc keeps as much for later arrays, and fetches no new pages
         np.empty(_KEPT)
-        for number in range(last + 1):
+        for number in range(steps):
             begun = self._compute.copy()
             self._iterate(number)
-            alike = self._repeat_from(number, self._compute - begun)
-            if number == program.warmup:
-                self.settled = alike
-            if all(alike):
-                self._repeats = last - number
+            self.settled = self._repeat_from(number, self._compute - begun)
+            if all(self.settled):
+                self.warmup, self._repeats = number, iterations - 1
             times = 1 + self._repeats
             self._all_comm_ns += times * self._now.comm_ns
-            if number >= program.warmup:
+            if number >= self.warmup:
                 self._steady.add(self._now, times)
-            if self._repeats:
+            if all(self.settled):
                 return
 
     def _repeat_from(self, number: int, lengths: Ticks) -> list[bool]:
@@ -328,7 +327,8 @@ class Lanes:
                 drawn.append(None)
                 continue
             none = np.full(self._shape[1], usual)
-            drawn.append(np.stack([none if row is None else row[:, number] for row in rows]))
+            at = [none if row is None else row[:, min(number, row.shape[1] - 1)] for row in rows]
+            drawn.append(np.stack(at))
         return drawn[0], drawn[1]
 
     def _asked(self, number: int) -> Ticks | float:
@@ -380,7 +380,7 @@ class Lanes:
 
     def steady_step(self, trial: int) -> SteadyStep:
         """What becomes of the slowest rank in the steady steps."""
-        rank, warmup = self.slowest_rank(trial), self._program.warmup
+        rank, warmup = self.slowest_rank(trial), self.warmup
         ends = [float(ends_ns[trial, rank]) for ends_ns in self._step_ends_ns]
         lengths = [int(end - start) for start, end in pairwise(ends)][warmup - 1 :]
         lengths += lengths[-1:] * self._repeats
@@ -393,7 +393,7 @@ class Lanes:
         observed = [slowest] if observed is None else observed
         ranks = {rank: self._lanes_of(trial, rank) for rank in {slowest, *observed}}
         late = [int(late_ns) for late_ns in self._steady.late_ns[trial]]
-        return Timeline(ranks, self._program.warmup, slowest, late, self._repeats)
+        return Timeline(ranks, self.warmup, slowest, late, self._repeats)
 
     def _lanes_of(self, trial: int, rank: int) -> RankTimeline:
         told = self._trials[trial]
@@ -401,7 +401,7 @@ class Lanes:
         slowdown = None if told.slowdowns is None else told.slowdowns[rank].tolist()
         stalls_ns = None if told.stalls_ns is None else told.stalls_ns[rank].tolist()
         lane = Lane(told.host, lambda *_: next(met), slowdown, stalls_ns)
-        lane.train(iterations=len(self._step_ends_ns))
+        lane.train(len(self._step_ends_ns))
         return lane.timeline
 
 

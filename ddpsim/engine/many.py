@@ -15,6 +15,7 @@ from ddpsim.result.summary import SteadyStep
 __all__ = ["run_many"]
 
 _LANES = 2**17  # at once: some hundred bytes each
+_MORE = 8  # steps of warm-up for those that settle later than others
 
 
 def run_many(requests: Sequence[Request]) -> list[SteadyStep]:
@@ -51,20 +52,20 @@ def _alone(asked: Request) -> SteadyStep:
 
 
 def _groups(requests: Sequence[Request]) -> Iterator[tuple[int, list[tuple[int, Trial]]]]:
-    """Ranks to simulate, and the requests by their place that can be simulated together.
-
-    One steady step alone does not tell whether others would be like it.
-    """
-    hosts: dict[int, tuple[Host, Hashable]] = {}  # by the program, which requests may share
+    """Ranks to simulate, and the requests by their place that can be simulated together."""
+    hosts: dict[
+        tuple[int, int], tuple[Host, Hashable]
+    ] = {}  # by the program, which requests may share
     groups: dict[tuple[int, bool, Hashable], list[tuple[int, Trial]]] = defaultdict(list)
     for place, asked in enumerate(requests):
         plan, program = asked.plan, asked.program
-        if not plan.needs_no_events or (program.iterations == 1 and not asked.varies):
+        if not plan.needs_no_events:
             continue
-        if id(program) not in hosts:
-            host = Host(program)
-            hosts[id(program)] = host, _structure(host)
-        host, structure = hosts[id(program)]
+        more = 0 if asked.varies else _MORE
+        if (id(program), more) not in hosts:
+            host = Host(program, more)
+            hosts[id(program), more] = host, _structure(host)
+        host, structure = hosts[id(program), more]
         trial = Trial(host, asked.cost, asked.slowdowns, asked.stalls)
         groups[plan.participants, asked.varies, structure].append((place, trial))
     for (ranks, *_), group in groups.items():
@@ -85,7 +86,7 @@ def _structure(host: Host) -> Hashable:
 
 
 def _together(ranks: int, group: Sequence[tuple[int, Trial]]) -> dict[int, SteadyStep]:
-    """Nothing of those that are not settled, or where the clock would get too long for one."""
+    """Nothing of those that take longer to settle, or where the clock would get too long."""
     lanes = Lanes([trial for _, trial in group], ranks)
     try:
         lanes.train()

@@ -20,8 +20,7 @@ __all__ = ["EngineMode", "Simulated", "run", "settled"]
 
 EngineMode = Literal["auto", "reference"]
 
-_LONGER = 3  # times, where so many steps of warm-up were too few
-_LONGEST_WARMUP = 100  # steps: by then, steps that still differ do so by little
+_MOST_MORE = 100  # steps of warm-up: by then, steps that still differ do so by little
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def settled(request: Request) -> Request:
     calm = request.without_variation()
     if not calm.plan.needs_no_events:
         return request
-    found = _settled(calm, calm.plan.participants, None)
+    found = _without_events(calm, calm.plan.participants, None)
     return request if found is None else request.longer(found[0].warmup)
 
 
@@ -95,36 +94,7 @@ def _without_events(
     request: Request, participants: int, observed: Sequence[int] | None
 ) -> tuple[Timeline, set[str]] | None:
     """None where the clock would get too long to be exact so."""
-    if request.varies:
-        return _on_lanes(request, participants, observed)
-    return _settled(request, participants, observed)
-
-
-def _settled(
-    request: Request, participants: int, observed: Sequence[int] | None
-) -> tuple[Timeline, set[str]] | None:
-    """With a warm-up after which every step is like the one before, unless that is too far off."""
-    iterations = request.program.iterations
-    if iterations == 1:  # which is like no other
-        two = request.longer(request.program.warmup, iterations=2)
-        found = _settled(two, request.plan.participants, None)
-        warmup = request.program.warmup if found is None else found[0].warmup
-        return _on_lanes(request.longer(warmup), participants, observed)
-    while True:
-        found = _on_lanes(request, participants, observed)
-        if found is None or found[0].repeats == iterations - 1:
-            return found
-        steps = found[0].warmup + iterations - found[0].repeats  # that were simulated
-        if not found[0].repeats and steps > _LONGEST_WARMUP:
-            return found
-        request = request.longer(steps - 1 if found[0].repeats else _LONGER * steps)
-
-
-def _on_lanes(
-    request: Request, participants: int, observed: Sequence[int] | None
-) -> tuple[Timeline, set[str]] | None:
-    """Until the first steady step that the others are like; None where the clock gets too long."""
-    host = Host(request.program)
+    host = Host(request.program, 0 if request.varies else _MOST_MORE)
     if participants == 1 and request.is_calm:
         return _alone(host, request.cost)
     from ddpsim.engine.lanes import Lanes, Trial  # noqa: PLC0415 -- numpy is slow to import
@@ -148,5 +118,5 @@ def _alone(host: Host, cost: CollectiveCost) -> tuple[Timeline, set[str]]:
         return Met(joined_ns, joined_ns + duration_ns(transfer), transfer.interference.compute)
 
     lane = Lane(host, meet)
-    repeats = lane.train()
-    return Timeline({0: lane.timeline}, host.program.warmup, 0, (0,), repeats), paths
+    warmup, repeats = lane.train()
+    return Timeline({0: lane.timeline}, warmup, 0, (0,), repeats), paths
