@@ -179,6 +179,10 @@ def test_a_weak_link_holds_up_the_algorithms_that_use_it() -> None:
 # --- what no link exceeds ------------------------------------------------------------------------
 
 OVER_NODES = [name for name in NAMES if name != "gather"]
+# hops between nodes have the least bandwidth, those inside the longest latency
+SHORT_AND_NARROW = Paths(
+    4, 3, Link(30e-6, 3.7e9), Link(0.0, 1.4e9), Link(0.0, 1e8), unlike=((0, 0.04, 0.1),)
+)
 
 
 def least_bytes(name: str, layout: Paths, size: int) -> float:
@@ -205,6 +209,7 @@ def with_one_node_unlike(draw: st.DrawFn) -> Paths:
 
 @pytest.mark.parametrize("name", OVER_NODES)
 @given(layout=with_one_node_unlike(), size=SIZES)
+@example(layout=SHORT_AND_NARROW, size=104_209)
 @settings(max_examples=40, deadline=None)
 def test_no_network_carries_more_than_its_rate(name: str, layout: Paths, size: int) -> None:
     """What messages bring into a node and out of it takes its network, and at least its share."""

@@ -112,7 +112,7 @@ def gloo_schedule(paths: Paths, size_bytes: int) -> Schedule:
     out, n = Scheduler(), paths.ranks
     each, segment = _segments(n, size_bytes)
     ends = [(rank, (rank - 1) % n) for rank in range(n)]
-    links = [_slowest_hop(paths, segment, hop) for hop in ends]
+    links = [_slowest_hop(paths, hop) for hop in ends]
     count = each * (n - 1)  # of a phase, by each rank
     began: dict[int, list[int]] = {rank: [] for rank in range(n)}
     for _ in range(2):
@@ -129,11 +129,15 @@ def gloo_schedule(paths: Paths, size_bytes: int) -> Schedule:
     return out.schedule(n)
 
 
-def _slowest_hop(paths: Paths, size_bytes: int, ends: Ends | None = None) -> Link:
-    """Of a ring; taken for all its hops (an approximation), but for those that are slower still."""
+def _slowest_hop(paths: Paths, ends: Ends | None = None) -> Link:
+    """The longest latency and least bandwidth of a ring's hops; taken for all (an approximation).
+
+    But for hops that are slower still.
+    """
     own = () if ends is None else (_hop(paths, ends),)
     hops: tuple[Link, ...] = (*_hops(paths), *own)
-    return max(hops, key=lambda link: step_ns(link, size_bytes))
+    slowest = min(link.bandwidth_bytes_per_s for link in hops)
+    return Link(max(link.latency_s for link in hops), slowest)
 
 
 def _segments(ranks: int, size_bytes: int) -> tuple[int, int]:
@@ -147,7 +151,7 @@ def gloo_ns(paths: Paths, size_bytes: int) -> int:
     """Twice K segments of s bytes, two in flight: K max(s b, (a + s b) / 2) and a wait of a."""
     n = paths.ranks
     each, segment = _segments(n, size_bytes)
-    link = _slowest_hop(paths, segment)
+    link = _slowest_hop(paths)
     takes, leaves = step_ns(link, segment), leaving_ns(link, segment)
     pairs, odd = divmod(each * (n - 1) - 1, 2)
     return 2 * (pairs * max(2 * leaves, takes) + odd * leaves + takes)
