@@ -202,6 +202,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         warnings=job.warnings(),
         seed=scenario.run.seed,
         engine=Engine(engine, simulated.ranks_simulated, simulated.paths),
+        batches_s=job.batches_s,
     )
 
 

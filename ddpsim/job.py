@@ -136,6 +136,14 @@ class Job:
         """Samples that a rank works on in one step."""
         return self.scenario.workload.batch_per_rank * self.scenario.ddp.accumulation_steps
 
+    @property
+    def batches_s(self) -> float | None:
+        """Seconds in which a loader makes the batches of a step; None where there is none."""
+        loader = self.program.loader
+        if loader is None:
+            return None
+        return loader.batch_ns * self.program.micro_batches / NS_PER_S
+
     def compute_only_s(self) -> float:
         """The step of one device without DDP and without a loader."""
         return mean_step_s(self._bare())

@@ -330,6 +330,7 @@ LEADS = {  # the host is the slower one, but has a head start after the first it
     "cluster": {
         "machine": "dgx-h100",
         "nodes": 2,
+        "gpus_per_node": 2,
         "inter_node": {"bandwidth": "25 Gbit/s"},
     },
 }
@@ -377,6 +378,12 @@ def test_a_loader_that_every_step_waits_for_is_the_bottleneck(rate: int) -> None
     assert result.throughput_per_gpu == pytest.approx(rate)
     faster = predict("resnet50-2x8-25gbit", data, "cluster.inter_node.bandwidth=10000 Gbit/s")
     assert faster.iteration_time_s == result.iteration_time_s
+
+
+def test_a_loader_is_the_bottleneck_too_where_it_keeps_the_host_from_launching() -> None:
+    result = ddpsim.simulate(ddpsim.load_scenario(LEADS, ["workload.data={rate: 2100 samples/s}"]))
+    assert result.iteration_time_s.mean == pytest.approx(16 / 2100)
+    assert result.bottleneck.text == "the data loader: the batches of a step take 7.619 ms"
 
 
 def test_a_run_too_short_for_its_stalls_or_bursts_says_so() -> None:

@@ -33,6 +33,7 @@ __all__ = [
 
 # below this share of the step a cause is not worth naming before the compute itself
 _WORTH_NAMING = 0.03
+_PACED = 1e-4  # of a step: rounding, over all of them
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Context:
     warnings: tuple[str, ...]
     seed: int
     engine: Engine
+    batches_s: float | None = None  # in which a loader makes those of a step
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,8 @@ def _bottleneck(
 ) -> Bottleneck:
     """The largest cost beside the compute itself, if it is worth naming.
 
-    A loader that every step waits for sets the pace, whatever else is longer.
+    A loader that every step waits for, or whose batches take as long as a step, sets the pace,
+    whatever else is longer.
     """
     whole = breakdown.total
     causes = {
@@ -230,7 +233,7 @@ def _bottleneck(
         "data": breakdown.data_wait,
         "host": sum(step.host_bound_ns() for step in steps),
     }
-    waits_for_data = all(step.breakdown().data_wait for step in steps)
+    waits_for_data = all(step.breakdown().data_wait for step in steps) or _is_paced(steps, context)
     kind = "data" if waits_for_data else max(causes, key=lambda cause: causes[cause])
     share = causes[kind] / whole
     if share < _WORTH_NAMING and not waits_for_data:
@@ -241,9 +244,20 @@ def _bottleneck(
         return Bottleneck("communication", f"{context.network}: {_exposed(steps)}, {cost}")
     if kind == "stragglers":
         return Bottleneck("stragglers", f"rank {slowest} is last: the median rank waits {cost}")
-    if kind == "data":
+    if kind == "data" and causes["data"]:
         return Bottleneck("data", f"the data loader: no batch is ready for {cost}")
+    if kind == "data":
+        batches = format_duration(context.batches_s or 0.0)
+        return Bottleneck("data", f"the data loader: the batches of a step take {batches}")
     return Bottleneck("host", f"the host launches too slowly: the device idles {cost}")
+
+
+def _is_paced(steps: list[Step], context: Context) -> bool:
+    """Whether steps take what their batches do: hosts wait for these, and devices for hosts."""
+    if context.batches_s is None:
+        return False
+    mean_s = _mean(sum(step.length_ns for step in steps), steps)
+    return abs(mean_s - context.batches_s) <= _PACED * context.batches_s
 
 
 def _exposed(steps: list[Step]) -> str:
