@@ -66,6 +66,34 @@ def test_each_is_as_it_is_alone(scenarios: list[Scenario]) -> None:
             assert getattr(brief, field.name) == getattr(result, field.name), field.name
 
 
+def test_those_that_settle_late_are_as_alone_too() -> None:
+    """Hosts that are slower than their device, but ahead of it for some steps, or none."""
+    asked = [
+        ddpsim.load_scenario(
+            {
+                "schema": "ddpsim/1",
+                "workload": {"model": "resnet50", "batch_per_rank": batch, "precision": "amp-bf16"},
+                "ddp": {"static_graph": True},
+                "cluster": {
+                    "machine": "dgx-h100",
+                    "nodes": 2,
+                    "gpus_per_node": 2,
+                    "inter_node": {"bandwidth": f"{gigabits} Gbit/s"},
+                },
+                "run": {"iterations": iterations},
+            }
+        )
+        for iterations in (1, 3)
+        for batch in (8, 16, 17)
+        for gigabits in (5, 10, 25, 200)
+    ]
+    briefs = ddpsim.simulate_many(asked)
+    for brief, scenario in zip(briefs, asked, strict=True):
+        result = ddpsim.simulate(scenario)
+        for field in fields(Brief):
+            assert getattr(brief, field.name) == getattr(result, field.name), field.name
+
+
 def test_seeds_are_trials_of_one_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred seeds of stragglers: one simulation, and each seed its own answer."""
     from ddpsim.engine import many

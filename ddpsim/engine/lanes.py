@@ -147,7 +147,7 @@ class Lanes:
         self._known_transfers: dict[int, Sequence[Transfer]] = {}
         self.paths: set[str] = set()
         self.warmup = self._program.warmup
-        self.settled: list[bool] = []  # by trial: the steps are alike
+        self.settled: list[bool] = []  # by trial: all steady steps are alike
 
     def train(self) -> None:
         """Until the first step that all after it are exactly like, in all trials, or else all."""
@@ -158,14 +158,16 @@ class Lanes:
         for number in range(steps):
             begun = self._compute.copy()
             self._iterate(number)
-            self.settled = self._repeat_from(number, self._compute - begun)
-            if all(self.settled):
+            alike = self._repeat_from(number, self._compute - begun)
+            if all(alike):
                 self.warmup, self._repeats = number, iterations - 1
+            if number == self.warmup:
+                self.settled = alike
             times = 1 + self._repeats
             self._all_comm_ns += times * self._now.comm_ns
             if number >= self.warmup:
                 self._steady.add(self._now, times)
-            if all(self.settled):
+            if all(alike):
                 return
 
     def _repeat_from(self, number: int, lengths: Ticks) -> list[bool]:

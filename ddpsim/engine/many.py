@@ -53,9 +53,7 @@ def _alone(asked: Request) -> SteadyStep:
 
 def _groups(requests: Sequence[Request]) -> Iterator[tuple[int, list[tuple[int, Trial]]]]:
     """Ranks to simulate, and the requests by their place that can be simulated together."""
-    hosts: dict[
-        tuple[int, int], tuple[Host, Hashable]
-    ] = {}  # by the program, which requests may share
+    hosts: dict[tuple[int, int], tuple[Host, Hashable]] = {}  # by a program, which many may share
     groups: dict[tuple[int, bool, Hashable], list[tuple[int, Trial]]] = defaultdict(list)
     for place, asked in enumerate(requests):
         plan, program = asked.plan, asked.program
@@ -92,9 +90,8 @@ def _together(ranks: int, group: Sequence[tuple[int, Trial]]) -> dict[int, Stead
         lanes.train()
     except OverflowError:
         return {}
-    varies = lanes.varies
     return {
         place: lanes.steady_step(i)
         for i, (place, _) in enumerate(group)
-        if varies or lanes.settled[i]
+        if lanes.varies or lanes.settled[i]
     }

@@ -105,23 +105,19 @@ class Request:
         lasting = None if drawn is None or (drawn[:, 0] == 1).all() else 0 * drawn + drawn[:, :1]
         return replace(self, slowdowns=lasting, stalls=None, kept_deviations=None)
 
-    def longer(self, warmup: int, iterations: int | None = None) -> Request:
-        """The same job with more steps before its steady ones, or after, like the first or last."""
-        program = self.program
-        before, after = warmup - program.warmup, (iterations or program.iterations)
-        after -= program.iterations
+    def longer(self, warmup: int) -> Request:
+        """The same job with so many steps of warm-up, no fewer than now, like the first."""
+        more = warmup - self.program.warmup
 
-        def going_on(drawn: _Drawn) -> _Drawn:
-            return drawn[:, [0] * before + list(range(drawn.shape[1])) + [-1] * after]
+        def later(drawn: _Drawn) -> _Drawn:
+            return drawn[:, [0] * more + list(range(drawn.shape[1]))]
 
         return replace(
             self,
-            program=replace(program, warmup=warmup, iterations=program.iterations + after),
-            slowdowns=None if self.slowdowns is None else going_on(self.slowdowns),
-            stalls=None if self.stalls is None else going_on(self.stalls),
-            kept_deviations=None
-            if self.kept_deviations is None
-            else going_on(self.kept_deviations),
+            program=replace(self.program, warmup=warmup),
+            slowdowns=None if self.slowdowns is None else later(self.slowdowns),
+            stalls=None if self.stalls is None else later(self.stalls),
+            kept_deviations=None if self.kept_deviations is None else later(self.kept_deviations),
         )
 
 
