@@ -32,12 +32,12 @@ CASES = {
     "stragglers": ("straggler", ("run.iterations=4",), "0,3", False),
     "shared network": ("shared-network", ("run.iterations=2",), "0,4,5", False),
     "DataParallel": ("data-parallel", (), "0", False),
-    "slow data": ("resnet50-8xa100", ("workload.data={rate: 1500 samples/s}",), "0", False),
+    "slow data": ("resnet50-8xa100", ("workload.data={rate: 1500 samples/s}",), "0", True),
     "slow host": ("resnet50-8xa100", ("workload.batch_per_rank=2",), "0,7", True),
     "stalls": (
         "resnet50-2x8-25gbit",
         ("run.stalls={probability: 0.4, duration: 10 ms}", "run.iterations=3"),
-        "0,5",
+        "0,4",
         False,
     ),
 }
