@@ -137,12 +137,10 @@ class Job:
         return self.scenario.workload.batch_per_rank * self.scenario.ddp.accumulation_steps
 
     @property
-    def batches_s(self) -> float | None:
-        """Seconds in which a loader makes the batches of a step; None where there is none."""
+    def batches_s(self) -> float:
+        """Seconds in which a loader makes the batches of a step; 0 where there is none."""
         loader = self.program.loader
-        if loader is None:
-            return None
-        return loader.batch_ns * self.program.micro_batches / NS_PER_S
+        return loader.batch_ns * self.program.micro_batches / NS_PER_S if loader else 0.0
 
     def compute_only_s(self) -> float:
         """The step of one device without DDP and without a loader."""

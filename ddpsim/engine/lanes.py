@@ -28,6 +28,7 @@ from ddpsim.cluster.longest_ways import Ticks, ring_ends_ns
 from ddpsim.engine.host import Host, Script
 from ddpsim.engine.lane import Lane, Met, closed_form
 from ddpsim.engine.loop import Await, Communicate, Compute, Instruction, LoadBatch, Mark
+from ddpsim.engine.noise import vary
 from ddpsim.engine.slow import PER_MILLE, SlowPeriods
 from ddpsim.result.summary import SteadyStep
 from ddpsim.result.timeline import RankTimeline, Timeline
@@ -295,15 +296,8 @@ class Lanes:
 
     @cached_property
     def varies(self) -> bool:
-        """Whether any rank's slowdown differs between iterations, or it stalls."""
-        return any(
-            trial.stalls_ns is not None
-            or (
-                trial.slowdowns is not None
-                and bool((trial.slowdowns != trial.slowdowns[:, :1]).any())
-            )
-            for trial in self._trials
-        )
+        """Whether any trial's steps differ."""
+        return any(vary(trial.slowdowns, trial.stalls_ns) for trial in self._trials)
 
     @cached_property
     def _steps(self) -> tuple[list[_Step | _Work], list[_Step | _Work]]:

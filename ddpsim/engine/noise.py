@@ -24,6 +24,7 @@ __all__ = [
     "draw_stalls",
     "rank_factors",
     "steps_vary",
+    "vary",
 ]
 
 # a rank's share of its speed beside gloo: measured over so many bytes, whose next are nearly as if
@@ -68,6 +69,13 @@ def draw_slowdowns(
     elif observed_s:
         steady *= _resampled(np.array(observed_s), np.random.default_rng(for_jitter), *steady.shape)
     return factors
+
+
+def vary(slowdowns: Slowdowns | None, stalls: Stalls | None) -> bool:
+    """Whether what was drawn makes one step unlike another; what lasts for good does not."""
+    if stalls is not None:
+        return True
+    return slowdowns is not None and bool((slowdowns != slowdowns[:, :1]).any())
 
 
 def steps_vary(run: Run, observed_s: Sequence[Sequence[float]]) -> bool:

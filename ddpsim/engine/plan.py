@@ -15,7 +15,7 @@ from ddpsim.cluster.collectives import (
     Traffic,
     Transfer,
 )
-from ddpsim.engine.noise import KeptDeviations, Slowdowns, Stalls
+from ddpsim.engine.noise import KeptDeviations, Slowdowns, Stalls, vary
 from ddpsim.engine.program import Program
 
 __all__ = ["Plan", "Request"]
@@ -53,7 +53,7 @@ class Request:
     traffic: Traffic = NO_TRAFFIC
     kept_deviations: KeptDeviations | None = None
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """How to simulate it.
 
@@ -92,10 +92,7 @@ class Request:
     @cached_property
     def varies(self) -> bool:
         """Whether noise makes one step unlike another; what ranks differ by for good does not."""
-        if self.stalls is not None or self.kept_deviations is not None:
-            return True
-        drawn = self.slowdowns
-        return drawn is not None and bool((drawn != drawn[:, :1]).any())
+        return self.kept_deviations is not None or vary(self.slowdowns, self.stalls)
 
     def without_variation(self) -> Request:
         """The same job with all of its steps as calm as those of the warm-up."""
@@ -108,6 +105,8 @@ class Request:
     def longer(self, warmup: int) -> Request:
         """The same job with so many steps of warm-up, no fewer than now, like the first."""
         more = warmup - self.program.warmup
+        if not more:
+            return self
 
         def later(drawn: _Drawn) -> _Drawn:
             return drawn[:, [0] * more + list(range(drawn.shape[1]))]

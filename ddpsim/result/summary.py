@@ -53,7 +53,7 @@ class Context:
     warnings: tuple[str, ...]
     seed: int
     engine: Engine
-    batches_s: float | None = None  # in which a loader makes those of a step
+    batches_s: float = 0.0  # in which a loader makes those of a step; 0: there is none
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _bottleneck(
         "data": breakdown.data_wait,
         "host": sum(step.host_bound_ns() for step in steps),
     }
-    waits_for_data = all(step.breakdown().data_wait for step in steps) or _is_paced(steps, context)
+    waits_for_data = _waits_for_data(breakdown, steps, context)
     kind = "data" if waits_for_data else max(causes, key=lambda cause: causes[cause])
     share = causes[kind] / whole
     if share < _WORTH_NAMING and not waits_for_data:
@@ -244,20 +244,21 @@ def _bottleneck(
         return Bottleneck("communication", f"{context.network}: {_exposed(steps)}, {cost}")
     if kind == "stragglers":
         return Bottleneck("stragglers", f"rank {slowest} is last: the median rank waits {cost}")
-    if kind == "data" and causes["data"]:
-        return Bottleneck("data", f"the data loader: no batch is ready for {cost}")
     if kind == "data":
-        batches = format_duration(context.batches_s or 0.0)
-        return Bottleneck("data", f"the data loader: the batches of a step take {batches}")
+        paced = f"the batches of a step take {format_duration(context.batches_s)}"
+        waits = f"no batch is ready for {cost}" if causes["data"] else paced
+        return Bottleneck("data", f"the data loader: {waits}")
     return Bottleneck("host", f"the host launches too slowly: the device idles {cost}")
 
 
-def _is_paced(steps: list[Step], context: Context) -> bool:
-    """Whether steps take what their batches do: hosts wait for these, and devices for hosts."""
-    if context.batches_s is None:
+def _waits_for_data(breakdown: BreakdownNs, steps: list[Step], context: Context) -> bool:
+    """Whether every device does, or steps take what their batches do, as their hosts wait."""
+    if not context.batches_s:
         return False
     mean_s = _mean(sum(step.length_ns for step in steps), steps)
-    return abs(mean_s - context.batches_s) <= _PACED * context.batches_s
+    if abs(mean_s - context.batches_s) <= _PACED * context.batches_s:
+        return True
+    return bool(breakdown.data_wait) and all(step.breakdown().data_wait for step in steps)
 
 
 def _exposed(steps: list[Step]) -> str:

@@ -21,14 +21,18 @@ def compute_times(scenario: Scenario) -> dict[int, float]:
     Of a named model by its roofline on both; else by the best matmul rate that both have, which
     leaves out work that memory bounds. Raises InputError for a device without the precision.
     """
-    usual, times = scenario.cluster.device, dict[int, float]()
+    usual = scenario.cluster.device
+    times, kinds = dict[int, float](), list[tuple[Device, float]]()
     for node, other in (scenario.cluster.other_nodes or {}).items():
         if other.device is None:
             continue
+        known = next((factor for device, factor in kinds if device == other.device), None)
         try:
-            times[node] = _times(scenario.workload, usual, other.device)
+            times[node] = known or _times(scenario.workload, usual, other.device)
         except InputError as error:
             raise InputError("cluster.other_nodes", f"node {node}: {error.message}") from None
+        if known is None:
+            kinds.append((other.device, times[node]))
     return times
 
 
