@@ -29,7 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.clock import Clock, Lap
 from calibrate.measure.clocks import clock_offsets
-from calibrate.measure.ddp_alone import around_hook
+from calibrate.measure.ddp_alone import around_hook, process_group
+from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.doctor import Host, check_clocks, clock_offset, diagnose, inspect_host
 from calibrate.measure.environment import (
     Facts,
@@ -929,6 +930,20 @@ def test_a_profile_tells_what_ddps_hooks_take(tmp_path: Path) -> None:
     scaled = scale_profile(document, "cpu-core", "h100-sxm-80gb")
     assert {p["ddp_hook_s"] for p in scaled["parameters"]} == {None}
     assert not dist.is_initialized()
+
+
+def test_ddp_sums_up_what_it_logs_between_iterations_and_in_none() -> None:
+    """It would otherwise, as each forward begins: a cost that a user's iterations do not have."""
+    model = torch.nn.Linear(4, 4)
+    with process_group("gloo"):
+        ddp = DistributedDataParallel(model)
+        start_log(ddp)
+        for _ in range(3):
+            ddp(torch.ones(2, 4)).sum().backward()
+        assert ddp._get_ddp_logging_data().get("forward_compute_time", 0) == 0
+        log = logged(ddp)
+    assert min(log.forward_s, log.backward_compute_s, log.comm_s) > 0
+    assert log.bucket_bytes == (4 * 20,)
 
 
 def test_what_it_costs_to_look_at_a_hook_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
