@@ -698,3 +698,21 @@ def test_links_that_leave_out_a_switch_say_so() -> None:
     assert "no NVLS without switch_bandwidth" in said({"bandwidth": "365 GB/s"})
     assert "no NVLS" not in said({"bandwidth": "365 GB/s", "switch_bandwidth": "480 GB/s"})
     assert "no NVLS" not in said(None)
+
+
+def test_links_inside_nodes_alone_tell_nothing_of_several() -> None:
+    """However slow they are: which links set the pace is as doubtful as the links."""
+
+    def sigma(nodes: int, **keys: Any) -> float:
+        scenario = {"schema": "ddpsim/1", "workload": WORKLOAD, "cluster": {"nodes": nodes, **keys}}
+        network = resolve(load_scenario(scenario)).network
+        assert network.uncertainty
+        return network.uncertainty.sigma
+
+    slow = {"device": "t4", "gpus_per_node": 4, "intra_node": {"bandwidth": "6 GB/s"}}
+    stated = {"inter_node": {"bandwidth": "50 Gbit/s"}, "algorithm": "ring"}
+    fast = {"device": "h100-sxm-80gb", "gpus_per_node": 8, **stated}
+    assert [sigma(nodes, **slow) for nodes in (1, 2, 16)] == [0.10, 0.90, 0.90]
+    assert [sigma(nodes, **slow, **stated) for nodes in (1, 2)] == [0.10, 0.10]
+    assert [sigma(nodes, **fast) for nodes in (1, 2)] == [0.25, 0.25]
+    assert [sigma(nodes, machine="dgx-h100") for nodes in (1, 2, 32, 128)] == [0.25, *[0.37] * 3]

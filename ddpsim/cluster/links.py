@@ -55,11 +55,10 @@ def network_from_links(scenario: Scenario) -> Network:
     cluster = scenario.cluster
     wires = Wires.of(cluster, scenario.run.seed)
     cost = _cost(scenario, wires)
-    slowest = _slowest(wires, cost)
     return Network(
         cost=cost,
-        uncertainty=_uncertainty(cluster, wires, slowest, chosen=isinstance(cost, NcclCost)),
-        bottleneck=_bottleneck(cluster, wires, slowest),
+        uncertainty=_uncertainty(cluster, wires, chosen=isinstance(cost, NcclCost)),
+        bottleneck=_bottleneck(cluster, wires, _slowest(wires, cost)),
         provenance=(*_link_provenance(cluster), *wires.provenance),
     )
 
@@ -71,13 +70,21 @@ def _slowest(wires: Wires, cost: CollectiveCost) -> _Kind:
     return "inter_node" if cost.waits_for_network() else "intra_node"
 
 
-def _uncertainty(cluster: Cluster, wires: Wires, slowest: _Kind, *, chosen: bool) -> Uncertainty:
-    """Of the slowest links; between nodes NCCL's choice, if it has one, is as doubtful as they."""
-    stated = getattr(cluster, slowest) is not None
-    if slowest == "intra_node" or wires.inter is None:
-        return STATED_LINKS if stated else PRESET_LINKS
+def _uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> Uncertainty:
+    """The widest of all links that the ranks use: which one sets the pace is doubtful too."""
+    of_links = []
+    if wires.intra:
+        of_links.append(PRESET_LINKS if cluster.intra_node is None else STATED_LINKS)
+    if wires.inter:
+        of_links.append(_between_nodes(cluster, wires.inter, chosen=chosen))
+    return max(of_links, key=lambda uncertainty: uncertainty.sigma)
+
+
+def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> Uncertainty:
+    """Of a network; NCCL's choice, if it has one, is as doubtful as the links."""
+    stated = cluster.inter_node is not None
     if chosen and cluster.algorithm == "auto":
-        known = stated or (cluster.machine is not None and wires.inter.transport != "tcp")
+        known = stated or (cluster.machine is not None and inter.transport != "tcp")
         return CHOSEN_NETWORK if known else PRESET_NETWORK
     return STATED_LINKS if stated else PRESET_NETWORK
 
