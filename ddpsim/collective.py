@@ -9,12 +9,14 @@ from typing import Any
 
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.collectives import (
+    AllReduceLogCost,
     CollectiveCost,
     Network,
     Operation,
     duration_ns,
 )
 from ddpsim.cluster.corrected import CorrectedCost
+from ddpsim.cluster.links import broadcast_way
 from ddpsim.cluster.nccl_cost import NcclCost
 from ddpsim.errors import InputError, ScenarioError, shown
 from ddpsim.importers.all_reduce import read_all_reduce
@@ -160,12 +162,18 @@ def _row(
 ) -> CollectiveRow:
     time_s = max(1, duration_ns(cost.transfer(operation, size))) / NS_PER_S
     carried = 2 * (ranks - 1) / ranks if operation == "all_reduce" else 1.0
-    is_halved = operation == "broadcast" and not isinstance(cost, CorrectedCost)  # profiles know
-    chosen = "half of an all-reduce" if is_halved else ""
-    if isinstance(cost, NcclCost) and operation == "all_reduce":
-        choice = cost.choice(size)
-        chosen = f"{choice.algorithm} {choice.protocol}"
+    chosen = _choice(cost, operation, size)
     return CollectiveRow(size, time_s, size / time_s, carried * size / time_s, chosen, measured_s)
+
+
+def _choice(cost: CollectiveCost, operation: Operation, size: int) -> str:
+    """The algorithm and protocol; of a log how a broadcast follows from it; a profile knows both."""
+    if isinstance(cost, NcclCost):
+        choice = cost.choice(size, operation)
+        return f"{choice.algorithm} {choice.protocol}"
+    if operation == "all_reduce" or isinstance(cost, CorrectedCost):
+        return ""
+    return "half of an all-reduce" if isinstance(cost, AllReduceLogCost) else broadcast_way(cost)
 
 
 def tuner_of(scenario: Scenario) -> NcclCost:

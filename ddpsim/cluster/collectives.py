@@ -8,7 +8,7 @@ different times), a `ScheduledTransfer` (another algorithm's messages over links
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from ddpsim.cluster import algorithms
 from ddpsim.cluster.paths import Paths
+from ddpsim.cluster.rings import ring
 from ddpsim.cluster.schedule import Schedule
 from ddpsim.cluster.topology import Link
 from ddpsim.errors import InputError
@@ -48,6 +49,7 @@ __all__ = [
     "Transfer",
     "WholeTransfer",
     "duration_ns",
+    "slowest_of",
 ]
 
 Operation = Literal["all_reduce", "broadcast"]
@@ -182,6 +184,11 @@ def duration_ns(transfer: Transfer) -> int:
         sent = (transfer.algorithm, transfer.paths, transfer.size_bytes)
         return transfer.start_ns + algorithms.duration_ns(*sent)
     return transfer.latency_ns + transfer.transfer_ns
+
+
+def slowest_of(links: Iterable[Link]) -> float:
+    """The bandwidth of the slowest of these links, in bytes per second."""
+    return min(link.bandwidth_bytes_per_s for link in links)
 
 
 class CollectiveCost(Protocol):
@@ -343,11 +350,10 @@ class LinkCost:
         """See CollectiveCost."""
         ranks = self.ranks or len(self.links)
         if operation == "broadcast":
-            slowest = min(link.bandwidth_bytes_per_s for link in self.links)
             periods = ranks // len(self.links)
             latency_s = periods * math.fsum(link.latency_s for link in self.links)
             latency_s -= self.links[0].latency_s
-            return WholeTransfer(self._ns(latency_s), self._ns(size_bytes / slowest))
+            return WholeTransfer(self._ns(latency_s), self._ns(size_bytes / slowest_of(self.links)))
         chunk_bytes = math.ceil(size_bytes / ranks)
         taken_ns = {  # of each kind of link
             link: self._ns(link.latency_s + chunk_bytes / link.bandwidth_bytes_per_s)
@@ -371,9 +377,10 @@ class LinkCost:
 class ScheduledCost:
     """Collectives by an algorithm of `ddpsim.cluster.algorithms` over `paths`.
 
-    A broadcast is priced as half an all-reduce (assumed: it goes one way of two); gloo sends it
-    whole down a binomial tree (gloo/broadcast.cc). What torch's DataParallel gathers on GPU 0 is
-    broadcast backwards, and takes as long (torch/nn/parallel/comm.py: NCCL's reduce and broadcast).
+    A broadcast goes round a ring as LinkCost's does (assumed), of parameter servers out of their
+    links alone, which is half of an all-reduce; gloo sends it whole down a binomial tree
+    (gloo/broadcast.cc). What torch's DataParallel gathers on GPU 0 is broadcast backwards, and
+    takes as long (torch/nn/parallel/comm.py: NCCL's reduce and broadcast).
     """
 
     algorithm: str
@@ -384,11 +391,16 @@ class ScheduledCost:
         transfer = ScheduledTransfer(self.algorithm, self.paths, size_bytes)
         if operation == "all_reduce" or self.algorithm == "gather":
             return transfer
+        if self.algorithm == "parameter_server":
+            return WholeTransfer(0, round(duration_ns(transfer) / 2))
         if self.algorithm == "gloo_ring":
-            rounds, link = (self.paths.ranks - 1).bit_length(), self.paths.slowest
-            sent_s = size_bytes / link.bandwidth_bytes_per_s
-            return WholeTransfer(to_ns(rounds * link.latency_s), to_ns(rounds * sent_s))
-        return WholeTransfer(0, round(duration_ns(transfer) / 2))
+            return self._down_a_tree(size_bytes)
+        return LinkCost(ring(self.paths), self.paths.ranks).transfer(operation, size_bytes)
+
+    def _down_a_tree(self, size_bytes: int) -> WholeTransfer:
+        rounds, link = (self.paths.ranks - 1).bit_length(), self.paths.slowest
+        sent_s = size_bytes / link.bandwidth_bytes_per_s
+        return WholeTransfer(to_ns(rounds * link.latency_s), to_ns(rounds * sent_s))
 
     def stretched(self, factor: float) -> ScheduledCost:
         """See CollectiveCost."""

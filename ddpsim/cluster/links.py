@@ -29,6 +29,7 @@ from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 __all__ = [
     "Wires",
     "algorithm_choices",
+    "broadcast_way",
     "links_are_stated",
     "network_from_links",
     "network_rate",
@@ -43,6 +44,11 @@ CHOSEN_NETWORK = Uncertainty(
     0.37, "known NICs and NCCL's choice against 8 published sweeps of several nodes"
 )
 
+_BROADCASTS = {
+    "gloo_ring": "whole down a binomial tree, as gloo sends it",
+    "parameter_server": "half of an all-reduce",
+    "gather": "as long as the gradients take to GPU 0",
+}
 _Kind = Literal["intra_node", "inter_node"]
 _NVLINK_FROM = 30e9  # assumed: no PCIe slot of today lets a ring reach it
 _NCCL_ALGORITHMS = ("ring", "tree", "nvls")
@@ -59,8 +65,18 @@ def network_from_links(scenario: Scenario) -> Network:
         cost=cost,
         uncertainty=_uncertainty(cluster, wires, chosen=isinstance(cost, NcclCost)),
         bottleneck=_bottleneck(cluster, wires, _slowest(wires, cost)),
-        provenance=(*_link_provenance(cluster), *wires.provenance),
+        provenance=(*_link_provenance(cluster), *wires.provenance, _of_broadcasts(cost)),
     )
+
+
+def _of_broadcasts(cost: CollectiveCost) -> Provenance:
+    return Provenance("broadcast time", broadcast_way(cost), "assumed")
+
+
+def broadcast_way(cost: CollectiveCost) -> str:
+    """How a broadcast goes over links, in words."""
+    algorithm = cost.algorithm if isinstance(cost, ScheduledCost) else "ring"
+    return _BROADCASTS.get(algorithm, "once round a ring, at the pace of its slowest link")
 
 
 def _slowest(wires: Wires, cost: CollectiveCost) -> _Kind:

@@ -18,9 +18,10 @@ from ddpsim.cluster.collectives import (
     Transfer,
     WholeTransfer,
     duration_ns,
+    slowest_of,
 )
 from ddpsim.cluster.paths import Paths
-from ddpsim.cluster.rings import ring_step_ns
+from ddpsim.cluster.rings import ring, ring_step_ns
 from ddpsim.cluster.topology import Link
 from ddpsim.cluster.tuner import (
     BASE_US,
@@ -73,12 +74,13 @@ class NcclCost:
     protocols: tuple[str, ...] = ()
     time_factor: float = 1.0
 
-    def choice(self, size_bytes: int) -> Choice:
-        """What NCCL takes for a message."""
-        return choose(self.graph, size_bytes, self.algorithms, self.protocols)
+    def choice(self, size_bytes: int, operation: Operation = "all_reduce") -> Choice:
+        """What NCCL takes for a message; for a broadcast it knows no other than a ring."""
+        algorithms = ("ring",) if operation == "broadcast" else self.algorithms
+        return choose(self.graph, size_bytes, algorithms, self.protocols)
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
-        """See CollectiveCost. A broadcast is a ring's (NCCL knows no other), and half as long."""
+        """See CollectiveCost."""
         return _transfer(self, operation, size_bytes)
 
     def stretched(self, factor: float) -> NcclCost:
@@ -96,6 +98,16 @@ class NcclCost:
             return RingTransfer(steps, ring_step_ns(priced, size_bytes), start_ns=start_ns)
         start_ns = to_ns(start_s * self.time_factor)
         return ScheduledTransfer(choice.algorithm, priced, size_bytes, start_ns=start_ns)
+
+    def broadcast(self, choice: Choice, size_bytes: int) -> WholeTransfer:
+        """Half the latency of the ring that reduces, then the message once over its slowest link.
+
+        Source: nccl-tests' PERFORMANCE.md, where a broadcast's bus bandwidth is size over time.
+        Assumes: chunks that are small beside the message, and so fill the ring in the hops' time.
+        """
+        priced = self._priced(choice, size_bytes).stretched(self.time_factor)
+        latency_ns = round(duration_ns(self.sent(choice, 0)) / 2)
+        return WholeTransfer(latency_ns, to_ns(size_bytes / slowest_of(ring(priced))))
 
     def waits_for_network(self) -> bool:
         """Whether faster links between nodes would shorten large messages more than those inside.
@@ -177,7 +189,6 @@ def _waits_for_network(cost: NcclCost) -> bool:
 @lru_cache(maxsize=4096)
 def _transfer(cost: NcclCost, operation: Operation, size_bytes: int) -> Transfer:
     """A step asks for the same sizes again and again."""
-    if operation == "broadcast":
-        choice = choose(cost.graph, size_bytes, ("ring",), cost.protocols)
-        return WholeTransfer(0, round(duration_ns(cost.sent(choice, size_bytes)) / 2))
-    return cost.sent(cost.choice(size_bytes), size_bytes)
+    choice = cost.choice(size_bytes, operation)
+    send = cost.broadcast if operation == "broadcast" else cost.sent
+    return send(choice, size_bytes)
