@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
+from ddpsim.cluster.widened import waits_for_latency
 from ddpsim.engine.plan import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.errors import ScenarioError
@@ -19,7 +21,7 @@ from ddpsim.report.lines import counted
 from ddpsim.report.verdict import Verdict, is_normal, verdict
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, summarise
-from ddpsim.result.timeline import MessageSpan, Timeline
+from ddpsim.result.timeline import CommSpan, MessageSpan, Timeline
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
@@ -27,6 +29,7 @@ from ddpsim.units import format_bytes_per_s, format_duration
 from ddpsim.what_if import next_steps, stragglers, stretches
 
 if TYPE_CHECKING:
+    from ddpsim.cluster.collectives import Operation
     from ddpsim.importers.cluster_profile import Overheads
 
 __all__ = [
@@ -188,12 +191,14 @@ def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
 
 def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
     scenario = job.scenario
+    is_alone = scenario.cluster.algorithm == "data_parallel"  # one process
     return Context(
         name=scenario.name,
         nodes=scenario.cluster.nodes,
         gpus_per_node=scenario.cluster.gpus_per_node,
         samples_per_rank=job.samples_per_rank,
-        network=job.network.bottleneck,
+        network=partial(_pace_of, job),
+        broadcast="what GPU 0 sends" if is_alone else "the buffers' broadcast",
         knows_warmup=job.knows_warmup,
         buckets_rebuilt_at=job.program.rebuilt_at,
         memory=job.memory(),
@@ -204,6 +209,15 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         engine=Engine(engine, simulated.ranks_simulated, simulated.paths),
         batches_s=job.batches_s,
     )
+
+
+def _pace_of(job: Job, collective: CommSpan) -> str:
+    """What sets the pace of a collective, in words."""
+    operation = cast("Operation", collective.operation)
+    if waits_for_latency(job.network.plain_cost, operation, collective.size_bytes):
+        ranks = counted(job.scenario.cluster.world_size, "rank")
+        return f"the latency of the hops among {ranks}"
+    return job.network.bottleneck
 
 
 def _interval(job: Job, result: Result) -> PredictionInterval:

@@ -167,7 +167,7 @@ def _row(
 
 
 def _choice(cost: CollectiveCost, operation: Operation, size: int) -> str:
-    """The algorithm and protocol; of a log how a broadcast follows from it; a profile knows both."""
+    """Algorithm and protocol, or how a broadcast is sent; "" where a log or a profile says it."""
     if isinstance(cost, NcclCost):
         choice = cost.choice(size, operation)
         return f"{choice.algorithm} {choice.protocol}"

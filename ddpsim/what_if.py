@@ -16,11 +16,11 @@ from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import ScenarioError
 from ddpsim.job import Job, Parts, resolve
 from ddpsim.result.model import NextStep, Result, Straggler, Stretch
-from ddpsim.scenario.schema import Scenario, Stragglers
+from ddpsim.scenario.schema import Cluster, Scenario, Stragglers
 from ddpsim.units import format_duration
 from ddpsim.workload.model import ITEM_BYTES
 
-__all__ = ["next_steps", "stragglers", "stretches"]
+__all__ = ["next_steps", "stragglers", "stretches", "two_byte_hooks"]
 
 _WORTH_TRYING = 0.01  # of the throughput, or of the step
 _LEAST, _MOST = 0.2, 20.0  # believable factors on a term's times
@@ -37,6 +37,12 @@ def next_steps(job: Job, result: Result) -> tuple[NextStep, ...]:
     A change is simulated, without noise, and named if it raises the throughput.
     """
     return (*_easing(job, result), *_narrowing(job, result))
+
+
+def two_byte_hooks(cluster: Cluster) -> tuple[str, str]:
+    """Those that send 16 bits, the better one first: bfloat16 has float32's range, where it is."""
+    known = "bf16" in cluster.device.peak_flops_per_s
+    return ("bf16_compress", "fp16_compress") if known else ("fp16_compress", "bf16_compress")
 
 
 def stragglers(job: Job) -> Iterator[Straggler]:
@@ -145,17 +151,29 @@ def _best(job: Job, result: Result, changes: Sequence[_Change]) -> Iterator[_Cha
 
 
 def _less_communication(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
+    """What leaves the global batch as it is first, of that what helps most."""
     if job.scenario.cluster.algorithm == "data_parallel":
         yield _Change.of("DDP in place of DataParallel", "cluster.algorithm", "auto")
         return
-    ddp, rates = job.scenario.ddp, job.scenario.cluster.device.peak_flops_per_s
-    widest = max(ITEM_BYTES[parameter.dtype] for parameter in job.model.parameters)
-    if ddp.torch != "1.4" and ddp.comm_hook in ("none", "allreduce") and widest > 2:
-        hook = "bf16_compress" if "bf16" in rates else "fp16_compress"
-        yield _Change.of("gradients in two bytes on the wire", "ddp.comm_hook", hook)
-    micro_batches = 4 * ddp.accumulation_steps
+    changes = [*_two_bytes(job), *_own_buffers(job)]
+    yield from sorted(changes, key=lambda change: -_throughput(_changed_job(job, change)))
+    micro_batches = 4 * job.scenario.ddp.accumulation_steps
     why = f"communication once in {micro_batches} micro-batches (a larger global batch)"
     yield _Change.of(why, "ddp.accumulation_steps", micro_batches)
+
+
+def _two_bytes(job: Job) -> Iterator[_Change]:
+    ddp = job.scenario.ddp
+    widest = max(ITEM_BYTES[parameter.dtype] for parameter in job.model.parameters)
+    if ddp.torch != "1.4" and ddp.comm_hook in ("none", "allreduce") and widest > 2:
+        hook = two_byte_hooks(job.scenario.cluster)[0]
+        yield _Change.of("gradients in two bytes on the wire", "ddp.comm_hook", hook)
+
+
+def _own_buffers(job: Job) -> Iterator[_Change]:
+    if job.model.buffers and job.scenario.ddp.broadcast_buffers:
+        why = "each rank keeps its own buffers (batch norm's statistics: they differ between ranks)"
+        yield _Change.of(why, "ddp.broadcast_buffers", value=False)
 
 
 def _faster_data(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001

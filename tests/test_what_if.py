@@ -10,12 +10,20 @@ import pytest
 from conftest import Outcome
 
 import ddpsim
+from ddpsim.job import resolve
+from ddpsim.planning.explain import explain_step, sensitivities
 from ddpsim.report.text import render
+from ddpsim.result.metrics import Step
 from ddpsim.result.model import Stretch
+from ddpsim.result.summary import awaited
+from ddpsim.result.timeline import CommSpan, Span
+from ddpsim.scenario import document
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 Cli = Callable[..., Outcome]
 ALONE = ("cluster.gpus_per_node=1", "cluster.nodes=1", "cluster.stragglers=null", "run.jitter=null")
+
+WAITS_FOR_BUFFERS = ("cluster={machine: dgx-h100, nodes: 128}", "workload.batch_per_rank=32")
 
 
 def load(name: str, *settings: str) -> ddpsim.Scenario:
@@ -41,6 +49,7 @@ def suggested(name: str, *settings: str) -> list[str]:
         ("straggler", ("run.jitter=null",)),
         ("straggler", ("cluster.stragglers=null", "run.jitter={sigma: 0.1}")),
         ("straggler", ALONE),
+        ("resnet50-8xa100", WAITS_FOR_BUFFERS),
     ],
     ids=str,
 )
@@ -70,6 +79,58 @@ def test_better_buckets_come_before_what_changes_the_training() -> None:
         for other in (1, 5, 10, 25, 50, 100, 250)
     }
     assert cap == f"{key}={min(times, key=lambda other: times[other])}"
+
+
+def test_the_buffers_broadcast_is_named_where_the_step_waits_for_it() -> None:
+    """Of 1,024 ranks, most of it latency, though the last of the buckets ends late too."""
+    asked = ("resnet50-8xa100", *WAITS_FOR_BUFFERS)
+    result = ddpsim.simulate(load(*asked))
+    assert "the latency of the hops among 1,024 ranks" in result.bottleneck.text
+    assert "mostly the buffers' broadcast before the forward" in result.bottleneck.text
+    known = {one.what: one.change_s for one in sensitivities(resolve(load(*asked)))}
+    assert known["half the latency"] < 2 * known["10 % more bandwidth on every link"]
+    (own,) = [step for step in result.next_steps if "broadcast_buffers" in str(step.settings)]
+    assert own.settings == ("ddp.broadcast_buffers=false",)
+    assert "they differ between ranks" in own.why
+    without = suggested(*asked, "ddp.broadcast_buffers=false")
+    assert "broadcast_buffers" not in " ".join(without)
+
+
+@pytest.mark.parametrize(
+    ("broadcast", "bucket", "unused", "words"),
+    [
+        (30, 10, 0, "mostly what is sent before the forward"),
+        (10, 30, 0, "its one bucket ends after the backward"),
+        (10, 0, 30, "mostly the all-reduce that tells which parameters are unused"),
+    ],
+)
+def test_the_longest_wait_is_named(broadcast: int, bucket: int, unused: int, words: str) -> None:
+    """A forward of 5 after the broadcast, a backward of 5 before what it leaves to wait for."""
+    forward, backward = broadcast + 5, broadcast + 10
+    late, end = backward + bucket, backward + bucket + unused
+    compute = (
+        Span("comm_wait", 0, broadcast),
+        Span("forward", broadcast, forward),
+        Span("backward", forward, backward),
+        Span("comm_wait", backward, end),
+    )
+    comm = (
+        CommSpan("broadcast", -1, 8, 0, 0, 0, 0, broadcast),
+        CommSpan("all_reduce", 0, 8, 1, backward, backward, backward, late),
+        CommSpan("all_reduce", -1, 4, 1, late, late, late, end),
+    )
+    longest, said = awaited(Step(0, end, forward, (), compute, comm), "what is sent")
+    assert said == words
+    assert longest.end_ns - longest.joined_ns == 30
+
+
+def test_one_hook_is_recommended_everywhere() -> None:
+    """bfloat16 where the device has it, float16 elsewhere: their times are the same."""
+    for name, hook in (("gpt2-bucket-choice", "bf16_compress"), ("slow-network", "fp16_compress")):
+        settings = f"ddp.comm_hook={hook}"
+        explained = explain_step(document.load(SCENARIOS / f"{name}.yaml"))
+        assert settings in suggested(name)
+        assert settings in [setting for change in explained.helps for setting in change.settings]
 
 
 def test_what_is_set_is_not_suggested() -> None:

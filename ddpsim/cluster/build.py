@@ -19,7 +19,13 @@ from ddpsim.cluster.collectives import (
     Traffic,
     duration_ns,
 )
-from ddpsim.cluster.links import Wires, algorithm_choices, links_are_stated, network_from_links
+from ddpsim.cluster.links import (
+    Wires,
+    algorithm_choices,
+    broadcast_way,
+    links_are_stated,
+    network_from_links,
+)
 from ddpsim.cluster.nccl_cost import NcclCost
 from ddpsim.errors import InputError, blamed_on
 from ddpsim.provenance import Provenance, Uncertainty
@@ -119,7 +125,8 @@ def judged(network: Network, sizes_bytes: Collection[int]) -> Network:
     cost = network.plain_cost
     if isinstance(cost, NcclCost):
         chosen = algorithm_choices(cost, sizes_bytes)
-        source = f"{chosen}; as NCCL's tuner chooses (2.30), priced by the links"
+        priced = f"priced by the links; a broadcast {broadcast_way(cost)}"
+        source = f"{chosen}; as NCCL's tuner chooses (2.30), {priced}"
         entry = Provenance("all-reduce algorithm", source, "published")
         return replace(network, provenance=(*network.provenance, entry))
     if isinstance(cost, AllReduceLogCost):

@@ -65,12 +65,15 @@ def network_from_links(scenario: Scenario) -> Network:
         cost=cost,
         uncertainty=_uncertainty(cluster, wires, chosen=isinstance(cost, NcclCost)),
         bottleneck=_bottleneck(cluster, wires, _slowest(wires, cost)),
-        provenance=(*_link_provenance(cluster), *wires.provenance, _of_broadcasts(cost)),
+        provenance=(*_link_provenance(cluster), *wires.provenance, *_of_broadcasts(cost)),
     )
 
 
-def _of_broadcasts(cost: CollectiveCost) -> Provenance:
-    return Provenance("broadcast time", broadcast_way(cost), "assumed")
+def _of_broadcasts(cost: CollectiveCost) -> tuple[Provenance, ...]:
+    """What is assumed of them; NCCL's are told with its choices (`ddpsim.cluster.build`)."""
+    if isinstance(cost, NcclCost):
+        return ()
+    return (Provenance("broadcast time", broadcast_way(cost), "assumed"),)
 
 
 def broadcast_way(cost: CollectiveCost) -> str:
@@ -390,7 +393,7 @@ def _bottleneck(cluster: Cluster, wires: Wires, kind: _Kind) -> str:
     link: IntraNode | InterNode | None = wires.intra if inside else wires.inter
     latency = ""
     if link and link.latency_s is not None and cluster.states_latency(kind):
-        latency = f", {format_duration(link.latency_s)} a step"
+        latency = f", {format_duration(link.latency_s)} a hop"
     if inside:
         return f"the intra-node links ({format_bytes_per_s(rate_of(link))} a GPU{latency})"
     return f"the inter-node network ({format_bytes_per_s(wires.network_rate)} a node{latency})"

@@ -1,4 +1,4 @@
-"""What if all links had more bandwidth, and the same latency?"""
+"""What if all links had more bandwidth, or less latency?"""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from ddpsim.cluster.collectives import (
     ScheduledCost,
     Transfer,
     WholeTransfer,
+    duration_ns,
 )
 from ddpsim.cluster.nccl_cost import NcclCost
 from ddpsim.cluster.paths import Paths
 
-__all__ = ["quickened", "widened"]
+__all__ = ["quickened", "waits_for_latency", "widened"]
 
 
 def widened(cost: CollectiveCost, factor: float) -> CollectiveCost | None:
@@ -44,6 +45,17 @@ def quickened(cost: CollectiveCost, factor: float) -> CollectiveCost | None:
     """
     wider = widened(cost, factor)
     return None if wider is None else wider.stretched(factor)
+
+
+def waits_for_latency(cost: CollectiveCost, operation: Operation, size_bytes: int) -> bool:
+    """Whether half the latency shortens a message more than twice the bandwidth; no for a log."""
+    quicker, wider = quickened(cost, 0.5), widened(cost, 2)
+    if quicker is None or wider is None:
+        return False
+    quicker_ns, wider_ns = (
+        duration_ns(changed.transfer(operation, size_bytes)) for changed in (quicker, wider)
+    )
+    return quicker_ns < wider_ns
 
 
 def _paths(paths: Paths, factor: float) -> Paths:

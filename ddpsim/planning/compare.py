@@ -19,6 +19,7 @@ from ddpsim.result.model import Brief
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
+from ddpsim.what_if import two_byte_hooks
 
 __all__ = ["Option", "compare", "each_flag", "option"]
 
@@ -213,7 +214,7 @@ def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
     for key, is_on, price in toggles:
         on = not is_on(scenario)
         yield [f"ddp.{key}={str(on).lower()}"], "" if on else price
-    for hook in ("none", "allreduce", "fp16_compress", "bf16_compress"):
+    for hook in ("none", "allreduce", *two_byte_hooks(scenario.cluster)):
         if hook != ddp.comm_hook:
             yield [f"ddp.comm_hook={hook}"], _ROUNDS if hook.endswith("compress") else ""
     for cap in (*_CAPS_MB, "default"):

@@ -23,6 +23,7 @@ from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes
+from ddpsim.what_if import two_byte_hooks
 
 __all__ = ["Limits", "TuneError", "tune"]
 
@@ -210,10 +211,9 @@ class _Search:
 
     def _hooks(self) -> list[tuple[str, ...]]:
         own = self.scenario.ddp.comm_hook
-        hooks = {own, "none"}
+        hooks: set[str] = {own, "none"}
         if self.limits.may_round:
-            rates = self.scenario.cluster.device.peak_flops_per_s
-            hooks |= {"bf16_compress" if "bf16" in rates else "fp16_compress"}
+            hooks |= {two_byte_hooks(self.scenario.cluster)[0]}
         elif own.endswith("compress"):
             hooks = {own}
         return [(f"ddp.comm_hook={hook}",) for hook in sorted(hooks)]

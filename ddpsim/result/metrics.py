@@ -95,13 +95,19 @@ class Step:
         spent: dict[str, int] = dict.fromkeys(("data_wait", *_PART_OF.values(), "other"), 0)
         for span in self.compute:
             spent[_PART_OF.get(span.kind, "other")] += span.end_ns - span.start_ns
-        awaited = [(s.start_ns, s.end_ns) for s in self.compute if s.kind == "comm_wait"]
-        hooks_ns = spent["exposed_comm"] - overlap_ns(awaited, self._in_flight())
+        hooks_ns = spent["exposed_comm"] - self.exposed_ns(self.comm)
         spent["exposed_comm"] -= hooks_ns
         spent["other"] += hooks_ns
         for gap in self.gaps():
             spent["data_wait" if gap.waits_for == "data" else "other"] += gap.end_ns - gap.start_ns
         return BreakdownNs(**spent)
+
+    def exposed_ns(self, collectives: Iterable[CommSpan]) -> int:
+        """Ticks in which the compute lane waits while one of these is in flight."""
+        return overlap_ns(self._awaited(), ((c.joined_ns, c.end_ns) for c in collectives))
+
+    def _awaited(self) -> list[Interval]:
+        return [(s.start_ns, s.end_ns) for s in self.compute if s.kind == "comm_wait"]
 
     def backward_ns(self) -> int:
         """Ticks from the start of the (last) backward to the end of its last work."""
@@ -154,8 +160,7 @@ class Step:
 
     def late_peers_ns(self) -> int:
         """Ticks in which the compute lane idles because a peer has not come to a collective."""
-        idle = [(s.start_ns, s.end_ns) for s in self.compute if s.kind == "comm_wait"]
-        return overlap_ns(idle, ((span.joined_ns, span.met_ns) for span in self.comm))
+        return overlap_ns(self._awaited(), ((span.joined_ns, span.met_ns) for span in self.comm))
 
     def critical_path(self) -> tuple[CriticalSpan, ...]:
         """The chain of work, transfers and waits that ends the step, from its start on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ddpsim.provenance import Provenance
@@ -19,12 +19,13 @@ from ddpsim.result.model import (
     Memory,
     Result,
 )
-from ddpsim.result.timeline import Timeline
+from ddpsim.result.timeline import CommSpan, Timeline
 from ddpsim.units import NS_PER_S, format_duration
 
 __all__ = [
     "Context",
     "SteadyStep",
+    "awaited",
     "mean_step_s",
     "steady_steps",
     "summarise",
@@ -38,13 +39,17 @@ _PACED = 1e-4  # of a step: rounding, over all of them
 
 @dataclass(frozen=True)
 class Context:
-    """What a result needs beside the timeline."""
+    """What a result needs beside the timeline.
+
+    `network` names what sets a collective's pace, `broadcast` what is sent before the forward.
+    """
 
     name: str
     nodes: int
     gpus_per_node: int
     samples_per_rank: int
-    network: str
+    network: Callable[[CommSpan], str]
+    broadcast: str
     memory: Memory
     baselines: Baselines
     knows_warmup: bool
@@ -241,7 +246,7 @@ def _bottleneck(
         return Bottleneck("compute", f"compute takes {compute / whole:.1%} of the step")
     cost = f"{format_duration(_mean(causes[kind], steps))} a step ({share:.1%})"
     if kind == "communication":
-        return Bottleneck("communication", f"{context.network}: {_exposed(steps)}, {cost}")
+        return Bottleneck("communication", f"{_exposed(steps, context)}, {cost}")
     if kind == "stragglers":
         return Bottleneck("stragglers", f"rank {slowest} is last: the median rank waits {cost}")
     if kind == "data":
@@ -261,14 +266,35 @@ def _waits_for_data(breakdown: BreakdownNs, steps: list[Step], context: Context)
     return bool(breakdown.data_wait) and all(step.breakdown().data_wait for step in steps)
 
 
-def _exposed(steps: list[Step]) -> str:
-    """Which buckets stick out of the backward in a typical step."""
-    step = typical_step(steps)
-    end_ns = max((s.end_ns for s in step.compute if s.kind == "backward"), default=step.start_ns)
+def _exposed(steps: list[Step], context: Context) -> str:
+    """What the step waits for most, and what sets its pace: a typical one of those that wait."""
+    step = typical_step([step for step in steps if step.exposed_ns(step.comm)])
+    collective, said = awaited(step, context.broadcast)
+    return f"{context.network(collective)}: {said}"
+
+
+def awaited(step: Step, broadcast: str) -> tuple[CommSpan, str]:
+    """The longest wait of a step that waits, and in words: for buckets, or for what else is sent.
+
+    `broadcast` says what goes to all ranks before the forward.
+    """
     buckets = [span for span in step.comm if span.bucket >= 0]
+    others = [span for span in step.comm if span.bucket < 0]
+    are_late = step.exposed_ns(buckets) >= step.exposed_ns(others)
+    longest = max(
+        buckets if are_late else others, key=lambda collective: step.exposed_ns([collective])
+    )
+    if are_late:
+        return longest, _late(step, buckets)
+    if longest.operation == "broadcast":
+        return longest, f"mostly {broadcast} before the forward"
+    return longest, "mostly the all-reduce that tells which parameters are unused"
+
+
+def _late(step: Step, buckets: list[CommSpan]) -> str:
+    """How many buckets stick out of the backward."""
+    end_ns = max((s.end_ns for s in step.compute if s.kind == "backward"), default=step.start_ns)
     late = sum(span.end_ns > end_ns for span in buckets)
-    if not late:
-        return "the buffer broadcast is exposed"
     if len(buckets) == 1:
         return "its one bucket ends after the backward"
     if late == 1:
