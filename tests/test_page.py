@@ -295,7 +295,7 @@ def test_what_cannot_be_simulated_is_named(measured: Storyboard) -> None:
     words = Page(page(measured)).words
     for entry in measured.left_out:
         assert entry.reason in words
-    assert "was measured on 8 ranks (1 nodes x 8), but the cluster has 16" in words
+    assert "was measured on 8 ranks (1 node x 8), but the cluster has 16" in words
 
 
 def test_warnings_of_other_choices_are_told(gloo: Storyboard) -> None:

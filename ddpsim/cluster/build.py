@@ -227,20 +227,31 @@ def _read(cluster: Cluster) -> AllReduceLog:
 
 
 def _check_ranks(log: AllReduceLog, cluster: Cluster, run: Run) -> tuple[str, ...]:
-    """The log must be of these very ranks; another layout is an error or a warning."""
+    """The log must be of these very ranks; another layout is an error or a warning.
+
+    Inside one node no network was measured, so there is nothing to extrapolate from.
+    """
     if (log.nodes, log.gpus_per_node) == (cluster.nodes, cluster.gpus_per_node):
         return ()
-    differs = (
-        f"{log.source} was measured on {log.world_size} ranks ({log.nodes} nodes x "
-        f"{log.gpus_per_node}), but the cluster has {cluster.world_size} ({cluster.nodes} nodes x "
-        f"{cluster.gpus_per_node})"
-    )
+    differs = f"{log.source} was measured on {_layout(log)}, but the cluster has {_layout(cluster)}"
+    if log.nodes == 1 < cluster.nodes:
+        raise InputError(
+            "cluster.all_reduce",
+            f"{differs}: it says nothing of the network between nodes; measure these ranks, drop "
+            "the log, or with NCCL carry it there over inter_node: ddpsim calibrate import "
+            "nccl-tests LOG -o cluster.json, and set cluster.profile",
+        )
     if run.allow_extrapolation:
         return (f"{differs}: its times are used as they are",)
     raise InputError(
         "cluster.all_reduce",
         f"{differs}; measure these ranks, drop the log, or set run.allow_extrapolation: true",
     )
+
+
+def _layout(of: AllReduceLog | Cluster) -> str:
+    nodes = "1 node" if of.nodes == 1 else f"{of.nodes} nodes"
+    return f"{of.world_size} ranks ({nodes} x {of.gpus_per_node})"
 
 
 def _check_devices(log: AllReduceLog, cluster: Cluster) -> tuple[str, ...]:
