@@ -166,17 +166,19 @@ class Job:
         return Baselines(compute_s, compute_s + comm_s, compute_s + uncovered_s)
 
     def memory(self) -> Memory:
-        """Bytes on one device; under gradient_as_bucket_view gradients live in the buckets."""
-        gradients = self.model.gradient_bytes
+        """Bytes on one device; under gradient_as_bucket_view gradients live in the buckets.
+
+        Not those that micro-batches add up: they move there with the last one, beside whose
+        activations there are both. A parameter without a gradient has a place in a bucket alone.
+        """
+        ddp, used = self.scenario.ddp, self.model.used
         activations = self.model.activation_bytes
-        view = self.scenario.ddp.gradient_as_bucket_view
+        in_buckets = ddp.gradient_as_bucket_view and ddp.accumulation_steps == 1
         return Memory(
-            parameters=gradients,
-            gradients=0 if view else gradients,
-            buckets=gradients,
-            optimizer=optimizer_state_bytes(
-                self.scenario.workload.optimizer, self.model.parameters
-            ),
+            parameters=self.model.gradient_bytes,
+            gradients=0 if in_buckets else sum(parameter.size_bytes for parameter in used),
+            buckets=self.model.gradient_bytes,
+            optimizer=optimizer_state_bytes(self.scenario.workload.optimizer, used),
             buffers=sum(buffer.size_bytes for buffer in self.model.buffers),
             activations=None if activations is None else round(activations),
             device=round(min(device.memory_bytes for device in self._devices())),
@@ -221,6 +223,12 @@ class Job:
             found.append(
                 f"DataParallel: GPU 0 alone holds the reduced gradients and the optimizer's state, "
                 f"{format_bytes(alone)} more than the others, and every GPU's outputs"
+            )
+        ddp = self.scenario.ddp
+        if ddp.static_graph and ddp.accumulation_steps > 1:
+            found.append(
+                "ddp.static_graph: torch stops in a first step whose micro-batches are under "
+                "no_sync (expect_autograd_hooks_, reducer.cpp); take that step without no_sync"
             )
         found.extend(self._warnings_of_stalls())
         if not memory.fits:
@@ -319,9 +327,10 @@ class Parts:
     def memory(self, job: Job) -> Memory:
         """See Job.memory."""
         scenario = job.scenario
-        view = scenario.ddp.gradient_as_bucket_view
-        others = scenario.cluster.other_nodes
-        asked = (id(job.model), job.model, scenario.cluster.device, others, view)
+        ddp, others = scenario.ddp, scenario.cluster.other_nodes
+        accumulates = ddp.accumulation_steps > 1
+        of_ddp = (ddp.gradient_as_bucket_view, accumulates)
+        asked = (id(job.model), job.model, scenario.cluster.device, others, of_ddp)
         return self.get("memory", (*asked, scenario.workload.optimizer), job.memory)
 
 

@@ -82,7 +82,8 @@ def iteration(program: Program, *, rebuilt: bool) -> Iterator[Instruction]:
         if program.ddp:
             if is_first:
                 yield from reducer.broadcast_buffers()
-            yield Compute("forward", program.forward_hook_ns, 0)
+            if is_last:  # under no_sync DDP prepares for no backward (torch: distributed.py)
+                yield Compute("forward", program.forward_hook_ns, 0)
         yield from _launches("forward", program.forward if is_first else program.later_forward)
         backward = program.backward if is_first else program.later_backward
         if is_last:

@@ -165,7 +165,8 @@ def compile_program(
     costs = DdpCosts(scenario.cluster.device, spec, overheads)
     plan = plan_buckets(model.parameters, model.ready_order, spec)
     launch = _Launches(model.launch_s)
-    compress = _Compressor(model, costs, launch)
+    unused = frozenset(model.unused)
+    compress = _Compressor(model, unused, costs, launch)
     accumulates = spec.accumulation_steps > 1
     later_forward, later_backward = _later(model, costs) if accumulates else ((), ())
     program = Program(
@@ -183,9 +184,12 @@ def compile_program(
         later_forward=launch.all(later_forward),
         later_backward=launch.all(later_backward),
         ready_order=model.ready_order,
-        unused=model.unused,
+        unused=tuple(sorted(unused)),
         hook_ns=to_ns(costs.parameter_hook_s),
-        copy_in=launch.all(costs.copy_in(parameter) for parameter in model.parameters),
+        copy_in=launch.all(
+            costs.zeroed(parameter) if i in unused else costs.copy_in(parameter)
+            for i, parameter in enumerate(model.parameters)
+        ),
         initial_buckets=compress(plan.initial),
         rebuilt_buckets=compress(plan.rebuilt),
         rebuilt_at=plan.rebuilt_at,
@@ -268,6 +272,7 @@ class _Compressor:
     """Bucket assignments to buckets with their costs."""
 
     model: Model
+    unused: frozenset[int]
     costs: DdpCosts
     launch: _Launches
 
@@ -278,13 +283,14 @@ class _Compressor:
         parameters = [self.model.parameters[i] for i in members]
         size_bytes = sum(parameter.size_bytes for parameter in parameters)
         hook = self.costs.hook(size_bytes, parameters[0].dtype)
+        used = [self.model.parameters[i] for i in members if i not in self.unused]
         return Bucket(
             members,
             size_bytes,
             self.launch(hook.before),
             hook.size_bytes,
             to_ns(hook.after.device_s),
-            self.launch(self.costs.copy_back(parameters)),
+            self.launch(self.costs.copy_back(used)),
         )
 
 

@@ -8,13 +8,14 @@ measured with torch 2.13 on CPU tensors, world size 1, 1000 tiny parameters.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpsim.scenario.schema import Ddp, Device
+from ddpsim.units import MIB
+from ddpsim.workload.buckets import assign_by_size
 from ddpsim.workload.model import ITEM_BYTES, Buffer, Parameter, Work
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = ["BufferBroadcast", "DdpCosts", "HookWork"]
 _LAUNCH_COLLECTIVE_S = 15e-6
 _PYTHON_HOOK_S = 30e-6
 _HOOK_S = 5.0e-6  # of a parameter, with the default options
+_BROADCAST_BYTES = 250 * MIB  # torch: distributed.py, broadcast_bucket_size
 
 
 class BufferBroadcast(NamedTuple):
@@ -100,6 +102,10 @@ class DdpCosts:
         own_s = float(np.interp(math.log(max(1, parameter.size_bytes)), sizes, byte_s))
         return self._copied(parameter, bytes_per_s=1 / own_s)
 
+    def zeroed(self, parameter: Parameter) -> Work:
+        """What comes into the bucket in place of a gradient that there is none of."""
+        return self._copied(parameter, 1)
+
     @cached_property
     def _copies_in(self) -> tuple[tuple[float, ...], ...]:
         """Logarithms of measured sizes, ascending, and seconds a byte; empty where none was."""
@@ -108,7 +114,7 @@ class DdpCosts:
         return tuple(zip(*points, strict=True))
 
     def copy_back(self, parameters: Sequence[Parameter]) -> Work:
-        """Bucket to gradients after the all-reduce: a copy per parameter, saved by the view."""
+        """Bucket to gradients after the all-reduce: a copy of each, saved by the view."""
         if self.ddp.gradient_as_bucket_view:
             return Work(0.0)
         copies = [self._copied(parameter) for parameter in parameters]
@@ -189,11 +195,13 @@ class DdpCosts:
         return _LAUNCH_COLLECTIVE_S if self.ddp.comm_hook == "none" else _PYTHON_HOOK_S
 
     def broadcasts(self, buffers: Sequence[Buffer]) -> tuple[BufferBroadcast, ...]:
-        """One broadcast per dtype (below 250 MiB each, which no model's buffers reach)."""
-        by_dtype: dict[str, list[Buffer]] = defaultdict(list)
-        for buffer in buffers if self.ddp.broadcast_buffers else ():
-            by_dtype[buffer.dtype].append(buffer)
-        return tuple(self._broadcast(group) for group in by_dtype.values())
+        """What is broadcast together: buffers of one dtype, up to 250 MiB (_sync_buffers)."""
+        if not self.ddp.broadcast_buffers:
+            return ()
+        sizes_bytes = [buffer.size_bytes for buffer in buffers]
+        dtypes = [buffer.dtype for buffer in buffers]
+        groups = assign_by_size(sizes_bytes, dtypes, [_BROADCAST_BYTES])
+        return tuple(self._broadcast([buffers[i] for i in group]) for group in groups)
 
     def _broadcast(self, buffers: Sequence[Buffer]) -> BufferBroadcast:
         size_bytes = sum(buffer.size_bytes for buffer in buffers)

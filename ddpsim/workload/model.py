@@ -112,8 +112,13 @@ class Model:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of all gradients."""
+        """Bytes of all parameters, and of the buckets that hold a gradient of each."""
         return sum(parameter.size_bytes for parameter in self.parameters)
+
+    @property
+    def used(self) -> tuple[Parameter, ...]:
+        """Parameters that get a gradient, in the order in which they do."""
+        return tuple(self.parameters[i] for i in self.ready_order)
 
     @property
     def unused(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from ddpsim.scenario.schema import Device, Optimizer
-from ddpsim.workload.model import ITEM_BYTES, Parameter, Work
+from ddpsim.workload.model import Parameter, Work
 
 __all__ = ["optimizer_state_bytes", "optimizer_work"]
 
@@ -22,11 +22,10 @@ _TENSORS_PER_LAUNCH = 64
 def optimizer_work(optimizer: Optimizer, parameters: Sequence[Parameter], device: Device) -> Work:
     """Device time of one step over all parameters, and its kernel launches."""
     per_element, operations = _bytes_and_operations(optimizer)
-    elements = sum(parameter.numel for parameter in parameters)
-    width = max(ITEM_BYTES[parameter.dtype] for parameter in parameters) / 4
+    moved_bytes = per_element * sum(parameter.size_bytes for parameter in parameters) / 4
     bytes_per_s = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
     launches = operations * math.ceil(len(parameters) / _TENSORS_PER_LAUNCH)
-    moved_s = elements * per_element * width / bytes_per_s
+    moved_s = moved_bytes / bytes_per_s
     return Work(max(moved_s, launches * device.kernel_floor_s), launches)
 
 

@@ -23,7 +23,7 @@ def profiled_model(profile: ModelProfile, workload: Workload, device: Device) ->
     listed = profile.parameters if profile.in_registration_order else profile.parameters[::-1]
     parameters = _parameters(listed, workload)
     ready_order = _ready_order(listed)
-    estimated = optimizer_work(workload.optimizer, parameters, device)
+    estimated = optimizer_work(workload.optimizer, [parameters[i] for i in ready_order], device)
     backward = _backward(profile, workload, [listed[i].ready_s or 0.0 for i in ready_order])
     forward_s = _forward_s(profile, workload, sum(work.device_s for work in backward))
     measured_s = profile.optimizer_s
@@ -192,11 +192,14 @@ def _no_registration_order(profile: ModelProfile) -> str:
 
 
 def _usual_ready_order(listed: Sequence[ProfiledParameter]) -> tuple[int, ...]:
-    """Modules in reverse; in one with a matrix its vectors (biases) come first."""
+    """Modules in reverse; in one with a matrix its vectors (biases) come first.
+
+    Of a convolution, whose weights have more dimensions, they come last (torch: derivatives.yaml).
+    """
     modules: dict[str, list[int]] = defaultdict(list)
     for i, parameter in enumerate(listed):
         modules[parameter.name.rpartition(".")[0]].append(i)
     order: list[int] = []
     for members in reversed(modules.values()):
-        order += sorted(members, key=lambda i: (listed[i].dimensions or 1) > 1)
+        order += sorted(members, key=lambda i: listed[i].dimensions == 2)
     return tuple(order)
