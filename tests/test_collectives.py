@@ -20,6 +20,8 @@ from ddpsim.api import load_scenario, simulate, uncertainties
 from ddpsim.cluster.build import LOG, OTHER_GPUS
 from ddpsim.cluster.collectives import Network, duration_ns
 from ddpsim.cluster.links import Wires
+from ddpsim.cluster.paths import Paths
+from ddpsim.cluster.topology import Link
 from ddpsim.cluster.tuner import Graph, choose, estimates, time_us
 from ddpsim.collective import collective_table, load_cluster, parse_sizes
 from ddpsim.errors import InputError, ScenarioError
@@ -442,6 +444,72 @@ def test_traffic_of_others_and_of_loaders_slows_the_network() -> None:
     reading = predict(slow, loader)
     assert reading.exposed_comm_s > plain.exposed_comm_s
     assert "traffic" in {straggler.kind for straggler in busy.stragglers}
+
+
+GLOO = {
+    "schema": "ddpsim/1",
+    "workload": {"model": "resnet50", "batch_per_rank": 8, "step_time": "50 ms"},
+    "ddp": {"backend": "gloo"},
+    "cluster": {
+        "nodes": 4,
+        "gpus_per_node": 1,
+        "device": "cpu-core",
+        "inter_node": {"bandwidth": "1 GB/s", "latency": "20 us"},
+    },
+    "run": {"iterations": 3},
+}
+SLOW_NODES = (
+    ("cluster.weak_links={2: 0.1}",),
+    ("cluster.other_nodes={1: {inter_node: {bandwidth: 100 MB/s}}}",),
+    ("cluster.inter_node.bandwidth=100 MB/s",),
+)
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        *SLOW_NODES[:2],
+        ("cluster.gpus_per_node=2", "cluster.intra_node={bandwidth: 0.2 GB/s, latency: 5 us}"),
+    ],
+)
+def test_a_little_traffic_costs_little_and_brings_nothing(slow: tuple[str, ...]) -> None:
+    """Transfers in flight share the slow hop that makes them need little of the network."""
+    alone, beside = (
+        simulate(load_scenario(GLOO, (*slow, *traffic))).iteration_time_s.mean
+        for traffic in ((), ("cluster.background={rate: 1 kbit/s}",))
+    )
+    assert alone <= beside <= 1.003 * alone
+
+
+@pytest.mark.parametrize(
+    "traffic",
+    [
+        "cluster.background={rate: 90 MB/s}",
+        "workload.data={rate: 10 samples/s, sample_size: 5 MB}",
+    ],
+)
+def test_traffic_counts_on_the_node_with_the_least_left(traffic: str) -> None:
+    """As much beside one slow node, or a weak link to one, as where all are as slow."""
+    weak, one, all_ = (
+        simulate(load_scenario(GLOO, (*slow, traffic))).iteration_time_s for slow in SLOW_NODES
+    )
+    alone = simulate(load_scenario(GLOO, SLOW_NODES[0])).iteration_time_s
+    assert weak == one == all_
+    assert all_.mean > 1.3 * alone.mean
+
+
+def test_the_least_network_is_that_of_nodes_there_are() -> None:
+    """A usual node that the cluster has none of counts for nothing."""
+    usual = Link(1e-6, 8e9)
+
+    def least(**unlike: Any) -> float:
+        return Paths(2, 4, usual, usual, **unlike).least_network.bandwidth_bytes_per_s
+
+    assert least() == 8e9
+    assert least(unlike=((1, 1.0, 4.0),)) == 8e9
+    assert least(unlike=((0, 1.0, 2.0), (1, 1.0, 4.0))) == 16e9
+    assert least(unlike=((0, 1.0, 0.5),), weak=((3, 0.1, 0.1),)) == 4e9
+    assert least(weak=((4, 0.1, 0.1),)) == 0.8e9
 
 
 @pytest.mark.parametrize(

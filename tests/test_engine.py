@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from simpy import Environment
 from strategies import models, scenarios
@@ -772,23 +772,48 @@ def test_two_workers_share_the_link() -> None:
     assert ends == [16, 20]
 
 
+TRANSFERS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 60)), min_size=1, max_size=6)
+SHARES = st.integers(1, 8).map(lambda part: Fraction(part, 8))
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 60)), min_size=1, max_size=6))
-def test_sharing_is_exact(transfers: list[tuple[int, int]]) -> None:
-    """Against a brute-force fluid model: the rate is 1/k while k transfers are in flight."""
+@given(TRANSFERS, SHARES)
+@example([(0, 40), (0, 40)], Fraction(1, 4))
+def test_sharing_is_exact(transfers: list[tuple[int, int]], share: Fraction) -> None:
+    """Against a brute-force fluid model: the rate is 1/k while k transfers are in flight.
+
+    Whatever `share` of the network they need: the hop that makes it so little is shared too.
+    """
+    ends = ends_of(transfers, share, Fraction(0))
+    for ours, exact in zip(ends, fluid_ends(transfers), strict=True):
+        assert exact <= ours <= exact + len(transfers)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TRANSFERS, SHARES, SHARES, SHARES)
+def test_more_of_other_traffic_never_helps(
+    transfers: list[tuple[int, int]], share: Fraction, other: Fraction, more: Fraction
+) -> None:
+    slower, faster = (ends_of(transfers, share, each) for each in (other + more, other))
+    assert max(slower) >= max(faster)
+    assert max(faster) >= max(ends_of(transfers, share, Fraction(0)))
+
+
+def ends_of(transfers: list[tuple[int, int]], share: Fraction, other: Fraction) -> list[int]:
+    """When transfers end that begin at such ticks and take so many alone, beside another job."""
     env, ends = Environment(), [0] * len(transfers)
     link = SharedLink(env)
+    link.set_other(other)
 
     def transfer(index: int, begin: int, work: int) -> Any:
         yield env.timeout(begin)
-        yield link.transfer(work)
+        yield link.transfer(work, share)
         ends[index] = int(env.now)
 
     for index, (begin, work) in enumerate(transfers):
         env.process(transfer(index, begin, work))
     env.run()
-    for ours, exact in zip(ends, fluid_ends(transfers), strict=True):
-        assert exact <= ours <= exact + len(transfers)
+    return ends
 
 
 @settings(max_examples=200, deadline=None)

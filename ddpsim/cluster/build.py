@@ -83,13 +83,13 @@ def _traffic(scenario: Scenario) -> Traffic:
     if cluster.nodes == 1 or not (other or reads):
         return NO_TRAFFIC
     wires = Wires.of(cluster, scenario.run.seed)
-    rate = wires.network_rate
+    rate = wires.paths.least_network.bandwidth_bytes_per_s
     loaded = cluster.gpus_per_node * data.rate_samples_per_s * reads if data and reads else 0.0
     bursts = other is not None and other.busy_s != other.every_s
     slowest = min(link.bandwidth_bytes_per_s for link in wires.ring)
     return Traffic(
-        needed_share=min(Fraction(1), _share(slowest / rate)),
-        other_share=min(Fraction(1), _share(other.rate_bytes_per_s / rate if other else 0.0)),
+        needed_share=_share(slowest / rate),
+        other_share=_share(other.rate_bytes_per_s / rate if other else 0.0),
         busy_ns=to_ns(other.busy_s) if other and other.busy_s else 0,
         every_ns=to_ns(other.every_s) if bursts and other and other.every_s else None,
         loader_share=_share(loaded / rate),

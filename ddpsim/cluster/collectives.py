@@ -477,7 +477,7 @@ def _outside(log: AllReduceLog, size_bytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What else a node's network carries, as parts of its rate.
+    """What else a node's network carries, as parts of its rate, where least of that is left.
 
     A collective that is alone takes `needed_share`: less than all where the links inside nodes are
     slower. Another job wants `other_share` for `busy_ns` of every `every_ns` (None: always); the

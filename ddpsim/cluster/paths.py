@@ -101,6 +101,19 @@ class Paths:
         links = (self.direct(ends, inside=self.nodes == 1) for ends in (None, *held))
         return min(links, key=lambda link: link.bandwidth_bytes_per_s)
 
+    @property
+    def least_network(self) -> Link:
+        """Of the ring's hops between nodes the one with the least left of a node's network.
+
+        Raises ValueError where none is known.
+        """
+        g = self.gpus_per_node
+        unlike = {rank // g * g for rank in self.touched if rank < self.ranks}
+        hops = [((rank - 1) % self.ranks, rank) for rank in unlike]
+        usual = [None] if len(unlike) < self.nodes else []
+        links = (self.between(ends) for ends in (*usual, *hops))
+        return min(links, key=lambda link: link.bandwidth_bytes_per_s)
+
     @cached_property
     def touched(self) -> frozenset[int]:
         """Ranks, and switches of nodes, that a link unlike the others leads to or from."""

@@ -111,10 +111,10 @@ class Network:
         wanted, loaders = self._traffic.loader_share, self._traffic.loaders
         if not wanted:
             return self._env.timeout(batch_ns)
-        return self._link.transfer(
+        return self._link.read(
             round(batch_ns * max(FULL, wanted)),
             min(FULL, wanted) / loaders,
-            alike=Fraction(loaders, self._participants),
+            Fraction(loaders, self._participants),
         )
 
     def _other_job(self) -> Generator[Event, Any, None]:

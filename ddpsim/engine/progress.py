@@ -58,15 +58,16 @@ class Progress:
 
 
 class _Flow(NamedTuple):
-    """A transfer's part of the link, and how many times longer it takes under which condition.
+    """What a transfer takes of the network, and how many times longer it takes under which condition.
 
-    It stands for so many `alike`.
+    It stands for so many `alike`; a collective's shares the slowest hop with other collectives'.
     """
 
     share: Fraction
-    slowdown: Fraction
-    crowded: Fraction
-    alike: Fraction
+    is_collective: bool
+    slowdown: Fraction = FULL
+    crowded: Fraction = FULL
+    alike: Fraction = FULL
 
 
 def fair_share(demands: Sequence[tuple[Fraction, Fraction]]) -> Fraction:
@@ -84,10 +85,12 @@ def fair_share(demands: Sequence[tuple[Fraction, Fraction]]) -> Fraction:
 
 
 class SharedLink:
-    """A link that the transfers in flight share, max-min fairly.
+    """A node's network, and the slowest hop of the collectives over it: two things to share.
 
-    A transfer alone takes up `share` of the link; together they get at most all of it. While a
-    rank computes, and beside another transfer on the link, each is slowed down by its own factor.
+    A collective's transfer that is alone takes up `share` of the network, and the whole hop, which
+    all that are in flight share equally. The network they share max-min fairly with what else goes
+    over it. While a rank computes, and beside another transfer, each is slowed down by its own
+    factor.
     """
 
     def __init__(self, env: Environment) -> None:
@@ -104,18 +107,19 @@ class SharedLink:
         share: Fraction = FULL,
         slowdown: Fraction = FULL,
         crowded: Fraction = FULL,
-        alike: Fraction = FULL,
     ) -> Event:
-        """Begin a transfer that takes `work_ns` alone; the event fires at its end.
+        """Begin a collective's transfer, `work_ns` alone; the event fires at its end.
 
-        It stands for so many `alike`, each of which takes up `share`.
+        Without a `share` it waits, and takes up neither network nor hop.
         """
-        self._rest()
-        done = self._env.event()
-        flow = Progress(self._env, work_ns, lambda: self._leave(flow, done))
-        self._flows[flow] = _Flow(share, slowdown, crowded, alike)
-        self._share_out()
-        return done
+        return self._begin(work_ns, _Flow(share, bool(share), slowdown, crowded))
+
+    def read(self, work_ns: int, share: Fraction, alike: Fraction) -> Event:
+        """Begin to read samples over the network, `work_ns` alone, for so many loaders `alike`.
+
+        Each takes up `share`. The event fires at the end.
+        """
+        return self._begin(work_ns, _Flow(share, is_collective=False, alike=alike))
 
     def burst(self, most_ns: int, work_ns: int) -> int:
         """Ticks of a transfer's `work_ns` that pass at once: as many as the link has rested.
@@ -139,6 +143,14 @@ class SharedLink:
         self._other = share
         self._share_out()
 
+    def _begin(self, work_ns: int, flow: _Flow) -> Event:
+        self._rest()
+        done = self._env.event()
+        progress = Progress(self._env, work_ns, lambda: self._leave(progress, done))
+        self._flows[progress] = flow
+        self._share_out()
+        return done
+
     def _leave(self, flow: Progress, done: Event) -> None:
         self._rest()
         del self._flows[flow]
@@ -156,14 +168,25 @@ class SharedLink:
         """Each gets what it needs, or an equal part of what the less demanding leave."""
         if not self._flows:
             return
-        flows = [(flow.share, flow.alike) for flow in self._flows.values() if flow.share]
+        flows = [flow for flow in self._flows.values() if flow.share]
         is_crowded = len(flows) > 1
+        of_hop = Fraction(1, max(1, sum(flow.is_collective for flow in flows)))
         alone = not is_crowded and not self._other
-        fair = FULL if alone else fair_share([*flows, (self._other, FULL)])
+        fair = FULL if alone else self._fair(flows, of_hop)
         for progress, flow in tuple(self._flows.items()):
-            rate = min(flow.share, fair) / flow.share if flow.share else FULL
+            rate = of_hop if flow.is_collective else FULL
+            if flow.share:
+                rate = min(rate, fair / flow.share)
             if self._computing:
                 rate /= flow.slowdown
             if is_crowded and flow.share:
                 rate /= flow.crowded
             progress.set_rate(rate)
+
+    def _fair(self, flows: Sequence[_Flow], of_hop: Fraction) -> Fraction:
+        """The most of the network that any gets, where collectives are no faster than their hop."""
+        demands = [
+            (flow.share * of_hop if flow.is_collective else flow.share, flow.alike)
+            for flow in flows
+        ]
+        return fair_share([*demands, (self._other, FULL)])
