@@ -214,7 +214,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
 def _pace_of(job: Job, collective: CommSpan) -> str:
     """What sets the pace of a collective, in words."""
     operation = cast("Operation", collective.operation)
-    if waits_for_latency(job.network.plain_cost, operation, collective.size_bytes):
+    if waits_for_latency(job.network, operation, collective.size_bytes):
         ranks = counted(job.scenario.cluster.world_size, "rank")
         return f"the latency of the hops among {ranks}"
     return job.network.bottleneck

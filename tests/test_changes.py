@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ddpsim
-from ddpsim.cluster.collectives import LinkCost, duration_ns
+from ddpsim.cluster.collectives import LinkCost, Network, Traffic, duration_ns
 from ddpsim.cluster.topology import Link
 from ddpsim.cluster.widened import quickened, widened
 from ddpsim.interval import edges
@@ -163,17 +164,41 @@ def test_bandwidth_and_latency_change_alone(factor: float) -> None:
         tuple(Link(link.latency_s, link.bandwidth_bytes_per_s * factor) for link in LINKS.links),
         ranks=16,
     )
-    wider = widened(LINKS, factor)
+    network = Network(LINKS, None, "", (), traffic=Traffic(other_share=Fraction(1, 2)))
+    wider = widened(network, factor)
     assert wider
-    assert wider.transfer("all_reduce", size) == by_hand.transfer("all_reduce", size)
-    lower = quickened(LINKS, factor)
+    assert wider.cost.transfer("all_reduce", size) == by_hand.transfer("all_reduce", size)
+    assert wider.traffic.other_share == Fraction(1, 2) / Fraction(str(factor))
+    lower = quickened(network, factor)
     assert lower
+    assert lower.traffic == network.traffic
     slower = LinkCost(
         tuple(Link(link.latency_s * factor, link.bandwidth_bytes_per_s) for link in LINKS.links),
         ranks=16,
     )
-    found, expected = (cost.transfer("all_reduce", size) for cost in (lower, slower))
+    found, expected = (cost.transfer("all_reduce", size) for cost in (lower.cost, slower))
     assert abs(duration_ns(found) - duration_ns(expected)) <= 30  # ticks: one a step
+
+
+@pytest.mark.parametrize(
+    "traffic",
+    [
+        "cluster.background={rate: 1.5 GB/s}",
+        "workload.data={rate: 320 samples/s, sample_size: 4 MB}",
+    ],
+)
+def test_wider_links_are_wider_for_others_too(traffic: str) -> None:
+    """As the scenario with wider links says: what others send stays as it is."""
+    links = "cluster.inter_node={{bandwidth: {} GB/s, latency: 5 us}}"
+    base, wider = (
+        document("resnet50-2x8-25gbit", traffic, links.format(rate), "cluster.algorithm=ring")
+        for rate in ("3", "3.3")
+    )
+    found = {each.what: each.change for each in sensitivities(resolve(parse(base)))}
+    before_s, after_s = (resolve(parse(each)).step_s() for each in (base, wider))
+    said = found["10 % more bandwidth on every link"]
+    assert said == pytest.approx(after_s / before_s - 1, abs=2e-3)
+    assert said < -0.07
 
 
 EVERY = ["resnet50-2x8-25gbit", "machines-64xh100", "gloo-cpu", "slow-network", "shared-network"]

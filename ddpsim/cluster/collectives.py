@@ -495,6 +495,15 @@ class Traffic:
         """The same samples to read, by loaders that make a batch in another time."""
         return replace(self, loader_share=self.loader_share * Fraction(usual_ns, batch_ns))
 
+    def on_wider_links(self, factor: float) -> Traffic:
+        """The same bytes of others, over links of `factor` times the bandwidth."""
+        wider = Fraction(str(factor))
+        return replace(
+            self,
+            other_share=self.other_share / wider,
+            loader_share=self.loader_share / wider,
+        )
+
 
 NO_TRAFFIC = Traffic()
 

@@ -9,6 +9,7 @@ from ddpsim.cluster.collectives import (
     CollectiveCost,
     InterferingCost,
     LinkCost,
+    Network,
     Operation,
     ScheduledCost,
     Transfer,
@@ -21,13 +22,30 @@ from ddpsim.cluster.paths import Paths
 __all__ = ["quickened", "waits_for_latency", "widened"]
 
 
-def widened(cost: CollectiveCost, factor: float) -> CollectiveCost | None:
-    """A cost model whose links have `factor` times the bandwidth; NCCL's choices stay.
+def widened(network: Network, factor: float) -> Network | None:
+    """A network whose links have `factor` times the bandwidth; NCCL's choices stay.
 
-    None for a log, which does not say what part of its times is latency.
+    What else it carries stays too, and is a smaller part of it. None for a log, which does not say
+    what part of its times is latency.
     """
+    cost = _widened(network.cost, factor)
+    if cost is None:
+        return None
+    return replace(network, cost=cost, traffic=network.traffic.on_wider_links(factor))
+
+
+def quickened(network: Network, factor: float) -> Network | None:
+    """A network with `factor` times the latency and the same bandwidth; None as `widened`.
+
+    latency x f + bytes / bandwidth is f x (latency + bytes / (f x bandwidth)).
+    """
+    wider = _widened(network.cost, factor)
+    return None if wider is None else replace(network, cost=wider.stretched(factor))
+
+
+def _widened(cost: CollectiveCost, factor: float) -> CollectiveCost | None:
     if isinstance(cost, InterferingCost):
-        inner = widened(cost.cost, factor)
+        inner = _widened(cost.cost, factor)
         return None if inner is None else replace(cost, cost=inner)
     if isinstance(cost, LinkCost):
         return replace(cost, links=tuple(link.widened(factor) for link in cost.links))
@@ -38,22 +56,13 @@ def widened(cost: CollectiveCost, factor: float) -> CollectiveCost | None:
     return _Widened(cost, factor)
 
 
-def quickened(cost: CollectiveCost, factor: float) -> CollectiveCost | None:
-    """A cost model with `factor` times the latency and the same bandwidth; None as `widened`.
-
-    latency x f + bytes / bandwidth is f x (latency + bytes / (f x bandwidth)).
-    """
-    wider = widened(cost, factor)
-    return None if wider is None else wider.stretched(factor)
-
-
-def waits_for_latency(cost: CollectiveCost, operation: Operation, size_bytes: int) -> bool:
+def waits_for_latency(network: Network, operation: Operation, size_bytes: int) -> bool:
     """Whether half the latency shortens a message more than twice the bandwidth; no for a log."""
-    quicker, wider = quickened(cost, 0.5), widened(cost, 2)
+    quicker, wider = quickened(network, 0.5), widened(network, 2)
     if quicker is None or wider is None:
         return False
     quicker_ns, wider_ns = (
-        duration_ns(changed.transfer(operation, size_bytes)) for changed in (quicker, wider)
+        duration_ns(changed.cost.transfer(operation, size_bytes)) for changed in (quicker, wider)
     )
     return quicker_ns < wider_ns
 

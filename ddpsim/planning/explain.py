@@ -8,7 +8,6 @@ from itertools import groupby
 from operator import itemgetter
 
 from ddpsim.api import simulate
-from ddpsim.cluster.collectives import CollectiveCost
 from ddpsim.cluster.links import rate_of
 from ddpsim.cluster.widened import quickened, widened
 from ddpsim.job import Job, resolve
@@ -58,15 +57,15 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
 
     yield effect("compute 10 % faster", job.step_s(compute=1 / 1.1))
     if job.scenario.cluster.world_size > 1:
-        cost = job.network.cost
-        costs = (
-            ("10 % more bandwidth on every link", widened(cost, 1.1)),
-            ("half the latency", quickened(cost, 0.5)),
-            ("endless bandwidth: latency alone", widened(cost, _ENDLESS)),
+        network = job.network
+        networks = (
+            ("10 % more bandwidth on every link", widened(network, 1.1)),
+            ("half the latency", quickened(network, 0.5)),
+            ("endless bandwidth: latency alone", widened(network, _ENDLESS)),
         )
-        for what, changed in costs:
+        for what, changed in networks:
             if changed is not None:
-                yield effect(what, _with(job, changed).step_s())
+                yield effect(what, replace(job, network=changed).step_s())
         yield effect("all-reduces 10 % faster", job.step_s(network=1 / 1.1))
         yield effect("a network that takes no time", job.step_s(network=1 / _ENDLESS))
     if job.program.loader:
@@ -82,10 +81,6 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
             calm = job.scenario.cluster.model_copy(update={key: None})
             without = resolve(job.scenario.model_copy(update={"cluster": calm}))
             yield effect(f"no {what}", without.step_s())
-
-
-def _with(job: Job, cost: CollectiveCost) -> Job:
-    return replace(job, network=replace(job.network, cost=cost))
 
 
 def _phases(path: Sequence[CriticalPart], words: Mapping[str, str]) -> Iterator[Phase]:
