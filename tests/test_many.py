@@ -94,6 +94,22 @@ def test_those_that_settle_late_are_as_alone_too() -> None:
             assert getattr(brief, field.name) == getattr(result, field.name), field.name
 
 
+def test_a_warm_up_is_made_longer_once() -> None:
+    """Noise beside a loader over the network, whose steps no shortcut simulates."""
+    noisy = scenario(
+        workload={"step_time": "60 ms", "data": {"rate": "300 samples/s", "sample_size": "1 MB"}},
+        cluster={
+            "nodes": 2,
+            "gpus_per_node": 1,
+            "inter_node": links(16, 5),
+            "background": {"rate": "1.5 GB/s", "busy": "20 ms", "every": "75 ms"},
+        },
+        run={"iterations": 3, "jitter": {"sigma": 0.2}},
+    )
+    (brief,) = ddpsim.simulate_many([noisy])
+    assert brief.iteration_time_s == ddpsim.simulate(noisy).iteration_time_s
+
+
 def test_seeds_are_trials_of_one_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred seeds of stragglers: one simulation, and each seed its own answer."""
     from ddpsim.engine import many

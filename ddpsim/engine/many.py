@@ -9,7 +9,7 @@ from ddpsim.engine.host import Host
 from ddpsim.engine.lanes import Lanes, Trial
 from ddpsim.engine.loop import Compute
 from ddpsim.engine.plan import Request
-from ddpsim.engine.run import run, settled
+from ddpsim.engine.run import Settled, run_settled, settled
 from ddpsim.result.summary import SteadyStep
 
 __all__ = ["run_many"]
@@ -21,41 +21,41 @@ _MORE = 8  # steps of warm-up for those that settle later than others
 def run_many(requests: Sequence[Request]) -> list[SteadyStep]:
     """The steady steps of each, as `run` gives them."""
     found: dict[int, SteadyStep] = {}
-    requests = _all_settled(requests)
-    for ranks, group in _groups(requests):
+    jobs = _all_settled(requests)
+    for ranks, group in _groups(jobs):
         many = max(1, _LANES // ranks)
         for i in range(0, len(group), many):
             found |= _together(ranks, group[i : i + many])
-    return [found[i] if i in found else _alone(request) for i, request in enumerate(requests)]
+    return [found[i] if i in found else _alone(job) for i, job in enumerate(jobs)]
 
 
-def _all_settled(requests: Sequence[Request]) -> list[Request]:
-    """Those that vary; of those that do not, their own simulation tells."""
-    warmups: dict[Hashable, int] = {}  # jobs that differ in what is drawn alone have the same
+def _all_settled(requests: Sequence[Request]) -> list[Settled]:
+    """Each as `settled` gives it, which is asked once of those that differ in draws alone."""
+    warmups: dict[Hashable, int] = {}
     found = []
     for asked in requests:
         if not asked.varies:
-            found.append(asked)
+            found.append(settled(asked))
             continue
         lasting = asked.without_variation().slowdowns
         ranks = None if lasting is None else lasting[:, 0].tobytes()
         same = id(asked.program), id(asked.cost), asked.world_size, ranks
         if same not in warmups:
-            warmups[same] = settled(asked).program.warmup
-        found.append(asked.longer(warmups[same]))
+            warmups[same] = settled(asked).request.program.warmup
+        found.append(Settled(asked.longer(warmups[same])))
     return found
 
 
-def _alone(asked: Request) -> SteadyStep:
+def _alone(job: Settled) -> SteadyStep:
     """By a simulation of its own."""
-    return SteadyStep.of(run(asked).timeline)
+    return SteadyStep.of(run_settled(job).timeline)
 
 
-def _groups(requests: Sequence[Request]) -> Iterator[tuple[int, list[tuple[int, Trial]]]]:
-    """Ranks to simulate, and the requests by their place that can be simulated together."""
+def _groups(jobs: Sequence[Settled]) -> Iterator[tuple[int, list[tuple[int, Trial]]]]:
+    """Ranks to simulate, and the jobs by their place that can be simulated together."""
     hosts: dict[tuple[int, int], tuple[Host, Hashable]] = {}  # by a program, which many may share
     groups: dict[tuple[int, bool, Hashable], list[tuple[int, Trial]]] = defaultdict(list)
-    for place, asked in enumerate(requests):
+    for place, asked in enumerate(job.request for job in jobs):
         plan, program = asked.plan, asked.program
         if not plan.needs_no_events:
             continue

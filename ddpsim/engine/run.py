@@ -16,7 +16,7 @@ from ddpsim.result.timeline import Timeline
 if TYPE_CHECKING:
     from ddpsim.engine.steps import MessageObserver
 
-__all__ = ["EngineMode", "Simulated", "run", "settled"]
+__all__ = ["EngineMode", "Settled", "Simulated", "run", "run_settled", "settled"]
 
 EngineMode = Literal["auto", "reference"]
 
@@ -30,6 +30,13 @@ class Simulated:
     timeline: Timeline
     ranks_simulated: int
     paths: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A job whose warm-up is as long as it takes, as `settled` gives it: no warm-up is added twice."""
+
+    request: Request
 
 
 def run(
@@ -49,10 +56,22 @@ def run(
     are known (`Plan.period`). `observe_message` hears of every message of the plain model. Raises
     SimulationError if a rank never ends.
     """
-    if mode == "reference" or not request.plan.needs_no_events or request.varies:
-        request = settled(request)
+    asked = settled(request, mode)
+    return run_settled(asked, mode, observed, observe_message, every_rank=every_rank)
+
+
+def run_settled(
+    asked: Settled,
+    mode: EngineMode = "auto",
+    observed: Sequence[int] | None = None,
+    observe_message: MessageObserver | None = None,
+    *,
+    every_rank: bool = False,
+) -> Simulated:
+    """See `run`."""
+    request = asked.request
     found, participants, repeats = None, request.world_size, 0
-    asked = request
+    simulated = request
     if mode == "auto":
         plan = request.plan
         participants = plan.period if every_rank else plan.participants
@@ -62,11 +81,11 @@ def run(
                 participants = request.world_size
         elif plan.repeats:  # one steady step, and the others are like it
             repeats = request.program.iterations - 1
-            asked = replace(request, program=replace(request.program, iterations=1))
+            simulated = replace(request, program=replace(request.program, iterations=1))
     if found is None:
         from ddpsim.engine.plain import simulate  # noqa: PLC0415 -- SimPy is slow to import
 
-        timeline, paths = simulate(asked, participants, observe_message)
+        timeline, paths = simulate(simulated, participants, observe_message)
         found = replace(timeline, repeats=repeats), paths
     timeline, paths = found
     folds = participants < request.world_size
@@ -74,20 +93,22 @@ def run(
     return Simulated(timeline, participants, (folding, *sorted(paths)))
 
 
-def settled(request: Request) -> Request:
+def settled(request: Request, mode: EngineMode = "auto") -> Settled:
     """The job with so long a warm-up that its steady steps are alike, but for noise.
 
     The host's head start and the batches that were made before are used up only after some steps
-    where the host, or the loader, turns out to be the slower one.
+    where the host, or the loader, turns out to be the slower one. Where no events are needed and no
+    step is unlike another the simulation itself tells when.
     """
-    program = request.program
+    program, calm = request.program, request.without_variation()
+    if mode == "auto" and request.plan.needs_no_events and not request.varies:
+        return Settled(request)
     if request.traffic.loader_share and program.loader:  # no shortcut tells
-        return request.longer(program.warmup + program.loader.capacity)
-    calm = request.without_variation()
+        return Settled(request.longer(program.warmup + program.loader.capacity))
     if not calm.plan.needs_no_events:
-        return request
+        return Settled(request)
     found = _without_events(calm, calm.plan.participants, None)
-    return request if found is None else request.longer(found[0].warmup)
+    return Settled(request if found is None else request.longer(found[0].warmup))
 
 
 def _without_events(
