@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -444,6 +445,27 @@ def test_traffic_of_others_and_of_loaders_slows_the_network() -> None:
     reading = predict(slow, loader)
     assert reading.exposed_comm_s > plain.exposed_comm_s
     assert "traffic" in {straggler.kind for straggler in busy.stragglers}
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "direct"])
+@pytest.mark.parametrize(
+    "null",
+    [
+        "cluster.inter_node.bandwidth=null",
+        "cluster.intra_node={bandwidth: null, latency: null, switch_bandwidth: null}",
+        "cluster.other_nodes={0: {inter_node: {bandwidth: null, latency: null}}}",
+        "cluster.other_nodes={0: {intra_node: {bandwidth: null}}, 1: {inter_node: null}}",
+    ],
+)
+def test_null_states_nothing_of_a_link(null: str, algorithm: str) -> None:
+    plain = cluster(machine="dgx-h100", nodes=2, algorithm=algorithm)
+    base = {"schema": "ddpsim/1", "workload": WORKLOAD, **plain}
+    stated = deepcopy(base)
+    if null.startswith("cluster.inter_node"):
+        stated["cluster"]["inter_node"] = {"bandwidth": "25 Gbit/s"}
+    said, asked = load_scenario(stated, (null,)), load_scenario(base)
+    assert Wires.of(said.cluster) == Wires.of(asked.cluster)
+    assert resolve(said).network == resolve(asked).network
 
 
 GLOO = {

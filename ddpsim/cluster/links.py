@@ -306,7 +306,7 @@ def _own(cluster: Cluster, node: int, key: _Kind) -> IntraNode | InterNode | Non
     own, usual = getattr((cluster.other_nodes or {})[node], key), cluster.link(key)
     if own is None or usual is None:
         return usual
-    return usual.model_copy(update={field: getattr(own, field) for field in own.model_fields_set})
+    return usual.model_copy(update=own.said)
 
 
 def _slowest_inside(cluster: Cluster, usual: IntraNode | None) -> IntraNode | None:

@@ -5,9 +5,9 @@ YAML keys are the field's own words; attributes add the SI unit of what they hol
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ddpsim.errors import InputError, shown
@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _MOST_RANKS = 2_000_000
+_AnyLink = TypeVar("_AnyLink", bound="_Link")
 LinkKind = Literal["intra_node", "inter_node"]
 Rate = Literal["fp32", "tf32", "fp16", "bf16"]  # of matrix products, by their inputs
 
@@ -41,7 +42,17 @@ _StepLatency = Annotated[
 ]
 
 
-class IntraNode(Spec):
+class _Link(Spec):
+    """What links of both kinds have in common."""
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What was written of it, by field; `null` states nothing."""
+        written = {name: getattr(self, name) for name in self.model_fields_set}
+        return {name: value for name, value in written.items() if value is not None}
+
+
+class IntraNode(_Link):
     """What one GPU can send in one direction to its ring neighbour in the node."""
 
     bandwidth_bytes_per_s: Bandwidth | None = Field(
@@ -67,7 +78,7 @@ class IntraNode(Spec):
         return self.model_copy(update=update)
 
 
-class InterNode(Spec):
+class InterNode(_Link):
     """The network between nodes: one NIC, one direction."""
 
     bandwidth_bytes_per_s: Bandwidth | None = Field(
@@ -93,6 +104,15 @@ class InterNode(Spec):
     def with_bandwidth(self, bytes_per_s: float) -> InterNode:
         """The same with another bandwidth."""
         return self.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s})
+
+
+def _if_said(link: _AnyLink | None) -> _AnyLink | None:
+    """A link of which nothing is said is not stated."""
+    return link if link and link.said else None
+
+
+_StatedIntra = Annotated[IntraNode | None, AfterValidator(_if_said)]
+_StatedInter = Annotated[InterNode | None, AfterValidator(_if_said)]
 
 
 class Device(Spec):
@@ -228,10 +248,10 @@ class OtherNode(Spec):
     device: (
         Annotated[Device, BeforeValidator(_device, json_schema_input_type=Device | str)] | None
     ) = Field(None, description="its devices: slower or faster as the model's roofline says")
-    intra_node: IntraNode | None = Field(
+    intra_node: _StatedIntra = Field(
         None, description="its bandwidth, if another; no other key is for one node"
     )
-    inter_node: InterNode | None = Field(
+    inter_node: _StatedInter = Field(
         None, description="its bandwidth, nics_per_node and oversubscription, if others"
     )
 
@@ -240,9 +260,7 @@ class OtherNode(Spec):
         for key, telling in _TELLING.items():
             link = getattr(self, key)
             fields = type(link).model_fields if link else {}
-            stated = [
-                fields[name].alias or name for name in (link.model_fields_set if link else ())
-            ]
+            stated = [fields[name].alias or name for name in (link.said if link else ())]
             for name in sorted(set(stated) - set(telling)):
                 raise fail(
                     f"cannot be one node's alone (of its {key} can: {', '.join(telling)}); drop it",
@@ -321,8 +339,8 @@ class Cluster(Spec):
     servers: Annotated[int, Field(ge=1, le=_MOST_RANKS)] | None = Field(
         None, description="of algorithm parameter_server; default 1"
     )
-    intra_node: IntraNode | None = Field(None, description="default: the machine's")
-    inter_node: InterNode | None = Field(None, description="default: the machine's")
+    intra_node: _StatedIntra = Field(None, description="default: the machine's")
+    inter_node: _StatedInter = Field(None, description="default: the machine's")
     weak_links: dict[int, Fraction] | None = Field(
         None, description="rank: the part of its bandwidth that is left of the link to it"
     )
@@ -354,12 +372,11 @@ class Cluster(Spec):
         stated: IntraNode | InterNode | None = getattr(self, key)
         if stated is None or preset is None:
             return stated or preset
-        said = {field: getattr(stated, field) for field in stated.model_fields_set}
         rate = stated.bandwidth_bytes_per_s
         if rate is None:
-            return preset.model_copy(update=said)
+            return preset.model_copy(update=stated.said)
         if self.machine:
-            return preset.with_bandwidth(rate).model_copy(update=said)
+            return preset.with_bandwidth(rate).model_copy(update=stated.said)
         if stated.latency_s is None:
             return stated.model_copy(update={"latency_s": preset.latency_s})
         return stated
