@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -164,6 +165,31 @@ def test_settings_take_ranks_and_quoted_text() -> None:
     assert stragglers is not None
     assert stragglers.factors == {3: 1.5}
     assert _good('name="A, B"').name == _good("name='A, B'").name == "A, B"
+
+
+def test_json_writes_ranks_and_nodes_as_text(tmp_path: Path) -> None:
+    """With the same meaning as in YAML, and within reach of `--set`."""
+    cluster = {
+        "nodes": 4,
+        "gpus_per_node": 1,
+        "device": "a100-sxm-40gb",
+        "weak_links": {1: 0.5},
+        "other_nodes": {2: {"inter_node": {"bandwidth": "3 GB/s"}}},
+        "stragglers": {"factors": {0: 1.2, 3: 1.1}},
+    }
+    workload = {"model": "resnet18", "batch_per_rank": 1}
+    plain = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+    path = tmp_path / "scenario.json"
+    path.write_text(json.dumps(plain))
+    changes = (
+        [],
+        ["cluster.weak_links.1=0.7", "cluster.stragglers.factors.2=1.3"],
+        ["cluster.other_nodes.2.inter_node.nics_per_node=2"],
+    )
+    for changed in changes:
+        assert ddpsim.load_scenario(path, changed) == ddpsim.load_scenario(plain, changed)
+    with pytest.raises(ScenarioError, match=r"weak_links.x: wanted a whole number, got 'x'"):
+        ddpsim.load_scenario(path, ["cluster.weak_links.x=0.5"])
 
 
 def test_overrides_leave_the_mapping_alone() -> None:

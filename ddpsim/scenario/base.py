@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-__all__ = ["Fraction", "Sigma", "Spec", "fail", "given"]
+__all__ = ["Fraction", "Number", "Sigma", "Spec", "fail", "given", "numbered"]
 
 Fraction = Annotated[float, Field(ge=0.001, le=1)]
 Sigma = Annotated[float, Field(ge=0, le=1)]
+
+
+def numbered(key: Any) -> Any:
+    """A key that is a number's digits as that number: JSON and `--set` write no other."""
+    is_digits = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 20
+    return int(key) if is_digits else key
+
+
+Number = Annotated[int, BeforeValidator(numbered)]  # of a rank or a node, as a key
 
 
 class Spec(BaseModel):

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from ddpsim.errors import InputError, shown
 from ddpsim.scenario import catalog
-from ddpsim.scenario.base import Fraction, Sigma, Spec, fail
+from ddpsim.scenario.base import Fraction, Number, Sigma, Spec, fail
 from ddpsim.scenario.quantity import Bandwidth, Duration, FlopsPerSecond, Size, SourceFileField
 
 __all__ = [
@@ -197,7 +197,7 @@ class Stragglers(Spec):
 
     distribution: Literal["lognormal"] | None = Field(None, description="median 1")
     sigma: Sigma | None = Field(None, description="of the logarithm")
-    factors: dict[int, Annotated[float, Field(gt=0, le=1000)]] | None = Field(
+    factors: dict[Number, Annotated[float, Field(gt=0, le=1000)]] | None = Field(
         None, description="rank: multiplier; 1.2 is 20 % slower"
     )
 
@@ -341,10 +341,10 @@ class Cluster(Spec):
     )
     intra_node: _StatedIntra = Field(None, description="default: the machine's")
     inter_node: _StatedInter = Field(None, description="default: the machine's")
-    weak_links: dict[int, Fraction] | None = Field(
+    weak_links: dict[Number, Fraction] | None = Field(
         None, description="rank: the part of its bandwidth that is left of the link to it"
     )
-    other_nodes: dict[int, OtherNode] | None = Field(
+    other_nodes: dict[Number, OtherNode] | None = Field(
         None, description="node: in what it differs from the others"
     )
     background: Background | None = Field(None, description="other traffic; omitted: none")

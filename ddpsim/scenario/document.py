@@ -16,6 +16,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.reader import ReaderError
 
 from ddpsim.errors import InputError, Problem, ScenarioError, shown
+from ddpsim.scenario.base import numbered
 
 __all__ = ["Document", "KeyPath"]
 
@@ -88,8 +89,7 @@ class Document:
             _refuse(where, "write --set key.path=value, for instance --set ddp.bucket_cap_mb=50")
         if not text.strip():
             _refuse(where, f"there is no value; for the default write {key.strip()}=null")
-        steps = [_key(step) for step in key.strip().split(".")]
-        path: KeyPath = tuple(steps)
+        steps = [numbered(step) for step in key.strip().split(".")]
         try:
             value = _parse(where, text)
         except ScenarioError as error:  # without the line and column of a single word
@@ -101,15 +101,17 @@ class Document:
                 """and text in quotes of its own: --set 'name="A, B"'""",
             )
         target: Any = self.data
-        for depth, step in enumerate(steps[:-1], 1):
-            if target.get(step) is None:
-                target[step] = {}
-                self.key_places[path[:depth]] = where
-            target = target[step]
+        path: KeyPath = ()
+        for step in steps[:-1]:
+            path = (*path, _as_written(target, step))
+            if target.get(path[-1]) is None:
+                target[path[-1]] = {}
+                self.key_places[path] = where
+            target = target[path[-1]]
             if not isinstance(target, dict):
-                mapping = ".".join(map(str, steps[:depth]))
-                _refuse(where, f"{mapping} is not a mapping; set it whole")
-        target[steps[-1]] = self._plain(value, path, where)
+                _refuse(where, f"{'.'.join(map(str, path))} is not a mapping; set it whole")
+        path = (*path, _as_written(target, steps[-1]))
+        target[path[-1]] = self._plain(value, path, where)
         self.key_places[path] = self.value_places[path] = where
 
     def place(self, path: KeyPath, *, of_key: bool = False) -> str:
@@ -173,9 +175,9 @@ def load(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) 
     return replace(document.changed(settings), stated=document) if settings else document
 
 
-def _key(step: str) -> str | int:
-    """One step of a dotted path; a rank (`cluster.stragglers.factors.3`) is a number to YAML."""
-    return int(step) if step.isascii() and step.isdecimal() and len(step) < 20 else step
+def _as_written(mapping: Mapping[Any, Any], step: str | int) -> str | int:
+    """A key as it stands in a mapping: JSON has a rank's number as text."""
+    return step if step in mapping or str(step) not in mapping else str(step)
 
 
 def _read_text(path: Path) -> str:
