@@ -8,8 +8,8 @@ their spread, `sigma` how far the times may be off, `with_ddp_s` the whole step 
 device alone, and `later_forward_s` with `later_backward_s` what a second micro-batch of a step
 takes, its gradients added to those there. `activation_bytes` is what the step's peak holds beyond
 parameters, gradients, optimizer state and buffers. `device` and `optimizer` say with which ones all
-of it was measured. The CSV has the columns `order`, `param_name`, `numel`, `ready_us`, in backward
-order.
+of it was measured, `warnings` what predictions from it leave out. The CSV has the columns `order`,
+`param_name`, `numel`, `ready_us`, in backward order.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class ModelProfile:
     with_ddp_s: float | None = None
     later_forward_s: float | None = None
     later_backward_s: float | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def read_profile(source: SourceFile) -> ModelProfile:
@@ -223,6 +224,7 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
         with_ddp_s=_with_ddp(name, data.get("with_ddp_s"), forward_s + backward_s + optimizer_s),
         later_forward_s=later_forward_s,
         later_backward_s=later_backward_s,
+        warnings=_warnings(name, data.get("warnings", [])),
     )
 
 
@@ -243,6 +245,12 @@ def _name(name: str, data: dict[str, Any], key: str) -> str | None:
     if value is not None and not (isinstance(value, str) and value):
         raise ImportFailedError(name, f"{key} is {shown(value)}; wanted a name")
     return value
+
+
+def _warnings(name: str, lines: Any) -> tuple[str, ...]:
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise ImportFailedError(name, "warnings must be a list of texts")
+    return tuple(lines)
 
 
 def _sigma(name: str, value: Any) -> float:
