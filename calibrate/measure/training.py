@@ -229,6 +229,10 @@ def _moved(inputs: Any, device: torch.device) -> Any:
 def dtype_name(name: str, parameter: nn.Parameter) -> str:
     """A parameter's dtype as profiles name it; raises MeasureError for one they do not know."""
     dtype = str(parameter.dtype).removeprefix("torch.")
+    if parameter.is_complex():
+        raise MeasureError(
+            f"{name} is {dtype}: complex parameters, which DDP takes, are not modelled here"
+        )
     if dtype not in ITEM_BYTES:
         raise MeasureError(f"{name} is {dtype}: wanted one of {', '.join(ITEM_BYTES)}")
     return dtype

@@ -36,7 +36,8 @@ __all__ = [
     "read_profile",
 ]
 
-# of parameters: torch lets no integers and no bool require gradients (torch/csrc/autograd)
+# of parameters: torch lets no integers and no bool require gradients (torch/csrc/autograd), and
+# complex ones, which it does and DDP reduces, are not modelled
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _BUFFER_DTYPES = (
     *(*ITEM_BYTES, "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
