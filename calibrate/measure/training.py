@@ -12,13 +12,15 @@ import inspect
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 import calibrate
 from calibrate.ddp_rounds import OptimizerName
@@ -217,13 +219,28 @@ def _said(error: BaseException) -> str:
 
 
 def _moved(inputs: Any, device: torch.device) -> Any:
-    if isinstance(inputs, Tensor):
-        return inputs.to(device)
-    if isinstance(inputs, Mapping):
-        return {name: _moved(value, device) for name, value in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(_moved(value, device) for value in inputs)
-    return inputs
+    """The same with each tensor on the device, in whatever containers they are."""
+    return tree_map(lambda leaf: _moved_leaf(leaf, device), inputs, is_leaf=_moves_itself)
+
+
+def _moves_itself(value: Any) -> bool:
+    """A tensor, or such as a packed sequence of them."""
+    return callable(getattr(value, "to", None))
+
+
+def _moved_leaf(leaf: Any, device: torch.device) -> Any:
+    """What is no container to torch: it may move itself, or be one nevertheless."""
+    if _moves_itself(leaf):
+        return leaf.to(device)
+    if isinstance(leaf, Mapping):
+        return {name: _moved(value, device) for name, value in leaf.items()}
+    if not is_dataclass(leaf):
+        return leaf
+    moved = copy(leaf)
+    for item in fields(leaf):
+        # past the class's own __setattr__: it may be frozen
+        object.__setattr__(moved, item.name, _moved(getattr(leaf, item.name), device))
+    return moved
 
 
 def dtype_name(name: str, parameter: nn.Parameter) -> str:
