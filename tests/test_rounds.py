@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from calibrate.ddp_rounds import (
     save_rounds,
     slowest,
 )
+from calibrate.measure.rank import LOST
 from calibrate.validate import validate
 from ddpsim.errors import ImportFailedError
 
@@ -302,8 +304,10 @@ def test_rounds_until_a_rank_dies_are_kept(tmp_path: Path, monkeypatch: pytest.M
     )
     module = "import calibrate.measure.ddp_rounds as m; m._KEEP_S = 0.0; "
     run = "m.run_rank(lambda o: m.measure_rounds(m.RoundOptions.model_validate_json(o)))"
-    for ended in run_job(["-c", module + run, options.model_dump_json()]):
-        assert ended.returncode != 0
+    left, killed = run_job(["-c", module + run, options.model_dump_json()])
+    assert killed.returncode == -signal.SIGKILL
+    assert left.returncode == LOST
+    assert "rank 0 lost contact with another rank: did one die" in left.stderr
     kept = load_rounds(options.output)
     assert len(kept.variants[0].whole_s) >= 2
     assert len(kept.alone.whole_s) == ALONE_PER_ROUND * len(kept.variants[0].whole_s)

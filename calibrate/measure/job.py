@@ -17,7 +17,7 @@ import torch.distributed as dist
 from calibrate.measure.clock import Clock
 from calibrate.measure.errors import LostContactError, MeasureError, RefusedError, first_line
 from calibrate.measure.gloo_threads import gloo_first
-from calibrate.measure.training import told_of_users
+from calibrate.measure.training import told_of_code
 from calibrate.record import Layout
 from ddpsim.report.lines import counted
 
@@ -25,6 +25,9 @@ __all__ = ["Job", "Place", "join", "on_the_cpu", "read_place", "taking_part"]
 
 _T = TypeVar("_T")
 _REMOTE = "remote process exited"  # NCCL's ncclRemoteError, in words
+# gloo's errors begin with the source file that they are from, but for the one that follows on a
+# timeout (gloo's transport/tcp/pair.cc and unbound_buffer.cc)
+_GLOO_LOST = ("gloo/transport/", "Application timeout caused pair closure")
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -267,15 +270,20 @@ def _told(error: BaseException, rank: int, kept: str) -> MeasureError | None:
 
 
 def _told_of_code(error: Exception, rank: int, kept: str) -> MeasureError | None:
-    """Of a user's own code; or of a peer that is gone, which gloo tells as a RuntimeError."""
-    if own := told_of_users(error):
-        return MeasureError(f"rank {rank}: {own}. {kept}")
-    if isinstance(error, RuntimeError):
+    """Of a peer that is gone, as gloo or the store tells it; or of a user's code or torch."""
+    if _is_of_a_peer(error):
         return LostContactError(
             f"rank {rank} lost contact with another rank: did one die, or run out of memory? "
             f"{kept} (torch: {first_line(error)})"
         )
-    return None
+    told = told_of_code(error)
+    return MeasureError(f"rank {rank}: {str(told).rstrip('.')}. {kept}") if told else None
+
+
+def _is_of_a_peer(error: Exception) -> bool:
+    if isinstance(error, dist.DistStoreError | dist.DistNetworkError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _GLOO_LOST)
 
 
 def _initialise(place: Place, timeout_s: float) -> None:

@@ -27,7 +27,7 @@ from calibrate.measure.training import (
     compute_threads,
     dtype_name,
     prepare,
-    told_of_users,
+    told_of_code,
 )
 from calibrate.parts import adding_up
 from ddpsim.files import write_atomically
@@ -115,7 +115,7 @@ def profile(
                 "give a smaller --batch"
             ) from None
         except Exception as error:
-            if told := told_of_users(error):
+            if told := told_of_code(error):
                 raise told from error
             raise
         _check_the_same_take_part(training, samples)

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 import calibrate
 from calibrate.ddp_rounds import OptimizerName
 from calibrate.measure.clock import Clock
-from calibrate.measure.errors import MeasureError
+from calibrate.measure.errors import MeasureError, first_line
 from calibrate.measure.reference import find_function
 from ddpsim.importers.model_profile import ITEM_BYTES
 
@@ -36,7 +36,7 @@ __all__ = [
     "compute_threads",
     "dtype_name",
     "prepare",
-    "told_of_users",
+    "told_of_code",
 ]
 
 _TINY_PARAMETERS = 500
@@ -188,10 +188,13 @@ def _users_own(reference: str) -> Iterator[None]:
         raise MeasureError(f"{reference}{where}: {_said(error)}") from error
 
 
-def told_of_users(error: BaseException) -> MeasureError | None:
-    """The error of a user's own code, with its place; None where it came about elsewhere."""
-    place = _place_of_users(error)
-    return MeasureError(f"{place}: {_said(error)}") if place else None
+def told_of_code(error: Exception) -> MeasureError | None:
+    """The error of a user's own code, with its place; or of torch, in its own words; or None."""
+    if place := _place_of_users(error):
+        return MeasureError(f"{place}: {_said(error)}")
+    if isinstance(error, RuntimeError):
+        return MeasureError(f"{type(error).__name__}: {first_line(error)}")
+    return None
 
 
 def _place_of_users(error: BaseException) -> str:
