@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,6 +146,8 @@ def profile(
     if ends:
         document = profiling.scale_profile(document, *ends)
     profiling.write_profile(document, output)
+    for warning in document.get("warnings", ()):
+        print(f"warning   {warning}", file=sys.stderr)
     print(f"{output}: use it as workload.profile")
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections import namedtuple
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 if os.environ.get("FAKE_TORCH_ON_RANK") == os.environ.get("RANK", "0"):
     torch.__version__ = "2.12.0"  # type: ignore[assignment]
@@ -55,16 +58,26 @@ def branched(batch: int) -> Any:
 
 
 class HalfUsed(nn.Module):
-    """One of its two layers is not called; a parameter and a buffer have no element."""
+    """One of its layers is not called, and DDP ignores another and a buffer; it takes no copy.
+
+    A parameter and a buffer have no element. One layer's weight is none of its parameters.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.idle, self.used = nn.Linear(64, 64), nn.Linear(64, 10)
+        self.idle_and_ignored = nn.Linear(64, 64)
+        nn.utils.weight_norm(self.used)
+        self.lock, self.last = threading.Lock(), torch.empty(0)
         self.none = nn.Parameter(torch.empty(0))
         self.register_buffer("empty", torch.empty(0))
+        self.register_buffer("ignored", torch.zeros(9))
+        ignored = [name for name in self.state_dict() if "ignored" in name]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self, ignored)
 
     def forward(self, inputs: torch.Tensor) -> Any:
-        return self.used(inputs) + self.none.sum()
+        self.last = self.used(inputs) + self.none.sum()
+        return self.last
 
 
 def half_used(batch: int = 8) -> Any:
@@ -133,6 +146,83 @@ def of_sparse_gradients(batch: int = 4) -> Any:
 def two_layers(batch: int = 16) -> Any:
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     return model, torch.randn(batch, 64), lambda output: output.sum()
+
+
+class Uncopyable(nn.Module):
+    """It has a lock and keeps its last output; the loss needs its head, which forward does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.utils.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 1)
+        self.lock, self.last = threading.Lock(), torch.empty(0)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.last = self.body(inputs)
+        return self.last
+
+
+def uncopyable(batch: int = 4) -> Any:
+    model = Uncopyable()
+    return model, torch.randn(batch, 8), lambda output: model.head(output).sum()
+
+
+def lazy(batch: int = 4) -> Any:
+    return nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 1)), torch.randn(batch, 8), torch.sum
+
+
+SHARED = nn.Linear(8, 8)
+
+
+def of_one_model(batch: int = 4) -> Any:
+    return SHARED, torch.randn(batch, 8), torch.sum
+
+
+def growing(batch: int = 4) -> Any:
+    growing.width += 1
+    return nn.Linear(8, growing.width), torch.randn(batch, 8), torch.sum
+
+
+growing.width = 8
+
+
+def stepping_in_backward(batch: int = 16) -> Any:
+    """No gradient is left after the backward."""
+    made = two_layers(batch)
+
+    def step(parameter: torch.Tensor) -> None:
+        with torch.no_grad():
+            parameter.sub_(parameter.grad, alpha=1e-4)
+        parameter.grad = None
+
+    for parameter in made[0].parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    return made
+
+
+def in_ddp(batch: int = 4) -> Any:
+    from calibrate.measure.ddp_alone import process_group
+
+    with process_group("gloo"):
+        model = DistributedDataParallel(nn.Linear(8, 8))
+    return model, torch.randn(batch, 8), torch.sum
+
+
+def synchronised(batch: int = 4) -> Any:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8))
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return model, torch.randn(batch, 8), lambda output: output.square().sum()
+
+
+Pair = namedtuple("Pair", "first second")  # noqa: PYI024 -- as a user writes it
+
+
+class OfPairs(nn.Linear):
+    def forward(self, pair: Pair) -> torch.Tensor:
+        return super().forward(pair.first)
+
+
+def of_pairs(batch: int = 4) -> Any:
+    return OfPairs(8, 8), (Pair(torch.randn(batch, 8), torch.zeros(batch)),), torch.sum
 
 
 def large_and_small(batch: int = 4) -> Any:

@@ -11,10 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import pytest
@@ -23,10 +25,12 @@ pytest.importorskip("torch", reason="measuring needs torch")
 
 import torch
 import torch.distributed as dist
+from measure_helpers import Pair
 from rich.console import Console
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from calibrate.cli import profile as command
 from calibrate.measure.clock import Clock, Lap
 from calibrate.measure.clocks import clock_offsets
 from calibrate.measure.ddp_alone import around_hook, process_group
@@ -39,9 +43,9 @@ from calibrate.measure.environment import (
     environment,
     rank_facts,
 )
-from calibrate.measure.errors import MeasureError
+from calibrate.measure.errors import LostContactError, MeasureError
 from calibrate.measure.host import free_memory_bytes, stolen_s, text_of
-from calibrate.measure.job import join, read_place
+from calibrate.measure.job import _told, join, read_place
 from calibrate.measure.launch import _problem, free_port
 from calibrate.measure.nvidia_smi import Gpu
 from calibrate.measure.plan import Slot, Task, Team, default_plan, teams
@@ -59,7 +63,13 @@ from calibrate.measure.progress import Reporter
 from calibrate.measure.rank import FAILED, LOST
 from calibrate.measure.rounds import build_round
 from calibrate.measure.session import Options, measure, measure_locally, relative_mad
-from calibrate.measure.training import Training
+from calibrate.measure.training import (
+    Training,
+    _moved,
+    broadcast_buffers,
+    prepare,
+    reduced_parameters,
+)
 from calibrate.record import Layout, Record, load_record
 from ddpsim import load_scenario, simulate
 from ddpsim.errors import ImportFailedError
@@ -912,11 +922,143 @@ def test_every_optimizer_steps_under_ddp_too(optimizer: Any) -> None:
     assert all(parameter["ddp_hook_s"] is not None for parameter in document["parameters"])
 
 
-def test_a_model_that_ddp_does_not_take_has_no_step_with_it() -> None:
-    """Some of its parameters get no gradient."""
-    document = profiled("branched", batch=8)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "branched",
+            "parameter idle.weight and 1 other got no gradient, which DDP takes with find",
+        ),
+        ("of_one_model", "weight is the same parameter in each model that the function returns"),
+        ("growing", "the function must return the same model each time that it is called (Runtim"),
+        ("synchronised", "SyncBatchNorm layers only work with GPU modules"),
+    ],
+)
+def test_a_profile_without_ddps_own_work_says_why(name: str, said: str, tmp_path: Path) -> None:
+    document = profiled(name, batch=8)
     assert "with_ddp_s" not in document
     assert {p["ddp_hook_s"] for p in document["parameters"]} == {None}
+    missing = "DDP's own work is not in this profile (with_ddp_s, ddp_hook_s): "
+    assert document["warnings"][-1].startswith(missing + said)
+    write_profile(document, tmp_path / "profile.json")
+    read = read_profile(SourceFile("profile.json", tmp_path / "profile.json"))
+    assert read.warnings == tuple(document["warnings"])
+    with pytest.raises(ImportFailedError, match="warnings must be a list of texts"):
+        write_profile(document | {"warnings": "text"}, tmp_path / "profile.json")
+
+
+def test_warnings_of_a_profile_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "profile.json"
+    command("measure_helpers:branched", output, batch=8, iterations=3, device="cpu")
+    assert output.exists()
+    assert capsys.readouterr().err.startswith("warning   DDP's own work is not in this profile")
+
+
+@pytest.mark.parametrize("name", ["uncopyable", "lazy", "stepping_in_backward", "of_pairs"])
+def test_what_ddp_takes_is_measured_under_it(name: str) -> None:
+    document = profiled(name)
+    assert "warnings" not in document
+    assert all(p["ddp_hook_s"] is not None for p in document["parameters"])
+    assert document["never_ready"] == []
+
+
+def test_the_collectives_of_synchronised_layers_are_said_to_be_left_out() -> None:
+    said = "2 layers of SyncBatchNorm: the collectives of each, one in forward and one in backward"
+    assert profiled("synchronised")["warnings"][0].startswith(said)
+
+
+def test_a_model_made_again_is_alike_and_its_loss_its_own() -> None:
+    made = prepare("measure_helpers:uncopyable", 4, torch.device("cpu"), "adamw", fused=False)
+    again = made.again()
+    assert again.optimizer is not made.optimizer
+    assert again.optimizer.defaults["lr"] == made.optimizer.defaults["lr"]
+    for (name, mine), (same, other) in zip(
+        made.model.named_parameters(), again.model.named_parameters(), strict=True
+    ):
+        assert name == same
+        assert mine is not other
+        assert torch.equal(mine, other)
+    assert torch.equal(again.forward(), made.forward())
+    again.forward().backward()  # type: ignore[no-untyped-call]
+    assert all(parameter.grad is None for parameter in made.model.parameters())
+    assert all(parameter.grad is not None for parameter in again.model.parameters())
+
+
+class Nested(torch.nn.Module):
+    """A parameter and a buffer of its own and of a part, and a weight under two names."""
+
+    def __init__(self, ignored: Collection[str]) -> None:
+        super().__init__()
+        self.own = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("mine", torch.ones(4))
+        self.norm, self.first, self.second = (
+            torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 5), torch.nn.Linear(5, 5),
+        )  # fmt: skip
+        self.second.weight = self.first.weight
+        self.first.bias.requires_grad_(False)
+        set_ignored = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+        set_ignored(self, ignored)
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        (),
+        ("own", "mine"),
+        (".own", ".mine"),
+        ("first.weight", "norm.running_mean"),
+        ("second.weight", "norm.weight", "norm"),
+        ("first.weight", "second.weight", "norm.num_batches_tracked"),
+    ],
+)
+def test_what_is_reduced_and_broadcast_is_what_ddp_says(ignored: tuple[str, ...]) -> None:
+    model = Nested(ignored)
+    with process_group("gloo"):
+        ddp = DistributedDataParallel(model)
+        wanted, _ = ddp._build_params_for_reducer()
+    reduced, named = reduced_parameters(model), dict(model.named_parameters(remove_duplicate=False))
+    assert list(map(id, reduced.values())) == list(map(id, wanted))
+    assert all(named[name] is parameter for name, parameter in reduced.items())
+    assert list(map(id, broadcast_buffers(model))) == list(map(id, ddp.modules_buffers))
+
+
+def test_tensors_are_moved_in_whatever_holds_them() -> None:
+    @dataclass(frozen=True)
+    class Sample:
+        image: Tensor
+        label: str = "cat"
+
+    x, meta = torch.ones(2), torch.device("meta")
+    packed = torch.nn.utils.rnn.pack_sequence([x])
+    inputs = (Pair(x, [x, 1]), Sample(x), {"a": (x, None)}, MappingProxyType({"b": x}), packed)
+    pair, sample, nested, mapping, sequence = _moved(inputs, meta)
+    moved = (pair.first, pair.second[0], sample.image, nested["a"][0], mapping["b"], sequence.data)
+    assert {tensor.device for tensor in moved} == {meta}
+    assert isinstance(pair, Pair)
+    assert (pair.second[1], sample.label, nested["a"][1]) == (1, "cat", None)
+    assert inputs[1].image.device.type == "cpu"
+
+
+def test_only_what_gloo_or_the_store_says_of_peers_is_lost_contact(alone: None) -> None:
+    """Words of torch 2.13, as a rank said them whose peer was killed or silent."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    with pytest.raises(dist.DistStoreError) as silent:
+        store.wait(["key"], timedelta(milliseconds=1))
+    gloo = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
+    for error in (
+        silent.value,
+        dist.DistNetworkError("Broken pipe"),
+        RuntimeError(f"{gloo}pair.cc:553] Connection closed by peer [127.0.0.1]:41148."),
+        RuntimeError(f"{gloo}unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation"),
+        RuntimeError("Application timeout caused pair closure"),
+    ):
+        told = _told(error, 1, "Kept.")
+        assert isinstance(told, LostContactError)
+        assert str(told).startswith("rank 1 lost contact with another rank: did one die, or run")
+    told = _told(RuntimeError("Trying to backward a second time.\nframe #0"), 1, "Kept.")
+    assert type(told) is MeasureError
+    assert str(told) == "rank 1: RuntimeError: Trying to backward a second time. Kept."
+    assert _told(TypeError("ours"), 1, "Kept.") is None
 
 
 def test_a_profile_tells_what_ddps_hooks_take(tmp_path: Path) -> None:
@@ -1120,7 +1262,15 @@ def test_a_ready_time_is_a_part_of_its_own_backward() -> None:
         (
             "complex_weights",
             {},
-            "weight is complex64: wanted one of float64, float32, bfloat16, float16",
+            "weight is complex64: complex parameters, which DDP takes, are not modelled here",
+        ),
+        (
+            "in_ddp",
+            {},
+            (
+                "the model of measure_helpers:in_ddp is wrapped in DistributedDataParallel, and is "
+                "wrapped here again: return the bare module"
+            ),
         ),
         (
             "of_sparse_gradients",

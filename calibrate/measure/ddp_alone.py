@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.measure.training import TinyParameters, Training
+from calibrate.measure.training import TinyParameters, Training, reduced_parameters
 
 __all__ = [
     "ONE_BUCKET_MIB",
@@ -53,15 +53,15 @@ def alone() -> dist.ProcessGroup:
 def under_ddp(
     bare: Training, bucket_cap_mb: float | None = None, *, find_unused_parameters: bool = False
 ) -> Training:
-    """The same under DDP of this process alone, with a copy of the model."""
-    return bare.with_model(
-        DistributedDataParallel(
-            deepcopy(bare.model),
-            process_group=alone(),
-            bucket_cap_mb=bucket_cap_mb,
-            find_unused_parameters=find_unused_parameters,
-        )
+    """The same under DDP of this process alone, with a model of its own."""
+    own = bare.again()
+    wrapped = DistributedDataParallel(
+        own.model,
+        process_group=alone(),
+        bucket_cap_mb=bucket_cap_mb,
+        find_unused_parameters=find_unused_parameters,
     )
+    return replace(own, model=wrapped)
 
 
 def around_hook(
@@ -82,7 +82,7 @@ def around_hook(
 class HookTimes:
     """Seconds of DDP's hooks, gradient by gradient, copies into buckets included; on a CPU.
 
-    Of a copy of the model, with one bucket, so that only the last hook launches an all-reduce; what
+    Of a model of its own, with one bucket, so that only the last hook launches an all-reduce; what
     it costs to look at a hook is taken off.
     """
 
@@ -118,8 +118,7 @@ class Looks:
         self._taken_s: dict[str, float] = {}
         self._nodes = [
             around_hook(parameter, self._begin, self._ender(name))
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
+            for name, parameter in reduced_parameters(model).items()
         ]
 
     def _begin(self, _: Tensor) -> None:

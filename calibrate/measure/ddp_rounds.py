@@ -1,6 +1,6 @@
 """Measure real DDP iterations in rounds, as `calibrate.ddp_rounds` describes them.
 
-Every variant has its own copy of the model, so that DDP's buckets of one do not disturb another's.
+Every variant has a model of its own, so that DDP's buckets of one do not disturb another's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,15 @@ from calibrate.measure.rounds import all_at_once
 from calibrate.measure.training import (
     Training,
     batch_of,
+    broadcast_buffers,
     compute_threads,
     dtype_name,
+    not_modelled,
     prepare,
+    reduced_parameters,
+    told_of_unused,
 )
 from calibrate.record import Environment
-from ddpsim.report.lines import counted
 
 __all__ = ["measure_rounds", "measure_rounds_locally"]
 
@@ -112,10 +115,11 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
     facts = rank_facts(job)
     check_same(job.everyone(facts))
     here = _with_cores(environment(job, facts), job)
-    if job.rank == 0 and (warning := on_the_cpu(job)):
-        print(f"warning   {warning}", flush=True)
     batch = batch_of(options.model, options.batch)
     bare = prepare(options.model, batch, job.device, options.optimizer, fused=options.fused)
+    if job.rank == 0:
+        for warning in (*filter(None, [on_the_cpu(job)]), *not_modelled(bare.model)):
+            print(f"warning   {warning}", flush=True)
     job.check(_unused(bare, options))
     steppers = [
         _Stepper(bare, variant, find_unused_parameters=options.find_unused_parameters)
@@ -139,7 +143,7 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
             parameters=_parameters(job, bare, session),
             buffers=tuple(
                 (str(b.dtype).removeprefix("torch."), b.numel())
-                for b in bare.model.buffers()
+                for b in broadcast_buffers(bare.model)
                 if b.numel()
             ),
             alone=session.alone(),
@@ -158,10 +162,8 @@ def _unused(bare: Training, options: RoundOptions) -> str:
     """What DDP would stop at in its second iteration; nothing where it would not."""
     if not bare.unused or options.find_unused_parameters:
         return ""
-    first, *others = bare.unused
-    more = f" and {counted(len(others), 'other')}" if others else ""
     return (
-        f"parameter {first}{more} of {options.model} got no gradient, which DDP takes with "
+        f"{told_of_unused(bare)} of {options.model} got no gradient, which DDP takes with "
         "find_unused_parameters=True alone: add --find-unused-parameters, or let the loss need it"
     )
 
@@ -214,7 +216,7 @@ def _rescued(rounds: Rounds) -> str:
 
 
 class _Stepper:
-    """One variant of DDP over its own copy of the model, and its rows of seconds by iteration.
+    """One variant of DDP over a model of its own, and its rows of seconds by iteration.
 
     Over all ranks, or those of `group`.
     """
@@ -228,9 +230,10 @@ class _Stepper:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.variant = variant
+        own = bare.again()
         # every rank makes the same weights: init_sync would only send them once more
         self._ddp = DistributedDataParallel(
-            deepcopy(bare.model),
+            own.model,
             process_group=group,
             bucket_cap_mb=variant.bucket_cap_mb,
             init_sync=False,
@@ -239,7 +242,7 @@ class _Stepper:
         start_log(self._ddp)
         if variant.comm_hook != "none":
             _register(self._ddp, variant.comm_hook)
-        self._training = bare.with_model(self._ddp)
+        self._training = replace(own, model=self._ddp)
         self.warmups: list[_Row] = []
         self.rows: list[_Row] = []  # the parts, then the logged times
 
@@ -493,8 +496,8 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _parameters(job: Job, training: Training, session: _Session) -> tuple[Parameter, ...]:
-    """The trained parameters, with what every rank says of their ready times and hooks."""
-    named = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad and p.numel()]
+    """The parameters that DDP reduces, with what every rank says of their ready times and hooks."""
+    named = [(n, p) for n, p in reduced_parameters(training.model).items() if p.numel()]
 
     def of_ranks(times: Mapping[str, float]) -> list[list[float]]:
         return job.numbers([times.get(name, math.nan) for name, _ in named])

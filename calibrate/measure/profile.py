@@ -21,13 +21,19 @@ from calibrate.measure.clock import Clock, Mark
 from calibrate.measure.ddp_alone import HookTimes, process_group, under_ddp
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.training import (
+    Made,
     TinyParameters,
     Training,
     batch_of,
+    broadcast_buffers,
     compute_threads,
     dtype_name,
+    hook_gradients,
+    not_modelled,
     prepare,
+    reduced_parameters,
     told_of_code,
+    told_of_unused,
 )
 from calibrate.parts import adding_up
 from ddpsim.files import write_atomically
@@ -96,7 +102,7 @@ def profile(
     and without take turns: times of the parts come from those without; a ready time is a fraction
     of its own backward, less the hooks' cost, which is measured on a model of tiny parameters.
     Then steps of two micro-batches tell what the second one takes, and steps under DDP of one rank
-    what DDP's own work takes, unless memory does not suffice or DDP does not take the model.
+    what DDP's own work takes; `warnings` says why where it cannot be measured.
     Raises MeasureError where the function or what it returns cannot be used.
     """
     if iterations < 1:
@@ -121,11 +127,12 @@ def profile(
         _check_the_same_take_part(training, samples)
         memory = _memory(training, where)  # of usual steps: two micro-batches may take more
         samples.later = _later_ratios(training, max(1, iterations // _STEPS_A_PAIR))
-        _measure_ddp(training, samples, iterations)
+        warnings = [*not_modelled(training.model), *_try_ddp(training, samples, iterations)]
         title = _title(reference, size, where, threads)
         measured_with = {"device": _device_name(where), "optimizer": optimizer}
         hook_s = hook_cost_s(where, samples)
-        return _document(training, samples, size, title, hook_s) | memory | measured_with
+        document = _document(training, samples, size, title, hook_s) | memory | measured_with
+        return document | ({"warnings": warnings} if warnings else {})
 
 
 def write_profile(document: Document, path: Path) -> None:
@@ -239,9 +246,9 @@ def _check_the_same_take_part(training: Training, samples: Samples) -> None:
     The step that was tried before the timed ones counts too.
     """
     steps = 1 + len(samples.hooked_backward_s)
-    for name, parameter in training.model.named_parameters():
+    for name in reduced_parameters(training.model):
         got = len(samples.ready_s.get(name, ())) + (name not in training.unused)
-        if parameter.requires_grad and 0 < got < steps:
+        if 0 < got < steps:
             raise MeasureError(
                 f"{name} got a gradient in {got} of {steps} iterations, and a profile is of steps "
                 "that are alike: let the same layers take part in each (none dropped at random or "
@@ -299,28 +306,37 @@ def _later_ratios(training: Training, steps: int) -> list[tuple[float, float]]:
     return ratios[1:]  # the first step warms up
 
 
-def _measure_ddp(training: Training, samples: Samples, steps: int) -> None:
-    """Steps under DDP of this process alone over bare ones; on a CPU its hooks too.
-
-    Nothing where DDP does not take the model, such as one whose parameters are not all used, or
-    where memory holds no second one.
-    """
-    is_gpu = next(training.model.parameters()).is_cuda
-    unsettled = WARMUPS + (_LOGGED if is_gpu else 0)
+def _try_ddp(training: Training, samples: Samples, steps: int) -> list[str]:
+    """Measure steps under DDP; or say why there are none, which is no reason to lose the rest."""
+    missing = "DDP's own work is not in this profile (with_ddp_s, ddp_hook_s)"
+    if training.unused:
+        idle = f"{told_of_unused(training)} got no gradient"
+        return [f"{missing}: {idle}, which DDP takes with find_unused_parameters=True alone"]
     try:
-        with process_group("nccl" if is_gpu else "gloo"):
-            wrapped = under_ddp(training)
-            ratios = [_step_s(wrapped) / _step_s(training) for _ in range(unsettled + steps)]
-            samples.with_ddp = ratios[unsettled:]
-            if not is_gpu:
-                hooks = HookTimes(training)
-                for i in range(WARMUPS + steps):
-                    hooks.step(warm=i < WARMUPS)
-                samples.ddp_hook_s = hooks.medians_s()
-    except (RuntimeError, ValueError):  # a GPU's memory, or the CPU's; what DDP says of a model
-        return
+        _measure_ddp(training, samples, steps)
+    except Exception as error:  # noqa: BLE001 -- the user's function, DDP, or memory: all are told
+        return [f"{missing}: {told_of_code(error) or error}"]
     finally:
         training.optimizer.zero_grad()
+    return []
+
+
+def _measure_ddp(training: Training, samples: Samples, steps: int) -> None:
+    """Steps under DDP of this process alone over bare ones; on a CPU its hooks too."""
+    is_gpu = next(training.model.parameters()).is_cuda
+    unsettled = WARMUPS + (_LOGGED if is_gpu else 0)
+    with process_group("nccl" if is_gpu else "gloo"):
+        wrapped = under_ddp(training)
+        ratios = [_step_s(wrapped) / _step_s(training) for _ in range(unsettled + steps)]
+        hooks_s = {} if is_gpu else _ddp_hooks_s(training, steps)
+    samples.with_ddp, samples.ddp_hook_s = ratios[unsettled:], hooks_s
+
+
+def _ddp_hooks_s(training: Training, steps: int) -> Mapping[str, float]:
+    hooks = HookTimes(training)
+    for i in range(WARMUPS + steps):
+        hooks.step(warm=i < WARMUPS)
+    return hooks.medians_s()
 
 
 def _step_s(training: Training) -> float:
@@ -341,11 +357,7 @@ def _hooks(training: Training, ready: dict[str, Mark], sparse: set[str]) -> list
 
         return mark
 
-    return [
-        parameter.register_post_accumulate_grad_hook(hook(name))  # type: ignore[no-untyped-call]
-        for name, parameter in training.model.named_parameters()
-        if parameter.requires_grad
-    ]
+    return hook_gradients(training.model, hook)
 
 
 def hook_cost_s(device: torch.device, measured: Samples) -> float:
@@ -353,9 +365,13 @@ def hook_cost_s(device: torch.device, measured: Samples) -> float:
 
     On a GPU no more than it added to the backward measured: one that is behind its host hides it.
     """
-    model = TinyParameters().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    training = Training(model, torch.ones(1, device=device), torch.sum, optimizer, Clock(device))
+
+    def make() -> Made:
+        return Made(TinyParameters().to(device), torch.ones(1, device=device), torch.sum)
+
+    made = make()
+    optimizer = torch.optim.SGD(made.model.parameters(), lr=1e-4)
+    training = Training(*made, optimizer, Clock(device), make)
     tiny_s = _longer_s(_measure(training, _TINY_ITERATIONS))
     return min(tiny_s, _longer_s(measured)) if device.type == "cuda" else tiny_s
 
@@ -378,7 +394,7 @@ def _document(
     iterations_s = [sum(parts) for parts in zip(*columns, strict=True)]
     forward_s, backward_s, optimizer_s = adding_up(map(median, columns), median(iterations_s))
     ready_s = ready_times(samples, hook_s, backward_s)
-    named = [(n, p) for n, p in training.model.named_parameters() if p.requires_grad and p.numel()]
+    named = [(n, p) for n, p in reduced_parameters(training.model).items() if p.numel()]
     return {
         "schema": "ddpsim.model-profile/1",
         "source": f"{title}; medians of {len(samples.backward_s)} iterations; cost of the gradient "
@@ -411,7 +427,7 @@ def _document(
         ],
         "buffers": [
             {"dtype": str(buffer.dtype).removeprefix("torch."), "numel": buffer.numel()}
-            for buffer in training.model.buffers()
+            for buffer in broadcast_buffers(training.model)
             if buffer.numel()
         ],
     }
@@ -460,21 +476,21 @@ def _quartiles(values: Sequence[float]) -> list[float]:
 
 
 def _memory(training: Training, device: torch.device) -> Document:
-    """The most so far, and on a GPU what of it is neither trained, nor state, nor a buffer."""
+    """The most so far, and on a GPU what of it is neither reduced, nor state, nor a buffer."""
     if device.type != "cuda":
         kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         of = "the whole process, largest resident set so far"
         return {"peak_memory": {"bytes": kib * 1024, "of": of}}
     peak = torch.cuda.max_memory_allocated(device)
-    trained = [p for group in training.optimizer.param_groups for p in group["params"]]
+    reduced = list(reduced_parameters(training.model).values())
     states = [
         value
-        for state in training.optimizer.state.values()
-        for value in state.values()
+        for parameter in reduced
+        for value in training.optimizer.state[parameter].values()
         if isinstance(value, Tensor) and value.dim()  # step counts are on the CPU
     ]
-    gradients = trained
-    kept = [*trained, *gradients, *states, *training.model.buffers()]
+    gradients = reduced
+    kept = [*reduced, *gradients, *states, *broadcast_buffers(training.model)]
     rest = peak - sum(tensor.nbytes for tensor in kept)
     return {
         "peak_memory": {"bytes": peak, "of": "tensors on the device"},

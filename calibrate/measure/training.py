@@ -9,6 +9,7 @@ tensor. Autocast, if wanted, belongs into the model and the loss.
 from __future__ import annotations
 
 import inspect
+import random
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,10 +17,12 @@ from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 import calibrate
@@ -28,25 +31,41 @@ from calibrate.measure.clock import Clock
 from calibrate.measure.errors import MeasureError, first_line
 from calibrate.measure.reference import find_function
 from ddpsim.importers.model_profile import ITEM_BYTES
+from ddpsim.report.lines import counted
 
 __all__ = [
+    "Made",
     "TinyParameters",
     "Training",
     "batch_of",
+    "broadcast_buffers",
     "compute_threads",
     "dtype_name",
+    "hook_gradients",
+    "not_modelled",
     "prepare",
+    "reduced_parameters",
     "told_of_code",
+    "told_of_unused",
 ]
 
 _TINY_PARAMETERS = 500
+
+
+class Made(NamedTuple):
+    """What the user's function returns."""
+
+    model: nn.Module
+    inputs: Any
+    loss: Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
 class Training:
     """What the user's function returns, and the optimizer, ready to step on one device.
 
-    `unused`: trained parameters that got no gradient in the step that was tried.
+    `make` makes it anew, with the model on the device; `unused`: parameters that DDP reduces and
+    that got no gradient in the step that was tried.
     """
 
     model: nn.Module
@@ -54,17 +73,39 @@ class Training:
     loss: Callable[[Any], Tensor]
     optimizer: torch.optim.Optimizer
     clock: Clock
+    make: Callable[[], Made]
     unused: tuple[str, ...] = ()
 
-    def with_model(self, model: nn.Module) -> Training:
-        """The same of another copy of the model, with an optimizer of its own."""
+    def again(self) -> Training:
+        """The same with a model, a loss and an optimizer of its own, and the weights of this one.
+
+        Made anew and not copied: a loss may use its model, and not every model can be copied.
+        """
+        model, _, loss = self.make()
+        self._give_weights(model)
         kind, options = type(self.optimizer), self.optimizer.defaults
         taken = inspect.signature(kind).parameters  # AdamW has a default that it does not take
         optimizer = kind(
             [p for p in model.parameters() if p.requires_grad],
             **{key: value for key, value in options.items() if key in taken},
         )
-        return replace(self, model=model, optimizer=optimizer)
+        return replace(self, model=model, loss=loss, optimizer=optimizer)
+
+    def _give_weights(self, model: nn.Module) -> None:
+        mine = {id(parameter) for parameter in self.model.parameters() if parameter.requires_grad}
+        for name, parameter in model.named_parameters():
+            if id(parameter) in mine:
+                raise MeasureError(
+                    f"{name} is the same parameter in each model that the function returns, and "
+                    "DDP needs models of their own: make all that is trained in the function"
+                )
+        try:
+            model.load_state_dict(self.model.state_dict())
+        except RuntimeError as error:
+            raise MeasureError(
+                "the function must return the same model each time that it is called "
+                f"({_said(error)})"
+            ) from error
 
     def forward(self) -> Tensor:
         """Run the model and the loss."""
@@ -114,7 +155,36 @@ def prepare(
 
     One step is tried, so that what fails in the user's own code is said, with its place.
     """
+
+    def make() -> Made:
+        return _made(reference, batch, device)
+
+    model, inputs, loss = make()
+    classes = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    options: dict[str, Any] = {"lr": 1e-4} | ({"fused": True} if fused else {})
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with _optimizers_own(reference, optimizer, fused=fused):
+        stepping = classes[optimizer](trained, **options)
+    training = Training(model, _moved(inputs, device), loss, stepping, Clock(device), make)
+    with _users_own(reference):
+        value, unused = _tried(training)
+    if not torch.isfinite(value).all():
+        raise MeasureError(
+            f"the loss of {reference} is {value.item()}: arithmetic on such numbers may take "
+            "another time than training does; give inputs and weights that train"
+        )
+    with _optimizers_own(reference, optimizer, fused=fused):
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    return replace(training, unused=unused)
+
+
+def _made(reference: str, batch: int, device: torch.device) -> Made:
+    """Call the user's function, from the same random state each time, and check what it returns."""
     function = find_function(reference)
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 -- the generator that a user's function may draw from
     with _users_own(reference):
         made = function(batch=batch)
     wanted = f"{reference} must return (model, inputs, loss)"
@@ -127,38 +197,105 @@ def prepare(
         raise MeasureError(
             f"{wanted}: a torch.nn.Module, a tensor, tuple or dict, and a function; got {kinds}"
         )
-    model = model.to(device)
+    _check_model(reference, model)
+    return Made(model.to(device), inputs, loss)
+
+
+def _check_model(reference: str, model: nn.Module) -> None:
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise MeasureError(
+            f"the model of {reference} is wrapped in DistributedDataParallel, and is wrapped here "
+            "again: return the bare module"
+        )
     if not model.training:
         raise MeasureError(
             f"the model of {reference} is in evaluation mode, and training is measured: call "
             "model.train() before it is returned"
         )
-    trained = [p for p in model.parameters() if p.requires_grad]
-    if not trained:
-        raise MeasureError(f"the model of {reference} has no parameter that requires a gradient")
-    classes = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    options: dict[str, Any] = {"lr": 1e-4} | ({"fused": True} if fused else {})
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            dtype_name(name, parameter)
-    with _optimizers_own(reference, optimizer, fused=fused):
-        stepping = classes[optimizer](trained, **options)
-    training = Training(model, _moved(inputs, device), loss, stepping, Clock(device))
-    stepping.zero_grad()  # what the function itself may have left there
-    with _users_own(reference):
-        value = training.forward()
-        value.backward()  # type: ignore[no-untyped-call]
-    if not torch.isfinite(value).all():
+    reduced = reduced_parameters(model)
+    if not reduced:
         raise MeasureError(
-            f"the loss of {reference} is {value.item()}: arithmetic on such numbers may take "
-            "another time than training does; give inputs and weights that train"
+            f"the model of {reference} has no parameter that DDP reduces: one that requires a "
+            "gradient, and is not set to be ignored"
         )
-    named = model.named_parameters()
-    unused = tuple(name for name, p in named if p.requires_grad and p.grad is None)
-    with _optimizers_own(reference, optimizer, fused=fused):
-        training.optimizer.step()
-    training.optimizer.zero_grad()
-    return replace(training, unused=unused)
+    for name, parameter in reduced.items():
+        dtype_name(name, parameter)
+
+
+def _tried(training: Training) -> tuple[Tensor, tuple[str, ...]]:
+    """The loss of a first step, and the parameters that got no gradient in it.
+
+    Told by hooks, as a gradient may be used and dropped within the backward.
+    """
+    training.optimizer.zero_grad()  # what the function itself may have left there
+    got = set[str]()
+    value = training.forward()  # which initialises what is lazy: before that it takes no hooks
+    handles = hook_gradients(training.model, lambda name: lambda _: got.add(name))
+    value.backward()  # type: ignore[no-untyped-call]
+    for handle in handles:
+        handle.remove()
+    return value, tuple(name for name in reduced_parameters(training.model) if name not in got)
+
+
+# --- what DDP takes of a model -----------------------------------------------------------------
+
+
+def reduced_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What DDP reduces the gradients of, in its order, each once: trained ones, less the ignored.
+
+    Source: torch's DistributedDataParallel._build_params_for_reducer, whose names have a dot before
+    those of the model's own parameters.
+    """
+    ignored, reduced = _ignored(model), dict[str, nn.Parameter]()
+    known = set[nn.Parameter]()
+    for place, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            whole = f"{place}.{name}"
+            if parameter.requires_grad and whole not in ignored and parameter not in known:
+                known.add(parameter)
+                reduced[whole.removeprefix(".")] = parameter
+    return reduced
+
+
+def broadcast_buffers(model: nn.Module) -> list[Tensor]:
+    """What DDP broadcasts from rank 0: all buffers but those that it is set to ignore."""
+    ignored = _ignored(model)
+    return [buffer for name, buffer in model.named_buffers() if name not in ignored]
+
+
+def _ignored(model: nn.Module) -> set[str]:
+    """Names below the model that is wrapped; those of a part of it do not count, as in DDP."""
+    return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def not_modelled(model: nn.Module) -> list[str]:
+    """What steps of a model do that predictions leave out."""
+    layers = sum(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    warning = (
+        f"{counted(layers, 'layer')} of SyncBatchNorm: the collectives of each, one in forward and "
+        "one in backward, are not modelled; steps on several ranks take longer than predicted"
+    )
+    return [warning] if layers else []
+
+
+def told_of_unused(training: Training) -> str:
+    """The first of the parameters that got no gradient, and how many more there are."""
+    first, *others = training.unused
+    more = f" and {counted(len(others), 'other')}" if others else ""
+    return f"parameter {first}{more}"
+
+
+def hook_gradients(
+    model: nn.Module, hook_of: Callable[[str], Callable[[Tensor], object]]
+) -> list[Any]:
+    """Have a hook called as the gradient of each parameter that DDP reduces is added up."""
+    return [
+        parameter.register_post_accumulate_grad_hook(hook_of(name))  # type: ignore[no-untyped-call]
+        for name, parameter in reduced_parameters(model).items()
+    ]
+
+
+# --- what goes wrong ---------------------------------------------------------------------------
 
 
 @contextmanager
