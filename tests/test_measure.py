@@ -962,9 +962,19 @@ def test_what_ddp_takes_is_measured_under_it(name: str) -> None:
     assert document["never_ready"] == []
 
 
-def test_the_collectives_of_synchronised_layers_are_said_to_be_left_out() -> None:
+def test_the_collectives_of_synchronised_layers_are_said_to_be_left_out(tmp_path: Path) -> None:
     said = "2 layers of SyncBatchNorm: the collectives of each, one in forward and one in backward"
-    assert profiled("synchronised")["warnings"][0].startswith(said)
+    document, path = profiled("synchronised"), tmp_path / "profile.json"
+    assert document["warnings"][0].startswith(said)
+    write_profile(document, path)
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"profile": str(path), "batch_per_rank": 4},
+        "ddp": {"backend": "gloo"},
+        "cluster": {"nodes": 1, "gpus_per_node": 2, "device": "cpu-core"},
+    }
+    warnings = simulate(load_scenario(scenario)).warnings
+    assert {f"{path}: {warning}" for warning in document["warnings"]} <= set(warnings)
 
 
 def test_a_model_made_again_is_alike_and_its_loss_its_own() -> None:

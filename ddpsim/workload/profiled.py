@@ -75,6 +75,7 @@ def listed_model(profile: ModelProfile, workload: Workload, device: Device) -> M
 
 
 def _warnings(profile: ModelProfile, workload: Workload, device: Device) -> Iterator[str]:
+    yield from (f"{profile.source}: {warning}" for warning in profile.warnings)
     if not profile.in_registration_order:
         yield _no_registration_order(profile)
     of = profile.scaled_to or profile.device
