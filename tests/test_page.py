@@ -500,3 +500,18 @@ def test_a_phone_scrolls_down_alone(browser: Browser, written: Path, *, dark: bo
     assert browser.evaluate(paper) == browser.evaluate(ground)
     assert browser.evaluate(ground) == ("#14171b" if dark else "#ffffff")
     assert browser.complaints == []
+
+
+@pytest.mark.parametrize("name", ["board", "gloo"])
+def test_paper_loses_no_column(
+    browser: Browser, name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """A4 at 96 dots an inch, less Chromium's own margins; letter paper is wider."""
+    path = tmp_path / "page.html"
+    path.write_text(page(request.getfixturevalue(name)), "utf-8")
+    browser.open(path, 718, 1000)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    cut = "[...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth)"
+    assert browser.evaluate(f"{cut}.map(e => e.getAttribute('aria-label')).join()") == ""
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 718
+    browser.call("Emulation.setEmulatedMedia", media="")
