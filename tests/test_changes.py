@@ -24,6 +24,7 @@ from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 
 ROOT = Path(__file__).resolve().parent.parent
+PLANNING = (ROOT / "docs" / "planning.md").read_text("utf-8")
 
 
 def document(name: str, *settings: str) -> Document:
@@ -151,6 +152,9 @@ def test_options_agree_in_sign_with_what_was_published(name: str, setting: str, 
         assert change.is_sure
     else:
         assert abs(change.change) < 0.02  # 0.000 s of 0.x s, as printed there
+    key = setting.partition("=")[0].removeprefix("ddp.")
+    (row,) = [line for line in PLANNING.splitlines() if line.startswith(f"| `{key}`")]
+    assert f"`{name}` {100 * change.change:+.1f} %" in row
 
 
 LINKS = LinkCost((Link(20e-6, 3e9), Link(5e-6, 100e9)), ranks=16)
