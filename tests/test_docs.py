@@ -6,10 +6,15 @@ import doctest
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import ddpsim
+from ddpsim.job import Job, resolve
+from ddpsim.workload.ddp_costs import DdpCosts
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "collectives.md"
@@ -36,3 +41,36 @@ def test_commands_of_the_page_run(
 
 def test_there_are_commands() -> None:
     assert len(COMMANDS) >= 4
+
+
+def test_worked_figures_of_ddps_own_cost() -> None:
+    """ResNet-50 on a V100, and what a stated step under DDP makes of its copies and hooks."""
+    text = " ".join((ROOT / "docs" / "model.md").read_text("utf-8").split())
+
+    def job(step_time: object) -> Job:
+        workload = {"model": "resnet50", "batch_per_rank": 32, "step_time": step_time}
+        cluster = {"device": "v100-sxm-32gb", "nodes": 1, "gpus_per_node": 8}
+        scenario = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+        return resolve(ddpsim.load_scenario(scenario))
+
+    bare = job("97 ms")
+    costs = DdpCosts(bare.scenario.cluster.device, bare.scenario.ddp)
+    parameters, buffers = bare.model.parameters, bare.model.buffers
+    copies = [costs.copy_in(parameter).device_s for parameter in parameters]
+    short = sum(copy_s == costs.device.kernel_floor_s for copy_s in copies)
+    copies_s = sum(copies) + costs.copy_back(parameters).device_s
+    sent = costs.broadcasts(buffers)
+    buffers_s = sum(b.flatten.device_s + b.unflatten.device_s for b in sent)
+    assert f"of {len(parameters)} gradients two copies each" in text
+    assert f"{short} of them no longer than the floor: {1e3 * copies_s:.3f} ms of 97 ms" in text
+    assert f"with its {len(buffers)} buffers {1e3 * (copies_s + buffers_s):.3f} ms" in text
+    times = job({"total": "97 ms", "with_ddp": "100 ms"}).ddp_times
+    assert f"3 ms of 97 make it {times:.2f}" in text
+    own, hooked = (replace(costs, ddp=costs.ddp.model_copy(update=more)) for more in OPTIONS)
+    assert f"{1e6 * costs.forward_hook_s:.2f} us a parameter in DDP's forward" in text
+    assert f"({1e6 * own.forward_hook_s:.1f} with find_unused" in text
+    launched = [round(1e6 * each.launch_collective_s) for each in (costs, hooked)]
+    assert "{} us per collective, {} with any `comm_hook`".format(*launched) in text
+
+
+OPTIONS = ({"find_unused_parameters": True}, {"comm_hook": "allreduce"})
