@@ -172,7 +172,7 @@ def _two_bytes(job: Job) -> Iterator[_Change]:
 
 def _own_buffers(job: Job) -> Iterator[_Change]:
     if job.model.buffers and job.scenario.ddp.broadcast_buffers:
-        why = "each rank keeps its own buffers (batch norm's statistics: they differ between ranks)"
+        why = "each rank keeps its own buffers (batch norm's statistics then differ between ranks)"
         yield _Change.of(why, "ddp.broadcast_buffers", value=False)
 
 
