@@ -784,7 +784,7 @@ def test_sharing_is_exact(transfers: list[tuple[int, int]], share: Fraction) -> 
 
     Whatever `share` of the network they need: the hop that makes it so little is shared too.
     """
-    ends = ends_of(transfers, share, Fraction(0))
+    ends = shared_ends_ns(transfers, share, Fraction(0))
     for ours, exact in zip(ends, fluid_ends(transfers), strict=True):
         assert exact <= ours <= exact + len(transfers)
 
@@ -794,12 +794,14 @@ def test_sharing_is_exact(transfers: list[tuple[int, int]], share: Fraction) -> 
 def test_more_of_other_traffic_never_helps(
     transfers: list[tuple[int, int]], share: Fraction, other: Fraction, more: Fraction
 ) -> None:
-    slower, faster = (ends_of(transfers, share, each) for each in (other + more, other))
-    assert max(slower) >= max(faster)
-    assert max(faster) >= max(ends_of(transfers, share, Fraction(0)))
+    traffic = (Fraction(0), other, other + more)
+    last_ns = [max(shared_ends_ns(transfers, share, each)) for each in traffic]
+    assert last_ns == sorted(last_ns)
 
 
-def ends_of(transfers: list[tuple[int, int]], share: Fraction, other: Fraction) -> list[int]:
+def shared_ends_ns(
+    transfers: list[tuple[int, int]], share: Fraction, other: Fraction
+) -> list[int]:
     """When transfers end that begin at such ticks and take so many alone, beside another job."""
     env, ends = Environment(), [0] * len(transfers)
     link = SharedLink(env)
