@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -17,7 +16,6 @@ from ddpsim.interval import COMPUTE, DATA, prediction_interval
 from ddpsim.job import Job, resolve
 from ddpsim.measured import check_measured
 from ddpsim.provenance import Uncertainty
-from ddpsim.report.lines import counted
 from ddpsim.report.verdict import Verdict, is_normal, verdict
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, summarise
@@ -25,7 +23,7 @@ from ddpsim.result.timeline import CommSpan, MessageSpan, Timeline
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
-from ddpsim.units import format_bytes_per_s, format_duration
+from ddpsim.units import format_bytes_per_s
 from ddpsim.what_if import next_steps, stragglers, stretches
 
 if TYPE_CHECKING:
@@ -41,8 +39,6 @@ __all__ = [
     "simulate_and_observe",
     "uncertainties",
 ]
-
-_FEW_BURSTS = 5  # of another job's traffic, whose mean is off by a fifth by where they begin
 
 
 def load_scenario(
@@ -97,11 +93,7 @@ def simulate_and_observe(scenario: Scenario, ranks: Iterable[int]) -> tuple[Resu
 
 def _result(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
     result = summarise(simulated.timeline, _context(job, simulated, engine))
-    result = replace(
-        result,
-        prediction_interval_s=_interval(job, result),
-        warnings=(*result.warnings, *_warnings_of_bursts(job, result)),
-    )
+    result = replace(result, prediction_interval_s=_interval(job, result))
     result = replace(result, stragglers=_stragglers(job, result, engine))
     return replace(result, next_steps=next_steps(job, result))
 
@@ -144,21 +136,6 @@ def _observed(request: Request, wanted: Iterable[int]) -> tuple[Simulated, int]:
 def _of_ranks(timeline: Timeline, wanted: Iterable[int], period: int) -> Timeline:
     lanes = {rank: timeline.ranks[rank % period] for rank in (*wanted, timeline.slowest_rank)}
     return replace(timeline, ranks=dict(sorted(lanes.items())))
-
-
-def _warnings_of_bursts(job: Job, result: Result) -> Iterator[str]:
-    """Where the run ends before another job's traffic has come and gone a few times."""
-    background, iterations = job.scenario.cluster.background, job.scenario.run.iterations
-    if background is None or background.every_s is None:
-        return
-    whole_s, mean_s = iterations * result.iteration_time_s.mean, result.iteration_time_s.mean
-    if whole_s < _FEW_BURSTS * background.every_s:
-        wanted = ceil(_FEW_BURSTS * background.every_s / mean_s)
-        yield (
-            f"cluster.background comes every {format_duration(background.every_s)}, and the "
-            f"{counted(iterations, 'iteration')} last {format_duration(whole_s)}: the mean depends "
-            f"on where they stand in it; set run.iterations to {wanted:,} or more"
-        )
 
 
 def _stragglers(job: Job, result: Result, engine: EngineMode) -> tuple[Straggler, ...]:
@@ -204,7 +181,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         memory=job.memory(),
         baselines=job.baselines(),
         provenance=job.provenance(),
-        warnings=job.warnings(),
+        warnings=job.warnings(mean_step_s(simulated.timeline)),
         seed=scenario.run.seed,
         engine=Engine(engine, simulated.ranks_simulated, simulated.paths),
         batches_s=job.batches_s,

@@ -30,7 +30,7 @@ from ddpsim.result.summary import mean_step_s
 from ddpsim.result.timeline import Timeline
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.schema import Device, Jitter, Scenario
-from ddpsim.units import NS_PER_S, format_bytes
+from ddpsim.units import NS_PER_S, format_bytes, format_duration
 from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
@@ -44,6 +44,7 @@ __all__ = ["Job", "Parts", "cluster_profile", "resolve"]
 _Built = TypeVar("_Built")
 _KEPT = 16
 _FEW_STALLS = 20  # whose number is off by a fifth, by chance
+_FEW_BURSTS = 5  # of another job's traffic, whose mean is off by a fifth by where they begin
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,8 +215,8 @@ class Job:
             *(*known, *jitter, costs),
         )
 
-    def warnings(self) -> tuple[str, ...]:
-        """What a reader must know before trusting the answer."""
+    def warnings(self, step_s: float) -> tuple[str, ...]:
+        """What a reader must know before trusting the answer, whose mean step takes `step_s`."""
         memory = self.memory()
         found = [*self.model.warnings, *self.network.warnings]
         if self.scenario.cluster.algorithm == "data_parallel":
@@ -236,6 +237,7 @@ class Job:
                 f"needs about {format_bytes(memory.total)} a GPU, but the device has "
                 f"{format_bytes(memory.device)}: this would run out of memory"
             )
+        found.extend(self._warnings_of_bursts(step_s))
         return tuple(found)
 
     def _warnings_of_stalls(self) -> Iterator[str]:
@@ -249,6 +251,19 @@ class Job:
                 f"run.stalls: {run_options.iterations} iterations are expected to hold "
                 f"{a_step * run_options.iterations:.2g} stalls, too few to tell what they cost; "
                 f"set run.iterations to {ceil(_FEW_STALLS / a_step):,} or more"
+            )
+
+    def _warnings_of_bursts(self, step_s: float) -> Iterator[str]:
+        """Where the run ends before another job's traffic has come and gone a few times."""
+        background, iterations = self.scenario.cluster.background, self.scenario.run.iterations
+        if background is None or background.every_s is None:
+            return
+        if iterations * step_s < _FEW_BURSTS * background.every_s:
+            wanted = ceil(_FEW_BURSTS * background.every_s / step_s)
+            yield (
+                f"cluster.background comes every {format_duration(background.every_s)}, but a run "
+                f"of run.iterations {iterations} lasts {format_duration(iterations * step_s)}: its "
+                f"mean depends on where it stands in that; set run.iterations to {wanted:,} or more"
             )
 
 

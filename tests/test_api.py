@@ -394,7 +394,7 @@ def test_a_run_too_short_for_its_stalls_or_bursts_says_so() -> None:
     assert not often.warnings
     bursts = "cluster.background={rate: 25 Gbit/s, busy: 2 s, every: 10 s}"
     short = predict("resnet50-2x8-25gbit", bursts)
-    assert "the mean depends on where they stand in it" in short.warnings[0]
+    assert "mean depends on where it stands in that" in short.warnings[0]
     always = predict("resnet50-2x8-25gbit", "cluster.background={rate: 12.5 Gbit/s}")
     assert not always.warnings
     assert always.is_disturbed

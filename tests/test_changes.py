@@ -18,8 +18,10 @@ from ddpsim.interval import edges
 from ddpsim.job import resolve
 from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.planning.explain import explain_step, sensitivities
+from ddpsim.planning.grid import Grid
+from ddpsim.planning.sweep import sweep
 from ddpsim.report.changes import render_comparison, render_explanation, verdict
-from ddpsim.result.changes import Change, Comparison
+from ddpsim.result.changes import Change, Comparison, Explanation, Phase
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 
@@ -226,6 +228,48 @@ def test_what_disturbs_a_job_is_an_input_too() -> None:
     hangs = {each.what: each.change for each in sensitivities(job)}
     assert hangs["no weak links"] < -0.4
     assert hangs["no other traffic"] <= 0
+
+
+BURSTS: dict[str, Any] = {
+    "schema": "ddpsim/1",
+    "workload": {"model": "resnet18", "batch_per_rank": 32},
+    "cluster": {
+        "nodes": 2,
+        "gpus_per_node": 1,
+        "device": "a100-sxm-40gb",
+        "inter_node": {"bandwidth": "10 Gbit/s", "latency": "5 us"},
+        "background": {"rate": "5 Gbit/s", "busy": "1 s", "every": "2 s"},
+    },
+    "run": {"iterations": 1},
+}
+
+
+def test_what_run_warns_of_is_said_by_all() -> None:
+    """Of the step with those very options, as the text depends on how long that is."""
+    base, cap = load(BURSTS), "ddp.bucket_cap_mb=100"
+    result = ddpsim.simulate(parse(base))
+    of_cap = ddpsim.simulate(parse(base.changed([cap]))).warnings
+    assert len(result.warnings) == len(of_cap) == 1
+    assert of_cap != result.warnings
+    comparison = compare(parse(base), [option(base, cap)])
+    assert (comparison.warnings, comparison.changes[0].warnings) == (result.warnings, of_cap)
+    assert comparison.to_dict()["warnings"] == list(result.warnings)
+    swept = sweep(BURSTS, Grid.of([cap]))
+    assert swept.warnings == of_cap
+    explanation = Explanation(result, (Phase("forward", 1.0),), (), ())
+    assert explanation.to_dict()["warnings"] == list(result.warnings)
+    for text in (render_comparison(comparison), render_explanation(explanation, "a.yaml")):
+        assert text.count("WARNING") == 1
+        assert result.warnings[0] in " ".join(text.split())
+
+
+def test_what_only_an_option_warns_of_is_said_with_its_name() -> None:
+    """Once for all whose warnings differ in figures alone."""
+    base = document("resnet50-2x8-25gbit", "run.iterations=1")
+    options = [option(base, f"workload.batch_per_rank={batch}") for batch in (64, 4096, 8192)]
+    text = " ".join(render_comparison(compare(parse(base), options)).split())
+    assert text.count("WARNING") == 1
+    assert "batch_per_rank=4096, workload.batch_per_rank=8192: needs about" in text
 
 
 def test_a_weak_link_is_advised_against() -> None:

@@ -59,6 +59,7 @@ def compare(base: Scenario, options: Iterable[Option]) -> Comparison:
         result.iteration_time_s.mean,
         result.prediction_interval_s,
         tuple(_change(first, option, side, steps_s) for option, side in others),
+        result.warnings,
     )
 
 
@@ -76,6 +77,11 @@ class _Side:
     def samples(self) -> int:
         """Of one step, on all ranks."""
         return self.job.samples_per_rank * self.job.scenario.cluster.world_size
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What `simulate` warns of."""
+        return self.job.warnings(self.brief.iteration_time_s.mean)
 
     @property
     def hidden_s(self) -> float:
@@ -116,6 +122,7 @@ def _change(first: _Side, option: Option, other: _Side | DdpsimError, steps_s: _
         memory.total - before.total,
         memory.fits,
         note,
+        warnings=other.warnings,
     )
 
 

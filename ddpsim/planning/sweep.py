@@ -90,7 +90,10 @@ def sweep(
     )
     best = swept.best
     chosen = next((e.scenario for e, p in zip(asked, points, strict=True) if p is best), None)
-    return replace(swept, warnings=resolve(chosen).warnings()) if chosen else swept
+    if not (chosen and best and best.brief):
+        return swept
+    step_s = best.brief.iteration_time_s.mean
+    return replace(swept, warnings=resolve(chosen).warnings(step_s))
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
         len(search.choices),
         len(search.choices) - len(fitting),
         tuple(_said(limits)),
-        resolve(parse(document.changed(pick.settings))).warnings(),
+        changes[0].warnings,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import command, counted, labelled
+from ddpsim.report.lines import command, counted, labelled, warned
 from ddpsim.result.changes import Change, Comparison, Explanation
 from ddpsim.units import format_bytes, format_duration
 
@@ -35,6 +36,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
         spread = f"{interval.level:.0%} interval {low} to {high}"
     step = format_duration(comparison.step_s)
     yield from labelled("step", f"{step}   {spread}   {comparison.samples:,} samples")
+    yield from warned(comparison.warnings)
     yield ""
     known = [change for change in comparison.changes if not change.problem]
     yield from _table(sorted(known, key=lambda change: change.change_s))
@@ -45,6 +47,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
         f"from the same source wrong in both alike; {_OWN_COSTS}",
     )
     yield from _notes(known)
+    yield from _new_warnings(known, comparison.warnings)
     failed = [change for change in comparison.changes if change.problem]
     label = "impossible"
     for change in failed:
@@ -108,6 +111,25 @@ def _notes(changes: Sequence[Change]) -> Iterator[str]:
         label = ""
 
 
+def _new_warnings(changes: Sequence[Change], first: Sequence[str]) -> Iterator[str]:
+    """What options warn of and the first does not, each once for all that differ in numbers."""
+    known = {_without_numbers(warning) for warning in first}
+    options: dict[str, list[Change]] = {}
+    for change in changes:
+        for warning in change.warnings:
+            options.setdefault(_without_numbers(warning), []).append(change)
+    for words, warning_of in options.items():
+        if words not in known:
+            said = next(w for w in warning_of[0].warnings if _without_numbers(w) == words)
+            titles = ", ".join(change.title for change in warning_of)
+            yield from warned([f"{titles}: {said}"])
+
+
+def _without_numbers(warning: str) -> str:
+    """What a warning is of: its words, without figures and their units."""
+    return re.sub(r"[\d.,]*\d( ?[kMGTun]?[Bs]\b)?", "", warning)
+
+
 def render_explanation(explanation: Explanation, file: str, settings: Sequence[str] = ()) -> str:
     """The answer, the critical path, what the step hangs on, and what helps.
 
@@ -123,6 +145,7 @@ def _explanation(explanation: Explanation, file: str, settings: Sequence[str]) -
     yield ""
     yield from labelled("step", format_duration(result.iteration_time_s.mean))
     yield from labelled("bottleneck", f"{result.bottleneck.kind}: {result.bottleneck.text}")
+    yield from warned(result.warnings)
     yield ""
     yield "  The critical path of a median step: each part begins when the one before it ends."
     for phase in explanation.phases:

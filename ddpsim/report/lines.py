@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from textwrap import shorten, wrap
 
-__all__ = ["WIDTH", "command", "counted", "cut", "labelled"]
+__all__ = ["WIDTH", "command", "counted", "cut", "labelled", "warned"]
 
 WIDTH = 100
 
@@ -44,3 +44,9 @@ def labelled(label: str, text: str) -> Iterator[str]:
     rows = wrap(text, WIDTH - 12, break_on_hyphens=False) or [""]
     for number, row in enumerate(rows):
         yield f"{label if number == 0 else '':<12}{row}"
+
+
+def warned(warnings: Sequence[str]) -> Iterator[str]:
+    """What a reader must know before trusting the answer."""
+    for warning in warnings:
+        yield from labelled("WARNING", warning)

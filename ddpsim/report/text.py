@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import WIDTH, command, cut, labelled
+from ddpsim.report.lines import WIDTH, command, cut, labelled, warned
 from ddpsim.report.verdict import Verdict
 from ddpsim.result.model import Breakdown, BucketTimes, Result
 from ddpsim.units import format_bytes, format_duration
@@ -71,8 +71,7 @@ def _answer(result: Result) -> Iterator[str]:
         cost = f"{format_duration(straggler.cost_s)} a step" if straggler.cost_s else "nothing"
         yield from labelled(label, f"{straggler.text}: costs {cost}")
         label = ""
-    for warning in result.warnings:
-        yield from labelled("WARNING", warning)
+    yield from warned(result.warnings)
 
 
 def _interval(result: Result) -> str:

@@ -17,7 +17,7 @@ class Change:
     `step_s` is its step; `change_s` the difference in time for as many samples as a step of the
     first has, negative where it is faster; `low_s` to `high_s` the difference's 80 % interval, both
     having the same inputs wrong in the same way. `memory_bytes`: more per GPU. `note`: what comes
-    with it that no time says.
+    with it that no time says. `warnings`: what `run` warns of with it.
     """
 
     title: str
@@ -31,6 +31,7 @@ class Change:
     fits: bool = True
     note: str = ""
     problem: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def is_sure(self) -> bool:
@@ -40,7 +41,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Changes of a first scenario, in the order that they were asked for."""
+    """Changes of a first scenario, in the order that they were asked for.
+
+    `warnings`: what `run` warns of with the first.
+    """
 
     name: str
     world_size: int
@@ -48,6 +52,7 @@ class Comparison:
     step_s: float
     prediction_interval_s: PredictionInterval | None
     changes: tuple[Change, ...]
+    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.comparison/1`)."""
@@ -91,5 +96,6 @@ class Explanation:
             "name": self.result.name,
             "iteration_time_s": self.result.iteration_time_s.mean,
             "bottleneck": asdict(self.result.bottleneck),
+            "warnings": self.result.warnings,
         }
         return {"schema": "ddpsim.explanation/1", **rounded(answer | lists)}
