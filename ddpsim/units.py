@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Context, Decimal
 
 __all__ = [
     "format_bytes",
@@ -28,18 +29,22 @@ MIB = 1_048_576
 _LONGEST = 60  # characters of a quantity: longer text is not one, and no message repeats it
 
 _QUANTITY = re.compile(r"^\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S.*?)?\s*$")
+_EXACT = Context(prec=4 * _LONGEST)  # digits: more than a quantity and its unit have
 _SECONDS = {
-    "ns": 1e-9,
-    "us": 1e-6,
-    "µs": 1e-6,  # micro sign U+00B5
-    "μs": 1e-6,  # Greek mu U+03BC, what many keyboards give
-    "ms": 1e-3,
-    "s": 1.0,
-    "min": 60.0,
-    "h": 3600.0,
-    "hours": 3600.0,
-    "day": 86400.0,
-    "days": 86400.0,
+    unit: Decimal(seconds)
+    for unit, seconds in {
+        "ns": "1e-9",
+        "us": "1e-6",
+        "µs": "1e-6",  # micro sign U+00B5
+        "μs": "1e-6",  # Greek mu U+03BC, what many keyboards give
+        "ms": "1e-3",
+        "s": "1",
+        "min": "60",
+        "h": "3600",
+        "hours": "3600",
+        "day": "86400",
+        "days": "86400",
+    }.items()
 }
 _LONG = {"days": 3 * 86400.0, "h": 3600.0, "min": 120.0}  # and from how many seconds on
 _PREFIX = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -55,7 +60,7 @@ def parse_duration(text: str) -> float:
     number, unit = _split(text, "a time such as '5 us', '391.2 ms' or '1.5 s'")
     if unit not in _SECONDS:
         raise ValueError(_unknown_unit(text, unit, "a time in ns, us, ms, s, min, h or days"))
-    return number * _SECONDS[unit]
+    return _times(number, _SECONDS[unit])
 
 
 def parse_bytes(text: str) -> float:
@@ -64,7 +69,7 @@ def parse_bytes(text: str) -> float:
     match = _AMOUNT.match(unit)
     if not match or _is_bit(match):
         raise ValueError(_unknown_unit(text, unit, "a size in B, kB, MB, GB, KiB, MiB or GiB"))
-    return number * _PREFIX[match[1] or ""]
+    return _times(number, _PREFIX[match[1] or ""])
 
 
 def parse_bytes_per_s(text: str) -> float:
@@ -73,7 +78,8 @@ def parse_bytes_per_s(text: str) -> float:
     number, unit = _split(text, wanted)
     match = _RATE.match(unit)
     if match:
-        return number * _PREFIX[match[1] or ""] / (8 if _is_bit(match) else 1)
+        bytes_ = Decimal("0.125") if _is_bit(match) else 1
+        return _times(number, _PREFIX[match[1] or ""] * bytes_)
     if either := _AMOUNT.match(unit) or _UNSURE_RATE.match(unit):
         raise ValueError(_ambiguous_rate(text, unit, either[1] or ""))
     raise ValueError(_unknown_unit(text, unit, wanted))
@@ -86,7 +92,7 @@ def parse_flops_per_s(text: str) -> float:
     match = _FLOPS.match(unit)
     if not match:
         raise ValueError(_unknown_unit(text, unit, wanted))
-    return number * (_PREFIX | {"P": 10**15})[match[1] or ""]
+    return _times(number, (_PREFIX | {"P": 10**15})[match[1] or ""])
 
 
 def parse_samples_per_s(text: str) -> float:
@@ -95,7 +101,7 @@ def parse_samples_per_s(text: str) -> float:
     number, unit = _split(text, wanted)
     if unit not in {"samples/s", "sample/s"}:
         raise ValueError(_unknown_unit(text, unit, wanted))
-    return number
+    return float(number)
 
 
 def to_ns(seconds: float) -> int:
@@ -126,7 +132,7 @@ def format_long_duration(seconds: float) -> str:
 
 def long_duration_in(unit: str, seconds: float) -> str:
     """Seconds as a number of that unit of time, in three digits: `21.3`."""
-    number = float(f"{seconds / _SECONDS[unit]:.2e}")
+    number = float(f"{seconds / float(_SECONDS[unit]):.2e}")
     digits = max(0, 2 - math.floor(math.log10(number))) if number else 0
     return f"{number:,.{min(digits, 2)}f}"
 
@@ -159,21 +165,26 @@ def _four(value: float) -> str:
     return f"{value:.{min(digits, 3)}f}"
 
 
-def _split(text: str, wanted: str) -> tuple[float, str]:
+def _times(number: Decimal, unit: Decimal | int) -> float:
+    """The float nearest to so many units: equal quantities are equal, whatever their units."""
+    return float(_EXACT.multiply(number, unit))
+
+
+def _split(text: str, wanted: str) -> tuple[Decimal, str]:
     match = _QUANTITY.match(text) if len(text) <= _LONGEST else None
     if not match:
         shown = repr(text) if len(text) <= _LONGEST else f"{text[:20]!r}..."
         raise ValueError(f"{shown} is not a quantity; write {wanted}")
-    number, unit = float(match[1].replace("_", "")), match[2]
+    digits, unit = match[1].replace("_", ""), match[2]
     if not unit:
         raise ValueError(f"{text.strip()} has no unit; write {wanted}")
     if unit.startswith(","):
         raise ValueError(f"{text!r} has a comma; write a decimal point and no thousands marks")
-    if number < 0:
+    if float(digits) < 0:
         raise ValueError(f"{text!r} is negative; write {wanted}")
-    if not math.isfinite(number):
+    if not math.isfinite(float(digits)):
         raise ValueError(f"{text!r} is not finite; write {wanted}")
-    return number, unit
+    return Decimal(digits) if float(digits) else Decimal(0), unit  # of any exponent
 
 
 def _is_bit(match: re.Match[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -217,6 +218,22 @@ def test_formats_durations(seconds: float, text: str) -> None:
 def test_formats_bytes(size_bytes: float, text: str) -> None:
     assert format_bytes(size_bytes) == text
     assert format_bytes_per_s(size_bytes) == f"{text}/s"
+
+
+@given(st.integers(0, 10**12), st.integers(0, 9))
+def test_equal_quantities_are_equal(number: int, places: int) -> None:
+    """Whatever their units, and as near to what was written as a float can be."""
+    units = {"ns": 0, "us": 3, "ms": 6, "s": 9}
+    read = {
+        parse_duration(f"{Decimal(number).scaleb(-places - shift):f} {unit}")
+        for unit, shift in units.items()
+    }
+    assert read == {float(Fraction(number, 10 ** (places + 9)))}
+    rates = {
+        parse_bytes_per_s(f"{Decimal(number * times).scaleb(-shift):f} {unit}")
+        for unit, shift, times in [("B/s", 0, 1), ("kbit/s", 3, 8), ("Gbit/s", 9, 8), ("GB/s", 9, 1)]
+    }
+    assert rates == {float(number)}
 
 
 @given(st.floats(1e-6, 9e3))
