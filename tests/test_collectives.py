@@ -447,6 +447,24 @@ def test_traffic_of_others_and_of_loaders_slows_the_network() -> None:
     assert "traffic" in {straggler.kind for straggler in busy.stragglers}
 
 
+@pytest.mark.parametrize(
+    ("machine", "algorithm", "protocol", "says"),
+    [
+        ("g4dn.12xlarge", "auto", "LL128", "cluster.protocol: LL128 .* needs NVLink"),
+        ("g4dn.12xlarge", "tree", "LL128", "cluster.protocol: LL128 .* needs NVLink"),
+        ("g4dn.12xlarge", "nvls", "auto", "cluster.algorithm: nvls .* needs a switch that sums"),
+        ("g4dn.12xlarge", "nvls", "LL", "cluster.algorithm: nvls .* needs a switch that sums"),
+        ("dgx-h100", "nvls", "LL", "cluster.protocol: nvls is sent with Simple alone"),
+    ],
+)
+def test_what_is_not_to_be_had_is_named(
+    machine: str, algorithm: str, protocol: str, says: str
+) -> None:
+    plain = cluster(machine=machine, nodes=2, algorithm=algorithm, protocol=protocol)
+    with pytest.raises(ScenarioError, match=says):
+        load_scenario({"schema": "ddpsim/1", "workload": WORKLOAD, **plain})
+
+
 @pytest.mark.parametrize("algorithm", ["auto", "ring", "direct"])
 @pytest.mark.parametrize(
     "null",

@@ -799,9 +799,7 @@ def test_more_of_other_traffic_never_helps(
     assert last_ns == sorted(last_ns)
 
 
-def shared_ends_ns(
-    transfers: list[tuple[int, int]], share: Fraction, other: Fraction
-) -> list[int]:
+def shared_ends_ns(transfers: list[tuple[int, int]], share: Fraction, other: Fraction) -> list[int]:
     """When transfers end that begin at such ticks and take so many alone, beside another job."""
     env, ends = Environment(), [0] * len(transfers)
     link = SharedLink(env)

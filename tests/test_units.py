@@ -231,7 +231,12 @@ def test_equal_quantities_are_equal(number: int, places: int) -> None:
     assert read == {float(Fraction(number, 10 ** (places + 9)))}
     rates = {
         parse_bytes_per_s(f"{Decimal(number * times).scaleb(-shift):f} {unit}")
-        for unit, shift, times in [("B/s", 0, 1), ("kbit/s", 3, 8), ("Gbit/s", 9, 8), ("GB/s", 9, 1)]
+        for unit, shift, times in [
+            ("B/s", 0, 1),
+            ("kbit/s", 3, 8),
+            ("Gbit/s", 9, 8),
+            ("GB/s", 9, 1),
+        ]
     }
     assert rates == {float(number)}
 

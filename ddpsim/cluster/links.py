@@ -137,15 +137,34 @@ def _nccl_cost(cluster: Cluster, wires: Wires) -> NcclCost:
         algorithms=named,
         protocols=protocols,
     )
+    if not _is_to_be_had(cost):
+        raise _refusal(cluster, is_protocol=_is_to_be_had(replace(cost, protocols=())))
+    return cost
+
+
+def _is_to_be_had(cost: NcclCost) -> bool:
     try:
         cost.choice(1)
     except ValueError:
-        raise InputError(
+        return False
+    return True
+
+
+def _refusal(cluster: Cluster, *, is_protocol: bool) -> InputError:
+    """Of NCCL's algorithm on this machine, or of its protocol alone."""
+    if not is_protocol:
+        return InputError(
             "cluster.algorithm",
-            f"{cluster.algorithm} with protocol {cluster.protocol} is not to be had on this "
-            "machine: nvls needs a switch that sums (intra_node.switch_bandwidth) and Simple",
-        ) from None
-    return cost
+            f"{cluster.algorithm} is not to be had on this machine: nvls needs a switch that sums "
+            "(intra_node.switch_bandwidth)",
+        )
+    if cluster.algorithm == "nvls":
+        return InputError("cluster.protocol", "nvls is sent with Simple alone; write that, or auto")
+    return InputError(
+        "cluster.protocol",
+        f"{cluster.protocol} is not to be had on this machine: LL128 needs NVLink between the GPUs "
+        "of a node (intra_node.path); write LL, Simple or auto",
+    )
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Progress:
 
 
 class _Flow(NamedTuple):
-    """What a transfer takes of the network, and how many times longer it takes under which condition.
+    """What a transfer takes of the network, and how many times longer it takes when.
 
     It stands for so many `alike`; a collective's shares the slowest hop with other collectives'.
     """

@@ -34,7 +34,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Settled:
-    """A job whose warm-up is as long as it takes, as `settled` gives it: no warm-up is added twice."""
+    """A job whose warm-up is long enough, as `settled` makes it: of a Request, and so once."""
 
     request: Request
 
