@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from ddpsim.cluster.widened import waits_for_latency
 from ddpsim.engine.plan import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
-from ddpsim.errors import ScenarioError
+from ddpsim.errors import ScenarioError, shown
 from ddpsim.interval import COMPUTE, DATA, prediction_interval
 from ddpsim.job import Job, resolve
 from ddpsim.measured import check_measured
 from ddpsim.provenance import Uncertainty
+from ddpsim.report.lines import counted
 from ddpsim.report.verdict import Verdict, is_normal, verdict
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, summarise
@@ -121,8 +123,8 @@ def observe(
 
 def _existing(scenario: Scenario, ranks: Iterable[int]) -> list[int]:
     wanted, size = sorted(set(ranks)), scenario.cluster.world_size
-    if outside := [rank for rank in wanted if not 0 <= rank < size]:
-        raise ValueError(f"there is no rank {outside[0]}: choose 0 to {size - 1}")
+    if outside := [rank for rank in wanted if rank not in range(size)]:
+        raise ValueError(f"there is no rank {shown(outside[0])}: choose 0 to {size - 1}")
     return wanted
 
 
@@ -159,8 +161,16 @@ def _stragglers(job: Job, result: Result, engine: EngineMode) -> tuple[Straggler
 def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
     """Hold a measured iteration time, in seconds, against a scenario's result: is it normal?
 
-    Where it is not, simulates which term alone could explain it.
+    Where it is not, simulates which term alone could explain it. Raises ValueError for a time that
+    no step can take, and for the result of another scenario, as far as its ranks tell.
     """
+    if not (isfinite(measured_s) and measured_s > 0):
+        raise ValueError(f"measured_s is {measured_s}; wanted seconds, above 0")
+    if result.world_size != scenario.cluster.world_size:
+        raise ValueError(
+            f"the result is of {result.world_size} ranks, and the scenario has "
+            f"{scenario.cluster.world_size}; give what simulate returns for this very scenario"
+        )
     if is_normal(result, measured_s):
         return verdict(result, measured_s)
     return verdict(result, measured_s, stretches(resolve(scenario), result, measured_s))

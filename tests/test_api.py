@@ -565,3 +565,21 @@ def test_one_run_gives_both_the_result_and_the_lanes(name: str) -> None:
     assert timeline == ddpsim.observe(scenario, [1])
     with pytest.raises(ValueError, match="there is no rank -1"):
         simulate_and_observe(scenario, [-1])
+
+
+def test_what_is_of_another_kind_is_refused_with_what_is_wanted() -> None:
+    scenario = load("straggler")
+    other = ddpsim.simulate(load("resnet50-8xa100"))
+    larger = ddpsim.load_scenario(SCENARIOS[0].parent / "straggler.yaml", ["cluster.nodes=3"])
+    for wrong_s in (-1.0, 0.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="wanted seconds, above 0"):
+            ddpsim.judge(scenario, other, wrong_s)
+    with pytest.raises(ValueError, match="give what simulate returns for this very scenario"):
+        ddpsim.judge(larger, other, 0.5)
+    with pytest.raises(ValueError, match=r"there is no rank 1\.5"):
+        ddpsim.observe(scenario, [1.5])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="is no setting; write text such as"):
+        ddpsim.load_scenario({}, [("ddp.torch", "2.11")])  # type: ignore[list-item]
+    for money in ({"price": 2}, {"price": "2 USD", "budget": 10}):
+        with pytest.raises(TypeError, match="wanted text with a currency"):
+            ddpsim.plan_capacity(scenario, "1000000 samples", **money)

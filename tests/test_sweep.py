@@ -622,3 +622,12 @@ def test_csv_json_and_parquet_say_the_same(tmp_path: Path) -> None:
 
     (tmp_path / "out.parquet").write_bytes(render_parquet(found))
     assert polars.read_parquet(tmp_path / "out.parquet").to_dicts() == points
+
+
+@pytest.mark.parametrize(
+    "goals",
+    [["speed"], (), "throughput", ["step", "gpus", "memory"], ["step", "step"]],
+)
+def test_goals_are_checked_before_any_point(goals: Any) -> None:
+    with pytest.raises(ValueError, match=r"^goals is .*; wanted a list of one or two of through"):
+        sweep("nowhere.yaml", Grid.of([]), goals)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from ddpsim.api import simulate
-from ddpsim.errors import InputError, Problem, ScenarioError
+from ddpsim.errors import InputError, Problem, ScenarioError, shown
 from ddpsim.job import resolve
 from ddpsim.planning.many import simulate_many
 from ddpsim.planning.next_doubling import next_doubling
@@ -55,14 +55,15 @@ def plan_capacity(
 
     Nodes of the scenario's kind are added, or of one node GPUs; batch_per_rank stays (weak
     scaling), or with `global_batch` that does (strong). `price` is of a GPU-hour. Raises
-    ValueError for text that cannot be read, InputError for what does not fit the scenario (`key`
-    is the argument), ScenarioError where its all-reduce times are a log's of one world size.
+    ValueError for text that cannot be read, TypeError for money that is neither text nor Money,
+    InputError for what does not fit the scenario (`key` is the argument), ScenarioError where its
+    all-reduce times are a log's of one world size.
     """
     asked = _Question(
         scenario,
         parse_target(target) if isinstance(target, str) else target,
-        parse_price(price) if isinstance(price, str) else price,
-        parse_budget(budget) if isinstance(budget, str) else budget,
+        _money("price", price, parse_price),
+        _money("budget", budget, parse_budget),
         global_batch,
         max_gpus,
     )
@@ -70,6 +71,16 @@ def plan_capacity(
         raise ScenarioError([Problem("scenario", "cluster.all_reduce", _LOG)])
     asked.check()
     return _Plan(asked).made()
+
+
+def _money(name: str, given: Money | str | None, parse: Callable[[str], Money]) -> Money | None:
+    if isinstance(given, str):
+        return parse(given)
+    if given is not None and not isinstance(given, Money):
+        raise TypeError(
+            f"{name} is {shown(given)}; wanted text with a currency, such as '2.50 USD'"
+        )
+    return given
 
 
 def marginal_efficiencies(throughputs: Mapping[int, float]) -> dict[int, float]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ddpsim.errors import Problem, ScenarioError
+from ddpsim.errors import Problem, ScenarioError, shown
 from ddpsim.job import resolve
 from ddpsim.measured import check_measured
 from ddpsim.planning.executors import HERE, ExecutorError, Workers
@@ -29,7 +29,7 @@ from ddpsim.planning.grid import Axis, Grid
 from ddpsim.planning.journal import Journal, Outcome
 from ddpsim.planning.many import attempt_many
 from ddpsim.result.model import Brief
-from ddpsim.result.sweep import Point, Setting, Sweep
+from ddpsim.result.sweep import GOALS, Point, Setting, Sweep
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
@@ -58,8 +58,9 @@ def sweep(
     A point that cannot be simulated says why, and the others go on; points that are equal once
     they are resolved are computed once. `journal` keeps what has ended, and what it holds is not
     computed again. Raises ScenarioError if no point can be simulated, ExecutorError if workers
-    keep dying.
+    keep dying, and ValueError for `goals` other than one or two of `GOALS`.
     """
+    _check(goals)
     document = load(source, grid.fixed)
     own = _Asked.of(document, ())
     asked = [_Asked.of(document, settings).beside(own.scenario) for settings in grid]
@@ -94,6 +95,14 @@ def sweep(
         return swept
     step_s = best.brief.iteration_time_s.mean
     return replace(swept, warnings=resolve(chosen).warnings(step_s))
+
+
+def _check(goals: Sequence[str]) -> None:
+    is_list = not isinstance(goals, str) and 1 <= len(goals) <= 2 and len(set(goals)) == len(goals)
+    if not is_list or not set(goals) <= set(GOALS):
+        raise ValueError(
+            f"goals is {shown(goals)}; wanted a list of one or two of {', '.join(GOALS)}"
+        )
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,8 @@ class Document:
 
     def override(self, setting: str) -> None:
         """Apply one `key.path=value`, the value read as YAML."""
+        if not isinstance(setting, str):
+            raise TypeError(f"{shown(setting)} is no setting; write text such as 'cluster.nodes=4'")
         where = f"--set {setting}"
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
