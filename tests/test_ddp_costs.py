@@ -151,9 +151,9 @@ def test_torch_stops_where_a_static_graph_begins_without_sync(alone: Any, job: A
     ddp = alone(torch.nn.Linear(4, 4), static_graph=True)
     with ddp.no_sync(), pytest.raises(RuntimeError, match="expect_autograd_hooks_"):
         ddp(torch.ones(1, 4)).sum().backward()
-    (warning,) = job(static_graph=True, accumulation_steps=2).warnings()
+    (warning,) = job(static_graph=True, accumulation_steps=2).warnings(1.0)
     assert "take that step without no_sync" in warning
-    assert not job(static_graph=True).warnings()
+    assert not job(static_graph=True).warnings(1.0)
 
 
 def test_large_buffers_are_broadcast_in_parts_as_torch_groups_them() -> None:

@@ -100,11 +100,12 @@ def settled(request: Request, mode: EngineMode = "auto") -> Settled:
     where the host, or the loader, turns out to be the slower one. Where no events are needed and no
     step is unlike another the simulation itself tells when.
     """
-    program, calm = request.program, request.without_variation()
+    program = request.program
     if mode == "auto" and request.plan.needs_no_events and not request.varies:
         return Settled(request)
     if request.traffic.loader_share and program.loader:  # no shortcut tells
         return Settled(request.longer(program.warmup + program.loader.capacity))
+    calm = request.without_variation()
     if not calm.plan.needs_no_events:
         return Settled(request)
     found = _without_events(calm, calm.plan.participants, None)
