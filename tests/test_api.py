@@ -583,3 +583,15 @@ def test_what_is_of_another_kind_is_refused_with_what_is_wanted() -> None:
     for money in ({"price": 2}, {"price": "2 USD", "budget": 10}):
         with pytest.raises(TypeError, match="wanted text with a currency"):
             ddpsim.plan_capacity(scenario, "1000000 samples", **money)
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_a_scenario_is_written_and_read_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By any way to JSON, with the same answer: what was not said still is not."""
+    monkeypatch.chdir(path.parent)
+    scenario = ddpsim.load_scenario(path.name)
+    written = scenario.model_dump(by_alias=True), json.loads(scenario.model_dump_json())
+    for each in written:
+        read = ddpsim.load_scenario(each)
+        assert read == scenario
+        assert resolve(read).network == resolve(scenario).network

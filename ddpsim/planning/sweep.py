@@ -33,7 +33,7 @@ from ddpsim.result.sweep import GOALS, Point, Setting, Sweep
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
-from ddpsim.scenario.schema import Cluster, Scenario
+from ddpsim.scenario.schema import Scenario
 
 __all__ = ["Progress", "sweep"]
 
@@ -146,17 +146,9 @@ def _key(scenario: Scenario) -> str:
     plain = scenario.model_copy(update={"name": ""})
     named = (plain.workload.profile, plain.workload.trace, plain.workload.parameters)
     files = [*named, plain.cluster.all_reduce, plain.cluster.profile]
-    parts = [_versions(), plain.model_dump_json(), *_links(plain.cluster)]
+    parts = [_versions(), plain.model_dump_json()]
     parts += [_digest(file) for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _links(cluster: Cluster) -> Iterator[str]:
-    """Which depend on what was stated of them, not on its value alone."""
-    for key in cluster.links_used:
-        link = cluster.link(key)
-        yield link.model_dump_json(exclude_unset=True) if link else ""
-    yield cluster.model_dump_json(include={"other_nodes"}, exclude_unset=True)
 
 
 @cache

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from ddpsim.errors import InputError, shown
@@ -50,6 +58,13 @@ class _Link(Spec):
         """What was written of it, by field; `null` states nothing."""
         written = {name: getattr(self, name) for name in self.model_fields_set}
         return {name: value for name, value in written.items() if value is not None}
+
+    @model_serializer(mode="wrap")
+    def _as_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Read back as the same: a default that were written would go before a preset."""
+        fields = type(self).model_fields
+        names = {key for name in self.said for key in (name, fields[name].alias)}
+        return {key: value for key, value in dump(self).items() if key in names}
 
 
 class IntraNode(_Link):

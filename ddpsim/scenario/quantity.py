@@ -48,6 +48,11 @@ def _with_unit(
     return BeforeValidator(validate)
 
 
+def _written_in(unit: str) -> PlainSerializer:
+    """What is read back as the very same number."""
+    return PlainSerializer(lambda number: f"{number!r} {unit}", return_type=str)
+
+
 def _schema(example: str) -> WithJsonSchema:
     return WithJsonSchema(
         {"type": "string", "pattern": r"^\s*[0-9.].*[A-Za-z]", "examples": [example]}
@@ -55,19 +60,27 @@ def _schema(example: str) -> WithJsonSchema:
 
 
 Duration = Annotated[
-    float, _with_unit(units.parse_duration, "5 ms", "0 s", "1000 h"), _schema("5 ms")
+    float,
+    _with_unit(units.parse_duration, "5 ms", "0 s", "1000 h"),
+    _written_in("s"),
+    _schema("5 ms"),
 ]
 Size = Annotated[
-    float, _with_unit(units.parse_bytes, "40 GiB", "1 B", "1000 TB"), _schema("40 GiB")
+    float,
+    _with_unit(units.parse_bytes, "40 GiB", "1 B", "1000 TB"),
+    _written_in("B"),
+    _schema("40 GiB"),
 ]
 Bandwidth = Annotated[
     float,
     _with_unit(units.parse_bytes_per_s, "100 Gbit/s", "1 kbit/s", "1000 TB/s"),
+    _written_in("B/s"),
     _schema("100 Gbit/s"),
 ]
 FlopsPerSecond = Annotated[
     float,
     _with_unit(units.parse_flops_per_s, "312 TFLOP/s", "1 MFLOP/s", "100 PFLOP/s"),
+    _written_in("FLOP/s"),
     _schema("312 TFLOP/s"),
 ]
 SampleRate = Annotated[
@@ -75,6 +88,7 @@ SampleRate = Annotated[
     _with_unit(
         units.parse_samples_per_s, "2500 samples/s", "0.001 samples/s", "1000000000 samples/s"
     ),
+    _written_in("samples/s"),
     _schema("2500 samples/s"),
 ]
 
