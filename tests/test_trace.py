@@ -205,7 +205,8 @@ def test_steps_that_repeat_are_those_of_the_plain_model(scenario: Scenario, mode
     request = Request(program, cost, scenario.cluster.world_size)
     everyone = range(request.world_size)
     fast = run(request, observed=range(request.plan.period), every_rank=True).timeline
-    plain = run(request, "reference", observed=everyone).timeline
+    # all ranks are alike later than the one that stands for them
+    plain = run(request.longer(fast.warmup), "reference", observed=everyone).timeline
     for rank in fast.ranks:
         short, long = (of(scenario, timeline).of_rank(rank) for timeline in (fast, plain))
         assert json.loads(short)["traceEvents"] == json.loads(long)["traceEvents"]
@@ -377,8 +378,8 @@ def test_two_overlaps_are_said_where_the_device_idles(cli: Cli, tmp_path: Path) 
     small = ("--set", "workload.batch_per_rank=2")
     lines = cli("trace", path, "-o", str(tmp_path), *small).out.splitlines()
     assert lines[3:5] == [
-        "overlap     98.84% of communication is hidden, on rank 0, the slowest",
-        "            46.38% is under kernels, all that HolisticTraceAnalysis calls hidden",
+        "overlap     98.82% of communication is hidden, on rank 0, the slowest",
+        "            46.37% is under kernels, all that HolisticTraceAnalysis calls hidden",
     ]
     assert max(map(len, lines[3:5])) <= 100
     assert "under kernels" not in cli("trace", path, "-o", str(tmp_path)).out
