@@ -156,7 +156,9 @@ def _less_communication(job: Job, result: Result) -> Iterator[_Change]:  # noqa:
         yield _Change.of("DDP in place of DataParallel", "cluster.algorithm", "auto")
         return
     changes = [*_two_bytes(job), *_own_buffers(job)]
-    yield from sorted(changes, key=lambda change: -_throughput(_changed_job(job, change)))
+    if len(changes) > 1:  # to tell is a simulation of each
+        changes.sort(key=lambda change: -_throughput(_changed_job(job, change)))
+    yield from changes
     micro_batches = 4 * job.scenario.ddp.accumulation_steps
     why = f"communication once in {micro_batches} micro-batches (a larger global batch)"
     yield _Change.of(why, "ddp.accumulation_steps", micro_batches)
