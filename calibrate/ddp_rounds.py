@@ -31,6 +31,7 @@ __all__ = [
     "CORES_OF_RANKS",
     "AllReduceSamples",
     "Alone",
+    "Beside",
     "Logged",
     "OptimizerName",
     "Parameter",
@@ -130,13 +131,26 @@ class Steps(_Part):
     )
 
 
+class Beside(_Part):
+    """A model's backward and a layer's two passes, alone and beside all-reduces: [round][rank].
+
+    In turns, on all ranks at once, beside the same all-reduces of a queue (two at a time with
+    gloo), which last longer than the backward; the layers are those of a record.
+    """
+
+    layers_s: Samples = Field(min_length=1)
+    layers_beside_s: Samples = Field(min_length=1)
+    backward_s: Samples = Field(min_length=1)
+    backward_beside_s: Samples = Field(min_length=1)
+
+
 class Alone(Steps):
     """The model without DDP, all ranks at once, a few times a round: [iteration][rank].
 
     On a CPU the optimizer comes after an all-reduce, as under DDP; the wait for it does not count.
     Ready times come from iterations with hooks, one a round. `ddp_backward_s`: the backward under
     DDP of each rank alone, without the copies back at its end, also a few times a round; empty
-    where that was not measured.
+    where that was not measured. `beside`: the same beside all-reduces, as often.
     """
 
     hooked_backward_s: Samples
@@ -145,6 +159,7 @@ class Alone(Steps):
         None, description="iterations of two micro-batches, a few a round, where a variant has more"
     )
     ddp_backward_s: Samples = ()
+    beside: Beside | None = None
 
 
 class Logged(_Part):

@@ -35,6 +35,7 @@ from calibrate.ddp_rounds import (
     load_rounds,
     save_rounds,
 )
+from calibrate.measure.beside import BesideAllReduces
 from calibrate.measure.clock import Mark, no_collection
 from calibrate.measure.ddp_alone import ONE_BUCKET_MIB, HookTimes, alone
 from calibrate.measure.ddp_log import logged, start_log
@@ -332,6 +333,7 @@ class _Session:
             if on_cpu
             else None
         )
+        self._beside = BesideAllReduces(bare, job)
         self._hook_s = 0.0
         self.ready: dict[str, float] = {}
 
@@ -387,6 +389,7 @@ class _Session:
             found.append(_later(self._by_itself, warm=warm))
         if any(stepper.variant.accumulation_steps > 1 for stepper in self._steppers):
             found.append(lambda: self._alone(self._accumulating, 2, warm=warm))
+        found.append(lambda: self._beside.step(warm=warm))
         return found
 
     def _begin_together(self) -> None:
@@ -443,6 +446,7 @@ class _Session:
             ddp_backward_s=self._by_round([(s,) for s in self._by_itself.backwards_s()])[0]
             if self._by_itself
             else (),
+            beside=self._beside.measured(),
         )
 
     def variant(self, stepper: _Stepper) -> VariantSamples:

@@ -26,10 +26,20 @@ from calibrate.measure.job import Job
 from calibrate.measure.plan import Task
 from calibrate.record import COPIES_BACK, COPIES_IN, HALF, LAYER, RESTED, TOGETHER
 
-__all__ = ["Round", "all_at_once", "build_round", "compute_unit"]
+__all__ = [
+    "LAUNCH_S",
+    "UNITS",
+    "Round",
+    "Unit",
+    "all_at_once",
+    "build_round",
+    "compute_unit",
+    "pieces_beside",
+]
 
 Round = Callable[[], Sequence[Lap]]
 Work = Callable[[], object]
+Unit = Callable[[int], object]  # the i-th piece of compute
 Loader = Callable[[], Iterable[object]]
 
 _TENSORS_OF_OPTIMIZER = 16
@@ -41,7 +51,7 @@ _GEMM = {"cpu": 256, "cuda": 2048}  # rows and columns
 _MEMORY = {"cpu": (2**18, 32), "cuda": (2**26, 1)}  # floats, and how many arrays of them
 # layers, their width, and rows that go through them
 _LAYERS = {"cpu": (16, 512, 128), "cuda": (4, 4096, 1024)}
-_UNITS = {"gemm": 100, "memory": 100, LAYER: 32}  # of compute alone: some 50 ms on that core
+UNITS = {"gemm": 100, "memory": 100, LAYER: 32}  # of compute alone: some 50 ms on that core
 # all-reduces in a queue, and bytes at least, as in the backward of some 10 M parameters: gloo takes
 # more of the processor in the first 50 ms than later
 _QUEUED, _QUEUED_BYTES = 4, 48 * 2**20
@@ -51,7 +61,7 @@ _AHEAD = {"cpu": 0, "cuda": 1}  # pieces that wait behind the one under way: a G
 # on a GPU a collective up to so many bytes may be shorter than Python's launch of it, which takes
 # so long: so many in a row are timed
 _IN_A_ROW = ((2**20, 20), (2**24, 5))
-_LAUNCH_S = 60e-6
+LAUNCH_S = 60e-6
 _TICK_S = 1e-6
 # what shapers save up meanwhile: 128 KiB (ours) at 20 Mbit/s
 _REST_S = 0.05
@@ -67,7 +77,7 @@ def build_round(task: Task, job: Job, loader: Loader | None) -> Round:
     return _BUILDERS[kind](task, job)
 
 
-def compute_unit(work: str, device: torch.device) -> Callable[[int], object]:
+def compute_unit(work: str, device: torch.device) -> Unit:
     """One short piece of compute, the i-th: "gemm" is bound by arithmetic, "memory" by bandwidth.
 
     A "layer" is the forward and the backward of one: of the three it is what a step is made of, and
@@ -85,7 +95,7 @@ def compute_unit(work: str, device: torch.device) -> Callable[[int], object]:
     return lambda i: torch.add(x[i % parts], y[i % parts], out=total[i % parts])
 
 
-def _layer_unit(device: torch.device) -> Callable[[int], object]:
+def _layer_unit(device: torch.device) -> Unit:
     count, width, rows = _LAYERS[device.type]
     x = torch.rand(rows, width, device=device, requires_grad=True)
     layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()).to(device) for _ in range(count)]
@@ -119,7 +129,7 @@ def _collective(task: Task, job: Job, work: Work, times: int = 1) -> Round:
         return _timed(job, work, times)
 
     def run() -> list[Lap]:
-        job.clock.run_ahead((1 + again) * times * _LAUNCH_S)
+        job.clock.run_ahead((1 + again) * times * LAUNCH_S)
         work()
         start = job.clock.mark()
         for _ in range(again):
@@ -396,6 +406,27 @@ def _side_stream(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
+def pieces_beside(
+    unit: Unit, works: Sequence[dist.Work], clock: Clock, device: torch.device
+) -> Lap:
+    """Pieces of compute for as long as works are in flight."""
+    in_flight, launched = deque(works), deque[Mark]()
+    computing, done = clock.mark(), 0
+    computed = computing
+    while in_flight:
+        unit(done + len(launched))
+        launched.append(clock.mark())
+        if len(launched) <= _AHEAD[device.type]:
+            continue
+        end = launched.popleft()
+        clock.reach(end)
+        while in_flight and in_flight[0].is_completed():
+            in_flight.popleft()
+        if in_flight or not done:  # the last piece was done alone in part
+            computed, done = end, done + 1
+    return Lap(computing, computed, done)
+
+
 class _Interference:
     """Compute, all-reduces one by one, a queue of them, then queue and compute, as in a backward.
 
@@ -408,8 +439,7 @@ class _Interference:
         self._job, self._clock = job, job.clock
         self._on_gpu = job.device.type == "cuda"
         name = task.first.variant.partition(" ")[0]
-        self._unit, self._units = compute_unit(name, job.device), _UNITS[name]
-        self._ahead = _AHEAD[job.device.type]
+        self._unit, self._units = compute_unit(name, job.device), UNITS[name]
         self._whole, self._queue = _queue(task, job)
         self._group = job.group(task.team.ranks)
 
@@ -452,22 +482,7 @@ class _Interference:
         return [computed, Lap(start, end, len(self._queue))]
 
     def _beside(self, works: Sequence[dist.Work]) -> Lap:
-        """Pieces of compute for as long as works are in flight."""
-        in_flight, launched = deque(works), deque[Mark]()
-        computing, done = self._clock.mark(), 0
-        computed = computing
-        while in_flight:
-            self._unit(done + len(launched))
-            launched.append(self._clock.mark())
-            if len(launched) <= self._ahead:
-                continue
-            end = launched.popleft()
-            self._clock.reach(end)
-            while in_flight and in_flight[0].is_completed():
-                in_flight.popleft()
-            if in_flight or not done:  # the last piece was done alone in part
-                computed, done = end, done + 1
-        return Lap(computing, computed, done)
+        return pieces_beside(self._unit, works, self._clock, self._job.device)
 
     def _start(self) -> Mark:
         """A mark at which all ranks begin together: on GPUs behind an all-reduce.
@@ -475,7 +490,7 @@ class _Interference:
         By then a GPU's host has launched the queue, and the first piece of compute behind it.
         """
         if self._on_gpu:
-            self._clock.run_ahead(len(self._queue) * _LAUNCH_S)
+            self._clock.run_ahead(len(self._queue) * LAUNCH_S)
             dist.all_reduce(self._queue[0], group=self._group)
         return self._clock.mark()
 

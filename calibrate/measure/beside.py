@@ -1,0 +1,97 @@
+"""A model's backward beside all-reduces, in turns with the layers that a record measures so."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from calibrate.ddp_rounds import Beside
+from calibrate.measure.clock import Lap
+from calibrate.measure.job import Job
+from calibrate.measure.rounds import LAUNCH_S, UNITS, compute_unit, pieces_beside
+from calibrate.measure.training import Training
+from calibrate.record import LAYER
+
+__all__ = ["BesideAllReduces"]
+
+_MESSAGE_BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}  # as in a record's queues
+_MESSAGES = 4  # gloo has two in flight, which must differ
+_FEWEST, _MOST = 2, 256  # all-reduces of a queue
+
+
+class BesideAllReduces:
+    """Rounds of a bare model and of layers; every rank of the job steps at once."""
+
+    def __init__(self, bare: Training, job: Job) -> None:
+        self._bare, self._job, self._clock = bare, job, job.clock
+        self._unit, self._units = compute_unit(LAYER, job.device), UNITS[LAYER]
+        count = _MESSAGE_BYTES[job.device.type] // 4
+        self._messages = [
+            torch.empty(count, device=job.device).fill_(0.0) for _ in range(_MESSAGES)
+        ]
+        self._count = _FEWEST
+        self._rows: list[tuple[float, ...]] = []
+
+    def step(self, *, warm: bool) -> None:
+        """Each once. Where all-reduces end before the backward the next queue is twice as long.
+
+        One rank has nobody to reduce with, and measures nothing.
+        """
+        if self._job.world_size == 1:
+            return
+        laps = [self._layers(), self._layers_beside(), self._backward(beside=False)[0]]
+        beside, outlasted = self._backward(beside=True)
+        if not all(row[0] for row in self._job.numbers([float(outlasted)])):
+            self._count = min(_MOST, 2 * self._count)
+        elif not warm:
+            self._rows.append(tuple(map(self._clock.read, (*laps, beside))))
+
+    def measured(self) -> Beside | None:
+        """All rounds of all ranks; None where there was none whose all-reduces lasted."""
+        if not self._rows:
+            return None
+        ranks = self._job.numbers([round(value, 9) for row in self._rows for value in row])
+        columns = [
+            tuple(tuple(rank[4 * i + column] for rank in ranks) for i in range(len(self._rows)))
+            for column in range(4)
+        ]
+        names = ("layers_s", "layers_beside_s", "backward_s", "backward_beside_s")
+        return Beside(**dict(zip(names, columns, strict=True)))
+
+    def _layers(self) -> Lap:
+        self._job.barrier()
+        start = self._clock.mark()
+        for i in range(self._units):
+            self._unit(i)
+        return Lap(start, self._clock.mark(), self._units)
+
+    def _layers_beside(self) -> Lap:
+        self._job.barrier()
+        works = self._queue()
+        lap = pieces_beside(self._unit, works, self._clock, self._job.device)
+        for work in works:
+            work.wait()
+        return lap
+
+    def _backward(self, *, beside: bool) -> tuple[Lap, bool]:
+        """And whether the all-reduces beside it lasted longer."""
+        loss = self._bare.forward()
+        self._job.barrier()
+        works = self._queue() if beside else []
+        start = self._clock.mark()
+        loss.backward()  # type: ignore[no-untyped-call]
+        lap = Lap(start, self._clock.mark())
+        self._clock.reach(lap.end)
+        outlasted = not all(work.is_completed() for work in works)
+        for work in works:
+            work.wait()
+        self._bare.optimizer.zero_grad()
+        return lap, outlasted
+
+    def _queue(self) -> list[dist.Work]:
+        """Launched while a GPU is kept busy, so that what comes next begins with the first."""
+        self._clock.run_ahead(self._count * LAUNCH_S)
+        return [
+            dist.all_reduce(self._messages[i % _MESSAGES], async_op=True)
+            for i in range(self._count)
+        ]
