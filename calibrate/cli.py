@@ -118,6 +118,7 @@ def profile(
     function: Function,
     output: Output,
     *,
+    local: Local = None,
     batch: Batch = None,
     iterations: Annotated[int, typer.Option(min=3, help="Timed, after a warm-up.")] = 30,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
@@ -129,23 +130,46 @@ def profile(
         typer.Option(metavar="FROM:TO", help="Estimate for another device, by their presets."),
     ] = None,
 ) -> None:
-    """Time your own model on one device without DDP, gradient by gradient."""
+    """Time your own model on one device without DDP, gradient by gradient.
+
+    Under torchrun, or with --local, also how much it suffers beside the ranks' all-reduces.
+    """
     from calibrate.measure import profile as profiling
 
     check_outputs([(output, MODEL_SCHEMA)])
     ends = profiling.scale_ends(scale) if scale else None
-    document = profiling.profile(
-        function,
-        batch=batch,
-        iterations=iterations,
-        device=device,
-        optimizer=optimizer,
-        fused=fused,
-        threads=threads,
-    )
-    if ends:
-        document = profiling.scale_profile(document, *ends)
-    profiling.write_profile(document, output)
+    if local is None and os.environ.get("WORLD_SIZE", "1") == "1":
+        document = profiling.profile(
+            function,
+            batch=batch,
+            iterations=iterations,
+            device=device,
+            optimizer=optimizer,
+            fused=fused,
+            threads=threads,
+        )
+        if ends:
+            document = profiling.scale_profile(document, *ends)
+        profiling.write_profile(document, output)
+    else:
+        _check_of_ranks(device, threads)
+        options = profiling.ProfileOptions(
+            output=output,
+            model=function,
+            batch=batch,
+            iterations=iterations,
+            optimizer=optimizer,
+            fused=fused,
+            scale=ends,
+        )
+        with _said_once():
+            document = (
+                profiling.profile_in_job(options)
+                if local is None
+                else profiling.profile_locally(local, options)
+            )
+    if not _is_first():
+        return
     for warning in document.get("warnings", ()):
         print(f"warning   {warning}", file=sys.stderr)
     print(f"{output}: use it as workload.profile")
@@ -317,6 +341,14 @@ def _said_once() -> Iterator[None]:
         if _is_first():
             raise
         raise typer.Exit(1) from None
+
+
+def _check_of_ranks(device: str, threads: int) -> None:
+    """Ranks compute where DDP has them do."""
+    if device != "auto" or threads != 1:
+        option = "--device" if device != "auto" else "--threads"
+        told = "several ranks each take a device of their own, on a CPU with one thread"
+        raise typer.BadParameter(f"{told}; drop it", param_hint=option)
 
 
 def _is_first() -> bool:

@@ -41,6 +41,7 @@ from calibrate.fit.estimates import (
     trimmed_mean,
 )
 from calibrate.fit.profile import NOT_STATED
+from calibrate.interference_exponent import profile_keys
 from calibrate.parts import adding_up
 from calibrate.phases import Phases, usual_phases
 from calibrate.steady import run_sigma, run_times, steady_time
@@ -305,6 +306,7 @@ def model_profile(*runs: Rounds) -> dict[str, Any]:
         "optimizer": first.optimizer,
         "iterations_s": iterations_s,
         "sigma": _relative_error(runs),
+        **profile_keys([run.alone.beside for run in runs if run.alone.beside]),
         "ready_origin": "backward_start",
         "parameters": [
             {"name": p.name, "numel": p.numel, "dtype": p.dtype, "ready_s": ready_s}

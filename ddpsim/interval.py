@@ -39,6 +39,7 @@ _INPUTS = {
     "network": "network time",
     "data": "data rate",
     "interference": "interference",
+    "interference_exponent": "the model's interference exponent",
     "overheads": "DDP's hooks and copies",
 }
 
@@ -54,9 +55,10 @@ def prediction_interval(
 ) -> PredictionInterval:
     """The 80 % interval around a mean step.
 
-    `step_s` simulates the step, with `compute`, `network`, `data`, `interference` or `overheads`
-    stretched by a factor; `uncertainties` are those terms'. `calibrated`: interference was;
-    `hidden_comm_s` is communication under compute; `spread_s` is p10 and p90 over iterations.
+    `step_s` simulates the step, with `compute`, `network`, `data`, `interference`,
+    `interference_exponent` or `overheads` stretched by a factor; `uncertainties` are those terms'.
+    `calibrated`: interference was; `hidden_comm_s` is communication under compute; `spread_s` is
+    p10 and p90 over iterations.
     """
     base_s = step_s()
     sources = [

@@ -76,12 +76,14 @@ class Job:
         network: float = 1.0,
         data: float = 1.0,
         interference: float = 1.0,
+        interference_exponent: float = 1.0,
         overheads: float = 1.0,
     ) -> Request:
         """Steady steps without jitter, their times and interference stretched by factors.
 
         Two, the second of which tells whether they are alike; where other traffic comes and goes,
-        as many as the run has. `overheads`: those of DDP that were measured.
+        as many as the run has. `interference_exponent`: the model's own; `overheads`: those of DDP
+        that were measured.
         """
         program = self.program
         if (compute, overheads) != (1, 1):
@@ -91,7 +93,11 @@ class Job:
             )
         cost = self.network.cost.stretched(network)
         if isinstance(cost, InterferingCost):
-            cost = replace(cost, effect=cost.effect * interference)
+            cost = replace(
+                cost,
+                effect=cost.effect * interference,
+                exponent=cost.exponent * interference_exponent,
+            )
         loader, traffic, warmup = program.loader, self.network.traffic, 1
         if loader:
             usual_ns, loader = loader.batch_ns, loader.stretched(data)
@@ -406,7 +412,7 @@ def resolve(
         program, knows_warmup = steady, False  # the first iteration's one bucket is outside a log
     if problems:
         raise ScenarioError(problems)
-    network = judged(network, steady.all_reduce_bytes)
+    network = judged(_felt(network, model), steady.all_reduce_bytes)
     return Job(scenario, model, network, program, overheads, knows_warmup, ddp_times, node_times)
 
 
@@ -421,6 +427,20 @@ def cluster_profile(scenario: Scenario) -> ClusterProfile | None:
 
     with blamed_on("cluster.profile"):
         return read_cluster_profile(source)
+
+
+def _felt(network: Network, model: Model) -> Network:
+    """The network's interference as this model feels it, where that was measured."""
+    known = model.interference_exponent
+    if known is None or not isinstance(network.cost, InterferingCost):
+        return network
+    power = f"compute slows down by what usual layers do, to the power {known.value:.2f}"
+    entry = Provenance("interference with this model", f"{power}; workload.profile", "measured")
+    return replace(
+        network,
+        cost=replace(network.cost, exponent=known.value),
+        provenance=(*network.provenance, entry),
+    )
 
 
 def _with_jitter(scenario: Scenario, profile: ClusterProfile | None) -> Scenario:

@@ -421,6 +421,18 @@ def test_between_points_the_spread_is_a_line_too(size_bytes: int, spread: float)
     assert found == pytest.approx(spread)
 
 
+@pytest.mark.parametrize(("power", "slowdown"), [(1, 2), (2, 4), (0.5, 1.414), (0, 1)])
+def test_a_model_is_slowed_down_by_a_power_of_what_slows_down_layers(
+    power: float, slowdown: float
+) -> None:
+    points = (Kept(0.5e9, 0.5, 0.1, 0.8), Kept(1.5e9, 0.2, 0.1, 0.8))
+    cost = InterferingCost(OneTransfer(), kept=points, exponent=power)
+    found = cost.transfer("all_reduce", 60).interference
+    assert found.crowded_compute == pytest.approx(slowdown, abs=1e-3)
+    assert found.compute == pytest.approx(1.25**power, abs=1e-3)
+    assert found.kept_spread == pytest.approx(power * 0.5 ** (power - 1) * 0.1)
+
+
 @dataclass
 class OneTransfer:
     """20 ns of latency and 100 on the link, whatever is sent."""

@@ -440,6 +440,27 @@ def test_the_step_with_ddp_is_longer_or_unknown(write: Write) -> None:
             read_profile(write(json.dumps(PROFILE | {"with_ddp_s": wrong}), "p.json"))
 
 
+def test_how_a_model_fares_beside_all_reduces_may_be_known(write: Write) -> None:
+    def read(**more: Any) -> Any:
+        return read_profile(write(json.dumps(PROFILE | more), "p.json")).interference_exponent
+
+    assert read(interference_exponent=0.8, interference_exponent_stderr=0.04) == (0.8, 0.04)
+    assert read(interference_exponent=1.1) == (1.1, 0.0)
+    assert read() is None
+    assert read(interference_exponent=None) is None
+    for wrong in (
+        {"interference_exponent": -1},
+        {"interference_exponent": 11},
+        {"interference_exponent": "x"},
+    ):
+        with pytest.raises(ImportFailedError, match="interference_exponent is"):
+            read(**wrong)
+    with pytest.raises(
+        ImportFailedError, match="interference_exponent_stderr is 2; wanted at most 1"
+    ):
+        read(interference_exponent=1, interference_exponent_stderr=2)
+
+
 def test_a_hook_of_ddp_may_be_known(write: Write) -> None:
     first, *others = PROFILE["parameters"]
 

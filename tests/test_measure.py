@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.cli import profile as command
+from calibrate.ddp_rounds import Beside
 from calibrate.measure.clock import Clock, Lap
 from calibrate.measure.clocks import clock_offsets
 from calibrate.measure.ddp_alone import around_hook, process_group
@@ -51,9 +52,12 @@ from calibrate.measure.nvidia_smi import Gpu
 from calibrate.measure.plan import Slot, Task, Team, default_plan, teams
 from calibrate.measure.profile import (
     Document,
+    ProfileOptions,
     Samples,
     hook_cost_s,
     profile,
+    profile_in_job,
+    profile_locally,
     ready_times,
     scale_ends,
     scale_profile,
@@ -913,6 +917,60 @@ def test_a_profile_holds_the_step_with_ddp(monkeypatch: pytest.MonkeyPatch) -> N
     assert told["with_ddp_s"] == pytest.approx(1.1 * iteration_s)
     assert "with_ddp_s" not in measured(9, 9, 9, 1.5, 1.1, 0.9)
     assert scale_profile(told, "cpu-core", "h100-sxm-80gb")["with_ddp_s"] is None
+
+
+def test_ranks_profile_together_and_the_first_writes(tmp_path: Path) -> None:
+    """What all-reduces within a machine cost a tiny model may be too little to tell."""
+    options = ProfileOptions(
+        output=tmp_path / "model.json", model="measure_helpers:two_layers", iterations=3
+    )
+    document = profile_locally(2, options)
+    read = read_profile(SourceFile("model.json", options.output))
+    assert read.batch_per_rank == document["batch_per_rank"] == 16
+    assert all(p.ready_s for p in read.parameters)
+    if read.interference_exponent:
+        assert read.interference_exponent == (
+            document["interference_exponent"],
+            document["interference_exponent_stderr"],
+        )
+    scaled = scale_profile(document | {"interference_exponent": 2.0}, "cpu-core", "h100-sxm-80gb")
+    assert scaled["interference_exponent"] is None
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_profile_of_ranks_tells_how_the_model_fares_beside_all_reduces(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Enough rounds of both to tell, made up."""
+    rows = tuple((1.0 + i / 1000, 1.0 + i / 1000) for i in range(9))
+
+    def times(factor: float) -> tuple[tuple[float, float], ...]:
+        return tuple((factor * a, factor * b) for a, b in rows)
+
+    made_up = Beside(
+        layers_s=rows, layers_beside_s=times(2), backward_s=rows, backward_beside_s=times(4)
+    )
+    steps: list[bool] = []
+
+    class MadeUp:
+        def __init__(self, *_: object) -> None: ...
+
+        def step(self, *, warm: bool) -> None:
+            steps.append(warm)
+
+        def measured(self) -> Beside:
+            return made_up
+
+    monkeypatch.setattr("calibrate.measure.profile.BesideAllReduces", MadeUp)
+    path = tmp_path / "model.json"
+    options = ProfileOptions(output=path, model="measure_helpers:two_layers", iterations=30)
+    document = profile_in_job(options)
+    assert document["interference_exponent"] == pytest.approx(2, rel=1e-3)
+    assert document["interference_exponent_stderr"] > 0
+    assert (
+        json.loads(path.read_text())["interference_exponent"] == document["interference_exponent"]
+    )
+    assert steps == [True] * 9 + [False] * 10
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])

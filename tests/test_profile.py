@@ -232,6 +232,56 @@ def test_compute_keeps_more_beside_one_all_reduce_than_beside_two(predict: Any) 
         assert one < some < two if differ else one == some
 
 
+def test_a_model_suffers_as_it_was_measured_to(tmp_path: Path) -> None:
+    """More than layers, as they do, or less; how well that is known widens the interval."""
+    steps = {
+        power: predicted_from_profiles(
+            tmp_path, interference_exponent=power, interference_exponent_stderr=0.05
+        )
+        for power in (0.5, 1, 2)
+    }
+    plain = predicted_from_profiles(tmp_path)
+    assert steps[0.5].iteration_time_s.mean < plain.iteration_time_s.mean
+    assert steps[1].iteration_time_s == plain.iteration_time_s
+    assert steps[2].iteration_time_s.mean > plain.iteration_time_s.mean
+    (entry,) = (p for p in steps[2].provenance if p.input == "interference with this model")
+    assert entry.trust == "measured"
+    assert "what usual layers do, to the power 2.00" in entry.source
+
+    def doubts(result: ddpsim.Result) -> dict[str, float]:
+        interval = result.prediction_interval_s
+        assert interval
+        return {source.input: source.high_s for source in interval.sources}
+
+    assert doubts(steps[1])["the model's interference exponent"] > 0
+    exactly = predicted_from_profiles(
+        tmp_path, interference_exponent=1, interference_exponent_stderr=0
+    )
+    for result in (plain, exactly):
+        assert "the model's interference exponent" not in doubts(result)
+    scaled = predicted_from_profiles(tmp_path, interference_exponent=2, scaled_to="cpu-core")
+    assert scaled.iteration_time_s.mean == pytest.approx(plain.iteration_time_s.mean, rel=1e-3)
+
+
+def predicted_from_profiles(tmp_path: Path, **model: Any) -> ddpsim.Result:
+    """A measured transformer, with more keys of its profile, where a byte costs the processor."""
+    root = Path(__file__).resolve().parent.parent
+    known = (root / "scenarios" / "testbed" / "transformer-500mbit.json").read_text("utf-8")
+    (tmp_path / "model.json").write_text(json.dumps(json.loads(known) | model), "utf-8")
+    cluster = profile(**both(1, 1, per_byte=2e-9))
+    (tmp_path / "cluster.json").write_text(json.dumps(cluster), "utf-8")
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"profile": str(tmp_path / "model.json"), "batch_per_rank": 4},
+        "ddp": {"backend": "gloo", "bucket_cap_mb": 5},
+        "cluster": {"nodes": 2, "gpus_per_node": 1, "device": "cpu-core"}
+        | {"profile": str(tmp_path / "cluster.json")}
+        | {"inter_node": {"bandwidth": "3 Gbit/s", "latency": "0 s"}},
+        "run": {"iterations": 4},
+    }
+    return ddpsim.simulate(ddpsim.load_scenario(scenario))
+
+
 def test_float16_costs_compute_more_a_byte(predict: Any) -> None:
     slow = both(1.0, 1.0, 1e-9, half_compute_kept=kept(4e-9))
     alike = both(1.0, 1.0, 1e-9)

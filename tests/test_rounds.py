@@ -108,6 +108,15 @@ def test_the_bare_model_also_accumulates(rounds: Rounds) -> None:
         assert all(f + b < w for w, f, b in zip(whole, forward, backward, strict=True))
 
 
+def test_the_bare_backward_also_runs_beside_all_reduces(rounds: Rounds) -> None:
+    """In turns with layers, as often as it runs alone, but where the all-reduces end before it."""
+    found = rounds.alone.beside
+    assert found
+    for samples in (found.layers_s, found.layers_beside_s, found.backward_s):
+        assert len(samples) == len(found.backward_beside_s) <= len(rounds.alone.whole_s)
+        assert all(len(row) == 2 and min(row) > 0 for row in samples)
+
+
 def test_the_parts_are_within_the_whole(rounds: Rounds) -> None:
     for steps in (rounds.alone, *rounds.variants):
         parts = zip(steps.forward_s, steps.backward_s, steps.optimizer_s, strict=True)

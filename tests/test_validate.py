@@ -17,6 +17,7 @@ from calibrate.ddp_rounds import (
     CORES_OF_RANKS,
     AllReduceSamples,
     Alone,
+    Beside,
     Logged,
     Parameter,
     Rounds,
@@ -27,6 +28,7 @@ from calibrate.ddp_rounds import (
     save_rounds,
 )
 from calibrate.fit.profile import fit_logs
+from calibrate.interference_exponent import interference_exponent
 from calibrate.record import (
     Environment,
     Layout,
@@ -435,6 +437,53 @@ def test_hooks_make_the_bare_backward_as_long_as_under_ddp(longer_s: float) -> N
     made = rounds.model_copy(update={"parameters": tuple(timed), "alone": alone})
     hooks = [p["ddp_hook_s"] for p in model_profile(made)["parameters"]]
     assert hooks == pytest.approx([max(0, longer_s) / 3, max(0, longer_s) * 2 / 3])
+
+
+@pytest.mark.parametrize(("layers", "model", "power"), [(4, 4, 1), (2, 4, 2), (4, 2, 0.5)])
+def test_a_model_suffers_by_the_power_of_what_layers_do(
+    layers: float, model: float, power: float
+) -> None:
+    """Layers take so many times as long beside all-reduces, and the model's backward."""
+    of_one = beside(layers, model)
+    found = interference_exponent([of_one])
+    assert found
+    assert found.value == pytest.approx(power, rel=1e-3)
+    assert found.stderr
+    both = interference_exponent([of_one, of_one])
+    assert both
+    assert both.value == found.value
+    assert both.stderr == pytest.approx(found.stderr / 2**0.5)
+    rounds = made_up([ONE])
+    assert "interference_exponent" not in model_profile(rounds)
+    measured = rounds.alone.model_copy(update={"beside": of_one})
+    profile = model_profile(rounds.model_copy(update={"alone": measured}))
+    assert profile["interference_exponent"] == found.value
+    assert profile["interference_exponent_stderr"] == found.stderr
+
+
+def test_layers_that_lose_next_to_nothing_tell_no_power() -> None:
+    """Nor does one run of no rounds, or of a single one."""
+    assert interference_exponent([]) is None
+    assert interference_exponent([beside(1.0005, 2)]) is None
+    assert interference_exponent([beside(1.005, 1.01)]) is None  # the noise is a tenth of that
+    single = {name: samples[:1] for name, samples in beside(2, 2)}
+    assert interference_exponent([Beside(**single)]) is None
+
+
+def test_a_model_that_is_not_slowed_down_has_the_power_0() -> None:
+    found = interference_exponent([beside(4, 0.9)])
+    assert found
+    assert found.value == 0
+
+
+def beside(layers: float, model: float) -> Beside:
+    """Layers of 1 ms and a backward of 100, and so many times as long beside all-reduces."""
+    return Beside(
+        layers_s=series(1e-3),
+        layers_beside_s=series(layers * 1e-3),
+        backward_s=series(0.1),
+        backward_beside_s=series(model * 0.1),
+    )
 
 
 def test_a_model_is_as_uncertain_as_its_median_iteration() -> None:

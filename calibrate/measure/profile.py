@@ -1,4 +1,7 @@
-"""`profile`: a model's times on one device with no communication, as ddpsim.model-profile/1."""
+"""`profile`: a model's times on one device with no communication, as ddpsim.model-profile/1.
+
+Several ranks tell one thing more: how it fares beside all-reduces.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,19 @@ from statistics import median
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from calibrate.ddp_rounds import OptimizerName
 from calibrate.fit.estimates import SIGNIFICANT, median_time
+from calibrate.interference_exponent import profile_keys
+from calibrate.measure.beside import BesideAllReduces
 from calibrate.measure.clock import Clock, Mark
 from calibrate.measure.ddp_alone import HookTimes, process_group, under_ddp
 from calibrate.measure.errors import MeasureError
+from calibrate.measure.job import Job, taking_part
+from calibrate.measure.launch import local
+from calibrate.measure.rank import run_rank
 from calibrate.measure.training import (
     Made,
     TinyParameters,
@@ -45,10 +54,13 @@ from ddpsim.units import format_duration
 __all__ = [
     "WARMUPS",
     "Document",
+    "ProfileOptions",
     "Samples",
     "hook_cost_s",
     "iterate",
     "profile",
+    "profile_in_job",
+    "profile_locally",
     "ready_times",
     "scale_ends",
     "scale_profile",
@@ -56,10 +68,32 @@ __all__ = [
 ]
 
 Document = dict[str, Any]
+
+
+class ProfileOptions(BaseModel):
+    """What the ranks of a job profile, together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    output: Path = Field(description="the profile, which rank 0 writes")
+    model: str = Field(description="MODULE:FUNCTION as for `calibrate.measure.training`")
+    batch: int | None = Field(None, ge=1, description="default: the function's own")
+    iterations: int = Field(30, ge=1)
+    optimizer: OptimizerName = "sgd"
+    fused: bool = False
+    scale: tuple[str, str] | None = Field(None, description="from one device preset to another")
+    timeout_s: float = Field(120.0, gt=0, description="wait for the other ranks, each time")
+    comm_first: bool = Field(
+        default=False, description="gloo's threads before compute, if permitted"
+    )
+
+
 WARMUPS = 3
 _TINY_ITERATIONS = 10
 _STEPS_A_PAIR = 3  # iterations for every step of two micro-batches
 _LOGGED = 10  # DDP's first iterations wait for its log's events on a GPU (torch: logger.cpp)
+_LENGTHENED = 9  # rounds in which queues of all-reduces grow to last as long as a backward
+_FEWEST_ROUNDS = 6
 _TICK_S = 1e-9  # keeps the order of gradients whose medians fall on one instant
 
 
@@ -94,6 +128,7 @@ def profile(
     optimizer: OptimizerName = "sgd",
     fused: bool = False,
     threads: int = 1,
+    job: Job | None = None,
 ) -> Document:
     """Measure the model that MODULE:FUNCTION makes, and return its profile, ready for JSON.
 
@@ -102,12 +137,13 @@ def profile(
     and without take turns: times of the parts come from those without; a ready time is a fraction
     of its own backward, less the hooks' cost, which is measured on a model of tiny parameters.
     Then steps of two micro-batches tell what the second one takes, and steps under DDP of one rank
-    what DDP's own work takes; `warnings` says why where it cannot be measured.
+    what DDP's own work takes; `warnings` says why where it cannot be measured. All ranks of a `job`
+    measure at once, each on its own device, and how the backward fares beside their all-reduces.
     Raises MeasureError where the function or what it returns cannot be used.
     """
     if iterations < 1:
         raise MeasureError(f"{iterations} iterations measure nothing: wanted 1 or more")
-    where = _device(device)
+    where = job.device if job else _device(device)
     if threads > (cores := os.cpu_count() or threads):
         raise MeasureError(f"--threads {threads}: this machine has {counted(cores, 'core')}")
     with compute_threads(threads):
@@ -132,7 +168,37 @@ def profile(
         measured_with = {"device": _device_name(where), "optimizer": optimizer}
         hook_s = hook_cost_s(where, samples)
         document = _document(training, samples, size, title, hook_s) | memory | measured_with
+        document |= _exponent(training, job, iterations) if job else {}
         return document | ({"warnings": warnings} if warnings else {})
+
+
+def profile_in_job(options: ProfileOptions) -> Document:
+    """Profile in the job of torchrun's variables: every rank calls this, rank 0 writes the file.
+
+    Raises MeasureError as `profile` does, and where a peer is lost.
+    """
+    kept = "Nothing is kept of a profile that is not whole."
+    with taking_part(options.timeout_s, kept, comm_first=options.comm_first) as job:
+        document = profile(
+            options.model,
+            batch=options.batch,
+            iterations=options.iterations,
+            optimizer=options.optimizer,
+            fused=options.fused,
+            job=job,
+        )
+        if options.scale:
+            document = scale_profile(document, *options.scale)
+        if job.rank == 0:
+            write_profile(document, options.output)
+        return document
+
+
+def profile_locally(ranks: int, options: ProfileOptions) -> Document:
+    """The same in a job of ranks that are started here; see `calibrate.measure.launch.local`."""
+    local(ranks, "calibrate.measure.profile", options.model_dump_json())
+    document: Document = json.loads(options.output.read_text("utf-8"))
+    return document
 
 
 def write_profile(document: Document, path: Path) -> None:
@@ -187,6 +253,7 @@ def scale_profile(document: Document, old: str, new: str) -> Document:
         "optimizer_s": document["optimizer_s"] * memory,
         **{key: document[key] * compute for key in LATER if key in document},
         "with_ddp_s": None,  # copies scale by other rates than compute
+        "interference_exponent": None,
         "parameters": [
             p | {"ready_s": p["ready_s"] and p["ready_s"] * compute, "ddp_hook_s": None}
             for p in document["parameters"]
@@ -337,6 +404,18 @@ def _ddp_hooks_s(training: Training, steps: int) -> Mapping[str, float]:
     for i in range(WARMUPS + steps):
         hooks.step(warm=i < WARMUPS)
     return hooks.medians_s()
+
+
+def _exponent(training: Training, job: Job, iterations: int) -> Document:
+    """Of interference, from all ranks; nothing where all-reduces slow too little down to tell.
+
+    A round is worth a few iterations.
+    """
+    beside = BesideAllReduces(training, job)
+    for i in range(_LENGTHENED + max(_FEWEST_ROUNDS, iterations // _STEPS_A_PAIR)):
+        beside.step(warm=i < _LENGTHENED)
+    measured = beside.measured()
+    return profile_keys([measured] if measured else [])
 
 
 def _step_s(training: Training) -> float:
@@ -507,3 +586,7 @@ def _title(reference: str, batch: int, device: torch.device, threads: int) -> st
 
 def _device_name(device: torch.device) -> str:
     return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"
+
+
+if __name__ == "__main__":
+    run_rank(lambda options: profile_in_job(ProfileOptions.model_validate_json(options)))

@@ -230,7 +230,8 @@ class InterferingCost:
     bytes is added to `comm`, `crowded_s_per_byte` times them to the factor beside another transfer,
     and `comm_delay_s` once to a transfer. Of its latency, in which the link is idle, another
     transfer may use the share `idle_link_use` (`ddpsim.importers.cluster_profile`). `effect`
-    stretches the delay, and how far the factors lie above 1.
+    stretches the delay, and how far the factors lie above 1. Compute is slowed down by its factor
+    to the power `exponent`: not every model suffers as usual layers do.
     """
 
     cost: CollectiveCost
@@ -242,6 +243,7 @@ class InterferingCost:
     comm_delay_s: float = 0.0
     idle_link_use: float = 1.0
     effect: float = 1.0
+    exponent: float = 1.0
     _known: dict[tuple[Operation, int], Transfer] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -258,13 +260,14 @@ class InterferingCost:
         bytes_per_s = size_bytes / max(duration_ns(transfer), 1) * NS_PER_S
         comm = self.comm + self.comm_s2_per_byte2 * bytes_per_s**2
         kept = _kept(self.kept, bytes_per_s / comm)
+        power = self.exponent
         suffered = Interference(
-            self._factor(self.compute / kept.alone),
-            self._factor(self.compute / kept.share),
+            self._factor((self.compute / kept.alone) ** power),
+            self._factor((self.compute / kept.share) ** power),
             self._factor(comm),
             self._factor(1 + self.crowded_s_per_byte * bytes_per_s),
             to_ns(self.comm_delay_s * self.effect),
-            kept.spread,
+            kept.spread * power * kept.share ** (power - 1),  # of a share to that power
         )
         return replace(transfer, interference=suffered)
 

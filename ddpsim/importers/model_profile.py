@@ -6,7 +6,9 @@ The JSON (schema `ddpsim.model-profile/1`) lists `parameters` in registration or
 hook on it takes on a CPU; `iterations_s`, whole steps as measured ([iteration][rank]), may tell
 their spread, `sigma` how far the times may be off, `with_ddp_s` the whole step under DDP on that
 device alone, and `later_forward_s` with `later_backward_s` what a second micro-batch of a step
-takes, its gradients added to those there. `activation_bytes` is what the step's peak holds beyond
+takes, its gradients added to those there. `interference_exponent` is the power of what usual layers
+keep of their speed beside all-reduces that this model keeps, `interference_exponent_stderr` its
+standard error. `activation_bytes` is what the step's peak holds beyond
 parameters, gradients, optimizer state and buffers. `device` and `optimizer` say with which ones all
 of it was measured, `warnings` what predictions from it leave out. The CSV has the columns `order`,
 `param_name`, `numel`, `ready_us`, in backward order.
@@ -19,7 +21,7 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ddpsim.errors import ImportFailedError, shown
 from ddpsim.importers.text import header_of, number, read_text, table, whole
@@ -29,6 +31,7 @@ __all__ = [
     "ITEM_BYTES",
     "LATER",
     "SCHEMA",
+    "InterferenceExponent",
     "ModelProfile",
     "ProfiledParameter",
     "profile_of",
@@ -49,6 +52,7 @@ _LIST_COLUMNS = ("name", "shape", "dtype")
 _TUPLE = re.compile(r',\s*"?(?:torch\.Size)?\(\[?([\d\s,]*)\]?\)"?(?=\s*(?:,|$))')
 _WANTED = "a JSON profile or a CSV table"
 _LONGEST_S = 1e7
+_LARGEST_EXPONENT = 10.0
 _SLACK = 1.05  # medians, each taken on its own, need not add up
 LATER = ("later_forward_s", "later_backward_s")  # of a second micro-batch: both or neither
 SCHEMA = "ddpsim.model-profile/1"
@@ -72,6 +76,13 @@ class ProfiledParameter:
     ddp_hook_s: float | None = None
 
 
+class InterferenceExponent(NamedTuple):
+    """A power of what usual layers keep of their speed, and its standard error."""
+
+    value: float
+    stderr: float
+
+
 @dataclass(frozen=True)
 class ModelProfile:
     """A model as measured on one device; `in_registration_order` is False for a backward list.
@@ -80,6 +91,7 @@ class ModelProfile:
     were scaled to from there; `optimizer`: whose step was measured; `activation_bytes`: at the
     step's peak beyond parameters, gradients, optimizer state and buffers. None: not told.
     `sigma`: how far the times may be off, the standard deviation of their logarithm; None: unknown.
+    `interference_exponent`: None where it was not measured.
     """
 
     source: str
@@ -100,6 +112,7 @@ class ModelProfile:
     with_ddp_s: float | None = None
     later_forward_s: float | None = None
     later_backward_s: float | None = None
+    interference_exponent: InterferenceExponent | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -225,6 +238,7 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
         with_ddp_s=_with_ddp(name, data.get("with_ddp_s"), forward_s + backward_s + optimizer_s),
         later_forward_s=later_forward_s,
         later_backward_s=later_backward_s,
+        interference_exponent=_exponent(name, data),
         warnings=_warnings(name, data.get("warnings", [])),
     )
 
@@ -256,6 +270,15 @@ def _warnings(name: str, lines: Any) -> tuple[str, ...]:
 
 def _sigma(name: str, value: Any) -> float:
     return number(name, 0, value, "sigma", most=1.0)
+
+
+def _exponent(name: str, data: dict[str, Any]) -> InterferenceExponent | None:
+    if data.get("interference_exponent") is None:
+        return None
+    key = "interference_exponent"
+    value = number(name, 0, data[key], key, most=_LARGEST_EXPONENT)
+    key += "_stderr"
+    return InterferenceExponent(value, number(name, 0, data.get(key, 0), key, most=value))
 
 
 def _with_ddp(name: str, value: Any, step_s: float) -> float | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ddpsim.provenance import Provenance
+
+if TYPE_CHECKING:
+    from ddpsim.importers.model_profile import InterferenceExponent
 
 __all__ = ["ITEM_BYTES", "Basis", "Buffer", "Model", "Parameter", "Work", "scale", "total_s"]
 
@@ -91,6 +94,7 @@ class Model:
     how many times as long forward and backward of a later micro-batch take, where it was measured.
     `sigma`: of the logarithm of all times, where it is known; None: `basis` says what is assumed.
     `with_ddp_s`: the whole step under DDP on one device alone, where it was measured with the rest.
+    `interference_exponent`: of `ddpsim.importers.model_profile`; None: not measured.
     """
 
     parameters: tuple[Parameter, ...]
@@ -109,6 +113,7 @@ class Model:
     later: tuple[float, float] | None = None
     sigma: float | None = None
     with_ddp_s: float | None = None
+    interference_exponent: InterferenceExponent | None = None
 
     @property
     def gradient_bytes(self) -> int:

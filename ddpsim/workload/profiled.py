@@ -43,6 +43,7 @@ def profiled_model(profile: ModelProfile, workload: Workload, device: Device) ->
         later=_later(profile, workload),
         sigma=None if profile.scaled_to else profile.sigma,
         with_ddp_s=None if profile.scaled_to else profile.with_ddp_s,
+        interference_exponent=None if profile.scaled_to else profile.interference_exponent,
     )
 
 

@@ -9,13 +9,13 @@ from calibrate.ddp_rounds import Beside, Samples
 from calibrate.fit.estimates import at_most, averaged, trimmed_mean, usual_time
 from ddpsim.importers.cluster_profile import Fitted
 
-__all__ = ["sensitivity"]
+__all__ = ["interference_exponent", "profile_keys"]
 
 _KNOWN = 0.1  # a larger standard error tells nothing: a slow network hardly slows down any compute
 _LEAST_LOST = 1e-3
 
 
-def sensitivity(runs: Sequence[Beside]) -> Fitted | None:
+def interference_exponent(runs: Sequence[Beside]) -> Fitted | None:
     """The power of what layers keep of their speed that a model keeps; 1: it fares as they do.
 
     A power, so that both keep all beside no bytes and neither less than nothing. Of several runs
@@ -32,6 +32,13 @@ def sensitivity(runs: Sequence[Beside]) -> Fitted | None:
     relative = model.stderr / model.value, power * layers.stderr / layers.value
     stderr = math.hypot(*relative) / lost
     return Fitted(value=power, stderr=stderr) if stderr <= _KNOWN else None
+
+
+def profile_keys(runs: Sequence[Beside]) -> dict[str, float | None]:
+    """The same as a model profile has it; nothing where it is not known."""
+    found = interference_exponent(runs)
+    keys = ("interference_exponent", "interference_exponent_stderr")
+    return dict(zip(keys, (found.value, found.stderr), strict=True)) if found else {}
 
 
 def _kept(runs: Sequence[tuple[Samples, Samples]]) -> Fitted:
