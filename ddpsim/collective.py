@@ -9,7 +9,6 @@ from typing import Any
 
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.collectives import (
-    AllReduceLogCost,
     CollectiveCost,
     Network,
     Operation,
@@ -173,7 +172,7 @@ def _choice(cost: CollectiveCost, operation: Operation, size: int) -> str:
         return f"{choice.algorithm} {choice.protocol}"
     if operation == "all_reduce" or isinstance(cost, CorrectedCost):
         return ""
-    return "half of an all-reduce" if isinstance(cost, AllReduceLogCost) else broadcast_way(cost)
+    return broadcast_way(cost)
 
 
 def tuner_of(scenario: Scenario) -> NcclCost:

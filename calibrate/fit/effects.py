@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -21,10 +21,16 @@ from calibrate.fit.estimates import (
 from calibrate.fit.samples import find
 from calibrate.record import COPIES_BACK, COPIES_IN, TOGETHER, Kind, Measurement, Record
 from ddpsim.importers.cluster_profile import CopyIn, Fitted, Jitter, Overheads
+from ddpsim.units import format_bytes
 
-__all__ = ["fit_jitter", "fit_overheads"]
+__all__ = ["fit_jitter", "fit_overheads", "overhead_warnings"]
 
 _LEAST_ITERATIONS = 30  # of jitter, a rank
+_COPIES: tuple[tuple[Kind, str], ...] = (
+    ("device_copy", "alone"),
+    ("device_cast", "compress"),
+    ("device_cast", "decompress"),
+)
 
 
 def fit_overheads(records: Sequence[Record]) -> Overheads:
@@ -54,6 +60,19 @@ def fit_overheads(records: Sequence[Record]) -> Overheads:
         decompress_bytes_per_s=_rate(decompress),
         sigma=_sigma([copy, compress, decompress, *copies_in.values()]),
     )
+
+
+def overhead_warnings(records: Sequence[Record]) -> Iterator[str]:
+    """Copies and casts that a short time budget left to messages that caches hold."""
+    for kind, variant in _COPIES:
+        alone, together = (_largest(_found(records, kind, name)) for name in _names(variant))
+        if 0 < together < alone:
+            what = f"{kind} {variant}" if variant != "alone" else kind
+            yield (
+                f"{what} of all ranks at once was measured up to {format_bytes(together)} alone, "
+                f"and not up to {format_bytes(alone)}: large buckets may take another time a byte; "
+                "measure with a longer --time-budget-s"
+            )
 
 
 def fit_jitter(records: Sequence[Record]) -> tuple[Jitter | None, tuple[str, ...]]:
@@ -150,11 +169,20 @@ def _found(records: Sequence[Record], kind: Kind, variant: str) -> list[Measurem
     return [m for record in records for m in find(record, kind, variant)]
 
 
+def _names(variant: str) -> tuple[str, str]:
+    """Of a variant by each rank itself, and by all at once."""
+    return variant, TOGETHER if variant == "alone" else f"{variant} {TOGETHER}"
+
+
+def _largest(found: Sequence[Measurement]) -> int:
+    return max((m.size_bytes for m in found), default=0)
+
+
 def _times(records: Sequence[Record], kind: Kind, variant: str, *, passes: int = 1) -> list[Fitted]:
     """Each record's time of a byte, of the largest size; so many passes over its bytes."""
-    together = TOGETHER if variant == "alone" else f"{variant} {TOGETHER}"
-    found = _found(records, kind, together) or _found(records, kind, variant)
-    largest = max((m.size_bytes for m in found), default=0)
+    by_itself, together = _names(variant)
+    found = _found(records, kind, together) or _found(records, kind, by_itself)
+    largest = _largest(found)
     return [
         median_time(m.samples_s).times(1 / (passes * largest))
         for m in found

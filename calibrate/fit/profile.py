@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Literal
 
-from calibrate.fit.effects import fit_jitter, fit_overheads
+from calibrate.fit.effects import fit_jitter, fit_overheads, overhead_warnings
 from calibrate.fit.estimates import median_time, trimmed_mean
 from calibrate.fit.gloo import fit_gloo, fit_half, fit_rested
 from calibrate.fit.interference import fit_interference
@@ -90,6 +90,7 @@ def fit_profile(
             *_pace_warnings(records, sources),
             *fit.warnings,
             *interference_warnings,
+            *overhead_warnings(records),
             *jitter_warnings,
         ),
     )

@@ -120,20 +120,24 @@ def _from_profile(scenario: Scenario, profile: ClusterProfile) -> Network:
     return network_from_profile(scenario, profile)
 
 
-def judged(network: Network, sizes_bytes: Collection[int]) -> Network:
-    """The network with what arises from the all-reduces that will really be sent."""
+def judged(network: Network, sizes_bytes: Collection[int], *, broadcasts: bool) -> Network:
+    """The network with what arises from the all-reduces and broadcasts that will really be sent."""
     cost = network.plain_cost
+    if broadcasts and isinstance(cost, (*_OF_LINKS, AllReduceLogCost)):
+        network = _with(network, Provenance("broadcast time", broadcast_way(cost), "assumed"))
     if isinstance(cost, NcclCost):
         chosen = algorithm_choices(cost, sizes_bytes)
-        priced = f"priced by the links; a broadcast {broadcast_way(cost)}"
-        source = f"{chosen}; as NCCL's tuner chooses (2.30), {priced}"
-        entry = Provenance("all-reduce algorithm", source, "published")
-        return replace(network, provenance=(*network.provenance, entry))
+        source = f"{chosen}; as NCCL's tuner chooses (2.30), priced by the links"
+        return _with(network, Provenance("all-reduce algorithm", source, "published"))
     if isinstance(cost, AllReduceLogCost):
         return _doubt_log(network, cost, sizes_bytes)
     if network.measured_bytes:
         return _doubt_profile(network, network.measured_bytes, sizes_bytes)
     return network
+
+
+def _with(network: Network, entry: Provenance) -> Network:
+    return replace(network, provenance=(*network.provenance, entry))
 
 
 def _doubt_profile(
@@ -193,7 +197,6 @@ def _from_log(scenario: Scenario, fitted: Network | None) -> Network:
     beyond = fitted or (network_from_links(scenario) if links_are_stated(cluster) else None)
     low, high = log.samples[0][0], log.samples[-1][0]
     covered = f"{log.source} ({log.kind}), {format_bytes(low)} to {format_bytes(high)}"
-    halved = Provenance("broadcast time", "half of the all-reduce of the same size", "assumed")
     return Network(
         cost=_log_cost(log, beyond, run),
         uncertainty=EXTRAPOLATED_LOG if other_ranks else doubt,
@@ -201,7 +204,6 @@ def _from_log(scenario: Scenario, fitted: Network | None) -> Network:
         provenance=(
             Provenance("all-reduce time", covered, "imported"),
             *(beyond.provenance if beyond else ()),
-            halved,
         ),
         warnings=(*other_ranks, *other_gpus),
         interference=beyond.interference if beyond else None,

@@ -11,6 +11,7 @@ from math import ceil
 from typing import Literal
 
 from ddpsim.cluster.collectives import (
+    AllReduceLogCost,
     CollectiveCost,
     LinkCost,
     Network,
@@ -65,19 +66,14 @@ def network_from_links(scenario: Scenario) -> Network:
         cost=cost,
         uncertainty=_uncertainty(cluster, wires, chosen=isinstance(cost, NcclCost)),
         bottleneck=_bottleneck(cluster, wires, _slowest(wires, cost)),
-        provenance=(*_link_provenance(cluster), *wires.provenance, *_of_broadcasts(cost)),
+        provenance=(*_link_provenance(cluster), *wires.provenance),
     )
 
 
-def _of_broadcasts(cost: CollectiveCost) -> tuple[Provenance, ...]:
-    """What is assumed of them; NCCL's are told with its choices (`ddpsim.cluster.build`)."""
-    if isinstance(cost, NcclCost):
-        return ()
-    return (Provenance("broadcast time", broadcast_way(cost), "assumed"),)
-
-
 def broadcast_way(cost: CollectiveCost) -> str:
-    """How a broadcast goes over links, in words."""
+    """How a broadcast goes over links, or what it is of a log's all-reduces, in words."""
+    if isinstance(cost, AllReduceLogCost):
+        return "half of an all-reduce"
     algorithm = cost.algorithm if isinstance(cost, ScheduledCost) else "ring"
     return _BROADCASTS.get(algorithm, "once round a ring, at the pace of its slowest link")
 
