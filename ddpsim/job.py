@@ -412,9 +412,8 @@ def resolve(
         program, knows_warmup = steady, False  # the first iteration's one bucket is outside a log
     if problems:
         raise ScenarioError(problems)
-    network = judged(
-        _felt(network, model), steady.all_reduce_bytes, broadcasts=bool(steady.buffers)
-    )
+    broadcast_bytes = [buffers.size_bytes for buffers in steady.buffers]
+    network = judged(_felt(network, model), steady.all_reduce_bytes, broadcast_bytes)
     return Job(scenario, model, network, program, overheads, knows_warmup, ddp_times, node_times)
 
 

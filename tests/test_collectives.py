@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from test_importers import nccl_log
 
 from ddpsim.api import load_scenario, simulate, uncertainties
-from ddpsim.cluster.build import LOG, OTHER_GPUS
+from ddpsim.cluster.build import LOG, OTHER_GPUS, build_network, judged
 from ddpsim.cluster.collectives import Network, duration_ns
 from ddpsim.cluster.links import Wires
 from ddpsim.cluster.paths import Paths
@@ -849,5 +849,9 @@ def test_no_broadcast_is_faster_than_its_slowest_link(algorithm: str, nodes: int
     slowest = min(link.bandwidth_bytes_per_s for link in Wires.of(scenario.cluster).ring)
     (row,) = collective_table(scenario, "broadcast", [2**30]).rows
     assert row.busbw_bytes_per_s == row.algbw_bytes_per_s < slowest
-    told = " ".join(entry.source for entry in resolve(scenario).network.provenance)
-    assert ("once round a ring" in told) == (algorithm != "parameter_server")
+    network = judged(build_network(scenario), [4], [2**30])
+    (told,) = (entry for entry in network.provenance if entry.input == "broadcast time")
+    assert ("once round a ring" in told.source) == (algorithm != "parameter_server")
+    assert told.trust == "assumed"
+    negligible = judged(build_network(scenario), [2**30], [4])
+    assert not any(entry.input == "broadcast time" for entry in negligible.provenance)

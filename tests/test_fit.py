@@ -859,8 +859,8 @@ def test_casts_that_a_short_budget_left_to_small_buckets_are_named() -> None:
     small = ("device_cast", "compress together", 0.0004, 1_000_000, 0)
     record = _with(_record(), ("device_cast", "compress", 0.01, 64_000_000, 0), small)
     (warning,) = (w for w in fit_profile([record], "x").warnings if "at once" in w)
-    said = "device_cast compress of all ranks at once was measured up to 1.000 MB alone, and not up "
-    assert warning.startswith(said + "to 64.00 MB: ")
+    said = "device_cast compress of all ranks at once was measured up to 1.000 MB alone, and not "
+    assert warning.startswith(said + "up to 64.00 MB: ")
     whole = _with(record, ("device_cast", "compress together", 0.016, 64_000_000, 0))
     assert not any("at once" in warning for warning in fit_profile([whole], "x").warnings)
 

@@ -43,6 +43,7 @@ LOG = Uncertainty(0.05, "assumed: a log interpolated between its sizes, another 
 EXTRAPOLATED_LOG = Uncertainty(0.20, "assumed: a log of other ranks or sizes")
 OTHER_GPUS = Uncertainty(0.20, "assumed: a log of other GPUs")
 
+_NEGLIGIBLE = 0.01
 _TELLING = 0.05  # of the all-reduces' time, outside what was measured, to count
 _OF_LINKS = (LinkCost, NcclCost, ScheduledCost)
 
@@ -120,10 +121,16 @@ def _from_profile(scenario: Scenario, profile: ClusterProfile) -> Network:
     return network_from_profile(scenario, profile)
 
 
-def judged(network: Network, sizes_bytes: Collection[int], *, broadcasts: bool) -> Network:
-    """The network with what arises from the all-reduces and broadcasts that will really be sent."""
+def judged(
+    network: Network, sizes_bytes: Collection[int], broadcast_bytes: Collection[int]
+) -> Network:
+    """The network with what arises from the all-reduces and broadcasts that will really be sent.
+
+    How a broadcast goes counts where they take more than next to nothing.
+    """
     cost = network.plain_cost
-    if broadcasts and isinstance(cost, (*_OF_LINKS, AllReduceLogCost)):
+    is_assumed = isinstance(cost, (*_OF_LINKS, AllReduceLogCost))
+    if is_assumed and _share_of_broadcasts(cost, sizes_bytes, broadcast_bytes) > _NEGLIGIBLE:
         network = _with(network, Provenance("broadcast time", broadcast_way(cost), "assumed"))
     if isinstance(cost, NcclCost):
         chosen = algorithm_choices(cost, sizes_bytes)
@@ -134,6 +141,15 @@ def judged(network: Network, sizes_bytes: Collection[int], *, broadcasts: bool) 
     if network.measured_bytes:
         return _doubt_profile(network, network.measured_bytes, sizes_bytes)
     return network
+
+
+def _share_of_broadcasts(
+    cost: CollectiveCost, sizes_bytes: Collection[int], broadcast_bytes: Collection[int]
+) -> float:
+    """Of the time of all collectives, each size taken once."""
+    sent_ns = sum(duration_ns(cost.transfer("broadcast", size)) for size in broadcast_bytes)
+    reduced_ns = sum(duration_ns(cost.transfer("all_reduce", size)) for size in sizes_bytes)
+    return sent_ns / max(1, sent_ns + reduced_ns)
 
 
 def _with(network: Network, entry: Provenance) -> Network:
