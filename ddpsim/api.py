@@ -243,9 +243,10 @@ def _of_compute(job: Job) -> Uncertainty:
 
 def _of_exponent(job: Job) -> Uncertainty | None:
     known = job.model.interference_exponent
-    if job.network.interference is None or not (known and known.stderr):
+    if job.network.interference is None or not (known and known.value and known.stderr):
         return None
-    return Uncertainty(known.stderr / known.value, "the standard error in workload.profile")
+    sigma = min(1.0, known.stderr / known.value)
+    return Uncertainty(sigma, "the standard error in workload.profile")
 
 
 def _of_overheads(known: Overheads | None) -> Uncertainty | None:

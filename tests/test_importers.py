@@ -455,10 +455,9 @@ def test_how_a_model_fares_beside_all_reduces_may_be_known(write: Write) -> None
     ):
         with pytest.raises(ImportFailedError, match="interference_exponent is"):
             read(**wrong)
-    with pytest.raises(
-        ImportFailedError, match="interference_exponent_stderr is 2; wanted at most 1"
-    ):
-        read(interference_exponent=1, interference_exponent_stderr=2)
+    assert read(interference_exponent=0.04, interference_exponent_stderr=0.06) == (0.04, 0.06)
+    with pytest.raises(ImportFailedError, match="exponent_stderr is 11; wanted at most 10"):
+        read(interference_exponent=1, interference_exponent_stderr=11)
 
 
 def test_a_hook_of_ddp_may_be_known(write: Write) -> None:

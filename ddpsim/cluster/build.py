@@ -130,7 +130,8 @@ def judged(
     """
     cost = network.plain_cost
     is_assumed = isinstance(cost, (*_OF_LINKS, AllReduceLogCost))
-    if is_assumed and _share_of_broadcasts(cost, sizes_bytes, broadcast_bytes) > _NEGLIGIBLE:
+    share = _share_of_broadcasts(network.cost, sizes_bytes, broadcast_bytes)
+    if is_assumed and share > _NEGLIGIBLE:
         network = _with(network, Provenance("broadcast time", broadcast_way(cost), "assumed"))
     if isinstance(cost, NcclCost):
         chosen = algorithm_choices(cost, sizes_bytes)

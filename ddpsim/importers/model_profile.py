@@ -276,9 +276,11 @@ def _exponent(name: str, data: dict[str, Any]) -> InterferenceExponent | None:
     if data.get("interference_exponent") is None:
         return None
     key = "interference_exponent"
-    value = number(name, 0, data[key], key, most=_LARGEST_EXPONENT)
-    key += "_stderr"
-    return InterferenceExponent(value, number(name, 0, data.get(key, 0), key, most=value))
+    value, stderr = (
+        number(name, 0, known, key, most=_LARGEST_EXPONENT)
+        for known, key in ((data[key], key), (data.get(f"{key}_stderr", 0), f"{key}_stderr"))
+    )
+    return InterferenceExponent(value, stderr)
 
 
 def _with_ddp(name: str, value: Any, step_s: float) -> float | None:
