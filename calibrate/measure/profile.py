@@ -94,6 +94,11 @@ _STEPS_A_PAIR = 3  # iterations for every step of two micro-batches
 _LOGGED = 10  # DDP's first iterations wait for its log's events on a GPU (torch: logger.cpp)
 _LENGTHENED = 9  # rounds in which queues of all-reduces grow to last as long as a backward
 _FEWEST_ROUNDS = 6
+_NO_EXPONENT = (
+    "how much the model suffers beside all-reduces is not in this profile (interference_exponent): "
+    "it is not known to 0.1, so usual layers stand for it; give more --iterations, or ranks cores "
+    "of their own"
+)
 _TICK_S = 1e-9  # keeps the order of gradients whose medians fall on one instant
 
 
@@ -168,7 +173,10 @@ def profile(
         measured_with = {"device": _device_name(where), "optimizer": optimizer}
         hook_s = hook_cost_s(where, samples)
         document = _document(training, samples, size, title, hook_s) | memory | measured_with
-        document |= _exponent(training, job, iterations) if job else {}
+        exponent = _exponent(training, job, iterations) if job else {}
+        if job and job.world_size > 1 and not exponent:
+            warnings.append(_NO_EXPONENT)
+        document |= exponent
         return document | ({"warnings": warnings} if warnings else {})
 
 
@@ -407,12 +415,9 @@ def _ddp_hooks_s(training: Training, steps: int) -> Mapping[str, float]:
 
 
 def _exponent(training: Training, job: Job, iterations: int) -> Document:
-    """Of interference, from all ranks; nothing where all-reduces slow too little down to tell.
-
-    A round is worth a few iterations.
-    """
+    """Of interference, from all ranks; nothing where all-reduces slow too little down to tell."""
     beside = BesideAllReduces(training, job)
-    for i in range(_LENGTHENED + max(_FEWEST_ROUNDS, iterations // _STEPS_A_PAIR)):
+    for i in range(_LENGTHENED + max(_FEWEST_ROUNDS, iterations)):
         beside.step(warm=i < _LENGTHENED)
     measured = beside.measured()
     return profile_keys([measured] if measured else [])
