@@ -138,30 +138,21 @@ def profile(
 
     check_outputs([(output, MODEL_SCHEMA)])
     ends = profiling.scale_ends(scale) if scale else None
+    options = profiling.ProfileOptions(
+        output=output,
+        model=function,
+        batch=batch,
+        iterations=iterations,
+        device=device,
+        optimizer=optimizer,
+        fused=fused,
+        threads=threads,
+        scale=ends,
+    )
     if local is None and os.environ.get("WORLD_SIZE", "1") == "1":
-        document = profiling.profile(
-            function,
-            batch=batch,
-            iterations=iterations,
-            device=device,
-            optimizer=optimizer,
-            fused=fused,
-            threads=threads,
-        )
-        if ends:
-            document = profiling.scale_profile(document, *ends)
-        profiling.write_profile(document, output)
+        document = profiling.profile_alone(options)
     else:
         _check_of_ranks(device, threads)
-        options = profiling.ProfileOptions(
-            output=output,
-            model=function,
-            batch=batch,
-            iterations=iterations,
-            optimizer=optimizer,
-            fused=fused,
-            scale=ends,
-        )
         with _said_once():
             document = (
                 profiling.profile_in_job(options)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from calibrate.ddp_rounds import Beside, Samples
-from calibrate.fit.estimates import at_most, averaged, trimmed_mean, usual_time
+from calibrate.fit.estimates import at_most, averaged, shares_kept, usual_time
 from ddpsim.importers.cluster_profile import Fitted
 
 __all__ = ["interference_exponent", "profile_keys"]
@@ -44,7 +44,7 @@ def profile_keys(runs: Sequence[Beside]) -> dict[str, float | None]:
 def _kept(runs: Sequence[tuple[Samples, Samples]]) -> Fitted:
     """The mean over runs and ranks of the usual share, as a record's fit takes it."""
     shares = [
-        usual_time([trimmed_mean(alone) / seconds for seconds in beside])
+        usual_time(shares_kept(alone, beside))
         for run in runs
         for alone, beside in zip(*(zip(*samples, strict=True) for samples in run), strict=True)
     ]

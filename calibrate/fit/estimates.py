@@ -32,6 +32,7 @@ __all__ = [
     "median_time",
     "pooled",
     "ratio",
+    "shares_kept",
     "shifted",
     "trimmed_mean",
     "usual_time",
@@ -65,6 +66,12 @@ def trimmed_mean(samples_s: Sequence[float]) -> float:
     """Without the lowest and the highest tenth, and the lowest and the highest at least."""
     times, cut = np.sort(samples_s), max(len(samples_s) // 10, 1 if len(samples_s) > 2 else 0)
     return float(times[cut : len(times) - cut].mean())
+
+
+def shares_kept(alone_s: Sequence[float], beside_s: Iterable[float]) -> list[float]:
+    """The shares of its usual speed alone that work has beside other work, one a sample."""
+    usual_s = trimmed_mean(alone_s)
+    return [usual_s / time_s for time_s in beside_s]
 
 
 def averaged(figures: Sequence[Fitted]) -> Fitted:

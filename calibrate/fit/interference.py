@@ -20,6 +20,7 @@ from calibrate.fit.estimates import (
     line,
     pooled,
     ratio,
+    shares_kept,
     shifted,
     trimmed_mean,
     usual_time,
@@ -295,8 +296,8 @@ def _shares_kept(together: Measurement, alone: Measurement) -> Iterator[list[flo
     """Of each rank, or of the slower one where they were not measured apart: a share a sample."""
     besides = together.samples_by_rank_s or (together.samples_s,)
     alones = alone.samples_by_rank_s or (alone.samples_s,)
-    for beside, usual_s in zip(besides, map(trimmed_mean, alones), strict=True):
-        yield [usual_s / time_s for time_s in beside]
+    for alone_s, beside_s in zip(alones, besides, strict=True):
+        yield shares_kept(alone_s, beside_s)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class BesideAllReduces:
         """
         if self._job.world_size == 1:
             return
+        # in the order of Beside's fields
         laps = [self._layers(), self._layers_beside(), self._backward(beside=False)[0]]
         beside, outlasted = self._backward(beside=True)
         if not all(row[0] for row in self._job.numbers([float(outlasted)])):
@@ -50,13 +51,8 @@ class BesideAllReduces:
         """All rounds of all ranks; None where there was none whose all-reduces lasted."""
         if not self._rows:
             return None
-        ranks = self._job.numbers([round(value, 9) for row in self._rows for value in row])
-        columns = [
-            tuple(tuple(rank[4 * i + column] for rank in ranks) for i in range(len(self._rows)))
-            for column in range(4)
-        ]
-        names = ("layers_s", "layers_beside_s", "backward_s", "backward_beside_s")
-        return Beside(**dict(zip(names, columns, strict=True)))
+        columns = self._job.by_round(self._rows)
+        return Beside(**dict(zip(Beside.model_fields, columns, strict=True)))
 
     def _layers(self) -> Lap:
         self._job.barrier()

@@ -437,13 +437,13 @@ class _Session:
 
     def alone(self) -> Alone:
         """The bare model's iterations."""
-        hooked = self._by_round([(seconds,) for seconds in self._hooked.hooked_backward_s])
+        hooked = self._job.by_round([(seconds,) for seconds in self._hooked.hooked_backward_s])
         return Alone(
             **self._steps(self._rows).model_dump(),
             hooked_backward_s=hooked[0],
             hook_s=tuple(round(row[0], 9) for row in self._job.numbers([self._hook_s])),
             accumulating=self._steps(self._accumulating) if self._accumulating else None,
-            ddp_backward_s=self._by_round([(s,) for s in self._by_itself.backwards_s()])[0]
+            ddp_backward_s=self._job.by_round([(s,) for s in self._by_itself.backwards_s()])[0]
             if self._by_itself
             else (),
             beside=self._beside.measured(),
@@ -451,12 +451,12 @@ class _Session:
 
     def variant(self, stepper: _Stepper) -> VariantSamples:
         """A variant's iterations."""
-        columns = self._by_round([row[len(_PARTS) :] for row in stepper.rows])
+        columns = self._job.by_round([row[len(_PARTS) :] for row in stepper.rows])
         return VariantSamples(
             **self._steps(stepper.rows).model_dump(),
             variant=stepper.variant,
             bucket_bytes=stepper.bucket_bytes(),
-            warmup_s=self._by_round([row[:1] for row in stepper.warmups])[0],
+            warmup_s=self._job.by_round([row[:1] for row in stepper.warmups])[0],
             logged=Logged(**dict(zip(Logged.model_fields, columns, strict=True))),
         )
 
@@ -464,23 +464,14 @@ class _Session:
         """The all-reduces between the rounds."""
         return tuple(
             AllReduceSamples(
-                size_bytes=size, samples_s=self._by_round([(seconds,) for seconds in taken])[0]
+                size_bytes=size, samples_s=self._job.by_round([(seconds,) for seconds in taken])[0]
             )
             for size, taken in self._reduced.items()
         )
 
     def _steps(self, rows: Sequence[_Row]) -> Steps:
-        columns = self._by_round([row[: len(_PARTS)] for row in rows])
+        columns = self._job.by_round([row[: len(_PARTS)] for row in rows])
         return Steps(**dict(zip(_PARTS, columns, strict=True)))
-
-    def _by_round(self, rows: Sequence[_Row]) -> list[tuple[tuple[float, ...], ...]]:
-        """For each column of this rank's rows: seconds [round][rank], to the nanosecond."""
-        width = len(rows[0])
-        ranks = self._job.numbers([round(value, 9) for row in rows for value in row])
-        return [
-            tuple(tuple(rank[i * width + column] for rank in ranks) for i in range(len(rows)))
-            for column in range(width)
-        ]
 
 
 def _touched(sizes: Iterable[int], device: torch.device) -> dict[int, torch.Tensor]:

@@ -59,6 +59,7 @@ __all__ = [
     "hook_cost_s",
     "iterate",
     "profile",
+    "profile_alone",
     "profile_in_job",
     "profile_locally",
     "ready_times",
@@ -71,16 +72,18 @@ Document = dict[str, Any]
 
 
 class ProfileOptions(BaseModel):
-    """What the ranks of a job profile, together."""
+    """What to profile, on one device or by the ranks of a job together."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    output: Path = Field(description="the profile, which rank 0 writes")
+    output: Path = Field(description="the profile, which the first rank writes")
     model: str = Field(description="MODULE:FUNCTION as for `calibrate.measure.training`")
     batch: int | None = Field(None, ge=1, description="default: the function's own")
     iterations: int = Field(30, ge=1)
+    device: str = Field("auto", description="of one; ranks have their own")
     optimizer: OptimizerName = "sgd"
     fused: bool = False
+    threads: int = Field(1, ge=1, description="of one CPU")
     scale: tuple[str, str] | None = Field(None, description="from one device preset to another")
     timeout_s: float = Field(120.0, gt=0, description="wait for the other ranks, each time")
     comm_first: bool = Field(
@@ -180,6 +183,11 @@ def profile(
         return document | ({"warnings": warnings} if warnings else {})
 
 
+def profile_alone(options: ProfileOptions) -> Document:
+    """Profile on one device and write the file; raises MeasureError as `profile` does."""
+    return _written(options, None)
+
+
 def profile_in_job(options: ProfileOptions) -> Document:
     """Profile in the job of torchrun's variables: every rank calls this, rank 0 writes the file.
 
@@ -187,19 +195,25 @@ def profile_in_job(options: ProfileOptions) -> Document:
     """
     kept = "Nothing is kept of a profile that is not whole."
     with taking_part(options.timeout_s, kept, comm_first=options.comm_first) as job:
-        document = profile(
-            options.model,
-            batch=options.batch,
-            iterations=options.iterations,
-            optimizer=options.optimizer,
-            fused=options.fused,
-            job=job,
-        )
-        if options.scale:
-            document = scale_profile(document, *options.scale)
-        if job.rank == 0:
-            write_profile(document, options.output)
-        return document
+        return _written(options, job)
+
+
+def _written(options: ProfileOptions, job: Job | None) -> Document:
+    document = profile(
+        options.model,
+        batch=options.batch,
+        iterations=options.iterations,
+        device=options.device,
+        optimizer=options.optimizer,
+        fused=options.fused,
+        threads=options.threads,
+        job=job,
+    )
+    if options.scale:
+        document = scale_profile(document, *options.scale)
+    if job is None or job.rank == 0:
+        write_profile(document, options.output)
+    return document
 
 
 def profile_locally(ranks: int, options: ProfileOptions) -> Document:

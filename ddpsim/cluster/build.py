@@ -130,8 +130,9 @@ def judged(
     """
     cost = network.plain_cost
     is_assumed = isinstance(cost, (*_OF_LINKS, AllReduceLogCost))
-    share = _share_of_broadcasts(network.cost, sizes_bytes, broadcast_bytes)
-    if is_assumed and share > _NEGLIGIBLE:
+    if is_assumed and (
+        _share_of_broadcasts(network.cost, sizes_bytes, broadcast_bytes) > _NEGLIGIBLE
+    ):
         network = _with(network, Provenance("broadcast time", broadcast_way(cost), "assumed"))
     if isinstance(cost, NcclCost):
         chosen = algorithm_choices(cost, sizes_bytes)

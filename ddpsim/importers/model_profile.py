@@ -273,14 +273,14 @@ def _sigma(name: str, value: Any) -> float:
 
 
 def _exponent(name: str, data: dict[str, Any]) -> InterferenceExponent | None:
-    if data.get("interference_exponent") is None:
+    known = data.get("interference_exponent")
+    if known is None:
         return None
-    key = "interference_exponent"
-    value, stderr = (
-        number(name, 0, known, key, most=_LARGEST_EXPONENT)
-        for known, key in ((data[key], key), (data.get(f"{key}_stderr", 0), f"{key}_stderr"))
+    value = number(name, 0, known, "interference_exponent", most=_LARGEST_EXPONENT)
+    key = "interference_exponent_stderr"
+    return InterferenceExponent(
+        value, number(name, 0, data.get(key, 0), key, most=_LARGEST_EXPONENT)
     )
-    return InterferenceExponent(value, stderr)
 
 
 def _with_ddp(name: str, value: Any, step_s: float) -> float | None:
