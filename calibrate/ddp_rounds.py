@@ -147,7 +147,8 @@ class Beside(_Part):
 class Alone(Steps):
     """The model without DDP, all ranks at once, a few times a round: [iteration][rank].
 
-    On a CPU the optimizer comes after an all-reduce, as under DDP; the wait for it does not count.
+    On a CPU a few copies of the model take turns, and the optimizer comes after what DDP does with
+    gradients, copies into buckets, an all-reduce, and copies back, none of which counts.
     Ready times come from iterations with hooks, one a round. `ddp_backward_s`: the backward under
     DDP of each rank alone, without the copies back at its end, also a few times a round; empty
     where that was not measured. `beside`: the same beside all-reduces, as often.

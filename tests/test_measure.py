@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -385,6 +385,8 @@ def test_an_unreachable_peer(rank: int, said: str, monkeypatch: pytest.MonkeyPat
     with pytest.raises(MeasureError) as raised:
         join(1.0)
     assert str(raised.value).startswith(said.format(port=port))
+    seen = "that every rank takes gloo, as this one, which sees 0 CUDA devices for 2 ranks here"
+    assert seen in str(raised.value)
     assert not dist.is_initialized()
 
 
@@ -789,17 +791,21 @@ def test_doctor_finds_nothing_wrong_with_idle_gpus() -> None:
     assert found(host) == []
 
 
-@pytest.mark.parametrize(("visible", "indexes"), [("", [0, 1]), ("1", [1]), ("GPU-8e1f", [0, 1])])
+@pytest.mark.parametrize(
+    ("visible", "indexes"),
+    [(None, [0, 1]), ("1", [1]), ("GPU-8e1f", [0, 1]), ("", []), ("-1", []), ("0,1", [0, 1])],
+)
 def test_gpus_are_those_that_nvidia_smi_shows(
-    visible: str, indexes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    visible: str | None, indexes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho '0, Tesla T4, 15102, 3'\necho '1, Tesla T4, 9, [N/A]'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    host = inspect_host("nccl", {"CUDA_VISIBLE_DEVICES": visible})
+    host = inspect_host("nccl", {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     assert [gpu.index for gpu in host.gpus] == indexes
-    assert host.gpus[-1] == Gpu(index=1, name="Tesla T4", free_memory_bytes=9 * 2**20, busy=None)
+    last = Gpu(index=1, name="Tesla T4", free_memory_bytes=9 * 2**20, busy=None)
+    assert host.gpus[-1:] == ((last,) if indexes else ())
     assert inspect_host("gloo", {}).gpus == ()
 
 
@@ -973,6 +979,42 @@ def test_a_profile_of_ranks_tells_how_the_model_fares_beside_all_reduces(
         json.loads(path.read_text())["interference_exponent"] == document["interference_exponent"]
     )
     assert steps == [True] * 9 + [False] * 30
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_profile_is_kept_whatever_becomes_of_it_beside_all_reduces(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A rank without the memory for them is told; where another dies, the rest is in the file."""
+    path = tmp_path / "model.json"
+    options = ProfileOptions(output=path, model="measure_helpers:two_layers", iterations=3)
+
+    class Dying:
+        def __init__(self, *_: object) -> None: ...
+
+        def step(self, *, warm: bool) -> None:
+            raise dist.DistNetworkError(f"gone, warm: {warm}")
+
+    def lacking(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    class Outlasted(Dying):
+        def step(self, *, warm: bool) -> None: ...
+
+        def measured(self) -> None:
+            return None
+
+    def beside(made: Callable[..., object]) -> Any:
+        monkeypatch.setattr("calibrate.measure.profile.BesideAllReduces", made)
+        path.unlink(missing_ok=True)
+        return profile_in_job(options)
+
+    (warning,) = beside(lacking)["warnings"]
+    assert warning.endswith("stand for it: rank 0 has no memory for it; give a smaller --batch")
+    assert "warnings" not in beside(Outlasted)  # one rank has nobody to reduce with
+    with pytest.raises(MeasureError, match=rf"lost contact .* All but how .* is in {path}, if it"):
+        beside(Dying)
+    assert read_profile(SourceFile("model.json", path)).interference_exponent is None
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])

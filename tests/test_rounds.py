@@ -134,6 +134,48 @@ def test_the_bare_optimizer_waits_and_the_wait_does_not_count(rounds: Rounds) ->
     assert shares[len(shares) // 2] < 3
 
 
+def test_an_optimizer_finds_its_gradients_copied_back() -> None:
+    """Out of buckets that were filled before the wait; what is sparse, or missing, as it was."""
+    import torch
+
+    from calibrate.measure.ddp_rounds import _ReducedAsByDdp
+    from calibrate.measure.training import prepare
+
+    for model in ("half_used", "of_sparse_gradients"):
+        training = prepare(f"measure_helpers:{model}", 4, torch.device("cpu"), "sgd", fused=False)
+        training.forward().backward()  # type: ignore[no-untyped-call]
+        gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
+        dense = [gradient for gradient in gradients if not gradient.is_sparse]
+        before = [gradient.clone() for gradient in gradients]
+
+        def spoil(dense: Sequence[torch.Tensor] = dense) -> None:
+            for gradient in dense:
+                gradient.fill_(torch.nan)
+
+        _ReducedAsByDdp(training, spoil)(training)
+        assert dense
+        for gradient, was in zip(gradients, before, strict=True):
+            assert torch.equal(gradient.to_dense(), was.to_dense())
+
+
+def test_copies_of_the_bare_model_take_turns(tmp_path: Path) -> None:
+    options = RoundOptions(
+        output=tmp_path / "rounds.json",
+        model="measure_helpers:two_layers",
+        variants=VARIANTS,
+        rounds=(2, 2),
+    )
+    module = """
+import calibrate.measure.ddp_rounds as m
+step, timed = m._step, []
+m._step = lambda training, *others: timed.append(id(training.model)) or step(training, *others)
+m.measure_rounds(m.RoundOptions.model_validate_json(__import__("sys").argv[1]))
+print(len(set(timed)))
+"""
+    for ended in run_job(["-c", module, options.model_dump_json()]):
+        assert ended.stdout.split()[-1] == str(len(VARIANTS) + 2 * ALONE_PER_ROUND), ended.stderr
+
+
 def test_buckets_are_those_that_ddp_logged(rounds: Rounds) -> None:
     """The rebuilt ones: 2.bias and 2.weight reach 4 kB first."""
     whole = 4 * sum(p.numel for p in rounds.parameters)

@@ -14,8 +14,9 @@ from calibrate.record import LAYER
 
 __all__ = ["BesideAllReduces"]
 
-_MESSAGE_BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}  # as in a record's queues
-_MESSAGES = 4  # gloo has two in flight, which must differ
+# as in a record's queues; on a GPU larger, so that a queue can last as long as a long backward
+_MESSAGE_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
+_MESSAGES = {"cpu": 4, "cuda": 1}  # gloo has two in flight, which must differ
 _FEWEST, _MOST = 2, 256  # all-reduces of a queue
 
 
@@ -25,11 +26,12 @@ class BesideAllReduces:
     def __init__(self, bare: Training, job: Job) -> None:
         self._bare, self._job, self._clock = bare, job, job.clock
         self._unit, self._units = compute_unit(LAYER, job.device), UNITS[LAYER]
-        count = _MESSAGE_BYTES[job.device.type] // 4
+        kind = job.device.type
+        count = _MESSAGE_BYTES[kind] // 4
         self._messages = [
-            torch.empty(count, device=job.device).fill_(0.0) for _ in range(_MESSAGES)
+            torch.empty(count, device=job.device).fill_(0.0) for _ in range(_MESSAGES[kind])
         ]
-        self._count = _FEWEST
+        self._count, self._backward_s = _FEWEST, 0.0
         self._rows: list[tuple[float, ...]] = []
 
     def step(self, *, warm: bool) -> None:
@@ -55,14 +57,14 @@ class BesideAllReduces:
         return Beside(**dict(zip(Beside.model_fields, columns, strict=True)))
 
     def _layers(self) -> Lap:
-        self._job.barrier()
+        self._begin()
         start = self._clock.mark()
         for i in range(self._units):
             self._unit(i)
         return Lap(start, self._clock.mark(), self._units)
 
     def _layers_beside(self) -> Lap:
-        self._job.barrier()
+        self._begin()
         works = self._queue()
         lap = pieces_beside(self._unit, works, self._clock, self._job.device)
         for work in works:
@@ -72,22 +74,28 @@ class BesideAllReduces:
     def _backward(self, *, beside: bool) -> tuple[Lap, bool]:
         """And whether the all-reduces beside it lasted longer."""
         loss = self._bare.forward()
-        self._job.barrier()
+        self._begin()
         works = self._queue() if beside else []
         start = self._clock.mark()
         loss.backward()  # type: ignore[no-untyped-call]
         lap = Lap(start, self._clock.mark())
-        self._clock.reach(lap.end)
+        self._backward_s = self._clock.read(lap)
         outlasted = not all(work.is_completed() for work in works)
         for work in works:
             work.wait()
         self._bare.optimizer.zero_grad()
         return lap, outlasted
 
+    def _begin(self) -> None:
+        """All ranks at once; a GPU is kept busy while its host launches what comes next.
+
+        For as long beside all-reduces as alone, so that a host which sets the pace is as far ahead.
+        """
+        self._job.barrier()
+        self._clock.run_ahead(self._count * LAUNCH_S + self._backward_s)
+
     def _queue(self) -> list[dist.Work]:
-        """Launched while a GPU is kept busy, so that what comes next begins with the first."""
-        self._clock.run_ahead(self._count * LAUNCH_S)
         return [
-            dist.all_reduce(self._messages[i % _MESSAGES], async_op=True)
+            dist.all_reduce(self._messages[i % len(self._messages)], async_op=True)
             for i in range(self._count)
         ]

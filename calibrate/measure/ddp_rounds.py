@@ -1,6 +1,7 @@
 """Measure real DDP iterations in rounds, as `calibrate.ddp_rounds` describes them.
 
-Every variant has a model of its own, so that DDP's buckets of one do not disturb another's.
+Every variant has a model of its own, so that DDP's buckets of one do not disturb another's. On a
+CPU a few copies of the bare model take turns: where in memory one lies makes it faster or slower.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from calibrate.measure.profile import (
     ready_times,
 )
 from calibrate.measure.rank import run_rank
-from calibrate.measure.rounds import all_at_once
+from calibrate.measure.rounds import LAUNCH_S, all_at_once
 from calibrate.measure.training import (
     Training,
     batch_of,
@@ -247,10 +248,10 @@ class _Stepper:
         self.warmups: list[_Row] = []
         self.rows: list[_Row] = []  # the parts, then the logged times
 
-    def step(self, *, warm: bool) -> None:
-        """One iteration."""
+    def step(self, begin: Callable[[], None], *, warm: bool) -> None:
+        """One iteration, as `_step` takes it."""
         micro_batches = self.variant.accumulation_steps
-        row = _step(self._training, micro_batches, self._ddp.no_sync)
+        row = _step(self._training, micro_batches, self._ddp.no_sync, begin)
         log = logged(self._ddp)
         times = (getattr(log, name) for name in Logged.model_fields)
         (self.warmups if warm else self.rows).append((*row, *times))
@@ -276,14 +277,16 @@ def _step(
     training: Training,
     micro_batches: int,
     no_sync: Callable[[], Any],
-    wait: Callable[[], object] | None = None,
+    begin: Callable[[], None],
+    before_optimizer: Callable[[Training], None] | None = None,
 ) -> _Row:
     """Seconds of one iteration: whole, forward, backward, optimizer; and what was stolen of it.
 
-    `wait` comes before the optimizer, and does not count.
+    All ranks `begin` at once. What comes before the optimizer does not count.
     """
     clock, parts = training.clock, list[tuple[Mark, Mark, Mark]]()
-    stolen_before_s = stolen_s()
+    stolen_before_s = stolen_s()  # which takes milliseconds on a machine of many cores
+    begin()
     start = clock.mark()
     for i in range(micro_batches):
         with nullcontext() if i == micro_batches - 1 else no_sync():
@@ -293,9 +296,9 @@ def _step(
             loss.backward()  # type: ignore[no-untyped-call]
             parts.append((first, second, clock.mark()))
     computed = resumed = clock.mark()
-    if wait:
+    if before_optimizer:
         stolen_before_s -= stolen_s()
-        wait()
+        before_optimizer(training)
         stolen_before_s += stolen_s()
         resumed = clock.mark()
     training.optimizer.step()
@@ -307,6 +310,35 @@ def _step(
     optimizer_s = clock.seconds(resumed, end)
     whole_s = clock.seconds(start, computed) + optimizer_s
     return whole_s, forward_s, backward_s, optimizer_s, stolen_s() - stolen_before_s
+
+
+class _ReducedAsByDdp:
+    """What an optimizer finds behind it under DDP: the ranks met, and the gradients copied back.
+
+    Its core's memory is slower to it after the wait, and its caches hold what was copied last.
+    """
+
+    def __init__(self, bare: Training, wait: Callable[[], object]) -> None:
+        self._wait = wait
+        self._buckets = [
+            torch.zeros_like(parameter) for parameter in reduced_parameters(bare.model).values()
+        ]
+
+    @torch.no_grad()
+    def __call__(self, training: Training) -> None:
+        """Copy the dense gradients into buckets, wait for the other ranks, and copy them back."""
+        parameters = reduced_parameters(training.model).values()
+        dense = [
+            (parameter.grad, bucket)
+            for parameter, bucket in zip(parameters, self._buckets, strict=True)
+            if parameter.grad is not None and not parameter.grad.is_sparse
+        ]
+        dense.reverse()  # as the last layers' are reduced first
+        for gradient, bucket in dense:
+            bucket.copy_(gradient)
+        self._wait()
+        for gradient, bucket in dense:
+            gradient.copy_(bucket)
 
 
 # --- the rounds --------------------------------------------------------------------------------
@@ -323,16 +355,17 @@ class _Session:
         self._hooked, self._rows, self._accumulating = Samples(), list[_Row](), list[_Row]()
         self._reduced: dict[int, list[float]] = {}
         on_cpu = job.device.type == "cpu"
-        self._wait = all_at_once(job) if on_cpu else None
+        self._reduced_as_by_ddp = _ReducedAsByDdp(bare, all_at_once(job)) if on_cpu else None
         self._together = None if on_cpu else torch.zeros(1, device=job.device)
         finds = options.find_unused_parameters
         self._ddp_hooks = HookTimes(bare, find_unused_parameters=finds) if on_cpu else None
+        copies = ALONE_PER_ROUND if on_cpu else 1
+        self._bares = (bare, *(bare.again() for _ in range(copies - 1)))
         one_bucket = Variant(bucket_cap_mb=ONE_BUCKET_MIB)
-        self._by_itself = (
-            _Stepper(bare, one_bucket, find_unused_parameters=finds, group=alone())
-            if on_cpu
-            else None
-        )
+        self._by_themselves = [
+            _Stepper(each, one_bucket, find_unused_parameters=finds, group=alone())
+            for each in (self._bares if on_cpu else ())
+        ]
         self._beside = BesideAllReduces(bare, job)
         self._hook_s = 0.0
         self.ready: dict[str, float] = {}
@@ -368,42 +401,51 @@ class _Session:
         """One iteration of everything, a few of those alone; each round begins with another."""
         work: list[Callable[[], None]] = [
             lambda: self._with_hooks(warm=warm),
-            *(_later(stepper, warm=warm) for stepper in self._steppers),
+            *(self._later(stepper, warm=warm) for stepper in self._steppers),
         ]
-        if hooks := self._ddp_hooks:
-            work.append(lambda: hooks.step(warm=warm))
-        each = self._all_alone(warm=warm)
+        if self._ddp_hooks:
+            work.append(lambda: self._with_ddp_hooks(warm=warm))
         for i in reversed(range(ALONE_PER_ROUND)):
             place = i * (len(work) + 1) // ALONE_PER_ROUND
-            work[place:place] = each
+            work[place:place] = self._all_alone(i, warm=warm)
         start = number % len(work)
         for one in (*work[start:], *work[:start]):
             with no_collection():
-                self._begin_together()
                 one()
 
-    def _all_alone(self, *, warm: bool) -> list[Callable[[], None]]:
-        """An iteration of each kind that predictions rest on."""
-        found: list[Callable[[], None]] = [lambda: self._alone(self._rows, 1, warm=warm)]
-        if self._by_itself:
-            found.append(_later(self._by_itself, warm=warm))
+    def _all_alone(self, i: int, *, warm: bool) -> list[Callable[[], None]]:
+        """An iteration of each kind that predictions rest on, of the `i`-th copy of the model."""
+        bare = self._bares[i % len(self._bares)]
+        found: list[Callable[[], None]] = [lambda: self._alone(bare, self._rows, 1, warm=warm)]
+        if self._by_themselves:
+            found.append(self._later(self._by_themselves[i], warm=warm))
         if any(stepper.variant.accumulation_steps > 1 for stepper in self._steppers):
-            found.append(lambda: self._alone(self._accumulating, 2, warm=warm))
+            found.append(lambda: self._alone(bare, self._accumulating, 2, warm=warm))
         found.append(lambda: self._beside.step(warm=warm))
         return found
 
     def _begin_together(self) -> None:
         """Hosts leave a barrier one by one; behind an all-reduce GPUs begin together."""
         self._job.barrier()
+        self._job.clock.run_ahead(2 * LAUNCH_S)  # while that and what comes next are launched
         if self._together is not None:
             dist.all_reduce(self._together)
 
-    def _alone(self, rows: list[_Row], micro_batches: int, *, warm: bool) -> None:
-        row = _step(self._bare, micro_batches, nullcontext, self._wait)
+    def _later(self, stepper: _Stepper, *, warm: bool) -> Callable[[], None]:
+        return lambda: stepper.step(self._begin_together, warm=warm)
+
+    def _alone(self, bare: Training, rows: list[_Row], micro_batches: int, *, warm: bool) -> None:
+        row = _step(bare, micro_batches, nullcontext, self._begin_together, self._reduced_as_by_ddp)
         if not warm:
             rows.append(row)
 
+    def _with_ddp_hooks(self, *, warm: bool) -> None:
+        self._begin_together()
+        if self._ddp_hooks:
+            self._ddp_hooks.step(warm=warm)
+
     def _with_hooks(self, *, warm: bool) -> None:
+        self._begin_together()
         iterate(self._bare, Samples() if warm else self._hooked, hooked=True)
 
     def _all_reduce(self, buffers: Mapping[int, torch.Tensor]) -> None:
@@ -438,13 +480,15 @@ class _Session:
     def alone(self) -> Alone:
         """The bare model's iterations."""
         hooked = self._job.by_round([(seconds,) for seconds in self._hooked.hooked_backward_s])
+        by_round = zip(*(stepper.backwards_s() for stepper in self._by_themselves), strict=True)
+        of_one_rank = [seconds for each in by_round for seconds in each]
         return Alone(
             **self._steps(self._rows).model_dump(),
             hooked_backward_s=hooked[0],
             hook_s=tuple(round(row[0], 9) for row in self._job.numbers([self._hook_s])),
             accumulating=self._steps(self._accumulating) if self._accumulating else None,
-            ddp_backward_s=self._job.by_round([(s,) for s in self._by_itself.backwards_s()])[0]
-            if self._by_itself
+            ddp_backward_s=self._job.by_round([(s,) for s in of_one_rank])[0]
+            if of_one_rank
             else (),
             beside=self._beside.measured(),
         )
@@ -480,10 +524,6 @@ def _touched(sizes: Iterable[int], device: torch.device) -> dict[int, torch.Tens
     for data in buffers.values():
         dist.all_reduce(data)
     return buffers
-
-
-def _later(stepper: _Stepper, *, warm: bool) -> Callable[[], None]:
-    return lambda: stepper.step(warm=warm)
 
 
 def _median(values: Sequence[float]) -> float:

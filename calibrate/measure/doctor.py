@@ -119,7 +119,7 @@ def inspect_host(
     root: Path = Path("/"),
 ) -> Host:
     """What can be seen of this node; `root` is where /proc and /sys are looked for."""
-    seen = () if backend == "gloo" else gpus(variables.get("CUDA_VISIBLE_DEVICES", ""))
+    seen = () if backend == "gloo" else gpus(variables.get("CUDA_VISIBLE_DEVICES"))
     local = ranks_here or _whole(variables, "LOCAL_WORLD_SIZE", 1)
     world = _whole(variables, "WORLD_SIZE", local)
     return Host(

@@ -27,7 +27,10 @@ __all__ = [
     "rank_facts",
 ]
 
-_VARIABLES = ("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "KMP_")
+_VARIABLES = (
+    *("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "KMP_", "PYTORCH_"),
+    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"),
+)
 # of /proc/cpuinfo: what tells processors of one name apart, on x86 and on Arm
 _NUMBERS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")

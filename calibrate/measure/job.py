@@ -91,6 +91,11 @@ class Job:
         self.place, self._comm_first, self.gloo_threads = place, comm_first, ""
         self.rank, self.world_size = place.rank, place.world_size
         self.backend = str(dist.get_backend())
+        if self.backend not in ("nccl", "gloo"):
+            raise MeasureError(
+                f"the job that is initialised has the backend {self.backend}: wanted one, nccl or "
+                'gloo, as of init_process_group("nccl")'
+            )
         self.device = torch.device("cpu")
         if self.backend == "nccl":
             self.device = torch.device(f"cuda:{_gpu_of(place) or 0}")
@@ -179,9 +184,11 @@ class Job:
         NCCL's own end waits for peers that may be gone (torch's ProcessGroupNCCL::shutdown), and so
         may the interpreter's: this process then ends without it, once all has been said.
         """
+        if not self._owned or not dist.is_initialized():
+            return
         if failed and self.backend == "nccl":
             atexit.register(_end_at_once)
-        elif self._owned and dist.is_initialized():
+        else:
             dist.destroy_process_group()
 
 
@@ -254,7 +261,7 @@ def taking_part(timeout_s: float, kept: str, *, comm_first: bool = False) -> Ite
     try:
         yield job
     except BaseException as error:
-        job.leave(failed=True)
+        job.leave(failed=not isinstance(error, RefusedError))  # which every rank raises
         told = _told(error, job.rank, kept)
         if told is None:
             raise
@@ -308,21 +315,24 @@ def _initialise(place: Place, timeout_s: float) -> None:
             world_size=place.world_size,
         )
     except (RuntimeError, ValueError) as error:  # DistStoreError, DistNetworkError: RuntimeErrors
-        raise MeasureError(_not_joined(place, timeout_s, first_line(error))) from None
+        raise MeasureError(_not_joined(place, timeout_s, backend, first_line(error))) from None
 
 
-def _not_joined(place: Place, timeout_s: float, first: str) -> str:
+def _not_joined(place: Place, timeout_s: float, backend: str, first: str) -> str:
     """What to do where a job did not come about; torch's own words at the end."""
+    devices = counted(_gpus_seen(), "CUDA device")
+    ranks = counted(place.local_world_size, "rank")
+    took = f"that every rank takes {backend}, as this one, which sees {devices} for {ranks} here"
     if place.rank:
         advice = (
             f"rank {place.rank} cannot reach rank 0 at {place.master} within {timeout_s:g} s: "
-            "check that rank 0 runs, that MASTER_ADDR and MASTER_PORT are those of its node, and "
-            "that no firewall is between"
+            "check that rank 0 runs, that MASTER_ADDR and MASTER_PORT are those of its node, "
+            f"{took}, and that no firewall is between"
         )
     else:
         advice = (
             f"the job of {place.world_size} ranks did not come about at {place.master} within "
             f"{timeout_s:g} s: check that every rank was started, with this MASTER_ADDR and "
-            "MASTER_PORT, and that the port is free"
+            f"MASTER_PORT, {took}, and that the port is free"
         )
     return f"{advice} (torch: {first})"

@@ -37,9 +37,14 @@ def nvidia_smi(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def gpus(visible: str) -> tuple[Gpu, ...]:
-    """Those that CUDA_VISIBLE_DEVICES leaves; all where it is empty or does not count them."""
-    shown = [name.strip() for name in visible.split(",") if name.strip()]
+def gpus(visible: str | None) -> tuple[Gpu, ...]:
+    """Those that CUDA_VISIBLE_DEVICES leaves; all where it is not set or does not count them.
+
+    None where it is set and empty, or begins with -1, as CUDA takes it.
+    """
+    shown = [name.strip() for name in (visible or "").split(",") if name.strip()]
+    if visible is not None and shown[:1] in ([], ["-1"]):
+        return ()
     counted = {int(name) for name in shown if name.isdecimal()}
     chosen = len(counted) == len(shown) > 0
     return tuple(gpu for gpu in _all_gpus() if not chosen or gpu.index in counted)

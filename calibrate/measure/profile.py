@@ -98,9 +98,8 @@ _LOGGED = 10  # DDP's first iterations wait for its log's events on a GPU (torch
 _LENGTHENED = 9  # rounds in which queues of all-reduces grow to last as long as a backward
 _FEWEST_ROUNDS = 6
 _NO_EXPONENT = (
-    "how much the model suffers beside all-reduces is not in this profile (interference_exponent): "
-    "it is not known to 0.1, so usual layers stand for it; give more --iterations, or ranks cores "
-    "of their own"
+    "how much the model suffers beside all-reduces is not in this profile (interference_exponent), "
+    "so usual layers stand for it: "
 )
 _TICK_S = 1e-9  # keeps the order of gradients whose medians fall on one instant
 
@@ -137,6 +136,7 @@ def profile(
     fused: bool = False,
     threads: int = 1,
     job: Job | None = None,
+    keep: Callable[[Document], None] = lambda _: None,
 ) -> Document:
     """Measure the model that MODULE:FUNCTION makes, and return its profile, ready for JSON.
 
@@ -146,7 +146,8 @@ def profile(
     of its own backward, less the hooks' cost, which is measured on a model of tiny parameters.
     Then steps of two micro-batches tell what the second one takes, and steps under DDP of one rank
     what DDP's own work takes; `warnings` says why where it cannot be measured. All ranks of a `job`
-    measure at once, each on its own device, and how the backward fares beside their all-reduces.
+    measure at once, each on its own device, and then, once `keep` has what is known until then, how
+    the backward fares beside their all-reduces.
     Raises MeasureError where the function or what it returns cannot be used.
     """
     if iterations < 1:
@@ -176,11 +177,13 @@ def profile(
         measured_with = {"device": _device_name(where), "optimizer": optimizer}
         hook_s = hook_cost_s(where, samples)
         document = _document(training, samples, size, title, hook_s) | memory | measured_with
-        exponent = _exponent(training, job, iterations) if job else {}
-        if job and job.world_size > 1 and not exponent:
-            warnings.append(_NO_EXPONENT)
-        document |= exponent
-        return document | ({"warnings": warnings} if warnings else {})
+        document |= {"warnings": warnings} if warnings else {}
+        if job is None:
+            return document
+        keep(document)
+        exponent, missing = _exponent(training, job, iterations)
+        warnings += [_NO_EXPONENT + missing] if missing else []
+        return document | exponent | ({"warnings": warnings} if warnings else {})
 
 
 def profile_alone(options: ProfileOptions) -> Document:
@@ -193,12 +196,27 @@ def profile_in_job(options: ProfileOptions) -> Document:
 
     Raises MeasureError as `profile` does, and where a peer is lost.
     """
-    kept = "Nothing is kept of a profile that is not whole."
+    kept = f"All but how it fares beside all-reduces is in {options.output}, if it is there yet."
     with taking_part(options.timeout_s, kept, comm_first=options.comm_first) as job:
         return _written(options, job)
 
 
 def _written(options: ProfileOptions, job: Job | None) -> Document:
+    def scaled(document: Document) -> Document:
+        return scale_profile(document, *options.scale) if options.scale else document
+
+    def keep(document: Document) -> None:
+        if job is None:
+            write_profile(scaled(document), options.output)
+            return
+        problem = ""
+        if job.rank == 0:
+            try:
+                write_profile(scaled(document), options.output)
+            except MeasureError as error:
+                problem = str(error)
+        job.check(problem)
+
     document = profile(
         options.model,
         batch=options.batch,
@@ -208,12 +226,10 @@ def _written(options: ProfileOptions, job: Job | None) -> Document:
         fused=options.fused,
         threads=options.threads,
         job=job,
+        keep=keep,
     )
-    if options.scale:
-        document = scale_profile(document, *options.scale)
-    if job is None or job.rank == 0:
-        write_profile(document, options.output)
-    return document
+    keep(document)
+    return scaled(document)
 
 
 def profile_locally(ranks: int, options: ProfileOptions) -> Document:
@@ -428,13 +444,35 @@ def _ddp_hooks_s(training: Training, steps: int) -> Mapping[str, float]:
     return hooks.medians_s()
 
 
-def _exponent(training: Training, job: Job, iterations: int) -> Document:
-    """Of interference, from all ranks; nothing where all-reduces slow too little down to tell."""
-    beside = BesideAllReduces(training, job)
+def _exponent(training: Training, job: Job, iterations: int) -> tuple[Document, str]:
+    """Of interference, from all ranks; or why it is not known, with what to do."""
+    beside, lacking = _try_beside(training, job)
+    if beside is None:
+        return {}, lacking
     for i in range(_LENGTHENED + max(_FEWEST_ROUNDS, iterations)):
         beside.step(warm=i < _LENGTHENED)
     measured = beside.measured()
-    return profile_keys([measured] if measured else [])
+    if measured is None:
+        outlasts = "its backward outlasts the longest queue of them; give a smaller --batch"
+        return {}, outlasts if job.world_size > 1 else ""  # one rank has nobody to reduce with
+    known = profile_keys([measured])
+    unknown = "it is not known to 0.1; give more --iterations, or ranks cores of their own"
+    return known, "" if known else unknown
+
+
+def _try_beside(training: Training, job: Job) -> tuple[BesideAllReduces | None, str]:
+    """Ready to step, where all ranks have the memory; otherwise what the first lacks."""
+    beside, lacking = None, ""
+    try:
+        if job.device.type == "cuda":
+            torch.cuda.empty_cache()  # NCCL takes memory of its own, from what torch does not hold
+        beside = BesideAllReduces(training, job)
+        training.forward().backward()  # type: ignore[no-untyped-call]
+    except torch.cuda.OutOfMemoryError:
+        lacking = f"rank {job.rank} has no memory for it; give a smaller --batch"
+    training.optimizer.zero_grad()
+    first = next(filter(None, job.everyone(lacking)), "")
+    return (None if first else beside), first
 
 
 def _step_s(training: Training) -> float:
