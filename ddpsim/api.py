@@ -226,7 +226,7 @@ def uncertainties(job: Job) -> dict[str, Uncertainty]:
         "network": job.network.uncertainty,
         "data": DATA if job.program.loader else None,
         "interference": job.network.interference,
-        "interference_exponent": job.network.interference_exponent,
+        "interference_exponent": _of_exponent(job),
         "overheads": _of_overheads(job.overheads),
     }
     return {term: uncertainty for term, uncertainty in terms.items() if uncertainty}
@@ -239,6 +239,14 @@ def _of_compute(job: Job) -> Uncertainty:
     if model.sigma is None:
         return COMPUTE[model.basis]
     return Uncertainty(model.sigma, "the standard error that workload.profile states")
+
+
+def _of_exponent(job: Job) -> Uncertainty | None:
+    known = job.model.interference_exponent
+    if job.network.interference is None or not (known and known.value and known.stderr):
+        return None
+    sigma = min(1.0, known.stderr / known.value)
+    return Uncertainty(sigma, "the standard error in workload.profile")
 
 
 def _of_overheads(known: Overheads | None) -> Uncertainty | None:

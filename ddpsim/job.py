@@ -23,7 +23,7 @@ from ddpsim.engine.program import Program, compile_program
 from ddpsim.engine.run import run
 from ddpsim.errors import InputError, Problem, ScenarioError, blamed_on, shown
 from ddpsim.one_rank import as_measured, on_one_rank, times_as_priced
-from ddpsim.provenance import Provenance, Trust, Uncertainty
+from ddpsim.provenance import Provenance, Trust
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
 from ddpsim.result.summary import mean_step_s
@@ -435,14 +435,11 @@ def _felt(network: Network, model: Model) -> Network:
     known = model.interference_exponent
     if known is None or not isinstance(network.cost, InterferingCost):
         return network
-    sigma = min(1.0, known.stderr / known.value) if known.value else 0.0
-    doubt = Uncertainty(sigma, "the standard error in workload.profile") if sigma else None
     power = f"compute slows down by what usual layers do, to the power {known.value:.2f}"
     entry = Provenance("interference with this model", f"{power}; workload.profile", "measured")
     return replace(
         network,
         cost=replace(network.cost, exponent=known.value),
-        interference_exponent=doubt,
         provenance=(*network.provenance, entry),
     )
 

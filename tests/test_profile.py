@@ -261,12 +261,7 @@ def test_a_model_suffers_as_it_was_measured_to(tmp_path: Path) -> None:
         tmp_path, interference_exponent=0, interference_exponent_stderr=0.05
     )
     assert not_at_all.iteration_time_s.mean < steps[0.5].iteration_time_s.mean
-    # one that was not measured is in doubt too, by more than this one
-    assert (
-        doubts(plain)["the model's interference exponent"]
-        > doubts(steps[1])["the model's interference exponent"]
-    )
-    for result in (exactly, not_at_all):
+    for result in (plain, exactly, not_at_all):
         assert "the model's interference exponent" not in doubts(result)
     scaled = predicted_from_profiles(tmp_path, interference_exponent=2, scaled_to="cpu-core")
     assert scaled.iteration_time_s.mean == pytest.approx(plain.iteration_time_s.mean, rel=1e-3)

@@ -515,9 +515,8 @@ NO_TRAFFIC = Traffic()
 class Network:
     """The cost model of a cluster, how wrong it may be, and its sources.
 
-    `interference`: how wrong its effect may be; None: it is not modelled. `interference_exponent`:
-    how wrong that of the model at hand may be; None: not in doubt, or part of the former. `beyond`:
-    what answers outside the sizes of a log. `traffic`: what else goes over the nodes' network.
+    `interference`: how wrong its effect may be; None: it is not modelled. `beyond`: what answers
+    outside the sizes of a log. `traffic`: what else goes over the nodes' network.
     `measured_bytes`: the least and the largest all-reduce that a profile was fitted to.
     """
 
@@ -527,7 +526,6 @@ class Network:
     provenance: tuple[Provenance, ...]
     warnings: tuple[str, ...] = ()
     interference: Uncertainty | None = None
-    interference_exponent: Uncertainty | None = None
     beyond: Network | None = None
     traffic: Traffic = NO_TRAFFIC
     measured_bytes: tuple[int, int] | None = None

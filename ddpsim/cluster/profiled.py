@@ -30,10 +30,6 @@ __all__ = ["network_from_profile"]
 # assumed of a layout that was not measured: ABCI's 8 x 4 V100 is 5.4 % off from 1 and 2 nodes
 _UNMEASURED_LAYOUT = 0.15
 _USUAL_BYTES = 16 * 2**20
-# root mean square over six models at 0.8, 2 and 5 Gbit/s (docs/campaigns.md)
-_UNKNOWN_EXPONENT = Uncertainty(
-    0.19, "assumed: as models differed from usual layers on our faster Intel testbed"
-)
 _LEAST_SIGMA = 0.02  # assumed: another day's network, where nothing was measured twice
 
 
@@ -85,7 +81,6 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
         provenance=(*_provenance(cluster, profile, rate), *collisions),
         warnings=warnings,
         interference=_interference_uncertainty(profile, found) if found else None,
-        interference_exponent=_UNKNOWN_EXPONENT if found else None,
     )
 
 
