@@ -433,6 +433,17 @@ def test_a_model_is_slowed_down_by_a_power_of_what_slows_down_layers(
     assert found.kept_spread == pytest.approx(power * 0.5 ** (power - 1) * 0.1)
 
 
+def test_what_float16_costs_more_all_models_lose_alike() -> None:
+    """The power is of what is kept beside float32, and the rest comes on top."""
+    half, single = (Kept(1e9, 0.4, 0.1, 0.6),), (Kept(1e9, 0.5, 0.1, 0.8),)
+    for power in (0.5, 1, 2):
+        cost = InterferingCost(OneTransfer(), kept=half, kept_beside_single=single, exponent=power)
+        found = cost.transfer("all_reduce", 120).interference
+        assert found.crowded_compute == pytest.approx(2**power * 0.5 / 0.4, abs=1e-3)
+        assert found.compute == pytest.approx(1.25**power * 0.8 / 0.6, abs=1e-3)
+        assert found.kept_spread == pytest.approx(power * 0.5 ** (power - 1) * 0.1)
+
+
 @dataclass
 class OneTransfer:
     """20 ns of latency and 100 on the link, whatever is sent."""

@@ -231,13 +231,16 @@ class InterferingCost:
     and `comm_delay_s` once to a transfer. Of its latency, in which the link is idle, another
     transfer may use the share `idle_link_use` (`ddpsim.importers.cluster_profile`). `effect`
     stretches the delay, and how far the factors lie above 1. Compute is slowed down by its factor
-    to the power `exponent`: not every model suffers as usual layers do.
+    to the power `exponent`: not every model suffers as usual layers do. Where messages are of
+    float16, `kept_beside_single` tells the shares beside as many bytes of float32, and the power is
+    of these: what float16 costs more is the processor's own time, which all models lose alike.
     """
 
     cost: CollectiveCost
     compute: float = 1.0
     comm: float = 1.0
     kept: tuple[Kept, ...] = ()
+    kept_beside_single: tuple[Kept, ...] = ()
     comm_s2_per_byte2: float = 0.0
     crowded_s_per_byte: float = 0.0
     comm_delay_s: float = 0.0
@@ -260,14 +263,15 @@ class InterferingCost:
         bytes_per_s = size_bytes / max(duration_ns(transfer), 1) * NS_PER_S
         comm = self.comm + self.comm_s2_per_byte2 * bytes_per_s**2
         kept = _kept(self.kept, bytes_per_s / comm)
+        single = _kept(self.kept_beside_single or self.kept, bytes_per_s / comm)
         power = self.exponent
         suffered = Interference(
-            self._factor((self.compute / kept.alone) ** power),
-            self._factor((self.compute / kept.share) ** power),
+            self._factor((self.compute / single.alone) ** power * single.alone / kept.alone),
+            self._factor((self.compute / single.share) ** power * single.share / kept.share),
             self._factor(comm),
             self._factor(1 + self.crowded_s_per_byte * bytes_per_s),
             to_ns(self.comm_delay_s * self.effect),
-            kept.spread * power * kept.share ** (power - 1),  # of a share to that power
+            kept.spread * power * single.share ** (power - 1),  # of a share to that power
         )
         return replace(transfer, interference=suffered)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import hypot, log
 
 import numpy as np
@@ -14,6 +15,7 @@ from ddpsim.cluster.reach import hops_are_assumed, is_beyond_one_node, reaching
 from ddpsim.errors import InputError
 from ddpsim.importers.cluster_profile import (
     ClusterProfile,
+    ComputeKept,
     Fitted,
     GlooRing,
     Interference,
@@ -58,16 +60,8 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
             cost,
             compute=found.compute_slowdown.value,
             comm=found.comm_slowdown.value,
-            kept=tuple(
-                Kept(
-                    point.sent_bytes_per_s / sent,
-                    point.share.value,
-                    point.spread,
-                    point.beside_one.value if point.beside_one else None,
-                )
-                for point in found.kept(half=half)
-                if sent
-            ),
+            kept=_kept(found.kept(half=half), sent),
+            kept_beside_single=_kept(found.kept(half=False), sent) if half else (),
             comm_s2_per_byte2=found.comm_slowdown_s2_per_byte2.value * sent**2,
             crowded_s_per_byte=found.crowded_slowdown_s_per_byte.value * sent,
             comm_delay_s=found.comm_delay_s.value,
@@ -81,6 +75,20 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
         provenance=(*_provenance(cluster, profile, rate), *collisions),
         warnings=warnings,
         interference=_interference_uncertainty(profile, found) if found else None,
+    )
+
+
+def _kept(points: Sequence[ComputeKept], sent: float) -> tuple[Kept, ...]:
+    """By the bytes of a message that move in a second, of which a rank sends the share `sent`."""
+    return tuple(
+        Kept(
+            point.sent_bytes_per_s / sent,
+            point.share.value,
+            point.spread,
+            point.beside_one.value if point.beside_one else None,
+        )
+        for point in points
+        if sent
     )
 
 
