@@ -137,7 +137,7 @@ def test_a_recorded_campaign_is_predicted(folder: Path) -> None:
 
 
 def test_runs_of_three_copies_of_the_bare_model_are_what_was_asked() -> None:
-    """All of DESIGN's rows but skill, which the truth itself would miss."""
+    """In every row but skill, which the truth itself would miss."""
     figures = validation.later().figures
     assert figures is not None
     assert (figures.sweeps, figures.cases) == (24, 216)

@@ -55,7 +55,7 @@ XEON = ROOT / "docs" / "validation" / "testbed-xeon"
 FAST_XEON = ROOT / "docs" / "validation" / "testbed-fast-xeon"  # calls itself the same
 SLOW_EPYC = ROOT / "docs" / "validation" / "testbed-slow-epyc"
 CALM_EPYC = ROOT / "docs" / "validation" / "testbed-calm-epyc"  # of the same kind
-# of it the runs that were measured as `calibrate rounds` does now, as a campaign of its own
+# of FAST_XEON the runs that were measured as `calibrate rounds` does now, as a campaign of its own
 LATER_RUNS = {0.2: (2,), 0.8: (2, 3), 2: (3, 4), 5: (3, 4)}  # by Gbit/s
 LATER = FAST_XEON.with_name("fast-xeon-later-runs.json")
 CAMPAIGNS = {  # by the machine that was the testbed
@@ -147,8 +147,7 @@ def campaign(folder: Path) -> Validation:
 
 def predicted(folder: Path, rounds: str = "rounds-*.json") -> Validation:
     """A recorded campaign, predicted anew from its profile, on all cores; or these rounds of it."""
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        return validate(_rounds_of(folder, rounds), folder / "cluster.json", pool.map)
+    return _predicted(folder, _rounds_of(folder, rounds))
 
 
 def later() -> Validation:
@@ -164,8 +163,12 @@ def later_predicted() -> Validation:
         for run in runs
         for path in sorted(FAST_XEON.glob(f"rounds-*-{rate:g}gbit-2hosts.run{run}.json"))
     ]
+    return _predicted(FAST_XEON, files)
+
+
+def _predicted(folder: Path, files: list[Path]) -> Validation:
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        return validate(files, FAST_XEON / "cluster.json", pool.map)
+        return validate(files, folder / "cluster.json", pool.map)
 
 
 def _rounds_of(folder: Path, rounds: str = "rounds-*.json") -> list[Path]:

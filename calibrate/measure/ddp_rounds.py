@@ -403,8 +403,8 @@ class _Session:
             lambda: self._with_hooks(warm=warm),
             *(self._later(stepper, warm=warm) for stepper in self._steppers),
         ]
-        if self._ddp_hooks:
-            work.append(lambda: self._with_ddp_hooks(warm=warm))
+        if hooks := self._ddp_hooks:
+            work.append(lambda: self._with_ddp_hooks(hooks, warm=warm))
         for i in reversed(range(ALONE_PER_ROUND)):
             place = i * (len(work) + 1) // ALONE_PER_ROUND
             work[place:place] = self._all_alone(i, warm=warm)
@@ -439,10 +439,9 @@ class _Session:
         if not warm:
             rows.append(row)
 
-    def _with_ddp_hooks(self, *, warm: bool) -> None:
+    def _with_ddp_hooks(self, hooks: HookTimes, *, warm: bool) -> None:
         self._begin_together()
-        if self._ddp_hooks:
-            self._ddp_hooks.step(warm=warm)
+        hooks.step(warm=warm)
 
     def _with_hooks(self, *, warm: bool) -> None:
         self._begin_together()
