@@ -214,6 +214,7 @@ def _interval(job: Job, result: Result) -> PredictionInterval:
         job.step_s,
         uncertainties(job),
         calibrated=job.network.interference is not None,
+        taken_as_equal=job.ranks_taken_as_equal,
         hidden_comm_s=result.comm_time_s - result.exposed_comm_s,
         spread_s=(times.p10, times.p90),
     )

@@ -43,6 +43,7 @@ __all__ = ["Job", "Parts", "cluster_profile", "resolve"]
 
 _Built = TypeVar("_Built")
 _KEPT = 16
+_UNCOUNTED_BYTES = 3_000_000_000  # the most that often is, assumed (docs/model.md, "Memory")
 _FEW_STALLS = 20  # whose number is off by a fifth, by chance
 _FEW_BURSTS = 5  # of another job's traffic, whose mean is off by a fifth by where they begin
 
@@ -52,7 +53,7 @@ class Job:
     """One question, ready to be simulated; `program` is what every rank runs.
 
     `ddp_times`: DDP's own work in it takes so many times as long as priced, as was measured;
-    `node_times`: as `compute_times` says.
+    `node_times`: as `compute_times` says; `ranks_measured`: the cluster profile has their jitter.
     """
 
     scenario: Scenario
@@ -63,6 +64,7 @@ class Job:
     knows_warmup: bool = True
     ddp_times: float = 1.0
     node_times: Mapping[int, float] = field(default_factory=dict)
+    ranks_measured: bool = False
 
     @cache  # noqa: B019 -- a job lives as long as its question
     def step_s(self, **factors: float) -> float:
@@ -137,6 +139,13 @@ class Job:
     def waits_for_other_device(self) -> bool:
         """Whether a node's own device, slower than the usual one, sets the pace."""
         return max(self.node_times.values(), default=1.0) > 1
+
+    @property
+    def ranks_taken_as_equal(self) -> bool:
+        """Whether there are several and nobody says how they differ."""
+        cluster = self.scenario.cluster
+        known = self.ranks_measured or cluster.stragglers or self.scenario.run.jitter
+        return cluster.world_size > 1 and not known
 
     @property
     def samples_per_rank(self) -> int:
@@ -218,8 +227,13 @@ class Job:
         others = times_provenance(self.scenario, self.node_times)
         return (
             *(*self.model.provenance, *others, *self.network.provenance),
-            *(*known, *jitter, costs),
+            *(*known, *jitter, costs, *self._taken_as_equal()),
         )
+
+    def _taken_as_equal(self) -> Iterator[Provenance]:
+        if self.ranks_taken_as_equal:
+            loaders = "" if self.program.loader else ", and no data loader is waited for"
+            yield Provenance("ranks", f"all equally fast{loaders}", "assumed")
 
     def warnings(self, step_s: float) -> tuple[str, ...]:
         """What a reader must know before trusting the answer, whose mean step takes `step_s`."""
@@ -243,8 +257,19 @@ class Job:
                 f"needs about {format_bytes(memory.total)} a GPU, but the device has "
                 f"{format_bytes(memory.device)}: this would run out of memory"
             )
+        elif memory.device - memory.total < _UNCOUNTED_BYTES and self._is_on_gpus:
+            left, device = memory.device - memory.total, memory.device
+            found.append(
+                f"leaves {format_bytes(left)} of {format_bytes(device)} a GPU for what is not "
+                "counted (CUDA's context, NCCL's buffers, what the allocator cannot use; often 1 "
+                "to 3 GB): this may run out of memory"
+            )
         found.extend(self._warnings_of_bursts(step_s))
         return tuple(found)
+
+    @property
+    def _is_on_gpus(self) -> bool:
+        return self.scenario.cluster.device.kind == "gpu"
 
     def _warnings_of_stalls(self) -> Iterator[str]:
         """Where the run is too short to hold a usual number of them."""
@@ -414,7 +439,11 @@ def resolve(
         raise ScenarioError(problems)
     broadcast_bytes = [buffers.size_bytes for buffers in steady.buffers]
     network = judged(_felt(network, model), steady.all_reduce_bytes, broadcast_bytes)
-    return Job(scenario, model, network, program, overheads, knows_warmup, ddp_times, node_times)
+    ranks_measured = profile is not None and profile.jitter is not None
+    return Job(
+        *(scenario, model, network, program, overheads, knows_warmup, ddp_times, node_times),
+        ranks_measured=ranks_measured,
+    )
 
 
 def cluster_profile(scenario: Scenario) -> ClusterProfile | None:

@@ -67,19 +67,35 @@ def test_without_convolutions_or_tf32_fp32_is_fp32(name: str, preset: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "weights"),
+    ("name", "weights", "kept"),
     [
-        # fc and biases too; no norms
-        ("resnet50", 25_503_912),
-        # what the head shares with the embedding, but no positions and norms
-        ("gpt2", 123_615_012),
+        # fc and biases too; no norms, which stay in half
+        ("resnet50", 25_503_912, 1 / 2),
+        # what the head shares with the embedding, but no positions and norms, which are in fp32
+        ("gpt2", 123_615_012, 3 / 4),
     ],
 )
-def test_autocast_keeps_half_copies_of_the_weights_it_multiplies(name: str, weights: int) -> None:
+def test_autocast_keeps_half_copies_of_the_weights_it_multiplies(
+    name: str, weights: int, kept: float
+) -> None:
     whole, cast, half = (modelled(name, p).activation_bytes for p in ("fp32", "amp-fp16", "bf16"))
     assert whole is not None
-    assert cast == pytest.approx(whole * 3 / 4 + 2 * weights)
+    assert cast == pytest.approx(whole * kept + 2 * weights)
     assert half == pytest.approx(whole / 2)
+
+
+def test_convolutions_reach_another_share_of_tf32_than_matrix_products() -> None:
+    """fp32 leaves convolutions alone to TF32; a device without the figure has one for both."""
+    device = load_scenario(cluster_of_one("a100-sxm-80gb")).cluster.device
+    assert device.efficiency("tf32", convolution=True) < device.efficiency("tf32")
+    assert device.efficiency("fp16", convolution=True) == device.efficiency("fp16")
+    resnet, bert = (modelled(name, "tf32") for name in ("resnet50", "bert-base"))
+    assert _reached(resnet).startswith("55% (convolutions 30%) of the FLOP rate")
+    assert _reached(bert).startswith("55% of the FLOP rate")
+
+
+def _reached(model: Model) -> str:
+    return next(p.source for p in model.provenance if p.input == "compute efficiency")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
 from typing import Any
 
 import nccl_sweeps
@@ -33,6 +33,7 @@ from calibrate.ddp_rounds import load_runs
 from calibrate.fit.estimates import SIGNIFICANT
 from calibrate.validate import model_profile, validate
 from calibrate.validation import Case, Figures, Sweep, Validation, figures_of, headlines
+from ddpsim.api import simulate
 from ddpsim.cluster.collectives import duration_ns
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.plan import Request
@@ -234,6 +235,88 @@ def benchmark_rows(bucket_cap_mb: int) -> tuple[Row, ...]:
         for f in here
         if f["gpus"] != "4" or reference_log()
     )
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A published step of several GPUs beside ours from the one of one GPU; seconds."""
+
+    source: str
+    precision: str
+    gpus: str
+    measured_s: float
+    predicted_s: float
+    interval_s: tuple[float, float]
+
+    @property
+    def longer(self) -> float:
+        """How much more the measured step takes than the predicted one."""
+        return self.measured_s / self.predicted_s - 1
+
+    @property
+    def covered(self) -> bool:
+        """Whether the 80 % interval holds the measured step."""
+        low_s, high_s = self.interval_s
+        return low_s <= self.measured_s <= high_s
+
+
+@cache
+def scaled_rows() -> tuple[Scaled, ...]:
+    """Published throughputs of several GPUs, predicted from the one of one GPU."""
+    text = (DATA / "published-scaling.csv").read_text("utf-8").splitlines()
+    one_gpu_s: dict[tuple[str, ...], float] = {}
+    rows = []
+    for figure in csv.DictReader(line for line in text if not line.startswith("#")):
+        case = tuple(figure[key] for key in ("source", "precision", "batch", "device"))
+        gpus = int(figure["nodes"]) * int(figure["gpus_per_node"])
+        measured_s = gpus * int(figure["batch"]) / float(figure["samples_per_s"])
+        if gpus == 1:
+            one_gpu_s[case] = measured_s
+        else:
+            rows.append(_scaled(figure, one_gpu_s[case], measured_s))
+    return tuple(rows)
+
+
+def _scaled(figure: dict[str, str], one_gpu_s: float, measured_s: float) -> Scaled:
+    nodes = int(figure["nodes"])
+    network = {"inter_node": {"bandwidth": "100 Gbit/s", "nics_per_node": 1}} if nodes > 1 else {}
+    scenario = {
+        "workload": {
+            "model": "resnet50",
+            "batch_per_rank": int(figure["batch"]),
+            "precision": figure["precision"],
+            "step_time": f"{one_gpu_s} s",
+            "optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-4},
+        },
+        "ddp": {"torch": "1.4"},
+        "cluster": {
+            "nodes": nodes,
+            "gpus_per_node": int(figure["gpus_per_node"]),
+            "device": figure["device"],
+            **network,
+        },
+    }
+    result = simulate(parse(Document.from_mapping({"schema": "ddpsim/1"} | scenario, Path())))
+    interval = result.prediction_interval_s
+    return Scaled(
+        figure["source"],
+        figure["precision"],
+        f"{nodes} x {figure['gpus_per_node']}",
+        measured_s,
+        result.iteration_time_s.mean,
+        (interval.low, interval.high) if interval else (0.0, math.inf),
+    )
+
+
+def unequal_ranks() -> tuple[float, float]:
+    """How much longer published steps of several GPUs take than one GPU's and communication.
+
+    Of half of them at most, and of nine in ten.
+    """
+    benchmark = [row for row in benchmark_rows(25) if row.case != "1"]
+    longer = [row.measured_s / row.equal_gpus_s - 1 for row in benchmark]
+    tenths = quantiles([*longer, *(row.longer for row in scaled_rows())], n=10, method="inclusive")
+    return tenths[4], tenths[8]
 
 
 def _benchmark_row(
@@ -480,6 +563,10 @@ def _figures() -> dict[str, str]:
         "KNOWING_LEVELS1": _in_words(*levels_knowing_ddp(bucket1)),
         "BUCKET25": _table(bucket25, "GPUs"),
         "BUCKET1": _table(bucket1, "GPUs"),
+        "SCALED": _scaled_table(),
+        "SCALED_COVERED": f"{sum(row.covered for row in scaled_rows())} of {len(scaled_rows())}",
+        "UNEQUAL_HALF": f"{unequal_ranks()[0]:.0%}",
+        "UNEQUAL_MOST": f"{unequal_ranks()[1]:.0%}",
         "TESTBED": _table(steps, "cap, MiB"),
         "BACKWARD": _table(backwards, "cap, MiB"),
         "ROOFLINE": _roofline_table(),
@@ -503,6 +590,25 @@ def _figures() -> dict[str, str]:
         "NODE_SIGMA": f"{preset_sigma(several_nodes=False):.2f}",
         "NETWORK_SIGMA": f"{preset_sigma(several_nodes=True):.2f}",
     }
+
+
+def _scaled_table() -> str:
+    head = ["source", "precision", "GPUs", "measured", "predicted", "error", "80 % interval"]
+    return _markdown(
+        head,
+        [
+            (
+                row.source,
+                row.precision,
+                row.gpus,
+                f"{1e3 * row.measured_s:.1f} ms",
+                f"{1e3 * row.predicted_s:.1f} ms",
+                f"{row.predicted_s / row.measured_s - 1:+.1%}",
+                f"{1e3 * row.interval_s[0]:.0f} to {1e3 * row.interval_s[1]:.0f} ms",
+            )
+            for row in scaled_rows()
+        ],
+    )
 
 
 def _goals_table() -> str:

@@ -40,6 +40,7 @@ __all__ = [
 
 STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
 PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
+PRESET_PCIE = Uncertainty(0.90, "assumed: published rates through a host go from 1.5 to 26 GB/s")
 PRESET_NETWORK = Uncertainty(0.90, "presets of devices against 8 published sweeps of nodes")
 CHOSEN_NETWORK = Uncertainty(
     0.37, "known NICs and NCCL's choice against 8 published sweeps of several nodes"
@@ -89,10 +90,17 @@ def _uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> Uncertainty
     """The widest of all links that the ranks use: which one sets the pace is doubtful too."""
     of_links = []
     if wires.intra:
-        of_links.append(PRESET_LINKS if cluster.intra_node is None else STATED_LINKS)
+        of_links.append(_inside_a_node(cluster, wires.intra))
     if wires.inter:
         of_links.append(_between_nodes(cluster, wires.inter, chosen=chosen))
     return max(of_links, key=lambda uncertainty: uncertainty.sigma)
+
+
+def _inside_a_node(cluster: Cluster, intra: IntraNode) -> Uncertainty:
+    if cluster.intra_node is not None:
+        return STATED_LINKS
+    through_any_host = intra.path == "pcie" and cluster.machine is None
+    return PRESET_PCIE if through_any_host else PRESET_LINKS
 
 
 def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> Uncertainty:

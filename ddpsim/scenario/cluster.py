@@ -144,6 +144,9 @@ class Device(Spec):
     matmul_efficiency: dict[Rate, Fraction] = Field(
         default_factory=dict, description="assumed fraction of the peak rate; 0.45 where not given"
     )
+    convolution_efficiency: dict[Rate, Fraction] = Field(
+        default_factory=dict, description="the same of convolutions, where it is another"
+    )
     memory_bytes: Size = Field(alias="memory", description="memory of the device")
     memory_bandwidth_bytes_per_s: Bandwidth = Field(
         alias="memory_bandwidth", description="peak rate of the device's memory"
@@ -157,9 +160,10 @@ class Device(Spec):
     inter_node: InterNode | None = Field(None, description="network of the usual machine")
     sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
 
-    def efficiency(self, rate: Rate) -> float:
+    def efficiency(self, rate: Rate, *, convolution: bool = False) -> float:
         """Assumed fraction of the peak rate in training."""
-        return self.matmul_efficiency.get(rate, 0.45)
+        usual = self.matmul_efficiency.get(rate, 0.45)
+        return self.convolution_efficiency.get(rate, usual) if convolution else usual
 
 
 def _device(value: Any) -> Any:
@@ -175,24 +179,20 @@ def _device(value: Any) -> Any:
             "{fp32: 50 TFLOP/s}}"
         ) from None
     table = catalog.device_table(name)
-    device = {
-        key: table[key] for key in ("kind", "matmul_efficiency", "memory_efficiency", "sources")
-    }
+    plain = ("kind", "matmul_efficiency", "memory_efficiency", "sources")
+    optional = ("convolution_efficiency", "architecture")
+    device = {key: table[key] for key in (*plain, *(key for key in optional if key in table))}
     rates = {rate: f"{flops!r} FLOP/s" for rate, flops in table["peak_flops"].items()}
-    return (
-        device
-        | {
-            "name": name,
-            "peak_flops": rates,
-            "memory": f"{table['memory_bytes']!r} B",
-            "memory_bandwidth": f"{table['memory_bandwidth_bytes_per_s']!r} B/s",
-            "kernel_floor": f"{table['kernel_floor_s']!r} s",
-            "launch": f"{table['launch_s']!r} s",
-            "intra_node": _preset_link(table["intra_node"]),
-            "inter_node": _preset_link(table["inter_node"]),
-        }
-        | ({"architecture": table["architecture"]} if "architecture" in table else {})
-    )
+    return device | {
+        "name": name,
+        "peak_flops": rates,
+        "memory": f"{table['memory_bytes']!r} B",
+        "memory_bandwidth": f"{table['memory_bandwidth_bytes_per_s']!r} B/s",
+        "kernel_floor": f"{table['kernel_floor_s']!r} s",
+        "launch": f"{table['launch_s']!r} s",
+        "intra_node": _preset_link(table["intra_node"]),
+        "inter_node": _preset_link(table["inter_node"]),
+    }
 
 
 def _preset_link(link: dict[str, Any]) -> dict[str, Any]:

@@ -38,8 +38,8 @@ class _Arithmetic:
         return "tf32" if self.rate == "fp32" and "tf32" in device.peak_flops_per_s else self.rate
 
 
-# autocast runs matrix products in half and keeps norms, softmax and loss in fp32: 3 bytes are
-# the assumed mean of its other work. Source: torch.amp's op lists
+# autocast runs matrix products in half and keeps layer norms, softmax and loss in fp32: 3 bytes
+# are the assumed mean of its other work. Source: torch.amp's op lists
 _ARITHMETIC: dict[Precision, _Arithmetic] = {
     "fp32": _Arithmetic("fp32", 4, 4),
     "tf32": _Arithmetic("tf32", 4, 4),
@@ -91,6 +91,14 @@ def _arithmetic(precision: Precision, device: Device) -> _Arithmetic:
             f"{device.name} has no {arithmetic.rate} matmul rate; wanted one of {', '.join(fits)}",
         )
     return arithmetic
+
+
+def _is_convolutional(table: dict[str, Any]) -> bool:
+    """Whether its norms, if any, are batch norms, which autocast leaves in half; not so a ViT's.
+
+    Source: torch.amp's op lists, which take layer_norm and softmax to fp32, and not batch_norm.
+    """
+    return sum(_convolutions(table)[0]) > 1
 
 
 def _input_size(size: dict[str, Any], workload: Workload) -> int:
@@ -154,10 +162,10 @@ def _works(
         _evaluate(columns.get(key, {}), workload.batch_per_rank, size, len(kernels))
         for key in ("matmul_flops", "matmul_elements", "other_elements")
     )
-    usual_flops_per_s, convolution_flops_per_s = (
-        device.peak_flops_per_s[rate] * device.efficiency(rate)
-        for rate in (arithmetic.rate, arithmetic.convolution_rate(device))
-    )
+    rate, convolution_rate = arithmetic.rate, arithmetic.convolution_rate(device)
+    usual_flops_per_s = device.peak_flops_per_s[rate] * device.efficiency(rate)
+    reached = device.efficiency(convolution_rate, convolution=True)
+    convolution_flops_per_s = device.peak_flops_per_s[convolution_rate] * reached
     bytes_per_s = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
     for flops, matmul, other, count, is_one in zip(*evaluated, kernels, convolutions, strict=True):
         flops_per_s = convolution_flops_per_s if is_one else usual_flops_per_s
@@ -196,14 +204,16 @@ def _with_casts(
 def _activations(
     table: dict[str, Any], workload: Workload, size: int, arithmetic: _Arithmetic
 ) -> float:
-    """Bytes kept for the backward; stored for fp32, scaled by the width of the other work.
+    """Bytes kept for the backward; stored for fp32, scaled by the width that they have.
 
     Under autocast autograd keeps its half copies of the weights too (ATen/autocast_mode.cpp).
     """
     columns = {key: [value] for key, value in table["saved_bytes"].items()}
     in_fp32 = _evaluate(columns, workload.batch_per_rank, size, rows=1)[0]
     copies = arithmetic.matmul_bytes * _multiplied_weights(table) if arithmetic.casts else 0.0
-    return in_fp32 * arithmetic.other_bytes / 4 + copies
+    in_half = arithmetic.casts and _is_convolutional(table)
+    width = arithmetic.matmul_bytes if in_half else arithmetic.other_bytes
+    return in_fp32 * width / 4 + copies
 
 
 def _multiplied_weights(table: dict[str, Any]) -> int:
@@ -219,12 +229,15 @@ def _provenance(
     *,
     convolutions: bool,
 ) -> tuple[Provenance, ...]:
-    rates = [arithmetic.rate]
-    if convolutions and arithmetic.convolution_rate(device) not in rates:
-        rates.append(arithmetic.convolution_rate(device))
+    rates, reached = [arithmetic.rate], f"{device.efficiency(arithmetic.rate):.0%}"
+    of_convolutions = arithmetic.convolution_rate(device)
+    if convolutions and of_convolutions not in rates:
+        rates.append(of_convolutions)
     peaks = [f"{device.peak_flops_per_s[rate] / 1e12:g} TFLOP/s {rate}" for rate in rates]
-    efficiencies = [f"{device.efficiency(rate):.0%}" for rate in rates]
     others = " for convolutions, torch's default" if len(rates) > 1 else ""
+    by_them = f"{device.efficiency(of_convolutions, convolution=True):.0%}"
+    if convolutions and by_them != reached:
+        reached = f"{reached} (convolutions {by_them})"
     return (
         Provenance("workload.model", table["source"], "measured"),
         Provenance(
@@ -235,8 +248,8 @@ def _provenance(
         ),
         Provenance(
             "compute efficiency",
-            f"{' and '.join(efficiencies)} of the FLOP rate, {device.memory_efficiency:.0%} of the "
-            f"bandwidth reached by {workload.model}",
+            f"{reached} of the FLOP rate, {device.memory_efficiency:.0%} of the bandwidth reached "
+            f"by {workload.model}",
             "assumed",
         ),
     )
