@@ -104,13 +104,29 @@ def doctor(
     """Look for what would spoil a measurement on this machine, and say what to do."""
     from calibrate.measure.doctor import doctor as examine
 
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        return  # the first rank of each node speaks for its host
-    host, findings = examine(backend, nodes=nodes)
-    nothing = f"nothing found that would spoil a measurement of {host.backend}"
-    print("\n".join(map(str, findings)) or nothing)
-    if any(finding.severity == "error" for finding in findings):
+    is_fit = True
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # the first rank of a node speaks for its host
+        host, findings = examine(backend, nodes=nodes)
+        nothing = f"nothing found that would spoil a measurement of {host.backend}"
+        print("\n".join(map(str, findings)) or nothing, flush=True)
+        is_fit = all(finding.severity != "error" for finding in findings)
+    with _said_once():
+        _compare_clocks()
+    if not is_fit:
         raise typer.Exit(1)
+
+
+def _compare_clocks() -> None:
+    """Where several nodes are in one job, the first rank tells whose clock is off."""
+    ranks, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if ranks == here:
+        return
+    from calibrate.measure.clocks import clocks_of_nodes
+
+    findings = clocks_of_nodes()
+    if os.environ.get("RANK") == "0":
+        clocks = "\n".join(map(str, findings)) or "all nodes were reached, and their clocks agree"
+        print(clocks)
 
 
 @app.command()

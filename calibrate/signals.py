@@ -9,11 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["as_exceptions", "postponed"]
+__all__ = ["as_exceptions", "name_of", "postponed"]
 
 _ENDING = [
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]  # Windows has the first alone
+
+
+def name_of(number: int) -> str:
+    """As a person knows a signal; a real-time signal has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
-from ddpsim.units import NS_PER_S, parse_bytes
+from ddpsim.units import NS_PER_S, format_bytes, parse_bytes
 
 __all__ = ["collective_table", "load_cluster", "parse_sizes", "tuner_of"]
 
@@ -131,6 +131,9 @@ def collective_table(
             )
         measured = dict(log.samples)
     sizes = [s for s in measured if not sizes_bytes or s in sizes_bytes] or list(sizes_bytes)
+    if measured and not measured.keys() & set(sizes):
+        held = f"{format_bytes(min(measured))} to {format_bytes(max(measured))}"
+        raise InputError("against", f"{against} holds none of the sizes asked for, but {held}")
     return CollectiveTable(
         operation,
         cluster.nodes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -34,7 +35,7 @@ def _replace(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o666 & ~_umask())
+        Path(name).chmod(_mode(path))
         Path(name).replace(path)
     except BaseException:
         with suppress(OSError):
@@ -42,8 +43,10 @@ def _replace(path: Path, data: bytes) -> None:
         raise
 
 
-def _umask() -> int:
-    """What this process takes away from a new file's permissions; mkstemp takes away all."""
+def _mode(path: Path) -> int:
+    """A file's own permissions; of a new one what the umask leaves (mkstemp takes away all)."""
+    if path.exists():
+        return stat.S_IMODE(path.stat().st_mode)
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    return 0o666 & ~mask

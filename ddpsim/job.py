@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -65,11 +64,16 @@ class Job:
     ddp_times: float = 1.0
     node_times: Mapping[int, float] = field(default_factory=dict)
     ranks_measured: bool = False
+    _steps_s: dict[frozenset[tuple[str, float]], float] = field(
+        init=False, repr=False, default_factory=dict
+    )
 
-    @cache  # noqa: B019 -- a job lives as long as its question
     def step_s(self, **factors: float) -> float:
         """One steady step without jitter, with factors as `calm_request` takes them."""
-        return mean_step_s(run(self.calm_request(**factors)).timeline)
+        asked = frozenset(factors.items())
+        if asked not in self._steps_s:
+            self._steps_s[asked] = mean_step_s(run(self.calm_request(**factors)).timeline)
+        return self._steps_s[asked]
 
     def calm_request(
         self,

@@ -495,6 +495,16 @@ def test_links_that_answer_beyond_a_log_are_named_as_the_bottleneck(short_log: s
     assert "links stated in the scenario" in str(result.prediction_interval_s)
 
 
+def test_links_send_the_broadcasts_that_a_log_does_not_cover(tmp_path: Path) -> None:
+    """Its 212.5 kB of buffers lie beyond the log, as all buckets do."""
+    path = tmp_path / "tiny.csv"
+    path.write_text("size_bytes,time_us,nodes,gpus_per_node\n1024,20,1,8\n65536,30,1,8\n", "utf-8")
+    links = "cluster.intra_node={bandwidth: 100 GB/s, latency: 5 us}"
+    with_log = predict("resnet50-nccl-log", f"cluster.all_reduce={path}", links)
+    by_links = predict("resnet50-nccl-log", "cluster.all_reduce=null", links)
+    assert with_log.iteration_time_s.mean == pytest.approx(by_links.iteration_time_s.mean, rel=0.05)
+
+
 def test_very_many_ranks_leave_the_ring_as_nccl_does() -> None:
     small = predict("resnet50-8xa100", "cluster.nodes=2")
     large = predict("resnet50-8xa100", "cluster.nodes=128")

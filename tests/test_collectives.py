@@ -416,6 +416,32 @@ def test_other_devices_of_a_measured_step_take_as_long_as_matmuls_say() -> None:
     assert uncertainties(job)["compute"].sigma == 0.20
 
 
+def test_a_log_may_stand_beside_another_device_but_not_another_link(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("size_bytes,time_us,nodes,gpus_per_node\n1024,80,2,1\n268435456,14000,2,1\n")
+
+    def network(**other: Any) -> Network:
+        return resolve(
+            load_scenario(
+                {
+                    "schema": "ddpsim/1",
+                    "workload": {"model": "resnet50", "batch_per_rank": 32},
+                    "cluster": {
+                        "nodes": 2,
+                        "gpus_per_node": 1,
+                        "device": "a100-sxm-80gb",
+                        "all_reduce": str(log),
+                        "other_nodes": {1: other},
+                    },
+                }
+            )
+        ).network
+
+    assert network(device="v100-sxm-32gb").bottleneck
+    with pytest.raises(ScenarioError, match="drop one of the two"):
+        network(inter_node={"bandwidth": "1 Gbit/s"})
+
+
 def test_stalls_cost_what_they_take() -> None:
     """Every rank in every iteration: exactly their duration."""
     plain, stalled = predict(), predict("run.stalls={probability: 1, duration: 7 ms}")
@@ -671,6 +697,18 @@ def test_a_log_stands_beside_its_prediction(cli: Callable[..., Any], tmp_path: P
         assert row["error"] == pytest.approx(row["time_s"] / row["measured_s"] - 1)
     shown = cli("collective", "--machine", "dgx-a100", "--against", str(log)).out
     assert "2 sizes, median error" in shown
+
+
+def test_a_log_without_the_sizes_asked_for_is_refused(
+    cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("size_bytes,time_us,nodes,gpus_per_node\n1048576,80,1,8\n4194304,140,1,8\n")
+    asked = ("collective", "--machine", "dgx-a100", "--against", str(log), "--sizes", "3M")
+    outcome = cli(*asked)
+    assert outcome.code == 2
+    said = " ".join(outcome.err.split())
+    assert "holds none of the sizes asked for, but 1.049 MB to 4.194 MB" in said
 
 
 def test_a_log_of_other_ranks_is_refused(cli: Callable[..., Any], tmp_path: Path) -> None:

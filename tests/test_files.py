@@ -28,6 +28,18 @@ def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [entry.name for entry in path.parent.iterdir()] == ["file"]
 
 
+def test_a_file_keeps_its_permissions(tmp_path: Path) -> None:
+    private, new = tmp_path / "private", tmp_path / "new"
+    private.write_text("one")
+    private.chmod(0o600)
+    for path in (private, new):
+        write_atomically(path, "two")
+    mask = os.umask(0)
+    os.umask(mask)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (private, new)]
+    assert modes == [0o600, 0o666 & ~mask]
+
+
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     real, link = tmp_path / "real", tmp_path / "link"
     real.write_text("one")

@@ -539,6 +539,8 @@ def test_a_profile_names_each_parameter_once(write: Write) -> None:
     parameters = [*PROFILE["parameters"], PROFILE["parameters"][0]]
     with pytest.raises(ImportFailedError, match=r"p\.json: lists 'a\.weight' twice; a parameter"):
         read_profile(write(json.dumps(PROFILE | {"parameters": parameters}), "p.json"))
+    with pytest.raises(ImportFailedError, match=r"p\.csv: lists 'a' twice; a parameter"):
+        read_profile(write("param_name,numel,ready_us\na,4,1\na,4,2\n", "p.csv"))
 
 
 def test_the_bytes_of_every_buffer_that_is_read_are_known(write: Write) -> None:

@@ -255,6 +255,16 @@ def test_the_fastest_within_a_budget_is_that_of_brute_force(budget: float) -> No
     assert plan.answer.nodes == min(kept, key=lambda n: times[n])
 
 
+def test_the_scenarios_own_faults_are_not_blamed_on_an_option(cli: Callable[..., Outcome]) -> None:
+    file = str(SCENARIOS / "resnet50-2x8-25gbit.yaml")
+    slow = ("--set", "cluster.stragglers={factors: {12: 1.5}}")
+    done = cli("plan", file, *slow, "--target", IMAGENET, "--max-gpus", "8")
+    assert done.code == 2
+    said = " ".join(done.err.split())
+    assert "resnet50-2x8-25gbit.yaml cluster: no world size can be had:" in said
+    assert "--cluster" not in said
+
+
 def test_a_budget_of_gpu_hours_needs_no_price() -> None:
     asked = scenario("resnet50-2x8-25gbit")
     plan = plan_capacity(asked, IMAGENET, budget="30 GPU-hours", max_gpus=128)

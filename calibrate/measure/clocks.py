@@ -5,12 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from calibrate.measure.doctor import clock_offset
-from calibrate.measure.job import Job
+from calibrate.measure.doctor import Finding, check_clocks, clock_offset
+from calibrate.measure.job import Job, taking_part
 
-__all__ = ["clock_offsets"]
+__all__ = ["clock_offsets", "clocks_of_nodes"]
 
 _EXCHANGES = 20
+
+
+def clocks_of_nodes(timeout_s: float = 60.0) -> list[Finding]:
+    """Findings about nodes whose clock differs from the first's; every rank of the job calls this.
+
+    Raises MeasureError where the ranks do not meet within `timeout_s`.
+    """
+    with taking_part(timeout_s, "") as job:
+        offsets = clock_offsets(job)
+        firsts = range(0, job.world_size, job.place.local_world_size)
+        return check_clocks({rank: offsets[rank] for rank in firsts if rank})
 
 
 def clock_offsets(

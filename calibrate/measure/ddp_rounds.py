@@ -7,7 +7,6 @@ CPU a few copies of the bare model take turns: where in memory one lies makes it
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +41,7 @@ from calibrate.measure.ddp_alone import ONE_BUCKET_MIB, HookTimes, alone
 from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.environment import check_same, environment, rank_facts
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.host import stolen_s
+from calibrate.measure.host import stolen_s, usable_cores
 from calibrate.measure.job import Job, on_the_cpu, taking_part
 from calibrate.measure.launch import local
 from calibrate.measure.profile import (
@@ -172,7 +171,7 @@ def _unused(bare: Training, options: RoundOptions) -> str:
 
 def _with_cores(here: Environment, job: Job) -> Environment:
     """The environment, with the cores that each rank may use: "0,1 | 2,3"."""
-    mine = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+    mine = ",".join(str(core) for core in usable_cores())
     return here.model_copy(
         update={"details": here.details | {CORES_OF_RANKS: " | ".join(job.everyone(mine))}}
     )

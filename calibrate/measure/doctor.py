@@ -1,7 +1,8 @@
 """`doctor`: what would spoil a measurement or stop a job, and what to do about it.
 
 `inspect_host` looks, `diagnose` judges what was seen; neither needs torch. The clocks of several
-nodes are compared inside a job: `clock_offset` from one exchange, `check_clocks` over all ranks.
+nodes are compared inside a job, see `calibrate.measure.clocks`, by `clock_offset` from one rank's
+exchanges and `check_clocks` over several ranks.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ def inspect_host(
         backend=("nccl" if seen else "gloo") if backend == "auto" else backend,
         ranks_here=local,
         nodes=nodes or max(1, world // local),
-        cores=usable_cores(),
+        cores=len(usable_cores()),
         variables=dict(variables),
         interfaces=_seen_interfaces(root),
         gpus=seen,
@@ -213,7 +214,9 @@ def _answer(address: str, port: int) -> MasterState:
 
 
 def _interfaces(host: Host) -> Iterator[Finding]:
-    """NCCL's and gloo's: with NCCL too the ranks talk by gloo."""
+    """NCCL's and gloo's: with NCCL too the ranks talk by gloo. None are known off Linux."""
+    if not host.interfaces:
+        return
     for backend in dict.fromkeys((host.backend, "gloo")):
         yield from _interface(host, backend)
 

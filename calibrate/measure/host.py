@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
-__all__ = ["congestion_control", "free_memory_bytes", "stolen_s", "text_of", "usable_cores"]
+__all__ = [
+    "congestion_control",
+    "free_memory_bytes",
+    "loopback",
+    "stolen_s",
+    "text_of",
+    "usable_cores",
+]
 
 _STEAL = 8  # the place of "steal" in a line of /proc/stat, after the core's name
 
@@ -46,10 +54,16 @@ def _figure(path: Path, name: str) -> int | None:
     return None
 
 
-def usable_cores() -> int:
-    """Cores that this process may use; the machine's where that is not told."""
+def usable_cores() -> list[int]:
+    """Cores that this process may use; the machine's where that is not told (not Linux)."""
     told = getattr(os, "sched_getaffinity", None)
-    return len(told(0)) if told else os.cpu_count() or 1
+    return sorted(told(0)) if told else list(range(os.cpu_count() or 1))
+
+
+def loopback() -> str:
+    """The interface that reaches this host alone: lo, or lo0 as on macOS."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name.startswith("lo")), "lo")
 
 
 def stolen_s(root: Path = Path("/")) -> float:

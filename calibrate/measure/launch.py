@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from calibrate.measure.errors import MeasureError
+from calibrate.measure.host import loopback
 from calibrate.measure.rank import FAILED, LOST
-from calibrate.signals import as_exceptions
+from calibrate.signals import as_exceptions, name_of
 
 __all__ = ["free_port", "local"]
 
@@ -78,7 +79,7 @@ def _variables(
     """torchrun's variables for a rank; talk stays on the loopback interface unless told."""
     per_node = ranks // nodes
     return {
-        "GLOO_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": loopback(),
         **given,
         "RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -121,20 +122,20 @@ def _problem(codes: Sequence[int], logs: Sequence[Path]) -> tuple[str, bool]:
         return _last_line(logs[codes.index(FAILED)]), True
     killed = [rank for rank, code in enumerate(codes) if code < 0 and code != -signal.SIGTERM]
     if killed:
-        return _killed(killed[0], signal.Signals(-codes[killed[0]]), logs[killed[0]]), False
+        return _killed(killed[0], -codes[killed[0]], logs[killed[0]]), False
     for rank, code in enumerate(codes):
         if code not in (0, LOST, -signal.SIGTERM):
             return f"rank {rank} ended with exit code {code}: {_last_line(logs[rank])}.", False
     return (_last_line(logs[codes.index(LOST)]), True) if LOST in codes else ("", False)
 
 
-def _killed(rank: int, by: signal.Signals, log: Path) -> str:
+def _killed(rank: int, by: int, log: Path) -> str:
     """NCCL's watchdog ends a process by SIGABRT, and says why before (ProcessGroupNCCL.cpp)."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     told = [line for line in lines if "NCCL error" in line or "Watchdog caught" in line]
     if by == signal.SIGABRT and told:
         return f"NCCL ended rank {rank}: {told[0].strip()}"
-    return f"rank {rank} was killed by {by.name}: was memory short?"
+    return f"rank {rank} was killed by {name_of(by)}: was memory short?"
 
 
 def _last_line(log: Path) -> str:

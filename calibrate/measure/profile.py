@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -614,9 +615,10 @@ def _quartiles(values: Sequence[float]) -> list[float]:
 def _memory(training: Training, device: torch.device) -> Document:
     """The most so far, and on a GPU what of it is neither reduced, nor state, nor a buffer."""
     if device.type != "cuda":
-        kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of either system
         of = "the whole process, largest resident set so far"
-        return {"peak_memory": {"bytes": kib * 1024, "of": of}}
+        return {"peak_memory": {"bytes": largest * unit, "of": of}}
     peak = torch.cuda.max_memory_allocated(device)
     reduced = list(reduced_parameters(training.model).values())
     states = [

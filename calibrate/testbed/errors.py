@@ -7,8 +7,7 @@ DdpsimError
 
 from __future__ import annotations
 
-import signal
-
+from calibrate.signals import name_of
 from ddpsim.errors import DdpsimError
 
 __all__ = ["HostFailedError", "TestbedError"]
@@ -35,9 +34,4 @@ class HostFailedError(TestbedError):
 
 
 def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal has no name
-        return f"was killed by signal {-code}"
+    return f"was killed by {name_of(-code)}" if code < 0 else f"ended with exit code {code}"

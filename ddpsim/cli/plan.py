@@ -146,7 +146,7 @@ def plan(
     ddpsim plan scenario.yaml --target "300B tokens" --price "2 EUR" --budget "5000 EUR"
     """
     from ddpsim.api import load_scenario
-    from ddpsim.errors import InputError
+    from ddpsim.errors import InputError, Problem, ScenarioError
     from ddpsim.planning.capacity import plan_capacity
     from ddpsim.planning.target import parse_budget, parse_price, parse_target
     from ddpsim.report.capacity import render_plan
@@ -165,6 +165,8 @@ def plan(
             max_gpus=max_gpus,
         )
     except InputError as error:
+        if error.key not in ("target", "budget", "global_batch", "max_gpus"):
+            raise ScenarioError([Problem(str(file), error.key, error.message)]) from None
         hint = f"--{error.key.replace('_', '-')}"
         raise typer.BadParameter(error.message, param_hint=hint) from None
     if as_json:

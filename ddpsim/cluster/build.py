@@ -65,16 +65,25 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
         network = _from_log(scenario, fitted)
     else:
         network = fitted or network_from_links(scenario)
-    for key in ("weak_links", "other_nodes"):
-        if not getattr(scenario.cluster, key) or isinstance(network.cost, _OF_LINKS):
-            continue
+    if not isinstance(network.cost, _OF_LINKS):
+        _refuse_other_links(scenario.cluster)
+    network = replace(network, traffic=_traffic(scenario))
+    known = fitted is not None and fitted.interference is not None
+    return network if known or scenario.ddp.backend != "nccl" else _with_prior(network)
+
+
+def _refuse_other_links(cluster: Cluster) -> None:
+    """Another device may stand beside a log or a profile, but no other link."""
+    others = (cluster.other_nodes or {}).values()
+    stated = {
+        "weak_links": bool(cluster.weak_links),
+        "other_nodes": any(other.intra_node or other.inter_node for other in others),
+    }
+    for key in (key for key, is_stated in stated.items() if is_stated):
         raise InputError(
             f"cluster.{key}",
             "a log or a profile says what the links it was measured on do; drop one of the two",
         )
-    network = replace(network, traffic=_traffic(scenario))
-    known = fitted is not None and fitted.interference is not None
-    return network if known or scenario.ddp.backend != "nccl" else _with_prior(network)
 
 
 def _traffic(scenario: Scenario) -> Traffic:

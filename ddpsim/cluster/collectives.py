@@ -433,12 +433,11 @@ class AllReduceLogCost:
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
-        samples = self.log.samples
-        if operation == "broadcast":
-            known_bytes = max(size_bytes, samples[0][0])
-            return self._whole(self._all_reduce_s(known_bytes) / 2)
         if self.beyond and not self.covers(size_bytes):
             return self.beyond.transfer(operation, size_bytes)
+        if operation == "broadcast":
+            known_bytes = max(size_bytes, self.log.samples[0][0])
+            return self._whole(self._all_reduce_s(known_bytes) / 2)
         return self._whole(self._all_reduce_s(size_bytes))
 
     def stretched(self, factor: float) -> AllReduceLogCost:

@@ -42,6 +42,7 @@ STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alp
 PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
 PRESET_PCIE = Uncertainty(0.90, "assumed: published rates through a host go from 1.5 to 26 GB/s")
 PRESET_NETWORK = Uncertainty(0.90, "presets of devices against 8 published sweeps of nodes")
+TCP_NETWORK = Uncertainty(0.90, "assumed: published TCP reaches 15 to 100 % of its NICs' rate")
 CHOSEN_NETWORK = Uncertainty(
     0.37, "known NICs and NCCL's choice against 8 published sweeps of several nodes"
 )
@@ -67,7 +68,10 @@ def network_from_links(scenario: Scenario) -> Network:
         cost=cost,
         uncertainty=_uncertainty(cluster, wires, chosen=isinstance(cost, NcclCost)),
         bottleneck=_bottleneck(cluster, wires, _slowest(wires, cost)),
-        provenance=(*_link_provenance(cluster), *wires.provenance),
+        provenance=(
+            *_link_provenance(cluster, asks_transport=isinstance(cost, NcclCost)),
+            *wires.provenance,
+        ),
     )
 
 
@@ -107,7 +111,9 @@ def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> Uncer
     """Of a network; NCCL's choice, if it has one, is as doubtful as the links."""
     stated = cluster.inter_node is not None
     if chosen and cluster.algorithm == "auto":
-        known = stated or (cluster.machine is not None and inter.transport != "tcp")
+        known = stated or cluster.machine is not None
+        if known and inter.transport == "tcp":
+            return TCP_NETWORK
         return CHOSEN_NETWORK if known else PRESET_NETWORK
     return STATED_LINKS if stated else PRESET_NETWORK
 
@@ -296,7 +302,8 @@ def _check_transport(cluster: Cluster) -> None:
     if "transport" in stated.model_fields_set and stated.transport not in (usual, "rdma"):
         raise InputError(
             "cluster.inter_node.transport",
-            f"no preset says the latency of {stated.transport} here; state inter_node.latency",
+            f"no preset says the latency of {stated.transport} here; state inter_node.latency "
+            "(presets assume 30 to 50 us a hop over tcp)",
         )
 
 
@@ -431,7 +438,7 @@ def _slower_node(wires: Wires, rank: int) -> int | None:
     return min({here, left} & set(slower), key=lambda node: slower[node], default=None)
 
 
-def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:
+def _link_provenance(cluster: Cluster, *, asks_transport: bool) -> tuple[Provenance, ...]:
     entries = []
     for key in cluster.links_used:
         stated = getattr(cluster, key)
@@ -444,6 +451,8 @@ def _link_provenance(cluster: Cluster) -> tuple[Provenance, ...]:
             beside = f" beside machine {cluster.machine.name}" if cluster.machine else ""
             source = f"stated in the scenario{beside}"
             figures += _without_switch(cluster, link)
+            if asks_transport:
+                figures += _transport_taken(cluster, stated)
         trust: Trust = "stated" if stated else "assumed"
         entries.append(Provenance(f"cluster.{key}", f"{figures}; {source}", trust))
     return tuple(entries)
@@ -456,6 +465,13 @@ def _without_switch(cluster: Cluster, link: IntraNode | InterNode) -> str:
         return ""
     has_switch = usual.switch_bandwidth_bytes_per_s is not None
     return ", no NVLS without switch_bandwidth" if has_switch else ""
+
+
+def _transport_taken(cluster: Cluster, stated: IntraNode | InterNode) -> str:
+    """Where a network is stated, but not how NCCL reaches it; a named machine has its own way."""
+    if isinstance(stated, IntraNode) or "transport" in stated.model_fields_set or cluster.machine:
+        return ""
+    return f", taken as {stated.transport.upper()}"
 
 
 def _figures(link: IntraNode | InterNode, states_latency: bool) -> str:  # noqa: FBT001 -- a fact

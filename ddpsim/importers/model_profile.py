@@ -175,6 +175,7 @@ def _read_csv(name: str, text: str) -> ModelProfile:
         raise ImportFailedError(
             name, "ready_us is 0 for every parameter; wanted when each is ready"
         )
+    _check_names(name, parameters)
     return ModelProfile(name, tuple(parameters), in_registration_order=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -128,8 +129,8 @@ def _split(text: str) -> list[str]:
 
 
 def _distinct(where: str, values: list[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    for value in values:
-        if values.count(value) > 1:
+    for value, times in Counter(values).items():
+        if times > 1:
             raise _refused(where, f"{', '.join(value)} stands there twice")
     return tuple(values)
 

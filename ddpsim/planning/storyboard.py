@@ -117,6 +117,6 @@ def _drawn_ranks(scenario: Scenario, node_times: Mapping[int, float]) -> list[in
 def _nodes(cluster: Cluster) -> list[int]:
     """Powers of two up to four times the scenario's nodes, and its own number."""
     most = max(4 * cluster.nodes, 4)
-    powers = [2**power for power in range(most.bit_length()) if 2**power <= most]
+    powers = [2**power for power in range(most.bit_length())]
     usual = {nodes for nodes in powers if nodes * cluster.gpus_per_node <= _MOST_RANKS}
     return sorted(usual | {cluster.nodes})
