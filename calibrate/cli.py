@@ -105,7 +105,8 @@ def doctor(
     from calibrate.measure.doctor import doctor as examine
 
     is_fit = True
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # the first rank of a node speaks for its host
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    if alone or os.environ.get("LOCAL_RANK", "0") == "0":  # it speaks for its host
         host, findings = examine(backend, nodes=nodes)
         nothing = f"nothing found that would spoil a measurement of {host.backend}"
         print("\n".join(map(str, findings)) or nothing, flush=True)
@@ -175,7 +176,7 @@ def profile(
                 if local is None
                 else profiling.profile_locally(local, options)
             )
-    if not _is_first():
+    if not _is_first(local):
         return
     for warning in document.get("warnings", ()):
         print(f"warning   {warning}", file=sys.stderr)
@@ -230,7 +231,7 @@ def rounds(
     )
     with _said_once():
         _ = measure_rounds(options) if local is None else measure_rounds_locally(local, options)
-    if _is_first():
+    if _is_first(local):
         print(f"{output}: hold it against a profile with `validate`")
 
 
@@ -358,8 +359,13 @@ def _check_of_ranks(device: str, threads: int) -> None:
         raise typer.BadParameter(f"{told}; drop it", param_hint=option)
 
 
-def _is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+def _is_first(local: int | None = None) -> bool:
+    """Whether this process speaks: it starts the ranks itself, is alone, or is rank 0 of several.
+
+    A RANK that is left over from another job means nothing without a WORLD_SIZE.
+    """
+    alone = local is not None or os.environ.get("WORLD_SIZE", "1") == "1"
+    return alone or os.environ.get("RANK", "0") == "0"
 
 
 def _cap(text: str) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from ddpsim.errors import DdpsimError, ImportFailedError
+from ddpsim.files import write_atomically
 from ddpsim.importers.text import parsed
 
-__all__ = ["HTML", "check_outputs", "load_json"]
+__all__ = ["HTML", "check_outputs", "load_json", "rescued", "unwritable"]
 
 HTML = "HTML"
 _BEGIN = 4096  # bytes that tell what a file holds
@@ -48,6 +50,28 @@ def check_outputs(outputs: Sequence[tuple[Path, str]], inputs: Iterable[Path] = 
                 f"{path} is there already, and not of the kind to be written ({kind}): name "
                 "another file, or remove it"
             )
+
+
+def unwritable(path: Path) -> str:
+    """Before an hour's work, not after it: why a file cannot be written; empty where it can."""
+    if path.exists() and not path.is_file():  # /dev/stdout
+        return ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            return ""
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror}"
+
+
+def rescued(name: str, text: str) -> str:
+    """What could not be written, where temporary files go; and what became of it, in words."""
+    try:
+        path = Path(tempfile.mkdtemp(prefix="ddpsim-")) / name
+        write_atomically(path, text)
+    except OSError as error:
+        return f"Nor can it be kept elsewhere ({error.strerror}): make room and measure again"
+    return f"It is whole in {path}: move it from there"
 
 
 def _is_of_kind(path: Path, kind: str) -> bool:

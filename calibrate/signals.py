@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["as_exceptions", "name_of", "postponed"]
+__all__ = ["Ended", "as_exceptions", "name_of", "postponed"]
 
 _ENDING = [
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -24,6 +23,10 @@ def name_of(number: int) -> str:
         return f"signal {number}"
 
 
+class Ended(SystemExit):
+    """A signal ended the program; code of its own that calls sys.exit raises no such thing."""
+
+
 @contextmanager
 def as_exceptions() -> Iterator[None]:
     """SIGTERM and SIGHUP end the block with SystemExit, as Ctrl-C does with KeyboardInterrupt.
@@ -32,8 +35,12 @@ def as_exceptions() -> Iterator[None]:
     nothing changes.
     """
     numbers = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
-    with _handled(numbers, lambda number, _: sys.exit(128 + number)):
+    with _handled(numbers, _end):
         yield
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    raise Ended(128 + number)
 
 
 @contextmanager

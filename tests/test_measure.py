@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
@@ -30,8 +31,10 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from calibrate.cli import _is_first
 from calibrate.cli import profile as command
 from calibrate.ddp_rounds import Beside
+from calibrate.files import unwritable
 from calibrate.measure.clock import Clock, Lap
 from calibrate.measure.clocks import clock_offsets
 from calibrate.measure.ddp_alone import around_hook, process_group
@@ -56,6 +59,7 @@ from calibrate.measure.profile import (
     Samples,
     hook_cost_s,
     profile,
+    profile_alone,
     profile_in_job,
     profile_locally,
     ready_times,
@@ -902,6 +906,98 @@ def test_clocks_of_a_job_of_one_rank(alone: None) -> None:
 # --- profile -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("code", "options", "says"),
+    [
+        (
+            "import sys\ndef make(batch=8): sys.exit(0)",
+            [],
+            "own:make (own.py, line 2): SystemExit: 0",
+        ),
+        (
+            "import argparse\nargparse.ArgumentParser().parse_args()",
+            [],
+            "own ended the program while it was imported (exit code 2): put what only a script",
+        ),
+        (
+            "raise AssertionError('not to be called')",
+            ["--scale", "a100-sxm-80gb:h100-sxm-80gb"],
+            "--scale is from a100-sxm-80gb, but this is measured on cpu: name that one",
+        ),
+    ],
+)
+@pytest.mark.parametrize("local", [[], ["--local", "2"]])
+def test_a_profile_is_never_another_ones(
+    code: str,
+    options: list[str],
+    says: str,
+    local: list[str],
+    tmp_path: Path,
+) -> None:
+    """A function that ends the program measured nothing: no file that lies there is its profile."""
+    (tmp_path / "own.py").write_text(code)
+    old = tmp_path / "old.json"
+    other = json.dumps({"schema": "ddpsim.model-profile/1", "source": "another model"})
+    old.write_text(other)
+    command = [sys.executable, "-m", "calibrate", "profile", "own:make", *options, *local]
+    done = subprocess.run(
+        [*command, "-o", str(old)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert says in " ".join(done.stderr.split())
+    assert "use it as" not in done.stdout
+    assert old.read_text() == other
+
+
+def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("")
+    assert f"{taken / 'x.json'} cannot be written: " in unwritable(taken / "x.json")
+    assert unwritable(tmp_path / "new" / "x.json") == ""
+    assert unwritable(Path("/dev/null")) == ""
+    with pytest.raises(MeasureError, match="cannot be written"):
+        profile_alone(ProfileOptions(model="no_such:function", output=taken / "x.json"))
+
+
+def test_a_profile_that_cannot_be_written_is_kept_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    taken = tmp_path / "file"
+    taken.write_text("")
+    document = profiled("two_layers")
+    with pytest.raises(MeasureError) as told:
+        write_profile(document, taken / "x.json")
+    (where,) = re.findall(r"It is whole in (\S+): move it", str(told.value))
+    assert json.loads(Path(where).read_text()) == document
+
+
+def test_a_rank_left_over_from_another_job_silences_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert _is_first()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not _is_first()
+    assert _is_first(local=2)
+
+
+def test_an_interface_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    at = {"MASTER_PORT": str(free_port()), "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (place | at | {"GLOO_SOCKET_IFNAME": "nope0"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(MeasureError, match="GLOO_SOCKET_IFNAME names nope0, which has no address"):
+        join(10.0)
+
+
 def profiled(name: str, **options: Any) -> Document:
     return profile(f"measure_helpers:{name}", **({"iterations": 3, "device": "cpu"} | options))
 
@@ -1461,9 +1557,7 @@ def test_a_scaled_profile_says_that_it_is_an_estimate() -> None:
     with pytest.raises(MeasureError, match=r"--scale 'h100': wanted FROM:TO"):
         scale_ends("h100")
     assert scale_ends("NVIDIA H100 80GB HBM3:t4") == ("h100-sxm-80gb", "t4")
-    with pytest.raises(
-        MeasureError, match=r"is from h100-sxm-80gb, but this was measured on Tesla"
-    ):
+    with pytest.raises(MeasureError, match=r"is from h100-sxm-80gb, but this is measured on Tesla"):
         scale_profile(document | {"device": "Tesla T4"}, "h100-sxm-80gb", "t4")
 
 

@@ -22,6 +22,7 @@ from calibrate.ddp_rounds import (
     save_rounds,
     slowest,
 )
+from calibrate.files import rescued
 from calibrate.measure.rank import LOST
 from calibrate.validate import validate
 from ddpsim.errors import ImportFailedError
@@ -342,14 +343,12 @@ def test_an_error_of_the_users_own_is_told_with_its_place(tmp_path: Path) -> Non
 def test_rounds_that_cannot_be_written_are_kept_elsewhere(
     rounds: Rounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from calibrate.measure import ddp_rounds
-
+    text = rounds.model_dump_json(by_alias=True)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    said = ddp_rounds._rescued(rounds)
-    path = Path(said.removeprefix("The rounds are whole in ").partition(":")[0])
+    path = Path(rescued("rounds.json", text).removeprefix("It is whole in ").partition(":")[0])
     assert load_rounds(path) == rounds
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-    assert ddp_rounds._rescued(rounds).startswith("Nor can they be kept elsewhere (No such file")
+    assert rescued("rounds.json", text).startswith("Nor can it be kept elsewhere (No such file")
 
 
 def test_rounds_until_a_rank_dies_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,10 @@ CPU a few copies of the bare model take turns: where in memory one lies makes it
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +33,7 @@ from calibrate.ddp_rounds import (
     load_rounds,
     save_rounds,
 )
+from calibrate.files import rescued, unwritable
 from calibrate.measure.beside import BesideAllReduces
 from calibrate.measure.clock import Mark, no_collection
 from calibrate.measure.ddp_alone import ONE_BUCKET_MIB, HookTimes, alone
@@ -178,17 +177,11 @@ def _with_cores(here: Environment, job: Job) -> Environment:
 
 
 def _check_output(job: Job, options: RoundOptions) -> None:
-    """Before an hour's work, not after it."""
     problem, path = "", options.output
     if job.rank == 0 and path.exists():
         problem = f"{path} is there already: name another file"
     elif job.rank == 0:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-            path.unlink()
-        except OSError as error:
-            problem = f"{path} cannot be written: {error.strerror}"
+        problem = unwritable(path)
     job.check(problem)
 
 
@@ -198,19 +191,9 @@ def _save(job: Job, rounds: Rounds, options: RoundOptions) -> None:
         try:
             save_rounds(rounds, options.output)
         except OSError as error:
-            problem = f"{options.output} cannot be written: {error.strerror}. {_rescued(rounds)}"
+            kept = rescued("rounds.json", rounds.model_dump_json(by_alias=True) + "\n")
+            problem = f"{options.output} cannot be written: {error.strerror}. {kept}"
     job.check(problem)
-
-
-def _rescued(rounds: Rounds) -> str:
-    """Written where temporary files go, which may have the room; and what became of it."""
-    try:
-        folder = tempfile.mkdtemp(prefix="ddpsim-rounds-")
-        path = Path(folder) / "rounds.json"
-        save_rounds(rounds, path)
-    except OSError as error:
-        return f"Nor can they be kept elsewhere ({error.strerror}): make room and measure again"
-    return f"The rounds are whole in {path}: move them from there"
 
 
 # --- one variant -------------------------------------------------------------------------------

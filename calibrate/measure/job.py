@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -320,6 +321,11 @@ def _initialise(place: Place, timeout_s: float) -> None:
 
 def _not_joined(place: Place, timeout_s: float, backend: str, first: str) -> str:
     """What to do where a job did not come about; torch's own words at the end."""
+    if named := re.search(r"Unable to find address for: (\S+)", first):  # gloo's device.cc
+        return (
+            f"GLOO_SOCKET_IFNAME names {named[1]}, which has no address on this host or is not "
+            "there: name one that joins the nodes, or unset it (ip addr lists them)"
+        )
     devices = counted(_gpus_seen(), "CUDA device")
     ranks = counted(place.local_world_size, "rank")
     took = f"that every rank takes {backend}, as this one, which sees {devices} for {ranks} here"

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from calibrate.ddp_rounds import OptimizerName
+from calibrate.files import rescued, unwritable
 from calibrate.fit.estimates import SIGNIFICANT, median_time
 from calibrate.interference_exponent import profile_keys
 from calibrate.measure.beside import BesideAllReduces
@@ -203,6 +204,8 @@ def profile_in_job(options: ProfileOptions) -> Document:
 
 
 def _written(options: ProfileOptions, job: Job | None) -> Document:
+    _check_before(options, job)
+
     def scaled(document: Document) -> Document:
         return scale_profile(document, *options.scale) if options.scale else document
 
@@ -233,6 +236,18 @@ def _written(options: ProfileOptions, job: Job | None) -> Document:
     return scaled(document)
 
 
+def _check_before(options: ProfileOptions, job: Job | None) -> None:
+    """What would be refused after the work."""
+    problem = unwritable(options.output) if job is None or job.rank == 0 else ""
+    if job is not None:
+        job.check(problem)
+    elif problem:
+        raise MeasureError(problem)
+    if options.scale:
+        device = _device(options.device) if job is None else job.device
+        _check_scaled_from(_device_name(device), options.scale[0])
+
+
 def profile_locally(ranks: int, options: ProfileOptions) -> Document:
     """The same in a job of ranks that are started here; see `calibrate.measure.launch.local`."""
     local(ranks, "calibrate.measure.profile", options.model_dump_json())
@@ -250,7 +265,8 @@ def write_profile(document: Document, path: Path) -> None:
     try:
         write_atomically(path, text)
     except OSError as error:
-        raise MeasureError(f"{path} cannot be written: {error.strerror}") from None
+        kept = rescued("model.json", text)
+        raise MeasureError(f"{path} cannot be written: {error.strerror}. {kept}") from None
 
 
 def scale_ends(text: str) -> tuple[str, str]:
@@ -265,6 +281,13 @@ def scale_ends(text: str) -> tuple[str, str]:
     return old, new
 
 
+def _check_scaled_from(measured_on: str | None, old: str) -> None:
+    if are_other_devices(measured_on, old):
+        raise MeasureError(
+            f"--scale is from {old}, but this is measured on {measured_on}: name that one"
+        )
+
+
 def scale_profile(document: Document, old: str, new: str) -> Document:
     """A profile for another device preset: an estimate, as its `source` and `scaled_to` say.
 
@@ -272,11 +295,7 @@ def scale_profile(document: Document, old: str, new: str) -> Document:
     assumed efficiency, the optimizer by their memory bandwidth likewise. Raises MeasureError where
     it was measured on another than `old`.
     """
-    measured_on = document.get("device")
-    if are_other_devices(measured_on, old):
-        raise MeasureError(
-            f"--scale is from {old}, but this was measured on {measured_on}: name that one"
-        )
+    _check_scaled_from(document.get("device"), old)
     compute = _matmul_rate(old) / _matmul_rate(new)
     memory = _memory_rate(old) / _memory_rate(new)
     by_memory = f" (by memory it would be {memory:.3g})"

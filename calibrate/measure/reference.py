@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrate.measure.errors import MeasureError
+from calibrate.signals import Ended
 
 __all__ = ["find_function"]
 
@@ -26,6 +27,13 @@ def find_function(reference: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
+    except Ended:
+        raise
+    except SystemExit as error:
+        raise MeasureError(
+            f"{module_name} ended the program while it was imported (exit code {error.code}): put "
+            'what only a script does, such as parse_args, under if __name__ == "__main__"'
+        ) from error
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
         raise MeasureError(f"{module_name} cannot be imported: {said}") from error

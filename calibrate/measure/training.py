@@ -30,6 +30,7 @@ from calibrate.ddp_rounds import OptimizerName
 from calibrate.measure.clock import Clock
 from calibrate.measure.errors import MeasureError, first_line
 from calibrate.measure.reference import find_function
+from calibrate.signals import Ended
 from ddpsim.importers.model_profile import ITEM_BYTES
 from ddpsim.report.lines import counted
 
@@ -317,9 +318,9 @@ def _users_own(reference: str) -> Iterator[None]:
     """What goes wrong is the user's code, or what torch says to it: told with the place there."""
     try:
         yield
-    except (MeasureError, torch.cuda.OutOfMemoryError, torch.AcceleratorError):
+    except (MeasureError, torch.cuda.OutOfMemoryError, torch.AcceleratorError, Ended):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = _place_of_users(error)
         where = f" ({place})" if place else ""
         raise MeasureError(f"{reference}{where}: {_said(error)}") from error
