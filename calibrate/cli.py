@@ -329,6 +329,8 @@ def import_nccl_tests(
     fitted = fit_logs(read, name)
     _write(fitted, output)
     print(residual_table(fitted.all_reduce, samples_of_logs(read)))
+    for warning in (said for log in read for said in log.warnings):
+        print(f"WARNING {warning}")
 
 
 def _write(profile: ClusterProfile, path: Path) -> None:

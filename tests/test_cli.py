@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import Outcome
+from test_importers import nccl_log
 
 from ddpsim.glossary import TERMS
 from ddpsim.scenario.presets import preset_text, presets
@@ -93,6 +94,16 @@ def test_a_file_that_cannot_be_written_is_named(cli: Cli, tmp_path: Path) -> Non
     done = cli("calibrate", "import", "nccl-tests", str(log), "-o", str(output))
     assert (done.code, done.out) == (1, "")
     assert done.err == f"ddpsim: {tmp_path / 'file'}: File exists\n"
+
+
+def test_a_row_that_an_import_leaves_out_is_told(cli: Cli, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    text = nccl_log(root=True, nodes=2, gpus=4, times={2**k: 2**k / 1e3 + 20 for k in range(24)})
+    log.write_text(text[: text.index(f"  {2**23} ") + 40])
+    output = str(tmp_path / "cluster.json")
+    done = cli("calibrate", "import", "nccl-tests", str(log), "-o", output)
+    assert done.code == 0
+    assert "WARNING log.txt: 1 row is left out, broken or cut off: line 59\n" in done.out
 
 
 def test_version(cli: Cli) -> None:

@@ -738,6 +738,17 @@ def test_a_log_of_other_gpus_says_so(tmp_path: Path) -> None:
         assert network(gpu, device).uncertainty == LOG
 
 
+def test_a_row_of_a_log_that_is_left_out_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "cut.txt"
+    text = nccl_log(root=True, nodes=1, gpus=8)
+    log.write_text(text[: text.index("  67108864") + 40])
+    asked = BASE | cluster(device="a100", gpus_per_node=8, all_reduce=str(log))
+    found = resolve(load_scenario(asked | {"run": {"allow_extrapolation": True}})).network.warnings
+    assert [
+        said for said in found if said.endswith("1 row is left out, broken or cut off: line 17")
+    ]
+
+
 def test_fewer_gpus_than_the_machine_has_are_allowed() -> None:
     assert load_cluster(cluster(machine="dgx-h100", gpus_per_node=4)).cluster.world_size == 4
     with pytest.raises(ScenarioError, match="16 is more than the 8 GPUs that dgx-h100 has"):

@@ -251,6 +251,11 @@ def _of_the_processor(log: dict[str, Any]) -> None:
     log["results"][0]["in_place"]["cpu_time"] = log["results"][0]["in_place"].pop("time")
 
 
+def _on_one_gpu(log: dict[str, Any]) -> None:
+    for device in log["config"]["devices"]:
+        device |= {"device": 0, "device_hex": "0000:0f:00"}
+
+
 def _of_a_broadcast(log: dict[str, Any]) -> None:
     for row in log["results"]:
         row["in_place"]["bus_bw"] = row["in_place"]["alg_bw"]
@@ -269,7 +274,8 @@ def _of_a_broadcast(log: dict[str, Any]) -> None:
         (_of_two_groups, "lists devices of 2 groups, which reduced side by side"),
         (_to_a_root, "result 2 is of another collective (redop sum, root 0); wanted the log of"),
         (_called_another, "result 2 is of sendrecv; wanted the log of all_reduce_perf"),
-        (_of_a_broadcast, "busbw/algbw is 1.00, but an all-reduce of 4 ranks has 1.50"),
+        (_of_a_broadcast, "result 1: busbw/algbw is 1, but an all-reduce of the 4 ranks that"),
+        (_on_one_gpu, "lists device 0 [0000:0f:00] of node0 for ranks 0 and 1: if two nodes go"),
     ],
 )
 def test_json_that_cannot_be_used(
@@ -627,6 +633,215 @@ def test_published_logs() -> None:
         assert layouts == {(log.nodes, log.gpus_per_node)}, path.name
         expected = {size: median(found) for size, found in times.items() if size > 0}
         assert dict(log.samples) == pytest.approx(expected, rel=1e-9), path.name
+
+
+_PREFIXES = {
+    "srun --label": " 0: ",
+    "mpirun --tag-output": "[1,0]<stdout>:",
+    "mpirun 5": "[prterun-node0-1234@1,0]<stdout>: ",
+    "skypilot": "(head, rank=0, pid=3808) [1,0]<stdout>:",
+    "kubectl --timestamps": "2024-11-05T10:11:12.123456789Z ",
+    "quoted": "> ",
+    "indented": "    ",
+    "coloured": "\x1b[1;36m",
+}
+
+
+@pytest.mark.parametrize("root", [False, True], ids=["older layout", "layout with root"])
+@pytest.mark.parametrize("prefix", _PREFIXES.values(), ids=_PREFIXES)
+def test_nccl_tests_behind_a_prefix(write: Write, prefix: str, *, root: bool) -> None:
+    lines = nccl_log(root=root).splitlines()
+    plain = read_all_reduce(write("\n".join(lines)))
+    assert read_all_reduce(write("\n".join(prefix + line for line in lines))) == plain
+
+
+def test_a_prefix_before_rows_alone(write: Write) -> None:
+    text = nccl_log(root=True)
+    labelled = re.sub(r"^ +(?=\d+ )", "[STAT]:", text, flags=re.MULTILINE)
+    assert labelled.count("[STAT]:1048576 ") == 1
+    assert read_all_reduce(write(labelled)) == read_all_reduce(write(text))
+
+
+def test_a_row_that_is_a_comment_is_not_read(write: Write) -> None:
+    text = nccl_log(root=True).replace("  1048576  ", "[0] #  1048576  ")
+    assert 1_048_576 not in dict(read_all_reduce(write(text)).samples)
+
+
+def _broken(at: int, by: str, *, root: bool = True, host: str = "node0") -> str:
+    """A log whose row of 1 MiB is broken before a cell."""
+    lines = nccl_log(root=root).replace("node0", host).splitlines()
+    row = next(i for i, line in enumerate(lines) if line.startswith("  1048576"))
+    cells = lines[row].split()
+    lines[row] = f"  {'  '.join(cells[:at])}{by}"
+    lines.insert(row + 2, f"   {'  '.join(cells[at:])}")
+    return "\n".join(lines)
+
+
+_INFO = ":1000:1001 [0] NCCL INFO Channel 04/0 : 7[3] -> 0[0] [receive] via NET/IB/2"
+
+
+@pytest.mark.parametrize("root", [False, True], ids=["older layout", "layout with root"])
+@pytest.mark.parametrize("half", [0, 4])
+@pytest.mark.parametrize(
+    ("by", "host"),
+    [
+        (f"node0{_INFO}", "node0"),
+        (f"2e3f9a{_INFO}", "2e3f9a"),
+        (f"[0] far-away{_INFO}", "node0"),
+        (f"\nnode0{_INFO}", "node0"),
+        (
+            "[2025-01-02 03:04:05] node0:1:1 [0] transport/net.cc:12 NCCL WARN slow",
+            "node0",
+        ),
+    ],
+    ids=["stuck to it", "host of digits", "label", "new line", "warning"],
+)
+def test_rows_that_nccl_broke_are_mended(
+    write: Write, half: int, by: str, host: str, *, root: bool
+) -> None:
+    plain = nccl_log(root=root).replace("node0", host)
+    log = read_all_reduce(write(_broken((5 if root else 4) + half, by, root=root, host=host)))
+    assert log == read_all_reduce(write(plain))
+
+
+def test_a_row_that_cannot_be_mended_is_left_out(write: Write) -> None:
+    """The break goes through a number, or text sticks to the root."""
+    text = _broken(6, f" 74node0{_INFO}")
+    for broken in (text, _broken(5, f"[1,0]<stdout>:node0{_INFO}")):
+        log = read_all_reduce(write(broken))
+        assert [size for size, _ in log.samples] == [1024, 67_108_864]
+        assert log.warnings == ("file.txt: 1 row is left out, broken or cut off: line 11",)
+    several = "\n".join([text] * 10)
+    (said,) = read_all_reduce(write(several)).warnings
+    assert said.startswith("file.txt: 10 rows are left out, broken or cut off: lines 11, ")
+    assert said.endswith(", ...")
+
+
+@pytest.mark.parametrize("cells", [3, 5, 9, 12])
+def test_a_last_row_that_was_cut_off_is_left_out(write: Write, cells: int) -> None:
+    lines = nccl_log(root=True).splitlines()
+    last = next(i for i, line in enumerate(lines) if line.startswith("  67108864"))
+    cut = "  ".join(lines[last].split()[:cells])
+    log = read_all_reduce(write("\n".join([*lines[:last], cut])))
+    assert [size for size, _ in log.samples] == [1024, 1_048_576]
+    assert log.warnings == (f"file.txt: 1 row is left out, broken or cut off: line {last + 1}",)
+    head = next(i for i, line in enumerate(lines) if line.startswith("  1024"))
+    with pytest.raises(ImportFailedError, match=r"holds no whole result row; wanted nccl-tests'"):
+        read_all_reduce(write("\n".join([*lines[:head], cut])))
+
+
+def test_a_damaged_row_in_the_middle_is_refused(write: Write) -> None:
+    lines = nccl_log(root=True).splitlines()
+    row = next(i for i, line in enumerate(lines) if line.startswith("  1048576"))
+    cells = lines[row].split()
+    for cut, said in (
+        (cells[:9], "this row has 9 of 13 columns: it is damaged; remove the row"),
+        ([*cells[:4], "-1oops", *cells[5:]], "this row has '-1oops' as its root, which is no"),
+    ):
+        lines[row] = "  ".join(cut)
+        with pytest.raises(ImportFailedError, match=re.escape(f"file.txt:{row + 1}: {said}")):
+            read_all_reduce(write("\n".join(lines)))
+
+
+@pytest.mark.parametrize("root", [False, True], ids=["older layout", "layout with root"])
+def test_nccl_tests_without_their_header(write: Write, *, root: bool) -> None:
+    text = nccl_log(root=root)
+    headless = "\n".join(line for line in text.splitlines() if "redop" not in line)
+    assert read_all_reduce(write(headless)) == read_all_reduce(write(text))
+
+
+def test_a_second_collective_in_a_log_is_found(write: Write) -> None:
+    """A reduce_scatter prints the columns of an all-reduce, and half of its busbw."""
+    text = nccl_log(root=True)
+    rows = nccl_log(root=True, times={33_554_432: 3000.0}).splitlines()
+    busbw = 33_554_432 / 3000.0 / 1e3 * 0.75
+    rows = [re.sub(r"\S+ 0e\+00$", f"{busbw:.2f} 0e+00", row) for row in rows]
+    line = len(text.splitlines()) + 1 + next(i for i, r in enumerate(rows) if "  33554432" in r)
+    said = rf"txt:{line}: busbw/algbw is 0\.\d+, but an all-reduce of the 4 ranks that are listed"
+    with pytest.raises(ImportFailedError, match=said):
+        read_all_reduce(write(text + "\n".join(rows)))
+
+
+@pytest.mark.parametrize("redop", ["-1", "0", ""], ids=["all_gather", "broadcast", "no root"])
+def test_an_older_collective_without_redop_is_another(write: Write, redop: str) -> None:
+    """A version that leaves the column blank."""
+    text = nccl_log(root=True).replace("sum      -1", redop)
+    with pytest.raises(
+        ImportFailedError, match=r"txt:9: this row is of another collective \(it has"
+    ):
+        read_all_reduce(write(text))
+
+
+def _without(text: str, *ranks: int) -> str:
+    kept = [line for line in text.splitlines() if not any(f"Rank {r:2} " in line for r in ranks)]
+    return "\n".join(kept)
+
+
+def test_ranks_that_are_not_all_listed(write: Write) -> None:
+    text = nccl_log(root=True, nodes=2, gpus=8)
+    for gone, said in (
+        ((0,), "lists ranks 1, 2, 3, 4, 5, 6, 7, 8, ..., but others are missing (0), so how many"),
+        (
+            (*range(1, 7), *range(8, 15)),
+            "lists ranks 0, 7, 15, but others are missing (1, 2, 3, 4, 5, 6, 8, 9, ...), so how",
+        ),
+        (range(8, 16), "busbw/algbw is 1.8743, but an all-reduce of the 8 ranks that are listed"),
+    ):
+        with pytest.raises(ImportFailedError, match=re.escape(said)):
+            read_all_reduce(write(_without(text, *gone)))
+
+
+def test_a_digit_of_busbw_tells_15_ranks_from_16(write: Write) -> None:
+    text = nccl_log(root=True, nodes=1, gpus=16, times={2**30: 5000.0})
+    assert read_all_reduce(write(text)).world_size == 16
+    with pytest.raises(ImportFailedError, match=r"busbw/algbw is 1\.875\d*, but an all-reduce of"):
+        read_all_reduce(write(_without(text, 15)))
+
+
+def test_nodes_of_unequal_counts_are_not_alike(write: Write) -> None:
+    """12 ranks are no 2 x 6 where one node has 8."""
+    text = nccl_log(root=True, nodes=1, gpus=12)
+    for rank in range(8, 12):
+        text = text.replace(f"on node0 device {rank:2}", f"on node1 device {rank:2}")
+    with pytest.raises(ImportFailedError, match="lists 12 ranks on 2 nodes, which are not alike"):
+        read_all_reduce(write(text))
+
+
+def test_two_nodes_of_one_name(write: Write) -> None:
+    """Known by their addresses, of which nccl-tests prints what is before the first dot."""
+    text = re.sub(r"node\d device", "10 device", nccl_log(root=True))
+    said = "lists device 0 [0x00] of 10 for ranks 0 and 2: if two nodes go by this name, as nccl-"
+    with pytest.raises(ImportFailedError, match=re.escape(said)):
+        read_all_reduce(write(text))
+    apart = re.sub(r"device +\d", "device  0", nccl_log(root=True))  # one GPU in each container
+    assert read_all_reduce(write(apart)).nodes == 2
+
+
+def test_nccl_tests_without_mpi(write: Write) -> None:
+    """Every process calls itself rank 0 of one."""
+    own = nccl_log(root=True, nodes=1, gpus=2).splitlines()
+    again = [line.replace("on node0", "on node1") for line in own]
+    both = [line for pair in zip(own, again, strict=True) for line in pair]
+    said = "each process ran alone (rank 0 is listed twice, on node0 and node1): nccl-tests was "
+    with pytest.raises(ImportFailedError, match=re.escape(f"file.txt:6: {said}")):
+        read_all_reduce(write("\n".join(both)))
+
+
+@pytest.mark.parametrize("text", ['[{"numCycle":0,"name":"AllReduce"}]', "numCycle,collective,x\n"])
+def test_the_file_of_rccl_tests(write: Write, text: str) -> None:
+    with pytest.raises(ImportFailedError, match="is what rccl-tests writes with -Z; wanted what"):
+        read_all_reduce(write(text))
+
+
+def test_logs_in_other_encodings(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    text = f"D\u00e9but du job\n{nccl_log(root=True)}"
+    for encoding in ("latin-1", "utf-16", "utf-8"):
+        path.write_bytes(text.encode(encoding))
+        assert len(read_all_reduce(SourceFile("log.txt", path)).samples) == len(TIMES)
+    path.write_bytes(text.encode("latin-1") + b"\0")
+    with pytest.raises(ImportFailedError, match=r"log\.txt: this is not text"):
+        read_all_reduce(SourceFile("log.txt", path))
 
 
 def test_nccl_tests_of_several_kinds_are_not_averaged(write: Write) -> None:

@@ -232,7 +232,7 @@ def _from_log(scenario: Scenario, fitted: Network | None) -> Network:
             Provenance("all-reduce time", covered, "imported"),
             *(beyond.provenance if beyond else ()),
         ),
-        warnings=(*other_ranks, *other_gpus),
+        warnings=(*log.warnings, *other_ranks, *other_gpus),
         interference=beyond.interference if beyond else None,
         beyond=beyond,
     )

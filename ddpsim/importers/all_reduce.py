@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.nccl_tests import Measured, only_layout, read_json, read_text_log
+from ddpsim.importers.nccl_devices import only_layout
+from ddpsim.importers.nccl_tests import Measured, read_json, read_text_log
 from ddpsim.importers.text import header_of, number, read_text, table, whole
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.units import format_bytes_per_s
@@ -17,6 +19,7 @@ __all__ = ["AllReduceLog", "read_all_reduce"]
 
 _LEAST_BYTES = 2**20  # smaller messages stay in caches
 _FASTEST_BUSBW = 20e12  # bytes per second, assumed: NVLink 5 has 0.9e12 a direction
+_OF_RCCL = re.compile(r"\s*(?:\[\s*\{|numCycle,)")  # -Z json and -Z csv
 _CSV_COLUMNS = ("size_bytes", "time_us", "nodes", "gpus_per_node")
 
 
@@ -25,7 +28,7 @@ class AllReduceLog:
     """All-reduce times by message size, on `nodes` x `gpus_per_node` ranks.
 
     `samples` are (size in bytes, time in seconds), by rising size, one per size (the median);
-    `gpus` the names of the GPUs, where they are told.
+    `gpus` the names of the GPUs, where they are told; `warnings` what of the file is not used.
     """
 
     source: str
@@ -34,6 +37,7 @@ class AllReduceLog:
     gpus_per_node: int
     samples: tuple[tuple[int, float], ...]
     gpus: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -43,7 +47,11 @@ class AllReduceLog:
 
 def read_all_reduce(source: SourceFile) -> AllReduceLog:
     """Read a log, whichever of the known formats it has; raises ImportFailedError."""
-    text = read_text(source, "an nccl-tests log or our CSV")
+    text = read_text(source, "an nccl-tests log or our CSV", of_many_programs=True)
+    if _OF_RCCL.match(text):
+        raise ImportFailedError(
+            source.given, "is what rccl-tests writes with -Z; wanted what it prints on the screen"
+        )
     if text.lstrip().startswith("{"):
         return _log(source.given, "nccl-tests JSON", read_json(source.given, text))
     lines = text.splitlines()
@@ -88,4 +96,4 @@ def _log(name: str, kind: str, measured: Measured) -> AllReduceLog:
         times[size].append(time_s)
     by_size = tuple((size, median(times[size])) for size in sorted(times))
     _check_speed(name, measured.layout[0] * measured.layout[1], measured.samples)
-    return AllReduceLog(name, kind, *measured.layout, by_size, measured.gpus)
+    return AllReduceLog(name, kind, *measured.layout, by_size, measured.gpus, measured.warnings)

@@ -8,63 +8,67 @@ iteration was timed (`-I`). Source: nccl-tests src/common.cu, src/util.cu and do
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
-from statistics import median
 from typing import Any, NamedTuple
 
-from ddpsim.errors import ImportFailedError
-from ddpsim.importers.text import number, whole
+from ddpsim.errors import ImportFailedError, shown
+from ddpsim.importers.nccl_devices import check_one_group, device_lists, layout_of, only_layout
+from ddpsim.importers.nccl_text import Device, Line, TextRow, is_figure, plain_lines, table_rows
+from ddpsim.importers.text import listed, number, whole
 
-__all__ = ["Measured", "only_layout", "read_json", "read_text_log"]
+__all__ = ["Measured", "read_json", "read_text_log"]
 
-_DEVICE = re.compile(r"^#\s+Rank\s+(\d+)\s+.*?\bPid\s+\d+\s+on\s+(\S+)\s+device")
-_GROUP = re.compile(r"\sGroup\s+(\d+)\s")
 _STARTING = re.compile(r"^#\s*Collective test starting:\s*(\S+)")
-_GPU = re.compile(r"\sdevice\s+\S+\s+\[[^]]*\]\s+(\S.*?)\s*$")
 _FAILED = re.compile(r"^#\s*Out of bounds values\s*:\s*(\d+)\s+FAILED")
-_ROW = re.compile(r"^\s*\d+\s+\d+\s+[a-z0-9_]+\s+\S+\s+")
 _OTHERS = (
     *("all_gather", "alltoall", "alltoallv", "alltoallv2", "bisection", "broadcast", "gather"),
     *("hypercube", "reduce", "reduce_scatter", "scatter", "sendrecv"),
 )
 _OTHER_TEST = re.compile(rf"({'|'.join(_OTHERS)})_perf")
 _OTHER_NAMES = {other.replace("_", ""): other for other in _OTHERS}
-_LEAST_ALGBW = 0.1  # GB/s: below it the two digits that are printed say little of a ratio
-_HALF = 4  # columns: time algbw busbw error
+_MOST_DIGITS = 13  # of a figure, as number() takes them
+_DOUBLE = 1e-9  # of a figure: what doubles lose
 
 
 class Measured(NamedTuple):
     """Ranks as nodes and GPUs of each, (bytes, seconds) of their all-reduces, and the GPUs' names.
 
-    No name: it is not told.
+    No name: it is not told. `warnings`: what of the file is not used.
     """
 
     layout: tuple[int, int]
     samples: list[tuple[int, float]]
     gpus: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class _Row(NamedTuple):
+    where: str  # begins a message; empty where a line says it
+    line: int
     size_bytes: int
     time_s: float
-    bus_factor: float  # busbw / algbw; nan where the figures are too small to tell
+    algbw: str
+    busbw: str
     kind: str = ""  # data type and operation
 
 
-def read_text_log(name: str, lines: Sequence[str], wanted: str) -> Measured:
+def read_text_log(name: str, texts: Sequence[str], wanted: str) -> Measured:
     """The text of one or several runs on the same ranks; raises ImportFailedError."""
-    rows = list(_text_rows(name, lines))
+    lines = plain_lines(texts)
+    _check_said(name, lines)
+    found = table_rows(lines)
+    left_out = _left_out(name, found)
+    rows = [row for each in found if each.is_whole and (row := _text_row(name, each))]
     if not rows:
-        raise ImportFailedError(name, f"holds no result row; wanted {wanted}")
+        whole_row = "whole result row" if left_out else "result row"
+        raise ImportFailedError(name, f"holds no {whole_row}; wanted {wanted}")
     _check_all_right(name, lines)
-    layout = only_layout(name, {_layout(name, hosts) for hosts in _device_lists(name, lines)})
-    listed = [line for line in lines if _DEVICE.match(line)]
-    _check_one_group(name, {match[1] for line in listed if (match := _GROUP.search(line))})
-    gpus = sorted({match[1] for line in listed if (match := _GPU.search(line))})
-    return _measured(name, layout, rows)._replace(gpus=tuple(gpus))
+    runs = device_lists(name, lines, found)
+    layout = only_layout(name, {layout_of(name, devices) for devices in runs})
+    measured = _measured(name, layout, rows, [device for run in runs for device in run])
+    return measured._replace(warnings=_warnings(name, left_out))
 
 
 def read_json(name: str, text: str) -> Measured:
@@ -86,25 +90,19 @@ def read_json(name: str, text: str) -> Measured:
     measured = [row for row in rows if row.size_bytes]
     if not measured:
         raise ImportFailedError(name, "its results are empty: nothing was measured")
-    layout, devices = _json_layout(name, data["config"]), data["config"]["devices"]
-    _check_one_group(name, {str(each["group"]) for each in devices if "group" in each})
-    gpus = sorted({str(each["device_info"]).strip() for each in devices if each.get("device_info")})
-    return _measured(name, layout, measured)._replace(gpus=tuple(gpus))
+    devices = _json_devices(name, data["config"])
+    return _measured(name, _json_layout(name, data["config"], devices), measured, devices)
 
 
-def only_layout(name: str, layouts: set[tuple[int, int]]) -> tuple[int, int]:
-    """The one layout of a file; raises ImportFailedError where there are several."""
-    if len(layouts) > 1:
-        raise ImportFailedError(
-            name, "holds several layouts (nodes, gpus_per_node); keep one a file"
-        )
-    return layouts.pop()
-
-
-def _measured(name: str, layout: tuple[int, int], rows: Sequence[_Row]) -> Measured:
+def _measured(
+    name: str, layout: tuple[int, int], rows: Sequence[_Row], devices: Sequence[Device]
+) -> Measured:
+    check_one_group(name, devices)
     _check_one_kind(name, rows)
-    _check_bus_factor(name, rows, layout[0] * layout[1])
-    return Measured(layout, [(row.size_bytes, row.time_s) for row in rows])
+    for row in rows:
+        _check_bus_factor(name, row, layout[0] * layout[1])
+    gpus = sorted({device.gpu for device in devices if device.gpu})
+    return Measured(layout, [(row.size_bytes, row.time_s) for row in rows], tuple(gpus))
 
 
 def _check_one_kind(name: str, rows: Sequence[_Row]) -> None:
@@ -118,16 +116,30 @@ def _check_one_kind(name: str, rows: Sequence[_Row]) -> None:
         )
 
 
-def _check_bus_factor(name: str, rows: Sequence[_Row], ranks: int) -> None:
-    """An all-reduce's busbw is 2(n-1)/n algbw: another factor is another collective."""
-    factors = [row.bus_factor for row in rows if not math.isnan(row.bus_factor)]
-    expected = 2 * (ranks - 1) / ranks
-    if factors and abs(median(factors) - expected) > 0.1 * expected:
+def _check_bus_factor(name: str, row: _Row, ranks: int) -> None:
+    """An all-reduce's busbw is 2(n-1)/n algbw, as near as the printed digits tell.
+
+    Another factor is of another collective, or of another number of ranks.
+    """
+    algbw, busbw = float(row.algbw), float(row.busbw)
+    if not algbw:
+        return
+    factor, expected = busbw / algbw, 2 * (ranks - 1) / ranks
+    doubt = _half_a_digit(row.busbw) + expected * _half_a_digit(row.algbw)
+    if abs(busbw - expected * algbw) > doubt + _DOUBLE * busbw:
         raise ImportFailedError(
             name,
-            f"busbw/algbw is {median(factors):.2f}, but an all-reduce of {ranks} ranks has "
-            f"{expected:.2f}; wanted the log of all_reduce_perf",
+            f"{row.where}busbw/algbw is {factor:.5g}, but an all-reduce of the {ranks} ranks that "
+            f"are listed has {expected:.5g}; wanted the log of all_reduce_perf, with all its ranks",
+            row.line,
         )
+
+
+def _half_a_digit(printed: str) -> float:
+    """By how much a printed number may be off: half of its last digit."""
+    mantissa, _, power = printed.lower().partition("e")
+    decimals = len(mantissa.partition(".")[2]) - int(power or 0)
+    return 0.5 * 10.0 ** -max(decimals, -_MOST_DIGITS)
 
 
 def _check_test(name: str, line: int, program: object) -> None:
@@ -148,23 +160,10 @@ def _is_another(name: str, line: int, what: str) -> ImportFailedError:
     return ImportFailedError(name, f"{what}; wanted the log of all_reduce_perf", line)
 
 
-def _check_one_group(name: str, groups: set[str]) -> None:
-    if len(groups) > 1:
-        raise ImportFailedError(
-            name,
-            f"lists devices of {len(groups)} groups, which reduced side by side "
-            "(NCCL_TESTS_SPLIT): how many ranks a time is of is not known; wanted a run of one",
-        )
-
-
 def _processors_time(name: str, line: int, what: str) -> ImportFailedError:
     return ImportFailedError(
         name, f"{what}: -C measures the processor's; wanted a run without it", line
     )
-
-
-def _bus_factor(algbw: float, busbw: float) -> float:
-    return busbw / algbw if algbw >= _LEAST_ALGBW else math.nan
 
 
 def _check_right(name: str, line: int, wrong: object, what: str) -> None:
@@ -178,75 +177,63 @@ def _check_right(name: str, line: int, wrong: object, what: str) -> None:
         )
 
 
-def _check_all_right(name: str, lines: Iterable[str]) -> None:
-    """Older versions count wrong sums at the end alone."""
-    for line, text in enumerate(lines, 1):
-        if match := _FAILED.match(text):
-            _check_right(name, line, match[1], "the number of out of bounds values")
-
-
 # --- text ----------------------------------------------------------------------------------------
 
 
-def _text_rows(name: str, lines: Iterable[str]) -> Iterator[_Row]:
-    before, half, counted = 4, _HALF, False
-    for line, text in enumerate(lines, 1):
-        if text.startswith("#"):
-            if match := _STARTING.match(text):
-                _check_test(name, line, match[1])
-            if "redop" in text:
-                if "cputime" in text:
-                    raise _processors_time(name, line, "its times are cputime")
-                before = 5 if " root " in text else 4
-                half = 2 * _HALF if " i_min " in text else _HALF
-                counted = "#wrong" in text  # older versions have the largest error there
-            continue
-        if not _ROW.match(text):
-            continue  # warnings and NCCL INFO lines stand between the rows
-        cells = text.split()
-        if len(cells) < before + 2 * half:
-            raise ImportFailedError(
-                name,
-                f"this row has {len(cells)} of {before + 2 * half} columns: is it cut off?",
-                line,
-            )
-        size = int(number(name, line, cells[0], "size"))
-        if size == 0:
-            continue  # fewer bytes than one element a rank, as nccl-tests rounds them
-        _check_reduces_to_all(name, line, "this row", cells[3], cells[4] if before > 4 else "")
-        in_place = cells[before + half :]
-        time_us = number(name, line, in_place[0], "in-place time", above_zero=True)
-        algbw = number(name, line, in_place[1], "in-place algbw")
-        busbw = number(name, line, in_place[2], "in-place busbw")
-        if counted:
-            _check_right(name, line, in_place[3], "in-place #wrong")
-        kind = " ".join(cells[2:4])
-        yield _Row(size, time_us * 1e-6, _bus_factor(algbw, busbw), kind)
+def _check_said(name: str, lines: Iterable[Line]) -> None:
+    """What lines other than rows say of a test must be an all-reduce that GPUs timed."""
+    for line in lines:
+        if match := _STARTING.match(line.text):
+            _check_test(name, line.number, match[1])
+        if line.text.startswith("#") and "redop" in line.text and "cputime" in line.text:
+            raise _processors_time(name, line.number, "its times are cputime")
 
 
-def _device_lists(name: str, lines: Iterable[str]) -> list[dict[str, str]]:
-    """The hosts by rank of every run in a log: a rank that comes again begins the next run."""
-    runs: list[dict[str, str]] = []
-    for match in filter(None, map(_DEVICE.match, lines)):
-        if not runs or match[1] in runs[-1]:
-            runs.append({})
-        runs[-1][match[1]] = match[2]
-    if not runs:
-        raise ImportFailedError(
-            name,
-            "does not list its devices ('#  Rank  0 ... on HOST device 0'), so its ranks are not "
-            "known; write it as CSV: size_bytes,time_us,nodes,gpus_per_node",
-        )
-    return runs
+def _check_all_right(name: str, lines: Iterable[Line]) -> None:
+    """Older versions count wrong sums at the end alone."""
+    for line in lines:
+        if match := _FAILED.match(line.text):
+            _check_right(name, line.number, match[1], "the number of out of bounds values")
 
 
-def _layout(name: str, hosts: dict[str, str]) -> tuple[int, int]:
-    nodes = len(set(hosts.values()))
-    if len(hosts) % nodes:
-        raise ImportFailedError(
-            name, f"lists {len(hosts)} ranks on {nodes} nodes, which are not alike"
-        )
-    return nodes, len(hosts) // nodes
+def _left_out(name: str, rows: Sequence[TextRow]) -> list[int]:
+    """The lines of rows that NCCL's text broke, and of the last one if it was cut off."""
+    for row in rows:
+        if is_figure("".join(row.cells[3:4])):
+            raise _is_another(name, row.line, "this row is of another collective (it has no redop)")
+        if not row.is_whole and not row.interrupted and row is not rows[-1]:
+            raise _is_damaged(name, row)
+    return [row.line for row in rows if not row.is_whole]
+
+
+def _is_damaged(name: str, row: TextRow) -> ImportFailedError:
+    has = f"has {len(row.cells)} of {row.wanted} columns"
+    if len(row.cells) >= row.wanted:
+        has = f"has {shown(row.root)} as its root, which is no number"
+    return ImportFailedError(name, f"this row {has}: it is damaged; remove the row", row.line)
+
+
+def _warnings(name: str, left_out: Sequence[int]) -> tuple[str, ...]:
+    if not left_out:
+        return ()
+    rows, lines = ("row is", "line") if len(left_out) == 1 else ("rows are", "lines")
+    said = f"{len(left_out)} {rows} left out, broken or cut off: {lines} {listed(left_out)}"
+    return (f"{name}: {said}",)
+
+
+def _text_row(name: str, row: TextRow) -> _Row | None:
+    """None for 0 bytes: fewer than one element a rank, as nccl-tests rounds them."""
+    line, cells, in_place = row.line, row.cells, row.in_place
+    size = int(number(name, line, cells[0], "size"))
+    if size == 0:
+        return None
+    _check_reduces_to_all(name, line, "this row", cells[3], row.root or "")
+    time_us = number(name, line, in_place[0], "in-place time", above_zero=True)
+    number(name, line, in_place[1], "in-place algbw")
+    number(name, line, in_place[2], "in-place busbw")
+    if row.counted:
+        _check_right(name, line, in_place[3], "in-place #wrong")
+    return _Row("", line, size, time_us * 1e-6, in_place[1], in_place[2], " ".join(cells[2:4]))
 
 
 # --- JSON ----------------------------------------------------------------------------------------
@@ -266,22 +253,31 @@ def _json_row(name: str, index: int, row: Any) -> _Row:
     _check_reduces_to_all(name, 0, here, row.get("redop"), row.get("root", ""))
     size = int(number(name, 0, row.get("size"), f"size of {here}"))
     if size == 0:
-        return _Row(0, 0.0, math.nan)
+        return _Row("", 0, 0, 0.0, "0", "0")
     time_us = number(name, 0, in_place["time"], f"in_place time of {here}", above_zero=True)
-    algbw = number(name, 0, in_place.get("alg_bw"), f"alg_bw of {here}")
-    busbw = number(name, 0, in_place.get("bus_bw"), f"bus_bw of {here}")
+    algbw, busbw = (
+        str(number(name, 0, in_place.get(key), f"{key} of {here}")) for key in ("alg_bw", "bus_bw")
+    )
     _check_right(name, 0, in_place.get("nwrong", 0), f"nwrong of {here}")
     kind = " ".join(str(row[key]) for key in ("type", "redop") if key in row)
-    return _Row(size, time_us * 1e-6, _bus_factor(algbw, busbw), kind)
+    return _Row(f"{here}: ", 0, size, time_us * 1e-6, algbw, busbw, kind)
 
 
-def _json_layout(name: str, config: dict[str, Any]) -> tuple[int, int]:
-    """Its devices list one entry a process, whatever the GPUs of a process."""
+def _json_devices(name: str, config: dict[str, Any]) -> list[Device]:
+    """One a process, whatever the GPUs of a process."""
     devices = config.get("devices")
     is_list = isinstance(devices, list) and all(isinstance(each, dict) for each in devices)
     if not is_list or not devices:
         raise ImportFailedError(name, "its config lists no devices, so its ranks are not known")
-    hosts = {str(i): str(each.get("hostname")) for i, each in enumerate(devices)}
-    nodes, processes = _layout(name, hosts)
+    keys = ("hostname", "device", "device_hex", "group", "device_info")
+    told = [[each.get(key) for key in keys] for each in devices]
+    return [
+        Device(rank, *("" if value is None else str(value).strip() for value in each))
+        for rank, each in enumerate(told)
+    ]
+
+
+def _json_layout(name: str, config: dict[str, Any], devices: Sequence[Device]) -> tuple[int, int]:
+    nodes, processes = layout_of(name, devices)
     threads, gpus = (whole(name, 0, config.get(key, 1), key) for key in ("nthreads", "ngpus"))
     return nodes, processes * threads * gpus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import math
 from collections.abc import Sequence
@@ -12,20 +13,27 @@ from pydantic import BaseModel, ValidationError
 from ddpsim.errors import ImportFailedError, shown
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["header_of", "number", "parsed", "read_text", "table", "whole"]
+__all__ = ["header_of", "listed", "number", "parsed", "read_text", "table", "whole"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _LARGEST = 1e13  # terabytes, or months in microseconds
 
 
-def read_text(source: SourceFile, wanted: str) -> str:
-    """The text of a file, which must hold some; raises ImportFailedError."""
+def read_text(source: SourceFile, wanted: str, *, of_many_programs: bool = False) -> str:
+    """The text of a file, which must hold some; raises ImportFailedError.
+
+    `of_many_programs`: some may have written in another encoding, which is no matter.
+    """
     try:
-        text = source.path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise ImportFailedError(source.given, f"this is not text; wanted {wanted}") from None
+        data = source.path.read_bytes()
     except OSError as error:
         raise ImportFailedError(source.given, f"cannot be read: {error.strerror}") from None
+    is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # PowerShell's
+    errors = "replace" if of_many_programs and b"\0" not in data else "strict"
+    try:
+        text = data.decode("utf-16" if is_utf16 else "utf-8-sig", errors)
+    except UnicodeDecodeError:
+        raise ImportFailedError(source.given, f"this is not text; wanted {wanted}") from None
     if not text.strip():
         raise ImportFailedError(source.given, f"the file is empty; wanted {wanted}")
     return text
@@ -104,3 +112,9 @@ def whole(name: str, line: int, value: Any, what: str) -> int:
     if parsed != int(parsed):
         raise ImportFailedError(name, f"{what} is {shown(value)}; wanted a whole number", line)
     return int(parsed)
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Numbers as a message lists them: the first of many."""
+    first = ", ".join(map(str, numbers[:8]))
+    return f"{first}, ..." if len(numbers) > 8 else first

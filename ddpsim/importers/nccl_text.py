@@ -1,0 +1,156 @@
+"""The text of nccl-tests without what others write into it.
+
+Launchers and terminals put something before each line: labels (`srun --label`, `mpirun
+--tag-output`), times (`kubectl logs --timestamps`), marks of quoting, colours. With NCCL_DEBUG=INFO
+NCCL writes lines of its own, also into a row, whose rest then stands below. Source of what a line
+and a row look like: nccl-tests src/common.cu and src/util.cu.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+__all__ = ["Device", "Line", "TextRow", "device_of", "is_figure", "plain_lines", "table_rows"]
+
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_TYPE = r"(?:char|u?int\d*|half|b?float\d*|double|\w*e\dm\d\w*)"
+_ROW = re.compile(rf"\d+\s+\d+\s+{_TYPE}(?!\S)")
+_START = re.compile(rf"#|(?<![\w.-]){_ROW.pattern}")
+_FIGURE = re.compile(r"N/A|-?[\d.]+(?:e[+-]?\d+)?")
+_OF_NCCL = re.compile(r"(?<!\S)(\S+?):\d+:\d+ \[\w+\] (?:\S+ )?NCCL ")
+_LABELS_AT_THE_END = re.compile(r"(?:\[[^][]*\]\s*)+$")
+_DEVICE = re.compile(
+    r"#\s+Rank\s+(?P<rank>\d{1,9})\s+(?:Group\s+(?P<group>\d+)\s+)?.*?\bPid\s+\d+\s+on\s+"
+    r"(?P<host>\S+)\s+device\s+(?P<ordinal>\S+)(?:\s+\[(?P<bus>[^]]*)\](?P<gpu>.*))?"
+)
+
+
+class Line(NamedTuple):
+    """A line of a log from its `#` or its row on; `interrupted` where text of NCCL is cut off."""
+
+    number: int
+    text: str
+    interrupted: bool = False
+
+
+class Device(NamedTuple):
+    """What a rank runs on; what is not told is empty."""
+
+    rank: int
+    host: str
+    ordinal: str
+    bus: str
+    group: str
+    gpu: str
+
+
+class TextRow(NamedTuple):
+    """A row's cells: size, count, type, redop, mostly a root, and two halves of figures.
+
+    `has_root` is what the header says, None without one; `half` the columns of a half; `counted`
+    where its last figure counts wrong elements (older versions: the largest error).
+    """
+
+    line: int
+    cells: tuple[str, ...]
+    has_root: bool | None = None
+    half: int = 4  # time algbw busbw error
+    counted: bool = False
+    interrupted: bool = False
+
+    @property
+    def root(self) -> str | None:
+        """The root, or None in a table without one; an all-reduce's is -1."""
+        has_root = self.has_root
+        if has_root is None:
+            has_root = self.cells[4:5] == ("-1",) or len(self.cells) == 5 + 2 * self.half
+        return "".join(self.cells[4:5]) if has_root else None
+
+    @property
+    def wanted(self) -> int:
+        """The cells of a whole row."""
+        return (4 if self.root is None else 5) + 2 * self.half
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all cells are there, and no other text stuck to the root."""
+        root = self.root
+        told = root is None or re.fullmatch(r"-?\d+", root) is not None
+        return told and len(self.cells) >= self.wanted
+
+    @property
+    def in_place(self) -> tuple[str, ...]:
+        """The figures of the in-place half."""
+        return self.cells[self.wanted - self.half : self.wanted]
+
+
+def plain_lines(texts: Iterable[str]) -> list[Line]:
+    """The lines of a log without prefixes, colours and NCCL's own text."""
+    bare = [_COLOUR.sub("", text) for text in texts]
+    hosts = {found["host"] for text in bare if (found := _DEVICE.search(text))}
+    return [_plain(number, text, hosts) for number, text in enumerate(bare, 1)]
+
+
+def table_rows(lines: Sequence[Line]) -> list[TextRow]:
+    """All rows in a log; the rest of one that was interrupted is sought in the lines below it."""
+    rows: list[TextRow] = []
+    header = TextRow(0, ())
+    for line in lines:
+        if line.text.startswith("#"):
+            header = _header(line.text) if "redop" in line.text else header
+        elif _ROW.match(line.text):
+            cells = tuple(line.text.split())
+            rows.append(
+                header._replace(line=line.number, cells=cells, interrupted=line.interrupted)
+            )
+        elif rows and not rows[-1].is_whole:
+            rows[-1] = _continued(rows[-1], line)
+    return rows
+
+
+def device_of(text: str) -> Device | None:
+    """The device that a line lists."""
+    found = _DEVICE.match(text)
+    if not found:
+        return None
+    told = found.group("host", "ordinal", "bus", "group", "gpu")
+    return Device(int(found["rank"]), *((value or "").strip() for value in told))
+
+
+def is_figure(cell: str) -> bool:
+    """Whether a cell is a number, or N/A."""
+    return _FIGURE.fullmatch(cell) is not None
+
+
+def _plain(number: int, text: str, hosts: Collection[str]) -> Line:
+    before = _before_nccl(text, hosts)
+    start = _START.search(before)
+    return Line(number, before[start.start() :] if start else before, before != text)
+
+
+def _before_nccl(text: str, hosts: Collection[str]) -> str:
+    """Text up to `HOST:PID:TID [GPU] NCCL `; the end of a row may stick to the host."""
+    found = _OF_NCCL.search(text) if " NCCL " in text else None
+    if not found:
+        return text
+    host = found[1]
+    if host not in hosts:
+        host = max((known for known in hosts if host.endswith(known)), key=len, default=host)
+    return _LABELS_AT_THE_END.sub("", text[: found.end(1) - len(host)])
+
+
+def _header(text: str) -> TextRow:
+    """A row without cells; -I puts four columns of statistics behind each half."""
+    half = 8 if " i_min " in text else 4
+    return TextRow(0, (), " root " in text, half, "#wrong" in text)
+
+
+def _continued(row: TextRow, line: Line) -> TextRow:
+    """A row with the figures that end a line below it, if they are of the row."""
+    from_the_end = tuple(takewhile(is_figure, reversed(line.text.split())))
+    cells = row.cells + from_the_end[::-1]
+    is_rest = len(cells) <= row.wanted  # too many where the break went through a number
+    return row._replace(cells=cells) if is_rest else row
