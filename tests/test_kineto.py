@@ -515,6 +515,20 @@ def test_steps_without_a_backward_are_refused(tmp_path: Path) -> None:
         read(writer.save(tmp_path / "trace.json"))
 
 
+@pytest.mark.parametrize("key", ["ts", "dur"])
+@pytest.mark.parametrize("told", [{}, {"value": None}, {"value": 10**400}, {"value": "soon"}])
+def test_an_event_without_a_place_in_time_is_refused(
+    tmp_path: Path, key: str, told: dict[str, Any]
+) -> None:
+    writer = Writer()
+    writer.step(STEP)
+    event = next(event for event in writer.events if event["name"] == "sgemm")
+    del event[key]
+    event |= {key: value for value in told.values()}
+    with pytest.raises(ImportFailedError, match=r"sgemm.* has no place in time \(its ts, dur and"):
+        read(writer.save(tmp_path / "trace.json"))
+
+
 def test_a_file_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, STEP)
     monkeypatch.setattr(kineto_file, "_LARGEST_BYTES", 1000)

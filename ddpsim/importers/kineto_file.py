@@ -143,8 +143,8 @@ def _event(item: dict[str, Any]) -> Any:
     if item["ph"] != "X" or kind is None:
         return None
     start_us, end_us = item.get("ts"), math.nan
-    with suppress(TypeError):  # then it is no number: _check says so
-        end_us = item["ts"] + item.get("dur")
+    with suppress(KeyError, TypeError, OverflowError):  # then it is no time: _check says so
+        end_us = item["ts"] + item["dur"]
     # the same names come back thousands of times
     name = intern(str(item.get("name")))
     args = _kept(kind, name, item.get("args"))
