@@ -39,6 +39,7 @@ class CpuStep:
     """Microseconds of the host; `backward[i]` before gradient i, `optimizers` one after another.
 
     `gloo_us`: an all-reduce that begins with each gradient, on a thread of its own.
+    `own_us`: one of the loop's own after the optimizer, for which it waits.
     """
 
     forward: float
@@ -46,6 +47,7 @@ class CpuStep:
     optimizers: Sequence[float]
     micro_batches: int = 1
     gloo_us: float = 0.0
+    own_us: float = 0.0
     marked: bool = True
 
 
@@ -148,15 +150,22 @@ class Writer:
                 at = self.now
                 self._busy(ACCUMULATE, 0.5)
                 if step.gloo_us:
-                    self._busy("c10d::allreduce_", 1.0)
-                    ends = self.now + step.gloo_us
-                    self._add("user_annotation", "gloo:all_reduce", self.now, ends, GLOO, {})
+                    self.gloo(step.gloo_us)
                 self.op(NODE + ACCUMULATE, at, MAIN)
         for lasts in step.optimizers:
             self._busy("Optimizer.step#SGD.step", lasts)
+        if step.own_us:
+            self.gloo(step.own_us)
+            self.now += step.own_us
         if step.marked:
             self.op(f"ProfilerStep#{self._steps}", began, MAIN)
         self._steps += 1
+
+    def gloo(self, lasts_us: float, **args: Any) -> None:
+        """An all-reduce that the host asks for now, and another thread carries out from then."""
+        self._busy("c10d::allreduce_", 1.0)
+        begins, ends = self.now - 0.5, self.now + lasts_us
+        self._add("user_annotation", "gloo:all_reduce", begins, ends, GLOO, args)
 
     def _busy(self, name: str, lasts_us: float) -> None:
         at, self.now = self.now, self.now + lasts_us

@@ -136,6 +136,82 @@ def test_known_times_of_a_cpu_come_back(tmp_path: Path, *, marked: bool) -> None
     assert trace.typical.beside_comm_s == 0
 
 
+def test_a_collective_of_the_loops_own_neither_takes_from_the_optimizer_nor_adds(
+    tmp_path: Path,
+) -> None:
+    """A metric's all-reduce after the optimizer, for which the main thread waits."""
+    own = replace(ON_CPU, gloo_us=30.0, own_us=400.0)
+    step = read(written_on_cpu(tmp_path, *[own] * 3)).typical
+    assert step.optimizer.device_s == pytest.approx(50e-6)
+    assert [c.of_gradients for c in step.collectives] == [True, True, True, False]
+
+
+def test_work_beside_a_collective_of_the_loops_own_is_work(tmp_path: Path) -> None:
+    """Asked for before the second of two optimizers, and waited for after 10 us of metrics."""
+    writer = Writer()
+    for _ in range(2):
+        began = writer.now
+        writer.cpu_step(replace(ON_CPU, marked=False))
+        writer.gloo(200.0)
+        for name, lasts_us in {"Optimizer.step#SGD.step": 60.0, "aten::mean": 10.0}.items():
+            at = writer.now
+            writer.now += lasts_us
+            writer.op(name, at, MAIN)
+        writer.now += 130.0
+        writer.op("ProfilerStep#1", began, MAIN)
+    step = read(writer.save(tmp_path / "cpu.json")).typical
+    assert step.optimizer.device_s == pytest.approx(120e-6)
+
+
+def reduced_by_gloo(tmp_path: Path, *inputs: tuple[int, str]) -> tuple[Path, Path]:
+    """A trace and the list of its three parameters, of 1, 2 and 3 elements.
+
+    Each step's all-reduces take `inputs`, elements and types: three by hooks, one of its own.
+    """
+    writer = Writer()
+    for _ in range(3):
+        writer.cpu_step(replace(ON_CPU, gloo_us=30.0, own_us=40.0))
+    gloo = [event for event in writer.events if event["name"] == "gloo:all_reduce"]
+    for event, (elements, dtype) in zip(gloo, inputs * 3, strict=True):
+        event["args"] = {"Input Dims": [[elements]], "Input type": [dtype]}
+    listed = tmp_path / "list.csv"
+    listed.write_text("name,shape,dtype\na,1,float32\nb,2,float32\nc,3,float32\n")
+    return writer.save(tmp_path / "cpu.json"), listed
+
+
+def test_what_gloo_reduces_beside_gradients_is_none_of_theirs(tmp_path: Path) -> None:
+    """DDP's map of used parameters has an int for each; a metric of one is the loop's own."""
+    inputs = ((1, "float"), (5, "float"), (3, "int"), (1, "float"))
+    path, listed = reduced_by_gloo(tmp_path, *inputs)
+    assert read(path).typical.bucket_elements == (1, 5)
+    asked = scenario(path, "ddp.backend=gloo", device="cpu-core", parameters=str(listed))
+    assert not any("do not end where" in warning for warning in resolve(asked).model.warnings)
+
+
+def test_more_that_hooks_reduce_than_gradients_is_refused(tmp_path: Path) -> None:
+    """Floats are no map of used parameters, and three hooks asked for them."""
+    inputs = ((1, "float"), (5, "float"), (3, "float"), (1, "float"))
+    path, listed = reduced_by_gloo(tmp_path, *inputs)
+    asked = {"device": "cpu-core", "parameters": str(listed)}
+    assert refusal(path, "ddp.backend=gloo", **asked) == (
+        "the all-reduces of its backward take 9 elements a step, but the gradients have 6; give "
+        "the model that was traced, or, if the loop reduces something else during the backward, "
+        "record steps without it"
+    )
+
+
+def test_a_map_of_used_parameters_on_a_gpu_is_none_of_the_gradients(tmp_path: Path) -> None:
+    writer = Writer(world_size=2)
+    for _ in range(2):
+        writer.step(replace(STEP, reduced={1: 210, 2: 120, 3: 4}))
+    for event in writer.events:
+        if event["args"].get("In msg nelems") == 4:
+            event["args"]["dtype"] = "Int"
+    path = writer.save(tmp_path / "trace.json")
+    assert read(path).typical.bucket_elements == (210, 120)
+    assert resolve(scenario(path, gpus=2)).model.basis == "measured"
+
+
 def test_work_beside_gloo_is_told(tmp_path: Path) -> None:
     """The first all-reduce is beside 80 us of the second gradient, the second of the third."""
     path = written_on_cpu(tmp_path, *[replace(ON_CPU, gloo_us=80.0)] * 3)
@@ -402,8 +478,9 @@ def test_numbers_that_do_not_fit_are_both_named(tmp_path: Path) -> None:
     listed = tmp_path / "parameters.csv"
     listed.write_text("name,shape,dtype\n" + "\n".join(f"p{i},{i + 1},float32" for i in range(4)))
     assert refusal(path, parameters=str(listed)) == (
-        "its all-reduces take 331 elements a step, but the gradients have 10; give the model that "
-        "was traced"
+        "the all-reduces of its backward take 331 elements a step, but the gradients have 10; give "
+        "the model that was traced, or, if the loop reduces something else during the backward, "
+        "record steps without it"
     )
 
 
@@ -516,15 +593,15 @@ def test_steps_without_a_backward_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["ts", "dur"])
-@pytest.mark.parametrize("told", [{}, {"value": None}, {"value": 10**400}, {"value": "soon"}])
+@pytest.mark.parametrize("values", [[], [None], [10**400], ["soon"]])
 def test_an_event_without_a_place_in_time_is_refused(
-    tmp_path: Path, key: str, told: dict[str, Any]
+    tmp_path: Path, key: str, values: list[Any]
 ) -> None:
     writer = Writer()
     writer.step(STEP)
     event = next(event for event in writer.events if event["name"] == "sgemm")
     del event[key]
-    event |= {key: value for value in told.values()}
+    event |= dict(zip([key], values, strict=False))
     with pytest.raises(ImportFailedError, match=r"sgemm.* has no place in time \(its ts, dur and"):
         read(writer.save(tmp_path / "trace.json"))
 

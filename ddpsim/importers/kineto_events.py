@@ -34,6 +34,7 @@ OF_DDP = (
     *("torch::distributed::", "torch.distributed.", "c10d::", "nccl:", "gloo:"),
     *("record_param_comms", "aten::flatten_dense_tensors", "aten::unflatten_dense_tensors"),
 )
+_COLLECTIVE_CALL = "c10d::"
 OPTIMIZER_STEP = "Optimizer.step"
 _LOADER = "enumerate(DataLoader)"
 # a call of the CUDA runtime that takes longer waits for the device (a full queue, a synchronise)
@@ -156,14 +157,16 @@ class TraceEvents:
         for op in self.ops:
             if op.name.startswith(OF_DDP):
                 found[op.thread].append((op.start_us, op.end_us))
-        for thread, spans in self._hooks():
-            found[thread] += spans
+        for thread, hooks in self.hooks.items():
+            found[thread] += zip(hooks.starts, hooks.ends, strict=True)
         for thread in list(found):
             found[thread] += _copies_back(op for op in self.ops if op.thread == thread)
         return {thread: Intervals(spans) for thread, spans in found.items()}
 
-    def _hooks(self) -> Iterator[tuple[int | str, list[tuple[float, float]]]]:
-        """DDP's hooks run in the node of a gradient, after the gradient is there."""
+    @cached_property
+    def hooks(self) -> dict[int | str, Intervals]:
+        """By thread, when DDP's hooks run: in a gradient's node, after the gradient is there."""
+        found: dict[int | str, list[tuple[float, float]]] = defaultdict(list)
         ends = {
             thread: sorted(op.end_us for op in self.accumulated if op.thread == thread)
             for thread in self.backward_threads
@@ -173,7 +176,17 @@ class TraceEvents:
                 ready = ends.get(node.thread, [])
                 first = bisect_right(ready, node.start_us)
                 if first < len(ready) and ready[first] < node.end_us:
-                    yield node.thread, [(ready[first], node.end_us)]
+                    found[node.thread].append((ready[first], node.end_us))
+        return {thread: Intervals(spans) for thread, spans in found.items()}
+
+    @cached_property
+    def _collective_calls(self) -> list[Event]:
+        return [op for op in self.ops if op.name.startswith(_COLLECTIVE_CALL)]
+
+    def last_collective_call(self, at_us: float) -> Event | None:
+        """The host's last call of a collective until then; None if the file tells of none."""
+        index = bisect_right(self._collective_calls, at_us, key=lambda call: call.start_us)
+        return self._collective_calls[index - 1] if index else None
 
     @cached_property
     def loader(self) -> Intervals:

@@ -28,8 +28,8 @@ __all__ = ["Gradient", "KinetoStep", "MeasuredCollective", "Piece", "read_step"]
 
 _GLOO = "gloo:"
 _DDP_FORWARD = "DistributedDataParallel.forward"
+_AT_WORK = ("aten::", "Optimizer.", "enumerate(DataLoader)", *OF_DDP)
 _MOST_BETWEEN = 0.1  # of a backward, for what is no part of it
-# c10::Half of an op is Half of a collective
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16"}
 _S = 1e-6
 
@@ -128,6 +128,7 @@ class _Step:
         self.ends_us = max(node.end_us for node in nodes)
         # Optimizer.step(closure), as LBFGS and PyTorch Lightning call it, holds the whole step
         in_closure = self.begins_us in trace.optimizer
+        self.reduced_us = self._find_reduced_us()
         after = Intervals([(self.ends_us, window.end_us)])
         self.in_optimizer = after if in_closure else trace.optimizer
         self.forward: list[DeviceWork] = []
@@ -136,6 +137,14 @@ class _Step:
         self.collectives: list[DeviceWork] = []
         for work in trace.launched(window):
             self._put(work)
+
+    def _find_reduced_us(self) -> float:
+        """When the optimizer follows the backward: DDP has waited for all gradients by then."""
+        spans = self.trace.optimizer
+        for start_us, end_us in zip(spans.starts, spans.ends, strict=True):
+            if self.ends_us < end_us <= self.window.end_us:
+                return start_us if start_us >= self.ends_us else end_us
+        return self.window.end_us
 
     def _put(self, work: DeviceWork) -> None:
         """Sort a launch into the step's parts."""
@@ -241,37 +250,85 @@ class _Step:
     def _optimizer(self) -> Piece:
         """Also zero_grad, and what follows the backward: clipping, metrics."""
         trace, window = self.trace, self.window
+        until_optimizer = window._replace(end_us=self.reduced_us)
         waited_us = (
-            op.end_us
-            for op in within(trace.ops, window)
+            min(op.end_us, self.reduced_us)  # a thread of gloo may note its end late
+            for op in within(trace.ops, until_optimizer)
             if op.name.startswith(OF_DDP) and op.end_us < window.end_us
         )
         from_us = max([self.ends_us, *waited_us])
-        host_us = trace.host_us(trace.main, from_us, window.end_us)
+        host_us = trace.host_us(trace.main, from_us, window.end_us) - self._later_waits_us()
         host_us += self.in_optimizer.within(window.start_us, self.begins_us)
-        return self._piece(self.optimizer, host_us)
+        return self._piece(self.optimizer, max(0.0, host_us))
+
+    def _later_waits_us(self) -> float:
+        """How long the main thread does nothing while a collective of the loop's own is at work."""
+        main, window = self.trace.main, self.window
+        later = within(self.trace.ops, window._replace(start_us=self.reduced_us))
+        under_way = Intervals(
+            (self._asked_us(op), min(op.end_us, window.end_us))
+            for op in later
+            if op.name.startswith(_GLOO) and op.thread != main
+        )
+        at_work = Intervals(
+            (op.start_us, op.end_us)
+            for op in later
+            if op.thread == main and op.name.startswith(_AT_WORK)
+        )
+        return sum(
+            end_us - start_us - at_work.within(start_us, end_us)
+            for start_us, end_us in zip(under_way.starts, under_way.ends, strict=True)
+        )
+
+    def _asked_us(self, collective: Event) -> float:
+        """When the host asked for a collective that another thread carries out."""
+        call = self.trace.last_collective_call(collective.start_us)
+        if call is None or call.start_us < self.reduced_us:
+            return collective.start_us
+        return call.start_us
 
     def _told_collectives(self) -> Iterator[MeasuredCollective]:
         for work in self.collectives:
             event = work.event
             name = str(event.args.get("Collective name", "")) or event.name
+            elements, dtype = count_of(event.args.get("In msg nelems")), event.args.get("dtype")
             yield MeasuredCollective(
                 _operation(name),
-                count_of(event.args.get("In msg nelems")),
-                _dtype(event.args.get("dtype")),
+                elements,
+                _dtype(dtype),
                 (event.end_us - event.start_us) * _S,
-                self._is_of_gradients(work.launch.start_us) and _operation(name) == "all_reduce",
+                self._is_of_gradients(work.launch.start_us)
+                and _operation(name) == "all_reduce"
+                and not self._is_map_of_used(elements, dtype),
             )
         for op in within(self.trace.ops, self.window):
             if op.name.startswith(_GLOO):
-                shape, dtype = _gradient(op.args)
+                elements, dtype = _gradient(op.args).numel, _first(op.args.get("Input type"))
                 yield MeasuredCollective(
                     _operation(op.name),
-                    None if shape is None else prod(shape),
-                    dtype,
+                    elements,
+                    _dtype(dtype),
                     (op.end_us - op.start_us) * _S,
-                    op.name == "gloo:all_reduce" and op.start_us >= self.begins_us,
+                    self._is_gloo_of_gradients(op) and not self._is_map_of_used(elements, dtype),
                 )
+
+    def _is_map_of_used(self, elements: int | None, dtype: Any) -> bool:
+        """Whether it is DDP's map of used parameters (find_unused_parameters): int32, one each."""
+        return elements == len(self.ready) and _name_of(dtype) == "int"
+
+    def _is_gloo_of_gradients(self, op: Event) -> bool:
+        """Whether a hook asked for an all-reduce, or may have, where no call of it is told.
+
+        The last call before it begins tells: those of the loop follow when DDP has waited for all.
+        """
+        is_in_time = self.begins_us <= op.start_us < self.reduced_us
+        if op.name != "gloo:all_reduce" or not is_in_time:
+            return False
+        call = self.trace.last_collective_call(op.start_us)
+        if call is None or not self.trace.hooks:
+            return True
+        hooks = self.trace.hooks.get(call.thread)
+        return hooks is not None and call.start_us in hooks
 
     def _is_of_gradients(self, at_us: float) -> bool:
         """Whether a collective was launched by the hook of a gradient."""
@@ -314,10 +371,12 @@ def _operation(name: str) -> str:
 
 def _gradient(args: dict[str, Any]) -> Gradient:
     """Of the first input."""
-    dims, types = args.get("Input Dims"), args.get("Input type")
-    shape = dims[0] if isinstance(dims, list) and dims else None
-    dtype = types[0] if isinstance(types, list) and types else None
+    shape, dtype = _first(args.get("Input Dims")), _first(args.get("Input type"))
     return Gradient(_shape(shape), _dtype(dtype))
+
+
+def _first(inputs: Any) -> Any:
+    return inputs[0] if isinstance(inputs, list) and inputs else None
 
 
 def _shape(extents: Any) -> tuple[int, ...] | None:
@@ -327,4 +386,9 @@ def _shape(extents: Any) -> tuple[int, ...] | None:
 
 
 def _dtype(name: Any) -> str | None:
-    return _DTYPES.get(str(name).removeprefix("c10::").lower())
+    return _DTYPES.get(_name_of(name))
+
+
+def _name_of(dtype: Any) -> str:
+    """`c10::Half` of an op is `Half` of a collective."""
+    return str(dtype).removeprefix("c10::").lower()

@@ -121,8 +121,9 @@ def _check_total(trace: KinetoTrace, parameters: Sequence[Parameter]) -> None:
     if reduced and reduced != elements:
         raise ImportFailedError(
             trace.source,
-            f"its all-reduces take {reduced} elements a step, but the gradients have {elements}; "
-            "give the model that was traced",
+            f"the all-reduces of its backward take {reduced} elements a step, but the gradients "
+            f"have {elements}; give the model that was traced, or, if the loop reduces something "
+            "else during the backward, record steps without it",
         )
 
 
