@@ -6,6 +6,7 @@ Traces written here are SYNTHETIC. With DDPSIM_REFERENCE_DATA naming a folder of
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Sequence
@@ -104,6 +105,13 @@ def test_known_times_come_back(tmp_path: Path, *, old: bool) -> None:
     assert step.optimizer.device_s == pytest.approx(100e-6)
     assert [gradient.shape for gradient in step.gradients] == STEP.shapes
     assert step.collectives == ()
+
+
+def test_the_old_key_of_the_devices_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, STEP)
+    text = gzip.decompress(path.read_bytes()).replace(b"deviceProperties", b"computeProperties")
+    path.write_bytes(text)
+    assert read(path).device == "Tesla V100-SXM2-32GB"
 
 
 def test_what_ddp_adds_is_left_out(tmp_path: Path) -> None:

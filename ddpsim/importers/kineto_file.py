@@ -34,6 +34,7 @@ _ARGS: dict[Kind, tuple[str, ...]] = {
     "gpu": ("correlation", "device", "Collective name", "In msg nelems", "dtype"),
 }
 _SIZED = ("torch::autograd::AccumulateGrad", "gloo:")  # ops of which the sizes are read
+_OLD_DEVICES = "computeProperties"  # the key of the first versions
 _NOTHING: dict[str, Any] = {}
 _LARGEST_BYTES = 2**30
 _LATEST_US = 1e16  # some 300 years: nanoseconds taken for microseconds are beyond it
@@ -75,11 +76,12 @@ def read_trace_file(source: SourceFile) -> TraceFile:
     for event in kept:
         _check(name, event)
     distributed = document.get("distributedInfo")
+    devices = document.get("deviceProperties", document.get(_OLD_DEVICES))
     return TraceFile(
         name,
         kept,
         distributed if isinstance(distributed, dict) else {},
-        dict(_devices(document.get("deviceProperties"))),
+        dict(_devices(devices)),
     )
 
 
