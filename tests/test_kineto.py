@@ -171,7 +171,7 @@ def test_work_beside_a_collective_of_the_loops_own_is_work(tmp_path: Path) -> No
     assert step.optimizer.device_s == pytest.approx(120e-6)
 
 
-def reduced_by_gloo(tmp_path: Path, *inputs: tuple[int, str]) -> tuple[Path, Path]:
+def reduced_by_gloo(tmp_path: Path, *inputs: tuple[int, str]) -> tuple[Path, str]:
     """A trace and the list of its three parameters, of 1, 2 and 3 elements.
 
     Each step's all-reduces take `inputs`, elements and types: three by hooks, one of its own.
@@ -182,9 +182,7 @@ def reduced_by_gloo(tmp_path: Path, *inputs: tuple[int, str]) -> tuple[Path, Pat
     gloo = [event for event in writer.events if event["name"] == "gloo:all_reduce"]
     for event, (elements, dtype) in zip(gloo, inputs * 3, strict=True):
         event["args"] = {"Input Dims": [[elements]], "Input type": [dtype]}
-    listed = tmp_path / "list.csv"
-    listed.write_text("name,shape,dtype\na,1,float32\nb,2,float32\nc,3,float32\n")
-    return writer.save(tmp_path / "cpu.json"), listed
+    return writer.save(tmp_path / "cpu.json"), parameters(tmp_path, 1, 2, 3)
 
 
 def test_what_gloo_reduces_beside_gradients_is_none_of_theirs(tmp_path: Path) -> None:
@@ -192,7 +190,7 @@ def test_what_gloo_reduces_beside_gradients_is_none_of_theirs(tmp_path: Path) ->
     inputs = ((1, "float"), (5, "float"), (3, "int"), (1, "float"))
     path, listed = reduced_by_gloo(tmp_path, *inputs)
     assert read(path).typical.bucket_elements == (1, 5)
-    asked = scenario(path, "ddp.backend=gloo", device="cpu-core", parameters=str(listed))
+    asked = scenario(path, "ddp.backend=gloo", device="cpu-core", parameters=listed)
     assert not any("do not end where" in warning for warning in resolve(asked).model.warnings)
 
 
@@ -200,7 +198,7 @@ def test_more_that_hooks_reduce_than_gradients_is_refused(tmp_path: Path) -> Non
     """Floats are no map of used parameters, and three hooks asked for them."""
     inputs = ((1, "float"), (5, "float"), (3, "float"), (1, "float"))
     path, listed = reduced_by_gloo(tmp_path, *inputs)
-    asked = {"device": "cpu-core", "parameters": str(listed)}
+    asked = {"device": "cpu-core", "parameters": listed}
     assert refusal(path, "ddp.backend=gloo", **asked) == (
         "the all-reduces of its backward take 9 elements a step, but the gradients have 6; give "
         "the model that was traced, or, if the loop reduces something else during the backward, "
@@ -412,6 +410,66 @@ def test_a_list_gives_names_and_the_trace_the_order(tmp_path: Path) -> None:
     model = resolve(scenario(trace, parameters=str(path))).model
     assert [model.parameters[i].name for i in model.ready_order] == ["a", "d", "c", "b"]
     assert sum(work.device_s for work in model.backward) == pytest.approx(900e-6)
+
+
+CHECKPOINTED = replace(
+    STEP,
+    backward=[[400.0, 50.0], [150.0], [30.0], [], [300.0]],
+    shapes=[(10,), (10, 20), (64, 20), (20,), (20, 5)],
+)
+
+
+def checkpointed(tmp_path: Path, step: Step = CHECKPOINTED) -> Path:
+    """The step's second and third gradient are made in a reentrant checkpoint."""
+    writer = Writer()
+    for _ in range(3):
+        writer.step(step)
+        *_, first, last, _, _ = (e["ts"] for e in writer.events if e["name"] == ACCUMULATE)
+        writer._add("cpu_op", "CheckpointFunctionBackward", first - 0.1, last + 0.3, ENGINE, {})
+    return writer.save(tmp_path / "trace.json")
+
+
+def parameters(tmp_path: Path, *elements: int) -> str:
+    listed = tmp_path / "list.csv"
+    rows = (f"p{number},{count},float32" for number, count in enumerate(elements))
+    listed.write_text("\n".join(["name,shape,dtype", *rows]))
+    return str(listed)
+
+
+def test_the_gradient_of_a_checkpointed_activation_is_none_of_a_parameters(tmp_path: Path) -> None:
+    listed = parameters(tmp_path, 10, 200, 20, 100)
+    model = resolve(scenario(checkpointed(tmp_path), parameters=listed)).model
+    assert [model.parameters[i].numel for i in model.ready_order] == [10, 200, 20, 100]
+    assert [work.device_s for work in model.backward] == pytest.approx(
+        [450e-6, 150e-6, 30e-6, 300e-6, 0]
+    )
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        replace(CHECKPOINTED, shapes=None),
+        # the activation is as large as the parameter beside it
+        replace(CHECKPOINTED, shapes=[(10,), (10, 20), (40, 5), (20,), (20, 5)]),
+    ],
+)
+def test_activations_that_are_like_parameters_are_refused(tmp_path: Path, step: Step) -> None:
+    listed = parameters(tmp_path, 10, 200, 20, 100)
+    assert refusal(checkpointed(tmp_path, step), parameters=listed) == (
+        "holds reentrant activation checkpointing (CheckpointFunctionBackward), which makes "
+        "gradients of activations too: of 5 gradients a step makes 2 in checkpoints, and sizes do "
+        "not tell which are those of the 4 parameters beside it; record with use_reentrant=False, "
+        "or with record_shapes=True if shapes are missing"
+    )
+
+
+def test_activations_are_not_taken_for_parameters_without_a_model(tmp_path: Path) -> None:
+    assert refusal(checkpointed(tmp_path)) == (
+        "holds reentrant activation checkpointing (CheckpointFunctionBackward), which makes "
+        "gradients of activations too, and nothing here tells them from those of parameters; "
+        "record with use_reentrant=False, or give workload.model (a zoo name) or "
+        "workload.parameters (a CSV) beside a trace with shapes (record_shapes=True)"
+    )
 
 
 def test_the_host_makes_a_step_that_it_launches_slowly(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ OF_DDP = (
     *("record_param_comms", "aten::flatten_dense_tensors", "aten::unflatten_dense_tensors"),
 )
 _COLLECTIVE_CALL = "c10d::"
+# of torch.utils.checkpoint with use_reentrant=True, Megatron's and DeepSpeed's alike
+_CHECKPOINT = "CheckpointFunctionBackward"
 OPTIMIZER_STEP = "Optimizer.step"
 _LOADER = "enumerate(DataLoader)"
 # a call of the CUDA runtime that takes longer waits for the device (a full queue, a synchronise)
@@ -162,6 +164,12 @@ class TraceEvents:
         for thread in list(found):
             found[thread] += _copies_back(op for op in self.ops if op.thread == thread)
         return {thread: Intervals(spans) for thread, spans in found.items()}
+
+    @cached_property
+    def checkpoints(self) -> Intervals:
+        """When a reentrant checkpoint has a backward of its own, whose leaves are not all ours."""
+        named = (op for op in self.ops if op.name == _CHECKPOINT)
+        return Intervals((op.start_us, op.end_us) for op in named)
 
     @cached_property
     def hooks(self) -> dict[int | str, Intervals]:

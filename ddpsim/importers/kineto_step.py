@@ -42,10 +42,14 @@ class Piece(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """What a trace with shapes tells of a gradient; None without."""
+    """What a trace with shapes tells of a gradient; None without.
+
+    `in_checkpoint`: made by a reentrant checkpoint, which makes them of its inputs too.
+    """
 
     shape: tuple[int, ...] | None
     dtype: str | None
+    in_checkpoint: bool = False
 
     @property
     def numel(self) -> int | None:
@@ -212,7 +216,7 @@ class _Step:
             forward=forward,
             backward=backward,
             optimizer=self._optimizer(),
-            gradients=tuple(_gradient(op.args) for op in self.ready),
+            gradients=tuple(self._gradients()),
             collectives=tuple(self._told_collectives()),
             loader_s=self.trace.loader.within(window.start_us, window.end_us) * _S,
             beside_comm_s=self._beside_communication_us() * _S,
@@ -220,6 +224,11 @@ class _Step:
                 op.name.startswith(OPTIMIZER_STEP) for op in within(self.trace.ops, window)
             ),
         )
+
+    def _gradients(self) -> Iterator[Gradient]:
+        for op in self.ready:
+            in_checkpoint = op.start_us in self.trace.checkpoints
+            yield _gradient(op.args)._replace(in_checkpoint=in_checkpoint)
 
     def _piece(self, works: Iterable[DeviceWork], host_us: float) -> Piece:
         """On a CPU the host is the device."""

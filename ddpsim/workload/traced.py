@@ -12,6 +12,7 @@ from ddpsim.importers.kineto import Gradient, KinetoTrace, Piece
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.schema import Device, Workload
 from ddpsim.units import format_duration
+from ddpsim.workload.checkpointed import of_parameters, refuse_checkpoints
 from ddpsim.workload.model import Model, Parameter, Work
 
 __all__ = ["bare_model", "traced_model"]
@@ -22,6 +23,7 @@ _LONG_WAIT = 0.02  # of a step, for a batch
 
 def bare_model(trace: KinetoTrace, device: Device) -> Model:
     """The parameters that a trace with shapes tells of, without times; raises ImportFailedError."""
+    refuse_checkpoints(trace)
     gradients = trace.typical.gradients
     parameters = tuple(_parameter(trace, i, g) for i, g in enumerate(gradients))[::-1]
     whose = "its registration order is taken as the reverse of the order of its gradients"
@@ -64,6 +66,7 @@ def traced_model(trace: KinetoTrace, known: Model, workload: Workload, device: D
             f"{trace.source} was recorded on {of}, but cluster.device is a {device.kind.upper()}; "
             "name the device of the trace",
         )
+    trace = of_parameters(trace, known)
     step = trace.typical
     ready_order = _ready_order(trace, known)
     parameters = list(known.parameters)
