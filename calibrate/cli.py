@@ -247,7 +247,7 @@ def fit(
     """Fit links, interference, DDP's own cost and jitter; write a cluster profile."""
     from calibrate.fit.profile import fit_profile, samples_of_records
     from calibrate.fit.residuals import residual_table, write_residual_figure
-    from calibrate.fit.show import data_loaders
+    from calibrate.fit.show import correlated, data_loaders
     from calibrate.record import load_record
 
     drawn = [(residuals, HTML)] if residuals else []
@@ -258,7 +258,8 @@ def fit(
     _write(fitted, output)
     for line in data_loaders(loaded):
         print(line)
-    print(residual_table(fitted.all_reduce, samples))
+    for line in (residual_table(fitted.all_reduce, samples), *correlated(fitted)):
+        print(line)
     if residuals:
         write_residual_figure(fitted.all_reduce, samples, residuals)
 
@@ -321,6 +322,7 @@ def import_nccl_tests(
     """Make a cluster profile from nccl-tests logs of one cluster, of one or several layouts."""
     from calibrate.fit.profile import fit_logs, samples_of_logs
     from calibrate.fit.residuals import residual_table
+    from calibrate.fit.show import correlated
     from ddpsim.importers.all_reduce import read_all_reduce
     from ddpsim.scenario.quantity import SourceFile
 
@@ -328,7 +330,8 @@ def import_nccl_tests(
     read = [read_all_reduce(SourceFile(path.name, path)) for path in logs]
     fitted = fit_logs(read, name)
     _write(fitted, output)
-    print(residual_table(fitted.all_reduce, samples_of_logs(read)))
+    for line in (residual_table(fitted.all_reduce, samples_of_logs(read)), *correlated(fitted)):
+        print(line)
     for warning in (said for log in read for said in log.warnings):
         print(f"WARNING {warning}")
 

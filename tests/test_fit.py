@@ -27,7 +27,6 @@ from calibrate.fit import (
     Fit,
     FitError,
     Sample,
-    correlation_table,
     fit_all_reduce,
     fit_logs,
     fit_profile,
@@ -1342,12 +1341,11 @@ def test_residuals_as_text_and_as_a_figure(tmp_path: Path) -> None:
 
 
 def test_correlations_are_told() -> None:
-    table = correlation_table(_noisy_fit("nccl"))
-    assert table.splitlines()[0].startswith("-0.9")
-    assert "base | regime" in table
-    assert correlation_table(replace(_noisy_fit("nccl"), correlations={})) == (
-        "no two figures are correlated beyond 0.9"
-    )
+    first, *others = _noisy_fit("nccl").correlated
+    assert first.correlation < -0.9
+    assert first.figures[0].endswith("base")
+    assert all(abs(pair.correlation) <= abs(first.correlation) for pair in others)
+    assert replace(_noisy_fit("nccl"), correlations={}).correlated == ()
 
 
 # measurements by others

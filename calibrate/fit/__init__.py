@@ -7,7 +7,7 @@ from calibrate.fit.profile import (
     samples_of_logs,
     samples_of_records,
 )
-from calibrate.fit.residuals import correlation_table, residual_table, write_residual_figure
+from calibrate.fit.residuals import residual_table, write_residual_figure
 from calibrate.fit.samples import Fit, FitError, Sample
 from calibrate.fit.show import show
 
@@ -15,7 +15,6 @@ __all__ = [
     "Fit",
     "FitError",
     "Sample",
-    "correlation_table",
     "fit_all_reduce",
     "fit_logs",
     "fit_profile",

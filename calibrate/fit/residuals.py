@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.fit.samples import Fit, Sample, relative_residuals
+from calibrate.fit.samples import Sample, relative_residuals
 from ddpsim.cluster.fitted import AllReduceModel, Columns, all_reduce_times_s
 from ddpsim.files import write_atomically
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
-__all__ = ["correlation_table", "residual_table", "write_residual_figure"]
+__all__ = ["residual_table", "write_residual_figure"]
 
-_LEAST_CORRELATION = 0.9
 _WHAT = (
     "measured: the mean of the middle four fifths of a size's samples; predicted: the fitted "
     "model, which `ddpsim run` takes for layouts, rates and sizes that were not measured; for the "
@@ -45,18 +44,6 @@ def residual_table(model: AllReduceModel, samples: Sequence[Sample]) -> str:
     )
     lines.append(_WHAT)
     return "\n".join(lines)
-
-
-def correlation_table(fit: Fit) -> str:
-    """Pairs of figures whose errors go together (beyond 0.9): only their sum is well known."""
-    strong = [
-        (abs(value), f"{value:+.3f}  {a} | {b}")
-        for (a, b), value in fit.correlations.items()
-        if abs(value) >= _LEAST_CORRELATION
-    ]
-    if not strong:
-        return "no two figures are correlated beyond 0.9"
-    return "\n".join(line for _, line in sorted(strong, reverse=True))
 
 
 def write_residual_figure(model: AllReduceModel, samples: Sequence[Sample], path: Path) -> None:

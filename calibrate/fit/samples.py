@@ -14,7 +14,12 @@ from calibrate.record import Measurement, Record
 from ddpsim.cluster.corrected import Correction
 from ddpsim.cluster.fitted import AllReduceModel, Columns, Point, all_reduce_times_s
 from ddpsim.errors import DdpsimError
-from ddpsim.importers.cluster_profile import MeasuredAllReduce, MeasuredSigma, ValidRange
+from ddpsim.importers.cluster_profile import (
+    Correlated,
+    MeasuredAllReduce,
+    MeasuredSigma,
+    ValidRange,
+)
 
 __all__ = [
     "LEAST_BUCKET_BYTES",
@@ -71,7 +76,18 @@ class Fit:
     warnings: tuple[str, ...]
     correlations: dict[tuple[str, str], float]
 
+    @property
+    def correlated(self) -> tuple[Correlated, ...]:
+        """The pairs whose errors go together, the closest first: only their sum is well known."""
+        strong = [
+            Correlated(figures=pair, correlation=round(value, 3))
+            for pair, value in self.correlations.items()
+            if abs(value) >= _CORRELATED
+        ]
+        return tuple(sorted(strong, key=lambda pair: -abs(pair.correlation)))
 
+
+_CORRELATED = 0.9
 LEAST_BUCKET_BYTES = 1_048_576  # torch's first bucket
 _ENOUGH = 3
 

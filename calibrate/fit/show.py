@@ -15,7 +15,7 @@ from ddpsim.importers.cluster_profile import (
 )
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
-__all__ = ["data_loaders", "not_measured", "show"]
+__all__ = ["correlated", "data_loaders", "not_measured", "show"]
 
 _EXACT = 1e-4  # a smaller relative error is lost in the digits shown
 _NO_LIMIT = 1e15  # bytes per second: a fit's floor of its inverse, and no machine's rate
@@ -32,6 +32,7 @@ def show(profile: ClusterProfile) -> str:
             f"  from {', '.join(made.sources)}",
         ],
         list(_all_reduce(profile)),
+        list(correlated(profile)),
         list(_valid(profile)),
         list(_interference(profile)),
         list(_overheads(profile)),
@@ -40,6 +41,13 @@ def show(profile: ClusterProfile) -> str:
         ["warnings", *(f"  {line}" for line in profile.warnings)] if profile.warnings else [],
     ]
     return "\n".join(line for section in sections for line in section)
+
+
+def correlated(profile: ClusterProfile) -> Iterator[str]:
+    """Figures whose errors go together: each alone may be as far off as its standard error says."""
+    for pair in profile.correlated:
+        one, other = pair.figures
+        yield f"  errors go together: {one} | {other} (correlation {pair.correlation:+.2f})"
 
 
 def _all_reduce(profile: ClusterProfile) -> Iterator[str]:
@@ -176,7 +184,7 @@ def not_measured(profile: ClusterProfile) -> Iterator[str]:
     for name, part, instead in (
         ("interference", profile.interference, "a published average" if nccl else "none"),
         ("DDP's own cost", profile.overheads.hook_s, "torch's kernels as priced"),
-        ("jitter", profile.jitter, "none, unless the scenario states one"),
+        ("jitter", profile.jitter, "ranks as equal, unless the scenario says more"),
     ):
         if part is None:
             yield f"not measured: {name}; `ddpsim run` takes {instead}"

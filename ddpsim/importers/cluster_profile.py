@@ -288,6 +288,13 @@ class Provenance(_Part):
     sources: tuple[str, ...] = Field(min_length=1, description="records or logs, by name")
 
 
+class Correlated(_Part):
+    """Two figures of the all-reduce's fit whose errors go together."""
+
+    figures: tuple[str, str]
+    correlation: float = Field(ge=-1, le=1, description="of their errors")
+
+
 class ClusterProfile(_Part):
     """A cluster as calibrated."""
 
@@ -301,6 +308,9 @@ class ClusterProfile(_Part):
     all_reduce: Annotated[NcclRegimes | GlooRing, Field(discriminator="kind")]
     all_reduce_sigma: float = Field(
         ge=0, description="RMS of the fit's relative residuals, from 1 MiB up"
+    )
+    correlated: tuple[Correlated, ...] = Field(
+        (), description="figures of the fit that only together are well known, beyond 0.9"
     )
     measured: tuple[MeasuredAllReduce, ...] = Field(
         (), description="what the law was fitted to, and is corrected by on the same ranks"
