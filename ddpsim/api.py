@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from ddpsim.cluster.widened import waits_for_latency
 from ddpsim.engine.plan import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
-from ddpsim.errors import ScenarioError, shown
+from ddpsim.errors import shown
 from ddpsim.interval import COMPUTE, DATA, prediction_interval
 from ddpsim.job import Job, resolve
-from ddpsim.measured import check_measured
+from ddpsim.measured import as_stated, check_measured
 from ddpsim.provenance import Uncertainty
 from ddpsim.report.lines import counted
 from ddpsim.report.verdict import Verdict, is_normal, verdict
@@ -58,18 +58,10 @@ def checked(document: Document) -> Scenario:
     """The scenario of a document, with every file that it names; raises ScenarioError."""
     scenario = parse(document)
     resolve(scenario, document)
-    own = _as_stated(document)
-    if own is not None and not own.workload.profile:  # which knows what it was measured with
+    own = as_stated(document)
+    if own is not None:
         check_measured(own, scenario, "set both")
     return scenario
-
-
-def _as_stated(document: Document) -> Scenario | None:
-    """The scenario without `--set`; None where there are none, or it needs them to be whole."""
-    try:
-        return None if document.stated is None else parse(document.stated)
-    except ScenarioError:
-        return None
 
 
 def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:

@@ -7,11 +7,21 @@ from collections.abc import Sequence
 
 from ddpsim.errors import DdpsimError, Problem, ScenarioError
 from ddpsim.job import resolve
+from ddpsim.scenario.document import Document
+from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import MEASURED, Scenario
 
-__all__ = ["check_measured"]
+__all__ = ["as_stated", "check_measured"]
 
 _OF_A_STEP = ("model", "parameters", "batch_per_rank", "seq_len", "image_size", "precision")
+
+
+def as_stated(document: Document) -> Scenario | None:
+    """The scenario without `--set`; None where there are none, or it needs them to be whole."""
+    try:
+        return None if document.stated is None else parse(document.stated)
+    except ScenarioError:
+        return None
 
 
 def check_measured(own: Scenario, changed: Scenario, together: str) -> None:

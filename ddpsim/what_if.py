@@ -101,11 +101,13 @@ def _easing(job: Job, result: Result) -> Iterator[NextStep]:
         yield NextStep("the same without this noise, to see what it costs", (noise,))
         return
     before = _throughput(job)
+    varies = job.scenario.run.jitter or job.scenario.run.stalls or job.observed_s
+    beside = " without noise" if varies else ""
     for changes in _CHANGES.get(kind, (_less_compute,)):
         for change in changes(job, result):
             gain = _throughput(_changed_job(job, change)) / before - 1
             if gain >= _WORTH_TRYING:
-                yield NextStep(f"{change.why}: throughput {gain:+.0%}", (change.setting,))
+                yield NextStep(f"{change.why}: throughput {gain:+.0%}{beside}", (change.setting,))
                 break
 
 
@@ -113,6 +115,8 @@ def _noise(scenario: Scenario) -> str | None:
     """What takes a scenario's noise away; a jitter of zero also that of a profile."""
     if scenario.cluster.stragglers:
         return "cluster.stragglers=null"
+    if scenario.run.stalls:
+        return "run.stalls=null"
     return "run.jitter={sigma: 0}" if scenario.run.jitter else None
 
 

@@ -306,6 +306,13 @@ def test_a_measured_step_is_not_compared_at_another_batch() -> None:
     assert compare(parse(base), [both]).changes[0].step_s
 
 
+def test_nor_another_file_with_settings_that_it_was_not_measured_with() -> None:
+    base = document("resnet50-2x8-25gbit", "workload.batch_per_rank=128")
+    measured = document("straggler", "workload.batch_per_rank=128")
+    (change,) = compare(parse(base), [option(measured, title="b.yaml")]).changes
+    assert "workload.step_time was measured with another" in change.problem
+
+
 FUSED = "workload.optimizer.fused=true"
 
 

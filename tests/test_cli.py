@@ -315,3 +315,13 @@ def test_a_measured_step_is_not_taken_for_another_batch(cli: Cli, command: str) 
     assert "workload.batch_per_rank: workload.step_time was measured with another" in done.err
     both = ("--set", "workload.batch_per_rank=512", "--set", "workload.step_time=20 ms")
     assert cli("run", file, *both).code == 0
+
+
+def test_a_profile_is_not_taken_for_another_optimizer_or_precision(
+    cli: Callable[..., Outcome],
+) -> None:
+    """As sweep and compare say of it."""
+    for setting in ("workload.optimizer.name=adam", "workload.precision=bf16"):
+        done = cli("run", "scenarios/gloo-cpu.yaml", "--set", setting)
+        assert done.code == 2
+        assert "workload.profile was measured with another" in done.err

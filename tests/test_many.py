@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,11 +88,20 @@ def test_those_that_settle_late_are_as_alone_too() -> None:
         for batch in (8, 16, 17)
         for gigabits in (5, 10, 25, 200)
     ]
-    briefs = ddpsim.simulate_many(asked)
-    for brief, scenario in zip(briefs, asked, strict=True):
-        result = ddpsim.simulate(scenario)
+    for brief, each in zip(ddpsim.simulate_many(asked), asked, strict=True):
+        result = ddpsim.simulate(each)
         for field in fields(Brief):
             assert getattr(brief, field.name) == getattr(result, field.name), field.name
+
+
+@pytest.mark.parametrize("rate", [1100, 1200, 1210])
+def test_a_step_that_settles_late_leaves_nothing_of_those_before(rate: int) -> None:
+    """A loader that is ahead of the first steps alone."""
+    path = Path(__file__).parent.parent / "scenarios" / "resnet50-2x8-25gbit.yaml"
+    asked = ddpsim.load_scenario(path, [f"workload.data.rate={rate} samples/s"])
+    (brief,), result = ddpsim.simulate_many([asked]), ddpsim.simulate(asked)
+    for field in fields(Brief):
+        assert getattr(brief, field.name) == getattr(result, field.name), field.name
 
 
 def test_a_warm_up_is_made_longer_once() -> None:

@@ -81,6 +81,17 @@ def test_a_measured_step_says_nothing_of_another_batch_or_device() -> None:
     assert sweep(straggler, both).points[0].brief
 
 
+def test_nor_where_one_value_is_set_for_all_points() -> None:
+    straggler = ROOT / "scenarios" / "straggler.yaml"
+    for fixed in ("workload.batch_per_rank=64", "cluster.device=a100-sxm-40gb"):
+        with pytest.raises(ScenarioError, match=r"workload\.step_time was measured with another"):
+            sweep(straggler, Grid.of([fixed, "ddp.bucket_cap_mb=5,25"]))
+    both = Grid.of(
+        ["workload.batch_per_rank=64", "workload.step_time=300 ms", "ddp.bucket_cap_mb=5,25"]
+    )
+    assert all(point.brief for point in sweep(straggler, both).points)
+
+
 def test_what_is_stated_of_a_link_tells_points_apart() -> None:
     """A machine has eight NICs, of which a scenario that states other figures says nothing."""
     found = sweep(

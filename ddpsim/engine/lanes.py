@@ -162,6 +162,7 @@ class Lanes:
             alike = self._repeat_from(number, self._compute - begun)
             if all(alike):
                 self.warmup, self._repeats = number, iterations - 1
+                self._steady = _Waits.none(self._shape)  # of steps that are warm-up now
             if number == self.warmup:
                 self.settled = alike
             times = 1 + self._repeats

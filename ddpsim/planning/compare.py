@@ -11,7 +11,7 @@ from ddpsim.engine.many import run_many
 from ddpsim.errors import DdpsimError, ScenarioError
 from ddpsim.interval import GLOO_SLOWDOWN, edges
 from ddpsim.job import Job, Parts, resolve
-from ddpsim.measured import check_measured
+from ddpsim.measured import as_stated, check_measured
 from ddpsim.planning.many import brief_of
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.changes import Change, Comparison
@@ -190,8 +190,9 @@ def option(document: Document, *settings: str, title: str = "", note: str = "") 
     title = title or ", ".join(settings)
     try:
         scenario = parse(document.changed(settings))
-        if settings:
-            check_measured(parse(document), scenario, "set both")
+        for own in (as_stated(document), parse(document) if settings else None):
+            if own is not None:
+                check_measured(own, scenario, "set both")
     except ScenarioError as error:
         return Option(title, error, settings, note)
     return Option(title, scenario, settings, note)

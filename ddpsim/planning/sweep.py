@@ -23,7 +23,7 @@ from typing import Any
 
 from ddpsim.errors import Problem, ScenarioError, shown
 from ddpsim.job import resolve
-from ddpsim.measured import check_measured
+from ddpsim.measured import as_stated, check_measured
 from ddpsim.planning.executors import HERE, ExecutorError, Workers
 from ddpsim.planning.grid import Axis, Grid
 from ddpsim.planning.journal import Journal, Outcome
@@ -62,8 +62,9 @@ def sweep(
     """
     _check(goals)
     document = load(source, grid.fixed)
-    own = _Asked.of(document, ())
-    asked = [_Asked.of(document, settings).beside(own.scenario) for settings in grid]
+    stated = as_stated(document)
+    own = _Asked.of(document, ()).beside(stated)
+    asked = [_Asked.of(document, settings).beside(stated).beside(own.scenario) for settings in grid]
     found: dict[str, Outcome] = {}
     wanted = {each.key: each.scenario for each in (own, *asked) if each.scenario}
     if journal:  # what failed is tried again: it may have been the worker's fault, or mended
@@ -128,7 +129,7 @@ class _Asked:
         if own is None or self.scenario is None:
             return self
         try:
-            check_measured(own, self.scenario, "--axis FILE with both keys")
+            check_measured(own, self.scenario, "set both, or --axis FILE with both keys")
         except ScenarioError as error:
             return replace(self, scenario=None, error=error)
         return self

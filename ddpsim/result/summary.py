@@ -231,10 +231,10 @@ def _bottleneck(
     A loader that every step waits for, or whose batches take as long as a step, sets the pace,
     whatever else is longer.
     """
-    whole = breakdown.total
+    whole, late_ns = breakdown.total, sum(step.late_peers_ns() for step in steps)
     causes = {
-        "communication": breakdown.exposed_comm,
-        "stragglers": waiting_ns,
+        "communication": breakdown.exposed_comm - late_ns,
+        "stragglers": max(waiting_ns, late_ns),
         "data": breakdown.data_wait,
         "host": sum(step.host_bound_ns() for step in steps),
     }
@@ -247,6 +247,8 @@ def _bottleneck(
     cost = f"{format_duration(_mean(causes[kind], steps))} a step ({share:.1%})"
     if kind == "communication":
         return Bottleneck("communication", f"{_exposed(steps, context)}, {cost}")
+    if kind == "stragglers" and late_ns > waiting_ns:
+        return Bottleneck("stragglers", f"ranks are late in turns: each waits for others {cost}")
     if kind == "stragglers":
         return Bottleneck("stragglers", f"rank {slowest} is last: the median rank waits {cost}")
     if kind == "data":

@@ -287,6 +287,7 @@ BucketCaps = Annotated[
         {
             "anyOf": [
                 {"const": "default"},
+                {"type": "null"},
                 {"type": "number", "exclusiveMinimum": 0},
                 {
                     "type": "array",
