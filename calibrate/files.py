@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -24,12 +25,18 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def load_json(model: type[_Model], path: Path, wanted: str) -> _Model:
-    """A file as one of our models, called `wanted`; raises ImportFailedError with what is wrong."""
+    """A file as one of our models, called `wanted`; raises ImportFailedError with what is wrong.
+
+    It must name its schema, which a model that is made here need not.
+    """
     try:
         text = path.read_bytes()
     except OSError as error:
         raise ImportFailedError(str(path), f"cannot be read: {error.strerror}") from None
-    return parsed(model, str(path), text, wanted)
+    loaded = parsed(model, str(path), text.removeprefix(codecs.BOM_UTF8), wanted)
+    if "schema_" not in loaded.model_fields_set:
+        raise ImportFailedError(str(path), f"is no {wanted}: schema: Field required")
+    return loaded
 
 
 def check_outputs(outputs: Sequence[tuple[Path, str]], inputs: Iterable[Path] = ()) -> None:
@@ -78,7 +85,7 @@ def _is_of_kind(path: Path, kind: str) -> bool:
     """Whether a file is empty or holds that kind; what cannot be read is not ours to replace."""
     try:
         with path.open("rb") as file:
-            begin = file.read(_BEGIN).decode("utf-8", errors="replace").strip()
+            begin = file.read(_BEGIN).decode("utf-8-sig", errors="replace").strip()
     except OSError:
         return False
     if kind == HTML:

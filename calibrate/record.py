@@ -7,7 +7,7 @@ an interrupted run loses only the one in flight.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -71,6 +71,7 @@ Kind = Literal[
     "data_loader",  # one batch; variant names the user's function
 ]
 Group = Literal["world", "intra_node", "one_per_node", "pair", "none"]
+Seconds = Annotated[float, Field(ge=0)]
 
 
 class _Part(BaseModel):
@@ -126,9 +127,9 @@ class Measurement(_Part):
     gpus_per_node: int = Field(1, ge=1, description="ranks a node that take part")
     size_bytes: int = Field(0, ge=0)
     parameters: int = Field(0, ge=0)
-    warmup_s: tuple[float, ...] = ()
-    samples_s: tuple[float, ...] = Field(min_length=1)
-    samples_by_rank_s: tuple[tuple[float, ...], ...] = Field(
+    warmup_s: tuple[Seconds, ...] = ()
+    samples_s: tuple[Seconds, ...] = Field(min_length=1)
+    samples_by_rank_s: tuple[tuple[Seconds, ...], ...] = Field(
         (), description="[rank][i], of jitter and compute"
     )
     notes: tuple[str, ...] = Field((), description="what to know of it, such as its noise")

@@ -7,6 +7,7 @@ folder of published sweeps (`nccl/all_reduce.csv`, `nccl/logs/ID.txt`), those ar
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import re
@@ -616,7 +617,7 @@ def test_a_layout_with_few_sizes_does_not_count() -> None:
     fit = fit_all_reduce([*enough, *few], "nccl")
     alone = fit_all_reduce(enough, "nccl")
     assert fit.model == alone.model
-    assert fit.warnings[0].startswith("4 message sizes on 4 x 4 ranks are too few: measure 5 or")
+    assert fit.warnings[0].startswith("message sizes on 4 x 4 ranks are too few (4): measure 5 ")
     assert fit.warnings[0].endswith("; these do not count")
     assert fit.warnings[1:] == alone.warnings
 
@@ -633,14 +634,14 @@ def test_a_layout_with_few_sizes_does_not_count() -> None:
             "nccl",
             _made(NODES, [(4, 4)], [1024, 2048, 4096, 8192]),
             (
-                "4 message sizes on 4 x 4 ranks are too few: measure 5 or more, from a "
+                "message sizes on 4 x 4 ranks are too few (4): measure 5 or more, from a "
                 "few kB to the largest bucket"
             ),
         ),
         (
             "gloo",
             _made(_gloo(), [(2, 1)], [1024, 2048, 4096]),
-            "3 message sizes are too few: measure 5 or more, from a few kB to the largest bucket",
+            "message sizes are too few (3): measure 5 or more, from a few kB to the largest bucket",
         ),
         (
             "gloo",
@@ -1276,6 +1277,118 @@ def test_a_log_is_no_record(tmp_path: Path) -> None:
     told = r"is no ddpsim\.record/1 record \(logs of nccl-tests go through `calibrate import nccl-"
     with pytest.raises(ImportFailedError, match=told):
         load_record(log)
+
+
+def _took(kind: str, seconds: float) -> Record:
+    """A record in which all of a kind took so long."""
+    record = _record().with_measurement(_jitter(50, 0.02))
+    record = _with(record, ("ddp_hook", "copies in", 0.016, 64_000_000, 128))
+    changed = [
+        m.model_copy(
+            update={
+                "samples_s": (seconds,) * len(m.samples_s),
+                "samples_by_rank_s": tuple(
+                    (seconds,) * len(times) for times in m.samples_by_rank_s
+                ),
+            }
+        )
+        if m.kind == kind
+        else m
+        for m in record.measurements
+    ]
+    return record.model_copy(update={"measurements": tuple(changed)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("all_reduce", "all_reduce alone of 1.024 kB on 2 x 1 ranks"),
+        ("compute", "compute gemm alone of 4.194 MB on 2 x 1 ranks"),
+        ("jitter", "jitter alone on 1 x 1 ranks"),
+        ("ddp_hook", "ddp_hook without of 100 parameters on 1 x 1 ranks"),
+        ("device_copy", "device_copy alone of 4.000 MB on 1 x 1 ranks"),
+        ("device_cast", "device_cast compress of 4.000 MB on 1 x 1 ranks"),
+    ],
+)
+def test_what_took_no_time_is_refused(kind: str, said: str) -> None:
+    with pytest.raises(FitError) as raised:
+        fit_profile([_took(kind, 0.0)], "x", ["a.json"])
+    assert str(raised.value) == (
+        f"a.json: {said} took 0 s, which nothing does: remove it from the record, and measure it "
+        "again with --resume"
+    )
+
+
+def test_one_moment_of_compute_that_took_no_time_is_refused() -> None:
+    """One all-reduce of many may be as wrong: a fit does not mind."""
+    for kind, is_refused in (("compute", True), ("all_reduce", False)):
+        record = _record()
+        first = next(m for m in record.measurements if m.kind == kind)
+        damaged = first.model_copy(update={"samples_s": (*first.samples_s[1:], 0.0)})
+        record = record.with_measurement(damaged)
+        if is_refused:
+            with pytest.raises(FitError, match=r"compute gemm alone of .* took 0 s"):
+                fit_profile([record], "x")
+        else:
+            fit_profile([record], "x")
+
+
+def test_copies_back_may_take_no_time() -> None:
+    record = _with(_record(), ("ddp_hook", "copies back", 0.0, 0, 250))
+    found = fit_profile([record], "x").overheads.copy_back_s
+    assert found is not None
+    assert found.value == 0
+
+
+def _loaded(tmp_path: Path, record: Record, change: Callable[[dict[str, Any]], object]) -> Record:
+    """A record as it is read back, once its document was changed."""
+    path, document = tmp_path / "record.json", json.loads(record.model_dump_json(by_alias=True))
+    change(document)
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return load_record(path)
+
+
+@pytest.mark.parametrize("key", ["samples_s", "warmup_s"])
+def test_a_negative_time_is_refused_as_the_record_is_read(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ImportFailedError, match=rf"measurements\.0\.{key}\.1: Input should be g"):
+        _loaded(tmp_path, _record(), lambda d: d["measurements"][0].update({key: [0.1, -1.0]}))
+    by_rank = {"samples_by_rank_s": [[0.1], [-1.0]]}
+    with pytest.raises(ImportFailedError, match=r"0\.samples_by_rank_s\.1\.0: Input should be"):
+        _loaded(tmp_path, _record(), lambda d: d["measurements"][0].update(by_rank))
+
+
+def test_a_record_must_name_its_schema(tmp_path: Path) -> None:
+    with pytest.raises(ImportFailedError, match=r"is no ddpsim\.record/1 .*: schema: Field req"):
+        _loaded(tmp_path, _record(), lambda document: document.pop("schema"))
+
+
+def test_a_record_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path, record = tmp_path / "record.json", _record()
+    path.write_text(record.model_dump_json(by_alias=True), encoding="utf-8-sig")
+    assert load_record(path) == record
+
+
+def test_a_record_that_holds_a_measurement_twice_is_refused() -> None:
+    record = _record()
+    twice = record.model_copy(update={"measurements": record.measurements * 2})
+    said = r"^a\.json holds all_reduce alone of 1\.024 kB on 2 x 1 ranks twice, which would count"
+    with pytest.raises(FitError, match=said):
+        fit_profile([twice], "x", ["a.json"])
+
+
+def test_records_with_too_few_measurements_are_named() -> None:
+    record = _record()
+    first = record.model_copy(update={"measurements": record.measurements[:1]})
+    none = record.model_copy(update={"measurements": ()})
+    for few, said in (
+        (first, r"^a\.json: message sizes are too few \(1\): measure 5 or more"),
+        (none, r"^a\.json: no all-reduce of two ranks or more was measured"),
+    ):
+        with pytest.raises(FitError, match=said):
+            fit_profile([few], "x", ["a.json"])
+    log = AllReduceLog("a.txt", "nccl-tests log", 1, 4, ((1024, 1e-5),), ())
+    with pytest.raises(FitError, match=r"^a\.txt: message sizes on 1 x 4 ranks are too few \(1\)"):
+        fit_logs([log], "x")
 
 
 # words and figures

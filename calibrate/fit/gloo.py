@@ -166,8 +166,8 @@ def _check(samples: Sequence[Sample]) -> None:
     sizes = {sample.size_bytes for sample in samples}
     if len(sizes) < LEAST_SIZES:
         raise FitError(
-            f"{len(sizes)} message sizes are too few: measure {LEAST_SIZES} or more, from a few kB "
-            "to the largest bucket"
+            f"message sizes are too few ({len(sizes)}): measure {LEAST_SIZES} or more, from a few "
+            "kB to the largest bucket"
         )
     if len({sample.line_rate is None for sample in samples}) > 1:
         raise FitError(

@@ -74,7 +74,7 @@ def _with_enough_sizes(samples: Sequence[Sample]) -> tuple[list[Sample], list[st
         sizes.setdefault((sample.nodes, sample.gpus_per_node), set()).add(sample.size_bytes)
     few = {layout: len(found) for layout, found in sizes.items() if len(found) < LEAST_SIZES}
     said = [
-        f"{count} message sizes on {nodes} x {gpus} ranks are too few: measure {LEAST_SIZES} or "
+        f"message sizes on {nodes} x {gpus} ranks are too few ({count}): measure {LEAST_SIZES} or "
         "more, from a few kB to the largest bucket"
         for (nodes, gpus), count in few.items()
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from statistics import median
 from typing import Literal
 
 from calibrate.fit.effects import fit_jitter, fit_overheads, overhead_warnings
@@ -14,9 +15,11 @@ from calibrate.fit.nccl import fit_nccl
 from calibrate.fit.samples import Fit, FitError, Sample, measured, measured_sigma
 from calibrate.fit.solve import ROBUST
 from calibrate.pace import bare_compute_s, times_the_least
-from calibrate.record import HALF, Environment, Measurement, Record
+from calibrate.record import COPIES_BACK, HALF, Environment, Measurement, Record
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.importers.cluster_profile import ClusterProfile, GlooRing, Provenance
+from ddpsim.report.lines import counted
+from ddpsim.units import format_bytes
 
 __all__ = [
     "NOT_STATED",
@@ -29,6 +32,7 @@ __all__ = [
 
 NOT_STATED = "not stated in the logs"
 _OTHER_PACE = 1.25  # records of one machine differed by up to 1.2; of two of one name by 1.34
+_EACH_COUNTS = ("compute", "jitter")  # whose samples are divided by, or their logarithms taken
 
 Backend = Literal["gloo", "nccl"]
 
@@ -52,9 +56,11 @@ def fit_profile(
     """
     sources = tuple(sources) or tuple(f"record {i + 1}" for i in range(len(records)))
     _check_alike(records, sources)
+    for record, source in zip(records, sources, strict=True):
+        _check_measurements(record, source)
     first = records[0].environment
     samples = samples_of_records(records)
-    fit = fit_all_reduce(samples, first.backend)
+    fit = _fitted(samples, first.backend, sources)
     law = fit.model
     if isinstance(law, GlooRing):
         burst, delay = fit_rested(records)
@@ -108,7 +114,8 @@ def fit_logs(
     _check_logs(logs)
     gpus = {gpu for log in logs for gpu in log.gpus}
     samples = samples_of_logs(logs)
-    fit = fit_all_reduce(samples, "nccl")
+    sources = tuple(log.source for log in logs)
+    fit = _fitted(samples, "nccl", sources)
     return ClusterProfile(
         name=name,
         backend="nccl",
@@ -122,10 +129,18 @@ def fit_logs(
             created=created,
             machine=gpus.pop() if len(gpus) == 1 else NOT_STATED,
             software=NOT_STATED,
-            sources=tuple(log.source for log in logs),
+            sources=sources,
         ),
         warnings=fit.warnings,
     )
+
+
+def _fitted(samples: Sequence[Sample], backend: Backend, sources: Sequence[str]) -> Fit:
+    """The same, with the files named where it fails."""
+    try:
+        return fit_all_reduce(samples, backend)
+    except FitError as error:
+        raise FitError(f"{', '.join(sources)}: {error}") from None
 
 
 def _check_logs(logs: Sequence[AllReduceLog]) -> None:
@@ -205,6 +220,37 @@ def _check_alike(records: Sequence[Record], sources: Sequence[str]) -> None:
             )
         if _hold_the_same(one, another):
             raise _given_twice(a, b)
+
+
+def _check_measurements(record: Record, source: str) -> None:
+    """Raise FitError where one of them is there twice, or took no time at all."""
+    held = set()
+    for m in record.measurements:
+        if m.key in held:
+            raise FitError(
+                f"{source} holds {_named(m)} twice, which would count as measured twice: remove one"
+            )
+        held.add(m.key)
+        if _took_no_time(m):
+            raise FitError(
+                f"{source}: {_named(m)} took 0 s, which nothing does: remove it from the record, "
+                "and measure it again with --resume"
+            )
+
+
+def _took_no_time(m: Measurement) -> bool:
+    """What DDP logs as copies back is a difference of two times, and may be none."""
+    if m.variant == COPIES_BACK:
+        return False
+    told = min if m.kind in _EACH_COUNTS else median
+    return any(told(times) <= 0 for times in (m.samples_s, *m.samples_by_rank_s) if times)
+
+
+def _named(m: Measurement) -> str:
+    """Kind, variant and what else tells it from others of the same record."""
+    size = f" of {format_bytes(m.size_bytes)}" if m.size_bytes else ""
+    parameters = f" of {counted(m.parameters, 'parameter')}" if m.parameters else ""
+    return f"{m.kind} {m.variant}{size}{parameters} on {m.nodes} x {m.gpus_per_node} ranks"
 
 
 def _given_twice(one: str, other: str) -> FitError:
