@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from calibrate.ddp_rounds import OptimizerName, RoundOptions, Variant
-from calibrate.files import HTML, check_outputs
+from calibrate.files import HTML, check_outputs, name_as_text
 from calibrate.testbed.cli import app as testbed
 from ddpsim.cli import new_app, parsed, run_app
 from ddpsim.files import write_atomically
@@ -253,7 +253,7 @@ def fit(
     drawn = [(residuals, HTML)] if residuals else []
     check_outputs([(output, CLUSTER_SCHEMA), *drawn], records)
     loaded = [load_record(path) for path in records]
-    fitted = fit_profile(loaded, name, [path.name for path in records])
+    fitted = fit_profile(loaded, name, [name_as_text(path) for path in records])
     samples = samples_of_records(loaded)
     _write(fitted, output)
     for line in data_loaders(loaded):
@@ -327,7 +327,7 @@ def import_nccl_tests(
     from ddpsim.scenario.quantity import SourceFile
 
     check_outputs([(output, CLUSTER_SCHEMA)], logs)
-    read = [read_all_reduce(SourceFile(path.name, path)) for path in logs]
+    read = [read_all_reduce(SourceFile(name_as_text(path), path)) for path in logs]
     fitted = fit_logs(read, name)
     _write(fitted, output)
     for line in (residual_table(fitted.all_reduce, samples_of_logs(read)), *correlated(fitted)):

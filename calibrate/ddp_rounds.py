@@ -21,7 +21,7 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from calibrate.files import load_json
+from calibrate.files import FileName, load_json, name_as_text
 from calibrate.record import Environment, Layout
 from ddpsim.files import write_atomically
 
@@ -85,7 +85,7 @@ class Variant(_Part):
 class RoundOptions(_Part):
     """What to measure, and how long."""
 
-    output: Path = Field(description="the rounds, JSON")
+    output: FileName = Field(description="the rounds, JSON")
     model: str = Field(description="MODULE:FUNCTION as for `calibrate.measure.training`")
     batch: int | None = Field(None, ge=1, description="default: the function's own")
     variants: tuple[Variant, ...] = tuple(Variant(bucket_cap_mb=cap) for cap in CAPS)
@@ -293,7 +293,7 @@ class Runs:
     @property
     def first_file(self) -> str:
         """The name of the first run's file."""
-        return next(iter(self.by_file)).name
+        return name_as_text(next(iter(self.by_file)))
 
     @cached_property
     def pooled(self) -> Rounds:

@@ -3,25 +3,56 @@
 from __future__ import annotations
 
 import codecs
+import os
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PlainSerializer, PlainValidator, ValidationInfo
 
 from ddpsim.errors import DdpsimError, ImportFailedError
 from ddpsim.files import write_atomically
 from ddpsim.importers.text import parsed
 
-__all__ = ["HTML", "check_outputs", "load_json", "rescued", "unwritable"]
+__all__ = [
+    "HTML",
+    "FileName",
+    "check_outputs",
+    "load_json",
+    "name_as_text",
+    "rescued",
+    "unwritable",
+]
 
 HTML = "HTML"
 _BEGIN = 4096  # bytes that tell what a file holds
 
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _file_name(given: object, info: ValidationInfo) -> Path:
+    if isinstance(given, Path):
+        return given
+    if info.mode == "json" and isinstance(given, str):
+        return Path(os.fsdecode(unquote_to_bytes(given)))
+    raise ValueError("wanted the name of a file")
+
+
+# JSON holds no other text than Unicode's, but a file's name may be any bytes: %e9
+FileName = Annotated[
+    Path,
+    PlainValidator(_file_name),
+    PlainSerializer(lambda path: quote_from_bytes(os.fsencode(path)), str, when_used="json"),
+]
+
+
+def name_as_text(path: Path) -> str:
+    """A file's name without its folder, as text that a file can hold: other bytes are escaped."""
+    return os.fsencode(path.name).decode("utf-8", errors="backslashreplace")
 
 
 def load_json(model: type[_Model], path: Path, wanted: str) -> _Model:

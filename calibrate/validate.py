@@ -33,6 +33,7 @@ from calibrate.ddp_rounds import (
     rank_medians,
     slowest,
 )
+from calibrate.files import name_as_text
 from calibrate.fit.estimates import (
     MEDIAN_ERROR,
     SIGNIFICANT,
@@ -96,7 +97,7 @@ def validate(
             _check_cluster(path, rounds, profile)
     sweeps = tuple(mapped(partial(_sweep, profile=profile, device=device), subjects))
     return Validation(
-        profile=None if profile is None else profile.name,
+        profile=None if profile is None else name_as_text(profile),
         figures=figures_of([sweep for sweep in sweeps if not sweep.oversubscribed]),
         oversubscribed=figures_of([sweep for sweep in sweeps if sweep.oversubscribed]),
         sweeps=sweeps,
@@ -140,7 +141,7 @@ def _sweep(runs: Runs, profile: Path | None, device: str | None) -> Sweep:
         nodes=rounds.layout.nodes,
         gpus_per_node=rounds.layout.gpus_per_node,
         line_rate_bytes_per_s=rounds.layout.line_rate_bytes_per_s,
-        network="the rounds' own all-reduces" if profile is None else profile.name,
+        network="the rounds' own all-reduces" if profile is None else name_as_text(profile),
         oversubscribed=rounds.oversubscribed,
         cases=cases,
         warnings=inputs.warnings,

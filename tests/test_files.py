@@ -8,8 +8,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from calibrate.files import HTML, check_outputs
+from calibrate.ddp_rounds import RoundOptions
+from calibrate.files import HTML, check_outputs, name_as_text
 from ddpsim.errors import DdpsimError
 from ddpsim.files import write_atomically
 
@@ -101,3 +103,17 @@ def test_neither_an_input_nor_another_output_is_written_over(tmp_path: Path) -> 
     with pytest.raises(DdpsimError, match="two cannot hold two outputs"):
         check_outputs([(two, "ddpsim.profile/1"), (two, HTML)])
     check_outputs([(Path(os.devnull), "ddpsim.profile/1")])
+
+
+@pytest.mark.parametrize("name", [b"plain.json", "ö 100%.json".encode(), b"caf\xe9.json"])
+def test_a_name_of_any_bytes_goes_through_json(name: bytes) -> None:
+    path = Path("folder") / os.fsdecode(name)
+    options = RoundOptions(output=path, model="m:f")
+    assert RoundOptions.model_validate_json(options.model_dump_json()).output == path
+    assert RoundOptions.model_validate(options.model_dump()) == options
+    assert name_as_text(path) == name.decode("utf-8", errors="backslashreplace")
+
+
+def test_what_is_no_name_of_a_file_is_refused() -> None:
+    with pytest.raises(ValidationError, match="wanted the name of a file"):
+        RoundOptions.model_validate_json('{"output": 1, "model": "m:f"}')

@@ -71,7 +71,7 @@ def run_job(module: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
 
 @pytest.fixture(scope="module")
 def rounds(tmp_path_factory: pytest.TempPathFactory) -> Rounds:
-    path = tmp_path_factory.mktemp("rounds") / "rounds.json"
+    path = tmp_path_factory.mktemp("rounds") / os.fsdecode(b"caf\xe9.json")  # no UTF-8
     options = RoundOptions(
         output=path,
         model="measure_helpers:two_layers",

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from calibrate.ddp_rounds import OptimizerName
-from calibrate.files import rescued, unwritable
+from calibrate.files import FileName, rescued, unwritable
 from calibrate.fit.estimates import SIGNIFICANT, median_time
 from calibrate.interference_exponent import profile_keys
 from calibrate.measure.beside import BesideAllReduces
@@ -78,7 +78,7 @@ class ProfileOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    output: Path = Field(description="the profile, which the first rank writes")
+    output: FileName = Field(description="the profile, which the first rank writes")
     model: str = Field(description="MODULE:FUNCTION as for `calibrate.measure.training`")
     batch: int | None = Field(None, ge=1, description="default: the function's own")
     iterations: int = Field(30, ge=1)

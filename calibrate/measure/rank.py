@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import NoReturn
 
 from calibrate.measure.errors import LostContactError
@@ -19,6 +20,8 @@ FAILED, LOST = 3, 4
 def run_rank(task: Callable[[str], object]) -> NoReturn:
     """Do the task, with its options as JSON from the first argument, and end this process."""
     code = 0
+    if isinstance(sys.stdout, TextIOWrapper):  # a file's name may be what its encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         task(sys.argv[1])
     except DdpsimError as error:

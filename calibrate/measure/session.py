@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field
 
+from calibrate.files import FileName
 from calibrate.measure.clock import no_collection
 from calibrate.measure.environment import (
     check_same,
@@ -56,7 +57,7 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    output: Path = Field(description="the record, JSON")
+    output: FileName = Field(description="the record, JSON")
     time_budget_s: float = Field(600.0, gt=0, description="for the whole plan")
     memory_budget_bytes: int | None = Field(
         None, gt=0, description="of one rank; default: a quarter of what is free, shared by ranks"
