@@ -16,6 +16,7 @@ from calibrate.ddp_rounds import OptimizerName, RoundOptions, Variant
 from calibrate.files import HTML, check_outputs, name_as_text
 from calibrate.testbed.cli import app as testbed
 from ddpsim.cli import new_app, parsed, run_app
+from ddpsim.errors import printable
 from ddpsim.files import write_atomically
 from ddpsim.importers.cluster_profile import SCHEMA as CLUSTER_SCHEMA
 from ddpsim.importers.cluster_profile import ClusterProfile
@@ -25,6 +26,7 @@ from ddpsim.units import parse_bytes, parse_bytes_per_s
 __all__ = ["app", "main"]
 
 _LONGEST_S = 1e6  # of a budget: days
+_STOPPED = 130  # as typer has it where nobody tells of Ctrl-C: 128, and SIGINT
 
 _HELP = """Measure a cluster and a model, and turn them into what `ddpsim run` takes.
 
@@ -167,7 +169,8 @@ def profile(
         scale=ends,
     )
     if local is None and os.environ.get("WORLD_SIZE", "1") == "1":
-        document = profiling.profile_alone(options)
+        with _said_once():
+            document = profiling.profile_alone(options)
     else:
         _check_of_ranks(device, threads)
         with _said_once():
@@ -345,8 +348,8 @@ def _write(profile: ClusterProfile, path: Path) -> None:
 
 @contextmanager
 def _said_once() -> Iterator[None]:
-    """Of what every rank of a torchrun job ends with, the first speaks."""
-    from calibrate.measure.errors import RefusedError
+    """Of what every rank of a torchrun job ends with, the first speaks; Ctrl-C has its own code."""
+    from calibrate.measure.errors import RefusedError, StoppedError
 
     try:
         yield
@@ -354,6 +357,9 @@ def _said_once() -> Iterator[None]:
         if _is_first():
             raise
         raise typer.Exit(1) from None
+    except StoppedError as error:
+        print(printable(str(error)), file=sys.stderr)
+        raise typer.Exit(_STOPPED) from None
 
 
 def _check_of_ranks(device: str, threads: int) -> None:

@@ -26,6 +26,7 @@ pytest.importorskip("torch", reason="measuring needs torch")
 
 import torch
 import torch.distributed as dist
+import typer
 from measure_helpers import Pair
 from rich.console import Console
 from torch import Tensor
@@ -328,19 +329,25 @@ def test_what_takes_longer_than_the_time_left_is_left_out(tmp_path: Path, alone:
     assert "536.9 MB: would take " in record.environment.details["skipped"]
 
 
-def test_an_end_of_the_parent_ends_the_ranks(tmp_path: Path) -> None:
-    """SIGTERM, as of `timeout` or a scheduler, while two ranks measure."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_an_end_of_the_parent_ends_the_ranks(number: signal.Signals, tmp_path: Path) -> None:
+    """As of `timeout` or a scheduler, a terminal or Ctrl-C, while two ranks measure."""
     path = tmp_path / "record.json"
     command = [sys.executable, "-m", "calibrate", "measure", "--local", "2", "-o", str(path)]
-    parent = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    parent = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
         while not path.exists():
             assert parent.poll() is None
             time.sleep(0.1)
-        parent.terminate()
-        assert parent.wait(timeout=60) == 128 + signal.SIGTERM
+        parent.send_signal(number)
+        _, said = parent.communicate(timeout=60)
     finally:
         parent.kill()
+    assert parent.returncode == 128 + number
+    assert said == (
+        f"stopped. What was measured so far is in {path}, if it is there yet; the same command "
+        "with --resume goes on from it.\n"
+    )
     lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(path) not in lines
 
@@ -1564,6 +1571,21 @@ def test_a_scaled_profile_says_that_it_is_an_estimate() -> None:
 def test_a_model_that_fails_later_is_told_with_its_place() -> None:
     with pytest.raises(MeasureError, match=r"^measure_helpers\.py, line \d+: RuntimeError: flaky$"):
         profiled("fails_later", iterations=20)
+
+
+def test_ctrl_c_in_a_profile_of_one_device_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_given: object, **_options: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("calibrate.measure.profile.iterate", stop)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(typer.Exit) as ended:
+        command("measure_helpers:two_layers", tmp_path / "model.json")
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().err == "stopped. Nothing was kept\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_more_threads_than_cores_are_refused() -> None:

@@ -2,14 +2,15 @@
 
 MeasureError         a rank, a file or a user's function: what, and what to do
 ├── LostContactError another rank is gone; the reason is its own
-└── RefusedError     all ranks say the same: the first is enough
+├── RefusedError     all ranks say the same: the first is enough
+└── StoppedError     the user stopped it, by Ctrl-C
 """
 
 from __future__ import annotations
 
 from ddpsim.errors import DdpsimError
 
-__all__ = ["LostContactError", "MeasureError", "RefusedError", "first_line"]
+__all__ = ["LostContactError", "MeasureError", "RefusedError", "StoppedError", "first_line"]
 
 
 _LAST_ERROR = "Last error:"  # ProcessGroupNCCL.cpp; the line after it says what
@@ -25,6 +26,10 @@ class LostContactError(MeasureError):
 
 class RefusedError(MeasureError):
     """Rank 0 found what is wrong, and every rank ends with it."""
+
+
+class StoppedError(MeasureError):
+    """Ctrl-C; says what is kept of the work."""
 
 
 def first_line(error: Exception) -> str:

@@ -16,7 +16,13 @@ import torch
 import torch.distributed as dist
 
 from calibrate.measure.clock import Clock
-from calibrate.measure.errors import LostContactError, MeasureError, RefusedError, first_line
+from calibrate.measure.errors import (
+    LostContactError,
+    MeasureError,
+    RefusedError,
+    StoppedError,
+    first_line,
+)
 from calibrate.measure.gloo_threads import gloo_first
 from calibrate.measure.training import told_of_code
 from calibrate.record import Layout
@@ -274,7 +280,7 @@ def _told(error: BaseException, rank: int, kept: str) -> MeasureError | None:
     """What to tell of an error that is torch's, or Ctrl-C; None of others."""
     match error:
         case KeyboardInterrupt():
-            return MeasureError(f"stopped. {kept}")
+            return StoppedError(f"stopped. {kept}")
         case torch.AcceleratorError():
             return MeasureError(f"the GPU of rank {rank} failed: {first_line(error)}. {kept}")
         case dist.DistBackendError() if _REMOTE in str(error):

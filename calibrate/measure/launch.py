@@ -13,12 +13,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from calibrate.measure.errors import MeasureError
+from calibrate.measure.errors import MeasureError, StoppedError
 from calibrate.measure.host import loopback
 from calibrate.measure.rank import FAILED, LOST
-from calibrate.signals import as_exceptions, name_of
+from calibrate.signals import Ended, as_exceptions, name_of
 
 __all__ = ["free_port", "local"]
 
@@ -30,7 +31,7 @@ def local(ranks: int, module: str, options: str, *, kept: str = "", nodes: int =
 
     `nodes` above 1 only pretends: ranks are numbered as if they were on so many machines. Raises
     MeasureError with the reason of the rank that failed first, and `kept`: what is kept of the
-    work. Ctrl-C, SIGTERM and SIGHUP end all ranks.
+    work. Ctrl-C, SIGTERM and SIGHUP end all ranks: a StoppedError, or SystemExit after its words.
     """
     if ranks < 1 or ranks % nodes:
         raise MeasureError(f"{ranks} ranks cannot be spread over {nodes} nodes")
@@ -43,7 +44,11 @@ def local(ranks: int, module: str, options: str, *, kept: str = "", nodes: int =
                 processes.extend(_started([module, options], ranks, nodes, logs))
                 _wait(processes)
         except KeyboardInterrupt:
-            raise MeasureError(f"stopped. {kept}".rstrip()) from None
+            raise StoppedError(f"stopped. {kept}".rstrip()) from None
+        except Ended:
+            with suppress(OSError):  # a terminal that is gone
+                print(f"stopped. {kept}".rstrip(), file=sys.stderr, flush=True)
+            raise
         finally:
             _end(processes)
         problem, said = _problem([process.returncode for process in processes], logs)

@@ -27,7 +27,7 @@ from calibrate.interference_exponent import profile_keys
 from calibrate.measure.beside import BesideAllReduces
 from calibrate.measure.clock import Clock, Mark
 from calibrate.measure.ddp_alone import HookTimes, process_group, under_ddp
-from calibrate.measure.errors import MeasureError
+from calibrate.measure.errors import MeasureError, StoppedError
 from calibrate.measure.job import Job, taking_part
 from calibrate.measure.launch import local
 from calibrate.measure.rank import run_rank
@@ -190,7 +190,10 @@ def profile(
 
 def profile_alone(options: ProfileOptions) -> Document:
     """Profile on one device and write the file; raises MeasureError as `profile` does."""
-    return _written(options, None)
+    try:
+        return _written(options, None)
+    except KeyboardInterrupt:
+        raise StoppedError("stopped. Nothing was kept") from None
 
 
 def profile_in_job(options: ProfileOptions) -> Document:
@@ -198,9 +201,12 @@ def profile_in_job(options: ProfileOptions) -> Document:
 
     Raises MeasureError as `profile` does, and where a peer is lost.
     """
-    kept = f"All but how it fares beside all-reduces is in {options.output}, if it is there yet."
-    with taking_part(options.timeout_s, kept, comm_first=options.comm_first) as job:
+    with taking_part(options.timeout_s, _kept(options), comm_first=options.comm_first) as job:
         return _written(options, job)
+
+
+def _kept(options: ProfileOptions) -> str:
+    return f"All but how it fares beside all-reduces is in {options.output}, if it is there yet."
 
 
 def _written(options: ProfileOptions, job: Job | None) -> Document:
@@ -250,7 +256,8 @@ def _check_before(options: ProfileOptions, job: Job | None) -> None:
 
 def profile_locally(ranks: int, options: ProfileOptions) -> Document:
     """The same in a job of ranks that are started here; see `calibrate.measure.launch.local`."""
-    local(ranks, "calibrate.measure.profile", options.model_dump_json())
+    job = options.model_dump_json()
+    local(ranks, "calibrate.measure.profile", job, kept=_kept(options))
     document: Document = json.loads(options.output.read_text("utf-8"))
     return document
 
