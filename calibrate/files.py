@@ -83,6 +83,8 @@ def check_outputs(outputs: Sequence[tuple[Path, str]], inputs: Iterable[Path] = 
     for path, kind in outputs:
         if path.resolve() in read:
             raise DdpsimError(f"{path} is read, and would be written over: name another output")
+        if path.is_dir():
+            raise DdpsimError(f"{path} is a folder: name a file in it")
         if path.is_file() and not _is_of_kind(path, kind):
             raise DdpsimError(
                 f"{path} is there already, and not of the kind to be written ({kind}): name "

@@ -22,6 +22,7 @@ __all__ = [
     "LAYER",
     "PROCESSOR",
     "RESTED",
+    "SCHEMA",
     "TOGETHER",
     "WORKS",
     "Environment",

@@ -105,6 +105,11 @@ def test_neither_an_input_nor_another_output_is_written_over(tmp_path: Path) -> 
     check_outputs([(Path(os.devnull), "ddpsim.profile/1")])
 
 
+def test_a_folder_is_no_output(tmp_path: Path) -> None:
+    with pytest.raises(DdpsimError, match="is a folder: name a file in it"):
+        check_outputs([(tmp_path, "ddpsim.profile/1")])
+
+
 @pytest.mark.parametrize("name", [b"plain.json", "ö 100%.json".encode(), b"caf\xe9.json"])
 def test_a_name_of_any_bytes_goes_through_json(name: bytes) -> None:
     path = Path("folder") / os.fsdecode(name)

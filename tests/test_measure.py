@@ -560,10 +560,73 @@ def test_what_torch_cannot_do_is_left_out_with_its_reason(
 
 def test_a_record_that_is_there_is_not_overwritten(tmp_path: Path, alone: None) -> None:
     path = tmp_path / "record.json"
-    path.write_text("precious")
+    measure(Options(output=path), small_plan())
+    there = path.read_bytes()
     with pytest.raises(MeasureError, match=r"is there already: go on from it with --resume, or"):
         measure(Options(output=path))
+    assert path.read_bytes() == there
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_is_there_and_no_record_is_named(tmp_path: Path, alone: None, resume: bool) -> None:
+    path, pipe = tmp_path / "mine.py", tmp_path / "pipe"
+    path.write_text("precious")
+    os.mkfifo(pipe)
+    other = "is no ddpsim.record/1 record" if resume else "is there already, and not of the kind"
+    for output, said in (
+        (path, other),
+        (tmp_path, "is a folder: name a file in it"),
+        (pipe, "is a device or a pipe, which keeps no record: name a file"),
+        (path / "record.json", "cannot be written: File exists: name another file"),
+        (tmp_path / ("x" * 300), "cannot be written: File name too long: name another file"),
+    ):
+        with pytest.raises(MeasureError, match=re.escape(str(output))) as raised:
+            measure(Options(output=output, resume=resume))
+        assert said in str(raised.value)
     assert path.read_text() == "precious"
+
+
+def test_an_empty_file_is_filled(tmp_path: Path, alone: None) -> None:
+    """As `mktemp` makes them."""
+    path = tmp_path / "record.json"
+    path.touch()
+    assert len(measure(Options(output=path), small_plan()).measurements) == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "is_there", "said"),
+    [
+        (errno.ENOSPC, False, "the disk is full: make room, or name another file"),
+        (errno.EACCES, False, "Permission denied: name another file"),
+        (
+            errno.EACCES,
+            True,
+            (
+                "Permission denied. Its last whole version is as it was; mend that and go on with "
+                "--resume"
+            ),
+        ),
+    ],
+)
+def test_what_is_said_of_a_record_that_cannot_be_written(
+    number: int,
+    is_there: bool,
+    said: str,
+    tmp_path: Path,
+    alone: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "record.json"
+    if is_there:
+        measure(Options(output=path), small_plan())
+
+    def fails(handle: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("ddpsim.files.os.fsync", fails)
+    with pytest.raises(MeasureError) as raised:
+        measure(Options(output=path, resume=is_there), small_plan())
+    assert str(raised.value) == f"{path} cannot be written: {said}"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field
 
-from calibrate.files import FileName
+from calibrate.files import FileName, check_outputs
 from calibrate.measure.clock import no_collection
 from calibrate.measure.environment import (
     check_same,
@@ -33,7 +33,7 @@ from calibrate.measure.progress import Reporter
 from calibrate.measure.rank import run_rank
 from calibrate.measure.reference import find_function
 from calibrate.measure.rounds import Round, build_round
-from calibrate.record import Kind, Measurement, Record, load_record, save_record
+from calibrate.record import SCHEMA, Kind, Measurement, Record, load_record, save_record
 from ddpsim.errors import DdpsimError
 from ddpsim.units import format_bytes, format_duration
 
@@ -50,6 +50,7 @@ _MOST_WAIT = 0.5  # of the time limit, which ranks that take no part spend waiti
 _UNSURE = 1.5  # a task may take this many times its share before it is left out
 _USUAL_FREE_BYTES = 4 * 2**30  # assumed for a rank where the machine does not tell
 _MEMORY_SHARE = 0.25  # of what is free, by default
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Options(BaseModel):
@@ -209,12 +210,8 @@ class _Session:
             update={"line_rate_bytes_per_s": self._options.line_rate_bytes_per_s}
         )
         fresh = Record(environment=environment(job, rank_facts(job)), layout=layout)
-        if not path.exists():
+        if _is_free(path, resume=self._options.resume):
             return fresh
-        if not self._options.resume:
-            raise MeasureError(
-                f"{path} is there already: go on from it with --resume, or name another file"
-            )
         old = load_record(path)
         check_same_machine(old, fresh, path)
         details = {k: v for k, v in old.environment.details.items() if k != "skipped"}
@@ -365,11 +362,38 @@ class _Session:
 
     def _unwritten(self, error: OSError) -> str:
         path = self._options.output
-        reason = "the disk is full" if error.errno == errno.ENOSPC else str(error.strerror)
-        return (
-            f"{path} cannot be written: {reason}. Its last whole version is as it was; "
-            "make room and go on with --resume"
+        is_full = error.errno in _NO_ROOM
+        reason = "the disk is full" if error.errno == errno.ENOSPC else error.strerror
+        begin = f"{path} cannot be written: {reason}"
+        if not _is_there(path):
+            return f"{begin}: {'make room, or ' * is_full}name another file"
+        mend = "make room" if is_full else "mend that"
+        return f"{begin}. Its last whole version is as it was; {mend} and go on with --resume"
+
+
+def _is_free(path: Path, *, resume: bool) -> bool:
+    """Whether a record begins anew; raises DdpsimError where what is there forbids it."""
+    if not path.exists():
+        return True
+    if not path.is_dir() and not path.is_file():
+        raise MeasureError(f"{path} is a device or a pipe, which keeps no record: name a file")
+    if not resume or path.is_dir():
+        check_outputs([(path, SCHEMA)])
+    if not path.stat().st_size:
+        return True
+    if not resume:
+        raise MeasureError(
+            f"{path} is there already: go on from it with --resume, or name another file"
         )
+    return False
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file is, as far as can be told."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _skip(task: Task, problem: str, record: Record, reporter: Reporter) -> Record:
