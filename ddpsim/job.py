@@ -147,8 +147,8 @@ class Job:
     @property
     def ranks_taken_as_equal(self) -> bool:
         """Whether there are several and nobody says how they differ."""
-        cluster = self.scenario.cluster
-        known = self.ranks_measured or cluster.stragglers or self.scenario.run.jitter
+        cluster, of_several = self.scenario.cluster, any(len(each) > 1 for each in self.observed_s)
+        known = self.ranks_measured or of_several or cluster.stragglers or self.scenario.run.jitter
         return cluster.world_size > 1 and not known
 
     @property

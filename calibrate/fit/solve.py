@@ -1,4 +1,4 @@
-"""Robust least squares in the logarithm of time, with standard errors; the only use of SciPy.
+"""Robust least squares in the logarithm of time, with standard errors.
 
 Parameters are at least zero. A residual r counts as r^2 while it is small beside ROBUST, and as
 |r| beyond (SciPy's soft_l1), so that one row in ten may be wrong without moving the fit.

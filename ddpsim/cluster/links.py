@@ -43,6 +43,7 @@ PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours
 PRESET_PCIE = Uncertainty(0.90, "assumed: published rates through a host go from 1.5 to 26 GB/s")
 PRESET_NETWORK = Uncertainty(0.90, "presets of devices against 8 published sweeps of nodes")
 TCP_NETWORK = Uncertainty(0.90, "assumed: published TCP reaches 15 to 100 % of its NICs' rate")
+_EASY_FOR_TCP = 1.25e9  # bytes per second, assumed: a flow or two fill 10 Gbit/s
 CHOSEN_NETWORK = Uncertainty(
     0.37, "known NICs and NCCL's choice against 8 published sweeps of several nodes"
 )
@@ -112,7 +113,7 @@ def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> Uncer
     stated = cluster.inter_node is not None
     if chosen and cluster.algorithm == "auto":
         known = stated or cluster.machine is not None
-        if known and inter.transport == "tcp":
+        if known and inter.transport == "tcp" and rate_of(inter) > _EASY_FOR_TCP:
             return TCP_NETWORK
         return CHOSEN_NETWORK if known else PRESET_NETWORK
     return STATED_LINKS if stated else PRESET_NETWORK
