@@ -61,7 +61,7 @@ from ddpsim.importers.cluster_profile import (
     ClusterProfile,
     Fitted,
     GlooRing,
-    MeasuredAllReduce,
+    MeasuredTime,
     NcclRegime,
     NcclRegimes,
 )
@@ -250,10 +250,10 @@ def test_a_cost_for_the_engine() -> None:
 RATE = 62.5e6
 
 
-def _twice_as_long(sizes: Sequence[int], factor: float, rate: float) -> list[MeasuredAllReduce]:
+def _twice_as_long(sizes: Sequence[int], factor: float, rate: float) -> list[MeasuredTime]:
     model = _gloo()
     return [
-        MeasuredAllReduce(
+        MeasuredTime(
             nodes=2,
             gpus_per_node=1,
             size_bytes=size,
@@ -290,7 +290,7 @@ def test_one_slow_hour_in_three_corrects_nothing() -> None:
         assert correction.factor(model, 2**20, RATE) == pytest.approx(factor)
 
 
-def test_a_corrected_cost_leaves_broadcasts_alone() -> None:
+def test_what_all_reduces_are_off_says_nothing_of_broadcasts() -> None:
     law = FittedCost(_gloo(), 2, 1, RATE)
     cost = CorrectedCost(law, Correction.of(law.model, _twice_as_long([2**20], 2, RATE), 2, 1))
     twice = law.stretched(2.0)
@@ -735,6 +735,21 @@ def _jitter(iterations: int, sigma: float, memory: float = 0.0) -> Measurement:
             noise[i] = memory * noise[i - 1] + math.sqrt(1 - memory**2) * noise[i]
         ranks.append(tuple((middle * np.exp(sigma * noise)).tolist()))
     return Measurement(kind="jitter", samples_s=ranks[0], samples_by_rank_s=tuple(ranks))
+
+
+def test_measured_broadcasts_are_in_the_profile() -> None:
+    record = _record()
+    pair = {"group": "world", "nodes": 2, "gpus_per_node": 1}
+    broadcasts = [
+        Measurement(kind="broadcast", samples_s=(time_s,) * 9, size_bytes=size, **pair)
+        for size, time_s in ((2**16, 0.002), (2**20, 0.03))
+    ]
+    whole = record.model_copy(update={"measurements": (*record.measurements, *broadcasts)})
+    found = fit_profile([whole], "cluster").measured_broadcasts
+    assert [(each.size_bytes, each.time_s) for each in found] == [(2**16, 0.002), (2**20, 0.03)]
+    assert {(each.nodes, each.line_rate_bytes_per_s) for each in found} == {(2, 62.5e6)}
+    assert "broadcasts: 65.54 kB to 1.049 MB" in show(fit_profile([whole], "cluster"))
+    assert fit_profile([record], "cluster").measured_broadcasts == ()
 
 
 def test_a_profile_from_a_record() -> None:

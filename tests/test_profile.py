@@ -514,6 +514,32 @@ def test_the_network_is_as_uncertain_as_its_line_rate(gbit_per_s: float, sigma: 
     assert "left out in turn or made twice" in network.uncertainty.basis
 
 
+def test_broadcasts_take_what_was_measured_on_these_ranks() -> None:
+    """Between sizes as the law goes on; of other ranks the law alone tells."""
+    sizes = {2**16: 4e-5, 2**20: 9e-5}
+    measured = [
+        {"nodes": 1, "gpus_per_node": 8, "size_bytes": size, "time_s": time_s}
+        for size, time_s in sizes.items()
+    ]
+    layouts = [[1, 8], [2, 8]]
+    here, plain = (
+        nccl_network(1, layouts, **changes) for changes in ({"measured_broadcasts": measured}, {})
+    )
+    for size, time_s in sizes.items():
+        found_ns = duration_ns(here.cost.transfer("broadcast", size))
+        assert found_ns == pytest.approx(1e9 * time_s, abs=2)
+    between_ns = duration_ns(here.cost.transfer("broadcast", 2**18))
+    assert 4e4 < between_ns < 9e4
+    assert here.cost.transfer("all_reduce", 2**20) == plain.cost.transfer("all_reduce", 2**20)
+    told = [entry.trust for entry in here.provenance if entry.input == "broadcast time"]
+    assert told == ["measured"]
+    both = [
+        nccl_network(2, layouts, **changes) for changes in ({"measured_broadcasts": measured}, {})
+    ]
+    assert both[0].cost.transfer("broadcast", 2**20) == both[1].cost.transfer("broadcast", 2**20)
+    assert not [entry for entry in both[0].provenance if entry.input == "broadcast time"]
+
+
 def nccl_network(
     nodes: int, layouts: list[list[int]], hop_bytes: float = 0.0, **changes: Any
 ) -> Network:

@@ -33,7 +33,7 @@ from ddpsim.importers.cluster_profile import (
     ComputeKept,
     Fitted,
     Interference,
-    MeasuredAllReduce,
+    MeasuredTime,
 )
 from ddpsim.units import NS_PER_S
 
@@ -50,7 +50,7 @@ _HALF_MEASURED = (
 
 
 def fit_interference(
-    records: Sequence[Record], model: AllReduceModel, measured: Sequence[MeasuredAllReduce] = ()
+    records: Sequence[Record], model: AllReduceModel, measured: Sequence[MeasuredTime] = ()
 ) -> tuple[Interference | None, tuple[str, ...]]:
     """How much compute and communication lengthen each other, and warnings; None: not measured.
 
@@ -305,7 +305,7 @@ class _Links:
     """How long the bytes of all-reduces are on the link, as predictions take it."""
 
     model: AllReduceModel
-    measured: Sequence[MeasuredAllReduce]
+    measured: Sequence[MeasuredTime]
 
     def idle_s(self, piece: _Piece) -> float:
         """Seconds of a transfer in which its bytes are not on the link."""

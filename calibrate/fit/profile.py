@@ -15,7 +15,7 @@ from calibrate.fit.nccl import fit_nccl
 from calibrate.fit.samples import Fit, FitError, Sample, measured, measured_sigma
 from calibrate.fit.solve import ROBUST
 from calibrate.pace import bare_compute_s, times_the_least
-from calibrate.record import COPIES_BACK, HALF, Environment, Measurement, Record
+from calibrate.record import COPIES_BACK, HALF, Environment, Kind, Measurement, Record
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.importers.cluster_profile import ClusterProfile, GlooRing, Provenance
 from ddpsim.report.lines import counted
@@ -80,6 +80,7 @@ def fit_profile(
         all_reduce_sigma=fit.sigma,
         correlated=fit.correlated,
         measured=each,
+        measured_broadcasts=measured(samples_of_records(records, kind="broadcast")),
         measured_sigma=measured_sigma(fit.model, samples),
         valid=fit.valid,
         interference=interference,
@@ -168,8 +169,10 @@ def samples_of_logs(logs: Sequence[AllReduceLog]) -> list[Sample]:
     ]
 
 
-def samples_of_records(records: Sequence[Record], variant: str = "alone") -> list[Sample]:
-    """The usual time of every all-reduce of a variant, on two ranks or more.
+def samples_of_records(
+    records: Sequence[Record], variant: str = "alone", kind: Kind = "all_reduce"
+) -> list[Sample]:
+    """The usual time of every all-reduce (or broadcast) of a variant, on two ranks or more.
 
     The mean of the middle four fifths: small messages on a busy processor take one of two times,
     at once or with the scheduler's next tick, between which a median jumps.
@@ -179,7 +182,7 @@ def samples_of_records(records: Sequence[Record], variant: str = "alone") -> lis
         _sample(record, m)
         for record in records
         for m in record.measurements
-        if (m.kind, m.variant) == ("all_reduce", variant)
+        if (m.kind, m.variant) == (kind, variant)
         and m.nodes * m.gpus_per_node > 1
         and m.size_bytes > 0
     ]

@@ -16,8 +16,8 @@ from ddpsim.cluster.fitted import AllReduceModel, Columns, Point, all_reduce_tim
 from ddpsim.errors import DdpsimError
 from ddpsim.importers.cluster_profile import (
     Correlated,
-    MeasuredAllReduce,
     MeasuredSigma,
+    MeasuredTime,
     ValidRange,
 )
 
@@ -106,10 +106,10 @@ def fitted_sigma(model: AllReduceModel, samples: Sequence[Sample]) -> float:
     return _rms(relative_residuals(model, samples).tolist(), samples)
 
 
-def measured(samples: Iterable[Sample]) -> tuple[MeasuredAllReduce, ...]:
+def measured(samples: Iterable[Sample]) -> tuple[MeasuredTime, ...]:
     """The samples as a profile keeps them."""
     return tuple(
-        MeasuredAllReduce(
+        MeasuredTime(
             nodes=sample.nodes,
             gpus_per_node=sample.gpus_per_node,
             size_bytes=sample.size_bytes,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -24,10 +24,11 @@ from ddpsim.cluster.fitted import (
     AllReduceModel,
     Columns,
     FittedCost,
+    Floats,
     Point,
     all_reduce_times_s,
 )
-from ddpsim.importers.cluster_profile import GlooRing, MeasuredAllReduce
+from ddpsim.importers.cluster_profile import GlooRing, MeasuredTime
 
 __all__ = ["CorrectedCost", "Correction"]
 
@@ -45,9 +46,10 @@ class Correction:
     def of(
         cls,
         model: AllReduceModel,
-        measured: Sequence[MeasuredAllReduce],
+        measured: Sequence[MeasuredTime],
         nodes: int,
         gpus_per_node: int,
+        law_times_s: Callable[[AllReduceModel, Columns], Floats] = all_reduce_times_s,
     ) -> Correction:
         """From what was measured on this layout; nothing measured corrects nothing."""
         here = [m for m in measured if (m.nodes, m.gpus_per_node) == (nodes, gpus_per_node)]
@@ -56,7 +58,7 @@ class Correction:
         columns = Columns.of(
             [Point(m.size_bytes, nodes, gpus_per_node, m.line_rate_bytes_per_s) for m in here]
         )
-        ratios = np.log([m.time_s for m in here]) - np.log(all_reduce_times_s(model, columns))
+        ratios = np.log([m.time_s for m in here]) - np.log(law_times_s(model, columns))
         curves: dict[float, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
         for m, ratio in zip(here, ratios.tolist(), strict=True):
             curve = curves[_log_rate(model, m.line_rate_bytes_per_s)]
@@ -65,7 +67,7 @@ class Correction:
         return cls(tuple(rates), tuple(_medians(curves[rate]) for rate in rates))
 
     def factor(self, model: AllReduceModel, size_bytes: float, line_rate: float | None) -> float:
-        """Of an all-reduce's fitted time."""
+        """Of a collective's fitted time."""
         return self._between(self.curves, model, size_bytes, line_rate)
 
     def link_factor(
@@ -101,19 +103,19 @@ class Correction:
 
 @dataclass(frozen=True)
 class CorrectedCost:
-    """A law, with its all-reduces corrected, bytes on the link and latency; a CollectiveCost."""
+    """A law, with its times corrected, bytes on the link and latency; a CollectiveCost."""
 
     law: FittedCost
-    correction: Correction
+    all_reduces: Correction
+    broadcasts: Correction = Correction()
 
     def transfer(self, operation: Operation, size_bytes: int) -> WholeTransfer:
         """See CollectiveCost; raises InputError where the law has no figures."""
         law = self.law.transfer(operation, size_bytes)
-        if operation != "all_reduce":
-            return law
+        correction = self.all_reduces if operation == "all_reduce" else self.broadcasts
         asked = self.law.model, size_bytes, self.law.line_rate
-        whole_ns = round(self.correction.factor(*asked) * duration_ns(law))
-        transfer_ns = min(whole_ns, round(self.correction.link_factor(*asked) * law.transfer_ns))
+        whole_ns = round(correction.factor(*asked) * duration_ns(law))
+        transfer_ns = min(whole_ns, round(correction.link_factor(*asked) * law.transfer_ns))
         return replace(law, latency_ns=whole_ns - transfer_ns, transfer_ns=transfer_ns)
 
     def stretched(self, factor: float) -> CorrectedCost:

@@ -62,7 +62,8 @@ class FittedCost:
     A broadcast is not fitted, but priced from the same figures by the library's own algorithm:
     NCCL's ring passes the message once, after half the hops of the ring that reduces (nccl
     src/graph/tuning.cc has no other way), on the fastest of the rings, or of all regimes if none is
-    one; gloo sends it whole down a binomial tree (gloo/broadcast.cc), ceil(log2 n) times.
+    one; gloo sends it whole down a binomial tree (gloo/broadcast.cc), ceil(log2 n) times. What was
+    measured of it, if it was, `ddpsim.cluster.corrected` brings in.
     With gloo the time of the bytes on the wire is what two collectives in flight share; with
     NCCL, one at a time, the split does not matter.
     """
@@ -112,8 +113,14 @@ def all_reduce_s(
 
 
 def all_reduce_times_s(model: AllReduceModel, columns: Columns) -> Floats:
-    """Seconds of each of these all-reduces; raises InputError where no regime is for a columns."""
+    """Seconds of each of these all-reduces; raises InputError where no regime is for a layout."""
     latency_s, transfer_s = _all_reduce(model, columns)
+    return np.asarray(latency_s + transfer_s)
+
+
+def broadcast_times_s(model: AllReduceModel, columns: Columns) -> Floats:
+    """The same of broadcasts, see FittedCost."""
+    latency_s, transfer_s = _broadcast(model, columns)
     return np.asarray(latency_s + transfer_s)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddpsim.cluster.collectives import InterferingCost, Kept, Network
 from ddpsim.cluster.corrected import CorrectedCost, Correction
-from ddpsim.cluster.fitted import AllReduceModel, FittedCost
+from ddpsim.cluster.fitted import AllReduceModel, FittedCost, broadcast_times_s
 from ddpsim.cluster.links import CHOSEN_NETWORK, network_rate
 from ddpsim.cluster.reach import hops_are_assumed, is_beyond_one_node, reaching
 from ddpsim.errors import InputError
@@ -48,9 +48,11 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
     rate, collisions = _line_rate(cluster, scenario.run.seed) if is_gloo else (None, ())
     half = scenario.ddp.sent_dtype is not None  # bfloat16 is taken to cost what float16 does
     law = reaching(_law(profile, half=half), profile.valid.layouts, scenario)
+    layout = cluster.nodes, cluster.gpus_per_node
     cost = CorrectedCost(
-        FittedCost(law, cluster.nodes, cluster.gpus_per_node, rate),
-        Correction.of(profile.all_reduce, profile.measured, cluster.nodes, cluster.gpus_per_node),
+        FittedCost(law, *layout, rate),
+        Correction.of(profile.all_reduce, profile.measured, *layout),
+        Correction.of(profile.all_reduce, profile.measured_broadcasts, *layout, broadcast_times_s),
     )
     warnings = (*profile.warnings, *_warnings(cluster, profile, rate))
     found = profile.interference
@@ -221,6 +223,9 @@ def _provenance(
         source += f"; carried to {cluster.nodes} x {cluster.gpus_per_node} ranks"
         trust = "assumed"
     entries = [Provenance("all-reduce time", source, trust)]
+    layout = cluster.nodes, cluster.gpus_per_node
+    if any((each.nodes, each.gpus_per_node) == layout for each in profile.measured_broadcasts):
+        entries.append(Provenance("broadcast time", source, "measured"))
     if rate:
         stated = f"{format_bytes_per_s(rate)}; stated in the scenario, efficiency from the profile"
         entries.append(Provenance("cluster.inter_node", stated, "stated"))

@@ -23,7 +23,7 @@ __all__ = [
     "GlooRing",
     "Interference",
     "Jitter",
-    "MeasuredAllReduce",
+    "MeasuredTime",
     "NcclRegime",
     "NcclRegimes",
     "Overheads",
@@ -96,8 +96,8 @@ class GlooRing(_Part):
     line_rate_bytes_per_s: float = Field(gt=0, description="of the links it was measured on")
 
 
-class MeasuredAllReduce(_Part):
-    """One all-reduce that was measured, alone; what the law misses there is interpolated."""
+class MeasuredTime(_Part):
+    """A collective that was measured, alone; what the law misses there is interpolated."""
 
     nodes: int = Field(ge=1)
     gpus_per_node: int = Field(ge=1)
@@ -312,8 +312,11 @@ class ClusterProfile(_Part):
     correlated: tuple[Correlated, ...] = Field(
         (), description="figures of the fit that only together are well known, beyond 0.9"
     )
-    measured: tuple[MeasuredAllReduce, ...] = Field(
+    measured: tuple[MeasuredTime, ...] = Field(
         (), description="what the law was fitted to, and is corrected by on the same ranks"
+    )
+    measured_broadcasts: tuple[MeasuredTime, ...] = Field(
+        (), description="what the library's own way, priced from the law, is corrected by"
     )
     measured_sigma: tuple[MeasuredSigma, ...] = Field(
         (), description="how well what was measured tells of the same ranks, by line rate"
