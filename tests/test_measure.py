@@ -333,16 +333,22 @@ def test_what_takes_longer_than_the_time_left_is_left_out(tmp_path: Path, alone:
 def test_an_end_of_the_parent_ends_the_ranks(number: signal.Signals, tmp_path: Path) -> None:
     """As of `timeout` or a scheduler, a terminal or Ctrl-C, while two ranks measure."""
     path = tmp_path / "record.json"
-    command = [sys.executable, "-m", "calibrate", "measure", "--local", "2", "-o", str(path)]
-    parent = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    try:
-        while not path.exists():
-            assert parent.poll() is None
-            time.sleep(0.1)
-        parent.send_signal(number)
-        _, said = parent.communicate(timeout=60)
-    finally:
-        parent.kill()
+    code = (  # a shell's background jobs ignore Ctrl-C
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from calibrate.cli import main; main()"
+    )
+    command = [sys.executable, "-c", code, "measure", "--local", "2", "-o", str(path)]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as parent:
+        try:
+            while not path.exists():
+                assert parent.poll() is None
+                time.sleep(0.1)
+            parent.send_signal(number)
+            _, said = parent.communicate(timeout=60)
+        finally:
+            parent.kill()
     assert parent.returncode == 128 + number
     assert said == (
         f"stopped. What was measured so far is in {path}, if it is there yet; the same command "
