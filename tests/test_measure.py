@@ -87,7 +87,7 @@ from ddpsim.scenario.quantity import SourceFile
 
 HERE = Path(__file__).parent
 # seconds, not minutes: few repetitions, and no room for the largest all-reduces
-SMALL = {"most_repetitions": 2, "memory_budget_bytes": 200 * 2**20, "time_budget_s": 300.0}
+SMALL = {"most_repetitions": 2, "memory_budget_bytes": 160 * 2**20, "time_budget_s": 300.0}
 
 
 def ranks(count: int, output: Path, **options: Any) -> Record:
