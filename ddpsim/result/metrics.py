@@ -166,15 +166,22 @@ class Step:
         """The chain of work, transfers and waits that ends the step, from its start on."""
         chain: list[CriticalSpan] = []
         now, in_comm = self.end_ns, False
+        starts = [span.start_ns for span in self.compute]  # rising: it is one lane
         while now > self.start_ns:
-            links, in_comm = self._comm_before(now) if in_comm else self._compute_before(now)
+            before = bisect_left(starts, now) - 1
+            links, in_comm = (
+                self._comm_before(now) if in_comm else self._compute_before(now, before)
+            )
             chain += links
             now = chain[-1].start_ns if links else now
         return _merged(reversed(chain), self.start_ns)
 
-    def _compute_before(self, now: int) -> tuple[list[CriticalSpan], bool]:
-        """What the compute lane did until `now`; True: it waited, look at communication."""
-        span = next((s for s in reversed(self.compute) if s.start_ns < now), None)
+    def _compute_before(self, now: int, last: int) -> tuple[list[CriticalSpan], bool]:
+        """What the compute lane did until `now`; True: it waited, look at communication.
+
+        `last`: the place of the last span that begins before; below 0: none does.
+        """
+        span = self.compute[last] if last >= 0 else None
         if span is None or span.end_ns < now:
             begin_ns = span.end_ns if span else self.start_ns
             waited = overlap_ns([(begin_ns, now)], [(s.start_ns, s.end_ns) for s in self.host])
