@@ -168,20 +168,17 @@ class Step:
         now, in_comm = self.end_ns, False
         starts = [span.start_ns for span in self.compute]  # rising: it is one lane
         while now > self.start_ns:
-            before = bisect_left(starts, now) - 1
             links, in_comm = (
-                self._comm_before(now) if in_comm else self._compute_before(now, before)
+                self._comm_before(now) if in_comm else self._compute_before(now, starts)
             )
             chain += links
             now = chain[-1].start_ns if links else now
         return _merged(reversed(chain), self.start_ns)
 
-    def _compute_before(self, now: int, last: int) -> tuple[list[CriticalSpan], bool]:
-        """What the compute lane did until `now`; True: it waited, look at communication.
-
-        `last`: the place of the last span that begins before; below 0: none does.
-        """
-        span = self.compute[last] if last >= 0 else None
+    def _compute_before(self, now: int, starts: Sequence[int]) -> tuple[list[CriticalSpan], bool]:
+        """What the compute lane did until `now`; True: it waited, look at communication."""
+        begun = bisect_left(starts, now)
+        span = self.compute[begun - 1] if begun else None
         if span is None or span.end_ns < now:
             begin_ns = span.end_ns if span else self.start_ns
             waited = overlap_ns([(begin_ns, now)], [(s.start_ns, s.end_ns) for s in self.host])

@@ -153,9 +153,7 @@ def summarise(timeline: Timeline, context: Context) -> Result:
         exposed_comm_s=exposed_s,
         overlap_fraction=1 - exposed_s / comm_s if comm_s else None,
         buckets=_buckets(typical),
-        bottleneck=_bottleneck(
-            breakdown, slowest, _waiting_for(timeline, slowest), steady, context
-        ),
+        bottleneck=_bottleneck(breakdown, slowest, timeline.late_peers_ns, steady, context),
         critical_path=tuple(
             CriticalPart(link.kind, link.start_ns / NS_PER_S, link.end_ns / NS_PER_S)
             for link in typical.critical_path()
@@ -213,25 +211,21 @@ def _buckets(step: Step) -> tuple[BucketTimes, ...]:
     )
 
 
-def _waiting_for(timeline: Timeline, slowest: int) -> int:
-    """Ticks in which the median rank idles for late peers, beyond those of the slowest rank.
-
-    The slowest rank itself comes last and waits for nobody: its cost shows on the others. Where
-    half of the ranks are slow, the median rank is one that waits.
-    """
-    waits_ns = timeline.late_peers_ns
-    return max(0, sorted(waits_ns)[len(waits_ns) // 2] - waits_ns[slowest])
-
-
 def _bottleneck(
-    breakdown: BreakdownNs, slowest: int, waiting_ns: int, steps: list[Step], context: Context
+    breakdown: BreakdownNs,
+    slowest: int,
+    late_peers_ns: Sequence[int],
+    steps: list[Step],
+    context: Context,
 ) -> Bottleneck:
     """The largest cost beside the compute itself, if it is worth naming.
 
     A loader that every step waits for, or whose batches take as long as a step, sets the pace,
-    whatever else is longer.
+    whatever else is longer. A rank that is always the slowest waits for nobody: its cost shows on
+    the others, on the median one where half of the ranks are slow.
     """
-    whole, late_ns = breakdown.total, sum(step.late_peers_ns() for step in steps)
+    whole, late_ns = breakdown.total, late_peers_ns[slowest]
+    waiting_ns = sorted(late_peers_ns)[len(late_peers_ns) // 2] - late_ns
     causes = {
         "communication": breakdown.exposed_comm - late_ns,
         "stragglers": max(waiting_ns, late_ns),
