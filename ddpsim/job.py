@@ -31,6 +31,7 @@ from ddpsim.scenario.document import Document
 from ddpsim.scenario.schema import Device, Jitter, Scenario
 from ddpsim.units import NS_PER_S, format_bytes, format_duration
 from ddpsim.workload.build import build_model
+from ddpsim.workload.compiled import compiled_model
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
 from ddpsim.workload.other_devices import compute_times, times_provenance
@@ -323,10 +324,14 @@ class Parts:
         return built
 
     def model(self, scenario: Scenario) -> Model:
-        """See build_model."""
-        device, backend = scenario.cluster.device, scenario.ddp.backend
-        asked = (scenario.workload, device, scenario.may_leave_unused, backend)
-        return self.get("model", asked, lambda: build_model(scenario))
+        """See build_model, and compiled_model of one that is."""
+        ddp, device = scenario.ddp, scenario.cluster.device
+        asked = (scenario.workload, device, scenario.may_leave_unused, ddp.backend)
+        model = self.get("model", asked, lambda: build_model(scenario))
+        if not model.is_compiled:
+            return model
+        graphs = (id(model), model, ddp.bucket_cap_mb, ddp.optimize_ddp)
+        return self.get("compiled model", graphs, lambda: compiled_model(model, ddp))
 
     def node_times(self, scenario: Scenario) -> dict[int, float]:
         """See compute_times."""

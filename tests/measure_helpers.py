@@ -148,6 +148,22 @@ def two_layers(batch: int = 16) -> Any:
     return model, torch.randn(batch, 64), lambda output: output.sum()
 
 
+def of_equal_layers(batch: int = 64) -> Any:
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+    return model, torch.randn(batch, 512), lambda output: output.sum()
+
+
+def compiled(batch: int = 64) -> Any:
+    model, inputs, loss = of_equal_layers(batch)
+    return torch.compile(model, backend="aot_eager"), inputs, loss
+
+
+def compiled_in_place(batch: int = 64) -> Any:
+    model, inputs, loss = of_equal_layers(batch)
+    model.compile(backend="aot_eager")
+    return model, inputs, loss
+
+
 class Uncopyable(nn.Module):
     """It has a lock and keeps its last output; the loss needs its head, which forward does not."""
 

@@ -1478,6 +1478,21 @@ def test_a_profile_says_what_is_never_ready_sparse_or_a_buffer() -> None:
     assert "each, taken off the ready times" in document["source"]
 
 
+@pytest.mark.parametrize("name", ["compiled", "compiled_in_place"])
+def test_a_compiled_models_ready_times_are_those_without(name: str) -> None:
+    """Of equal layers the last one's gradient comes early, where a compiled graph's all come last.
+
+    Loads on the machine may halve or double a share of the backward.
+    """
+    document = profiled(name)
+    ready = {p["name"].removeprefix("_orig_mod."): p["ready_s"] for p in document["parameters"]}
+    assert document["compiled"] is True
+    assert "which are those of the uncompiled model, in proportion" in document["source"]
+    assert ready["3.weight"] < 0.6 * document["backward_s"]
+    assert ready["3.weight"] < ready["2.weight"] < ready["1.weight"] < ready["0.weight"]
+    assert "compiled" not in profiled("of_equal_layers")
+
+
 def test_a_profile_holds_what_run_reads(tmp_path: Path) -> None:
     document = profiled("of_buffers")
     assert [p["name"] for p in document["parameters"]] == ["linear.weight", "linear.bias"]

@@ -255,6 +255,23 @@ def test_what_every_rank_refuses_is_said_by_the_first(command: list[str], tmp_pa
     assert taken.read_text() == "mine"
 
 
+def test_rounds_of_a_compiled_model_are_refused(tmp_path: Path) -> None:
+    """Torch would run the first variant's graph in all: seen with 2.13."""
+    options = RoundOptions(
+        output=tmp_path / "rounds.json",
+        model="measure_helpers:compiled",
+        variants=VARIANTS,
+        rounds=(5, 5),
+    )
+    for ended in run_ranks(options):
+        assert ended.returncode == 3
+        assert ended.stderr.strip().splitlines()[-1] == (
+            "measure_helpers:compiled is compiled, and torch would run the graph of one variant in "
+            "all: each needs a process of its own, which rounds do not have; return the model "
+            "uncompiled"
+        )
+
+
 def test_a_parameter_that_gets_no_gradient(tmp_path: Path) -> None:
     """DDP takes it where it is told to look for it; so does its simulation.
 

@@ -58,6 +58,7 @@ from calibrate.measure.training import (
     broadcast_buffers,
     compute_threads,
     dtype_name,
+    is_compiled,
     not_modelled,
     prepare,
     reduced_parameters,
@@ -120,7 +121,7 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
     if job.rank == 0:
         for warning in (*filter(None, [on_the_cpu(job)]), *not_modelled(bare.model)):
             print(f"warning   {warning}", flush=True)
-    job.check(_unused(bare, options))
+    job.check(_unused(bare, options) or _compiled(bare, options))
     steppers = [
         _Stepper(bare, variant, find_unused_parameters=options.find_unused_parameters)
         for variant in options.variants
@@ -165,6 +166,16 @@ def _unused(bare: Training, options: RoundOptions) -> str:
     return (
         f"{told_of_unused(bare)} of {options.model} got no gradient, which DDP takes with "
         "find_unused_parameters=True alone: add --find-unused-parameters, or let the loss need it"
+    )
+
+
+def _compiled(bare: Training, options: RoundOptions) -> str:
+    """Torch keeps what it compiled with the code, and the variants' models are of one code."""
+    if not any(map(is_compiled, bare.model.modules())):
+        return ""
+    return (
+        f"{options.model} is compiled, and torch would run the graph of one variant in all: each "
+        "needs a process of its own, which rounds do not have; return the model uncompiled"
     )
 
 

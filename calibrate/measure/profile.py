@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -40,11 +41,13 @@ from calibrate.measure.training import (
     compute_threads,
     dtype_name,
     hook_gradients,
+    is_compiled,
     not_modelled,
     prepare,
     reduced_parameters,
     told_of_code,
     told_of_unused,
+    uncompiled,
 )
 from calibrate.parts import adding_up
 from ddpsim.files import write_atomically
@@ -365,6 +368,7 @@ def _device(name: str) -> torch.device:
 def _measure(training: Training, iterations: int) -> Samples:
     samples = Samples()
     for _ in range(WARMUPS):
+        iterate(training, Samples(), hooked=False)
         iterate(training, Samples(), hooked=True)
     for _ in range(iterations):
         iterate(training, samples, hooked=False)
@@ -389,7 +393,16 @@ def _check_the_same_take_part(training: Training, samples: Samples) -> None:
 
 
 def iterate(training: Training, samples: Samples, *, hooked: bool) -> None:
-    """One step; with hooks it adds ready times, without them the times of the parts."""
+    """One step; with hooks it adds ready times, without them the times of the parts.
+
+    With hooks a compiled model runs as it would without: all of its gradients come at the end, and
+    where in the backward they are made tells which of them DDP has earlier.
+    """
+    with uncompiled(training.model) if hooked else nullcontext():
+        _iterate(training, samples, hooked=hooked)
+
+
+def _iterate(training: Training, samples: Samples, *, hooked: bool) -> None:
     clock, marked = training.clock, dict[str, Mark]()
     handles = _hooks(training, marked, samples.sparse) if hooked else []
     marks = [clock.mark()]
@@ -558,10 +571,13 @@ def _document(
     forward_s, backward_s, optimizer_s = adding_up(map(median, columns), median(iterations_s))
     ready_s = ready_times(samples, hook_s, backward_s)
     named = [(n, p) for n, p in reduced_parameters(training.model).items() if p.numel()]
+    as_compiled = {"compiled": True} if is_compiled(training.model) else {}
+    until_ready = ", which are those of the uncompiled model, in proportion" if as_compiled else ""
     return {
         "schema": "ddpsim.model-profile/1",
         "source": f"{title}; medians of {len(samples.backward_s)} iterations; cost of the gradient "
-        f"hooks, {format_duration(hook_s)} each, taken off the ready times",
+        f"hooks, {format_duration(hook_s)} each, taken off the ready times{until_ready}",
+        **as_compiled,
         "batch_per_rank": batch,
         "forward_s": forward_s,
         "backward_s": backward_s,

@@ -43,11 +43,13 @@ __all__ = [
     "compute_threads",
     "dtype_name",
     "hook_gradients",
+    "is_compiled",
     "not_modelled",
     "prepare",
     "reduced_parameters",
     "told_of_code",
     "told_of_unused",
+    "uncompiled",
 ]
 
 _TINY_PARAMETERS = 500
@@ -277,6 +279,24 @@ def not_modelled(model: nn.Module) -> list[str]:
         "one in backward, are not modelled; steps on several ranks take longer than predicted"
     )
     return [warning] if layers else []
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether it runs under torch.compile as a whole: torch.compile(model), or model.compile().
+
+    Source: torch/_dynamo/eval_frame.py (OptimizedModule), torch/nn/modules/module.py, 2.13.
+    """
+    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """A compiled model runs as it would without; any other as it does."""
+    if not is_compiled(model):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def told_of_unused(training: Training) -> str:

@@ -8,9 +8,10 @@ their spread, `sigma` how far the times may be off, `with_ddp_s` the whole step 
 device alone, and `later_forward_s` with `later_backward_s` what a second micro-batch of a step
 takes, its gradients added to those there. `interference_exponent` is the power of what usual layers
 keep of their speed beside all-reduces that this model keeps, `interference_exponent_stderr` its
-standard error. `activation_bytes` is what the step's peak holds beyond
-parameters, gradients, optimizer state and buffers. `device` and `optimizer` say with which ones all
-of it was measured, `warnings` what predictions from it leave out. The CSV has the columns `order`,
+standard error. `compiled` is true where the times are those under torch.compile; its `ready_s` are
+those without, in proportion. `activation_bytes` is what the step's peak holds beyond parameters,
+gradients, optimizer state and buffers. `device` and `optimizer` say with which ones all of it was
+measured, `warnings` what predictions from it leave out. The CSV has the columns `order`,
 `param_name`, `numel`, `ready_us`, in backward order.
 """
 
@@ -113,6 +114,7 @@ class ModelProfile:
     later_forward_s: float | None = None
     later_backward_s: float | None = None
     interference_exponent: InterferenceExponent | None = None
+    compiled: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -240,6 +242,7 @@ def _profile(name: str, data: dict[str, Any]) -> ModelProfile:
         later_forward_s=later_forward_s,
         later_backward_s=later_backward_s,
         interference_exponent=_exponent(name, data),
+        compiled=_flag(name, data, "compiled"),
         warnings=_warnings(name, data.get("warnings", [])),
     )
 
@@ -260,6 +263,13 @@ def _name(name: str, data: dict[str, Any], key: str) -> str | None:
     value = data.get(key)
     if value is not None and not (isinstance(value, str) and value):
         raise ImportFailedError(name, f"{key} is {shown(value)}; wanted a name")
+    return value
+
+
+def _flag(name: str, data: dict[str, Any], key: str) -> bool:
+    value = data.get(key, False)
+    if not isinstance(value, bool):
+        raise ImportFailedError(name, f"{key} is {shown(value)}; wanted true or false")
     return value
 
 

@@ -190,6 +190,11 @@ class Workload(Spec):
     image_size: Annotated[int, Field(ge=1, le=10**5)] | None = Field(
         None, description="pixels on a side; default: the model's usual one"
     )
+    compile: bool = Field(
+        default=False,
+        description="the model runs under torch.compile, and a step_time is of that; the gradients "
+        "of a compiled graph come at once",
+    )
     precision: Precision = Field(
         "fp32",
         description="torch's arithmetic; amp keeps fp32 gradients, and fp32 leaves convolutions to "
@@ -238,6 +243,11 @@ class Workload(Spec):
                 raise fail("has no effect without a zoo model: times are measured; drop it", key)
         if self.ready_origin and not self.profile:
             raise fail("has no effect without a profile; drop it", "ready_origin")
+        if self.compile and self.trace:
+            raise fail(
+                "has no effect beside a trace, which shows the gradients as they came; drop it",
+                "compile",
+            )
         return self
 
 
@@ -323,6 +333,11 @@ class Ddp(Spec):
     )
     comm_hook: Literal["none", "allreduce", "fp16_compress", "bf16_compress"] = Field(
         "none", description="torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+    )
+    optimize_ddp: bool = Field(
+        default=True,
+        description="torch._dynamo.config's: under torch.compile the graph is split where buckets "
+        "fill (DDPOptimizer); false: all gradients come at the end of the backward",
     )
     accumulation_steps: Annotated[int, Field(ge=1, le=10_000)] = Field(
         1, description="micro-batches per optimizer step, no_sync on all but the last"
@@ -434,6 +449,10 @@ class Scenario(Spec):
             raise fail(f"{algorithm} is NCCL's; gloo has its ring: write auto", "cluster.algorithm")
         if algorithm == "data_parallel" and self.ddp.accumulation_steps > 1:
             raise fail("DataParallel has no no_sync; write 1", "ddp.accumulation_steps")
+        if self.workload.compile and self.ddp.torch == "1.4":
+            raise fail(
+                "torch 1.4 had no torch.compile; choose a newer ddp.torch", "workload.compile"
+            )
         if (kind, backend) == ("gpu", "gloo"):
             raise fail(
                 "gloo on GPU tensors is not modelled; write ddp.backend: nccl", "ddp.backend"

@@ -14,7 +14,13 @@ from ddpsim.scenario.schema import Ddp
 from ddpsim.units import MIB
 from ddpsim.workload.model import Parameter
 
-__all__ = ["BucketPlan", "assign_by_size", "plan_buckets"]
+__all__ = [
+    "FIRST_BUCKET_BYTES",
+    "BucketPlan",
+    "assign_by_size",
+    "bucket_limits",
+    "plan_buckets",
+]
 
 FIRST_BUCKET_BYTES = MIB
 BUCKET_CAP_BYTES = 25 * MIB

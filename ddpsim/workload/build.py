@@ -16,7 +16,10 @@ __all__ = ["build_model"]
 
 
 def build_model(scenario: Scenario) -> Model:
-    """The model of a scenario, with its times; raises InputError."""
+    """The model of a scenario, with its times, of any buckets; raises InputError.
+
+    A compiled one's gradients are as if it were not (`ddpsim.workload.compiled`).
+    """
     model = _anchored(_source_model(scenario), scenario.workload.step_time)
     if model.unused and not scenario.may_leave_unused:
         raise InputError(
@@ -27,6 +30,7 @@ def build_model(scenario: Scenario) -> Model:
         )
     if not scenario.workload.trace or scenario.workload.step_time:  # a trace says what it took
         model = _within_host_reach(model)
+    model = replace(model, is_compiled=model.is_compiled or scenario.workload.compile)
     return _with_sparse_warning(model, scenario.ddp.backend)
 
 

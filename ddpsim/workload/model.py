@@ -94,7 +94,8 @@ class Model:
     how many times as long forward and backward of a later micro-batch take, where it was measured.
     `sigma`: of the logarithm of all times, where it is known; None: `basis` says what is assumed.
     `with_ddp_s`: the whole step under DDP on one device alone, where it was measured with the rest.
-    `interference_exponent`: of `ddpsim.importers.model_profile`; None: not measured.
+    `interference_exponent`: of `ddpsim.importers.model_profile`; None: not measured. `is_compiled`:
+    the times are those of the model under torch.compile, `backward` as if it came without.
     """
 
     parameters: tuple[Parameter, ...]
@@ -114,6 +115,7 @@ class Model:
     sigma: float | None = None
     with_ddp_s: float | None = None
     interference_exponent: InterferenceExponent | None = None
+    is_compiled: bool = False
 
     @property
     def gradient_bytes(self) -> int:

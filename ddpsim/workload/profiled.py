@@ -44,6 +44,7 @@ def profiled_model(profile: ModelProfile, workload: Workload, device: Device) ->
         sigma=None if profile.scaled_to else profile.sigma,
         with_ddp_s=None if profile.scaled_to else profile.with_ddp_s,
         interference_exponent=None if profile.scaled_to else profile.interference_exponent,
+        is_compiled=profile.compiled,
     )
 
 
@@ -85,6 +86,11 @@ def _warnings(profile: ModelProfile, workload: Workload, device: Device) -> Iter
         yield (
             f"{profile.source} was {done} {of}, and its times are taken for {device.name}'s: "
             "measure there, or estimate them (calibrate profile --scale FROM:TO)"
+        )
+    if workload.compile and not profile.compiled and not workload.step_time:
+        yield (
+            f"workload.compile changes no time of {profile.source}, only which gradients come at "
+            "once: profile the compiled model, or give step_time of it"
         )
     if workload.precision.startswith("amp-"):
         yield (
