@@ -13,7 +13,14 @@ from ddpsim.cluster.widened import waits_for_latency
 from ddpsim.engine.plan import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.errors import shown
-from ddpsim.interval import COMPUTE, DATA, prediction_interval
+from ddpsim.interval import (
+    COMPILED,
+    COMPUTE,
+    DATA,
+    ROOFLINE,
+    UNKNOWN_DEVICE,
+    prediction_interval,
+)
 from ddpsim.job import Job, resolve
 from ddpsim.measured import as_stated, check_measured
 from ddpsim.provenance import Uncertainty
@@ -229,9 +236,19 @@ def _of_compute(job: Job) -> Uncertainty:
     model = job.model
     if job.waits_for_other_device:
         return COMPUTE["other device"]
+    if model.basis == "roofline":
+        return _of_roofline(job)
     if model.sigma is None:
         return COMPUTE[model.basis]
     return Uncertainty(model.sigma, "the standard error that workload.profile states")
+
+
+def _of_roofline(job: Job) -> Uncertainty:
+    """By what is known of the device's arithmetic, as the model's provenance says."""
+    (reached,) = (p.trust for p in job.model.provenance if p.input == "compute efficiency")
+    if reached == "assumed":
+        return UNKNOWN_DEVICE
+    return COMPILED if job.model.is_compiled else ROOFLINE
 
 
 def _of_exponent(job: Job) -> Uncertainty | None:

@@ -16,7 +16,7 @@ from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import ScenarioError
 from ddpsim.job import Job, Parts, resolve
 from ddpsim.result.model import NextStep, Result, Straggler, Stretch
-from ddpsim.scenario.schema import Cluster, Scenario, Stragglers
+from ddpsim.scenario.schema import Cluster, Scenario, Stragglers, Workload
 from ddpsim.units import format_duration
 from ddpsim.workload.model import ITEM_BYTES
 
@@ -196,9 +196,19 @@ def _less_compute(job: Job, result: Result) -> Iterator[_Change]:
     lower = next((rate for rate in ("bf16", "fp16") if rate in rates), None)
     if job.model.basis == "roofline" and lower and workload.precision in ("fp32", "tf32"):
         yield _Change.of("mixed precision", "workload.precision", f"amp-{lower}")
+    yield from _faster_layers(workload)
     yield from _less_overhead(job, result)
     if cluster.algorithm != "data_parallel":
         yield _Change.of("twice the machines", "cluster.nodes", 2 * cluster.nodes)
+
+
+def _faster_layers(workload: Workload) -> Iterator[_Change]:
+    """Of a zoo model; one without such layers refuses the change."""
+    if workload.model and workload.memory_format != "channels_last":
+        why = "convolutions in channels_last"
+        yield _Change.of(why, "workload.memory_format", "channels_last")
+    if workload.attention == "eager":
+        yield _Change.of("fused attention", "workload.attention", "sdpa")
 
 
 def _less_overhead(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001

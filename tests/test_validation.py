@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -11,10 +12,12 @@ from statistics import fmean
 import make_validation as validation
 import nccl_sweeps
 import pytest
+from published_steps import error_of, published_steps
 
 from calibrate.validation import figures_of
 from ddpsim.cluster.links import CHOSEN_NETWORK, PRESET_LINKS, PRESET_NETWORK
-from ddpsim.interval import COMPUTE, UNEQUAL_RANKS
+from ddpsim.interval import COMPILED, ROOFLINE, UNEQUAL_RANKS, UNKNOWN_DEVICE
+from ddpsim.scenario.catalog import device_names, device_table
 
 needs_reference = pytest.mark.skipif(
     not os.environ.get("DDPSIM_REFERENCE_DATA"),
@@ -83,8 +86,45 @@ def test_the_testbed_at_2_gbit_lacks_interference() -> None:
 
 
 def test_the_interval_uses_the_measured_roofline_error() -> None:
-    assert math.isclose(COMPUTE["roofline"].sigma, validation.roofline_sigma(), abs_tol=0.01)
-    assert len(validation.SINGLE) == 7
+    for name, used in (
+        ("by other sources", ROOFLINE),
+        ("by other devices", UNKNOWN_DEVICE),
+        ("compiled", COMPILED),
+    ):
+        count, error = validation.roofline()[name]
+        assert math.isclose(used.sigma, error, abs_tol=0.015), name
+        assert f" {count} published steps" in used.basis, name
+
+
+def test_what_a_device_says_of_published_steps_is_so() -> None:
+    """Of each rate as many as the file holds; the same chip's count together."""
+    counted = Counter[tuple[str, str]]()
+    for step in published_steps():
+        if not step.compiled:
+            rate = step.precision if step.precision in ("fp32", "tf32") else "fp16"
+            counted[step.device, rate] += 1
+    for name in device_names():
+        chips = [name, *_ONE_CHIP.get(name, ())]
+        for rate, count in device_table(name).get("published_steps", {}).items():
+            same = "fp16" if rate == "bf16" else rate
+            assert count == sum(counted[chip, same] for chip in chips), (name, rate)
+
+
+_ONE_CHIP = {
+    "v100-sxm-16gb": ["v100-sxm-32gb"],
+    "v100-sxm-32gb": ["v100-sxm-16gb"],
+    "a100-sxm-40gb": ["a100-sxm-80gb"],
+    "a100-sxm-80gb": ["a100-sxm-40gb"],
+    "h200-sxm-141gb": ["h100-sxm-80gb"],
+}
+
+
+def test_published_steps_are_estimated() -> None:
+    """Seven in ten within 10 %, all within 45 %."""
+    errors = [math.log1p(error_of(step)) for step in published_steps() if not step.compiled]
+    assert sum(abs(error) < 0.1 for error in errors) >= 0.7 * len(errors)
+    assert max(map(abs, errors)) < 0.45
+    assert abs(fmean(errors)) < 0.02
 
 
 def test_the_interval_uses_the_measured_errors_of_presets() -> None:

@@ -26,6 +26,15 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 import nccl_sweeps
+from published_steps import (
+    PublishedStep,
+    error_of,
+    family,
+    left_out_errors,
+    other_devices_errors,
+    published_steps,
+    rms,
+)
 from scipy.stats import norm
 from scipy.stats import t as student
 
@@ -86,19 +95,6 @@ LINKS = {
 
 # all-reduces of 2 GPUs as published beside the bucket sweep of tests/data: MB, seconds
 CS336_ALL_REDUCE = ((1, 0.0001183), (10, 0.0005938), (100, 0.0052744), (1000, 0.0507776))
-
-# Single-GPU steps: model, device, precision, batch, seconds, source
-NO_DDP = "PyTorch DDP benchmark, no DDP"
-EXAMPLES = "NVIDIA DeepLearningExamples, ResNet50 v1.5 README (PyTorch 21.03)"
-SINGLE = (
-    ("resnet50", "v100-sxm-32gb", "fp32", 32, 0.097, NO_DDP),
-    ("resnet101", "v100-sxm-32gb", "fp32", 32, 0.162, NO_DDP),
-    ("resnext50_32x4d", "v100-sxm-32gb", "fp32", 32, 0.145, NO_DDP),
-    ("resnext101_32x8d", "v100-sxm-32gb", "fp32", 32, 0.415, NO_DDP),
-    ("resnet50", "v100-sxm-16gb", "amp-fp16", 256, 256 / 1200, EXAMPLES),
-    ("resnet50", "a100-sxm-80gb", "tf32", 256, 256 / 938, EXAMPLES),
-    ("resnet50", "a100-sxm-80gb", "amp-fp16", 256, 256 / 2470, EXAMPLES),
-)
 
 # nccl-tests all_reduce_perf, 32 MiB in place: sweep, device, nodes, GPUs a node, microseconds
 SWEEPS = (
@@ -421,22 +417,20 @@ def _measured(rate: str, cap: int) -> list[float]:
 
 
 @cache
-def roofline_errors() -> tuple[float, ...]:
-    """Estimated over published single-GPU steps, minus 1, for every entry of SINGLE."""
-    return tuple(_single_s(*case[:4]) / case[4] - 1 for case in SINGLE)
+def roofline() -> dict[str, tuple[int, float]]:
+    """Of the roofline against published steps of one GPU: how many rows, and the error's RMS.
 
-
-def _single_s(model: str, device: str, precision: str, batch: int) -> float:
-    optimizer = {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-4}
-    workload = {"model": model, "batch_per_rank": batch, "precision": precision}
-    cluster = {"nodes": 1, "gpus_per_node": 1, "device": device}
-    job = job_of({"workload": workload | {"optimizer": optimizer}, "cluster": cluster})
-    return job.baselines().compute_only
-
-
-def roofline_sigma() -> float:
-    """Root mean square of the logarithmic errors."""
-    return math.sqrt(fmean(math.log1p(error) ** 2 for error in roofline_errors()))
+    As it is, as other sources and as other devices tell of a row, and of compiled models.
+    """
+    eager = [step for step in published_steps() if not step.compiled]
+    compiled = [step for step in published_steps() if step.compiled]
+    errors = {
+        "as it is": [error_of(step) for step in eager],
+        "by other sources": left_out_errors(eager),
+        "by other devices": other_devices_errors(eager),
+        "compiled": [error_of(step) for step in compiled],
+    }
+    return {name: (len(found), rms(found)) for name, found in errors.items()}
 
 
 @cache
@@ -570,7 +564,14 @@ def _figures() -> dict[str, str]:
         "TESTBED": _table(steps, "cap, MiB"),
         "BACKWARD": _table(backwards, "cap, MiB"),
         "ROOFLINE": _roofline_table(),
-        "ROOFLINE_SIGMA": f"{roofline_sigma():.2f}",
+        **{
+            f"ROOFLINE_{name.replace(' ', '_').upper()}": f"{error:.2f}"
+            for name, (_, error) in roofline().items()
+        },
+        **{
+            f"ROOFLINE_{name.replace(' ', '_').upper()}_ROWS": str(count)
+            for name, (count, _) in roofline().items()
+        },
         **_campaign_texts("EPYC", EPYC),
         **_campaign_texts("XEON", XEON),
         **_campaign_texts("FAST_XEON", FAST_XEON),
@@ -837,13 +838,18 @@ def _table(rows: tuple[Row, ...], case: str) -> str:
 
 
 def _roofline_table() -> str:
-    head = ["model", "device", "precision", "batch", "published", "error", "source"]
-    rows = (
-        (model, device, precision, f"{batch}", f"{seconds * 1e3:.1f} ms", f"{error:+.1%}", source)
-        for (model, device, precision, batch, seconds, source), error in zip(
-            SINGLE, roofline_errors(), strict=True
-        )
-    )
+    head = ["device", "precision", "models", "steps", "RMS", "from", "to", "sources"]
+    groups: dict[tuple[str, str, str], list[PublishedStep]] = {}
+    for step in published_steps():
+        kind = f"{family(step)}s{', compiled' if step.compiled else ''}"
+        groups.setdefault((step.device, step.precision, kind), []).append(step)
+    rows = []
+    for group, steps in sorted(groups.items()):
+        errors = [error_of(step) for step in steps]
+        sources = ", ".join(sorted({step.source for step in steps}))
+        lowest, highest = min(errors), max(errors)
+        told = (f"{len(steps)}", f"{rms(errors):.2f}", f"{lowest:+.0%}", f"{highest:+.0%}", sources)
+        rows.append((*group, *told))
     return _markdown(head, rows)
 
 

@@ -147,6 +147,10 @@ class Device(Spec):
     convolution_efficiency: dict[Rate, Fraction] = Field(
         default_factory=dict, description="the same of convolutions, where it is another"
     )
+    published_steps: dict[Rate, int] = Field(
+        default_factory=dict,
+        description="how many published steps of one GPU set a rate's fractions; else assumed",
+    )
     memory_bytes: Size = Field(alias="memory", description="memory of the device")
     memory_bandwidth_bytes_per_s: Bandwidth = Field(
         alias="memory_bandwidth", description="peak rate of the device's memory"
@@ -159,6 +163,10 @@ class Device(Spec):
     intra_node: IntraNode | None = Field(None, description="links of the usual machine")
     inter_node: InterNode | None = Field(None, description="network of the usual machine")
     sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
+
+    def efficiency_trust(self, rate: Rate) -> Literal["published", "assumed"]:
+        """What the fractions of a rate rest on."""
+        return "published" if rate in self.published_steps else "assumed"
 
     def efficiency(self, rate: Rate, *, convolution: bool = False) -> float:
         """Assumed fraction of the peak rate in training."""
@@ -180,7 +188,7 @@ def _device(value: Any) -> Any:
         ) from None
     table = catalog.device_table(name)
     plain = ("kind", "matmul_efficiency", "memory_efficiency", "sources")
-    optional = ("convolution_efficiency", "architecture")
+    optional = ("convolution_efficiency", "published_steps", "architecture")
     device = {key: table[key] for key in (*plain, *(key for key in optional if key in table))}
     rates = {rate: f"{flops!r} FLOP/s" for rate, flops in table["peak_flops"].items()}
     return device | {

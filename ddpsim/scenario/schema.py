@@ -200,6 +200,16 @@ class Workload(Spec):
         description="torch's arithmetic; amp keeps fp32 gradients, and fp32 leaves convolutions to "
         "TF32 where a GPU has it, as torch does unless told not to",
     )
+    memory_format: Literal["contiguous", "channels_last"] | None = Field(
+        None,
+        description="of a convolutional zoo model, as torch.memory_format; default: contiguous, as "
+        "torch; half precision is faster in channels_last",
+    )
+    attention: Literal["sdpa", "eager"] | None = Field(
+        None,
+        description="of a zoo model with tokens: fused (default), or written out, as "
+        "transformers' attn_implementation calls them",
+    )
     step_time: (
         Annotated[StepTime, BeforeValidator(_step_time, json_schema_input_type=StepTime | str)]
         | None
@@ -238,7 +248,7 @@ class Workload(Spec):
 
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> Workload:
-        for key in ("seq_len", "image_size"):
+        for key in ("seq_len", "image_size", "memory_format", "attention"):
             if self.model is None and getattr(self, key) is not None:
                 raise fail("has no effect without a zoo model: times are measured; drop it", key)
         if self.ready_origin and not self.profile:

@@ -3,13 +3,15 @@
 Matrix products and convolutions take the longer of their FLOPs at the reached peak rate and
 their bytes at the reached memory bandwidth; everything else takes its bytes. No kernel is
 shorter than the device's floor. The reached fractions are the device preset's assumptions.
+What the tables do not hold comes on top: attention that is written out, and convolutions whose
+operands cuDNN turns to the layout that its half kernels want.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
@@ -29,6 +31,21 @@ class _Arithmetic:
     matmul_bytes: float
     other_bytes: float
     casts: bool = False
+
+    @property
+    def softmax_bytes(self) -> float:
+        """Of an element of a softmax that is written out, which autocast takes to fp32."""
+        return 4.0 if self.casts else self.matmul_bytes
+
+    @property
+    def is_half(self) -> bool:
+        """Whether matrix products and convolutions are of two bytes."""
+        return self.matmul_bytes == 2
+
+    def of(self, table: dict[str, Any]) -> _Arithmetic:
+        """As a model has it: autocast leaves batch norms and what follows them in half."""
+        in_half = self.casts and _is_convolutional(table)
+        return replace(self, other_bytes=self.matmul_bytes) if in_half else self
 
     def convolution_rate(self, device: Device) -> Rate:
         """torch leaves convolutions of fp32 to TF32 where a GPU has it, but no matrix products.
@@ -51,13 +68,16 @@ _ARITHMETIC: dict[Precision, _Arithmetic] = {
 
 def zoo_model(table: dict[str, Any], workload: Workload, device: Device) -> Model:
     """A zoo table (schema `ddpsim.model/1`) as a model on a device; raises InputError."""
-    arithmetic = _arithmetic(workload.precision, device)
+    arithmetic = _arithmetic(workload.precision, device).of(table)
     size = _input_size(table["size"], workload)
+    _check_options(table, workload)
     parameters = _parameters(table["parameters"], workload.precision)
     ready_order = tuple(table["ready_order"])
     in_forward, in_backward = _convolutions(table)
-    forward = tuple(_works(table["forward"], in_forward, workload, size, device, arithmetic))
-    backward = tuple(_works(table["backward"], in_backward, workload, size, device, arithmetic))
+    left = _LEFT_IN_CONVOLUTIONAL if _is_convolutional(table) else _LEFT_BY_COMPILE
+    step = _Step(workload, size, device, arithmetic, left if workload.compile else 1.0)
+    forward = tuple(step.works(table["forward"], in_forward, _WRITTEN_OUT_FORWARD))
+    backward = tuple(step.works(table["backward"], in_backward, _WRITTEN_OUT_BACKWARD))
     if arithmetic.casts:
         forward, backward = _with_casts(forward, backward, parameters, ready_order, device)
     return Model(
@@ -99,6 +119,20 @@ def _is_convolutional(table: dict[str, Any]) -> bool:
     Source: torch.amp's op lists, which take layer_norm and softmax to fp32, and not batch_norm.
     """
     return sum(_convolutions(table)[0]) > 1
+
+
+def _check_options(table: dict[str, Any], workload: Workload) -> None:
+    """Raise InputError for an option of layers that the model does not have."""
+    if workload.memory_format and not _is_convolutional(table):
+        raise InputError(
+            "workload.memory_format",
+            f"{workload.model} is no convolutional network, and has no such choice; drop it",
+        )
+    if workload.attention and not any(table["forward"]["matmul_flops"].get("c2", ())):
+        raise InputError(
+            "workload.attention",
+            f"{workload.model} has no attention over tokens of a seq_len; drop it",
+        )
 
 
 def _input_size(size: dict[str, Any], workload: Workload) -> int:
@@ -149,29 +183,109 @@ def _convolutions(table: dict[str, Any]) -> tuple[list[bool], list[bool]]:
     return [module in found for module in table["forward"]["module"]], [*in_backward, False]
 
 
-def _works(
-    columns: dict[str, Any],
-    convolutions: Sequence[bool],
-    workload: Workload,
-    size: int,
-    device: Device,
-    arithmetic: _Arithmetic,
-) -> Iterator[Work]:
-    kernels = columns["kernels"]
-    evaluated = (
-        _evaluate(columns.get(key, {}), workload.batch_per_rank, size, len(kernels))
-        for key in ("matmul_flops", "matmul_elements", "other_elements")
-    )
-    rate, convolution_rate = arithmetic.rate, arithmetic.convolution_rate(device)
-    usual_flops_per_s = device.peak_flops_per_s[rate] * device.efficiency(rate)
-    reached = device.efficiency(convolution_rate, convolution=True)
-    convolution_flops_per_s = device.peak_flops_per_s[convolution_rate] * reached
-    bytes_per_s = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
-    for flops, matmul, other, count, is_one in zip(*evaluated, kernels, convolutions, strict=True):
-        flops_per_s = convolution_flops_per_s if is_one else usual_flops_per_s
-        matmul_s = max(flops / flops_per_s, matmul * arithmetic.matmul_bytes / bytes_per_s)
-        other_s = other * arithmetic.other_bytes / bytes_per_s
-        yield Work(max(matmul_s + other_s, count * device.kernel_floor_s), count)
+class _WrittenOut(NamedTuple):
+    """What a pass of written-out attention moves for each score, and its kernels.
+
+    Passes over scores in the width of matrix products, and in that of the softmax (under autocast
+    four bytes, and four casts besides); a byte for dropout's mask, twice with what reads it.
+    """
+
+    matmul_passes: int
+    softmax_passes: int
+    flops_per_score: float
+    kernels: int
+
+
+_HEAD_WIDTH = 64  # of all attention in the zoo
+# of the bytes that are no matrix product's, what is left where torch.compile fuses kernels
+# (assumed; docs/validation.md, section 3); a batch norm needs its statistics before it can go on
+_LEFT_BY_COMPILE = 0.25
+_LEFT_IN_CONVOLUTIONAL = 0.6
+# transformers' eager_attention_forward: product (w), scale (rw), mask (rw), softmax (rw), dropout
+# (rw), product (r); and back: product (w) and another (r), dropout (rw), softmax (rrw), scale (rw),
+# two products (rr)
+_WRITTEN_OUT_FORWARD = _WrittenOut(6, 4, 4 * _HEAD_WIDTH, 5)
+_WRITTEN_OUT_BACKWARD = _WrittenOut(6, 5, 10 * _HEAD_WIDTH, 5)
+_CASTS_KERNELS = 2
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What prices the rows of a table."""
+
+    workload: Workload
+    size: int
+    device: Device
+    arithmetic: _Arithmetic
+    other_left: float  # of the bytes that are no matrix product's
+
+    def works(
+        self, columns: dict[str, Any], convolutions: Sequence[bool], written_out: _WrittenOut
+    ) -> Iterator[Work]:
+        """Device time and kernels, row by row."""
+        arithmetic, device = self.arithmetic, self.device
+        rows = len(columns["kernels"])
+        keys = ("matmul_flops", "matmul_elements", "other_elements")
+        evaluated = (self._evaluated(columns.get(key, {}), rows) for key in keys)
+        usual_flops_per_s = self._flops_per_s(arithmetic.rate)
+        convolution_rate = arithmetic.convolution_rate(device)
+        convolution_flops_per_s = self._flops_per_s(convolution_rate, convolution=True)
+        scores = _scores(columns, self.workload, self.size, written_out)
+        for flops, matmul, other, count, is_one, of_scores in zip(
+            *evaluated, columns["kernels"], convolutions, scores, strict=True
+        ):
+            flops_per_s = convolution_flops_per_s if is_one else usual_flops_per_s
+            matmul_bytes = matmul * arithmetic.matmul_bytes
+            matmul_s = max(flops / flops_per_s, matmul_bytes / self._bytes_per_s)
+            other_bytes = other * arithmetic.other_bytes + self._bytes_of(of_scores, written_out)
+            other_bytes *= self.other_left
+            kernels = count
+            if is_one and self._turns_layouts:
+                other_bytes += 2 * matmul_bytes  # each operand read and written once more
+                kernels += 3
+            if of_scores:
+                kernels += written_out.kernels + self.arithmetic.casts * _CASTS_KERNELS
+            device_s = matmul_s + other_bytes / self._bytes_per_s
+            yield Work(max(device_s, kernels * device.kernel_floor_s), kernels)
+
+    @property
+    def _bytes_per_s(self) -> float:
+        return self.device.memory_bandwidth_bytes_per_s * self.device.memory_efficiency
+
+    def _flops_per_s(self, rate: Rate, *, convolution: bool = False) -> float:
+        reached = self.device.efficiency(rate, convolution=convolution)
+        return self.device.peak_flops_per_s[rate] * reached
+
+    @property
+    def _turns_layouts(self) -> bool:
+        """Half kernels of cuDNN want channels last, and turn what comes otherwise, and back.
+
+        Source: NVIDIA, "Convolutional layers user's guide", tensor layouts. What is compiled is
+        laid out so from the start (torch/_inductor/config.py: layout_optimization).
+        """
+        channels_last = self.workload.memory_format == "channels_last" or self.workload.compile
+        return self.arithmetic.is_half and not channels_last
+
+    def _evaluated(self, polynomial: dict[str, list[float]], rows: int) -> list[float]:
+        return _evaluate(polynomial, self.workload.batch_per_rank, self.size, rows)
+
+    def _bytes_of(self, scores: float, written_out: _WrittenOut) -> float:
+        arithmetic = self.arithmetic
+        casts = 2 * (arithmetic.matmul_bytes + arithmetic.softmax_bytes) * arithmetic.casts
+        moved = written_out.matmul_passes * arithmetic.matmul_bytes
+        softmax = written_out.softmax_passes * arithmetic.softmax_bytes
+        return scores * (moved + softmax + casts + 1)
+
+
+def _scores(
+    columns: dict[str, Any], workload: Workload, size: int, written_out: _WrittenOut
+) -> list[float]:
+    """Batch x heads x tokens^2 of each row, told by its FLOPs; 0 where attention is fused."""
+    squared = columns["matmul_flops"].get("c2")
+    if workload.attention != "eager" or squared is None:
+        return [0.0] * len(columns["kernels"])
+    samples = workload.batch_per_rank * size**2
+    return [samples * flops / written_out.flops_per_score for flops in squared]
 
 
 def _evaluate(polynomial: dict[str, list[float]], batch: int, size: int, rows: int) -> list[float]:
@@ -206,14 +320,15 @@ def _activations(
 ) -> float:
     """Bytes kept for the backward; stored for fp32, scaled by the width that they have.
 
-    Under autocast autograd keeps its half copies of the weights too (ATen/autocast_mode.cpp).
+    Of attention that is written out also the softmax, what dropout left of it, and its mask. Under
+    autocast autograd keeps its half copies of the weights too (ATen/autocast_mode.cpp).
     """
     columns = {key: [value] for key, value in table["saved_bytes"].items()}
     in_fp32 = _evaluate(columns, workload.batch_per_rank, size, rows=1)[0]
     copies = arithmetic.matmul_bytes * _multiplied_weights(table) if arithmetic.casts else 0.0
-    in_half = arithmetic.casts and _is_convolutional(table)
-    width = arithmetic.matmul_bytes if in_half else arithmetic.other_bytes
-    return in_fp32 * width / 4 + copies
+    scores = sum(_scores(table["forward"], workload, size, _WRITTEN_OUT_FORWARD))
+    kept = scores * (arithmetic.softmax_bytes + arithmetic.matmul_bytes + 1)
+    return in_fp32 * arithmetic.other_bytes / 4 + copies + kept
 
 
 def _multiplied_weights(table: dict[str, Any]) -> int:
@@ -249,7 +364,12 @@ def _provenance(
         Provenance(
             "compute efficiency",
             f"{reached} of the FLOP rate, {device.memory_efficiency:.0%} of the bandwidth reached "
-            f"by {workload.model}",
-            "assumed",
+            f"by {workload.model}{_told_by(device, arithmetic.rate)}",
+            device.efficiency_trust(arithmetic.rate),
         ),
     )
+
+
+def _told_by(device: Device, rate: Rate) -> str:
+    steps = device.published_steps.get(rate)
+    return f"; set by {steps} published steps" if steps else ""
