@@ -14,7 +14,7 @@ import ddpsim
 from ddpsim.cluster.collectives import LinkCost, Network, Traffic, duration_ns
 from ddpsim.cluster.topology import Link
 from ddpsim.cluster.widened import quickened, widened
-from ddpsim.interval import edges
+from ddpsim.interval import ROOFLINE, edges
 from ddpsim.job import resolve
 from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.planning.explain import explain_step, sensitivities
@@ -71,10 +71,8 @@ def test_the_interval_is_of_inputs_wrong_in_both(resnet: dict[str, Change]) -> N
     assert first.network.uncertainty
     still_s = other.step_s() - first.step_s()
     below, above = 0.0, 0.0
-    from ddpsim.interval import COMPUTE
-
     for term, uncertainty in (
-        ("compute", COMPUTE[first.model.basis]),
+        ("compute", ROOFLINE),
         ("network", first.network.uncertainty),
     ):
         moves = [
