@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -289,6 +290,30 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="this is no journal of a sweep"):
         Journal(path, resume=True)
     assert path.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize(
+    ("figure", "spoilt"),
+    [
+        (r'"scaling_efficiency": [^,]+', '"scaling_efficiency": "0.9"'),
+        (r'"p50": [^,]+', '"p50": NaN'),
+        (r'"comm_time_s": [^,]+', '"comm_time_s": -1'),
+        (r'"world_size": \d+', '"world_size": 1.5'),
+        (r'"activations": \d+', '"activations": []'),
+        (r'"buckets": \d+', '"buckets": true'),
+        (r'"brief": .*', '"brief": ' + "[" * 100_000 + "}"),
+    ],
+)
+def test_a_figure_that_is_none_is_no_point(tmp_path: Path, figure: str, spoilt: str) -> None:
+    path = tmp_path / "j"
+    with Journal(path, resume=False) as journal:
+        swept(CAPS, journal=journal)
+    lines = path.read_text().splitlines(keepends=True)
+    lines[2], count = re.subn(figure, spoilt, lines[2])
+    assert count == 1
+    path.write_text("".join(lines))
+    with pytest.raises(JournalError, match="j:3: this line is no point"):
+        Journal(path, resume=True)
 
 
 @given(st.integers(0, 10_000))

@@ -6,9 +6,10 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from ddpsim.errors import DdpsimError
 from ddpsim.result.model import Brief, Distribution, Memory
@@ -118,7 +119,7 @@ class Journal:
             for number, line in enumerate(lines, 2):  # noqa: B007 -- for the message
                 if line != _FINISHED:
                     yield _read(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise JournalError(
                 f"{self.path}:{number}: this line is no point of a sweep; remove it, and its "
                 "point is computed again"
@@ -137,9 +138,25 @@ def _written(key: str, outcome: Outcome) -> str:
 def _read(line: dict[str, Any]) -> tuple[str, Outcome]:
     if "problem" in line:
         return str(line["key"]), str(line["problem"])
-    brief = line["brief"]
-    parts = {
-        "iteration_time_s": Distribution(**brief["iteration_time_s"]),
-        "memory_bytes_per_gpu": Memory(**brief["memory_bytes_per_gpu"]),
-    }
-    return str(line["key"]), Brief(**{**brief, **parts})
+    brief = dict(line["brief"])
+    times, memory = brief.pop("iteration_time_s"), brief.pop("memory_bytes_per_gpu")
+    count = brief.pop("world_size")
+    figures = {**brief, **times}
+    counts = {**memory, "world_size": count}
+    if counts["activations"] is None:  # unknown
+        del counts["activations"]
+    sound = all(_is_figure(value, float, int) for value in figures.values())
+    if not sound or not all(_is_figure(value, int) for value in counts.values()):
+        raise ValueError
+    found = Brief(
+        **brief,
+        iteration_time_s=Distribution(**times),
+        memory_bytes_per_gpu=Memory(**memory),
+        world_size=count,
+    )
+    return str(line["key"]), found
+
+
+def _is_figure(value: object, *kinds: type) -> bool:
+    """Whether it is a number that a `Brief` holds: of such a type, finite and not negative."""
+    return type(value) in kinds and 0 <= cast("float", value) < inf
