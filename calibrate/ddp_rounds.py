@@ -11,7 +11,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -23,7 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from calibrate.files import FileName, load_json, name_as_text
 from calibrate.record import Environment, Layout
+from ddpsim.errors import ImportFailedError
 from ddpsim.files import write_atomically
+from ddpsim.report.lines import counted
 
 __all__ = [
     "ALONE_PER_ROUND",
@@ -53,6 +55,8 @@ CAPS = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)  # MiB; None: torch's default
 
 _CALM = 0.01  # of an iteration may be stolen by a hypervisor
 _FEW = 5
+_LONGEST_S = 1e6  # of what a round measures: days
+_NEVER_ZERO = ("whole_s", "backward_s", "beside_s", "layers_s", "samples_s")
 ALONE_PER_ROUND = 3  # of each kind of iteration alone: predictions rest on them, and their noise
 CORES_OF_RANKS = "cores_of_ranks"  # in an environment's details: "0,1 | 2,3"
 
@@ -353,7 +357,67 @@ def load_runs(files: Iterable[Path]) -> list[Runs]:
 
 def load_rounds(path: Path) -> Rounds:
     """Read rounds; raises ImportFailedError with what is wrong and where."""
-    return load_json(Rounds, path, SCHEMA)
+    rounds = load_json(Rounds, path, SCHEMA)
+    for problem in _problems(rounds):
+        raise ImportFailedError(str(path), f"is no {SCHEMA}: {problem}")
+    return rounds
+
+
+def _problems(rounds: Rounds) -> Iterator[str]:
+    """Where samples lack ranks or rounds that others have, or are no times."""
+    for name, rows in (("variants", rounds.variants), ("all_reduce", rounds.all_reduce)):
+        if not rows:
+            yield f"{name}: wanted one or more"
+    ranks = rounds.layout.world_size
+    for name, samples, count in _tables(rounds):
+        yield from (f"{name}: {problem}" for problem in _unfit(name, samples, count, ranks))
+    by_rank: dict[str, Sequence[float | None]] = {"alone.hook_s": rounds.alone.hook_s}
+    for i, parameter in enumerate(rounds.parameters):
+        by_rank[f"parameters.{i}.ready_s"] = parameter.ready_s
+        by_rank[f"parameters.{i}.ddp_hook_s"] = parameter.ddp_hook_s or parameter.ready_s
+    for name, figures in by_rank.items():
+        if len(figures) != ranks:
+            yield f"{name}: of {counted(len(figures), 'rank')}, but the layout has {ranks}"
+
+
+def _unfit(name: str, samples: Samples, count: int | None, ranks: int) -> Iterator[str]:
+    if len(samples) != (count or len(samples) or 1):
+        yield f"has {counted(len(samples), 'round')}, wanted {count or 'one or more'}"
+    for row in samples:
+        if len(row) != ranks:
+            yield f"a round of {counted(len(row), 'rank')}, but the layout has {ranks}"
+    for seconds in chain.from_iterable(samples):
+        if not _is_time(name, seconds):
+            yield f"{seconds:g} s is no time of an iteration"
+
+
+def _is_time(name: str, seconds: float) -> bool:
+    if "logged" in name:  # by DDP's own clock marks, whose differences may be below zero
+        return abs(seconds) <= _LONGEST_S
+    return 0 <= seconds <= _LONGEST_S and (seconds > 0 or not name.endswith(_NEVER_ZERO))
+
+
+def _tables(rounds: Rounds) -> Iterator[tuple[str, Samples, int | None]]:
+    """All samples by name, and how many rounds they must have; None: any, but one at least."""
+    alone = rounds.alone
+    steps: dict[str, Steps] = {"alone": alone}
+    if alone.accumulating:
+        steps["alone.accumulating"] = alone.accumulating
+    steps |= {f"variants.{i}": variant for i, variant in enumerate(rounds.variants)}
+    for name, each in steps.items():
+        for part in Steps.model_fields:
+            samples = getattr(each, part)
+            if part != "stolen_s" or samples:
+                yield f"{name}.{part}", samples, len(each.whole_s) or None
+        if isinstance(each, VariantSamples):
+            for part, samples in each.logged:
+                yield f"{name}.logged.{part}", samples, len(each.whole_s)
+    if alone.ddp_backward_s:
+        yield "alone.ddp_backward_s", alone.ddp_backward_s, None
+    for part, samples in alone.beside or ():
+        yield f"alone.beside.{part}", samples, len(alone.beside.layers_s) if alone.beside else None
+    for i, row in enumerate(rounds.all_reduce):
+        yield f"all_reduce.{i}.samples_s", row.samples_s, None
 
 
 def save_rounds(rounds: Rounds, path: Path) -> None:

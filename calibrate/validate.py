@@ -56,7 +56,7 @@ from calibrate.validation import (
 )
 from ddpsim.api import load_scenario, simulate_and_observe
 from ddpsim.engine.program import Program
-from ddpsim.errors import DdpsimError, shown
+from ddpsim.errors import DdpsimError, ScenarioError, shown
 from ddpsim.importers.cluster_profile import Fitted, read_cluster_profile
 from ddpsim.interval import together
 from ddpsim.job import resolve
@@ -129,10 +129,16 @@ def _sweep(runs: Runs, profile: Path | None, device: str | None) -> Sweep:
     sigma = run_sigma(times.values())
     with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
         inputs = _Inputs(runs, Path(folder), profile, device)
-        cases = tuple(
-            _case(_Measured(runs, i, same, times[same], steady_time(times[same], sigma)), inputs)
-            for i, same in enumerate(alike)
-        )
+        try:
+            cases = tuple(
+                _case(
+                    _Measured(runs, i, same, times[same], steady_time(times[same], sigma)), inputs
+                )
+                for i, same in enumerate(alike)
+            )
+        except ScenarioError as error:
+            reason = error.reason.replace(f"{folder}/", "")
+            raise DdpsimError(f"{runs.first_file} cannot be simulated: {reason}") from None
     return Sweep(
         file=runs.first_file,
         runs=len(runs.each),
@@ -537,7 +543,7 @@ def _slowest_ranks(rounds: Rounds) -> tuple[int, ...]:
 
 def _interpolated(rounds: Rounds, sizes: Sequence[float]) -> Any:
     """Logarithms of the measured all-reduce times of these sizes."""
-    known = [(row.size_bytes, median(slowest(row.samples_s))) for row in rounds.all_reduce]
+    known = sorted((r.size_bytes, median(slowest(r.samples_s))) for r in rounds.all_reduce)
     x, y = np.log(np.array(known)).T
     return np.interp(np.log(sizes), x, y)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ from calibrate.testbed.errors import TestbedError
 from calibrate.validate import model_profile, rank_factors, validate
 from calibrate.validation import figures_of, summary, warnings
 from calibrate.validation_page import page
-from ddpsim.errors import DdpsimError
+from ddpsim.errors import DdpsimError, ImportFailedError
 from ddpsim.importers.all_reduce import AllReduceLog
 
 ROUNDS = 9
@@ -581,7 +582,10 @@ def test_ranks_that_share_cores_are_reported_apart(
 def test_too_few_rounds_are_refused(tmp_path: Path) -> None:
     rounds = made_up([ONE])
     variant = rounds.variants[0]
-    short = variant.model_copy(update={"whole_s": variant.whole_s[:2]})
+    parts = ("whole_s", "forward_s", "backward_s", "optimizer_s")
+    logged = {name: samples[:2] for name, samples in variant.logged}
+    two = {part: getattr(variant, part)[:2] for part in parts}
+    short = variant.model_copy(update=two | {"logged": variant.logged.model_copy(update=logged)})
     save_rounds(rounds.model_copy(update={"variants": (short,)}), tmp_path / "two.json")
     with pytest.raises(DdpsimError, match=r"two\.json: 2 rounds tell nothing of the noise"):
         validate([tmp_path / "two.json"])
@@ -662,6 +666,56 @@ def test_rounds_over_links_of_which_nobody_knows_are_refused(tmp_path: Path) -> 
     )
     with pytest.raises(DdpsimError, match=f"{said}was measured on 2 kinds of them"):
         validate([tmp_path / "rounds.json"], profile)
+
+
+@pytest.mark.parametrize(
+    ("place", "spoilt", "message"),
+    [
+        (("alone", "forward_s"), [], "alone.forward_s: has 0 rounds, wanted 9"),
+        (("alone", "whole_s", 1), [0.1], "alone.whole_s: a round of 1 rank, but the layout has 2"),
+        (("alone", "backward_s", 0), [0, 0.1], "alone.backward_s: 0 s is no time of an iteration"),
+        (("alone", "optimizer_s", 0, 1), -1, "alone.optimizer_s: -1 s is no time"),
+        (("alone", "hook_s"), [0.0], "alone.hook_s: of 1 rank, but the layout has 2"),
+        (("parameters", 1, "ready_s"), [0.1] * 3, "parameters.1.ready_s: of 3 ranks"),
+        (("variants", 1, "stolen_s"), [[0, 0]], "variants.1.stolen_s: has 1 round, wanted 9"),
+        (("variants", 0, "logged", "comm_s", 2), [0.1] * 3, "logged.comm_s: a round of 3 ranks"),
+        (("variants",), [], "variants: wanted one or more"),
+        (("all_reduce", 0, "samples_s"), [], "samples_s: has 0 rounds, wanted one or more"),
+    ],
+)
+def test_samples_that_do_not_fit_together_are_refused(
+    tmp_path: Path, place: tuple[str | int, ...], spoilt: object, message: str
+) -> None:
+    path = write(tmp_path, TWO, ONE)
+    document = json.loads(path.read_text())
+    part, last = document, place[-1]
+    for key in place[:-1]:
+        part = part[key]
+    part[last] = spoilt
+    path.write_text(json.dumps(document))
+    with pytest.raises(ImportFailedError, match=re.escape(message)):
+        validate([path])
+
+
+def test_rounds_that_cannot_be_simulated_are_named(tmp_path: Path) -> None:
+    rounds = made_up([TWO, ONE])
+    late = rounds.parameters[0].model_copy(update={"ready_s": (1.0, 1.0)})
+    parameters = (late, *rounds.parameters[1:])
+    save_rounds(rounds.model_copy(update={"parameters": parameters}), tmp_path / "late.json")
+    with pytest.raises(DdpsimError) as raised:
+        validate([tmp_path / "late.json"])
+    assert str(raised.value).startswith("late.json cannot be simulated: workload.profile: ")
+    assert str(tmp_path) not in str(raised.value)
+
+
+def test_the_order_of_all_reduces_is_no_matter(tmp_path: Path) -> None:
+    rounds = made_up([TWO, ONE])
+    turned = rounds.model_copy(update={"all_reduce": rounds.all_reduce[::-1]})
+    found = []
+    for each in (rounds, turned):
+        save_rounds(each, tmp_path / "rounds.json")
+        found.append(validate([tmp_path / "rounds.json"]).sweeps)
+    assert found[0] == found[1]
 
 
 def test_no_rounds_are_refused() -> None:
