@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddpsim.api import load_scenario
+from ddpsim.job import resolve
 from ddpsim.scenario.catalog import model_table
 from ddpsim.scenario.schema import Ddp
 from ddpsim.units import MIB
@@ -214,3 +216,34 @@ def sizes(parameters: list[Parameter], assignment: Any) -> list[int]:
 
 def integers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("weight", "bias"),
+        ("w0", "w1", "w2"),
+        ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"),
+        ("layers.0.w1", "layers.0.b1", "layers.0.w2", "layers.0.b2", "head.weight", "head.bias"),
+    ],
+)
+def test_a_list_is_ready_in_torchs_order(names: tuple[str, ...], tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is the oracle of the ready order")
+    is_bias = [name.rpartition(".")[2][0] == "b" or name.endswith("bias") for name in names]
+    shapes = [(8,) if bias else (8, 8) for bias in is_bias]
+    tensors = [torch.ones(*shape, requires_grad=True) for shape in shapes]
+    ready: list[int] = []
+    for i, tensor in enumerate(tensors):
+        tensor.register_post_accumulate_grad_hook(lambda _, i=i: ready.append(i))
+    x = torch.ones(2, 8)
+    for i, bias in enumerate(is_bias):
+        if not bias:
+            own = tensors[i + 1] if is_bias[i + 1 : i + 2] == [True] else None
+            x = torch.nn.functional.linear(x, tensors[i], own)
+    x.sum().backward()
+    rows = [f'{name},"{shape}",float32' for name, shape in zip(names, shapes, strict=True)]
+    (tmp_path / "list.csv").write_text("\n".join(["name,shape,dtype", *rows]) + "\n")
+    workload = {"parameters": str(tmp_path / "list.csv"), "batch_per_rank": 1, "step_time": "1 s"}
+    cluster = {"nodes": 1, "gpus_per_node": 2, "device": "a100-sxm-40gb"}
+    asked = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+    assert resolve(load_scenario(asked)).model.ready_order == tuple(ready)

@@ -172,7 +172,7 @@ def test_work_beside_a_collective_of_the_loops_own_is_work(tmp_path: Path) -> No
 
 
 def reduced_by_gloo(tmp_path: Path, *inputs: tuple[int, str]) -> tuple[Path, str]:
-    """A trace and the list of its three parameters, of 1, 2 and 3 elements.
+    """A trace and the list of its three parameters, of 3, 2 and 1 elements.
 
     Each step's all-reduces take `inputs`, elements and types: three by hooks, one of its own.
     """
@@ -182,7 +182,7 @@ def reduced_by_gloo(tmp_path: Path, *inputs: tuple[int, str]) -> tuple[Path, str
     gloo = [event for event in writer.events if event["name"] == "gloo:all_reduce"]
     for event, (elements, dtype) in zip(gloo, inputs * 3, strict=True):
         event["args"] = {"Input Dims": [[elements]], "Input type": [dtype]}
-    return writer.save(tmp_path / "cpu.json"), parameters(tmp_path, 1, 2, 3)
+    return writer.save(tmp_path / "cpu.json"), parameters(tmp_path, 3, 2, 1)
 
 
 def test_what_gloo_reduces_beside_gradients_is_none_of_theirs(tmp_path: Path) -> None:

@@ -200,14 +200,19 @@ def _no_registration_order(profile: ModelProfile) -> str:
 
 
 def _usual_ready_order(listed: Sequence[ProfiledParameter]) -> tuple[int, ...]:
-    """Modules in reverse; in one with a matrix its vectors (biases) come first.
+    """Modules in reverse; in a layer with a matrix its bias comes first.
 
-    Of a convolution, whose weights have more dimensions, they come last (torch: derivatives.yaml).
+    Of a convolution, whose weights have more dimensions, it comes last (torch: derivatives.yaml).
+    A module that holds more than a weight and a bias is several layers: all in reverse.
     """
     modules: dict[str, list[int]] = defaultdict(list)
     for i, parameter in enumerate(listed):
         modules[parameter.name.rpartition(".")[0]].append(i)
     order: list[int] = []
     for members in reversed(modules.values()):
-        order += sorted(members, key=lambda i: listed[i].dimensions == 2)
+        matrices = [i for i in members if listed[i].dimensions == 2]
+        if len(members) > 2 or len(matrices) > 1:
+            order += reversed(members)
+        else:
+            order += [i for i in members if i not in matrices] + matrices
     return tuple(order)
