@@ -359,6 +359,46 @@ def test_steady_steps_keep_nothing_of_the_start(extra: list[str]) -> None:
     assert {result.bottleneck for result in found} == {found[0].bottleneck}
 
 
+@pytest.mark.parametrize(
+    ("settings", "step_s"),
+    [
+        (["workload.data={rate: 60 samples/s}"], 8 / 60),
+        (["workload.data={rate: 65 samples/s}"], 8 / 65),
+        (["workload.data={rate: 65 samples/s, workers: 2}", "ddp.accumulation_steps=2"], 16 / 65),
+    ],
+)
+def test_steady_steps_on_cpus_keep_no_batches_of_the_start(
+    settings: list[str], step_s: float
+) -> None:
+    """The first steps take longer than their batches, which are then ahead for a while."""
+    asked = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "resnet18", "batch_per_rank": 8, "step_time": "100 ms"},
+        "ddp": {"backend": "gloo"},
+        "cluster": {
+            "nodes": 2,
+            "gpus_per_node": 1,
+            "device": "cpu-core",
+            "inter_node": {"bandwidth": "10 Gbit/s", "latency": "10 us"},
+        },
+    }
+    for count in (1, 20):
+        scenario = ddpsim.load_scenario(asked, [*settings, f"run.iterations={count}"])
+        (brief,) = ddpsim.simulate_many([scenario])
+        assert brief.iteration_time_s.mean == pytest.approx(step_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("extra", [[], ["workload.data={rate: 2100 samples/s}"]])
+def test_steady_steps_beside_traffic_keep_nothing_of_the_start(extra: list[str]) -> None:
+    """Traffic that takes next to nothing changes next to nothing."""
+    hint = "cluster.background={rate: 1 kbit/s, busy: 1 us, every: 1000 h}"
+    alone = ddpsim.simulate(ddpsim.load_scenario(LEADS, extra)).iteration_time_s.mean
+    for count in (1, 20):
+        scenario = ddpsim.load_scenario(LEADS, [*extra, hint, f"run.iterations={count}"])
+        (brief,) = ddpsim.simulate_many([scenario])
+        assert brief.iteration_time_s.mean == pytest.approx(alone, rel=1e-4)
+
+
 def test_noise_begins_when_the_steps_are_steady() -> None:
     """Of one step it is the same, however long the way there: a flag changes no draw."""
     jitter = ["run.jitter={sigma: 0.3}", "run.stalls={probability: 0.05, duration: 20 ms}"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil
 from typing import TYPE_CHECKING, Literal
 
-from ddpsim.cluster.collectives import CollectiveCost, duration_ns
+from ddpsim.cluster.collectives import NO_TRAFFIC, CollectiveCost, duration_ns
 from ddpsim.engine.host import Host
 from ddpsim.engine.lane import Lane, Met, closed_form
 from ddpsim.engine.loop import Communicate
 from ddpsim.engine.plan import Request
+from ddpsim.engine.program import Loader
 from ddpsim.result.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -105,11 +108,31 @@ def settled(request: Request, mode: EngineMode = "auto") -> Settled:
         return Settled(request)
     if request.traffic.loader_share and program.loader:  # no shortcut tells
         return Settled(request.longer(program.warmup + program.loader.capacity))
-    calm = request.without_variation()
-    if not calm.plan.needs_no_events:
-        return Settled(request)
-    found = _without_events(calm, calm.plan.participants, None)
-    return Settled(request if found is None else request.longer(found[0].warmup))
+    calm = replace(request.without_variation(), traffic=NO_TRAFFIC)  # beside others' none tells
+    if calm.plan.needs_no_events:
+        found = _without_events(calm, calm.plan.participants, None)
+        return Settled(request if found is None else request.longer(found[0].warmup))
+    if program.blocking and program.loader:
+        return Settled(request.longer(program.warmup + _steps_ahead(calm, program.loader)))
+    return Settled(request)
+
+
+def _steps_ahead(calm: Request, loader: Loader) -> int:
+    """In how many steps a slower loader's batches that were made in the warm-up are used up.
+
+    Its steps are longer, as gradients are not in their last buckets yet.
+    """
+    program = replace(calm.program, loader=None, iterations=1)
+    ends_ns = run_settled(Settled(replace(calm, program=program))).timeline.slowest.step_ends_ns
+    *warmup_ns, usual_ns = (end - start for start, end in pairwise([0, *ends_ns]))
+    batches_ns = loader.batch_ns * program.micro_batches
+    behind_ns = batches_ns - usual_ns
+    if behind_ns <= 0:
+        return 0
+    ahead_ns = loader.capacity * loader.batch_ns
+    if program.micro_batches == 1:
+        ahead_ns = min(ahead_ns, sum(max(0, length - batches_ns) for length in warmup_ns))
+    return min(_MOST_MORE, ceil(ahead_ns / behind_ns))
 
 
 def _without_events(
