@@ -270,6 +270,25 @@ def test_a_changed_file_is_another_point(tmp_path: Path) -> None:
         assert len(journal.known) == 4
 
 
+def test_what_is_wrong_with_every_point_is_said_by_its_place(tmp_path: Path) -> None:
+    profile = Path(__file__).parents[1] / "scenarios" / "testbed" / "transformer-2gbit.json"
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        f"""schema: ddpsim/1
+workload: {{profile: {profile}, batch_per_rank: 25}}
+ddp: {{backend: gloo}}
+cluster: {{nodes: 2, gpus_per_node: 1, device: cpu-core, inter_node: {{bandwidth: 1 Gbit/s}}}}
+"""
+    )
+    with pytest.raises(ScenarioError) as raised:
+        sweep(path, Grid.of([CAPS]))
+    (problem,) = raised.value.problems
+    assert (problem.where.rpartition("s.yaml")[2][:3], problem.key) == (
+        ":2:",
+        "workload.batch_per_rank",
+    )
+
+
 def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
     path = tmp_path / "j"
     with Journal(path, resume=False) as journal:

@@ -81,6 +81,8 @@ def sweep(
     found |= computation.lost
     points = tuple(each.point(found) for each in asked)
     if not any(point.brief for point in points):
+        if own.scenario:
+            resolve(own.scenario, document)  # what is wrong with it already, by its place
         raise _refusal(own, asked, points)
     swept = Sweep(
         _name(own, asked),
@@ -197,7 +199,8 @@ def _refusal(own: _Asked, asked: Sequence[_Asked], points: Sequence[Point]) -> S
         return own.error
     problems = [problem for each in asked if each.error for problem in each.error.problems]
     simulated = (point for each, point in zip(asked, points, strict=True) if not each.error)
-    problems += [Problem("scenario", "", str(point.problem)) for point in simulated]
+    said = (str(point.problem).removeprefix("scenario  ") for point in simulated)
+    problems += [Problem("scenario", "", problem) for problem in said]
     return ScenarioError(list(dict.fromkeys(problems)))
 
 
