@@ -256,6 +256,11 @@ class Job:
                 "ddp.static_graph: torch stops in a first step whose micro-batches are under "
                 "no_sync (expect_autograd_hooks_, reducer.cpp); take that step without no_sync"
             )
+        if not self.ddp_times:
+            found.append(
+                f"{_key(self.scenario)}: launching DDP's collectives is priced longer than all "
+                "that this leaves for DDP, so steps are predicted longer than was measured"
+            )
         found.extend(self._warnings_of_stalls())
         if not memory.fits:
             found.append(

@@ -268,6 +268,16 @@ def test_ddp_on_one_device_takes_the_step_that_was_measured(with_ddp_ms: float) 
     assert reference.iteration_time_s == alone.iteration_time_s
 
 
+def test_less_than_launching_the_collectives_takes_is_warned_of() -> None:
+    cluster = ["cluster.nodes=1", "cluster.gpus_per_node=1"]
+    steps = [f"workload.step_time={{total: 1 ms, with_ddp: {ms} ms}}" for ms in (1.05, 10)]
+    less, more = (predict("resnet50-8xa100", *cluster, "cluster.all_reduce=null", s) for s in steps)
+    (warning,) = (said for said in less.warnings if "with_ddp" in said)
+    assert "launching DDP's collectives is priced longer" in warning
+    assert less.iteration_time_s.mean > 1.05e-3
+    assert not [said for said in more.warnings if "with_ddp" in said]
+
+
 def test_a_profile_may_hold_the_step_with_ddp(tmp_path: Path) -> None:
     """It counts as measured, unless another step is stated, or the times are of another device."""
     bare_s = sum(TRANSFORMER[part] for part in ("forward_s", "backward_s", "optimizer_s"))
