@@ -129,10 +129,15 @@ def _steps_ahead(calm: Request, loader: Loader) -> int:
     behind_ns = batches_ns - usual_ns
     if behind_ns <= 0:
         return 0
-    ahead_ns = loader.capacity * loader.batch_ns
-    if program.micro_batches == 1:
-        ahead_ns = min(ahead_ns, sum(max(0, length - batches_ns) for length in warmup_ns))
-    return min(_MOST_MORE, ceil(ahead_ns / behind_ns))
+    most_ns = loader.capacity * loader.batch_ns
+    ahead_ns = 0 if program.micro_batches == 1 else most_ns  # more than one may wait within a step
+    started_ns = ahead_ns
+    for length_ns in warmup_ns:
+        started_ns, ahead_ns = ahead_ns, min(most_ns, max(0, ahead_ns + length_ns - batches_ns))
+    if not (started_ns or ahead_ns):
+        return 0
+    more = ceil(ahead_ns / behind_ns) + 1  # after one that waits for a part of its batch alone
+    return min(max(0, _MOST_MORE - program.warmup), more)
 
 
 def _without_events(
