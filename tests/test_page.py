@@ -502,6 +502,36 @@ def test_a_phone_scrolls_down_alone(browser: Browser, written: Path, *, dark: bo
     assert browser.complaints == []
 
 
+FACTS_CUT = """[...document.querySelectorAll('.facts div')].filter(e => e.offsetParent).filter(e => {
+  const text = document.createRange();
+  text.selectNodeContents(e.querySelector('dd'));
+  return text.getBoundingClientRect().right > e.getBoundingClientRect().right;
+}).map(e => e.textContent)"""
+
+
+@pytest.mark.parametrize("width", [360, 390, 800, 1100, 1440])
+def test_headline_figures_have_room(browser: Browser, written: Path, width: int) -> None:
+    browser.open(written, width)
+    assert browser.evaluate(FACTS_CUT) == []
+
+
+HEIGHTS = """[...document.querySelectorAll('.drawing')].map(
+  e => [e, e.querySelector('.main-svg')].map(part => Math.round(part.getBoundingClientRect().height)))"""
+
+
+def test_drawings_keep_their_height_as_the_window_changes(browser: Browser, written: Path) -> None:
+    browser.open(written, 1100)
+    before = browser.evaluate(HEIGHTS)
+    for width in (700, 1100):
+        browser.call(
+            "Emulation.setDeviceMetricsOverride",
+            **{"width": width, "height": 1400, "deviceScaleFactor": 1, "mobile": False},
+        )
+        drawn = "document.querySelector('#drawing-sweep .main-svg').getBoundingClientRect().width"
+        browser.wait_for(f"{drawn} {'<' if width == 700 else '>'} 700")
+        assert browser.evaluate(HEIGHTS) == before
+
+
 @pytest.mark.parametrize("name", ["board", "gloo"])
 def test_paper_loses_no_column(
     browser: Browser, name: str, request: pytest.FixtureRequest, tmp_path: Path

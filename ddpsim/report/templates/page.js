@@ -35,10 +35,14 @@
     });
   };
 
+  // where the window changes plotly forgets the layout's height and takes the element's
+  const draw = (element, traces, layout) => {
+    element.style.height = `${layout.height}px`;
+    Plotly.react(element, coloured(traces), framed(layout), config);
+  };
+
   const drawFigures = () => {
-    for (const [id, figure] of Object.entries(data.figures)) {
-      Plotly.react(byId(`drawing-${id}`), coloured(figure.data), framed(figure.layout), config);
-    }
+    for (const [id, { data: traces, layout }] of Object.entries(data.figures)) draw(byId(`drawing-${id}`), traces, layout);
   };
 
   if (!data.timeline) {
@@ -214,7 +218,7 @@
       yaxis: { range: [y - 0.6, -0.8], tickvals: ticks.map(([at]) => at), ticktext: ticks.map(([, name]) => name), fixedrange: true, showgrid: false, zeroline: false },
     };
     if (isNarrow()) layout.xaxis.title.text = "ms from the start of the step";
-    Plotly.react(drawing, coloured(traces), framed(layout), config);
+    draw(drawing, traces, layout);
   };
 
   const show = (range) => { view = range; drawTimeline(); };
