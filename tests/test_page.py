@@ -532,6 +532,18 @@ def test_drawings_keep_their_height_as_the_window_changes(browser: Browser, writ
         assert browser.evaluate(HEIGHTS) == before
 
 
+WIDTHS = "[...document.querySelectorAll('.drawing .main-svg')].map(e => e.clientWidth)"
+
+
+def test_paper_cuts_no_drawing(browser: Browser, written: Path) -> None:
+    browser.open(written, 1440)
+    before = browser.evaluate(WIDTHS)
+    browser.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert max(browser.evaluate(WIDTHS)) <= 718 < min(before)
+    browser.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    browser.wait_for(f"JSON.stringify({WIDTHS}) === '{json.dumps(before, separators=(',', ':'))}'")
+
+
 @pytest.mark.parametrize("name", ["board", "gloo"])
 def test_paper_loses_no_column(
     browser: Browser, name: str, request: pytest.FixtureRequest, tmp_path: Path

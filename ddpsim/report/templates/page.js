@@ -45,6 +45,12 @@
     for (const [id, { data: traces, layout }] of Object.entries(data.figures)) draw(byId(`drawing-${id}`), traces, layout);
   };
 
+  // an upright A4 page is narrower than most windows, and what is wider is cut off
+  const PAPER = 680;
+  const resize = (size) => { for (const element of all(".drawing")) Plotly.relayout(element, size(element)); };
+  addEventListener("beforeprint", () => resize((element) => ({ width: Math.min(PAPER, element.clientWidth) })));
+  addEventListener("afterprint", () => resize(() => ({ autosize: true, width: null })));
+
   if (!data.timeline) {
     drawFigures();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawFigures);
