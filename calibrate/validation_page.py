@@ -18,6 +18,9 @@ _PAGE = """{% extends "shell.html" %}
 <p>Network: {{ profile or "the rounds' own all-reduces, so no prediction of the network" }}.
 Measured: median over rounds of the slower rank, mean over runs; ± its standard error.
 Predicted / measured parts in ms, on the slowest rank.</p>
+<p class="faint">Skill: the share of cases that are within a third of the best naive answer's error,
+or two standard errors. Off: the term with the largest difference; none: within two standard errors.
+Oversubscribed: sweeps whose ranks share cores.</p>
 <ul>{% for line in headlines %}<li>{{ line }}</li>{% endfor %}</ul>
 {% for line in warnings %}<p><strong>WARNING</strong> {{ line }}</p>
 {% endfor %}
@@ -52,8 +55,8 @@ measured iterations; the table below has the figures."></div>
 {% endblock %}
 """
 _LAYOUT = {
-    "legend": {"orientation": "h", "yanchor": "top", "y": -0.22},
-    "margin": {"l": 60, "r": 15, "t": 10, "b": 60},
+    "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02},  # clear of turned variants
+    "margin": {"l": 60, "r": 15, "t": 30, "b": 60},
 }
 _COLOURS = tuple(OKABE_ITO)
 _PARTS = ("forward", "backward", "exposed", "optimizer", "all_reduce")
@@ -69,7 +72,7 @@ def page(validation: Validation) -> str:
         {"figures": {name: _figure(drawing) for name, drawing in drawings.items()}},
         {
             "bad": _bad,
-            "ms": lambda seconds: f"{seconds * 1e3:.0f}",
+            "ms": _ms,
             "percent": lambda share: f"{share:.1%}",
             "signed": lambda share: f"{share:+.1%}",
             "title_of": _title,
@@ -90,6 +93,11 @@ def _figure(drawing: Any) -> Any:
     figure = json.loads(text)
     del figure["layout"]["template"]  # the page has its own look
     return figure
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds, of short ones the digits that tell."""
+    return f"{seconds * 1e3:.0f}" if seconds >= 0.01 else f"{seconds * 1e3:.3g}"
 
 
 def _rate(sweep: Sweep) -> str:
