@@ -502,7 +502,8 @@ def test_a_phone_scrolls_down_alone(browser: Browser, written: Path, *, dark: bo
     assert browser.complaints == []
 
 
-FACTS_CUT = """[...document.querySelectorAll('.facts div')].filter(e => e.offsetParent).filter(e => {
+FACTS_CUT = """[...document.querySelectorAll('.facts div')].filter(e => {
+  if (!e.offsetParent) return false;
   const text = document.createRange();
   text.selectNodeContents(e.querySelector('dd'));
   return text.getBoundingClientRect().right > e.getBoundingClientRect().right;
@@ -515,18 +516,16 @@ def test_headline_figures_have_room(browser: Browser, written: Path, width: int)
     assert browser.evaluate(FACTS_CUT) == []
 
 
-HEIGHTS = """[...document.querySelectorAll('.drawing')].map(
-  e => [e, e.querySelector('.main-svg')].map(part => Math.round(part.getBoundingClientRect().height)))"""
+HEIGHTS = """[...document.querySelectorAll('.drawing')].map(e =>
+  [e, e.querySelector('.main-svg')].map(part => Math.round(part.getBoundingClientRect().height)))"""
 
 
 def test_drawings_keep_their_height_as_the_window_changes(browser: Browser, written: Path) -> None:
     browser.open(written, 1100)
     before = browser.evaluate(HEIGHTS)
     for width in (700, 1100):
-        browser.call(
-            "Emulation.setDeviceMetricsOverride",
-            **{"width": width, "height": 1400, "deviceScaleFactor": 1, "mobile": False},
-        )
+        screen = {"width": width, "height": 1400, "deviceScaleFactor": 1, "mobile": False}
+        browser.call("Emulation.setDeviceMetricsOverride", **screen)
         drawn = "document.querySelector('#drawing-sweep .main-svg').getBoundingClientRect().width"
         browser.wait_for(f"{drawn} {'<' if width == 700 else '>'} 700")
         assert browser.evaluate(HEIGHTS) == before
