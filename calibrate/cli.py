@@ -43,7 +43,9 @@ Examples
 
 app = new_app(_HELP)
 imports = new_app("Make a cluster profile from others' measurements.")
-app.add_typer(testbed, name="testbed")
+app.add_typer(
+    testbed, name="testbed", short_help="Build a real network of hosts on this machine (Linux)."
+)
 app.add_typer(imports, name="import")
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="The file to write.")]
@@ -62,7 +64,7 @@ LineRate = Annotated[
 ]
 
 
-@app.command()
+@app.command(short_help="Measure collectives, copies, interference and jitter.")
 def measure(
     output: Output,
     *,
@@ -95,7 +97,7 @@ def measure(
         _ = measure_here(options) if local is None else measure_locally(local, options)
 
 
-@app.command()
+@app.command(short_help="Look for what would spoil a measurement; say what to do.")
 def doctor(
     backend: Annotated[
         Literal["auto", "gloo", "nccl"],
@@ -132,7 +134,7 @@ def _compare_clocks() -> None:
         print(clocks)
 
 
-@app.command()
+@app.command(short_help="Time your own model on one device, gradient by gradient.")
 def profile(
     function: Function,
     output: Output,
@@ -186,7 +188,7 @@ def profile(
     print(f"{output}: use it as workload.profile")
 
 
-@app.command()
+@app.command(short_help="Run your model under real DDP in variants, for `validate`.")
 def rounds(
     function: Function,
     output: Output,
@@ -238,7 +240,7 @@ def rounds(
         print(f"{output}: hold it against a profile with `validate`")
 
 
-@app.command()
+@app.command(short_help="Fit records of a cluster; write its profile.")
 def fit(
     records: Annotated[list[Path], typer.Argument(help="Records of one cluster.")],
     output: Output,
@@ -277,7 +279,7 @@ def show(file: Annotated[Path, typer.Argument(help="A cluster profile.")]) -> No
     print(shown(read_cluster_profile(SourceFile(str(file), file))))
 
 
-@app.command()
+@app.command(short_help="Hold the simulation against `rounds`; say what is off.")
 def validate(
     rounds: Annotated[list[Path], typer.Argument(help="Rounds of real DDP iterations.")],
     *,
@@ -314,7 +316,7 @@ def validate(
     print(summary(validation))
 
 
-@imports.command("nccl-tests")
+@imports.command("nccl-tests", short_help="Make one from nccl-tests logs of a cluster.")
 def import_nccl_tests(
     logs: Annotated[
         list[Path], typer.Argument(help="all_reduce_perf's text or JSON (-J), or our CSV.")

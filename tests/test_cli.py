@@ -60,6 +60,12 @@ def test_calibrate_arrives_through_its_entry_point(cli: Cli) -> None:
     assert done.out.startswith("Usage: ddpsim calibrate fit [OPTIONS]")
 
 
+@pytest.mark.parametrize("group", [[], ["testbed"], ["import"]], ids=str)
+def test_calibrates_commands_are_told_in_full(cli: Cli, group: list[str]) -> None:
+    listed = cli("calibrate", *group, "--help").out.split("Commands:\n", 1)[1]
+    assert all(line.endswith(".") and "..." not in line for line in listed.splitlines())
+
+
 @pytest.mark.parametrize(
     ("missing", "asked"),
     [("scipy", ["import", "nccl-tests", "log.csv"]), ("torch", ["profile", "nowhere:nothing"])],
@@ -166,7 +172,9 @@ def test_init_of_an_unknown_preset(cli: Cli) -> None:
 
 
 def test_explain_lists_and_explains_every_term(cli: Cli) -> None:
-    assert cli("explain").out.strip() == ", ".join(sorted(TERMS))
+    listed = cli("explain").out
+    assert " ".join(listed.split()) == ", ".join(sorted(TERMS))
+    assert max(map(len, listed.splitlines())) <= 100
     for term in TERMS:
         assert cli("explain", *term.split()) == (0, TERMS[term] + "\n", "")
 

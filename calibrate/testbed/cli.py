@@ -41,7 +41,7 @@ RateOf = Annotated[
 ]
 
 
-@app.command()
+@app.command(short_help="Build a testbed that stays until `down`.")
 def up(
     hosts: Hosts,
     rate: Rate,
@@ -63,7 +63,10 @@ def up(
         testbed.keep()
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(
+    short_help="Build one, run a command on every host, take it down.",
+    context_settings={"allow_interspersed_args": False},
+)
 def run(
     command: Annotated[list[str], typer.Argument(help="What to run on every host.")],
     hosts: Hosts,
@@ -112,7 +115,7 @@ def down(
     print(f"removed {name}")
 
 
-@app.command("list")
+@app.command("list", short_help="List the testbeds; remove those of dead processes.")
 def list_() -> None:
     """List the machine's testbeds, and remove those whose process is gone.
 

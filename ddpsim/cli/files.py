@@ -98,7 +98,10 @@ def explain(
     ddpsim explain cluster scenario.yaml
     ddpsim explain cluster dgx-h100 --set cluster.nodes=4
     """
+    from textwrap import fill
+
     from ddpsim.glossary import TERMS, lookup
+    from ddpsim.report.lines import WIDTH
 
     if term == ["cluster"]:
         raise typer.BadParameter("name a scenario or a machine to draw", param_hint="cluster")
@@ -106,7 +109,7 @@ def explain(
         _explain_cluster(term[1], settings or ())
         return
     if not term:
-        print(", ".join(sorted(TERMS)))
+        print(fill(", ".join(sorted(TERMS)), WIDTH, break_on_hyphens=False))
         return
     words = " ".join(term)
     entry = lookup(words)
