@@ -581,6 +581,7 @@ def _figures() -> dict[str, str]:
         "XEON_HALF_A_DAY_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T00")),
         "XEON_HOURS_BEFORE": _with_skill(_as_measured_before(XEON, "2026-11-23T05")),
         "XEON_SKILL": _with_skill(_own_cores(XEON)),
+        **_misses(),
         "GOALS": _goals_table(),
         "BY_RATE": _by_rate_table(),
         "PRESETS": _preset_table(),
@@ -716,6 +717,49 @@ def _campaign_texts(name: str, folder: Path) -> dict[str, str]:
         name: "\n".join(f"- {line}" for line in headlines(campaign(folder))),
         f"{name}_PLAIN": _in_short(_by_plain_medians(folder)),
         f"{name}_TABLE": _campaign_table(_own_cores(folder)),
+    }
+
+
+def _misses() -> dict[str, str]:
+    """The figures in what is said of why predictions miss."""
+
+    def cases(folder: Path, rate: float, model: str = "") -> list[Case]:
+        found = [s for s in _by_rate(_own_cores(folder))[rate * 1e9 / 8] if model in s.model]
+        return [case for sweep in found for case in sweep.cases]
+
+    def percents(errors: Iterable[float]) -> str:
+        sizes = [100 * abs(error) for error in errors]
+        return f"{min(sizes):.1f} to {max(sizes):.1f}"
+
+    def middle_ms(found: list[Case]) -> float:
+        return 1e3 * median(case.predicted_s - case.measured_s for case in found)
+
+    noises = {folder: _figures_of(_own_cores(folder)).median_stderr for folder in CAMPAIGNS}
+    restless = [noises.pop(folder) for folder in (SLOW_EPYC, CALM_EPYC)]
+    slow = [case for model in ("cnn", "mixer") for case in cases(SLOW_EPYC, 2, model)]
+    calm = [case for rate in (2, 5) for case in cases(CALM_EPYC, rate, "deep_mlp")]
+    beyond = _goals(_own_cores(CALM_EPYC))[2].partition(" ")[0]
+    xeon = cases(XEON, 0.2)
+    exposed_ms = 1e3 * median(case.predicted.exposed - case.measured.exposed for case in xeon)
+    epyc = [-middle_ms(cases(EPYC, rate)) for rate in (0.8, 1.5, 2, 3.5, 5)]
+    shared = [campaign(folder).oversubscribed for folder in CAMPAIGNS]
+    lows = [-100 * figures.median_bias for figures in shared if figures]
+    regrets = [s.regret or 0.0 for f in CAMPAIGNS for s in campaign(f).sweeps if s.oversubscribed]
+    return {
+        "SLOW_EPYC_LONG": percents(case.error for case in slow if case.variant in ("1", "5")),
+        "SLOW_EPYC_NOISE": f"{min(restless) / max(noises.values()):.1f} to "
+        f"{max(restless) / min(noises.values()):.1f}",
+        "CALM_EPYC_SHORT": percents(case.error for case in calm),
+        "CALM_EPYC_BEYOND": beyond,
+        "XEON_EXPOSED": f"{exposed_ms:.1f}",
+        "XEON_LONG": f"{middle_ms(xeon):.1f}",
+        "XEON_5_LONG": f"{100 * median(case.error for case in cases(XEON, 5)):.1f}",
+        "XEON_5_WORST": f"{100 * max(case.error for case in cases(XEON, 5, 'wide_mlp')):.1f}",
+        "EPYC_SHORT": f"{-middle_ms(cases(EPYC, 0.2)):.1f}",
+        "EPYC_SHORT_ELSEWHERE": f"{min(epyc):.1f} to {max(epyc):.1f}",
+        "SHARED_LOW": f"{min(lows):.0f} to {max(lows):.0f}",
+        "SHARED_WORST": f"{100 * max(figures.worst_error for figures in shared if figures):.0f}",
+        "SHARED_REGRET": f"{100 * max(regrets):.0f}",
     }
 
 
