@@ -64,6 +64,24 @@ def test_the_figures_are_those_of_the_validation_page() -> None:
     assert f"off by up to {max(abs(float(error)) for error in naive)} %" in text
 
 
+def test_what_misses_is_told_too() -> None:
+    page = (ROOT / "docs" / "validation.md").read_text("utf-8")
+    text = " ".join(section("How good is it?").split())
+    sigma = re.search(r"root mean square logarithmic error is \*\*(\S+)\*\*", page)
+    assert sigma
+    assert f"nobody measured is known to {100 * float(sigma[1]):.0f} %" in text
+    jobs = page.split("### Published throughputs", 1)[1].split("\n## ", 1)[0]
+    longer = [
+        100 * (float(measured) / float(predicted) - 1)
+        for measured, predicted in re.findall(r"\| (\S+) ms \| (\S+) ms \|", jobs)
+    ]
+    assert len(longer) == 22
+    assert f"take {min(longer):.0f} to {max(longer):.0f} % longer than predicted" in text
+    sweep = re.search(r"\*\*median (\S+)%, worst \S+%, all low\.\*\*", page)
+    assert sweep
+    assert f"comes out {sweep[1]} % low (median), and is not explained" in text
+
+
 TIMES = {4**n * 1024: 20 + 4**n * 0.1 for n in range(10)}  # us: 20 us and 10 GB/s, nobody's
 
 

@@ -25,7 +25,7 @@ Examples
   ddpsim run scenario.yaml                             one prediction
   ddpsim run scenario.yaml --set ddp.bucket_cap_mb=50  the same with another option
   ddpsim sweep scenario.yaml --set ddp.bucket_cap_mb=1,5,25,100
-  ddpsim run scenario.yaml --measured "520 ms"         is what I measured normal?
+  ddpsim run scenario.yaml --measured "95 ms"          is what I measured normal?
   ddpsim plan scenario.yaml --target "300B tokens in 30 days"   how many GPUs, at what cost?
   ddpsim trace scenario.yaml -o trace                  look at its steps in Perfetto
   ddpsim report scenario.yaml -o step.html             the step to look at, in a browser

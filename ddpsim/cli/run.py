@@ -23,7 +23,7 @@ def run(
     ] = False,
     measured: Annotated[
         str | None,
-        typer.Option(help='A measured step with its unit, such as "520 ms": is it normal?'),
+        typer.Option(help='A measured step with its unit, such as "95 ms": is it normal?'),
     ] = None,
     engine: Annotated[
         str, typer.Option(help="auto, or reference: every rank and ring step, no shortcut.")
