@@ -39,6 +39,17 @@ def test_commands_of_the_page_run(
     assert outcome.out
 
 
+def test_every_format_is_described() -> None:
+    """But for what a sweep and a testbed keep for themselves."""
+    own = {"sweep-journal", "testbed"}
+    sources = [file for room in ("ddpsim", "calibrate") for file in (ROOT / room).rglob("*.py")]
+    texts = [file.read_text("utf-8") for file in sources]
+    named = {name for text in texts for name in re.findall(r"\bddpsim\.([a-z-]+)/\d", text)}
+    page = (ROOT / "docs" / "formats.md").read_text("utf-8")
+    assert "result" in named
+    assert {name for name in named - own if f"`ddpsim.{name}/" not in page} == set()
+
+
 def test_there_are_commands() -> None:
     assert len(COMMANDS) >= 4
 
