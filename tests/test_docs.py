@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 import shlex
 from collections.abc import Callable
@@ -82,6 +83,28 @@ def test_worked_figures_of_ddps_own_cost() -> None:
     assert f"({1e6 * own.forward_hook_s:.1f} with find_unused" in text
     launched = [round(1e6 * each.launch_collective_s) for each in (costs, hooked)]
     assert "{} us per collective, {} with any `comm_hook`".format(*launched) in text
+
+
+def test_what_compute_keeps_is_the_testbeds() -> None:
+    text = " ".join((ROOT / "docs" / "model.md").read_text("utf-8").split())
+
+    def interference(campaign: str) -> Any:
+        profile = ROOT / "docs" / "validation" / campaign / "cluster.json"
+        return json.loads(profile.read_text("utf-8"))["interference"]
+
+    def kept(points: Any, place: int, share: str = "share") -> str:
+        return f"{points[place][share]['value']:.2f}"
+
+    amd, calm = interference("testbed"), interference("testbed-calm-epyc")["compute_kept"]
+    whole, half = amd["compute_kept"], amd["half_compute_kept"]
+    used = f"{amd['idle_link_use']['value']:.2f}"
+    assert (
+        f"keeps {kept(whole, 1)} of its speed at 1 Gbit/s, {kept(whole, 2)} at 3 and "
+        f"{kept(whole, 4)} at 6 (beside float16 {kept(half, 2)} at 3 and {kept(half, 4)} at 6), "
+        f"and two in flight use {used} of each other's idle link"
+    ) in text
+    alone = [f"{kept(calm, i, 'beside_one')} and not {kept(calm, i)}" for i in (2, 3, 4)]
+    assert "{} at 3 Gbit/s, {} at 4.5, {} at 5.5".format(*alone) in text
 
 
 OPTIONS = ({"find_unused_parameters": True}, {"comm_hook": "allreduce"})
