@@ -1465,6 +1465,8 @@ def test_residuals_as_text_and_as_a_figure(tmp_path: Path) -> None:
     write_residual_figure(_gloo(), samples[1:], path)
     text = path.read_text(encoding="utf-8")
     assert "2 x 1 ranks" in text
+    figure = text.rsplit("Plotly.newPlot(", 1)[1]
+    assert set(re.findall(r'"marker":\{"color":"(#\w+)"\}', figure)) == {"#0072b2"}
     assert "<script src=" not in text  # it needs no network
 
 

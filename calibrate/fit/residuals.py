@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -47,32 +48,39 @@ def residual_table(model: AllReduceModel, samples: Sequence[Sample]) -> str:
 
 
 def write_residual_figure(model: AllReduceModel, samples: Sequence[Sample], path: Path) -> None:
-    """Samples, the model and its errors over size, as HTML that needs no network; see OSError."""
+    """Samples, the model and its errors over size, as HTML that needs no network; see OSError.
+
+    What belongs to a layout and a line rate has one colour.
+    """
     from plotly.graph_objects import Figure, Scatter  # noqa: PLC0415 -- most of a second
     from plotly.subplots import make_subplots  # noqa: PLC0415
 
+    from ddpsim.report.shell import OKABE_ITO  # noqa: PLC0415 -- plotly too
+
     figure: Figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.7, 0.3])
     samples = _in_order(samples)
-    for label in dict.fromkeys(_label(sample) for sample in samples):
+    labels = dict.fromkeys(_label(sample) for sample in samples)
+    for label, colour in zip(labels, cycle(OKABE_ITO), strict=False):
         here = [sample for sample in samples if _label(sample) == label]
         sizes = [sample.size_bytes for sample in here]
         predicted_s = all_reduce_times_s(model, Columns.of([sample.point for sample in here]))
         errors = 100 * np.expm1(relative_residuals(model, here))
         measured_s = [sample.time_s for sample in here]
-        style = {"legendgroup": label, "mode": "markers"}
+        style: dict[str, object] = {"legendgroup": label, "mode": "markers", "marker_color": colour}
         figure.add_trace(Scatter(x=sizes, y=measured_s, name=f"{label} measured", **style), 1, 1)
-        style["mode"] = "lines"
+        style |= {"mode": "lines", "line_color": colour}
         figure.add_trace(
             Scatter(x=sizes, y=predicted_s.tolist(), name=f"{label} fitted", **style), 1, 1
         )
-        style["mode"] = "lines+markers"
+        style |= {"mode": "lines+markers", "showlegend": False}
         figure.add_trace(Scatter(x=sizes, y=errors.tolist(), name=f"{label} error", **style), 2, 1)
     decades = {"type": "log", "dtick": 1, "exponentformat": "power"}
     figure.update_xaxes(title_text="message (bytes)", row=2, col=1, **decades)
     figure.update_xaxes(row=1, col=1, **decades)
     figure.update_yaxes(title_text="all-reduce (s)", row=1, col=1, **decades)
     figure.update_yaxes(title_text="error of the fitted model (%)", row=2, col=1)
-    figure.update_layout(title_text="All-reduces: measured and fitted")
+    below = {"orientation": "h", "yanchor": "top", "y": -0.15}
+    figure.update_layout(title_text="All-reduces: measured and fitted", height=720, legend=below)
     write_atomically(path, figure.to_html(include_plotlyjs=True))
 
 
