@@ -185,6 +185,19 @@ def test_explain_of_an_unknown_term(cli: Cli) -> None:
     assert "Did you mean 'busbw'?" in outcome.err
 
 
+@pytest.mark.parametrize(("columns", "widest"), [(60, 80), (80, 80), (90, 90), (200, 100)])
+@pytest.mark.parametrize("command", ["run", "run --measured 95ms", "sweep --set cluster.nodes=1,2"])
+def test_an_answer_is_as_wide_as_the_screen(
+    cli: Cli, command: str, columns: int, widest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    name, *options = command.split()
+    scenario = str(SCENARIOS[0].with_name("resnet50-2x8-25gbit.yaml"))
+    lines = cli(name, scenario, *options).out.splitlines()
+    assert widest - 20 < max(len(line) for line in lines if "--set" not in line) <= widest
+
+
 def test_run_prints_text(cli: Cli) -> None:
     outcome = cli("run", GOOD)
     assert (outcome.code, outcome.err) == (0, "")

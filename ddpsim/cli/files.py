@@ -101,7 +101,7 @@ def explain(
     from textwrap import fill
 
     from ddpsim.glossary import TERMS, lookup
-    from ddpsim.report.lines import WIDTH
+    from ddpsim.report.lines import screen_width
 
     if term == ["cluster"]:
         raise typer.BadParameter("name a scenario or a machine to draw", param_hint="cluster")
@@ -109,7 +109,7 @@ def explain(
         _explain_cluster(term[1], settings or ())
         return
     if not term:
-        print(fill(", ".join(sorted(TERMS)), WIDTH, break_on_hyphens=False))
+        print(fill(", ".join(sorted(TERMS)), screen_width(), break_on_hyphens=False))
         return
     words = " ".join(term)
     entry = lookup(words)

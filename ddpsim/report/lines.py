@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
+from shutil import get_terminal_size
 from textwrap import shorten, wrap
 
-__all__ = ["WIDTH", "command", "counted", "cut", "labelled", "warned"]
+__all__ = ["command", "counted", "cut", "indented", "labelled", "screen_width", "warned"]
 
-WIDTH = 100
+_WIDEST = 100
+_NARROWEST = 80  # of tables
+
+
+def screen_width() -> int:
+    """The columns of a line: 100, or those of a screen that has fewer, 80 at least."""
+    if not sys.stdout.isatty():
+        return _WIDEST
+    return min(max(get_terminal_size().columns, _NARROWEST), _WIDEST)
 
 
 def command(file: str, settings: Sequence[str], changes: Sequence[str] = ()) -> Iterator[str]:
@@ -21,7 +31,7 @@ def command(file: str, settings: Sequence[str], changes: Sequence[str] = ()) -> 
     parts = [f"ddpsim run {shlex.quote(file)}"]
     parts += [f"--set {shlex.quote(setting)}" for setting in (*kept, *changes)]
     indent = " " * 12
-    if len(line := indent + " ".join(parts)) <= WIDTH:
+    if len(line := indent + " ".join(parts)) <= screen_width():
         yield line
     else:
         yield from f" \\\n{indent}    ".join([indent + parts[0], *parts[1:]]).split("\n")
@@ -32,18 +42,23 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def cut(text: str, width: int) -> str:
+def cut(text: str, most: int) -> str:
     """Text on one line, cut after a word, or inside one that takes most of the line."""
     text = " ".join(text.split())
-    short = shorten(text, width, placeholder=" ...")
-    return short if len(short) > width // 2 or short == text else f"{text[: width - 4]} ..."
+    short = shorten(text, most, placeholder=" ...")
+    return short if len(short) > most // 2 or short == text else f"{text[: most - 4]} ..."
 
 
 def labelled(label: str, text: str) -> Iterator[str]:
     """A label and its text, wrapped beside it."""
-    rows = wrap(text, WIDTH - 12, break_on_hyphens=False) or [""]
+    rows = wrap(text, screen_width() - 12, break_on_hyphens=False) or [""]
     for number, row in enumerate(rows):
         yield f"{label if number == 0 else '':<12}{row}"
+
+
+def indented(text: str) -> Iterator[str]:
+    """Text a little to the right, and what goes on a line below a little more."""
+    yield from wrap(text, screen_width(), initial_indent="  ", subsequent_indent="    ")
 
 
 def warned(warnings: Sequence[str]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from itertools import groupby
 from textwrap import wrap
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import WIDTH, counted, labelled
+from ddpsim.report.lines import counted, labelled, screen_width
 from ddpsim.result.sweep import FLAT, GOALS, FlatRegion, Point, Sweep
 from ddpsim.units import format_bytes, format_duration
 
@@ -37,7 +37,7 @@ def _table(sweep: Sweep) -> Iterator[str]:
         for i, name in enumerate(names)
     ]
     head = "  ".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
-    columns = _fitting(WIDTH - len(head) - 4)
+    columns = _fitting(screen_width() - len(head) - 4)
     yield f"    {head}{''.join(f'{name:>{width}}' for name, width in columns.items())}"
     best, front = sweep.best, sweep.front
     for point in shown:
@@ -175,8 +175,10 @@ def _problems(sweep: Sweep) -> Iterator[str]:
     for reason, points in list(reasons.items())[:5]:
         where = ", ".join(map(str, points[0].settings))
         more = f" and {len(points) - 1:,} more" if len(points) > 1 else ""
-        yield from (f"  {row}" for row in wrap(f"{where}{more}:", WIDTH - 2))
-        yield from (f"    {row}" for line in reason.splitlines() for row in wrap(line, WIDTH - 4))
+        yield from (f"  {row}" for row in wrap(f"{where}{more}:", screen_width() - 2))
+        yield from (
+            f"    {row}" for line in reason.splitlines() for row in wrap(line, screen_width() - 4)
+        )
 
 
 def render_csv(sweep: Sweep) -> str:

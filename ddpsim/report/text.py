@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import WIDTH, command, cut, labelled, warned
+from ddpsim.report.lines import command, cut, indented, labelled, screen_width, warned
 from ddpsim.report.verdict import Verdict
 from ddpsim.result.model import Breakdown, BucketTimes, Result
 from ddpsim.units import format_bytes, format_duration
@@ -27,7 +27,7 @@ PARTS = {
 def render(
     result: Result, file: str, verdict: Verdict | None = None, settings: Sequence[str] = ()
 ) -> str:
-    """The answer as text of at most 100 columns, but for what a shell must find on one line.
+    """The answer as text, as wide as the screen, but for what a shell must find on one line.
 
     `file` and `settings` name the scenario, and its `--set` options, in the next commands.
     """
@@ -98,15 +98,15 @@ def _breakdown(result: Result) -> Iterator[str]:
     yield f"  {'= step':<13}{format_duration(_sum(result.breakdown_s)):>11}"
     if result.overlap_fraction is not None:
         late = f", {format_duration(result.skew_s)} waiting for late peers" if result.skew_s else ""
-        yield (
-            f"  communication in flight {format_duration(result.comm_time_s)}, "
+        yield from indented(
+            f"communication in flight {format_duration(result.comm_time_s)}, "
             f"{result.overlap_fraction:.1%} hidden under compute{late}"
         )
     naive = result.baselines_s
     if result.is_disturbed:
         yield "  for comparison, of equal ranks that wait for nothing else:"
-    yield (
-        f"  {'  ' if result.is_disturbed else 'for comparison: '}"
+    yield from indented(
+        f"{'  ' if result.is_disturbed else 'for comparison: '}"
         f"compute only {format_duration(naive.compute_only)}, "
         f"all communication hidden {format_duration(naive.perfect_overlap)}, "
         f"none {format_duration(naive.no_overlap)}"
@@ -146,14 +146,14 @@ def _trust(result: Result) -> Iterator[str]:
     label = "inputs"
     for entry in result.provenance:
         text = f"{entry.trust:<10} {entry.input}: {entry.source}"
-        yield from labelled(label, cut(text, WIDTH - 12))
+        yield from labelled(label, cut(text, screen_width() - 12))
         label = ""
     label = "interval"
     for source in result.prediction_interval_s.sources if result.prediction_interval_s else ():
         below = f"-{format_duration(source.low_s)} " if source.low_s else ""
         effect = f"{below}+{format_duration(source.high_s)}"
         text = f"{source.input} {effect}: {source.basis}"
-        yield from labelled(label, cut(text, WIDTH - 12))
+        yield from labelled(label, cut(text, screen_width() - 12))
         label = ""
 
 
