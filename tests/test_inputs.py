@@ -120,7 +120,13 @@ def test_json_is_the_only_thing_on_stdout(cli: Callable[..., Outcome]) -> None:
         ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
         ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
         ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
         ("NVIDIA H200", "h200-sxm-141gb"),
+        ("NVIDIA RTX A6000", "rtx-a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("Quadro RTX 6000", "rtx-6000"),
+        ("NVIDIA L40S", "l40s"),
         ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080ti"),
         ("Tesla T4", "t4"),
     ],
@@ -129,7 +135,9 @@ def test_a_device_may_be_called_as_its_driver_calls_it(name: str, preset: str) -
     assert resolve("device", name) == preset
 
 
-@pytest.mark.parametrize("name", ["NVIDIA H100 PCIe", "NVIDIA A100 80GB PCIe", "NVIDIA"])
+@pytest.mark.parametrize(
+    "name", ["NVIDIA H100 NVL", "NVIDIA A100-SXM-64GB", "NVIDIA L40", "NVIDIA"]
+)
 def test_a_device_is_not_taken_for_another_of_its_family(name: str) -> None:
     with pytest.raises(ValueError, match=f"unknown device '{name}'"):
         resolve("device", name)

@@ -62,7 +62,10 @@ _DEVICE_ALIASES = {
     "v100-sxm2-32gb": "v100-sxm-32gb",
     "a100-sxm4-40gb": "a100-sxm-40gb",
     "a100-sxm4-80gb": "a100-sxm-80gb",
+    "a100-80gb-pcie": "a100-pcie-80gb",
     "h100-80gb-hbm3": "h100-sxm-80gb",
+    "h100-pcie": "h100-pcie-80gb",
+    "rtx-6000-ada-generation": "rtx-6000-ada",
 }
 _BRANDS = ("nvidia", "tesla", "geforce", "quadro")
 
