@@ -15,13 +15,15 @@ from ddpsim.cluster.collectives import LinkCost, Network, Traffic, duration_ns
 from ddpsim.cluster.topology import Link
 from ddpsim.cluster.widened import quickened, widened
 from ddpsim.interval import ROOFLINE, edges
-from ddpsim.job import resolve
+from ddpsim.job import Job, resolve
+from ddpsim.planning import explain
 from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.planning.explain import explain_step, sensitivities
 from ddpsim.planning.grid import Grid
 from ddpsim.planning.sweep import sweep
 from ddpsim.report.changes import render_comparison, render_explanation, verdict
 from ddpsim.result.changes import Change, Comparison, Explanation, Phase
+from ddpsim.result.model import CriticalPart
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 
@@ -221,6 +223,54 @@ def test_a_better_input_never_lengthens_the_step(name: str) -> None:
     )
 
 
+def test_compute_is_a_tenth_faster_and_what_ddp_adds_stays() -> None:
+    alone = {"nodes": 1, "gpus_per_node": 1, "device": "v100-sxm-32gb"}
+    workload = {"model": "resnet18", "batch_per_rank": 8, "step_time": "50 ms"}
+    job = resolve(parse(load({"schema": "ddpsim/1", "workload": workload, "cluster": alone})))
+    (found,) = sensitivities(job)
+    assert found.what == "compute 10 % faster"
+    assert found.change_s == pytest.approx(0.05 / 1.1 - 0.05, abs=1e-7)
+    assert found.change == pytest.approx(found.change_s / job.step_s())
+
+
+@pytest.mark.parametrize("gbit_per_s", [1, 100])
+def test_what_a_step_hangs_on_is_what_run_says_of_such_links(gbit_per_s: float) -> None:
+    cluster = {"nodes": 4, "gpus_per_node": 1, "device": "v100-sxm-32gb", "algorithm": "ring"}
+    workload = {"model": "resnet18", "batch_per_rank": 8, "step_time": "50 ms"}
+
+    def job(rate: float, latency_ms: float) -> Job:
+        link = {"bandwidth": f"{rate} Gbit/s", "latency": f"{latency_ms} ms"}
+        here = {"workload": workload, "cluster": cluster | {"inter_node": link}}
+        return resolve(parse(load({"schema": "ddpsim/1", **here})))
+
+    whole_s = job(gbit_per_s, 5).step_s()
+    found = {each.what: each.change_s for each in sensitivities(job(gbit_per_s, 5))}
+    for what, changed in (
+        ("10 % more bandwidth on every link", job(1.1 * gbit_per_s, 5)),
+        ("half the latency", job(gbit_per_s, 2.5)),
+        ("endless bandwidth: latency alone", job(8e6, 5)),
+        ("all-reduces 10 % faster", job(1.1 * gbit_per_s, 5 / 1.1)),
+        ("a network that takes no time", job(8e6, 0)),
+    ):
+        assert found[what] == pytest.approx(changed.step_s() - whole_s, abs=5e-6), what
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "helps"),
+    [
+        ("resnet50-2x8-25gbit", "run.seed=0", "cluster.inter_node.bandwidth=50 Gbit/s"),
+        (
+            "resnet50-8xa100",
+            "workload.data={rate: 1500 samples/s}",
+            "workload.data.rate=3000 samples/s",
+        ),
+    ],
+)
+def test_twice_as_much_of_what_holds_the_step_up_helps(name: str, setting: str, helps: str) -> None:
+    found = explain_step(document(name, "run.iterations=1", setting)).helps
+    assert (helps,) in [change.settings for change in found]
+
+
 def test_what_disturbs_a_job_is_an_input_too() -> None:
     job = resolve(parse(document("shared-network", "run.iterations=1")))
     hangs = {each.what: each.change for each in sensitivities(job)}
@@ -352,6 +402,41 @@ def test_phases_add_up_to_the_median_step(name: str) -> None:
         assert "ddpsim run 'my scenario.yaml' --set run.seed=1 --set " in flat
         assert change.settings[0].partition("=")[0] in flat
     assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_phases_are_told_in_words_and_take_what_is_very_short_with_them() -> None:
+    """Of a step of 1 s what takes less than 1 ms is the part's before it, but for the first."""
+    ends_ms = {
+        "host": 0.5,
+        "forward": 200,
+        "data_wait": 200.5,  # the forward's
+        "backward": 500,
+        "bucket_copy": 510,
+        "all_reduce of bucket 3": 700,
+        "comm_hook": 700.8,  # the all-reduce's
+        "all_reduce of bucket 4": 900,
+        "late peer": 950,
+        "copy_back": 951.5,
+        "all_reduce of bucket 5": 960,
+        "optimizer": 1000,
+    }
+    begins_ms = [0, *ends_ms.values()]
+    path = [
+        CriticalPart(kind, begin / 1e3, end / 1e3)
+        for (kind, end), begin in zip(ends_ms.items(), begins_ms, strict=False)
+    ]
+    phases = explain._phases(path, explain._WORDS)
+    found = [(each.text, round(1e3 * each.length_s, 6)) for each in phases]
+    assert found == [
+        ("waiting for the host", 0.5),
+        ("forward", 200),
+        ("backward, with the gradients' copies into buckets", 309.5),
+        ("all-reduces of buckets 3 to 4, one after another", 390),
+        ("late peer", 50),
+        ("copies from buckets back to gradients", 1.5),
+        ("all-reduce of bucket 5", 8.5),
+        ("optimizer", 40),
+    ]
 
 
 def test_json_holds_every_figure(resnet: dict[str, Change]) -> None:

@@ -37,7 +37,7 @@ from calibrate.fit import (
     show,
     write_residual_figure,
 )
-from calibrate.fit.estimates import trimmed_mean
+from calibrate.fit.estimates import line, trimmed_mean
 from calibrate.fit.gloo import fit_half
 from calibrate.fit.profile import NOT_STATED
 from calibrate.fit.samples import fitted_sigma, measured_sigma
@@ -271,6 +271,7 @@ def test_a_law_is_corrected_where_it_was_measured() -> None:
     correction = Correction.of(model, measured, 2, 1)
     for size, factor in ((2**18, 2), (2**20, 2), (2**21, 2**1.5), (2**22, 4), (2**25, 4)):
         assert correction.factor(model, size, RATE) == pytest.approx(factor)
+    assert Correction.of(model, measured[::-1], 2, 1) == correction
     assert Correction.of(model, measured, 4, 1).factor(model, 2**20, RATE) == 1.0
 
 
@@ -1188,6 +1189,38 @@ def test_what_runs_beside_other_work_is_never_faster_for_it() -> None:
     found = fit_profile([record], "cluster").interference
     assert found is not None
     assert found.compute_slowdown.value == 1.0
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-9])
+def test_a_line_is_known_as_well_as_its_points(unit: float) -> None:
+    """The textbook's errors of a weighted line, whatever the unit of what goes with it."""
+    x, errors = (0.0, 1.0, 2.0, 4.0), (0.1, 0.2, 0.4, 0.1)
+    points = [Fitted(value=3 + 2 * at, stderr=own) for at, own in zip(x, errors, strict=True)]
+    weights = [1 / own**2 for own in errors]
+    whole, first, second = (
+        sum(weight * at**power for weight, at in zip(weights, x, strict=True)) for power in range(3)
+    )
+    determinant = whole * second - first**2
+    intercept, slope = line([unit * at for at in x], points)
+    assert (intercept.value, slope.value) == (pytest.approx(3), pytest.approx(2 / unit))
+    assert intercept.stderr == pytest.approx(math.sqrt(second / determinant))
+    assert slope.stderr == pytest.approx(math.sqrt(whole / determinant) / unit)
+
+
+def test_a_point_far_off_pulls_a_line_as_if_it_were_two_errors_off() -> None:
+    """100 errors of 0.1, in the middle of 11 points: 0.2 / 10 and not 10 / 11 of them all."""
+    points = [Fitted(value=1 + 2 * at, stderr=0.1) for at in range(11)]
+    points[5] = Fitted(value=points[5].value + 10, stderr=0.1)
+    intercept, slope = line(range(11), points)
+    assert slope.value == pytest.approx(2)
+    assert intercept.value == pytest.approx(1.02, abs=1e-3)
+    assert intercept.stderr is not None
+    assert intercept.stderr > 0.2  # and not 0.06, as the own errors of all 11 say
+
+
+def test_a_line_that_nothing_rises_along_has_no_slope_and_no_error_of_it() -> None:
+    intercept, slope = line([1, 2, 3], [Fitted(value=value, stderr=0.1) for value in (3, 2, 1)])
+    assert (intercept.value, slope) == (pytest.approx(2), Fitted(value=0.0))
 
 
 def test_a_median_that_is_not_known_well_counts_less() -> None:

@@ -154,6 +154,30 @@ def test_a_collective_of_the_loops_own_neither_takes_from_the_optimizer_nor_adds
     assert [c.of_gradients for c in step.collectives] == [True, True, True, False]
 
 
+def test_where_no_call_is_told_time_tells_the_loops_own_all_reduces(tmp_path: Path) -> None:
+    """An all-reduce that begins when all gradients are reduced is none of theirs."""
+    writer = Writer()
+    for _ in range(3):
+        writer.cpu_step(replace(ON_CPU, gloo_us=30.0, own_us=400.0))
+    writer.events = [event for event in writer.events if event["name"] != "c10d::allreduce_"]
+    step = read(writer.save(tmp_path / "cpu.json")).typical
+    assert [c.of_gradients for c in step.collectives] == [True, True, True, False]
+
+
+def test_a_cpus_wait_for_its_loader_is_no_part_of_the_forward(tmp_path: Path) -> None:
+    """700 us before a forward of 300, both on the main thread."""
+    writer = Writer()
+    for number in range(3):
+        began = writer.now
+        writer.now += 700.0
+        writer.op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", began, MAIN)
+        writer.cpu_step(replace(ON_CPU, marked=False))
+        writer.op(f"ProfilerStep#{number}", began, MAIN)
+    step = read(writer.save(tmp_path / "cpu.json")).typical
+    assert step.loader_s == pytest.approx(700e-6)
+    assert device_us(step.forward) == pytest.approx([300])
+
+
 def test_work_beside_a_collective_of_the_loops_own_is_work(tmp_path: Path) -> None:
     """Asked for before the second of two optimizers, and waited for after 10 us of metrics."""
     writer = Writer()
