@@ -37,7 +37,7 @@ from calibrate.fit import (
     show,
     write_residual_figure,
 )
-from calibrate.fit.estimates import line, trimmed_mean
+from calibrate.fit.estimates import averaged, line, median_time, pooled, trimmed_mean
 from calibrate.fit.gloo import fit_half
 from calibrate.fit.profile import NOT_STATED
 from calibrate.fit.samples import fitted_sigma, measured_sigma
@@ -1216,6 +1216,31 @@ def test_a_point_far_off_pulls_a_line_as_if_it_were_two_errors_off() -> None:
     assert intercept.value == pytest.approx(1.02, abs=1e-3)
     assert intercept.stderr is not None
     assert intercept.stderr > 0.2  # and not 0.06, as the own errors of all 11 say
+
+
+def test_points_further_off_than_they_say_make_a_line_as_uncertain_as_they_scatter() -> None:
+    """Off by +1, -1, -1, +1, ten times what they say: the textbook's errors, of s = sqrt(4 / 2)."""
+    off = (1, -1, -1, 1)  # so a line fits none better than the true one
+    points = [Fitted(value=10 + 2 * at + off[at], stderr=0.1) for at in range(4)]
+    intercept, slope = line(range(4), points)
+    assert (intercept.value, slope.value) == (pytest.approx(10), pytest.approx(2))
+    assert intercept.stderr == pytest.approx(math.sqrt(2) * math.sqrt(14 / 20))
+    assert slope.stderr == pytest.approx(math.sqrt(2) * math.sqrt(4 / 20))
+
+
+def test_standard_errors_of_a_median_and_of_means() -> None:
+    """Of 1, 2, 3, 4 and 100 the median absolute deviation is 1, whatever the last."""
+    middle = median_time([4, 1, 3, 100, 2])
+    two = [Fitted(value=1, stderr=0.3), Fitted(value=3, stderr=0.4)]
+    for found, value, stderr in (
+        (middle, 3, 1.2533 * 1.4826 / math.sqrt(5)),
+        (averaged(two), 2, 0.5 / 2),
+        (pooled(two), 2, math.hypot(0.5 / 2, math.sqrt(2) / math.sqrt(2))),
+    ):
+        assert (found.value, found.stderr) == (value, pytest.approx(stderr))
+    assert median_time([3.0]) == Fitted(value=3.0)
+    for mean in (averaged, pooled):
+        assert mean([*two, Fitted(value=5)]) == Fitted(value=3)
 
 
 def test_a_line_that_nothing_rises_along_has_no_slope_and_no_error_of_it() -> None:
