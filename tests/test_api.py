@@ -15,8 +15,11 @@ import pytest
 
 import ddpsim
 from ddpsim.api import simulate_and_observe, uncertainties
+from ddpsim.interval import prediction_interval, together
 from ddpsim.job import resolve
+from ddpsim.provenance import Uncertainty
 from ddpsim.report.text import render
+from ddpsim.result.model import IntervalSource
 from ddpsim.result.timeline import MessageSpan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -507,6 +510,55 @@ def test_a_straggler_is_as_uncertain_as_the_others() -> None:
     ratio = slow.iteration_time_s.mean / even.iteration_time_s.mean
     assert ratio > 2.5
     assert width(slow) > 0.8 * ratio * width(even)
+
+
+def test_what_is_uncertain_adds_in_quadrature_but_for_what_always_lengthens() -> None:
+    """A step of 6 s of compute and 2 of network, 1.1 times as long in the mean for its noise."""
+
+    def step_s(compute: float = 1.0, network: float = 1.0) -> float:
+        return 6 * compute + 2 * network
+
+    known = {"compute": Uncertainty(0.1, "a"), "network": Uncertainty(0.5, "b")}
+    found = prediction_interval(
+        8.8,
+        step_s,
+        known,
+        calibrated=False,
+        taken_as_equal=True,
+        hidden_comm_s=1.5,
+        spread_s=(8.5, 9.2),
+    )
+    z = 1.2815515655446004  # 80 % of a normal distribution lie within so many sigma
+    slower = {"compute": 1.1 * 6 * math.expm1(z * 0.1), "network": 1.1 * 2 * math.expm1(z * 0.5)}
+    faster = {"compute": -1.1 * 6 * math.expm1(-z * 0.1), "network": -1.1 * 2 * math.expm1(-z / 2)}
+    by_input = {source.input: (source.low_s, source.high_s) for source in found.sources}
+    assert by_input == {
+        "compute time": pytest.approx((faster["compute"], slower["compute"])),
+        "network time": pytest.approx((faster["network"], slower["network"])),
+        "jitter": pytest.approx((0.3, 0.4)),
+        "uncalibrated interference": pytest.approx((0, 0.22 * 1.5)),
+        "unequal ranks": pytest.approx((0, 0.12 * 8.8)),
+    }
+    above_s = math.hypot(*slower.values(), 0.4) + 0.22 * 1.5 + 0.12 * 8.8
+    assert found.low == pytest.approx(8.8 - math.hypot(*faster.values(), 0.3))
+    assert found.high == pytest.approx(8.8 + above_s)
+    assert found.sources[1].basis == "-47% +90% (b)"
+
+
+def test_where_all_is_known_only_inputs_are_uncertain_and_no_step_ends_before_it_began() -> None:
+    found = prediction_interval(
+        1.0,
+        lambda data=1.0: data,
+        {"data": Uncertainty(1.0, "c")},
+        calibrated=True,
+        taken_as_equal=False,
+        hidden_comm_s=1.5,
+        spread_s=(1.0, 1.0),
+    )
+    assert [source.input for source in found.sources] == ["data rate"]
+    assert (found.level, found.low) == (0.8, pytest.approx(math.exp(-1.2815515655446004)))
+    wide = (IntervalSource("a", 3.0, 4.0, ""), IntervalSource("b", 4.0, 3.0, ""))
+    assert together(wide) == (5.0, 5.0)
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import Outcome
@@ -13,9 +14,9 @@ import ddpsim
 from ddpsim.job import resolve
 from ddpsim.planning.explain import explain_step, sensitivities
 from ddpsim.report.text import render
-from ddpsim.result.metrics import Step
-from ddpsim.result.model import Stretch
-from ddpsim.result.summary import awaited
+from ddpsim.result.metrics import BreakdownNs, Step
+from ddpsim.result.model import Bottleneck, Stretch
+from ddpsim.result.summary import _bottleneck, awaited
 from ddpsim.result.timeline import CommSpan, Span
 from ddpsim.scenario import document
 
@@ -122,6 +123,100 @@ def test_the_longest_wait_is_named(broadcast: int, bucket: int, unused: int, wor
     longest, said = awaited(Step(0, end, forward, (), compute, comm), "what is sent")
     assert said == words
     assert longest.end_ns - longest.joined_ns == 30
+
+
+def bottleneck(
+    parts: dict[str, int], late_peers_ns: Sequence[int] = (0, 0), batches_us: float = 0.0
+) -> Bottleneck:
+    """Of rank 0, the slowest, in two steps of 1 ms, each of such parts in us, the rest forward."""
+    steps = []
+    for start_ns in (0, 1_000_000):
+        now, host, comm = start_ns, [], []
+        compute: list[Span] = []
+        kinds = {"data_wait": host, "host": [], "comm_wait": compute}
+        for kind, lasts_us in parts.items():
+            end_ns = now + 1000 * lasts_us
+            kinds.get(kind, compute).append(Span(kind, now, end_ns))  # type: ignore[arg-type]
+            if kind == "comm_wait":
+                comm.append(CommSpan("all_reduce", 0, 8, 1, now, now, now, end_ns))
+            now = end_ns
+        compute.append(Span("forward", now, start_ns + 1_000_000))
+        lanes = tuple(host), tuple(compute), tuple(comm)
+        steps.append(Step(start_ns, start_ns + 1_000_000, start_ns, *lanes))
+    whole = sum((step.breakdown() for step in steps), BreakdownNs())
+    context = SimpleNamespace(
+        network=lambda _: "links", broadcast="what is sent", batches_s=batches_us * 1e-6
+    )
+    return _bottleneck(whole, 0, late_peers_ns, steps, context)  # type: ignore[arg-type]
+
+
+IN_TURNS = "ranks are late in turns: each waits for others 60.00 us a step (6.0%)"
+
+
+@pytest.mark.parametrize(
+    ("parts", "late_us", "batches_us", "kind", "text"),
+    [
+        ({"comm_wait": 29}, (0, 0), 0, "compute", "compute takes 97.1% of the step"),
+        (
+            {"comm_wait": 30, "host": 29},
+            (0, 0),
+            0,
+            "communication",
+            "links: its one bucket ends after the backward, 30.00 us a step (3.0%)",
+        ),
+        (
+            {"host": 31, "comm_wait": 30},
+            (0, 0),
+            0,
+            "host",
+            "the host launches too slowly: the device idles 31.00 us a step (3.1%)",
+        ),
+        # the slowest waits for 10 of its 50; the others for 10, 80 and 90: the median for 70 more
+        (
+            {"comm_wait": 50},
+            (10, 90, 80, 10),
+            0,
+            "stragglers",
+            "rank 0 is last: the median rank waits 70.00 us a step (7.0%)",
+        ),
+        ({"comm_wait": 100}, (60, 100), 0, "stragglers", IN_TURNS),
+        (
+            {"data_wait": 40, "comm_wait": 30},
+            (0, 0),
+            0,
+            "data",
+            "the data loader: no batch is ready for 40.00 us a step (4.0%)",
+        ),
+        # a loader that every step waits for sets the pace, however short the waits are
+        (
+            {"data_wait": 20, "comm_wait": 300},
+            (0, 0),
+            900,
+            "data",
+            "the data loader: no batch is ready for 20.00 us a step (2.0%)",
+        ),
+        # and one whose batches take as long as a step, though nobody waits for them
+        (
+            {"comm_wait": 300},
+            (0, 0),
+            1000,
+            "data",
+            "the data loader: the batches of a step take 1.000 ms",
+        ),
+        (
+            {"comm_wait": 300},
+            (0, 0),
+            999.8,
+            "communication",
+            "links: its one bucket ends after the backward, 300.0 us a step (30.0%)",
+        ),
+    ],
+)
+def test_the_bottleneck_by_hand(
+    parts: dict[str, int], late_us: tuple[int, ...], batches_us: float, kind: str, text: str
+) -> None:
+    late_ns = [2 * 1000 * each for each in late_us]  # over both steps
+    assert bottleneck(parts, late_ns, batches_us) == Bottleneck(kind, text)  # type: ignore[arg-type]
 
 
 def test_one_hook_is_recommended_everywhere() -> None:
