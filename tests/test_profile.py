@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import ddpsim
 from ddpsim.cluster import reach
-from ddpsim.cluster.collectives import Network, duration_ns
+from ddpsim.cluster.collectives import InterferingCost, Kept, Network, duration_ns
 from ddpsim.cluster.fitted import all_reduce_s
 from ddpsim.cluster.profiled import network_from_profile
 from ddpsim.cluster.reach import reaching
@@ -512,6 +512,77 @@ def test_the_network_is_as_uncertain_as_its_line_rate(gbit_per_s: float, sigma: 
     network = network_from_profile(ddpsim.load_scenario(scenario), calibrated)
     assert network.uncertainty.sigma == pytest.approx(sigma)
     assert "left out in turn or made twice" in network.uncertainty.basis
+
+
+def gloo_network(nodes: int, found: dict[str, Any], *, hook: str = "none") -> Network:
+    """Of hosts whose interference was measured, on links of at most 3 Gbit/s."""
+    calibrated = ClusterProfile.model_validate(profile(interference=found))
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "resnet18", "batch_per_rank": 8},
+        "ddp": {"backend": "gloo", "comm_hook": hook},
+        "cluster": {"nodes": nodes, "gpus_per_node": 1, "device": "cpu-core"},
+    }
+    return network_from_profile(ddpsim.load_scenario(scenario), calibrated)
+
+
+MEASURED = {
+    "compute_slowdown": fitted(1.2, 0.02),
+    "compute_kept": [point(1e8, 0.7, beside_one=fitted(0.8), spread=0.1)],
+    "half_compute_kept": [point(1e8, 0.5)],
+    "comm_slowdown": fitted(1.1, None),
+    "comm_slowdown_s2_per_byte2": fitted(1e-18, 1e-19),
+    "comm_delay_s": fitted(1e-3, 2e-4),
+    "idle_link_use": fitted(0.9),
+    "crowded_slowdown_s_per_byte": fitted(1e-10, 1e-11),
+}
+
+
+@pytest.mark.parametrize(("nodes", "sent"), [(2, 1.0), (4, 1.5)])
+def test_interference_goes_by_what_a_rank_sends_of_a_message(nodes: int, sent: float) -> None:
+    """2 (n - 1) / n of its bytes; a message of the bytes that a rank sends is so much smaller."""
+    cost = gloo_network(nodes, MEASURED).cost
+    assert isinstance(cost, InterferingCost)
+    assert cost.kept == (Kept(1e8 / sent, 0.7, 0.1, 0.8),)
+    assert cost.kept_beside_single == ()
+    assert cost.comm_s2_per_byte2 == pytest.approx(1e-18 * sent**2)
+    assert cost.crowded_s_per_byte == pytest.approx(1e-10 * sent)
+    assert (cost.compute, cost.comm, cost.comm_delay_s) == (1.2, 1.1, 1e-3)
+    assert cost.idle_link_use == 0.9
+
+
+def test_beside_float16_what_is_kept_beside_float32_is_known_too() -> None:
+    cost = gloo_network(4, MEASURED, hook="fp16_compress").cost
+    assert isinstance(cost, InterferingCost)
+    assert [kept.share for kept in cost.kept] == [0.5]
+    assert cost.kept_beside_single == (Kept(1e8 / 1.5, 0.7, 0.1, 0.8),)
+
+
+def test_interference_is_as_uncertain_as_all_that_it_adds() -> None:
+    """On the fastest link, to 16 MiB; half of what has no error is assumed, and 0 has no doubt."""
+    rate = 375e6
+    messages = rate / 2**24  # a second
+    added = (0.2, 0.1, 1 - 0.7, 1e-18 * rate**2, 1e-3 * messages, 1e-10 * rate)
+    errors = (0.02, 0.5 * 0.1, 0.03, 1e-19 * rate**2, 2e-4 * messages, 1e-11 * rate)
+    told = MEASURED | {"compute_kept": [{"sent_bytes_per_s": 1e8, "share": fitted(0.7, 0.03)}]}
+    known = gloo_network(2, told).interference
+    assert known is not None
+    assert known.sigma == pytest.approx(math.hypot(*errors) / sum(added))
+
+
+@pytest.mark.parametrize(
+    ("compute", "sigma"),
+    [((1.0, 0.5), 0.0), ((1.2, 0.02), 0.1), ((1.01, 0.5), 1.0)],
+    ids=["nothing", "compute alone", "in doubt"],
+)
+def test_interference_that_was_not_found_is_not_uncertain(
+    compute: tuple[float, float], sigma: float
+) -> None:
+    """Of transfers none was found, however little that fit tells."""
+    found = {"compute_slowdown": fitted(*compute), "comm_slowdown": fitted(1.0, 0.5)}
+    known = gloo_network(2, found).interference
+    assert known is not None
+    assert known.sigma == pytest.approx(sigma)
 
 
 def test_broadcasts_take_what_was_measured_on_these_ranks() -> None:
