@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 import ddpsim
+from ddpsim.cluster import build, links
+from ddpsim.interval import COMPUTE, DATA, GLOO_SLOWDOWN, UNEQUAL_RANKS
 from ddpsim.job import Job, resolve
 from ddpsim.workload.ddp_costs import DdpCosts
 
@@ -108,3 +110,27 @@ def test_what_compute_keeps_is_the_testbeds() -> None:
 
 
 OPTIONS = ({"find_unused_parameters": True}, {"comm_hook": "allreduce"})
+
+
+def test_doubts_are_those_that_the_page_states() -> None:
+    text = " ".join((ROOT / "docs" / "model.md").read_text("utf-8").split())
+    for words, doubt in (
+        ("Standard deviations: roofline", COMPUTE["roofline"]),
+        ("preset links between nodes", links.PRESET_NETWORK),
+        ("sections 3 and 4;", links.CHOSEN_NETWORK),
+        ("TCP above 10 Gbit/s", links.TCP_NETWORK),
+        ("a stated, profiled or traced step", COMPUTE["measured"]),
+        ("(a trace bound by its host", COMPUTE["slowed"]),
+        ("a log", build.LOG),
+        ("stated links", links.STATED_LINKS),
+        ("preset links in a node", links.PRESET_LINKS),
+        ("a log of other ranks or beyond its sizes", build.EXTRAPOLATED_LOG),
+        ("a loader's rate", DATA),
+        ("half or twice as large (standard deviation", build.PRIOR_INTERFERENCE),
+    ):
+        assert f"{words} {doubt.sigma:.0%}".replace("%", " %") in text, words
+    for words, part in (
+        ("the upper end grows by", f"{GLOO_SLOWDOWN:.0%} of the hidden communication"),
+        ("the upper end grows by", f"{UNEQUAL_RANKS:.0%} of the step"),
+    ):
+        assert f"{words} {part}".replace("%", " %") in text

@@ -666,6 +666,45 @@ def test_bytes_that_ride_with_a_hop_inside_a_node_are_fewer_over_a_slower_networ
     assert duration_ns(less) - duration_ns(more) == pytest.approx(saved_s * 1e9, rel=1e-3)
 
 
+@pytest.mark.parametrize(("inside", "slowest"), [(200e9, 12.5e9), (2e9, 2e9)])
+def test_beyond_one_node_the_slower_of_its_links_and_the_stated_network_counts(
+    inside: float, slowest: float
+) -> None:
+    """28 hops inside nodes of 1 us, 2 between them of 5 us, and 2 x 15 / 16 of the message."""
+    regime = NcclRegime(
+        shape="ring",
+        base_s=Fitted(value=1e-5),
+        intra_hop_s=Fitted(value=1e-6),
+        inter_hop_s=Fitted(value=0),
+        intra_bandwidth_bytes_per_s=Fitted(value=inside),
+        inter_bandwidth_bytes_per_s=None,
+    )
+    law = reaching(NcclRegimes(regimes=(regime,)), [(1, 8)], _on_nodes(2, 8))
+    expected_s = 1e-5 + 28 * 1e-6 + 2 * 5e-6 + 2 * 15 / 16 * 2**30 / slowest
+    assert all_reduce_s(law, 2**30, 2, 8) == pytest.approx(expected_s)
+
+
+def test_of_one_node_all_regimes_are_rings_whose_hops_inside_come_again() -> None:
+    """On 8 GPUs 14 hops of 2 us after LL's 6.6; on two such nodes 28, and 2 of the stated 5 us."""
+    none = Fitted(value=0)
+    rings = [
+        NcclRegime(
+            shape="ring",
+            base_s=Fitted(value=base_us * 1e-6),
+            intra_hop_s=none,
+            inter_hop_s=none,
+            intra_bandwidth_bytes_per_s=Fitted(value=bandwidth),
+            inter_bandwidth_bytes_per_s=None,
+        )
+        for base_us, bandwidth in ((6.6 + 14 * 2, 1e9), (8.4 + 14 * 7, 100e9))
+    ]
+    law = reaching(NcclRegimes(regimes=tuple(rings)), [(1, 8)], _on_nodes(2, 8))
+    small_s = (6.6 + 28 * 2 + 2 * 5) * 1e-6 + 2 * 15 / 16 * 4 / 1e9
+    large_s = (8.4 + 28 * 7 + 2 * 5) * 1e-6 + 2 * 15 / 16 * 2**30 / 12.5e9
+    assert all_reduce_s(law, 4, 2, 8) == pytest.approx(small_s)
+    assert all_reduce_s(law, 2**30, 2, 8) == pytest.approx(large_s)
+
+
 def _of_one_layout(*regimes: tuple[float, float, float]) -> NcclRegimes:
     """Over nodes, as fitted to one layout: base in us, bytes of a hop, bus bandwidth in GB/s."""
     none = Fitted(value=0)
@@ -704,11 +743,12 @@ def _on_nodes(nodes: int, gpus_per_node: int = 4) -> Scenario:
 
 def test_of_one_layout_the_latency_beyond_nccls_start_comes_again_with_every_hop() -> None:
     """LL's tree: 6.8 us, 6 short hops of 0.18 and 2 of 1.5; Simple's ring: 8.4 us, 14 hops of 7."""
-    known = _of_one_layout((6.8 + 6 * 0.18 + 2 * 1.5, 0, 0.5), (8.4 + 14 * 7, 0, 20))
-    law = reaching(known, [(1, 4), (2, 4)], _on_nodes(8))
-    small_s, large_s = (all_reduce_s(law, size, 8, 4) for size in (4, 2**30))
-    assert small_s == pytest.approx((6.8 + 6 * 0.18 + 6 * 1.5) * 1e-6 + 2 * 31 / 32 * 4 / 0.5e9)
-    assert large_s == pytest.approx((8.4 + 62 * 7) * 1e-6 + 2 * 31 / 32 * 2**30 / 20e9)
+    regimes = (6.8 + 6 * 0.18 + 2 * 1.5, 0, 0.5), (8.4 + 14 * 7, 0, 20)
+    for known in (_of_one_layout(*regimes), _of_one_layout(*regimes[::-1])):
+        law = reaching(known, [(1, 4), (2, 4)], _on_nodes(8))
+        small_s, large_s = (all_reduce_s(law, size, 8, 4) for size in (4, 2**30))
+        assert small_s == pytest.approx((6.8 + 6 * 0.18 + 6 * 1.5) * 1e-6 + 2 * 31 / 32 * 4 / 0.5e9)
+        assert large_s == pytest.approx((8.4 + 62 * 7) * 1e-6 + 2 * 31 / 32 * 2**30 / 20e9)
 
 
 @given(

@@ -19,6 +19,7 @@ from ddpsim.result.model import Bottleneck, Stretch
 from ddpsim.result.summary import _bottleneck, awaited
 from ddpsim.result.timeline import CommSpan, Span
 from ddpsim.scenario import document
+from ddpsim.units import format_duration
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 Cli = Callable[..., Outcome]
@@ -238,6 +239,31 @@ def test_what_is_set_is_not_suggested() -> None:
 def test_jitter_alone() -> None:
     noise = ("cluster.stragglers=null", "run.jitter={sigma: 0.1}")
     assert suggested("straggler", *noise)[0] == "run.jitter={sigma: 0}"
+
+
+def test_a_loader_is_suggested_that_has_a_twentieth_to_spare() -> None:
+    result = ddpsim.simulate(load("resnet50-8xa100", "workload.data={rate: 1500 samples/s}"))
+    (setting,) = result.next_steps[0].settings
+    rate = float(setting.removeprefix("workload.data.rate=").removesuffix(" samples/s"))
+    busy_s = result.iteration_time_s.mean - result.breakdown_s.data_wait
+    assert rate == pytest.approx(1.05 * 128 / busy_s, rel=0.005)  # of three digits
+
+
+@pytest.mark.parametrize("own", [1, 2])
+def test_four_times_as_many_micro_batches_are_suggested(own: int) -> None:
+    settings = ("ddp.comm_hook=fp16_compress", f"ddp.accumulation_steps={own}")
+    step = ddpsim.simulate(load("slow-network", *settings)).next_steps[0]
+    assert step.settings == (f"ddp.accumulation_steps={4 * own}",)
+    assert step.why.startswith(f"communication once in {4 * own} micro-batches (a larger global")
+
+
+def test_what_to_measure_is_the_widest_input_and_told_by_its_wider_side() -> None:
+    result = ddpsim.simulate(load("resnet50-8xa100"))
+    assert result.prediction_interval_s
+    sides = [(max(s.low_s, s.high_s), s.input) for s in result.prediction_interval_s.sources]
+    width_s, widest = max(sides)
+    said = f"{widest} widens the interval by up to {format_duration(width_s)}: measure one micro"
+    assert result.next_steps[-1].why.startswith(said)
 
 
 def test_data_parallel_is_offered_only_what_it_can_do() -> None:
