@@ -579,6 +579,8 @@ def test_where_the_time_of_a_step_goes_by_hand() -> None:
     assert BY_HAND.host_bound_ns() == 2 + 3 + 3 + 6
     assert BY_HAND.backward_ns() == 150 - 120
     assert BY_HAND.moved(7).breakdown() == found
+    assert sum([found, found], BreakdownNs()).total == 200
+    assert (found + found).forward == 20
     assert (BY_HAND.moved(7).start_ns, BY_HAND.moved(7).backward_start_ns) == (107, 127)
 
 
@@ -614,10 +616,36 @@ def test_a_critical_path_by_hand() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("ready_ns", "path"),
+    [
+        (20, [("backward", 10), ("all_reduce of bucket 0", 30), ("all_reduce of bucket 1", 60)]),
+        (30, [("backward", 30), ("all_reduce of bucket 1", 60)]),
+    ],
+    ids=["queued behind it", "not ready before"],
+)
+def test_a_critical_path_goes_by_what_a_collective_waited_for(
+    ready_ns: int, path: list[tuple[str, int]]
+) -> None:
+    """Bucket 0 from 10 to 30, bucket 1 from 30 to 60; the backward ends between, at 50."""
+    step = Step(
+        0,
+        60,
+        0,
+        (),
+        (Span("backward", 0, 50), Span("comm_wait", 50, 60)),
+        (
+            CommSpan("all_reduce", 0, 8, 1, 10, 10, 10, 30),
+            CommSpan("all_reduce", 1, 8, 1, ready_ns, 30, 30, 60),
+        ),
+    )
+    assert [(link.kind, link.end_ns) for link in step.critical_path()] == path
+
+
 def test_a_wait_for_data_over_several_steps_is_in_each() -> None:
     """And what ends with a step is its own."""
     lanes = RankTimeline(
-        host=[Span("data_wait", 5, 25), Span("data_wait", 30, 31)],
+        host=[Span("data_wait", 2, 4), Span("data_wait", 5, 25), Span("data_wait", 30, 31)],
         compute=[Span("optimizer", 0, 10), Span("optimizer", 15, 20), Span("optimizer", 21, 40)],
         comm=[CommSpan("all_reduce", 0, 8, 1, 8, 8, 8, 10)],
         step_ends_ns=[10, 20, 40],
@@ -625,7 +653,8 @@ def test_a_wait_for_data_over_several_steps_is_in_each() -> None:
     )
     first, second, third = steps_of(lanes)
     assert [(s.start_ns, s.end_ns) for s in (first, second, third)] == [(0, 10), (10, 20), (20, 40)]
-    assert first.host == second.host == (Span("data_wait", 5, 25),)
+    assert first.host == (Span("data_wait", 2, 4), Span("data_wait", 5, 25))
+    assert second.host == (Span("data_wait", 5, 25),)
     assert third.host == (Span("data_wait", 5, 25), Span("data_wait", 30, 31))
     assert [len(each.compute) for each in (first, second, third)] == [1, 1, 1]
     assert [len(each.comm) for each in (first, second, third)] == [1, 0, 0]
