@@ -347,6 +347,8 @@ def test_jitter_of_the_profile_is_used(predict: Any) -> None:
     jitter = {"jitter": {"iteration_sigma": 0.05, "rank_sigma": 0.0, "autocorrelation": 0.1}}
     times = predict(jitter).iteration_time_s
     assert times.p90 > times.p10
+    assert "unequal ranks" in str(predict({}).prediction_interval_s)
+    assert "unequal ranks" not in str(predict(jitter).prediction_interval_s)
 
 
 def test_measured_hooks_take_the_place_of_published_ones(predict: Any) -> None:

@@ -11,7 +11,7 @@ from ddpsim.errors import ScenarioError
 from ddpsim.scenario.catalog import model_table
 from ddpsim.scenario.schema import Optimizer
 from ddpsim.workload.model import Model, Parameter, total_s
-from ddpsim.workload.optimizer import optimizer_work
+from ddpsim.workload.optimizer import optimizer_state_bytes, optimizer_work
 from ddpsim.workload.roofline import zoo_model
 
 CONVOLUTIONS = {"resnet50": 53, "vgg16": 13, "vit_b_16": 1}
@@ -199,3 +199,49 @@ def test_weight_decay_moves_what_torch_adds(name: Any, moved: tuple[int, int]) -
     for decay, per_element in zip((0.0, 0.01), moved, strict=True):
         work = optimizer_work(Optimizer(name=name, weight_decay=decay), parameters, device)
         assert work.device_s == pytest.approx(per_element * 10**8 / rate)
+
+
+@pytest.mark.parametrize(
+    ("options", "moved", "operations"),
+    [
+        ({"name": "sgd"}, 12, 1),
+        ({"name": "sgd", "momentum": 0.9}, 12 + 8 + 12, 3),  # the momentum is scaled, then added to
+        ({"name": "sgd", "momentum": 0.9, "weight_decay": 0.1}, 12 + 8 + 12 + 12, 4),
+        ({"name": "adam"}, 72, 7),
+        ({"name": "adamw", "weight_decay": 0.1}, 72 + 8, 8),
+        ({"name": "sgd", "fused": True}, 12, 1),
+        ({"name": "sgd", "fused": True, "momentum": 0.9}, 12 + 8, 1),  # read and written once more
+        ({"name": "adamw", "fused": True, "weight_decay": 0.1}, 28, 1),
+    ],
+    ids=str,
+)
+def test_an_optimizer_moves_its_bytes_in_launches_of_64_tensors(
+    options: dict[str, Any], moved: int, operations: int
+) -> None:
+    """130 tensors take three launches an operation, none of them shorter than the floor."""
+    device = load_scenario(cluster_of_one("a100-sxm-80gb")).cluster.device
+    rate = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+    for numel in (10**6, 1):
+        parameters = [Parameter(f"weight{i}", numel, "float32") for i in range(130)]
+        work = optimizer_work(Optimizer(**options), parameters, device)
+        assert work.kernels == 3 * operations
+        bytes_s, floors_s = moved * 130 * numel / rate, 3 * operations * device.kernel_floor_s
+        assert work.device_s == pytest.approx(max(bytes_s, floors_s))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"name": "sgd"}, {"name": "sgd", "momentum": 0.9}, {"name": "adam"}, {"name": "adamw"}],
+    ids=str,
+)
+def test_an_optimizer_keeps_what_torchs_keeps(options: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch", reason="its optimizers are the oracle")
+    weight = torch.nn.Parameter(torch.ones(1000))
+    weight.grad = torch.ones(1000)
+    kept = {key: value for key, value in options.items() if key != "name"}
+    name = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[options["name"]]
+    optimizer = getattr(torch.optim, name)([weight], lr=0.1, **kept)
+    optimizer.step()
+    tensors = [t for t in optimizer.state[weight].values() if torch.is_tensor(t) and t.numel() > 1]
+    parameters = [Parameter("weight", 1000, "float32")]
+    assert optimizer_state_bytes(Optimizer(**options), parameters) == 4000 * len(tensors)

@@ -127,11 +127,11 @@ def test_the_longest_wait_is_named(broadcast: int, bucket: int, unused: int, wor
 
 
 def bottleneck(
-    parts: dict[str, int], late_peers_ns: Sequence[int] = (0, 0), batches_us: float = 0.0
+    *each: dict[str, int], late_peers_ns: Sequence[int] = (0, 0), batches_us: float = 0.0
 ) -> Bottleneck:
-    """Of rank 0, the slowest, in two steps of 1 ms, each of such parts in us, the rest forward."""
+    """Of rank 0, the slowest, in steps of 1 ms, of such parts in us each, the rest forward."""
     steps = []
-    for start_ns in (0, 1_000_000):
+    for start_ns, parts in zip((0, 1_000_000), each, strict=True):
         now, host, comm = start_ns, [], []
         compute: list[Span] = []
         kinds = {"data_wait": host, "host": [], "comm_wait": compute}
@@ -217,7 +217,33 @@ def test_the_bottleneck_by_hand(
     parts: dict[str, int], late_us: tuple[int, ...], batches_us: float, kind: str, text: str
 ) -> None:
     late_ns = [2 * 1000 * each for each in late_us]  # over both steps
-    assert bottleneck(parts, late_ns, batches_us) == Bottleneck(kind, text)  # type: ignore[arg-type]
+    found = bottleneck(parts, parts, late_peers_ns=late_ns, batches_us=batches_us)
+    assert (found.kind, found.text) == (kind, text)
+
+
+def test_a_loader_that_one_step_did_not_wait_for_sets_no_pace() -> None:
+    """20 us of one of two steps of 1 ms are data's, 300 of both communication's."""
+    found = bottleneck({"data_wait": 20, "comm_wait": 300}, {"comm_wait": 300}, batches_us=900)
+    assert found.kind == "communication"
+
+
+@pytest.mark.parametrize(
+    ("backward", "words"),
+    [
+        (5, "all 3 buckets end after the backward"),
+        (10, "the last 2 of 3 buckets end after the backward"),
+        (30, "the last of 3 buckets ends after the backward"),
+    ],
+)
+def test_buckets_that_end_after_the_backward_are_counted(backward: int, words: str) -> None:
+    compute = Span("backward", 0, backward), Span("comm_wait", backward, 40)
+    optimizer = Span("optimizer", 40, 50)
+    comm = [
+        CommSpan("all_reduce", bucket, 8, 1, end_ns - 5, end_ns - 5, end_ns - 5, end_ns)
+        for bucket, end_ns in enumerate((10, 30, 40))
+    ]
+    step = Step(0, 50, 0, (), (*compute, optimizer), tuple(comm))
+    assert awaited(step, "what is sent")[1] == words
 
 
 def test_one_hook_is_recommended_everywhere() -> None:
