@@ -343,6 +343,8 @@ def test_another_question_is_said_to_be_one() -> None:
     base = parse(document("resnet50-2x8-25gbit"))
     (change,) = compare(base, [option(document("gloo-cpu"), title="b.yaml")]).changes
     assert change.note == "another model, another precision, another device, other GPUs"
+    same = option(document("resnet50-2x8-25gbit"), "ddp.bucket_cap_mb=50", title="c.yaml")
+    assert compare(base, [same]).changes[0].note == ""
 
 
 def test_a_measured_step_is_not_compared_at_another_batch() -> None:

@@ -350,6 +350,34 @@ def test_what_measurements_say_of_each_other() -> None:
     assert measured_sigma(model, samples[:3]) == ()
 
 
+def _measured_at(rate: float, factors: Sequence[float]) -> list[Sample]:
+    """From 1 MiB on, each size so many times as long as the law says."""
+    return [
+        Sample(2, 1, m.size_bytes, m.time_s, m.line_rate_bytes_per_s)
+        for power, factor in enumerate(factors, 20)
+        for m in _twice_as_long([2**power], factor, rate)
+    ]
+
+
+def test_a_size_is_told_by_its_neighbours() -> None:
+    """One of five is 1.2 times as long: its two neighbours are told half of that, the ends none."""
+    (found,) = measured_sigma(_gloo(), _measured_at(RATES[0], (1, 1, 1.2, 1, 1)))
+    squares = (0, 0.5**2, 1, 0.5**2, 0)
+    assert found.left_out == pytest.approx(math.log(1.2) * math.sqrt(sum(squares) / 5))
+
+
+def test_a_line_rate_between_others_is_told_without_its_own_sizes() -> None:
+    """All of the middle one are 1.2 times as long; the others are told by their own."""
+    samples = [
+        sample
+        for rate, factor in zip(RATES, (1.0, 1.2, 1.0), strict=True)
+        for sample in _measured_at(rate, [factor] * 5)
+    ]
+    slow, middle, fast = (found.left_out for found in measured_sigma(_gloo(), samples))
+    assert middle == pytest.approx(math.log(1.2))
+    assert (slow, fast) == (pytest.approx(0, abs=1e-9), pytest.approx(0, abs=1e-9))
+
+
 def test_what_was_measured_twice_tells_of_another_day() -> None:
     """At one of the line rates everything takes 4 % longer in a second record."""
     model, rate = _gloo(), RATES[0]
