@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import ddpsim
+from ddpsim.api import uncertainties
 from ddpsim.cluster.collectives import LinkCost, Network, Traffic, duration_ns
 from ddpsim.cluster.topology import Link
 from ddpsim.cluster.widened import quickened, widened
@@ -99,6 +100,44 @@ def test_what_is_known_from_other_sources_is_wrong_on_its_own() -> None:
     alike = compare(base, [option(document("resnet50-2x8-25gbit"), title="itself")]).changes[0]
     assert (alike.change_s, alike.low_s, alike.high_s) == (0, 0, 0)
     assert apart.low_s < apart.change_s < apart.high_s
+    first, other = resolve(base), resolve(parse(measured))
+    moves_s: list[list[float]] = []
+    for term, alike_in_both in (("compute", False), ("network", True), ("interference", True)):
+        ours, theirs = (
+            [job.step_s(**{term: f}) - job.step_s() for f in edges(uncertainties(job)[term])]
+            for job in (first, other)
+        )
+        both = [theirs[i] - ours[i] for i in range(2)]
+        moves_s += [both] if alike_in_both else [[-move for move in ours], theirs]
+    below_s = math.hypot(*(max(0, -min(moves)) for moves in moves_s))
+    above_s = math.hypot(*(max(0, *moves) for moves in moves_s))
+    assert math.isclose(apart.low_s, apart.change_s - below_s, rel_tol=1e-9)
+    assert math.isclose(apart.high_s, apart.change_s + above_s, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("caps", [("5", "1"), ("1", "5")])
+def test_hidden_communication_that_slows_nothing_known_widens_a_difference(
+    caps: tuple[str, str],
+) -> None:
+    """Nobody calibrated gloo beside compute: 22 % of what one hides more lengthens that one."""
+    cap, other_cap = (f"ddp.bucket_cap_mb={cap}" for cap in caps)
+    first, other = (alone("gloo-cpu", each) for each in (cap, other_cap))
+    asked = document("gloo-cpu", cap)
+    (change,) = compare(parse(asked), [option(asked, other_cap)]).changes
+    jobs = [resolve(parse(document("gloo-cpu", each))) for each in (cap, other_cap)]
+    below_s, above_s = [0.0], [0.0]
+    for term, doubt in uncertainties(jobs[0]).items():
+        ours, theirs = (
+            [job.step_s(**{term: f}) - job.step_s() for f in edges(doubt)] for job in jobs
+        )
+        moves = [theirs[i] - ours[i] for i in range(2)]
+        below_s.append(max(0, -min(moves)))
+        above_s.append(max(0, *moves))
+    hidden_s = [each.comm_time_s - each.exposed_comm_s for each in (first, other)]
+    more_s = 0.22 * (hidden_s[1] - hidden_s[0])
+    assert abs(more_s) > 1e-3
+    assert change.low_s == pytest.approx(change.change_s - math.hypot(*below_s) + min(0, more_s))
+    assert change.high_s == pytest.approx(change.change_s + math.hypot(*above_s) + max(0, more_s))
 
 
 def test_an_option_that_cannot_be_had_says_why() -> None:
