@@ -38,7 +38,7 @@ from calibrate.ddp_rounds import Beside
 from calibrate.files import unwritable
 from calibrate.measure.clock import Clock, Lap
 from calibrate.measure.clocks import clock_offsets
-from calibrate.measure.ddp_alone import around_hook, process_group
+from calibrate.measure.ddp_alone import around_hook
 from calibrate.measure.ddp_log import logged, start_log
 from calibrate.measure.doctor import Host, check_clocks, clock_offset, diagnose, inspect_host
 from calibrate.measure.environment import (
@@ -68,6 +68,7 @@ from calibrate.measure.profile import (
     scale_profile,
     write_profile,
 )
+from calibrate.measure.process_group import process_group
 from calibrate.measure.progress import Reporter
 from calibrate.measure.rank import FAILED, LOST
 from calibrate.measure.rounds import build_round

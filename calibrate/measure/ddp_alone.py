@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -22,26 +21,11 @@ __all__ = [
     "Looks",
     "alone",
     "around_hook",
-    "process_group",
     "under_ddp",
 ]
 
 ONE_BUCKET_MIB = 1e6
 _BACKWARDS = 10  # that tell what it costs to look
-
-
-@contextmanager
-def process_group(backend: str) -> Iterator[None]:
-    """A process group of this process, where it is in none yet."""
-    if dist.is_initialized():
-        yield
-        return
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def alone() -> dist.ProcessGroup:

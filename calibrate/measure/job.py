@@ -24,6 +24,7 @@ from calibrate.measure.errors import (
     first_line,
 )
 from calibrate.measure.gloo_threads import gloo_first
+from calibrate.measure.process_group import end_process_groups
 from calibrate.measure.training import told_of_code
 from calibrate.record import Layout
 from ddpsim.report.lines import counted
@@ -196,7 +197,7 @@ class Job:
         if failed and self.backend == "nccl":
             atexit.register(_end_at_once)
         else:
-            dist.destroy_process_group()
+            end_process_groups()
 
 
 def _end_at_once() -> None:

@@ -27,10 +27,11 @@ from calibrate.fit.estimates import SIGNIFICANT, median_time
 from calibrate.interference_exponent import profile_keys
 from calibrate.measure.beside import BesideAllReduces
 from calibrate.measure.clock import Clock, Mark
-from calibrate.measure.ddp_alone import HookTimes, process_group, under_ddp
+from calibrate.measure.ddp_alone import HookTimes, under_ddp
 from calibrate.measure.errors import MeasureError, StoppedError
 from calibrate.measure.job import Job, taking_part
 from calibrate.measure.launch import local
+from calibrate.measure.process_group import process_group
 from calibrate.measure.rank import run_rank
 from calibrate.measure.training import (
     Made,
