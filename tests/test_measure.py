@@ -54,6 +54,7 @@ from calibrate.measure.job import _told, join, read_place
 from calibrate.measure.launch import _problem, free_port
 from calibrate.measure.nvidia_smi import Gpu
 from calibrate.measure.plan import Slot, Task, Team, default_plan, teams
+from calibrate.measure.process_group import process_group
 from calibrate.measure.profile import (
     Document,
     ProfileOptions,
@@ -68,7 +69,6 @@ from calibrate.measure.profile import (
     scale_profile,
     write_profile,
 )
-from calibrate.measure.process_group import process_group
 from calibrate.measure.progress import Reporter
 from calibrate.measure.rank import FAILED, LOST
 from calibrate.measure.rounds import build_round
