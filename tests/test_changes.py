@@ -300,8 +300,8 @@ def test_what_a_step_hangs_on_is_what_run_says_of_such_links(gbit_per_s: float) 
         ("resnet50-2x8-25gbit", "run.seed=0", "cluster.inter_node.bandwidth=50 Gbit/s"),
         (
             "resnet50-8xa100",
-            "workload.data={rate: 1500 samples/s}",
-            "workload.data.rate=3000 samples/s",
+            "workload.data={rate: 1000 samples/s}",
+            "workload.data.rate=2000 samples/s",
         ),
     ],
 )

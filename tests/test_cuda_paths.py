@@ -157,9 +157,9 @@ def test_rounds_of_two_gpus_are_held_against_their_profile(
 def test_a_device_without_a_preset_needs_one_named(
     rounds: tuple[Path, Rounds], folder: Path
 ) -> None:
-    path = folder / "l40s.json"
-    path.write_text(rounds[0].read_text(encoding="utf-8").replace(A100, "NVIDIA L40S"))
-    with pytest.raises(Exception, match=r"no device preset is known for 'NVIDIA L40S': .*--device"):
+    path = folder / "l40.json"
+    path.write_text(rounds[0].read_text(encoding="utf-8").replace(A100, "NVIDIA L40"))
+    with pytest.raises(Exception, match=r"no device preset is known for 'NVIDIA L40': .*--device"):
         validate([path])
     assert validate([path], device="l4").figures is not None
 

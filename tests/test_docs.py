@@ -15,7 +15,15 @@ import pytest
 
 import ddpsim
 from ddpsim.cluster import build, links
-from ddpsim.interval import COMPUTE, DATA, GLOO_SLOWDOWN, UNEQUAL_RANKS
+from ddpsim.interval import (
+    COMPILED,
+    COMPUTE,
+    DATA,
+    GLOO_SLOWDOWN,
+    ROOFLINE,
+    UNEQUAL_RANKS,
+    UNKNOWN_DEVICE,
+)
 from ddpsim.job import Job, resolve
 from ddpsim.workload.ddp_costs import DdpCosts
 
@@ -115,7 +123,9 @@ OPTIONS = ({"find_unused_parameters": True}, {"comm_hook": "allreduce"})
 def test_doubts_are_those_that_the_page_states() -> None:
     text = " ".join((ROOT / "docs" / "model.md").read_text("utf-8").split())
     for words, doubt in (
-        ("Standard deviations: roofline", COMPUTE["roofline"]),
+        ("Standard deviations: roofline", ROOFLINE),
+        ("tell what the device reaches,", UNKNOWN_DEVICE),
+        ("where none do,", COMPILED),
         ("preset links between nodes", links.PRESET_NETWORK),
         ("sections 3 and 4;", links.CHOSEN_NETWORK),
         ("TCP above 10 Gbit/s", links.TCP_NETWORK),

@@ -368,8 +368,10 @@ def _device(name: str) -> torch.device:
 
 def _measure(training: Training, iterations: int) -> Samples:
     samples = Samples()
+    if is_compiled(training.model):  # which runs uncompiled below
+        for _ in range(WARMUPS):
+            iterate(training, Samples(), hooked=False)
     for _ in range(WARMUPS):
-        iterate(training, Samples(), hooked=False)
         iterate(training, Samples(), hooked=True)
     for _ in range(iterations):
         iterate(training, samples, hooked=False)
