@@ -13,7 +13,10 @@ from ddpsim.scenario.schema import MEASURED, Scenario
 
 __all__ = ["as_stated", "check_measured"]
 
-_OF_A_STEP = ("model", "parameters", "batch_per_rank", "seq_len", "image_size", "precision")
+_OF_A_STEP = (
+    *("model", "parameters", "batch_per_rank", "seq_len", "image_size", "precision"),
+    *("compile", "memory_format", "attention"),
+)
 
 
 def as_stated(document: Document) -> Scenario | None:

@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 
 import ddpsim
+from ddpsim.errors import ScenarioError
+from ddpsim.measured import check_measured
+from ddpsim.planning.compare import each_flag
+from ddpsim.scenario.document import load
+from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Ddp
 from ddpsim.workload.buckets import plan_buckets
 from ddpsim.workload.compiled import compiled_model
@@ -256,6 +261,15 @@ def test_without_the_split_nothing_is_hidden() -> None:
     assert whole.exposed_comm_s > 0.9 * whole.comm_time_s
     assert split.exposed_comm_s < 0.5 * split.comm_time_s
     assert split.iteration_time_s.mean < whole.iteration_time_s.mean
+
+
+def test_a_step_measured_of_one_is_not_taken_for_the_other() -> None:
+    base = load(gpt2())
+    with pytest.raises(ScenarioError, match=r"workload.compile: workload.step_time was measured"):
+        check_measured(parse(base), ddpsim.load_scenario(gpt2(workload={"compile": True})), "both")
+    flags = [option.settings for option in each_flag(load(gpt2(workload={"compile": True})))]
+    assert ("ddp.optimize_ddp=false",) in flags
+    assert ("ddp.optimize_ddp=false",) not in [option.settings for option in each_flag(base)]
 
 
 def test_optimize_ddp_changes_nothing_of_what_is_not_compiled() -> None:

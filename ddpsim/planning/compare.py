@@ -219,6 +219,8 @@ def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
         ("find_unused_parameters", lambda s: s.ddp.find_unused_parameters, ""),
         ("broadcast_buffers", lambda s: s.ddp.broadcast_buffers, "buffers differ between ranks"),
     )
+    if scenario.workload.compile:
+        toggles = (*toggles, ("optimize_ddp", lambda s: s.ddp.optimize_ddp, ""))
     for key, is_on, price in toggles:
         on = not is_on(scenario)
         yield [f"ddp.{key}={str(on).lower()}"], "" if on else price

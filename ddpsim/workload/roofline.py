@@ -350,6 +350,7 @@ def _provenance(
         rates.append(of_convolutions)
     peaks = [f"{device.peak_flops_per_s[rate] / 1e12:g} TFLOP/s {rate}" for rate in rates]
     others = " for convolutions, torch's default" if len(rates) > 1 else ""
+    mostly = of_convolutions if _is_convolutional(table) else arithmetic.rate
     by_them = f"{device.efficiency(of_convolutions, convolution=True):.0%}"
     if convolutions and by_them != reached:
         reached = f"{reached} (convolutions {by_them})"
@@ -364,8 +365,8 @@ def _provenance(
         Provenance(
             "compute efficiency",
             f"{reached} of the FLOP rate, {device.memory_efficiency:.0%} of the bandwidth reached "
-            f"by {workload.model}{_told_by(device, arithmetic.rate)}",
-            device.efficiency_trust(arithmetic.rate),
+            f"by {workload.model}{_told_by(device, mostly)}",
+            device.efficiency_trust(mostly),
         ),
     )
 
