@@ -356,11 +356,10 @@ def real_steps() -> list[dict[str, str]]:
     "row", [row for row in real_steps() if row["step_ms"]], ids=lambda r: r["graphs"]
 )
 def test_real_steps_of_compiled_models_are_predicted(row: dict[str, str], tmp_path: Path) -> None:
-    """By the profile of another machine of that kind, measured before; one graph costs 60 to 90 ms."""
+    """By the profile of another machine of that kind, measured before: none of it is fitted."""
     compiled = row["graphs"] != "eager"
-    bare = next(
-        b for b in real_steps() if b["graphs"] == f"bare-{'compiled' if compiled else 'eager'}"
-    )
+    alone = "bare-compiled" if compiled else "bare-eager"
+    (bare,) = (step for step in real_steps() if step["graphs"] == alone)
     known = json.loads((DATA / "model.json").read_text()) | {"compiled": compiled}
     (tmp_path / "model.json").write_text(json.dumps(known))
     parts = ("forward", "backward", "optimizer")
@@ -391,5 +390,5 @@ def test_real_steps_of_compiled_models_are_predicted(row: dict[str, str], tmp_pa
     )
     assert result.iteration_time_s.p50 * 1e3 == pytest.approx(float(row["step_ms"]), rel=0.025)
     buckets = [int(size) for size in row["buckets"].split()]
-    exact = 0.003 if row["graphs"] == "split" else 0  # residuals: the order is an approximation
+    exact = 0.004 if row["graphs"] == "split" else 0  # residuals: the order is an approximation
     assert [bucket.size_bytes for bucket in result.buckets] == pytest.approx(buckets, rel=exact)
