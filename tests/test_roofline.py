@@ -102,6 +102,35 @@ def test_convolutions_reach_another_share_of_tf32_than_matrix_products() -> None
     assert _reached(bert).startswith("48% of the FLOP rate")
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        (
+            "resnet50",
+            {},
+            ["contiguous tensors, torch's default, which convolutions turn and turn back"],
+        ),
+        ("resnet50", {"memory_format": "contiguous"}, []),
+        (
+            "resnet50",
+            {"compile": True},
+            ["60% of the bytes beside matrix products left by torch.compile"],
+        ),
+        ("gpt2", {}, []),
+        (
+            "gpt2",
+            {"compile": True},
+            ["25% of the bytes beside matrix products left by torch.compile"],
+        ),
+    ],
+)
+def test_what_is_taken_of_layers_is_an_input(
+    name: str, options: dict[str, Any], said: list[str]
+) -> None:
+    model = modelled(name, "amp-bf16", **options)
+    assert [p.source for p in model.provenance if p.input == "compute layers"] == said
+
+
 def _reached(model: Model) -> str:
     return next(p.source for p in model.provenance if p.input == "compute efficiency")
 
@@ -153,7 +182,7 @@ def test_half_convolutions_turn_layouts_unless_they_are_channels_last() -> None:
     )
     more_s = total_s(usual.forward) - total_s(last.forward)
     assert more_s == pytest.approx(2 * 2 * of_forward / RATE)
-    assert modelled("vgg16", "amp-bf16") == usual
+    assert modelled("vgg16", "amp-bf16").forward == usual.forward
     in_fp32 = (modelled("vgg16", "tf32", memory_format=f) for f in ("contiguous", "channels_last"))
     assert len({model.forward for model in in_fp32}) == 1
 

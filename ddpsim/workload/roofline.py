@@ -368,7 +368,22 @@ def _provenance(
             f"by {workload.model}{_told_by(device, mostly)}",
             device.efficiency_trust(mostly),
         ),
+        *_of_layers(table, workload, arithmetic),
     )
+
+
+def _of_layers(
+    table: dict[str, Any], workload: Workload, arithmetic: _Arithmetic
+) -> Iterator[Provenance]:
+    """What is taken of the layers where the scenario does not say it."""
+    is_convolutional = _is_convolutional(table)
+    if workload.compile:
+        left = _LEFT_IN_CONVOLUTIONAL if is_convolutional else _LEFT_BY_COMPILE
+        what = f"{left:.0%} of the bytes beside matrix products left by torch.compile"
+        yield Provenance("compute layers", what, "assumed")
+    elif is_convolutional and arithmetic.is_half and workload.memory_format is None:
+        what = "contiguous tensors, torch's default, which convolutions turn and turn back"
+        yield Provenance("compute layers", what, "assumed")
 
 
 def _told_by(device: Device, rate: Rate) -> str:
