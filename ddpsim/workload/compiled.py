@@ -19,7 +19,7 @@ from ddpsim.provenance import Provenance
 from ddpsim.scenario.schema import Ddp
 from ddpsim.units import MIB
 from ddpsim.workload.buckets import FIRST_BUCKET_BYTES, bucket_limits
-from ddpsim.workload.model import Model, Parameter, Work
+from ddpsim.workload.model import Model, Work
 
 __all__ = ["compiled_model"]
 
@@ -74,16 +74,12 @@ def _graphs(model: Model, ddp: Ddp) -> Iterator[tuple[Operator, ...]]:
     limit_bytes, graph, size_bytes = FIRST_BUCKET_BYTES, list[Operator](), 0
     for operator in _operators(model):
         graph.append(operator)
-        size_bytes += sum(_of(model.parameters, operator))
+        size_bytes += sum(model.parameters[index].size_bytes for index in operator)
         if size_bytes >= limit_bytes:
             yield tuple(graph)
             limit_bytes, graph, size_bytes = cap_bytes, [], 0
     if graph:
         yield tuple(graph)
-
-
-def _of(parameters: Sequence[Parameter], operator: Operator) -> Iterator[int]:
-    return (parameters[index].size_bytes for index in operator)
 
 
 def _backward(model: Model, graphs: Sequence[Sequence[Operator]]) -> Iterator[Work]:

@@ -2,7 +2,7 @@
 
 Matrix products and convolutions take the longer of their FLOPs at the reached peak rate and
 their bytes at the reached memory bandwidth; everything else takes its bytes. No kernel is
-shorter than the device's floor. The reached fractions are the device preset's assumptions.
+shorter than the device's floor. The reached fractions are the device preset's.
 What the tables do not hold comes on top: attention that is written out, and convolutions whose
 operands cuDNN turns to the layout that its half kernels want.
 """
@@ -74,8 +74,7 @@ def zoo_model(table: dict[str, Any], workload: Workload, device: Device) -> Mode
     parameters = _parameters(table["parameters"], workload.precision)
     ready_order = tuple(table["ready_order"])
     in_forward, in_backward = _convolutions(table)
-    left = _LEFT_IN_CONVOLUTIONAL if _is_convolutional(table) else _LEFT_BY_COMPILE
-    step = _Step(workload, size, device, arithmetic, left if workload.compile else 1.0)
+    step = _Step(workload, size, device, arithmetic, _other_left(table, workload))
     forward = tuple(step.works(table["forward"], in_forward, _WRITTEN_OUT_FORWARD))
     backward = tuple(step.works(table["backward"], in_backward, _WRITTEN_OUT_BACKWARD))
     if arithmetic.casts:
@@ -244,7 +243,7 @@ class _Step:
                 other_bytes += 2 * matmul_bytes  # each operand read and written once more
                 kernels += 3
             if of_scores:
-                kernels += written_out.kernels + self.arithmetic.casts * _CASTS_KERNELS
+                kernels += written_out.kernels + arithmetic.casts * _CASTS_KERNELS
             device_s = matmul_s + other_bytes / self._bytes_per_s
             yield Work(max(device_s, kernels * device.kernel_floor_s), kernels)
 
@@ -275,6 +274,13 @@ class _Step:
         moved = written_out.matmul_passes * arithmetic.matmul_bytes
         softmax = written_out.softmax_passes * arithmetic.softmax_bytes
         return scores * (moved + softmax + casts + 1)
+
+
+def _other_left(table: dict[str, Any], workload: Workload) -> float:
+    """The part of the bytes that are no matrix product's which is moved."""
+    if not workload.compile:
+        return 1.0
+    return _LEFT_IN_CONVOLUTIONAL if _is_convolutional(table) else _LEFT_BY_COMPILE
 
 
 def _scores(
@@ -376,12 +382,11 @@ def _of_layers(
     table: dict[str, Any], workload: Workload, arithmetic: _Arithmetic
 ) -> Iterator[Provenance]:
     """What is taken of the layers where the scenario does not say it."""
-    is_convolutional = _is_convolutional(table)
     if workload.compile:
-        left = _LEFT_IN_CONVOLUTIONAL if is_convolutional else _LEFT_BY_COMPILE
+        left = _other_left(table, workload)
         what = f"{left:.0%} of the bytes beside matrix products left by torch.compile"
         yield Provenance("compute layers", what, "assumed")
-    elif is_convolutional and arithmetic.is_half and workload.memory_format is None:
+    elif _is_convolutional(table) and arithmetic.is_half and workload.memory_format is None:
         what = "contiguous tensors, torch's default, which convolutions turn and turn back"
         yield Provenance("compute layers", what, "assumed")
 
