@@ -17,8 +17,10 @@ from ddpsim.interval import (
     COMPILED,
     COMPUTE,
     DATA,
+    HOST,
     ROOFLINE,
     UNKNOWN_DEVICE,
+    edges,
     prediction_interval,
 )
 from ddpsim.job import Job, resolve
@@ -223,6 +225,7 @@ def uncertainties(job: Job) -> dict[str, Uncertainty]:
     """How wrong the terms of `Job.step_s` may be, those that are known to be."""
     terms = {
         "compute": _of_compute(job),
+        "host": _of_host(job),
         "network": job.network.uncertainty,
         "data": DATA if job.program.loader else None,
         "interference": job.network.interference,
@@ -249,6 +252,15 @@ def _of_roofline(job: Job) -> Uncertainty:
     if reached == "assumed":
         return UNKNOWN_DEVICE
     return COMPILED if job.model.is_compiled else ROOFLINE
+
+
+def _of_host(job: Job) -> Uncertainty | None:
+    """Of estimated operators, where a step may come to wait for their launches."""
+    _, most = edges(HOST)
+    is_estimated = job.model.basis == "roofline" and any(w.host_s for w in job.model.forward)
+    if not is_estimated or most * job.host_share <= 1:
+        return None
+    return HOST if job.step_s(host=most) > job.step_s() else None
 
 
 def _of_exponent(job: Job) -> Uncertainty | None:

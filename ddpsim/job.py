@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from ddpsim.cluster.build import build_network, judged
 from ddpsim.cluster.collectives import NO_TRAFFIC, InterferingCost, Network, duration_ns
+from ddpsim.engine.loop import Compute, iteration
 from ddpsim.engine.noise import (
     KeptDeviations,
     draw_kept_deviations,
@@ -80,6 +81,7 @@ class Job:
         self,
         *,
         compute: float = 1.0,
+        host: float = 1.0,
         network: float = 1.0,
         data: float = 1.0,
         interference: float = 1.0,
@@ -93,11 +95,10 @@ class Job:
         that were measured.
         """
         program = self.program
-        if (compute, overheads) != (1, 1):
+        if (compute, host, overheads) != (1, 1, 1):
+            model = self.model.stretched(compute, host)
             costs = self.overheads and self.overheads.stretched(overheads)
-            program = compile_program(
-                self.scenario, self.model.scaled(compute), costs, ddp_times=self.ddp_times
-            )
+            program = compile_program(self.scenario, model, costs, ddp_times=self.ddp_times)
         cost = self.network.cost.stretched(network)
         if isinstance(cost, InterferingCost):
             cost = replace(
@@ -174,6 +175,13 @@ class Job:
     def observed_s(self) -> tuple[tuple[float, ...], ...]:
         """Measured iterations whose spread the run draws from; none where it states a jitter."""
         return () if self.scenario.run.jitter else self.model.iterations_s
+
+    @property
+    def host_share(self) -> float:
+        """The host's time for a steady step, of the device's work in it."""
+        steps = [i for i in iteration(self.program, rebuilt=True) if isinstance(i, Compute)]
+        device_ns = sum(step.device_ns for step in steps)
+        return sum(step.host_ns for step in steps) / device_ns if device_ns else inf
 
     def baselines(self) -> Baselines:
         """The naive answers: no communication, none of it hidden, all of it hidden."""

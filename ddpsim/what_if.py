@@ -211,6 +211,11 @@ def _faster_layers(workload: Workload) -> Iterator[_Change]:
         yield _Change.of("fused attention", "workload.attention", "sdpa")
 
 
+def _fewer_operators(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
+    if job.model.basis == "roofline":
+        yield _Change.of("torch.compile", "workload.compile", value=True)
+
+
 def _less_overhead(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
     ddp, workload = job.scenario.ddp, job.scenario.workload
     if job.model.basis == "roofline":  # a measured step belongs to its batch
@@ -226,7 +231,7 @@ def _less_overhead(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG0
 _CHANGES: dict[str, tuple[Callable[[Job, Result], Iterator[_Change]], ...]] = {
     "communication": (_other_buckets, _other_algorithm, _less_communication),
     "data": (_faster_data,),
-    "host": (_less_overhead,),
+    "host": (_fewer_operators, _less_overhead),
 }
 
 
@@ -268,6 +273,11 @@ def _narrowing(job: Job, result: Result) -> Iterator[NextStep]:
             "measure one micro-batch on one device without DDP",
             "workload.step_time=MEASURED ms",
         ),
+        "host time": (
+            not job.waits_for_other_device,
+            "measure one micro-batch on one device without DDP",
+            "workload.step_time=MEASURED ms",
+        ),
         "network time": (
             job.scenario.cluster.all_reduce is None and job.scenario.cluster.profile is None,
             "measure the all-reduce on these ranks",
@@ -292,7 +302,8 @@ def stretches(job: Job, result: Result, measured_s: float) -> tuple[Stretch, ...
     The step is simulated without noise, which multiplies the compute and adds to the rest.
     """
     mean_s, quiet_s = result.iteration_time_s.mean, job.step_s()
-    found = [_stretch("compute", lambda f: job.step_s(compute=f) * mean_s / quiet_s, measured_s)]
+    compute = "compute", lambda f: job.step_s(compute=f, host=f) * mean_s / quiet_s
+    found = [_stretch(*compute, measured_s)]
     if result.comm_time_s:
         found.append(
             _stretch("network", lambda f: job.step_s(network=f) + mean_s - quiet_s, measured_s)

@@ -95,6 +95,26 @@ def test_worked_figures_of_ddps_own_cost() -> None:
     assert "{} us per collective, {} with any `comm_hook`".format(*launched) in text
 
 
+def test_worked_figures_of_the_hosts_time() -> None:
+    """ResNet-50 under autocast, alone and under DDP."""
+    text = " ".join((ROOT / "docs" / "model.md").read_text("utf-8").split())
+    workload = {"model": "resnet50", "batch_per_rank": 1, "precision": "amp-bf16"}
+    cluster = {"device": "a100-sxm-80gb", "nodes": 1, "gpus_per_node": 8}
+    scenario = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+    job = resolve(ddpsim.load_scenario(scenario))
+    works = (*job.model.forward, *job.model.backward)
+    kernels, operator_s = (
+        sum(work.kernels for work in works),
+        job.scenario.cluster.device.operator_s,
+    )
+    operators_s = sum(work.host_s for work in works)
+    assert f"has {operators_s / operator_s:.0f} in forward and backward" in text
+    launched_s = operators_s + kernels * job.model.launch_s
+    assert f"launch {kernels} kernels" in text
+    assert f"{1e3 * launched_s:.1f} ms whatever the batch" in text
+    assert f"and {1e3 * job.step_s():.1f} ms a step under DDP" in text
+
+
 def test_what_compute_keeps_is_the_testbeds() -> None:
     text = " ".join((ROOT / "docs" / "model.md").read_text("utf-8").split())
 

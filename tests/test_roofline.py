@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from ddpsim import load_scenario
 from ddpsim.errors import ScenarioError
 from ddpsim.scenario.catalog import model_table
 from ddpsim.scenario.schema import Optimizer
+from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Model, Parameter, total_s
 from ddpsim.workload.optimizer import optimizer_state_bytes, optimizer_work
 from ddpsim.workload.roofline import zoo_model
@@ -274,3 +276,85 @@ def test_an_optimizer_keeps_what_torchs_keeps(options: dict[str, Any]) -> None:
     tensors = [t for t in optimizer.state[weight].values() if torch.is_tensor(t) and t.numel() > 1]
     parameters = [Parameter("weight", 1000, "float32")]
     assert optimizer_state_bytes(Optimizer(**options), parameters) == 4000 * len(tensors)
+
+
+# --- the host's time ----------------------------------------------------------------------------
+
+
+def operators_and_kernels(model: Model) -> tuple[int, int]:
+    """Of forward and backward, at a preset's 25 us an operator."""
+    works = (*model.forward, *model.backward)
+    return round(sum(work.host_s for work in works) / 25e-6), sum(work.kernels for work in works)
+
+
+def test_the_host_takes_its_time_for_every_operator() -> None:
+    """docs/model.md: of ResNet-50, whatever the batch; layouts are turned by kernels alone."""
+    usual = modelled("resnet50", "amp-bf16")
+    assert operators_and_kernels(usual) == (570, 888)
+    assert usual.host_s - usual.optimizer.host_s == pytest.approx(18.7e-3, abs=0.05e-3)
+    assert operators_and_kernels(modelled("resnet50", "amp-bf16", batch_per_rank=1)) == (570, 888)
+    in_full = operators_and_kernels(modelled("resnet50", "fp32"))
+    assert in_full == (570 - 2 * 55, 570 - 2 * 55)  # casts of 53 weights, and of the head's two
+    channels_last = modelled("resnet50", "amp-bf16", memory_format="channels_last")
+    assert operators_and_kernels(channels_last) == (570, 570)
+
+
+def test_casts_are_of_what_is_multiplied() -> None:
+    """Of BERT's linear layers weight and bias, of its layer norms neither."""
+    half, full = (operators_and_kernels(modelled("bert-base", p))[0] for p in ("amp-bf16", "fp32"))
+    names = model_table("bert-base")["parameters"]["name"]
+    norms = [name for name in names if "LayerNorm" in name]
+    others = [name for name in names if name == "cls.predictions.bias"]  # no module's of a matrix
+    assert half - full == 2 * (len(names) - len(norms) - len(others))
+
+
+def test_written_out_attention_is_more_operators() -> None:
+    fused, written_out = (
+        operators_and_kernels(modelled("bert-base", "fp32", attention=attention))[0]
+        for attention in ("sdpa", "eager")
+    )
+    assert written_out == fused + 12 * (5 + 5)  # layers, forward and backward
+
+
+def test_compiled_code_and_cpus_have_no_operators() -> None:
+    assert operators_and_kernels(modelled("resnet50", "fp32", compile=True))[0] == 0
+    on_cpu = cluster_of_one("cpu-core") | {"ddp": {"backend": "gloo"}}
+    scenario = load_scenario(on_cpu)
+    model = zoo_model(model_table("resnet50"), scenario.workload, scenario.cluster.device)
+    assert operators_and_kernels(model)[0] == 0
+
+
+def test_a_measured_step_says_nothing_of_its_host() -> None:
+    cluster = {"nodes": 1, "gpus_per_node": 1, "device": "a100-sxm-80gb"}
+    for source in ({"model": "resnet50"}, {"parameters": "scenarios/own-model-parameters.csv"}):
+        workload = source | {"batch_per_rank": 32, "step_time": "40 ms"}
+        scenario = load_scenario({"schema": "ddpsim/1", "workload": workload, "cluster": cluster})
+        works = build_model(scenario)
+        every = (*works.forward, *works.backward, works.optimizer)
+        assert not any(work.host_s for work in every)
+
+
+def test_the_optimizers_python_is_of_the_host() -> None:
+    device = load_scenario(cluster_of_one("a100-sxm-80gb")).cluster.device
+    listed = [Parameter("any", 1, "float32")] * 100
+    taken_us = {
+        (name, fused): 1e6
+        * optimizer_work(Optimizer(name=name, fused=fused), listed, device).host_s
+        for name in ("sgd", "adamw")
+        for fused in (False, True)
+    }
+    assert {key: round(us) for key, us in taken_us.items()} == {
+        ("sgd", False): 300,
+        ("sgd", True): 100,
+        ("adamw", False): 900,
+        ("adamw", True): 300,
+    }
+
+
+def test_stretched_times() -> None:
+    """An estimate's device and host are each by themselves; a measured step's go together."""
+    estimated = modelled("resnet50", "fp32")
+    for model, host in ((estimated, 3), (replace(estimated, basis="measured"), 2 * 3)):
+        longer = model.stretched(compute=2, host=3)
+        assert total_s(longer.backward) == pytest.approx(2 * total_s(model.backward))
+        assert longer.host_s == pytest.approx(host * model.host_s)

@@ -12,12 +12,13 @@ from statistics import fmean
 import make_validation as validation
 import nccl_sweeps
 import pytest
+from published_hosts import preset_operator_s, published_hosts, spread, usual_s
 from published_steps import error_of, published_steps
 
 from calibrate.validation import figures_of
 from ddpsim.cluster.links import CHOSEN_NETWORK, PRESET_LINKS, PRESET_NETWORK
-from ddpsim.interval import COMPILED, ROOFLINE, UNEQUAL_RANKS, UNKNOWN_DEVICE
-from ddpsim.scenario.catalog import device_names, device_table
+from ddpsim.interval import COMPILED, HOST, ROOFLINE, UNEQUAL_RANKS, UNKNOWN_DEVICE
+from ddpsim.scenario.catalog import device_names, device_table, model_table
 
 needs_reference = pytest.mark.skipif(
     not os.environ.get("DDPSIM_REFERENCE_DATA"),
@@ -125,6 +126,31 @@ def test_published_steps_are_estimated() -> None:
     assert sum(abs(error) < 0.1 for error in errors) >= 0.7 * len(errors)
     assert max(map(abs, errors)) < 0.45
     assert abs(fmean(errors)) < 0.02
+
+
+def test_hosts_are_as_published() -> None:
+    """Presets' time of an operator, the interval's doubt of it, and the count that is known."""
+    hosts = published_hosts()
+    assert f" {len(hosts)} published hosts" in HOST.basis
+    assert math.isclose(HOST.sigma, spread(hosts, preset_operator_s()), abs_tol=0.01)
+    assert f"{1e6 * preset_operator_s():.0f} us an operator" in HOST.basis
+    newer = [host for host in hosts if host.year >= 2023]
+    assert usual_s(newer) < preset_operator_s() < usual_s(hosts)
+    table = model_table("resnet50")
+    (torchbench,) = [host for host in hosts if host.name == "torchbench"]
+    kernels = sum(sum(table[part]["kernels"]) for part in ("forward", "backward"))
+    assert torchbench.operators_s == ((29.68 - 10.3) / 1e3 / kernels,)
+    for preset in device_names():
+        is_cpu = device_table(preset)["kind"] == "cpu"
+        assert device_table(preset)["operator_s"] == (0.0 if is_cpu else 25e-6)
+
+
+def test_a_published_step_by_batch_is_estimated() -> None:
+    """Where the host sets the pace within its doubt, and elsewhere as the roofline."""
+    rows = validation.torchbench_rows()
+    for batch, published_s, _, estimated_s in rows:
+        limit = 0.07 if batch >= 16 else 0.25
+        assert abs(estimated_s / published_s - 1) < limit, batch
 
 
 def test_the_interval_uses_the_measured_errors_of_presets() -> None:

@@ -25,7 +25,7 @@ SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 Cli = Callable[..., Outcome]
 ALONE = ("cluster.gpus_per_node=1", "cluster.nodes=1", "cluster.stragglers=null", "run.jitter=null")
 
-WAITS_FOR_BUFFERS = ("cluster={machine: dgx-h100, nodes: 128}", "workload.batch_per_rank=32")
+WAITS_FOR_BUFFERS = ("cluster={machine: dgx-h100, nodes: 128}", "workload.batch_per_rank=96")
 
 
 def load(name: str, *settings: str) -> ddpsim.Scenario:
@@ -385,3 +385,22 @@ def test_another_algorithm_is_named_where_it_is_faster() -> None:
     assert step.settings == ("cluster.algorithm=tree",)
     after = ddpsim.simulate(load("resnet50-2x8-25gbit", *large, *step.settings))
     assert after.throughput_samples_per_s > 1.009 * before.throughput_samples_per_s
+
+
+def test_a_step_that_waits_for_its_host_says_so_and_how_sure_it_is() -> None:
+    """Its doubt of the host is in the interval where the step could wait for it, and only there."""
+    small = ddpsim.simulate(load("resnet50-8xa100", "workload.batch_per_rank=8"))
+    assert small.bottleneck.kind == "host"
+    (own,) = [s for s in small.prediction_interval_s.sources if s.input == "host time"]
+    assert own.low_s > 0.3 * small.iteration_time_s.mean
+    assert own.high_s > 0.8 * small.iteration_time_s.mean
+    (first, *_) = small.next_steps
+    assert first.settings in (("workload.compile=true",), ("workload.batch_per_rank=16",))
+    (measure,) = [step for step in small.next_steps if "host time widens" in step.why]
+    assert measure.settings == ("workload.step_time=MEASURED ms",)
+    large = ddpsim.simulate(load("resnet50-8xa100"))
+    assert "host time" not in {s.input for s in large.prediction_interval_s.sources}
+    measured = load("resnet50-8xa100", "workload.batch_per_rank=8", "workload.step_time=21 ms")
+    known = ddpsim.simulate(measured)
+    assert "host time" not in {s.input for s in known.prediction_interval_s.sources}
+    assert known.bottleneck.kind == "compute"

@@ -18,7 +18,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,6 +26,7 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 import nccl_sweeps
+from published_hosts import preset_operator_s, published_hosts, spread, usual_s
 from published_steps import (
     PublishedStep,
     error_of,
@@ -46,12 +47,15 @@ from ddpsim.api import simulate
 from ddpsim.cluster.collectives import duration_ns
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.plan import Request
+from ddpsim.engine.program import compile_program
 from ddpsim.engine.run import run
 from ddpsim.job import Job, Parts, resolve
+from ddpsim.one_rank import on_one_rank
 from ddpsim.result.summary import mean_step_s
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.units import MIB, NS_PER_S
+from ddpsim.workload.model import Work
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data"
@@ -564,6 +568,12 @@ def _figures() -> dict[str, str]:
         "TESTBED": _table(steps, "cap, MiB"),
         "BACKWARD": _table(backwards, "cap, MiB"),
         "ROOFLINE": _roofline_table(),
+        "HOSTS": _hosts_table(),
+        "HOSTS_USUAL": f"{1e6 * usual_s(published_hosts()):.0f}",
+        "HOSTS_NEW": _hosts_since(2023),
+        "HOSTS_OLD": _hosts_since(2023, before=True),
+        "HOSTS_SPREAD": f"{spread(published_hosts(), preset_operator_s()):.2f}",
+        "BY_BATCH": _by_batch_table(),
         **{
             f"ROOFLINE_{name.replace(' ', '_').upper()}": f"{error:.2f}"
             for name, (_, error) in roofline().items()
@@ -894,6 +904,60 @@ def _roofline_table() -> str:
         lowest, highest = min(errors), max(errors)
         told = (f"{len(steps)}", f"{rms(errors):.2f}", f"{lowest:+.0%}", f"{highest:+.0%}", sources)
         rows.append((*group, *told))
+    return _markdown(head, rows)
+
+
+def _hosts_table() -> str:
+    head = ["host", "year", "us an operator", "of"]
+    rows = (
+        (host.name, f"{host.year}", f"{1e6 * host.operator_s:.0f}", ", ".join(host.ran))
+        for host in published_hosts()
+    )
+    return _markdown(head, rows)
+
+
+def _hosts_since(year: int, *, before: bool = False) -> str:
+    hosts = [host for host in published_hosts() if (host.year < year) == before]
+    return f"{1e6 * usual_s(hosts):.0f}"
+
+
+# milliseconds of three steps by batch (pytorch/benchmark, pull request 706)
+TORCHBENCH = {1: 89.033, 2: 92.854, 4: 93.676, 8: 105.099, 16: 167.292, 32: 297.315, 64: 561.262}
+
+
+@cache
+def torchbench_rows() -> tuple[tuple[int, float, float, float], ...]:
+    """ResNet-50's step on a V100 by batch: published, as estimated, and with its Adam; seconds."""
+    return tuple(
+        (batch, three_ms / 3e3, *_on_v100(batch)) for batch, three_ms in TORCHBENCH.items()
+    )
+
+
+def _on_v100(batch: int) -> tuple[float, float]:
+    workload = {"model": "resnet50", "batch_per_rank": batch, "optimizer": {"name": "adam"}}
+    cluster = {"nodes": 1, "gpus_per_node": 1, "device": "v100-sxm-32gb"}
+    job = job_of({"workload": workload | {"precision": "fp32"}, "cluster": cluster})
+    device, model = job.scenario.cluster.device, job.model
+    kernels = 9 * len(model.parameters)  # eight operators each, and its gradient set to zero
+    device_s = max(model.optimizer.device_s, kernels * device.kernel_floor_s)
+    optimizer = Work(device_s, kernels, 18e-6 * len(model.parameters))
+    estimated, single = (
+        compile_program(job.scenario, variant, ddp=False)
+        for variant in (model, replace(model, optimizer=optimizer))
+    )
+    return mean_step_s(on_one_rank(estimated)), mean_step_s(on_one_rank(single))
+
+
+def _by_batch_table() -> str:
+    head = ["batch", "published", "estimated", "with its Adam", "error"]
+    rows = (
+        (
+            f"{batch}",
+            *(f"{1e3 * step_s:.1f} ms" for step_s in (published_s, estimated_s, single_s)),
+            f"**{single_s / published_s - 1:+.0%}**",
+        )
+        for batch, published_s, estimated_s, single_s in torchbench_rows()
+    )
     return _markdown(head, rows)
 
 

@@ -160,6 +160,12 @@ class Device(Spec):
         3e-6, alias="kernel_floor", description="shortest time of a kernel with its gap"
     )
     launch_s: Duration = Field(5e-6, alias="launch", description="host time of one kernel launch")
+    operator_s: Duration = Field(
+        25e-6,
+        alias="operator",
+        description="host time of one of a model's operators (Python, dispatch, autograd), its "
+        "launches apart; a cpu has none",
+    )
     intra_node: IntraNode | None = Field(None, description="links of the usual machine")
     inter_node: InterNode | None = Field(None, description="network of the usual machine")
     sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
@@ -198,6 +204,7 @@ def _device(value: Any) -> Any:
         "memory_bandwidth": f"{table['memory_bandwidth_bytes_per_s']!r} B/s",
         "kernel_floor": f"{table['kernel_floor_s']!r} s",
         "launch": f"{table['launch_s']!r} s",
+        "operator": f"{table['operator_s']!r} s",
         "intra_node": _preset_link(table["intra_node"]),
         "inter_node": _preset_link(table["inter_node"]),
     }

@@ -104,11 +104,13 @@ def _anchored(model: Model, stated: StepTime | None) -> Model:
     scaled = stated.total_s is not None
     how = "its split by the estimated ratio" if scaled else "with its split"
     source = Provenance("workload.step_time", f"stated in the scenario, {how}", "stated")
+    # estimated operators would tell whether the host or the device set a measured step's pace
+    host = 0.0 if model.basis in ("roofline", "shape") else 1.0
     return replace(
         model,
-        forward=scale(model.forward, forward_s / total_s(model.forward)),
-        backward=scale(model.backward, backward_s / total_s(model.backward)),
-        optimizer=model.optimizer._replace(device_s=optimizer_s),
+        forward=scale(model.forward, forward_s / total_s(model.forward), host),
+        backward=scale(model.backward, backward_s / total_s(model.backward), host),
+        optimizer=scale((model.optimizer,), 1, host)[0]._replace(device_s=optimizer_s),
         provenance=(*(p for p in model.provenance if not p.input.startswith("compute")), source),
         basis="measured",
         sigma=None,

@@ -19,7 +19,7 @@ from ddpsim.provenance import Provenance
 from ddpsim.scenario.schema import Ddp
 from ddpsim.units import MIB
 from ddpsim.workload.buckets import FIRST_BUCKET_BYTES, bucket_limits
-from ddpsim.workload.model import Model, Work
+from ddpsim.workload.model import Model, Work, joined
 
 __all__ = ["compiled_model"]
 
@@ -87,12 +87,7 @@ def _backward(model: Model, graphs: Sequence[Sequence[Operator]]) -> Iterator[Wo
     counts = [sum(map(len, graph)) for graph in graphs]
     ends = [*accumulate(counts[:-1], initial=0), len(model.backward)]
     for (begin, end), count in zip(pairwise(ends), counts, strict=True):
-        works = model.backward[begin:end]
-        yield Work(
-            sum(work.device_s for work in works),
-            sum(work.kernels for work in works),
-            sum(work.host_s for work in works),
-        )
+        yield joined(model.backward[begin:end])
         yield from [Work(0.0)] * (count - 1)
 
 

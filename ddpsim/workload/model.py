@@ -11,7 +11,17 @@ from ddpsim.provenance import Provenance
 if TYPE_CHECKING:
     from ddpsim.importers.model_profile import InterferenceExponent
 
-__all__ = ["ITEM_BYTES", "Basis", "Buffer", "Model", "Parameter", "Work", "scale", "total_s"]
+__all__ = [
+    "ITEM_BYTES",
+    "Basis",
+    "Buffer",
+    "Model",
+    "Parameter",
+    "Work",
+    "joined",
+    "scale",
+    "total_s",
+]
 
 # what the times rest on; "slowed": launches that the profiler slowed; "scaled": measured on another
 # device; "shape": only their proportions are meant, a step time sets the scale
@@ -75,7 +85,7 @@ class Buffer(NamedTuple):
 class Work(NamedTuple):
     """Work for the device (seconds), and what the host does to launch it.
 
-    So many `kernels` at the model's `launch_s` each, and `host_s` seconds that were measured.
+    So many `kernels` at the model's `launch_s` each, and `host_s` seconds besides.
     """
 
     device_s: float
@@ -132,13 +142,17 @@ class Model:
         """Parameters whose gradient never becomes ready."""
         return tuple(sorted(set(range(len(self.parameters))) - set(self.ready_order)))
 
-    def scaled(self, factor: float) -> Model:
-        """The same model with its device work and its launches `factor` times as long."""
+    def stretched(self, compute: float, host: float) -> Model:
+        """The same model with its device work and its launches so many times as long.
+
+        Those of a model that was measured are as long as its work, whose time they are within.
+        """
+        host *= 1.0 if self.basis == "roofline" else compute
         return replace(
-            self.launched(factor),
-            forward=scale(self.forward, factor, factor),
-            backward=scale(self.backward, factor, factor),
-            optimizer=scale((self.optimizer,), factor, factor)[0],
+            self.launched(host),
+            forward=scale(self.forward, compute, host),
+            backward=scale(self.backward, compute, host),
+            optimizer=scale((self.optimizer,), compute, host)[0],
         )
 
     @property
@@ -163,6 +177,12 @@ def scale(works: Iterable[Work], factor: float, host_factor: float = 1) -> tuple
     return tuple(
         Work(work.device_s * factor, work.kernels, work.host_s * host_factor) for work in works
     )
+
+
+def joined(works: Iterable[Work]) -> Work:
+    """Several pieces of work as one."""
+    device_s, kernels, host_s = map(sum, zip(*works, strict=True))
+    return Work(device_s, kernels, host_s)
 
 
 def total_s(works: Iterable[Work]) -> float:

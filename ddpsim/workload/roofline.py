@@ -2,7 +2,8 @@
 
 Matrix products and convolutions take the longer of their FLOPs at the reached peak rate and
 their bytes at the reached memory bandwidth; everything else takes its bytes. No kernel is
-shorter than the device's floor. The reached fractions are the device preset's.
+shorter than the device's floor. The reached fractions are the device preset's. The host takes its
+time for every operator, and for what each of them launches; compiled code has no operators.
 What the tables do not hold comes on top: attention that is written out, and convolutions whose
 operands cuDNN turns to the layout that its half kernels want.
 """
@@ -17,7 +18,7 @@ from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.cluster import Rate
 from ddpsim.scenario.schema import Device, Precision, Workload
-from ddpsim.workload.model import Buffer, Model, Parameter, Work
+from ddpsim.workload.model import Buffer, Model, Parameter, Work, joined
 from ddpsim.workload.optimizer import optimizer_work
 
 __all__ = ["zoo_model"]
@@ -78,7 +79,7 @@ def zoo_model(table: dict[str, Any], workload: Workload, device: Device) -> Mode
     forward = tuple(step.works(table["forward"], in_forward, _WRITTEN_OUT_FORWARD))
     backward = tuple(step.works(table["backward"], in_backward, _WRITTEN_OUT_BACKWARD))
     if arithmetic.casts:
-        forward, backward = _with_casts(forward, backward, parameters, ready_order, device)
+        forward, backward = _with_casts(forward, backward, table, step)
     return Model(
         parameters=parameters,
         ready_order=ready_order,
@@ -238,14 +239,22 @@ class _Step:
             matmul_s = max(flops / flops_per_s, matmul_bytes / self._bytes_per_s)
             other_bytes = other * arithmetic.other_bytes + self._bytes_of(of_scores, written_out)
             other_bytes *= self.other_left
-            kernels = count
+            operators = count
+            if of_scores:
+                operators += written_out.kernels + arithmetic.casts * _CASTS_KERNELS
+            kernels = operators
             if is_one and self._turns_layouts:
                 other_bytes += 2 * matmul_bytes  # each operand read and written once more
                 kernels += 3
-            if of_scores:
-                kernels += written_out.kernels + arithmetic.casts * _CASTS_KERNELS
             device_s = matmul_s + other_bytes / self._bytes_per_s
-            yield Work(max(device_s, kernels * device.kernel_floor_s), kernels)
+            host_s = operators * self.operator_s
+            yield Work(max(device_s, kernels * device.kernel_floor_s), kernels, host_s)
+
+    @property
+    def operator_s(self) -> float:
+        """The host's seconds an operator, launches apart; compiled code has none."""
+        without = self.workload.compile or self.device.kind == "cpu"
+        return 0.0 if without else self.device.operator_s
 
     @property
     def _bytes_per_s(self) -> float:
@@ -305,20 +314,25 @@ def _evaluate(polynomial: dict[str, list[float]], batch: int, size: int, rows: i
 
 
 def _with_casts(
-    forward: tuple[Work, ...],
-    backward: tuple[Work, ...],
-    parameters: tuple[Parameter, ...],
-    ready_order: tuple[int, ...],
-    device: Device,
+    forward: tuple[Work, ...], backward: tuple[Work, ...], table: dict[str, Any], step: _Step
 ) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
-    """Autocast's own work: fp32 weights to half each forward, half gradients back to fp32."""
+    """Autocast's own work: fp32 weights to half each forward, half gradients back to fp32.
+
+    Of what matrix products and convolutions take: a module's parameters where one is a matrix.
+    """
+    names, shapes = table["parameters"]["name"], table["parameters"]["shape"]
+    owners = [name.rpartition(".")[0] for name in names]
+    multiplying = {owner for owner, shape in zip(owners, shapes, strict=True) if len(shape) > 1}
+    device = step.device
     per_element_s = 6 / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
-    weights_s = per_element_s * sum(parameter.numel for parameter in parameters)
-    casts = [parameters[i].numel * per_element_s for i in ready_order] + [0.0]
-    return (
-        (Work(weights_s, len(parameters)), *forward),
-        tuple(Work(w.device_s + s, w.kernels + 1) for w, s in zip(backward, casts, strict=True)),
-    )
+    casts = [
+        Work(per_element_s * _product(shape), 1, step.operator_s)
+        if owner in multiplying
+        else Work(0.0)
+        for owner, shape in zip(owners, shapes, strict=True)
+    ]
+    back = [*(casts[i] for i in table["ready_order"]), Work(0.0)]
+    return (joined(casts), *forward), tuple(map(joined, zip(backward, back, strict=True)))
 
 
 def _activations(
