@@ -242,8 +242,10 @@ class Scaled:
     """A published step of several GPUs beside ours from the one of one GPU; seconds."""
 
     source: str
+    device: str
     precision: str
     gpus: str
+    reads_images: bool
     measured_s: float
     predicted_s: float
     interval_s: tuple[float, float]
@@ -260,8 +262,13 @@ class Scaled:
         return low_s <= self.measured_s <= high_s
 
 
+def scaled_rows(*, reading_images: bool) -> list[Scaled]:
+    """Published throughputs of several GPUs that read images, or have synthetic ones."""
+    return [row for row in _scaled_rows() if row.reads_images == reading_images]
+
+
 @cache
-def scaled_rows() -> tuple[Scaled, ...]:
+def _scaled_rows() -> tuple[Scaled, ...]:
     """Published throughputs of several GPUs, predicted from the one of one GPU."""
     text = (DATA / "published-scaling.csv").read_text("utf-8").splitlines()
     one_gpu_s: dict[tuple[str, ...], float] = {}
@@ -288,7 +295,7 @@ def _scaled(figure: dict[str, str], one_gpu_s: float, measured_s: float) -> Scal
             "step_time": f"{one_gpu_s} s",
             "optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 1e-4},
         },
-        "ddp": {"torch": "1.4"},
+        "ddp": {"torch": "1.4"} if figure["data"] == "images" else {},
         "cluster": {
             "nodes": nodes,
             "gpus_per_node": int(figure["gpus_per_node"]),
@@ -300,8 +307,10 @@ def _scaled(figure: dict[str, str], one_gpu_s: float, measured_s: float) -> Scal
     interval = result.prediction_interval_s
     return Scaled(
         figure["source"],
+        figure["device"],
         figure["precision"],
         f"{nodes} x {figure['gpus_per_node']}",
+        figure["data"] == "images",
         measured_s,
         result.iteration_time_s.mean,
         (interval.low, interval.high) if interval else (0.0, math.inf),
@@ -315,7 +324,16 @@ def unequal_ranks() -> tuple[float, float]:
     """
     benchmark = [row for row in benchmark_rows(25) if row.case != "1"]
     longer = [row.measured_s / row.equal_gpus_s - 1 for row in benchmark]
-    tenths = quantiles([*longer, *(row.longer for row in scaled_rows())], n=10, method="inclusive")
+    return _half_and_most([*longer, *(row.longer for row in scaled_rows(reading_images=True))])
+
+
+def synthetic() -> tuple[float, float]:
+    """The same of published steps with synthetic images."""
+    return _half_and_most([row.longer for row in scaled_rows(reading_images=False)])
+
+
+def _half_and_most(longer: Sequence[float]) -> tuple[float, float]:
+    tenths = quantiles(longer, n=10, method="inclusive")
     return tenths[4], tenths[8]
 
 
@@ -562,7 +580,11 @@ def _figures() -> dict[str, str]:
         "BUCKET25": _table(bucket25, "GPUs"),
         "BUCKET1": _table(bucket1, "GPUs"),
         "SCALED": _scaled_table(),
-        "SCALED_COVERED": f"{sum(row.covered for row in scaled_rows())} of {len(scaled_rows())}",
+        "SCALED_COVERED": _covered(reading_images=True),
+        "SYNTHETIC": _synthetic_table(),
+        "SYNTHETIC_COVERED": _covered(reading_images=False),
+        "SYNTHETIC_HALF": f"{synthetic()[0]:.1%}",
+        "SYNTHETIC_MOST": f"{synthetic()[1]:.0%}",
         "UNEQUAL_HALF": f"{unequal_ranks()[0]:.0%}",
         "UNEQUAL_MOST": f"{unequal_ranks()[1]:.0%}",
         "TESTBED": _table(steps, "cap, MiB"),
@@ -618,9 +640,30 @@ def _scaled_table() -> str:
                 f"{row.predicted_s / row.measured_s - 1:+.1%}",
                 f"{1e3 * row.interval_s[0]:.0f} to {1e3 * row.interval_s[1]:.0f} ms",
             )
-            for row in scaled_rows()
+            for row in scaled_rows(reading_images=True)
         ],
     )
+
+
+def _covered(*, reading_images: bool) -> str:
+    rows = scaled_rows(reading_images=reading_images)
+    return f"{sum(row.covered for row in rows)} of {len(rows)}"
+
+
+def _synthetic_table() -> str:
+    """A machine a row, the error at each of its numbers of GPUs."""
+    counts = ("1 x 2", "1 x 4", "1 x 8")
+    found: dict[tuple[str, str, str], dict[str, Scaled]] = {}
+    for row in scaled_rows(reading_images=False):
+        found.setdefault((row.source, row.device, row.precision), {})[row.gpus] = row
+    rows = []
+    for machine, by_gpus in found.items():
+        errors = (
+            f"{row.predicted_s / row.measured_s - 1:+.1%}" if row else ""
+            for row in map(by_gpus.get, counts)
+        )
+        rows.append((*machine, f"{1e3 * by_gpus['1 x 2'].measured_s:.0f} ms", *errors))
+    return _markdown(["machine", "device", "precision", "step of 2", *counts], rows)
 
 
 def _goals_table() -> str:
