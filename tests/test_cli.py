@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -346,3 +347,19 @@ def test_a_profile_is_not_taken_for_another_optimizer_or_precision(
         done = cli("run", "scenarios/gloo-cpu.yaml", "--set", setting)
         assert done.code == 2
         assert "workload.profile was measured with another" in done.err
+
+
+def test_a_scenario_may_come_from_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "resnet50-2x8-25gbit"
+    by_file = cli("run", str(next(path for path in SCENARIOS if path.stem == name)), "--json")
+
+    def piped(text: str, *arguments: str) -> Outcome:
+        given = TextIOWrapper(BytesIO(text.encode("utf-8")))
+        monkeypatch.setattr(sys, "stdin", given)
+        return cli(*arguments)
+
+    assert piped(preset_text(name), "run", "-", "--json") == by_file
+    wrong = piped("schema: ddpsim/1\nworkload: {modl: resnet50}\n", "run", "-")
+    assert wrong.code == 2
+    assert "-:2:12  workload.modl: unknown key. Did you mean 'model'?" in wrong.err
+    assert piped("", "check", "-").err.startswith("-: the file is empty")

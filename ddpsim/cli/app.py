@@ -46,7 +46,12 @@ def new_app(help_text: str) -> typer.Typer:
 
 app = new_app(_HELP)
 
-File = Annotated[Path, typer.Argument(help="Scenario, YAML (schema ddpsim/1).", show_default=False)]
+File = Annotated[
+    Path,
+    typer.Argument(
+        help="Scenario, YAML (schema ddpsim/1); - reads standard input.", show_default=False
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,8 @@ from ddpsim.scenario.base import numbered
 __all__ = ["Document", "KeyPath"]
 
 KeyPath = tuple[str | int, ...]
+
+_STANDARD_INPUT = Path("-")
 
 # aliases let a page of YAML unfold to gigabytes
 _MOST_VALUES = 100_000
@@ -52,7 +55,10 @@ class Document:
 
     @classmethod
     def read(cls, path: Path) -> Document:
-        """Parse a file; raises ScenarioError for anything that is not one YAML mapping."""
+        """Parse a file, or the standard input (`-`).
+
+        Raises ScenarioError for anything that is not one YAML mapping.
+        """
         text = _read_text(path)
         tree = _parse(str(path), text)
         if tree is None:
@@ -184,6 +190,8 @@ def _as_written(mapping: Mapping[Any, Any], step: str | int) -> str | int:
 
 def _read_text(path: Path) -> str:
     try:
+        if path == _STANDARD_INPUT:
+            return sys.stdin.buffer.read().decode("utf-8-sig")
         return path.read_text(encoding="utf-8-sig")
     except IsADirectoryError:
         _refuse(str(path), "this is a directory; name a scenario file in it")
