@@ -143,7 +143,7 @@ def plan(
 
     \b
     ddpsim plan scenario.yaml --target "90 epochs of 1.28M samples in 24 h" --price "2.50 USD"
-    ddpsim plan scenario.yaml --target "300B tokens" --price "2 EUR" --budget "5000 EUR"
+    ddpsim plan gpt2.yaml --target "300B tokens" --price "2 EUR" --budget "5000 EUR"
     """
     from ddpsim.api import load_scenario
     from ddpsim.errors import InputError, Problem, ScenarioError
