@@ -38,7 +38,7 @@ _Z = 1.2815515655446004  # of a normal distribution: 80 % lie within +/- z sigma
 # what the device reaches, where other devices alone do, and of compiled models
 ROOFLINE = Uncertainty(0.13, "the roofline's error over 84 published steps, by other sources")
 UNKNOWN_DEVICE = Uncertainty(
-    0.31, "the roofline's error over 133 published steps, by other devices"
+    0.30, "the roofline's error over 139 published steps, by other devices"
 )
 COMPILED = Uncertainty(0.23, "the roofline's error over 3 published steps under torch.compile")
 COMPUTE = {

@@ -127,6 +127,8 @@ def test_json_is_the_only_thing_on_stdout(cli: Callable[..., Outcome]) -> None:
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
         ("Quadro RTX 6000", "rtx-6000"),
         ("NVIDIA L40S", "l40s"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA A10G", "a10g"),
         ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080ti"),
         ("Tesla T4", "t4"),
     ],

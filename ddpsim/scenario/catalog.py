@@ -50,6 +50,7 @@ _MACHINE_ALIASES = {
     "p5": "p5.48xlarge",
     "a3-megagpu-8g": "a3-mega",
     "g4dn": "g4dn.12xlarge",
+    "g5": "g5.12xlarge",
 }
 _DEVICE_ALIASES = {
     "v100": "v100-sxm-32gb",
