@@ -21,8 +21,9 @@ import pytest
 from simpy import Environment
 
 import ddpsim
-from ddpsim.cluster.collectives import LinkCost, RingTransfer
+from ddpsim.cluster.collectives import LinkCost
 from ddpsim.cluster.topology import Link
+from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.engine.progress import SharedLink
 from ddpsim.engine.run import run
 from ddpsim.engine.steps import RingSteps

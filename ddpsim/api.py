@@ -38,7 +38,7 @@ from ddpsim.units import format_bytes_per_s
 from ddpsim.what_if import next_steps, stragglers, stretches
 
 if TYPE_CHECKING:
-    from ddpsim.cluster.collectives import Operation
+    from ddpsim.cluster.transfers import Operation
     from ddpsim.importers.cluster_profile import Overheads
 
 __all__ = [

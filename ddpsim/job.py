@@ -9,7 +9,9 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from ddpsim.cluster.build import build_network, judged
-from ddpsim.cluster.collectives import NO_TRAFFIC, InterferingCost, Network, duration_ns
+from ddpsim.cluster.interfering import InterferingCost
+from ddpsim.cluster.network import NO_TRAFFIC, Network
+from ddpsim.cluster.transfers import duration_ns
 from ddpsim.engine.loop import Compute, iteration
 from ddpsim.engine.noise import (
     KeptDeviations,

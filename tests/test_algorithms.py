@@ -14,20 +14,14 @@ from hypothesis import strategies as st
 from simpy import Environment
 
 from ddpsim.cluster.algorithms import ALGORITHMS, duration_ns, schedule
-from ddpsim.cluster.collectives import (
-    CollectiveCost,
-    LinkCost,
-    RingTransfer,
-    ScheduledCost,
-    ScheduledTransfer,
-    Traffic,
-    Transfer,
-)
-from ddpsim.cluster.collectives import duration_ns as transfer_ns
+from ddpsim.cluster.collectives import CollectiveCost, LinkCost, ScheduledCost
 from ddpsim.cluster.longest_ways import ring_ends_ns
+from ddpsim.cluster.network import Traffic
 from ddpsim.cluster.paths import Paths
 from ddpsim.cluster.rings import ring_step_ns
 from ddpsim.cluster.topology import Link
+from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer
+from ddpsim.cluster.transfers import duration_ns as transfer_ns
 from ddpsim.engine.lanes import collective_ends_ns
 from ddpsim.engine.network import Network
 from ddpsim.engine.progress import fair_share

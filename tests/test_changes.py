@@ -12,8 +12,10 @@ import pytest
 
 import ddpsim
 from ddpsim.api import uncertainties
-from ddpsim.cluster.collectives import LinkCost, Network, Traffic, duration_ns
+from ddpsim.cluster.collectives import LinkCost
+from ddpsim.cluster.network import Network, Traffic
 from ddpsim.cluster.topology import Link
+from ddpsim.cluster.transfers import duration_ns
 from ddpsim.cluster.widened import quickened, widened
 from ddpsim.interval import ROOFLINE, edges
 from ddpsim.job import Job, resolve

@@ -19,10 +19,11 @@ from test_importers import nccl_log
 
 from ddpsim.api import load_scenario, simulate, uncertainties
 from ddpsim.cluster.build import LOG, OTHER_GPUS, build_network, judged
-from ddpsim.cluster.collectives import Network, duration_ns
 from ddpsim.cluster.links import Wires
+from ddpsim.cluster.network import Network
 from ddpsim.cluster.paths import Paths
 from ddpsim.cluster.topology import Link
+from ddpsim.cluster.transfers import duration_ns
 from ddpsim.cluster.tuner import Graph, choose, estimates, time_us
 from ddpsim.collective import collective_table, load_cluster, parse_sizes
 from ddpsim.errors import InputError, ScenarioError

@@ -16,18 +16,11 @@ from strategies import models, scenarios
 
 from ddpsim.api import load_scenario
 from ddpsim.cluster.build import build_network
-from ddpsim.cluster.collectives import (
-    Interference,
-    InterferingCost,
-    Kept,
-    LinkCost,
-    RingTransfer,
-    SingleRankCost,
-    Slowing,
-    WholeTransfer,
-)
+from ddpsim.cluster.collectives import LinkCost, SingleRankCost
+from ddpsim.cluster.interfering import InterferingCost, Kept
 from ddpsim.cluster.longest_ways import ring_ends_ns
 from ddpsim.cluster.topology import Link
+from ddpsim.cluster.transfers import Interference, RingTransfer, Slowing, WholeTransfer
 from ddpsim.engine.comm_lane import Collective, CommLane
 from ddpsim.engine.loop import Await, Communicate, Compute, iteration
 from ddpsim.engine.network import Network

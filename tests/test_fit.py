@@ -52,9 +52,9 @@ from calibrate.record import (
     Record,
     load_record,
 )
-from ddpsim.cluster.collectives import WholeTransfer, duration_ns
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost, all_reduce_s
+from ddpsim.cluster.transfers import WholeTransfer, duration_ns
 from ddpsim.errors import ImportFailedError, InputError
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
 from ddpsim.importers.cluster_profile import (

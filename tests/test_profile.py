@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 import ddpsim
 from ddpsim.cluster import reach
-from ddpsim.cluster.collectives import InterferingCost, Kept, Network, duration_ns
 from ddpsim.cluster.fitted import all_reduce_s
+from ddpsim.cluster.interfering import InterferingCost, Kept
+from ddpsim.cluster.network import Network
 from ddpsim.cluster.profiled import network_from_profile
 from ddpsim.cluster.reach import reaching
+from ddpsim.cluster.transfers import duration_ns
 from ddpsim.errors import ScenarioError
 from ddpsim.importers.cluster_profile import (
     ClusterProfile,

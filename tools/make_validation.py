@@ -44,7 +44,7 @@ from calibrate.fit.estimates import SIGNIFICANT
 from calibrate.validate import model_profile, validate
 from calibrate.validation import Case, Figures, Sweep, Validation, figures_of, headlines
 from ddpsim.api import simulate
-from ddpsim.cluster.collectives import duration_ns
+from ddpsim.cluster.transfers import duration_ns
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.plan import Request
 from ddpsim.engine.program import compile_program

@@ -8,17 +8,13 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.collectives import (
-    NO_TRAFFIC,
     AllReduceLogCost,
     CollectiveCost,
-    InterferingCost,
     LinkCost,
-    Network,
     ScheduledCost,
     SingleRankCost,
-    Traffic,
-    duration_ns,
 )
+from ddpsim.cluster.interfering import InterferingCost
 from ddpsim.cluster.links import (
     Wires,
     algorithm_choices,
@@ -27,6 +23,8 @@ from ddpsim.cluster.links import (
     network_from_links,
 )
 from ddpsim.cluster.nccl_cost import NcclCost
+from ddpsim.cluster.network import NO_TRAFFIC, Network, Traffic
+from ddpsim.cluster.transfers import duration_ns
 from ddpsim.errors import InputError, blamed_on
 from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.scenario.catalog import are_other_devices

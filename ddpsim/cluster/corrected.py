@@ -19,7 +19,6 @@ from statistics import median
 
 import numpy as np
 
-from ddpsim.cluster.collectives import Operation, WholeTransfer, duration_ns
 from ddpsim.cluster.fitted import (
     AllReduceModel,
     Columns,
@@ -28,6 +27,7 @@ from ddpsim.cluster.fitted import (
     Point,
     all_reduce_times_s,
 )
+from ddpsim.cluster.transfers import Operation, WholeTransfer, duration_ns
 from ddpsim.importers.cluster_profile import GlooRing, MeasuredTime
 
 __all__ = ["CorrectedCost", "Correction"]

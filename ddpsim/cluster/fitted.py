@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddpsim.cluster.collectives import Operation, WholeTransfer
+from ddpsim.cluster.transfers import Operation, WholeTransfer
 from ddpsim.errors import InputError
 from ddpsim.importers.cluster_profile import GlooRing, NcclRegime, NcclRegimes
 from ddpsim.units import to_ns

@@ -10,14 +10,9 @@ from itertools import groupby
 from math import ceil
 from typing import Literal
 
-from ddpsim.cluster.collectives import (
-    AllReduceLogCost,
-    CollectiveCost,
-    LinkCost,
-    Network,
-    ScheduledCost,
-)
+from ddpsim.cluster.collectives import AllReduceLogCost, CollectiveCost, LinkCost, ScheduledCost
 from ddpsim.cluster.nccl_cost import NcclCost
+from ddpsim.cluster.network import Network
 from ddpsim.cluster.paths import Paths
 from ddpsim.cluster.rings import ring
 from ddpsim.cluster.topology import Link

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
-from ddpsim.cluster.collectives import (
+from ddpsim.cluster.collectives import slowest_of
+from ddpsim.cluster.paths import Paths
+from ddpsim.cluster.rings import ring, ring_step_ns
+from ddpsim.cluster.topology import Link
+from ddpsim.cluster.transfers import (
     Operation,
     RingTransfer,
     ScheduledTransfer,
     Transfer,
     WholeTransfer,
     duration_ns,
-    slowest_of,
 )
-from ddpsim.cluster.paths import Paths
-from ddpsim.cluster.rings import ring, ring_step_ns
-from ddpsim.cluster.topology import Link
 from ddpsim.cluster.tuner import (
     BASE_US,
     HOP_US,

@@ -7,10 +7,11 @@ from math import hypot, log
 
 import numpy as np
 
-from ddpsim.cluster.collectives import InterferingCost, Kept, Network
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import AllReduceModel, FittedCost, broadcast_times_s
+from ddpsim.cluster.interfering import InterferingCost, Kept
 from ddpsim.cluster.links import CHOSEN_NETWORK, network_rate
+from ddpsim.cluster.network import Network
 from ddpsim.cluster.reach import hops_are_assumed, is_beyond_one_node, reaching
 from ddpsim.errors import InputError
 from ddpsim.importers.cluster_profile import (

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ddpsim.cluster.collectives import (
-    AllReduceLogCost,
-    CollectiveCost,
-    InterferingCost,
-    LinkCost,
-    Network,
-    Operation,
-    ScheduledCost,
-    Transfer,
-    WholeTransfer,
-    duration_ns,
-)
+from ddpsim.cluster.collectives import AllReduceLogCost, CollectiveCost, LinkCost, ScheduledCost
+from ddpsim.cluster.interfering import InterferingCost
 from ddpsim.cluster.nccl_cost import NcclCost
+from ddpsim.cluster.network import Network
 from ddpsim.cluster.paths import Paths
+from ddpsim.cluster.transfers import Operation, Transfer, WholeTransfer, duration_ns
 
 __all__ = ["quickened", "waits_for_latency", "widened"]
 

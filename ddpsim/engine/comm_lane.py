@@ -8,7 +8,7 @@ from typing import Any
 
 from simpy import Environment, Event, Store
 
-from ddpsim.cluster.collectives import MOST_SLOWED, Slowing
+from ddpsim.cluster.transfers import MOST_SLOWED, Slowing
 from ddpsim.engine.loop import Communicate
 from ddpsim.engine.network import Meeting, Network
 from ddpsim.engine.stream import Stream

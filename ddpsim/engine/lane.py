@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
-from ddpsim.cluster.collectives import RingTransfer, Transfer, WholeTransfer
+from ddpsim.cluster.transfers import RingTransfer, Transfer, WholeTransfer
 from ddpsim.engine.host import Host
 from ddpsim.engine.loop import Await, Communicate, Compute, LoadBatch
 from ddpsim.result.timeline import Kind, RankTimeline, Span

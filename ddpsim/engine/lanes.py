@@ -17,14 +17,9 @@ from itertools import groupby, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ddpsim.cluster.collectives import (
-    CollectiveCost,
-    RingTransfer,
-    ScheduledTransfer,
-    Transfer,
-    duration_ns,
-)
+from ddpsim.cluster.collectives import CollectiveCost
 from ddpsim.cluster.longest_ways import Ticks, ring_ends_ns
+from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer, duration_ns
 from ddpsim.engine.host import Host, Script
 from ddpsim.engine.lane import Lane, Met, closed_form
 from ddpsim.engine.loop import Await, Communicate, Compute, Instruction, LoadBatch, Mark

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ddpsim.cluster.collectives import Operation
+from ddpsim.cluster.transfers import Operation
 from ddpsim.engine.program import Bucket, Launch, Program
 from ddpsim.result.timeline import CommSpan, Kind
 

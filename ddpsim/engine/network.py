@@ -8,13 +8,12 @@ from typing import Any
 
 from simpy import Environment, Event
 
-from ddpsim.cluster.collectives import (
-    NO_TRAFFIC,
-    CollectiveCost,
+from ddpsim.cluster.collectives import CollectiveCost
+from ddpsim.cluster.network import NO_TRAFFIC, Traffic
+from ddpsim.cluster.transfers import (
     Operation,
     RingTransfer,
     ScheduledTransfer,
-    Traffic,
     Transfer,
     WholeTransfer,
     duration_ns,

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpsim.cluster.collectives import CollectiveCost, Transfer
+from ddpsim.cluster.collectives import CollectiveCost
+from ddpsim.cluster.transfers import Transfer
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import to_ns
 from ddpsim.workload.buckets import Assignment, plan_buckets

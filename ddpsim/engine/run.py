@@ -8,7 +8,9 @@ from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING, Literal
 
-from ddpsim.cluster.collectives import NO_TRAFFIC, CollectiveCost, duration_ns
+from ddpsim.cluster.collectives import CollectiveCost
+from ddpsim.cluster.network import NO_TRAFFIC
+from ddpsim.cluster.transfers import duration_ns
 from ddpsim.engine.host import Host
 from ddpsim.engine.lane import Lane, Met, closed_form
 from ddpsim.engine.loop import Communicate

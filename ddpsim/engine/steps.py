@@ -8,8 +8,8 @@ from typing import Any
 
 from simpy import Environment, Event
 
-from ddpsim.cluster.collectives import RingTransfer
 from ddpsim.cluster.schedule import Message, Schedule
+from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.result.timeline import MessageSpan
 
 __all__ = ["MessageObserver", "RingSteps", "ScheduleSteps"]

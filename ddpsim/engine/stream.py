@@ -9,7 +9,7 @@ from typing import Any
 
 from simpy import Environment, Event
 
-from ddpsim.cluster.collectives import Slowing
+from ddpsim.cluster.transfers import Slowing
 from ddpsim.engine.progress import FULL, Progress
 from ddpsim.result.timeline import Kind, Span
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddpsim.api import checked, observe, simulate
-from ddpsim.cluster.collectives import RingTransfer
+from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import DdpsimError
 from ddpsim.job import resolve

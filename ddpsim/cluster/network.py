@@ -1,0 +1,74 @@
+"""A cluster's network: its cost model, how wrong that may be, and what else uses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from ddpsim.cluster.collectives import CollectiveCost
+from ddpsim.cluster.interfering import InterferingCost
+from ddpsim.provenance import Provenance, Uncertainty
+
+__all__ = [
+    "NO_TRAFFIC",
+    "Network",
+    "Traffic",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What else a node's network carries, as parts of its rate, where least of that is left.
+
+    A collective that is alone takes `needed_share`: less than all where the links inside nodes are
+    slower. Another job wants `other_share` for `busy_ns` of every `every_ns` (None: always); the
+    loaders of a node's ranks, `loaders` in number, together `loader_share` while they read.
+    """
+
+    needed_share: Fraction = Fraction(1)
+    other_share: Fraction = Fraction(0)
+    busy_ns: int = 0
+    every_ns: int | None = None
+    loader_share: Fraction = Fraction(0)
+    loaders: int = 1
+
+    def with_batches_in(self, batch_ns: int, usual_ns: int) -> Traffic:
+        """The same samples to read, by loaders that make a batch in another time."""
+        return replace(self, loader_share=self.loader_share * Fraction(usual_ns, batch_ns))
+
+    def on_wider_links(self, factor: float) -> Traffic:
+        """The same bytes of others, over links of `factor` times the bandwidth."""
+        wider = Fraction(str(factor))
+        return replace(
+            self,
+            other_share=self.other_share / wider,
+            loader_share=self.loader_share / wider,
+        )
+
+
+NO_TRAFFIC = Traffic()
+
+
+@dataclass(frozen=True)
+class Network:
+    """The cost model of a cluster, how wrong it may be, and its sources.
+
+    `interference`: how wrong its effect may be; None: it is not modelled. `beyond`: what answers
+    outside the sizes of a log. `traffic`: what else goes over the nodes' network.
+    `measured_bytes`: the least and the largest all-reduce that a profile was fitted to.
+    """
+
+    cost: CollectiveCost
+    uncertainty: Uncertainty | None
+    bottleneck: str
+    provenance: tuple[Provenance, ...]
+    warnings: tuple[str, ...] = ()
+    interference: Uncertainty | None = None
+    beyond: Network | None = None
+    traffic: Traffic = NO_TRAFFIC
+    measured_bytes: tuple[int, int] | None = None
+
+    @property
+    def plain_cost(self) -> CollectiveCost:
+        """The cost model without interference."""
+        return self.cost.cost if isinstance(self.cost, InterferingCost) else self.cost

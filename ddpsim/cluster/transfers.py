@@ -1,0 +1,167 @@
+"""How one collective moves, and what it suffers and does to compute.
+
+A `RingTransfer` has steps over links, so that ranks may leave at different times; from a
+`ScheduledTransfer` (another algorithm's messages over links) and a `WholeTransfer` (one duration)
+all ranks leave together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ddpsim.cluster import algorithms
+from ddpsim.cluster.paths import Paths
+from ddpsim.cluster.schedule import Schedule
+
+if TYPE_CHECKING:
+    from numpy import float64
+    from numpy.typing import NDArray
+
+__all__ = [
+    "LEAST_KEPT",
+    "MOST_SLOWED",
+    "NO_INTERFERENCE",
+    "Interference",
+    "Operation",
+    "RingTransfer",
+    "ScheduledTransfer",
+    "Slowing",
+    "Transfer",
+    "WholeTransfer",
+    "duration_ns",
+]
+
+Operation = Literal["all_reduce", "broadcast"]
+
+
+class Slowing(NamedTuple):
+    """How many times longer compute takes beside one transfer, and beside several."""
+
+    alone: Fraction
+    crowded: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Interference:
+    """What a transfer suffers and does to compute.
+
+    `compute`: how many times longer compute takes under it; `crowded_compute`: under it and another
+    transfer, no less than that; `comm`: it takes under compute; `crowded`: it takes beside another
+    transfer, beyond its part of the link. `delay_ns`: how much longer the link is taken where some
+    rank computes as the transfer begins. `kept_spread`: the standard deviation, over ranks and
+    steps, of the share of its speed that compute keeps.
+    """
+
+    compute: Fraction = Fraction(1)
+    crowded_compute: Fraction = Fraction(1)
+    comm: Fraction = Fraction(1)
+    crowded: Fraction = Fraction(1)
+    delay_ns: int = 0
+    kept_spread: float = 0.0
+
+    def compute_on(self, deviations: float) -> Slowing:
+        """Of a rank that keeps so many standard deviations more than ranks on average."""
+        crowded = max(self.compute, self.crowded_compute)
+        return Slowing(self._varied(self.compute, deviations), self._varied(crowded, deviations))
+
+    def _varied(self, slowdown: Fraction, deviations: float) -> Fraction:
+        """Cut off as far up as down, so that the mean holds: between what Linux leaves and all."""
+        kept = float(1 / slowdown)
+        room = max(0.0, min(kept - LEAST_KEPT, 1 - kept))
+        more = max(-room, min(room, self.kept_spread * deviations))
+        return Fraction(round(1000 / (kept + more)), 1000) if more else slowdown
+
+    @property
+    def slows_compute(self) -> bool:
+        """Whether the transfer makes compute longer."""
+        return max(self.compute, self.crowded_compute) != 1
+
+    @property
+    def slows_transfer(self) -> bool:
+        """Whether compute makes the transfer longer."""
+        return self.comm != 1 or self.delay_ns > 0
+
+
+NO_INTERFERENCE = Interference()
+# compute: Linux leaves it a twentieth beside real-time threads
+MOST_SLOWED = Slowing(Fraction(20), Fraction(20))
+LEAST_KEPT = float(1 / MOST_SLOWED.alone)
+
+
+@dataclass(frozen=True, slots=True)
+class RingTransfer:
+    """`steps` rounds around a ring; in each, rank r needs `step_ns[r]` to get its next chunk.
+
+    `step_ns` holds one period of the ring, a node perhaps, which the other ranks repeat. A rank's
+    first round begins `start_ns` after it has joined.
+    """
+
+    steps: int
+    step_ns: tuple[int, ...]
+    interference: Interference = NO_INTERFERENCE
+    start_ns: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """Ranks around the ring: an all-reduce has 2(N-1) steps."""
+        return self.steps // 2 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTransfer:
+    """A duration from the last arrival: latency, then a transfer that may share its link.
+
+    `link_share`: the part of the link that the transfer takes up while it has it to itself.
+    `burst_ns`: the most of the transfer that passes at once, where the link rested as long before.
+    """
+
+    latency_ns: int
+    transfer_ns: int
+    link_share: Fraction = Fraction(1)
+    interference: Interference = NO_INTERFERENCE
+    burst_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledTransfer:
+    """An algorithm's messages over `paths`, the first `start_ns` after its rank has joined.
+
+    All ranks leave together.
+    """
+
+    algorithm: str
+    paths: Paths
+    size_bytes: int
+    interference: Interference = NO_INTERFERENCE
+    start_ns: int = 0
+
+    def schedule(self) -> Schedule:
+        """Its messages."""
+        return algorithms.schedule(self.algorithm, self.paths, self.size_bytes)
+
+    def ends_ns(self, arrivals_ns: NDArray[float64]) -> NDArray[float64]:
+        """When it ends, given when each rank joins: [..., ranks] to [..., 1].
+
+        Fewer arrivals than ranks are those of the first ranks, which all others repeat.
+        """
+        import numpy as np  # noqa: PLC0415 -- slow to import, and a lone rank does without
+
+        repeats = self.paths.ranks // arrivals_ns.shape[-1]
+        sent = (self.algorithm, self.paths, self.size_bytes)
+        begun_ns = np.concatenate([arrivals_ns] * repeats, axis=-1) + self.start_ns
+        return algorithms.ends_ns(*sent, begun_ns)[..., np.newaxis]
+
+
+Transfer = RingTransfer | ScheduledTransfer | WholeTransfer
+
+
+def duration_ns(transfer: Transfer) -> int:
+    """Ticks from the last arrival to the last rank's end, when nothing else is in flight."""
+    if isinstance(transfer, RingTransfer):
+        return transfer.start_ns + transfer.steps * max(transfer.step_ns)
+    if isinstance(transfer, ScheduledTransfer):
+        sent = (transfer.algorithm, transfer.paths, transfer.size_bytes)
+        return transfer.start_ns + algorithms.duration_ns(*sent)
+    return transfer.latency_ns + transfer.transfer_ns
