@@ -15,10 +15,12 @@ from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.errors import shown
 from ddpsim.interval import (
     COMPILED,
+    COMPILED_HOST,
     COMPUTE,
     DATA,
     HOST,
     ROOFLINE,
+    STATED_HOST,
     UNKNOWN_DEVICE,
     edges,
     prediction_interval,
@@ -255,12 +257,23 @@ def _of_roofline(job: Job) -> Uncertainty:
 
 
 def _of_host(job: Job) -> Uncertainty | None:
-    """Of estimated operators, where a step may come to wait for their launches."""
-    _, most = edges(HOST)
-    is_estimated = job.model.basis == "roofline" and any(w.host_s for w in job.model.forward)
-    if not is_estimated or most * job.host_share <= 1:
+    """Of an estimate's launches, where a step may come to wait for them."""
+    if job.model.basis != "roofline" or job.scenario.cluster.device.kind == "cpu":
         return None
-    return HOST if job.step_s(host=most) > job.step_s() else None
+    known = _of_launches(job)
+    _, most = edges(known)
+    if most * job.host_share <= 1:
+        return None
+    return known if job.step_s(host=most) > job.step_s() else None
+
+
+def _of_launches(job: Job) -> Uncertainty:
+    """By who says the host's times: of eager code an operator's, of compiled code a launch's."""
+    device, compiled = job.scenario.cluster.device, job.model.is_compiled
+    key = "launch_s" if compiled else "operator_s"
+    if key in device.model_fields_set and key not in device.sources:
+        return STATED_HOST
+    return COMPILED_HOST if compiled else HOST
 
 
 def _of_exponent(job: Job) -> Uncertainty | None:

@@ -19,11 +19,13 @@ from ddpsim.result.model import IntervalSource, PredictionInterval
 
 __all__ = [
     "COMPILED",
+    "COMPILED_HOST",
     "COMPUTE",
     "DATA",
     "GLOO_SLOWDOWN",
     "HOST",
     "ROOFLINE",
+    "STATED_HOST",
     "UNEQUAL_RANKS",
     "UNKNOWN_DEVICE",
     "edges",
@@ -51,6 +53,8 @@ COMPUTE = {
 }
 # how far 8 published hosts are from the 30 us an operator that presets take (section 3)
 HOST = Uncertainty(0.51, "assumed 30 us an operator; 8 published hosts are so far from it")
+COMPILED_HOST = Uncertainty(0.51, "assumed: compiled code's launches as uncertain as operators")
+STATED_HOST = Uncertainty(0.10, "assumed: the host's times as stated in the scenario")
 DATA = Uncertainty(0.10, "assumed: a loader's rate as stated in the scenario")
 # compute while a gloo collective is in flight, on a shared-core testbed (docs/validation.md)
 GLOO_SLOWDOWN = 0.22

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from math import exp
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -404,3 +405,33 @@ def test_a_step_that_waits_for_its_host_says_so_and_how_sure_it_is() -> None:
     known = ddpsim.simulate(measured)
     assert "host time" not in {s.input for s in known.prediction_interval_s.sources}
     assert known.bottleneck.kind == "compute"
+
+
+DEVICE = "memory: 80 GB, memory_bandwidth: 3 TB/s, peak_flops: {fp32: 60 TFLOP/s, bf16: 1 PFLOP/s}"
+LINKS = (
+    "cluster.intra_node={bandwidth: 300 GB/s, latency: 5 us}",
+    "cluster.inter_node={bandwidth: 400 Gbit/s, latency: 5 us}",
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sigma", "basis"),
+    [
+        ((), 0.51, "assumed 30 us an operator"),
+        (("workload.compile=true",), 0.51, "compiled code's launches"),
+        ((f"cluster.device={{{DEVICE}}}", *LINKS), 0.51, "assumed 30 us an operator"),
+        ((f"cluster.device={{{DEVICE}, operator: 12 us}}", *LINKS), 0.1, "stated"),
+    ],
+)
+def test_the_hosts_doubt_is_of_who_says_its_times(
+    settings: tuple[str, ...], sigma: float, basis: str
+) -> None:
+    """There is always some: no step that waits for its host is known to the microsecond."""
+    own = ("cluster.device=h100-sxm-80gb", "workload.batch_per_rank=4")
+    result = ddpsim.simulate(load("resnet50-8xa100", *own, *settings))
+    assert result.bottleneck.kind == "host"
+    assert result.prediction_interval_s
+    (host,) = [s for s in result.prediction_interval_s.sources if s.input == "host time"]
+    assert basis in host.basis
+    most = exp(1.2816 * sigma) - 1
+    assert 0.8 * most < host.high_s / result.iteration_time_s.mean < most
