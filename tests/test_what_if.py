@@ -367,6 +367,21 @@ def test_what_cannot_explain_a_measurement_is_said_to() -> None:
     assert not stretches("resnet50-2x8-25gbit", 0.03)["compute"].suffices
 
 
+def test_a_host_so_much_slower_gives_the_measured_step() -> None:
+    """Compute, hidden behind it, would have to take far longer to do so."""
+    small = ("workload.batch_per_rank=4", "cluster.device=h100-sxm-80gb")
+    found = stretches("resnet50-8xa100", 0.06, *small)
+    assert found["host"].suffices
+    slower_s = resolve(load("resnet50-8xa100", *small)).step_s(host=found["host"].factor)
+    assert slower_s == pytest.approx(0.06, rel=0.01)
+    assert found["compute"].factor > 5 * found["host"].factor
+    faster = stretches("resnet50-8xa100", 0.01, *small)
+    assert faster["host"].suffices
+    assert not faster["compute"].suffices
+    measured = (*small, "workload.step_time=21 ms")
+    assert "host" not in stretches("resnet50-8xa100", 0.06, *measured)
+
+
 def test_explanations_are_those_of_the_stretches() -> None:
     scenario = load("straggler")
     result = ddpsim.simulate(scenario)

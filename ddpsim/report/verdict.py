@@ -89,6 +89,11 @@ def _sufficient(result: Result, stretch: Stretch) -> str:
         return f"network: all-reduces {would}" + (
             "" if "all-reduce time" in known else f" ({measure})"
         )
+    if stretch.term == "host":
+        return (
+            f"host: launching operators taking {would} (another CPU, or one that does other work; "
+            "measure one device without DDP and set workload.step_time)"
+        )
     parts = result.breakdown_s
     compute = format_duration(parts.forward + parts.backward_compute + parts.optimizer)
     measure = "; measure one device without DDP and set workload.step_time"

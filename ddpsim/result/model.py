@@ -171,7 +171,7 @@ class NextStep:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """One term (`compute` or `network`) `factor` times as long, all else equal: a step of `step_s`.
+    """One term (`compute`, `host`, `network`) `factor` times as long, alone: a step of `step_s`.
 
     `suffices`: that is the measured step; otherwise even this last believable factor falls short.
     """
