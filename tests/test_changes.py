@@ -248,6 +248,20 @@ def test_wider_links_are_wider_for_others_too(traffic: str) -> None:
     assert said < -0.07
 
 
+def test_a_step_that_waits_for_its_host_hangs_on_it() -> None:
+    """And on nothing else; what `run` tries first there is among what helps."""
+    small = ("workload.batch_per_rank=4", "cluster.device=h100-sxm-80gb")
+    found = explain_step(document("resnet50-8xa100", *small))
+    hangs_on = {each.what: each.change for each in found.sensitivities if each.change < -1e-6}
+    assert list(hangs_on) == ["a host that launches 10 % faster"]
+    assert -0.1 < hangs_on["a host that launches 10 % faster"] < -0.07
+    assert found.result.next_steps[0].settings == found.helps[0].settings
+    assert found.helps[0].settings == ("workload.compile=true",)
+    large = explain_step(document("resnet50-8xa100"))
+    assert not any("host" in each.what for each in large.sensitivities)
+    assert not any("workload.compile=true" in each.settings for each in large.helps)
+
+
 EVERY = ["resnet50-2x8-25gbit", "machines-64xh100", "gloo-cpu", "slow-network", "shared-network"]
 
 

@@ -13,7 +13,7 @@ from ddpsim.cluster.widened import quickened, widened
 from ddpsim.job import Job, resolve
 from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.result.changes import Change, Explanation, Phase, Sensitivity
-from ddpsim.result.model import CriticalPart
+from ddpsim.result.model import CriticalPart, Result
 from ddpsim.scenario.cluster import InterNode, IntraNode, LinkKind
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
@@ -44,7 +44,7 @@ def explain_step(document: Document) -> Explanation:
         result,
         tuple(_phases(result.critical_path, _words_of(scenario))),
         tuple(sensitivities(resolve(scenario))),
-        _helps(document),
+        _helps(document, result),
     )
 
 
@@ -56,6 +56,8 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
         return Sensitivity(what, step_s - whole_s, step_s / whole_s - 1)
 
     yield effect("compute 10 % faster", job.step_s(compute=1 / 1.1))
+    if (launched_s := job.step_s(host=1 / 1.1)) < whole_s:
+        yield effect("a host that launches 10 % faster", launched_s)
     if job.scenario.cluster.world_size > 1:
         network = job.network
         networks = (
@@ -132,9 +134,11 @@ def _said(kind: str, parts: list[CriticalPart], words: Mapping[str, str]) -> str
     return f"all-reduces of buckets {numbers[0]} to {numbers[-1]}, one after another"
 
 
-def _helps(document: Document) -> tuple[Change, ...]:
+def _helps(document: Document, result: Result) -> tuple[Change, ...]:
     """The surest of all single changes that shorten the step by what is worth it, best first."""
     options = [*each_flag(document), *_machines(document)]
+    if result.bottleneck.kind == "host" and resolve(parse(document)).model.basis == "roofline":
+        options.append(option(document, "workload.compile=true", note="torch.compile"))
     changes = compare(parse(document), options).changes
     useful = [c for c in changes if c.change <= -_WORTH and c.is_sure and c.fits and not c.problem]
     best: dict[str, Change] = {}
