@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from math import isfinite
@@ -27,7 +27,7 @@ from ddpsim.interval import (
 )
 from ddpsim.job import Job, resolve
 from ddpsim.measured import as_stated, check_measured
-from ddpsim.provenance import Uncertainty
+from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.report.lines import counted
 from ddpsim.report.verdict import Verdict, is_normal, verdict
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
@@ -36,7 +36,7 @@ from ddpsim.result.timeline import CommSpan, MessageSpan, Timeline
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
-from ddpsim.units import format_bytes_per_s
+from ddpsim.units import format_bytes_per_s, format_duration
 from ddpsim.what_if import next_steps, stragglers, stretches
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         buckets_rebuilt_at=job.program.rebuilt_at,
         memory=job.memory(),
         baselines=job.baselines(),
-        provenance=job.provenance(),
+        provenance=(*job.provenance(), *_launches(job)),
         warnings=job.warnings(mean_step_s(simulated.timeline)),
         seed=scenario.run.seed,
         engine=Engine(engine, simulated.ranks_simulated, simulated.paths),
@@ -268,12 +268,21 @@ def _of_host(job: Job) -> Uncertainty | None:
 
 
 def _of_launches(job: Job) -> Uncertainty:
-    """By who says the host's times: of eager code an operator's, of compiled code a launch's."""
-    device, compiled = job.scenario.cluster.device, job.model.is_compiled
-    key = "launch_s" if compiled else "operator_s"
-    if key in device.model_fields_set and key not in device.sources:
+    compiled = job.model.is_compiled
+    if job.scenario.cluster.device.launching_trust(compiled=compiled) == "stated":
         return STATED_HOST
     return COMPILED_HOST if compiled else HOST
+
+
+def _launches(job: Job) -> Iterator[Provenance]:
+    """What the host is taken to need, where a step may come to wait for it."""
+    if not _of_host(job):
+        return
+    device, compiled = job.scenario.cluster.device, job.model.is_compiled
+    launch, trust = format_duration(device.launch_s), device.launching_trust(compiled=compiled)
+    both = format_duration(device.launch_s + device.operator_s)
+    eager = f"{both} an operator of the model, {launch} of them a launch"
+    yield Provenance("host time", f"{launch} a kernel" if compiled else eager, trust)
 
 
 def _of_exponent(job: Job) -> Uncertainty | None:

@@ -430,16 +430,26 @@ LINKS = (
 
 
 @pytest.mark.parametrize(
-    ("settings", "sigma", "basis"),
+    ("settings", "sigma", "basis", "said"),
     [
-        ((), 0.51, "assumed 30 us an operator"),
-        (("workload.compile=true",), 0.51, "compiled code's launches"),
-        ((f"cluster.device={{{DEVICE}}}", *LINKS), 0.51, "assumed 30 us an operator"),
-        ((f"cluster.device={{{DEVICE}, operator: 12 us}}", *LINKS), 0.1, "stated"),
+        ((), 0.51, "assumed 30 us an operator", ("assumed", "30.00 us an operator")),
+        (("workload.compile=true",), 0.51, "compiled code's", ("assumed", "5.000 us a kernel")),
+        (
+            (f"cluster.device={{{DEVICE}}}", *LINKS),
+            0.51,
+            "assumed 30 us an operator",
+            ("assumed", "30.00 us an operator"),
+        ),
+        (
+            (f"cluster.device={{{DEVICE}, operator: 12 us}}", *LINKS),
+            0.1,
+            "stated",
+            ("stated", "17.00 us an operator"),
+        ),
     ],
 )
 def test_the_hosts_doubt_is_of_who_says_its_times(
-    settings: tuple[str, ...], sigma: float, basis: str
+    settings: tuple[str, ...], sigma: float, basis: str, said: tuple[str, str]
 ) -> None:
     """There is always some: no step that waits for its host is known to the microsecond."""
     own = ("cluster.device=h100-sxm-80gb", "workload.batch_per_rank=4")
@@ -450,3 +460,7 @@ def test_the_hosts_doubt_is_of_who_says_its_times(
     assert basis in host.basis
     most = exp(1.2816 * sigma) - 1
     assert 0.8 * most < host.high_s / result.iteration_time_s.mean < most
+    (given,) = [entry for entry in result.provenance if entry.input == "host time"]
+    assert (given.trust, given.source.partition(" of")[0]) == said
+    large = ddpsim.simulate(load("resnet50-8xa100"))
+    assert "host time" not in {entry.input for entry in large.provenance}

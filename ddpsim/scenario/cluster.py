@@ -174,6 +174,12 @@ class Device(Spec):
         """What the fractions of a rate rest on."""
         return "published" if rate in self.published_steps else "assumed"
 
+    def launching_trust(self, *, compiled: bool) -> Literal["stated", "assumed"]:
+        """What the host's times rest on: of eager code an operator's, of compiled a launch's."""
+        key = "launch_s" if compiled else "operator_s"
+        stated = key in self.model_fields_set and key not in self.sources
+        return "stated" if stated else "assumed"
+
     def efficiency(self, rate: Rate, *, convolution: bool = False) -> float:
         """Fraction of the peak rate that is reached in training."""
         usual = self.matmul_efficiency.get(rate, 0.45)
