@@ -51,6 +51,10 @@ error unless run.allow_extrapolation is true, and then a warning in every output
     "gloo": """\
 torch's CPU backend: two worker threads, so two buckets may be in flight and share the
 link; waiting blocks the host.""",
+    "host": """\
+The CPU that launches a GPU's work. Where it takes longer to launch a step's operators (30 us
+each where nobody measured a step) than the device to compute them, it sets the pace: of
+small batches. A larger batch or torch.compile eases it. docs/model.md, "The host's time".""",
     "interference": """\
 Compute slows while communication is in flight (it takes SMs and memory bandwidth), and
 the reverse. As a calibration measured it (cluster.profile), else for NCCL by the published
@@ -158,7 +162,9 @@ _ALIASES = {
     "confidence": "interval",
     "efficiency": "scaling",
     "exposed_comm": "exposed",
+    "launch": "host",
     "no_sync": "accumulation",
+    "operator": "host",
     "prediction_interval": "interval",
     "stragglers": "straggler",
     "step": "iteration",
