@@ -11,8 +11,9 @@ are taken as equal, by what published jobs take longer than one GPU says.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from math import exp, hypot
+from math import exp, hypot, sqrt
 
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.model import IntervalSource, PredictionInterval
@@ -72,6 +73,7 @@ _INPUTS = {
     "interference_exponent": "the model's interference exponent",
     "overheads": "DDP's hooks and copies",
 }
+_DEVICE_AND_HOST = (_INPUTS["compute"], _INPUTS["host"])
 
 
 def prediction_interval(
@@ -96,6 +98,7 @@ def prediction_interval(
         _effect(term, uncertainty, mean_s / base_s, base_s, partial(_stretched, step_s, term))
         for term, uncertainty in uncertainties.items()
     ]
+    sources = _as_device_or_host(sources, step_s, uncertainties, mean_s / base_s)
     low, high = spread_s
     if high > low:
         below, above = max(0.0, mean_s - low), max(0.0, high - mean_s)
@@ -112,6 +115,31 @@ def prediction_interval(
         sources.append(IntervalSource(_UNEQUAL, 0.0, UNEQUAL_RANKS * mean_s, basis))
     below_s, above_s = together(sources)
     return PredictionInterval(LEVEL, max(0.0, mean_s - below_s), mean_s + above_s, tuple(sources))
+
+
+def _as_device_or_host(
+    sources: list[IntervalSource],
+    step_s: Callable[..., float],
+    uncertainties: Mapping[str, Uncertainty],
+    scale: float,
+) -> list[IntervalSource]:
+    """A step that waits for its device or its host, whichever is later, shortens by both alone.
+
+    Where they tie neither would by itself. Both at once, each as far from its middle as makes their
+    joint chance that of one at its edge; what is more than the two by themselves is divided.
+    """
+    if not {"compute", "host"} <= uncertainties.keys():
+        return sources
+    both = {term: edges(uncertainties[term])[0] ** sqrt(0.5) for term in ("compute", "host")}
+    shorter_s = max(0.0, step_s() - step_s(**both)) * scale
+    alone_s = [s.low_s for s in sources if s.input in _DEVICE_AND_HOST]
+    if shorter_s <= hypot(*alone_s):
+        return sources
+    missing_s2 = (shorter_s**2 - hypot(*alone_s) ** 2) / 2
+    return [
+        replace(s, low_s=sqrt(s.low_s**2 + missing_s2)) if s.input in _DEVICE_AND_HOST else s
+        for s in sources
+    ]
 
 
 def together(sources: Sequence[IntervalSource]) -> tuple[float, float]:

@@ -93,14 +93,16 @@ class Job:
         """Steady steps without jitter, their times and interference stretched by factors.
 
         Two, the second of which tells whether they are alike; where other traffic comes and goes,
-        as many as the run has. `interference_exponent`: the model's own; `overheads`: those of DDP
-        that were measured.
+        as many as the run has. `host`: all that it does; `interference_exponent`: the model's
+        own; `overheads`: those of DDP that were measured.
         """
         program = self.program
-        if (compute, host, overheads) != (1, 1, 1):
-            model = self.model.stretched(compute, host)
+        if (compute, overheads) != (1, 1):
+            model = self.model.stretched(compute)
             costs = self.overheads and self.overheads.stretched(overheads)
             program = compile_program(self.scenario, model, costs, ddp_times=self.ddp_times)
+        if host != 1:
+            program = program.on_host(host)
         cost = self.network.cost.stretched(network)
         if isinstance(cost, InterferingCost):
             cost = replace(

@@ -300,16 +300,13 @@ def stretches(job: Job, result: Result, measured_s: float) -> tuple[Stretch, ...
     """How many times as long compute, host or network, each alone, takes in a step of `measured_s`.
 
     The step is simulated without noise, which multiplies the compute and adds to the rest. The host
-    is one of them where its doubt is in the interval; elsewhere its launches go with the compute.
+    is one of them where its doubt is in the interval.
     """
     mean_s, quiet_s = result.iteration_time_s.mean, job.step_s()
     interval = result.prediction_interval_s
     matters = any(source.input == "host time" for source in (interval.sources if interval else ()))
 
-    def computing_s(factor: float) -> float:
-        return job.step_s(compute=factor, host=1 if matters else factor) * mean_s / quiet_s
-
-    found = [_stretch("compute", computing_s, measured_s)]
+    found = [_stretch("compute", lambda f: job.step_s(compute=f) * mean_s / quiet_s, measured_s)]
     if matters:
         found.append(_stretch("host", lambda f: job.step_s(host=f) + mean_s - quiet_s, measured_s))
     if result.comm_time_s:

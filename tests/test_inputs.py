@@ -7,17 +7,19 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Outcome
 from ruamel.yaml import YAML
 
-from ddpsim.errors import ImportFailedError
+from ddpsim import load_scenario
+from ddpsim.errors import ImportFailedError, ScenarioError
 from ddpsim.glossary import _ALIASES, TERMS, lookup
 from ddpsim.importers.model_profile import read_profile
 from ddpsim.scenario.catalog import resolve
 from ddpsim.scenario.quantity import SourceFile
-from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.schema import Device, Scenario
 
 SCENARIOS = sorted((Path(__file__).resolve().parent.parent / "scenarios").glob("*.yaml"))
 REFERENCE = os.environ.get("DDPSIM_REFERENCE_DATA")
@@ -143,3 +145,38 @@ def test_a_device_may_be_called_as_its_driver_calls_it(name: str, preset: str) -
 def test_a_device_is_not_taken_for_another_of_its_family(name: str) -> None:
     with pytest.raises(ValueError, match=f"unknown device '{name}'"):
         resolve("device", name)
+
+
+def test_a_presets_figures_may_be_changed() -> None:
+    """What is not changed stays, with its source; what is, is the scenario's own."""
+
+    def device(value: Any) -> Device:
+        cluster = {"nodes": 1, "gpus_per_node": 8, "device": value}
+        workload = {"model": "resnet50", "batch_per_rank": 8}
+        scenario = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+        return load_scenario(scenario).cluster.device
+
+    usual = device("h100")
+    changed = device({"preset": "NVIDIA H100 80GB HBM3", "operator": "12 us", "memory": "40 GB"})
+    own = {"operator_s": 12e-6, "memory_bytes": 40e9}
+    kept = {key: text for key, text in usual.sources.items() if key not in ("operator_s", "memory")}
+    assert changed == usual.model_copy(update=own | {"sources": kept})
+    assert usual.launching_trust(compiled=False) == "assumed"
+    assert changed.launching_trust(compiled=False) == "stated"
+    assert changed.launching_trust(compiled=True) == "assumed"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("{preset: h10}", "cluster.device: unknown device 'h10'. Did you mean 'h100'?"),
+        ("{preset: 3}", "cluster.device: 3 is not a device"),
+        ("{preset: h100, operatr: 12 us}", "operatr: unknown key. Did you mean 'operator'?"),
+        ("{preset: h100, operator: 1 s}", "operator: 1.0 is out of range: wanted at most 0.01"),
+        ("{preset: h100, launch: -1 us}", "cluster.device.launch: "),
+    ],
+)
+def test_a_preset_is_not_changed_into_nonsense(value: str, says: str) -> None:
+    with pytest.raises(ScenarioError) as raised:
+        load_scenario(SCENARIOS[0], [f"cluster.device={value}"])
+    assert says in str(raised.value)

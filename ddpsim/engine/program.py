@@ -104,6 +104,39 @@ class Program:
             return self
         return replace(self, initial_buckets=self.rebuilt_buckets)
 
+    def on_host(self, times: float) -> Program:
+        """The same loop where all that the host does takes so many times as long."""
+
+        def slower(launch: Launch) -> Launch:
+            return launch._replace(host_ns=round(times * launch.host_ns))
+
+        def all_slower(launches: tuple[Launch, ...]) -> tuple[Launch, ...]:
+            return tuple(map(slower, launches))
+
+        def of_buckets(buckets: tuple[Bucket, ...]) -> tuple[Bucket, ...]:
+            return tuple(
+                b._replace(before=slower(b.before), copy_back=slower(b.copy_back)) for b in buckets
+            )
+
+        return replace(
+            self,
+            buffers=tuple(
+                b._replace(flatten=slower(b.flatten), unflatten=slower(b.unflatten))
+                for b in self.buffers
+            ),
+            forward=all_slower(self.forward),
+            forward_hook_ns=round(times * self.forward_hook_ns),
+            backward=all_slower(self.backward),
+            later_forward=all_slower(self.later_forward),
+            later_backward=all_slower(self.later_backward),
+            hook_ns=round(times * self.hook_ns),
+            copy_in=all_slower(self.copy_in),
+            initial_buckets=of_buckets(self.initial_buckets),
+            rebuilt_buckets=of_buckets(self.rebuilt_buckets),
+            launch_collective_ns=round(times * self.launch_collective_ns),
+            optimizer=slower(self.optimizer),
+        )
+
     def with_ddp_work(self, times: float) -> Program:
         """The same loop with DDP's hooks and copies so many times as long, but no compression."""
 

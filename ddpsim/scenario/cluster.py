@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _MOST_RANKS = 2_000_000
+_LONGEST_LAUNCH_S = 0.01
 _AnyLink = TypeVar("_AnyLink", bound="_Link")
 LinkKind = Literal["intra_node", "inter_node"]
 Rate = Literal["fp32", "tf32", "fp16", "bf16"]  # of matrix products, by their inputs
@@ -159,10 +160,13 @@ class Device(Spec):
     kernel_floor_s: Duration = Field(
         3e-6, alias="kernel_floor", description="shortest time of a kernel with its gap"
     )
-    launch_s: Duration = Field(5e-6, alias="launch", description="host time of one kernel launch")
+    launch_s: Duration = Field(
+        5e-6, alias="launch", le=_LONGEST_LAUNCH_S, description="host time of one kernel launch"
+    )
     operator_s: Duration = Field(
         25e-6,
         alias="operator",
+        le=_LONGEST_LAUNCH_S,
         description="host time of one of a model's operators (Python, dispatch, autograd), its "
         "launches apart; a cpu has none",
     )
@@ -186,9 +190,34 @@ class Device(Spec):
         return self.convolution_efficiency.get(rate, usual) if convolution else usual
 
 
+class _ChangedPreset(Spec):
+    """A preset with some of its figures changed."""
+
+    model_config = ConfigDict(extra="allow")
+
+    preset: str = Field(description="a preset's name; other keys change figures of it")
+
+
+_KnownDevice = Device | _ChangedPreset | str
+
+
 def _device(value: Any) -> Any:
+    if isinstance(value, dict) and "preset" in value:
+        own = {key: figure for key, figure in value.items() if key != "preset"}
+        known = _preset_device(value["preset"])
+        sources = {key: text for key, text in known["sources"].items() if _figure(key) not in own}
+        return known | {"sources": sources} | own
     if isinstance(value, (dict, Device)):
         return value
+    return _preset_device(value)
+
+
+def _figure(source: str) -> str:
+    """The key whose figure a preset's source is of."""
+    return source.removesuffix("_s")
+
+
+def _preset_device(value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
         raise ValueError(f"{shown(value)} is not a device: write a preset's name, or its values")
     try:
@@ -282,7 +311,7 @@ class OtherNode(Spec):
     """A node unlike the others; what it does not say is as in them."""
 
     device: (
-        Annotated[Device, BeforeValidator(_device, json_schema_input_type=Device | str)] | None
+        Annotated[Device, BeforeValidator(_device, json_schema_input_type=_KnownDevice)] | None
     ) = Field(None, description="its devices: slower or faster as the model's roofline says")
     intra_node: _StatedIntra = Field(
         None, description="its bandwidth, if another; no other key is for one node"
@@ -357,8 +386,8 @@ class Cluster(Spec):
     machine: (
         Annotated[Machine, BeforeValidator(_machine, json_schema_input_type=Machine | str)] | None
     ) = Field(None, description="a preset's name, or its values: gives device and gpus_per_node")
-    device: Annotated[Device, BeforeValidator(_device, json_schema_input_type=Device | str)] = (
-        Field(description="a preset's name, or the values themselves")
+    device: Annotated[Device, BeforeValidator(_device, json_schema_input_type=_KnownDevice)] = (
+        Field(description="a preset's name, {preset: NAME, ...} or the values themselves")
     )
     all_reduce: SourceFileField | None = Field(
         None, description="an nccl-tests log or our CSV, measured on these very ranks"

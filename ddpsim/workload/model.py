@@ -142,17 +142,17 @@ class Model:
         """Parameters whose gradient never becomes ready."""
         return tuple(sorted(set(range(len(self.parameters))) - set(self.ready_order)))
 
-    def stretched(self, compute: float, host: float) -> Model:
-        """The same model with its device work and its launches so many times as long.
+    def stretched(self, factor: float) -> Model:
+        """The same model with its device work `factor` times as long.
 
-        Those of a model that was measured are as long as its work, whose time they are within.
+        So are the launches of a model that was measured, as its times hold theirs.
         """
-        host *= 1.0 if self.basis == "roofline" else compute
+        host = 1.0 if self.basis == "roofline" else factor
         return replace(
             self.launched(host),
-            forward=scale(self.forward, compute, host),
-            backward=scale(self.backward, compute, host),
-            optimizer=scale((self.optimizer,), compute, host)[0],
+            forward=scale(self.forward, factor, host),
+            backward=scale(self.backward, factor, host),
+            optimizer=scale((self.optimizer,), factor, host)[0],
         )
 
     @property
