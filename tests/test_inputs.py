@@ -161,6 +161,9 @@ def test_a_presets_figures_may_be_changed() -> None:
     own = {"operator_s": 12e-6, "memory_bytes": 40e9}
     kept = {key: text for key, text in usual.sources.items() if key not in ("operator_s", "memory")}
     assert changed == usual.model_copy(update=own | {"sources": kept})
+    assert usual.efficiency_trust("fp16") == changed.efficiency_trust("fp16") == "published"
+    slower = device({"preset": "h100", "memory_bandwidth": "2 TB/s"})
+    assert slower.efficiency_trust("fp16") == "assumed"
     assert usual.launching_trust(compiled=False) == "assumed"
     assert changed.launching_trust(compiled=False) == "stated"
     assert changed.launching_trust(compiled=True) == "assumed"

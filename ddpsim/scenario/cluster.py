@@ -199,6 +199,13 @@ class _ChangedPreset(Spec):
 
 
 _KnownDevice = Device | _ChangedPreset | str
+# what published steps tell of a preset holds of these figures together alone
+_SET_BY_STEPS = frozenset(
+    (
+        *("peak_flops", "matmul_efficiency", "convolution_efficiency"),
+        *("memory_bandwidth", "memory_efficiency"),
+    )
+)
 
 
 def _device(value: Any) -> Any:
@@ -206,6 +213,8 @@ def _device(value: Any) -> Any:
         own = {key: figure for key, figure in value.items() if key != "preset"}
         known = _preset_device(value["preset"])
         sources = {key: text for key, text in known["sources"].items() if _figure(key) not in own}
+        if not _SET_BY_STEPS.isdisjoint(own):
+            known.pop("published_steps", None)
         return known | {"sources": sources} | own
     if isinstance(value, (dict, Device)):
         return value
