@@ -196,7 +196,7 @@ def test_the_unexplained_bucket_sweep_is_still_unexplained() -> None:
 LEVELS = {
     validation.EPYC: (1.0, 0.050, 0.003, 0.033, 0.90, 0.97),
     validation.XEON: (1.0, 0.046, 0.003, 0.033, 0.81, 0.95),
-    validation.FAST_XEON: (1.0, 0.031, 0.003, 0.032, 0.89, 1.0),
+    validation.FAST_XEON: (1.0, 0.031, 0.003, 0.032, 0.90, 1.0),
     validation.SLOW_EPYC: (0.97, 0.090, 0.003, 0.055, 0.89, 0.87),
     validation.CALM_EPYC: (0.99, 0.075, 0.005, 0.046, 0.89, 0.91),
 }
@@ -239,7 +239,7 @@ def test_runs_of_three_copies_of_the_bare_model_are_what_was_asked() -> None:
     assert figures.covered_p_value > 0.05
     assert figures.skilled is not None
     assert figures.another_run_skilled is not None
-    assert figures.skilled >= max(0.91, figures.another_run_skilled)
+    assert figures.skilled >= max(0.93, figures.another_run_skilled)
 
 
 @pytest.mark.parametrize("folder", validation.CAMPAIGNS, ids=lambda folder: folder.name)
