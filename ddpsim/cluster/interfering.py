@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -113,7 +114,13 @@ class InterferingCost:
 
     def _factor(self, slowdown: float) -> Fraction:
         """In thousandths, so that fractions of time stay small."""
-        return Fraction(max(1000, round(1000 + 1000 * (slowdown - 1) * self.effect)), 1000)
+        return _thousandths(max(1000, round(1000 + 1000 * (slowdown - 1) * self.effect)))
+
+
+@lru_cache(maxsize=4096)
+def _thousandths(count: int) -> Fraction:
+    """One object for each, as many are made and compared."""
+    return Fraction(count, 1000)
 
 
 def _kept(points: Sequence[Kept], bytes_per_s: float) -> Kept:

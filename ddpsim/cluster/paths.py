@@ -76,8 +76,7 @@ class Paths:
         network = part(self.between(ends), flows)
         if self.intra is None:
             return network
-        own = self.within(ends).bandwidth_bytes_per_s
-        return replace(network, bandwidth_bytes_per_s=min(network.bandwidth_bytes_per_s, own))
+        return network.at_most(self.within(ends).bandwidth_bytes_per_s)
 
     def direct(self, ends: Ends | None = None, *, inside: bool) -> Link:
         """Of a message that has it to itself inside a node, where all ranks send at once."""
@@ -125,6 +124,8 @@ class Paths:
 
     def stretched(self, factor: float) -> Paths:
         """The same where everything takes `factor` times as long."""
+        if factor == 1:
+            return self
 
         def slower(link: Link | None) -> Link | None:
             if link is None:
@@ -135,8 +136,7 @@ class Paths:
         return replace(self, intra=intra, inter=inter, switch=switch, most=self.most / factor)
 
     def _left(self, link: Link, part_left: float) -> Link:
-        rate = link.bandwidth_bytes_per_s * part_left
-        return replace(link, bandwidth_bytes_per_s=min(rate, self.most))
+        return (link if part_left == 1 else link.widened(part_left)).at_most(self.most)
 
     def _node(self, end: int) -> int:
         """Of a rank, or of a node's switch; a server is in none of them: -1."""
@@ -171,7 +171,7 @@ class Paths:
 
 def part(link: Link, flows: float) -> Link:
     """What one of so many equal flows has of a link."""
-    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / flows)
+    return link if flows == 1 else Link(link.latency_s, link.bandwidth_bytes_per_s / flows)
 
 
 def step_ns(link: Link, size_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 __all__ = ["Link"]
 
@@ -16,4 +16,10 @@ class Link:
 
     def widened(self, factor: float) -> Link:
         """With `factor` times the bandwidth, which may be less than 1."""
-        return replace(self, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * factor)
+        return Link(self.latency_s, self.bandwidth_bytes_per_s * factor)
+
+    def at_most(self, bytes_per_s: float) -> Link:
+        """With no more bandwidth than that."""
+        if self.bandwidth_bytes_per_s <= bytes_per_s:
+            return self
+        return Link(self.latency_s, bytes_per_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import floor, log2
 from typing import Literal, NamedTuple
 
@@ -104,7 +104,7 @@ class Graph:
         """Ranks in all."""
         return self.nodes * self.gpus_per_node
 
-    @property
+    @cached_property
     def channels(self) -> tuple[int, float]:
         """How many channels, and GB/s of each, with which the search ends.
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -204,9 +205,15 @@ def _read_text(path: Path) -> str:
         _refuse(shown(str(path)), f"cannot be read: {getattr(error, 'strerror', error)}")
 
 
+@lru_cache(maxsize=1024)
+def _tree(text: str) -> Any:
+    """What a text holds; a sweep asks for the values of its axes again and again."""
+    return YAML(typ="rt", pure=True).load(StringIO(text))
+
+
 def _parse(name: str, text: str) -> Any:
     try:
-        return YAML(typ="rt", pure=True).load(StringIO(text))
+        return _tree(text)
     except DuplicateKeyError as error:
         _refuse(_mark(name, error), _duplicate(error))
     except MarkedYAMLError as error:

@@ -34,11 +34,12 @@ def _with_unit(
     parse: Callable[[str], float], example: str, least: str, most: str
 ) -> BeforeValidator:
     """Text with a unit, from `least` to `most`: far beyond any machine, but safe to reckon with."""
+    lowest, highest = parse(least), parse(most)
 
     def validate(value: Any) -> float:
         if isinstance(value, str):
             number = parse(value)
-            if not parse(least) <= number <= parse(most):
+            if not lowest <= number <= highest:
                 raise ValueError(f"{value!r} is out of range: wanted {least} to {most}")
             return number
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
