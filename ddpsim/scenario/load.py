@@ -140,8 +140,10 @@ def _values_in(annotation: Any) -> Any:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    origin = typing.get_origin(annotation)
+    # dict[int, ...] is a type itself on Python 3.10, but no class
+    if origin is None and isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
+    if origin in (typing.Union, types.UnionType, typing.Annotated):
         return next((m for part in typing.get_args(annotation) if (m := _model_in(part))), None)
     return None
