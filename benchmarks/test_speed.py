@@ -24,11 +24,11 @@ import ddpsim
 from ddpsim.cluster.collectives import LinkCost
 from ddpsim.cluster.topology import Link
 from ddpsim.cluster.transfers import RingTransfer
-from ddpsim.engine.progress import SharedLink
+from ddpsim.engine.reference.messages import RingSteps
+from ddpsim.engine.reference.shared_link import SharedLink
 from ddpsim.engine.run import run
-from ddpsim.engine.steps import RingSteps
 from ddpsim.importers.kineto import read_trace
-from ddpsim.job import resolve
+from ddpsim.prediction.job import resolve
 from ddpsim.result.timeline import MessageSpan
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario

@@ -54,12 +54,12 @@ from calibrate.validation import (
     Validation,
     figures_of,
 )
-from ddpsim.api import load_scenario, simulate_and_observe
 from ddpsim.engine.program import Program
 from ddpsim.errors import DdpsimError, ScenarioError, shown
 from ddpsim.importers.cluster_profile import Fitted, read_cluster_profile
-from ddpsim.interval import together
-from ddpsim.job import resolve
+from ddpsim.prediction.api import load_scenario, simulate_and_observe
+from ddpsim.prediction.interval import together
+from ddpsim.prediction.job import resolve
 from ddpsim.result.model import Result
 from ddpsim.result.timeline import Timeline
 from ddpsim.scenario.catalog import device_names

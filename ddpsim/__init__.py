@@ -12,12 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddpsim.api import judge, load_scenario, observe, simulate
     from ddpsim.errors import DdpsimError, ScenarioError, SimulationError
     from ddpsim.planning.capacity import plan_capacity
     from ddpsim.planning.grid import Grid
     from ddpsim.planning.many import simulate_many
     from ddpsim.planning.sweep import sweep
+    from ddpsim.prediction.api import judge, load_scenario, observe, simulate
     from ddpsim.result.capacity import CapacityPlan
     from ddpsim.result.model import Brief, Result
     from ddpsim.result.sweep import Sweep
@@ -53,11 +53,11 @@ _HOMES = {
     "ScenarioError": "ddpsim.errors",
     "SimulationError": "ddpsim.errors",
     "Sweep": "ddpsim.result.sweep",
-    "judge": "ddpsim.api",
-    "load_scenario": "ddpsim.api",
-    "observe": "ddpsim.api",
+    "judge": "ddpsim.prediction.api",
+    "load_scenario": "ddpsim.prediction.api",
+    "observe": "ddpsim.prediction.api",
     "plan_capacity": "ddpsim.planning.capacity",
-    "simulate": "ddpsim.api",
+    "simulate": "ddpsim.prediction.api",
     "simulate_many": "ddpsim.planning.many",
     "sweep": "ddpsim.planning.sweep",
 }

@@ -22,9 +22,9 @@ from ddpsim.cluster.rings import ring_step_ns
 from ddpsim.cluster.topology import Link
 from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer
 from ddpsim.cluster.transfers import duration_ns as transfer_ns
-from ddpsim.engine.lanes import collective_ends_ns
-from ddpsim.engine.network import Network
-from ddpsim.engine.progress import fair_share
+from ddpsim.engine.fast.vectorised import collective_ends_ns
+from ddpsim.engine.reference.network import Network
+from ddpsim.engine.reference.shared_link import fair_share
 
 LINKS = st.builds(
     Link, st.integers(0, 50).map(lambda us: us * 1e-6), st.integers(1, 4000).map(lambda r: r * 1e8)

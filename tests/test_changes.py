@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 import ddpsim
-from ddpsim.api import uncertainties
 from ddpsim.cluster.collectives import LinkCost
 from ddpsim.cluster.network import Network, Traffic
 from ddpsim.cluster.topology import Link
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.cluster.widened import quickened, widened
-from ddpsim.interval import ROOFLINE, edges
-from ddpsim.job import Job, resolve
 from ddpsim.planning import explain
 from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.planning.explain import explain_step, sensitivities
 from ddpsim.planning.grid import Grid
 from ddpsim.planning.sweep import sweep
+from ddpsim.prediction.api import uncertainties
+from ddpsim.prediction.interval import ROOFLINE, edges
+from ddpsim.prediction.job import Job, resolve
 from ddpsim.report.changes import render_comparison, render_explanation, verdict
 from ddpsim.result.changes import Change, Comparison, Explanation, Phase
 from ddpsim.result.model import CriticalPart

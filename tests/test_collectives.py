@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_importers import nccl_log
 
-from ddpsim.api import load_scenario, simulate, uncertainties
 from ddpsim.cluster.build import LOG, OTHER_GPUS, build_network, judged
 from ddpsim.cluster.links import Wires
 from ddpsim.cluster.network import Network
@@ -25,9 +24,10 @@ from ddpsim.cluster.paths import Paths
 from ddpsim.cluster.topology import Link
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.cluster.tuner import Graph, choose, estimates, time_us
-from ddpsim.collective import collective_table, load_cluster, parse_sizes
 from ddpsim.errors import InputError, ScenarioError
-from ddpsim.job import resolve
+from ddpsim.prediction.api import load_scenario, simulate, uncertainties
+from ddpsim.prediction.collective_times import collective_table, load_cluster, parse_sizes
+from ddpsim.prediction.job import resolve
 from ddpsim.result.model import Result
 from ddpsim.scenario.catalog import device_table, machine_names, machine_table
 

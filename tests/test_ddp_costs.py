@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ddpsim import load_scenario
-from ddpsim.engine.loop import Compute, iteration
-from ddpsim.job import Job, resolve
+from ddpsim.prediction.job import Job, resolve
 from ddpsim.scenario.schema import Ddp, Optimizer
+from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.instructions import Compute
 from ddpsim.units import MIB
-from ddpsim.workload.ddp_costs import DdpCosts
 from ddpsim.workload.model import Buffer, Parameter
 from ddpsim.workload.optimizer import optimizer_work
 
@@ -105,9 +105,9 @@ def test_what_gets_no_gradient_has_a_place_in_a_bucket_and_nothing_else(
     alike = DdpCosts(found.scenario.cluster.device, found.scenario.ddp)
     parameter = found.model.parameters[0]
     back, zeros = alike.copy_back([parameter]), alike.zeroed(parameter)
-    copied_ns = sum(bucket.copy_back.device_ns for bucket in found.program.rebuilt_buckets)
+    copied_ns = sum(bucket.copy_back.device_ns for bucket in found.program.steady_buckets)
     assert copied_ns == pytest.approx(USED * back.device_s * 1e9, abs=USED)
-    in_ns = [copy.device_ns for copy in found.program.copy_in]
+    in_ns = [copy.device_ns for copy in found.program.strategy.reducer.copy_in]
     assert in_ns[:UNUSED] == [pytest.approx(zeros.device_s * 1e9, abs=1)] * UNUSED
     assert min(in_ns[UNUSED:]) > max(in_ns[:UNUSED])
 
@@ -140,8 +140,8 @@ def test_ddp_prepares_for_the_last_backward_alone(job: Any) -> None:
     program = job(accumulation_steps=4).program
     hooks = [
         work
-        for work in iteration(program, rebuilt=True)
-        if isinstance(work, Compute) and work.host_ns == program.forward_hook_ns
+        for work in program.steady_step
+        if isinstance(work, Compute) and work.host_ns == program.strategy.forward_hook_ns
     ]
     assert len(hooks) == 1
 

@@ -15,7 +15,7 @@ import pytest
 
 import ddpsim
 from ddpsim.cluster import build, links
-from ddpsim.interval import (
+from ddpsim.prediction.interval import (
     COMPILED,
     COMPUTE,
     DATA,
@@ -24,8 +24,8 @@ from ddpsim.interval import (
     UNEQUAL_RANKS,
     UNKNOWN_DEVICE,
 )
-from ddpsim.job import Job, resolve
-from ddpsim.workload.ddp_costs import DdpCosts
+from ddpsim.prediction.job import Job, resolve
+from ddpsim.strategies.ddp.costs import DdpCosts
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "collectives.md"

@@ -14,29 +14,31 @@ from hypothesis import strategies as st
 from simpy import Environment
 from strategies import models, scenarios
 
-from ddpsim.api import load_scenario
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.collectives import LinkCost, SingleRankCost
 from ddpsim.cluster.interfering import InterferingCost, Kept
 from ddpsim.cluster.longest_ways import ring_ends_ns
 from ddpsim.cluster.topology import Link
 from ddpsim.cluster.transfers import Interference, RingTransfer, Slowing, WholeTransfer
-from ddpsim.engine.comm_lane import Collective, CommLane
-from ddpsim.engine.loop import Await, Communicate, Compute, iteration
-from ddpsim.engine.network import Network
 from ddpsim.engine.noise import BURST_BYTES, draw_kept_deviations, draw_slowdowns, draw_stalls
-from ddpsim.engine.plan import Request
-from ddpsim.engine.program import Program, compile_program
-from ddpsim.engine.progress import SharedLink
-from ddpsim.engine.rank import Rank
+from ddpsim.engine.program import Program
+from ddpsim.engine.reference.comm_lane import Collective, CommLane
+from ddpsim.engine.reference.messages import RingSteps
+from ddpsim.engine.reference.network import Network
+from ddpsim.engine.reference.rank import Rank
+from ddpsim.engine.reference.shared_link import SharedLink
+from ddpsim.engine.reference.stream import Stream
+from ddpsim.engine.request import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
-from ddpsim.engine.steps import RingSteps
-from ddpsim.engine.stream import Stream
 from ddpsim.errors import SimulationError
-from ddpsim.job import resolve
+from ddpsim.prediction.api import load_scenario
+from ddpsim.prediction.job import resolve
+from ddpsim.prediction.program import compile_program
 from ddpsim.result.metrics import BreakdownNs, Step, percentile, steps_of
 from ddpsim.result.timeline import CommSpan, MessageSpan, RankTimeline, Span
 from ddpsim.scenario.schema import Jitter, Scenario, Stalls
+from ddpsim.strategies.ddp.strategy import DistributedDataParallel
+from ddpsim.strategies.instructions import Await, Communicate, Compute
 from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Buffer, Model
 
@@ -278,24 +280,26 @@ def test_a_hooks_work_holds_a_thread_but_no_stream(blocking: bool, ends_ns: list
 
 def test_a_bucket_with_an_unused_parameter_waits_for_the_map() -> None:
     """Which goes after all buckets (torch: reducer.cpp, finalize_bucket_dense)."""
-    program, _ = one_bucket()
-    (bucket,) = program.rebuilt_buckets
+    ddp = ddp_of(one_bucket()[0])
+    (bucket,) = ddp.rebuilt_buckets
     first, second = (bucket._replace(parameters=(i,)) for i in (0, 1))
-    program = replace(
-        program,
+    forward, backward = ddp.model.first
+    model = replace(ddp.model, ready_order=(0,), first=(forward, backward[:2]))
+    reducer = replace(
+        ddp.reducer,
         ready_order=(0,),
-        backward=program.backward[:2],
         unused=(1,),
-        copy_in=program.copy_in[:1] * 2,
+        copy_in=ddp.reducer.copy_in[:1] * 2,
         used_map_bytes=8,
     )
+    ddp = replace(ddp, model=model, reducer=reducer)
     for order, last in (
         ((first, second), [0, "copy", 1, 2, "copy"]),
         ((second, first), [0, 1, 2, "copy", 1, "copy"]),
     ):
         found = [
             each.number if isinstance(each, Await) else "copy"
-            for each in iteration(replace(program, rebuilt_buckets=order), rebuilt=True)
+            for each in replace(ddp, rebuilt_buckets=order).step(1)
             if isinstance(each, Await) or (isinstance(each, Compute) and each.kind == "copy_back")
         ]
         assert found == last
@@ -491,7 +495,7 @@ def test_the_warm_up_does_not_vary() -> None:
 def test_two_broadcasts_of_buffers_are_in_flight() -> None:
     """As in torch's broadcast_coalesced: the second is launched before the first is copied back."""
     model = replace(build_model(PLAIN), buffers=(Buffer("float32", 1000), Buffer("int64", 20)))
-    loop = list(iteration(compile_program(PLAIN, model), rebuilt=True))
+    loop = compile_program(PLAIN, model).steady_step
     sent = [i for i, each in enumerate(loop) if isinstance(each, Communicate)][:2]
     waits = [i for i, each in enumerate(loop) if isinstance(each, Await)][:2]
     assert sent[1] < waits[0] < waits[1]
@@ -844,6 +848,11 @@ def test_worked_ring_example() -> None:
     assert ring == RingTransfer(14, (1_260_000,) * 8)
 
 
+def ddp_of(program: Program) -> DistributedDataParallel:
+    assert isinstance(program.strategy, DistributedDataParallel)
+    return program.strategy
+
+
 def one_bucket(**changes: Any) -> tuple[Program, Scenario]:
     """ResNet-18 as one bucket on 4 ranks; only the fields of interest are not zero."""
     scenario = Scenario.model_validate(
@@ -860,14 +869,17 @@ def one_bucket(**changes: Any) -> tuple[Program, Scenario]:
 
 def test_a_single_bucket_has_a_closed_form() -> None:
     """Forward + backward and copies + 2(N-1)c + copy back + optimizer, when no launch delays it."""
-    program, scenario = one_bucket(launch_collective_ns=0)
+    program, scenario = one_bucket()
+    ddp = ddp_of(program)
+    ddp = replace(ddp, reducer=replace(ddp.reducer, launch_collective_ns=0))
     cost = build_network(scenario).cost
-    step = slowest_steps(run(Request(program, cost, 4)))[-1]
-    ring = cost.transfer("all_reduce", program.rebuilt_buckets[0].wire_bytes)
+    step = slowest_steps(run(Request(replace(program, strategy=ddp), cost, 4)))[-1]
+    ring = cost.transfer("all_reduce", ddp.rebuilt_buckets[0].wire_bytes)
     assert isinstance(ring, RingTransfer)
-    compute = sum(work.device_ns for work in (*program.forward, *program.backward))
-    copies = sum(copy.device_ns for copy in program.copy_in)
-    ends = program.rebuilt_buckets[0].copy_back.device_ns + program.optimizer.device_ns
+    forward, backward = ddp.model.first
+    compute = sum(work.device_ns for work in (*forward, *backward))
+    copies = sum(copy.device_ns for copy in ddp.reducer.copy_in)
+    ends = ddp.rebuilt_buckets[0].copy_back.device_ns + ddp.model.optimizer.device_ns
     assert step.length_ns == compute + copies + ring.start_ns + 6 * ring.step_ns[0] + ends
     assert step.breakdown().exposed_comm == ring.start_ns + 6 * ring.step_ns[0]
 
@@ -875,8 +887,7 @@ def test_a_single_bucket_has_a_closed_form() -> None:
 def test_initial_buckets_hide_nothing() -> None:
     """Before the rebuild one bucket holds all: its all-reduce starts when backward is over."""
     program, scenario = one_bucket()
-    small = replace(program, rebuilt_buckets=program.rebuilt_buckets)
-    first = slowest_steps(run(Request(small, build_network(scenario).cost, 4)))[0]
+    first = slowest_steps(run(Request(program, build_network(scenario).cost, 4)))[0]
     backward_end = max(s.end_ns for s in first.compute if s.kind in {"backward", "bucket_copy"})
     assert all(c.joined_ns >= backward_end for c in first.comm)
 
@@ -1087,26 +1098,24 @@ def test_a_slow_loader_sets_the_pace() -> None:
 
 
 def test_accumulation_communicates_once_a_step() -> None:
-    program, scenario = one_bucket(micro_batches=3)
-    ddp = scenario.ddp.model_copy(update={"accumulation_steps": 2})
-    twice = compile_program(scenario.model_copy(update={"ddp": ddp}), build_model(scenario))
-    program = replace(
-        program, later_forward=twice.later_forward, later_backward=twice.later_backward
-    )
-    single, _ = one_bucket()
+    single, scenario = one_bucket()
+    options = scenario.ddp.model_copy(update={"accumulation_steps": 3})
+    program = compile_program(scenario.model_copy(update={"ddp": options}), build_model(scenario))
+    ddp = ddp_of(program)
+    (forward, backward), (_, later_backward) = ddp.model.first, ddp.model.later
     cost = build_network(scenario).cost
     three, one = (slowest_steps(run(Request(p, cost, 4)))[-1] for p in (program, single))
     assert len(three.comm) == len(one.comm)
-    works = zip(program.backward, program.later_backward, program.ready_order, strict=False)
+    works = zip(backward, later_backward, ddp.model.ready_order, strict=False)
     for first, later, parameter in works:
         added_ns, copied_ns = (
             later.device_ns - first.device_ns,
-            program.copy_in[parameter].device_ns,
+            ddp.reducer.copy_in[parameter].device_ns,
         )
         assert copied_ns - 1 <= added_ns <= 1.5 * copied_ns + 1  # three passes, not two; or a floor
-    later_ns = sum(work.device_ns for work in program.later_backward)
-    forward = sum(work.device_ns for work in program.forward)
-    assert three.length_ns == one.length_ns + 2 * (forward + later_ns)
+    later_ns = sum(work.device_ns for work in later_backward)
+    forward_ns = sum(work.device_ns for work in forward)
+    assert three.length_ns == one.length_ns + 2 * (forward_ns + later_ns)
 
 
 def test_a_later_micro_batch_takes_what_was_measured_of_it() -> None:
@@ -1114,15 +1123,13 @@ def test_a_later_micro_batch_takes_what_was_measured_of_it() -> None:
     ddp = scenario.ddp.model_copy(update={"accumulation_steps": 2})
     scenario = scenario.model_copy(update={"ddp": ddp})
     model = build_model(scenario)
-    program = compile_program(scenario, replace(model, later=(0.9, 1.25)))
-    for first, later, times in (
-        (program.forward, program.later_forward, 0.9),
-        (program.backward, program.later_backward, 1.25),
-    ):
+    measured = replace(model, later=(0.9, 1.25))
+    work = ddp_of(compile_program(scenario, measured)).model
+    for first, later, times in zip(work.first, work.later, measured.later, strict=True):
         for one, other in zip(first, later, strict=True):
             assert abs(other.device_ns - times * one.device_ns) <= 1
             assert other.host_ns == one.host_ns
-    assert compile_program(scenario, model).later_forward == program.forward
+    assert ddp_of(compile_program(scenario, model)).model.later[0] == work.first[0]
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 16_384, 125_000])

@@ -28,8 +28,8 @@ from ddpsim.importers.intervals import Intervals
 from ddpsim.importers.kineto import KinetoTrace, Piece, read_trace
 from ddpsim.importers.kineto_events import TraceEvents
 from ddpsim.importers.kineto_step import read_step
-from ddpsim.job import resolve
 from ddpsim.planning.trace import trace as simulated_trace
+from ddpsim.prediction.job import resolve
 from ddpsim.scenario.quantity import SourceFile
 
 REFERENCE = os.environ.get("DDPSIM_REFERENCE_DATA")

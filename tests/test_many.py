@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ddpsim
-from ddpsim.job import Parts, resolve
+from ddpsim.prediction.job import Parts, resolve
 from ddpsim.result.model import Brief
 from ddpsim.scenario.schema import Scenario
 
@@ -32,7 +32,7 @@ def links(gigabits: int, latency_us: int) -> dict[str, Any]:
 
 @st.composite
 def variants(draw: st.DrawFn) -> Scenario:
-    """Scenarios of few kinds that differ in many numbers."""
+    """Scenarios of few kinds that differ in batch numbers."""
     cluster: dict[str, Any] = {
         "nodes": draw(st.sampled_from([1, 2, 3])),
         "algorithm": draw(st.sampled_from(["auto", "ring", "hierarchical"])),
@@ -122,16 +122,16 @@ def test_a_warm_up_is_made_longer_once() -> None:
 
 def test_seeds_are_trials_of_one_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred seeds of stragglers: one simulation, and each seed its own answer."""
-    from ddpsim.engine import many
+    from ddpsim.engine import batch
 
     sizes = []
 
-    class Counted(many.Lanes):
+    class Counted(batch.Lanes):
         def __init__(self, trials: Any, ranks: int) -> None:
             sizes.append((len(trials), ranks))
             super().__init__(trials, ranks)
 
-    monkeypatch.setattr(many, "Lanes", Counted)
+    monkeypatch.setattr(batch, "Lanes", Counted)
     slow = {"stragglers": {"distribution": "lognormal", "sigma": 0.05}}
     seeds = [scenario(cluster=slow, run={"seed": seed, "iterations": 2}) for seed in range(100)]
     steps = [brief.iteration_time_s.mean for brief in ddpsim.simulate_many(seeds)]

@@ -21,10 +21,10 @@ from strategies import models, scenarios
 import ddpsim
 from ddpsim.cluster.build import build_network
 from ddpsim.engine.noise import draw_slowdowns
-from ddpsim.engine.plan import Request
-from ddpsim.engine.program import compile_program
+from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
 from ddpsim.planning.storyboard import storyboard
+from ddpsim.prediction.program import compile_program
 from ddpsim.report.page import page
 from ddpsim.result.metrics import union_ns
 from ddpsim.result.storyboard import DrawnRank, Storyboard, drawn_step

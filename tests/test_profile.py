@@ -30,10 +30,10 @@ from ddpsim.importers.cluster_profile import (
     NcclRegimes,
     Overheads,
 )
-from ddpsim.job import resolve
+from ddpsim.prediction.job import resolve
 from ddpsim.scenario.cluster import Device
 from ddpsim.scenario.schema import Ddp, Scenario
-from ddpsim.workload.ddp_costs import DdpCosts
+from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.workload.model import Parameter
 
 

@@ -18,11 +18,11 @@ from trace_reading import Read, Slice, both, covered, read
 
 import ddpsim
 from ddpsim.cluster.build import build_network
-from ddpsim.engine.plan import Request
-from ddpsim.engine.program import compile_program
+from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
 from ddpsim.errors import InputError
 from ddpsim.planning.trace import parse_ranks, sample_ranks, trace
+from ddpsim.prediction.program import compile_program
 from ddpsim.report.trace import Traced
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import NS_PER_S

@@ -17,7 +17,7 @@ from published_steps import error_of, published_steps
 
 from calibrate.validation import figures_of
 from ddpsim.cluster.links import CHOSEN_NETWORK, PRESET_LINKS, PRESET_NETWORK
-from ddpsim.interval import COMPILED, HOST, ROOFLINE, UNEQUAL_RANKS, UNKNOWN_DEVICE
+from ddpsim.prediction.interval import COMPILED, HOST, ROOFLINE, UNEQUAL_RANKS, UNKNOWN_DEVICE
 from ddpsim.scenario.catalog import device_names, device_table, model_table
 
 needs_reference = pytest.mark.skipif(

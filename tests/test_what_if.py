@@ -12,15 +12,16 @@ import pytest
 from conftest import Outcome
 
 import ddpsim
-from ddpsim.engine.loop import Communicate, Compute, iteration
-from ddpsim.job import resolve
 from ddpsim.planning.explain import explain_step, sensitivities
+from ddpsim.prediction.job import resolve
+from ddpsim.prediction.program import compile_program
 from ddpsim.report.text import render
 from ddpsim.result.metrics import BreakdownNs, Step
 from ddpsim.result.model import Bottleneck, Stretch
 from ddpsim.result.summary import _bottleneck, awaited
 from ddpsim.result.timeline import CommSpan, Span
 from ddpsim.scenario import document
+from ddpsim.strategies.instructions import Communicate, Compute
 from ddpsim.units import format_duration
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
@@ -482,12 +483,11 @@ def test_where_host_and_device_tie_the_interval_moves_both() -> None:
 
 def test_a_slower_host_takes_longer_for_all_that_it_does() -> None:
     """Hooks and the launch of collectives too; the device's work stays as it is."""
-    program = resolve(load("resnet50-8xa100", "ddp.comm_hook=fp16_compress")).program
-    slower = program.on_host(3)
-    for rebuilt in (False, True):
-        for usual, longer in zip(
-            iteration(program, rebuilt=rebuilt), iteration(slower, rebuilt=rebuilt), strict=True
-        ):
+    job = resolve(load("resnet50-8xa100", "ddp.comm_hook=fp16_compress"))
+    program = job.program
+    slower = compile_program(job.scenario, job.model, host_factor=3)
+    for number in range(program.warmup):
+        for usual, longer in zip(program.step(number), slower.step(number), strict=True):
             if isinstance(usual, Compute | Communicate):
                 assert longer == usual._replace(host_ns=3 * usual.host_ns)
             else:

@@ -43,14 +43,14 @@ from calibrate.ddp_rounds import load_runs
 from calibrate.fit.estimates import SIGNIFICANT
 from calibrate.validate import model_profile, validate
 from calibrate.validation import Case, Figures, Sweep, Validation, figures_of, headlines
-from ddpsim.api import simulate
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.engine.noise import draw_slowdowns
-from ddpsim.engine.plan import Request
-from ddpsim.engine.program import compile_program
+from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
-from ddpsim.job import Job, Parts, resolve
-from ddpsim.one_rank import on_one_rank
+from ddpsim.prediction.api import simulate
+from ddpsim.prediction.ddp_overhead import on_one_rank
+from ddpsim.prediction.job import Job, Parts, resolve
+from ddpsim.prediction.program import compile_program
 from ddpsim.result.summary import mean_step_s
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse

@@ -17,12 +17,12 @@ from statistics import median
 from typing import Any
 
 from calibrate.fit.profile import fit_logs
-from ddpsim.api import load_scenario, simulate
 from ddpsim.cluster.corrected import CorrectedCost, Correction
 from ddpsim.cluster.fitted import FittedCost
 from ddpsim.cluster.transfers import duration_ns
-from ddpsim.collective import collective_table, load_cluster
 from ddpsim.importers.all_reduce import AllReduceLog
+from ddpsim.prediction.api import load_scenario, simulate
+from ddpsim.prediction.collective_times import collective_table, load_cluster
 from ddpsim.units import NS_PER_S
 
 MIB = 2**20

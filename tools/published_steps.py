@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from ddpsim.api import load_scenario
+from ddpsim.prediction.api import load_scenario
 from ddpsim.scenario.catalog import model_table
 from ddpsim.scenario.schema import Device, Workload
 from ddpsim.workload.model import total_s

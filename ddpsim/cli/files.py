@@ -60,7 +60,7 @@ def check(file: File, settings: Settings = None) -> None:
     \b
     ddpsim check scenario.yaml
     """
-    from ddpsim.api import load_scenario
+    from ddpsim.prediction.api import load_scenario
     from ddpsim.report.text import ranks
 
     cluster = load_scenario(file, settings or ()).cluster
@@ -123,7 +123,7 @@ def explain(
 
 def _explain_cluster(source: str, settings: Sequence[str]) -> None:
     from ddpsim.cluster.describe import describe_cluster
-    from ddpsim.collective import load_cluster
+    from ddpsim.prediction.collective_times import load_cluster
 
     is_file = Path(source).exists() or source.endswith((".yaml", ".yml"))
     named = {"cluster": {"machine": source}}

@@ -31,8 +31,8 @@ def compare(
     ddpsim compare scenario.yaml --each-flag
     ddpsim compare a.yaml b.yaml c.yaml
     """
-    from ddpsim.api import checked
     from ddpsim.planning.compare import compare, each_flag, option
+    from ddpsim.prediction.api import checked
     from ddpsim.report.changes import render_comparison
     from ddpsim.scenario.document import load
 
@@ -61,8 +61,8 @@ def explain_step(
     \b
     ddpsim explain-step scenario.yaml
     """
-    from ddpsim.api import checked
     from ddpsim.planning.explain import explain_step
+    from ddpsim.prediction.api import checked
     from ddpsim.report.changes import render_explanation
     from ddpsim.scenario.document import load
 
@@ -99,8 +99,8 @@ def tune(
     ddpsim tune scenario.yaml
     ddpsim tune scenario.yaml --global-batch 1024 --memory "70 GB" --rounding
     """
-    from ddpsim.api import checked
     from ddpsim.planning.tune import Limits, tune
+    from ddpsim.prediction.api import checked
     from ddpsim.report.tuning import render_tuning
     from ddpsim.scenario.document import load
     from ddpsim.units import parse_bytes
@@ -145,10 +145,10 @@ def plan(
     ddpsim plan scenario.yaml --target "90 epochs of 1.28M samples in 24 h" --price "2.50 USD"
     ddpsim plan gpt2.yaml --target "300B tokens" --price "2 EUR" --budget "5000 EUR"
     """
-    from ddpsim.api import load_scenario
     from ddpsim.errors import InputError, Problem, ScenarioError
     from ddpsim.planning.capacity import plan_capacity
     from ddpsim.planning.target import parse_budget, parse_price, parse_target
+    from ddpsim.prediction.api import load_scenario
     from ddpsim.report.capacity import render_plan
 
     work = parsed(parse_target, target, "--target")

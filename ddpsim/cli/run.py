@@ -35,7 +35,7 @@ def run(
     ddpsim run scenario.yaml
     ddpsim run scenario.yaml --set cluster.nodes=4 --json
     """
-    from ddpsim.api import judge, load_scenario, simulate
+    from ddpsim.prediction.api import judge, load_scenario, simulate
     from ddpsim.report.text import render
     from ddpsim.units import parse_duration
 

@@ -40,10 +40,10 @@ def trace(
     ddpsim trace scenario.yaml -o trace
     ddpsim trace scenario.yaml -o trace --ranks 0,8 --steps all --gzip
     """
-    from ddpsim.api import load_scenario
     from ddpsim.errors import InputError
     from ddpsim.planning.trace import trace as traced_part
     from ddpsim.planning.trace import write_traces
+    from ddpsim.prediction.api import load_scenario
     from ddpsim.report.trace_text import notes, summary
 
     scenario = load_scenario(file, settings or ())
@@ -120,8 +120,13 @@ def collective(
     ddpsim collective --machine dgx-a100 --set cluster.nodes=2 --sizes 1M..1G
     ddpsim collective --cluster scenario.yaml --against nccl-tests.log
     """
-    from ddpsim.collective import collective_table, load_cluster, parse_sizes, tuner_of
     from ddpsim.errors import InputError
+    from ddpsim.prediction.collective_times import (
+        collective_table,
+        load_cluster,
+        parse_sizes,
+        tuner_of,
+    )
     from ddpsim.report.collective import render_table
 
     if op not in ("all_reduce", "broadcast"):

@@ -1,6 +1,6 @@
 """When the ranks of a ring end a collective, without following its messages.
 
-The plain model (`ddpsim.engine.steps`) sends 2(N-1) chunks to each of N ranks, by the rule
+The plain model (`ddpsim.engine.reference.messages`) sends 2(N-1) chunks to each of N ranks:
 t_r(s+1) = max(t_r(s), t_(r-1)(s)) + c_r: a rank's next chunk is under way once it has its last one
 and its left neighbour has that many too, and takes c_r. Written in full, t_r(S) is the length of
 the longest way of S steps that ends at r, where a step either stays on a rank or moves one to the

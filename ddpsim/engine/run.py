@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Literal
 from ddpsim.cluster.collectives import CollectiveCost
 from ddpsim.cluster.network import NO_TRAFFIC
 from ddpsim.cluster.transfers import duration_ns
-from ddpsim.engine.host import Host
-from ddpsim.engine.lane import Lane, Met, closed_form
-from ddpsim.engine.loop import Communicate
-from ddpsim.engine.plan import Request
+from ddpsim.engine.fast.host import Host
+from ddpsim.engine.fast.scalar import Lane, Met, closed_form
 from ddpsim.engine.program import Loader
+from ddpsim.engine.request import Request
 from ddpsim.result.timeline import Timeline
+from ddpsim.strategies.instructions import Communicate
 
 if TYPE_CHECKING:
-    from ddpsim.engine.steps import MessageObserver
+    from ddpsim.engine.reference.messages import MessageObserver
 
 __all__ = ["EngineMode", "Settled", "Simulated", "run", "run_settled", "settled"]
 
@@ -56,10 +56,10 @@ def run(
 
     `mode` "reference" is the plain model, an event for every message of every rank; "auto" takes
     shortcuts that give the same ticks: some ranks stand for all, and none need events
-    (`ddpsim.engine.plan`, `ddpsim.engine.lanes`). `observed`: the ranks whose lanes are wanted;
-    None: the slowest one's, and those that come by themselves. `every_rank`: so many ranks that all
-    are known (`Plan.period`). `observe_message` hears of every message of the plain model. Raises
-    SimulationError if a rank never ends.
+    (`ddpsim.engine.request`, `ddpsim.engine.fast`). `observed`: the ranks whose lanes are wanted;
+    None: the slowest one's, and those that come by themselves. `every_rank`: so many ranks that
+    all are known (`Plan.period`). `observe_message` hears of every message of the plain model.
+    Raises SimulationError if a rank never ends.
     """
     asked = settled(request, mode)
     return run_settled(asked, mode, observed, observe_message, every_rank=every_rank)
@@ -88,7 +88,7 @@ def run_settled(
             repeats = request.program.iterations - 1
             simulated = replace(request, program=replace(request.program, iterations=1))
     if found is None:
-        from ddpsim.engine.plain import simulate  # noqa: PLC0415 -- SimPy is slow to import
+        from ddpsim.engine.reference.simulation import simulate  # noqa: PLC0415 -- SimPy is slow to import
 
         timeline, paths = simulate(simulated, participants, observe_message)
         found = replace(timeline, repeats=repeats), paths
@@ -149,7 +149,7 @@ def _without_events(
     host = Host(request.program, 0 if request.varies else _MOST_MORE)
     if participants == 1 and request.is_calm:
         return _alone(host, request.cost)
-    from ddpsim.engine.lanes import Lanes, Trial  # noqa: PLC0415 -- numpy is slow to import
+    from ddpsim.engine.fast.vectorised import Lanes, Trial  # noqa: PLC0415 -- numpy is slow to import
 
     trial = Trial(host, request.cost, request.slowdowns, request.stalls)
     lanes = Lanes([trial], participants)

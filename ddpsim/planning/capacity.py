@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from ddpsim.api import simulate
 from ddpsim.errors import InputError, Problem, ScenarioError, shown
-from ddpsim.job import resolve
 from ddpsim.planning.many import simulate_many
 from ddpsim.planning.next_doubling import next_doubling
 from ddpsim.planning.target import parse_budget, parse_price, parse_target
+from ddpsim.prediction.api import simulate
+from ddpsim.prediction.job import resolve
 from ddpsim.result.capacity import (
     KNEE_EFFICIENCY,
     Capacity,

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
 
-from ddpsim.api import simulate, uncertainties
-from ddpsim.engine.many import run_many
+from ddpsim.engine.batch import run_many
 from ddpsim.errors import DdpsimError, ScenarioError
-from ddpsim.interval import GLOO_SLOWDOWN, edges
-from ddpsim.job import Job, Parts, resolve
-from ddpsim.measured import as_stated, check_measured
 from ddpsim.planning.many import brief_of
+from ddpsim.prediction.api import simulate, uncertainties
+from ddpsim.prediction.interval import GLOO_SLOWDOWN, edges
+from ddpsim.prediction.job import Job, Parts, resolve
+from ddpsim.prediction.measured_step import as_stated, check_measured
+from ddpsim.prediction.what_if import two_byte_hooks
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.changes import Change, Comparison
 from ddpsim.result.model import Brief
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
-from ddpsim.what_if import two_byte_hooks
 
 __all__ = ["Option", "compare", "each_flag", "option"]
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 
-from ddpsim.api import simulate
 from ddpsim.cluster.links import rate_of
 from ddpsim.cluster.widened import quickened, widened
-from ddpsim.job import Job, resolve
 from ddpsim.planning.compare import Option, compare, each_flag, option
+from ddpsim.prediction.api import simulate
+from ddpsim.prediction.job import Job, resolve
 from ddpsim.result.changes import Change, Explanation, Phase, Sensitivity
 from ddpsim.result.model import CriticalPart, Result
 from ddpsim.scenario.cluster import InterNode, IntraNode, LinkKind

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddpsim.engine.many import run_many
+from ddpsim.engine.batch import run_many
 from ddpsim.errors import DdpsimError, ScenarioError
-from ddpsim.job import Job, Parts, resolve
+from ddpsim.prediction.job import Job, Parts, resolve
 from ddpsim.result.model import Brief
 from ddpsim.scenario.schema import Scenario
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from math import ceil, floor, log10, sqrt
 from typing import Literal
 
-from ddpsim.api import simulate
-from ddpsim.job import resolve
 from ddpsim.planning.many import simulate_many
+from ddpsim.prediction.api import simulate
+from ddpsim.prediction.job import resolve
 from ddpsim.result.capacity import KNEE_EFFICIENCY, NextDoubling
 from ddpsim.scenario.cluster import LinkKind
 from ddpsim.scenario.schema import Cluster, InterNode, IntraNode, Scenario

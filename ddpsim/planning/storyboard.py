@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddpsim.api import checked, observe, simulate
 from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import DdpsimError
-from ddpsim.job import resolve
 from ddpsim.planning.explain import sensitivities
+from ddpsim.prediction.api import checked, observe, simulate
+from ddpsim.prediction.job import resolve
 from ddpsim.result.model import Result
 from ddpsim.result.storyboard import CapChoice, LeftOut, Storyboard, drawn_step
 from ddpsim.result.timeline import CommSpan
@@ -86,7 +86,8 @@ def _written(cap: BucketCaps) -> str:
 
 def _choice(scenario: Scenario, result: Result | None = None) -> CapChoice:
     job = resolve(scenario)
-    buckets = (*job.program.initial_buckets, *job.program.rebuilt_buckets)
+    strategy = job.program.strategy
+    buckets = (bucket for kind in range(strategy.kinds) for bucket in strategy.buckets(kind))
     wire_bytes = {bucket.size_bytes: bucket.wire_bytes for bucket in buckets}
 
     def ring_of(span: CommSpan) -> tuple[int, int] | None:

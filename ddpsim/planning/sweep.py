@@ -22,12 +22,12 @@ from time import monotonic
 from typing import Any
 
 from ddpsim.errors import Problem, ScenarioError, shown
-from ddpsim.job import resolve
-from ddpsim.measured import as_stated, check_measured
 from ddpsim.planning.executors import HERE, ExecutorError, Workers
 from ddpsim.planning.grid import Axis, Grid
 from ddpsim.planning.journal import Journal, Outcome
 from ddpsim.planning.many import attempt_many
+from ddpsim.prediction.job import resolve
+from ddpsim.prediction.measured_step import as_stated, check_measured
 from ddpsim.result.model import Brief
 from ddpsim.result.sweep import GOALS, Point, Setting, Sweep
 from ddpsim.scenario.document import Document, load

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
-from ddpsim.api import observe
 from ddpsim.errors import InputError
 from ddpsim.files import write_atomically
+from ddpsim.prediction.api import observe
 from ddpsim.report.trace import Traced
 from ddpsim.report.trace_text import Written
 from ddpsim.scenario.schema import Scenario

@@ -12,9 +12,10 @@ from itertools import product
 from typing import Any
 
 from ddpsim.errors import DdpsimError, Problem, ScenarioError
-from ddpsim.job import resolve
 from ddpsim.planning.compare import compare, option
 from ddpsim.planning.many import attempt_many
+from ddpsim.prediction.job import resolve
+from ddpsim.prediction.what_if import two_byte_hooks
 from ddpsim.result.changes import Change
 from ddpsim.result.model import Brief
 from ddpsim.result.sweep import FLAT
@@ -23,7 +24,6 @@ from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes
-from ddpsim.what_if import two_byte_hooks
 
 __all__ = ["Limits", "TuneError", "tune"]
 

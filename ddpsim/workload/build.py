@@ -18,7 +18,7 @@ __all__ = ["build_model"]
 def build_model(scenario: Scenario) -> Model:
     """The model of a scenario, with its times, of any buckets; raises InputError.
 
-    A compiled one's gradients are as if it were not (`ddpsim.workload.compiled`).
+    A compiled one's gradients are as if it were not (`ddpsim.strategies.ddp.compiled_graphs`).
     """
     model = _anchored(_source_model(scenario), scenario.workload.step_time)
     if model.unused and not scenario.may_leave_unused:

@@ -11,13 +11,13 @@ from typing import Any
 
 from simpy import Environment, Event, Store
 
-from ddpsim.engine.comm_lane import Collective, CommLane
-from ddpsim.engine.loop import Await, Communicate, Compute, Instruction, LoadBatch, Mark, iteration
-from ddpsim.engine.network import Network
 from ddpsim.engine.noise import BURST_BYTES
 from ddpsim.engine.program import Program
-from ddpsim.engine.stream import Stream
+from ddpsim.engine.reference.comm_lane import Collective, CommLane
+from ddpsim.engine.reference.network import Network
+from ddpsim.engine.reference.stream import Stream
 from ddpsim.result.timeline import RankTimeline, Span
+from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, LoadBatch, Mark
 
 __all__ = ["Rank"]
 
@@ -81,7 +81,7 @@ class Rank:
         program = self.program
         for number in range(program.warmup + program.iterations):
             self._begin(number)
-            for instruction in iteration(program, rebuilt=program.is_rebuilt(number)):
+            for instruction in program.step(number):
                 yield from self._carry_out(instruction)
         if self._network.loads_batches:
             yield from self._load_batch()  # the last step too shares the network with a batch

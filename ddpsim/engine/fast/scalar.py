@@ -3,7 +3,7 @@
 With NCCL one collective is in flight at a time, and all that a rank does before it joins the next
 one follows from what is known then: the host's clock, the compute stream so far, the end of the
 collective before. So the instructions can be carried out in the order of their launch. This gives
-the ticks that SimPy's events give (`ddpsim.engine.rank`, the plain model).
+the ticks that SimPy's events give (`ddpsim.engine.reference.rank`, the plain model).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from fractions import Fraction
 from typing import NamedTuple, Protocol
 
 from ddpsim.cluster.transfers import RingTransfer, Transfer, WholeTransfer
-from ddpsim.engine.host import Host
-from ddpsim.engine.loop import Await, Communicate, Compute, LoadBatch
+from ddpsim.engine.fast.host import Host
 from ddpsim.result.timeline import Kind, RankTimeline, Span
+from ddpsim.strategies.instructions import Await, Communicate, Compute, LoadBatch
 
 __all__ = ["Lane", "Met", "Slow", "closed_form", "work_end_ns"]
 

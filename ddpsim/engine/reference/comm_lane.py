@@ -9,10 +9,10 @@ from typing import Any
 from simpy import Environment, Event, Store
 
 from ddpsim.cluster.transfers import MOST_SLOWED, Slowing
-from ddpsim.engine.loop import Communicate
-from ddpsim.engine.network import Meeting, Network
-from ddpsim.engine.stream import Stream
+from ddpsim.engine.reference.network import Meeting, Network
+from ddpsim.engine.reference.stream import Stream
 from ddpsim.result.timeline import CommSpan
+from ddpsim.strategies.instructions import Communicate
 
 __all__ = ["Collective", "CommLane", "CommObserver"]
 

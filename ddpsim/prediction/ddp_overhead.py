@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cache
 
 from ddpsim.cluster.collectives import SingleRankCost
-from ddpsim.engine.plan import Request
 from ddpsim.engine.program import Program
+from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
 from ddpsim.errors import InputError
 from ddpsim.result.summary import mean_step_s
@@ -38,9 +38,12 @@ def as_measured(ddp: Ddp) -> Ddp:
     return ddp.model_copy(update=changes)
 
 
-def times_as_priced(program: Program, measured_s: float, key: str) -> float:
-    """How many times as long as in `program` DDP's own work took in a measured step.
+def times_as_priced(
+    program_with: Callable[[float], Program], bare: Program, measured_s: float, key: str
+) -> float:
+    """How many times as long as priced DDP's own work took in a measured step.
 
+    `program_with(f)`: the loop where that takes f times as long; `bare`: the loop without DDP.
     0 where launching the collectives takes that long already. Raises InputError, at the
     scenario's `key`, for a step that is no longer than without DDP, or that 1024 times as much work
     does not make.
@@ -48,7 +51,7 @@ def times_as_priced(program: Program, measured_s: float, key: str) -> float:
 
     @cache
     def step_s(times: float) -> float:
-        return mean_step_s(on_one_rank(program.with_ddp_work(times).steady()))
+        return mean_step_s(on_one_rank(program_with(times).steady()))
 
     low, high = 0.0, 1.0
     while step_s(high) < measured_s:
@@ -59,7 +62,7 @@ def times_as_priced(program: Program, measured_s: float, key: str) -> float:
                 f"{measured_s:g} s cannot be DDP's own work, which would take over {_MOST:g} times "
                 "as long as it is priced; is it the step of one device alone?",
             )
-    if measured_s <= mean_step_s(on_one_rank(replace(program, ddp=False))):
+    if measured_s <= mean_step_s(on_one_rank(bare)):
         raise InputError(key, f"{measured_s:g} s {NO_LONGER_WITH_DDP}")
     if step_s(low) > measured_s:
         return 0.0

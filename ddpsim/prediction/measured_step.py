@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ddpsim.errors import DdpsimError, Problem, ScenarioError
-from ddpsim.job import resolve
+from ddpsim.prediction.job import resolve
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import MEASURED, Scenario

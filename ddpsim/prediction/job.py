@@ -12,7 +12,6 @@ from ddpsim.cluster.build import build_network, judged
 from ddpsim.cluster.interfering import InterferingCost
 from ddpsim.cluster.network import NO_TRAFFIC, Network
 from ddpsim.cluster.transfers import duration_ns
-from ddpsim.engine.loop import Compute, iteration
 from ddpsim.engine.noise import (
     KeptDeviations,
     draw_kept_deviations,
@@ -20,11 +19,12 @@ from ddpsim.engine.noise import (
     draw_stalls,
     steps_vary,
 )
-from ddpsim.engine.plan import Request
-from ddpsim.engine.program import Program, compile_program
+from ddpsim.engine.program import Program
+from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
 from ddpsim.errors import InputError, Problem, ScenarioError, blamed_on, shown
-from ddpsim.one_rank import as_measured, on_one_rank, times_as_priced
+from ddpsim.prediction.ddp_overhead import as_measured, on_one_rank, times_as_priced
+from ddpsim.prediction.program import compile_program
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
@@ -32,9 +32,10 @@ from ddpsim.result.summary import mean_step_s
 from ddpsim.result.timeline import Timeline
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.schema import Device, Jitter, Scenario
+from ddpsim.strategies.ddp.compiled_graphs import compiled_model
+from ddpsim.strategies.instructions import Compute
 from ddpsim.units import NS_PER_S, format_bytes, format_duration
 from ddpsim.workload.build import build_model
-from ddpsim.workload.compiled import compiled_model
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
 from ddpsim.workload.other_devices import compute_times, times_provenance
@@ -97,12 +98,8 @@ class Job:
         own; `overheads`: those of DDP that were measured.
         """
         program = self.program
-        if (compute, overheads) != (1, 1):
-            model = self.model.stretched(compute)
-            costs = self.overheads and self.overheads.stretched(overheads)
-            program = compile_program(self.scenario, model, costs, ddp_times=self.ddp_times)
-        if host != 1:
-            program = program.on_host(host)
+        if (compute, host, overheads) != (1, 1, 1):
+            program = self._stretched_program(compute, host, overheads)
         cost = self.network.cost.stretched(network)
         if isinstance(cost, InterferingCost):
             cost = replace(
@@ -119,6 +116,13 @@ class Job:
         cluster, even = self.scenario.cluster, self.scenario.run.model_copy(update={"jitter": None})
         slowdowns = draw_slowdowns(cluster, even, steps, (), self.node_times, warmup)
         return Request(calm, cost, cluster.world_size, slowdowns, traffic=traffic)
+
+    def _stretched_program(self, compute: float, host: float, overheads: float) -> Program:
+        model = self.model if compute == 1 else self.model.stretched(compute)
+        costs = self.overheads and self.overheads.stretched(overheads)
+        return compile_program(
+            self.scenario, model, costs, ddp_factor=self.ddp_times, host_factor=host
+        )
 
     def request(self) -> Request:
         """What to simulate."""
@@ -142,7 +146,7 @@ class Job:
         uneven = isinstance(cost, InterferingCost) and any(point.spread for point in cost.kept)
         if not uneven or not steps_vary(self.scenario.run, self.observed_s):
             return None
-        sent_bytes = sum(bucket.wire_bytes for bucket in self.program.rebuilt_buckets)
+        sent_bytes = sum(bucket.wire_bytes for bucket in self.program.steady_buckets)
         return draw_kept_deviations(self.scenario.run.seed, ranks, iterations, sent_bytes, warmup)
 
     @property
@@ -183,7 +187,7 @@ class Job:
     @property
     def host_share(self) -> float:
         """The host's time for a steady step, of the device's work in it."""
-        steps = [i for i in iteration(self.program, rebuilt=True) if isinstance(i, Compute)]
+        steps = [i for i in self.program.steady_step if isinstance(i, Compute)]
         device_ns = sum(step.device_ns for step in steps)
         return sum(step.host_ns for step in steps) / device_ns if device_ns else inf
 
@@ -192,26 +196,19 @@ class Job:
         bare = self._bare()
         compute_s = mean_step_s(bare)
         backward_ns = steps_of(bare.slowest)[-1].backward_ns()
-        buckets = self.program.rebuilt_buckets
+        buckets = self.program.steady_buckets
         transfers = [self.network.cost.transfer("all_reduce", b.wire_bytes) for b in buckets]
         comm_s = sum(duration_ns(transfer) for transfer in transfers) / NS_PER_S
         uncovered_s = max(0.0, comm_s - backward_ns / NS_PER_S)
         return Baselines(compute_s, compute_s + comm_s, compute_s + uncovered_s)
 
     def memory(self) -> Memory:
-        """Bytes on one device; under gradient_as_bucket_view gradients live in the buckets.
-
-        Not those that micro-batches add up: they move there with the last one, beside whose
-        activations there are both. A parameter without a gradient has a place in a bucket alone.
-        """
-        ddp, used = self.scenario.ddp, self.model.used
+        """Bytes on one device."""
         activations = self.model.activation_bytes
-        in_buckets = ddp.gradient_as_bucket_view and ddp.accumulation_steps == 1
+        state_bytes = optimizer_state_bytes(self.scenario.workload.optimizer, self.model.used)
+        resident = self.program.strategy.resident_bytes(self.model, state_bytes)
         return Memory(
-            parameters=self.model.gradient_bytes,
-            gradients=0 if in_buckets else sum(parameter.size_bytes for parameter in used),
-            buckets=self.model.gradient_bytes,
-            optimizer=optimizer_state_bytes(self.scenario.workload.optimizer, used),
+            **resident._asdict(),
             buffers=sum(buffer.size_bytes for buffer in self.model.buffers),
             activations=None if activations is None else round(activations),
             device=round(min(device.memory_bytes for device in self._devices())),
@@ -369,7 +366,7 @@ class Parts:
         return self.get(
             "program",
             asked,
-            lambda: compile_program(scenario, model, overheads, ddp_times=ddp_times),
+            lambda: compile_program(scenario, model, overheads, ddp_factor=ddp_times),
         )
 
     def ddp_times(self, scenario: Scenario, model: Model, overheads: Overheads | None) -> float:
@@ -386,7 +383,10 @@ class Parts:
             "DDP's own work",
             asked,
             lambda: times_as_priced(
-                compile_program(plain, model, overheads), measured_s, _key(scenario)
+                lambda factor: compile_program(plain, model, overheads, ddp_factor=factor),
+                compile_program(plain, model, overheads, ddp=False),
+                measured_s,
+                _key(scenario),
             ),
         )
 
@@ -463,8 +463,11 @@ def resolve(
         program, knows_warmup = steady, False  # the first iteration's one bucket is outside a log
     if problems:
         raise ScenarioError(problems)
-    broadcast_bytes = [buffers.size_bytes for buffers in steady.buffers]
-    network = judged(_felt(network, model), steady.all_reduce_bytes, broadcast_bytes)
+    network = judged(
+        _felt(network, model),
+        frozenset(steady.sent_bytes("all_reduce")),
+        steady.sent_bytes("broadcast"),
+    )
     ranks_measured = profile is not None and profile.jitter is not None
     return Job(
         *(scenario, model, network, program, overheads, knows_warmup, ddp_times, node_times),

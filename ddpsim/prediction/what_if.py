@@ -14,7 +14,7 @@ from ddpsim.cluster.nccl_cost import NcclCost
 from ddpsim.cluster.tuner import estimates
 from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import ScenarioError
-from ddpsim.job import Job, Parts, resolve
+from ddpsim.prediction.job import Job, Parts, resolve
 from ddpsim.result.model import NextStep, Result, Straggler, Stretch
 from ddpsim.scenario.schema import Cluster, Scenario, Stragglers, Workload
 from ddpsim.units import format_duration

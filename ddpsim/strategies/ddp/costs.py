@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpsim.scenario.schema import Ddp, Device
+from ddpsim.strategies.ddp.buckets import assign_by_size
 from ddpsim.units import MIB
-from ddpsim.workload.buckets import assign_by_size
 from ddpsim.workload.model import ITEM_BYTES, Buffer, Parameter, Work
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from ddpsim.cluster.transfers import (
     WholeTransfer,
     duration_ns,
 )
-from ddpsim.engine.progress import FULL, SharedLink
-from ddpsim.engine.steps import MessageObserver, RingSteps, ScheduleSteps
+from ddpsim.engine.reference.messages import MessageObserver, RingSteps, ScheduleSteps
+from ddpsim.engine.reference.shared_link import FULL, SharedLink
 
 __all__ = ["Meeting", "Network"]
 

@@ -54,8 +54,8 @@ class Request:
 
         Ranks are folded unless noise is drawn for each. No events are needed where hosts run
         ahead, collectives come one at a time, and nothing slows these; slowdowns of compute must
-        be in thousandths for it (`ddpsim.engine.slow`). A host that computes itself begins a step
-        when all is idle: without noise, traffic or a loader that is all it begins with.
+        be in thousandths for it (`ddpsim.engine.fast.slow_periods`). A host that computes itself
+        begins a step when all is idle, where there is no noise, traffic or loader.
         """
         program, transfers = self.program, self.program.transfers(self.cost)
         slowed = any(transfer.interference.slows_transfer for transfer in transfers)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddpsim.cluster.longest_ways import Ticks
-from ddpsim.engine.lane import Slow, work_end_ns
+from ddpsim.engine.fast.scalar import Slow, work_end_ns
 
 __all__ = ["PER_MILLE", "SlowPeriods"]
 

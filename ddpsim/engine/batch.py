@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
-from ddpsim.engine.host import Host
-from ddpsim.engine.lanes import Lanes, Trial
-from ddpsim.engine.loop import Compute
-from ddpsim.engine.plan import Request
+from ddpsim.engine.fast.host import Host
+from ddpsim.engine.fast.vectorised import Lanes, Trial
+from ddpsim.engine.request import Request
 from ddpsim.engine.run import Settled, run_settled, settled
 from ddpsim.result.summary import SteadyStep
+from ddpsim.strategies.instructions import Compute
 
 __all__ = ["run_many"]
 
@@ -73,6 +73,7 @@ def _groups(jobs: Sequence[Settled]) -> Iterator[tuple[int, list[tuple[int, Tria
 def _structure(host: Host) -> Hashable:
     """What trials of one simulation must have in common: the loop without its numbers."""
     program = host.program
+    kinds = tuple(program.kind(number) for number in range(host.steps))
     loops = tuple(
         tuple(
             type(i) if isinstance(i, Compute) else (type(i), getattr(i, "number", None))
@@ -80,7 +81,7 @@ def _structure(host: Host) -> Hashable:
         )
         for script in host.scripts
     )
-    return program.warmup, program.iterations, program.rebuilt_at, loops
+    return program.warmup, program.iterations, kinds, loops
 
 
 def _together(ranks: int, group: Sequence[tuple[int, Trial]]) -> dict[int, SteadyStep]:

@@ -20,13 +20,13 @@ import numpy.typing as npt
 from ddpsim.cluster.collectives import CollectiveCost
 from ddpsim.cluster.longest_ways import Ticks, ring_ends_ns
 from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer, duration_ns
-from ddpsim.engine.host import Host, Script
-from ddpsim.engine.lane import Lane, Met, closed_form
-from ddpsim.engine.loop import Await, Communicate, Compute, Instruction, LoadBatch, Mark
+from ddpsim.engine.fast.host import Host, Script
+from ddpsim.engine.fast.scalar import Lane, Met, closed_form
+from ddpsim.engine.fast.slow_periods import PER_MILLE, SlowPeriods
 from ddpsim.engine.noise import vary
-from ddpsim.engine.slow import PER_MILLE, SlowPeriods
 from ddpsim.result.summary import SteadyStep
 from ddpsim.result.timeline import RankTimeline, Timeline
+from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, LoadBatch, Mark
 
 __all__ = ["Lanes", "Trial", "collective_ends_ns"]
 
@@ -188,7 +188,7 @@ class Lanes:
         if stalls_ns is not None:
             self._launch(self._asked(number))
             self._come_to(self._compute + stalls_ns)
-        for step in self._steps[self._program.is_rebuilt(number)]:
+        for step in self._steps[self._program.kind(number)]:
             if isinstance(step, _Work):
                 self._compute_works(step, factors, come_ns)
                 continue
@@ -296,13 +296,13 @@ class Lanes:
         return any(vary(trial.slowdowns, trial.stalls_ns) for trial in self._trials)
 
     @cached_property
-    def _steps(self) -> tuple[list[_Step | _Work], list[_Step | _Work]]:
-        """With the first buckets, and with the rebuilt ones."""
+    def _steps(self) -> tuple[list[_Step | _Work], ...]:
+        """Those of each kind of step."""
         hosts = _distinct([trial.host for trial in self._trials])
         fit = _FIT // self._compute.size
         most = fit if fit >= _FEW_WORKS else None
-        first, rebuilt = (_steps([host.scripts[i] for host in hosts], most) for i in (0, 1))
-        return first, rebuilt
+        of_kinds = zip(*(host.scripts for host in hosts), strict=True)
+        return tuple(_steps(scripts, most) for scripts in of_kinds)
 
     def _batches(self, number: int) -> Iterator[Ticks | float]:
         """When each batch comes."""

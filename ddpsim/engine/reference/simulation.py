@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from simpy import Environment
 
-from ddpsim.engine.network import Network
-from ddpsim.engine.plan import Request
-from ddpsim.engine.rank import Rank
-from ddpsim.engine.steps import MessageObserver
+from ddpsim.engine.reference.messages import MessageObserver
+from ddpsim.engine.reference.network import Network
+from ddpsim.engine.reference.rank import Rank
+from ddpsim.engine.request import Request
 from ddpsim.errors import SimulationError
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.timeline import RankTimeline, Timeline

@@ -7,11 +7,12 @@ told before anything is computed. (A CPU's host computes itself; `Rank` alone ca
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddpsim.engine.loop import Communicate, Compute, Instruction, LoadBatch, iteration
 from ddpsim.engine.program import Loader, Program
+from ddpsim.strategies.instructions import Communicate, Compute, Instruction, LoadBatch
 
 __all__ = ["Host", "Script"]
 
@@ -27,12 +28,12 @@ class Script:
     between_ns: tuple[int, ...]
 
     @classmethod
-    def of(cls, program: Program, *, rebuilt: bool) -> Script:
-        """An iteration of a program; its first instruction loads a batch."""
+    def of(cls, step: Iterable[Instruction]) -> Script:
+        """A step's instructions, the first of which loads a batch."""
         timed: list[tuple[int, Instruction]] = []
         between_ns: list[int] = []
         now_ns = 0
-        for instruction in iteration(program, rebuilt=rebuilt):
+        for instruction in step:
             if isinstance(instruction, LoadBatch):
                 if timed:
                     between_ns.append(now_ns)
@@ -60,16 +61,13 @@ class Host:
         return self.program.warmup + self.more + self.program.iterations
 
     @cached_property
-    def scripts(self) -> tuple[Script, Script]:
-        """With the first buckets, and with the rebuilt ones."""
-        first = Script.of(self.program, rebuilt=False)
-        if self.program.rebuilt_buckets == self.program.initial_buckets:
-            return first, first
-        return first, Script.of(self.program, rebuilt=True)
+    def scripts(self) -> tuple[Script, ...]:
+        """One for each kind of step."""
+        return tuple(Script.of(step) for step in self.program.strategy.steps)
 
     def script(self, number: int) -> Script:
         """Of an iteration, counted from 0."""
-        return self.scripts[self.program.is_rebuilt(number)]
+        return self.scripts[self.program.kind(number)]
 
     @cached_property
     def batches_ns(self) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from ddpsim.cluster.widened import waits_for_latency
-from ddpsim.engine.plan import Request
+from ddpsim.engine.request import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.errors import shown
-from ddpsim.interval import (
+from ddpsim.prediction.interval import (
     COMPILED,
     COMPILED_HOST,
     COMPUTE,
@@ -25,8 +25,9 @@ from ddpsim.interval import (
     edges,
     prediction_interval,
 )
-from ddpsim.job import Job, resolve
-from ddpsim.measured import as_stated, check_measured
+from ddpsim.prediction.job import Job, resolve
+from ddpsim.prediction.measured_step import as_stated, check_measured
+from ddpsim.prediction.what_if import next_steps, stragglers, stretches
 from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.report.lines import counted
 from ddpsim.report.verdict import Verdict, is_normal, verdict
@@ -37,7 +38,6 @@ from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s, format_duration
-from ddpsim.what_if import next_steps, stragglers, stretches
 
 if TYPE_CHECKING:
     from ddpsim.cluster.transfers import Operation
@@ -190,7 +190,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         network=partial(_pace_of, job),
         broadcast="what GPU 0 sends" if is_alone else "the buffers' broadcast",
         knows_warmup=job.knows_warmup,
-        buckets_rebuilt_at=job.program.rebuilt_at,
+        buckets_rebuilt_at=job.program.strategy.steady_from,
         memory=job.memory(),
         baselines=job.baselines(),
         provenance=(*job.provenance(), *_launches(job)),

@@ -1,0 +1,7 @@
+"""The same ticks as the plain model's, without events.
+
+- `host`: when a GPU's host launches each instruction
+- `scalar`: one rank whose collectives are known
+- `vectorised`: many ranks and many jobs at once, in arrays
+- `slow_periods`: work that is slowed down at times, in arrays
+"""

@@ -1,0 +1,13 @@
+"""The order of one optimizer step, and what it takes beside the model's own work.
+
+A strategy yields the instructions of a step; the engines carry them out and know no strategy.
+
+- `instructions`: what a rank's host may do: compute, communicate, wait, mark
+- `strategy`: what every strategy is
+- `ticks`: seconds to integer nanoseconds, rounded once
+- `model_work`: the model's forward, backward and optimizer, in ticks
+- `ddp`: DistributedDataParallel: reducer, buckets, costs, graphs of torch.compile
+- `data_parallel`: torch.nn.DataParallel, one process for all GPUs of a machine
+- `single_device`: the model alone, with nobody to share gradients with
+- `select`: the strategy that a scenario asks for
+"""

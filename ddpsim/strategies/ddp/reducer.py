@@ -1,0 +1,150 @@
+"""DDP's reducer: buckets fill with gradients, are sent in order, and are waited for.
+
+Source of the order: torch's distributed.py (forward, _sync_buffers) and reducer.cpp
+(autograd_hook, mark_bucket_ready, finalize_backward).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ddpsim.cluster.transfers import Operation
+from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, compute
+from ddpsim.strategies.strategy import Bucket
+from ddpsim.strategies.ticks import Launch
+
+__all__ = ["Buffers", "Reducer", "ReducerWork"]
+
+_BROADCASTS_IN_FLIGHT = 2
+
+
+class Buffers(NamedTuple):
+    """One coalesced buffer broadcast."""
+
+    size_bytes: int
+    flatten: Launch
+    unflatten: Launch
+
+
+@dataclass(frozen=True)
+class ReducerWork:
+    """What DDP does in a backward beside its buckets.
+
+    `copy_in[i]`: gradient i comes into its bucket, after `hook_ns` of the host's time.
+    `unused`: parameters without a gradient. `used_map_bytes`: the map of those that have one, which
+    is reduced too; 0 where DDP does not ask. `in_order`: collectives end in the order of launch.
+    """
+
+    buffers: tuple[Buffers, ...]
+    ready_order: tuple[int, ...]
+    unused: tuple[int, ...]
+    hook_ns: int
+    copy_in: tuple[Launch, ...]
+    launch_collective_ns: int
+    used_map_bytes: int
+    in_order: bool
+
+
+class Reducer:
+    """The reducer in one step."""
+
+    def __init__(self, work: ReducerWork, buckets: tuple[Bucket, ...]) -> None:
+        self._work = work
+        self._buckets = buckets
+        self._bucket_of = {p: i for i, bucket in enumerate(buckets) for p in bucket.parameters}
+        self._pending = [len(bucket.parameters) for bucket in buckets]
+        self._launched: list[int] = []  # the collective of each bucket
+        self._used_map: int | None = None
+        self._collectives = 0
+
+    def broadcast_buffers(self) -> Iterator[Instruction]:
+        """Rank 0's buffers to all: flatten, broadcast, copy back, all before the forward.
+
+        Two broadcasts may be in flight (torch: c10d/comm.cpp, broadcast_coalesced).
+        """
+        in_flight = deque[tuple[int, Launch]]()
+        for buffers in self._work.buffers:
+            if len(in_flight) == _BROADCASTS_IN_FLIGHT:
+                yield from self._copy_back_buffers(*in_flight.popleft())
+            yield compute("buffers", buffers.flatten)
+            sent = self._communicate("broadcast", buffers.size_bytes)
+            yield sent
+            in_flight.append((sent.number, buffers.unflatten))
+        for number, unflatten in in_flight:
+            yield from self._copy_back_buffers(number, unflatten)
+
+    def _copy_back_buffers(self, number: int, unflatten: Launch) -> Iterator[Instruction]:
+        yield Await(number)
+        yield compute("buffers", unflatten)
+
+    def backward(self, backward: Sequence[Launch]) -> Iterator[Instruction]:
+        """Gradients become ready one after the other; at the end all buckets are waited for."""
+        *works, tail = backward
+        unused = self._work.unused
+        for parameter, launch in zip(self._work.ready_order, works, strict=True):
+            yield compute("backward", launch)
+            for ready in (*unused, parameter):  # the unused on the first hook (torch: reducer.cpp)
+                yield from self._mark_ready(ready)
+            unused = ()
+        yield compute("backward", tail)
+        yield from self._finalize()
+
+    def _communicate(self, operation: Operation, size_bytes: int, **bucket: int) -> Communicate:
+        number = self._collectives
+        self._collectives += 1
+        host_ns = self._work.launch_collective_ns
+        return Communicate(number, host_ns, operation, size_bytes, **bucket)
+
+    def _mark_ready(self, parameter: int) -> Iterator[Instruction]:
+        """The hook of one gradient: copy it into its bucket, launch buckets that are due."""
+        copy = self._work.copy_in[parameter]
+        yield Compute("bucket_copy", self._work.hook_ns + copy.host_ns, copy.device_ns)
+        self._pending[self._bucket_of[parameter]] -= 1
+        while (due := len(self._launched)) < len(self._buckets) and not self._pending[due]:
+            yield from self._launch_next()
+
+    def _launch_next(self) -> Iterator[Instruction]:
+        """All-reduce the next bucket in order, and after the last one the map of used ones."""
+        index = len(self._launched)
+        bucket = self._buckets[index]
+        yield compute("bucket_copy", bucket.before)
+        sent = self._communicate(
+            "all_reduce",
+            bucket.wire_bytes,
+            bucket=index,
+            bucket_bytes=bucket.size_bytes,
+            num_params=len(bucket.parameters),
+            after_ns=bucket.after_ns,
+        )
+        yield sent
+        self._launched.append(sent.number)
+        if len(self._launched) == len(self._buckets) and self._work.used_map_bytes:
+            used_map = self._communicate("all_reduce", self._work.used_map_bytes)
+            yield used_map
+            self._used_map = used_map.number
+
+    def _finalize(self) -> Iterator[Instruction]:
+        """Wait bucket by bucket and copy each back while the next is still under way.
+
+        The first one with an unused parameter waits for the map too (torch: reducer.cpp,
+        finalize_bucket_dense), which comes after all buckets.
+        """
+        unused = set(self._work.unused)
+        for i, (bucket, number) in enumerate(zip(self._buckets, self._launched, strict=True)):
+            yield Await(number)
+            if not unused.isdisjoint(bucket.parameters):
+                yield from self._await_used_map(i + 1)
+            yield compute("copy_back", bucket.copy_back)
+        yield from self._await_used_map(len(self._buckets))
+
+    def _await_used_map(self, bucket: int) -> Iterator[Instruction]:
+        """Unless that was done; where collectives end in order, so do the waits."""
+        if self._used_map is None:
+            return
+        if self._work.in_order:
+            yield from (Await(number) for number in self._launched[bucket:])
+        yield Await(self._used_map)
+        self._used_map = None

@@ -1,0 +1,161 @@
+"""One step under DistributedDataParallel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ddpsim.scenario.schema import Ddp
+from ddpsim.strategies.ddp.buckets import Assignment, plan_buckets
+from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.reducer import Buffers, Reducer, ReducerWork
+from ddpsim.strategies.instructions import Compute, Instruction, LoadBatch, Mark, compute_all
+from ddpsim.strategies.model_work import ModelWork
+from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
+from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.workload.model import Model, Work
+
+__all__ = ["DistributedDataParallel"]
+
+_INITIAL, _REBUILT = 0, 1
+
+
+@dataclass(frozen=True)
+class DistributedDataParallel(Strategy):
+    """Broadcast buffers, forward, reduce buckets under the backward, wait for them, optimize.
+
+    Its first steps have buckets by registration order, those from `rebuilt_at` on by ready order;
+    None: never rebuilt. `bucket_view`: gradients live in the buckets.
+    """
+
+    model: ModelWork
+    reducer: ReducerWork
+    forward_hook_ns: int
+    initial_buckets: tuple[Bucket, ...]
+    rebuilt_buckets: tuple[Bucket, ...]
+    rebuilt_at: int | None
+    bucket_view: bool = False
+
+    @classmethod
+    def of(
+        cls, model: Model, spec: Ddp, costs: DdpCosts, ticks: Ticks, own_factor: float = 1.0
+    ) -> DistributedDataParallel:
+        """A model's step under some options.
+
+        `own_factor`: DDP's hooks and copies take so many times as long as priced, but no
+        compression.
+        """
+        plan = plan_buckets(model.parameters, model.ready_order, spec)
+        own = _OwnWork(model, costs, ticks, own_factor)
+        return cls(
+            ModelWork.of(model, ticks, costs, spec.accumulation_steps),
+            own.reducer(spec),
+            own.host_ns(costs.forward_hook_s * len(model.parameters)),
+            own.buckets(plan.initial),
+            own.buckets(plan.rebuilt),
+            plan.rebuilt_at,
+            spec.gradient_as_bucket_view,
+        )
+
+    @cached_property
+    def kinds(self) -> int:
+        """See Strategy."""
+        return 1 if self.initial_buckets == self.rebuilt_buckets else 2
+
+    @property
+    def steady_from(self) -> int | None:
+        """See Strategy."""
+        return self.rebuilt_at
+
+    def kind(self, number: int) -> int:
+        """See Strategy."""
+        rebuilt = self.rebuilt_at is not None and number >= self.rebuilt_at
+        return _REBUILT if rebuilt and self.kinds > 1 else _INITIAL
+
+    def step(self, kind: int) -> Iterator[Instruction]:
+        """See Strategy."""
+        reducer = Reducer(self.reducer, self.buckets(kind))
+        for micro_batch in self.model.micro_batches:
+            yield LoadBatch()
+            if micro_batch.is_first:
+                yield from reducer.broadcast_buffers()
+            if micro_batch.is_last:  # under no_sync DDP prepares for no backward (distributed.py)
+                yield Compute("forward", self.forward_hook_ns, 0)
+            yield from compute_all("forward", micro_batch.forward)
+            if micro_batch.is_last:
+                yield Mark("backward_starts")
+                yield from reducer.backward(micro_batch.backward)
+            else:
+                yield from compute_all("backward", micro_batch.backward)
+        yield from self.model.end_of_step()
+
+    def buckets(self, kind: int) -> tuple[Bucket, ...]:
+        """See Strategy."""
+        return self.rebuilt_buckets if kind == _REBUILT else self.initial_buckets
+
+    def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
+        """See Strategy; under gradient_as_bucket_view gradients live in the buckets.
+
+        Not those that micro-batches add up: they move there with the last one, beside whose
+        activations there are both. A parameter without a gradient has a place in a bucket alone.
+        """
+        held = super().resident_bytes(model, optimizer_bytes)
+        held = held._replace(buckets=model.gradient_bytes)
+        is_view = self.bucket_view and self.model.accumulation_steps == 1
+        return held._replace(gradients=0) if is_view else held
+
+
+@dataclass(frozen=True)
+class _OwnWork:
+    """DDP's own work on a model, in ticks; all but compression takes `factor` times as long."""
+
+    model: Model
+    costs: DdpCosts
+    ticks: Ticks
+    factor: float
+
+    def host_ns(self, seconds: float) -> int:
+        return self.ticks.host_ns(seconds, self.factor)
+
+    def _launch(self, work: Work) -> Launch:
+        return self.ticks.launch(work, self.factor)
+
+    def reducer(self, spec: Ddp) -> ReducerWork:
+        model, costs = self.model, self.costs
+        unused = frozenset(model.unused)
+        return ReducerWork(
+            buffers=tuple(
+                Buffers(b.size_bytes, self._launch(b.flatten), self._launch(b.unflatten))
+                for b in costs.broadcasts(model.buffers)
+            ),
+            ready_order=model.ready_order,
+            unused=tuple(sorted(unused)),
+            hook_ns=self.host_ns(costs.parameter_hook_s),
+            copy_in=tuple(
+                self._launch(costs.zeroed(p) if i in unused else costs.copy_in(p))
+                for i, p in enumerate(model.parameters)
+            ),
+            launch_collective_ns=self.ticks.host_ns(costs.launch_collective_s),
+            used_map_bytes=4 * len(model.parameters) if spec.finds_unused else 0,
+            in_order=spec.backend != "gloo",
+        )
+
+    def buckets(self, assignment: Assignment) -> tuple[Bucket, ...]:
+        unused = frozenset(self.model.unused)
+        return tuple(self._bucket(members, unused) for members in assignment)
+
+    def _bucket(self, members: tuple[int, ...], unused: frozenset[int]) -> Bucket:
+        parameters = [self.model.parameters[i] for i in members]
+        size_bytes = sum(parameter.size_bytes for parameter in parameters)
+        hook = self.costs.hook(size_bytes, parameters[0].dtype)
+        compresses = hook.size_bytes != size_bytes
+        used = [self.model.parameters[i] for i in members if i not in unused]
+        return Bucket(
+            members,
+            size_bytes,
+            hook.size_bytes,
+            self.ticks.launch(hook.before) if compresses else self._launch(hook.before),
+            self.ticks.launch(hook.after).device_ns,
+            self._launch(self.costs.copy_back(used)),
+        )

@@ -1,0 +1,86 @@
+"""What a rank's host may do in a step: the instructions that a strategy yields.
+
+An instruction depends neither on the rank nor on time. So SimPy's ranks (`ddpsim.engine.reference`)
+and many ranks at once (`ddpsim.engine.fast`) carry out the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from ddpsim.cluster.transfers import Operation
+from ddpsim.result.timeline import CommSpan, Kind
+from ddpsim.strategies.ticks import Launch
+
+__all__ = [
+    "Await",
+    "Communicate",
+    "Compute",
+    "Instruction",
+    "LoadBatch",
+    "Mark",
+    "compute",
+    "compute_all",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBatch:
+    """Wait for the data loader."""
+
+
+class Compute(NamedTuple):
+    """Spend the host's time, then append work to the compute stream."""
+
+    kind: Kind
+    host_ns: int
+    device_ns: int
+
+
+class Communicate(NamedTuple):
+    """Launch a collective on what the compute stream holds so far.
+
+    `number` is its place among the iteration's collectives; `bucket` is -1 for other ones.
+    """
+
+    number: int
+    host_ns: int
+    operation: Operation
+    size_bytes: int
+    bucket: int = -1
+    bucket_bytes: int = 0
+    num_params: int = 0
+    after_ns: int = 0
+
+    def span(self, ready_ns: int, joined_ns: int, met_ns: int, end_ns: int) -> CommSpan:
+        """The collective as one rank saw it."""
+        size_bytes = self.bucket_bytes or self.size_bytes
+        seen = (ready_ns, joined_ns, met_ns, end_ns)
+        return CommSpan(self.operation, self.bucket, size_bytes, self.num_params, *seen)
+
+
+class Await(NamedTuple):
+    """Let the compute stream (on a CPU: the host) wait for a collective."""
+
+    number: int
+
+
+class Mark(NamedTuple):
+    """Note when the compute stream has come so far."""
+
+    place: Literal["backward_starts", "step_ends"]
+
+
+Instruction = LoadBatch | Compute | Communicate | Await | Mark
+
+
+def compute(kind: Kind, work: Launch) -> Compute:
+    """Launch one piece of work."""
+    return Compute(kind, work.host_ns, work.device_ns)
+
+
+def compute_all(kind: Kind, works: Iterable[Launch]) -> Iterator[Compute]:
+    """Launch several pieces of work, one after the other."""
+    return (compute(kind, work) for work in works)

@@ -1,0 +1,79 @@
+"""The model's own work in a step: forward, backward and optimizer, in ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.instructions import Instruction, Mark, compute
+from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.workload.model import Model, Work, scale
+
+__all__ = ["MicroBatch", "ModelWork"]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Forward and backward of one micro-batch.
+
+    `backward[i]` ends with the gradient of `ready_order[i]`; one more is the tail.
+    """
+
+    forward: tuple[Launch, ...]
+    backward: tuple[Launch, ...]
+    is_first: bool
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """One step of the model: `accumulation_steps` micro-batches, then the optimizer.
+
+    `later`: a micro-batch whose gradients are added to those that are there.
+    """
+
+    ready_order: tuple[int, ...]
+    accumulation_steps: int
+    first: tuple[tuple[Launch, ...], tuple[Launch, ...]]
+    later: tuple[tuple[Launch, ...], tuple[Launch, ...]]
+    optimizer: Launch
+
+    @classmethod
+    def of(cls, model: Model, ticks: Ticks, costs: DdpCosts, accumulation_steps: int) -> ModelWork:
+        """A model's work; `costs` price the addition of gradients where nothing was measured."""
+        first = ticks.launches(model.forward), ticks.launches(model.backward)
+        later = first
+        if accumulation_steps > 1:
+            forward, backward = _later(model, costs)
+            later = ticks.launches(forward), ticks.launches(backward)
+        optimizer = ticks.launch(model.optimizer)
+        return cls(model.ready_order, accumulation_steps, first, later, optimizer)
+
+    @property
+    def micro_batches(self) -> Iterator[MicroBatch]:
+        """Those of a step, in order."""
+        for i in range(self.accumulation_steps):
+            forward, backward = self.later if i else self.first
+            yield MicroBatch(forward, backward, i == 0, i == self.accumulation_steps - 1)
+
+    def end_of_step(self) -> Iterator[Instruction]:
+        """The optimizer, and the mark that a step has ended."""
+        yield compute("optimizer", self.optimizer)
+        yield Mark("step_ends")
+
+
+def _later(model: Model, costs: DdpCosts) -> tuple[Iterable[Work], Iterable[Work]]:
+    """Forward and backward of a later micro-batch: as measured, or with the additions priced."""
+    if model.later is None:
+        return model.forward, _with_additions(model, costs)
+    forward, backward = model.later
+    return scale(model.forward, forward), scale(model.backward, backward)
+
+
+def _with_additions(model: Model, costs: DdpCosts) -> Iterator[Work]:
+    *works, tail = model.backward
+    for parameter, work in zip(model.ready_order, works, strict=True):
+        added = costs.accumulated(model.parameters[parameter])
+        yield Work(work.device_s + added.device_s, work.kernels + added.kernels, work.host_s)
+    yield tail

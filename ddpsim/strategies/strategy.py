@@ -1,0 +1,83 @@
+"""What every strategy of data parallelism is: it orders a step and names its buckets and memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from typing import ClassVar, NamedTuple
+
+from ddpsim.strategies.instructions import Instruction
+from ddpsim.strategies.ticks import Launch
+from ddpsim.workload.model import Model
+
+__all__ = ["Bucket", "ResidentBytes", "Strategy"]
+
+_NOTHING = Launch(0, 0)
+
+
+class Bucket(NamedTuple):
+    """Gradients that are sent together: `wire_bytes` of them, and the work around it."""
+
+    parameters: tuple[int, ...]
+    size_bytes: int
+    wire_bytes: int
+    before: Launch = _NOTHING
+    after_ns: int = 0
+    copy_back: Launch = _NOTHING
+
+
+class ResidentBytes(NamedTuple):
+    """Bytes on one device that stay from step to step."""
+
+    parameters: int
+    gradients: int
+    buckets: int
+    optimizer: int
+
+
+class Strategy(ABC):
+    """The order of one optimizer step, the same on every rank.
+
+    A strategy has one `kind` of step or several: DDP's first step has other buckets than later
+    ones. The engines ask for `steps[kind(number)]` and carry the instructions out.
+    """
+
+    broadcast: ClassVar[str] = "the buffers' broadcast"  # what a broadcast sends, in words
+
+    @property
+    def kinds(self) -> int:
+        """How many kinds of step there are."""
+        return 1
+
+    @property
+    def steady_from(self) -> int | None:
+        """The first step, from 0, that all later ones are like; None: they are all alike."""
+        return None
+
+    @abstractmethod
+    def step(self, kind: int) -> Iterator[Instruction]:
+        """What the host of every rank does in a step of this kind."""
+
+    def kind(self, number: int) -> int:  # noqa: ARG002
+        """The kind of step `number`, counted from 0."""
+        return 0
+
+    def buckets(self, kind: int) -> tuple[Bucket, ...]:  # noqa: ARG002
+        """The buckets of a step of this kind, in the order in which they are sent."""
+        return ()
+
+    def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
+        """What one device holds, where the optimizer's whole state takes `optimizer_bytes`."""
+        gradients = sum(parameter.size_bytes for parameter in model.used)
+        return ResidentBytes(model.gradient_bytes, gradients, 0, optimizer_bytes)
+
+    @cached_property
+    def steps(self) -> tuple[tuple[Instruction, ...], ...]:
+        """The instructions of each kind of step."""
+        return tuple(tuple(self.step(kind)) for kind in range(self.kinds))
+
+    @property
+    def warmup(self) -> int:
+        """How many first steps may differ from the steady ones, at least."""
+        return 2 if self.steady_from is None else self.steady_from + 1
