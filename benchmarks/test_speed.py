@@ -21,13 +21,13 @@ import pytest
 from simpy import Environment
 
 import ddpsim
-from ddpsim.cluster.collectives import LinkCost
-from ddpsim.cluster.topology import Link
+from ddpsim.cluster.cost import LinkCost
+from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.engine.reference.messages import RingSteps
 from ddpsim.engine.reference.shared_link import SharedLink
 from ddpsim.engine.run import run
-from ddpsim.importers.kineto import read_trace
+from ddpsim.importers.kineto.trace import read_trace
 from ddpsim.prediction.job import resolve
 from ddpsim.result.timeline import MessageSpan
 from ddpsim.scenario.quantity import SourceFile

@@ -18,9 +18,9 @@ from calibrate.testbed.cli import app as testbed
 from ddpsim.cli import new_app, parsed, run_app
 from ddpsim.errors import printable
 from ddpsim.files import write_atomically
-from ddpsim.importers.cluster_profile import SCHEMA as CLUSTER_SCHEMA
-from ddpsim.importers.cluster_profile import ClusterProfile
-from ddpsim.importers.model_profile import SCHEMA as MODEL_SCHEMA
+from ddpsim.importers.profiles.cluster import SCHEMA as CLUSTER_SCHEMA
+from ddpsim.importers.profiles.cluster import ClusterProfile
+from ddpsim.importers.profiles.model import SCHEMA as MODEL_SCHEMA
 from ddpsim.units import parse_bytes, parse_bytes_per_s
 
 __all__ = ["app", "main"]
@@ -273,7 +273,7 @@ def fit(
 def show(file: Annotated[Path, typer.Argument(help="A cluster profile.")]) -> None:
     """Print a cluster profile as a person reads it."""
     from calibrate.fit.show import show as shown
-    from ddpsim.importers.cluster_profile import read_cluster_profile
+    from ddpsim.importers.profiles.cluster import read_cluster_profile
     from ddpsim.scenario.quantity import SourceFile
 
     print(shown(read_cluster_profile(SourceFile(str(file), file))))

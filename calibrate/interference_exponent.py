@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from calibrate.ddp_rounds import Beside, Samples
 from calibrate.fit.estimates import at_most, averaged, shares_kept, usual_time
-from ddpsim.importers.cluster_profile import Fitted
+from ddpsim.importers.profiles.cluster import Fitted
 
 __all__ = ["interference_exponent", "profile_keys"]
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from calibrate.ddp_rounds import Rounds, Steps, slowest
 from calibrate.fit.estimates import Floats, averaged, median_time
-from ddpsim.importers.cluster_profile import Fitted
+from ddpsim.importers.profiles.cluster import Fitted
 
 __all__ = ["run_sigma", "run_times", "steady_time"]
 

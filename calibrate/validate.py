@@ -56,7 +56,7 @@ from calibrate.validation import (
 )
 from ddpsim.engine.program import Program
 from ddpsim.errors import DdpsimError, ScenarioError, shown
-from ddpsim.importers.cluster_profile import Fitted, read_cluster_profile
+from ddpsim.importers.profiles.cluster import Fitted, read_cluster_profile
 from ddpsim.prediction.api import load_scenario, simulate_and_observe
 from ddpsim.prediction.interval import together
 from ddpsim.prediction.job import resolve

@@ -13,13 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simpy import Environment
 
-from ddpsim.cluster.algorithms import ALGORITHMS, duration_ns, schedule
-from ddpsim.cluster.collectives import CollectiveCost, LinkCost, ScheduledCost
-from ddpsim.cluster.longest_ways import ring_ends_ns
+from ddpsim.cluster.algorithms.dispatch import ALGORITHMS, duration_ns, schedule
+from ddpsim.cluster.algorithms.max_plus import ring_ends_ns
+from ddpsim.cluster.algorithms.rings import ring_step_ns
+from ddpsim.cluster.cost import CollectiveCost, LinkCost, ScheduledCost
 from ddpsim.cluster.network import Traffic
-from ddpsim.cluster.paths import Paths
-from ddpsim.cluster.rings import ring_step_ns
-from ddpsim.cluster.topology import Link
+from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer
 from ddpsim.cluster.transfers import duration_ns as transfer_ns
 from ddpsim.engine.fast.vectorised import collective_ends_ns

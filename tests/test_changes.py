@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import ddpsim
-from ddpsim.cluster.collectives import LinkCost
+from ddpsim.cluster.cost import LinkCost
 from ddpsim.cluster.network import Network, Traffic
-from ddpsim.cluster.topology import Link
+from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.transfers import duration_ns
-from ddpsim.cluster.widened import quickened, widened
+from ddpsim.cluster.what_if_links import quickened, widened
 from ddpsim.planning import explain
 from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.planning.explain import explain_step, sensitivities

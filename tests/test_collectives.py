@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_importers import nccl_log
 
-from ddpsim.cluster.build import LOG, OTHER_GPUS, build_network, judged
-from ddpsim.cluster.links import Wires
+from ddpsim.cluster.build import LOG, OTHER_GPUS, build_network, with_sent_sizes
+from ddpsim.cluster.nccl.tuner import Graph, choose, estimates, time_us
 from ddpsim.cluster.network import Network
-from ddpsim.cluster.paths import Paths
-from ddpsim.cluster.topology import Link
+from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import duration_ns
-from ddpsim.cluster.tuner import Graph, choose, estimates, time_us
+from ddpsim.cluster.wires import Wires
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.prediction.api import load_scenario, simulate, uncertainties
 from ddpsim.prediction.collective_times import collective_table, load_cluster, parse_sizes
@@ -899,9 +899,9 @@ def test_no_broadcast_is_faster_than_its_slowest_link(algorithm: str, nodes: int
     slowest = min(link.bandwidth_bytes_per_s for link in Wires.of(scenario.cluster).ring)
     (row,) = collective_table(scenario, "broadcast", [2**30]).rows
     assert row.busbw_bytes_per_s == row.algbw_bytes_per_s < slowest
-    network = judged(build_network(scenario), [4], [2**30])
+    network = with_sent_sizes(build_network(scenario), [4], [2**30])
     (told,) = (entry for entry in network.provenance if entry.input == "broadcast time")
     assert ("once round a ring" in told.source) == (algorithm != "parameter_server")
     assert told.trust == "assumed"
-    negligible = judged(build_network(scenario), [2**30], [4])
+    negligible = with_sent_sizes(build_network(scenario), [2**30], [4])
     assert not any(entry.input == "broadcast time" for entry in negligible.provenance)

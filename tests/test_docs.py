@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import ddpsim
-from ddpsim.cluster import build, links
+from ddpsim.cluster import build, from_links
 from ddpsim.prediction.interval import (
     COMPILED,
     COMPUTE,
@@ -146,14 +146,14 @@ def test_doubts_are_those_that_the_page_states() -> None:
         ("Standard deviations: roofline", ROOFLINE),
         ("tell what the device reaches,", UNKNOWN_DEVICE),
         ("where none do,", COMPILED),
-        ("preset links between nodes", links.PRESET_NETWORK),
-        ("sections 3 and 4;", links.CHOSEN_NETWORK),
-        ("TCP above 10 Gbit/s", links.TCP_NETWORK),
+        ("preset from_links between nodes", from_links.PRESET_NETWORK),
+        ("sections 3 and 4;", from_links.CHOSEN_NETWORK),
+        ("TCP above 10 Gbit/s", from_links.TCP_NETWORK),
         ("a stated, profiled or traced step", COMPUTE["measured"]),
         ("(a trace bound by its host", COMPUTE["slowed"]),
         ("a log", build.LOG),
-        ("stated links", links.STATED_LINKS),
-        ("preset links in a node", links.PRESET_LINKS),
+        ("stated from_links", from_links.STATED_LINKS),
+        ("preset from_links in a node", from_links.PRESET_LINKS),
         ("a log of other ranks or beyond its sizes", build.EXTRAPOLATED_LOG),
         ("a loader's rate", DATA),
         ("half or twice as large (standard deviation", build.PRIOR_INTERFERENCE),

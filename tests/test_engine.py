@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from simpy import Environment
 from strategies import models, scenarios
 
+from ddpsim.cluster.algorithms.max_plus import ring_ends_ns
 from ddpsim.cluster.build import build_network
-from ddpsim.cluster.collectives import LinkCost, SingleRankCost
-from ddpsim.cluster.interfering import InterferingCost, Kept
-from ddpsim.cluster.longest_ways import ring_ends_ns
-from ddpsim.cluster.topology import Link
+from ddpsim.cluster.cost import LinkCost, SingleRankCost
+from ddpsim.cluster.interference import InterferingCost, Kept
+from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.transfers import Interference, RingTransfer, Slowing, WholeTransfer
 from ddpsim.engine.noise import BURST_BYTES, draw_kept_deviations, draw_slowdowns, draw_stalls
 from ddpsim.engine.program import Program

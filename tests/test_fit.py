@@ -52,12 +52,12 @@ from calibrate.record import (
     Record,
     load_record,
 )
-from ddpsim.cluster.corrected import CorrectedCost, Correction
-from ddpsim.cluster.fitted import AllReduceModel, FittedCost, all_reduce_s
+from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost, all_reduce_s
+from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
 from ddpsim.cluster.transfers import WholeTransfer, duration_ns
 from ddpsim.errors import ImportFailedError, InputError
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
-from ddpsim.importers.cluster_profile import (
+from ddpsim.importers.profiles.cluster import (
     ClusterProfile,
     Fitted,
     GlooRing,

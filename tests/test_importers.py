@@ -21,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpsim.errors import DdpsimError, ImportFailedError
-from ddpsim.importers import model_profile
 from ddpsim.importers.all_reduce import read_all_reduce
-from ddpsim.importers.model_profile import read_parameters, read_profile
+from ddpsim.importers.profiles import model
+from ddpsim.importers.profiles.model import read_parameters, read_profile
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.workload.model import ITEM_BYTES, Buffer
 
@@ -577,7 +577,7 @@ def test_the_bytes_of_every_buffer_that_is_read_are_known(write: Write) -> None:
     buffers = [{"numel": 4, "dtype": f"torch.{kind}"} for kind in kinds]
     read = read_profile(write(json.dumps(PROFILE | {"buffers": buffers}), "p.json")).buffers
     assert [Buffer(*each).size_bytes for each in read] == [32, 64, 4, 4, 8, 32]
-    assert ITEM_BYTES.keys() == set(model_profile._BUFFER_DTYPES)
+    assert ITEM_BYTES.keys() == set(model._BUFFER_DTYPES)
 
 
 @pytest.mark.parametrize(

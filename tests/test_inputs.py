@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from ddpsim import load_scenario
 from ddpsim.errors import ImportFailedError, ScenarioError
 from ddpsim.glossary import _ALIASES, TERMS, lookup
-from ddpsim.importers.model_profile import read_profile
+from ddpsim.importers.profiles.model import read_profile
 from ddpsim.scenario.catalog import resolve
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Device, Scenario

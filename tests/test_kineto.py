@@ -23,11 +23,10 @@ from kineto_writer import ACCUMULATE, ENGINE, MAIN, NODE, CpuStep, Step, Writer
 
 import ddpsim
 from ddpsim.errors import ImportFailedError, ScenarioError
-from ddpsim.importers import kineto_file
 from ddpsim.importers.intervals import Intervals
-from ddpsim.importers.kineto import KinetoTrace, Piece, read_trace
-from ddpsim.importers.kineto_events import TraceEvents
-from ddpsim.importers.kineto_step import read_step
+from ddpsim.importers.kineto.events import TraceEvents
+from ddpsim.importers.kineto.step import read_step
+from ddpsim.importers.kineto.trace import KinetoTrace, Piece, file, read_trace
 from ddpsim.planning.trace import trace as simulated_trace
 from ddpsim.prediction.job import resolve
 from ddpsim.scenario.quantity import SourceFile
@@ -291,7 +290,7 @@ def test_queued_pauses_are_the_devices_and_waits_are_not(tmp_path: Path) -> None
 
 def kineto_sums(path: Path) -> list[float]:
     """The forwards of all steps, the first one too: microseconds."""
-    trace = TraceEvents(kineto_file.read_trace_file(SourceFile(path.name, path)))
+    trace = TraceEvents(file.read_trace_file(SourceFile(path.name, path)))
     steps = [read_step(trace, window) for window in trace.windows]
     return [sum(device_us(step.forward)) for step in steps if step]
 
@@ -698,7 +697,7 @@ def test_an_event_without_a_place_in_time_is_refused(
 
 def test_a_file_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, STEP)
-    monkeypatch.setattr(kineto_file, "_LARGEST_BYTES", 1000)
+    monkeypatch.setattr(file, "_LARGEST_BYTES", 1000)
     with pytest.raises(ImportFailedError, match="more than 1 GiB of JSON; record fewer steps"):
         read(path)
 

@@ -83,7 +83,7 @@ from calibrate.measure.training import (
 from calibrate.record import Layout, Record, load_record
 from ddpsim import load_scenario, simulate
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.model_profile import read_profile
+from ddpsim.importers.profiles.model import read_profile
 from ddpsim.scenario.quantity import SourceFile
 
 HERE = Path(__file__).parent

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ddpsim
-from ddpsim.cluster import reach
-from ddpsim.cluster.fitted import all_reduce_s
-from ddpsim.cluster.interfering import InterferingCost, Kept
+from ddpsim.cluster.fitted import extrapolation
+from ddpsim.cluster.fitted.extrapolation import reaching
+from ddpsim.cluster.fitted.laws import all_reduce_s
+from ddpsim.cluster.fitted.network import network_from_profile
+from ddpsim.cluster.interference import InterferingCost, Kept
 from ddpsim.cluster.network import Network
-from ddpsim.cluster.profiled import network_from_profile
-from ddpsim.cluster.reach import reaching
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.errors import ScenarioError
-from ddpsim.importers.cluster_profile import (
+from ddpsim.importers.profiles.cluster import (
     ClusterProfile,
     CopyIn,
     Fitted,
@@ -773,7 +773,7 @@ def test_what_is_assumed_of_hops_leaves_the_layout_that_was_measured_as_it_is(
     regimes: list[tuple[float, float, float]], size_bytes: int, nodes: int, gpus: int
 ) -> None:
     known = _of_one_layout(*regimes)
-    law = reach._in_steps(known, (nodes, gpus))
+    law = extrapolation._in_steps(known, (nodes, gpus))
     here = size_bytes, nodes, gpus
     assert all_reduce_s(law, *here) == pytest.approx(all_reduce_s(known, *here), rel=1e-9)
 

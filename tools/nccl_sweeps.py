@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any
 
 from calibrate.fit.profile import fit_logs
-from ddpsim.cluster.corrected import CorrectedCost, Correction
-from ddpsim.cluster.fitted import FittedCost
+from ddpsim.cluster.fitted.laws import FittedCost
+from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.prediction.api import load_scenario, simulate

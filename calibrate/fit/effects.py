@@ -20,7 +20,7 @@ from calibrate.fit.estimates import (
 )
 from calibrate.fit.samples import find
 from calibrate.record import COPIES_BACK, COPIES_IN, TOGETHER, Kind, Measurement, Record
-from ddpsim.importers.cluster_profile import CopyIn, Fitted, Jitter, Overheads
+from ddpsim.importers.profiles.cluster import CopyIn, Fitted, Jitter, Overheads
 from ddpsim.units import format_bytes
 
 __all__ = ["fit_jitter", "fit_overheads", "overhead_warnings"]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from calibrate.fit.solve import nonnegative
 from calibrate.record import Measurement
-from ddpsim.importers.cluster_profile import Fitted
+from ddpsim.importers.profiles.cluster import Fitted
 
 __all__ = [
     "MEDIAN_ERROR",

@@ -29,8 +29,8 @@ from calibrate.fit.samples import (
 )
 from calibrate.fit.solve import Solution, polish, robust_cost, solve
 from calibrate.record import IN_A_ROW, RESTED, Measurement, Record
-from ddpsim.cluster.fitted import Columns, all_reduce_times_s
-from ddpsim.importers.cluster_profile import Fitted, GlooRing
+from ddpsim.cluster.fitted.laws import Columns, all_reduce_times_s
+from ddpsim.importers.profiles.cluster import Fitted, GlooRing
 
 __all__ = ["fit_gloo", "fit_half", "fit_rested"]
 

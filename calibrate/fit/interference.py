@@ -27,14 +27,9 @@ from calibrate.fit.estimates import (
 )
 from calibrate.fit.samples import find
 from calibrate.record import HALF, LAYER, WORKS, Measurement, Record
-from ddpsim.cluster.corrected import CorrectedCost, Correction
-from ddpsim.cluster.fitted import AllReduceModel, FittedCost
-from ddpsim.importers.cluster_profile import (
-    ComputeKept,
-    Fitted,
-    Interference,
-    MeasuredTime,
-)
+from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost
+from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
+from ddpsim.importers.profiles.cluster import ComputeKept, Fitted, Interference, MeasuredTime
 from ddpsim.units import NS_PER_S
 
 __all__ = ["fit_interference"]

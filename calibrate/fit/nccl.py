@@ -25,8 +25,8 @@ from calibrate.fit.solve import (
     robust_cost,
     solve,
 )
-from ddpsim.cluster.fitted import Columns, all_reduce_times_s
-from ddpsim.importers.cluster_profile import Fitted, NcclRegime, NcclRegimes
+from ddpsim.cluster.fitted.laws import Columns, all_reduce_times_s
+from ddpsim.importers.profiles.cluster import Fitted, NcclRegime, NcclRegimes
 
 __all__ = ["fit_nccl"]
 

@@ -17,7 +17,7 @@ from calibrate.fit.solve import ROBUST
 from calibrate.pace import bare_compute_s, times_the_least
 from calibrate.record import COPIES_BACK, HALF, Environment, Kind, Measurement, Record
 from ddpsim.importers.all_reduce import AllReduceLog
-from ddpsim.importers.cluster_profile import ClusterProfile, GlooRing, Provenance
+from ddpsim.importers.profiles.cluster import ClusterProfile, GlooRing, Provenance
 from ddpsim.report.lines import counted
 from ddpsim.units import format_bytes
 

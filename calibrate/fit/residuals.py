@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.fit.samples import Sample, relative_residuals
-from ddpsim.cluster.fitted import AllReduceModel, Columns, all_reduce_times_s
+from ddpsim.cluster.fitted.laws import AllReduceModel, Columns, all_reduce_times_s
 from ddpsim.files import write_atomically
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 

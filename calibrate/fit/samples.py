@@ -11,15 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrate.record import Measurement, Record
-from ddpsim.cluster.corrected import Correction
-from ddpsim.cluster.fitted import AllReduceModel, Columns, Point, all_reduce_times_s
+from ddpsim.cluster.fitted.laws import AllReduceModel, Columns, Point, all_reduce_times_s
+from ddpsim.cluster.fitted.residuals import Correction
 from ddpsim.errors import DdpsimError
-from ddpsim.importers.cluster_profile import (
-    Correlated,
-    MeasuredSigma,
-    MeasuredTime,
-    ValidRange,
-)
+from ddpsim.importers.profiles.cluster import Correlated, MeasuredSigma, MeasuredTime, ValidRange
 
 __all__ = [
     "LEAST_BUCKET_BYTES",

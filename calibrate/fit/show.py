@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from calibrate.record import Record
-from ddpsim.importers.cluster_profile import (
+from ddpsim.importers.profiles.cluster import (
     ClusterProfile,
     Fitted,
     GlooRing,

@@ -52,7 +52,7 @@ from calibrate.measure.training import (
 )
 from calibrate.parts import adding_up
 from ddpsim.files import write_atomically
-from ddpsim.importers.model_profile import LATER, profile_of
+from ddpsim.importers.profiles.model import LATER, profile_of
 from ddpsim.report.lines import counted
 from ddpsim.scenario.catalog import are_other_devices, device_table, resolve
 from ddpsim.units import format_duration

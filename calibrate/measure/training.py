@@ -31,7 +31,7 @@ from calibrate.measure.clock import Clock
 from calibrate.measure.errors import MeasureError, first_line
 from calibrate.measure.reference import find_function
 from calibrate.signals import Ended
-from ddpsim.importers.model_profile import ITEM_BYTES
+from ddpsim.importers.profiles.model import ITEM_BYTES
 from ddpsim.report.lines import counted
 
 __all__ = [

@@ -7,24 +7,20 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from ddpsim.cluster.collectives import (
+from ddpsim.cluster.cost import (
     AllReduceLogCost,
     CollectiveCost,
     LinkCost,
     ScheduledCost,
     SingleRankCost,
 )
-from ddpsim.cluster.interfering import InterferingCost
-from ddpsim.cluster.links import (
-    Wires,
-    algorithm_choices,
-    broadcast_way,
-    links_are_stated,
-    network_from_links,
-)
-from ddpsim.cluster.nccl_cost import NcclCost
+from ddpsim.cluster.from_links import broadcast_way, links_are_stated, network_from_links
+from ddpsim.cluster.interference import InterferingCost
+from ddpsim.cluster.link_sources import algorithm_choices
+from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import NO_TRAFFIC, Network, Traffic
 from ddpsim.cluster.transfers import duration_ns
+from ddpsim.cluster.wires import Wires
 from ddpsim.errors import InputError, blamed_on
 from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.scenario.catalog import are_other_devices
@@ -33,9 +29,9 @@ from ddpsim.units import format_bytes, to_ns
 
 if TYPE_CHECKING:
     from ddpsim.importers.all_reduce import AllReduceLog
-    from ddpsim.importers.cluster_profile import ClusterProfile
+    from ddpsim.importers.profiles.cluster import ClusterProfile
 
-__all__ = ["build_network", "judged"]
+__all__ = ["build_network", "with_sent_sizes"]
 
 LOG = Uncertainty(0.05, "assumed: a log interpolated between its sizes, another day's network")
 EXTRAPOLATED_LOG = Uncertainty(0.20, "assumed: a log of other ranks or sizes")
@@ -123,12 +119,12 @@ def _with_prior(network: Network) -> Network:
 
 
 def _from_profile(scenario: Scenario, profile: ClusterProfile) -> Network:
-    from ddpsim.cluster.profiled import network_from_profile  # noqa: PLC0415 -- it needs numpy
+    from ddpsim.cluster.fitted.network import network_from_profile  # noqa: PLC0415 -- it needs numpy
 
     return network_from_profile(scenario, profile)
 
 
-def judged(
+def with_sent_sizes(
     network: Network, sizes_bytes: Collection[int], broadcast_bytes: Collection[int]
 ) -> Network:
     """The network with what arises from the all-reduces and broadcasts that will really be sent.

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from math import ceil
 from textwrap import wrap
 
-from ddpsim.cluster.links import Wires, preset_source, rate_of
-from ddpsim.cluster.nccl_cost import NcclCost
-from ddpsim.cluster.tuner import PROTOCOLS, estimates
+from ddpsim.cluster.link_sources import preset_source
+from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.cluster.nccl.tuner import PROTOCOLS, estimates
+from ddpsim.cluster.wires import Wires, rate_of
 from ddpsim.scenario.schema import Background, Cluster, InterNode, Scenario
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from ddpsim.cluster.collectives import CollectiveCost
-from ddpsim.cluster.interfering import InterferingCost
+from ddpsim.cluster.cost import CollectiveCost
+from ddpsim.cluster.interference import InterferingCost
 from ddpsim.provenance import Provenance, Uncertainty
 
 __all__ = [

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ddpsim.cluster import algorithms
-from ddpsim.cluster.paths import Paths
-from ddpsim.cluster.schedule import Schedule
+from ddpsim.cluster.algorithms import dispatch
+from ddpsim.cluster.algorithms.schedule import Schedule
+from ddpsim.cluster.topology.paths import Paths
 
 if TYPE_CHECKING:
     from numpy import float64
@@ -139,7 +139,7 @@ class ScheduledTransfer:
 
     def schedule(self) -> Schedule:
         """Its messages."""
-        return algorithms.schedule(self.algorithm, self.paths, self.size_bytes)
+        return dispatch.schedule(self.algorithm, self.paths, self.size_bytes)
 
     def ends_ns(self, arrivals_ns: NDArray[float64]) -> NDArray[float64]:
         """When it ends, given when each rank joins: [..., ranks] to [..., 1].
@@ -151,7 +151,7 @@ class ScheduledTransfer:
         repeats = self.paths.ranks // arrivals_ns.shape[-1]
         sent = (self.algorithm, self.paths, self.size_bytes)
         begun_ns = np.concatenate([arrivals_ns] * repeats, axis=-1) + self.start_ns
-        return algorithms.ends_ns(*sent, begun_ns)[..., np.newaxis]
+        return dispatch.ends_ns(*sent, begun_ns)[..., np.newaxis]
 
 
 Transfer = RingTransfer | ScheduledTransfer | WholeTransfer
@@ -163,5 +163,5 @@ def duration_ns(transfer: Transfer) -> int:
         return transfer.start_ns + transfer.steps * max(transfer.step_ns)
     if isinstance(transfer, ScheduledTransfer):
         sent = (transfer.algorithm, transfer.paths, transfer.size_bytes)
-        return transfer.start_ns + algorithms.duration_ns(*sent)
+        return transfer.start_ns + dispatch.duration_ns(*sent)
     return transfer.latency_ns + transfer.transfer_ns

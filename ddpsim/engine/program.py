@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ddpsim.cluster.collectives import CollectiveCost
+from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.transfers import Operation, Transfer
 from ddpsim.strategies.instructions import Communicate, Instruction, LoadBatch
 from ddpsim.strategies.strategy import Bucket, Strategy

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING, Literal
 
-from ddpsim.cluster.collectives import CollectiveCost
+from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.network import NO_TRAFFIC
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.engine.fast.host import Host

@@ -1,1 +1,8 @@
-"""Files that others wrote, read as ddpsim's own data: logs, profiles, parameter lists."""
+"""Files that others wrote, read as ddpsim's own data.
+
+- `all_reduce`: measured all-reduce times, from any of the formats below
+- `nccl`: logs of nccl-tests
+- `kineto`: traces of PyTorch's profiler
+- `profiles`: what calibration found of a cluster or of a model
+- `text`, `intervals`: what these share
+"""

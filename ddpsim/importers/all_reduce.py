@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.nccl_devices import only_layout
-from ddpsim.importers.nccl_tests import Measured, read_json, read_text_log
+from ddpsim.importers.nccl.devices import only_layout
+from ddpsim.importers.nccl.tests_log import Measured, read_json, read_text_log
 from ddpsim.importers.text import header_of, number, read_text, table, whole
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.units import format_bytes_per_s

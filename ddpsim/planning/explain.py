@@ -7,8 +7,8 @@ from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 
-from ddpsim.cluster.links import rate_of
-from ddpsim.cluster.widened import quickened, widened
+from ddpsim.cluster.what_if_links import quickened, widened
+from ddpsim.cluster.wires import rate_of
 from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.prediction.api import simulate
 from ddpsim.prediction.job import Job, resolve

@@ -9,7 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from ddpsim.cluster.widened import waits_for_latency
+from ddpsim.cluster.what_if_links import waits_for_latency
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.errors import shown
@@ -41,7 +41,7 @@ from ddpsim.units import format_bytes_per_s, format_duration
 
 if TYPE_CHECKING:
     from ddpsim.cluster.transfers import Operation
-    from ddpsim.importers.cluster_profile import Overheads
+    from ddpsim.importers.profiles.cluster import Overheads
 
 __all__ = [
     "checked",

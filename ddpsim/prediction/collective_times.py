@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ddpsim.cluster.build import build_network
-from ddpsim.cluster.collectives import CollectiveCost
-from ddpsim.cluster.corrected import CorrectedCost
-from ddpsim.cluster.links import broadcast_way
-from ddpsim.cluster.nccl_cost import NcclCost
+from ddpsim.cluster.cost import CollectiveCost
+from ddpsim.cluster.fitted.residuals import CorrectedCost
+from ddpsim.cluster.from_links import broadcast_way
+from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.transfers import Operation, duration_ns
 from ddpsim.errors import InputError, ScenarioError, shown

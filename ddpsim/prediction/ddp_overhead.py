@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from ddpsim.cluster.collectives import SingleRankCost
+from ddpsim.cluster.cost import SingleRankCost
 from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run

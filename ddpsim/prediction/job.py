@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from ddpsim.cluster.build import build_network, judged
-from ddpsim.cluster.interfering import InterferingCost
+from ddpsim.cluster.build import build_network, with_sent_sizes
+from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.network import NO_TRAFFIC, Network
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.engine.noise import (
@@ -41,7 +41,7 @@ from ddpsim.workload.optimizer import optimizer_state_bytes
 from ddpsim.workload.other_devices import compute_times, times_provenance
 
 if TYPE_CHECKING:
-    from ddpsim.importers.cluster_profile import ClusterProfile, Overheads
+    from ddpsim.importers.profiles.cluster import ClusterProfile, Overheads
 
 __all__ = ["Job", "Parts", "cluster_profile", "resolve"]
 
@@ -463,7 +463,7 @@ def resolve(
         program, knows_warmup = steady, False  # the first iteration's one bucket is outside a log
     if problems:
         raise ScenarioError(problems)
-    network = judged(
+    network = with_sent_sizes(
         _felt(network, model),
         frozenset(steady.sent_bytes("all_reduce")),
         steady.sent_bytes("broadcast"),
@@ -480,9 +480,7 @@ def cluster_profile(scenario: Scenario) -> ClusterProfile | None:
     source = scenario.cluster.profile
     if source is None:
         return None
-    from ddpsim.importers.cluster_profile import (  # noqa: PLC0415 -- few scenarios name one
-        read_cluster_profile,
-    )
+    from ddpsim.importers.profiles.cluster import read_cluster_profile  # noqa: PLC0415 -- few scenarios name one
 
     with blamed_on("cluster.profile"):
         return read_cluster_profile(source)

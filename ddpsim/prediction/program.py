@@ -11,7 +11,7 @@ from ddpsim.units import to_ns
 from ddpsim.workload.model import Model
 
 if TYPE_CHECKING:
-    from ddpsim.importers.cluster_profile import Overheads
+    from ddpsim.importers.profiles.cluster import Overheads
 
 __all__ = ["compile_program"]
 

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from ddpsim.cluster.nccl_cost import NcclCost
-from ddpsim.cluster.tuner import estimates
+from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.cluster.nccl.tuner import estimates
 from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import ScenarioError
 from ddpsim.prediction.job import Job, Parts, resolve

@@ -17,7 +17,7 @@ from ddpsim.strategies.ticks import Ticks
 from ddpsim.workload.model import Model
 
 if TYPE_CHECKING:
-    from ddpsim.importers.cluster_profile import Overheads
+    from ddpsim.importers.profiles.cluster import Overheads
 
 __all__ = ["STRATEGIES", "Asked", "select", "without_data_parallelism"]
 

@@ -60,10 +60,7 @@ def _source_model(scenario: Scenario) -> Model:
         return _traced(scenario, workload.trace)
     if workload.model is not None:
         return zoo_model(catalog.model_table(workload.model), workload, device)
-    from ddpsim.importers.model_profile import (  # noqa: PLC0415 -- the zoo does without
-        read_parameters,
-        read_profile,
-    )
+    from ddpsim.importers.profiles.model import read_parameters, read_profile  # noqa: PLC0415 -- the zoo does without
     from ddpsim.workload.profiled import listed_model, profiled_model  # noqa: PLC0415
 
     if workload.profile:
@@ -77,7 +74,7 @@ def _source_model(scenario: Scenario) -> Model:
 
 def _traced(scenario: Scenario, trace: SourceFile) -> Model:
     """The times of a trace; sizes and names are those of the model or list beside it, if any."""
-    from ddpsim.importers.kineto import read_trace  # noqa: PLC0415 -- few scenarios name one
+    from ddpsim.importers.kineto.trace import read_trace  # noqa: PLC0415 -- few scenarios name one
     from ddpsim.workload.traced import bare_model, traced_model  # noqa: PLC0415
 
     workload, device = scenario.workload, scenario.cluster.device

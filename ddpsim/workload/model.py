@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ddpsim.provenance import Provenance
 
 if TYPE_CHECKING:
-    from ddpsim.importers.model_profile import InterferenceExponent
+    from ddpsim.importers.profiles.model import InterferenceExponent
 
 __all__ = [
     "ITEM_BYTES",
@@ -104,8 +104,8 @@ class Model:
     how many times as long forward and backward of a later micro-batch take, where it was measured.
     `sigma`: of the logarithm of all times, where it is known; None: `basis` says what is assumed.
     `with_ddp_s`: the whole step under DDP on one device alone, where it was measured with the rest.
-    `interference_exponent`: of `ddpsim.importers.model_profile`; None: not measured. `is_compiled`:
-    the times are those of the model under torch.compile, `backward` as if it came without.
+    `interference_exponent`: of `ddpsim.importers.profiles`; None: not measured. `is_compiled`: the
+    times are those of the model under torch.compile, `backward` as if it came without.
     """
 
     parameters: tuple[Parameter, ...]

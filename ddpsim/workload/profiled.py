@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from ddpsim.errors import InputError, shown
-from ddpsim.importers.model_profile import ModelProfile, ProfiledParameter
+from ddpsim.importers.profiles.model import ModelProfile, ProfiledParameter
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.catalog import are_other_devices
 from ddpsim.scenario.schema import Device, Workload

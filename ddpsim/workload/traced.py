@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from ddpsim.errors import ImportFailedError, InputError
-from ddpsim.importers.kineto import Gradient, KinetoTrace, Piece
+from ddpsim.importers.kineto.trace import Gradient, KinetoTrace, Piece
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.schema import Device, Workload
 from ddpsim.units import format_duration

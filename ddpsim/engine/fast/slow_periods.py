@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ddpsim.cluster.longest_ways import Ticks
+from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.engine.fast.scalar import Slow, work_end_ns
 
 __all__ = ["PER_MILLE", "SlowPeriods"]

@@ -17,8 +17,8 @@ from itertools import groupby, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ddpsim.cluster.collectives import CollectiveCost
-from ddpsim.cluster.longest_ways import Ticks, ring_ends_ns
+from ddpsim.cluster.algorithms.max_plus import Ticks, ring_ends_ns
+from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer, duration_ns
 from ddpsim.engine.fast.host import Host, Script
 from ddpsim.engine.fast.scalar import Lane, Met, closed_form

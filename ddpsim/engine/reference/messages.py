@@ -8,7 +8,7 @@ from typing import Any
 
 from simpy import Environment, Event
 
-from ddpsim.cluster.schedule import Message, Schedule
+from ddpsim.cluster.algorithms.schedule import Message, Schedule
 from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.result.timeline import MessageSpan
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from simpy import Environment, Event
 
-from ddpsim.cluster.collectives import CollectiveCost
+from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.cluster.transfers import (
     Operation,

@@ -19,7 +19,7 @@ from ddpsim.units import MIB
 from ddpsim.workload.model import ITEM_BYTES, Buffer, Parameter, Work
 
 if TYPE_CHECKING:
-    from ddpsim.importers.cluster_profile import Overheads
+    from ddpsim.importers.profiles.cluster import Overheads
 
 __all__ = ["BufferBroadcast", "DdpCosts", "HookWork"]
 

@@ -2,7 +2,7 @@
 
 Tables and formulas of NCCL 2.30 (src/graph/tuning.cc, topo.h, search.cc, enqueue.cc), in its own
 units: GB/s and us. It serves to choose, as in NCCL, and never as the answer: its latencies are
-half of what is measured (nccl-tests issue 123). What the choice costs: `ddpsim.cluster.nccl_cost`.
+half of what is measured (nccl-tests issue 123). What the choice costs: `ddpsim.cluster.nccl.cost`.
 """
 
 from __future__ import annotations

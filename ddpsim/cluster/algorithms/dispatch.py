@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ddpsim.cluster.exchanges import (
+from ddpsim.cluster.algorithms.direct import (
     direct_ns,
     direct_schedule,
     halving_doubling_ends_ns,
@@ -19,8 +19,8 @@ from ddpsim.cluster.exchanges import (
     server_ns,
     server_schedule,
 )
-from ddpsim.cluster.paths import Paths
-from ddpsim.cluster.rings import (
+from ddpsim.cluster.algorithms.nvls import nvls_ends_ns, nvls_ns, nvls_schedule
+from ddpsim.cluster.algorithms.rings import (
     gloo_ns,
     gloo_schedule,
     hierarchical_ends_ns,
@@ -29,21 +29,19 @@ from ddpsim.cluster.rings import (
     ring_ns,
     ring_schedule,
 )
-from ddpsim.cluster.schedule import Schedule
-from ddpsim.cluster.trees import (
+from ddpsim.cluster.algorithms.schedule import Schedule
+from ddpsim.cluster.algorithms.trees import (
     gather_ends_ns,
     gather_ns,
     gather_schedule,
-    nvls_ends_ns,
-    nvls_ns,
-    nvls_schedule,
     tree_ends_ns,
     tree_ns,
     tree_schedule,
 )
+from ddpsim.cluster.topology.paths import Paths
 
 if TYPE_CHECKING:
-    from ddpsim.cluster.longest_ways import Ticks
+    from ddpsim.cluster.algorithms.max_plus import Ticks
 
 __all__ = ["ALGORITHMS", "Algorithm", "duration_ns", "ends_ns", "schedule"]
 

@@ -7,14 +7,15 @@ from math import hypot, log
 
 import numpy as np
 
-from ddpsim.cluster.corrected import CorrectedCost, Correction
-from ddpsim.cluster.fitted import AllReduceModel, FittedCost, broadcast_times_s
-from ddpsim.cluster.interfering import InterferingCost, Kept
-from ddpsim.cluster.links import CHOSEN_NETWORK, network_rate
+from ddpsim.cluster.fitted.extrapolation import hops_are_assumed, is_beyond_one_node, reaching
+from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost, broadcast_times_s
+from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
+from ddpsim.cluster.from_links import CHOSEN_NETWORK
+from ddpsim.cluster.interference import InterferingCost, Kept
 from ddpsim.cluster.network import Network
-from ddpsim.cluster.reach import hops_are_assumed, is_beyond_one_node, reaching
+from ddpsim.cluster.wires import network_rate
 from ddpsim.errors import InputError
-from ddpsim.importers.cluster_profile import (
+from ddpsim.importers.profiles.cluster import (
     ClusterProfile,
     ComputeKept,
     Fitted,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ddpsim.cluster.collectives import AllReduceLogCost, CollectiveCost, LinkCost, ScheduledCost
-from ddpsim.cluster.interfering import InterferingCost
-from ddpsim.cluster.nccl_cost import NcclCost
+from ddpsim.cluster.cost import AllReduceLogCost, CollectiveCost, LinkCost, ScheduledCost
+from ddpsim.cluster.interference import InterferingCost
+from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
-from ddpsim.cluster.paths import Paths
+from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import Operation, Transfer, WholeTransfer, duration_ns
 
 __all__ = ["quickened", "waits_for_latency", "widened"]

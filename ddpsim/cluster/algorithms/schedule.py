@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpsim.cluster.topology import Link
+from ddpsim.cluster.topology.link import Link
 from ddpsim.units import to_ns
 
 __all__ = ["Message", "Schedule", "Scheduler"]

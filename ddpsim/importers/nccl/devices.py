@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.nccl_text import Device, Line, TextRow, device_of
+from ddpsim.importers.nccl.text import Device, Line, TextRow, device_of
 from ddpsim.importers.text import listed
 
 __all__ = ["check_one_group", "device_lists", "layout_of", "only_layout"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import log2
 
-from ddpsim.cluster.fitted import AllReduceModel, all_reduce_s
-from ddpsim.cluster.links import Wires
-from ddpsim.cluster.tuner import BASE_US, HOP_US
-from ddpsim.importers.cluster_profile import Fitted, NcclRegime, NcclRegimes
+from ddpsim.cluster.fitted.laws import AllReduceModel, all_reduce_s
+from ddpsim.cluster.nccl.tuner import BASE_US, HOP_US
+from ddpsim.cluster.wires import Wires
+from ddpsim.importers.profiles.cluster import Fitted, NcclRegime, NcclRegimes
 from ddpsim.scenario.schema import Scenario
 
 __all__ = ["hops_are_assumed", "is_beyond_one_node", "reaching"]

@@ -1,6 +1,6 @@
 """What a fitted law misses on ranks that were measured, and how that goes on between.
 
-A law (`ddpsim.cluster.fitted`) carries what was measured to other layouts, sizes and rates. Where
+A law (`ddpsim.cluster.fitted.laws`) carries measurements to other layouts, sizes and rates. Where
 its own layout was measured, the ratio of measured to fitted time is kept and interpolated: over
 sizes and over line rates linearly in logarithms; beyond the first and last of each it stays.
 What a ratio says of a message's bytes on the link, as two in flight share it, and what of its
@@ -19,7 +19,7 @@ from statistics import median
 
 import numpy as np
 
-from ddpsim.cluster.fitted import (
+from ddpsim.cluster.fitted.laws import (
     AllReduceModel,
     Columns,
     FittedCost,
@@ -28,7 +28,7 @@ from ddpsim.cluster.fitted import (
     all_reduce_times_s,
 )
 from ddpsim.cluster.transfers import Operation, WholeTransfer, duration_ns
-from ddpsim.importers.cluster_profile import GlooRing, MeasuredTime
+from ddpsim.importers.profiles.cluster import GlooRing, MeasuredTime
 
 __all__ = ["CorrectedCost", "Correction"]
 

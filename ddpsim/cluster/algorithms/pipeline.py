@@ -1,7 +1,6 @@
-"""All-reduces up and down trees, in chunks: NCCL's two trees, and switches that reduce (NVLS).
+"""Chunks that flow over the edges of a tree, one behind the other: message by message, and exactly.
 
-Sources: Sanders, Speck, Traff 2009 (two trees), nccl src/graph/trees.cc (which trees),
-src/device/all_reduce.h (what a tree and NVLS send).
+Sources: nccl src/device/all_reduce.h (what a tree and NVLS send).
 """
 
 from __future__ import annotations
@@ -9,31 +8,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpsim.cluster.paths import Ends, Paths, leaving_ns, part, step_ns
-from ddpsim.cluster.schedule import Message, Schedule, Scheduler
-from ddpsim.cluster.topology import Link
+from ddpsim.cluster.algorithms.node_trees import edges_by_node, leaves_first, routes, two_trees
+from ddpsim.cluster.algorithms.schedule import Message, Schedule, Scheduler
+from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Ends, Paths, leaving_ns, part, step_ns
 
 if TYPE_CHECKING:
     from numpy import int64
     from numpy.typing import NDArray
 
-    from ddpsim.cluster.longest_ways import Ticks
+    from ddpsim.cluster.algorithms.max_plus import Ticks
 
-__all__ = [
-    "gather_ends_ns",
-    "gather_ns",
-    "gather_schedule",
-    "nvls_ends_ns",
-    "nvls_ns",
-    "nvls_schedule",
-    "tree_ends_ns",
-    "tree_ns",
-    "tree_schedule",
-]
+__all__ = ["Pipeline", "chunks", "ends_ns", "route_ns", "side_by_side", "way_ns"]
 
 # assumed sizes of a pipeline's chunks, all channels together: up to 16 as small as the first, then
 # as large as the second (NCCL: 24 channels x 128 to 512 KiB). Protocols whose flags come with every
@@ -54,7 +44,7 @@ class _Edge(NamedTuple):
     after: tuple[int, ...]
 
 
-class _Pipeline:
+class Pipeline:
     """Edges over which one half of the bytes flows in chunks: up to a root, and down again.
 
     `inside`: the link of edges inside a node, these or usual ones.
@@ -87,10 +77,10 @@ class _Pipeline:
 
         An edge has the part of its nodes' networks that the edges of both trees leave it.
         """
-        both = _two_trees(nodes)
-        parent, flows = both[tree], _flows(both)
+        both = two_trees(nodes)
+        parent, flows = both[tree], edges_by_node(both)
         brought = [list(edges) for edges in ready]
-        climb = _leaves_first(parent)
+        climb = leaves_first(parent)
         for node in climb[:-1]:
             up = parent[node]
             most = max(flows[node], flows[up])
@@ -103,7 +93,7 @@ class _Pipeline:
 
     def schedule(self, paths: Paths, size_bytes: int) -> Schedule:
         """Each chunk goes over all edges; on an edge chunks follow each other."""
-        out, (count, chunk) = Scheduler(), _chunks(paths, size_bytes)
+        out, (count, chunk) = Scheduler(), chunks(paths, size_bytes)
         links = [self._link(paths, edge.flows, edge[:2]) for edge in self.edges]
         for number in range(count):
             base = number * len(self.edges)
@@ -124,7 +114,7 @@ class _Pipeline:
         """
         import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
 
-        count, chunk = _chunks(paths, size_bytes)
+        count, chunk = chunks(paths, size_bytes)
         takes_ns, pace, paces_ns = self._times(paths, chunk)
         nobody = np.full((*joined_ns.shape[:-1], 1 + self._layers.outside), -np.inf)
         joined_ns = np.concatenate([joined_ns, nobody], axis=-1)
@@ -198,7 +188,7 @@ class _Layers:
         return cls(tuple(each), 1 + int(all_ends.max()), flows, all_ends)
 
 
-def _chunks(paths: Paths, size_bytes: int) -> tuple[int, int]:
+def chunks(paths: Paths, size_bytes: int) -> tuple[int, int]:
     """How many chunks of how many bytes a message is cut into."""
     least, most = LEAST_CHUNK_BYTES, USUAL_CHUNKS
     if paths.fine:
@@ -208,9 +198,10 @@ def _chunks(paths: Paths, size_bytes: int) -> tuple[int, int]:
     return count, ceil(size_bytes / count)
 
 
-def _ends_ns(
-    pipelines: Sequence[_Pipeline], paths: Paths, size_bytes: int, joined_ns: Ticks
+def ends_ns(
+    pipelines: Sequence[Pipeline], paths: Paths, size_bytes: int, joined_ns: Ticks
 ) -> Ticks:
+    """When the last of two pipelines ends, each with half of the bytes."""
     import numpy as np  # noqa: PLC0415 -- see above
 
     half = ceil(size_bytes / 2)
@@ -218,7 +209,7 @@ def _ends_ns(
     return np.asarray(np.max(ends_ns, axis=0))
 
 
-def _side_by_side(pipelines: Sequence[_Pipeline], paths: Paths, size_bytes: int) -> Schedule:
+def side_by_side(pipelines: Sequence[Pipeline], paths: Paths, size_bytes: int) -> Schedule:
     """Two pipelines, each carrying half of the bytes."""
     half = ceil(size_bytes / 2)
     first, second = (pipeline.schedule(paths, half).messages for pipeline in pipelines)
@@ -233,218 +224,22 @@ def _moved(message: Message, places: int) -> Message:
     )
 
 
-def tree_schedule(paths: Paths, size_bytes: int) -> Schedule:
-    """Sums flow up to the root and the result down, half of the bytes in each of two trees.
-
-    In a node GPUs are a chain that ends at its first. Every node is a leaf in one of the trees.
-    """
-    return _side_by_side(_both_trees(paths), paths, size_bytes)
-
-
-def tree_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
-    """When it ends, given when each rank joins."""
-    return _ends_ns(_both_trees(paths), paths, size_bytes, joined_ns)
-
-
-def tree_ns(paths: Paths, size_bytes: int) -> int:
-    """About 2 log2(n) a + 2 M b: the longest route, chains included."""
-    hops = [(2 * (paths.gpus_per_node - 1), _chain(paths))] if paths.gpus_per_node > 1 else []
-    return _route_ns(paths, hops, size_bytes)
-
-
-def gather_schedule(paths: Paths, size_bytes: int) -> Schedule:
-    """A reduction to GPU 0 of one node: a chain of all GPUs, each adding its own on the way.
-
-    Backwards it is GPU 0's broadcast, which takes as long.
-    """
-    return _gathering(paths.ranks).schedule(paths, size_bytes)
-
-
-def gather_ns(paths: Paths, size_bytes: int) -> int:
-    """(n-1) a + M b, and the first chunk's way."""
-    return _way_ns([(paths.ranks - 1, paths.within())], *_chunks(paths, size_bytes))
-
-
-def gather_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
-    """When it ends, given when each rank joins."""
-    return _gathering(paths.ranks).ends_ns(paths, size_bytes, joined_ns)
-
-
-@lru_cache(maxsize=16)
-def _gathering(ranks: int) -> _Pipeline:
-    pipe, summed = _Pipeline(Paths.within), list[int]()
-    for gpu in range(ranks - 1, 0, -1):
-        summed = pipe.add(gpu, gpu - 1, summed)
-    return pipe
-
-
-def _both_trees(paths: Paths) -> tuple[_Pipeline, ...]:
-    return tuple(_tree(paths.nodes, paths.gpus_per_node, tree) for tree in (0, 1))
-
-
-@lru_cache(maxsize=16)
-def _tree(nodes: int, g: int, tree: int) -> _Pipeline:
-    pipe = _Pipeline(_chain)
-    heads = range(0, nodes * g, g)
-    ready: list[list[int]] = []
-    for head in heads:
-        summed: list[int] = []
-        for gpu in range(head + g - 1, head, -1):
-            summed = pipe.add(gpu, gpu - 1, summed)
-        ready.append(summed)
-    brought = pipe.over_nodes(nodes, tree, heads, ready) if nodes > 1 else ready
-    for head, result in zip(heads, brought, strict=True):
-        last = result
-        for gpu in range(head, head + g - 1):
-            last = pipe.add(gpu, gpu + 1, last)
-    return pipe
-
-
-def _chain(paths: Paths, ends: Ends | None = None) -> Link:
-    """A GPU's link serves both trees, up and down."""
-    return part(paths.within(ends), 4)
-
-
-def nvls_schedule(paths: Paths, size_bytes: int) -> Schedule:
-    """GPUs send to their node's switch, which sums and sends back.
-
-    Over several nodes the sums go up and down two trees of nodes (NVLS tree).
-    """
-    return _side_by_side(_both_switched(paths), paths, size_bytes)
-
-
-def nvls_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
-    """When it ends, given when each rank joins."""
-    return _ends_ns(_both_switched(paths), paths, size_bytes, joined_ns)
-
-
-def nvls_ns(paths: Paths, size_bytes: int) -> int:
-    """About a + M b on one node: to the switch and back, and the trees between."""
-    return _route_ns(paths, [(2, _to_switch(paths))], size_bytes)
-
-
-def _both_switched(paths: Paths) -> tuple[_Pipeline, ...]:
-    return tuple(_switched(paths.nodes, paths.gpus_per_node, tree) for tree in (0, 1))
-
-
-@lru_cache(maxsize=16)
-def _switched(nodes: int, g: int, tree: int) -> _Pipeline:
-    pipe, n = _Pipeline(_to_switch), nodes * g
-    heads = range(n, n + nodes)
-    ready = [
-        [place for gpu in range(node * g, (node + 1) * g) for place in pipe.add(gpu, head, ())]
-        for node, head in enumerate(heads)
-    ]
-    brought = pipe.over_nodes(nodes, tree, heads, ready) if nodes > 1 else ready
-    for node, head in enumerate(heads):
-        for gpu in range(node * g, (node + 1) * g):
-            pipe.add(head, gpu, brought[node])
-    return pipe
-
-
-def _to_switch(paths: Paths, ends: Ends | None = None) -> Link:
-    """Both halves of the bytes share it; its latency is that of there and back."""
-    link = paths.to_switch(ends)
-    return part(replace(link, latency_s=link.latency_s / 2), 2)
-
-
-def _route_ns(paths: Paths, hops: Sequence[tuple[int, Link]], size_bytes: int) -> int:
+def route_ns(paths: Paths, hops: Sequence[tuple[int, Link]], size_bytes: int) -> int:
     """The longest route of a chunk, and the others behind its slowest edge.
 
     Exact, as chunks are equal: they wait for each other at the slowest edge so far, and leave it at
     that pace. `hops`: how many there are of which link on every route, beside those over nodes.
     """
-    count, chunk = _chunks(paths, ceil(size_bytes / 2))
+    count, chunk = chunks(paths, ceil(size_bytes / 2))
     longest_ns = 0
-    for route in _routes(paths.nodes):
+    for route in routes(paths.nodes):
         taken = [*hops]
         taken += [(n, part(paths.between(), flows)) for flows, n in enumerate(route) if n]
-        longest_ns = max(longest_ns, _way_ns(taken, count, chunk))
+        longest_ns = max(longest_ns, way_ns(taken, count, chunk))
     return longest_ns
 
 
-def _way_ns(hops: Sequence[tuple[int, Link]], count: int, chunk: int) -> int:
+def way_ns(hops: Sequence[tuple[int, Link]], count: int, chunk: int) -> int:
     """The first chunk's time over these hops, and the others behind it at the slowest's pace."""
     first_ns = sum(n * step_ns(link, chunk) for n, link in hops)
     return first_ns + (count - 1) * max(leaving_ns(link, chunk) for _, link in hops)
-
-
-_Route = tuple[int, ...]  # how many edges have a half, a third ... of their nodes' networks
-
-
-@lru_cache(maxsize=64)
-def _routes(nodes: int) -> tuple[_Route, ...]:
-    """From any node up to the root and down to any other, in both trees, without shorter ones."""
-    if nodes == 1:
-        return ((0,) * 5,)
-    both, found = _two_trees(nodes), set[_Route]()
-    flows = _flows(both)
-    for parent in both:
-        ways: list[set[_Route]] = [{(0,) * 5} for _ in range(nodes)]  # from leaves up to a node
-        for node in _leaves_first(parent)[:-1]:
-            up = parent[node]
-            edge = max(flows[node], flows[up])
-            ways[up] = _longest(ways[up] | {_with(way, edge) for way in ways[node]})
-        upwards = ways[parent.index(-1)]
-        found |= {tuple(a + b for a, b in zip(x, y, strict=True)) for x in upwards for y in upwards}
-    return tuple(sorted(_longest(found)))
-
-
-def _with(route: _Route, flows: int) -> _Route:
-    return (*route[:flows], route[flows] + 1, *route[flows + 1 :])
-
-
-def _longest(routes: set[_Route]) -> set[_Route]:
-    """Those that no other has at least as many edges of every kind as."""
-    return {
-        route
-        for route in routes
-        if not any(
-            other != route and all(a <= b for a, b in zip(route, other, strict=True))
-            for other in routes
-        )
-    }
-
-
-def _flows(parents: Sequence[Sequence[int]]) -> list[int]:
-    """How many edges leave each node, up and down, in all trees."""
-    leaving = [0] * len(parents[0])
-    for parent in parents:
-        for node, up in enumerate(parent):
-            if up >= 0:
-                leaving[node] += 1
-                leaving[up] += 1
-    return leaving
-
-
-def _leaves_first(parent: Sequence[int]) -> list[int]:
-    """Nodes in an order in which each precedes its parent; the root is the last."""
-
-    def depth(node: int) -> int:
-        return 0 if parent[node] < 0 else 1 + depth(parent[node])
-
-    return sorted(range(len(parent)), key=lambda node: (-depth(node), node))
-
-
-@lru_cache(maxsize=64)
-def _two_trees(nodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Parents in each tree, -1 at its root: the second is the first mirrored (even) or shifted."""
-    first = [_parent(node, nodes) for node in range(nodes)]
-    second = [-1] * nodes
-    for node, up in enumerate(first):
-        if up < 0:
-            continue
-        if nodes % 2 == 0:
-            second[nodes - 1 - node] = nodes - 1 - up
-        else:
-            second[(node + 1) % nodes] = (up + 1) % nodes
-    return tuple(first), tuple(second)
-
-
-def _parent(node: int, nodes: int) -> int:
-    """In the binary tree whose leaves are the odd nodes (nccl src/graph/trees.cc)."""
-    if node == 0:
-        return -1
-    bit = node & -node
-    up = (node ^ bit) | (bit << 1)
-    return up if up < nodes else node ^ bit

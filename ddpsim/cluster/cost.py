@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
-from ddpsim.cluster.paths import Paths
-from ddpsim.cluster.rings import ring
-from ddpsim.cluster.topology import Link
+from ddpsim.cluster.algorithms.rings import ring
+from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import (
     Operation,
     RingTransfer,
@@ -111,7 +111,7 @@ class LinkCost:
 
 @dataclass(frozen=True)
 class ScheduledCost:
-    """Collectives by an algorithm of `ddpsim.cluster.algorithms` over `paths`.
+    """Collectives by an algorithm of `ddpsim.cluster.algorithms.dispatch` over `paths`.
 
     A broadcast goes round a ring as LinkCost's does (assumed), of parameter servers out of their
     links alone, which is half of an all-reduce; gloo sends it whole down a binomial tree

@@ -1,6 +1,6 @@
 """Collectives priced by a cluster profile: what calibration fitted, evaluated.
 
-`all_reduce_times_s` is the only place where the formulas of `ddpsim.importers.cluster_profile`
+`all_reduce_times_s` is the only place where the formulas of `ddpsim.importers.profiles.cluster`
 stand; the fit (`calibrate.fit`) and the simulation both call it.
 """
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ddpsim.cluster.transfers import Operation, WholeTransfer
 from ddpsim.errors import InputError
-from ddpsim.importers.cluster_profile import GlooRing, NcclRegime, NcclRegimes
+from ddpsim.importers.profiles.cluster import GlooRing, NcclRegime, NcclRegimes
 from ddpsim.units import to_ns
 
 __all__ = [
@@ -63,7 +63,7 @@ class FittedCost:
     NCCL's ring passes the message once, after half the hops of the ring that reduces (nccl
     src/graph/tuning.cc has no other way), on the fastest of the rings, or of all regimes if none is
     one; gloo sends it whole down a binomial tree (gloo/broadcast.cc), ceil(log2 n) times. What was
-    measured of it, if it was, `ddpsim.cluster.corrected` brings in.
+    measured of it, if it was, `ddpsim.cluster.fitted.residuals` brings in.
     With gloo the time of the bytes on the wire is what two collectives in flight share; with
     NCCL, one at a time, the split does not matter.
     """

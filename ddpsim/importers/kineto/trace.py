@@ -13,15 +13,10 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.kineto_events import Lost, TraceEvents
-from ddpsim.importers.kineto_file import TraceFile, read_trace_file
-from ddpsim.importers.kineto_step import (
-    Gradient,
-    KinetoStep,
-    MeasuredCollective,
-    Piece,
-    read_step,
-)
+from ddpsim.importers.kineto.events import Lost, TraceEvents
+from ddpsim.importers.kineto.file import TraceFile, read_trace_file
+from ddpsim.importers.kineto.measured import Gradient, KinetoStep, MeasuredCollective, Piece
+from ddpsim.importers.kineto.step import read_step
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = ["Gradient", "KinetoStep", "KinetoTrace", "MeasuredCollective", "Piece", "read_trace"]

@@ -14,8 +14,8 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from ddpsim.errors import ImportFailedError, shown
-from ddpsim.importers.nccl_devices import check_one_group, device_lists, layout_of, only_layout
-from ddpsim.importers.nccl_text import Device, Line, TextRow, is_figure, plain_lines, table_rows
+from ddpsim.importers.nccl.devices import check_one_group, device_lists, layout_of, only_layout
+from ddpsim.importers.nccl.text import Device, Line, TextRow, is_figure, plain_lines, table_rows
 from ddpsim.importers.text import listed, number, whole
 
 __all__ = ["Measured", "read_json", "read_text_log"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
-from ddpsim.cluster.topology import Link
+from ddpsim.cluster.topology.link import Link
 from ddpsim.units import to_ns
 
 __all__ = ["Ends", "Paths", "leaving_ns", "part", "step_ns"]

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from ddpsim.cluster.collectives import CollectiveCost
+from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.transfers import (
     LEAST_KEPT,
     Interference,
@@ -52,7 +52,7 @@ class InterferingCost:
     bytes of a message that move in a second, growing. `comm_s2_per_byte2` times the square of those
     bytes is added to `comm`, `crowded_s_per_byte` times them to the factor beside another transfer,
     and `comm_delay_s` once to a transfer. Of its latency, in which the link is idle, another
-    transfer may use the share `idle_link_use` (`ddpsim.importers.cluster_profile`). `effect`
+    transfer may use the share `idle_link_use` (`ddpsim.importers.profiles.cluster`). `effect`
     stretches the delay, and how far the factors lie above 1. Compute is slowed down by its factor
     to the power `exponent`: not every model suffers as usual layers do. Where messages are of
     float16, `kept_beside_single` tells the shares beside as many bytes of float32, and the power is

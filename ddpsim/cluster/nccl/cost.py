@@ -1,7 +1,7 @@
 """What an NCCL all-reduce costs on a machine that nobody measured: its tuner's choice, priced.
 
-The choice is NCCL's (`ddpsim.cluster.tuner`), the bytes go over links as the algorithm sends them
-(`ddpsim.cluster.algorithms`), and latencies are NCCL's own table plus what published sweeps show
+The choice is NCCL's (`ddpsim.cluster.nccl.tuner`). The bytes go over links as the algorithm sends
+them (`ddpsim.cluster.algorithms`). Latencies are NCCL's own table plus what published sweeps show
 beyond it. All of it is assumed of a machine like the preset's; a log or a profile comes first.
 """
 
@@ -11,19 +11,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
-from ddpsim.cluster.collectives import slowest_of
-from ddpsim.cluster.paths import Paths
-from ddpsim.cluster.rings import ring, ring_step_ns
-from ddpsim.cluster.topology import Link
-from ddpsim.cluster.transfers import (
-    Operation,
-    RingTransfer,
-    ScheduledTransfer,
-    Transfer,
-    WholeTransfer,
-    duration_ns,
-)
-from ddpsim.cluster.tuner import (
+from ddpsim.cluster.algorithms.rings import ring, ring_step_ns
+from ddpsim.cluster.cost import slowest_of
+from ddpsim.cluster.nccl.tuner import (
     BASE_US,
     HOP_US,
     PROTOCOLS,
@@ -32,6 +22,16 @@ from ddpsim.cluster.tuner import (
     choose,
     most_ll_gb_per_s,
     tree_part,
+)
+from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Paths
+from ddpsim.cluster.transfers import (
+    Operation,
+    RingTransfer,
+    ScheduledTransfer,
+    Transfer,
+    WholeTransfer,
+    duration_ns,
 )
 from ddpsim.units import MIB, to_ns
 

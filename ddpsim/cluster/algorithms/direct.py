@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ddpsim.cluster.paths import Ends, Paths, leaving_ns, step_ns
-from ddpsim.cluster.schedule import Schedule, Scheduler
-from ddpsim.cluster.topology import Link
+from ddpsim.cluster.algorithms.schedule import Schedule, Scheduler
+from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Ends, Paths, leaving_ns, step_ns
 
 if TYPE_CHECKING:
-    from ddpsim.cluster.longest_ways import Ticks
+    from ddpsim.cluster.algorithms.max_plus import Ticks
 
 __all__ = [
     "direct_ns",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.intervals import Intervals
-from ddpsim.importers.kineto_file import Event, TraceFile
+from ddpsim.importers.kineto.file import Event, TraceFile
 
 __all__ = [
     "MOST",

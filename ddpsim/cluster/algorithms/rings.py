@@ -10,12 +10,12 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ddpsim.cluster.paths import Ends, Paths, leaving_ns, step_ns
-from ddpsim.cluster.schedule import Schedule, Scheduler
-from ddpsim.cluster.topology import Link
+from ddpsim.cluster.algorithms.schedule import Schedule, Scheduler
+from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Ends, Paths, leaving_ns, step_ns
 
 if TYPE_CHECKING:
-    from ddpsim.cluster.longest_ways import Ticks
+    from ddpsim.cluster.algorithms.max_plus import Ticks
 
 __all__ = [
     "gloo_ns",
@@ -107,7 +107,7 @@ def gloo_schedule(paths: Paths, size_bytes: int) -> Schedule:
     """gloo's ring: reduce-scatter, then all-gather, in segments of at most 1 MiB, two in flight.
 
     A segment goes once the one before the last has arrived, and what it passes on is there. The
-    time in which a thread adds is not in it: a profile knows it (`ddpsim.cluster.fitted`).
+    time in which a thread adds is not in it: a profile knows it (`ddpsim.cluster.fitted.laws`).
     """
     out, n = Scheduler(), paths.ranks
     each, segment = _segments(n, size_bytes)
@@ -178,7 +178,7 @@ def hierarchical_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Tic
     """When it ends, given when each rank joins, [..., ranks] to [...]: rings after rings."""
     import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
 
-    from ddpsim.cluster.longest_ways import by_steps, ring_ends_ns  # noqa: PLC0415
+    from ddpsim.cluster.algorithms.max_plus import by_steps, ring_ends_ns  # noqa: PLC0415
 
     m, g = paths.nodes, paths.gpus_per_node
     shard = ceil(size_bytes / g)

@@ -1,0 +1,91 @@
+"""Which node is whose parent in NCCL's two trees, and the longest routes through them.
+
+Sources: Sanders, Speck, Traff 2009 (two trees), nccl src/graph/trees.cc (which trees).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+__all__ = ["edges_by_node", "leaves_first", "routes", "two_trees"]
+
+_Route = tuple[int, ...]  # how many edges have a half, a third ... of their nodes' networks
+
+
+@lru_cache(maxsize=64)
+def routes(nodes: int) -> tuple[_Route, ...]:
+    """From any node up to the root and down to any other, in both trees, without shorter ones."""
+    if nodes == 1:
+        return ((0,) * 5,)
+    both, found = two_trees(nodes), set[_Route]()
+    flows = edges_by_node(both)
+    for parent in both:
+        ways: list[set[_Route]] = [{(0,) * 5} for _ in range(nodes)]  # from leaves up to a node
+        for node in leaves_first(parent)[:-1]:
+            up = parent[node]
+            edge = max(flows[node], flows[up])
+            ways[up] = _longest(ways[up] | {_with(way, edge) for way in ways[node]})
+        upwards = ways[parent.index(-1)]
+        found |= {tuple(a + b for a, b in zip(x, y, strict=True)) for x in upwards for y in upwards}
+    return tuple(sorted(_longest(found)))
+
+
+def _with(route: _Route, flows: int) -> _Route:
+    return (*route[:flows], route[flows] + 1, *route[flows + 1 :])
+
+
+def _longest(routes: set[_Route]) -> set[_Route]:
+    """Those that no other has at least as many edges of every kind as."""
+    return {
+        route
+        for route in routes
+        if not any(
+            other != route and all(a <= b for a, b in zip(route, other, strict=True))
+            for other in routes
+        )
+    }
+
+
+def edges_by_node(parents: Sequence[Sequence[int]]) -> list[int]:
+    """How many edges leave each node, up and down, in all trees."""
+    leaving = [0] * len(parents[0])
+    for parent in parents:
+        for node, up in enumerate(parent):
+            if up >= 0:
+                leaving[node] += 1
+                leaving[up] += 1
+    return leaving
+
+
+def leaves_first(parent: Sequence[int]) -> list[int]:
+    """Nodes in an order in which each precedes its parent; the root is the last."""
+
+    def depth(node: int) -> int:
+        return 0 if parent[node] < 0 else 1 + depth(parent[node])
+
+    return sorted(range(len(parent)), key=lambda node: (-depth(node), node))
+
+
+@lru_cache(maxsize=64)
+def two_trees(nodes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Parents in each tree, -1 at its root: the second is the first mirrored (even) or shifted."""
+    first = [_parent(node, nodes) for node in range(nodes)]
+    second = [-1] * nodes
+    for node, up in enumerate(first):
+        if up < 0:
+            continue
+        if nodes % 2 == 0:
+            second[nodes - 1 - node] = nodes - 1 - up
+        else:
+            second[(node + 1) % nodes] = (up + 1) % nodes
+    return tuple(first), tuple(second)
+
+
+def _parent(node: int, nodes: int) -> int:
+    """In the binary tree whose leaves are the odd nodes (nccl src/graph/trees.cc)."""
+    if node == 0:
+        return -1
+    bit = node & -node
+    up = (node ^ bit) | (bit << 1)
+    return up if up < nodes else node ^ bit

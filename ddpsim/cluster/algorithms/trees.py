@@ -1,0 +1,105 @@
+"""All-reduces up and down NCCL's two trees, and the chain that reduces to one GPU.
+
+Source: nccl src/device/all_reduce.h (what a tree sends).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ddpsim.cluster.algorithms.pipeline import (
+    Pipeline,
+    chunks,
+    ends_ns,
+    route_ns,
+    side_by_side,
+    way_ns,
+)
+from ddpsim.cluster.algorithms.schedule import Schedule
+from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Ends, Paths, part
+
+if TYPE_CHECKING:
+    from ddpsim.cluster.algorithms.max_plus import Ticks
+
+__all__ = [
+    "gather_ends_ns",
+    "gather_ns",
+    "gather_schedule",
+    "tree_ends_ns",
+    "tree_ns",
+    "tree_schedule",
+]
+
+
+def tree_schedule(paths: Paths, size_bytes: int) -> Schedule:
+    """Sums flow up to the root and the result down, half of the bytes in each of two trees.
+
+    In a node GPUs are a chain that ends at its first. Every node is a leaf in one of the trees.
+    """
+    return side_by_side(_both_trees(paths), paths, size_bytes)
+
+
+def tree_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
+    """When it ends, given when each rank joins."""
+    return ends_ns(_both_trees(paths), paths, size_bytes, joined_ns)
+
+
+def tree_ns(paths: Paths, size_bytes: int) -> int:
+    """About 2 log2(n) a + 2 M b: the longest route, chains included."""
+    hops = [(2 * (paths.gpus_per_node - 1), _chain(paths))] if paths.gpus_per_node > 1 else []
+    return route_ns(paths, hops, size_bytes)
+
+
+def gather_schedule(paths: Paths, size_bytes: int) -> Schedule:
+    """A reduction to GPU 0 of one node: a chain of all GPUs, each adding its own on the way.
+
+    Backwards it is GPU 0's broadcast, which takes as long.
+    """
+    return _gathering(paths.ranks).schedule(paths, size_bytes)
+
+
+def gather_ns(paths: Paths, size_bytes: int) -> int:
+    """(n-1) a + M b, and the first chunk's way."""
+    return way_ns([(paths.ranks - 1, paths.within())], *chunks(paths, size_bytes))
+
+
+def gather_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
+    """When it ends, given when each rank joins."""
+    return _gathering(paths.ranks).ends_ns(paths, size_bytes, joined_ns)
+
+
+@lru_cache(maxsize=16)
+def _gathering(ranks: int) -> Pipeline:
+    pipe, summed = Pipeline(Paths.within), list[int]()
+    for gpu in range(ranks - 1, 0, -1):
+        summed = pipe.add(gpu, gpu - 1, summed)
+    return pipe
+
+
+def _both_trees(paths: Paths) -> tuple[Pipeline, ...]:
+    return tuple(_tree(paths.nodes, paths.gpus_per_node, tree) for tree in (0, 1))
+
+
+@lru_cache(maxsize=16)
+def _tree(nodes: int, g: int, tree: int) -> Pipeline:
+    pipe = Pipeline(_chain)
+    heads = range(0, nodes * g, g)
+    ready: list[list[int]] = []
+    for head in heads:
+        summed: list[int] = []
+        for gpu in range(head + g - 1, head, -1):
+            summed = pipe.add(gpu, gpu - 1, summed)
+        ready.append(summed)
+    brought = pipe.over_nodes(nodes, tree, heads, ready) if nodes > 1 else ready
+    for head, result in zip(heads, brought, strict=True):
+        last = result
+        for gpu in range(head, head + g - 1):
+            last = pipe.add(gpu, gpu + 1, last)
+    return pipe
+
+
+def _chain(paths: Paths, ends: Ends | None = None) -> Link:
+    """A GPU's link serves both trees, up and down."""
+    return part(paths.within(ends), 4)

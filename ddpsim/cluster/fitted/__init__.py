@@ -1,0 +1,1 @@
+"""Costs from a cluster profile: fitted laws, residuals at measured sizes, other rank counts."""

@@ -1,0 +1,150 @@
+"""The costs of a cluster's links, as the scenario states them or its machine's preset has them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ddpsim.cluster.cost import AllReduceLogCost, CollectiveCost, LinkCost, ScheduledCost
+from ddpsim.cluster.link_sources import bottleneck, link_provenance
+from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.cluster.network import Network
+from ddpsim.cluster.wires import Kind, Wires, latency_s, rate_of
+from ddpsim.errors import InputError
+from ddpsim.provenance import Uncertainty
+from ddpsim.scenario.schema import Cluster, InterNode, IntraNode, Scenario
+
+__all__ = ["broadcast_way", "links_are_stated", "network_from_links"]
+
+STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
+PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
+PRESET_PCIE = Uncertainty(0.90, "assumed: published rates through a host go from 1.5 to 26 GB/s")
+PRESET_NETWORK = Uncertainty(0.90, "presets of devices against 8 published sweeps of nodes")
+TCP_NETWORK = Uncertainty(0.90, "assumed: published TCP reaches 15 to 100 % of its NICs' rate")
+_EASY_FOR_TCP = 1.25e9  # bytes per second, assumed: a flow or two fill 10 Gbit/s
+CHOSEN_NETWORK = Uncertainty(
+    0.37, "known NICs and NCCL's choice against 8 published sweeps of several nodes"
+)
+_BROADCASTS = {
+    "gloo_ring": "whole down a binomial tree, as gloo sends it",
+    "parameter_server": "half of an all-reduce",
+    "gather": "as long as the gradients take to GPU 0",
+}
+_NCCL_ALGORITHMS = ("ring", "tree", "nvls")
+
+
+def network_from_links(scenario: Scenario) -> Network:
+    """The collective costs of a cluster's links; raises InputError where none are known."""
+    cluster = scenario.cluster
+    wires = Wires.of(cluster, scenario.run.seed)
+    cost = _cost(scenario, wires)
+    return Network(
+        cost=cost,
+        uncertainty=_uncertainty(cluster, wires, chosen=isinstance(cost, NcclCost)),
+        bottleneck=bottleneck(cluster, wires, _slowest(wires, cost)),
+        provenance=(
+            *link_provenance(cluster, asks_transport=isinstance(cost, NcclCost)),
+            *wires.provenance,
+        ),
+    )
+
+
+def broadcast_way(cost: CollectiveCost) -> str:
+    """How a broadcast goes over links, or what it is of a log's all-reduces, in words."""
+    if isinstance(cost, AllReduceLogCost):
+        return "half of an all-reduce"
+    algorithm = cost.algorithm if isinstance(cost, ScheduledCost) else "ring"
+    return _BROADCASTS.get(algorithm, "once round a ring, at the pace of its slowest link")
+
+
+def _slowest(wires: Wires, cost: CollectiveCost) -> Kind:
+    """The kind of link that sets the pace of large messages."""
+    if wires.intra is None or wires.inter is None or not isinstance(cost, NcclCost):
+        return wires.slowest
+    return "inter_node" if cost.waits_for_network() else "intra_node"
+
+
+def _uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> Uncertainty:
+    """The widest of all links that the ranks use: which one sets the pace is doubtful too."""
+    of_links = []
+    if wires.intra:
+        of_links.append(_inside_a_node(cluster, wires.intra))
+    if wires.inter:
+        of_links.append(_between_nodes(cluster, wires.inter, chosen=chosen))
+    return max(of_links, key=lambda uncertainty: uncertainty.sigma)
+
+
+def _inside_a_node(cluster: Cluster, intra: IntraNode) -> Uncertainty:
+    if cluster.intra_node is not None:
+        return STATED_LINKS
+    through_any_host = intra.path == "pcie" and cluster.machine is None
+    return PRESET_PCIE if through_any_host else PRESET_LINKS
+
+
+def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> Uncertainty:
+    """Of a network; NCCL's choice, if it has one, is as doubtful as the links."""
+    stated = cluster.inter_node is not None
+    if chosen and cluster.algorithm == "auto":
+        known = stated or cluster.machine is not None
+        if known and inter.transport == "tcp" and rate_of(inter) > _EASY_FOR_TCP:
+            return TCP_NETWORK
+        return CHOSEN_NETWORK if known else PRESET_NETWORK
+    return STATED_LINKS if stated else PRESET_NETWORK
+
+
+def links_are_stated(cluster: Cluster) -> bool:
+    """Whether the scenario itself gives every kind of link that its ranks use."""
+    intra_given = cluster.intra_node is not None or cluster.gpus_per_node == 1
+    return intra_given and (cluster.inter_node is not None or cluster.nodes == 1)
+
+
+def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:
+    cluster, algorithm = scenario.cluster, scenario.cluster.algorithm
+    if scenario.ddp.backend == "nccl" and algorithm in ("auto", *_NCCL_ALGORITHMS):
+        return _nccl_cost(cluster, wires)
+    if algorithm == "ring":
+        return LinkCost(wires.ring, cluster.world_size)
+    chosen = {"auto": "gloo_ring", "data_parallel": "gather"}.get(algorithm, algorithm)
+    return ScheduledCost(chosen, replace(wires.paths, switch=None, servers=cluster.servers or 1))
+
+
+def _nccl_cost(cluster: Cluster, wires: Wires) -> NcclCost:
+    named = () if cluster.algorithm == "auto" else (cluster.algorithm,)
+    protocols = () if cluster.protocol == "auto" else (cluster.protocol,)
+    inter = wires.inter
+    cost = NcclCost(
+        wires.graph(cluster),
+        wires.paths,
+        table_intra=not cluster.states_latency("intra_node"),
+        table_inter=not cluster.states_latency("inter_node"),
+        net_hop_s=None if inter is None or inter.transport == "rdma" else latency_s(inter),
+        algorithms=named,
+        protocols=protocols,
+    )
+    if not _is_to_be_had(cost):
+        raise _refusal(cluster, is_protocol=_is_to_be_had(replace(cost, protocols=())))
+    return cost
+
+
+def _is_to_be_had(cost: NcclCost) -> bool:
+    try:
+        cost.choice(1)
+    except ValueError:
+        return False
+    return True
+
+
+def _refusal(cluster: Cluster, *, is_protocol: bool) -> InputError:
+    """Of NCCL's algorithm on this machine, or of its protocol alone."""
+    if not is_protocol:
+        return InputError(
+            "cluster.algorithm",
+            f"{cluster.algorithm} is not to be had on this machine: nvls needs a switch that sums "
+            "(intra_node.switch_bandwidth)",
+        )
+    if cluster.algorithm == "nvls":
+        return InputError("cluster.protocol", "nvls is sent with Simple alone; write that, or auto")
+    return InputError(
+        "cluster.protocol",
+        f"{cluster.protocol} is not to be had on this machine: LL128 needs NVLink between the GPUs "
+        "of a node (intra_node.path); write LL, Simple or auto",
+    )

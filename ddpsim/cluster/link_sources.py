@@ -1,0 +1,128 @@
+"""Links in words: their figures, where these come from, and which of them is the bottleneck."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import groupby
+
+from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.cluster.wires import Kind, Wires, rate_of
+from ddpsim.provenance import Provenance, Trust
+from ddpsim.scenario.schema import Cluster, InterNode, IntraNode
+from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
+
+__all__ = ["algorithm_choices", "bottleneck", "link_provenance", "preset_source"]
+
+
+def bottleneck(cluster: Cluster, wires: Wires, kind: Kind) -> str:
+    """The link that limits large messages, in words."""
+    ring = wires.ring
+    slowest = min(ring, key=lambda link: link.bandwidth_bytes_per_s)
+    rate = format_bytes_per_s(slowest.bandwidth_bytes_per_s)
+    if cluster.algorithm == "data_parallel":
+        return f"GPU 0's link ({rate}), which all parameters leave and all gradients enter by"
+    if cluster.algorithm == "parameter_server":
+        servers = cluster.servers or 1
+        whose = "the parameter server's link" if servers == 1 else f"the {servers} servers' links"
+        return f"{whose} ({rate} each), which {cluster.world_size} ranks share"
+    if wires.weak or wires.unlike:
+        rank = min(range(len(ring)), key=lambda i: ring[i].bandwidth_bytes_per_s)
+        if rank in (cluster.weak_links or {}):
+            return f"the weak link to rank {rank} ({rate})"
+        if (node := _slower_node(wires, rank)) is not None:
+            return f"the links of node {node}, unlike the others' ({rate})"
+    inside = kind == "intra_node"
+    link: IntraNode | InterNode | None = wires.intra if inside else wires.inter
+    latency = ""
+    if link and link.latency_s is not None and cluster.states_latency(kind):
+        latency = f", {format_duration(link.latency_s)} a hop"
+    if inside:
+        return f"the intra-node links ({format_bytes_per_s(rate_of(link))} a GPU{latency})"
+    return f"the inter-node network ({format_bytes_per_s(wires.network_rate)} a node{latency})"
+
+
+def _slower_node(wires: Wires, rank: int) -> int | None:
+    """Of the nodes of a rank and of its left neighbour the one with slower links than usual."""
+    g = wires.gpus_per_node
+    here, left = rank // g, (rank - 1) % (wires.nodes * g) // g
+    of_kind = 1 if here == left else 2
+    slower = {node[0]: node[of_kind] for node in wires.unlike if node[of_kind] < 1}
+    return min({here, left} & set(slower), key=lambda node: slower[node], default=None)
+
+
+def link_provenance(cluster: Cluster, *, asks_transport: bool) -> tuple[Provenance, ...]:
+    """The figures of each kind of link, and where they come from."""
+    entries = []
+    for key in cluster.links_used:
+        stated = getattr(cluster, key)
+        link = cluster.link(key)
+        if link is None:
+            continue
+        figures = _figures(link, cluster.states_latency(key))
+        source = preset_source(cluster, key)
+        if stated:
+            beside = f" beside machine {cluster.machine.name}" if cluster.machine else ""
+            source = f"stated in the scenario{beside}"
+            figures += _without_switch(cluster, link)
+            if asks_transport:
+                figures += _transport_taken(cluster, stated)
+        trust: Trust = "stated" if stated else "assumed"
+        entries.append(Provenance(f"cluster.{key}", f"{figures}; {source}", trust))
+    return tuple(entries)
+
+
+def _without_switch(cluster: Cluster, link: IntraNode | InterNode) -> str:
+    """Where the links that a scenario states leave out what the device's usual machine has."""
+    usual = cluster.device.intra_node
+    if isinstance(link, InterNode) or link.switch_bandwidth_bytes_per_s or usual is None:
+        return ""
+    has_switch = usual.switch_bandwidth_bytes_per_s is not None
+    return ", no NVLS without switch_bandwidth" if has_switch else ""
+
+
+def _transport_taken(cluster: Cluster, stated: IntraNode | InterNode) -> str:
+    """Where a network is stated, but not how NCCL reaches it; a named machine has its own way."""
+    if isinstance(stated, IntraNode) or "transport" in stated.model_fields_set or cluster.machine:
+        return ""
+    return f", taken as {stated.transport.upper()}"
+
+
+def _figures(link: IntraNode | InterNode, states_latency: bool) -> str:  # noqa: FBT001 -- a fact
+    """Bandwidth, NICs and what takes from them, and the latency where it counts."""
+    said = [format_bytes_per_s(rate_of(link))]
+    if isinstance(link, InterNode):
+        said[0] = f"{link.nics_per_node} x {said[0]}" if link.nics_per_node > 1 else said[0]
+        if link.oversubscription > 1:
+            said.append(f"oversubscribed {link.oversubscription:g} : 1")
+    elif link.switch_bandwidth_bytes_per_s:
+        said.append(f"{format_bytes_per_s(link.switch_bandwidth_bytes_per_s)} with NVLS")
+    if link.latency_s is not None and (states_latency or not _has_table(link)):
+        said.append(format_duration(link.latency_s))
+    return ", ".join(said)
+
+
+def _has_table(link: IntraNode | InterNode) -> bool:
+    """Whether NCCL's own latencies take the place of the preset's."""
+    return not isinstance(link, InterNode) or link.transport == "rdma"
+
+
+def preset_source(cluster: Cluster, key: str) -> str:
+    """Where the figures of links come from that a scenario does not state."""
+    machine = cluster.machine
+    if machine and getattr(machine, key):
+        return f"preset {machine.name}: {machine.sources.get(key, 'no source given')}"
+    return f"preset {cluster.device.name}: {cluster.device.sources.get(key, 'no source given')}"
+
+
+def algorithm_choices(cost: NcclCost, sizes_bytes: Iterable[int]) -> str:
+    """What NCCL takes for these sizes, in words: "ring LL to 256 KiB, tree Simple above"."""
+    chosen = [(size, cost.choice(size)) for size in sorted(sizes_bytes)]
+    runs = [
+        (name, [size for size, _ in group])
+        for name, group in groupby(chosen, key=lambda c: f"{c[1].algorithm} {c[1].protocol}")
+    ]
+    counts = Counter(f"{choice.algorithm} {choice.protocol}" for _, choice in chosen)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{name} to {format_bytes(sizes[-1])}" for name, sizes in runs)

@@ -1,0 +1,1 @@
+"""NCCL: its tuner's choice of algorithm and protocol, and what that costs."""

@@ -1,0 +1,249 @@
+"""The links of a cluster, and what collisions and weak links leave of their bandwidth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from typing import Literal
+
+from ddpsim.cluster.algorithms.rings import ring
+from ddpsim.cluster.nccl.tuner import Graph
+from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Paths
+from ddpsim.errors import InputError
+from ddpsim.provenance import Provenance
+from ddpsim.scenario.schema import Cluster, InterNode, IntraNode
+
+__all__ = ["Kind", "Wires", "latency_s", "network_rate", "rate_of"]
+
+Kind = Literal["intra_node", "inter_node"]
+_NVLINK_FROM = 30e9  # assumed: no PCIe slot of today lets a ring reach it
+_LINK_GB_PER_S = {"volta": 20.0, "ampere": 20.0, "hopper": 20.6, "blackwell": 40.1}
+_SLOTS_GB_PER_S = (12.0, 24.0, 48.0)  # PCIe Gen3 to Gen5 x16, as NCCL counts them
+
+
+@dataclass(frozen=True)
+class Wires:
+    """The links of a cluster, with what is lost of the network between its nodes.
+
+    `network_rate`: bytes per second that a node can send to others, all NICs together.
+    """
+
+    nodes: int
+    gpus_per_node: int
+    intra: IntraNode | None
+    inter: InterNode | None
+    network_rate: float
+    weak: tuple[tuple[int, float, float], ...] = ()
+    unlike: tuple[tuple[int, float, float], ...] = ()
+    provenance: tuple[Provenance, ...] = ()
+
+    @classmethod
+    def of(cls, cluster: Cluster, seed: int = 0) -> Wires:
+        """Those that a cluster uses; raises InputError where one is not known."""
+        intra, inter = cluster.link("intra_node"), cluster.link("inter_node")
+        if cluster.gpus_per_node > 1 and intra is None:
+            raise InputError(
+                "cluster", f"{cluster.device.name} has no preset links; state intra_node"
+            )
+        if cluster.nodes > 1 and inter is None:
+            raise InputError(
+                "cluster", f"{cluster.device.name} has no preset network; state inter_node"
+            )
+        for key, link in (("intra_node", intra), ("inter_node", inter)):
+            if link is not None and link.bandwidth_bytes_per_s is None:
+                raise InputError(f"cluster.{key}", "no preset says its bandwidth; state it")
+        _check_transport(cluster)
+        used = inter if cluster.nodes > 1 and isinstance(inter, InterNode) else None
+        rate, collisions = network_rate(used, cluster.nodes, seed) if used else (0.0, ())
+        return cls(
+            cluster.nodes,
+            cluster.gpus_per_node,
+            intra if cluster.gpus_per_node > 1 and isinstance(intra, IntraNode) else None,
+            used,
+            rate,
+            _weak(cluster),
+            _unlike(cluster),
+            collisions,
+        )
+
+    @property
+    def ring(self) -> tuple[Link, ...]:
+        """The link that leads to each rank from its left neighbour."""
+        return ring(self.paths)
+
+    @property
+    def paths(self) -> Paths:
+        """Where algorithms may send."""
+        switch = self.intra.switch_bandwidth_bytes_per_s if self.intra else None
+        n = self.gpus_per_node
+        summed = None if switch is None else Link(0.0, switch * n / (2 * (n - 1)))
+        links = (self._within, self._between, summed)
+        return Paths(self.nodes, n, *links, weak=self.weak, unlike=self.unlike)
+
+    @property
+    def slowest(self) -> Kind:
+        """The kind of link that sets a ring's pace."""
+        if self.intra is None or self.inter is None:
+            return "inter_node" if self.inter else "intra_node"
+        is_inside = rate_of(self.intra) < self.network_rate
+        return "intra_node" if is_inside else "inter_node"
+
+    def graph(self, cluster: Cluster) -> Graph:
+        """What NCCL sees: whole links, and slots of PCIe; of unlike nodes the slowest's.
+
+        Source: nccl src/init.cc, which takes the least of all ranks. It does not see weak links.
+        """
+        architecture = cluster.device.architecture
+        intra, inter = _slowest_inside(cluster, self.intra), _slowest_outside(cluster, self.inter)
+        path, rate = "nvlink", 0.0
+        if intra:
+            rate = rate_of(intra) / 1e9
+            path = intra.path or ("nvlink" if rate * 1e9 >= _NVLINK_FROM else "pcie")
+            link = _LINK_GB_PER_S[architecture]
+            if path == "nvlink":
+                rate = ceil(rate / link) * link
+            else:
+                rate = next((slot for slot in _SLOTS_GB_PER_S if slot >= rate), rate)
+        return Graph(
+            architecture,
+            self.nodes,
+            self.gpus_per_node,
+            rate,
+            inter.nics_per_node if inter else 0,
+            rate_of(inter) / 1e9 if inter else 0.0,
+            "nvlink" if path == "nvlink" else "pcie",
+            reduces=bool(self.intra and self.intra.switch_bandwidth_bytes_per_s),
+            cpu_vendor=cluster.machine.cpu_vendor if cluster.machine else "intel",
+        )
+
+    @property
+    def _within(self) -> Link | None:
+        intra = self.intra
+        return Link(latency_s(intra, self.inter), rate_of(intra)) if intra else None
+
+    @property
+    def _between(self) -> Link | None:
+        return Link(latency_s(self.inter), self.network_rate) if self.inter else None
+
+
+def latency_s(link: IntraNode | InterNode, beside: InterNode | None = None) -> float:
+    """Raises InputError where none is known; of the link `beside` too, so that both are stated."""
+    if link.latency_s is None:
+        key = "intra_node" if isinstance(link, IntraNode) else "inter_node"
+        both = beside is not None and beside.latency_s is None
+        missing = "its latency, nor inter_node's; state both" if both else "its latency; state it"
+        raise InputError(f"cluster.{key}", f"no preset says {missing}")
+    return link.latency_s
+
+
+def _check_transport(cluster: Cluster) -> None:
+    """Another transport than the preset's has another latency."""
+    stated = cluster.inter_node
+    if cluster.nodes == 1 or stated is None or stated.latency_s is not None:
+        return
+    preset = (cluster.machine and cluster.machine.inter_node) or cluster.device.inter_node
+    usual = preset.transport if preset else "rdma"
+    if "transport" in stated.model_fields_set and stated.transport not in (usual, "rdma"):
+        raise InputError(
+            "cluster.inter_node.transport",
+            f"no preset says the latency of {stated.transport} here; state inter_node.latency "
+            "(presets assume 30 to 50 us a hop over tcp)",
+        )
+
+
+def _weak(cluster: Cluster) -> tuple[tuple[int, float, float], ...]:
+    """Ranks whose links are weak, with what is left inside their node and from outside."""
+    parts = sorted((cluster.weak_links or {}).items())
+    return tuple((rank, part, part) for rank, part in parts if part != 1.0)
+
+
+def _unlike(cluster: Cluster) -> tuple[tuple[int, float, float], ...]:
+    """Nodes whose links differ, with their bandwidths over the usual ones, inside and outside."""
+    found = []
+    for node in sorted(cluster.other_nodes or {}):
+        inside, outside = (_ratio(cluster, node, key) for key in ("intra_node", "inter_node"))
+        if (inside, outside) != (1.0, 1.0):
+            found.append((node, inside, outside))
+    return tuple(found)
+
+
+def _ratio(cluster: Cluster, node: int, key: Kind) -> float:
+    """Bandwidth of a node's own links over the usual ones'."""
+    own, usual = _own(cluster, node, key), cluster.link(key)
+    if own is None or usual is None:
+        return 1.0
+    return _node_rate(own, cluster.nodes) / _node_rate(usual, cluster.nodes)
+
+
+def _own(cluster: Cluster, node: int, key: Kind) -> IntraNode | InterNode | None:
+    """A node's links; what they do not say is as usual."""
+    own, usual = getattr((cluster.other_nodes or {})[node], key), cluster.link(key)
+    if own is None or usual is None:
+        return usual
+    return usual.model_copy(update=own.said)
+
+
+def _slowest_inside(cluster: Cluster, usual: IntraNode | None) -> IntraNode | None:
+    """Of all nodes' links inside; None where a node has one GPU."""
+    others = [_own(cluster, node, "intra_node") for node in cluster.other_nodes or {}]
+    known = [usual, *(own for own in others if isinstance(own, IntraNode))] if usual else []
+    return min((link for link in known if link), key=rate_of, default=None)
+
+
+def _slowest_outside(cluster: Cluster, usual: InterNode | None) -> InterNode | None:
+    """Of all nodes' networks, by their NICs together; None where there is one node."""
+    others = [_own(cluster, node, "inter_node") for node in cluster.other_nodes or {}]
+    known = [usual, *(own for own in others if isinstance(own, InterNode))] if usual else []
+    together = (link for link in known if link)
+    return min(together, key=lambda link: link.nics_per_node * rate_of(link), default=None)
+
+
+def _node_rate(link: IntraNode | InterNode, nodes: int) -> float:
+    """Bytes per second of a GPU's link, or of all NICs of a node, as far as they leave its leaf."""
+    if not isinstance(link, InterNode):
+        return rate_of(link)
+    leaves_its_leaf = link.nodes_per_leaf is None or nodes > link.nodes_per_leaf
+    return link.nics_per_node * rate_of(link) / (link.oversubscription if leaves_its_leaf else 1.0)
+
+
+def rate_of(link: IntraNode | InterNode | None) -> float:
+    """Its bandwidth; Wires.of has seen that there is one."""
+    return (link and link.bandwidth_bytes_per_s) or 0.0
+
+
+def network_rate(inter: InterNode, nodes: int, seed: int) -> tuple[float, tuple[Provenance, ...]]:
+    """What a node can send to all others at once, and how flows collided on the way."""
+    nics = inter.nics_per_node
+    rate = nics * rate_of(inter)
+    per_leaf = inter.nodes_per_leaf or 1
+    leaves = ceil(nodes / per_leaf)
+    if inter.nodes_per_leaf is not None and leaves == 1:
+        return rate, ()
+    rate /= inter.oversubscription
+    if inter.uplinks is None:
+        return rate, ()
+    worst, usual = _collisions(nics, inter.uplinks, leaves, seed)
+    room = max(1.0, per_leaf * nics / inter.uplinks)  # NICs that an uplink can carry
+    said = (
+        f"{nics} flows hashed onto {inter.uplinks} uplinks of each of {leaves} leaves, each of "
+        f"{room:g} NICs: the fullest carries {worst} with seed {seed} ({usual[0]} to {usual[1]} "
+        "in 80 % of 1,000 seeds)"
+    )
+    entry = Provenance("cluster.inter_node.uplinks", said, "assumed")
+    return rate * min(1.0, room / worst), (entry,)
+
+
+@lru_cache(maxsize=64)
+def _collisions(flows: int, uplinks: int, leaves: int, seed: int) -> tuple[int, tuple[int, int]]:
+    """Flows on the fullest uplink of any leaf for this seed, and its 10th and 90th percentile."""
+    import numpy as np  # noqa: PLC0415 -- a quarter of the start-up time, and most runs need it not
+
+    def fullest(draw: np.random.Generator) -> int:
+        paths = draw.integers(uplinks, size=(leaves, flows))
+        return max(int(np.bincount(row).max()) for row in paths)
+
+    drawn = fullest(np.random.default_rng([seed, flows, uplinks]))
+    many = sorted(fullest(np.random.default_rng([i, flows, uplinks])) for i in range(1000))
+    return drawn, (many[100], many[899])

@@ -1,0 +1,1 @@
+"""Logs of nccl-tests: text and JSON, with their list of devices."""

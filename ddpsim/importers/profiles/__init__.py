@@ -1,0 +1,1 @@
+"""Profiles that calibration wrote: of a cluster, of a model."""
