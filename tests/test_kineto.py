@@ -24,9 +24,10 @@ from kineto_writer import ACCUMULATE, ENGINE, MAIN, NODE, CpuStep, Step, Writer
 import ddpsim
 from ddpsim.errors import ImportFailedError, ScenarioError
 from ddpsim.importers.intervals import Intervals
+from ddpsim.importers.kineto import file
 from ddpsim.importers.kineto.events import TraceEvents
 from ddpsim.importers.kineto.step import read_step
-from ddpsim.importers.kineto.trace import KinetoTrace, Piece, file, read_trace
+from ddpsim.importers.kineto.trace import KinetoTrace, Piece, read_trace
 from ddpsim.planning.trace import trace as simulated_trace
 from ddpsim.prediction.job import resolve
 from ddpsim.scenario.quantity import SourceFile
@@ -361,7 +362,8 @@ def test_a_simulation_comes_back(model: str, batch: int, tmp_path: Path) -> None
     step = read(path).typical
     parts = result.breakdown_s
     assert sum(device_us(step.forward)) == pytest.approx(parts.forward * 1e6, abs=0.01)
-    copied = sum(resolve(asked).program.copy_in[i].device_ns for i in result_order(asked)) / 1000
+    copies = resolve(asked).program.strategy.reducer.copy_in
+    copied = sum(copies[i].device_ns for i in result_order(asked)) / 1000
     backward_us = parts.backward_compute * 1e6 - copied
     assert sum(device_us(step.backward)) == pytest.approx(backward_us, abs=0.5)
     assert step.optimizer.device_s * 1e6 == pytest.approx(parts.optimizer * 1e6, abs=0.01)
