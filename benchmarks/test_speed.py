@@ -28,7 +28,7 @@ from ddpsim.engine.reference.messages import RingSteps
 from ddpsim.engine.reference.shared_link import SharedLink
 from ddpsim.engine.run import run
 from ddpsim.importers.kineto.trace import read_trace
-from ddpsim.prediction.job import resolve
+from ddpsim.prediction.resolve import resolve
 from ddpsim.result.timeline import MessageSpan
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario

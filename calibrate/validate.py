@@ -59,7 +59,7 @@ from ddpsim.errors import DdpsimError, ScenarioError, shown
 from ddpsim.importers.profiles.cluster import Fitted, read_cluster_profile
 from ddpsim.prediction.api import load_scenario, simulate_and_observe
 from ddpsim.prediction.interval import together
-from ddpsim.prediction.job import resolve
+from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Result
 from ddpsim.result.timeline import Timeline
 from ddpsim.scenario.catalog import device_names

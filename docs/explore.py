@@ -11,7 +11,7 @@ def _():
     import plotly.graph_objects as go
 
     import ddpsim
-    from ddpsim.scenario.presets import preset_files, presets
+    from ddpsim.scenario.starters import preset_files, presets
 
     return ddpsim, go, mo, preset_files, presets
 
@@ -40,7 +40,7 @@ def _(cap, ddpsim, nodes, scenario, view):
     from pathlib import Path
     from tempfile import TemporaryDirectory
 
-    from ddpsim.scenario.presets import copy_preset
+    from ddpsim.scenario.starters import copy_preset
 
     settings = [
         f"cluster.nodes={nodes.value}",

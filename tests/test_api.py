@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import ddpsim
-from ddpsim.prediction.api import simulate_and_observe, uncertainties
+from ddpsim.prediction.api import simulate_and_observe
 from ddpsim.prediction.interval import prediction_interval, together
-from ddpsim.prediction.job import resolve
+from ddpsim.prediction.resolve import resolve
+from ddpsim.prediction.uncertainty import uncertainties
 from ddpsim.provenance import Uncertainty
 from ddpsim.report.text import render
 from ddpsim.result.model import IntervalSource

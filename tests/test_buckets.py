@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpsim.prediction.api import load_scenario
-from ddpsim.prediction.job import resolve
+from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.catalog import model_table
-from ddpsim.scenario.schema import Ddp
+from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.buckets import assign_by_size, bucket_limits, plan_buckets
 from ddpsim.units import MIB
 from ddpsim.workload.model import Parameter

@@ -21,9 +21,10 @@ from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.planning.explain import explain_step, sensitivities
 from ddpsim.planning.grid import Grid
 from ddpsim.planning.sweep import sweep
-from ddpsim.prediction.api import uncertainties
 from ddpsim.prediction.interval import ROOFLINE, edges
-from ddpsim.prediction.job import Job, resolve
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.resolve import resolve
+from ddpsim.prediction.uncertainty import uncertainties
 from ddpsim.report.changes import render_comparison, render_explanation, verdict
 from ddpsim.result.changes import Change, Comparison, Explanation, Phase
 from ddpsim.result.model import CriticalPart

@@ -17,7 +17,7 @@ from conftest import Outcome
 from test_importers import nccl_log
 
 from ddpsim.glossary import TERMS
-from ddpsim.scenario.presets import preset_text, presets
+from ddpsim.scenario.starters import preset_text, presets
 
 GOOD = str(Path(__file__).parent / "invalid" / "files" / "good.yaml")
 COMMANDS = (

@@ -25,9 +25,10 @@ from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.cluster.wires import Wires
 from ddpsim.errors import InputError, ScenarioError
-from ddpsim.prediction.api import load_scenario, simulate, uncertainties
+from ddpsim.prediction.api import load_scenario, simulate
 from ddpsim.prediction.collective_times import collective_table, load_cluster, parse_sizes
-from ddpsim.prediction.job import resolve
+from ddpsim.prediction.resolve import resolve
+from ddpsim.prediction.uncertainty import uncertainties
 from ddpsim.result.model import Result
 from ddpsim.scenario.catalog import device_table, machine_names, machine_table
 

@@ -16,9 +16,9 @@ import ddpsim
 from ddpsim.errors import ScenarioError
 from ddpsim.planning.compare import each_flag
 from ddpsim.prediction.measured_step import check_measured
+from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.document import load
 from ddpsim.scenario.load import parse
-from ddpsim.scenario.schema import Ddp
 from ddpsim.strategies.ddp.buckets import plan_buckets
 from ddpsim.strategies.ddp.compiled_graphs import compiled_model
 from ddpsim.workload.model import Model, Parameter, Work, total_s

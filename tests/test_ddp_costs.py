@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from ddpsim import load_scenario
-from ddpsim.prediction.job import Job, resolve
-from ddpsim.scenario.schema import Ddp, Optimizer
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.resolve import resolve
+from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.workload import Optimizer
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.instructions import Compute
 from ddpsim.units import MIB

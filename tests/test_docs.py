@@ -24,7 +24,8 @@ from ddpsim.prediction.interval import (
     UNEQUAL_RANKS,
     UNKNOWN_DEVICE,
 )
-from ddpsim.prediction.job import Job, resolve
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.resolve import resolve
 from ddpsim.strategies.ddp.costs import DdpCosts
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -32,11 +32,12 @@ from ddpsim.engine.request import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.errors import SimulationError
 from ddpsim.prediction.api import load_scenario
-from ddpsim.prediction.job import resolve
 from ddpsim.prediction.program import compile_program
+from ddpsim.prediction.resolve import resolve
 from ddpsim.result.metrics import BreakdownNs, Step, percentile, steps_of
 from ddpsim.result.timeline import CommSpan, MessageSpan, RankTimeline, Span
-from ddpsim.scenario.schema import Jitter, Scenario, Stalls
+from ddpsim.scenario.run import Jitter, Stalls
+from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
 from ddpsim.strategies.instructions import Await, Communicate, Compute
 from ddpsim.workload.build import build_model

@@ -18,8 +18,9 @@ from ddpsim.errors import ImportFailedError, ScenarioError
 from ddpsim.glossary import _ALIASES, TERMS, lookup
 from ddpsim.importers.profiles.model import read_profile
 from ddpsim.scenario.catalog import resolve
+from ddpsim.scenario.device import Device
 from ddpsim.scenario.quantity import SourceFile
-from ddpsim.scenario.schema import Device, Scenario
+from ddpsim.scenario.schema import Scenario
 
 SCENARIOS = sorted((Path(__file__).resolve().parent.parent / "scenarios").glob("*.yaml"))
 REFERENCE = os.environ.get("DDPSIM_REFERENCE_DATA")

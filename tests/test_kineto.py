@@ -29,7 +29,7 @@ from ddpsim.importers.kineto.events import TraceEvents
 from ddpsim.importers.kineto.step import read_step
 from ddpsim.importers.kineto.trace import KinetoTrace, Piece, read_trace
 from ddpsim.planning.trace import trace as simulated_trace
-from ddpsim.prediction.job import resolve
+from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.quantity import SourceFile
 
 REFERENCE = os.environ.get("DDPSIM_REFERENCE_DATA")

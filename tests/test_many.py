@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ddpsim
-from ddpsim.prediction.job import Parts, resolve
+from ddpsim.prediction.parts import Parts
+from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Brief
 from ddpsim.scenario.schema import Scenario
 

@@ -25,7 +25,8 @@ from ddpsim.planning.next_doubling import next_doubling, with_bandwidth
 from ddpsim.planning.target import parse_budget, parse_price, parse_target
 from ddpsim.report.capacity import render_plan
 from ddpsim.result.capacity import KNEE_EFFICIENCY, Capacity, CapacityPlan, Money, Target
-from ddpsim.scenario.schema import IntraNode, Scenario
+from ddpsim.scenario.links import IntraNode
+from ddpsim.scenario.schema import Scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIOS = ROOT / "scenarios"

@@ -30,9 +30,10 @@ from ddpsim.importers.profiles.cluster import (
     NcclRegimes,
     Overheads,
 )
-from ddpsim.prediction.job import resolve
-from ddpsim.scenario.cluster import Device
-from ddpsim.scenario.schema import Ddp, Scenario
+from ddpsim.prediction.resolve import resolve
+from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.device import Device
+from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.workload.model import Parameter
 

@@ -10,7 +10,7 @@ import pytest
 from ddpsim import load_scenario
 from ddpsim.errors import ScenarioError
 from ddpsim.scenario.catalog import model_table
-from ddpsim.scenario.schema import Optimizer
+from ddpsim.scenario.workload import Optimizer
 from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Model, Parameter, total_s
 from ddpsim.workload.optimizer import optimizer_state_bytes, optimizer_work

@@ -13,8 +13,8 @@ from conftest import Outcome
 
 import ddpsim
 from ddpsim.planning.explain import explain_step, sensitivities
-from ddpsim.prediction.job import resolve
 from ddpsim.prediction.program import compile_program
+from ddpsim.prediction.resolve import resolve
 from ddpsim.report.text import render
 from ddpsim.result.metrics import BreakdownNs, Step
 from ddpsim.result.model import Bottleneck, Stretch

@@ -49,8 +49,10 @@ from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
 from ddpsim.prediction.api import simulate
 from ddpsim.prediction.ddp_overhead import on_one_rank
-from ddpsim.prediction.job import Job, Parts, resolve
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.program import compile_program
+from ddpsim.prediction.resolve import resolve
 from ddpsim.result.summary import mean_step_s
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from ddpsim.prediction.api import load_scenario
 from ddpsim.scenario.catalog import model_table
-from ddpsim.scenario.schema import Device, Workload
+from ddpsim.scenario.device import Device
+from ddpsim.scenario.workload import Workload
 from ddpsim.workload.model import total_s
 from ddpsim.workload.roofline import zoo_model
 

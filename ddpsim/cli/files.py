@@ -35,7 +35,7 @@ def init(
     ddpsim init gloo-cpu --into .                   one that needs files beside it
     """
     from ddpsim.errors import InputError
-    from ddpsim.scenario.presets import copy_preset, preset_files, preset_text, presets
+    from ddpsim.scenario.starters import copy_preset, preset_files, preset_text, presets
 
     if preset is None:
         for name, purpose in presets().items():

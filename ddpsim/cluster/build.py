@@ -24,7 +24,9 @@ from ddpsim.cluster.wires import Wires
 from ddpsim.errors import InputError, blamed_on
 from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.scenario.catalog import are_other_devices
-from ddpsim.scenario.schema import Cluster, Run, Scenario
+from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.run import Run
+from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, to_ns
 
 if TYPE_CHECKING:

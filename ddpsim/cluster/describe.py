@@ -10,7 +10,9 @@ from ddpsim.cluster.link_sources import preset_source
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tuner import PROTOCOLS, estimates
 from ddpsim.cluster.wires import Wires, rate_of
-from ddpsim.scenario.schema import Background, Cluster, InterNode, Scenario
+from ddpsim.scenario.cluster import Background, Cluster
+from ddpsim.scenario.links import InterNode
+from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
 __all__ = ["describe_cluster", "describe_tuning"]

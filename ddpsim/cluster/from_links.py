@@ -11,7 +11,9 @@ from ddpsim.cluster.network import Network
 from ddpsim.cluster.wires import Kind, Wires, latency_s, rate_of
 from ddpsim.errors import InputError
 from ddpsim.provenance import Uncertainty
-from ddpsim.scenario.schema import Cluster, InterNode, IntraNode, Scenario
+from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.links import InterNode, IntraNode
+from ddpsim.scenario.schema import Scenario
 
 __all__ = ["broadcast_way", "links_are_stated", "network_from_links"]
 

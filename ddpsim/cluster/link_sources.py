@@ -9,7 +9,8 @@ from itertools import groupby
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.wires import Kind, Wires, rate_of
 from ddpsim.provenance import Provenance, Trust
-from ddpsim.scenario.schema import Cluster, InterNode, IntraNode
+from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.links import InterNode, IntraNode
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
 __all__ = ["algorithm_choices", "bottleneck", "link_provenance", "preset_source"]

@@ -13,7 +13,8 @@ from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
-from ddpsim.scenario.schema import Cluster, InterNode, IntraNode
+from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.links import InterNode, IntraNode
 
 __all__ = ["Kind", "Wires", "latency_s", "network_rate", "rate_of"]
 

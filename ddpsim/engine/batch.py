@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
 from ddpsim.engine.fast.host import Host
-from ddpsim.engine.fast.vectorised import Lanes, Trial
+from ddpsim.engine.fast.trials import Trial
+from ddpsim.engine.fast.vectorised import Lanes
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import Settled, run_settled, settled
 from ddpsim.result.summary import SteadyStep

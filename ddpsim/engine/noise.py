@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from ddpsim.scenario.schema import Cluster, Run
+from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.run import Run
 from ddpsim.units import to_ns
 
 if TYPE_CHECKING:

@@ -149,7 +149,8 @@ def _without_events(
     host = Host(request.program, 0 if request.varies else _MOST_MORE)
     if participants == 1 and request.is_calm:
         return _alone(host, request.cost)
-    from ddpsim.engine.fast.vectorised import Lanes, Trial  # noqa: PLC0415 -- numpy is slow to import
+    from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
+    from ddpsim.engine.fast.vectorised import Lanes  # noqa: PLC0415 -- numpy is slow to import
 
     trial = Trial(host, request.cost, request.slowdowns, request.stalls)
     lanes = Lanes([trial], participants)

@@ -11,7 +11,7 @@ from ddpsim.planning.many import simulate_many
 from ddpsim.planning.next_doubling import next_doubling
 from ddpsim.planning.target import parse_budget, parse_price, parse_target
 from ddpsim.prediction.api import simulate
-from ddpsim.prediction.job import resolve
+from ddpsim.prediction.resolve import resolve
 from ddpsim.result.capacity import (
     KNEE_EFFICIENCY,
     Capacity,
@@ -24,7 +24,8 @@ from ddpsim.result.capacity import (
 )
 from ddpsim.result.model import IntervalSource, NextStep, Result
 from ddpsim.scenario.catalog import model_table
-from ddpsim.scenario.schema import InterNode, Scenario
+from ddpsim.scenario.links import InterNode
+from ddpsim.scenario.schema import Scenario
 
 __all__ = ["knee", "marginal_efficiencies", "plan_capacity"]
 

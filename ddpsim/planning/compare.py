@@ -9,11 +9,14 @@ from math import hypot
 from ddpsim.engine.batch import run_many
 from ddpsim.errors import DdpsimError, ScenarioError
 from ddpsim.planning.many import brief_of
-from ddpsim.prediction.api import simulate, uncertainties
+from ddpsim.prediction.api import simulate
 from ddpsim.prediction.interval import GLOO_SLOWDOWN, edges
-from ddpsim.prediction.job import Job, Parts, resolve
+from ddpsim.prediction.job import Job
 from ddpsim.prediction.measured_step import as_stated, check_measured
-from ddpsim.prediction.what_if import two_byte_hooks
+from ddpsim.prediction.next_steps import two_byte_hooks
+from ddpsim.prediction.parts import Parts
+from ddpsim.prediction.resolve import resolve
+from ddpsim.prediction.uncertainty import uncertainties
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.changes import Change, Comparison
 from ddpsim.result.model import Brief

@@ -11,13 +11,15 @@ from ddpsim.cluster.what_if_links import quickened, widened
 from ddpsim.cluster.wires import rate_of
 from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.prediction.api import simulate
-from ddpsim.prediction.job import Job, resolve
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.resolve import resolve
 from ddpsim.result.changes import Change, Explanation, Phase, Sensitivity
 from ddpsim.result.model import CriticalPart, Result
-from ddpsim.scenario.cluster import InterNode, IntraNode, LinkKind
+from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.document import Document
+from ddpsim.scenario.links import InterNode, IntraNode, LinkKind
 from ddpsim.scenario.load import parse
-from ddpsim.scenario.schema import Cluster, Scenario
+from ddpsim.scenario.schema import Scenario
 
 __all__ = ["explain_step", "sensitivities"]
 

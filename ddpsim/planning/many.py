@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from ddpsim.engine.batch import run_many
 from ddpsim.errors import DdpsimError, ScenarioError
-from ddpsim.prediction.job import Job, Parts, resolve
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.parts import Parts
+from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Brief
 from ddpsim.scenario.schema import Scenario
 

@@ -9,10 +9,11 @@ from typing import Literal
 
 from ddpsim.planning.many import simulate_many
 from ddpsim.prediction.api import simulate
-from ddpsim.prediction.job import resolve
+from ddpsim.prediction.resolve import resolve
 from ddpsim.result.capacity import KNEE_EFFICIENCY, NextDoubling
-from ddpsim.scenario.cluster import LinkKind
-from ddpsim.scenario.schema import Cluster, InterNode, IntraNode, Scenario
+from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.links import InterNode, IntraNode, LinkKind
+from ddpsim.scenario.schema import Scenario
 
 __all__ = ["next_doubling", "with_bandwidth"]
 

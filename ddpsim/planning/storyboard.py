@@ -11,13 +11,14 @@ from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import DdpsimError
 from ddpsim.planning.explain import sensitivities
 from ddpsim.prediction.api import checked, observe, simulate
-from ddpsim.prediction.job import resolve
+from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Result
 from ddpsim.result.storyboard import CapChoice, LeftOut, Storyboard, drawn_step
 from ddpsim.result.timeline import CommSpan
 from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.ddp import BucketCaps
 from ddpsim.scenario.document import load
-from ddpsim.scenario.schema import BucketCaps, Scenario
+from ddpsim.scenario.schema import Scenario
 
 __all__ = ["storyboard"]
 

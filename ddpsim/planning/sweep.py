@@ -26,8 +26,8 @@ from ddpsim.planning.executors import HERE, ExecutorError, Workers
 from ddpsim.planning.grid import Axis, Grid
 from ddpsim.planning.journal import Journal, Outcome
 from ddpsim.planning.many import attempt_many
-from ddpsim.prediction.job import resolve
 from ddpsim.prediction.measured_step import as_stated, check_measured
+from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Brief
 from ddpsim.result.sweep import GOALS, Point, Setting, Sweep
 from ddpsim.scenario.document import Document, load

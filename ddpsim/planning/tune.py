@@ -14,8 +14,8 @@ from typing import Any
 from ddpsim.errors import DdpsimError, Problem, ScenarioError
 from ddpsim.planning.compare import compare, option
 from ddpsim.planning.many import attempt_many
-from ddpsim.prediction.job import resolve
-from ddpsim.prediction.what_if import two_byte_hooks
+from ddpsim.prediction.next_steps import two_byte_hooks
+from ddpsim.prediction.resolve import resolve
 from ddpsim.result.changes import Change
 from ddpsim.result.model import Brief
 from ddpsim.result.sweep import FLAT

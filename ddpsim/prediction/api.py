@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import isfinite
@@ -13,22 +13,14 @@ from ddpsim.cluster.what_if_links import waits_for_latency
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.errors import shown
-from ddpsim.prediction.interval import (
-    COMPILED,
-    COMPILED_HOST,
-    COMPUTE,
-    DATA,
-    HOST,
-    ROOFLINE,
-    STATED_HOST,
-    UNKNOWN_DEVICE,
-    edges,
-    prediction_interval,
-)
-from ddpsim.prediction.job import Job, resolve
+from ddpsim.prediction.interval import prediction_interval
+from ddpsim.prediction.job import Job
 from ddpsim.prediction.measured_step import as_stated, check_measured
-from ddpsim.prediction.what_if import next_steps, stragglers, stretches
-from ddpsim.provenance import Provenance, Uncertainty
+from ddpsim.prediction.next_steps import next_steps
+from ddpsim.prediction.resolve import resolve
+from ddpsim.prediction.stragglers import stragglers
+from ddpsim.prediction.stretches import stretches
+from ddpsim.prediction.uncertainty import host_provenance, uncertainties
 from ddpsim.report.lines import counted
 from ddpsim.report.verdict import Verdict, is_normal, verdict
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
@@ -37,21 +29,12 @@ from ddpsim.result.timeline import CommSpan, MessageSpan, Timeline
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
-from ddpsim.units import format_bytes_per_s, format_duration
+from ddpsim.units import format_bytes_per_s
 
 if TYPE_CHECKING:
     from ddpsim.cluster.transfers import Operation
-    from ddpsim.importers.profiles.cluster import Overheads
 
-__all__ = [
-    "checked",
-    "judge",
-    "load_scenario",
-    "observe",
-    "simulate",
-    "simulate_and_observe",
-    "uncertainties",
-]
+__all__ = ["checked", "judge", "load_scenario", "observe", "simulate", "simulate_and_observe"]
 
 
 def load_scenario(
@@ -193,7 +176,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         buckets_rebuilt_at=job.program.strategy.steady_from,
         memory=job.memory(),
         baselines=job.baselines(),
-        provenance=(*job.provenance(), *_launches(job)),
+        provenance=(*job.provenance(), *host_provenance(job)),
         warnings=job.warnings(mean_step_s(simulated.timeline)),
         seed=scenario.run.seed,
         engine=Engine(engine, simulated.ranks_simulated, simulated.paths),
@@ -221,79 +204,3 @@ def _interval(job: Job, result: Result) -> PredictionInterval:
         hidden_comm_s=result.comm_time_s - result.exposed_comm_s,
         spread_s=(times.p10, times.p90),
     )
-
-
-def uncertainties(job: Job) -> dict[str, Uncertainty]:
-    """How wrong the terms of `Job.step_s` may be, those that are known to be."""
-    terms = {
-        "compute": _of_compute(job),
-        "host": _of_host(job),
-        "network": job.network.uncertainty,
-        "data": DATA if job.program.loader else None,
-        "interference": job.network.interference,
-        "interference_exponent": _of_exponent(job),
-        "overheads": _of_overheads(job.overheads),
-    }
-    return {term: uncertainty for term, uncertainty in terms.items() if uncertainty}
-
-
-def _of_compute(job: Job) -> Uncertainty:
-    model = job.model
-    if job.waits_for_other_device:
-        return COMPUTE["other device"]
-    if model.basis == "roofline":
-        return _of_roofline(job)
-    if model.sigma is None:
-        return COMPUTE[model.basis]
-    return Uncertainty(model.sigma, "the standard error that workload.profile states")
-
-
-def _of_roofline(job: Job) -> Uncertainty:
-    """By what is known of the device's arithmetic, as the model's provenance says."""
-    (reached,) = (p.trust for p in job.model.provenance if p.input == "compute efficiency")
-    if reached == "assumed":
-        return UNKNOWN_DEVICE
-    return COMPILED if job.model.is_compiled else ROOFLINE
-
-
-def _of_host(job: Job) -> Uncertainty | None:
-    """Of an estimate's launches, where a step may come to wait for them."""
-    if job.model.basis != "roofline" or job.scenario.cluster.device.kind == "cpu":
-        return None
-    known = _of_launches(job)
-    _, most = edges(known)
-    if most * job.host_share <= 1:
-        return None
-    return known if job.step_s(host=most) > job.step_s() else None
-
-
-def _of_launches(job: Job) -> Uncertainty:
-    compiled = job.model.is_compiled
-    if job.scenario.cluster.device.launching_trust(compiled=compiled) == "stated":
-        return STATED_HOST
-    return COMPILED_HOST if compiled else HOST
-
-
-def _launches(job: Job) -> Iterator[Provenance]:
-    """What the host is taken to need, where a step may come to wait for it."""
-    if not _of_host(job):
-        return
-    device, compiled = job.scenario.cluster.device, job.model.is_compiled
-    launch, trust = format_duration(device.launch_s), device.launching_trust(compiled=compiled)
-    both = format_duration(device.launch_s + device.operator_s)
-    eager = f"{both} an operator of the model, {launch} of them a launch"
-    yield Provenance("host time", f"{launch} a kernel" if compiled else eager, trust)
-
-
-def _of_exponent(job: Job) -> Uncertainty | None:
-    known = job.model.interference_exponent
-    if job.network.interference is None or not (known and known.value and known.stderr):
-        return None
-    sigma = min(1.0, known.stderr / known.value)
-    return Uncertainty(sigma, "the standard error in workload.profile")
-
-
-def _of_overheads(known: Overheads | None) -> Uncertainty | None:
-    if not known or not known.sigma:
-        return None
-    return Uncertainty(known.sigma, "how copies vary from record to record of the profile")

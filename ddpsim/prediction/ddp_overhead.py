@@ -13,7 +13,8 @@ from ddpsim.engine.run import run
 from ddpsim.errors import InputError
 from ddpsim.result.summary import mean_step_s
 from ddpsim.result.timeline import Timeline
-from ddpsim.scenario.schema import NO_LONGER_WITH_DDP, Ddp
+from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.workload import NO_LONGER_WITH_DDP
 
 __all__ = ["as_measured", "on_one_rank", "times_as_priced"]
 

@@ -1,14 +1,12 @@
-"""A scenario with everything that its files and presets say, checked against each other."""
+"""One question, ready to be simulated: model, network and the program that every rank runs."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING
 
-from ddpsim.cluster.build import build_network, with_sent_sizes
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.network import NO_TRAFFIC, Network
 from ddpsim.cluster.transfers import duration_ns
@@ -22,31 +20,26 @@ from ddpsim.engine.noise import (
 from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
-from ddpsim.errors import InputError, Problem, ScenarioError, blamed_on, shown
-from ddpsim.prediction.ddp_overhead import as_measured, on_one_rank, times_as_priced
+from ddpsim.prediction.ddp_overhead import on_one_rank
 from ddpsim.prediction.program import compile_program
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
 from ddpsim.result.summary import mean_step_s
 from ddpsim.result.timeline import Timeline
-from ddpsim.scenario.document import Document
-from ddpsim.scenario.schema import Device, Jitter, Scenario
-from ddpsim.strategies.ddp.compiled_graphs import compiled_model
+from ddpsim.scenario.device import Device
+from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Compute
 from ddpsim.units import NS_PER_S, format_bytes, format_duration
-from ddpsim.workload.build import build_model
+from ddpsim.workload.heterogeneous import times_provenance
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
-from ddpsim.workload.other_devices import compute_times, times_provenance
 
 if TYPE_CHECKING:
-    from ddpsim.importers.profiles.cluster import ClusterProfile, Overheads
+    from ddpsim.importers.profiles.cluster import Overheads
 
-__all__ = ["Job", "Parts", "cluster_profile", "resolve"]
+__all__ = ["Job", "with_ddp_key"]
 
-_Built = TypeVar("_Built")
-_KEPT = 16
 _UNCOUNTED_BYTES = 3_000_000_000  # the most that often is, assumed (docs/model.md, "Memory")
 _FEW_STALLS = 20  # whose number is off by a fifth, by chance
 _FEW_BURSTS = 5  # of another job's traffic, whose mean is off by a fifth by where they begin
@@ -231,7 +224,7 @@ class Job:
         known = [measured] if self.overheads and self.overheads.is_measured else []
         if self.ddp_times != 1:
             times = f"{self.ddp_times:.2f} times as long as priced, by the step with DDP"
-            key = _key(self.scenario)
+            key = with_ddp_key(self.scenario)
             trust: Trust = "stated" if self.scenario.workload.step_time else "measured"
             known.append(Provenance(key, times, trust))
         spread = Provenance(
@@ -267,8 +260,8 @@ class Job:
             )
         if not self.ddp_times:
             found.append(
-                f"{_key(self.scenario)}: launching DDP's collectives is priced longer than all "
-                "that this leaves for DDP, so steps are predicted longer than was measured"
+                f"{with_ddp_key(self.scenario)}: launching DDP's collectives is priced longer than "
+                "all that this leaves for DDP, so steps are predicted longer than was measured"
             )
         found.extend(self._warnings_of_stalls())
         if not memory.fits:
@@ -317,199 +310,7 @@ class Job:
             )
 
 
-class Parts:
-    """What jobs are built from, kept for other jobs that ask for the same.
-
-    It keeps the last few of each kind, as sweeps change few things at a time, and reads a file
-    once: it should live as long as one question.
-    """
-
-    def __init__(self) -> None:
-        self._kept: dict[str, deque[tuple[object, object]]] = {}
-
-    def get(self, kind: str, asked: object, build: Callable[[], _Built]) -> _Built:
-        """What was built for an equal question, or is built now."""
-        kept = self._kept.setdefault(kind, deque(maxlen=_KEPT))
-        for known, built in kept:
-            if known == asked:
-                return cast("_Built", built)
-        built = build()
-        kept.appendleft((asked, built))
-        return built
-
-    def model(self, scenario: Scenario) -> Model:
-        """See build_model, and compiled_model of one that is."""
-        ddp, device = scenario.ddp, scenario.cluster.device
-        asked = (scenario.workload, device, scenario.may_leave_unused, ddp.backend)
-        model = self.get("model", asked, lambda: build_model(scenario))
-        if not model.is_compiled:
-            return model
-        graphs = (id(model), model, ddp.bucket_cap_mb, ddp.optimize_ddp)
-        return self.get("compiled model", graphs, lambda: compiled_model(model, ddp))
-
-    def node_times(self, scenario: Scenario) -> dict[int, float]:
-        """See compute_times."""
-        cluster = scenario.cluster
-        asked = (scenario.workload, cluster.device, cluster.other_nodes)
-        return self.get("node times", asked, lambda: compute_times(scenario))
-
-    def profile(self, scenario: Scenario) -> ClusterProfile | None:
-        """See cluster_profile."""
-        asked = scenario.cluster.profile
-        return self.get("profile", asked, lambda: cluster_profile(scenario))
-
-    def program(
-        self, scenario: Scenario, model: Model, overheads: Overheads | None, ddp_times: float
-    ) -> Program:
-        """See compile_program."""
-        asked = (scenario.ddp, ddp_times, *_program_inputs(scenario, model, overheads))
-        return self.get(
-            "program",
-            asked,
-            lambda: compile_program(scenario, model, overheads, ddp_factor=ddp_times),
-        )
-
-    def ddp_times(self, scenario: Scenario, model: Model, overheads: Overheads | None) -> float:
-        """How many times as long as priced DDP's own work took in a measured step, if there is one.
-
-        DataParallel has none of it.
-        """
-        measured_s = model.with_ddp_s
-        if measured_s is None or scenario.cluster.algorithm == "data_parallel":
-            return 1.0
-        plain = scenario.model_copy(update={"ddp": as_measured(scenario.ddp)})
-        asked = (measured_s, plain.ddp, *_program_inputs(scenario, model, overheads))
-        return self.get(
-            "DDP's own work",
-            asked,
-            lambda: times_as_priced(
-                lambda factor: compile_program(plain, model, overheads, ddp_factor=factor),
-                compile_program(plain, model, overheads, ddp=False),
-                measured_s,
-                _key(scenario),
-            ),
-        )
-
-    def compute_only_s(self, job: Job) -> float:
-        """See Job.compute_only_s."""
-        any_caps = job.scenario.ddp.model_copy(update={"bucket_cap_mb": None})
-        asked = (any_caps, *_program_inputs(job.scenario, job.model, job.overheads))
-        return self.get("compute", asked, job.compute_only_s)
-
-    def memory(self, job: Job) -> Memory:
-        """See Job.memory."""
-        scenario = job.scenario
-        ddp, others = scenario.ddp, scenario.cluster.other_nodes
-        accumulates = ddp.accumulation_steps > 1
-        of_ddp = (ddp.gradient_as_bucket_view, accumulates)
-        asked = (id(job.model), job.model, scenario.cluster.device, others, of_ddp)
-        return self.get("memory", (*asked, scenario.workload.optimizer), job.memory)
-
-
-def _key(scenario: Scenario) -> str:
+def with_ddp_key(scenario: Scenario) -> str:
     """Where the step under DDP on one device is."""
     stated = scenario.workload.step_time
     return "workload.step_time.with_ddp" if stated else "workload.profile.with_ddp_s"
-
-
-def _program_inputs(
-    scenario: Scenario, model: Model, overheads: Overheads | None
-) -> tuple[object, ...]:
-    """All that a program depends on beside the options of DDP."""
-    cluster, workload = scenario.cluster, scenario.workload
-    of_cluster = (cluster.device, cluster.algorithm, cluster.gpus_per_node)
-    of_workload = (workload.batch_per_rank, workload.data, scenario.run.iterations)
-    return id(model), model, overheads, of_cluster, of_workload
-
-
-def resolve(
-    scenario: Scenario, document: Document | None = None, parts: Parts | None = None
-) -> Job:
-    """Read a scenario's files and check that all fits; raises ScenarioError with every problem.
-
-    `parts`: what was built for others. TypeError for what is no scenario yet.
-    """
-    if not isinstance(scenario, Scenario):
-        raise TypeError(f"{shown(scenario)} is no Scenario: give what load_scenario returns for it")
-    problems: list[Problem] = []
-    parts = parts or Parts()
-
-    def attempt(build: Callable[[], _Built]) -> _Built | None:
-        try:
-            return build()
-        except InputError as error:
-            problems.append(_located(error, document))
-            return None
-
-    model = attempt(lambda: parts.model(scenario))
-    node_times = None if model is None else attempt(lambda: parts.node_times(scenario))
-    profile = attempt(lambda: parts.profile(scenario))
-    if model is None or not model.iterations_s:
-        scenario = _with_jitter(scenario, profile)
-    network = attempt(lambda: build_network(scenario, profile))
-    if model is None or network is None or node_times is None or problems:
-        raise ScenarioError(problems)
-    overheads = profile.overheads if profile else None
-    ddp_times = attempt(lambda: parts.ddp_times(scenario, model, overheads))
-    if ddp_times is None:
-        raise ScenarioError(problems)
-    program = parts.program(scenario, model, overheads, ddp_times)
-    steady, knows_warmup = parts.get("steady", (id(program), program), program.steady), True
-    try:  # everything that will be sent has a price, so that no error waits for the run
-        program.transfers(network.cost)
-    except InputError:
-        cost = network.cost
-        attempt(lambda: steady.transfers(cost))
-        program, knows_warmup = steady, False  # the first iteration's one bucket is outside a log
-    if problems:
-        raise ScenarioError(problems)
-    network = with_sent_sizes(
-        _felt(network, model),
-        frozenset(steady.sent_bytes("all_reduce")),
-        steady.sent_bytes("broadcast"),
-    )
-    ranks_measured = profile is not None and profile.jitter is not None
-    return Job(
-        *(scenario, model, network, program, overheads, knows_warmup, ddp_times, node_times),
-        ranks_measured=ranks_measured,
-    )
-
-
-def cluster_profile(scenario: Scenario) -> ClusterProfile | None:
-    """The profile that a scenario names, if any; raises InputError."""
-    source = scenario.cluster.profile
-    if source is None:
-        return None
-    from ddpsim.importers.profiles.cluster import read_cluster_profile  # noqa: PLC0415 -- few scenarios name one
-
-    with blamed_on("cluster.profile"):
-        return read_cluster_profile(source)
-
-
-def _felt(network: Network, model: Model) -> Network:
-    """The network's interference as this model feels it, where that was measured."""
-    known = model.interference_exponent
-    if known is None or not isinstance(network.cost, InterferingCost):
-        return network
-    power = f"compute slows down by what usual layers do, to the power {known.value:.2f}"
-    entry = Provenance("interference with this model", f"{power}; workload.profile", "measured")
-    return replace(
-        network,
-        cost=replace(network.cost, exponent=known.value),
-        provenance=(*network.provenance, entry),
-    )
-
-
-def _with_jitter(scenario: Scenario, profile: ClusterProfile | None) -> Scenario:
-    """The profile's jitter where the scenario states none."""
-    if profile is None or profile.jitter is None or scenario.run.jitter is not None:
-        return scenario
-    jitter = Jitter(sigma=profile.jitter.iteration_sigma)
-    run_options = scenario.run.model_copy(update={"jitter": jitter})
-    return scenario.model_copy(update={"run": run_options})
-
-
-def _located(error: InputError, document: Document | None) -> Problem:
-    if document is None:
-        return Problem("scenario", error.key, error.message)
-    return document.blame(error)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 
 from ddpsim.errors import DdpsimError, Problem, ScenarioError
-from ddpsim.prediction.job import resolve
+from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
-from ddpsim.scenario.schema import MEASURED, Scenario
+from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.workload import MEASURED
 
 __all__ = ["as_stated", "check_measured"]
 

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-__all__ = ["Fraction", "Number", "Sigma", "Spec", "fail", "given", "numbered"]
+__all__ = ["MOST_RANKS", "Fraction", "Number", "Sigma", "Spec", "fail", "given", "numbered"]
 
+MOST_RANKS = 2_000_000
 Fraction = Annotated[float, Field(ge=0.001, le=1)]
 Sigma = Annotated[float, Field(ge=0, le=1)]
 

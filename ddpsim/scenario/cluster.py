@@ -1,269 +1,27 @@
-"""The cluster section: machines, devices, links, and what else goes on there.
-
-YAML keys are the field's own words; attributes add the SI unit of what they hold.
-"""
+"""The cluster section: nodes, what joins them, and what else goes on there."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ddpsim.errors import InputError, shown
 from ddpsim.scenario import catalog
-from ddpsim.scenario.base import Fraction, Number, Sigma, Spec, fail
-from ddpsim.scenario.quantity import Bandwidth, Duration, FlopsPerSecond, Size, SourceFileField
-
-__all__ = [
-    "Background",
-    "Cluster",
-    "Device",
-    "InterNode",
-    "IntraNode",
-    "Machine",
-    "OtherNode",
-    "Rate",
-    "Stragglers",
-]
-
-_MOST_RANKS = 2_000_000
-_LONGEST_LAUNCH_S = 0.01
-_AnyLink = TypeVar("_AnyLink", bound="_Link")
-LinkKind = Literal["intra_node", "inter_node"]
-Rate = Literal["fp32", "tf32", "fp16", "bf16"]  # of matrix products, by their inputs
-
-
-_StepLatency = Annotated[
-    Duration | None,
-    Field(
-        alias="latency",
-        description="one ring step, software included; default: NCCL's own, or the device's",
-    ),
-]
-
-
-class _Link(Spec):
-    """What links of both kinds have in common."""
-
-    @property
-    def said(self) -> dict[str, Any]:
-        """What was written of it, by field; `null` states nothing."""
-        written = {name: getattr(self, name) for name in self.model_fields_set}
-        return {name: value for name, value in written.items() if value is not None}
-
-    @model_serializer(mode="wrap")
-    def _as_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Read back as the same: a default that were written would go before a preset."""
-        fields = type(self).model_fields
-        names = {key for name in self.said for key in (name, fields[name].alias)}
-        return {key: value for key, value in dump(self).items() if key in names}
-
-
-class IntraNode(_Link):
-    """What one GPU can send in one direction to its ring neighbour in the node."""
-
-    bandwidth_bytes_per_s: Bandwidth | None = Field(
-        None, alias="bandwidth", description="bus bandwidth, one direction; default: the preset's"
-    )
-    latency_s: _StepLatency = None
-    path: Literal["nvlink", "pcie"] | None = Field(
-        None, description="what NCCL sees; default: nvlink from 30 GB/s up"
-    )
-    switch_bandwidth_bytes_per_s: Bandwidth | None = Field(
-        None,
-        alias="switch_bandwidth",
-        description="bus bandwidth of all-reduces that the switch sums (NVLS); omitted: in "
-        "proportion to the preset's, or it cannot",
-    )
-
-    def with_bandwidth(self, bytes_per_s: float) -> IntraNode:
-        """The same with another bandwidth, and the switch's in proportion."""
-        own, switch = self.bandwidth_bytes_per_s, self.switch_bandwidth_bytes_per_s
-        update = {"bandwidth_bytes_per_s": bytes_per_s}
-        if own and switch:
-            update["switch_bandwidth_bytes_per_s"] = switch * (bytes_per_s / own)
-        return self.model_copy(update=update)
-
-
-class InterNode(_Link):
-    """The network between nodes: one NIC, one direction."""
-
-    bandwidth_bytes_per_s: Bandwidth | None = Field(
-        None, alias="bandwidth", description="one NIC, one direction; default: the preset's"
-    )
-    latency_s: _StepLatency = None
-    nics_per_node: Annotated[int, Field(ge=1, le=1000)] = Field(
-        1, description="NICs that a ring may use"
-    )
-    oversubscription: Annotated[float, Field(ge=1, le=1000)] = Field(
-        1.0, description="ratio of access to uplink capacity of a leaf switch; 1 = none"
-    )
-    nodes_per_leaf: Annotated[int, Field(ge=1, le=_MOST_RANKS)] | None = Field(
-        None, description="so many nodes reach each other without an uplink; omitted: none do"
-    )
-    uplinks: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
-        None, description="equal paths out of a leaf; flows hashed onto one collide (ECMP)"
-    )
-    transport: Literal["rdma", "efa", "tcp"] = Field(
-        "rdma", description="where no latency is stated: NCCL's own for rdma, else the preset's"
-    )
-
-    def with_bandwidth(self, bytes_per_s: float) -> InterNode:
-        """The same with another bandwidth."""
-        return self.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s})
-
-
-def _if_said(link: _AnyLink | None) -> _AnyLink | None:
-    """A link of which nothing is said is not stated."""
-    return link if link and link.said else None
-
-
-_StatedIntra = Annotated[IntraNode | None, AfterValidator(_if_said)]
-_StatedInter = Annotated[InterNode | None, AfterValidator(_if_said)]
-
-
-class Device(Spec):
-    """One accelerator (or CPU core): rates, memory, and how much of them a model reaches."""
-
-    name: str = Field("custom", description="shown in the answer")
-    kind: Literal["gpu", "cpu"] = Field("gpu", description="a cpu computes on the host lane")
-    architecture: Literal["volta", "ampere", "hopper", "blackwell"] = Field(
-        "ampere", description="row of NCCL's tables: Turing as volta, Ada as ampere"
-    )
-    peak_flops_per_s: dict[Rate, FlopsPerSecond] = Field(
-        alias="peak_flops", min_length=1, description="dense matmul rate by input precision"
-    )
-    matmul_efficiency: dict[Rate, Fraction] = Field(
-        default_factory=dict, description="assumed fraction of the peak rate; 0.45 where not given"
-    )
-    convolution_efficiency: dict[Rate, Fraction] = Field(
-        default_factory=dict, description="the same of convolutions, where it is another"
-    )
-    published_steps: dict[Rate, int] = Field(
-        default_factory=dict,
-        description="how many published steps of one GPU set a rate's fractions; else assumed",
-    )
-    memory_bytes: Size = Field(alias="memory", description="memory of the device")
-    memory_bandwidth_bytes_per_s: Bandwidth = Field(
-        alias="memory_bandwidth", description="peak rate of the device's memory"
-    )
-    memory_efficiency: Fraction = Field(0.85, description="assumed fraction of the peak bandwidth")
-    kernel_floor_s: Duration = Field(
-        3e-6, alias="kernel_floor", description="shortest time of a kernel with its gap"
-    )
-    launch_s: Duration = Field(
-        5e-6, alias="launch", le=_LONGEST_LAUNCH_S, description="host time of one kernel launch"
-    )
-    operator_s: Duration = Field(
-        25e-6,
-        alias="operator",
-        le=_LONGEST_LAUNCH_S,
-        description="host time of one of a model's operators (Python, dispatch, autograd), its "
-        "launches apart; a cpu has none",
-    )
-    intra_node: IntraNode | None = Field(None, description="links of the usual machine")
-    inter_node: InterNode | None = Field(None, description="network of the usual machine")
-    sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
-
-    def efficiency_trust(self, rate: Rate) -> Literal["published", "assumed"]:
-        """What the fractions of a rate rest on."""
-        return "published" if rate in self.published_steps else "assumed"
-
-    def launching_trust(self, *, compiled: bool) -> Literal["stated", "assumed"]:
-        """What the host's times rest on: of eager code an operator's, of compiled a launch's."""
-        key = "launch_s" if compiled else "operator_s"
-        stated = key in self.model_fields_set and key not in self.sources
-        return "stated" if stated else "assumed"
-
-    def efficiency(self, rate: Rate, *, convolution: bool = False) -> float:
-        """Fraction of the peak rate that is reached in training."""
-        usual = self.matmul_efficiency.get(rate, 0.45)
-        return self.convolution_efficiency.get(rate, usual) if convolution else usual
-
-
-class _ChangedPreset(Spec):
-    """A preset with some of its figures changed."""
-
-    model_config = ConfigDict(extra="allow")
-
-    preset: str = Field(description="a preset's name; other keys change figures of it")
-
-
-_KnownDevice = Device | _ChangedPreset | str
-# what published steps tell of a preset holds of these figures together alone
-_SET_BY_STEPS = frozenset(
-    (
-        *("peak_flops", "matmul_efficiency", "convolution_efficiency"),
-        *("memory_bandwidth", "memory_efficiency"),
-    )
+from ddpsim.scenario.base import MOST_RANKS, Fraction, Number, Sigma, Spec, fail
+from ddpsim.scenario.device import AnyDevice, Device, read_device
+from ddpsim.scenario.links import (
+    InterNode,
+    IntraNode,
+    LinkKind,
+    StatedInter,
+    StatedIntra,
+    link_of_preset,
 )
+from ddpsim.scenario.quantity import Bandwidth, Duration, SourceFileField
 
-
-def _device(value: Any) -> Any:
-    if isinstance(value, dict) and "preset" in value:
-        own = {key: figure for key, figure in value.items() if key != "preset"}
-        known = _preset_device(value["preset"])
-        sources = {key: text for key, text in known["sources"].items() if _figure(key) not in own}
-        if not _SET_BY_STEPS.isdisjoint(own):
-            known.pop("published_steps", None)
-        return known | {"sources": sources} | own
-    if isinstance(value, (dict, Device)):
-        return value
-    return _preset_device(value)
-
-
-def _figure(source: str) -> str:
-    """The key whose figure a preset's source is of."""
-    return source.removesuffix("_s")
-
-
-def _preset_device(value: Any) -> dict[str, Any]:
-    if not isinstance(value, str):
-        raise ValueError(f"{shown(value)} is not a device: write a preset's name, or its values")
-    try:
-        name = catalog.resolve("device", value)
-    except ValueError as error:
-        raise ValueError(
-            f"{error}. Or its own values: {{memory: 48 GiB, memory_bandwidth: 1 TB/s, peak_flops: "
-            "{fp32: 50 TFLOP/s}}"
-        ) from None
-    table = catalog.device_table(name)
-    plain = ("kind", "matmul_efficiency", "memory_efficiency", "sources")
-    optional = ("convolution_efficiency", "published_steps", "architecture")
-    device = {key: table[key] for key in (*plain, *(key for key in optional if key in table))}
-    rates = {rate: f"{flops!r} FLOP/s" for rate, flops in table["peak_flops"].items()}
-    return device | {
-        "name": name,
-        "peak_flops": rates,
-        "memory": f"{table['memory_bytes']!r} B",
-        "memory_bandwidth": f"{table['memory_bandwidth_bytes_per_s']!r} B/s",
-        "kernel_floor": f"{table['kernel_floor_s']!r} s",
-        "launch": f"{table['launch_s']!r} s",
-        "operator": f"{table['operator_s']!r} s",
-        "intra_node": _preset_link(table["intra_node"]),
-        "inter_node": _preset_link(table["inter_node"]),
-    }
-
-
-def _preset_link(link: dict[str, Any]) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        key: link[key] for key in ("nics_per_node", "transport", "path") if key in link
-    }
-    rates: dict[str, Any] = {
-        key: f"{link[f'{key}_bytes_per_s']!r} B/s"
-        for key in ("bandwidth", "switch_bandwidth")
-        if f"{key}_bytes_per_s" in link
-    }
-    return {**rates, "latency": f"{link['latency_s']!r} s", **plain}
+__all__ = ["Background", "Cluster", "Machine", "OtherNode", "Stragglers"]
 
 
 class Stragglers(Spec):
@@ -307,7 +65,7 @@ def _machine(value: Any) -> Any:
     name = catalog.resolve("machine", value)
     table = catalog.machine_table(name)
     kept = {key: table[key] for key in ("device", "gpus_per_node", "cpu_vendor", "sources")}
-    return kept | {"name": name, "inter_node": _preset_link(table["inter_node"])}
+    return kept | {"name": name, "inter_node": link_of_preset(table["inter_node"])}
 
 
 _TELLING = {  # of a node unlike the others; of the rest the others' holds
@@ -320,12 +78,12 @@ class OtherNode(Spec):
     """A node unlike the others; what it does not say is as in them."""
 
     device: (
-        Annotated[Device, BeforeValidator(_device, json_schema_input_type=_KnownDevice)] | None
+        Annotated[Device, BeforeValidator(read_device, json_schema_input_type=AnyDevice)] | None
     ) = Field(None, description="its devices: slower or faster as the model's roofline says")
-    intra_node: _StatedIntra = Field(
+    intra_node: StatedIntra = Field(
         None, description="its bandwidth, if another; no other key is for one node"
     )
-    inter_node: _StatedInter = Field(
+    inter_node: StatedInter = Field(
         None, description="its bandwidth, nics_per_node and oversubscription, if others"
     )
 
@@ -390,12 +148,12 @@ class Cluster(Spec):
 
     model_config = ConfigDict(json_schema_extra=_a_machine_is_enough)
 
-    nodes: Annotated[int, Field(ge=1, le=_MOST_RANKS)] = Field(description="machines")
+    nodes: Annotated[int, Field(ge=1, le=MOST_RANKS)] = Field(description="machines")
     gpus_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="ranks per machine")
     machine: (
         Annotated[Machine, BeforeValidator(_machine, json_schema_input_type=Machine | str)] | None
     ) = Field(None, description="a preset's name, or its values: gives device and gpus_per_node")
-    device: Annotated[Device, BeforeValidator(_device, json_schema_input_type=_KnownDevice)] = (
+    device: Annotated[Device, BeforeValidator(read_device, json_schema_input_type=AnyDevice)] = (
         Field(description="a preset's name, {preset: NAME, ...} or the values themselves")
     )
     all_reduce: SourceFileField | None = Field(
@@ -410,11 +168,11 @@ class Cluster(Spec):
     protocol: Literal["auto", "LL", "LL128", "Simple"] = Field(
         "auto", description="of NCCL; auto: its own choice for each size"
     )
-    servers: Annotated[int, Field(ge=1, le=_MOST_RANKS)] | None = Field(
+    servers: Annotated[int, Field(ge=1, le=MOST_RANKS)] | None = Field(
         None, description="of algorithm parameter_server; default 1"
     )
-    intra_node: _StatedIntra = Field(None, description="default: the machine's")
-    inter_node: _StatedInter = Field(None, description="default: the machine's")
+    intra_node: StatedIntra = Field(None, description="default: the machine's")
+    inter_node: StatedInter = Field(None, description="default: the machine's")
     weak_links: dict[Number, Fraction] | None = Field(
         None, description="rank: the part of its bandwidth that is left of the link to it"
     )
@@ -487,8 +245,8 @@ class Cluster(Spec):
 
     @model_validator(mode="after")
     def _ranks_exist(self) -> Cluster:
-        if self.world_size > _MOST_RANKS:
-            raise fail(f"{self._product()}, more than the {_MOST_RANKS} simulated here", "nodes")
+        if self.world_size > MOST_RANKS:
+            raise fail(f"{self._product()}, more than the {MOST_RANKS} simulated here", "nodes")
         self._machine_has_them()
         if self.background and self.nodes == 1:
             raise fail("is traffic between nodes, and there is one; drop it", "background")

@@ -8,7 +8,8 @@ from ddpsim.errors import InputError, blamed_on
 from ddpsim.provenance import Provenance
 from ddpsim.scenario import catalog
 from ddpsim.scenario.quantity import SourceFile
-from ddpsim.scenario.schema import Scenario, StepTime
+from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.workload import StepTime
 from ddpsim.workload.model import Model, scale, total_s
 from ddpsim.workload.roofline import zoo_model
 
@@ -61,7 +62,7 @@ def _source_model(scenario: Scenario) -> Model:
     if workload.model is not None:
         return zoo_model(catalog.model_table(workload.model), workload, device)
     from ddpsim.importers.profiles.model import read_parameters, read_profile  # noqa: PLC0415 -- the zoo does without
-    from ddpsim.workload.profiled import listed_model, profiled_model  # noqa: PLC0415
+    from ddpsim.workload.measured import listed_model, profiled_model  # noqa: PLC0415
 
     if workload.profile:
         with blamed_on("workload.profile"):

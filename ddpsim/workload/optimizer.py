@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ddpsim.scenario.schema import Device, Optimizer
+from ddpsim.scenario.device import Device
+from ddpsim.scenario.workload import Optimizer
 from ddpsim.workload.model import Parameter, Work
 
 __all__ = ["optimizer_state_bytes", "optimizer_work"]

@@ -11,71 +11,39 @@ operands cuDNN turns to the layout that its half kernels want.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ddpsim.errors import InputError
-from ddpsim.provenance import Provenance
-from ddpsim.scenario.cluster import Rate
-from ddpsim.scenario.schema import Device, Precision, Workload
-from ddpsim.workload.model import Buffer, Model, Parameter, Work, joined
+from ddpsim.scenario.device import Device, Rate
+from ddpsim.scenario.workload import Workload
+from ddpsim.workload.arithmetic import Arithmetic, arithmetic_of, other_left
+from ddpsim.workload.model import Model, Work, joined
 from ddpsim.workload.optimizer import optimizer_work
+from ddpsim.workload.roofline_sources import roofline_provenance
+from ddpsim.workload.zoo_table import (
+    check_options,
+    input_size_of,
+    input_values,
+    multiplied_weights,
+    polynomial_values,
+    product_of,
+    read_buffers,
+    read_parameters,
+    which_convolve,
+)
 
 __all__ = ["zoo_model"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Arithmetic:
-    """What a precision means: the device's rate, and bytes per element of each kind of work."""
-
-    rate: Rate
-    matmul_bytes: float
-    other_bytes: float
-    casts: bool = False
-
-    @property
-    def softmax_bytes(self) -> float:
-        """Of an element of a softmax that is written out, which autocast takes to fp32."""
-        return 4.0 if self.casts else self.matmul_bytes
-
-    @property
-    def is_half(self) -> bool:
-        """Whether matrix products and convolutions are of two bytes."""
-        return self.matmul_bytes == 2
-
-    def of(self, table: dict[str, Any]) -> _Arithmetic:
-        """As a model has it: autocast leaves batch norms and what follows them in half."""
-        in_half = self.casts and _is_convolutional(table)
-        return replace(self, other_bytes=self.matmul_bytes) if in_half else self
-
-    def convolution_rate(self, device: Device) -> Rate:
-        """torch leaves convolutions of fp32 to TF32 where a GPU has it, but no matrix products.
-
-        Source: torch.backends.cudnn.allow_tf32 is true unless set, cuda.matmul.allow_tf32 false.
-        """
-        return "tf32" if self.rate == "fp32" and "tf32" in device.peak_flops_per_s else self.rate
-
-
-# autocast runs matrix products in half and keeps layer norms, softmax and loss in fp32: 3 bytes
-# are the assumed mean of its other work. Source: torch.amp's op lists
-_ARITHMETIC: dict[Precision, _Arithmetic] = {
-    "fp32": _Arithmetic("fp32", 4, 4),
-    "tf32": _Arithmetic("tf32", 4, 4),
-    "amp-fp16": _Arithmetic("fp16", 2, 3, casts=True),
-    "amp-bf16": _Arithmetic("bf16", 2, 3, casts=True),
-    "bf16": _Arithmetic("bf16", 2, 2),
-}
-
-
 def zoo_model(table: dict[str, Any], workload: Workload, device: Device) -> Model:
     """A zoo table (schema `ddpsim.model/1`) as a model on a device; raises InputError."""
-    arithmetic = _arithmetic(workload.precision, device).of(table)
-    size = _input_size(table["size"], workload)
-    _check_options(table, workload)
-    parameters = _parameters(table["parameters"], workload.precision)
+    arithmetic = arithmetic_of(workload.precision, device).of(table)
+    size = input_size_of(table["size"], workload)
+    check_options(table, workload)
+    parameters = read_parameters(table["parameters"], workload.precision)
     ready_order = tuple(table["ready_order"])
-    in_forward, in_backward = _convolutions(table)
-    step = _Step(workload, size, device, arithmetic, _other_left(table, workload))
+    in_forward, in_backward = which_convolve(table)
+    step = _Step(workload, size, device, arithmetic, other_left(table, workload))
     forward = tuple(step.works(table["forward"], in_forward, _WRITTEN_OUT_FORWARD))
     backward = tuple(step.works(table["backward"], in_backward, _WRITTEN_OUT_BACKWARD))
     if arithmetic.casts:
@@ -83,104 +51,20 @@ def zoo_model(table: dict[str, Any], workload: Workload, device: Device) -> Mode
     return Model(
         parameters=parameters,
         ready_order=ready_order,
-        buffers=_buffers(table["buffers"]),
+        buffers=read_buffers(table["buffers"]),
         forward=forward,
         backward=backward,
         optimizer=optimizer_work(workload.optimizer, parameters, device),
         launch_s=device.launch_s,
         activation_bytes=_activations(table, workload, size, arithmetic),
-        provenance=_provenance(table, workload, device, arithmetic, convolutions=any(in_forward)),
+        provenance=roofline_provenance(
+            table, workload, device, arithmetic, convolutions=any(in_forward)
+        ),
         basis="roofline",
         # images in three channels of float32, tokens as int64
-        sample_bytes=(12 if table["size"]["key"] == "image_size" else 8) * _inputs(table, size),
+        sample_bytes=(12 if table["size"]["key"] == "image_size" else 8)
+        * input_values(table, size),
     )
-
-
-def _inputs(table: dict[str, Any], size: int) -> int:
-    """Pixels or tokens of a sample."""
-    is_side = table["size"]["key"] == "image_size" and table["size"]["variable"] != "pixels"
-    return size**2 if is_side else size
-
-
-def _arithmetic(precision: Precision, device: Device) -> _Arithmetic:
-    arithmetic = _ARITHMETIC[precision]
-    if arithmetic.rate not in device.peak_flops_per_s:
-        fits = [p for p, a in _ARITHMETIC.items() if a.rate in device.peak_flops_per_s]
-        raise InputError(
-            "workload.precision",
-            f"{device.name} has no {arithmetic.rate} matmul rate; wanted one of {', '.join(fits)}",
-        )
-    return arithmetic
-
-
-def _is_convolutional(table: dict[str, Any]) -> bool:
-    """Whether its norms, if any, are batch norms, which autocast leaves in half; not so a ViT's.
-
-    Source: torch.amp's op lists, which take layer_norm and softmax to fp32, and not batch_norm.
-    """
-    return sum(_convolutions(table)[0]) > 1
-
-
-def _check_options(table: dict[str, Any], workload: Workload) -> None:
-    """Raise InputError for an option of layers that the model does not have."""
-    if workload.memory_format and not _is_convolutional(table):
-        raise InputError(
-            "workload.memory_format",
-            f"{workload.model} is no convolutional network, and has no such choice; drop it",
-        )
-    if workload.attention and not any(table["forward"]["matmul_flops"].get("c2", ())):
-        raise InputError(
-            "workload.attention",
-            f"{workload.model} has no attention over tokens of a seq_len; drop it",
-        )
-
-
-def _input_size(size: dict[str, Any], workload: Workload) -> int:
-    """The x of the cost polynomials: tokens per sample, or pixels per image."""
-    key = size["key"]
-    other = "image_size" if key == "seq_len" else "seq_len"
-    if getattr(workload, other) is not None:
-        raise InputError(f"workload.{other}", f"this model has no {other}; its size is {key}")
-    given = getattr(workload, key)
-    value = size["default"] if given is None else given
-    step, least, most = size["multiple_of"], size["min"], size["max"]
-    if value % step or value < least or (most is not None and value > most):
-        limit = f"from {least}" + (f" to {most}" if most is not None else " up")
-        steps = f", a multiple of {step}" if step > 1 else ""
-        raise InputError(f"workload.{key}", f"{value} is not possible here; wanted {limit}{steps}")
-    return int(value**2 if size["variable"] == "pixels" else value)
-
-
-def _parameters(columns: dict[str, Any], precision: Precision) -> tuple[Parameter, ...]:
-    dtype = "bfloat16" if precision == "bf16" else "float32"
-    return tuple(
-        Parameter(name, _product(shape), dtype)
-        for name, shape in zip(columns["name"], columns["shape"], strict=True)
-    )
-
-
-def _buffers(columns: dict[str, Any]) -> tuple[Buffer, ...]:
-    dtypes = columns["dtype"]
-    names = [dtypes] * len(columns["name"]) if isinstance(dtypes, str) else dtypes
-    return tuple(
-        Buffer(dtype, _product(shape)) for dtype, shape in zip(names, columns["shape"], strict=True)
-    )
-
-
-def _product(shape: list[int]) -> int:
-    product = 1
-    for extent in shape:
-        product *= extent
-    return product
-
-
-def _convolutions(table: dict[str, Any]) -> tuple[list[bool], list[bool]]:
-    """Which rows of forward and backward are a convolution's: its weight has four dimensions."""
-    names, shapes = table["parameters"]["name"], table["parameters"]["shape"]
-    owners = [name.rpartition(".")[0] for name in names]
-    found = {owner for owner, shape in zip(owners, shapes, strict=True) if len(shape) == 4}
-    in_backward = [owners[i] in found for i in table["ready_order"]]
-    return [module in found for module in table["forward"]["module"]], [*in_backward, False]
 
 
 class _WrittenOut(NamedTuple):
@@ -197,10 +81,6 @@ class _WrittenOut(NamedTuple):
 
 
 _HEAD_WIDTH = 64  # of all attention in the zoo
-# of the bytes that are no matrix product's, what is left where torch.compile fuses kernels
-# (assumed; docs/validation.md, section 3); a batch norm needs its statistics before it can go on
-_LEFT_BY_COMPILE = 0.25
-_LEFT_IN_CONVOLUTIONAL = 0.6
 # transformers' eager_attention_forward: product (w), scale (rw), mask (rw), softmax (rw), dropout
 # (rw), product (r); and back: product (w) and another (r), dropout (rw), softmax (rrw), scale (rw),
 # two products (rr)
@@ -216,7 +96,7 @@ class _Step:
     workload: Workload
     size: int
     device: Device
-    arithmetic: _Arithmetic
+    arithmetic: Arithmetic
     other_left: float  # of the bytes that are no matrix product's
 
     def works(
@@ -275,7 +155,7 @@ class _Step:
         return self.arithmetic.is_half and not channels_last
 
     def _evaluated(self, polynomial: dict[str, list[float]], rows: int) -> list[float]:
-        return _evaluate(polynomial, self.workload.batch_per_rank, self.size, rows)
+        return polynomial_values(polynomial, self.workload.batch_per_rank, self.size, rows)
 
     def _bytes_of(self, scores: float, written_out: _WrittenOut) -> float:
         arithmetic = self.arithmetic
@@ -283,13 +163,6 @@ class _Step:
         moved = written_out.matmul_passes * arithmetic.matmul_bytes
         softmax = written_out.softmax_passes * arithmetic.softmax_bytes
         return scores * (moved + softmax + casts + 1)
-
-
-def _other_left(table: dict[str, Any], workload: Workload) -> float:
-    """The part of the bytes that are no matrix product's which is moved."""
-    if not workload.compile:
-        return 1.0
-    return _LEFT_IN_CONVOLUTIONAL if _is_convolutional(table) else _LEFT_BY_COMPILE
 
 
 def _scores(
@@ -301,16 +174,6 @@ def _scores(
         return [0.0] * len(columns["kernels"])
     samples = workload.batch_per_rank * size**2
     return [samples * flops / written_out.flops_per_score for flops in squared]
-
-
-def _evaluate(polynomial: dict[str, list[float]], batch: int, size: int, rows: int) -> list[float]:
-    """fixed + batch (c0 + c1 x + c2 x^2) for every row; a missing column is zero."""
-    zeros = [0] * rows
-    fixed, c0, c1, c2 = (polynomial.get(key, zeros) for key in ("fixed", "c0", "c1", "c2"))
-    return [
-        a + batch * (b + size * (c + size * d))
-        for a, b, c, d in zip(fixed, c0, c1, c2, strict=True)
-    ]
 
 
 def _with_casts(
@@ -326,7 +189,7 @@ def _with_casts(
     device = step.device
     per_element_s = 6 / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
     casts = [
-        Work(per_element_s * _product(shape), 1, step.operator_s)
+        Work(per_element_s * product_of(shape), 1, step.operator_s)
         if owner in multiplying
         else Work(0.0)
         for owner, shape in zip(owners, shapes, strict=True)
@@ -336,7 +199,7 @@ def _with_casts(
 
 
 def _activations(
-    table: dict[str, Any], workload: Workload, size: int, arithmetic: _Arithmetic
+    table: dict[str, Any], workload: Workload, size: int, arithmetic: Arithmetic
 ) -> float:
     """Bytes kept for the backward; stored for fp32, scaled by the width that they have.
 
@@ -344,67 +207,8 @@ def _activations(
     autocast autograd keeps its half copies of the weights too (ATen/autocast_mode.cpp).
     """
     columns = {key: [value] for key, value in table["saved_bytes"].items()}
-    in_fp32 = _evaluate(columns, workload.batch_per_rank, size, rows=1)[0]
-    copies = arithmetic.matmul_bytes * _multiplied_weights(table) if arithmetic.casts else 0.0
+    in_fp32 = polynomial_values(columns, workload.batch_per_rank, size, rows=1)[0]
+    copies = arithmetic.matmul_bytes * multiplied_weights(table) if arithmetic.casts else 0.0
     scores = sum(_scores(table["forward"], workload, size, _WRITTEN_OUT_FORWARD))
     kept = scores * (arithmetic.softmax_bytes + arithmetic.matmul_bytes + 1)
     return in_fp32 * arithmetic.other_bytes / 4 + copies + kept
-
-
-def _multiplied_weights(table: dict[str, Any]) -> int:
-    """Elements that matrix products and convolutions read whatever the batch: their weights."""
-    return int(sum(table["forward"]["matmul_elements"]["fixed"]))
-
-
-def _provenance(
-    table: dict[str, Any],
-    workload: Workload,
-    device: Device,
-    arithmetic: _Arithmetic,
-    *,
-    convolutions: bool,
-) -> tuple[Provenance, ...]:
-    rates, reached = [arithmetic.rate], f"{device.efficiency(arithmetic.rate):.0%}"
-    of_convolutions = arithmetic.convolution_rate(device)
-    if convolutions and of_convolutions not in rates:
-        rates.append(of_convolutions)
-    peaks = [f"{device.peak_flops_per_s[rate] / 1e12:g} TFLOP/s {rate}" for rate in rates]
-    others = " for convolutions, torch's default" if len(rates) > 1 else ""
-    mostly = of_convolutions if _is_convolutional(table) else arithmetic.rate
-    by_them = f"{device.efficiency(of_convolutions, convolution=True):.0%}"
-    if convolutions and by_them != reached:
-        reached = f"{reached} (convolutions {by_them})"
-    return (
-        Provenance("workload.model", table["source"], "measured"),
-        Provenance(
-            "compute time",
-            f"roofline of {device.name}: {', '.join(peaks)}{others}, "
-            f"{device.memory_bandwidth_bytes_per_s / 1e9:g} GB/s",
-            "datasheet" if device.sources else "stated",
-        ),
-        Provenance(
-            "compute efficiency",
-            f"{reached} of the FLOP rate, {device.memory_efficiency:.0%} of the bandwidth reached "
-            f"by {workload.model}{_told_by(device, mostly)}",
-            device.efficiency_trust(mostly),
-        ),
-        *_of_layers(table, workload, arithmetic),
-    )
-
-
-def _of_layers(
-    table: dict[str, Any], workload: Workload, arithmetic: _Arithmetic
-) -> Iterator[Provenance]:
-    """What is taken of the layers where the scenario does not say it."""
-    if workload.compile:
-        left = _other_left(table, workload)
-        what = f"{left:.0%} of the bytes beside matrix products left by torch.compile"
-        yield Provenance("compute layers", what, "assumed")
-    elif _is_convolutional(table) and arithmetic.is_half and workload.memory_format is None:
-        what = "contiguous tensors, torch's default, which convolutions turn and turn back"
-        yield Provenance("compute layers", what, "assumed")
-
-
-def _told_by(device: Device, rate: Rate) -> str:
-    steps = device.published_steps.get(rate)
-    return f"; set by {steps} published steps" if steps else ""

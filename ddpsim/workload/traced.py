@@ -10,10 +10,11 @@ from itertools import accumulate
 from ddpsim.errors import ImportFailedError, InputError
 from ddpsim.importers.kineto.trace import Gradient, KinetoTrace, Piece
 from ddpsim.provenance import Provenance
-from ddpsim.scenario.schema import Device, Workload
+from ddpsim.scenario.device import Device
+from ddpsim.scenario.workload import Workload
 from ddpsim.units import format_duration
-from ddpsim.workload.checkpointed import of_parameters, refuse_checkpoints
 from ddpsim.workload.model import Model, Parameter, Work
+from ddpsim.workload.traced_checkpointing import of_parameters, refuse_checkpoints
 
 __all__ = ["bare_model", "traced_model"]
 

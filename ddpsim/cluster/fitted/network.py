@@ -25,8 +25,9 @@ from ddpsim.importers.profiles.cluster import (
 )
 from ddpsim.provenance import Provenance, Trust, Uncertainty
 from ddpsim.scenario.catalog import are_other_devices
-from ddpsim.scenario.cluster import InterNode
-from ddpsim.scenario.schema import Cluster, Scenario
+from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.links import InterNode
+from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s
 
 __all__ = ["network_from_profile"]

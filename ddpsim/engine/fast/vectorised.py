@@ -10,110 +10,30 @@ were found here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks, ring_ends_ns
-from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer, duration_ns
-from ddpsim.engine.fast.host import Host, Script
-from ddpsim.engine.fast.scalar import Lane, Met, closed_form
+from ddpsim.engine.fast.collectives import Collective, Waits
+from ddpsim.engine.fast.scalar import Lane, closed_form
 from ddpsim.engine.fast.slow_periods import PER_MILLE, SlowPeriods
+from ddpsim.engine.fast.trials import Trial, TrialStep, TrialWork, column, distinct, side_by_side
 from ddpsim.engine.noise import vary
 from ddpsim.result.summary import SteadyStep
 from ddpsim.result.timeline import RankTimeline, Timeline
-from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, LoadBatch, Mark
+from ddpsim.strategies.instructions import Await, Communicate, LoadBatch, Mark
 
-__all__ = ["Lanes", "Trial", "collective_ends_ns"]
+__all__ = ["Lanes", "collective_ends_ns"]
 
 _FIT, _PIECES = 2**15, 16  # figures that fit a cache; in no more pieces than these
 _FEW_WORKS = 32  # with fewer at a time of all lanes, some lanes at a time are quicker
 _KEPT = 2**19  # figures
 _LATEST_NS = 2**51  # 26 days: beyond, a sum might not be exact in float64
 _LARGEST = 2**53  # nor a product
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A job among those simulated together; slowdowns and stalls are [rank, iteration]."""
-
-    host: Host
-    cost: CollectiveCost
-    slowdowns: npt.NDArray[np.float64] | None = None
-    stalls_ns: npt.NDArray[np.int64] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One instruction as each trial has it, or as all do; its offset is a number or [trials, 1]."""
-
-    offset_ns: Ticks | float
-    each: tuple[Instruction, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """Instructions to compute, one after the other: offsets and device times [works, trials, 1].
-
-    Of `trials` there is one where all have the same.
-    """
-
-    offset_ns: Ticks
-    device_ns: Ticks
-
-    @classmethod
-    def of(cls, timed: Sequence[Sequence[tuple[int, Instruction]]]) -> _Work | None:
-        """What takes the device's time; None where nothing does."""
-        works = [
-            [(offset, i.device_ns) for offset, i in each if isinstance(i, Compute)]
-            for each in timed
-        ]
-        figures = np.array([each for each in works if any(ns for _, ns in each)], dtype=np.float64)
-        return cls(figures[..., :1], figures[..., 1:]) if len(figures) else None
-
-    def split(self, most: int | None) -> Iterator[_Work]:
-        """The same in pieces of so many works at most."""
-        many = most or len(self.device_ns)
-        for i in range(0, len(self.device_ns), many):
-            yield _Work(self.offset_ns[i : i + many], self.device_ns[i : i + many])
-
-
-@dataclass(frozen=True, slots=True)
-class _Collective:
-    """What it is in each trial (or in all), its last arrival [trials, 1], its ends."""
-
-    transfers: Sequence[Transfer]
-    met_ns: Ticks
-    ends_ns: Ticks
-
-    def of(self, trial: int, rank: int) -> Met:
-        """As one rank saw it."""
-        slowdown = self.transfers[trial % len(self.transfers)].interference.compute
-        return Met(int(self.met_ns[trial, 0]), int(self.ends_ns[trial, rank]), slowdown)
-
-
-@dataclass(slots=True)
-class _Waits:
-    """Ticks in which a rank is in collectives, its compute waits for them, or for late peers."""
-
-    comm_ns: Ticks
-    exposed_ns: Ticks
-    late_ns: Ticks
-
-    @classmethod
-    def none(cls, shape: tuple[int, int]) -> _Waits:
-        """Nothing yet."""
-        return cls(*(np.zeros(shape) for _ in range(3)))
-
-    def add(self, more: _Waits, times: int = 1) -> None:
-        """So many more of the same."""
-        self.comm_ns += times * more.comm_ns
-        self.exposed_ns += times * more.exposed_ns
-        self.late_ns += times * more.late_ns
 
 
 class Lanes:
@@ -132,11 +52,11 @@ class Lanes:
         self._least = np.zeros((len(trials), 1))  # no stream is behind this
         self._slow = SlowPeriods(self._compute.size)
         self._waited = np.zeros(len(trials), dtype=bool)
-        self._now, self._steady = _Waits.none(self._shape), _Waits.none(self._shape)
+        self._now, self._steady = Waits.none(self._shape), Waits.none(self._shape)
         self._all_comm_ns = np.zeros(self._shape)
         self._step_ends_ns: list[Ticks] = []
-        self._collectives: list[_Collective] = []
-        self._launched: list[_Collective] = []  # of the iteration, as the two that follow
+        self._collectives: list[Collective] = []
+        self._launched: list[Collective] = []  # of the iteration, as the two that follow
         self._joined_ns: list[Ticks] = []
         self._done_ns: list[Ticks] = []
         self._repeats = 0
@@ -157,7 +77,7 @@ class Lanes:
             alike = self._repeat_from(number, self._compute - begun)
             if all(alike):
                 self.warmup, self._repeats = number, iterations - 1
-                self._steady = _Waits.none(self._shape)  # of steps that are warm-up now
+                self._steady = Waits.none(self._shape)  # of steps that are warm-up now
             if number == self.warmup:
                 self.settled = alike
             times = 1 + self._repeats
@@ -181,7 +101,7 @@ class Lanes:
     def _iterate(self, number: int) -> None:
         factors, stalls_ns = self._drawn(number)
         self._waited[:] = False
-        self._now = _Waits.none(self._shape)
+        self._now = Waits.none(self._shape)
         self._launched, self._joined_ns, self._done_ns = [], [], []
         batches = self._batches(number)
         come_ns: Ticks | float = 0.0
@@ -189,7 +109,7 @@ class Lanes:
             self._launch(self._asked(number))
             self._come_to(self._compute + stalls_ns)
         for step in self._steps[self._program.kind(number)]:
-            if isinstance(step, _Work):
+            if isinstance(step, TrialWork):
                 self._compute_works(step, factors, come_ns)
                 continue
             launched_ns = come_ns + step.offset_ns
@@ -219,7 +139,9 @@ class Lanes:
         self._least = now_ns.min(axis=1, keepdims=True)
         self._slow.pass_over(now_ns.reshape(-1))
 
-    def _compute_works(self, work: _Work, factors: Ticks | None, come_ns: Ticks | float) -> None:
+    def _compute_works(
+        self, work: TrialWork, factors: Ticks | None, come_ns: Ticks | float
+    ) -> None:
         """As many lanes at once as a cache holds with all of these works."""
         launched_ns = come_ns + work.offset_ns
         waits = not (self._least >= launched_ns[-1]).all()
@@ -245,13 +167,13 @@ class Lanes:
         if waits:
             self._waited |= waited.reshape(self._shape).any(axis=1)
 
-    def _communicate(self, step: _Step, launched_ns: Ticks | float) -> None:
+    def _communicate(self, step: TrialStep, launched_ns: Ticks | float) -> None:
         self._launch(launched_ns)
         joined = np.maximum(self._compute, self._comm)
         transfers = self._transfers(step)
         ends = self._ends(transfers, joined)
         _check_exact(ends.max(), _LATEST_NS)
-        collective = _Collective(transfers, joined.max(axis=1, keepdims=True), ends)
+        collective = Collective(transfers, joined.max(axis=1, keepdims=True), ends)
         slowdowns = [transfer.interference.compute for transfer in transfers]
         if any(slowdown != 1 for slowdown in slowdowns) and (ends > joined).any():
             factors = np.array([float(PER_MILLE * s) for s in slowdowns])
@@ -263,7 +185,7 @@ class Lanes:
         self._launched.append(collective)
         self._collectives.append(collective)
         self._joined_ns.append(joined)
-        self._done_ns.append(ends + _column(after))
+        self._done_ns.append(ends + column(after))
         self._now.comm_ns += ends - joined
 
     def _await(self, place: int, launched_ns: Ticks | float) -> None:
@@ -286,7 +208,7 @@ class Lanes:
     def _longest_ns(self) -> float:
         """No work of the device takes longer at full rate."""
         drawn = [trial.slowdowns.max() for trial in self._trials if trial.slowdowns is not None]
-        works = [w for steps in self._steps for w in steps if isinstance(w, _Work)]
+        works = [w for steps in self._steps for w in steps if isinstance(w, TrialWork)]
         longest_ns = max((work.device_ns.max() for work in works), default=0.0)
         return float(max([1.0, *drawn]) * longest_ns)
 
@@ -296,19 +218,19 @@ class Lanes:
         return any(vary(trial.slowdowns, trial.stalls_ns) for trial in self._trials)
 
     @cached_property
-    def _steps(self) -> tuple[list[_Step | _Work], ...]:
+    def _steps(self) -> tuple[list[TrialStep | TrialWork], ...]:
         """Those of each kind of step."""
-        hosts = _distinct([trial.host for trial in self._trials])
+        hosts = distinct([trial.host for trial in self._trials])
         fit = _FIT // self._compute.size
         most = fit if fit >= _FEW_WORKS else None
         of_kinds = zip(*(host.scripts for host in hosts), strict=True)
-        return tuple(_steps(scripts, most) for scripts in of_kinds)
+        return tuple(side_by_side(scripts, most) for scripts in of_kinds)
 
     def _batches(self, number: int) -> Iterator[Ticks | float]:
         """When each batch comes."""
-        hosts = _distinct([trial.host for trial in self._trials])
+        hosts = distinct([trial.host for trial in self._trials])
         for batch in zip(*(host.batches_ns[number] for host in hosts), strict=True):
-            yield _column([come_ns for _, come_ns in batch])
+            yield column([come_ns for _, come_ns in batch])
 
     def _drawn(self, number: int) -> tuple[Ticks | None, Ticks | None]:
         """Slowdowns and stalls of an iteration, [trials, ranks]; None where there are none."""
@@ -325,9 +247,9 @@ class Lanes:
 
     def _asked(self, number: int) -> Ticks | float:
         """When the iteration's first batch is asked for."""
-        return _column([trial.host.batches_ns[number][0][0] for trial in self._trials])
+        return column([trial.host.batches_ns[number][0][0] for trial in self._trials])
 
-    def _transfers(self, step: _Step) -> Sequence[Transfer]:
+    def _transfers(self, step: TrialStep) -> Sequence[Transfer]:
         """Of each trial, or the one that all have."""
         known = self._known_transfers.get(id(step))
         if known is None:
@@ -336,7 +258,7 @@ class Lanes:
             self._known_transfers[id(step)] = known
         return known
 
-    def _asked_for(self, step: _Step) -> Sequence[Transfer]:
+    def _asked_for(self, step: TrialStep) -> Sequence[Transfer]:
         """By each trial; those that share a cost and a size ask once."""
         found: dict[tuple[int, str, int], Transfer] = {}
         transfers = []
@@ -356,7 +278,7 @@ class Lanes:
             return ends
         if self._shape[1] == 1:
             self.paths |= {closed_form(transfer) for transfer in transfers}
-            return joined_ns + _column([duration_ns(transfer) for transfer in transfers])
+            return joined_ns + column([duration_ns(transfer) for transfer in transfers])
         rows = []
         for transfer, row in zip(transfers, joined_ns, strict=True):
             ends, path = collective_ends_ns(transfer, row)
@@ -411,21 +333,6 @@ def collective_ends_ns(transfer: Transfer, joined_ns: Ticks) -> tuple[Ticks, str
     return np.broadcast_to(ends, joined_ns.shape), way
 
 
-def _steps(scripts: Sequence[Script], most: int | None) -> list[_Step | _Work]:
-    """The instructions of all scripts side by side, those to compute together, `most` at once."""
-    steps: list[_Step | _Work] = []
-    timed = zip(*(script.instructions for script in scripts), strict=True)
-    for computes, group in groupby(timed, key=lambda each: isinstance(each[0][1], Compute)):
-        if not computes:
-            steps += [
-                _Step(_column([offset for offset, _ in each]), tuple(i for _, i in each))
-                for each in group
-            ]
-        elif work := _Work.of(list(group)):
-            steps += work.split(most)
-    return steps
-
-
 def _check_exact(largest: float, limit: float) -> None:
     """Whole numbers of float64 are exact so far; raises OverflowError beyond."""
     if largest > limit:
@@ -435,15 +342,3 @@ def _check_exact(largest: float, limit: float) -> None:
 def _of_lanes(figures: Ticks, trials: npt.NDArray[np.int64]) -> Ticks:
     """[works, trials, 1] to [lanes, works], or [1, works] where all trials have the same."""
     return figures[:, 0].T if figures.shape[1] == 1 else figures[:, trials, 0].T
-
-
-def _column(values: Sequence[float]) -> Ticks | float:
-    """[trials, 1]; a number where all are equal."""
-    if len(set(values)) == 1:
-        return float(values[0])
-    return np.array(values, dtype=np.float64).reshape(-1, 1)
-
-
-def _distinct(hosts: Sequence[Host]) -> Sequence[Host]:
-    """One host if it is that of all trials."""
-    return hosts[:1] if all(host is hosts[0] for host in hosts) else hosts

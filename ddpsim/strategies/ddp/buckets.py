@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from ddpsim.scenario.schema import Ddp
+from ddpsim.scenario.ddp import Ddp
 from ddpsim.units import MIB
 from ddpsim.workload.model import Parameter
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
-from ddpsim.scenario.schema import Ddp
+from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.buckets import FIRST_BUCKET_BYTES, bucket_limits
 from ddpsim.units import MIB
 from ddpsim.workload.model import Model, Work, joined

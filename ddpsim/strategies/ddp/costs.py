@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpsim.scenario.schema import Ddp, Device
+from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.device import Device
 from ddpsim.strategies.ddp.buckets import assign_by_size
 from ddpsim.units import MIB
 from ddpsim.workload.model import ITEM_BYTES, Buffer, Parameter, Work

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddpsim.scenario.schema import Ddp
+from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.buckets import Assignment, plan_buckets
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.ddp.reducer import Buffers, Reducer, ReducerWork

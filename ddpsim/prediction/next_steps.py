@@ -1,33 +1,31 @@
-"""What if? Changed scenarios simulated: what to do next, and what could explain a measurement."""
+"""Changed scenarios, simulated: what to do next against the bottleneck and the interval."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import sqrt
-from statistics import median
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tuner import estimates
-from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import ScenarioError
-from ddpsim.prediction.job import Job, Parts, resolve
-from ddpsim.result.model import NextStep, Result, Straggler, Stretch
-from ddpsim.scenario.schema import Cluster, Scenario, Stragglers, Workload
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.parts import Parts
+from ddpsim.prediction.resolve import resolve
+from ddpsim.result.model import NextStep, Result
+from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.workload import Workload
 from ddpsim.units import format_duration
 from ddpsim.workload.model import ITEM_BYTES
 
-__all__ = ["next_steps", "stragglers", "stretches", "two_byte_hooks"]
+__all__ = ["next_steps", "two_byte_hooks"]
 
 _WORTH_TRYING = 0.01  # of the throughput, or of the step
-_LEAST, _MOST = 0.2, 20.0  # believable factors on a term's times
-_HALVINGS = 12
 _QUICK_RANKS = 256  # of more, to try caps takes longer than the prediction itself should
 _CAPS_MIB = (1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
-
 _Spec = TypeVar("_Spec", bound=BaseModel)
 
 
@@ -43,38 +41,6 @@ def two_byte_hooks(cluster: Cluster) -> tuple[str, str]:
     """Those that send 16 bits, the better one first: bfloat16 has float32's range, where it is."""
     known = "bf16" in cluster.device.peak_flops_per_s
     return ("bf16_compress", "fp16_compress") if known else ("fp16_compress", "bf16_compress")
-
-
-def stragglers(job: Job) -> Iterator[Straggler]:
-    """What holds the others up: each alone is taken away, and the step simulated without noise."""
-    cluster, whole_s = job.scenario.cluster, job.step_s()
-
-    def cost_s(**changed: Any) -> float:
-        without = job.scenario.model_copy(update={"cluster": cluster.model_copy(update=changed)})
-        return max(0.0, whole_s - resolve(without).step_s())
-
-    others = cluster.other_nodes or {}
-    for node, other in others.items():
-        for text, keys in (
-            (f"node {node}'s {other.device.name if other.device else ''}", ("device",)),
-            (f"node {node}'s links", ("intra_node", "inter_node")),
-        ):
-            if any(getattr(other, key) for key in keys):
-                usual = other.model_copy(update=dict.fromkeys(keys))
-                kind: Literal["rank", "link"] = "rank" if keys == ("device",) else "link"
-                yield Straggler(kind, text, cost_s(other_nodes=others | {node: usual}))
-    factors = rank_factors(cluster, job.scenario.run.seed)
-    if factors:
-        rank = max(factors, key=lambda r: (factors[r], -r))
-        middle = median(factors.values())
-        if factors[rank] > middle:
-            calmed = Stragglers(factors=factors | {rank: middle})
-            text = f"rank {rank}, whose compute takes {factors[rank] / middle:.2f} x the median's"
-            yield Straggler("rank", text, cost_s(stragglers=calmed))
-    for rank, part in (cluster.weak_links or {}).items():
-        kept = {r: p for r, p in (cluster.weak_links or {}).items() if r != rank}
-        text = f"the link to rank {rank}, with {part:.0%} of its bandwidth"
-        yield Straggler("link", text, cost_s(weak_links=kept or None))
 
 
 @dataclass(frozen=True)
@@ -294,35 +260,3 @@ def _narrowing(job: Job, result: Result) -> Iterator[NextStep]:
         _, measure, setting = measurable[widest]
         why = f"{widest} widens the interval by up to {format_duration(width_s)}: {measure}"
         yield NextStep(why, (setting,))
-
-
-def stretches(job: Job, result: Result, measured_s: float) -> tuple[Stretch, ...]:
-    """How many times as long compute, host or network, each alone, takes in a step of `measured_s`.
-
-    The step is simulated without noise, which multiplies the compute and adds to the rest. The host
-    is one of them where its doubt is in the interval.
-    """
-    mean_s, quiet_s = result.iteration_time_s.mean, job.step_s()
-    interval = result.prediction_interval_s
-    matters = any(source.input == "host time" for source in (interval.sources if interval else ()))
-
-    found = [_stretch("compute", lambda f: job.step_s(compute=f) * mean_s / quiet_s, measured_s)]
-    if matters:
-        found.append(_stretch("host", lambda f: job.step_s(host=f) + mean_s - quiet_s, measured_s))
-    if result.comm_time_s:
-        found.append(
-            _stretch("network", lambda f: job.step_s(network=f) + mean_s - quiet_s, measured_s)
-        )
-    return tuple(found)
-
-
-def _stretch(term: str, step_s: Callable[[float], float], measured_s: float) -> Stretch:
-    """The factor by bisection, as a step never shortens when a term takes longer."""
-    limit = _MOST if measured_s > step_s(1) else _LEAST
-    low, high = sorted((1.0, limit))
-    if not step_s(low) <= measured_s <= step_s(high):
-        return Stretch(term, limit, step_s(limit), suffices=False)
-    for _ in range(_HALVINGS):
-        middle = sqrt(low * high)
-        low, high = (middle, high) if step_s(middle) < measured_s else (low, middle)
-    return Stretch(term, high, step_s(high), suffices=True)

@@ -10,7 +10,8 @@ from ddpsim.errors import InputError, shown
 from ddpsim.importers.profiles.model import ModelProfile, ProfiledParameter
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.catalog import are_other_devices
-from ddpsim.scenario.schema import Device, Workload
+from ddpsim.scenario.device import Device
+from ddpsim.scenario.workload import Workload
 from ddpsim.workload.model import Buffer, Model, Parameter, Work
 from ddpsim.workload.optimizer import optimizer_work
 

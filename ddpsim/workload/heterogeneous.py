@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
 from ddpsim.scenario import catalog
-from ddpsim.scenario.cluster import Rate
-from ddpsim.scenario.schema import Device, Scenario, Workload
+from ddpsim.scenario.device import Device, Rate
+from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.workload import Workload
 from ddpsim.workload.model import total_s
 from ddpsim.workload.roofline import zoo_model
 

@@ -1,0 +1,48 @@
+"""A collective of many ranks and trials, and the waits for it, in arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddpsim.cluster.algorithms.max_plus import Ticks
+from ddpsim.cluster.transfers import Transfer
+from ddpsim.engine.fast.scalar import Met
+
+__all__ = ["Collective", "Waits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What it is in each trial (or in all), its last arrival [trials, 1], its ends."""
+
+    transfers: Sequence[Transfer]
+    met_ns: Ticks
+    ends_ns: Ticks
+
+    def of(self, trial: int, rank: int) -> Met:
+        """As one rank saw it."""
+        slowdown = self.transfers[trial % len(self.transfers)].interference.compute
+        return Met(int(self.met_ns[trial, 0]), int(self.ends_ns[trial, rank]), slowdown)
+
+
+@dataclass(slots=True)
+class Waits:
+    """Ticks in which a rank is in collectives, its compute waits for them, or for late peers."""
+
+    comm_ns: Ticks
+    exposed_ns: Ticks
+    late_ns: Ticks
+
+    @classmethod
+    def none(cls, shape: tuple[int, int]) -> Waits:
+        """Nothing yet."""
+        return cls(*(np.zeros(shape) for _ in range(3)))
+
+    def add(self, more: Waits, times: int = 1) -> None:
+        """So many more of the same."""
+        self.comm_ns += times * more.comm_ns
+        self.exposed_ns += times * more.exposed_ns
+        self.late_ns += times * more.late_ns

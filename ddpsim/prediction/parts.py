@@ -1,0 +1,137 @@
+"""What jobs are built from, kept for other jobs that ask for the same."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from ddpsim.engine.program import Program
+from ddpsim.errors import blamed_on
+from ddpsim.prediction.ddp_overhead import as_measured, times_as_priced
+from ddpsim.prediction.job import Job, with_ddp_key
+from ddpsim.prediction.program import compile_program
+from ddpsim.result.model import Memory
+from ddpsim.scenario.schema import Scenario
+from ddpsim.strategies.ddp.compiled_graphs import compiled_model
+from ddpsim.workload.build import build_model
+from ddpsim.workload.heterogeneous import compute_times
+from ddpsim.workload.model import Model
+
+if TYPE_CHECKING:
+    from ddpsim.importers.profiles.cluster import ClusterProfile, Overheads
+
+__all__ = ["Built", "Parts", "cluster_profile"]
+
+Built = TypeVar("Built")
+_KEPT = 16
+
+
+class Parts:
+    """What jobs are built from, kept for other jobs that ask for the same.
+
+    It keeps the last few of each kind, as sweeps change few things at a time, and reads a file
+    once: it should live as long as one question.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, deque[tuple[object, object]]] = {}
+
+    def get(self, kind: str, asked: object, build: Callable[[], Built]) -> Built:
+        """What was built for an equal question, or is built now."""
+        kept = self._kept.setdefault(kind, deque(maxlen=_KEPT))
+        for known, built in kept:
+            if known == asked:
+                return cast("Built", built)
+        built = build()
+        kept.appendleft((asked, built))
+        return built
+
+    def model(self, scenario: Scenario) -> Model:
+        """See build_model, and compiled_model of one that is."""
+        ddp, device = scenario.ddp, scenario.cluster.device
+        asked = (scenario.workload, device, scenario.may_leave_unused, ddp.backend)
+        model = self.get("model", asked, lambda: build_model(scenario))
+        if not model.is_compiled:
+            return model
+        graphs = (id(model), model, ddp.bucket_cap_mb, ddp.optimize_ddp)
+        return self.get("compiled model", graphs, lambda: compiled_model(model, ddp))
+
+    def node_times(self, scenario: Scenario) -> dict[int, float]:
+        """See compute_times."""
+        cluster = scenario.cluster
+        asked = (scenario.workload, cluster.device, cluster.other_nodes)
+        return self.get("node times", asked, lambda: compute_times(scenario))
+
+    def profile(self, scenario: Scenario) -> ClusterProfile | None:
+        """See cluster_profile."""
+        asked = scenario.cluster.profile
+        return self.get("profile", asked, lambda: cluster_profile(scenario))
+
+    def program(
+        self, scenario: Scenario, model: Model, overheads: Overheads | None, ddp_times: float
+    ) -> Program:
+        """See compile_program."""
+        asked = (scenario.ddp, ddp_times, *_program_inputs(scenario, model, overheads))
+        return self.get(
+            "program",
+            asked,
+            lambda: compile_program(scenario, model, overheads, ddp_factor=ddp_times),
+        )
+
+    def ddp_times(self, scenario: Scenario, model: Model, overheads: Overheads | None) -> float:
+        """How many times as long as priced DDP's own work took in a measured step, if there is one.
+
+        DataParallel has none of it.
+        """
+        measured_s = model.with_ddp_s
+        if measured_s is None or scenario.cluster.algorithm == "data_parallel":
+            return 1.0
+        plain = scenario.model_copy(update={"ddp": as_measured(scenario.ddp)})
+        asked = (measured_s, plain.ddp, *_program_inputs(scenario, model, overheads))
+        return self.get(
+            "DDP's own work",
+            asked,
+            lambda: times_as_priced(
+                lambda factor: compile_program(plain, model, overheads, ddp_factor=factor),
+                compile_program(plain, model, overheads, ddp=False),
+                measured_s,
+                with_ddp_key(scenario),
+            ),
+        )
+
+    def compute_only_s(self, job: Job) -> float:
+        """See Job.compute_only_s."""
+        any_caps = job.scenario.ddp.model_copy(update={"bucket_cap_mb": None})
+        asked = (any_caps, *_program_inputs(job.scenario, job.model, job.overheads))
+        return self.get("compute", asked, job.compute_only_s)
+
+    def memory(self, job: Job) -> Memory:
+        """See Job.memory."""
+        scenario = job.scenario
+        ddp, others = scenario.ddp, scenario.cluster.other_nodes
+        accumulates = ddp.accumulation_steps > 1
+        of_ddp = (ddp.gradient_as_bucket_view, accumulates)
+        asked = (id(job.model), job.model, scenario.cluster.device, others, of_ddp)
+        return self.get("memory", (*asked, scenario.workload.optimizer), job.memory)
+
+
+def _program_inputs(
+    scenario: Scenario, model: Model, overheads: Overheads | None
+) -> tuple[object, ...]:
+    """All that a program depends on beside the options of DDP."""
+    cluster, workload = scenario.cluster, scenario.workload
+    of_cluster = (cluster.device, cluster.algorithm, cluster.gpus_per_node)
+    of_workload = (workload.batch_per_rank, workload.data, scenario.run.iterations)
+    return id(model), model, overheads, of_cluster, of_workload
+
+
+def cluster_profile(scenario: Scenario) -> ClusterProfile | None:
+    """The profile that a scenario names, if any; raises InputError."""
+    source = scenario.cluster.profile
+    if source is None:
+        return None
+    from ddpsim.importers.profiles.cluster import read_cluster_profile  # noqa: PLC0415 -- few scenarios name one
+
+    with blamed_on("cluster.profile"):
+        return read_cluster_profile(source)

@@ -1,0 +1,106 @@
+"""A scenario with everything that its files and presets say, checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddpsim.cluster.build import build_network, with_sent_sizes
+from ddpsim.cluster.interference import InterferingCost
+from ddpsim.cluster.network import Network
+from ddpsim.errors import InputError, Problem, ScenarioError, shown
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.parts import Built, Parts
+from ddpsim.provenance import Provenance
+from ddpsim.scenario.document import Document
+from ddpsim.scenario.run import Jitter
+from ddpsim.scenario.schema import Scenario
+from ddpsim.workload.model import Model
+
+if TYPE_CHECKING:
+    from ddpsim.importers.profiles.cluster import ClusterProfile
+
+__all__ = ["resolve"]
+
+
+def resolve(
+    scenario: Scenario, document: Document | None = None, parts: Parts | None = None
+) -> Job:
+    """Read a scenario's files and check that all fits; raises ScenarioError with every problem.
+
+    `parts`: what was built for others. TypeError for what is no scenario yet.
+    """
+    if not isinstance(scenario, Scenario):
+        raise TypeError(f"{shown(scenario)} is no Scenario: give what load_scenario returns for it")
+    problems: list[Problem] = []
+    parts = parts or Parts()
+
+    def attempt(build: Callable[[], Built]) -> Built | None:
+        try:
+            return build()
+        except InputError as error:
+            problems.append(_located(error, document))
+            return None
+
+    model = attempt(lambda: parts.model(scenario))
+    node_times = None if model is None else attempt(lambda: parts.node_times(scenario))
+    profile = attempt(lambda: parts.profile(scenario))
+    if model is None or not model.iterations_s:
+        scenario = _with_jitter(scenario, profile)
+    network = attempt(lambda: build_network(scenario, profile))
+    if model is None or network is None or node_times is None or problems:
+        raise ScenarioError(problems)
+    overheads = profile.overheads if profile else None
+    ddp_times = attempt(lambda: parts.ddp_times(scenario, model, overheads))
+    if ddp_times is None:
+        raise ScenarioError(problems)
+    program = parts.program(scenario, model, overheads, ddp_times)
+    steady, knows_warmup = parts.get("steady", (id(program), program), program.steady), True
+    try:  # everything that will be sent has a price, so that no error waits for the run
+        program.transfers(network.cost)
+    except InputError:
+        cost = network.cost
+        attempt(lambda: steady.transfers(cost))
+        program, knows_warmup = steady, False  # the first iteration's one bucket is outside a log
+    if problems:
+        raise ScenarioError(problems)
+    network = with_sent_sizes(
+        _with_model_interference(network, model),
+        frozenset(steady.sent_bytes("all_reduce")),
+        steady.sent_bytes("broadcast"),
+    )
+    ranks_measured = profile is not None and profile.jitter is not None
+    return Job(
+        *(scenario, model, network, program, overheads, knows_warmup, ddp_times, node_times),
+        ranks_measured=ranks_measured,
+    )
+
+
+def _with_model_interference(network: Network, model: Model) -> Network:
+    """The network's interference as this model feels it, where that was measured."""
+    known = model.interference_exponent
+    if known is None or not isinstance(network.cost, InterferingCost):
+        return network
+    power = f"compute slows down by what usual layers do, to the power {known.value:.2f}"
+    entry = Provenance("interference with this model", f"{power}; workload.profile", "measured")
+    return replace(
+        network,
+        cost=replace(network.cost, exponent=known.value),
+        provenance=(*network.provenance, entry),
+    )
+
+
+def _with_jitter(scenario: Scenario, profile: ClusterProfile | None) -> Scenario:
+    """The profile's jitter where the scenario states none."""
+    if profile is None or profile.jitter is None or scenario.run.jitter is not None:
+        return scenario
+    jitter = Jitter(sigma=profile.jitter.iteration_sigma)
+    run_options = scenario.run.model_copy(update={"jitter": jitter})
+    return scenario.model_copy(update={"run": run_options})
+
+
+def _located(error: InputError, document: Document | None) -> Problem:
+    if document is None:
+        return Problem("scenario", error.key, error.message)
+    return document.blame(error)

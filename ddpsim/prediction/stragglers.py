@@ -1,0 +1,47 @@
+"""What holds the others up, and what a step would take without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any, Literal
+
+from ddpsim.engine.noise import rank_factors
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.resolve import resolve
+from ddpsim.result.model import Straggler
+from ddpsim.scenario.cluster import Stragglers
+
+__all__ = ["stragglers"]
+
+
+def stragglers(job: Job) -> Iterator[Straggler]:
+    """What holds the others up: each alone is taken away, and the step simulated without noise."""
+    cluster, whole_s = job.scenario.cluster, job.step_s()
+
+    def cost_s(**changed: Any) -> float:
+        without = job.scenario.model_copy(update={"cluster": cluster.model_copy(update=changed)})
+        return max(0.0, whole_s - resolve(without).step_s())
+
+    others = cluster.other_nodes or {}
+    for node, other in others.items():
+        for text, keys in (
+            (f"node {node}'s {other.device.name if other.device else ''}", ("device",)),
+            (f"node {node}'s links", ("intra_node", "inter_node")),
+        ):
+            if any(getattr(other, key) for key in keys):
+                usual = other.model_copy(update=dict.fromkeys(keys))
+                kind: Literal["rank", "link"] = "rank" if keys == ("device",) else "link"
+                yield Straggler(kind, text, cost_s(other_nodes=others | {node: usual}))
+    factors = rank_factors(cluster, job.scenario.run.seed)
+    if factors:
+        rank = max(factors, key=lambda r: (factors[r], -r))
+        middle = median(factors.values())
+        if factors[rank] > middle:
+            calmed = Stragglers(factors=factors | {rank: middle})
+            text = f"rank {rank}, whose compute takes {factors[rank] / middle:.2f} x the median's"
+            yield Straggler("rank", text, cost_s(stragglers=calmed))
+    for rank, part in (cluster.weak_links or {}).items():
+        kept = {r: p for r, p in (cluster.weak_links or {}).items() if r != rank}
+        text = f"the link to rank {rank}, with {part:.0%} of its bandwidth"
+        yield Straggler("link", text, cost_s(weak_links=kept or None))

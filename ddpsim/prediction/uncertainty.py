@@ -1,0 +1,102 @@
+"""How wrong the terms of a step may be: compute, host, network, loader, interference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddpsim.prediction.interval import (
+    COMPILED,
+    COMPILED_HOST,
+    COMPUTE,
+    DATA,
+    HOST,
+    ROOFLINE,
+    STATED_HOST,
+    UNKNOWN_DEVICE,
+    edges,
+)
+from ddpsim.prediction.job import Job
+from ddpsim.provenance import Provenance, Uncertainty
+from ddpsim.units import format_duration
+
+if TYPE_CHECKING:
+    from ddpsim.importers.profiles.cluster import Overheads
+
+__all__ = ["host_provenance", "uncertainties"]
+
+
+def uncertainties(job: Job) -> dict[str, Uncertainty]:
+    """How wrong the terms of `Job.step_s` may be, those that are known to be."""
+    terms = {
+        "compute": _of_compute(job),
+        "host": _of_host(job),
+        "network": job.network.uncertainty,
+        "data": DATA if job.program.loader else None,
+        "interference": job.network.interference,
+        "interference_exponent": _of_exponent(job),
+        "overheads": _of_overheads(job.overheads),
+    }
+    return {term: uncertainty for term, uncertainty in terms.items() if uncertainty}
+
+
+def _of_compute(job: Job) -> Uncertainty:
+    model = job.model
+    if job.waits_for_other_device:
+        return COMPUTE["other device"]
+    if model.basis == "roofline":
+        return _of_roofline(job)
+    if model.sigma is None:
+        return COMPUTE[model.basis]
+    return Uncertainty(model.sigma, "the standard error that workload.profile states")
+
+
+def _of_roofline(job: Job) -> Uncertainty:
+    """By what is known of the device's arithmetic, as the model's provenance says."""
+    (reached,) = (p.trust for p in job.model.provenance if p.input == "compute efficiency")
+    if reached == "assumed":
+        return UNKNOWN_DEVICE
+    return COMPILED if job.model.is_compiled else ROOFLINE
+
+
+def _of_host(job: Job) -> Uncertainty | None:
+    """Of an estimate's launches, where a step may come to wait for them."""
+    if job.model.basis != "roofline" or job.scenario.cluster.device.kind == "cpu":
+        return None
+    known = _of_launches(job)
+    _, most = edges(known)
+    if most * job.host_share <= 1:
+        return None
+    return known if job.step_s(host=most) > job.step_s() else None
+
+
+def _of_launches(job: Job) -> Uncertainty:
+    compiled = job.model.is_compiled
+    if job.scenario.cluster.device.launching_trust(compiled=compiled) == "stated":
+        return STATED_HOST
+    return COMPILED_HOST if compiled else HOST
+
+
+def host_provenance(job: Job) -> Iterator[Provenance]:
+    """What the host is taken to need, where a step may come to wait for it."""
+    if not _of_host(job):
+        return
+    device, compiled = job.scenario.cluster.device, job.model.is_compiled
+    launch, trust = format_duration(device.launch_s), device.launching_trust(compiled=compiled)
+    both = format_duration(device.launch_s + device.operator_s)
+    eager = f"{both} an operator of the model, {launch} of them a launch"
+    yield Provenance("host time", f"{launch} a kernel" if compiled else eager, trust)
+
+
+def _of_exponent(job: Job) -> Uncertainty | None:
+    known = job.model.interference_exponent
+    if job.network.interference is None or not (known and known.value and known.stderr):
+        return None
+    sigma = min(1.0, known.stderr / known.value)
+    return Uncertainty(sigma, "the standard error in workload.profile")
+
+
+def _of_overheads(known: Overheads | None) -> Uncertainty | None:
+    if not known or not known.sigma:
+        return None
+    return Uncertainty(known.sigma, "how copies vary from record to record of the profile")

@@ -1,0 +1,115 @@
+"""Links inside nodes and between them: bandwidth, latency, and what takes from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
+
+from ddpsim.scenario.base import MOST_RANKS, Spec
+from ddpsim.scenario.quantity import Bandwidth, Duration
+
+__all__ = ["InterNode", "IntraNode", "LinkKind", "StatedInter", "StatedIntra", "link_of_preset"]
+
+_AnyLink = TypeVar("_AnyLink", bound="_Link")
+LinkKind = Literal["intra_node", "inter_node"]
+_StepLatency = Annotated[
+    Duration | None,
+    Field(
+        alias="latency",
+        description="one ring step, software included; default: NCCL's own, or the device's",
+    ),
+]
+
+
+class _Link(Spec):
+    """What links of both kinds have in common."""
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What was written of it, by field; `null` states nothing."""
+        written = {name: getattr(self, name) for name in self.model_fields_set}
+        return {name: value for name, value in written.items() if value is not None}
+
+    @model_serializer(mode="wrap")
+    def _as_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Read back as the same: a default that were written would go before a preset."""
+        fields = type(self).model_fields
+        names = {key for name in self.said for key in (name, fields[name].alias)}
+        return {key: value for key, value in dump(self).items() if key in names}
+
+
+class IntraNode(_Link):
+    """What one GPU can send in one direction to its ring neighbour in the node."""
+
+    bandwidth_bytes_per_s: Bandwidth | None = Field(
+        None, alias="bandwidth", description="bus bandwidth, one direction; default: the preset's"
+    )
+    latency_s: _StepLatency = None
+    path: Literal["nvlink", "pcie"] | None = Field(
+        None, description="what NCCL sees; default: nvlink from 30 GB/s up"
+    )
+    switch_bandwidth_bytes_per_s: Bandwidth | None = Field(
+        None,
+        alias="switch_bandwidth",
+        description="bus bandwidth of all-reduces that the switch sums (NVLS); omitted: in "
+        "proportion to the preset's, or it cannot",
+    )
+
+    def with_bandwidth(self, bytes_per_s: float) -> IntraNode:
+        """The same with another bandwidth, and the switch's in proportion."""
+        own, switch = self.bandwidth_bytes_per_s, self.switch_bandwidth_bytes_per_s
+        update = {"bandwidth_bytes_per_s": bytes_per_s}
+        if own and switch:
+            update["switch_bandwidth_bytes_per_s"] = switch * (bytes_per_s / own)
+        return self.model_copy(update=update)
+
+
+class InterNode(_Link):
+    """The network between nodes: one NIC, one direction."""
+
+    bandwidth_bytes_per_s: Bandwidth | None = Field(
+        None, alias="bandwidth", description="one NIC, one direction; default: the preset's"
+    )
+    latency_s: _StepLatency = None
+    nics_per_node: Annotated[int, Field(ge=1, le=1000)] = Field(
+        1, description="NICs that a ring may use"
+    )
+    oversubscription: Annotated[float, Field(ge=1, le=1000)] = Field(
+        1.0, description="ratio of access to uplink capacity of a leaf switch; 1 = none"
+    )
+    nodes_per_leaf: Annotated[int, Field(ge=1, le=MOST_RANKS)] | None = Field(
+        None, description="so many nodes reach each other without an uplink; omitted: none do"
+    )
+    uplinks: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="equal paths out of a leaf; flows hashed onto one collide (ECMP)"
+    )
+    transport: Literal["rdma", "efa", "tcp"] = Field(
+        "rdma", description="where no latency is stated: NCCL's own for rdma, else the preset's"
+    )
+
+    def with_bandwidth(self, bytes_per_s: float) -> InterNode:
+        """The same with another bandwidth."""
+        return self.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s})
+
+
+def _if_said(link: _AnyLink | None) -> _AnyLink | None:
+    """A link of which nothing is said is not stated."""
+    return link if link and link.said else None
+
+
+StatedIntra = Annotated[IntraNode | None, AfterValidator(_if_said)]
+StatedInter = Annotated[InterNode | None, AfterValidator(_if_said)]
+
+
+def link_of_preset(link: dict[str, Any]) -> dict[str, Any]:
+    """A link of a preset's table, as a scenario would state it."""
+    plain: dict[str, Any] = {
+        key: link[key] for key in ("nics_per_node", "transport", "path") if key in link
+    }
+    rates: dict[str, Any] = {
+        key: f"{link[f'{key}_bytes_per_s']!r} B/s"
+        for key in ("bandwidth", "switch_bandwidth")
+        if f"{key}_bytes_per_s" in link
+    }
+    return {**rates, "latency": f"{link['latency_s']!r} s", **plain}

@@ -1,0 +1,210 @@
+"""The workload section: the model, its batch, and what is known of its times."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ddpsim.errors import shown
+from ddpsim.scenario import catalog
+from ddpsim.scenario.base import Spec, fail, given
+from ddpsim.scenario.quantity import Duration, SampleRate, Size, SourceFileField
+
+__all__ = ["MEASURED", "DataLoader", "Optimizer", "Precision", "StepTime", "Workload"]
+
+Precision = Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "bf16"]
+NO_LONGER_WITH_DDP = (
+    "is no longer than the step without DDP, which DDP only adds to; measure both in turns, or "
+    "leave it out"
+)
+
+
+class StepTime(Spec):
+    """A step of one micro-batch on one device without DDP, whole or in its three parts."""
+
+    total_s: Duration | None = Field(
+        None, alias="total", description="forward + backward + optimizer"
+    )
+    forward_s: Duration | None = Field(None, alias="forward", description="forward and loss")
+    backward_s: Duration | None = Field(None, alias="backward", description="backward")
+    optimizer_s: Duration | None = Field(None, alias="optimizer", description="optimizer step")
+    with_ddp_s: Duration | None = Field(
+        None,
+        alias="with_ddp",
+        description="the same step, whole, under DDP on that one device alone (torchrun "
+        "--nproc-per-node 1), with torch's default bucket caps: what DDP itself costs",
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> StepTime:
+        parts = (self.forward_s, self.backward_s)
+        if self.total_s is None and None in parts:
+            raise fail("needs both forward and backward (optimizer is optional), or one total time")
+        if self.total_s is not None and parts != (None, None):
+            raise fail("has both a total and its parts; give one of them")
+        for key, value_s in zip(
+            ("total", "forward", "backward"), (self.total_s, *parts), strict=True
+        ):
+            if value_s is not None and value_s < 1e-6:
+                raise fail("must be at least 1 us", key)
+        if self.with_ddp_s is not None and self.with_ddp_s <= self.least_s:
+            raise fail(NO_LONGER_WITH_DDP, "with_ddp")
+        return self
+
+    @property
+    def least_s(self) -> float:
+        """Seconds that are stated of the step without DDP, all parts together."""
+        stated = (self.total_s, self.forward_s, self.backward_s, self.optimizer_s)
+        return self.total_s or sum(seconds or 0.0 for seconds in stated)
+
+
+class Optimizer(Spec):
+    """What runs after the gradients are reduced; sets the optimizer's time and memory."""
+
+    name: Literal["sgd", "adam", "adamw"] = Field("sgd", description="torch.optim class")
+    fused: bool = Field(
+        default=False, description="fused=True; torch's default is foreach on a GPU"
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD's momentum")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="weight decay, any optimizer"
+    )
+
+    @model_validator(mode="after")
+    def _momentum_is_sgds(self) -> Optimizer:
+        if self.momentum and self.name != "sgd":
+            raise fail(f"belongs to sgd; {self.name} has none, remove it", "momentum")
+        return self
+
+
+class DataLoader(Spec):
+    """The input pipeline of one rank."""
+
+    rate_samples_per_s: SampleRate = Field(
+        alias="rate", description="samples per second that one rank's loader delivers, all workers"
+    )
+    workers: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        1, description="DataLoader num_workers per rank"
+    )
+    prefetch: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        2, description="DataLoader prefetch_factor"
+    )
+    sample_bytes: Size | None = Field(
+        None,
+        alias="sample_size",
+        description="of a sample read over the nodes' network; omitted: from a disk of the node",
+    )
+
+
+def _step_time(value: Any) -> Any:
+    return {"total": value} if isinstance(value, (str, int, float)) else value
+
+
+def _model_name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is not a model name")
+    return catalog.resolve("model", value)
+
+
+MEASURED: tuple[Literal["step_time", "profile", "trace"], ...] = ("step_time", "profile", "trace")
+
+
+class Workload(Spec):
+    """The model, its batch, and what is known of its times."""
+
+    model: Annotated[str, BeforeValidator(_model_name)] | None = Field(
+        None, description="a model of the zoo"
+    )
+    profile: SourceFileField | None = Field(
+        None, description="measured gradient-ready times: our JSON (ddpsim.model-profile/1) or CSV"
+    )
+    trace: SourceFileField | None = Field(
+        None,
+        description="a trace of PyTorch's profiler (prof.export_chrome_trace); model or parameters "
+        "beside it say the parameters where it was recorded without shapes",
+    )
+    parameters: SourceFileField | None = Field(
+        None, description="CSV of a model of one's own: name, shape, dtype in registration order"
+    )
+    ready_origin: Literal["first_gradient", "backward_start"] | None = Field(
+        None, description="what the ready times of a CSV profile count from"
+    )
+    batch_per_rank: Annotated[int, Field(ge=1, le=10**9)] = Field(
+        description="samples in one micro-batch of one rank"
+    )
+    seq_len: Annotated[int, Field(ge=1, le=10**7)] | None = Field(
+        None, description="tokens per sample; default: the model's usual one"
+    )
+    image_size: Annotated[int, Field(ge=1, le=10**5)] | None = Field(
+        None, description="pixels on a side; default: the model's usual one"
+    )
+    compile: bool = Field(
+        default=False,
+        description="the model runs under torch.compile, and a step_time is of that; the gradients "
+        "of a compiled graph come at once",
+    )
+    precision: Precision = Field(
+        "fp32",
+        description="torch's arithmetic; amp keeps fp32 gradients, and fp32 leaves convolutions to "
+        "TF32 where a GPU has it, as torch does unless told not to",
+    )
+    memory_format: Literal["contiguous", "channels_last"] | None = Field(
+        None,
+        description="of a convolutional zoo model, as torch.memory_format; default: contiguous, as "
+        "torch; half precision is faster in channels_last",
+    )
+    attention: Literal["sdpa", "eager"] | None = Field(
+        None,
+        description="of a zoo model with tokens: fused (default), or written out, as "
+        "transformers' attn_implementation calls them",
+    )
+    step_time: (
+        Annotated[StepTime, BeforeValidator(_step_time, json_schema_input_type=StepTime | str)]
+        | None
+    ) = Field(
+        None,
+        description="forward + backward + optimizer of one micro-batch on one device, "
+        "no DDP, no data wait; anchors the compute side",
+    )
+    optimizer: Annotated[
+        Optimizer, BeforeValidator(given, json_schema_input_type=Optimizer | None)
+    ] = Field(default_factory=Optimizer, description="default: plain SGD")
+    data: DataLoader | None = Field(None, description="omitted: the step never waits for data")
+
+    @property
+    def measured_by(self) -> Literal["step_time", "profile", "trace"] | None:
+        """The key that says how long a step takes; None: it is estimated."""
+        return next((key for key in MEASURED if getattr(self, key)), None)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Workload:
+        given = [
+            key for key in ("model", "profile", "parameters") if getattr(self, key) is not None
+        ]
+        if not given and not self.trace:
+            raise fail(
+                "needs one of model (a zoo name), profile (a file), trace (a file) or parameters "
+                "(a file)"
+            )
+        if self.trace and self.profile:
+            raise fail("trace and profile are both given; keep one of them", "trace")
+        if len(given) > 1:
+            raise fail(f"{' and '.join(given)} are both given; keep one of them", given[1])
+        if self.parameters and not self.step_time and not self.trace:
+            raise fail("a parameter list says nothing of time; give step_time too", "parameters")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_without_effect(self) -> Workload:
+        for key in ("seq_len", "image_size", "memory_format", "attention"):
+            if self.model is None and getattr(self, key) is not None:
+                raise fail("has no effect without a zoo model: times are measured; drop it", key)
+        if self.ready_origin and not self.profile:
+            raise fail("has no effect without a profile; drop it", "ready_origin")
+        if self.compile and self.trace:
+            raise fail(
+                "has no effect beside a trace, which shows the gradients as they came; drop it",
+                "compile",
+            )
+        return self

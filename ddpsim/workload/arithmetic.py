@@ -1,0 +1,81 @@
+"""Which arithmetic a precision uses on a device, and at what rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ddpsim.errors import InputError
+from ddpsim.scenario.device import Device, Rate
+from ddpsim.scenario.workload import Precision, Workload
+from ddpsim.workload.zoo_table import is_convolutional
+
+__all__ = ["Arithmetic", "arithmetic_of", "other_left"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """What a precision means: the device's rate, and bytes per element of each kind of work."""
+
+    rate: Rate
+    matmul_bytes: float
+    other_bytes: float
+    casts: bool = False
+
+    @property
+    def softmax_bytes(self) -> float:
+        """Of an element of a softmax that is written out, which autocast takes to fp32."""
+        return 4.0 if self.casts else self.matmul_bytes
+
+    @property
+    def is_half(self) -> bool:
+        """Whether matrix products and convolutions are of two bytes."""
+        return self.matmul_bytes == 2
+
+    def of(self, table: dict[str, Any]) -> Arithmetic:
+        """As a model has it: autocast leaves batch norms and what follows them in half."""
+        in_half = self.casts and is_convolutional(table)
+        return replace(self, other_bytes=self.matmul_bytes) if in_half else self
+
+    def convolution_rate(self, device: Device) -> Rate:
+        """torch leaves convolutions of fp32 to TF32 where a GPU has it, but no matrix products.
+
+        Source: torch.backends.cudnn.allow_tf32 is true unless set, cuda.matmul.allow_tf32 false.
+        """
+        return "tf32" if self.rate == "fp32" and "tf32" in device.peak_flops_per_s else self.rate
+
+
+# autocast runs matrix products in half and keeps layer norms, softmax and loss in fp32: 3 bytes
+# are the assumed mean of its other work. Source: torch.amp's op lists
+_ARITHMETIC: dict[Precision, Arithmetic] = {
+    "fp32": Arithmetic("fp32", 4, 4),
+    "tf32": Arithmetic("tf32", 4, 4),
+    "amp-fp16": Arithmetic("fp16", 2, 3, casts=True),
+    "amp-bf16": Arithmetic("bf16", 2, 3, casts=True),
+    "bf16": Arithmetic("bf16", 2, 2),
+}
+
+
+def arithmetic_of(precision: Precision, device: Device) -> Arithmetic:
+    """The arithmetic of a precision; raises InputError where the device does not have it."""
+    arithmetic = _ARITHMETIC[precision]
+    if arithmetic.rate not in device.peak_flops_per_s:
+        fits = [p for p, a in _ARITHMETIC.items() if a.rate in device.peak_flops_per_s]
+        raise InputError(
+            "workload.precision",
+            f"{device.name} has no {arithmetic.rate} matmul rate; wanted one of {', '.join(fits)}",
+        )
+    return arithmetic
+
+
+# of the bytes that are no matrix product's, what is left where torch.compile fuses kernels
+# (assumed; docs/validation.md, section 3); a batch norm needs its statistics before it can go on
+_LEFT_BY_COMPILE = 0.25
+_LEFT_IN_CONVOLUTIONAL = 0.6
+
+
+def other_left(table: dict[str, Any], workload: Workload) -> float:
+    """The part of the bytes that are no matrix product's which is moved."""
+    if not workload.compile:
+        return 1.0
+    return _LEFT_IN_CONVOLUTIONAL if is_convolutional(table) else _LEFT_BY_COMPILE
