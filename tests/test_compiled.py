@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaigns import unpacked
 
 import ddpsim
 from ddpsim.errors import ScenarioError
@@ -344,7 +345,7 @@ def test_scenarios_simulated_together_have_graphs_of_their_own(option: str) -> N
 # --- real DDP over a shaped network -------------------------------------------------------------
 
 DATA = Path(__file__).parent / "data" / "compiled-ddp"
-CLUSTER = Path(__file__).parent.parent / "docs" / "validation" / "testbed-fast-xeon"
+CLUSTER = unpacked() / "testbed-fast-xeon"
 
 
 def real_steps() -> list[dict[str, str]]:

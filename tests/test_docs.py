@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaigns import unpacked
 
 import ddpsim
 from ddpsim.cluster import build, from_links
@@ -120,7 +121,7 @@ def test_what_compute_keeps_is_the_testbeds() -> None:
     text = " ".join((ROOT / "docs" / "model.md").read_text("utf-8").split())
 
     def interference(campaign: str) -> Any:
-        profile = ROOT / "docs" / "validation" / campaign / "cluster.json"
+        profile = unpacked() / campaign / "cluster.json"
         return json.loads(profile.read_text("utf-8"))["interference"]
 
     def kept(points: Any, place: int, share: str = "share") -> str:
@@ -147,14 +148,14 @@ def test_doubts_are_those_that_the_page_states() -> None:
         ("Standard deviations: roofline", ROOFLINE),
         ("tell what the device reaches,", UNKNOWN_DEVICE),
         ("where none do,", COMPILED),
-        ("preset from_links between nodes", from_links.PRESET_NETWORK),
+        ("preset links between nodes", from_links.PRESET_NETWORK),
         ("sections 3 and 4;", from_links.CHOSEN_NETWORK),
         ("TCP above 10 Gbit/s", from_links.TCP_NETWORK),
         ("a stated, profiled or traced step", COMPUTE["measured"]),
         ("(a trace bound by its host", COMPUTE["slowed"]),
         ("a log", build.LOG),
-        ("stated from_links", from_links.STATED_LINKS),
-        ("preset from_links in a node", from_links.PRESET_LINKS),
+        ("stated links", from_links.STATED_LINKS),
+        ("preset links in a node", from_links.PRESET_LINKS),
         ("a log of other ranks or beyond its sizes", build.EXTRAPOLATED_LOG),
         ("a loader's rate", DATA),
         ("half or twice as large (standard deviation", build.PRIOR_INTERFERENCE),

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from campaigns import unpacked
 
 import ddpsim
 from calibrate.validation import Sweep, Validation
@@ -153,7 +154,7 @@ def test_json_holds_every_figure() -> None:
 @cache
 def recorded_sweeps() -> list[Sweep]:
     """Of all testbeds, those with a core a rank."""
-    reports = sorted((ROOT / "docs" / "validation").glob("testbed*.json"))
+    reports = sorted(unpacked().glob("testbed*.json"))
     records = [Validation.model_validate_json(report.read_bytes()) for report in reports]
     return [sweep for one in records for sweep in one.sweeps if not sweep.oversubscribed]
 

@@ -1,7 +1,7 @@
 """Hold predictions against published and recorded measurements; write what comes of it.
 
 docs/validation.md and docs/campaigns.md, from the templates beside this file; and
-docs/validation/testbed*.json, every case of a recorded campaign.
+tests/data/campaigns/reports.tar.xz, every case of the recorded campaigns.
 
     DDPSIM_REFERENCE_DATA=... python tools/make_validation.py
 
@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
+import campaigns
 import nccl_sweeps
 from published_hosts import preset_operator_s, published_hosts, spread, usual_s
 from published_steps import (
@@ -66,11 +67,11 @@ PAGES = {
     ROOT / "docs" / f"{name}.md": ROOT / "tools" / f"{name}.md.in"
     for name in ("validation", "campaigns")
 }
-EPYC = ROOT / "docs" / "validation" / "testbed"
-XEON = ROOT / "docs" / "validation" / "testbed-xeon"
-FAST_XEON = ROOT / "docs" / "validation" / "testbed-fast-xeon"  # calls itself the same
-SLOW_EPYC = ROOT / "docs" / "validation" / "testbed-slow-epyc"
-CALM_EPYC = ROOT / "docs" / "validation" / "testbed-calm-epyc"  # of the same kind
+EPYC = campaigns.unpacked() / "testbed"
+XEON = campaigns.unpacked() / "testbed-xeon"
+FAST_XEON = campaigns.unpacked() / "testbed-fast-xeon"  # calls itself the same
+SLOW_EPYC = campaigns.unpacked() / "testbed-slow-epyc"
+CALM_EPYC = campaigns.unpacked() / "testbed-calm-epyc"  # of the same kind
 # of FAST_XEON the runs that were measured as `calibrate rounds` does now, as a campaign of its own
 LATER_RUNS = {0.2: (2, 3), 0.8: (2, 3), 2: (3, 4), 5: (3, 4)}  # by Gbit/s
 LATER = FAST_XEON.with_name("fast-xeon-later-runs.json")
@@ -185,12 +186,13 @@ def report_of(folder: Path) -> Path:
 
 def main() -> None:
     """Write the campaigns' reports, and the pages."""
-    for folder in CAMPAIGNS:
-        text = predicted(folder).model_dump_json(by_alias=True, indent=1)
-        report_of(folder).write_text(text + "\n", encoding="utf-8")
-        print(report_of(folder).relative_to(ROOT))
-    LATER.write_text(later_predicted().model_dump_json(by_alias=True, indent=1) + "\n", "utf-8")
-    print(LATER.relative_to(ROOT))
+    reports = {report_of(folder).name: predicted(folder) for folder in CAMPAIGNS}
+    reports[LATER.name] = later_predicted()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, report in reports.items():
+            text = report.model_dump_json(by_alias=True, indent=1)
+            (Path(folder) / name).write_text(text + "\n", encoding="utf-8")
+        campaigns.pack_reports(Path(folder))
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))
