@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from calibrate.ddp_rounds import OptimizerName, RoundOptions, Variant
 from calibrate.files import HTML, check_outputs, name_as_text
+from calibrate.records.rounds import OptimizerName, RoundOptions, Variant
 from calibrate.testbed.cli import app as testbed
 from ddpsim.cli import new_app, parsed, run_app
 from ddpsim.errors import printable
@@ -82,8 +82,8 @@ def measure(
     resume: Annotated[bool, typer.Option(help="Go on with a record; repeat nothing.")] = False,
 ) -> None:
     """Measure collectives, copies, interference and jitter of this job's ranks into a record."""
-    from calibrate.measure.session import Options, measure_locally
-    from calibrate.measure.session import measure as measure_here
+    from calibrate.measure.cluster.session import Options, measure_locally
+    from calibrate.measure.cluster.session import measure as measure_here
 
     options = Options(
         output=output,
@@ -106,7 +106,7 @@ def doctor(
     nodes: Annotated[int | None, typer.Option(min=1, help="Machines in the job.")] = None,
 ) -> None:
     """Look for what would spoil a measurement on this machine, and say what to do."""
-    from calibrate.measure.doctor import doctor as examine
+    from calibrate.measure.host.doctor import doctor as examine
 
     is_fit = True
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
@@ -126,7 +126,7 @@ def _compare_clocks() -> None:
     ranks, here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     if ranks == here:
         return
-    from calibrate.measure.clocks import clocks_of_nodes
+    from calibrate.measure.host.clocks import clocks_of_nodes
 
     findings = clocks_of_nodes()
     if os.environ.get("RANK") == "0":
@@ -155,10 +155,11 @@ def profile(
 
     Under torchrun, or with --local, also how much it suffers beside the ranks' all-reduces.
     """
-    from calibrate.measure import profile as profiling
+    from calibrate.measure.model import profile as profiling
+    from calibrate.measure.model.scaling import scale_ends
 
     check_outputs([(output, MODEL_SCHEMA)])
-    ends = profiling.scale_ends(scale) if scale else None
+    ends = scale_ends(scale) if scale else None
     options = profiling.ProfileOptions(
         output=output,
         model=function,
@@ -216,7 +217,7 @@ def rounds(
     line_rate: LineRate = None,
 ) -> None:
     """Run your model under real DDP in variants, round by round, for `validate`."""
-    from calibrate.measure.ddp_rounds import measure_rounds, measure_rounds_locally
+    from calibrate.measure.ddp.rounds import measure_rounds, measure_rounds_locally
 
     variants = (
         *(Variant(bucket_cap_mb=_cap(cap)) for cap in caps.split(",")),
@@ -253,7 +254,7 @@ def fit(
     from calibrate.fit.profile import fit_profile, samples_of_records
     from calibrate.fit.residuals import residual_table, write_residual_figure
     from calibrate.fit.show import correlated, data_loaders
-    from calibrate.record import load_record
+    from calibrate.records.record import load_record
 
     drawn = [(residuals, HTML)] if residuals else []
     check_outputs([(output, CLUSTER_SCHEMA), *drawn], records)
@@ -301,8 +302,8 @@ def validate(
     Skill: the share of cases that are within a third of the best naive answer's error, or two
     standard errors. Regret: what the buckets chosen here cost more than the best measured.
     """
-    from calibrate.validate import validate as held
-    from calibrate.validation import SCHEMA, summary
+    from calibrate.validate.report import SCHEMA, summary
+    from calibrate.validate.validate import validate as held
 
     outputs = [(path, kind) for path, kind in ((output, SCHEMA), (page, HTML)) if path]
     check_outputs(outputs, [*rounds, *([profile] if profile else [])])
@@ -310,7 +311,7 @@ def validate(
     if output:
         write_atomically(output, validation.model_dump_json(by_alias=True, indent=1) + "\n")
     if page:
-        from calibrate.validation_page import page as drawn
+        from calibrate.validate.page import page as drawn
 
         write_atomically(page, drawn(validation))
     print(summary(validation))

@@ -16,13 +16,13 @@ import pytest
 
 pytest.importorskip("torch", reason="measuring needs torch")
 
-from calibrate.ddp_rounds import RoundOptions, Rounds, Variant
 from calibrate.fit.profile import fit_profile
-from calibrate.measure.ddp_rounds import measure_rounds_locally
+from calibrate.measure.cluster.session import Options, measure_locally
+from calibrate.measure.ddp.rounds import measure_rounds_locally
 from calibrate.measure.errors import MeasureError
-from calibrate.measure.session import Options, measure_locally
-from calibrate.record import COPIES_BACK, COPIES_IN, HALF, RESTED, Kind, Record
-from calibrate.validate import validate
+from calibrate.records.record import COPIES_BACK, COPIES_IN, HALF, RESTED, Kind, Record
+from calibrate.records.rounds import RoundOptions, Rounds, Variant
+from calibrate.validate.validate import validate
 from ddpsim import load_scenario, simulate
 
 HERE = Path(__file__).parent

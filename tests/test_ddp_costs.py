@@ -34,7 +34,7 @@ def alone() -> Iterator[Any]:
     torch_or_skip()
     from torch.nn.parallel import DistributedDataParallel
 
-    from calibrate.measure.process_group import process_group
+    from calibrate.measure.ranks.process_group import process_group
 
     with process_group("gloo"):
         yield DistributedDataParallel

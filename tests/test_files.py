@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from calibrate.ddp_rounds import RoundOptions
 from calibrate.files import HTML, check_outputs, name_as_text
+from calibrate.records.rounds import RoundOptions
 from ddpsim.errors import DdpsimError
 from ddpsim.files import write_atomically
 

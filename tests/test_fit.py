@@ -42,7 +42,7 @@ from calibrate.fit.gloo import fit_half
 from calibrate.fit.profile import NOT_STATED
 from calibrate.fit.samples import fitted_sigma, measured_sigma
 from calibrate.fit.show import data_loaders
-from calibrate.record import (
+from calibrate.records.record import (
     HALF,
     IN_A_ROW,
     RESTED,

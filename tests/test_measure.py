@@ -34,53 +34,52 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.cli import _is_first
 from calibrate.cli import profile as command
-from calibrate.ddp_rounds import Beside
 from calibrate.files import unwritable
 from calibrate.measure.clock import Clock, Lap
-from calibrate.measure.clocks import clock_offsets
-from calibrate.measure.ddp_alone import around_hook
-from calibrate.measure.ddp_log import logged, start_log
-from calibrate.measure.doctor import Host, check_clocks, clock_offset, diagnose, inspect_host
-from calibrate.measure.environment import (
+from calibrate.measure.cluster.plan import Slot, Task, Team, default_plan, teams
+from calibrate.measure.cluster.rounds import build_round
+from calibrate.measure.cluster.session import Options, measure, measure_locally, relative_mad
+from calibrate.measure.ddp.log import logged, start_log
+from calibrate.measure.errors import LostContactError, MeasureError
+from calibrate.measure.host.clocks import clock_offsets
+from calibrate.measure.host.doctor import check_clocks, clock_offset, diagnose
+from calibrate.measure.host.environment import (
     Facts,
     check_same,
     check_same_machine,
     environment,
     rank_facts,
 )
-from calibrate.measure.errors import LostContactError, MeasureError
-from calibrate.measure.host import free_memory_bytes, stolen_s, text_of
-from calibrate.measure.job import _told, join, read_place
-from calibrate.measure.launch import _problem, free_port
-from calibrate.measure.nvidia_smi import Gpu
-from calibrate.measure.plan import Slot, Task, Team, default_plan, teams
-from calibrate.measure.process_group import process_group
-from calibrate.measure.profile import (
+from calibrate.measure.host.inspect import Host, inspect_host
+from calibrate.measure.host.machine import free_memory_bytes, stolen_s, text_of
+from calibrate.measure.host.nvidia_smi import Gpu
+from calibrate.measure.model.ddp_alone import around_hook
+from calibrate.measure.model.document import ready_times
+from calibrate.measure.model.profile import (
     Document,
     ProfileOptions,
-    Samples,
-    hook_cost_s,
     profile,
     profile_alone,
     profile_in_job,
     profile_locally,
-    ready_times,
-    scale_ends,
-    scale_profile,
     write_profile,
 )
-from calibrate.measure.progress import Reporter
-from calibrate.measure.rank import FAILED, LOST
-from calibrate.measure.rounds import build_round
-from calibrate.measure.session import Options, measure, measure_locally, relative_mad
-from calibrate.measure.training import (
+from calibrate.measure.model.samples import Samples, hook_cost_s
+from calibrate.measure.model.scaling import scale_ends, scale_profile
+from calibrate.measure.model.training import (
     Training,
     _moved,
     broadcast_buffers,
     prepare,
     reduced_parameters,
 )
-from calibrate.record import Layout, Record, load_record
+from calibrate.measure.ranks.job import _told, join, read_place
+from calibrate.measure.ranks.launch import _problem, free_port
+from calibrate.measure.ranks.process_group import process_group
+from calibrate.measure.ranks.progress import Reporter
+from calibrate.measure.ranks.rank import FAILED, LOST
+from calibrate.records.record import Layout, Record, load_record
+from calibrate.records.rounds import Beside
 from ddpsim import load_scenario, simulate
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.profiles.model import read_profile
@@ -489,7 +488,7 @@ def test_the_budget_counts_rounds_by_the_clock(
 
         return run
 
-    monkeypatch.setattr("calibrate.measure.session.build_round", slow)
+    monkeypatch.setattr("calibrate.measure.cluster.session.build_round", slow)
     plan = [replace(small_plan()[0], repetitions=(3, 40))]
     record = measure(Options(output=tmp_path / "r.json", time_budget_s=0.5), plan)
     (measured,) = record.measurements
@@ -501,14 +500,14 @@ def test_a_measurement_that_a_hypervisor_disturbed_is_taken_again(
 ) -> None:
     """Before and after of each try: the second of three steals least, all steal too much."""
     clock = iter([0.0, 30.0, 30.0, 31.0, 31.0, 91.0])
-    monkeypatch.setattr("calibrate.measure.session.stolen_s", lambda: next(clock))
+    monkeypatch.setattr("calibrate.measure.cluster.session.stolen_s", lambda: next(clock))
     record = measure(Options(output=tmp_path / "r.json", most_repetitions=2), small_plan()[:1])
     (note,) = [m.notes[-1] for m in record.measurements]
     assert note.startswith("the hypervisor ran others on these cores for ")
     assert next(clock, None) is None
 
     calm = iter([0.0, 30.0, 30.0, 30.0])
-    monkeypatch.setattr("calibrate.measure.session.stolen_s", lambda: next(calm))
+    monkeypatch.setattr("calibrate.measure.cluster.session.stolen_s", lambda: next(calm))
     record = measure(Options(output=tmp_path / "s.json", most_repetitions=2), small_plan()[:1])
     assert not any("hypervisor" in note for m in record.measurements for note in m.notes)
 
@@ -559,7 +558,7 @@ def test_what_torch_cannot_do_is_left_out_with_its_reason(
     def refuse(*_: object) -> NoReturn:
         raise RuntimeError("no such operation\nwith a long trace")
 
-    monkeypatch.setattr("calibrate.measure.session.build_round", refuse)
+    monkeypatch.setattr("calibrate.measure.cluster.session.build_round", refuse)
     record = measure(Options(output=tmp_path / "r.json"), small_plan()[:1])
     assert record.measurements == ()
     assert record.environment.details["skipped"] == "device_copy 1x1 4.096 kB: no such operation"
@@ -1116,7 +1115,7 @@ def test_a_profile_holds_the_step_with_ddp(monkeypatch: pytest.MonkeyPatch) -> N
             kinds.append(isinstance(training.model, DistributedDataParallel))
             return next(taken)
 
-        monkeypatch.setattr("calibrate.measure.profile._step_s", step_s)
+        monkeypatch.setattr("calibrate.measure.model.profile.step_s", step_s)
         document = profiled("two_layers")
         assert kinds == [True, False] * len(with_ddp)
         assert not dist.is_initialized()
@@ -1173,7 +1172,7 @@ def test_a_profile_of_ranks_tells_how_the_model_fares_beside_all_reduces(
         def measured(self) -> Beside:
             return made_up
 
-    monkeypatch.setattr("calibrate.measure.profile.BesideAllReduces", MadeUp)
+    monkeypatch.setattr("calibrate.measure.model.profile.BesideAllReduces", MadeUp)
     path = tmp_path / "model.json"
     options = ProfileOptions(output=path, model="measure_helpers:two_layers", iterations=30)
     document = profile_in_job(options)
@@ -1209,7 +1208,7 @@ def test_a_profile_is_kept_whatever_becomes_of_it_beside_all_reduces(
             return None
 
     def beside(made: Callable[..., object]) -> Any:
-        monkeypatch.setattr("calibrate.measure.profile.BesideAllReduces", made)
+        monkeypatch.setattr("calibrate.measure.model.profile.BesideAllReduces", made)
         path.unlink(missing_ok=True)
         return profile_in_job(options)
 
@@ -1406,7 +1405,7 @@ def test_ddp_sums_up_what_it_logs_between_iterations_and_in_none() -> None:
 
 def test_what_it_costs_to_look_at_a_hook_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it, where looking takes as long as the hooks."""
-    monkeypatch.setattr("calibrate.measure.ddp_alone._look_s", lambda: 1e3)
+    monkeypatch.setattr("calibrate.measure.model.ddp_alone._look_s", lambda: 1e3)
     assert {p["ddp_hook_s"] for p in profiled("two_layers")["parameters"]} == {0.0}
 
 
@@ -1419,9 +1418,13 @@ def test_a_gpu_that_is_behind_hides_what_hooks_cost_its_host(
 ) -> None:
     """Tiny parameters tell the host's cost; a backward that hooks did not lengthen had none."""
     if device == "cuda":  # a clock of this host, as there is no GPU
-        monkeypatch.setattr("calibrate.measure.profile.Clock", lambda _: Clock(torch.device("cpu")))
+        monkeypatch.setattr(
+            "calibrate.measure.model.profile.Clock", lambda _: Clock(torch.device("cpu"))
+        )
         monkeypatch.setattr(torch.nn.Module, "to", lambda module, _: module)
-        monkeypatch.setattr("calibrate.measure.profile.torch.ones", lambda n, **_: torch.zeros(n))
+        monkeypatch.setattr(
+            "calibrate.measure.model.profile.torch.ones", lambda n, **_: torch.zeros(n)
+        )
     backward_s = [0.1] * 3
     hooked_s = [seconds + seen_s for seconds in backward_s]
     measured = Samples(backward_s=backward_s, hooked_backward_s=hooked_s, order=["a", "b"])
@@ -1664,7 +1667,7 @@ def test_ctrl_c_in_a_profile_of_one_device_is_told(
     def stop(*_given: object, **_options: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("calibrate.measure.profile.iterate", stop)
+    monkeypatch.setattr("calibrate.measure.model.profile.iterate", stop)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(typer.Exit) as ended:
         command("measure_helpers:two_layers", tmp_path / "model.json")

@@ -12,19 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.ddp_rounds import (
+from calibrate.files import rescued
+from calibrate.measure.ranks.rank import LOST
+from calibrate.records.rounds import (
     ALONE_PER_ROUND,
     RoundOptions,
     Rounds,
     Variant,
-    load_rounds,
     rank_medians,
-    save_rounds,
     slowest,
 )
-from calibrate.files import rescued
-from calibrate.measure.rank import LOST
-from calibrate.validate import validate
+from calibrate.records.rounds_file import load_rounds, save_rounds
+from calibrate.validate.validate import validate
 from ddpsim.errors import ImportFailedError
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
@@ -33,12 +32,12 @@ VARIANTS = (Variant(), Variant(bucket_cap_mb=0.004), Variant(accumulation_steps=
 
 
 def run_ranks(options: RoundOptions) -> list[subprocess.CompletedProcess[str]]:
-    return run_job(["calibrate.measure.ddp_rounds", options.model_dump_json()])
+    return run_job(["calibrate.measure.ddp.rounds", options.model_dump_json()])
 
 
 def run_job(module: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
     """`python -m` with these, or -c, as two ranks, as torchrun starts them."""
-    from calibrate.measure.launch import free_port
+    from calibrate.measure.ranks.launch import free_port
 
     tests = Path(__file__).parent
     common = {
@@ -139,8 +138,8 @@ def test_an_optimizer_finds_its_gradients_copied_back() -> None:
     """Out of buckets that were filled before the wait; what is sparse, or missing, as it was."""
     import torch
 
-    from calibrate.measure.ddp_rounds import _ReducedAsByDdp
-    from calibrate.measure.training import prepare
+    from calibrate.measure.ddp.stepper import ReducedAsByDdp
+    from calibrate.measure.model.training import prepare
 
     for model in ("half_used", "of_sparse_gradients"):
         training = prepare(f"measure_helpers:{model}", 4, torch.device("cpu"), "sgd", fused=False)
@@ -153,7 +152,7 @@ def test_an_optimizer_finds_its_gradients_copied_back() -> None:
             for gradient in dense:
                 gradient.fill_(torch.nan)
 
-        _ReducedAsByDdp(training, spoil)(training)
+        ReducedAsByDdp(training, spoil)(training)
         assert bool(dense) == (model == "half_used")
         for gradient, was in zip(gradients, before, strict=True):
             assert torch.equal(gradient.to_dense(), was.to_dense())
@@ -167,9 +166,11 @@ def test_copies_of_the_bare_model_take_turns(tmp_path: Path) -> None:
         rounds=(2, 2),
     )
     module = """
-import calibrate.measure.ddp_rounds as m
-step, timed = m._step, []
-m._step = lambda training, *others: timed.append(id(training.model)) or step(training, *others)
+import calibrate.measure.ddp.rounds as m, calibrate.measure.ddp.stepper as s
+step, timed = s.step, []
+m.step = s.step = lambda training, *others: timed.append(id(training.model)) or step(
+    training, *others
+)
 m.measure_rounds(m.RoundOptions.model_validate_json(__import__("sys").argv[1]))
 print(len(set(timed)))
 """
@@ -378,7 +379,7 @@ def test_rounds_until_a_rank_dies_are_kept(tmp_path: Path, monkeypatch: pytest.M
         rounds=(2, 1000),
         budget_s=600,
     )
-    module = "import calibrate.measure.ddp_rounds as m; m._KEEP_S = 0.0; "
+    module = "import calibrate.measure.ddp.rounds as m; m._KEEP_S = 0.0; "
     run = "m.run_rank(lambda o: m.measure_rounds(m.RoundOptions.model_validate_json(o)))"
     left, killed = run_job(["-c", module + run, options.model_dump_json()])
     assert killed.returncode == -signal.SIGKILL

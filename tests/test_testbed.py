@@ -19,11 +19,11 @@ if sys.platform != "linux":
     pytest.skip("a testbed needs Linux", allow_module_level=True)
 
 from calibrate import signals
-from calibrate.campaign import Campaign
 from calibrate.testbed import bed, network, processes, shaping, state
+from calibrate.testbed.campaign import Campaign
 from calibrate.testbed.cli import app
 from calibrate.testbed.errors import HostFailedError, TestbedError
-from calibrate.validate import validate
+from calibrate.validate.validate import validate
 from ddpsim.errors import DdpsimError
 
 GBIT = 125e6  # bytes/s

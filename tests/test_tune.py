@@ -12,7 +12,7 @@ import pytest
 from campaigns import unpacked
 
 import ddpsim
-from calibrate.validation import Sweep, Validation
+from calibrate.validate.report import Sweep, Validation
 from ddpsim.planning.tune import Limits, TuneError, tune
 from ddpsim.report.tuning import render_tuning
 from ddpsim.result.sweep import FLAT

@@ -12,9 +12,16 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from calibrate.campaign import Campaign
-from calibrate.campaign import main as campaign
-from calibrate.ddp_rounds import (
+from calibrate.fit.profile import fit_logs
+from calibrate.records.record import (
+    Environment,
+    Layout,
+    Measurement,
+    Record,
+    load_record,
+    save_record,
+)
+from calibrate.records.rounds import (
     CORES_OF_RANKS,
     AllReduceSamples,
     Alone,
@@ -26,23 +33,17 @@ from calibrate.ddp_rounds import (
     Steps,
     Variant,
     VariantSamples,
-    save_rounds,
 )
-from calibrate.fit.profile import fit_logs
-from calibrate.interference_exponent import interference_exponent
-from calibrate.record import (
-    Environment,
-    Layout,
-    Measurement,
-    Record,
-    load_record,
-    save_record,
-)
-from calibrate.steady import run_sigma, run_times, steady_time
+from calibrate.records.rounds_file import save_rounds
+from calibrate.testbed.campaign import Campaign
+from calibrate.testbed.campaign import main as campaign
 from calibrate.testbed.errors import TestbedError
-from calibrate.validate import model_profile, rank_factors, validate
-from calibrate.validation import figures_of, summary, warnings
-from calibrate.validation_page import page
+from calibrate.validate.inputs import model_profile, rank_factors
+from calibrate.validate.interference_exponent import interference_exponent
+from calibrate.validate.page import page
+from calibrate.validate.report import figures_of, summary, warnings
+from calibrate.validate.steady_step import run_sigma, run_times, steady_time
+from calibrate.validate.validate import validate
 from ddpsim.errors import DdpsimError, ImportFailedError
 from ddpsim.importers.all_reduce import AllReduceLog
 
@@ -769,7 +770,7 @@ def test_what_ran_on_a_slow_machine_is_measured_once_more(
 
     record(tmp_path / "record-1gbit-2hosts.json", 1.0)
     record(tmp_path / "record-3gbit-2hosts.json", 1.3)
-    monkeypatch.setattr("calibrate.campaign.Testbed", _Testbed)
+    monkeypatch.setattr("calibrate.testbed.campaign.Testbed", _Testbed)
     monkeypatch.setattr(_Testbed, "write", lambda _, path: record(path, again_s))
     said: list[str] = []
     assert Campaign(tmp_path, fit_rates=(1.0, 3.0), again_above=1.2).run(said.append) == 0
@@ -782,7 +783,7 @@ def test_what_ran_on_a_slow_machine_is_measured_once_more(
 def test_a_campaign_goes_on_where_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("calibrate.campaign.Testbed", _Testbed)
+    monkeypatch.setattr("calibrate.testbed.campaign.Testbed", _Testbed)
     there = tmp_path / "rounds-transformer-2gbit-2hosts.json"
     there.write_text("kept")
     said: list[str] = []
@@ -802,7 +803,7 @@ def test_a_campaign_goes_on_where_it_was_stopped(
 def test_a_campaign_measures_all_once_before_it_measures_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("calibrate.campaign.Testbed", _Testbed)
+    monkeypatch.setattr("calibrate.testbed.campaign.Testbed", _Testbed)
     options = ["--rates", "2,5", "--models", "mixer,transformer", "--runs", "2"]
     assert campaign([str(tmp_path), *options]) == 0
     measured = [line.split()[2] for line in capsys.readouterr().out.splitlines()]

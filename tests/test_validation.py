@@ -15,7 +15,7 @@ import pytest
 from published_hosts import preset_operator_s, published_hosts, spread, usual_s
 from published_steps import error_of, published_steps
 
-from calibrate.validation import figures_of
+from calibrate.validate.report import figures_of
 from ddpsim.cluster.from_links import CHOSEN_NETWORK, PRESET_LINKS, PRESET_NETWORK
 from ddpsim.prediction.interval import COMPILED, HOST, ROOFLINE, UNEQUAL_RANKS, UNKNOWN_DEVICE
 from ddpsim.scenario.catalog import device_names, device_table, model_table

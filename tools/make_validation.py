@@ -40,10 +40,11 @@ from published_steps import (
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from calibrate.ddp_rounds import load_runs
 from calibrate.fit.estimates import SIGNIFICANT
-from calibrate.validate import model_profile, validate
-from calibrate.validation import Case, Figures, Sweep, Validation, figures_of, headlines
+from calibrate.records.rounds_file import load_runs
+from calibrate.validate.inputs import model_profile
+from calibrate.validate.report import Case, Figures, Sweep, Validation, figures_of, headlines
+from calibrate.validate.validate import validate
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.request import Request

@@ -19,7 +19,7 @@ from calibrate.fit.estimates import (
     usual_time,
 )
 from calibrate.fit.samples import find
-from calibrate.record import COPIES_BACK, COPIES_IN, TOGETHER, Kind, Measurement, Record
+from calibrate.records.record import COPIES_BACK, COPIES_IN, TOGETHER, Kind, Measurement, Record
 from ddpsim.importers.profiles.cluster import CopyIn, Fitted, Jitter, Overheads
 from ddpsim.units import format_bytes
 

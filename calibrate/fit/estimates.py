@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrate.fit.solve import nonnegative
-from calibrate.record import Measurement
+from calibrate.records.record import Measurement
 from ddpsim.importers.profiles.cluster import Fitted
 
 __all__ = [

@@ -28,7 +28,7 @@ from calibrate.fit.samples import (
     valid_range,
 )
 from calibrate.fit.solve import Solution, polish, robust_cost, solve
-from calibrate.record import IN_A_ROW, RESTED, Measurement, Record
+from calibrate.records.record import IN_A_ROW, RESTED, Measurement, Record
 from ddpsim.cluster.fitted.laws import Columns, all_reduce_times_s
 from ddpsim.importers.profiles.cluster import Fitted, GlooRing
 

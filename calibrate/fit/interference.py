@@ -26,7 +26,7 @@ from calibrate.fit.estimates import (
     usual_time,
 )
 from calibrate.fit.samples import find
-from calibrate.record import HALF, LAYER, WORKS, Measurement, Record
+from calibrate.records.record import HALF, LAYER, WORKS, Measurement, Record
 from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost
 from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
 from ddpsim.importers.profiles.cluster import ComputeKept, Fitted, Interference, MeasuredTime

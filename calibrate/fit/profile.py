@@ -14,8 +14,8 @@ from calibrate.fit.interference import fit_interference
 from calibrate.fit.nccl import fit_nccl
 from calibrate.fit.samples import Fit, FitError, Sample, measured, measured_sigma
 from calibrate.fit.solve import ROBUST
-from calibrate.pace import bare_compute_s, times_the_least
-from calibrate.record import COPIES_BACK, HALF, Environment, Kind, Measurement, Record
+from calibrate.records.record import COPIES_BACK, HALF, Environment, Kind, Measurement, Record
+from calibrate.validate.machine_speed import bare_compute_s, times_the_least
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.importers.profiles.cluster import ClusterProfile, GlooRing, Provenance
 from ddpsim.report.lines import counted

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.record import Measurement, Record
+from calibrate.records.record import Measurement, Record
 from ddpsim.cluster.fitted.laws import AllReduceModel, Columns, Point, all_reduce_times_s
 from ddpsim.cluster.fitted.residuals import Correction
 from ddpsim.errors import DdpsimError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from calibrate.record import Record
+from calibrate.records.record import Record
 from ddpsim.importers.profiles.cluster import (
     ClusterProfile,
     Fitted,

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-from calibrate.measure import rounds
+from calibrate.measure.cluster import rounds
 
 _CPU = torch.device("cpu")
 

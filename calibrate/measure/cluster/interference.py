@@ -1,0 +1,164 @@
+"""Compute and a collective side by side, each alone and both at once."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from calibrate.measure.clock import Clock, Lap, Mark
+from calibrate.measure.cluster.plan import Task
+from calibrate.measure.cluster.work import LAUNCH_S, Unit, Work, compute_unit, dtype_of, zeros_of
+from calibrate.measure.ranks.job import Job
+from calibrate.records.record import LAYER
+
+__all__ = ["UNITS", "InterferenceRound", "pieces_beside"]
+
+UNITS = {"gemm": 100, "memory": 100, LAYER: 32}  # of compute alone: some 50 ms on that core
+# all-reduces in a queue, and bytes at least, as in the backward of some 10 M parameters: gloo takes
+# more of the processor in the first 50 ms than later
+_QUEUED, _QUEUED_BYTES = 4, 48 * 2**20
+# on a GPU as many as take so long, and as so many pieces of compute
+_QUEUED_S, _QUEUED_PIECES, _MOST_QUEUED = 0.05, 15, 1024
+_AHEAD = {"cpu": 0, "cuda": 1}  # pieces that wait behind the one under way: a GPU is never idle
+_TICK_S = 1e-6
+
+
+def _side_stream(device: torch.device) -> AbstractContextManager[object]:
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+def pieces_beside(
+    unit: Unit, works: Sequence[dist.Work], clock: Clock, device: torch.device
+) -> Lap:
+    """Pieces of compute for as long as works are in flight."""
+    in_flight, launched = deque(works), deque[Mark]()
+    computing, done = clock.mark(), 0
+    computed = computing
+    while in_flight:
+        unit(done + len(launched))
+        launched.append(clock.mark())
+        if len(launched) <= _AHEAD[device.type]:
+            continue
+        end = launched.popleft()
+        clock.reach(end)
+        while in_flight and in_flight[0].is_completed():
+            in_flight.popleft()
+        if in_flight or not done:  # the last piece was done alone in part
+            computed, done = end, done + 1
+    return Lap(computing, computed, done)
+
+
+class InterferenceRound:
+    """Compute, all-reduces one by one, a queue of them, then queue and compute, as in a backward.
+
+    All-reduces are launched together and wait for each other in the backend's own queue, so that
+    no thread of Python's stands between them. With gloo, which has two in flight, compute beside
+    one of as many bytes comes last.
+    """
+
+    def __init__(self, task: Task, job: Job) -> None:
+        self._job, self._clock = job, job.clock
+        self._on_gpu = job.device.type == "cuda"
+        name = task.first.variant.partition(" ")[0]
+        self._unit, self._units = compute_unit(name, job.device), UNITS[name]
+        self._whole, self._queue = _queue(task, job)
+        self._group = job.group(task.team.ranks)
+
+    def run(self) -> list[Lap]:
+        """A lap for each, all ranks beginning each together."""
+        if self._on_gpu and len(self._queue) == 1:
+            self._queue *= self._filling(self._queue[0])
+        laps = []
+        for measure in (self._compute, self._one_by_one, self._queued, self._both):
+            self._job.barrier()
+            laps += measure()
+        if not self._on_gpu:
+            self._job.barrier()
+            laps.append(self._beside([self._reduce(self._whole)]))
+        return laps
+
+    def _compute(self) -> list[Lap]:
+        start = self._clock.mark()
+        for i in range(self._units):
+            self._unit(i)
+        return [Lap(start, self._clock.mark(), self._units)]
+
+    def _one_by_one(self) -> list[Lap]:
+        start = self._start()
+        for data in self._queue:
+            dist.all_reduce(data, group=self._group)
+        return [Lap(start, self._clock.mark(), len(self._queue))]
+
+    def _queued(self) -> list[Lap]:
+        start = self._start()
+        return [Lap(start, self._end_of(self._launch()), len(self._queue))]
+
+    def _both(self) -> list[Lap]:
+        start = self._start()
+        works = self._launch()
+        # on a GPU a mark costs no wait, and set later it would tell when the host looked
+        end = self._end_of(works) if self._on_gpu else None
+        computed = self._beside(works)
+        end = self._end_of(works) if end is None else end
+        return [computed, Lap(start, end, len(self._queue))]
+
+    def _beside(self, works: Sequence[dist.Work]) -> Lap:
+        return pieces_beside(self._unit, works, self._clock, self._job.device)
+
+    def _start(self) -> Mark:
+        """A mark at which all ranks begin together: on GPUs behind an all-reduce.
+
+        By then a GPU's host has launched the queue, and the first piece of compute behind it.
+        """
+        if self._on_gpu:
+            self._clock.run_ahead(len(self._queue) * LAUNCH_S)
+            dist.all_reduce(self._queue[0], group=self._group)
+        return self._clock.mark()
+
+    def _launch(self) -> list[dist.Work]:
+        return [self._reduce(data) for data in self._queue]
+
+    def _reduce(self, data: Tensor) -> dist.Work:
+        work: dist.Work = dist.all_reduce(data, group=self._group, async_op=True)
+        return work
+
+    def _end_of(self, works: Sequence[dist.Work]) -> Mark:
+        """The mark at which all of them have ended; the current stream does not wait for them."""
+        with _side_stream(self._job.device) if self._on_gpu else nullcontext():
+            for work in works:
+                work.wait()
+            return self._clock.mark()
+
+    def _filling(self, data: Tensor) -> int:
+        """How many all-reduces of this last long enough on a GPU; all ranks say the same."""
+        all_reduce_s = self._second_s(lambda: dist.all_reduce(data, group=self._group))
+        piece_s = self._second_s(lambda: self._unit(0))
+        wanted = max(_QUEUED_S, _QUEUED_PIECES * piece_s) / max(all_reduce_s, _TICK_S)
+        return min(_MOST_QUEUED, max(_QUEUED, math.ceil(wanted)))
+
+    def _second_s(self, work: Work) -> float:
+        """Seconds of the second time that it is done, on the slowest rank: the first sets up."""
+        for _ in range(2):
+            self._job.barrier()
+            start = self._clock.mark()
+            work()
+            took_s = self._clock.seconds(start, self._clock.mark())
+        return max(row[0] for row in self._job.numbers([took_s]))
+
+
+def _queue(task: Task, job: Job) -> tuple[Tensor, list[Tensor]]:
+    """One message, and its parts: gloo reduces two at a time, which must differ, NCCL one by one.
+
+    Of a GPU the one that is reduced again and again, as often as it takes.
+    """
+    size, dtype = task.first.size_bytes, dtype_of(task)
+    on_gpu = job.device.type == "cuda"
+    count = 1 if on_gpu else max(_QUEUED, _QUEUED_BYTES // size)
+    whole = zeros_of(count * size, job, dtype)
+    return whole, list(whole.chunk(count))

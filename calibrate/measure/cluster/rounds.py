@@ -1,0 +1,248 @@
+"""How each kind is run: a round does once what its task measures, and returns a lap per slot.
+
+Collectives follow one another without a barrier between: each starts when its forerunner has
+ended on all ranks, as buckets do in a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from calibrate.measure.clock import Clock, Lap
+from calibrate.measure.cluster.ddp_hooks import ddp_hook_round
+from calibrate.measure.cluster.interference import InterferenceRound
+from calibrate.measure.cluster.plan import Task
+from calibrate.measure.cluster.work import (
+    LAUNCH_S,
+    Round,
+    Work,
+    all_at_once,
+    compute_unit,
+    dtype_of,
+    floats_of,
+    zeros_of,
+)
+from calibrate.measure.errors import MeasureError
+from calibrate.measure.ranks.job import Job
+from calibrate.records.record import RESTED, TOGETHER
+
+__all__ = ["build_round"]
+
+Loader = Callable[[], Iterable[object]]
+_TENSORS_OF_OPTIMIZER = 16
+# on a GPU a collective up to so many bytes may be shorter than Python's launch of it, which takes
+# so long: so many in a row are timed
+_IN_A_ROW = ((2**20, 20), (2**24, 5))
+# what shapers save up meanwhile: 128 KiB (ours) at 20 Mbit/s
+_REST_S = 0.05
+_JITTER_UNITS = 30
+
+
+def build_round(task: Task, job: Job, loader: Loader | None) -> Round:
+    """Get ready to run a task on this rank; raises RuntimeError where torch cannot."""
+    kind = task.first.kind
+    if kind == "data_loader":
+        return _data_loader(task, job, loader)
+    return _BUILDERS[kind](task, job)
+
+
+def timed(job: Job, work: Work, times: int = 1) -> Round:
+    def run() -> list[Lap]:
+        start = job.clock.mark()
+        work()
+        return [Lap(start, job.clock.mark(), times)]
+
+    return run
+
+
+def _collective(task: Task, job: Job, work: Work, times: int = 1) -> Round:
+    """Small ones of a GPU back to back, as nccl-tests times them: alone they are all launch.
+
+    They are launched ahead of it, behind one that is not timed: with it all ranks begin together.
+    """
+    size = task.first.size_bytes
+    again = next((count for below, count in _IN_A_ROW if size < below), 1)
+    if job.device.type != "cuda" or again == 1:
+        return timed(job, work, times)
+
+    def run() -> list[Lap]:
+        job.clock.run_ahead((1 + again) * times * LAUNCH_S)
+        work()
+        start = job.clock.mark()
+        for _ in range(again):
+            work()
+        return [Lap(start, job.clock.mark(), again * times)]
+
+    return run
+
+
+def _all_reduce(task: Task, job: Job) -> Round:
+    group = job.group(task.team.ranks)
+    data = zeros_of(task.first.size_bytes, job, dtype_of(task))
+    if task.first.variant == RESTED:
+        return _rested(job, lambda: dist.all_reduce(data, group=group))
+    return _collective(task, job, lambda: dist.all_reduce(data, group=group))
+
+
+def _rested(job: Job, work: Work) -> Round:
+    """After compute in which nothing is sent, as a step's first collective is, and once more."""
+    unit = compute_unit("gemm", job.device)
+
+    def run() -> list[Lap]:
+        rests_until = time.monotonic() + _REST_S
+        while time.monotonic() < rests_until:
+            unit(0)
+            job.clock.finish()
+        job.barrier()
+        first = job.clock.mark()
+        work()
+        second = job.clock.mark()
+        work()
+        return [Lap(first, second), Lap(second, job.clock.mark())]
+
+    return run
+
+
+def _broadcast(task: Task, job: Job) -> Round:
+    group, root = job.group(task.team.ranks), task.team.ranks[0]
+    data = floats_of(task.first.size_bytes, job)
+    return _collective(task, job, lambda: dist.broadcast(data, root, group=group))
+
+
+def _reduce_scatter(task: Task, job: Job) -> Round:
+    """`size_bytes` is what each rank puts in: the whole, as nccl-tests count it."""
+    group, ranks = job.group(task.team.ranks), len(task.team.ranks)
+    part = floats_of(task.first.size_bytes // ranks, job)
+    whole = floats_of(4 * part.numel() * ranks, job)
+    return _collective(task, job, lambda: dist.reduce_scatter_tensor(part, whole, group=group))
+
+
+def _all_gather(task: Task, job: Job) -> Round:
+    """`size_bytes` is what each rank gets out: the whole, as nccl-tests count it."""
+    group, ranks = job.group(task.team.ranks), len(task.team.ranks)
+    part = floats_of(task.first.size_bytes // ranks, job)
+    whole = floats_of(4 * part.numel() * ranks, job)
+    return _collective(task, job, lambda: dist.all_gather_into_tensor(whole, part, group=group))
+
+
+def _point_to_point(task: Task, job: Job) -> Round:
+    first, second = task.team.ranks
+    data = floats_of(task.first.size_bytes, job)
+
+    def there_and_back() -> None:
+        if job.rank == first:
+            dist.send(data, second)
+            dist.recv(data, second)
+        else:
+            dist.recv(data, first)
+            dist.send(data, first)
+
+    return _collective(task, job, there_and_back, times=2)
+
+
+def _device_copy(task: Task, job: Job) -> Round:
+    source = floats_of(task.first.size_bytes, job)
+    target = torch.empty_like(source).fill_(0.0)
+    return _on_device(task, job, lambda: target.copy_(source))
+
+
+def _on_device(task: Task, job: Job, work: Work) -> Round:
+    """Of this rank's own accord, or, where its variant says so, as soon as an all-reduce is done.
+
+    Ranks of one machine share its memory, and in DDP they copy at the same time.
+    """
+    run = timed(job, work)
+    if not task.first.variant.endswith(TOGETHER):
+        return run
+    wait = all_at_once(job)
+
+    def together() -> Sequence[Lap]:
+        wait()
+        return run()
+
+    return together
+
+
+def _device_cast(task: Task, job: Job) -> Round:
+    """What torch's fp16_compress_hook does to a bucket before its all-reduce, or after it."""
+    bucket = floats_of(task.first.size_bytes, job)
+    if task.first.variant.startswith("compress"):
+        return _on_device(task, job, lambda: bucket.to(torch.float16).div_(2))
+    half = bucket.to(torch.float16)
+    return _on_device(task, job, lambda: bucket.copy_(half))
+
+
+def _optimizer(task: Task, job: Job) -> Round:
+    """Plain SGD, or AdamW: one step over gradients of `size_bytes` in all, in 16 tensors."""
+    name, _, how = task.first.variant.partition(" ")
+    each = task.first.size_bytes // _TENSORS_OF_OPTIMIZER
+    parameters = [nn.Parameter(floats_of(each, job)) for _ in range(_TENSORS_OF_OPTIMIZER)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    fused = how == "fused"
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.SGD(parameters, 1e-6, foreach=not fused, fused=fused)
+        if name == "sgd"
+        else torch.optim.AdamW(parameters, 1e-6, foreach=not fused, fused=fused)
+    )
+    return timed(job, optimizer.step)
+
+
+def _jitter(_task: Task, job: Job) -> Round:
+    """Matrix products of some 10 ms in all."""
+    unit = compute_unit("gemm", job.device)
+
+    def work() -> None:
+        for i in range(_JITTER_UNITS):
+            unit(i)
+
+    return timed(job, work)
+
+
+def _data_loader(task: Task, job: Job, loader: Loader | None) -> Round:
+    """One batch of the user's iterable, which begins again where it ends."""
+    if loader is None:
+        raise MeasureError(f"no data loader was given for {task}")
+    batches = _endless(loader, task.first.variant)
+    clock = Clock(torch.device("cpu"))
+
+    def run() -> list[Lap]:
+        job.clock.finish()
+        start = clock.mark()
+        next(batches)
+        return [Lap(start, clock.mark())]
+
+    return run
+
+
+def _endless(loader: Loader, name: str) -> Iterator[object]:
+    while True:
+        empty = True
+        try:
+            for batch in loader():
+                empty = False
+                yield batch
+        except Exception as error:
+            raise MeasureError(f"the data loader {name} failed: {error!r}") from error
+        if empty:
+            raise MeasureError(f"the data loader {name} returned an iterable without a batch")
+
+
+_BUILDERS: dict[str, Callable[[Task, Job], Round]] = {
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "point_to_point": _point_to_point,
+    "device_copy": _device_copy,
+    "device_cast": _device_cast,
+    "optimizer": _optimizer,
+    "ddp_hook": ddp_hook_round,
+    "jitter": _jitter,
+    "compute": lambda task, job: InterferenceRound(task, job).run,
+}

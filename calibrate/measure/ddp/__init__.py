@@ -1,0 +1,1 @@
+"""Real DDP iterations, in rounds, over bucket caps and options."""

@@ -1,0 +1,208 @@
+"""Where a record comes from: machine, software, and whether all ranks run the same."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+from calibrate.measure.errors import MeasureError, RefusedError
+from calibrate.measure.host.machine import congestion_control, text_of
+from calibrate.measure.host.nvidia_smi import nvidia_smi
+from calibrate.measure.ranks.job import Job
+from calibrate.records.record import PROCESSOR, Environment, Record
+
+__all__ = [
+    "Facts",
+    "check_same",
+    "check_same_machine",
+    "environment",
+    "one_host_as_several",
+    "rank_facts",
+]
+
+_VARIABLES = (
+    *("NCCL_", "GLOO_", "TORCH_", "OMP_", "MKL_", "KMP_", "PYTORCH_"),
+    *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING"),
+)
+# of /proc/cpuinfo: what tells processors of one name apart, on x86 and on Arm
+_NUMBERS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+_SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a rank runs; these must be the same on all ranks."""
+
+    torch: str
+    backend: str
+    library: str
+    device: str
+    local_world_size: int
+    host: str = ""
+    gpu: str = ""  # its own number; empty on a CPU, and where torch does not tell it
+
+
+def rank_facts(job: Job) -> Facts:
+    """The facts of this rank."""
+    nccl = job.backend == "nccl"
+    library = _nccl_version() if nccl else str(torch.__version__)
+    device = torch.cuda.get_device_name(job.device) if nccl else "cpu"
+    return Facts(
+        torch=str(torch.__version__),
+        backend=job.backend,
+        library=library,
+        device=device,
+        local_world_size=job.place.local_world_size,
+        host=socket.gethostname(),
+        gpu=str(getattr(torch.cuda.get_device_properties(job.device), "uuid", "")) if nccl else "",
+    )
+
+
+def _nccl_version() -> str:
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+
+def check_same(facts: Sequence[Facts]) -> None:
+    """Raise RefusedError naming the first rank that differs from rank 0, and both values.
+
+    Or the first two that share a GPU, which NCCL refuses.
+    """
+    names = {
+        "torch": "torch",
+        "backend": "backend",
+        "library": "NCCL",
+        "device": "device",
+        "local_world_size": "ranks on its node",
+    }
+    for rank, theirs in enumerate(facts):
+        for field, name in names.items():
+            here, there = getattr(facts[0], field), getattr(theirs, field)
+            if here != there:
+                raise RefusedError(
+                    f"rank {rank} has {name} {there}, but rank 0 has {here}: "
+                    "all ranks must be alike, or their times mean nothing together"
+                )
+    owners: dict[tuple[str, str], int] = {}
+    for rank, theirs in enumerate(facts):
+        first = owners.setdefault((theirs.host, theirs.gpu), rank) if theirs.gpu else rank
+        if first != rank:
+            raise RefusedError(
+                f"ranks {first} and {rank} have the same GPU ({theirs.host} {theirs.gpu}): show "
+                "each rank one of its own, or all of them to all (CUDA_VISIBLE_DEVICES)"
+            )
+
+
+def one_host_as_several(facts: Sequence[Facts]) -> str:
+    """What to do where ranks with GPUs of one host count as several nodes; empty where none do."""
+    nodes: dict[str, int] = {}
+    for rank, theirs in enumerate(facts):
+        host, node = theirs.host, rank // theirs.local_world_size
+        if theirs.gpu and nodes.setdefault(host, node) != node:
+            return (
+                f"nodes {nodes[host]} and {node} are both on {host}: its own links will be taken "
+                "for those between nodes; start its ranks by one torchrun (--nproc-per-node)"
+            )
+    return ""
+
+
+def environment(job: Job, facts: Facts, root: Path = Path("/")) -> Environment:
+    """The environment of this rank's machine; `root` is where /proc and /sys are looked for."""
+    cores = os.cpu_count() or 1
+    machine = facts.device if facts.backend == "nccl" else _cpu(root, cores)
+    return Environment(
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        machine=machine,
+        device=facts.device,
+        torch=facts.torch,
+        backend="nccl" if facts.backend == "nccl" else "gloo",
+        library=facts.library,
+        variables=_variables(os.environ),
+        details=_details(root, cores, job.gloo_threads),
+    )
+
+
+def check_same_machine(record: Record, fresh: Record, path: Path) -> None:
+    """Raise MeasureError where a record to resume is of another machine, software or setting."""
+    old, new = record.environment, fresh.environment
+    pairs = [
+        (name, getattr(old, name), getattr(new, name))
+        for name in ("machine", "device", "torch", "backend", "library")
+    ]
+    if old.processor and new.processor:
+        pairs.append((PROCESSOR, old.processor, new.processor))
+    pairs += [
+        (name, getattr(record.layout, name), getattr(fresh.layout, name))
+        for name in ("nodes", "gpus_per_node")
+    ]
+    unmeasured = ("GLOO_",) if new.backend == "nccl" else ()  # the ranks talk by it
+    pairs += [
+        (name, old.variables.get(name, "none"), new.variables.get(name, "none"))
+        for name in sorted({*old.variables, *new.variables})
+        if not name.startswith(unmeasured)
+    ]
+    rates = record.layout.line_rate_bytes_per_s, fresh.layout.line_rate_bytes_per_s
+    if None not in rates:
+        was_rate, now_rate = (f"{8e-9 * (rate or 0.0):g} Gbit/s" for rate in rates)
+        pairs.append(("--line-rate", was_rate, now_rate))
+    for name, was, now in pairs:
+        if was != now:
+            raise MeasureError(
+                f"{path} was measured with {name} {was}, but this job has {now}: name another file"
+            )
+
+
+def _first_line(path: Path) -> str:
+    return text_of(path).partition("\n")[0].strip()
+
+
+def _cpu(root: Path, cores: int) -> str:
+    return f"{_cpuinfo(root).get('model name', platform.machine())}, {cores} cores"
+
+
+def _processor(root: Path) -> str:
+    """Its maker's numbers for it: "vendor_id AuthenticAMD, cpu family 26, model 2"."""
+    known = _cpuinfo(root)
+    return ", ".join(f"{name} {known[name]}" for name in _NUMBERS if name in known)
+
+
+def _cpuinfo(root: Path) -> dict[str, str]:
+    """Of the first processor."""
+    first = text_of(root / "proc/cpuinfo").partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _variables(given: Mapping[str, str]) -> dict[str, str]:
+    """Variables that change what is measured; nothing that looks like a secret."""
+    return {
+        name: value
+        for name, value in sorted(given.items())
+        if name.startswith(_VARIABLES) and not any(word in name for word in _SECRETS)
+    }
+
+
+def _details(root: Path, cores: int, gloo_threads: str) -> dict[str, str]:
+    governor = _first_line(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    found = {
+        "host": socket.gethostname(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "cores": str(cores),
+        PROCESSOR: _processor(root),
+        "threads_per_rank": str(torch.get_num_threads()),
+        "load_average": _first_line(root / "proc/loadavg"),
+        "governor": governor or "not known",
+        "tcp_congestion_control": congestion_control(root),
+        "gloo_threads": gloo_threads,
+        "cuda": str(torch.version.cuda or ""),
+        "driver": nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"),
+        "topology": nvidia_smi("topo", "-m"),
+    }
+    return {name: value for name, value in found.items() if value}

@@ -1,0 +1,164 @@
+"""Samples of a model as the document of its profile."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from calibrate.fit.estimates import SIGNIFICANT, median_time
+from calibrate.measure.errors import MeasureError
+from calibrate.measure.model.samples import Samples
+from calibrate.measure.model.training import (
+    Training,
+    broadcast_buffers,
+    dtype_name,
+    is_compiled,
+    reduced_parameters,
+)
+from calibrate.validate.step_parts import adding_up
+from ddpsim.importers.profiles.model import LATER
+from ddpsim.report.lines import counted
+from ddpsim.units import format_duration
+
+__all__ = ["Document", "device_name", "peak_memory", "profile_document", "ready_times", "title_of"]
+
+Document = dict[str, Any]
+
+_TICK_S = 1e-9  # keeps the order of gradients whose medians fall on one instant
+
+
+def profile_document(
+    training: Training, samples: Samples, batch: int, title: str, hook_s: float
+) -> Document:
+    """The document of a model's profile."""
+    if not samples.order:
+        raise MeasureError("no parameter ever gets a gradient: does the loss depend on the model?")
+    columns = samples.forward_s, samples.backward_s, samples.optimizer_s
+    iterations_s = [sum(parts) for parts in zip(*columns, strict=True)]
+    forward_s, backward_s, optimizer_s = adding_up(map(median, columns), median(iterations_s))
+    ready_s = ready_times(samples, hook_s, backward_s)
+    named = [(n, p) for n, p in reduced_parameters(training.model).items() if p.numel()]
+    as_compiled = {"compiled": True} if is_compiled(training.model) else {}
+    until_ready = ", which are those of the uncompiled model, in proportion" if as_compiled else ""
+    return {
+        "schema": "ddpsim.model-profile/1",
+        "source": f"{title}; medians of {len(samples.backward_s)} iterations; cost of the gradient "
+        f"hooks, {format_duration(hook_s)} each, taken off the ready times{until_ready}",
+        **as_compiled,
+        "batch_per_rank": batch,
+        "forward_s": forward_s,
+        "backward_s": backward_s,
+        **_later(samples, forward_s, backward_s),
+        "optimizer_s": optimizer_s,
+        "iterations_s": [[iteration_s] for iteration_s in iterations_s],
+        **_with_ddp(samples, median(iterations_s)),
+        "ready_origin": "backward_start",
+        "spread": {
+            name: _quartiles(getattr(samples, name))
+            for name in ("forward_s", "backward_s", "hooked_backward_s", "optimizer_s")
+        },
+        "hook_s": hook_s,
+        "never_ready": [name for name, _ in named if name not in ready_s],
+        "parameters": [
+            {
+                "name": name,
+                "numel": parameter.numel(),
+                "dtype": dtype_name(name, parameter),
+                "ready_s": ready_s.get(name),
+                "ready_quartiles_s": _quartiles([s for s, _ in samples.ready_s.get(name, [])]),
+                "ddp_hook_s": samples.ddp_hook_s.get(name),
+                "sparse": name in samples.sparse,
+            }
+            for name, parameter in named
+        ],
+        "buffers": [
+            {"dtype": str(buffer.dtype).removeprefix("torch."), "numel": buffer.numel()}
+            for buffer in broadcast_buffers(training.model)
+            if buffer.numel()
+        ],
+    }
+
+
+def _later(samples: Samples, forward_s: float, backward_s: float) -> Document:
+    if not samples.later:
+        return {}
+    forward, backward = (median(ratios) for ratios in zip(*samples.later, strict=True))
+    return dict(zip(LATER, (forward_s * forward, backward_s * backward), strict=True))
+
+
+def _with_ddp(samples: Samples, iteration_s: float) -> Document:
+    """Where DDP's own work can be told from noise."""
+    if len(samples.with_ddp) < 2:
+        return {}
+    ratio = median_time(samples.with_ddp)
+    if ratio.value - 1 <= SIGNIFICANT * (ratio.stderr or 0.0):
+        return {}
+    return {"with_ddp_s": ratio.value * iteration_s}
+
+
+def ready_times(samples: Samples, hook_s: float, backward_s: float) -> dict[str, float]:
+    """Ready times: median fractions of their own backward, without the hooks, times `backward_s`.
+
+    Medians taken one by one may swap two gradients of one instant, and their order decides the
+    buckets: they stand in the order of the last iteration, each at least a tick after the other.
+    """
+    ready, latest = {}, 0.0
+    hooks_s = len(samples.order) * hook_s
+    for before, name in enumerate(samples.order):
+        fraction = median(
+            (ready_s - before * hook_s) / max(whole_s - hooks_s, _TICK_S)
+            for ready_s, whole_s in samples.ready_s[name]
+        )
+        latest = ready[name] = max(min(fraction, 1.0) * backward_s, latest + _TICK_S)
+    return ready
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    """First and third quartile of samples; nothing of none."""
+    if not values:
+        return []
+    tensor = torch.tensor(values, dtype=torch.float64)
+    return [float(torch.quantile(tensor, q)) for q in (0.25, 0.75)]
+
+
+def peak_memory(training: Training, device: torch.device) -> Document:
+    """The most so far, and on a GPU what of it is neither reduced, nor state, nor a buffer."""
+    if device.type != "cuda":
+        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2) of either system
+        of = "the whole process, largest resident set so far"
+        return {"peak_memory": {"bytes": largest * unit, "of": of}}
+    peak = torch.cuda.max_memory_allocated(device)
+    reduced = list(reduced_parameters(training.model).values())
+    states = [
+        value
+        for parameter in reduced
+        for value in training.optimizer.state[parameter].values()
+        if isinstance(value, Tensor) and value.dim()  # step counts are on the CPU
+    ]
+    gradients = reduced
+    kept = [*reduced, *gradients, *states, *broadcast_buffers(training.model)]
+    rest = peak - sum(tensor.nbytes for tensor in kept)
+    return {
+        "peak_memory": {"bytes": peak, "of": "tensors on the device"},
+        "activation_bytes": max(0, rest),
+    }
+
+
+def title_of(reference: str, batch: int, device: torch.device, threads: int) -> str:
+    """What was measured, in words."""
+    where = device_name(device)
+    if device.type == "cpu":
+        where += f", {counted(threads, 'thread')}"
+    return f"{reference} with batch {batch} on {where}, torch {torch.__version__}, no communication"
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or cpu."""
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"

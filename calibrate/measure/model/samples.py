@@ -1,0 +1,195 @@
+"""Iterations of a model, timed: its parts, and when each gradient is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from calibrate.measure.clock import Clock, Mark
+from calibrate.measure.errors import MeasureError
+from calibrate.measure.model.training import (
+    Made,
+    TinyParameters,
+    Training,
+    hook_gradients,
+    is_compiled,
+    reduced_parameters,
+    uncompiled,
+)
+
+__all__ = [
+    "WARMUPS",
+    "Samples",
+    "check_the_same_take_part",
+    "hook_cost_s",
+    "iterate",
+    "later_ratios",
+    "measure_iterations",
+    "step_s",
+]
+
+WARMUPS = 3
+
+_TINY_ITERATIONS = 10
+
+
+@dataclass
+class Samples:
+    """Seconds of each iteration; `ready_s` by parameter, from the start of backward, each beside
+    the length of the backward that it is from.
+
+    `later`: forward and backward of a second micro-batch over the first one's, a pair a step;
+    `with_ddp`: whole steps under DDP of one rank over those without, taken in turns; `ddp_hook_s`
+    its hooks by parameter.
+    """
+
+    forward_s: list[float] = field(default_factory=list)
+    backward_s: list[float] = field(default_factory=list)
+    hooked_backward_s: list[float] = field(default_factory=list)
+    optimizer_s: list[float] = field(default_factory=list)
+    ready_s: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    later: list[tuple[float, float]] = field(default_factory=list)
+    with_ddp: list[float] = field(default_factory=list)
+    ddp_hook_s: Mapping[str, float] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    sparse: set[str] = field(default_factory=set)
+
+
+def measure_iterations(training: Training, iterations: int) -> Samples:
+    """Warm-up, then iterations with and without hooks on the gradients."""
+    samples = Samples()
+    if is_compiled(training.model):  # which runs uncompiled below
+        for _ in range(WARMUPS):
+            iterate(training, Samples(), hooked=False)
+    for _ in range(WARMUPS):
+        iterate(training, Samples(), hooked=True)
+    for _ in range(iterations):
+        iterate(training, samples, hooked=False)
+        iterate(training, samples, hooked=True)
+    return samples
+
+
+def check_the_same_take_part(training: Training, samples: Samples) -> None:
+    """Raise MeasureError where a parameter got a gradient in some steps and in others none.
+
+    The step that was tried before the timed ones counts too.
+    """
+    steps = 1 + len(samples.hooked_backward_s)
+    for name in reduced_parameters(training.model):
+        got = len(samples.ready_s.get(name, ())) + (name not in training.unused)
+        if 0 < got < steps:
+            raise MeasureError(
+                f"{name} got a gradient in {got} of {steps} iterations, and a profile is of steps "
+                "that are alike: let the same layers take part in each (none dropped at random or "
+                "by turns), or profile each path of the model on its own"
+            )
+
+
+def iterate(training: Training, samples: Samples, *, hooked: bool) -> None:
+    """One step; with hooks it adds ready times, without them the times of the parts.
+
+    With hooks a compiled model runs as it would without: all of its gradients come at the end, and
+    where in the backward they are made tells which of them DDP has earlier.
+    """
+    with uncompiled(training.model) if hooked else nullcontext():
+        _iterate(training, samples, hooked=hooked)
+
+
+def _iterate(training: Training, samples: Samples, *, hooked: bool) -> None:
+    clock, marked = training.clock, dict[str, Mark]()
+    handles = _hooks(training, marked, samples.sparse) if hooked else []
+    marks = [clock.mark()]
+    loss = training.forward()
+    marks.append(clock.mark())
+    loss.backward()  # type: ignore[no-untyped-call]
+    marks.append(clock.mark())
+    training.optimizer.step()
+    marks.append(clock.mark())
+    training.optimizer.zero_grad()
+    for handle in handles:
+        handle.remove()
+    forward_s, backward_s, optimizer_s = (clock.seconds(a, b) for a, b in pairwise(marks))
+    if not hooked:
+        samples.forward_s.append(forward_s)
+        samples.backward_s.append(backward_s)
+        samples.optimizer_s.append(optimizer_s)
+        return
+    samples.hooked_backward_s.append(backward_s)
+    samples.order = list(marked)
+    for name, mark in marked.items():
+        ready = clock.seconds(marks[1], mark), backward_s
+        samples.ready_s.setdefault(name, []).append(ready)
+
+
+def later_ratios(training: Training, steps: int) -> list[tuple[float, float]]:
+    """A second micro-batch over the first; nothing where gradients and a forward do not fit."""
+    clock, ratios = training.clock, []
+    try:
+        for _ in range(1 + steps):
+            marks = [clock.mark()]
+            for _ in range(2):
+                loss = training.forward()
+                marks.append(clock.mark())
+                loss.backward()  # type: ignore[no-untyped-call]
+                marks.append(clock.mark())
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            forward, backward, later_forward, later_backward = (
+                clock.seconds(a, b) for a, b in pairwise(marks)
+            )
+            ratios.append((later_forward / forward, later_backward / backward))
+    except RuntimeError:  # a GPU's memory, or the CPU's, which torch tells no better
+        training.optimizer.zero_grad()
+        return []
+    return ratios[1:]  # the first step warms up
+
+
+def step_s(training: Training) -> float:
+    """Seconds of one iteration."""
+    samples = Samples()
+    iterate(training, samples, hooked=False)
+    return samples.forward_s[0] + samples.backward_s[0] + samples.optimizer_s[0]
+
+
+def _hooks(training: Training, ready: dict[str, Mark], sparse: set[str]) -> list[Any]:
+    """Hooks that mark when each gradient is there; the last time counts, as in DDP."""
+
+    def hook(name: str) -> Callable[[Tensor], None]:
+        def mark(parameter: Tensor) -> None:
+            ready.pop(name, None)
+            ready[name] = training.clock.mark()
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                sparse.add(name)
+
+        return mark
+
+    return hook_gradients(training.model, hook)
+
+
+def hook_cost_s(device: torch.device, measured: Samples) -> float:
+    """Seconds that one gradient hook adds to backward: tiny parameters, with hooks and without.
+
+    On a GPU no more than it added to the backward measured: one that is behind its host hides it.
+    """
+
+    def make() -> Made:
+        return Made(TinyParameters().to(device), torch.ones(1, device=device), torch.sum)
+
+    made = make()
+    optimizer = torch.optim.SGD(made.model.parameters(), lr=1e-4)
+    training = Training(*made, optimizer, Clock(device), make)
+    tiny_s = _longer_s(measure_iterations(training, _TINY_ITERATIONS))
+    return min(tiny_s, _longer_s(measured)) if device.type == "cuda" else tiny_s
+
+
+def _longer_s(samples: Samples) -> float:
+    """By how much a hook lengthens the backward, of which it is one of many."""
+    more_s = median(samples.hooked_backward_s) - median(samples.backward_s)
+    return max(0.0, more_s / max(1, len(samples.order)))

@@ -1,0 +1,81 @@
+"""What the user's own code raised, and where in it."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import extract_tb
+
+import torch
+
+import calibrate
+from calibrate.measure.errors import MeasureError, first_line
+from calibrate.records.rounds import OptimizerName
+from calibrate.signals import Ended
+
+__all__ = ["optimizers_own_errors", "said_of", "told_of_code", "users_own_errors"]
+
+
+@contextmanager
+def optimizers_own_errors(
+    reference: str, optimizer: OptimizerName, *, fused: bool
+) -> Iterator[None]:
+    """What an optimizer does not take, such as sparse gradients: told with the option."""
+    try:
+        yield
+    except (torch.cuda.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except RuntimeError as error:
+        asked = f"--optimizer {optimizer}{' --fused' if fused else ''}"
+        raise MeasureError(
+            f"{asked} cannot step the parameters of {reference} ({said_of(error)}): give another"
+        ) from error
+
+
+@contextmanager
+def users_own_errors(reference: str) -> Iterator[None]:
+    """What goes wrong is the user's code, or what torch says to it: told with the place there."""
+    try:
+        yield
+    except (MeasureError, torch.cuda.OutOfMemoryError, torch.AcceleratorError, Ended):
+        raise
+    except (Exception, SystemExit) as error:
+        place = _place_of_users(error)
+        where = f" ({place})" if place else ""
+        raise MeasureError(f"{reference}{where}: {said_of(error)}") from error
+
+
+def told_of_code(error: Exception) -> MeasureError | None:
+    """The error of a user's own code, with its place; or of torch, in its own words; or None."""
+    if place := _place_of_users(error):
+        return MeasureError(f"{place}: {said_of(error)}")
+    if isinstance(error, RuntimeError):
+        return MeasureError(f"{type(error).__name__}: {first_line(error)}")
+    return None
+
+
+def _place_of_users(error: BaseException) -> str:
+    """File and line of the last step that is neither torch's, Python's own nor ours; or nothing.
+
+    Nothing where it came about in torch.distributed: then the user's code only waited for others.
+    """
+    framework = Path(torch.__file__).parent
+    ours = (framework, Path(calibrate.__file__).parent)
+    python = Path(sysconfig.get_paths()["stdlib"])
+    frames = extract_tb(error.__traceback__)
+    if frames and Path(frames[-1].filename).is_relative_to(framework / "distributed"):
+        return ""
+    for frame in reversed(frames):
+        path = Path(frame.filename)
+        is_python = path.is_relative_to(python) and "site-packages" not in path.parts
+        is_python = is_python or path.name == "sitecustomize.py"
+        if path.is_file() and not is_python and not any(map(path.is_relative_to, ours)):
+            return f"{path.name}, line {frame.lineno}"
+    return ""
+
+
+def said_of(error: BaseException) -> str:
+    """An error's kind and message, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

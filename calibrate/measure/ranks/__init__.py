@@ -1,0 +1,1 @@
+"""The ranks of a job: started, joined, told what the others say."""

@@ -1,0 +1,351 @@
+"""The job a rank is in: who takes part, on what device, and what the ranks tell each other."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from calibrate.measure.clock import Clock
+from calibrate.measure.errors import (
+    LostContactError,
+    MeasureError,
+    RefusedError,
+    StoppedError,
+    first_line,
+)
+from calibrate.measure.model.user_code import told_of_code
+from calibrate.measure.ranks.gloo_threads import gloo_first
+from calibrate.measure.ranks.process_group import end_process_groups
+from calibrate.records.record import Layout
+from ddpsim.report.lines import counted
+
+__all__ = ["Job", "Place", "join", "on_the_cpu", "read_place", "taking_part"]
+
+_T = TypeVar("_T")
+_REMOTE = "remote process exited"  # NCCL's ncclRemoteError, in words
+# gloo's errors begin with the source file that they are from, but for the one that follows on a
+# timeout (gloo's transport/tcp/pair.cc and unbound_buffer.cc)
+_GLOO_LOST = ("gloo/transport/", "Application timeout caused pair closure")
+_NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is: torchrun's variables."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master: str
+
+    @property
+    def layout(self) -> Layout:
+        """Nodes and ranks a node."""
+        return Layout(
+            nodes=self.world_size // self.local_world_size,
+            gpus_per_node=self.local_world_size,
+            line_rate_bytes_per_s=None,
+        )
+
+
+def read_place(variables: Mapping[str, str]) -> Place:
+    """Read torchrun's variables; raises MeasureError that says which is missing or wrong."""
+    missing = [name for name in _NEEDED if not variables.get(name)]
+    if missing:
+        raise MeasureError(
+            f"{', '.join(missing)} not set: start the ranks with torchrun, "
+            "or measure this machine alone with --local N"
+        )
+    try:
+        rank, world, local_rank, local_world = (int(variables[name]) for name in _NEEDED[:4])
+    except ValueError as error:
+        raise MeasureError(f"{', '.join(_NEEDED[:4])} must be whole numbers: {error}") from None
+    if not (0 <= rank < world and 0 <= local_rank < local_world):
+        raise MeasureError(
+            f"RANK {rank} of WORLD_SIZE {world}, LOCAL_RANK {local_rank} of LOCAL_WORLD_SIZE "
+            f"{local_world}: a rank must be below its world size"
+        )
+    if world % local_world:
+        raise MeasureError(
+            f"WORLD_SIZE {world} is no multiple of LOCAL_WORLD_SIZE {local_world}: "
+            "start as many ranks on every node"
+        )
+    if rank % local_world != local_rank:
+        raise MeasureError(
+            f"RANK {rank} is LOCAL_RANK {local_rank} of {local_world}: ranks must be numbered node "
+            "by node, as torchrun does (srun: --distribution=block)"
+        )
+    master = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
+    return Place(rank, world, local_rank, local_world, master)
+
+
+class Job:
+    """An initialised torch.distributed job, and its ranks' talk aside from what is measured."""
+
+    def __init__(
+        self, place: Place, timeout_s: float, *, owned: bool, comm_first: bool = False
+    ) -> None:
+        self.place, self._comm_first, self.gloo_threads = place, comm_first, ""
+        self.rank, self.world_size = place.rank, place.world_size
+        self.backend = str(dist.get_backend())
+        if self.backend not in ("nccl", "gloo"):
+            raise MeasureError(
+                f"the job that is initialised has the backend {self.backend}: wanted one, nccl or "
+                'gloo, as of init_process_group("nccl")'
+            )
+        self.device = torch.device("cpu")
+        if self.backend == "nccl":
+            self.device = torch.device(f"cuda:{_gpu_of(place) or 0}")
+            torch.cuda.set_device(self.device)
+        self.clock = Clock(self.device)
+        self._owned = owned
+        # talk goes by gloo and the CPU even where NCCL is measured: it leaves the GPU alone
+        self._talk = (
+            dist.group.WORLD
+            if self.backend == "gloo"
+            else dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        )
+        self._timeout = timedelta(seconds=timeout_s)
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._put_first()
+
+    def everyone(self, value: _T) -> list[_T]:
+        """What each rank says, by rank."""
+        said: list[Any] = [None] * self.world_size
+        dist.all_gather_object(said, value, group=self._talk)
+        return said
+
+    def from_first(self, value: _T) -> _T:
+        """What rank 0 says."""
+        said: list[Any] = [value]
+        dist.broadcast_object_list(said, src=0, group=self._talk)
+        first: _T = said[0]
+        return first
+
+    def check(self, problem: str) -> None:
+        """Raise RefusedError on every rank where rank 0 has a problem."""
+        problem = self.from_first(problem)
+        if problem:
+            raise RefusedError(problem)
+
+    def numbers(self, values: Sequence[float]) -> list[list[float]]:
+        """As many floats from each rank, by rank."""
+        mine = torch.tensor(values, dtype=torch.float64)
+        said = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(said, mine, group=self._talk)
+        return [list(map(float, theirs)) for theirs in said]
+
+    def by_round(self, rows: Sequence[Sequence[float]]) -> list[tuple[tuple[float, ...], ...]]:
+        """For each column of this rank's rows: seconds [round][rank], to the nanosecond."""
+        width = len(rows[0])
+        ranks = self.numbers([round(value, 9) for row in rows for value in row])
+        return [
+            tuple(tuple(rank[i * width + column] for rank in ranks) for i in range(len(rows)))
+            for column in range(width)
+        ]
+
+    def barrier(self) -> None:
+        """Wait for all ranks, with nothing left to do on any stream of the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        dist.barrier(group=self._talk)
+
+    def open_groups(self, all_ranks: Sequence[tuple[int, ...]]) -> None:
+        """Make process groups; every rank must call this with the same list."""
+        for ranks in all_ranks:
+            if ranks not in self._groups:
+                whole = ranks == tuple(range(self.world_size))
+                self._groups[ranks] = (
+                    dist.group.WORLD
+                    if whole
+                    else dist.new_group(list(ranks), timeout=self._timeout)
+                )
+        self._put_first()
+
+    def group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        """The process group of ranks that `open_groups` made."""
+        group = self._groups[ranks]
+        if group is None:  # pragma: no cover -- WORLD is only None before the job has begun
+            raise MeasureError("the job has no process group")
+        return group
+
+    def _put_first(self) -> None:
+        """gloo's threads before compute, if that was asked for; those of new groups too."""
+        if self._comm_first and self.backend == "gloo":
+            permitted = all(self.everyone(gloo_first()))
+            self.gloo_threads = "before compute" if permitted else "not permitted before compute"
+
+    def leave(self, *, failed: bool = False) -> None:
+        """End the job, if `join` began it; with NCCL not where it failed.
+
+        NCCL's own end waits for peers that may be gone (torch's ProcessGroupNCCL::shutdown), and so
+        may the interpreter's: this process then ends without it, once all has been said.
+        """
+        if not self._owned or not dist.is_initialized():
+            return
+        if failed and self.backend == "nccl":
+            atexit.register(_end_at_once)
+        else:
+            end_process_groups()
+
+
+def _end_at_once() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def join(
+    timeout_s: float, variables: Mapping[str, str] | None = None, *, comm_first: bool = False
+) -> Job:
+    """Join the job of torchrun's variables, or the one that is initialised already.
+
+    NCCL if each rank has a CUDA device of its own, otherwise gloo on the CPU.
+    `timeout_s` bounds the wait for the other ranks and every exchange with them; raises
+    MeasureError if it runs out. `comm_first`: see `calibrate.measure.ranks.gloo_threads`.
+    """
+    place = read_place(os.environ if variables is None else variables)
+    owned = not dist.is_initialized()
+    if owned:
+        _initialise(place, timeout_s)
+    try:
+        return Job(place, timeout_s, owned=owned, comm_first=comm_first)
+    except RuntimeError as error:
+        raise MeasureError(
+            f"rank {place.rank} cannot talk to the others by gloo, as ranks do beside NCCL: "
+            "set GLOO_SOCKET_IFNAME to the interface that joins the nodes "
+            f"(torch: {first_line(error)})"
+        ) from None
+
+
+def _gpus_seen() -> int:
+    """CUDA devices that this rank may use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def on_the_cpu(job: Job) -> str:
+    """What to do where gloo is measured though this rank sees GPUs; empty where that is not so."""
+    seen = _gpus_seen()
+    if job.backend != "gloo" or not seen:
+        return ""
+    ranks = counted(job.place.local_world_size, "rank")
+    return (
+        f"{counted(seen, 'CUDA device')} for {ranks} here: gloo on the CPU is measured; for NCCL "
+        "start no more ranks than devices"
+    )
+
+
+def _gpu_of(place: Place) -> int | None:
+    """The rank's own CUDA device; None: there is none for each.
+
+    A launcher such as `srun --gpus-per-task 1` shows each rank its own alone.
+    """
+    seen = _gpus_seen()
+    if seen >= place.local_world_size:
+        return place.local_rank
+    shown = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return 0 if seen == len(shown) == 1 else None
+
+
+@contextmanager
+def taking_part(timeout_s: float, kept: str, *, comm_first: bool = False) -> Iterator[Job]:
+    """Join a job, see `join`, and leave it at the end, however that comes.
+
+    What torch or Ctrl-C ends it with comes out as a MeasureError, with `kept`: what is kept of the
+    work.
+    """
+    job = join(timeout_s, comm_first=comm_first)
+    try:
+        yield job
+    except BaseException as error:
+        job.leave(failed=not isinstance(error, RefusedError))  # which every rank raises
+        told = _told(error, job.rank, kept)
+        if told is None:
+            raise
+        raise told from error
+    job.leave()
+
+
+def _told(error: BaseException, rank: int, kept: str) -> MeasureError | None:
+    """What to tell of an error that is torch's, or Ctrl-C; None of others."""
+    match error:
+        case KeyboardInterrupt():
+            return StoppedError(f"stopped. {kept}")
+        case torch.AcceleratorError():
+            return MeasureError(f"the GPU of rank {rank} failed: {first_line(error)}. {kept}")
+        case dist.DistBackendError() if _REMOTE in str(error):
+            return LostContactError(f"rank {rank}: {first_line(error)}. {kept}")
+        case dist.DistBackendError():
+            return MeasureError(f"NCCL of rank {rank} failed: {first_line(error)}. {kept}")
+        case Exception():
+            return _told_of_code(error, rank, kept)
+    return None
+
+
+def _told_of_code(error: Exception, rank: int, kept: str) -> MeasureError | None:
+    """Of a peer that is gone, as gloo or the store tells it; or of a user's code or torch."""
+    if _is_of_a_peer(error):
+        return LostContactError(
+            f"rank {rank} lost contact with another rank: did one die, or run out of memory? "
+            f"{kept} (torch: {first_line(error)})"
+        )
+    told = told_of_code(error)
+    return MeasureError(f"rank {rank}: {str(told).rstrip('.')}. {kept}") if told else None
+
+
+def _is_of_a_peer(error: Exception) -> bool:
+    if isinstance(error, dist.DistStoreError | dist.DistNetworkError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _GLOO_LOST)
+
+
+def _initialise(place: Place, timeout_s: float) -> None:
+    gpu = _gpu_of(place)
+    backend = "gloo" if gpu is None or not dist.is_nccl_available() else "nccl"
+    if backend == "nccl":
+        torch.cuda.set_device(gpu)
+    try:
+        dist.init_process_group(
+            backend,
+            timeout=timedelta(seconds=timeout_s),
+            rank=place.rank,
+            world_size=place.world_size,
+        )
+    except (RuntimeError, ValueError) as error:  # DistStoreError, DistNetworkError: RuntimeErrors
+        raise MeasureError(_not_joined(place, timeout_s, backend, first_line(error))) from None
+
+
+def _not_joined(place: Place, timeout_s: float, backend: str, first: str) -> str:
+    """What to do where a job did not come about; torch's own words at the end."""
+    if named := re.search(r"Unable to find address for: (\S+)", first):  # gloo's device.cc
+        return (
+            f"GLOO_SOCKET_IFNAME names {named[1]}, which has no address on this host or is not "
+            "there: name one that joins the nodes, or unset it (ip addr lists them)"
+        )
+    devices = counted(_gpus_seen(), "CUDA device")
+    ranks = counted(place.local_world_size, "rank")
+    took = f"that every rank takes {backend}, as this one, which sees {devices} for {ranks} here"
+    if place.rank:
+        advice = (
+            f"rank {place.rank} cannot reach rank 0 at {place.master} within {timeout_s:g} s: "
+            "check that rank 0 runs, that MASTER_ADDR and MASTER_PORT are those of its node, "
+            f"{took}, and that no firewall is between"
+        )
+    else:
+        advice = (
+            f"the job of {place.world_size} ranks did not come about at {place.master} within "
+            f"{timeout_s:g} s: check that every rank was started, with this MASTER_ADDR and "
+            f"MASTER_PORT, {took}, and that the port is free"
+        )
+    return f"{advice} (torch: {first})"

@@ -1,0 +1,148 @@
+"""`local`: start the ranks of a job on this machine, and say which one failed and why.
+
+Knows nothing of what they do, nor of torch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from calibrate.measure.errors import MeasureError, StoppedError
+from calibrate.measure.host.machine import loopback
+from calibrate.measure.ranks.rank import FAILED, LOST
+from calibrate.signals import Ended, as_exceptions, name_of
+
+__all__ = ["free_port", "local"]
+
+_GRACE_S = 10.0  # for the other ranks to notice, before they are ended
+
+
+def local(ranks: int, module: str, options: str, *, kept: str = "", nodes: int = 1) -> None:
+    """Run `python -m module options` as `ranks` ranks here, one compute thread each, to their end.
+
+    `nodes` above 1 only pretends: ranks are numbered as if they were on so many machines. Raises
+    MeasureError with the reason of the rank that failed first, and `kept`: what is kept of the
+    work. Ctrl-C, SIGTERM and SIGHUP end all ranks: a StoppedError, or SystemExit after its words.
+    """
+    if ranks < 1 or ranks % nodes:
+        raise MeasureError(f"{ranks} ranks cannot be spread over {nodes} nodes")
+    with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
+        logs = [Path(folder) / f"rank{rank}.log" for rank in range(ranks)]
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            with as_exceptions():
+                # as they start, so that a signal between two of them finds the first
+                processes.extend(_started([module, options], ranks, nodes, logs))
+                _wait(processes)
+        except KeyboardInterrupt:
+            raise StoppedError(f"stopped. {kept}".rstrip()) from None
+        except Ended:
+            with suppress(OSError):  # a terminal that is gone
+                print(f"stopped. {kept}".rstrip(), file=sys.stderr, flush=True)
+            raise
+        finally:
+            _end(processes)
+        problem, said = _problem([process.returncode for process in processes], logs)
+    if problem:
+        raise MeasureError(problem if said else f"{problem} {kept}".rstrip())
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _started(
+    job: Sequence[str], ranks: int, nodes: int, logs: Sequence[Path]
+) -> Iterator[subprocess.Popen[bytes]]:
+    command, port = [sys.executable, "-m", *job], free_port()
+    for rank, log in enumerate(logs):
+        with log.open("wb") as written:
+            yield subprocess.Popen(  # noqa: S603 -- our own modules
+                command,
+                env=_variables(os.environ, rank, ranks, nodes, port),
+                stderr=written,
+                start_new_session=True,  # Ctrl-C reaches us alone, and we end the ranks
+            )
+
+
+def _variables(
+    given: Mapping[str, str], rank: int, ranks: int, nodes: int, port: int
+) -> dict[str, str]:
+    """torchrun's variables for a rank; talk stays on the loopback interface unless told."""
+    per_node = ranks // nodes
+    return {
+        "GLOO_SOCKET_IFNAME": loopback(),
+        **given,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank % per_node),
+        "LOCAL_WORLD_SIZE": str(per_node),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Until all ranks have ended, or one failed and the others had time to notice."""
+    deadline = None
+    while any(process.poll() is None for process in processes):
+        if deadline is None and any(process.returncode for process in processes):
+            deadline = time.monotonic() + _GRACE_S
+        if deadline is not None and time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + 3
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def _problem(codes: Sequence[int], logs: Sequence[Path]) -> tuple[str, bool]:
+    """Why a job failed, and whether a rank said it itself; empty if it did not."""
+    if FAILED in codes:
+        return _last_line(logs[codes.index(FAILED)]), True
+    killed = [rank for rank, code in enumerate(codes) if code < 0 and code != -signal.SIGTERM]
+    if killed:
+        return _killed(killed[0], -codes[killed[0]], logs[killed[0]]), False
+    for rank, code in enumerate(codes):
+        if code not in (0, LOST, -signal.SIGTERM):
+            return f"rank {rank} ended with exit code {code}: {_last_line(logs[rank])}.", False
+    return (_last_line(logs[codes.index(LOST)]), True) if LOST in codes else ("", False)
+
+
+def _killed(rank: int, by: int, log: Path) -> str:
+    """NCCL's watchdog ends a process by SIGABRT, and says why before (ProcessGroupNCCL.cpp)."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    told = [line for line in lines if "NCCL error" in line or "Watchdog caught" in line]
+    if by == signal.SIGABRT and told:
+        return f"NCCL ended rank {rank}: {told[0].strip()}"
+    return f"rank {rank} was killed by {name_of(by)}: was memory short?"
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,1 @@
+"""What was measured, as files: records of microbenchmarks, rounds of real DDP."""

@@ -1,0 +1,333 @@
+"""Real DDP iterations as measured: JSON, schema `ddpsim.ddp-rounds/1`. Knows nothing of torch.
+
+Rounds: in each, every variant of DDP runs one iteration, and between them the bare model a few,
+without any communication, in an order that rotates; then all-reduces of a few sizes. Slow drift of
+the machine or of the network meets them all. Samples are seconds, `[round][rank]`, in the order
+they were taken; the ranks start each iteration together, at a barrier that is not timed.
+
+A file holds one run, the rounds of one set of processes; several runs of the same can be taken
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from calibrate.files import FileName, name_as_text
+from calibrate.records.record import Environment, Layout
+
+__all__ = [
+    "ALONE_PER_ROUND",
+    "CAPS",
+    "CORES_OF_RANKS",
+    "AllReduceSamples",
+    "Alone",
+    "Beside",
+    "Logged",
+    "OptimizerName",
+    "Parameter",
+    "RoundOptions",
+    "Rounds",
+    "Runs",
+    "Samples",
+    "Steps",
+    "Variant",
+    "VariantSamples",
+    "rank_medians",
+    "slowest",
+]
+
+CAPS = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)  # MiB; None: torch's default
+_CALM = 0.01  # of an iteration may be stolen by a hypervisor
+_FEW = 5
+ALONE_PER_ROUND = 3  # of each kind of iteration alone: predictions rest on them, and their noise
+CORES_OF_RANKS = "cores_of_ranks"  # in an environment's details: "0,1 | 2,3"
+Samples = tuple[tuple[float, ...], ...]  # seconds, [round][rank]
+_S = TypeVar("_S", bound="Steps")
+_P = TypeVar("_P", bound="_Part")
+CommHook = Literal["none", "fp16_compress", "bf16_compress"]
+OptimizerName = Literal["sgd", "adam", "adamw"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Variant(_Part):
+    """One way to run DDP."""
+
+    bucket_cap_mb: float | None = Field(None, gt=0, description="MiB; None: torch's default")
+    accumulation_steps: int = Field(1, ge=1, description="micro-batches; no_sync on all but one")
+    comm_hook: CommHook = "none"
+
+    @property
+    def label(self) -> str:
+        """Short, for tables: "25", "default x2 fp16_compress"."""
+        cap = "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}"
+        steps = f" x{self.accumulation_steps}" if self.accumulation_steps > 1 else ""
+        return cap + steps + ("" if self.comm_hook == "none" else f" {self.comm_hook}")
+
+
+class RoundOptions(_Part):
+    """What to measure, and how long."""
+
+    output: FileName = Field(description="the rounds, JSON")
+    model: str = Field(description="MODULE:FUNCTION as for `calibrate.measure.model.training`")
+    batch: int | None = Field(None, ge=1, description="default: the function's own")
+    variants: tuple[Variant, ...] = tuple(Variant(bucket_cap_mb=cap) for cap in CAPS)
+    optimizer: OptimizerName = Field("sgd", description="a class of torch.optim")
+    fused: bool = Field(default=False, description="the optimizer's fused implementation")
+    find_unused_parameters: bool = Field(default=False, description="as DDP, in every variant")
+    rounds: tuple[int, int] = Field((6, 15), description="least and most rounds that are timed")
+    budget_s: float = Field(100.0, gt=0, description="for the timed rounds, above the least")
+    line_rate_bytes_per_s: float | None = Field(None, gt=0, description="of a node's link")
+    timeout_s: float = Field(120.0, gt=0, description="wait for the other ranks, each time")
+    comm_first: bool = Field(
+        default=False, description="gloo's threads before compute, if permitted"
+    )
+
+
+class Parameter(_Part):
+    """A trained parameter; `ready_s[rank]` from the start of backward, None: never ready.
+
+    `ddp_hook_s[rank]`: what DDP's hook on it takes, copy into the bucket and all, in a backward
+    under DDP of that rank alone; empty where that was not measured.
+    """
+
+    name: str
+    numel: int
+    dtype: str
+    ready_s: tuple[float | None, ...]
+    ddp_hook_s: tuple[float | None, ...] = ()
+    sparse: bool = Field(default=False, description="its gradient is")
+
+
+class Steps(_Part):
+    """Seconds of whole iterations and their parts, [round][rank].
+
+    `optimizer_s` holds step() and zero_grad(). Forward and backward are sums over micro-batches.
+    """
+
+    whole_s: Samples
+    forward_s: Samples
+    backward_s: Samples
+    optimizer_s: Samples
+    stolen_s: Samples = Field(
+        (), description="taken by a hypervisor from the rank's cores meanwhile, in ticks of 10 ms"
+    )
+
+
+class Beside(_Part):
+    """A model's backward and a layer's two passes, alone and beside all-reduces: [round][rank].
+
+    In turns, on all ranks at once, beside the same all-reduces of a queue (two at a time with
+    gloo), which last longer than the backward; the layers are those of a record.
+    """
+
+    layers_s: Samples = Field(min_length=1)
+    layers_beside_s: Samples = Field(min_length=1)
+    backward_s: Samples = Field(min_length=1)
+    backward_beside_s: Samples = Field(min_length=1)
+
+
+class Alone(Steps):
+    """The model without DDP, all ranks at once, a few times a round: [iteration][rank].
+
+    On a CPU a few copies of the model take turns, and the optimizer comes after what DDP does with
+    gradients, copies into buckets, an all-reduce, and copies back, none of which counts.
+    Ready times come from iterations with hooks, one a round. `ddp_backward_s`: the backward under
+    DDP of each rank alone, without the copies back at its end, also a few times a round; empty
+    where that was not measured. `beside`: the same beside all-reduces, as often.
+    """
+
+    hooked_backward_s: Samples
+    hook_s: tuple[float, ...] = Field(description="cost of a gradient hook by rank, taken off")
+    accumulating: Steps | None = Field(
+        None, description="iterations of two micro-batches, a few a round, where a variant has more"
+    )
+    ddp_backward_s: Samples = ()
+    beside: Beside | None = None
+
+
+class Logged(_Part):
+    """What DDP's own logger says of the same iterations, seconds [round][rank].
+
+    `forward_s` and `backward_compute_s` as DDP counts them (the loss belongs to the latter);
+    `comm_s` from the first bucket's being ready until all are reduced and copied back;
+    `overlap_s` the part of it before backward's compute ends.
+    """
+
+    forward_s: Samples
+    backward_compute_s: Samples
+    comm_s: Samples
+    overlap_s: Samples
+
+
+class VariantSamples(Steps):
+    """One variant as measured."""
+
+    variant: Variant
+    bucket_bytes: tuple[int, ...] = Field(description="as DDP logged them, rebuilt, launch order")
+    warmup_s: Samples = Field(description="whole iterations before the timed ones")
+    logged: Logged
+
+
+class AllReduceSamples(_Part):
+    """All-reduces of one size, taken between the iterations: seconds [round][rank]."""
+
+    size_bytes: int = Field(ge=1)
+    samples_s: Samples
+
+
+class Rounds(_Part):
+    """One model on one cluster."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
+    )
+
+    schema_: Literal["ddpsim.ddp-rounds/1"] = Field("ddpsim.ddp-rounds/1", alias="schema")
+    environment: Environment
+    layout: Layout
+    model: str
+    batch_per_rank: int
+    optimizer: OptimizerName = "sgd"
+    fused: bool = False
+    find_unused_parameters: bool = False
+    parameters: tuple[Parameter, ...]
+    buffers: tuple[tuple[str, int], ...] = Field(description="dtype and elements of each")
+    alone: Alone
+    variants: tuple[VariantSamples, ...]
+    all_reduce: tuple[AllReduceSamples, ...]
+    elapsed_s: float = Field(description="of the whole measurement")
+
+    def calm(self) -> Rounds:
+        """Without the iterations of which a hypervisor stole more than 1 % on any rank.
+
+        Where fewer than half, or than five, are so calm, the calmest three quarters, or five.
+        """
+        return self.model_copy(
+            update={
+                "alone": _calm(self.alone),
+                "variants": tuple(_calm(variant) for variant in self.variants),
+            }
+        )
+
+    @property
+    def subject(self) -> object:
+        """What was measured, and on what; hashable. Rounds of one subject are runs of the same."""
+        here = self.environment
+        return (
+            *(here.machine, here.device, here.torch, here.backend, here.library),
+            frozenset(here.variables.items()),
+            *(self.oversubscribed, self.layout, self.model, self.batch_per_rank, self.buffers),
+            *(self.optimizer, self.fused, self.find_unused_parameters),
+            *((p.name, p.numel, p.dtype) for p in self.parameters),
+            *((v.variant, v.bucket_bytes) for v in self.variants),
+            *(row.size_bytes for row in self.all_reduce),
+        )
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether ranks of one machine compute on shared cores, with fewer than two cores a rank.
+
+        False where it is not told which cores they may use, and where they compute on GPUs.
+        """
+        if self.environment.device != "cpu":
+            return False
+        told = self.environment.details.get(CORES_OF_RANKS, "")
+        ranks = [frozenset(part.strip().split(",")) for part in told.split("|") if part.strip()]
+        cores = frozenset[str]().union(*ranks)
+        share = sum(len(rank) for rank in ranks) > len(cores)
+        return share and len(cores) < 2 * len(ranks)
+
+
+def _calm(steps: _S) -> _S:
+    if not steps.stolen_s:
+        return steps
+    shares = [
+        max(stolen / whole for stolen, whole in zip(stolen_s, whole_s, strict=True))
+        for stolen_s, whole_s in zip(steps.stolen_s, steps.whole_s, strict=True)
+    ]
+    kept = [i for i, share in enumerate(shares) if share <= _CALM]
+    if len(kept) < max(_FEW, len(shares) / 2):
+        most = sorted(shares)[: max(_FEW, 3 * len(shares) // 4)][-1]
+        kept = [i for i, share in enumerate(shares) if share <= most]
+
+    def of(samples: Samples) -> Samples:
+        return tuple(samples[i] for i in kept)
+
+    parts: dict[str, object] = {name: of(getattr(steps, name)) for name in Steps.model_fields}
+    if isinstance(steps, VariantSamples):
+        parts["logged"] = Logged(**{name: of(samples) for name, samples in steps.logged})
+    if isinstance(steps, Alone) and steps.accumulating:
+        parts["accumulating"] = _calm(steps.accumulating)
+    return steps.model_copy(update=parts)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Rounds of one subject by file, each measured in processes of its own."""
+
+    by_file: Mapping[Path, Rounds]
+
+    @property
+    def each(self) -> tuple[Rounds, ...]:
+        """The runs."""
+        return tuple(self.by_file.values())
+
+    @property
+    def first_file(self) -> str:
+        """The name of the first run's file."""
+        return name_as_text(next(iter(self.by_file)))
+
+    @cached_property
+    def pooled(self) -> Rounds:
+        """The samples of all, run by run; all else is the first's."""
+        first, *others = self.each
+        if not others:
+            return first
+
+        def joined(part: str) -> tuple[_Part, ...]:
+            return tuple(
+                _joined(same) for same in zip(*(getattr(r, part) for r in self.each), strict=True)
+            )
+
+        return first.model_copy(
+            update={
+                "alone": _joined([run.alone for run in self.each]),
+                "variants": joined("variants"),
+                "all_reduce": joined("all_reduce"),
+                "elapsed_s": sum(run.elapsed_s for run in self.each),
+            }
+        )
+
+
+def _joined(parts: Sequence[_P]) -> _P:
+    """The first, with the samples of all."""
+    first, joined = parts[0], dict[str, object]()
+    for name, value in first:
+        values = [getattr(part, name) for part in parts]
+        if isinstance(value, Steps | Logged):
+            joined[name] = _joined(values)
+        elif name.endswith("_s") and name != "hook_s":  # which holds one figure a rank
+            joined[name] = tuple(chain.from_iterable(values))
+    return first.model_copy(update=joined)
+
+
+def slowest(samples: Samples) -> tuple[float, ...]:
+    """Of each round the time of the slowest rank."""
+    return tuple(max(row) for row in samples)
+
+
+def rank_medians(samples: Samples) -> tuple[float, ...]:
+    """Each rank's median."""
+    return tuple(median(column) for column in zip(*samples, strict=True))

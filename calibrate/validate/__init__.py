@@ -1,0 +1,1 @@
+"""Hold simulations against real DDP iterations, and report what comes of it."""

@@ -1,0 +1,282 @@
+"""What a simulation of measured rounds is given: model profile, all-reduces, rank factors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from calibrate.fit.estimates import SIGNIFICANT, averaged, median_time
+from calibrate.fit.profile import NOT_STATED
+from calibrate.records.rounds import Rounds, Runs, Steps, VariantSamples, rank_medians, slowest
+from calibrate.validate.interference_exponent import profile_keys
+from calibrate.validate.step_parts import adding_up
+from ddpsim.engine.program import Program
+from ddpsim.errors import DdpsimError, shown
+from ddpsim.importers.profiles.cluster import read_cluster_profile
+from ddpsim.prediction.api import load_scenario, simulate_and_observe
+from ddpsim.prediction.resolve import resolve
+from ddpsim.result.model import Result
+from ddpsim.result.timeline import Timeline
+from ddpsim.scenario.catalog import device_names
+from ddpsim.scenario.catalog import resolve as resolve_preset
+from ddpsim.scenario.quantity import SourceFile
+
+__all__ = ["Inputs", "check_cluster", "model_profile", "rank_factors"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Files and settings that a scenario needs."""
+
+    runs: Runs
+    folder: Path
+    profile: Path | None
+    device: str | None
+    _simulated: dict[Program, tuple[Result, Timeline]] = field(default_factory=dict)
+
+    def simulated(self, variant: VariantSamples, ranks: Sequence[int]) -> tuple[Result, Timeline]:
+        """A variant's prediction; caps that come to the same buckets are simulated once."""
+        scenario = load_scenario(self.scenario(variant))
+        program = resolve(scenario).program
+        if program not in self._simulated:
+            self._simulated[program] = simulate_and_observe(scenario, ranks)
+        return self._simulated[program]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What `ddpsim run` would warn of, of any variant that was simulated."""
+        results = (result for result, _ in self._simulated.values())
+        return tuple(dict.fromkeys(chain.from_iterable(result.warnings for result in results)))
+
+    def scenario(self, variant: VariantSamples) -> dict[str, Any]:
+        """The scenario of a variant."""
+        options, cap = variant.variant, variant.variant.bucket_cap_mb
+        rounds = self.runs.pooled
+        return {
+            "schema": "ddpsim/1",
+            "name": f"{rounds.model} {options.label}",
+            "workload": {
+                "profile": str(self._model),
+                "batch_per_rank": rounds.batch_per_rank,
+                "optimizer": {"name": rounds.optimizer, "fused": rounds.fused},
+            },
+            "ddp": {
+                "backend": rounds.environment.backend,
+                "bucket_cap_mb": "default" if cap is None else cap,
+                "accumulation_steps": options.accumulation_steps,
+                "comm_hook": options.comm_hook,
+                "find_unused_parameters": rounds.find_unused_parameters,
+            },
+            "cluster": self._cluster,
+            "run": {"iterations": len(rounds.alone.whole_s), "allow_extrapolation": True},
+        }
+
+    @cached_property
+    def _model(self) -> Path:
+        path = self.folder / "model.json"
+        path.write_text(json.dumps(model_profile(*self.runs.each)), encoding="utf-8")
+        return path
+
+    @cached_property
+    def _cluster(self) -> dict[str, Any]:
+        rounds = self.runs.pooled
+        layout = rounds.layout
+        cluster: dict[str, Any] = {
+            "nodes": layout.nodes,
+            "gpus_per_node": layout.gpus_per_node,
+            "device": self.device or _device(rounds.environment.device),
+        }
+        if self.profile is None:
+            path = self.folder / "all-reduce.csv"
+            path.write_text(_all_reduce_csv(rounds), encoding="utf-8")
+            return cluster | {"all_reduce": str(path)}
+        if layout.line_rate_bytes_per_s is not None:
+            bandwidth = f"{layout.line_rate_bytes_per_s!r} B/s"
+            # a gloo profile takes the line rate from here, and its own latency
+            cluster["inter_node"] = {"bandwidth": bandwidth, "latency": "50 us"}
+        return cluster | {"profile": str(self.profile.resolve())}
+
+
+def _device(name: str) -> str:
+    """The preset of a device as torch calls it: "NVIDIA H100 80GB HBM3" is an h100-sxm-80gb."""
+    try:
+        return resolve_preset("device", name)
+    except ValueError:
+        raise DdpsimError(
+            f"no device preset is known for {shown(name)}: name the one most like it with "
+            f"--device, it prices what was not measured; known: {', '.join(device_names())}"
+        ) from None
+
+
+def check_cluster(path: Path, rounds: Rounds, profile: Path) -> None:
+    """Rounds are held against the profile of their own cluster alone."""
+    here = rounds.environment
+    known = read_cluster_profile(SourceFile(str(profile), profile))
+    for what, measured, fitted in (
+        ("on", here.machine, known.provenance.machine),
+        ("with", here.backend, known.backend),
+    ):
+        if fitted != NOT_STATED and not _are_one(measured, fitted):
+            raise DdpsimError(
+                f"{path.name} was measured {what} {shown(measured)}, but the profile "
+                f"{profile.name} {what} {shown(fitted)}: validate each cluster against its own"
+            )
+    ours, fitted = here.processor, known.provenance.processor
+    if ours and fitted and ours != fitted:
+        raise DdpsimError(
+            f"{path.name} and the profile {profile.name} were measured on machines that call "
+            f"themselves {shown(here.machine)}, but one is {ours} and the other {fitted}: "
+            "validate each cluster against its own"
+        )
+    layout, rates = rounds.layout, known.valid.line_rates_bytes_per_s
+    if layout.nodes > 1 and layout.line_rate_bytes_per_s is None and len(rates) > 1:
+        raise DdpsimError(
+            f"{path.name} does not say the line rate of its nodes' links, and the profile "
+            f"{profile.name} was measured on {len(rates)} kinds of them: measure the rounds again "
+            "with --line-rate"
+        )
+
+
+def _are_one(name: str, other: str) -> bool:
+    """Also a device that a log calls "A100-SXM4-40GB" and its driver "NVIDIA A100-SXM4-40GB"."""
+    try:
+        return name == other or resolve_preset("device", name) == resolve_preset("device", other)
+    except ValueError:
+        return False
+
+
+def model_profile(*runs: Rounds) -> dict[str, Any]:
+    """The model as measured without DDP, as ddpsim.model-profile/1: means of the ranks' medians.
+
+    Of several runs the mean of theirs, as of what is measured. The iterations bring their spread,
+    and how the ranks differ; each run's are brought to the pace of all. How far the times may be
+    off is their standard error: those of DDP, which they are to tell, were measured between them.
+    """
+    parts = [_usual_parts(run.alone) for run in runs]
+    forward_s, backward_s, optimizer_s = _averages(parts)
+    iteration_s = forward_s + backward_s + optimizer_s
+    iterations_s = [
+        [iteration_s / sum(own) * seconds for seconds in row]
+        for run, own in zip(runs, parts, strict=True)
+        for row in run.alone.whole_s
+    ]
+    first = runs[0]
+    return {
+        "schema": "ddpsim.model-profile/1",
+        "source": f"{first.model}, {len(iterations_s)} iterations without DDP",
+        "batch_per_rank": first.batch_per_rank,
+        "forward_s": forward_s,
+        "backward_s": backward_s,
+        **_later(runs, forward_s, backward_s),
+        "optimizer_s": optimizer_s,
+        "optimizer": first.optimizer,
+        "iterations_s": iterations_s,
+        "sigma": _relative_error(runs),
+        **profile_keys([run.alone.beside for run in runs if run.alone.beside]),
+        "ready_origin": "backward_start",
+        "parameters": [
+            {"name": p.name, "numel": p.numel, "dtype": p.dtype, "ready_s": ready_s}
+            | {"ddp_hook_s": hook_s, "sparse": p.sparse}
+            for p, ready_s, hook_s in zip(
+                first.parameters, _ready(runs, parts), _ddp_hooks(runs), strict=True
+            )
+        ],
+        "buffers": [{"dtype": dtype, "numel": numel} for dtype, numel in first.buffers],
+    }
+
+
+def _relative_error(runs: Sequence[Rounds]) -> float | None:
+    """Of the mean over runs of the usual iteration, the mean over ranks."""
+    time = averaged([median_time([fmean(row) for row in run.alone.whole_s]) for run in runs])
+    return None if time.stderr is None else time.stderr / time.value
+
+
+def _later(runs: Sequence[Rounds], forward_s: float, backward_s: float) -> dict[str, float]:
+    """A later micro-batch: what two take, less the first."""
+    two = [run.alone.accumulating for run in runs]
+    if None in two:
+        return {}
+    both_forward_s, both_backward_s, _ = _averages([_usual_parts(steps) for steps in two if steps])
+    later = {
+        "later_forward_s": both_forward_s - forward_s,
+        "later_backward_s": both_backward_s - backward_s,
+    }
+    return later if min(later.values()) > 0 else {}  # of a tiny model noise may be more
+
+
+def _usual_parts(steps: Steps) -> list[float]:
+    """Forward, backward and optimizer: means of the ranks' medians, which are an iteration."""
+    parts = (steps.forward_s, steps.backward_s, steps.optimizer_s)
+    each_s = (fmean(rank_medians(part)) for part in parts)
+    return adding_up(each_s, fmean(rank_medians(steps.whole_s)))
+
+
+def _averages(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [fmean(column) for column in zip(*rows, strict=True)]
+
+
+def _ready(runs: Sequence[Rounds], parts: Sequence[Sequence[float]]) -> list[float | None]:
+    """Of each parameter: the mean over runs and ranks, each run's in its usual backward."""
+    longer = [
+        usual_s / fmean(rank_medians(run.alone.backward_s))
+        for run, (_, usual_s, _) in zip(runs, parts, strict=True)
+    ]
+    found: list[float | None] = []
+    for same in zip(*(run.parameters for run in runs), strict=True):
+        times = [
+            None if seconds is None else times * seconds
+            for times, parameter in zip(longer, same, strict=True)
+            for seconds in parameter.ready_s
+        ]
+        known = [seconds for seconds in times if seconds is not None]
+        found.append(fmean(known) if len(known) == len(times) else None)
+    return found
+
+
+def _ddp_hooks(runs: Sequence[Rounds]) -> list[float | None]:
+    """Of each parameter: the mean over runs and ranks; None where no run measured it.
+
+    All of them so many times as long that they make the bare backward as long as the one under DDP,
+    where that was measured: what a hook costs the work after it is not in its own time.
+    """
+    found: list[float | None] = []
+    for same in zip(*(run.parameters for run in runs), strict=True):
+        known = [seconds for p in same for seconds in p.ddp_hook_s if seconds is not None]
+        found.append(fmean(known) if known else None)
+    alone = [run.alone for run in runs if run.alone.ddp_backward_s]
+    timed_s = sum(seconds or 0.0 for seconds in found)
+    if not alone or not timed_s:
+        return found
+    longer_s = fmean(
+        fmean(rank_medians(each.ddp_backward_s)) - fmean(rank_medians(each.backward_s))
+        for each in alone
+    )
+    times = max(0.0, longer_s) / timed_s
+    return [seconds and times * seconds for seconds in found]
+
+
+def rank_factors(rounds: Rounds) -> tuple[float, ...]:
+    """Each rank's compute over the ranks' mean; none where they differ by chance."""
+    columns = zip(*rounds.alone.whole_s, strict=True)
+    times = [median_time(column) for column in columns]
+    middle = fmean(time.value for time in times)
+    values = [time.value for time in times]
+    chance = max(time.stderr or 0.0 for time in times)
+    if max(values) - min(values) <= SIGNIFICANT * chance * 2**0.5:
+        return ()
+    return tuple(value / middle for value in values)
+
+
+def _all_reduce_csv(rounds: Rounds) -> str:
+    """Medians of the slower rank."""
+    layout, lines = rounds.layout, ["size_bytes,time_us,nodes,gpus_per_node"]
+    for row in rounds.all_reduce:
+        time_us = median(slowest(row.samples_s)) * 1e6
+        lines.append(f"{row.size_bytes},{time_us:.3f},{layout.nodes},{layout.gpus_per_node}")
+    return "\n".join(lines) + "\n"

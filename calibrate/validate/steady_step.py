@@ -1,0 +1,84 @@
+"""What an iteration takes, without what others on the machine did to it meanwhile.
+
+A shared machine is slower for tenths of a second now and then. The forward is the same work in
+every variant of DDP of as many micro-batches, and over before anything is sent: it tells how fast
+the machine was in this very iteration. What goes with it is taken off, which halves the noise: a
+control variate. (Of two micro-batches each forward took 0.6 and 5 % less than one alone, in the
+median of the sweeps on two machines: the slower rank changes, and perhaps caches are warm.)
+
+One run's rounds say how well it knows its own iterations, and not how well another would find
+them: that, several runs tell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import fmean, stdev
+
+import numpy as np
+
+from calibrate.fit.estimates import Floats, averaged, median_time
+from calibrate.records.rounds import Rounds, Steps, slowest
+from ddpsim.importers.profiles.cluster import Fitted
+
+__all__ = ["run_sigma", "run_times", "steady_time"]
+
+_LEAST_ROUNDS = 10  # fewer tell no slope
+
+
+def run_times(runs: Sequence[Rounds], alike: Sequence[int]) -> list[Fitted]:
+    """Of each run the median seconds of an iteration, the slower rank's.
+
+    Over the rounds of the variants of these indices, each as it would have been had its forward
+    taken what those of all variants with as many micro-batches usually take: in logarithms the
+    iteration is a line in its forward, by least squares over all of these rounds.
+    """
+    whole = [_logarithms([run.variants[i] for i in alike], "whole_s") for run in runs]
+    forward = [_logarithms([run.variants[i] for i in alike], "forward_s") for run in runs]
+    usual = _usual_forward(runs, runs[0].variants[alike[0]].variant.accumulation_steps)
+    slope = _slope(np.concatenate(forward), np.concatenate(whole))
+    return [
+        median_time(np.exp(iteration - slope * (own - usual)).tolist())
+        for iteration, own in zip(whole, forward, strict=True)
+    ]
+
+
+def run_sigma(cases: Iterable[Sequence[Fitted]]) -> float:
+    """The standard deviation of a run's time from run to run, relative; 0 of a single run.
+
+    Pooled over the cases, each the times of the same runs.
+    """
+    found = [[time.value for time in times] for times in cases]
+    if any(len(values) < 2 for values in found):
+        return 0.0
+    return math.sqrt(fmean((stdev(values) / fmean(values)) ** 2 for values in found))
+
+
+def steady_time(times: Sequence[Fitted], sigma: float = 0.0) -> Fitted:
+    """The mean of the runs' times.
+
+    The error is that of their medians, or of runs that are `sigma` apart where that is larger.
+    """
+    time = averaged(times)
+    apart_s = time.value * sigma / math.sqrt(len(times))
+    return Fitted(value=time.value, stderr=max(time.stderr or 0.0, apart_s))
+
+
+def _slope(x: Floats, y: Floats) -> float:
+    spread = x - x.mean()
+    power = float(spread @ spread)
+    return float(spread @ y) / power if power > 0 and len(x) >= _LEAST_ROUNDS else 0.0
+
+
+def _usual_forward(runs: Sequence[Rounds], micro_batches: int) -> float:
+    """The mean of the runs' medians, as of all that is measured."""
+    each = [
+        [v for v in run.variants if v.variant.accumulation_steps == micro_batches] for run in runs
+    ]
+    return fmean(float(np.median(_logarithms(like, "forward_s"))) for like in each)
+
+
+def _logarithms(steps: Sequence[Steps], part: str) -> Floats:
+    """Of the slower rank's seconds, round by round."""
+    return np.log([seconds for one in steps for seconds in slowest(getattr(one, part))])

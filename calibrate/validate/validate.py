@@ -1,0 +1,286 @@
+"""Hold simulations against real DDP iterations, as recorded in rounds. Needs no torch.
+
+A case is one variant of one model on one cluster, of one file of rounds or of several, which are
+runs of the same. Its compute is the model as measured without DDP in the same rounds; its network
+is a cluster profile, fitted elsewhere, or, without one, the all-reduces of the rounds themselves
+(`network` says which: the latter is no prediction of them).
+
+    python -m calibrate validate rounds-*.json --profile cluster.json -o validation.json
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain, combinations
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from calibrate.files import name_as_text
+from calibrate.fit.estimates import MEDIAN_ERROR, SIGNIFICANT, trimmed_mean
+from calibrate.records.rounds import Rounds, Runs, Samples, VariantSamples, slowest
+from calibrate.records.rounds_file import load_runs
+from calibrate.validate.inputs import Inputs, check_cluster, rank_factors
+from calibrate.validate.report import Case, Split, Sweep, Term, Validation, figures_of
+from calibrate.validate.steady_step import run_sigma, run_times, steady_time
+from calibrate.validate.step_phases import Phases, usual_phases
+from ddpsim.errors import DdpsimError, ScenarioError
+from ddpsim.importers.profiles.cluster import Fitted
+from ddpsim.prediction.interval import together
+from ddpsim.result.model import Result
+
+__all__ = ["validate"]
+
+_FEWEST_ROUNDS = 3
+
+
+def validate(
+    files: Sequence[Path],
+    profile: Path | None = None,
+    mapped: Callable[..., Iterable[Any]] = map,
+    *,
+    device: str | None = None,
+) -> Validation:
+    """Predict every variant of every file of rounds; raises DdpsimError for what cannot be read.
+
+    Files of the same model on the same cluster are runs of one sweep. `mapped` is `map`, or an
+    executor's, to predict several sweeps at once. `device` is the preset that prices what was not
+    measured; default: that of the device's own name.
+    """
+    if not files:
+        raise DdpsimError("no rounds: name at least one file of them")
+    for i, path in enumerate(files):
+        if path.resolve() in (other.resolve() for other in files[:i]):
+            raise DdpsimError(f"{path} is named twice, and would count as two runs; name it once")
+    subjects = load_runs(files)
+    for runs in subjects:
+        _check_apart(runs)
+    if profile is not None:
+        for path, rounds in chain.from_iterable(runs.by_file.items() for runs in subjects):
+            check_cluster(path, rounds, profile)
+    sweeps = tuple(mapped(partial(_sweep, profile=profile, device=device), subjects))
+    return Validation(
+        profile=None if profile is None else name_as_text(profile),
+        figures=figures_of([sweep for sweep in sweeps if not sweep.oversubscribed]),
+        oversubscribed=figures_of([sweep for sweep in sweeps if sweep.oversubscribed]),
+        sweeps=sweeps,
+    )
+
+
+def _check_apart(runs: Runs) -> None:
+    """Runs are measurements of their own."""
+    for (one, its), (other, others) in combinations(runs.by_file.items(), 2):
+        if its == others:
+            raise DdpsimError(
+                f"{one} and {other} hold the same rounds, which would count as two runs; name one"
+            )
+
+
+def _sweep(runs: Runs, profile: Path | None, device: str | None) -> Sweep:
+    rounds = runs.pooled
+    count = min(len(variant.whole_s) for variant in rounds.variants)
+    if count < _FEWEST_ROUNDS:
+        raise DdpsimError(
+            f"{runs.first_file}: {count} rounds tell nothing of the noise; wanted {_FEWEST_ROUNDS} "
+            "or more"
+        )
+    alike = _alike(rounds.variants)
+    times = {same: run_times(runs.each, same) for same in alike}
+    sigma = run_sigma(times.values())
+    with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
+        inputs = Inputs(runs, Path(folder), profile, device)
+        try:
+            cases = tuple(
+                _case(
+                    _Measured(runs, i, same, times[same], steady_time(times[same], sigma)), inputs
+                )
+                for i, same in enumerate(alike)
+            )
+        except ScenarioError as error:
+            reason = error.reason.replace(f"{folder}/", "")
+            raise DdpsimError(f"{runs.first_file} cannot be simulated: {reason}") from None
+    return Sweep(
+        file=runs.first_file,
+        runs=len(runs.each),
+        run_sigma=sigma if len(runs.each) > 1 else None,
+        model=rounds.model,
+        nodes=rounds.layout.nodes,
+        gpus_per_node=rounds.layout.gpus_per_node,
+        line_rate_bytes_per_s=rounds.layout.line_rate_bytes_per_s,
+        network="the rounds' own all-reduces" if profile is None else name_as_text(profile),
+        oversubscribed=rounds.oversubscribed,
+        cases=cases,
+        warnings=inputs.warnings,
+    )
+
+
+def _alike(variants: Sequence[VariantSamples]) -> tuple[tuple[int, ...], ...]:
+    """Of each variant, itself and those that differ from it by a cap that does nothing."""
+
+    def key(variant: VariantSamples) -> tuple[object, ...]:
+        options = variant.variant
+        return variant.bucket_bytes, options.accumulation_steps, options.comm_hook
+
+    keys = [key(variant) for variant in variants]
+    return tuple(tuple(i for i, other in enumerate(keys) if other == own) for own in keys)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A variant as measured, with those that have the same buckets: these are one experiment.
+
+    `index` and `alike` are variants; `each` (by run) and `time` are of all that are alike.
+    """
+
+    runs: Runs
+    index: int
+    alike: tuple[int, ...]
+    each: Sequence[Fitted]
+    time: Fitted
+
+    @property
+    def variant(self) -> VariantSamples:
+        """The variant itself."""
+        return self.runs.pooled.variants[self.index]
+
+    def pooled(self, part: Callable[[VariantSamples], Samples]) -> Samples:
+        """A part's seconds, [round][rank], of all runs and all that are alike."""
+        return self._of(self.runs.pooled, part)
+
+    def plain_s(self) -> float:
+        """Seconds of an iteration as they are: the mean of the runs' medians."""
+        return fmean(median(slowest(self._of(run, lambda v: v.whole_s))) for run in self.runs.each)
+
+    def own_s(self) -> float:
+        """Seconds of an iteration, of the variant's own rounds."""
+        return steady_time(run_times(self.runs.each, (self.index,))).value
+
+    def _of(self, rounds: Rounds, part: Callable[[VariantSamples], Samples]) -> Samples:
+        return tuple(row for i in self.alike for row in part(rounds.variants[i]))
+
+
+def _case(measured: _Measured, inputs: Inputs) -> Case:
+    variant = measured.variant
+    ranks = _slowest_ranks(measured.runs.pooled)
+    result, timeline = inputs.simulated(variant, ranks)
+    phases = usual_phases(timeline, ranks)
+    measured_s, stderr_s = measured.time.value, measured.time.stderr or 0.0
+    predicted_split, measured_split = _predicted(result, phases), _measured(measured, ranks)
+    count = len(measured.pooled(lambda v: v.whole_s))
+    predicted_s = result.iteration_time_s.p50
+    naive, options = result.baselines_s, variant.variant
+    quiet = abs(predicted_s - measured_s) <= SIGNIFICANT * stderr_s
+    return Case(
+        variant=options.label,
+        bucket_choice=options.accumulation_steps == 1 and options.comm_hook == "none",
+        predicted_s=predicted_s,
+        measured_s=measured_s,
+        own_s=measured.own_s(),
+        plain_s=measured.plain_s(),
+        stderr_s=stderr_s,
+        runs_s=tuple(run.value for run in measured.each),
+        rounds=count,
+        interval_s=_interval(result, count),
+        compute_only_s=naive.compute_only,
+        no_overlap_s=naive.no_overlap,
+        perfect_overlap_s=naive.perfect_overlap,
+        predicted=predicted_split,
+        measured=measured_split,
+        off="none" if quiet else _term(predicted_split, measured_split),
+        bucket_bytes=variant.bucket_bytes,
+        buckets_agree=sorted(b.size_bytes for b in result.buckets) == sorted(variant.bucket_bytes),
+    )
+
+
+def _interval(result: Result, rounds: int) -> tuple[float, float] | None:
+    """The prediction interval of a median over rounds: jitter, of one iteration, averages out.
+
+    The result's is about the mean, from which slow iterations keep the median apart.
+    """
+    interval, middle_s = result.prediction_interval_s, result.iteration_time_s.p50
+    if interval is None:
+        return None
+    part = MEDIAN_ERROR / math.sqrt(rounds)
+    below_s, above_s = together(
+        [
+            replace(source, low_s=part * source.low_s, high_s=part * source.high_s)
+            if source.input == "jitter"
+            else source
+            for source in interval.sources
+        ]
+    )
+    return middle_s - below_s, middle_s + above_s
+
+
+def _predicted(result: Result, phases: Phases) -> Split:
+    naive = result.baselines_s
+    return Split(**asdict(phases), all_reduce=naive.no_overlap - naive.compute_only)
+
+
+def _measured(measured: _Measured, ranks: Sequence[int]) -> Split:
+    variant = measured.variant
+
+    def middle(part: Callable[[VariantSamples], Samples]) -> float:
+        """The mean over these ranks of what their rounds usually take."""
+        columns = tuple(zip(*measured.pooled(part), strict=True))
+        return fmean(trimmed_mean(columns[rank]) for rank in ranks)
+
+    exposed_s = max(0.0, middle(lambda v: _difference(v.logged.comm_s, v.logged.overlap_s)))
+    # fp16_compress halves what is sent
+    share = 0.5 if variant.variant.comm_hook.endswith("compress") else 1.0
+    sizes = [share * size for size in variant.bucket_bytes]
+    return Split(
+        forward=middle(lambda v: v.forward_s),
+        backward=middle(lambda v: v.backward_s) - exposed_s,
+        exposed=exposed_s,
+        optimizer=middle(lambda v: v.optimizer_s),
+        all_reduce=float(sum(np.exp(_interpolated(measured.runs.pooled, sizes)))),
+    )
+
+
+def _slowest_ranks(rounds: Rounds) -> tuple[int, ...]:
+    """The rank with the longest compute; all ranks where they differ by chance."""
+    factors = rank_factors(rounds)
+    if not factors:
+        return tuple(range(rounds.layout.world_size))
+    return (factors.index(max(factors)),)
+
+
+def _interpolated(rounds: Rounds, sizes: Sequence[float]) -> Any:
+    """Logarithms of the measured all-reduce times of these sizes."""
+    known = sorted((r.size_bytes, median(slowest(r.samples_s))) for r in rounds.all_reduce)
+    x, y = np.log(np.array(known)).T
+    return np.interp(np.log(sizes), x, y)
+
+
+def _difference(a: Samples, b: Samples) -> Samples:
+    return tuple(
+        tuple(x - y for x, y in zip(one, other, strict=True))
+        for one, other in zip(a, b, strict=True)
+    )
+
+
+def _term(predicted: Split, measured: Split) -> Term:
+    """The part with the largest difference; of the exposed part, whether the network explains it.
+
+    It does if the buckets' all-reduces, each alone, differ in the same direction by at least half
+    as much.
+    """
+    gaps: dict[Term, float] = {
+        "forward": predicted.forward - measured.forward,
+        "backward": predicted.backward - measured.backward,
+        "overlap": predicted.exposed - measured.exposed,
+        "optimizer": predicted.optimizer - measured.optimizer,
+    }
+    largest = max(gaps, key=lambda term: abs(gaps[term]))
+    network = predicted.all_reduce - measured.all_reduce
+    gap = gaps[largest]
+    if largest == "overlap" and network * gap > 0 and abs(network) >= abs(gap) / 2:
+        return "communication"
+    return largest
