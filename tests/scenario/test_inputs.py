@@ -1,0 +1,186 @@
+"""Inputs that stand elsewhere: the project's scenarios, published ready times, the glossary."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Outcome
+from ruamel.yaml import YAML
+
+from ddpsim import load_scenario
+from ddpsim.errors import ImportFailedError, ScenarioError
+from ddpsim.glossary import _ALIASES, TERMS, lookup
+from ddpsim.importers.profiles.model import read_profile
+from ddpsim.scenario.catalog import resolve
+from ddpsim.scenario.device import Device
+from ddpsim.scenario.quantity import SourceFile
+from ddpsim.scenario.schema import Scenario
+
+SCENARIOS = sorted((Path(__file__).resolve().parent.parent.parent / "scenarios").glob("*.yaml"))
+REFERENCE = os.environ.get("DDPSIM_REFERENCE_DATA")
+
+
+def test_there_are_scenarios() -> None:
+    assert SCENARIOS
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_check_accepts_every_scenario(cli: Callable[..., Outcome], path: Path) -> None:
+    outcome = cli("check", str(path))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"{path}: ok, ")
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_the_printed_schema_accepts_every_scenario(path: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    document = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    jsonschema.validate(document, Scenario.model_json_schema(by_alias=True))
+
+
+def test_the_printed_schema_knows_the_short_forms() -> None:
+    models = Scenario.model_json_schema(by_alias=True)["$defs"]
+    for model, key in (("Cluster", "device"), ("Workload", "step_time")):
+        forms = models[model]["properties"][key]["anyOf"]
+        assert {"type": "string"} in forms
+        assert any("$ref" in form for form in forms)
+
+
+def test_the_printed_schema_knows_empty_sections() -> None:
+    schema = Scenario.model_json_schema(by_alias=True)
+    for key in ("ddp", "run"):
+        assert {"type": "null"} in schema["properties"][key]["anyOf"]
+
+
+def test_the_printed_schema_knows_the_newer_names() -> None:
+    options = Scenario.model_json_schema(by_alias=True)["$defs"]["Ddp"]["properties"]
+    assert options["forward_sync_buffers"] == options["broadcast_buffers"]
+
+
+def test_an_unknown_command(cli: Callable[..., Outcome]) -> None:
+    outcome = cli("rnu")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "No such command 'rnu'" in outcome.err
+    assert "run" in outcome.err
+
+
+@pytest.mark.parametrize("alias", sorted(_ALIASES))
+def test_explain_knows_other_names(cli: Callable[..., Outcome], alias: str) -> None:
+    assert cli("explain", alias).out == TERMS[_ALIASES[alias]] + "\n"
+
+
+@pytest.mark.parametrize("term", sorted(TERMS))
+def test_explain_takes_any_spelling(term: str) -> None:
+    for spelling in (term.upper(), f" {term} ", term.replace(" ", "_"), term.replace("-", "_")):
+        assert lookup(spelling) == TERMS[term]
+
+
+def test_a_profile_of_absurd_depth_or_digits_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    for text in ('{"a":' * 100_000, '{"schema": ' + "9" * 5000 + "}", '{"schema": 1e999}'):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ImportFailedError) as caught:
+            read_profile(SourceFile("profile.json", path))
+        assert len(str(caught.value)) < 200
+
+
+@pytest.mark.skipif(
+    REFERENCE is None, reason="DDPSIM_REFERENCE_DATA names no folder of ready times"
+)
+def test_published_ready_times() -> None:
+    paths = sorted((Path(str(REFERENCE)) / "ready-times").glob("*_ready_times.csv"))
+    assert paths, "no ready times there"
+    for path in paths:
+        source = SourceFile(path.name, path)
+        if path.name.startswith("ncf"):  # its rows are not in backward order: unusable as it is
+            continue
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        found = [(p.name, p.numel, p.ready_s) for p in read_profile(source).parameters]
+        assert found == [
+            (row["param_name"], int(row["numel"]), pytest.approx(float(row["ready_us"]) * 1e-6))
+            for row in rows
+        ], path.name
+
+
+def test_json_is_the_only_thing_on_stdout(cli: Callable[..., Outcome]) -> None:
+    outcome = cli("run", str(SCENARIOS[0]), "--json")
+    assert json.loads(outcome.out)["schema"] == "ddpsim.result/1"
+    assert outcome.err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("Tesla V100-SXM2-32GB", "v100-sxm-32gb"),
+        ("A100-SXM4-40GB", "a100-sxm-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("NVIDIA H200", "h200-sxm-141gb"),
+        ("NVIDIA RTX A6000", "rtx-a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("Quadro RTX 6000", "rtx-6000"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080ti"),
+        ("Tesla T4", "t4"),
+    ],
+)
+def test_a_device_may_be_called_as_its_driver_calls_it(name: str, preset: str) -> None:
+    assert resolve("device", name) == preset
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA H100 NVL", "NVIDIA A100-SXM-64GB", "NVIDIA L40", "NVIDIA"]
+)
+def test_a_device_is_not_taken_for_another_of_its_family(name: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown device '{name}'"):
+        resolve("device", name)
+
+
+def test_a_presets_figures_may_be_changed() -> None:
+    """What is not changed stays, with its source; what is, is the scenario's own."""
+
+    def device(value: Any) -> Device:
+        cluster = {"nodes": 1, "gpus_per_node": 8, "device": value}
+        workload = {"model": "resnet50", "batch_per_rank": 8}
+        scenario = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+        return load_scenario(scenario).cluster.device
+
+    usual = device("h100")
+    changed = device({"preset": "NVIDIA H100 80GB HBM3", "operator": "12 us", "memory": "40 GB"})
+    own = {"operator_s": 12e-6, "memory_bytes": 40e9}
+    kept = {key: text for key, text in usual.sources.items() if key not in ("operator_s", "memory")}
+    assert changed == usual.model_copy(update=own | {"sources": kept})
+    assert usual.efficiency_trust("fp16") == changed.efficiency_trust("fp16") == "published"
+    slower = device({"preset": "h100", "memory_bandwidth": "2 TB/s"})
+    assert slower.efficiency_trust("fp16") == "assumed"
+    assert usual.launching_trust(compiled=False) == "assumed"
+    assert changed.launching_trust(compiled=False) == "stated"
+    assert changed.launching_trust(compiled=True) == "assumed"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("{preset: h10}", "cluster.device: unknown device 'h10'. Did you mean 'h100'?"),
+        ("{preset: 3}", "cluster.device: 3 is not a device"),
+        ("{preset: h100, operatr: 12 us}", "operatr: unknown key. Did you mean 'operator'?"),
+        ("{preset: h100, operator: 1 s}", "operator: 1.0 is out of range: wanted at most 0.01"),
+        ("{preset: h100, launch: -1 us}", "cluster.device.launch: "),
+    ],
+)
+def test_a_preset_is_not_changed_into_nonsense(value: str, says: str) -> None:
+    with pytest.raises(ScenarioError) as raised:
+        load_scenario(SCENARIOS[0], [f"cluster.device={value}"])
+    assert says in str(raised.value)

@@ -1,0 +1,223 @@
+"""The zoo tables: their form, published figures, and that the script still makes them."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import importlib.util
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDER = ROOT / "ddpsim" / "data" / "zoo"
+COSTS = ("matmul_flops", "matmul_elements", "other_elements")
+
+# torchvision: num_params of the model pages, docs.pytorch.org/vision/stable/models.html.
+# GPT-2: github.com/openai/gpt-2 says 124M, 355M, 774M and 1558M; Llama 3.2 1B: its model card says
+# 1.23B; the exact figures are the sums over their shapes. BERT: see test_bert_parameters.
+PARAMETERS = {
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+    "resnext50_32x4d": 25_028_904,
+    "resnext101_32x8d": 88_791_336,
+    "vgg16": 138_357_544,
+    "vit_b_16": 86_567_656,
+    "vit_l_16": 304_326_632,
+    "bert-base": 110_106_428,
+    "bert-large": 336_226_108,
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "llama-1b": 1_235_814_400,
+}
+
+# torchvision's "GFLOPS" of the model pages: 1e9 multiply-adds of one 224 x 224 image.
+GIGA_MACS = {
+    "resnet18": 1.814,
+    "resnet34": 3.664,
+    "resnet50": 4.089,
+    "resnet101": 7.801,
+    "resnet152": 11.514,
+    "resnext50_32x4d": 4.23,
+    "resnext101_32x8d": 16.414,
+    "vgg16": 15.47,
+    "vit_b_16": 17.564,
+    "vit_l_16": 61.555,
+}
+
+
+def load(name: str) -> dict[str, Any]:
+    """The table of a model."""
+    table: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return table
+
+
+def total(table: dict[str, Any], phase: str, cost: str, batch: int) -> float:
+    """A cost summed over all segments of a phase, at the default size."""
+    size = table["size"]["default"]
+    x = {"pixels": size * size, "seq_len": size, "none": 0}[table["size"]["variable"]]
+    sums = {name: sum(values) for name, values in table[phase][cost].items()}
+    per_sample = sum(sums.get(f"c{power}", 0) * x**power for power in range(3))
+    return float(sums.get("fixed", 0) + batch * per_sample)
+
+
+def test_every_model_has_a_table() -> None:
+    assert {path.stem for path in FOLDER.glob("*.json")} == set(PARAMETERS)
+
+
+def test_tables_are_small() -> None:
+    assert sum(path.stat().st_size for path in FOLDER.glob("*.json")) < 1.2e6
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_published_parameter_count(name: str) -> None:
+    table = load(name)
+    assert table["parameter_count"] == PARAMETERS[name]
+    assert sum(map(math.prod, table["parameters"]["shape"])) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", GIGA_MACS)
+def test_published_forward_flops(name: str) -> None:
+    flops = total(load(name), "forward", "matmul_flops", batch=1)
+    assert flops == pytest.approx(2e9 * GIGA_MACS[name], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "layers", "count"),
+    [("bert-base", 768, 12, 110_106_428), ("bert-large", 1024, 24, 336_226_108)],
+)
+def test_bert_parameters(name: str, hidden: int, layers: int, count: int) -> None:
+    """Counted from Devlin et al. 2019 (arXiv:1810.04805) and the uncased vocabulary of 30522."""
+    dense = hidden * hidden + hidden
+    feed_forward = 2 * hidden * 4 * hidden + 5 * hidden
+    layer = 4 * dense + feed_forward + 2 * 2 * hidden
+    embeddings = (30522 + 512 + 2) * hidden + 2 * hidden
+    heads = dense + 2 * hidden + 30522 + 2 * hidden + 2
+    assert embeddings + layers * layer + dense + heads == count
+    assert load(name)["parameter_count"] == count
+
+
+def test_gpt2_forward_flops() -> None:
+    """Two per weight and token (the position table multiplies nothing) plus full attention."""
+    tokens, width, layers = 1024, 768, 12
+    matrices = 12 * width * width * layers + 50257 * width
+    attention = 4 * tokens * tokens * width * layers
+    flops = total(load("gpt2"), "forward", "matmul_flops", batch=3)
+    assert flops == 3 * (2 * matrices * tokens + attention)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_backward_is_twice_forward(name: str) -> None:
+    """Gradients of inputs and of weights; attention recomputes its scores, a stem has no input."""
+    table = load(name)
+    ratio = total(table, "backward", "matmul_flops", 1) / total(table, "forward", "matmul_flops", 1)
+    assert 1.9 < ratio < 2.1
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_ready_order_is_a_permutation(name: str) -> None:
+    table = load(name)
+    assert sorted(table["ready_order"]) == list(range(len(table["parameters"]["name"])))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_columns_have_one_length(name: str) -> None:
+    table = load(name)
+    parameters = table["parameters"]
+    assert len(parameters["name"]) == len(parameters["shape"]) == len(parameters["module"])
+    assert parameters["dtype"] == "float32"
+    assert len(table["buffers"]["name"]) == len(table["buffers"]["shape"])
+    segments = {"forward": len(table["forward"]["module"]), "backward": len(parameters["name"]) + 1}
+    for phase, length in segments.items():
+        columns = [values for cost in COSTS for values in table[phase][cost].values()]
+        assert all(len(values) == length and any(values) for values in columns)
+        assert len(table[phase]["kernels"]) == length
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_text_is_tidy(name: str) -> None:
+    text = (FOLDER / f"{name}.json").read_text(encoding="utf-8")
+    assert text.endswith("}\n")
+    assert not [line for line in text.splitlines() if line != line.rstrip()]
+
+
+@pytest.mark.parametrize(
+    ("name", "embedding"),
+    [
+        ("gpt2", "transformer.wte.weight"),
+        ("bert-base", "bert.embeddings.word_embeddings.weight"),
+        ("llama-1b", "model.embed_tokens.weight"),
+    ],
+)
+def test_tied_embedding_is_ready_last(name: str, embedding: str) -> None:
+    table = load(name)
+    last = table["parameters"]["name"][table["ready_order"][-1]]
+    assert last == embedding
+
+
+@pytest.mark.parametrize("name", ["resnet50", "resnext50_32x4d"])
+def test_batch_norm_buffers(name: str) -> None:
+    """Running mean, running variance and an int64 counter of each of 53 BatchNorm2d."""
+    buffers = load(name)["buffers"]
+    assert buffers["dtype"] == ["float32", "float32", "int64"] * 53
+
+
+def reference_order(name: str) -> list[str]:
+    """Parameter names in the order of measured ready times."""
+    folder = os.environ.get("DDPSIM_REFERENCE_DATA")
+    if not folder:
+        pytest.skip("DDPSIM_REFERENCE_DATA is not set")
+    path = Path(folder) / "ready-times" / f"{name}_ready_times.csv"
+    with path.open(newline="", encoding="utf-8") as file:
+        return [row["param_name"] for row in csv.DictReader(file)]
+
+
+def ready_names(name: str) -> list[str]:
+    """Parameter names in the table's ready order."""
+    table = load(name)
+    return [table["parameters"]["name"][index] for index in table["ready_order"]]
+
+
+@pytest.mark.parametrize("name", ["resnet50", "resnet101", "gpt2"])
+def test_measured_ready_order(name: str) -> None:
+    assert ready_names(name) == reference_order(name)
+
+
+def test_measured_ready_order_vgg16() -> None:
+    """The measurement, on an older torch, has a convolution's bias before its weight.
+
+    torch 2.13 has the weight first, on the CPU as on the meta device; both come out of one
+    operator, so that their times are equal.
+    """
+    ours, theirs = ready_names("vgg16"), reference_order("vgg16")
+    assert [name for name in ours if name.startswith("classifier.")] == theirs[:6]
+    assert [name.rpartition(".")[0] for name in ours] == [n.rpartition(".")[0] for n in theirs]
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [("resnet18", "torchvision"), ("gpt2", "transformers")]
+)
+def test_script_makes_the_same_table(
+    name: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="the zoo is measured with torch")
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{name} is made by {library}, which is not installed")
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    make_zoo = importlib.import_module("make_zoo")
+    committed = load(name)
+    getattr(make_zoo, f"import_{library}")()
+    source = make_zoo.source(make_zoo.ZOO[name])
+    if source != committed["source"]:
+        pytest.skip(f"made by {committed['source']}, here is {source}")
+    text = make_zoo.render(make_zoo.make_table(make_zoo.ZOO[name]).content) + "\n"
+    assert text == (FOLDER / f"{name}.json").read_text(encoding="utf-8")
