@@ -1,7 +1,7 @@
 """Write what the commands answer to every scenario, to compare two states of the code.
 
     python tools/answers.py before          # at one commit
-    python tools/answers.py after           # at another
+    python tools/answers.py after           # at another; names of scenarios may follow
     diff -r before after                    # nothing: the answers are the same bytes
 
 Commands run in this process, so that imports are paid once. Needs no network and no GPU.
@@ -53,12 +53,11 @@ def answer(*arguments: str) -> str:
     return f"{out.getvalue()}--- errors\n{err.getvalue()}--- exit {code}\n"
 
 
-def write_answers(folder: Path) -> None:
-    """One file for each command and scenario."""
+def write_answers(folder: Path, only: list[str]) -> None:
+    """One file for each command and scenario; `only`: of these scenarios, by name."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, arguments in ONCE.items():
         (folder / f"{name}.txt").write_text(answer(*arguments), encoding="utf-8")
-    only = sys.argv[2:]
     for scenario in sorted(SCENARIOS.glob("*.yaml")):
         if only and scenario.stem not in only:
             continue
@@ -71,6 +70,6 @@ def write_answers(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1]).resolve()
+    target, names = Path(sys.argv[1]).resolve(), sys.argv[2:]
     os.chdir(SCENARIOS)
-    write_answers(target)
+    write_answers(target, names)
