@@ -1419,11 +1419,11 @@ def test_a_gpu_that_is_behind_hides_what_hooks_cost_its_host(
     """Tiny parameters tell the host's cost; a backward that hooks did not lengthen had none."""
     if device == "cuda":  # a clock of this host, as there is no GPU
         monkeypatch.setattr(
-            "calibrate.measure.model.profile.Clock", lambda _: Clock(torch.device("cpu"))
+            "calibrate.measure.model.samples.Clock", lambda _: Clock(torch.device("cpu"))
         )
         monkeypatch.setattr(torch.nn.Module, "to", lambda module, _: module)
         monkeypatch.setattr(
-            "calibrate.measure.model.profile.torch.ones", lambda n, **_: torch.zeros(n)
+            "calibrate.measure.model.samples.torch.ones", lambda n, **_: torch.zeros(n)
         )
     backward_s = [0.1] * 3
     hooked_s = [seconds + seen_s for seconds in backward_s]
@@ -1667,7 +1667,7 @@ def test_ctrl_c_in_a_profile_of_one_device_is_told(
     def stop(*_given: object, **_options: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("calibrate.measure.model.profile.iterate", stop)
+    monkeypatch.setattr("calibrate.measure.model.samples.iterate", stop)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(typer.Exit) as ended:
         command("measure_helpers:two_layers", tmp_path / "model.json")
