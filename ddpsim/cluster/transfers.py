@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ddpsim.cluster.algorithms import dispatch
+from ddpsim.cluster.algorithms import dispatch, ring_time
 from ddpsim.cluster.algorithms.schedule import Schedule
 from ddpsim.cluster.topology.paths import Paths
 
@@ -92,14 +92,16 @@ LEAST_KEPT = float(1 / MOST_SLOWED.alone)
 
 @dataclass(frozen=True, slots=True)
 class RingTransfer:
-    """`steps` rounds around a ring; in each, rank r needs `step_ns[r]` to get its next chunk.
+    """`steps` chunks to each rank of a ring, one after the other, each from its left neighbour.
 
-    `step_ns` holds one period of the ring, a node perhaps, which the other ranks repeat. A rank's
-    first round begins `start_ns` after it has joined.
+    The link that leads to rank r is busy for `busy_ns[r]` with a chunk, which arrives
+    `latency_ns[r]` later. Both hold one period of the ring, a node perhaps, which the other ranks
+    repeat. A rank's first chunk is under way `start_ns` after it has joined.
     """
 
     steps: int
-    step_ns: tuple[int, ...]
+    busy_ns: tuple[int, ...]
+    latency_ns: tuple[int, ...]
     interference: Interference = NO_INTERFERENCE
     start_ns: int = 0
 
@@ -160,7 +162,8 @@ Transfer = RingTransfer | ScheduledTransfer | WholeTransfer
 def duration_ns(transfer: Transfer) -> int:
     """Ticks from the last arrival to the last rank's end, when nothing else is in flight."""
     if isinstance(transfer, RingTransfer):
-        return transfer.start_ns + transfer.steps * max(transfer.step_ns)
+        ring = (transfer.busy_ns, transfer.latency_ns, transfer.steps)
+        return transfer.start_ns + ring_time.duration_ns(*ring)
     if isinstance(transfer, ScheduledTransfer):
         sent = (transfer.algorithm, transfer.paths, transfer.size_bytes)
         return transfer.start_ns + dispatch.duration_ns(*sent)

@@ -129,17 +129,21 @@ def _period(transfers: Sequence[Transfer]) -> int:
 def _waits_for_none(transfers: Sequence[Transfer]) -> bool:
     """Whether one rank alone gives the slowest rank's times.
 
-    A rank behind a link that is the slowest for every size sent never waits for a peer: it joins
-    every collective last or together with the last (by induction, as nobody leaves one later).
-    Where no link is, one period of the ring (a node) gives them; so too beside other algorithms,
-    whose messages may pass between the ranks that do not wait.
+    Where links are alike, all ranks join and leave every collective together. Where they are not,
+    one period of the ring (a node) gives them; so too beside other algorithms, whose messages may
+    pass between the ranks that do not wait.
     """
     if any(isinstance(transfer, ScheduledTransfer) for transfer in transfers):
         return False
-    steps_of_rank = _steps_of_rank(transfers)
-    return not steps_of_rank or tuple(map(max, zip(*steps_of_rank, strict=True))) in steps_of_rank
+    return len(set(_steps_of_rank(transfers))) <= 1
 
 
 def _steps_of_rank(transfers: Sequence[Transfer]) -> list[tuple[int, ...]]:
-    rings = [transfer.step_ns for transfer in transfers if isinstance(transfer, RingTransfer)]
+    """What the link to each rank takes for each transfer, busy and latency."""
+    rings = [
+        times_ns
+        for transfer in transfers
+        if isinstance(transfer, RingTransfer)
+        for times_ns in (transfer.busy_ns, transfer.latency_ns)
+    ]
     return list(zip(*rings, strict=True))

@@ -1,25 +1,33 @@
 """When the ranks of a ring end a collective, without following its messages.
 
-The plain model (`ddpsim.engine.reference.messages`) sends 2(N-1) chunks to each of N ranks:
-t_r(s+1) = max(t_r(s), t_(r-1)(s)) + c_r: a rank's next chunk is under way once it has its last one
-and its left neighbour has that many too, and takes c_r. Written in full, t_r(S) is the length of
-the longest way of S steps that ends at r, where a step either stays on a rank or moves one to the
-right, costs the c of the rank it leads to, and a way from rank q begins at q's arrival a_q.
+The plain model (`ddpsim.engine.reference.messages`) sends S = 2(N-1) chunks to each of N ranks. The
+link that leads to rank r is busy b_r with a chunk, which arrives l_r later. With u_r(s) the time at
+which chunk s has left for r, and t_r(s) = u_r(s) + l_r when it has arrived:
 
-* Equal links: every step costs c, and within S >= N-1 steps every rank can be reached from every
-  other. So all ranks end at max(a) + S c.
-* Unequal links: a way that moves from q to r passes each rank between them once and stays S - (r-q)
-  times; the longest one stays where c is largest of what it passes. With P the sum of c from some
-  fixed place to the right, and ranks numbered on around the ring (q <= r, more than one turn too):
-  t_r = max over q <= j <= r of a_q + P_r - P_q + (S - (r-q)) c_j.
-  - No way needs 2N-1 moves or more: with a turn less it begins at the same rank and still passes
-    every rank, and N stays where c is largest cost no less than the turn.
-  - For one value m of c, j is any rank with c_j = m, best the last one up to r, and
-    a_q - P_q + q m is maximal over q <= j: a running maximum. Every rank occurs between 1-N and 0,
-    so that such a j exists from 1-N on, where ways from q >= 1-N may end anywhere up to N-1
-    (2N-2 moves). Ways from q < 1-N to r pass every rank and stay where c is largest of all: a
-    running maximum to the left.
-  With K different values of c this takes O(K N) instead of O(N^2).
+    u_r(s+1) = max(u_r(s), t_(r-1)(s)) + b_r
+
+A chunk leaves once the link is free and its sender has it; the first, once both ranks have joined
+(u_r(0) = t_r(0) = a_r). From the first chunk on this is the longest way of S-1 steps that ends at
+r: a step stays on a rank or moves from q to q+1 for l_q more, and costs the b of the rank it leads
+to. A way that moves from q to r passes each rank between them, and stays where b is largest of what
+it passes. With P the sum of l and b from some fixed place to the right, and ranks numbered on
+around the ring (q <= r, more than one turn too):
+
+    u_r(S) = max over q <= j <= r of u_q(1) + P_r - P_q + (S-1 - (r-q)) b_j
+
+Let D = P_(r+N) - P_r be the length of a turn, and c the largest b.
+
+* D <= N c, links wait for bytes: no way needs 2N-1 moves or more, as N stays at c are no shorter
+  than the turn that they replace. For one value m of b, j is any rank with b_j = m, best the last
+  one up to r, and u_q(1) - P_q + q m is maximal over q <= j: a running maximum. Every rank occurs
+  between 1-N and 0, so that such a j exists from 1-N on, where ways from q >= 1-N may end anywhere
+  up to N-1 (2N-2 moves; where S-1 = 2N-3, up to N-2, and rank N-1 is at -1). Ways from q < 1-N to r
+  pass every rank and stay at c: a running maximum to the left. With K different values of b this
+  takes O(K N).
+* D > N c, links wait for latency: no way stays N times or more, as a turn is longer. The N ways to
+  r that stay 0 to N-1 times begin at N neighbours, one at each rank. They pass every rank and stay
+  at c: a maximum over a window of N, O(N). Where S-1 = 2N-3 the way that stays N-1 times passes all
+  but the rank after r, and stays where b is largest of the others.
 * Where K is no smaller than the steps, the rule itself, all ranks of a step at once.
 
 All of these give the ticks of the plain model exactly: sums of integers far below 2^53, which
@@ -38,74 +46,139 @@ import numpy.typing as npt
 __all__ = ["Ticks", "by_steps", "ring_ends_ns"]
 
 Ticks = npt.NDArray[np.float64]  # whole numbers
-_LEVEL_STEPS = 8  # about so many steps of the rule cost as much as one value of c
+_LEVEL_STEPS = 8  # about so many steps of the rule cost as much as one value of b
 
 
-def ring_ends_ns(step_ns: tuple[int, ...], steps: int, begun_ns: Ticks) -> tuple[Ticks, str]:
+def ring_ends_ns(
+    busy_ns: tuple[int, ...], latency_ns: tuple[int, ...], steps: int, begun_ns: Ticks
+) -> tuple[Ticks, str]:
     """When each rank ends so many steps around a ring, and how that was found.
 
     `begun_ns`: when each begins, [..., participants], of one period of the ring or of a whole
-    number of them; the result has the same shape. `step_ns` is c of one period. One participant
-    stands behind the slowest link.
+    number of them; the result has the same shape. `busy_ns` and `latency_ns` are b and l of one
+    period.
     """
     participants = begun_ns.shape[-1]
-    equal = min(step_ns) == max(step_ns) and steps >= participants - 1
-    if participants == 1 or equal:
-        last_ns = begun_ns.max(axis=-1, keepdims=True) + steps * max(step_ns)
+    line = _line(busy_ns, latency_ns, participants)
+    if line.is_even and (begun_ns == begun_ns[..., :1]).all():
+        return begun_ns + steps * (line.busy_ns[0] + line.latency_ns[0]), "closed-form"
+    if line.is_even and not line.latency_ns[0] and steps >= participants - 1:
+        last_ns = begun_ns.max(axis=-1, keepdims=True) + steps * line.busy_ns[0]
         return np.broadcast_to(last_ns, begun_ns.shape), "closed-form"
-    line = _line(step_ns, participants)
-    if steps < 2 * (participants - 1) or _LEVEL_STEPS * len(line.kinds) > steps:
-        return by_steps(line.step_ns[-participants:], steps, begun_ns), "recurrence"
-    return _longest_ways(line, steps, begun_ns), "max-plus"
+    by_ways = line.cost_steps <= steps and steps >= 2 * (participants - 1)
+    if participants == 1 or not by_ways:
+        return by_steps(line.busy_ns, line.latency_ns, steps, begun_ns), "recurrence"
+    first_ns = np.maximum(begun_ns, np.roll(begun_ns, 1, axis=-1)) + line.busy_ns
+    longest = _few_stays if line.waits_for_latency else _few_moves
+    return longest(line, steps - 1, first_ns) + line.latency_ns, "max-plus"
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A ring of N ranks unrolled, at the places 1-N to N-1.
+    """A ring of N ranks: b and l of each, and P at the places 0 to N-1; `turn_ns` is D."""
 
-    `step_ns` is c there, `moved_ns` P; `kinds` are the values of c, the largest last, with their
-    places.
-    """
-
-    step_ns: Ticks
+    busy_ns: Ticks
+    latency_ns: Ticks
     moved_ns: Ticks
-    place: Ticks
-    kinds: tuple[tuple[float, npt.NDArray[np.bool_]], ...]
+    turn_ns: float
+    kinds: tuple[float, ...]  # values of b, the largest last
+
+    @property
+    def ranks(self) -> int:
+        """N."""
+        return len(self.busy_ns)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all links are alike."""
+        return len(self.kinds) == 1 and bool((self.latency_ns == self.latency_ns[0]).all())
+
+    @property
+    def waits_for_latency(self) -> bool:
+        """D > N c."""
+        return self.turn_ns > self.ranks * self.kinds[-1]
+
+    @property
+    def cost_steps(self) -> int:
+        """How many steps of the rule cost as much as the longest ways."""
+        return _LEVEL_STEPS * (1 if self.waits_for_latency else len(self.kinds))
 
 
 @lru_cache(maxsize=64)
-def _line(step_ns: tuple[int, ...], ranks: int) -> _Line:
-    once = np.array(step_ns * max(1, ranks // len(step_ns)), dtype=np.float64)[:ranks]
-    steps_ns = np.concatenate([once[1:], once])
-    place = np.arange(1 - ranks, ranks, dtype=np.float64)
-    kinds = tuple((kind, steps_ns != kind) for kind in sorted(set(once.tolist())))
-    return _Line(steps_ns, np.cumsum(steps_ns), place, kinds)
+def _line(busy_ns: tuple[int, ...], latency_ns: tuple[int, ...], ranks: int) -> _Line:
+    repeats = max(1, ranks // len(busy_ns))
+    busy, latency = (
+        np.array(times * repeats, dtype=np.float64)[:ranks] for times in (busy_ns, latency_ns)
+    )
+    moves = busy + np.roll(latency, 1)  # to each rank from its left neighbour
+    moved_ns = np.cumsum(moves) - moves[0]
+    return _Line(busy, latency, moved_ns, float(moves.sum()), tuple(sorted(set(busy.tolist()))))
 
 
-def by_steps(step_ns: Ticks, steps: int, begun_ns: Ticks) -> Ticks:
-    """The rule itself, for rings along the last axis; `step_ns` may differ between them."""
-    times_ns = begun_ns
+def by_steps(busy_ns: Ticks, latency_ns: Ticks, steps: int, begun_ns: Ticks) -> Ticks:
+    """The rule itself, for rings along the last axis; links may differ between them."""
+    left_ns = arrived_ns = begun_ns
     for _ in range(steps):
-        times_ns = np.maximum(times_ns, np.roll(times_ns, 1, axis=-1)) + step_ns
-    return times_ns
+        left_ns = np.maximum(left_ns, np.roll(arrived_ns, 1, axis=-1)) + busy_ns
+        arrived_ns = left_ns + latency_ns
+    return arrived_ns
 
 
-def _longest_ways(line: _Line, steps: int, begun_ns: Ticks) -> Ticks:
-    """See above; ranks are the places 0 to N-1."""
-    n = begun_ns.shape[-1]
-    ranks = line.place[n - 1 :]
-    from_ns = np.concatenate([begun_ns[..., 1:], begun_ns], axis=-1) - line.moved_ns  # a - P
-    ways = np.full(begun_ns.shape, -np.inf)
-    for kind, elsewhere in line.kinds:
-        best = np.maximum.accumulate(from_ns + line.place * kind, axis=-1)
-        best[..., elsewhere] = -np.inf
-        last = np.maximum.accumulate(best, axis=-1)[..., n - 1 :]
-        np.maximum(ways, last + (steps - ranks) * kind, out=ways)
+def _few_moves(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
+    """Where links wait for bytes; see above. Ways end at the places 0 to N-1, or -1 to N-2."""
+    n = line.ranks
+    before = 0 if steps >= 2 * n - 2 else 1
+    ends = np.arange(n, dtype=np.float64) - before
+    place = np.arange(1 - n, n - before, dtype=np.float64)
+    moved_ns, ways_ns, busy_ns = (
+        np.concatenate([once[..., 1:], again], axis=-1)[..., : len(place)]
+        for once, again in (
+            (line.moved_ns - line.turn_ns, line.moved_ns),
+            (first_ns, first_ns),
+            (line.busy_ns, line.busy_ns),
+        )
+    )
+    from_ns = ways_ns - moved_ns  # u - P
+    ways = np.full(first_ns.shape, -np.inf)
+    for kind in line.kinds:
+        best = np.maximum.accumulate(from_ns + place * kind, axis=-1)
+        best[..., busy_ns != kind] = -np.inf
+        last = np.maximum.accumulate(best, axis=-1)[..., n - 1 - before :]
+        np.maximum(ways, last + (steps - ends) * kind, out=ways)
     # from the places 2-2N to -N: those of 2-N to 0, a turn before, where P is smaller by the turn
-    largest, turn_ns = line.kinds[-1][0], line.step_ns[n - 1 :].sum()
-    before = from_ns[..., 1:n] + turn_ns + (line.place[1:n] - n) * largest
-    leftwards = np.maximum.accumulate(before[..., ::-1], axis=-1)[..., ::-1]
-    # rank r reaches back to r - (2N-2): to all of them if r = 0, to none if r = N-1
-    around = leftwards + (steps - ranks[:-1]) * largest
+    largest = line.kinds[-1]
+    turned = from_ns[..., 1:n] + line.turn_ns + (place[1:n] - n) * largest
+    leftwards = np.maximum.accumulate(turned[..., ::-1], axis=-1)[..., ::-1]
+    # the first end reaches back to all of them, the last to none
+    around = leftwards + (steps - ends[:-1]) * largest
     np.maximum(ways[..., :-1], around, out=ways[..., :-1])
-    return np.asarray(ways + line.moved_ns[n - 1 :])
+    return np.asarray(np.roll(ways + moved_ns[n - 1 - before :], -before, axis=-1))
+
+
+def _few_stays(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
+    """Where links wait for latency; see above. Ways begin at the places -S to 2N-2-S."""
+    n, largest = line.ranks, line.kinds[-1]
+    ranks = np.arange(n, dtype=np.float64)
+    place = np.arange(2 * n - 1) - steps
+    turns, rank = np.divmod(place, n)
+    from_ns = first_ns[..., rank] - (line.moved_ns[rank] + turns * line.turn_ns) + place * largest
+    passes_all = steps >= 2 * n - 2
+    window = n if passes_all else n - 1
+    earlier = np.maximum.accumulate(from_ns[..., window - 1 :: -1], axis=-1)[..., ::-1]
+    ways = np.full(first_ns.shape, -np.inf)
+    ways[..., :window] = earlier
+    later = np.maximum.accumulate(from_ns[..., window : 2 * n - 1], axis=-1)
+    np.maximum(ways[..., 1:], later[..., : n - 1], out=ways[..., 1:])
+    ends_ns = ways + (steps - ranks) * largest
+    if not passes_all:
+        others_ns = np.roll(_largest_of_others(line.busy_ns), -1)
+        ends_ns = np.maximum(ends_ns, from_ns[..., n - 1 :] + (steps - ranks) * largest
+                             + (n - 1) * (others_ns - largest))
+    return np.asarray(ends_ns + line.moved_ns)
+
+
+def _largest_of_others(values: Ticks) -> Ticks:
+    """Of all values but each one's own."""
+    second, first = np.partition(values, -2)[-2:]
+    is_alone = (values == first).sum() == 1
+    return np.where((values == first) & is_alone, second, first)

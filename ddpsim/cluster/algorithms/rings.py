@@ -10,6 +10,7 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
 
+from ddpsim.cluster.algorithms.ring_time import duration_ns
 from ddpsim.cluster.algorithms.schedule import Schedule, Scheduler
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Ends, Paths, leaving_ns, step_ns
@@ -24,9 +25,9 @@ __all__ = [
     "hierarchical_ns",
     "hierarchical_schedule",
     "ring",
+    "ring_hops_ns",
     "ring_ns",
     "ring_schedule",
-    "ring_step_ns",
 ]
 
 _GLOO_SEGMENT_BYTES = 2**20  # gloo/allreduce.h
@@ -42,13 +43,15 @@ def _ring_steps(
 ) -> dict[int, list[int]]:
     """`steps` messages from each member to the next; returns the last that each waits for."""
     last = {rank: before.get(rank, []) for rank in ring}
-    for _ in range(steps):
+    for step in range(steps):
         sent = {}
         for i, target in enumerate(ring):
-            source = ring[i - 1]
-            after = [*last[source], *last[target]]
-            hop = link((source, target))
-            sent[target] = [out.send(source, target, size_bytes, hop, after=after)]
+            source, hop = ring[i - 1], link((ring[i - 1], target))
+            after, behind = last[source], last[target]
+            if not step:  # what came before has to be there
+                after, behind = [*after, *behind], []
+            place = out.send(source, target, size_bytes, hop, after=after, behind=behind)
+            sent[target] = [place]
         last = sent
     return last
 
@@ -91,16 +94,20 @@ def ring(paths: Paths) -> tuple[Link, ...]:
     return tuple(links)
 
 
-def ring_step_ns(paths: Paths, size_bytes: int) -> tuple[int, ...]:
-    """What each rank needs to get a chunk from its left neighbour: of one node if all are alike."""
+def ring_hops_ns(paths: Paths, size_bytes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How long a chunk keeps the link to each rank busy, and its latency beyond that.
+
+    Of the ranks of one node, where all nodes are alike.
+    """
     links, chunk = ring(paths), ceil(size_bytes / paths.ranks)
-    taken_ns = {link: step_ns(link, chunk) for link in set(links)}
-    return tuple(taken_ns[link] for link in links)
+    taken_ns = {link: (leaving_ns(link, chunk), step_ns(link, chunk)) for link in set(links)}
+    busy_ns = tuple(taken_ns[link][0] for link in links)
+    return busy_ns, tuple(taken_ns[link][1] - taken_ns[link][0] for link in links)
 
 
 def ring_ns(paths: Paths, size_bytes: int) -> int:
-    """2(n-1) a + 2(n-1)/n M b."""
-    return 2 * (paths.ranks - 1) * max(ring_step_ns(paths, size_bytes))
+    """Over equal links 2(n-1) a + 2(n-1)/n M b."""
+    return duration_ns(*ring_hops_ns(paths, size_bytes), 2 * (paths.ranks - 1))
 
 
 def gloo_schedule(paths: Paths, size_bytes: int) -> Schedule:
@@ -184,26 +191,27 @@ def hierarchical_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Tic
     shard = ceil(size_bytes / g)
     now_ns = joined_ns.reshape(*joined_ns.shape[:-1], m, g)
     if g > 1:
-        inside_ns = np.reshape(_steps_ns(paths, shard, inside=True), (m, g))
-        now_ns = by_steps(inside_ns, g - 1, now_ns)
+        inside_ns = [np.reshape(ns, (m, g)) for ns in _hops_ns(paths, shard, inside=True)]
+        now_ns = by_steps(*inside_ns, g - 1, now_ns)
     if m > 1:
-        rails_ns = np.reshape(_steps_ns(paths, ceil(shard / m), inside=False), (m, g)).T
-        now_ns = np.stack(
-            [
-                ring_ends_ns(tuple(rails_ns[gpu].tolist()), 2 * (m - 1), now_ns[..., gpu])[0]
-                for gpu in range(g)
-            ],
-            axis=-1,
+        rails_ns = _hops_ns(paths, ceil(shard / m), inside=False)
+        rails = [tuple(tuple(ns[gpu::g]) for ns in rails_ns) for gpu in range(g)]
+        ends_ns = (
+            ring_ends_ns(*rail, 2 * (m - 1), now_ns[..., gpu])[0] for gpu, rail in enumerate(rails)
         )
+        now_ns = np.stack(list(ends_ns), axis=-1)
     if g > 1:
-        now_ns = by_steps(inside_ns, g - 1, now_ns)
+        now_ns = by_steps(*inside_ns, g - 1, now_ns)
     return np.asarray(now_ns.max(axis=(-2, -1)))
 
 
-def _steps_ns(paths: Paths, size_bytes: int, *, inside: bool) -> list[int]:
-    """What each rank needs to get a message in a ring of its node, or of its rail."""
+def _hops_ns(paths: Paths, size_bytes: int, *, inside: bool) -> tuple[list[int], list[int]]:
+    """How long a message to each rank keeps its link busy in a ring of its node, or of its rail.
+
+    And its latency beyond that.
+    """
     n, g = paths.ranks, paths.gpus_per_node
-    taken = [step_ns(paths.direct(inside=inside), size_bytes)] * n
+    links = [paths.direct(inside=inside)] * n
 
     def left_of(rank: int) -> int:
         first = rank - rank % g
@@ -211,9 +219,10 @@ def _steps_ns(paths: Paths, size_bytes: int, *, inside: bool) -> list[int]:
 
     ranks = {end for end in paths.touched if end < n}
     for rank in ranks if inside else ranks | {(rank + g) % n for rank in ranks}:
-        link = paths.direct((left_of(rank), rank), inside=inside)
-        taken[rank] = step_ns(link, size_bytes)
-    return taken
+        links[rank] = paths.direct((left_of(rank), rank), inside=inside)
+    busy_ns = [leaving_ns(link, size_bytes) for link in links]
+    taken_ns = [step_ns(link, size_bytes) for link in links]
+    return busy_ns, [taken - busy for taken, busy in zip(taken_ns, busy_ns, strict=True)]
 
 
 def hierarchical_ns(paths: Paths, size_bytes: int) -> int:

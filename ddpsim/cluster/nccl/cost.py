@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
-from ddpsim.cluster.algorithms.rings import ring, ring_step_ns
+from ddpsim.cluster.algorithms.rings import ring, ring_hops_ns
 from ddpsim.cluster.cost import slowest_of
 from ddpsim.cluster.nccl.tuner import (
     BASE_US,
@@ -95,7 +95,7 @@ class NcclCost:
             start_s += self._pipelined_s(choice, paths)
             steps = 2 * (priced.ranks - 1)
             start_ns = to_ns(start_s * self.time_factor)
-            return RingTransfer(steps, ring_step_ns(priced, size_bytes), start_ns=start_ns)
+            return RingTransfer(steps, *ring_hops_ns(priced, size_bytes), start_ns=start_ns)
         start_ns = to_ns(start_s * self.time_factor)
         return ScheduledTransfer(choice.algorithm, priced, size_bytes, start_ns=start_ns)
 

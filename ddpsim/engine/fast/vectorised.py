@@ -323,7 +323,7 @@ def collective_ends_ns(transfer: Transfer, joined_ns: Ticks) -> tuple[Ticks, str
     """When each rank ends a collective that it joins, [..., ranks], and how that was found."""
     if isinstance(transfer, RingTransfer):
         begun_ns = joined_ns + transfer.start_ns
-        ends, way = ring_ends_ns(transfer.step_ns, transfer.steps, begun_ns)
+        ends, way = ring_ends_ns(transfer.busy_ns, transfer.latency_ns, transfer.steps, begun_ns)
         return ends, f"ring:{way}"
     last = joined_ns.max(axis=-1, keepdims=True)
     if isinstance(transfer, ScheduledTransfer) and (joined_ns != last).any():

@@ -20,8 +20,9 @@ MessageObserver = Callable[[MessageSpan], None]
 class RingSteps:
     """Chunks that go round a ring, one at a time from each rank to its right neighbour.
 
-    A rank's next chunk is under way once the rank has the last one and its left neighbour has
-    that many too, one of which it now sends on. `ended(rank)` is called when it has all.
+    A rank's next chunk is under way once the link to the rank is free and its left neighbour has
+    that many, one of which it now sends on. The link is free again when the chunk has left, which
+    arrives a latency later. `ended(rank)` is called when the rank has all.
     """
 
     def __init__(
@@ -34,11 +35,14 @@ class RingSteps:
         self._env = env
         self._steps = ring.steps
         self._start_ns = ring.start_ns
-        self._step_ns = ring.step_ns * (ring.ranks // len(ring.step_ns))
+        repeats = ring.ranks // len(ring.busy_ns)
+        self._busy_ns, self._latency_ns = ring.busy_ns * repeats, ring.latency_ns * repeats
         self._ended = ended
         self._observe = observe
+        self._sent = [0] * ring.ranks  # chunks under way to a rank or there
         self._received = [-1] * ring.ranks  # chunks; -1: not yet joined
-        self._waits = [False] * ring.ranks  # for its left neighbour
+        self._is_busy = [False] * ring.ranks  # the link to a rank
+        self._leave = [partial(self._left, rank) for rank in range(ring.ranks)]
         self._arrive = [partial(self._arrived, rank) for rank in range(ring.ranks)]
 
     def join(self, rank: int) -> None:
@@ -46,23 +50,32 @@ class RingSteps:
         self._env.timeout(self._start_ns).callbacks.append(self._arrive[rank])
 
     def _arrived(self, rank: int, _: Event) -> None:
-        """A rank has one chunk more: it, its right neighbour, or both may go on."""
-        env, received, step_ns = self._env, self._received, self._step_ns
-        chunks = received[rank] + 1
-        received[rank] = chunks
+        """A rank has joined, or has one chunk more, which its right neighbour may get next."""
+        self._received[rank] += 1
+        chunks = self._received[rank]
         if self._observe and chunks:
-            now = int(env.now)
-            self._observe(MessageSpan(rank, now - step_ns[rank], now))
+            now, taken_ns = int(self._env.now), self._busy_ns[rank] + self._latency_ns[rank]
+            self._observe(MessageSpan(rank, now - taken_ns, now))
+        if not chunks:
+            self._send(rank)
+        self._send(rank + 1 - len(self._received))
         if chunks == self._steps:
             self._ended(rank)
-        elif received[rank - 1] >= chunks:
-            env.timeout(step_ns[rank]).callbacks.append(self._arrive[rank])
-        else:
-            self._waits[rank] = True
-        right = rank + 1 - len(received)
-        if self._waits[right] and received[right] <= chunks:
-            self._waits[right] = False
-            env.timeout(step_ns[right]).callbacks.append(self._arrive[right])
+
+    def _send(self, rank: int) -> None:
+        """The next chunk to a rank leaves now, if it is there and the link is free."""
+        sent = self._sent[rank]
+        is_there = self._received[rank - 1] >= sent and self._received[rank] >= 0
+        if is_there and not self._is_busy[rank] and sent < self._steps:
+            self._sent[rank] += 1
+            self._is_busy[rank] = True
+            self._env.timeout(self._busy_ns[rank]).callbacks.append(self._leave[rank])
+
+    def _left(self, rank: int, _: Event) -> None:
+        """A chunk has left for a rank, and the link is free."""
+        self._env.timeout(self._latency_ns[rank]).callbacks.append(self._arrive[rank])
+        self._is_busy[rank] = False
+        self._send(rank)
 
 
 class ScheduleSteps:
