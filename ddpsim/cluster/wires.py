@@ -8,15 +8,18 @@ from math import ceil
 from typing import Literal
 
 from ddpsim.cluster.algorithms.rings import ring
+from ddpsim.cluster.nccl.tables import NEWEST
+from ddpsim.cluster.nccl.environment import Environment, read_environment
 from ddpsim.cluster.nccl.tuner import Graph
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
+from ddpsim.cluster.transports import TRANSPORTS
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode, IntraNode
 
-__all__ = ["Kind", "Wires", "latency_s", "network_rate", "rate_of"]
+__all__ = ["Kind", "Wires", "environment_of", "latency_s", "network_rate", "rate_of"]
 
 Kind = Literal["intra_node", "inter_node"]
 _NVLINK_FROM = 30e9  # assumed: no PCIe slot of today lets a ring reach it
@@ -96,7 +99,7 @@ class Wires:
 
         Source: nccl src/init.cc, which takes the least of all ranks. It does not see weak links.
         """
-        architecture = cluster.device.architecture
+        architecture, environment = cluster.device.architecture, environment_of(cluster)
         intra, inter = _slowest_inside(cluster, self.intra), _slowest_outside(cluster, self.inter)
         path, rate = "nvlink", 0.0
         if intra:
@@ -115,9 +118,18 @@ class Wires:
             inter.nics_per_node if inter else 0,
             rate_of(inter) / 1e9 if inter else 0.0,
             "nvlink" if path == "nvlink" else "pcie",
-            reduces=bool(self.intra and self.intra.switch_bandwidth_bytes_per_s),
+            reduces=self._switch_sums and environment.uses_nvls,
             cpu_vendor=cluster.machine.cpu_vendor if cluster.machine else "intel",
+            minor=cluster.nccl_minor,
+            net_latency_us=_declared_us(inter) if inter else 0.0,
+            min_channels=environment.min_channels,
+            max_channels=environment.max_channels,
+            buffer_bytes=environment.buffer_bytes,
         )
+
+    @property
+    def _switch_sums(self) -> bool:
+        return bool(self.intra and self.intra.switch_bandwidth_bytes_per_s)
 
     @property
     def _within(self) -> Link | None:
@@ -127,6 +139,21 @@ class Wires:
     @property
     def _between(self) -> Link | None:
         return Link(latency_s(self.inter), self.network_rate) if self.inter else None
+
+
+def environment_of(cluster: Cluster) -> Environment:
+    """NCCL's variables on these nodes; raises InputError where one cannot be read."""
+    try:
+        return read_environment(cluster.nccl_variables)
+    except ValueError as error:
+        raise InputError("cluster.nccl_env", str(error)) from None
+
+
+def _declared_us(inter: InterNode) -> float:
+    """What the network's plugin tells NCCL's tuner."""
+    if inter.tuner_latency_s is not None:
+        return inter.tuner_latency_s * 1e6
+    return TRANSPORTS[inter.transport].declared_us
 
 
 def latency_s(link: IntraNode | InterNode, beside: InterNode | None = None) -> float:

@@ -54,6 +54,9 @@ class Machine(Spec):
     cpu_vendor: Literal["intel", "amd", "other"] = Field(
         "intel", description="NCCL's limit of LL between nodes depends on it"
     )
+    nccl_env: dict[str, str | int] = Field(
+        default_factory=dict, description="NCCL's environment variables that its images set"
+    )
     sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
 
 
@@ -64,7 +67,8 @@ def _machine(value: Any) -> Any:
         raise ValueError(f"{shown(value)} is not a machine: write a preset's name, or its values")
     name = catalog.resolve("machine", value)
     table = catalog.machine_table(name)
-    kept = {key: table[key] for key in ("device", "gpus_per_node", "cpu_vendor", "sources")}
+    keys = ("device", "gpus_per_node", "cpu_vendor", "nccl_env", "sources")
+    kept = {key: table[key] for key in keys if key in table}
     return kept | {"name": name, "inter_node": link_of_preset(table["inter_node"])}
 
 
@@ -168,6 +172,12 @@ class Cluster(Spec):
     protocol: Literal["auto", "LL", "LL128", "Simple"] = Field(
         "auto", description="of NCCL; auto: its own choice for each size"
     )
+    nccl: Annotated[str, Field(pattern=r"^2\.\d+(\.\d+)?$")] | None = Field(
+        None, description="NCCL's version, 2.5 to 2.30: its tuner chooses; default: the newest"
+    )
+    nccl_env: dict[str, str | int] | None = Field(
+        None, description="NCCL's environment variables, beside those that the machine sets"
+    )
     servers: Annotated[int, Field(ge=1, le=MOST_RANKS)] | None = Field(
         None, description="of algorithm parameter_server; default 1"
     )
@@ -186,6 +196,16 @@ class Cluster(Spec):
     def world_size(self) -> int:
         """Ranks in the job: nodes x gpus_per_node."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def nccl_minor(self) -> int:
+        """30 of NCCL 2.30."""
+        return int(self.nccl.split(".")[1]) if self.nccl else 30
+
+    @property
+    def nccl_variables(self) -> dict[str, str | int]:
+        """NCCL's environment: the machine's, and over it the scenario's own."""
+        return {**(self.machine.nccl_env if self.machine else {}), **(self.nccl_env or {})}
 
     @property
     def links_used(self) -> tuple[LinkKind, ...]:

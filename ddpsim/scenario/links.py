@@ -84,6 +84,16 @@ class InterNode(_Link):
     uplinks: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         None, description="equal paths out of a leaf; flows hashed onto one collide (ECMP)"
     )
+    message_overhead_s: Duration | None = Field(
+        None,
+        alias="message_overhead",
+        description="how long a NIC is busy with a message beside its bytes; default: by transport",
+    )
+    tuner_latency_s: Duration | None = Field(
+        None,
+        alias="tuner_latency",
+        description="what the network's plugin tells NCCL's tuner; default: by transport",
+    )
     transport: Literal["rdma", "efa", "tcp"] = Field(
         "rdma", description="where no latency is stated: NCCL's own for rdma, else the preset's"
     )
@@ -112,4 +122,9 @@ def link_of_preset(link: dict[str, Any]) -> dict[str, Any]:
         for key in ("bandwidth", "switch_bandwidth")
         if f"{key}_bytes_per_s" in link
     }
-    return {**rates, "latency": f"{link['latency_s']!r} s", **plain}
+    times = {
+        key: f"{link[f'{key}_s']!r} s"
+        for key in ("latency", "message_overhead", "tuner_latency")
+        if f"{key}_s" in link
+    }
+    return {**rates, **times, **plain}

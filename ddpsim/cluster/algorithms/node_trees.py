@@ -1,4 +1,4 @@
-"""Which node is whose parent in NCCL's two trees, and the longest routes through them.
+"""Which node is whose parent in NCCL's two trees.
 
 Sources: Sanders, Speck, Traff 2009 (two trees), nccl src/graph/trees.cc (which trees).
 """
@@ -8,43 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-__all__ = ["edges_by_node", "leaves_first", "routes", "two_trees"]
-
-_Route = tuple[int, ...]  # how many edges have a half, a third ... of their nodes' networks
-
-
-@lru_cache(maxsize=64)
-def routes(nodes: int) -> tuple[_Route, ...]:
-    """From any node up to the root and down to any other, in both trees, without shorter ones."""
-    if nodes == 1:
-        return ((0,) * 5,)
-    both, found = two_trees(nodes), set[_Route]()
-    flows = edges_by_node(both)
-    for parent in both:
-        ways: list[set[_Route]] = [{(0,) * 5} for _ in range(nodes)]  # from leaves up to a node
-        for node in leaves_first(parent)[:-1]:
-            up = parent[node]
-            edge = max(flows[node], flows[up])
-            ways[up] = _longest(ways[up] | {_with(way, edge) for way in ways[node]})
-        upwards = ways[parent.index(-1)]
-        found |= {tuple(a + b for a, b in zip(x, y, strict=True)) for x in upwards for y in upwards}
-    return tuple(sorted(_longest(found)))
-
-
-def _with(route: _Route, flows: int) -> _Route:
-    return (*route[:flows], route[flows] + 1, *route[flows + 1 :])
-
-
-def _longest(routes: set[_Route]) -> set[_Route]:
-    """Those that no other has at least as many edges of every kind as."""
-    return {
-        route
-        for route in routes
-        if not any(
-            other != route and all(a <= b for a, b in zip(route, other, strict=True))
-            for other in routes
-        )
-    }
+__all__ = ["edges_by_node", "leaves_first", "two_trees"]
 
 
 def edges_by_node(parents: Sequence[Sequence[int]]) -> list[int]:

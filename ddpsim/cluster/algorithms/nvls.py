@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ddpsim.cluster.algorithms.pipeline import Pipeline, ends_ns, route_ns, side_by_side
+from ddpsim.cluster.algorithms.pipeline import Pipeline, duration_ns, ends_ns, side_by_side
 from ddpsim.cluster.algorithms.schedule import Schedule
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Ends, Paths, part
@@ -35,7 +35,7 @@ def nvls_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
 
 def nvls_ns(paths: Paths, size_bytes: int) -> int:
     """About a + M b on one node: to the switch and back, and the trees between."""
-    return route_ns(paths, [(2, _to_switch(paths))], size_bytes)
+    return duration_ns(_both_switched(replace(paths, gpus_per_node=1)), paths, size_bytes)
 
 
 def _both_switched(paths: Paths) -> tuple[Pipeline, ...]:

@@ -12,10 +12,10 @@ from functools import cached_property
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpsim.cluster.algorithms.node_trees import edges_by_node, leaves_first, routes, two_trees
+from ddpsim.cluster.algorithms.node_trees import edges_by_node, leaves_first, two_trees
 from ddpsim.cluster.algorithms.schedule import Message, Schedule, Scheduler
 from ddpsim.cluster.topology.link import Link
-from ddpsim.cluster.topology.paths import Ends, Paths, leaving_ns, part, step_ns
+from ddpsim.cluster.topology.paths import Ends, Paths, leaving_ns, step_ns
 
 if TYPE_CHECKING:
     from numpy import int64
@@ -23,19 +23,18 @@ if TYPE_CHECKING:
 
     from ddpsim.cluster.algorithms.max_plus import Ticks
 
-__all__ = ["Pipeline", "chunks", "ends_ns", "route_ns", "side_by_side", "way_ns"]
+__all__ = ["Chunks", "Pipeline", "duration_ns", "ends_ns", "side_by_side"]
 
-# assumed sizes of a pipeline's chunks, all channels together: up to 16 as small as the first, then
-# as large as the second (NCCL: 24 channels x 128 to 512 KiB). Protocols whose flags come with every
-# few bytes (LL, LL128) pass on what has come: many small ones
+# assumed sizes of a pipeline's chunks where no others are known: up to 16 as small as the first,
+# then as large as the second
 LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES, USUAL_CHUNKS = 65_536, 8 * 2**20, 16
-LEAST_FINE_BYTES, USUAL_FINE_CHUNKS = 512, 128
+_MOST_EDGES = 512  # beyond them arrays are faster
 
 
 class _Edge(NamedTuple):
     """One hop that every chunk takes; `after` are the edges that bring its sender what it sends.
 
-    `flows`: its part of the network between nodes is one of so many; 0: it is inside a node.
+    `flows`: so many flows take turns on its nodes' network; 0: it is inside a node.
     """
 
     source: int
@@ -64,7 +63,7 @@ class Pipeline:
         return {flows: self._link(paths, flows) for flows in self._kinds}
 
     def _link(self, paths: Paths, flows: int, ends: Ends | None = None) -> Link:
-        return part(paths.between(ends), flows) if flows else self._inside(paths, ends)
+        return replace(paths.between(ends), flows=flows) if flows else self._inside(paths, ends)
 
     @cached_property
     def _kinds(self) -> frozenset[int]:
@@ -75,7 +74,7 @@ class Pipeline:
     ) -> list[list[int]]:
         """Up one of the two trees of nodes and down; `ready` and the result are by node.
 
-        An edge has the part of its nodes' networks that the edges of both trees leave it.
+        The edges of both trees take turns on a node's network.
         """
         both = two_trees(nodes)
         parent, flows = both[tree], edges_by_node(both)
@@ -93,9 +92,10 @@ class Pipeline:
 
     def schedule(self, paths: Paths, size_bytes: int) -> Schedule:
         """Each chunk goes over all edges; on an edge chunks follow each other."""
-        out, (count, chunk) = Scheduler(), chunks(paths, size_bytes)
+        out, chunks = Scheduler(), Chunks.of(paths, size_bytes)
         links = [self._link(paths, edge.flows, edge[:2]) for edge in self.edges]
-        for number in range(count):
+        for number in range(chunks.count):
+            chunk = chunks.last_bytes if number == chunks.count - 1 else chunks.size_bytes
             base = number * len(self.edges)
             for edge, link in zip(self.edges, links, strict=True):
                 behind = [len(out.messages) - len(self.edges)] if number else []
@@ -103,23 +103,57 @@ class Pipeline:
                 out.send(edge.source, edge.target, chunk, link, after=after, behind=behind)
         return out.schedule(paths.ranks)
 
+    def duration_ns(self, paths: Paths, size_bytes: int) -> int:
+        """When the last chunk has come over the last edge, if all join at once over usual links.
+
+        As `ends_ns`, with a number in place of each array.
+        """
+        if len(self.edges) > _MOST_EDGES:
+            import numpy as np  # noqa: PLC0415 -- slow to import, and short pipelines do without
+
+            ranks = 1 + max(max(edge[:2]) for edge in self.edges)
+            usual = replace(paths, weak=(), unlike=())
+            return int(self.ends_ns(usual, size_bytes, np.zeros(ranks)))
+        chunks = Chunks.of(paths, size_bytes)
+        times = {flows: chunks.times_ns(link) for flows, link in self._links(paths).items()}
+        first: list[dict[int, int]] = []  # by edge: of the latest way of each pace
+        last: list[int] = []
+        for edge in self.edges:
+            hop = times[edge.flows]
+            come = [(0, 0), *(way for i in edge.after for way in first[i].items())]
+            ends: dict[int, int] = {}
+            for pace, end_ns in come:
+                slowest = max(pace, hop.leaves)
+                ends[slowest] = max(ends.get(slowest, 0), end_ns + hop.takes)
+            first.append(ends)
+            last_ns = max((last[i] for i in edge.after), default=0)
+            if chunks.count > 1:
+                behind = max(end + (chunks.count - 2) * pace for pace, end in ends.items())
+                last_ns = max(last_ns, behind - hop.takes + hop.leaves)
+            last.append(last_ns + hop.takes_last)
+        return max(last)
+
     def ends_ns(self, paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
         """When the last chunk has come over the last edge: [..., ranks] to [...].
 
-        Exact, without following each chunk. Chunk j leaves an edge at the latest of end + j x pace
-        over the ways to it. A way begins at a rank's joining; its pace is that of its slowest edge.
-        By induction, as chunks are equal: the wait for chunk i and the edge's own pace from there
-        on are linear in i, so that only the first chunk and the last count. Of the ways to an edge
-        only the latest of each pace matters, and there are as many paces as kinds of edge.
+        Exact, without following each chunk. Of equal chunks, chunk j leaves an edge at the latest
+        of end + j x pace over the ways to it. A way begins at a rank's joining; its pace is that of
+        its slowest edge. By induction: the wait for chunk i and the edge's own pace from there on
+        are linear in i, so that only the first chunk and the last count. Of the ways to an edge
+        only the latest of each pace matters, and there are as many paces as kinds of edge. The last
+        chunk, which may be smaller, leaves an edge once it has come and the one before it has left.
         """
         import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
 
-        count, chunk = chunks(paths, size_bytes)
-        takes_ns, pace, paces_ns = self._times(paths, chunk)
+        chunks = Chunks.of(paths, size_bytes)
+        takes_ns, leaves_ns, takes_last_ns = self._times(paths, chunks)
+        paces_ns = np.unique(np.append(leaves_ns, 0.0))
+        pace = np.searchsorted(paces_ns, leaves_ns)
         nobody = np.full((*joined_ns.shape[:-1], 1 + self._layers.outside), -np.inf)
         joined_ns = np.concatenate([joined_ns, nobody], axis=-1)
         shape = (*joined_ns.shape[:-1], len(self.edges) + 1, len(paces_ns))
         ends_ns = np.full(shape, -np.inf)  # of the latest way of each pace; the last edge is none
+        last_ns = np.full(shape[:-1], -np.inf)
         kinds = np.arange(len(paces_ns))
         for edges, before, source, target in self._layers.each:
             come_ns = ends_ns[..., before, :].max(axis=-2)
@@ -129,24 +163,28 @@ class Pipeline:
             slowed_ns = np.where(kinds <= own, come_ns, -np.inf).max(axis=-1, keepdims=True)
             come_ns = np.where(kinds == own, slowed_ns, np.where(kinds < own, -np.inf, come_ns))
             ends_ns[..., edges, :] = come_ns + takes_ns[edges, np.newaxis]
-        return np.asarray((ends_ns + (count - 1) * paces_ns).max(axis=(-2, -1)))
+            come_last_ns = np.maximum(last_ns[..., before].max(axis=-1), begun_ns)
+            if chunks.count > 1:
+                behind_ns = (come_ns + (chunks.count - 2) * paces_ns).max(axis=-1)
+                come_last_ns = np.maximum(come_last_ns, behind_ns + leaves_ns[edges])
+            last_ns[..., edges] = come_last_ns + takes_last_ns[edges]
+        return np.asarray(last_ns.max(axis=-1))
 
-    def _times(self, paths: Paths, chunk: int) -> tuple[Ticks, NDArray[int64], Ticks]:
-        """Until a chunk has arrived over each edge; which pace it leaves at; the paces, from 0."""
+    def _times(self, paths: Paths, chunks: Chunks) -> tuple[Ticks, Ticks, Ticks]:
+        """Of each edge, as `Chunks.times_ns` has them."""
         import numpy as np  # noqa: PLC0415 -- see above
 
         layers = self._layers
         links = self._links(paths)
-        times = np.zeros((max(links) + 1, 2))
+        times = np.zeros((max(links) + 1, 3))
         for flows, link in links.items():
-            times[flows] = step_ns(link, chunk), leaving_ns(link, chunk)
-        takes_ns, leaves_ns = times[layers.flows].T
+            times[flows] = chunks.times_ns(link)
+        of_edges = times[layers.flows]
         for i in np.flatnonzero(np.isin(layers.ends, list(paths.touched)).any(axis=1)):
             edge = self.edges[i]
-            link = self._link(paths, edge.flows, edge[:2])
-            takes_ns[i], leaves_ns[i] = step_ns(link, chunk), leaving_ns(link, chunk)
-        paces_ns = np.unique(np.append(leaves_ns, 0.0))
-        return takes_ns, np.searchsorted(paces_ns, leaves_ns), paces_ns
+            of_edges[i] = chunks.times_ns(self._link(paths, edge.flows, edge[:2]))
+        takes_ns, leaves_ns, takes_last_ns = of_edges.T
+        return takes_ns, leaves_ns, takes_last_ns
 
     @cached_property
     def _layers(self) -> _Layers:
@@ -188,14 +226,39 @@ class _Layers:
         return cls(tuple(each), 1 + int(all_ends.max()), flows, all_ends)
 
 
-def chunks(paths: Paths, size_bytes: int) -> tuple[int, int]:
-    """How many chunks of how many bytes a message is cut into."""
-    least, most = LEAST_CHUNK_BYTES, USUAL_CHUNKS
-    if paths.fine:
-        least, most = LEAST_FINE_BYTES, USUAL_FINE_CHUNKS
-    usual = min(most, max(1, size_bytes // least))
-    count = max(usual, ceil(size_bytes / LARGEST_CHUNK_BYTES))
-    return count, ceil(size_bytes / count)
+class HopTimes(NamedTuple):
+    """Of one edge, in ticks: until a chunk has arrived, until the next one may leave.
+
+    `takes_last`: until the last chunk has arrived.
+    """
+
+    takes: int
+    leaves: int
+    takes_last: int
+
+
+class Chunks(NamedTuple):
+    """How a message is cut: the last chunk is what the others leave of it."""
+
+    count: int
+    size_bytes: int
+    last_bytes: int
+
+    @classmethod
+    def of(cls, paths: Paths, size_bytes: int) -> Chunks:
+        """As the paths say; where they do not, into a usual number."""
+        chunk = paths.chunk_bytes
+        if chunk is None:
+            usual = min(USUAL_CHUNKS, max(1, size_bytes // LEAST_CHUNK_BYTES))
+            chunk = ceil(size_bytes / max(usual, ceil(size_bytes / LARGEST_CHUNK_BYTES)))
+        chunk = max(1, min(chunk, size_bytes))
+        count = max(1, ceil(size_bytes / chunk))
+        return cls(count, chunk, size_bytes - (count - 1) * chunk)
+
+    def times_ns(self, link: Link) -> HopTimes:
+        """What they take over a link."""
+        takes_ns, leaves_ns = step_ns(link, self.size_bytes), leaving_ns(link, self.size_bytes)
+        return HopTimes(takes_ns, leaves_ns, step_ns(link, self.last_bytes))
 
 
 def ends_ns(
@@ -224,22 +287,7 @@ def _moved(message: Message, places: int) -> Message:
     )
 
 
-def route_ns(paths: Paths, hops: Sequence[tuple[int, Link]], size_bytes: int) -> int:
-    """The longest route of a chunk, and the others behind its slowest edge.
-
-    Exact, as chunks are equal: they wait for each other at the slowest edge so far, and leave it at
-    that pace. `hops`: how many there are of which link on every route, beside those over nodes.
-    """
-    count, chunk = chunks(paths, ceil(size_bytes / 2))
-    longest_ns = 0
-    for route in routes(paths.nodes):
-        taken = [*hops]
-        taken += [(n, part(paths.between(), flows)) for flows, n in enumerate(route) if n]
-        longest_ns = max(longest_ns, way_ns(taken, count, chunk))
-    return longest_ns
-
-
-def way_ns(hops: Sequence[tuple[int, Link]], count: int, chunk: int) -> int:
-    """The first chunk's time over these hops, and the others behind it at the slowest's pace."""
-    first_ns = sum(n * step_ns(link, chunk) for n, link in hops)
-    return first_ns + (count - 1) * max(leaving_ns(link, chunk) for _, link in hops)
+def duration_ns(pipelines: Sequence[Pipeline], paths: Paths, size_bytes: int) -> int:
+    """How long both take if all join at once over usual links, each with half of the bytes."""
+    half = ceil(size_bytes / 2)
+    return max(pipeline.duration_ns(paths, half) for pipeline in pipelines)

@@ -2,9 +2,9 @@
 
 A message starts when its sender and its receiver have joined the collective, the messages that it
 comes `after` have arrived and those that it is `behind` have left (its sender's link was busy with
-them). It leaves after `occupies_ns` and arrives after `takes_ns`. The collective ends on all ranks
-together, when the last message has arrived (an approximation: in a tree, ranks near the root have
-their result some hops earlier).
+them). The link is free after `occupies_ns`, and the message arrives after `takes_ns`. The
+collective ends on all ranks together, when the last message has arrived (an approximation: in a
+tree, ranks near the root have their result some hops earlier).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpsim.cluster.topology.link import Link
-from ddpsim.units import to_ns
+from ddpsim.cluster.topology.paths import leaving_ns, step_ns
 
 __all__ = ["Message", "Schedule", "Scheduler"]
 
@@ -84,18 +84,9 @@ class Scheduler:
         behind: Sequence[int] = (),
     ) -> int:
         """Add a message over a link whose figures are its own part of the wire."""
-        occupies_s = size_bytes / link.bandwidth_bytes_per_s
-        self.messages.append(
-            Message(
-                source,
-                target,
-                size_bytes,
-                to_ns(occupies_s),
-                to_ns(link.latency_s + occupies_s),
-                tuple(after),
-                tuple(behind),
-            )
-        )
+        times_ns = leaving_ns(link, size_bytes), step_ns(link, size_bytes)
+        waits = tuple(after), tuple(behind)
+        self.messages.append(Message(source, target, size_bytes, *times_ns, *waits))
         return len(self.messages) - 1
 
     def schedule(self, ranks: int) -> Schedule:

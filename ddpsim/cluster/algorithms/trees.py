@@ -5,16 +5,15 @@ Source: nccl src/device/all_reduce.h (what a tree sends).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.algorithms.pipeline import (
     Pipeline,
-    chunks,
+    duration_ns,
     ends_ns,
-    route_ns,
     side_by_side,
-    way_ns,
 )
 from ddpsim.cluster.algorithms.schedule import Schedule
 from ddpsim.cluster.topology.link import Link
@@ -48,8 +47,7 @@ def tree_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
 
 def tree_ns(paths: Paths, size_bytes: int) -> int:
     """About 2 log2(n) a + 2 M b: the longest route, chains included."""
-    hops = [(2 * (paths.gpus_per_node - 1), _chain(paths))] if paths.gpus_per_node > 1 else []
-    return route_ns(paths, hops, size_bytes)
+    return duration_ns(_both_trees(paths, alike=True), paths, size_bytes)
 
 
 def gather_schedule(paths: Paths, size_bytes: int) -> Schedule:
@@ -62,7 +60,7 @@ def gather_schedule(paths: Paths, size_bytes: int) -> Schedule:
 
 def gather_ns(paths: Paths, size_bytes: int) -> int:
     """(n-1) a + M b, and the first chunk's way."""
-    return way_ns([(paths.ranks - 1, paths.within())], *chunks(paths, size_bytes))
+    return _gathering(paths.ranks).duration_ns(paths, size_bytes)
 
 
 def gather_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
@@ -78,28 +76,34 @@ def _gathering(ranks: int) -> Pipeline:
     return pipe
 
 
-def _both_trees(paths: Paths) -> tuple[Pipeline, ...]:
-    return tuple(_tree(paths.nodes, paths.gpus_per_node, tree) for tree in (0, 1))
+def _both_trees(paths: Paths, *, alike: bool = False) -> tuple[Pipeline, ...]:
+    return tuple(_tree(paths.nodes, paths.gpus_per_node, tree, alike=alike) for tree in (0, 1))
 
 
-@lru_cache(maxsize=16)
-def _tree(nodes: int, g: int, tree: int) -> Pipeline:
+@lru_cache(maxsize=32)
+def _tree(nodes: int, g: int, tree: int, *, alike: bool) -> Pipeline:
+    """`alike`: one node's chain stands for all, where ranks join at once over usual links."""
     pipe = Pipeline(_chain)
     heads = range(0, nodes * g, g)
-    ready: list[list[int]] = []
-    for head in heads:
-        summed: list[int] = []
-        for gpu in range(head + g - 1, head, -1):
-            summed = pipe.add(gpu, gpu - 1, summed)
-        ready.append(summed)
+    chains = [_up_a_chain(pipe, head, g) for head in (heads[:1] if alike else heads)]
+    ready = chains * nodes if alike else chains
     brought = pipe.over_nodes(nodes, tree, heads, ready) if nodes > 1 else ready
-    for head, result in zip(heads, brought, strict=True):
+    if alike:
+        brought = [[place for result in brought for place in result]]
+    for head, result in zip(heads, brought, strict=False):
         last = result
         for gpu in range(head, head + g - 1):
             last = pipe.add(gpu, gpu + 1, last)
     return pipe
 
 
+def _up_a_chain(pipe: Pipeline, head: int, g: int) -> list[int]:
+    summed: list[int] = []
+    for gpu in range(head + g - 1, head, -1):
+        summed = pipe.add(gpu, gpu - 1, summed)
+    return summed
+
+
 def _chain(paths: Paths, ends: Ends | None = None) -> Link:
-    """A GPU's link serves both trees, up and down."""
-    return part(paths.within(ends), 4)
+    """A GPU's link serves both trees at once, and their ways up and down in turn."""
+    return replace(part(paths.within(ends), 2), flows=2)

@@ -13,16 +13,9 @@ from math import inf
 
 from ddpsim.cluster.algorithms.rings import ring, ring_hops_ns
 from ddpsim.cluster.cost import slowest_of
-from ddpsim.cluster.nccl.tuner import (
-    BASE_US,
-    HOP_US,
-    PROTOCOLS,
-    Choice,
-    Graph,
-    choose,
-    most_ll_gb_per_s,
-    tree_part,
-)
+from ddpsim.cluster.nccl.chunks import cut
+from ddpsim.cluster.nccl.tables import NEWEST, PROTOCOLS, tables
+from ddpsim.cluster.nccl.tuner import Choice, Graph, choose, most_ll_gb_per_s
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import (
@@ -42,7 +35,8 @@ _LARGE_BYTES = 32 * MIB  # a bucket of torch's, more or less
 _FEW_NODES = 4
 # flags beside the data: LL sends 4 bytes of them with 4 of data, LL128 8 with 120
 _PAYLOAD = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
-# of rings and NVLS, before the first step: what the steps' own latency leaves of published sweeps
+# of rings and NVLS in one node, before the first step: what the steps' own latency leaves of
+# published sweeps
 # (A100: SuperBench 1 x 8, 4 KiB to 64 MiB; V100: ABCI 1 x 4; H100: dgxc-benchmarking 1 x 8)
 _STARTUP_US: dict[str, tuple[float, float, float]] = {
     "volta": (6.6, 30.0, 40.0),
@@ -52,6 +46,8 @@ _STARTUP_US: dict[str, tuple[float, float, float]] = {
 }
 # of LL: 8 ranks take 33.7 us, each rank 4 more (A100, nccl-tests issue 123)
 _MEASURED_LL_HOP_US = {"ampere": 2.0}
+# latencies are the hardware's: of the newest tables, whichever version chooses
+_HOP_US, _BASE_US = tables(NEWEST).hop_us, tables(NEWEST).base_us
 
 
 @dataclass(frozen=True)
@@ -60,9 +56,10 @@ class NcclCost:
 
     `paths` holds bandwidths of bytes on the wire, of which a protocol's flags take their part, and,
     where the scenario states them, latencies of one step. Those that it does not state
-    (`table_intra`, `table_inter`) are NCCL's own, by protocol. `net_hop_s`: what a hop
-    between nodes takes where the network is not of the kind that NCCL's table is for. `algorithms`
-    and `protocols` restrict the choice, as NCCL_ALGO and NCCL_PROTO do.
+    (`table_intra`, `table_inter`) are NCCL's own, by protocol. `net_hop_s`: what a hop of LL
+    between nodes takes where the network is not of the kind that NCCL's table is for.
+    `message_s`: how long a NIC is busy with a message beside its bytes. `algorithms` and
+    `protocols` restrict the choice, as NCCL_ALGO and NCCL_PROTO do.
     """
 
     graph: Graph
@@ -70,6 +67,7 @@ class NcclCost:
     table_intra: bool
     table_inter: bool
     net_hop_s: float | None = None
+    message_s: float = 0.0
     algorithms: tuple[str, ...] = ()
     protocols: tuple[str, ...] = ()
     time_factor: float = 1.0
@@ -92,7 +90,6 @@ class NcclCost:
         paths, start_s = self._priced(choice, size_bytes), self._startup_s(choice)
         priced = paths.stretched(self.time_factor)
         if choice.algorithm == "ring":
-            start_s += self._pipelined_s(choice, paths)
             steps = 2 * (priced.ranks - 1)
             start_ns = to_ns(start_s * self.time_factor)
             return RingTransfer(steps, *ring_hops_ns(priced, size_bytes), start_ns=start_ns)
@@ -119,54 +116,51 @@ class NcclCost:
     def _priced(self, choice: Choice, size_bytes: int) -> Paths:
         """The paths with a protocol's payload, and its latencies where the tables say them.
 
-        A link carries a protocol's flags too; of a tree the part that NCCL's table gives for its
-        size is left.
+        A link carries a protocol's flags too.
         """
         intra, inter, switch = self.paths.intra, self.paths.inter, self.paths.switch
-        is_tree = choice.algorithm == "tree"
-        part = tree_part(choice.protocol, size_bytes) if is_tree else 1.0
+        cuts = cut(self.graph, choice.algorithm, choice.protocol, size_bytes)
         payload = _PAYLOAD[choice.protocol]
         if intra:
             latency_s = self._hop_s(choice) if self.table_intra else intra.latency_s
-            intra = Link(latency_s, part * (payload * intra.bandwidth_bytes_per_s))
+            intra = Link(latency_s, payload * intra.bandwidth_bytes_per_s)
         if switch:
             switch = replace(switch, latency_s=self._hop_s(choice))
         if inter:
-            latency_s = self._net_s(choice) if self.table_inter else inter.latency_s
-            if choice.algorithm == "ring" and intra and self.table_inter:
-                latency_s = intra.latency_s  # the rest of it is paid once: see _pipelined_s
-            inter = Link(latency_s, part * (payload * inter.bandwidth_bytes_per_s))
-        most = part * (most_ll_gb_per_s(self.graph) * 1e9) if choice.protocol == "LL" else inf
-        fine = choice.protocol != "Simple"
-        return replace(self.paths, intra=intra, inter=inter, switch=switch, most=most, fine=fine)
+            hop_s = self._net_s(choice) if self.table_inter else inter.latency_s
+            busy_s = self.message_s * cuts.messages
+            latency_s = max(0.0, hop_s - min(busy_s, self.message_s))  # it holds one message's
+            inter = Link(latency_s, payload * inter.bandwidth_bytes_per_s, busy_s)
+        most = most_ll_gb_per_s(self.graph) * 1e9 if choice.protocol == "LL" else inf
+        chunk = None if choice.algorithm == "ring" else cuts.chunk_bytes
+        links = {"intra": intra, "inter": inter, "switch": switch}
+        return replace(self.paths, **links, most=most, chunk_bytes=chunk)
 
     def _hop_s(self, choice: Choice) -> float:
         place = PROTOCOLS.index(choice.protocol)
-        hop_us = HOP_US[self.graph.path][choice.algorithm][place]
+        hop_us = _HOP_US[self.graph.path][choice.algorithm][place]
         if (choice.algorithm, choice.protocol) == ("ring", "LL"):
             hop_us = _MEASURED_LL_HOP_US.get(self.graph.architecture, hop_us)
         return hop_us * US
 
     def _net_s(self, choice: Choice) -> float:
-        if self.net_hop_s is not None:
-            return self.net_hop_s
+        """NCCL's table; of another network its own hop, and as much more for larger messages."""
         row = "tree" if self.graph.gpus_per_node == 1 else choice.algorithm
-        return HOP_US["net"][row][PROTOCOLS.index(choice.protocol)] * US
-
-    def _pipelined_s(self, choice: Choice, priced: Paths) -> float:
-        """What 2(N-1) hops over the network last longer than hops inside; later chunks follow."""
-        if self.graph.nodes == 1 or not self.table_inter or priced.intra is None:
-            return 0.0
-        longer_s = self._net_s(choice) - priced.intra.latency_s
-        return 2 * (self.graph.nodes - 1) * max(0.0, longer_s)
+        hops_us = _HOP_US["net"][row]
+        hop_us = hops_us[PROTOCOLS.index(choice.protocol)]
+        if self.net_hop_s is None:
+            return hop_us * US
+        small_us = hops_us[0] if row == "ring" else _HOP_US["net"]["tree"][0]
+        part = small_us / _HOP_US["net"]["tree"][0]
+        return part * self.net_hop_s + (hop_us - small_us) * US
 
     def _startup_s(self, choice: Choice) -> float:
-        alone = self.paths.intra is None  # a GPU a node: what was read are rings over NVLink
+        alone = self.paths.intra is None
         if not (self.table_inter if alone else self.table_intra):
             return 0.0
         place = PROTOCOLS.index(choice.protocol)
-        if choice.algorithm == "tree" or self.graph.path == "pcie" or alone:
-            return BASE_US[choice.algorithm][place] * US
+        if choice.algorithm == "tree" or self.graph.path == "pcie" or self.graph.nodes > 1:
+            return _BASE_US[choice.algorithm][place] * US
         return _STARTUP_US[self.graph.architecture][place] * US
 
 

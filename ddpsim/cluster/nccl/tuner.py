@@ -1,8 +1,9 @@
 """Which algorithm and protocol NCCL takes for an all-reduce: its tuner's own estimate.
 
-Tables and formulas of NCCL 2.30 (src/graph/tuning.cc, topo.h, search.cc, enqueue.cc), in its own
-units: GB/s and us. It serves to choose, as in NCCL, and never as the answer: its latencies are
-half of what is measured (nccl-tests issue 123). What the choice costs: `ddpsim.cluster.nccl.cost`.
+Formulas of NCCL 2.30 (src/graph/tuning.cc, topo.h, search.cc, enqueue.cc) with the tables of the
+version asked for (`ddpsim.cluster.nccl.tables`), in its own units: GB/s and us. It serves to
+choose, as in NCCL, and never as the answer: its latencies are half of what is measured (nccl-tests
+issue 123). What the choice costs: `ddpsim.cluster.nccl.cost`.
 """
 
 from __future__ import annotations
@@ -13,60 +14,18 @@ from functools import cached_property, lru_cache
 from math import floor, log2
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "BASE_US",
-    "HOP_US",
-    "PROTOCOLS",
-    "Architecture",
-    "Choice",
-    "Estimate",
-    "Graph",
-    "choose",
-    "estimates",
-    "most_ll_gb_per_s",
-    "tree_part",
-]
-
-Architecture = Literal["volta", "ampere", "hopper", "blackwell"]
-Protocol = Literal["LL", "LL128", "Simple"]
-Algorithm = Literal["ring", "tree", "nvls"]
-PROTOCOLS: tuple[Protocol, ...] = ("LL", "LL128", "Simple")
-
-BASE_US = {"ring": (6.6, 14.0, 8.4), "tree": (6.8, 14.0, 8.4), "nvls": (0.0, 0.0, 0.0)}
-# latency of a hop in us by its path and algorithm, for each protocol
-HOP_US: dict[str, dict[str, tuple[float, float, float]]] = {
-    "nvlink": {"tree": (0.6, 1.25, 4.0), "ring": (0.6, 1.9, 3.4), "nvls": (25.0, 25.0, 25.0)},
-    "pcie": {"tree": (1.0, 1.9, 4.0), "ring": (1.0, 2.5, 5.7), "nvls": (0.0, 0.0, 0.0)},
-    "net": {"tree": (5.0, 8.5, 14.0), "ring": (2.7, 4.0, 14.0), "nvls": (20.9, 20.9, 20.9)},
-}
-
-
-class _Limits(NamedTuple):
-    """GB/s; three figures are for 1, 2 and more nodes."""
-
-    ll: tuple[float, float, float]
-    ring_ll128_channel: float
-    tree_ll128_channel: tuple[float, float, float]
-    tree_channel: tuple[float, float, float]
-    nvls_tree_channel: tuple[float, float, float]
-    nvls_efficiency: float
-
-
-_LIMITS: dict[Architecture, _Limits] = {
-    "volta": _Limits((39, 39, 20.4), 20, (20, 20, 20), (26.5, 18.5, 10), (26.5, 18.5, 10), 0),
-    "ampere": _Limits((87.7, 22.5, 19), 20, (20, 20, 20), (24, 23.6, 17.8), (24, 23.6, 17.8), 0),
-    "hopper": _Limits(
-        (141, 45, 35), 36.7, (36.7, 36.7, 29), (38.7, 41.4, 36), (0, 57.7, 45.5), 0.85
-    ),
-    "blackwell": _Limits((282, 90, 70), 40, (55.6, 31.67, 20), (70, 42.8, 24), (0, 96, 80), 0.74),
-}
-# what of a tree's bandwidth is left at 64 B, 128 B, 256 B ...
-_TREE_PART = (
-    [1] * 4 + [0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9] + [1] * 5,
-    [1] * 5 + [0.9, 0.8, 0.8, 0.8, 0.7] + [0.6] * 6 + [0.8, 0.9, 0.9, 0.9, 0.9, 1, 1, 1],
-    [0.9] * 7
-    + [0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9],
+from ddpsim.cluster.nccl.tables import (
+    NEWEST,
+    PROTOCOLS,
+    Algorithm,
+    Architecture,
+    Protocol,
+    Tables,
+    tables,
 )
+
+__all__ = ["Choice", "Estimate", "Graph", "choose", "estimates", "most_ll_gb_per_s", "tree_part"]
+
 _INTRA_SPEEDS: dict[Architecture, tuple[float, ...]] = {
     "volta": (40, 30, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3),
     "hopper": (60, 50, 40, 30, 24, 20, 15, 12, 11, 6, 3),
@@ -79,14 +38,16 @@ _NET_SPEEDS: dict[Architecture, tuple[float, ...]] = {
 }
 _NET_SPEEDS["ampere"] = _NET_SPEEDS["volta"]
 _NET_SPEEDS["blackwell"] = (96, 86, 80, 48, 45.1, *_NET_SPEEDS["hopper"][1:])
-_MOST_CHANNELS = 32
+_MOST_CHANNELS = 32  # of the search
 
 
 @dataclass(frozen=True)
 class Graph:
     """What NCCL's search knows of a job: GB/s of one GPU, and of a node's NICs together.
 
-    `path` of GPUs in a node: nvlink or pcie. `reduces`: the switch sums (NVLS).
+    `path` of GPUs in a node: nvlink or pcie. `reduces`: the switch sums (NVLS). `minor`: of NCCL 2.
+    `net_latency_us`: what the network's plugin declares; InfiniBand and sockets declare none.
+    `min_channels`, `max_channels` and `buffer_bytes`: as NCCL's variables set them; 0: not set.
     """
 
     architecture: Architecture
@@ -98,6 +59,16 @@ class Graph:
     path: Literal["nvlink", "pcie"] = "nvlink"
     reduces: bool = False
     cpu_vendor: Literal["intel", "amd", "other"] = "intel"
+    minor: int = NEWEST
+    net_latency_us: float = 0.0
+    min_channels: int = 0
+    max_channels: int = 0
+    buffer_bytes: int = 0
+
+    @property
+    def tables(self) -> Tables:
+        """The constants of its version."""
+        return tables(self.minor)
 
     @property
     def ranks(self) -> int:
@@ -225,55 +196,79 @@ def time_us(graph: Graph, row: Estimate, size_bytes: int) -> float:
     """The tuner's estimate for one message."""
     latency, bandwidth = row.latency_us, row.bandwidth_gb_per_s
     if row.algorithm == "tree":
-        bandwidth *= tree_part(row.protocol, size_bytes)
+        bandwidth *= tree_part(graph, row.protocol, size_bytes)
     if (row.algorithm, row.protocol) == ("ring", "Simple") and graph.nodes > 1:
-        channels = min(64, 2 * graph.channels[0])
-        if size_bytes / (channels * graph.ranks) >= 64:
-            latency *= 1.9 if graph.architecture == "volta" else 1.4
+        latency *= _ring_factor(graph, size_bytes)
     return latency + size_bytes / (1000 * bandwidth)
 
 
-def tree_part(protocol: Protocol, size_bytes: int) -> float:
+def _ring_factor(graph: Graph, size_bytes: int) -> float:
+    """What larger messages of Simple add to a ring's latency."""
+    late = graph.architecture in ("hopper", "blackwell")
+    if graph.minor >= 18:
+        channels = min(graph.tables.most_channels, 2 * graph.channels[0])
+        is_large = size_bytes / (channels * graph.ranks) >= 64
+        factor = 1.9 if graph.architecture == "volta" else 1.4
+    else:
+        is_large = graph.minor >= 7 and size_bytes >= 4096 * graph.ranks
+        factor = 1.5 if graph.minor == 17 and late else 1.9
+    return factor if is_large else 1.0
+
+
+def tree_part(graph: Graph, protocol: Protocol, size_bytes: int) -> float:
     """What of its bandwidth a tree reaches with messages of this size."""
     place = floor(log2(max(1.0, size_bytes / 64)))
-    return _TREE_PART[PROTOCOLS.index(protocol)][place] if place <= 22 else 1.0
+    return graph.tables.tree_part[PROTOCOLS.index(protocol)][place] if place <= 22 else 1.0
 
 
 def _algorithms(graph: Graph) -> Iterator[Algorithm]:
     yield "ring"
     yield "tree"
-    if graph.reduces and graph.gpus_per_node > 1:
+    least, most = graph.tables.nvls_from_nodes
+    if graph.reduces and graph.gpus_per_node > 1 and least <= graph.nodes <= most:
         yield "nvls"
 
 
 def _bandwidth(graph: Graph, algorithm: Algorithm, protocol: int) -> float:
     """GB/s of the message."""
-    limits, column = _LIMITS[graph.architecture], min(graph.nodes, 3) - 1
+    known = graph.tables
+    limits, column = known.limits[graph.architecture], min(graph.nodes, 3) - 1
     count, speed = graph.channels
-    bus, n = count * speed, graph.ranks
+    bus, n = min(count * speed, limits.bus), graph.ranks
     around = n / (2 * (n - 1))
     if algorithm == "ring":
-        ll128 = min(0.92 * bus, count * limits.ring_ll128_channel)
-        return (min(most_ll_gb_per_s(graph), 0.5 * bus), ll128, bus)[protocol] * around
+        ll128_part = known.single_gpu_ll128_part if graph.gpus_per_node == 1 else 0.92
+        ll128 = min(ll128_part * bus, count * limits.ring_ll128[column])
+        return (min(most_ll_gb_per_s(graph), known.ll_part * bus), ll128, bus)[protocol] * around
     if algorithm == "tree":
-        bus = min(0.92 * graph.tree_gb_per_s, count * limits.tree_channel[column])
-        part = 7 / 9 if graph.nodes == 1 else 120 / 128
-        ll128 = min(bus * part, count * limits.tree_ll128_channel[column])
+        bus = min(0.92 * min(graph.tree_gb_per_s, limits.bus), count * limits.tree[column])
+        bus = min(bus, known.tree_bus_gb_per_s[column])
+        part = 7 / 9 if graph.nodes == 1 else known.tree_ll128_part
+        ll128 = min(bus * part, count * limits.tree_ll128[column])
         return (min(bus / 3.8, most_ll_gb_per_s(graph)), ll128, bus)[protocol] * 0.5
+    return _nvls_bandwidth(graph) * around
+
+
+def _nvls_bandwidth(graph: Graph) -> float:
+    """Bus bandwidth of the switch, or of trees of switches."""
+    limits, column = graph.tables.limits[graph.architecture], min(graph.nodes, 3) - 1
     heads = graph.gpus_per_node
     part = graph.intra_gb_per_s / heads
     each = next((s for s in _INTRA_SPEEDS[graph.architecture] if s <= part), part)
+    over = graph.nics * graph.nic_gb_per_s / heads
+    if graph.minor < 28:  # no efficiency of the switch yet
+        inside = min(each, over if graph.nodes <= 2 else over / 2) if graph.nodes > 1 else each
+        return heads * inside * 5 / 6
     inside = each * limits.nvls_efficiency * (heads - 1) / heads * 2
     if graph.nodes == 1:
-        return heads * inside * around
-    over = graph.nics * graph.nic_gb_per_s / heads * (2 if graph.nodes == 2 else 1)
-    return heads * min(inside, over, limits.nvls_tree_channel[column]) * around
+        return heads * inside
+    return heads * min(inside, over * (2 if graph.nodes == 2 else 1), limits.nvls_tree[column])
 
 
 def most_ll_gb_per_s(graph: Graph) -> float:
     """Bus bandwidth that LL reaches at most; over several nodes looked up by the CPU's vendor."""
     row = graph.architecture if graph.nodes == 1 else _of_cpu(graph)
-    return _LIMITS[row].ll[min(graph.nodes, 3) - 1]
+    return graph.tables.limits[row].ll[min(graph.nodes, 3) - 1]
 
 
 def _of_cpu(graph: Graph) -> Architecture:
@@ -281,15 +276,35 @@ def _of_cpu(graph: Graph) -> Architecture:
 
 
 def _latency(graph: Graph, algorithm: Algorithm, protocol: int) -> float:
-    base = BASE_US[algorithm][protocol]
-    intra = HOP_US[graph.path][algorithm][protocol]
-    net = HOP_US["net"]["tree" if graph.gpus_per_node == 1 else algorithm][protocol]
-    hops = floor(log2(graph.nodes))
+    known = graph.tables
+    base = known.base_us[algorithm][protocol]
+    intra = known.hop_us[graph.path][algorithm][protocol]
+    if graph.nodes > 1 and protocol == 0:
+        intra *= known.ll_hop_factor
+    net, hops = _net_us(graph, algorithm, protocol), floor(log2(graph.nodes))
     if algorithm == "tree":
         return base + 2 * ((graph.gpus_per_node - 1) * intra + hops * net)
     if algorithm == "nvls":
-        return intra + 2 * hops * net
-    crossing = 2 * (graph.nodes - 1)
-    overhead = (2.0 if graph.cpu_vendor == "amd" else 1.0) if graph.nodes > 1 else 0.0
+        return base + intra + 2 * hops * net
+    crossing = (2 * graph.nodes if known.crossings_of_all else 2 * (graph.nodes - 1)) * (
+        graph.nodes > 1
+    )
+    if graph.minor <= 6 and graph.nodes > 1:
+        crossing = 2 * (graph.ranks - 1)  # each step paid for the network
+    overhead = 0.0
+    if known.has_network_overhead and graph.nodes > 1:
+        overhead = 2.0 if graph.cpu_vendor == "amd" else 1.0
     step = max(intra, overhead * (3 if protocol == 2 else 1))
     return base + (2 * (graph.ranks - 1) - crossing) * step + crossing * net
+
+
+def _net_us(graph: Graph, algorithm: Algorithm, protocol: int) -> float:
+    """A hop over the network, with what the plugin declares; twice that for Simple's flush."""
+    known = graph.tables
+    of_a_tree = graph.gpus_per_node == 1 and graph.minor >= 23
+    hop = known.hop_us["net"]["tree" if of_a_tree else algorithm][protocol]
+    if known.latency_replaces_hop:
+        return graph.net_latency_us or hop
+    if graph.minor < 12:
+        return hop
+    return hop + graph.net_latency_us * (2 if protocol == 2 else 1)

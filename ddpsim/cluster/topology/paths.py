@@ -29,7 +29,7 @@ class Paths:
     the parts of their bandwidths that the links to them have, inside the node and from outside.
     `unlike`: nodes with the parts that their own links have, in both directions. `most`: bytes per
     second that no hop exceeds, however fast its link (LL).
-    `fine`: a hop passes on what has come (LL's flags), and does not wait for a whole chunk.
+    `chunk_bytes`: how much of a message a pipeline passes on at a time; None: a usual part of it.
     """
 
     nodes: int
@@ -41,7 +41,7 @@ class Paths:
     weak: tuple[tuple[int, float, float], ...] = ()
     unlike: tuple[tuple[int, float, float], ...] = ()
     most: float = inf
-    fine: bool = False
+    chunk_bytes: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -127,12 +127,9 @@ class Paths:
         if factor == 1:
             return self
 
-        def slower(link: Link | None) -> Link | None:
-            if link is None:
-                return None
-            return Link(link.latency_s * factor, link.bandwidth_bytes_per_s / factor)
-
-        intra, inter, switch = map(slower, (self.intra, self.inter, self.switch))
+        intra, inter, switch = (
+            link and link.slower(factor) for link in (self.intra, self.inter, self.switch)
+        )
         return replace(self, intra=intra, inter=inter, switch=switch, most=self.most / factor)
 
     def _left(self, link: Link, part_left: float) -> Link:
@@ -170,15 +167,15 @@ class Paths:
 
 
 def part(link: Link, flows: float) -> Link:
-    """What one of so many equal flows has of a link."""
-    return link if flows == 1 else Link(link.latency_s, link.bandwidth_bytes_per_s / flows)
+    """What one of so many equal flows has of a link, all at once."""
+    return link if flows == 1 else link.widened(1 / flows)
 
 
 def step_ns(link: Link, size_bytes: int) -> int:
     """Ticks until a message has arrived."""
-    return to_ns(link.latency_s + size_bytes / link.bandwidth_bytes_per_s)
+    return to_ns(link.latency_s + link.busy_s(size_bytes))
 
 
 def leaving_ns(link: Link, size_bytes: int) -> int:
-    """Ticks until a message has left its sender."""
-    return to_ns(size_bytes / link.bandwidth_bytes_per_s)
+    """Ticks until the link is free for the sender's next message."""
+    return to_ns(link.flows * link.busy_s(size_bytes))

@@ -114,9 +114,8 @@ class ScheduleSteps:
     ) -> Generator[Event, Any, None]:
         yield self._env.all_of(waits)
         start_ns = int(self._env.now)
-        yield self._env.timeout(message.occupies_ns)
-        left.succeed()
-        yield self._env.timeout(message.takes_ns - message.occupies_ns)
+        self._env.timeout(message.occupies_ns).callbacks.append(partial(_succeed, left))
+        yield self._env.timeout(message.takes_ns)
         arrived.succeed()
         if self._observe:
             self._observe(MessageSpan(message.target, start_ns, int(self._env.now)))

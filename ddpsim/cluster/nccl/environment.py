@@ -1,0 +1,103 @@
+"""NCCL's environment variables, as far as they change which way an all-reduce takes.
+
+Source: NVIDIA's NCCL user guide (Environment Variables) and nccl src/graph/tuning.cc, v2.30.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ddpsim.cluster.nccl.tables import PROTOCOLS
+from ddpsim.errors import shown
+
+__all__ = ["Environment", "read_environment"]
+
+_ALGORITHMS = {"ring": "ring", "tree": "tree", "nvls": "nvls", "nvlstree": "nvls"}
+_PROTOCOLS = {protocol.lower(): protocol for protocol in PROTOCOLS}
+_UNUSED = {"collnet", "collnetdirect", "collnetchain", "pat"}  # never what an all-reduce takes here
+_SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE")
+_NUMBERS = (
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_BUFFSIZE",
+    "NCCL_SOCKET_NTHREADS",
+    "NCCL_NSOCKS_PERTHREAD",
+)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What is set. `algorithms` and `protocols` are those allowed; empty: all.
+
+    `sockets`: of a connection and channel; None: by NCCL's rule.
+    """
+
+    algorithms: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ()
+    min_channels: int = 0
+    max_channels: int = 0
+    buffer_bytes: int = 0
+    threads: int | None = None
+    sockets: int | None = None
+    uses_nvls: bool = True
+    uses_p2p: bool = True
+    uses_ib: bool = True
+
+
+def read_environment(variables: Mapping[str, str | int]) -> Environment:
+    """What they mean; raises ValueError with the variable's name and what it may be."""
+    for name in variables:
+        if name not in ("NCCL_ALGO", "NCCL_PROTO", *_SWITCHES, *_NUMBERS):
+            known = ", ".join(("NCCL_ALGO", "NCCL_PROTO", *_SWITCHES, *_NUMBERS))
+            raise ValueError(f"{name} is not modelled; drop it (modelled are: {known})")
+    numbers = {name: _number(name, variables[name]) for name in _NUMBERS if name in variables}
+    switches = {name: _number(name, variables[name]) for name in _SWITCHES if name in variables}
+    threads = numbers.get("NCCL_SOCKET_NTHREADS")
+    each = numbers.get("NCCL_NSOCKS_PERTHREAD", 1)
+    return Environment(
+        algorithms=_allowed("NCCL_ALGO", variables.get("NCCL_ALGO"), _ALGORITHMS),
+        protocols=_allowed("NCCL_PROTO", variables.get("NCCL_PROTO"), _PROTOCOLS),
+        min_channels=numbers.get("NCCL_MIN_NCHANNELS", 0),
+        max_channels=numbers.get("NCCL_MAX_NCHANNELS", 0),
+        buffer_bytes=numbers.get("NCCL_BUFFSIZE", 0),
+        threads=threads,
+        sockets=None if threads is None else max(1, threads) * max(1, each),
+        uses_nvls=switches.get("NCCL_NVLS_ENABLE", 2) != 0,
+        uses_p2p=switches.get("NCCL_P2P_DISABLE", 0) != 1,
+        uses_ib=switches.get("NCCL_IB_DISABLE", 0) != 1,
+    )
+
+
+def _number(name: str, value: str | int) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        raise ValueError(f"{name} must be a whole number, not {shown(value)}") from None
+    if number < 0:
+        raise ValueError(f"{name} must not be negative")
+    return number
+
+
+def _allowed(name: str, value: str | int | None, known: Mapping[str, str]) -> tuple[str, ...]:
+    """Of `ring,tree`, `^tree` or `allreduce:ring;broadcast:ring` what all-reduces may take."""
+    if value is None:
+        return ()
+    entries = [entry.split(":") for entry in str(value).lower().split(";") if entry]
+    for_all = [entry[-1] for entry in entries if len(entry) == 1]
+    own = [entry[-1] for entry in entries if entry[0].strip() == "allreduce"]
+    if not (own or for_all):
+        return ()
+    written = (own or for_all)[-1].strip()
+    names = [part.strip() for part in written.removeprefix("^").split(",") if part.strip()]
+    unknown = [part for part in names if part not in known and part not in _UNUSED]
+    if unknown or not names:
+        choices = ", ".join(known)
+        raise ValueError(f"{name}: {shown(value)} is not known; write some of {choices}")
+    named = {known[part] for part in names if part in known}
+    everything = dict.fromkeys(known.values())
+    is_without = written.startswith("^")
+    allowed = tuple(each for each in everything if (each in named) != is_without)
+    if not allowed:
+        raise ValueError(f"{name}: {shown(value)} leaves nothing for an all-reduce")
+    return allowed
