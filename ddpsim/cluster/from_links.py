@@ -8,8 +8,8 @@ from ddpsim.cluster.cost import AllReduceLogCost, CollectiveCost, LinkCost, Sche
 from ddpsim.cluster.link_sources import bottleneck, link_provenance
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
-from ddpsim.cluster.transports import TRANSPORTS
-from ddpsim.cluster.wires import Kind, Wires, environment_of, latency_s, rate_of
+from ddpsim.cluster.transports import hop_s, message_s, nic_bytes_per_s
+from ddpsim.cluster.wires import Kind, Wires, environment_of, rate_of
 from ddpsim.errors import InputError
 from ddpsim.provenance import Uncertainty
 from ddpsim.scenario.cluster import Cluster
@@ -117,32 +117,23 @@ def _nccl_cost(cluster: Cluster, wires: Wires) -> NcclCost:
         named = (cluster.algorithm,)
     if cluster.protocol != "auto":
         protocols = (cluster.protocol,)
-    inter = wires.inter
-    transport = TRANSPORTS[inter.transport if inter else "rdma"]
-    paths = wires.paths
-    if paths.inter:
-        paths = replace(paths, inter=paths.inter.widened(transport.rate_part))
+    inter, paths = wires.inter, wires.paths
+    if inter and paths.inter:
+        carried = nic_bytes_per_s(inter, environment) / rate_of(inter)
+        paths = replace(paths, inter=paths.inter.widened(carried))
     cost = NcclCost(
         wires.graph(cluster),
         paths,
         table_intra=not cluster.states_latency("intra_node"),
         table_inter=not cluster.states_latency("inter_node"),
-        net_hop_s=None if inter is None or inter.transport == "rdma" else latency_s(inter),
-        message_s=_message_s(inter),
+        net_hop_s=hop_s(inter),
+        message_s=message_s(inter),
         algorithms=named,
         protocols=protocols,
     )
     if not _is_to_be_had(cost):
         raise _refusal(cluster, is_protocol=_is_to_be_had(replace(cost, protocols=())))
     return cost
-
-
-def _message_s(inter: InterNode | None) -> float:
-    """How long a NIC is busy with a message beside its bytes."""
-    if inter is None:
-        return 0.0
-    stated = inter.message_overhead_s
-    return TRANSPORTS[inter.transport].message_s if stated is None else stated
 
 
 def _is_to_be_had(cost: NcclCost) -> bool:

@@ -86,7 +86,8 @@ def _transport_taken(cluster: Cluster, stated: IntraNode | InterNode) -> str:
     """Where a network is stated, but not how NCCL reaches it; a named machine has its own way."""
     if isinstance(stated, IntraNode) or "transport" in stated.model_fields_set or cluster.machine:
         return ""
-    return f", taken as {stated.transport.upper()}"
+    link = cluster.link("inter_node")
+    return f", taken as {link.transport.upper()}" if isinstance(link, InterNode) else ""
 
 
 def _figures(link: IntraNode | InterNode, states_latency: bool) -> str:  # noqa: FBT001 -- a fact

@@ -1,14 +1,23 @@
 """What carries NCCL's bytes between nodes, and what it takes of the line's rate and time.
 
-Sources: published sweeps of several nodes (docs/validation.md); aws-ofi-nccl src/platform-aws.cpp
-(the latency that its plugin declares).
+Sources: published all_reduce_perf sweeps of several nodes (docs/validation.md); aws-ofi-nccl
+src/platform-aws.cpp for the latency that its plugin declares; for sockets nccl issues 209, 398 and
+450, nccl-tests issue 83, and PyTorch DDP on V100 over 10 and 100 Gbit/s.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = ["TRANSPORTS", "Transport"]
+if TYPE_CHECKING:
+    from ddpsim.cluster.nccl.environment import Environment
+    from ddpsim.scenario.links import InterNode
+
+__all__ = ["TRANSPORTS", "Transport", "declared_us", "hop_s", "message_s", "nic_bytes_per_s"]
+
+SOCKET_BYTES_PER_S = 1.25e9  # one connection: what a core of a server copies (nccl issue 209)
+_SOCKETS_A_NIC = 2  # NCCL opens two channels a NIC at least, with a connection each
+_MOST_SOCKETS_BYTES_PER_S = 5e9  # 100 Gbit/s with any number of threads (nccl issues 398, 450)
 
 
 class Transport(NamedTuple):
@@ -20,11 +29,45 @@ class Transport(NamedTuple):
 
     rate_part: float
     message_s: float
-    declared_us: float
+    declared_us: float = 0.0
 
 
 TRANSPORTS = {
-    "rdma": Transport(0.94, 2.0e-6, 0.0),
-    "efa": Transport(0.90, 3.0e-6, 75.0),
-    "tcp": Transport(0.90, 6.0e-6, 0.0),
+    "rdma": Transport(0.94, 2e-6),
+    "efa": Transport(0.90, 3e-6, 75.0),
+    "tcpx": Transport(0.94, 6e-6),
+    "tcp": Transport(0.94, 6e-6),
 }
+
+
+def nic_bytes_per_s(inter: InterNode, environment: Environment) -> float:
+    """What one NIC carries of NCCL's bytes: of the line, and over TCP of its connections."""
+    line = (inter.bandwidth_bytes_per_s or 0.0) * TRANSPORTS[inter.transport].rate_part
+    if inter.transport != "tcp":
+        return line
+    socket = inter.flow_bandwidth_bytes_per_s or SOCKET_BYTES_PER_S
+    sockets = _SOCKETS_A_NIC * (environment.sockets or 1)
+    copied = _SOCKETS_A_NIC * max(1, environment.threads or 1) * SOCKET_BYTES_PER_S
+    return min(line, sockets * socket, copied, _MOST_SOCKETS_BYTES_PER_S)
+
+
+def message_s(inter: InterNode | None) -> float:
+    """How long a NIC is busy with a message beside its bytes."""
+    if inter is None:
+        return 0.0
+    stated = inter.message_overhead_s
+    return TRANSPORTS[inter.transport].message_s if stated is None else stated
+
+
+def hop_s(inter: InterNode | None) -> float | None:
+    """What a small message takes to another node; None: as NCCL's tables say."""
+    return None if inter is None or inter.transport == "rdma" else inter.latency_s
+
+
+def declared_us(inter: InterNode | None) -> float:
+    """The latency that the network's plugin tells NCCL's tuner."""
+    if inter is None:
+        return 0.0
+    if inter.tuner_latency_s is not None:
+        return inter.tuner_latency_s * 1e6
+    return TRANSPORTS[inter.transport].declared_us

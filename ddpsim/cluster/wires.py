@@ -13,7 +13,7 @@ from ddpsim.cluster.nccl.environment import Environment, read_environment
 from ddpsim.cluster.nccl.tuner import Graph
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
-from ddpsim.cluster.transports import TRANSPORTS
+from ddpsim.cluster.transports import declared_us
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.cluster import Cluster
@@ -58,7 +58,6 @@ class Wires:
         for key, link in (("intra_node", intra), ("inter_node", inter)):
             if link is not None and link.bandwidth_bytes_per_s is None:
                 raise InputError(f"cluster.{key}", "no preset says its bandwidth; state it")
-        _check_transport(cluster)
         used = inter if cluster.nodes > 1 and isinstance(inter, InterNode) else None
         rate, collisions = network_rate(used, cluster.nodes, seed) if used else (0.0, ())
         return cls(
@@ -121,7 +120,7 @@ class Wires:
             reduces=self._switch_sums and environment.uses_nvls,
             cpu_vendor=cluster.machine.cpu_vendor if cluster.machine else "intel",
             minor=cluster.nccl_minor,
-            net_latency_us=_declared_us(inter) if inter else 0.0,
+            net_latency_us=declared_us(inter),
             min_channels=environment.min_channels,
             max_channels=environment.max_channels,
             buffer_bytes=environment.buffer_bytes,
@@ -149,13 +148,6 @@ def environment_of(cluster: Cluster) -> Environment:
         raise InputError("cluster.nccl_env", str(error)) from None
 
 
-def _declared_us(inter: InterNode) -> float:
-    """What the network's plugin tells NCCL's tuner."""
-    if inter.tuner_latency_s is not None:
-        return inter.tuner_latency_s * 1e6
-    return TRANSPORTS[inter.transport].declared_us
-
-
 def latency_s(link: IntraNode | InterNode, beside: InterNode | None = None) -> float:
     """Raises InputError where none is known; of the link `beside` too, so that both are stated."""
     if link.latency_s is None:
@@ -164,21 +156,6 @@ def latency_s(link: IntraNode | InterNode, beside: InterNode | None = None) -> f
         missing = "its latency, nor inter_node's; state both" if both else "its latency; state it"
         raise InputError(f"cluster.{key}", f"no preset says {missing}")
     return link.latency_s
-
-
-def _check_transport(cluster: Cluster) -> None:
-    """Another transport than the preset's has another latency."""
-    stated = cluster.inter_node
-    if cluster.nodes == 1 or stated is None or stated.latency_s is not None:
-        return
-    preset = (cluster.machine and cluster.machine.inter_node) or cluster.device.inter_node
-    usual = preset.transport if preset else "rdma"
-    if "transport" in stated.model_fields_set and stated.transport not in (usual, "rdma"):
-        raise InputError(
-            "cluster.inter_node.transport",
-            f"no preset says the latency of {stated.transport} here; state inter_node.latency "
-            "(presets assume 30 to 50 us a hop over tcp)",
-        )
 
 
 def _weak(cluster: Cluster) -> tuple[tuple[int, float, float], ...]:

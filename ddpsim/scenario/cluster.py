@@ -12,6 +12,7 @@ from ddpsim.scenario import catalog
 from ddpsim.scenario.base import MOST_RANKS, Fraction, Number, Sigma, Spec, fail
 from ddpsim.scenario.device import AnyDevice, Device, read_device
 from ddpsim.scenario.links import (
+    USUAL_LATENCY_S,
     InterNode,
     IntraNode,
     LinkKind,
@@ -147,6 +148,29 @@ def _a_machine_is_enough(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"required": ["machine"]}, {"required": brought}]
 
 
+_EASY_FOR_TCP_BYTES_PER_S = 1.25e9  # 10 Gbit/s: few such networks have RDMA
+
+
+def _with_transport(stated: InterNode, usual: InterNode) -> InterNode:
+    """A network of which nobody says how NCCL reaches it."""
+    if "transport" in stated.model_fields_set:
+        return stated
+    is_slow = (stated.bandwidth_bytes_per_s or 0.0) <= _EASY_FOR_TCP_BYTES_PER_S
+    kind = "tcp" if is_slow or usual.transport == "tcp" else "rdma"
+    return stated.model_copy(update={"transport": kind})
+
+
+def _with_usual_latency(
+    changed: IntraNode | InterNode, stated: IntraNode | InterNode, preset: IntraNode | InterNode
+) -> IntraNode | InterNode:
+    """Another transport than the preset's has another latency."""
+    if not (isinstance(changed, InterNode) and isinstance(preset, InterNode)):
+        return changed
+    if stated.latency_s is not None or changed.transport == preset.transport:
+        return changed
+    return changed.model_copy(update={"latency_s": USUAL_LATENCY_S[changed.transport]})
+
+
 class Cluster(Spec):
     """Ranks, the devices they run on, and the links between them."""
 
@@ -226,11 +250,15 @@ class Cluster(Spec):
             return stated or preset
         rate = stated.bandwidth_bytes_per_s
         if rate is None:
-            return preset.model_copy(update=stated.said)
+            return _with_usual_latency(preset.model_copy(update=stated.said), stated, preset)
         if self.machine:
-            return preset.with_bandwidth(rate).model_copy(update=stated.said)
+            changed = preset.with_bandwidth(rate).model_copy(update=stated.said)
+            return _with_usual_latency(changed, stated, preset)
+        if isinstance(stated, InterNode) and isinstance(preset, InterNode):
+            stated = _with_transport(stated, preset)
         if stated.latency_s is None:
-            return stated.model_copy(update={"latency_s": preset.latency_s})
+            changed = stated.model_copy(update={"latency_s": preset.latency_s})
+            return _with_usual_latency(changed, stated, preset)
         return stated
 
     def states_latency(self, key: LinkKind) -> bool:

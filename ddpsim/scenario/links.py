@@ -9,7 +9,19 @@ from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model
 from ddpsim.scenario.base import MOST_RANKS, Spec
 from ddpsim.scenario.quantity import Bandwidth, Duration
 
-__all__ = ["InterNode", "IntraNode", "LinkKind", "StatedInter", "StatedIntra", "link_of_preset"]
+__all__ = [
+    "USUAL_LATENCY_S",
+    "InterNode",
+    "IntraNode",
+    "LinkKind",
+    "StatedInter",
+    "StatedIntra",
+    "link_of_preset",
+]
+
+# of a small message to another node, software included: InfiniBand as NCCL's tables have it; EFA of
+# p5 (awsome-distributed-training), TCP and TCPX assumed from T4 and a3-mega sweeps
+USUAL_LATENCY_S = {"rdma": 5e-6, "efa": 33e-6, "tcpx": 45e-6, "tcp": 45e-6}
 
 _AnyLink = TypeVar("_AnyLink", bound="_Link")
 LinkKind = Literal["intra_node", "inter_node"]
@@ -94,8 +106,15 @@ class InterNode(_Link):
         alias="tuner_latency",
         description="what the network's plugin tells NCCL's tuner; default: by transport",
     )
-    transport: Literal["rdma", "efa", "tcp"] = Field(
-        "rdma", description="where no latency is stated: NCCL's own for rdma, else the preset's"
+    flow_bandwidth_bytes_per_s: Bandwidth | None = Field(
+        None,
+        alias="flow_bandwidth",
+        description="what one TCP connection carries, where a cloud limits it; default 10 Gbit/s",
+    )
+    transport: Literal["rdma", "efa", "tcpx", "tcp"] = Field(
+        "rdma",
+        description="default: the preset's; of a stated bandwidth up to 10 Gbit/s, or where the "
+        "device's usual machine has no RDMA, tcp",
     )
 
     def with_bandwidth(self, bytes_per_s: float) -> InterNode:
@@ -119,7 +138,7 @@ def link_of_preset(link: dict[str, Any]) -> dict[str, Any]:
     }
     rates: dict[str, Any] = {
         key: f"{link[f'{key}_bytes_per_s']!r} B/s"
-        for key in ("bandwidth", "switch_bandwidth")
+        for key in ("bandwidth", "switch_bandwidth", "flow_bandwidth")
         if f"{key}_bytes_per_s" in link
     }
     times = {
