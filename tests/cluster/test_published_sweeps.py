@@ -1,0 +1,60 @@
+"""Published all-reduce sweeps beside presets and beside fits of their other rows."""
+
+from __future__ import annotations
+
+import os
+from statistics import median
+
+import nccl_sweeps
+import pytest
+
+needs_reference = pytest.mark.skipif(
+    not os.environ.get("DDPSIM_REFERENCE_DATA"),
+    reason="DDPSIM_REFERENCE_DATA is not set: no published sweeps",
+)
+
+
+@needs_reference
+@pytest.mark.parametrize("name", ["superbench-1x8-A100", "dgxc-1x8-H100"])
+def test_presets_reach_the_bandwidth_of_large_messages(name: str) -> None:
+    points = nccl_sweeps.within(nccl_sweeps.from_presets(name), nccl_sweeps.HUGE)
+    assert len(points) >= 6
+    assert all(abs(point.bandwidth_error) <= 0.15 for point in points)
+
+
+@needs_reference
+@pytest.mark.parametrize("name", ["abci-A-1x4", "abci-A-1x8", "abci-V-1x4"])
+def test_presets_are_near_at_4_to_32_mib(name: str) -> None:
+    points = nccl_sweeps.within(nccl_sweeps.from_presets(name), nccl_sweeps.LARGE)
+    assert len(points) == 4
+    assert all(abs(point.bandwidth_error) <= 0.30 for point in points)
+
+
+@needs_reference
+def test_a_fit_of_half_the_rows_predicts_the_others() -> None:
+    """All 15 sweeps pooled: 5 % median asked, 2 % reached."""
+    points = nccl_sweeps.pooled_odd_rows()
+    assert len(points) >= 200
+    assert median(abs(point.error) for point in points) <= 0.02
+
+
+@needs_reference
+@pytest.mark.parametrize(("said", "measured", "asked"), nccl_sweeps.ELSEWHERE)
+def test_some_ranks_predict_others(said: str, measured: tuple[str, ...], asked: str) -> None:
+    """Median error from 64 KiB up: 6 % from few nodes to four times as many; from one node 20 %."""
+    points = nccl_sweeps.elsewhere(measured, asked)
+    limit = 0.2 if "NICs" in said else 0.06
+    assert median(abs(point.error) for point in points) <= limit
+
+
+@needs_reference
+def test_steps_of_four_times_the_ranks_are_predicted_from_two_nodes() -> None:
+    """Within 6 %, however much of a step is communication."""
+    assert all(abs(error) <= 0.06 for error in nccl_sweeps.steps_elsewhere().values())
+
+
+@needs_reference
+def test_three_numbers_of_nodes_predict_a_fourth() -> None:
+    """Their hops are fitted, and none is assumed."""
+    points = nccl_sweeps.elsewhere(("abci-V-1x4", "abci-V-2x4", "abci-V-4x4"), "abci-V-8x4")
+    assert median(abs(point.error) for point in points) <= 0.03
