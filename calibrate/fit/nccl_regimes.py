@@ -39,7 +39,7 @@ _REGIMES_KEPT = 64  # of the last evaluated: a step of a gradient changes one of
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75)  # of the ranks' shares in a stretch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no hash: a group is its own key in a cache
 class RegimeGroup:
     """Samples of one node, or of several nodes, as columns."""
 
@@ -211,17 +211,13 @@ def starts_of(group: RegimeGroup, kinds: tuple[RegimeKind, ...]) -> list[Floats]
 
 
 def _cut_fits(
-    group: RegimeGroup, kinds: tuple[RegimeKind, ...], quantiles: Sequence[float]
+    group: RegimeGroup, kinds: tuple[RegimeKind, ...], quantiles: tuple[float, ...]
 ) -> Iterator[tuple[float, tuple[float, ...]]]:
     """The cost and the figures of every cut."""
     for shape in {"tree", kinds[-1].shape}:
-        key = _shares(group, shape)
-        grid = np.unique(key)
-        wanted = min(_BREAKS, len(grid) - 1)
-        breaks = np.unique(np.linspace(1, len(grid) - 1, wanted).round().astype(int)).tolist()
-        stretches = _Stretches(group, key, grid, quantiles)
-        for cuts in combinations(breaks, len(kinds) - 1):
-            edges = (0, *cuts, len(grid))
+        stretches = _stretches_of(group, shape, quantiles)
+        for cuts in combinations(stretches.breaks, len(kinds) - 1):
+            edges = (0, *cuts, stretches.end)
             parts = [stretches.fit(kind, *edges[k : k + 2]) for k, kind in enumerate(kinds)]
             predicted_s = np.min([times_s for _, times_s in parts], axis=0)
             values = np.concatenate([values for values, _ in parts])
@@ -231,11 +227,22 @@ def _cut_fits(
 class _Stretches:
     """Stretches of sizes, each fitted by one regime; kept, as many cuts share them."""
 
-    def __init__(
-        self, group: RegimeGroup, key: Floats, grid: Floats, quantiles: Sequence[float]
-    ) -> None:
-        self._group, self._key, self._grid, self._quantiles = group, key, grid, quantiles
+    def __init__(self, group: RegimeGroup, shape: str, quantiles: tuple[float, ...]) -> None:
+        self._group, self._quantiles = group, quantiles
+        self._key = _shares(group, shape)
+        self._grid = np.unique(self._key)
         self._known: dict[tuple[RegimeKind, int, int], tuple[Floats, Floats]] = {}
+
+    @property
+    def end(self) -> int:
+        """The number of sizes: where the last stretch ends."""
+        return len(self._grid)
+
+    @property
+    def breaks(self) -> list[int]:
+        """Where one stretch may end and the next begin."""
+        inner = np.linspace(1, self.end - 1, min(_BREAKS, self.end - 1))
+        return [int(place) for place in np.unique(inner.round())]
 
     def fit(self, kind: RegimeKind, low: int, high: int) -> tuple[Floats, Floats]:
         """The figures of one regime, and the times it predicts for the whole group."""
@@ -245,6 +252,12 @@ class _Stretches:
             values = _linear_fit(self._group.rows(chosen), kind, self._quantiles)
             self._known[known] = values, times_of_kind_s(self._group, kind, values)
         return self._known[known]
+
+
+@lru_cache(maxsize=4)  # two shapes, with and without hop_bytes, of the group that is being fitted
+def _stretches_of(group: RegimeGroup, shape: str, quantiles: tuple[float, ...]) -> _Stretches:
+    """Shared by the fits of every number of regimes."""
+    return _Stretches(group, shape, quantiles)
 
 
 def _linear_fit(group: RegimeGroup, kind: RegimeKind, quantiles: Sequence[float]) -> Floats:
