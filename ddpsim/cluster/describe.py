@@ -8,7 +8,8 @@ from textwrap import wrap
 
 from ddpsim.cluster.link_sources import preset_source
 from ddpsim.cluster.nccl.cost import NcclCost
-from ddpsim.cluster.nccl.tuner import PROTOCOLS, estimates
+from ddpsim.cluster.nccl.tables import PROTOCOLS
+from ddpsim.cluster.nccl.tuner import estimates
 from ddpsim.cluster.wires import Wires, rate_of
 from ddpsim.scenario.cluster import Background, Cluster
 from ddpsim.scenario.links import InterNode

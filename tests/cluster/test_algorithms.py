@@ -15,7 +15,7 @@ from simpy import Environment
 
 from ddpsim.cluster.algorithms.dispatch import ALGORITHMS, duration_ns, schedule
 from ddpsim.cluster.algorithms.max_plus import ring_ends_ns
-from ddpsim.cluster.algorithms.rings import ring_step_ns
+from ddpsim.cluster.algorithms.rings import ring_hops_ns
 from ddpsim.cluster.cost import CollectiveCost, LinkCost, ScheduledCost
 from ddpsim.cluster.network import Traffic
 from ddpsim.cluster.topology.link import Link
@@ -26,8 +26,9 @@ from ddpsim.engine.fast.vectorised import collective_ends_ns
 from ddpsim.engine.reference.network import Network
 from ddpsim.engine.reference.shared_link import fair_share
 
+MICROSECONDS = st.integers(0, 50).map(lambda us: us * 1e-6)
 LINKS = st.builds(
-    Link, st.integers(0, 50).map(lambda us: us * 1e-6), st.integers(1, 4000).map(lambda r: r * 1e8)
+    Link, MICROSECONDS, st.integers(1, 4000).map(lambda r: r * 1e8), st.just(0.0) | MICROSECONDS
 )
 SIZES = st.integers(1, 2**28)
 NAMES = sorted(ALGORITHMS)
@@ -60,7 +61,7 @@ def paths(draw: st.DrawFn, *, most_ranks: int = 24, weak: bool = False) -> Paths
         draw(LINKS),
         draw(LINKS),
         servers=draw(st.integers(1, nodes if nodes > 1 else gpus)),
-        fine=draw(st.booleans()),
+        chunk_bytes=draw(st.sampled_from([None, 2**23, 30_000_001])),
         weak=tuple(sorted(draw(left(ranks)))) if weak else (),
         unlike=tuple(sorted(draw(left(nodes)))) if weak else (),
         most=draw(st.sampled_from([inf, 1e9, 2e10])),
@@ -89,9 +90,7 @@ def ends_ns(cost: CollectiveCost, size: int, arrivals: Sequence[int]) -> set[int
 @given(layout=paths(), size=SIZES)
 @settings(max_examples=40, deadline=None)
 def test_the_messages_take_what_the_closed_form_says(name: str, layout: Paths, size: int) -> None:
-    """To the nanosecond; links inside nodes and between them may differ (not in a ring)."""
-    if name == "ring":
-        layout = Paths(layout.nodes, layout.gpus_per_node, layout.inter, layout.inter)
+    """To the nanosecond; links inside nodes and between them may differ."""
     layout = layout_of(name, layout)
     messages = schedule(name, layout, size)
     assert messages.end_ns([0] * layout.ranks) == duration_ns(name, layout, size)
@@ -128,8 +127,8 @@ def test_the_shortcut_equals_the_plain_model(
 @given(layout=paths(most_ranks=12, weak=True), size=SIZES)
 @settings(max_examples=40, deadline=None)
 def test_a_ring_of_messages_is_the_ring_of_steps(layout: Paths, size: int) -> None:
-    ring = RingTransfer(2 * (layout.ranks - 1), ring_step_ns(layout, size))
-    ends, _ = ring_ends_ns(ring.step_ns, ring.steps, np.zeros(layout.ranks))
+    ring = RingTransfer(2 * (layout.ranks - 1), *ring_hops_ns(layout, size))
+    ends, _ = ring_ends_ns(ring.busy_ns, ring.latency_ns, ring.steps, np.zeros(layout.ranks))
     assert schedule("ring", layout, size).end_ns([0] * layout.ranks) == ends.max()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from math import log2
 
 from ddpsim.cluster.fitted.laws import AllReduceModel, all_reduce_s
-from ddpsim.cluster.nccl.tuner import BASE_US, HOP_US
+from ddpsim.cluster.nccl.tables import NEWEST, tables
 from ddpsim.cluster.wires import Wires
 from ddpsim.importers.profiles.cluster import Fitted, NcclRegime, NcclRegimes
 from ddpsim.scenario.schema import Scenario
@@ -14,6 +14,7 @@ from ddpsim.scenario.schema import Scenario
 __all__ = ["hops_are_assumed", "is_beyond_one_node", "reaching"]
 
 Layout = tuple[int, int]  # nodes, GPUs a node
+_BASE_US, _HOP_US = tables(NEWEST).base_us, tables(NEWEST).hop_us
 
 
 def reaching(
@@ -72,8 +73,8 @@ def _split(regime: NcclRegime, place: int, count: int, layout: Layout) -> NcclRe
     nodes, gpus = layout
     is_tree = nodes > 1 and place == 0 and count > 1
     protocol = 2 if place == count - 1 else min(place, 1)
-    start_s = BASE_US["tree" if is_tree else "ring"][protocol] * 1e-6
-    intra = HOP_US["nvlink"]["tree"][0] / HOP_US["net"]["tree"][0] if is_tree else 1.0
+    start_s = _BASE_US["tree" if is_tree else "ring"][protocol] * 1e-6
+    intra = _HOP_US["nvlink"]["tree"][0] / _HOP_US["net"]["tree"][0] if is_tree else 1.0
     hops = 2 * (gpus - 1) * intra + 2 * log2(nodes) if is_tree else 2 * (nodes * gpus - 1)
     hop_s = max(0.0, regime.base_s.value - start_s) / hops
     return regime.model_copy(
