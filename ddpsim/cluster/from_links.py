@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from ddpsim.cluster.cost import AllReduceLogCost, CollectiveCost, LinkCost, ScheduledCost
 from ddpsim.cluster.link_sources import bottleneck, link_provenance
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.transports import hop_s, message_s, nic_bytes_per_s
-from ddpsim.cluster.wires import Kind, Wires, environment_of, rate_of
+from ddpsim.cluster.wires import Kind, Wires, environment_of, rate_of, unlike_nodes
 from ddpsim.errors import InputError
 from ddpsim.provenance import Uncertainty
 from ddpsim.scenario.cluster import Cluster
@@ -120,7 +121,8 @@ def _nccl_cost(cluster: Cluster, wires: Wires) -> NcclCost:
     inter, paths = wires.inter, wires.paths
     if inter and paths.inter:
         carried = nic_bytes_per_s(inter, environment) / rate_of(inter)
-        paths = replace(paths, inter=paths.inter.widened(carried))
+        unlike = unlike_nodes(cluster, partial(nic_bytes_per_s, environment=environment))
+        paths = replace(paths, inter=paths.inter.widened(carried), unlike=unlike)
     cost = NcclCost(
         wires.graph(cluster),
         paths,

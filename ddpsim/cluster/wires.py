@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 from typing import Literal
 
 from ddpsim.cluster.algorithms.rings import ring
-from ddpsim.cluster.nccl.tables import NEWEST
 from ddpsim.cluster.nccl.environment import Environment, read_environment
 from ddpsim.cluster.nccl.tuner import Graph
 from ddpsim.cluster.topology.link import Link
@@ -19,9 +19,18 @@ from ddpsim.provenance import Provenance
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode, IntraNode
 
-__all__ = ["Kind", "Wires", "environment_of", "latency_s", "network_rate", "rate_of"]
+__all__ = [
+    "Kind",
+    "Wires",
+    "environment_of",
+    "latency_s",
+    "network_rate",
+    "rate_of",
+    "unlike_nodes",
+]
 
 Kind = Literal["intra_node", "inter_node"]
+NicRate = Callable[[InterNode], float]
 _NVLINK_FROM = 30e9  # assumed: no PCIe slot of today lets a ring reach it
 _LINK_GB_PER_S = {"volta": 20.0, "ampere": 20.0, "hopper": 20.6, "blackwell": 40.1}
 _SLOTS_GB_PER_S = (12.0, 24.0, 48.0)  # PCIe Gen3 to Gen5 x16, as NCCL counts them
@@ -67,7 +76,7 @@ class Wires:
             used,
             rate,
             _weak(cluster),
-            _unlike(cluster),
+            unlike_nodes(cluster, rate_of),
             collisions,
         )
 
@@ -164,22 +173,25 @@ def _weak(cluster: Cluster) -> tuple[tuple[int, float, float], ...]:
     return tuple((rank, part, part) for rank, part in parts if part != 1.0)
 
 
-def _unlike(cluster: Cluster) -> tuple[tuple[int, float, float], ...]:
-    """Nodes whose links differ, with their bandwidths over the usual ones, inside and outside."""
+def unlike_nodes(cluster: Cluster, nic: NicRate) -> tuple[tuple[int, float, float], ...]:
+    """Nodes whose links differ, with their bandwidths over the usual ones, inside and outside.
+
+    `nic`: bytes per second of one NIC.
+    """
     found = []
     for node in sorted(cluster.other_nodes or {}):
-        inside, outside = (_ratio(cluster, node, key) for key in ("intra_node", "inter_node"))
+        inside, outside = (_ratio(cluster, node, key, nic) for key in ("intra_node", "inter_node"))
         if (inside, outside) != (1.0, 1.0):
             found.append((node, inside, outside))
     return tuple(found)
 
 
-def _ratio(cluster: Cluster, node: int, key: Kind) -> float:
+def _ratio(cluster: Cluster, node: int, key: Kind, nic: NicRate) -> float:
     """Bandwidth of a node's own links over the usual ones'."""
     own, usual = _own(cluster, node, key), cluster.link(key)
     if own is None or usual is None:
         return 1.0
-    return _node_rate(own, cluster.nodes) / _node_rate(usual, cluster.nodes)
+    return _node_rate(own, cluster.nodes, nic) / _node_rate(usual, cluster.nodes, nic)
 
 
 def _own(cluster: Cluster, node: int, key: Kind) -> IntraNode | InterNode | None:
@@ -205,12 +217,12 @@ def _slowest_outside(cluster: Cluster, usual: InterNode | None) -> InterNode | N
     return min(together, key=lambda link: link.nics_per_node * rate_of(link), default=None)
 
 
-def _node_rate(link: IntraNode | InterNode, nodes: int) -> float:
+def _node_rate(link: IntraNode | InterNode, nodes: int, nic: NicRate) -> float:
     """Bytes per second of a GPU's link, or of all NICs of a node, as far as they leave its leaf."""
     if not isinstance(link, InterNode):
         return rate_of(link)
     leaves_its_leaf = link.nodes_per_leaf is None or nodes > link.nodes_per_leaf
-    return link.nics_per_node * rate_of(link) / (link.oversubscription if leaves_its_leaf else 1.0)
+    return link.nics_per_node * nic(link) / (link.oversubscription if leaves_its_leaf else 1.0)
 
 
 def rate_of(link: IntraNode | InterNode | None) -> float:

@@ -15,6 +15,7 @@ from ddpsim.prediction.api import load_scenario, simulate
 from ddpsim.prediction.collective_times import collective_table, load_cluster, parse_sizes
 from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.catalog import machine_names, machine_table
+from ddpsim.scenario.links import InterNode
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -145,9 +146,30 @@ def test_a_partly_stated_network_keeps_the_rest_of_the_machines() -> None:
     assert link.nics_per_node == 1  # type: ignore[union-attr]
 
 
-def test_another_transport_needs_a_latency() -> None:
-    with pytest.raises(ScenarioError, match="no preset says the latency of tcp here"):
-        load_cluster(cluster(machine="dgx-h100", nodes=2, inter_node={"transport": "tcp"}))
+def test_another_transport_has_another_latency() -> None:
+    asked = cluster(machine="dgx-h100", nodes=2, inter_node={"transport": "tcp"})
+    link = load_cluster(asked).cluster.link("inter_node")
+    assert link is not None
+    assert link.latency_s == 45e-6
+
+
+@pytest.mark.parametrize(
+    ("device", "bandwidth", "transport"),
+    [
+        ("a100-sxm-80gb", "10 Gbit/s", "tcp"),
+        ("a100-sxm-80gb", "25 Gbit/s", "rdma"),
+        ("rtx-4090", "100 Gbit/s", "tcp"),
+    ],
+)
+def test_a_network_of_which_nobody_says_how_it_is_reached(
+    device: str, bandwidth: str, transport: str
+) -> None:
+    """Sockets up to 10 Gbit/s, and where the device's usual machine has no RDMA."""
+    links = {"intra_node": {"bandwidth": "12 GB/s"}, "inter_node": {"bandwidth": bandwidth}}
+    asked = cluster(device=device, gpus_per_node=2, nodes=2, **links)
+    link = load_cluster(asked).cluster.link("inter_node")
+    assert isinstance(link, InterNode)
+    assert link.transport == transport
 
 
 MACHINES = ["dgx-a100", "dgx-h100", "dgx-1-v100", "p4d", "g4dn", "dgx-b200"]

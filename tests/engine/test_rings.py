@@ -77,7 +77,7 @@ def test_the_plain_ring_is_its_definition(given_ring: tuple[RingTransfer, list[i
     assert len(messages) == ring.ranks * ring.steps
     taken = {(span.target, span.end_ns - span.start_ns) for span in messages}
     repeats = ring.ranks // len(ring.busy_ns)
-    whole = [b + l for b, l in zip(ring.busy_ns, ring.latency_ns, strict=True)] * repeats
+    whole = list(map(sum, zip(ring.busy_ns, ring.latency_ns, strict=True))) * repeats
     assert taken == set(enumerate(whole))
 
 

@@ -172,8 +172,10 @@ def _few_stays(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
     ends_ns = ways + (steps - ranks) * largest
     if not passes_all:
         others_ns = np.roll(_largest_of_others(line.busy_ns), -1)
-        ends_ns = np.maximum(ends_ns, from_ns[..., n - 1 :] + (steps - ranks) * largest
-                             + (n - 1) * (others_ns - largest))
+        ends_ns = np.maximum(
+            ends_ns,
+            from_ns[..., n - 1 :] + (steps - ranks) * largest + (n - 1) * (others_ns - largest),
+        )
     return np.asarray(ends_ns + line.moved_ns)
 
 
@@ -181,4 +183,4 @@ def _largest_of_others(values: Ticks) -> Ticks:
     """Of all values but each one's own."""
     second, first = np.partition(values, -2)[-2:]
     is_alone = (values == first).sum() == 1
-    return np.where((values == first) & is_alone, second, first)
+    return np.asarray(np.where((values == first) & is_alone, second, first))

@@ -94,8 +94,9 @@ class Pipeline:
         """Each chunk goes over all edges; on an edge chunks follow each other."""
         out, chunks = Scheduler(), Chunks.of(paths, size_bytes)
         links = [self._link(paths, edge.flows, edge[:2]) for edge in self.edges]
-        for number in range(chunks.count):
-            chunk = chunks.last_bytes if number == chunks.count - 1 else chunks.size_bytes
+        for number in range(chunks.number):
+            is_last = number == chunks.number - 1
+            chunk = chunks.last_bytes if is_last else chunks.size_bytes
             base = number * len(self.edges)
             for edge, link in zip(self.edges, links, strict=True):
                 behind = [len(out.messages) - len(self.edges)] if number else []
@@ -127,8 +128,8 @@ class Pipeline:
                 ends[slowest] = max(ends.get(slowest, 0), end_ns + hop.takes)
             first.append(ends)
             last_ns = max((last[i] for i in edge.after), default=0)
-            if chunks.count > 1:
-                behind = max(end + (chunks.count - 2) * pace for pace, end in ends.items())
+            if chunks.number > 1:
+                behind = max(end + (chunks.number - 2) * pace for pace, end in ends.items())
                 last_ns = max(last_ns, behind - hop.takes + hop.leaves)
             last.append(last_ns + hop.takes_last)
         return max(last)
@@ -164,8 +165,8 @@ class Pipeline:
             come_ns = np.where(kinds == own, slowed_ns, np.where(kinds < own, -np.inf, come_ns))
             ends_ns[..., edges, :] = come_ns + takes_ns[edges, np.newaxis]
             come_last_ns = np.maximum(last_ns[..., before].max(axis=-1), begun_ns)
-            if chunks.count > 1:
-                behind_ns = (come_ns + (chunks.count - 2) * paces_ns).max(axis=-1)
+            if chunks.number > 1:
+                behind_ns = (come_ns + (chunks.number - 2) * paces_ns).max(axis=-1)
                 come_last_ns = np.maximum(come_last_ns, behind_ns + leaves_ns[edges])
             last_ns[..., edges] = come_last_ns + takes_last_ns[edges]
         return np.asarray(last_ns.max(axis=-1))
@@ -240,7 +241,7 @@ class HopTimes(NamedTuple):
 class Chunks(NamedTuple):
     """How a message is cut: the last chunk is what the others leave of it."""
 
-    count: int
+    number: int
     size_bytes: int
     last_bytes: int
 

@@ -191,17 +191,22 @@ def hierarchical_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Tic
     shard = ceil(size_bytes / g)
     now_ns = joined_ns.reshape(*joined_ns.shape[:-1], m, g)
     if g > 1:
-        inside_ns = [np.reshape(ns, (m, g)) for ns in _hops_ns(paths, shard, inside=True)]
-        now_ns = by_steps(*inside_ns, g - 1, now_ns)
+        busy_ns, latency_ns = (np.reshape(ns, (m, g)) for ns in _hops_ns(paths, shard, inside=True))
+        now_ns = by_steps(busy_ns, latency_ns, g - 1, now_ns)
     if m > 1:
-        rails_ns = _hops_ns(paths, ceil(shard / m), inside=False)
-        rails = [tuple(tuple(ns[gpu::g]) for ns in rails_ns) for gpu in range(g)]
-        ends_ns = (
-            ring_ends_ns(*rail, 2 * (m - 1), now_ns[..., gpu])[0] for gpu, rail in enumerate(rails)
-        )
-        now_ns = np.stack(list(ends_ns), axis=-1)
+        rails_busy_ns, rails_latency_ns = _hops_ns(paths, ceil(shard / m), inside=False)
+        ends_ns = [
+            ring_ends_ns(
+                tuple(rails_busy_ns[gpu::g]),
+                tuple(rails_latency_ns[gpu::g]),
+                2 * (m - 1),
+                now_ns[..., gpu],
+            )[0]
+            for gpu in range(g)
+        ]
+        now_ns = np.stack(ends_ns, axis=-1)
     if g > 1:
-        now_ns = by_steps(*inside_ns, g - 1, now_ns)
+        now_ns = by_steps(busy_ns, latency_ns, g - 1, now_ns)
     return np.asarray(now_ns.max(axis=(-2, -1)))
 
 

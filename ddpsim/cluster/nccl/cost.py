@@ -133,8 +133,8 @@ class NcclCost:
             inter = Link(latency_s, payload * inter.bandwidth_bytes_per_s, busy_s)
         most = most_ll_gb_per_s(self.graph) * 1e9 if choice.protocol == "LL" else inf
         chunk = None if choice.algorithm == "ring" else cuts.chunk_bytes
-        links = {"intra": intra, "inter": inter, "switch": switch}
-        return replace(self.paths, **links, most=most, chunk_bytes=chunk)
+        priced = replace(self.paths, intra=intra, inter=inter, switch=switch)
+        return replace(priced, most=most, chunk_bytes=chunk)
 
     def _hop_s(self, choice: Choice) -> float:
         place = PROTOCOLS.index(choice.protocol)
