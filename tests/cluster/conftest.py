@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_profiles import profile
+from clusters.profiles import profile
 
 import ddpsim
 

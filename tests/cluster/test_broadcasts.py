@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from collective_scenarios import cluster
+from clusters.collectives import cluster
 
 from ddpsim.cluster.build import build_network, with_sent_sizes
 from ddpsim.cluster.wires import Wires

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collective_scenarios import BASE, MIB, cluster
+from clusters.collectives import BASE, MIB, cluster
 from nccl_log_writer import nccl_log
 
 from ddpsim.cluster.build import LOG, OTHER_GPUS

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from collective_scenarios import MIB, WORKLOAD, cluster, simulated, time_in, time_of
+from clusters.collectives import MIB, WORKLOAD, cluster, simulated, time_in, time_of
 
 from ddpsim.cluster.wires import Wires
 from ddpsim.errors import InputError, ScenarioError

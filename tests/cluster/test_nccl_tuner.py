@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from collective_scenarios import MIB, WORKLOAD, cluster
+from clusters.collectives import MIB, WORKLOAD, cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

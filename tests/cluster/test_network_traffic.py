@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from collective_scenarios import BASE, simulated
+from clusters.collectives import BASE, simulated
 
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths

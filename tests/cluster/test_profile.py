@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_profiles import fitted, profile
+from clusters.profiles import fitted, profile
 
 import ddpsim
 from ddpsim.cluster.fitted.network import network_from_profile

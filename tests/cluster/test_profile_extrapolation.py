@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from cluster_profiles import fitted, profile
+from clusters.profiles import fitted, profile
 from hypothesis import given
 from hypothesis import strategies as st
 

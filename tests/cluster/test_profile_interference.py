@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_profiles import both, fitted, kept, profile
+from clusters.profiles import both, fitted, kept, profile
 
 import ddpsim
 from ddpsim.cluster.fitted.network import network_from_profile

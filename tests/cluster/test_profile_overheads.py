@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cluster_profiles import fitted
+from clusters.profiles import fitted
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from collective_scenarios import MIB, simulated, time_of
+from clusters.collectives import MIB, simulated, time_of
 
 from ddpsim.cluster.network import Network
 from ddpsim.errors import ScenarioError

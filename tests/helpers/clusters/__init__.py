@@ -1,0 +1,1 @@
+"""Clusters for tests: measured profiles, and the times of collectives."""
