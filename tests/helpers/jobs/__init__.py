@@ -1,0 +1,1 @@
+"""Jobs for tests, and what the engine makes of them."""
