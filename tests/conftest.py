@@ -1,9 +1,10 @@
-"""Golden files, and the command line in this process."""
+"""Golden files, signals, and the command line in this process."""
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files anew; read the diff"
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _children_ignore_no_signal() -> Iterator[None]:
+    """Start children with the default dispositions, whatever this process was started with.
+
+    Under nohup, or in the background of a shell, SIGHUP or SIGINT is ignored. A child inherits
+    that; it does not inherit a handler. One that does nothing leaves this process as it was.
+    """
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture
