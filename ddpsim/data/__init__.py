@@ -1,1 +1,1 @@
-"""data"""
+"""Presets: devices, machines, and the parameters of models."""

@@ -1,0 +1,102 @@
+"""Modules and folders are small, and docs/architecture.md names the rooms that there are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CODE = ("ddpsim", "calibrate", "tools", "benchmarks", "tests")
+MOST_LINES = 400
+MOST_MODULES = 14  # of a folder, __init__ aside
+MAP = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+
+
+def modules() -> list[Path]:
+    return sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py"))
+
+
+def packages() -> list[Path]:
+    """The folders of modules that are installed."""
+    installed = (ROOT / "ddpsim", ROOT / "calibrate")
+    return sorted({path.parent for root in installed for path in root.rglob("*.py")})
+
+
+def column(heading: str, number: int) -> Iterator[str]:
+    """The code spans in a column, from 0, of the table below a heading of the map."""
+    section = MAP.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    assert len(rows) > 2, f"no table below {heading!r}"
+    for row in rows[2:]:
+        yield from re.findall(r"`([^`]+)`", row.strip("|").split("|")[number])
+
+
+def rooms() -> list[Path]:
+    """Folders and patterns in the table of rooms; a bare name is a neighbour of the one before."""
+    found: list[Path] = []
+    for name in column("The rooms", 0):
+        found.append(ROOT / name if "/" in name else found[-1].parent / name)
+    return found
+
+
+@pytest.mark.parametrize("folder", CODE)
+def test_no_module_is_long(folder: str) -> None:
+    lines = {
+        str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines())
+        for path in modules()
+        if path.is_relative_to(ROOT / folder)
+    }
+    assert lines
+    assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
+
+
+@pytest.mark.parametrize("folder", CODE)
+def test_no_folder_holds_many_modules(folder: str) -> None:
+    counts = Counter(
+        str(path.parent.relative_to(ROOT))
+        for path in modules()
+        if path.is_relative_to(ROOT / folder) and path.name != "__init__.py"
+    )
+    assert {path: count for path, count in counts.items() if count > MOST_MODULES} == {}
+
+
+@pytest.mark.parametrize("package", packages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_package_has_a_docstring(package: Path) -> None:
+    tree = ast.parse((package / "__init__.py").read_text("utf-8"))
+    assert ast.get_docstring(tree)
+
+
+def test_every_room_of_the_map_is_there() -> None:
+    for room in rooms():
+        assert list(room.parent.glob(room.name)), room
+
+
+@pytest.mark.parametrize("package", packages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_package_is_on_the_map(package: Path) -> None:
+    """By its own name, or as the folder of the rooms that are."""
+    named = rooms()
+    assert package in named or any(package in room.parents for room in named)
+
+
+def test_every_file_that_the_map_sends_a_reader_to_is_there() -> None:
+    """A path in the table is one in ddpsim; a bare name stands in the folder before it."""
+    folder, found = ROOT, 0
+    for name in column("Where to change what", 1):
+        path = next(
+            (base / name for base in (ROOT, ROOT / "ddpsim", folder) if list(base.glob(name))), None
+        )
+        assert path, name
+        folder = path if path.is_dir() else path.parent
+        found += 1
+    assert found > 10
+
+
+def test_every_file_elsewhere_on_the_map_is_there() -> None:
+    paths = re.findall(r"`((?:ddpsim|calibrate|tests|tools|docs)/[\w/.-]+\.\w+)`", MAP)
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
