@@ -112,6 +112,7 @@ def test_folded_ranks_equal_the_plain_model_under_interference(
 ALGORITHMS = ["auto", "ring", "tree", "hierarchical", "halving_doubling", "direct"]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data(), scenarios(noisy=True, gloo=False), models())
 def test_ranks_without_events_equal_the_plain_model(
