@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Outcome
 from nccl_log_writer import nccl_log
+from outcome import Outcome
 
 from ddpsim.glossary import TERMS
 from ddpsim.scenario.starters import preset_text, presets

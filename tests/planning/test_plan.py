@@ -13,9 +13,9 @@ from typing import Any
 
 import jsonschema
 import pytest
-from conftest import Outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outcome import Outcome
 from pydantic import TypeAdapter
 
 import ddpsim

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import Outcome
+from outcome import Outcome
 
 import ddpsim
 from ddpsim.planning.explain import explain_step, sensitivities

@@ -13,9 +13,9 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 from chromium import Browser, chromium
-from conftest import Outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outcome import Outcome
 from random_jobs import models, scenarios
 
 import ddpsim

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outcome import Outcome
 from random_jobs import models, scenarios
 from simulated_jobs import simulated
 from trace_reading import Read, Slice, both, covered, read
