@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ __all__ = [
     "Money",
     "NextDoubling",
     "Target",
+    "knee",
+    "marginal_efficiencies",
     "usable",
 ]
 
@@ -75,6 +77,22 @@ def usable(sizes: Iterable[Capacity]) -> list[Capacity]:
     """Those whose memory is not known to be too small, all where none is left."""
     sizes = list(sizes)
     return [size for size in sizes if size.fits is not False] or sizes
+
+
+def marginal_efficiencies(throughputs: Mapping[int, float]) -> dict[int, float]:
+    """Of each number of GPUs whose half is there: throughput over twice the half's."""
+    return {
+        gpus: rate / (2 * throughputs[gpus // 2])
+        for gpus, rate in throughputs.items()
+        if gpus % 2 == 0 and gpus // 2 in throughputs
+    }
+
+
+def knee(throughputs: Mapping[int, float]) -> int | None:
+    """The GPUs whose doubling is the first to give less than 80 % of twice the throughput."""
+    found = marginal_efficiencies(throughputs)
+    late = [gpus for gpus, efficiency in found.items() if efficiency < KNEE_EFFICIENCY]
+    return min(late) // 2 if late else None
 
 
 @dataclass(frozen=True, slots=True)

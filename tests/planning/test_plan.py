@@ -20,11 +20,19 @@ from pydantic import TypeAdapter
 
 import ddpsim
 from ddpsim.errors import InputError, ScenarioError
-from ddpsim.planning.capacity import knee, marginal_efficiencies, plan_capacity
+from ddpsim.planning.capacity import plan_capacity
 from ddpsim.planning.next_doubling import next_doubling, with_bandwidth
 from ddpsim.planning.target import parse_budget, parse_price, parse_target
 from ddpsim.report.capacity import render_plan
-from ddpsim.result.capacity import KNEE_EFFICIENCY, Capacity, CapacityPlan, Money, Target
+from ddpsim.result.capacity import (
+    KNEE_EFFICIENCY,
+    Capacity,
+    CapacityPlan,
+    Money,
+    Target,
+    knee,
+    marginal_efficiencies,
+)
 from ddpsim.scenario.links import IntraNode
 from ddpsim.scenario.schema import Scenario
 
