@@ -61,7 +61,7 @@ def check(file: File, settings: Settings = None) -> None:
     ddpsim check scenario.yaml
     """
     from ddpsim.prediction.api import load_scenario
-    from ddpsim.report.text import ranks
+    from ddpsim.wording import ranks
 
     cluster = load_scenario(file, settings or ()).cluster
     print(f"{file}: ok, {ranks(cluster.nodes, cluster.gpus_per_node)}")

@@ -21,15 +21,15 @@ from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stragglers import stragglers
 from ddpsim.prediction.stretches import stretches
 from ddpsim.prediction.uncertainty import host_provenance, uncertainties
-from ddpsim.report.lines import counted
-from ddpsim.report.verdict import Verdict, is_normal, verdict
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, summarise
 from ddpsim.result.timeline import CommSpan, MessageSpan, Timeline
+from ddpsim.result.verdict import Verdict, is_normal, verdict
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s
+from ddpsim.wording import counted
 
 if TYPE_CHECKING:
     from ddpsim.cluster.transfers import Operation

@@ -17,7 +17,7 @@ from ddpsim.cluster.transfers import Operation, duration_ns
 from ddpsim.errors import InputError, ScenarioError, shown
 from ddpsim.importers.all_reduce import read_all_reduce
 from ddpsim.prediction.parts import cluster_profile
-from ddpsim.report.collective import CollectiveRow, CollectiveTable
+from ddpsim.result.collective import CollectiveRow, CollectiveTable
 from ddpsim.scenario.catalog import device_table, machine_table, resolve
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse

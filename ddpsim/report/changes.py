@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import command, counted, labelled, warned
+from ddpsim.report.lines import command, labelled, warned
 from ddpsim.result.changes import Change, Comparison, Explanation
 from ddpsim.units import format_bytes, format_duration
+from ddpsim.wording import counted
 
 __all__ = ["in_words", "render_comparison", "render_explanation"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from shutil import get_terminal_size
 from textwrap import shorten, wrap
 
-__all__ = ["command", "counted", "cut", "indented", "labelled", "screen_width", "warned"]
+__all__ = ["command", "cut", "indented", "labelled", "screen_width", "warned"]
 
 _WIDEST = 100
 _NARROWEST = 80  # of tables
@@ -35,11 +35,6 @@ def command(file: str, settings: Sequence[str], changes: Sequence[str] = ()) -> 
         yield line
     else:
         yield from f" \\\n{indent}    ".join([indent + parts[0], *parts[1:]]).split("\n")
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things: `1 rank`, `1,024 ranks`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def cut(text: str, most: int) -> str:

@@ -12,9 +12,9 @@ from ddpsim.report.page_figures import figures
 from ddpsim.report.page_tables import bucket_rows, parts, rows_left_out
 from ddpsim.report.page_timeline import legend, rank_options, timeline
 from ddpsim.report.shell import packaged, render
-from ddpsim.report.text import ranks
 from ddpsim.result.storyboard import Storyboard
 from ddpsim.units import MIB, format_bytes, format_duration
+from ddpsim.wording import ranks
 
 __all__ = ["page"]
 

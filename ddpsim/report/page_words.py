@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ddpsim.report.text import ranks
 from ddpsim.result.model import Result
 from ddpsim.result.storyboard import CapChoice, Storyboard
 from ddpsim.units import NS_PER_S, format_duration
+from ddpsim.wording import ranks
 
 __all__ = [
     "against",

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
 from ddpsim.report.lines import command, cut, indented, labelled, screen_width, warned
-from ddpsim.report.verdict import Verdict
 from ddpsim.result.model import Breakdown, BucketTimes, Result
+from ddpsim.result.verdict import Verdict
 from ddpsim.units import format_bytes, format_duration
+from ddpsim.wording import ranks
 
-__all__ = ["PARTS", "ranks", "render"]
+__all__ = ["PARTS", "render"]
 
 _BUCKET_ROWS = 8
 _STRAGGLERS = 3  # lines
@@ -43,12 +44,6 @@ def render(
         *_next(result, file, settings),
     ]
     return printable("\n".join(line.rstrip() for line in lines))
-
-
-def ranks(nodes: int, gpus_per_node: int) -> str:
-    """A cluster's size in words: `16 ranks (2 x 8)`."""
-    count = nodes * gpus_per_node
-    return f"{count} rank{'s' * (count > 1)} ({nodes} x {gpus_per_node})"
 
 
 def _answer(result: Result) -> Iterator[str]:
