@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from ddpsim.errors import InputError, Problem, ScenarioError, shown
 from ddpsim.planning.micro_batches import split_to_fit
 from ddpsim.planning.next_doubling import next_doubling
+from ddpsim.planning.options import parse_budget, parse_price, parse_target
 from ddpsim.planning.question import Question
-from ddpsim.planning.target import parse_budget, parse_price, parse_target
 from ddpsim.planning.world_sizes import WorldSizes
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.capacity import (

@@ -20,6 +20,7 @@ from ddpsim.scenario.document import Document
 from ddpsim.scenario.links import InterNode, IntraNode, LinkKind
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
+from ddpsim.settings import Setting
 
 __all__ = ["explain_step", "sensitivities"]
 
@@ -145,7 +146,7 @@ def _helps(document: Document, result: Result) -> tuple[Change, ...]:
     useful = [c for c in changes if c.change <= -_WORTH and c.is_sure and c.fits and not c.problem]
     best: dict[str, Change] = {}
     for change in sorted(useful, key=lambda change: change.change_s):
-        best.setdefault(change.settings[0].partition("=")[0], change)
+        best.setdefault(Setting.parse(change.settings[0]).key, change)
     return tuple(best.values())[:_HELPS]
 
 

@@ -29,11 +29,12 @@ from ddpsim.planning.many import attempt_many
 from ddpsim.prediction.measured_step import as_stated, check_measured
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Brief
-from ddpsim.result.sweep import GOALS, Point, Setting, Sweep
+from ddpsim.result.sweep import GOALS, Point, Sweep
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
+from ddpsim.settings import Setting
 
 __all__ = ["Progress", "sweep"]
 

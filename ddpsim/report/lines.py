@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from shutil import get_terminal_size
 from textwrap import shorten, wrap
 
+from ddpsim.settings import Setting
+
 __all__ = ["command", "cut", "indented", "labelled", "screen_width", "warned"]
 
 _WIDEST = 100
@@ -26,8 +28,8 @@ def command(file: str, settings: Sequence[str], changes: Sequence[str] = ()) -> 
 
     `changes` come after the user's own `settings`, and in place of those of the same keys.
     """
-    replaced = {change.partition("=")[0] for change in changes}
-    kept = [s for s in settings if s.partition("=")[0].strip() not in replaced]
+    replaced = {Setting.parse(change).key for change in changes}
+    kept = [text for text in settings if Setting.parse(text).key not in replaced]
     parts = [f"ddpsim run {shlex.quote(file)}"]
     parts += [f"--set {shlex.quote(setting)}" for setting in (*kept, *changes)]
     indent = " " * 12

@@ -25,8 +25,9 @@ from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.cluster.wires import Wires
 from ddpsim.errors import InputError, ScenarioError
+from ddpsim.planning.options import parse_sizes
 from ddpsim.prediction.api import load_scenario, simulate
-from ddpsim.prediction.collective_times import collective_table, load_cluster, parse_sizes
+from ddpsim.prediction.collective_times import collective_table, load_cluster
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.uncertainty import uncertainties
 from ddpsim.result.model import Result

@@ -22,7 +22,7 @@ import ddpsim
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.planning.capacity import plan_capacity
 from ddpsim.planning.next_doubling import next_doubling, with_bandwidth
-from ddpsim.planning.target import parse_budget, parse_price, parse_target
+from ddpsim.planning.options import parse_budget, parse_price, parse_target
 from ddpsim.report.capacity import render_plan
 from ddpsim.result.capacity import (
     KNEE_EFFICIENCY,

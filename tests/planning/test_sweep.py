@@ -30,7 +30,8 @@ from ddpsim.planning.grid import Axis, Grid
 from ddpsim.planning.journal import Journal, JournalError
 from ddpsim.planning.sweep import sweep
 from ddpsim.report.sweep import render_csv, render_sweep
-from ddpsim.result.sweep import FLAT, GOALS, Point, Setting, Sweep
+from ddpsim.result.sweep import FLAT, GOALS, Point, Sweep
+from ddpsim.settings import Setting
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCENARIO = ROOT / "scenarios" / "resnet50-2x8-25gbit.yaml"

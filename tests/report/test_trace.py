@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ import ddpsim
 from ddpsim.cluster.build import build_network
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
-from ddpsim.errors import InputError
-from ddpsim.planning.trace import parse_ranks, sample_ranks, trace
+from ddpsim.planning.options import parse_ranks
+from ddpsim.planning.trace import sample_ranks, trace
 from ddpsim.prediction.program import compile_program
 from ddpsim.report.trace import Traced
 from ddpsim.scenario.schema import Scenario
@@ -85,7 +86,7 @@ def test_files_say_what_simulate_says(path: Path, sets: tuple[str, ...]) -> None
     scenario = ddpsim.load_scenario(path, sets)
     result = ddpsim.simulate(scenario)
     slowest = ddpsim.observe(scenario).slowest_rank
-    traced = trace(scenario, str(slowest), "all")
+    traced = trace(scenario, [slowest], "all")
     assert len(traced.steps) == 2
     rank, merged = read(traced.of_rank(slowest)), read(traced.merged())
     assert_says_what(result, rank, 2)
@@ -214,7 +215,7 @@ def test_steps_that_repeat_are_those_of_the_plain_model(scenario: Scenario, mode
 
 def test_every_bucket_has_its_arrow() -> None:
     scenario = ddpsim.load_scenario(ROOT / "scenarios/resnet50-2x8-25gbit.yaml")
-    merged = read(trace(scenario, "3,8").merged())
+    merged = read(trace(scenario, [3, 8]).merged())
     assert len(merged.flows) == 2 * 3 * 5  # ranks, steps, buckets
     assert all(len(flow) == 3 for flow in merged.flows.values())
     assert {flow[0]["pid"] for flow in merged.flows.values()} == {3, 8}
@@ -222,7 +223,7 @@ def test_every_bucket_has_its_arrow() -> None:
 
 def test_late_peers_are_shown_within_a_collective() -> None:
     scenario = ddpsim.load_scenario(ROOT / "scenarios/straggler.yaml", FEW)
-    traced = trace(scenario, "0,3")
+    traced = trace(scenario, [0, 3])
     merged = read(traced.merged())
     late = {rank: [s for s in merged.tracks[rank, 3] if "late" in s.name] for rank in (0, 3)}
     assert sum(s.end_ns - s.start_ns for s in late[0]) > 100 * sum(
@@ -404,15 +405,14 @@ def test_ranks_are_parsed() -> None:
     ],
 )
 def test_wrong_ranks(text: str, says: str) -> None:
-    with pytest.raises(InputError, match="--ranks") as caught:
+    with pytest.raises(ValueError, match=f"^{re.escape(says)}$"):
         parse_ranks(text, 16)
-    assert caught.value.message == says
 
 
 def test_too_many_ranks() -> None:
     assert len(parse_ranks("0-255", 10**6)) == 256
     for text in ("0-256", "0-255,999999"):
-        with pytest.raises(InputError, match="at most 256 ranks at a time"):
+        with pytest.raises(ValueError, match="at most 256 ranks at a time"):
             parse_ranks(text, 10**6)
 
 
