@@ -9,7 +9,7 @@ from ddpsim.errors import InputError, ScenarioError
 from ddpsim.planning.many import simulate_many
 from ddpsim.planning.question import Question, global_batch_of, gpu_hours
 from ddpsim.prediction.api import simulate
-from ddpsim.result.capacity import Capacity, LeftOut, usable
+from ddpsim.result.capacity import Capacity, SizesLeftOut, usable
 from ddpsim.result.model import Result
 from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.schema import Scenario
@@ -31,7 +31,7 @@ class WorldSizes:
     asked: Question
     sizes: dict[int, Capacity] = field(default_factory=dict)
     results: dict[int, Result] = field(default_factory=dict)
-    left_out: dict[str, LeftOut] = field(default_factory=dict)
+    left_out: dict[str, SizesLeftOut] = field(default_factory=dict)
     searched: str = ""
 
     def try_ladder(self) -> None:
@@ -63,7 +63,7 @@ class WorldSizes:
         self.left_out[key] = (
             replace(known, sizes=tuple(dict.fromkeys((*known.sizes, size))))
             if known
-            else LeftOut((size,), message if key == "global_batch" else f"{key}: {message}")
+            else SizesLeftOut((size,), message if key == "global_batch" else f"{key}: {message}")
         )
 
     def usable(self) -> list[Capacity]:

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from shutil import get_terminal_size
 from textwrap import shorten, wrap
 
+from ddpsim.result.model import PredictionInterval
 from ddpsim.settings import Setting
+from ddpsim.units import format_duration
 
-__all__ = ["command", "cut", "indented", "labelled", "screen_width", "warned"]
+__all__ = ["command", "cut", "indented", "interval_in_words", "labelled", "screen_width", "warned"]
 
 _WIDEST = 100
 _NARROWEST = 80  # of tables
@@ -44,6 +46,12 @@ def cut(text: str, most: int) -> str:
     text = " ".join(text.split())
     short = shorten(text, most, placeholder=" ...")
     return short if len(short) > most // 2 or short == text else f"{text[: most - 4]} ..."
+
+
+def interval_in_words(interval: PredictionInterval) -> str:
+    """Level and edges: `80% interval 70.1 ms to 85.3 ms`."""
+    low, high = format_duration(interval.low), format_duration(interval.high)
+    return f"{interval.level:.0%} interval {low} to {high}"
 
 
 def labelled(label: str, text: str) -> Iterator[str]:

@@ -37,11 +37,11 @@ class Part:
 def bucket_rows(choice: CapChoice) -> list[BucketRow]:
     """The buckets of a choice, on its slowest rank; the first 300."""
     slowest = choice.step.ranks[0]
-    seen = {comm.bucket: comm for comm in slowest.collectives}
+    seen = {comm.span.bucket: comm for comm in slowest.collectives}
     rows = []
     for bucket in choice.result.buckets[:_MOST_ROWS]:
         comm = seen.get(bucket.index)
-        in_flight_ns = comm.end_ns - comm.joined_ns if comm else 0
+        in_flight_ns = comm.span.end_ns - comm.span.joined_ns if comm else 0
         exposed_ns = sum(end - start for start, end in comm.exposed) if comm else 0
         rows.append(BucketRow(bucket, in_flight_ns / NS_PER_S, exposed_ns / NS_PER_S))
     return rows

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpsim.report.page_looks import LOOKS, Look
 from ddpsim.report.page_words import cap_words, listed, spoken
-from ddpsim.result.storyboard import DrawnRank, Storyboard
+from ddpsim.result.storyboard import DrawnCollective, DrawnRank, Storyboard
 
 __all__ = ["legend", "rank_options", "timeline"]
 
@@ -37,8 +37,8 @@ def _span_ns(board: Storyboard) -> tuple[int, int]:
         for rank in choice.step.ranks:
             starts += [span.start_ns for span in rank.compute]
             ends += [span.end_ns for span in rank.compute]
-            starts += [comm.joined_ns for comm in rank.collectives]
-            ends += [comm.end_ns for comm in rank.collectives]
+            starts += [comm.span.joined_ns for comm in rank.collectives]
+            ends += [comm.span.end_ns for comm in rank.collectives]
     margin_ns = max(ends) // 100
     return min(starts) - margin_ns, max(ends) + margin_ns
 
@@ -46,7 +46,17 @@ def _span_ns(board: Storyboard) -> tuple[int, int]:
 def _rank(rank: DrawnRank) -> dict[str, Any]:
     label = f"rank{'s' * (len(rank.ranks) > 1)} {listed(rank.ranks)}"
     alone = rank.is_slowest and len(rank.ranks) == 1
-    return asdict(rank) | {"label": f"{label}, slowest" if alone else label}
+    return asdict(rank) | {
+        "label": f"{label}, slowest" if alone else label,
+        "collectives": [_collective(comm) for comm in rank.collectives],
+    }
+
+
+def _collective(comm: DrawnCollective) -> dict[str, Any]:
+    """Its span's fields beside its own."""
+    own = asdict(comm)
+    del own["span"]
+    return own | comm.span._asdict()
 
 
 def rank_options(board: Storyboard) -> list[tuple[str, str]]:
@@ -64,8 +74,8 @@ def legend(board: Storyboard) -> list[Look]:
         used |= {span.kind for span in (*rank.compute, *rank.host)}
         for comm in rank.collectives:
             used |= {"hidden"} | ({"exposed"} if comm.exposed else set())
-            used |= {"queued"} if comm.joined_ns > comm.ready_ns else set()
-            used |= {"late"} if comm.met_ns > comm.joined_ns else set()
+            used |= {"queued"} if comm.span.joined_ns > comm.span.ready_ns else set()
+            used |= {"late"} if comm.span.met_ns > comm.span.joined_ns else set()
             used |= {"ring_odd"} if comm.ring_steps else set()
     looks = [look for kind, look in LOOKS.items() if kind in used]
     return list({look.name: look for look in looks}.values())

@@ -65,8 +65,8 @@ def caption(choice: CapChoice) -> Iterator[str]:
     )
     for rank in choice.step.ranks:
         ends = [span.end_ns for span in rank.compute if span.kind == "backward"]
-        buckets = [comm for comm in rank.collectives if comm.bucket >= 0]
-        late = sum(comm.end_ns > max(ends, default=0) for comm in buckets)
+        buckets = [comm for comm in rank.collectives if comm.span.bucket >= 0]
+        late = sum(comm.span.end_ns > max(ends, default=0) for comm in buckets)
         end = f" The backward ends at {format_duration(max(ends) / NS_PER_S)};" if ends else ""
         yield (
             f"Rank{'s' * (len(rank.ranks) > 1)} {listed(rank.ranks)}:{end} "

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import command, cut, indented, labelled, screen_width, warned
+from ddpsim.report.lines import (
+    command,
+    cut,
+    indented,
+    interval_in_words,
+    labelled,
+    screen_width,
+    warned,
+)
 from ddpsim.result.model import Breakdown, BucketTimes, Result
 from ddpsim.result.verdict import Verdict
 from ddpsim.units import format_bytes, format_duration
@@ -73,8 +81,7 @@ def _interval(result: Result) -> str:
     interval = result.prediction_interval_s
     if interval is None:
         return "no interval can be had: the uncertainty of the inputs is unknown"
-    low, high = format_duration(interval.low), format_duration(interval.high)
-    return f"{interval.level:.0%} interval {low} to {high}"
+    return interval_in_words(interval)
 
 
 def _verdict(verdict: Verdict) -> Iterator[str]:

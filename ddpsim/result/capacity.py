@@ -12,9 +12,9 @@ __all__ = [
     "KNEE_EFFICIENCY",
     "Capacity",
     "CapacityPlan",
-    "LeftOut",
     "Money",
     "NextDoubling",
+    "SizesLeftOut",
     "Target",
     "knee",
     "marginal_efficiencies",
@@ -125,7 +125,7 @@ class NextDoubling:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class SizesLeftOut:
     """World sizes (as nodes x GPUs) that the scenario cannot have, and why."""
 
     sizes: tuple[str, ...]
@@ -160,7 +160,7 @@ class CapacityPlan:
     next_doubling: NextDoubling | None
     make_it_fit: NextStep | None
     searched: str
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[SizesLeftOut, ...]
     most_gpus: int
     interval_level: float | None
     widest: IntervalSource | None

@@ -142,10 +142,10 @@ def test_ring_steps_are_seen_on_zoom(browser: Browser, noisy: Storyboard, tmp_pa
     rows = "document.getElementById('drawing-timeline').layout.yaxis.ticktext"
     assert browser.evaluate(rows) == ["rank 3, slowest<br>compute", "comm", "ring"]
     words = f"{DRAWN}.flatMap(t => t.hovertext).filter(t => t.includes(': ring step '))"
-    buckets = [c for c in noisy.choices[noisy.own].step.ranks[0].collectives if c.bucket >= 0]
+    buckets = [c for c in noisy.choices[noisy.own].step.ranks[0].collectives if c.span.bucket >= 0]
     assert len(browser.evaluate(words)) == 14 * len(buckets)
     at = buckets[len(buckets) // 2]
-    view = json.dumps({"xaxis.range": [at.joined_ns / 1e6, at.end_ns / 1e6]})
+    view = json.dumps({"xaxis.range": [at.span.joined_ns / 1e6, at.span.end_ns / 1e6]})
     browser.evaluate(f"Plotly.relayout('drawing-timeline', {view}).then(() => 1)")
     browser.wait_for(f"{words}.length === 14")
     first = f"bucket {at.bucket}: ring step 1 of 14, "

@@ -57,7 +57,7 @@ def exposed_ns(rank: DrawnRank) -> int:
 
 
 def in_flight_ns(rank: DrawnRank) -> int:
-    return union_ns((comm.joined_ns, comm.end_ns) for comm in rank.collectives)
+    return union_ns((comm.span.joined_ns, comm.span.end_ns) for comm in rank.collectives)
 
 
 @pytest.mark.parametrize("name", ["board", "gloo", "measured"])
@@ -99,7 +99,9 @@ def test_a_drawn_step_loses_nothing(scenario: Scenario, model: Model, rank: int)
         spans = lanes.compute
         assert all(a.end_ns <= b.start_ns for a, b in pairwise(spans))
         for lane in {comm.lane for comm in lanes.collectives}:
-            own = sorted((c.joined_ns, c.end_ns) for c in lanes.collectives if c.lane == lane)
+            own = sorted(
+                (c.span.joined_ns, c.span.end_ns) for c in lanes.collectives if c.lane == lane
+            )
             assert all(a[1] <= b[0] for a, b in pairwise(own))
     assert {rank % size, timeline.slowest_rank} == {n for r in drawn.ranks for n in r.ranks}
 
@@ -124,13 +126,13 @@ def test_ring_steps_are_the_plain_models(tmp_path: Path) -> None:
     ends = [m.end_ns - start_ns for m in messages if m.target == 0 and m.end_ns > start_ns]
     step = storyboard(source).choices[0].step
     drawn = [
-        comm.ring_start_ns + (comm.end_ns - comm.ring_start_ns) * (i + 1) / comm.ring_steps
+        comm.ring_start_ns + (comm.span.end_ns - comm.ring_start_ns) * (i + 1) / comm.ring_steps
         for comm in step.ranks[0].collectives
-        if comm.bucket >= 0
+        if comm.span.bucket >= 0
         for i in range(comm.ring_steps)
     ]
     assert drawn
-    assert {comm.ring_steps for comm in step.ranks[0].collectives if comm.bucket >= 0} == {6}
+    assert {comm.ring_steps for comm in step.ranks[0].collectives if comm.span.bucket >= 0} == {6}
     nearest = [min(abs(end - at) for end in ends) for at in drawn]
     assert max(nearest) < 1
 
