@@ -9,7 +9,7 @@ from ddpsim.errors import InputError, Problem, ScenarioError, shown
 from ddpsim.planning.micro_batches import split_to_fit
 from ddpsim.planning.next_doubling import next_doubling
 from ddpsim.planning.options import parse_budget, parse_price, parse_target
-from ddpsim.planning.question import Question
+from ddpsim.planning.plan_question import Question
 from ddpsim.planning.world_sizes import WorldSizes
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.capacity import (
@@ -124,16 +124,16 @@ class _Planner:
     def _chosen(self) -> tuple[Capacity, bool | None, Capacity | None]:
         """The answer, whether it keeps to all limits, and the fastest in the budget if another."""
         asked, usable = self.asked, self.tried.usable()
-        cheapest = self._fastest_affordable(usable) if asked.budget else None
+        affordable = self._fastest_affordable(usable) if asked.budget else None
         if asked.target.within_s is not None:
             fewest = self._fewest_in_time(usable)
             if fewest:
                 kept = asked.affordable(fewest.gpus, fewest.time_s)
-                return fewest, kept, None if kept else cheapest
-            return cheapest or min(usable, key=lambda size: size.time_s), False, None
+                return fewest, kept, None if kept else affordable
+            return affordable or min(usable, key=lambda size: size.time_s), False, None
         if asked.budget:
-            if cheapest:
-                return cheapest, True, None
+            if affordable:
+                return affordable, True, None
             return min(usable, key=lambda size: size.gpu_hours), False, None
         bend = knee({size.gpus: size.throughput_samples_per_s for size in usable})
         return self.tried.sizes[bend or usable[-1].gpus], None, None

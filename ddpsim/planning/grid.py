@@ -20,7 +20,7 @@ MOST_POINTS = 1_000_000
 
 @dataclass(frozen=True)
 class Axis:
-    """Keys that move together, and the values they take together."""
+    """Keys that change together, and the values they take together."""
 
     keys: tuple[str, ...]
     values: tuple[tuple[str, ...], ...]
@@ -74,7 +74,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """Settings that all points share, and axes; the last axis moves fastest."""
+    """Settings that all points share, and axes; the last axis varies fastest."""
 
     fixed: tuple[str, ...]
     axes: tuple[Axis, ...]

@@ -1,4 +1,4 @@
-"""Simulate every point of a grid: each once, each kept as it ends, none lost with a worker."""
+"""Simulate every point of a grid once, on workers that may die."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from time import monotonic
 from typing import Any
 
 from ddpsim.errors import Problem, ScenarioError, shown
-from ddpsim.planning.executors import HERE, ExecutorError, Workers
+from ddpsim.planning.executors import THIS_PROCESS, ExecutorError, Workers
 from ddpsim.planning.grid import Axis, Grid
 from ddpsim.planning.journal import Journal, Outcome
 from ddpsim.planning.many import attempt_many
@@ -50,7 +50,7 @@ def sweep(
     grid: Grid,
     goals: Sequence[str] = ("throughput",),
     *,
-    workers: Workers = HERE,
+    workers: Workers = THIS_PROCESS,
     journal: Journal | None = None,
     progress: Progress = lambda *_: None,
 ) -> Sweep:
@@ -64,8 +64,11 @@ def sweep(
     _check(goals)
     document = load(source, grid.fixed)
     stated = as_stated(document)
-    own = _Asked.of(document, ()).beside(stated)
-    asked = [_Asked.of(document, settings).beside(stated).beside(own.scenario) for settings in grid]
+    own = _Requested.of(document, ()).checked_against(stated)
+    asked = [
+        _Requested.of(document, settings).checked_against(stated).checked_against(own.scenario)
+        for settings in grid
+    ]
     found: dict[str, Outcome] = {}
     wanted = {each.key: each.scenario for each in (own, *asked) if each.scenario}
     if journal:  # what failed is tried again: it may have been the worker's fault, or mended
@@ -110,8 +113,8 @@ def _check(goals: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A point before it is computed: its scenario and that one's key, or what is wrong with it."""
+class _Requested:
+    """A point before it is computed: its scenario with the scenario's key, or an error."""
 
     settings: tuple[Setting, ...]
     scenario: Scenario | None
@@ -119,7 +122,7 @@ class _Asked:
     error: ScenarioError | None = None
 
     @classmethod
-    def of(cls, document: Document, settings: tuple[Setting, ...]) -> _Asked:
+    def of(cls, document: Document, settings: tuple[Setting, ...]) -> _Requested:
         """A document's scenario with settings."""
         try:
             scenario = parse(document.changed(map(str, settings)))
@@ -127,8 +130,8 @@ class _Asked:
             return cls(settings, None, error=error)
         return cls(settings, scenario, _key(scenario))
 
-    def beside(self, own: Scenario | None) -> _Asked:
-        """With an error where a step that was measured is taken for one of another kind."""
+    def checked_against(self, own: Scenario | None) -> _Requested:
+        """With an error where `own` states a measured step that does not hold for this scenario."""
         if own is None or self.scenario is None:
             return self
         try:
@@ -138,7 +141,7 @@ class _Asked:
         return self
 
     def point(self, found: Mapping[str, Outcome]) -> Point:
-        """With what was found for it."""
+        """The point with its outcome, out of all by key."""
         outcome = str(self.error) if self.error else found[self.key]
         if isinstance(outcome, Brief):
             return Point(self.settings, outcome)
@@ -146,7 +149,7 @@ class _Asked:
 
 
 def _key(scenario: Scenario) -> str:
-    """Of all that a point's figures depend on: the resolved scenario, its files, the versions."""
+    """A hash of all that a point's figures depend on: scenario, files and versions."""
     plain = scenario.model_copy(update={"name": ""})
     named = (plain.workload.profile, plain.workload.trace, plain.workload.parameters)
     files = [*named, plain.cluster.all_reduce, plain.cluster.profile]
@@ -161,7 +164,7 @@ def _versions() -> str:
 
 
 def _digest(file: SourceFile | None) -> str:
-    """Of a file's content; a file that cannot be read is an error of its own."""
+    """A hash of a file's content; a file that cannot be read has a hash of its own."""
     if file is None:
         return ""
     try:
@@ -170,12 +173,12 @@ def _digest(file: SourceFile | None) -> str:
         return "unreadable"
 
 
-def _own_settings(document: Document, axes: Sequence[Axis], own: _Asked) -> Iterator[Setting]:
-    """The scenario's own values of the axes, in an axis' own words where it holds them."""
+def _own_settings(document: Document, axes: Sequence[Axis], own: _Requested) -> Iterator[Setting]:
+    """The scenario's own values of the axes, written as on the axis where they are on it."""
     for axis in axes:
         for values in axis.values:
             together = [Setting(*pair) for pair in zip(axis.keys, values, strict=True)]
-            if own.key and _Asked.of(document, tuple(together)).key == own.key:
+            if own.key and _Requested.of(document, tuple(together)).key == own.key:
                 yield from together
                 break
         else:
@@ -190,11 +193,13 @@ def _text(document: Document, key: str) -> str:
     return "default" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def _name(own: _Asked, asked: Sequence[_Asked]) -> str:
+def _name(own: _Requested, asked: Sequence[_Requested]) -> str:
     return next(each.scenario.name for each in (own, *asked) if each.scenario)
 
 
-def _refusal(own: _Asked, asked: Sequence[_Asked], points: Sequence[Point]) -> ScenarioError:
+def _refusal(
+    own: _Requested, asked: Sequence[_Requested], points: Sequence[Point]
+) -> ScenarioError:
     """What is wrong with the scenario itself, otherwise with each point."""
     if own.error:
         return own.error
@@ -217,7 +222,7 @@ _Future = Future[tuple[list[Outcome], float]]
 
 
 class _Computation:
-    """Points on their way through an executor, in batches whose size follows their pace.
+    """Points computed by an executor, in batches sized to take half a second each.
 
     `lost`: why points have no outcome that is worth keeping, as their worker died with them.
     """
@@ -231,7 +236,7 @@ class _Computation:
         self.lost: dict[str, Outcome] = {}
 
     def outcomes(self) -> Iterator[dict[str, Outcome]]:
-        """Of each batch as it ends."""
+        """The outcomes of each batch as it ends."""
         begun = monotonic()
         while self._waiting and monotonic() - begun < self._workers.after_s:
             batch = self._next()
@@ -240,7 +245,7 @@ class _Computation:
             yield from self._through(self._workers.start())
 
     def _through(self, executor: Executor) -> Iterator[dict[str, Outcome]]:
-        """Until all is done or the executor breaks, when what was under way waits again."""
+        """Outcomes until all is done or the executor breaks; unfinished batches then wait again."""
         under_way: dict[_Future, _Batch] = {}
         try:
             while self._waiting or under_way:
@@ -262,7 +267,7 @@ class _Computation:
             executor.shutdown(wait=False)
 
     def _received(self, under_way: dict[_Future, _Batch], future: _Future) -> dict[str, Outcome]:
-        """What a worker says of its batch, which no longer is under way, unless all are broken."""
+        """The outcomes of a batch that ended; raises where the executor is broken."""
         try:
             outcomes, took_s = future.result()
         except (BrokenExecutor, CancelledError):
@@ -287,7 +292,7 @@ class _Computation:
         return {key: outcome for (key, _), outcome in zip(batch, outcomes, strict=True)}
 
     def _failed(self, batch: _Batch, error: BaseException) -> None:
-        """A worker died with a batch (not with an error of ddpsim): then its points one by one."""
+        """Retry the points of a batch one by one after its worker died on it."""
         if len(batch) > 1:
             self._size = 1
             self._waiting.extendleft(reversed(batch))
@@ -296,7 +301,7 @@ class _Computation:
 
 
 def _is_broken(future: _Future) -> bool:
-    """Whether its executor died, and not the call."""
+    """Whether the executor died, rather than the call."""
     return future.cancelled() or isinstance(future.exception(), BrokenExecutor)
 
 

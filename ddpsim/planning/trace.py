@@ -93,7 +93,7 @@ def _gzipped(content: bytes) -> bytes:
 
 
 def sample_ranks(world_size: int, gpus_per_node: int) -> list[int]:
-    """At most 16: all, or 15 to which the slowest comes; ends of nodes, evenly spread, first."""
+    """At most 16 ranks: all, or 15 (the slowest is added) spread evenly, node ends first."""
     if world_size <= SAMPLED:
         return list(range(world_size))
     starts = range(0, world_size, gpus_per_node)
@@ -118,7 +118,7 @@ def _shown(steps: int | Literal["all"] | None, known: int) -> int:
 
 
 def _spread(values: Sequence[int], count: int) -> list[int]:
-    """So many of them from the first to the last, or all if there are no more."""
+    """`count` of the values, evenly spread from the first to the last."""
     if len(values) <= count:
         return list(values)
     return [values[i * (len(values) - 1) // max(1, count - 1)] for i in range(count)]

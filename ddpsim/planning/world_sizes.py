@@ -1,4 +1,4 @@
-"""The world sizes of a capacity plan: which are tried, simulated, and what they answer."""
+"""The world sizes of a capacity plan: which ones are tried, and their simulated capacity."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.planning.many import simulate_many
-from ddpsim.planning.question import Question, global_batch_of, gpu_hours
+from ddpsim.planning.plan_question import Question, global_batch_of, gpu_hours
 from ddpsim.prediction.api import simulate
 from ddpsim.result.capacity import Capacity, SizesLeftOut, usable
 from ddpsim.result.model import Result
@@ -73,7 +73,10 @@ class WorldSizes:
     def between(
         self, low: int, high: int, is_low: Callable[[int, float], bool]
     ) -> list[tuple[int, float]]:
-        """Numbers of nodes with their times: all from `low` to `high`, halved to few enough."""
+        """Node counts with the time of the whole work, from `low` to `high`.
+
+        Halves the range until at most 32 counts are left between its ends, then simulates all.
+        """
         ends = low, high
         while high - low - 1 > _EVERY:
             for middle, time_s in self._times([(low + high) // 2]):
@@ -85,7 +88,7 @@ class WorldSizes:
         return self._times(range(low, high + 1))
 
     def _times(self, numbers: Iterable[int]) -> list[tuple[int, float]]:
-        """Seconds of the whole work on so many nodes."""
+        """Node counts with the seconds of the whole work."""
         whole = self.asked.scenario.cluster.gpus_per_node
         scenarios = [self.asked.at(nodes, whole) for nodes in numbers]
         return [

@@ -48,8 +48,8 @@ class Capacity:
     """The whole work on one world size.
 
     `marginal_efficiency`: throughput over twice that of half the GPUs, None where half of them was
-    not simulated. `time_interval_s`: low and high of the step's 80 % interval, times the steps.
-    `fits`: the memory that is known to be needed is there; None where activations are unknown.
+    not simulated. `time_interval_s`: the edges of the step's prediction interval, times the steps.
+    `fits`: whether the known memory need fits; None where activations are unknown.
     """
 
     gpus: int
@@ -74,13 +74,13 @@ class Capacity:
 
 
 def usable(sizes: Iterable[Capacity]) -> list[Capacity]:
-    """Those whose memory is not known to be too small, all where none is left."""
+    """The sizes that fit in memory as far as is known; all of them where none fits."""
     sizes = list(sizes)
     return [size for size in sizes if size.fits is not False] or sizes
 
 
 def marginal_efficiencies(throughputs: Mapping[int, float]) -> dict[int, float]:
-    """Of each number of GPUs whose half is there: throughput over twice the half's."""
+    """Throughput over twice that of half the GPUs, for each number whose half is known too."""
     return {
         gpus: rate / (2 * throughputs[gpus // 2])
         for gpus, rate in throughputs.items()
@@ -89,7 +89,10 @@ def marginal_efficiencies(throughputs: Mapping[int, float]) -> dict[int, float]:
 
 
 def knee(throughputs: Mapping[int, float]) -> int | None:
-    """The GPUs whose doubling is the first to give less than 80 % of twice the throughput."""
+    """The number of GPUs from which doubling first gives less than 80 % of twice the throughput.
+
+    `throughputs` are by number of GPUs; None where every doubling gives more.
+    """
     found = marginal_efficiencies(throughputs)
     late = [gpus for gpus, efficiency in found.items() if efficiency < KNEE_EFFICIENCY]
     return min(late) // 2 if late else None
@@ -104,8 +107,7 @@ class NextDoubling:
     criterion, and `needed_efficiency` what it gives; None where today's does, or no bandwidth does.
     `link` "all_reduce": a log or a profile says the times, and `needed_speedup` divides them.
     `gain_*`: of throughput on the answer's own GPUs, with that network or without any network time.
-    `limit`: what bounds where
-    the link's bandwidth is not enough.
+    `limit`: what bounds the step where the link's bandwidth is not enough.
     """
 
     gpus: int

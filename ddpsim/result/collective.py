@@ -15,7 +15,7 @@ class CollectiveRow:
     """One message: `algbw` = size / time, `busbw` = what each rank's link carries of it.
 
     `choice` is the algorithm and protocol, "" where a log or a profile says the time.
-    `measured_s`: of a log that it is held against.
+    `measured_s`: from the log that it is compared with.
     """
 
     size_bytes: int

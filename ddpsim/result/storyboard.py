@@ -1,4 +1,4 @@
-"""What a page shows of a scenario: one step drawn, other choices beside it, what matters most."""
+"""The data of a page: a drawn step, other bucket caps, other node counts, sensitivities."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class DrawnStep:
 
 @dataclass(frozen=True, slots=True)
 class CapChoice:
-    """One value of ddp.bucket_cap_mb, as `--set` takes it, with its answer and its step."""
+    """One value of ddp.bucket_cap_mb, as `--set` takes it, with its result and a drawn step."""
 
     cap: str
     result: Result
@@ -181,7 +181,7 @@ def _lanes(comm: Sequence[CommSpan]) -> list[int]:
 
 
 def _shortest_ns(step: Step) -> int:
-    """The least length at which few enough spans are left."""
+    """The least span length at which the compute lane has few enough spans to draw."""
     for parts in (4000, 2000, 1000, 500):
         shortest_ns = step.length_ns // parts
         if len(_merged(step.compute, shortest_ns)) <= _MOST_SPANS:
@@ -190,7 +190,7 @@ def _shortest_ns(step: Step) -> int:
 
 
 def _merged(spans: Iterable[Span], shortest_ns: int) -> list[Span]:
-    """Neighbours of one kind as one; what is too short belongs to the one that it touches."""
+    """Spans with neighbours of the same kind joined, and short ones joined to the one before."""
     merged: list[Span] = []
     for span in spans:
         if span.end_ns == span.start_ns:

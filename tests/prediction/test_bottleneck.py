@@ -13,7 +13,7 @@ from ddpsim.planning.explain import sensitivities
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.metrics import BreakdownNs, Step
 from ddpsim.result.model import Bottleneck
-from ddpsim.result.summary import _bottleneck, awaited
+from ddpsim.result.summary import _bottleneck, longest_wait
 from ddpsim.result.timeline import CommSpan, Span
 
 WAITS_FOR_BUFFERS = ("cluster={machine: dgx-h100, nodes: 128}", "workload.batch_per_rank=96")
@@ -57,7 +57,7 @@ def test_the_longest_wait_is_named(broadcast: int, bucket: int, unused: int, wor
         CommSpan("all_reduce", 0, 8, 1, backward, backward, backward, late),
         CommSpan("all_reduce", -1, 4, 1, late, late, late, end),
     )
-    longest, said = awaited(Step(0, end, forward, (), compute, comm), "what is sent")
+    longest, said = longest_wait(Step(0, end, forward, (), compute, comm), "what is sent")
     assert said == words
     assert longest.end_ns - longest.joined_ns == 30
 
@@ -179,4 +179,4 @@ def test_buckets_that_end_after_the_backward_are_counted(backward: int, words: s
         for bucket, end_ns in enumerate((10, 30, 40))
     ]
     step = Step(0, 50, 0, (), (*compute, optimizer), tuple(comm))
-    assert awaited(step, "what is sent")[1] == words
+    assert longest_wait(step, "what is sent")[1] == words

@@ -1,4 +1,4 @@
-"""What a capacity plan is asked: the work and its limits, and the scenario of each world size."""
+"""The question of a capacity plan: the work, its limits, and the scenario of a world size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _S_PER_HOUR = 3600
 
 @dataclass(frozen=True)
 class Question:
-    """What was asked, and the scenario of each world size."""
+    """Target and limits of a plan, and the scenario of each world size."""
 
     scenario: Scenario
     target: Target
@@ -66,7 +66,7 @@ class Question:
 
     @property
     def samples(self) -> int:
-        """In one epoch; raises InputError."""
+        """Samples in one epoch; raises InputError where tokens cannot be counted."""
         if self.target.unit == "samples":
             return self.target.amount
         if self.seq_len is None:
@@ -83,11 +83,11 @@ class Question:
         return self.scenario.ddp.accumulation_steps
 
     def has(self, gpus: int) -> bool:
-        """Whether the global batch divides."""
+        """Whether the global batch divides by so many GPUs and their micro-batches."""
         return self.global_batch is None or self.global_batch % (gpus * self.accumulated) == 0
 
     def at(self, nodes: int, gpus_per_node: int) -> Scenario:
-        """The scenario on another world size; raises InputError where it cannot have it."""
+        """The scenario on another world size; raises InputError where it does not exist."""
         cluster = self.scenario.cluster.resized(nodes, gpus_per_node)
         workload, gpus = self.scenario.workload, nodes * gpus_per_node
         if self.global_batch is not None:
@@ -102,23 +102,23 @@ class Question:
         return sized if self.global_batch is None else split_to_fit(sized) or sized
 
     def time_s(self, scenario: Scenario, step_s: float) -> float:
-        """Of all steps."""
+        """Seconds of all steps."""
         return self.steps(scenario) * step_s
 
     def steps(self, scenario: Scenario) -> int:
-        """Of all epochs: as torch's DistributedSampler pads each, its last step is a whole one."""
+        """Steps of all epochs; the last of each is whole, as torch's DistributedSampler pads it."""
         return self.target.epochs * ceil(self.samples / global_batch_of(scenario))
 
     def cost(self, gpus: int, time_s: float) -> float | None:
-        """At the price, None without one."""
+        """Cost at the price of a GPU-hour; None without a price."""
         return None if self.price is None else self.price.amount * gpu_hours(gpus, time_s)
 
     def in_time(self, time_s: float) -> bool:
-        """Whether the target is met."""
+        """Whether the deadline is met; True without one."""
         return self.target.within_s is None or time_s <= self.target.within_s
 
     def affordable(self, gpus: int, time_s: float) -> bool:
-        """Whether the budget is kept."""
+        """Whether the budget suffices; True without one."""
         if self.budget is None:
             return True
         hours = gpu_hours(gpus, time_s)
@@ -146,5 +146,5 @@ def global_batch_of(scenario: Scenario) -> int:
 
 
 def gpu_hours(gpus: int, time_s: float) -> float:
-    """Of so many GPUs for so many seconds."""
+    """GPU-hours of so many GPUs for so many seconds."""
     return gpus * time_s / _S_PER_HOUR
