@@ -37,7 +37,6 @@ MIB = 2**20
 WORKLOAD = {"model": "resnet50", "batch_per_rank": 64}
 A100 = Graph("ampere", 1, 8, 240.0)
 H100 = Graph("hopper", 1, 8, 370.8, reduces=True)
-
 needs_reference = pytest.mark.skipif(
     not os.environ.get("DDPSIM_REFERENCE_DATA"),
     reason="DDPSIM_REFERENCE_DATA is not set: no published sweeps",

@@ -19,11 +19,7 @@ def swept(*settings: str, **options: Any) -> Sweep:
 
 
 BIG = ["--set", "ddp.bucket_cap_mb=" + ",".join(map(str, range(1, 26)))]
-
-
 BIG += ["--set", "workload.batch_per_rank=" + ",".join(map(str, range(32, 52)))]
-
-
 _EXPECTED: list[str] = []
 
 

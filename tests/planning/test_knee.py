@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from plan_scenarios import plan_of_imagenet
+from plan_scenarios import IMAGENET, plan_of_imagenet
 from shipped_scenarios import load as scenario
 
 from ddpsim.planning.capacity import plan_capacity
 from ddpsim.report.capacity import render_plan
-from ddpsim.result.capacity import (
-    KNEE_EFFICIENCY,
-    CapacityPlan,
-    knee,
-    marginal_efficiencies,
-)
-
-IMAGENET = "90 epochs of 1.28M samples"
+from ddpsim.result.capacity import KNEE_EFFICIENCY, CapacityPlan, knee, marginal_efficiencies
 
 
 @pytest.fixture(scope="module")

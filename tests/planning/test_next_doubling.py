@@ -12,9 +12,7 @@ import ddpsim
 from ddpsim.planning.capacity import plan_capacity
 from ddpsim.planning.next_doubling import next_doubling, with_bandwidth
 from ddpsim.report.capacity import render_plan
-from ddpsim.result.capacity import (
-    KNEE_EFFICIENCY,
-)
+from ddpsim.result.capacity import KNEE_EFFICIENCY
 from ddpsim.scenario.links import IntraNode
 from ddpsim.scenario.schema import Scenario
 

@@ -9,10 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddpsim.planning.options import parse_budget, parse_price, parse_target
-from ddpsim.result.capacity import (
-    Money,
-    Target,
-)
+from ddpsim.result.capacity import Money, Target
 
 
 @given(
@@ -54,8 +51,6 @@ def test_targets(text: str, target: Target) -> None:
 
 
 NUMBERS = "write such as 90, 1.28M or 300B"
-
-
 GRAMMAR = (
     'is not a target; write "[N epochs of] M samples [in DURATION]", such as "90 epochs of 1.28M '
     'samples in 24 h" or "300B tokens in 30 days"'

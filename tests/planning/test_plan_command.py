@@ -11,17 +11,14 @@ from pathlib import Path
 import jsonschema
 import pytest
 from conftest import Outcome
-from plan_scenarios import plan_of_imagenet
+from plan_scenarios import IMAGENET, plan_of_imagenet
 from pydantic import TypeAdapter
 
-from ddpsim.result.capacity import (
-    CapacityPlan,
-)
+from ddpsim.result.capacity import CapacityPlan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCENARIOS = ROOT / "scenarios"
 GOLDEN = Path(__file__).parent.parent / "golden"
-IMAGENET = "90 epochs of 1.28M samples"
 Cli = Callable[..., Outcome]
 
 

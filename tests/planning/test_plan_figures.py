@@ -11,9 +11,7 @@ from shipped_scenarios import load as scenario
 import ddpsim
 from ddpsim.planning.capacity import plan_capacity
 from ddpsim.report.capacity import render_plan
-from ddpsim.result.capacity import (
-    CapacityPlan,
-)
+from ddpsim.result.capacity import CapacityPlan
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from plan_scenarios import IMAGENET
 from shipped_scenarios import load as scenario
 
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.planning.capacity import plan_capacity
 from ddpsim.report.capacity import render_plan
-
-IMAGENET = "90 epochs of 1.28M samples"
 
 
 def test_a_target_out_of_reach_shows_the_best_and_its_bound() -> None:

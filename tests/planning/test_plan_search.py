@@ -10,23 +10,18 @@ import pytest
 from conftest import Outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_scenarios import with_nodes
+from plan_scenarios import IMAGENET, with_nodes
 from shipped_scenarios import load as scenario
 
 import ddpsim
 from ddpsim.planning.capacity import plan_capacity
 from ddpsim.planning.options import parse_target
 from ddpsim.report.capacity import render_plan
-from ddpsim.result.capacity import (
-    Capacity,
-    Money,
-    Target,
-)
+from ddpsim.result.capacity import Capacity, Money, Target
 from ddpsim.scenario.schema import Scenario
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCENARIOS = ROOT / "scenarios"
-IMAGENET = "90 epochs of 1.28M samples"
 
 
 def time_s(asked: Scenario, nodes: int, target: Target) -> float:

@@ -33,8 +33,6 @@ def test_a_step_that_waits_for_its_host_says_so_and_how_sure_it_is() -> None:
 
 
 DEVICE = "memory: 80 GB, memory_bandwidth: 3 TB/s, peak_flops: {fp32: 60 TFLOP/s, bf16: 1 PFLOP/s}"
-
-
 LINKS = (
     "cluster.intra_node={bandwidth: 300 GB/s, latency: 5 us}",
     "cluster.inter_node={bandwidth: 400 Gbit/s, latency: 5 us}",

@@ -15,8 +15,6 @@ from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.uncertainty import uncertainties
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
 TRANSFORMER = json.loads(
     (ROOT / "scenarios" / "testbed" / "transformer-500mbit.json").read_text("utf-8")
 )

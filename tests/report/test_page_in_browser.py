@@ -49,8 +49,6 @@ def written(board: Storyboard, tmp_path_factory: pytest.TempPathFactory) -> Path
 DRAWN = "[...document.getElementById('drawing-timeline').data]"
 BARS = f"JSON.stringify({DRAWN}.map(t => [t.y, t.base, t.x]))"
 HOVER = "[...document.querySelectorAll('#drawing-timeline .hovertext')].map(t => t.textContent)"
-
-
 SHOWN = (
     "[...document.querySelectorAll('[data-choice]')].filter(e => !e.hidden)"
     ".map(e => e.dataset.choice).join('')"

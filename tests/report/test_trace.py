@@ -26,8 +26,6 @@ from ddpsim.workload.model import Model
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
 FEW = ("run.iterations=2",)
-
-
 CASES = [
     *[pytest.param(path, FEW, id=path.stem) for path in SCENARIOS],
     pytest.param(

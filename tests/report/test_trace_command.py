@@ -20,8 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 GOLDEN = Path(__file__).parent.parent / "golden" / "trace"
 GOOD = str(Path(__file__).parent.parent / "invalid" / "files" / "good.yaml")
 Cli = Callable[..., Outcome]
-
-
 TINY = """\
 schema: ddpsim/1
 name: "a tiny model"

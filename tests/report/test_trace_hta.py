@@ -20,7 +20,6 @@ pytest.importorskip(
     "hta", reason="HolisticTraceAnalysis is not installed: .ci/run compares with it"
 )
 pytestmark = pytest.mark.filterwarnings("ignore")
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 # scenario, settings, ranks, and whether the device idles during communication
 CASES = {
