@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sweep_of_caps import swept
 
-from ddpsim.planning import sweep as sweeping
+from ddpsim.planning import computation
 from ddpsim.planning.journal import Journal, JournalError
 
 CAPS = "ddp.bucket_cap_mb=default,1,5,25,50"
@@ -21,7 +21,7 @@ def test_a_journal_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path = tmp_path / "out.journal"
     with Journal(path, resume=False) as journal:
         found = swept(CAPS, journal=journal)
-    monkeypatch.setattr(sweeping, "attempt_many", None)
+    monkeypatch.setattr(computation, "attempt_many", None)
     with Journal(path, resume=True) as journal:
         assert swept(CAPS, journal=journal) == found
         with pytest.raises(TypeError):

@@ -10,7 +10,7 @@ from sweep_of_caps import swept
 
 import ddpsim
 from ddpsim.errors import ScenarioError
-from ddpsim.planning import sweep as sweeping
+from ddpsim.planning import computation
 from ddpsim.planning.grid import Grid
 from ddpsim.planning.journal import Journal
 from ddpsim.planning.sweep import sweep
@@ -129,8 +129,8 @@ def test_equal_points_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None
         computed.extend(scenarios)
         return simulate(scenarios)
 
-    simulate = sweeping.attempt_many
-    monkeypatch.setattr(sweeping, "attempt_many", counted)
+    simulate = computation.attempt_many
+    monkeypatch.setattr(computation, "attempt_many", counted)
     found = swept("cluster.inter_node.bandwidth=25 Gbit/s,25000 Mbit/s,3.125 GB/s,10 Gbit/s")
     assert len(computed) == 2  # the scenario's own is one of them
     assert len({id(point.brief) for point in found.points}) == 2
