@@ -142,8 +142,8 @@ def test_ring_steps_are_seen_on_zoom(browser: Browser, noisy: Storyboard, tmp_pa
     words = f"{DRAWN}.flatMap(t => t.hovertext).filter(t => t.includes(': ring step '))"
     buckets = [c for c in noisy.choices[noisy.own].step.ranks[0].collectives if c.span.bucket >= 0]
     assert len(browser.evaluate(words)) == 14 * len(buckets)
-    at = buckets[len(buckets) // 2]
-    view = json.dumps({"xaxis.range": [at.span.joined_ns / 1e6, at.span.end_ns / 1e6]})
+    at = buckets[len(buckets) // 2].span
+    view = json.dumps({"xaxis.range": [at.joined_ns / 1e6, at.end_ns / 1e6]})
     browser.evaluate(f"Plotly.relayout('drawing-timeline', {view}).then(() => 1)")
     browser.wait_for(f"{words}.length === 14")
     first = f"bucket {at.bucket}: ring step 1 of 14, "
