@@ -15,13 +15,13 @@ from typing import Any
 
 from ddpsim.errors import DdpsimError
 
-__all__ = ["HERE", "ExecutorError", "Workers", "dask_workers", "local_workers"]
+__all__ = ["THIS_PROCESS", "ExecutorError", "Workers", "dask_workers", "local_workers"]
 
 _WORTH_S = 1.0  # work that is over sooner needs no other processes, which take half of it to start
 
 
 class ExecutorError(DdpsimError):
-    """No executor can be had, or its workers die: why, and what to do."""
+    """An executor cannot be started, or its workers keep dying."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,22 @@ class Workers:
     after_s: float = 0.0
 
 
-def _nobody() -> Executor:
+def _no_executor() -> Executor:
     raise ExecutorError("this process computes all by itself")
 
 
-HERE = Workers(_nobody, 1, after_s=math.inf)
+THIS_PROCESS = Workers(_no_executor, 1, after_s=math.inf)
 
 
 def local_workers(jobs: int) -> Workers:
     """`jobs` processes of this machine."""
     if jobs == 1:
-        return HERE
+        return THIS_PROCESS
     spawn = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
 
     def start() -> Executor:
         executor = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_obey_parent)
-        with _ctrl_c_later():
+        with _deferring_ctrl_c():
             executor.submit(int)  # the first call starts the processes
         return executor
 
@@ -59,8 +59,8 @@ def local_workers(jobs: int) -> Workers:
 
 
 @contextmanager
-def _ctrl_c_later() -> Iterator[None]:
-    """Ctrl-C waits until the end, and processes that are started here never see it.
+def _deferring_ctrl_c() -> Iterator[None]:
+    """Defer Ctrl-C to the end of the block, and hide it from processes started in it.
 
     A worker that is interrupted while it starts, or whose parent is, would print a traceback.
     """

@@ -11,17 +11,16 @@ from itertools import chain, product
 from pathlib import Path
 
 from ddpsim.errors import Problem, ScenarioError
-from ddpsim.result.sweep import Setting
+from ddpsim.settings import Setting, split_values
 
 __all__ = ["Axis", "Grid"]
 
 MOST_POINTS = 1_000_000
-_OPENING, _CLOSING = "[{(", "]})"
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Keys that move together, and the values they take together."""
+    """Keys that change together, and the values they take together."""
 
     keys: tuple[str, ...]
     values: tuple[tuple[str, ...], ...]
@@ -29,14 +28,15 @@ class Axis:
     @classmethod
     def of_setting(cls, setting: str) -> Axis:
         """`key=1,2,3`; raises ScenarioError for what is no list of values."""
-        key, equals, text = setting.partition("=")
         where = f"--set {setting}"
-        if not equals or not key.strip():
-            raise _refused(where, "write --set key.path=1,2,3")
-        values = _split(text)
+        try:
+            key, text = Setting.parse(setting)
+        except ValueError:
+            raise _refused(where, "write --set key.path=1,2,3") from None
+        values = split_values(text)
         if any(not value for value in values):
             raise _refused(where, "a value is missing between two commas, or at an end")
-        return cls((key.strip(),), _distinct(where, [(value,) for value in values]))
+        return cls((key,), _distinct(where, [(value,) for value in values]))
 
     @classmethod
     def read(cls, path: Path) -> Axis:
@@ -74,7 +74,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """Settings that all points share, and axes; the last axis moves fastest."""
+    """Settings that all points share, and axes; the last axis varies fastest."""
 
     fixed: tuple[str, ...]
     axes: tuple[Axis, ...]
@@ -89,7 +89,7 @@ class Grid:
         for key in keys:
             if keys.count(key) > 1:
                 raise _refused(key, "two axes move this key; leave one of them out")
-            if any(setting.partition("=")[0].strip() == key for setting in fixed):
+            if any(Setting.parse(setting).key == key for setting in fixed):
                 raise _refused(key, "an axis moves this key, and --set fixes it; leave one out")
         grid = cls(fixed, moved)
         if len(grid) > MOST_POINTS:
@@ -110,22 +110,6 @@ class Grid:
                 for axis, together in pairs
                 for key, value in zip(axis.keys, together, strict=True)
             )
-
-
-def _split(text: str) -> list[str]:
-    """At the commas outside of brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for sign in text:
-        if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "\"'":
-            quote = sign
-        elif sign == "," and not depth:
-            parts.append("")
-            continue
-        depth += (sign in _OPENING) - (sign in _CLOSING) if not quote else 0
-        parts[-1] += sign
-    return [part.strip() for part in parts]
 
 
 def _distinct(where: str, values: list[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:

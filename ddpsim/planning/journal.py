@@ -1,4 +1,4 @@
-"""What a sweep has computed so far, a line a point: kept when the process dies at any moment."""
+"""The journal of a sweep: one line a point, sound whenever the process dies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Outcome = Brief | str  # figures, or why there are none
 
 
 class JournalError(DdpsimError):
-    """A journal cannot be used: whose it is, and what to do."""
+    """A journal cannot be used."""
 
 
 class Journal:
@@ -64,7 +64,7 @@ class Journal:
         self.known |= outcomes
 
     def finish(self) -> None:
-        """Mark the sweep as whole: its points are needed no more, though they can be used."""
+        """Mark the sweep as complete."""
         self._append(_FINISHED)
 
     def _append(self, data: bytes) -> None:

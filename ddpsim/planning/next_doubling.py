@@ -1,4 +1,4 @@
-"""Which network would make twice the GPUs worth it."""
+"""The network that would make doubling the GPUs worthwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HALVINGS = 8
 
 
 def next_doubling(today: Scenario, doubled: Scenario) -> NextDoubling:
-    """Twice the GPUs of `today` against twice its throughput, and the network that they need.
+    """Compare the doubled scenario with twice the throughput of today's; find the network it needs.
 
     The search is over the bandwidth of the links between nodes (inside the node, where there is
     one node), and over all times where a log or a profile says them.
@@ -53,7 +53,7 @@ def next_doubling(today: Scenario, doubled: Scenario) -> NextDoubling:
 
 
 def with_bandwidth(scenario: Scenario, key: LinkKind, bytes_per_s: float) -> Scenario:
-    """The scenario with another bandwidth of a kind of link, and all else of it as it is."""
+    """The scenario with another bandwidth for one kind of link."""
     cluster = scenario.cluster
     stated = getattr(cluster, key)
     if cluster.machine:  # what is stated beside it changes that alone
@@ -79,7 +79,7 @@ def _bandwidth(cluster: Cluster, key: LinkKind) -> float:
 def _faster_all_reduce(
     found: NextDoubling, today: Scenario, doubled: Scenario, wanted: float
 ) -> NextDoubling:
-    """All times of the network divided by the least factor that does."""
+    """The least factor on all network times that reaches the criterion."""
     if found.without_network_time < KNEE_EFFICIENCY:
         return replace(found, limit=_limit(found, doubled, wanted))
 
@@ -98,7 +98,7 @@ def _faster_all_reduce(
 def _faster_link(
     found: NextDoubling, today: Scenario, doubled: Scenario, wanted: float, key: LinkKind
 ) -> NextDoubling:
-    """The least bandwidth that does, or what bounds with an unlimited one."""
+    """The least bandwidth that reaches the criterion, or the limit of an unlimited one."""
     rate = _bandwidth(doubled.cluster, key)
 
     def efficiency(speedup: float) -> float:
@@ -122,7 +122,7 @@ def _faster_link(
 
 
 def _limit(found: NextDoubling, doubled: Scenario, wanted: float) -> str:
-    """What bounds with an unlimited network, or with one kind of link unlimited."""
+    """What limits the step where the network, or one kind of link, is unlimited."""
     bottleneck = simulate(doubled).bottleneck
     said = f"{bottleneck.kind}: {bottleneck.text}"
     if bottleneck.kind != "communication":
@@ -138,7 +138,7 @@ def _limit(found: NextDoubling, doubled: Scenario, wanted: float) -> str:
 
 
 def _least(efficiency: Callable[[float], float], most: float) -> float:
-    """The least speedup that reaches the criterion, to 1 %: doubled, then halved between."""
+    """The least speedup that reaches the criterion, to 1 %, by doubling and bisection."""
     low, high = 1.0, 2.0
     while efficiency(high) < KNEE_EFFICIENCY and high < most:
         low, high = high, min(2 * high, most)
@@ -149,7 +149,7 @@ def _least(efficiency: Callable[[float], float], most: float) -> float:
 
 
 def _three_digits(value: float) -> float:
-    """Rounded up."""
+    """Rounded up to three significant digits."""
     digit = 10.0 ** (floor(log10(value)) - 2)
     return ceil(value / digit - 1e-9) * digit
 

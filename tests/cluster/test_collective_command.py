@@ -15,7 +15,8 @@ from ddpsim.cluster.build import LOG, OTHER_GPUS
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.prediction.api import load_scenario
-from ddpsim.prediction.collective_times import collective_table, parse_sizes
+from ddpsim.planning.options import parse_sizes
+from ddpsim.prediction.collective_times import collective_table
 from ddpsim.prediction.resolve import resolve
 
 

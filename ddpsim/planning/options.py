@@ -1,4 +1,9 @@
-"""What a plan is asked for, as text: work and a deadline, a price, a budget."""
+"""What options say, from their text: work and money, sizes, ranks, steps.
+
+The command line and Python read them here alike. Every reader raises ValueError, which names the
+text, what is wrong with it and what to write instead; units are read in `ddpsim.units`, settings
+in `ddpsim.settings`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,16 @@ from typing import Literal
 
 from ddpsim.errors import shown
 from ddpsim.result.capacity import Money, Target
-from ddpsim.units import parse_duration
+from ddpsim.units import parse_bytes, parse_duration
 
-__all__ = ["parse_budget", "parse_price", "parse_target"]
+__all__ = [
+    "parse_budget",
+    "parse_price",
+    "parse_ranks",
+    "parse_sizes",
+    "parse_steps",
+    "parse_target",
+]
 
 _FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 _NUMBER = re.compile(r"(\d[\d_]*(?:\.\d+)?|\.\d+)(?:[eE]\+?(\d{1,3}))? ?([kKMGBT]?)")
@@ -21,6 +33,10 @@ _TARGET = re.compile(
 )
 _MONEY = re.compile(r"(?P<sign>[$€£¥])? ?(?P<amount>[\d._]+(?: ?[kKM](?= |$))?) ?(?P<label>\S+)?")
 _AN_HOUR = re.compile(r" ?/ ?(h|hour|gpu-hour)$|(?<=\S) an? (gpu-)?hour$", re.IGNORECASE)
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_MOST_BYTES = 2**50
+_MOST_RANKS = 256  # for eyes: beyond, the files get large and the page slow
+_GPU_HOURS = ("gpu-hour", "gpu-hours", "gpuh", "gpu-h")
 _LONGEST = 100  # characters: longer text is no target, and no message repeats it
 _MOST = 10**18
 _GRAMMAR = (
@@ -99,4 +115,63 @@ def _money(plain: str, text: str, wanted: str) -> Money:
     return Money(number, "GPU-hours" if label.lower() in _GPU_HOURS else label)
 
 
-_GPU_HOURS = ("gpu-hour", "gpu-hours", "gpuh", "gpu-h")
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Bytes of "8..16G" (each twice the last) or "1M,25 MiB"; K, M and G alone are binary.
+
+    Raises ValueError, naming what is wrong.
+    """
+    return tuple(sorted({size for part in text.split(",") for size in _doubled(part)}))
+
+
+def _doubled(text: str) -> tuple[int, ...]:
+    low, dots, high = text.partition("..")
+    if not dots:
+        return (_size(text),)
+    first, last = _size(low), _size(high)
+    if last < first:
+        raise ValueError(f"{shown(text)} ends before it begins")
+    sizes = [first]
+    while sizes[-1] * 2 <= last:
+        sizes.append(sizes[-1] * 2)
+    return tuple(sizes)
+
+
+def _size(text: str) -> int:
+    word = text.strip()
+    factor = _BINARY.get(word[-1:].upper(), 1)
+    digits = word[:-1] if factor > 1 else word
+    size = int(digits) * factor if digits.isdecimal() else round(parse_bytes(word))
+    if not 4 <= size <= _MOST_BYTES:
+        raise ValueError(f"{shown(word)} is out of range: wanted 4 B to 1024 T")
+    return size
+
+
+def parse_ranks(text: str, world_size: int) -> list[int]:
+    """Ranks as in "0,3,8-11", in order; raises ValueError."""
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not _is_number(first) or (dash and not _is_number(last)):
+            raise ValueError(f"{part.strip()!r} is no rank; write 0,3,8-11")
+        begin, end = int(first), int(last or first)
+        if begin > end:
+            raise ValueError(f"{part.strip()!r} runs backwards; write {end}-{begin}")
+        if end >= world_size:
+            raise ValueError(f"there is no rank {end}: choose 0 to {world_size - 1}")
+        chosen.update(range(begin, min(end, begin + _MOST_RANKS) + 1))
+        if len(chosen) > _MOST_RANKS:
+            raise ValueError(f"at most {_MOST_RANKS} ranks at a time")
+    return sorted(chosen)
+
+
+def parse_steps(text: str) -> int | Literal["all"]:
+    """A number of steps, or "all"; raises ValueError."""
+    if text == "all":
+        return "all"
+    if not _is_number(text) or not int(text):
+        raise ValueError(f"{text!r} is neither a number of steps nor all")
+    return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
