@@ -39,7 +39,7 @@ def run_job(module: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
     """`python -m` with these, or -c, as two ranks, as torchrun starts them."""
     from calibrate.measure.ranks.launch import free_port
 
-    tests = Path(__file__).parent.parent
+    tests = Path(__file__).parents[2]
     common = {
         **os.environ,
         "WORLD_SIZE": "2",
