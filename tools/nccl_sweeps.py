@@ -21,6 +21,7 @@ from ddpsim.cluster.fitted.laws import FittedCost
 from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.importers.all_reduce import AllReduceLog
+from ddpsim.importers.profiles.cluster import ClusterProfile
 from ddpsim.prediction.api import load_scenario, simulate
 from ddpsim.prediction.collective_times import collective_table, load_cluster
 from ddpsim.units import NS_PER_S
@@ -153,10 +154,15 @@ def _part(log: AllReduceLog, first: int) -> AllReduceLog:
     return AllReduceLog(log.source, log.kind, log.nodes, log.gpus_per_node, log.samples[first::2])
 
 
+@cache
+def _fitted(names: tuple[str, ...]) -> ClusterProfile:
+    return fit_logs([sweeps()[name] for name in names], "elsewhere")
+
+
 @contextmanager
 def _profile_of(names: Sequence[str]) -> Iterator[str]:
     """The path of a fit of these sweeps, for as long as it is needed."""
-    profile = fit_logs([sweeps()[name] for name in names], "elsewhere")
+    profile = _fitted(tuple(names))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         path.write_text(profile.model_dump_json(by_alias=True), encoding="utf-8")
