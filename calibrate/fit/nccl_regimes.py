@@ -270,7 +270,8 @@ class _Stretches:
     def breaks(self) -> list[int]:
         """The edges between which stretches may lie."""
         wanted = min(_BREAKS, self.end - 1)
-        return np.unique(np.linspace(1, self.end - 1, wanted).round().astype(int)).tolist()
+        places = np.linspace(1, self.end - 1, wanted).round().astype(int)
+        return [int(place) for place in np.unique(places)]
 
     def fit(self, kind: RegimeKind, low: int, high: int) -> tuple[Floats, Floats]:
         """The figures of one regime, and the times it predicts for the whole group."""

@@ -19,8 +19,9 @@ from calibrate.measure.host.environment import check_same_machine
 from calibrate.records.record import Record
 
 
-def test_resume_repeats_nothing(measured: tuple[Path, Record]) -> None:
-    path, record = measured
+def test_resume_repeats_nothing(measured: tuple[Path, Record], tmp_path: Path) -> None:
+    record, path = measured[1], tmp_path / "record.json"
+    path.write_bytes(measured[0].read_bytes())
     again = ranks(2, path, data_loader="measure_helpers:batches", resume=True, time_budget_s=1e-3)
     assert again.measurements == record.measurements
 
