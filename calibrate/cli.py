@@ -78,8 +78,7 @@ def measure(
     resume: Annotated[bool, typer.Option(help="Go on with a record; repeat nothing.")] = False,
 ) -> None:
     """Measure collectives, copies, interference and jitter of this job's ranks into a record."""
-    from calibrate.measure.cluster.session import Options, measure_locally
-    from calibrate.measure.cluster.session import measure as measure_here
+    from calibrate.measure.cluster.options import Options
 
     options = Options(
         output=output,
@@ -89,6 +88,9 @@ def measure(
         data_loader=data_loader,
         resume=resume,
     )
+    from calibrate.measure.cluster.session import measure as measure_here
+    from calibrate.measure.cluster.session import measure_locally
+
     with _said_once():
         _ = measure_here(options) if local is None else measure_locally(local, options)
 

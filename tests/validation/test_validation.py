@@ -45,6 +45,7 @@ needs_reference = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_the_published_benchmark_is_predicted() -> None:
     """Bucket 25: 3 % median and 6 % worst; DDP on one GPU 2 % median.
 
@@ -316,6 +317,7 @@ def test_ranks_on_too_few_cores_are_reported_apart(folder: Path) -> None:
     ],
     ids=lambda value: value.name if isinstance(value, Path) else "",
 )
+@pytest.mark.slow
 def test_the_report_of_a_campaign_is_up_to_date(folder: Path, rounds: str) -> None:
     """What is predicted from the recorded measurements, tick by tick."""
     report, now = campaign(folder), predicted(folder, rounds)
@@ -341,6 +343,7 @@ def test_the_report_holds_every_sweep_that_was_recorded(folder: Path) -> None:
 
 
 @needs_reference
+@pytest.mark.slow
 def test_the_pages_are_up_to_date() -> None:
     for path, text in pages().items():
         assert path.read_text("utf-8") == text

@@ -168,6 +168,7 @@ def _covered(truths: dict[str, float], fits: Sequence[Callable[[str], Fitted]]) 
     return float(np.mean(hits))
 
 
+@pytest.mark.slow
 def test_standard_errors_cover_the_truth_about_as_often_as_they_say() -> None:
     """95 % by their definition; 84 % to 100 % over 40 seeds."""
     truths = {"queue_s": 2e-4, "segment_s": 6e-5, "wire_bytes_per_byte": 1.045}
@@ -179,6 +180,7 @@ def test_standard_errors_cover_the_truth_about_as_often_as_they_say() -> None:
     assert 0.84 <= _covered(truths, fits) <= 1.0
 
 
+@pytest.mark.slow
 def test_standard_errors_of_nccl_cover_the_truth_too() -> None:
     """Less often: that regimes were chosen from the same data is not in the errors."""
     truths = {"base_s": 20e-6, "intra_bandwidth_bytes_per_s": 50e9}

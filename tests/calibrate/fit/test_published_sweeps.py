@@ -91,6 +91,7 @@ def test_rounding_does_not_choose_the_fit_of_half_a_sweep(name: str) -> None:
 
 
 @needs_reference
+@pytest.mark.slow
 def test_every_sweep_is_reproduced() -> None:
     """Median error of each sweep's own rows; of rows left out: `tests/cluster`."""
     for name, samples in _sweeps().items():

@@ -91,6 +91,7 @@ def profiled(path: Path, *options: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_record_of_two_gpus(record: Record) -> None:
     here = record.environment
     assert (here.backend, here.device, here.library) == ("nccl", A100, "2.27.5")

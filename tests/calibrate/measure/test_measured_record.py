@@ -28,6 +28,7 @@ from calibrate.measure.ranks.job import join
 from calibrate.records.record import Record, load_record
 
 
+@pytest.mark.slow
 def test_a_record_of_two_ranks_holds_every_kind(measured: tuple[Path, Record]) -> None:
     path, record = measured
     assert load_record(path) == record

@@ -157,6 +157,7 @@ def test_run_prints_each_host_and_fails_with_one(
         invoke(monkeypatch, capsys, "run", *options, "--", "sh", "-c", "exit $RANK")
 
 
+@pytest.mark.slow
 def test_a_live_round_is_measured_and_predicted(permitted: None, tmp_path: Path) -> None:
     """Real DDP of two hosts, from measurement to validation: the machinery, not the accuracy."""
     pytest.importorskip("torch", reason="torch is not installed: no DDP can run")
