@@ -25,7 +25,7 @@ from calibrate.records.rounds import RoundOptions, Rounds, Variant
 from calibrate.validate.validate import validate
 from ddpsim import load_scenario, simulate
 
-HERE = Path(__file__).parent.parent
+HERE = Path(__file__).parents[2]
 STANDIN = HERE / "helpers" / "cuda_standin"
 GUIDE = HERE.parent / "docs" / "calibrating.md"
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -80,16 +80,18 @@ def rounds(folder: Path) -> tuple[Path, Rounds]:
 
 def profiled(path: Path, *options: str) -> dict[str, Any]:
     """A model's profile, measured by a process with the stand-in."""
+    paths = (STANDIN, HERE / "helpers", HERE.parent)
     command = [sys.executable, "-m", "calibrate", "profile", "measure_helpers:two_layers"]
     subprocess.run(
         [*command, *options, "--iterations", "3", "-o", str(path)],
-        env=os.environ | {"PYTHONPATH": f"{STANDIN}{os.pathsep}{HERE / 'helpers'}"},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
         check=True,
     )
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 
+@pytest.mark.slow
 def test_a_record_of_two_gpus(record: Record) -> None:
     here = record.environment
     assert (here.backend, here.device, here.library) == ("nccl", A100, "2.27.5")

@@ -39,7 +39,7 @@ def run_job(module: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
     """`python -m` with these, or -c, as two ranks, as torchrun starts them."""
     from calibrate.measure.ranks.launch import free_port
 
-    tests = Path(__file__).parent.parent
+    tests = Path(__file__).parents[2]
     common = {
         **os.environ,
         "WORLD_SIZE": "2",
@@ -166,9 +166,10 @@ def test_copies_of_the_bare_model_take_turns(tmp_path: Path) -> None:
         rounds=(2, 2),
     )
     module = """
-import calibrate.measure.ddp.rounds as m, calibrate.measure.ddp.stepper as s
+import calibrate.measure.ddp.rounds as m
+import calibrate.measure.ddp.interleaved as i, calibrate.measure.ddp.stepper as s
 step, timed = s.step, []
-m.step = s.step = lambda training, *others: timed.append(id(training.model)) or step(
+i.step = s.step = lambda training, *others: timed.append(id(training.model)) or step(
     training, *others
 )
 m.measure_rounds(m.RoundOptions.model_validate_json(__import__("sys").argv[1]))
