@@ -14,8 +14,8 @@ from nccl_log_writer import nccl_log
 from ddpsim.cluster.build import LOG, OTHER_GPUS
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.transfers import duration_ns
-from ddpsim.prediction.api import load_scenario
 from ddpsim.planning.options import parse_sizes
+from ddpsim.prediction.api import load_scenario
 from ddpsim.prediction.collective_times import collective_table
 from ddpsim.prediction.resolve import resolve
 

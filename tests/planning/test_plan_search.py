@@ -7,9 +7,9 @@ from math import ceil
 from pathlib import Path
 
 import pytest
-from outcome import Outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outcome import Outcome
 from plan_scenarios import IMAGENET, with_nodes
 from shipped_scenarios import load as scenario
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from outcome import Outcome
 from hypothesis import given
 from hypothesis import strategies as st
+from outcome import Outcome
 
 from ddpsim.planning.options import parse_ranks
 from ddpsim.planning.trace import sample_ranks
