@@ -146,7 +146,7 @@ def plan(
     ddpsim plan gpt2.yaml --target "300B tokens" --price "2 EUR" --budget "5000 EUR"
     """
     from ddpsim.errors import InputError, Problem, ScenarioError
-    from ddpsim.planning.capacity import plan_capacity
+    from ddpsim.planning.capacity_plan.plan import plan_capacity
     from ddpsim.planning.options import parse_budget, parse_price, parse_target
     from ddpsim.prediction.api import load_scenario
     from ddpsim.report.capacity import render_plan

@@ -81,7 +81,7 @@ def report(
     from ddpsim.errors import printable
     from ddpsim.files import write_atomically
     from ddpsim.planning.storyboard import storyboard
-    from ddpsim.report.page import page
+    from ddpsim.report.page.page import page
     from ddpsim.units import format_bytes
 
     board = storyboard(file, settings or ())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nccl_log_writer import nccl_log
+from logs.nccl_log_writer import nccl_log
 from outcome import Outcome
 
 from ddpsim.glossary import TERMS

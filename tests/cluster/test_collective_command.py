@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from clusters.collectives import BASE, MIB, cluster
-from nccl_log_writer import nccl_log
+from logs.nccl_log_writer import nccl_log
 
 from ddpsim.cluster.build import LOG, OTHER_GPUS
 from ddpsim.cluster.network import Network

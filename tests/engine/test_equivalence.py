@@ -17,8 +17,8 @@ from jobs.engine_runs import (
     one_bucket,
     slowest_steps,
 )
-from random_jobs import models, scenarios
-from simulated_jobs import simulated
+from jobs.random_jobs import models, scenarios
+from jobs.simulated_jobs import simulated
 
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.interference import InterferingCost, Kept

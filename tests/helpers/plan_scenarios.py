@@ -6,7 +6,7 @@ from functools import cache
 
 from shipped_scenarios import load
 
-from ddpsim.planning.capacity import plan_capacity
+from ddpsim.planning.capacity_plan.plan import plan_capacity
 from ddpsim.result.capacity import CapacityPlan
 from ddpsim.scenario.schema import Scenario
 

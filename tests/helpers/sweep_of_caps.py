@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ddpsim.planning.grid import Grid
-from ddpsim.planning.sweep import sweep
+from ddpsim.planning.sweeps.grid import Grid
+from ddpsim.planning.sweeps.sweep import sweep
 from ddpsim.report.sweep import render_csv
 from ddpsim.result.sweep import Sweep
 

@@ -13,8 +13,8 @@ from changed_documents import alone, document
 import ddpsim
 from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.planning.explain import explain_step
-from ddpsim.planning.grid import Grid
-from ddpsim.planning.sweep import sweep
+from ddpsim.planning.sweeps.grid import Grid
+from ddpsim.planning.sweeps.sweep import sweep
 from ddpsim.prediction.interval import ROOFLINE, edges
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.uncertainty import uncertainties

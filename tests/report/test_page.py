@@ -21,7 +21,7 @@ from page_reading import (
 )
 
 from ddpsim.planning.storyboard import storyboard
-from ddpsim.report.page import page
+from ddpsim.report.page.page import page
 from ddpsim.result.storyboard import Storyboard
 from ddpsim.units import format_duration
 

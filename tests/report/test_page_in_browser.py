@@ -10,7 +10,7 @@ import pytest
 from chromium import Browser, chromium
 from page_reading import EVIL, board_storyboard, gloo_storyboard, noisy_storyboard
 
-from ddpsim.report.page import page
+from ddpsim.report.page.page import page
 from ddpsim.result.storyboard import Storyboard
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jobs.random_jobs import models, scenarios
 from page_reading import (
     Page,
     board_storyboard,
@@ -15,7 +16,6 @@ from page_reading import (
     measured_storyboard,
     noisy_storyboard,
 )
-from random_jobs import models, scenarios
 
 import ddpsim
 from ddpsim.cluster.build import build_network
@@ -24,7 +24,7 @@ from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
 from ddpsim.planning.storyboard import storyboard
 from ddpsim.prediction.program import compile_program
-from ddpsim.report.page import page
+from ddpsim.report.page.page import page
 from ddpsim.result.metrics import union_ns
 from ddpsim.result.storyboard import DrawnRank, Storyboard, drawn_step
 from ddpsim.result.timeline import MessageSpan

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from random_jobs import models, scenarios
-from simulated_jobs import simulated
+from jobs.random_jobs import models, scenarios
+from jobs.simulated_jobs import simulated
 from trace_reading import Read, Slice, both, covered, read
 
 import ddpsim

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from made_measurements import NODE, NODES, gloo_ring, nccl_regime
+from measured.made_measurements import NODE, NODES, gloo_ring, nccl_regime
 
 from calibrate.fit import Sample
 from calibrate.fit.gloo import fit_half

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_measurements import (
+from measured.made_measurements import (
     NODE,
     NODES,
     RATES,
@@ -19,7 +19,7 @@ from made_measurements import (
     made_samples,
     nccl_regime,
 )
-from refits import noisy_fit
+from measured.refits import noisy_fit
 
 from calibrate.fit import (
     FitError,

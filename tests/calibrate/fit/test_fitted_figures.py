@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_measurements import FEW_SIZES, NODES, RATES, SIZES, gloo_ring, made_samples, nccl_regime
-from refits import (
+from measured.made_measurements import (
+    FEW_SIZES,
+    NODES,
+    RATES,
+    SIZES,
+    gloo_ring,
+    made_samples,
+    nccl_regime,
+)
+from measured.refits import (
     NO_SHRINKING,
     NOISY,
     assert_same_times,

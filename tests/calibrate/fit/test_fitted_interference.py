@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_measurements import NODES, RATES, gloo_record, gloo_ring, samples_around
+from measured.made_measurements import NODES, RATES, gloo_record, gloo_ring, samples_around
 
 from calibrate.fit import FitError, fit_profile, show
 from calibrate.records.record import HALF, Layout, Measurement, Record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from made_measurements import RATES, gloo_record, gloo_ring, jitter, samples_around
+from measured.made_measurements import RATES, gloo_record, gloo_ring, jitter, samples_around
 
 from calibrate.fit import FitError, Sample, fit_profile, samples_of_records, show
 from calibrate.records.record import IN_A_ROW, RESTED, Measurement, Record

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_measurements import gloo_record
+from measured.made_measurements import gloo_record
 
 from calibrate.fit import FitError, fit_logs, fit_profile
 from calibrate.records.record import Record, load_record

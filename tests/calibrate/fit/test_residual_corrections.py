@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from made_measurements import RATES, gloo_ring
+from measured.made_measurements import RATES, gloo_ring
 
 from calibrate.fit import Sample
 from calibrate.fit.samples import fitted_sigma, measured_sigma

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:
-    from measuring import ranks
+    from measured.measuring import ranks
 
     path = tmp_path_factory.mktemp("measure") / "record.json"
     return path, ranks(2, path, data_loader="measure_helpers:batches")

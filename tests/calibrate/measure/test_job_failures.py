@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="measuring needs torch")
 
 import torch
 import torch.distributed as dist
-from measuring import ranks
+from measured.measuring import ranks
 
 from calibrate.cli import _is_first
 from calibrate.measure.errors import LostContactError, MeasureError

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="measuring needs torch")
 
 import torch
 import torch.distributed as dist
-from measuring import small_plan
+from measured.measuring import small_plan
 from torch import Tensor
 
 from calibrate.measure.cluster.plan import Slot, Task, Team

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch", reason="measuring needs torch")
 
-from measuring import small_plan
+from measured.measuring import small_plan
 
 from calibrate.measure.clock import Lap
 from calibrate.measure.cluster.plan import Slot, Task, Team

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("torch", reason="measuring needs torch")
 
 import torch
-from measure_helpers import Pair
-from measuring import profiled
+from measured.measure_helpers import Pair
+from measured.measuring import profiled
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 

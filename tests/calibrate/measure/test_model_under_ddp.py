@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="measuring needs torch")
 
 import torch
 import torch.distributed as dist
-from measuring import profiled
+from measured.measuring import profiled
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.clock import Clock

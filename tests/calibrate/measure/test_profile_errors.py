@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="measuring needs torch")
 
 import torch
 import typer
-from measuring import profiled
+from measured.measuring import profiled
 
 from calibrate.cli import profile as command
 from calibrate.files import unwritable

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="measuring needs torch")
 
-from measuring import small_plan
+from measured.measuring import small_plan
 
 from calibrate.measure.cluster.session import Options, measure
 from calibrate.measure.errors import MeasureError

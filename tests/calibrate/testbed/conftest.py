@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from testbeds import made_of, shell, why_no_network
+from measured.testbeds import made_of, shell, why_no_network
 
 from calibrate.testbed import network, state
 

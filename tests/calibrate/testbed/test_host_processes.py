@@ -12,7 +12,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("a testbed needs Linux", allow_module_level=True)
 
-from testbeds import ends
+from measured.testbeds import ends
 
 from calibrate.testbed import processes
 from calibrate.testbed.errors import HostFailedError, TestbedError

@@ -12,7 +12,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("a testbed needs Linux", allow_module_level=True)
 
-from testbeds import GBIT
+from measured.testbeds import GBIT
 
 from calibrate.testbed import network, shaping, state
 

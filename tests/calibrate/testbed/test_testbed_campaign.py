@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from made_rounds import made_up
+from measured.made_rounds import made_up
 
 from calibrate.records.record import Measurement, Record, load_record, save_record
 from calibrate.testbed.campaign import Campaign

@@ -13,7 +13,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("a testbed needs Linux", allow_module_level=True)
 
-from testbeds import GBIT, made_of, shell
+from measured.testbeds import GBIT, made_of, shell
 
 from calibrate.testbed import bed, network, shaping
 from calibrate.testbed.campaign import Campaign

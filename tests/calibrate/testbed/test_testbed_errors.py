@@ -11,7 +11,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("a testbed needs Linux", allow_module_level=True)
 
-from testbeds import GBIT, message
+from measured.testbeds import GBIT, message
 
 from calibrate.testbed import bed, network, state
 from calibrate.testbed.cli import app

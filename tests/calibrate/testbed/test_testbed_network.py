@@ -13,7 +13,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("a testbed needs Linux", allow_module_level=True)
 
-from testbeds import COMMAND, GBIT, ends, made_of, message, shell
+from measured.testbeds import COMMAND, GBIT, ends, made_of, message, shell
 
 from calibrate.testbed import bed, network, state
 from calibrate.testbed.errors import TestbedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from made_rounds import BACKWARD, FORWARD, ONE, OPTIMIZER, beside_all_reduces, made_up
+from measured.made_rounds import BACKWARD, FORWARD, ONE, OPTIMIZER, beside_all_reduces, made_up
 
 from calibrate.records.rounds import Beside, Rounds
 from calibrate.validate.inputs import model_profile, rank_factors

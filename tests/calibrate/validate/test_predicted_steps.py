@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from made_rounds import (
+from measured.made_rounds import (
     BACKWARD,
     BIG,
     FORWARD,

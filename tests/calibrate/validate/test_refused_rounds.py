@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from made_rounds import ONE, TWO, made_up, write_rounds
+from measured.made_rounds import ONE, TWO, made_up, write_rounds
 
 from calibrate.fit.profile import fit_logs
 from calibrate.records.rounds_file import save_rounds

@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_rounds import BACKWARD, MIB, ONE, TWO, Measured, made_up, runs_together, write_rounds
+from measured.made_rounds import (
+    BACKWARD,
+    MIB,
+    ONE,
+    TWO,
+    Measured,
+    made_up,
+    runs_together,
+    write_rounds,
+)
 
 from calibrate.records.rounds import Variant
 from calibrate.records.rounds_file import save_rounds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from made_rounds import FORWARD, ONE, TWO, made_up, paced, run_of
+from measured.made_rounds import FORWARD, ONE, TWO, made_up, paced, run_of
 
 from calibrate.records.rounds import Rounds
 from calibrate.validate.steady_step import run_sigma, run_times, steady_time

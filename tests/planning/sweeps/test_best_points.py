@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sweep_of_caps import swept
 
-from ddpsim.planning.grid import Grid
-from ddpsim.planning.sweep import sweep
+from ddpsim.planning.sweeps.grid import Grid
+from ddpsim.planning.sweeps.sweep import sweep
 from ddpsim.report.sweep import render_csv, render_sweep
 from ddpsim.result.sweep import FLAT, GOALS, Point, Sweep
 from ddpsim.settings import Setting

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ddpsim.report.page_looks import LOOKS, Look
-from ddpsim.report.page_words import cap_words, listed, spoken
+from ddpsim.report.page.looks import LOOKS, Look
+from ddpsim.report.page.words import cap_words, listed, spoken
 from ddpsim.result.storyboard import DrawnCollective, DrawnRank, Storyboard
 
 __all__ = ["legend", "rank_options", "timeline"]

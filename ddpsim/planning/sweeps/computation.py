@@ -14,9 +14,9 @@ from concurrent.futures import (
 )
 from time import monotonic
 
-from ddpsim.planning.executors import ExecutorError, Workers
-from ddpsim.planning.journal import Outcome
 from ddpsim.planning.many import attempt_many
+from ddpsim.planning.sweeps.executors import ExecutorError, Workers
+from ddpsim.planning.sweeps.journal import Outcome
 from ddpsim.result.model import Brief
 from ddpsim.scenario.schema import Scenario
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ddpsim.errors import Problem, ScenarioError, shown
-from ddpsim.planning.computation import Computation
-from ddpsim.planning.executors import THIS_PROCESS, Workers
-from ddpsim.planning.grid import Axis, Grid
-from ddpsim.planning.journal import Journal, Outcome
+from ddpsim.planning.sweeps.computation import Computation
+from ddpsim.planning.sweeps.executors import THIS_PROCESS, Workers
+from ddpsim.planning.sweeps.grid import Axis, Grid
+from ddpsim.planning.sweeps.journal import Journal, Outcome
 from ddpsim.prediction.measured_step import as_stated, check_measured
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Brief

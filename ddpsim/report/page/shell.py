@@ -27,7 +27,7 @@ OKABE_ITO = {
 
 def packaged(name: str) -> str:
     """A template, style sheet or script of ours."""
-    return (files("ddpsim.report") / "templates" / name).read_text("utf-8")
+    return (files("ddpsim.report.page") / "templates" / name).read_text("utf-8")
 
 
 def render(
@@ -44,7 +44,7 @@ def render(
     Only our own scripts run on it and nothing is loaded, whatever a scenario's text says.
     """
     environment = Environment(
-        loader=PackageLoader("ddpsim.report"),
+        loader=PackageLoader("ddpsim.report.page"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpsim.report.page_looks import LOOK_OF_PART, Look
+from ddpsim.report.page.looks import LOOK_OF_PART, Look
 from ddpsim.report.text import PARTS
 from ddpsim.result.model import BucketTimes, Result
 from ddpsim.result.storyboard import CapChoice

@@ -10,10 +10,10 @@ from sweep_of_caps import swept
 
 import ddpsim
 from ddpsim.errors import ScenarioError
-from ddpsim.planning import computation
-from ddpsim.planning.grid import Grid
-from ddpsim.planning.journal import Journal
-from ddpsim.planning.sweep import sweep
+from ddpsim.planning.sweeps import computation
+from ddpsim.planning.sweeps.grid import Grid
+from ddpsim.planning.sweeps.journal import Journal
+from ddpsim.planning.sweeps.sweep import sweep
 from ddpsim.report.sweep import render_sweep
 
 ROOT = Path(__file__).resolve().parent.parent.parent

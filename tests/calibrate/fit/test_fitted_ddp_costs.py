@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from made_measurements import gloo_record, jitter, samples_around
+from measured.made_measurements import gloo_record, jitter, samples_around
 
 from calibrate.fit import FitError, fit_profile
 from calibrate.records.record import Measurement, Record

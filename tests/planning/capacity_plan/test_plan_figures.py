@@ -9,7 +9,7 @@ from plan_scenarios import plan_of_imagenet, with_nodes
 from shipped_scenarios import load as scenario
 
 import ddpsim
-from ddpsim.planning.capacity import plan_capacity
+from ddpsim.planning.capacity_plan.plan import plan_capacity
 from ddpsim.report.capacity import render_plan
 from ddpsim.result.capacity import CapacityPlan
 

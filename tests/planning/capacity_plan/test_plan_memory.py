@@ -6,7 +6,7 @@ import pytest
 from shipped_scenarios import load as scenario
 
 import ddpsim
-from ddpsim.planning.capacity import plan_capacity
+from ddpsim.planning.capacity_plan.plan import plan_capacity
 from ddpsim.report.capacity import render_plan
 
 

@@ -7,9 +7,9 @@ from html import escape
 from textwrap import wrap
 from typing import Any
 
-from ddpsim.report.page_looks import LOOKS, Look
-from ddpsim.report.page_tables import parts
-from ddpsim.report.page_words import interval_name
+from ddpsim.report.page.looks import LOOKS, Look
+from ddpsim.report.page.tables import parts
+from ddpsim.report.page.words import interval_name
 from ddpsim.result.model import Result
 from ddpsim.result.storyboard import Storyboard
 

@@ -7,11 +7,11 @@ from importlib.metadata import version
 from typing import Any
 
 from ddpsim.errors import printable
-from ddpsim.report import page_words as words
-from ddpsim.report.page_figures import figures
-from ddpsim.report.page_tables import bucket_rows, parts, rows_left_out
-from ddpsim.report.page_timeline import legend, rank_options, timeline
-from ddpsim.report.shell import packaged, render
+from ddpsim.report.page import words
+from ddpsim.report.page.figures import figures
+from ddpsim.report.page.shell import packaged, render
+from ddpsim.report.page.tables import bucket_rows, parts, rows_left_out
+from ddpsim.report.page.timeline import legend, rank_options, timeline
 from ddpsim.result.storyboard import Storyboard
 from ddpsim.units import MIB, format_bytes, format_duration
 from ddpsim.wording import ranks

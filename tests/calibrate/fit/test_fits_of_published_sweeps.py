@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from refits import assert_same_times, relative_errors, rounded_otherwise
+from measured.refits import assert_same_times, relative_errors, rounded_otherwise
 
 from calibrate.fit import FitError, Sample, fit_all_reduce, fit_logs, samples_of_logs
 from calibrate.fit.profile import NOT_STATED

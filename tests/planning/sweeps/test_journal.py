@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sweep_of_caps import swept
 
-from ddpsim.planning import computation
-from ddpsim.planning.journal import Journal, JournalError
+from ddpsim.planning.sweeps import computation
+from ddpsim.planning.sweeps.journal import Journal, JournalError
 
 CAPS = "ddp.bucket_cap_mb=default,1,5,25,50"
 

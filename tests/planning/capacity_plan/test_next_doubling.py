@@ -9,8 +9,8 @@ from plan_scenarios import with_nodes
 from shipped_scenarios import load as scenario
 
 import ddpsim
-from ddpsim.planning.capacity import plan_capacity
-from ddpsim.planning.next_doubling import next_doubling, with_bandwidth
+from ddpsim.planning.capacity_plan.next_doubling import next_doubling, with_bandwidth
+from ddpsim.planning.capacity_plan.plan import plan_capacity
 from ddpsim.report.capacity import render_plan
 from ddpsim.result.capacity import KNEE_EFFICIENCY
 from ddpsim.scenario.links import IntraNode

@@ -14,7 +14,7 @@ from plan_scenarios import IMAGENET, with_nodes
 from shipped_scenarios import load as scenario
 
 import ddpsim
-from ddpsim.planning.capacity import plan_capacity
+from ddpsim.planning.capacity_plan.plan import plan_capacity
 from ddpsim.planning.options import parse_target
 from ddpsim.report.capacity import render_plan
 from ddpsim.result.capacity import Capacity, Money, Target

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ddpsim.errors import InputError, Problem, ScenarioError, shown
-from ddpsim.planning.micro_batches import split_to_fit
-from ddpsim.planning.next_doubling import next_doubling
+from ddpsim.planning.capacity_plan.micro_batches import split_to_fit
+from ddpsim.planning.capacity_plan.next_doubling import next_doubling
+from ddpsim.planning.capacity_plan.question import Question
+from ddpsim.planning.capacity_plan.world_sizes import WorldSizes
 from ddpsim.planning.options import parse_budget, parse_price, parse_target
-from ddpsim.planning.plan_question import Question
-from ddpsim.planning.world_sizes import WorldSizes
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.capacity import (
     Capacity,

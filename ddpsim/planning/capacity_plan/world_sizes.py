@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from ddpsim.errors import InputError, ScenarioError
+from ddpsim.planning.capacity_plan.question import Question, global_batch_of, gpu_hours
 from ddpsim.planning.many import simulate_many
-from ddpsim.planning.plan_question import Question, global_batch_of, gpu_hours
 from ddpsim.prediction.api import simulate
 from ddpsim.result.capacity import Capacity, SizesLeftOut, usable
 from ddpsim.result.model import Result

@@ -9,7 +9,7 @@ from plan_scenarios import IMAGENET
 from shipped_scenarios import load as scenario
 
 from ddpsim.errors import InputError, ScenarioError
-from ddpsim.planning.capacity import plan_capacity
+from ddpsim.planning.capacity_plan.plan import plan_capacity
 from ddpsim.report.capacity import render_plan
 
 

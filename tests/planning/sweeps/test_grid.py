@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpsim.errors import ScenarioError
-from ddpsim.planning.grid import Axis, Grid
-from ddpsim.planning.sweep import sweep
+from ddpsim.planning.sweeps.grid import Axis, Grid
+from ddpsim.planning.sweeps.sweep import sweep
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCENARIO = ROOT / "scenarios" / "resnet50-2x8-25gbit.yaml"
