@@ -16,9 +16,9 @@ from pydantic import TypeAdapter
 
 from ddpsim.result.capacity import CapacityPlan
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 SCENARIOS = ROOT / "scenarios"
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 Cli = Callable[..., Outcome]
 
 

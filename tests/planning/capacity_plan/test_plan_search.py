@@ -20,7 +20,7 @@ from ddpsim.report.capacity import render_plan
 from ddpsim.result.capacity import Capacity, Money, Target
 from ddpsim.scenario.schema import Scenario
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 SCENARIOS = ROOT / "scenarios"
 
 

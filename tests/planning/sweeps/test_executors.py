@@ -20,7 +20,7 @@ from ddpsim.planning.sweeps.executors import ExecutorError, Workers, dask_worker
 from ddpsim.planning.sweeps.journal import Journal
 from ddpsim.report.sweep import render_csv
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 CAPS = "ddp.bucket_cap_mb=default,1,5,25,50"
 LINKS = "cluster.inter_node.bandwidth=10 Gbit/s,25 Gbit/s,100 Gbit/s"
 

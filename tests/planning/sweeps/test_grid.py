@@ -12,7 +12,7 @@ from ddpsim.errors import ScenarioError
 from ddpsim.planning.sweeps.grid import Axis, Grid
 from ddpsim.planning.sweeps.sweep import sweep
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 SCENARIO = ROOT / "scenarios" / "resnet50-2x8-25gbit.yaml"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from sweep_of_caps import BIG, expected_csv
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 SCENARIO = ROOT / "scenarios" / "resnet50-2x8-25gbit.yaml"
 COMMAND = [sys.executable, "-m", "ddpsim", "sweep", str(SCENARIO)]
 

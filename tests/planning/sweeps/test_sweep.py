@@ -16,7 +16,7 @@ from ddpsim.planning.sweeps.journal import Journal
 from ddpsim.planning.sweeps.sweep import sweep
 from ddpsim.report.sweep import render_sweep
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 SCENARIO = ROOT / "scenarios" / "resnet50-2x8-25gbit.yaml"
 CAPS = "ddp.bucket_cap_mb=default,1,5,25,50"
 LINKS = "cluster.inter_node.bandwidth=10 Gbit/s,25 Gbit/s,100 Gbit/s"
@@ -153,7 +153,7 @@ def test_a_changed_file_is_another_point(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_every_point_is_said_by_its_place(tmp_path: Path) -> None:
-    profile = Path(__file__).parents[2] / "scenarios" / "testbed" / "transformer-2gbit.json"
+    profile = Path(__file__).parents[3] / "scenarios" / "testbed" / "transformer-2gbit.json"
     path = tmp_path / "s.yaml"
     path.write_text(
         f"""schema: ddpsim/1
