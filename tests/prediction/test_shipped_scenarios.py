@@ -58,6 +58,7 @@ def test_the_screen_is_as_recorded(name: str, golden: Any) -> None:
     golden(render(result, f"{name}.yaml", verdict) + "\n", GOLDEN / f"{name}.txt")
 
 
+@pytest.mark.slow
 def test_the_screen_is_one_screen() -> None:
     for path in SCENARIOS:
         lines = render(ddpsim.simulate(ddpsim.load_scenario(path)), path.name).splitlines()

@@ -117,6 +117,7 @@ def _wait_for_workers(address: str, count: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.slow
 def test_dask_loses_nothing_with_a_worker(
     dask: tuple[str, list[subprocess.Popen[bytes]]],
 ) -> None:
