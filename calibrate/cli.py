@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from calibrate.cli_options import (
+    Batch,
+    Function,
+    Fused,
+    LineRate,
+    Local,
+    Optimizer,
+    Output,
+    bucket_cap_mb,
+    bytes_per_s,
+    check_ranks_devices,
+    memory_bytes,
+)
 from calibrate.files import HTML, check_outputs, name_as_text
-from calibrate.records.rounds import OptimizerName, RoundOptions, Variant
+from calibrate.records.rounds import RoundOptions, Variant
 from calibrate.testbed.cli import app as testbed
-from ddpsim.cli import new_app, parsed, run_app
+from ddpsim.cli import new_app, run_app
 from ddpsim.errors import printable
 from ddpsim.files import write_atomically
 from ddpsim.importers.profiles.cluster import SCHEMA as CLUSTER_SCHEMA
 from ddpsim.importers.profiles.cluster import ClusterProfile
 from ddpsim.importers.profiles.model import SCHEMA as MODEL_SCHEMA
-from ddpsim.units import parse_bytes, parse_bytes_per_s
 
 __all__ = ["app", "main"]
 
@@ -48,21 +59,6 @@ app.add_typer(
 )
 app.add_typer(imports, name="import")
 
-Output = Annotated[Path, typer.Option("-o", "--output", help="The file to write.")]
-Function = Annotated[
-    str, typer.Argument(metavar="MODULE:FUNCTION", help="Returns (model, inputs, loss).")
-]
-Optimizer = Annotated[OptimizerName, typer.Option(help="torch.optim class.")]
-Fused = Annotated[bool, typer.Option(help="The optimizer's fused implementation.")]
-Batch = Annotated[int | None, typer.Option(min=1, help="Passed on as batch=.")]
-Local = Annotated[
-    int | None, typer.Option(min=1, help="Start this many ranks here; otherwise torchrun did.")
-]
-LineRate = Annotated[
-    str | None,
-    typer.Option(help='Nominal rate of a node\'s network link, "10 Gbit/s", if you know it.'),
-]
-
 
 @app.command(short_help="Measure collectives, copies, interference and jitter.")
 def measure(
@@ -82,17 +78,19 @@ def measure(
     resume: Annotated[bool, typer.Option(help="Go on with a record; repeat nothing.")] = False,
 ) -> None:
     """Measure collectives, copies, interference and jitter of this job's ranks into a record."""
-    from calibrate.measure.cluster.session import Options, measure_locally
-    from calibrate.measure.cluster.session import measure as measure_here
+    from calibrate.measure.cluster.options import Options
 
     options = Options(
         output=output,
         time_budget_s=time_budget_s,
-        memory_budget_bytes=_bytes(memory_budget),
-        line_rate_bytes_per_s=_rate(line_rate),
+        memory_budget_bytes=memory_bytes(memory_budget),
+        line_rate_bytes_per_s=bytes_per_s(line_rate),
         data_loader=data_loader,
         resume=resume,
     )
+    from calibrate.measure.cluster.session import measure as measure_here
+    from calibrate.measure.cluster.session import measure_locally
+
     with _said_once():
         _ = measure_here(options) if local is None else measure_locally(local, options)
 
@@ -175,7 +173,7 @@ def profile(
         with _said_once():
             document = profiling.profile_alone(options)
     else:
-        _check_of_ranks(device, threads)
+        check_ranks_devices(device, threads)
         with _said_once():
             document = (
                 profiling.profile_in_job(options)
@@ -220,7 +218,7 @@ def rounds(
     from calibrate.measure.ddp.rounds import measure_rounds, measure_rounds_locally
 
     variants = (
-        *(Variant(bucket_cap_mb=_cap(cap)) for cap in caps.split(",")),
+        *(Variant(bucket_cap_mb=bucket_cap_mb(cap)) for cap in caps.split(",")),
         *(Variant(accumulation_steps=steps) for steps in accumulation_steps or ()),
         *([Variant(comm_hook=comm_hook)] if comm_hook else []),
     )
@@ -233,7 +231,7 @@ def rounds(
         fused=fused,
         find_unused_parameters=find_unused_parameters,
         budget_s=budget_s,
-        line_rate_bytes_per_s=_rate(line_rate),
+        line_rate_bytes_per_s=bytes_per_s(line_rate),
     )
     with _said_once():
         _ = measure_rounds(options) if local is None else measure_rounds_locally(local, options)
@@ -365,14 +363,6 @@ def _said_once() -> Iterator[None]:
         raise typer.Exit(_STOPPED) from None
 
 
-def _check_of_ranks(device: str, threads: int) -> None:
-    """Ranks compute where DDP has them do."""
-    if device != "auto" or threads != 1:
-        option = "--device" if device != "auto" else "--threads"
-        told = "several ranks each take a device of their own, on a CPU with one thread"
-        raise typer.BadParameter(f"{told}; drop it", param_hint=option)
-
-
 def _is_first(local: int | None = None) -> bool:
     """Whether this process speaks: it starts the ranks itself, is alone, or is rank 0 of several.
 
@@ -380,37 +370,6 @@ def _is_first(local: int | None = None) -> bool:
     """
     alone = local is not None or os.environ.get("WORLD_SIZE", "1") == "1"
     return alone or os.environ.get("RANK", "0") == "0"
-
-
-def _cap(text: str) -> float | None:
-    """MiB, or None for torch's default."""
-    if text.strip() == "default":
-        return None
-    try:
-        cap = float(text)
-    except ValueError:
-        cap = 0.0
-    if not 0 < cap < math.inf:
-        wanted = f"{text!r} is no bucket cap: wanted MiB, or default"
-        raise typer.BadParameter(wanted, param_hint="--caps")
-    return cap
-
-
-def _rate(text: str | None) -> float | None:
-    """Bytes per second of --line-rate."""
-    return None if text is None else _above_zero(parse_bytes_per_s, text, "--line-rate")
-
-
-def _bytes(text: str | None) -> int | None:
-    """Bytes of --memory-budget."""
-    return None if text is None else round(_above_zero(parse_bytes, text, "--memory-budget"))
-
-
-def _above_zero(parse: Callable[[str], float], text: str, option: str) -> float:
-    value = parsed(parse, text, option)
-    if not 1 <= value < math.inf:
-        raise typer.BadParameter(f"{text!r} is nothing to measure with", param_hint=option)
-    return value
 
 
 def main() -> None:

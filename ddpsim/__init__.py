@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddpsim.errors import DdpsimError, ScenarioError, SimulationError
-    from ddpsim.planning.capacity import plan_capacity
-    from ddpsim.planning.grid import Grid
+    from ddpsim.planning.capacity_plan.plan import plan_capacity
     from ddpsim.planning.many import simulate_many
-    from ddpsim.planning.sweep import sweep
+    from ddpsim.planning.sweeps.grid import Grid
+    from ddpsim.planning.sweeps.sweep import sweep
     from ddpsim.prediction.api import judge, load_scenario, observe, simulate
     from ddpsim.result.capacity import CapacityPlan
     from ddpsim.result.model import Brief, Result
@@ -47,7 +47,7 @@ _HOMES = {
     "Brief": "ddpsim.result.model",
     "CapacityPlan": "ddpsim.result.capacity",
     "DdpsimError": "ddpsim.errors",
-    "Grid": "ddpsim.planning.grid",
+    "Grid": "ddpsim.planning.sweeps.grid",
     "Result": "ddpsim.result.model",
     "Scenario": "ddpsim.scenario.schema",
     "ScenarioError": "ddpsim.errors",
@@ -56,10 +56,10 @@ _HOMES = {
     "judge": "ddpsim.prediction.api",
     "load_scenario": "ddpsim.prediction.api",
     "observe": "ddpsim.prediction.api",
-    "plan_capacity": "ddpsim.planning.capacity",
+    "plan_capacity": "ddpsim.planning.capacity_plan.plan",
     "simulate": "ddpsim.prediction.api",
     "simulate_many": "ddpsim.planning.many",
-    "sweep": "ddpsim.planning.sweep",
+    "sweep": "ddpsim.planning.sweeps.sweep",
 }
 
 

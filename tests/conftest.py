@@ -6,9 +6,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from outcome import Outcome
 
 from ddpsim.cli import main
 
@@ -46,14 +46,6 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, Path], None]:
         assert text == path.read_text(encoding="utf-8")
 
     return compare
-
-
-class Outcome(NamedTuple):
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture

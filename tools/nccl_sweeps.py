@@ -155,14 +155,14 @@ def _part(log: AllReduceLog, first: int) -> AllReduceLog:
 
 
 @cache
-def _fit_of(names: tuple[str, ...]) -> ClusterProfile:
+def _fitted(names: tuple[str, ...]) -> ClusterProfile:
     return fit_logs([sweeps()[name] for name in names], "elsewhere")
 
 
 @contextmanager
 def _profile_of(names: Sequence[str]) -> Iterator[str]:
     """The path of a fit of these sweeps, for as long as it is needed."""
-    profile = _fit_of(tuple(names))
+    profile = _fitted(tuple(names))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
         path.write_text(profile.model_dump_json(by_alias=True), encoding="utf-8")

@@ -188,14 +188,19 @@ def _errors_told_by(
     steps: Sequence[PublishedStep], tells: Callable[[PublishedStep, PublishedStep], bool]
 ) -> list[float]:
     """Of the rows of which any others tell."""
-    tried = {step: [_log_error(step, reached) for reached in _TRIED] for step in steps}
     errors = []
     for own in steps:
-        others = [tried[other] for other in steps if tells(own, other)]
+        others = [_tried_errors(other) for other in steps if tells(own, other)]
         if others:
             off = [sum(row[i] ** 2 for row in others) for i in range(len(_TRIED))]
-            errors.append(math.expm1(tried[own][off.index(min(off))]))
+            errors.append(math.expm1(_tried_errors(own)[off.index(min(off))]))
     return errors
+
+
+@cache
+def _tried_errors(step: PublishedStep) -> tuple[float, ...]:
+    """The logarithmic error with each efficiency of `_TRIED`."""
+    return tuple(_log_error(step, reached) for reached in _TRIED)
 
 
 def _place(step: PublishedStep) -> _Place:

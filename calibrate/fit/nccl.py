@@ -18,12 +18,12 @@ from calibrate.fit.nccl_regimes import (
     RegimeGroup,
     RegimeKind,
     Shape,
+    Starts,
     kind_of,
     optional_places,
     parts_of,
     residuals_of,
     scale_of,
-    starts_of,
     times_of_kind_s,
 )
 from calibrate.fit.samples import Fit, FitError, Sample, fitted_sigma, valid_range
@@ -104,8 +104,9 @@ class _Candidate:
 
 def _fit_group(group: RegimeGroup) -> _GroupFit:
     candidates: list[_Candidate] = []
+    starts = Starts(group)
     for count in range(1, _MOST_REGIMES + 1):
-        candidates += [_fit_kinds(group, kinds) for kinds in _choices(group, count)]
+        candidates += [_fit_kinds(group, kinds, starts) for kinds in _choices(group, count)]
         best = min(candidates, key=lambda candidate: candidate.criterion)
         if len(best.kinds) < count - 1:
             break  # two regimes more have not helped
@@ -128,9 +129,9 @@ def _chosen(group: RegimeGroup, candidates: Sequence[_Candidate]) -> _Candidate:
     return min(near, key=lambda c: (len(c.kinds), abs(c.trees - wanted), c.criterion))
 
 
-def _fit_kinds(group: RegimeGroup, kinds: tuple[RegimeKind, ...]) -> _Candidate:
+def _fit_kinds(group: RegimeGroup, kinds: tuple[RegimeKind, ...], starts: Starts) -> _Candidate:
     residuals, scale = residuals_of(group, kinds), scale_of(group, kinds)
-    values = solve(residuals, starts_of(group, kinds), scale, optional_places(kinds))
+    values = solve(residuals, starts.of(kinds), scale, optional_places(kinds))
     if not _each_wins(group, kinds, values):
         return _Candidate(kinds, values, np.inf)
     samples = len(group.times_s)

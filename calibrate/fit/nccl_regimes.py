@@ -21,12 +21,12 @@ __all__ = [
     "RegimeGroup",
     "RegimeKind",
     "Shape",
+    "Starts",
     "kind_of",
     "optional_places",
     "parts_of",
     "residuals_of",
     "scale_of",
-    "starts_of",
     "times_of_kind_s",
 ]
 
@@ -39,7 +39,7 @@ _REGIMES_KEPT = 64  # of the last evaluated: a step of a gradient changes one of
 _QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75)  # of the ranks' shares in a stretch
 
 
-@dataclass(frozen=True, eq=False)  # arrays have no hash: a group is its own key in a cache
+@dataclass(frozen=True)
 class RegimeGroup:
     """Samples of one node, or of several nodes, as columns."""
 
@@ -138,13 +138,28 @@ def kind_of(group: RegimeGroup, shape: Shape) -> RegimeKind:
 
 def _design(group: RegimeGroup, kind: RegimeKind, hop_bytes: float) -> Floats:
     """Seconds that a unit of each latency, and of the seconds of a byte, adds to each time."""
-    columns = []
-    for i in range(len(kind.latencies) + 1):
-        values = np.append(np.zeros(len(kind.latencies) + 1), hop_bytes)
-        values[-2] = 1e-30  # its inverse is a bandwidth
-        values[i] = 1.0
-        columns.append(times_of_kind_s(group, kind, values))
-    design = np.array(columns).T
+    return _joined(_latency_columns(group, kind), _byte_column(group, kind, hop_bytes))
+
+
+def _latency_columns(group: RegimeGroup, kind: RegimeKind) -> Floats:
+    """Seconds that a unit of each latency adds, a row a latency: bytes within a hop change none."""
+    return np.array([_unit_s(group, kind, i) for i in range(len(kind.latencies))])
+
+
+def _byte_column(group: RegimeGroup, kind: RegimeKind, hop_bytes: float) -> Floats:
+    """The seconds of a byte, times this, are the time of each message's bytes."""
+    return _unit_s(group, kind, len(kind.latencies), hop_bytes)
+
+
+def _unit_s(group: RegimeGroup, kind: RegimeKind, place: int, hop_bytes: float = 0.0) -> Floats:
+    values = np.append(np.zeros(len(kind.latencies) + 1), hop_bytes)
+    values[-2] = 1e-30  # its inverse is a bandwidth
+    values[place] = 1.0
+    return times_of_kind_s(group, kind, values)
+
+
+def _joined(latency_columns: Floats, byte_column: Floats) -> Floats:
+    design = np.array([*latency_columns, byte_column]).T
     return np.where(design < 1e-12, 0.0, design)  # from the seconds of a byte that are not there
 
 
@@ -194,79 +209,95 @@ def _shares(group: RegimeGroup, shape: str) -> Floats:
     return np.asarray(group.columns.size_bytes / ranks)
 
 
-def starts_of(group: RegimeGroup, kinds: tuple[RegimeKind, ...]) -> list[Floats]:
-    """Sizes cut into one stretch a regime, each fitted alone: the most promising of all cuts.
+class Starts:
+    """Where fits of a group's regimes start: each kind is fitted to a stretch of sizes once."""
 
-    Once without hop_bytes and once with: the two ends are apart, with nothing downhill between.
-    """
-    chosen = []
-    for quantiles in ((), _QUANTILES):
-        # of those that differ by rounding alone, one
-        found = {
-            (round(cost, 9), *(f"{value:.6g}" for value in values)): values
-            for cost, values in _cut_fits(group, kinds, quantiles)
-        }
-        chosen += [np.array(found[key]) for key in sorted(found)[:_STARTS]]
-    return chosen
+    def __init__(self, group: RegimeGroup) -> None:
+        self._group = group
+        self._stretches: dict[tuple[Shape, tuple[float, ...]], _Stretches] = {}
 
+    def of(self, kinds: tuple[RegimeKind, ...]) -> list[Floats]:
+        """Sizes cut into one stretch a regime, each fitted alone: the most promising of all cuts.
 
-def _cut_fits(
-    group: RegimeGroup, kinds: tuple[RegimeKind, ...], quantiles: tuple[float, ...]
-) -> Iterator[tuple[float, tuple[float, ...]]]:
-    """The cost and the figures of every cut."""
-    for shape in {"tree", kinds[-1].shape}:
-        stretches = _stretches_of(group, shape, quantiles)
-        for cuts in combinations(stretches.breaks, len(kinds) - 1):
-            edges = (0, *cuts, stretches.end)
-            parts = [stretches.fit(kind, *edges[k : k + 2]) for k, kind in enumerate(kinds)]
-            predicted_s = np.min([times_s for _, times_s in parts], axis=0)
-            values = np.concatenate([values for values, _ in parts])
-            yield robust_cost(group.residuals(predicted_s)), tuple(values.tolist())
+        Once without hop_bytes and once with: the two ends are apart, with nothing downhill between.
+        """
+        chosen = []
+        for quantiles in ((), _QUANTILES):
+            # of those that differ by rounding alone, one
+            found = {
+                (round(cost, 9), *(f"{value:.6g}" for value in values)): values
+                for cost, values in self._cut_fits(kinds, quantiles)
+            }
+            chosen += [np.array(found[key]) for key in sorted(found)[:_STARTS]]
+        return chosen
+
+    def _cut_fits(
+        self, kinds: tuple[RegimeKind, ...], quantiles: tuple[float, ...]
+    ) -> Iterator[tuple[float, tuple[float, ...]]]:
+        """The cost and the figures of every cut."""
+        for shape in {"tree", kinds[-1].shape}:
+            stretches = self._stretches_by(shape, quantiles)
+            for cuts in combinations(stretches.breaks, len(kinds) - 1):
+                edges = (0, *cuts, stretches.end)
+                parts = [stretches.fit(kind, *edges[k : k + 2]) for k, kind in enumerate(kinds)]
+                predicted_s = np.min([times_s for _, times_s in parts], axis=0)
+                values = np.concatenate([values for values, _ in parts])
+                yield robust_cost(self._group.residuals(predicted_s)), tuple(values.tolist())
+
+    def _stretches_by(self, shape: Shape, quantiles: tuple[float, ...]) -> _Stretches:
+        known = (shape, quantiles)
+        if known not in self._stretches:
+            self._stretches[known] = _Stretches(self._group, shape, quantiles)
+        return self._stretches[known]
 
 
 class _Stretches:
-    """Stretches of sizes, each fitted by one regime; kept, as many cuts share them."""
+    """Stretches of the ranks' shares, each fitted by one regime; many cuts have the same ones."""
 
-    def __init__(self, group: RegimeGroup, shape: str, quantiles: tuple[float, ...]) -> None:
+    def __init__(self, group: RegimeGroup, shape: Shape, quantiles: tuple[float, ...]) -> None:
         self._group, self._quantiles = group, quantiles
         self._key = _shares(group, shape)
         self._grid = np.unique(self._key)
-        self._known: dict[tuple[RegimeKind, int, int], tuple[Floats, Floats]] = {}
+        self._fits: dict[tuple[RegimeKind, int, int], tuple[Floats, Floats]] = {}
+        self._latencies: dict[RegimeKind, Floats] = {}
 
     @property
     def end(self) -> int:
-        """The number of sizes: where the last stretch ends."""
+        """The edge beyond the largest share."""
         return len(self._grid)
 
     @property
     def breaks(self) -> list[int]:
-        """Where one stretch may end and the next begin."""
-        inner = np.linspace(1, self.end - 1, min(_BREAKS, self.end - 1))
-        return [int(place) for place in np.unique(inner.round())]
+        """The edges between which stretches may lie."""
+        wanted = min(_BREAKS, self.end - 1)
+        places = np.linspace(1, self.end - 1, wanted).round().astype(int)
+        return [int(place) for place in np.unique(places)]
 
     def fit(self, kind: RegimeKind, low: int, high: int) -> tuple[Floats, Floats]:
         """The figures of one regime, and the times it predicts for the whole group."""
         known = (kind, low, high)
-        if known not in self._known:
+        if known not in self._fits:
             chosen = (self._key >= self._grid[low]) & (self._key <= self._grid[high - 1])
-            values = _linear_fit(self._group.rows(chosen), kind, self._quantiles)
-            self._known[known] = values, times_of_kind_s(self._group, kind, values)
-        return self._known[known]
+            latencies = self._latency_columns(kind)[:, chosen]
+            values = _linear_fit(self._group.rows(chosen), kind, latencies, self._quantiles)
+            self._fits[known] = values, times_of_kind_s(self._group, kind, values)
+        return self._fits[known]
+
+    def _latency_columns(self, kind: RegimeKind) -> Floats:
+        if kind not in self._latencies:
+            self._latencies[kind] = _latency_columns(self._group, kind)
+        return self._latencies[kind]
 
 
-@lru_cache(maxsize=4)  # two shapes, with and without hop_bytes, of the group that is being fitted
-def _stretches_of(group: RegimeGroup, shape: str, quantiles: tuple[float, ...]) -> _Stretches:
-    """Shared by the fits of every number of regimes."""
-    return _Stretches(group, shape, quantiles)
-
-
-def _linear_fit(group: RegimeGroup, kind: RegimeKind, quantiles: Sequence[float]) -> Floats:
+def _linear_fit(
+    group: RegimeGroup, kind: RegimeKind, latency_columns: Floats, quantiles: Sequence[float]
+) -> Floats:
     """Least squares of the relative error; hop_bytes is 0, or the best of the shares' quantiles."""
     found = []
     shares = _shares(group, kind.shape)
     for hop_bytes in np.quantile(shares, quantiles) if quantiles else (0.0,):
-        relative = _design(group, kind, float(hop_bytes)) / group.times_s[:, None]
-        values, error = nonnegative(relative, np.ones(len(shares)))
+        design = _joined(latency_columns, _byte_column(group, kind, float(hop_bytes)))
+        values, error = nonnegative(design / group.times_s[:, None], np.ones(len(shares)))
         values[-1] = max(values[-1], 1e-9 * np.median(group.times_s / group.columns.size_bytes))
         found.append((round(error, 9), tuple(values), float(hop_bytes)))
     _, latencies, hop_bytes = min(found)

@@ -18,8 +18,8 @@ from calibrate.records.record import COPIES_BACK, HALF, Environment, Kind, Measu
 from calibrate.validate.machine_speed import bare_compute_s, times_the_least
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.importers.profiles.cluster import ClusterProfile, GlooRing, Provenance
-from ddpsim.report.lines import counted
 from ddpsim.units import format_bytes
+from ddpsim.wording import counted
 
 __all__ = [
     "NOT_STATED",

@@ -55,7 +55,7 @@ def write_residual_figure(model: AllReduceModel, samples: Sequence[Sample], path
     from plotly.graph_objects import Figure, Scatter  # noqa: PLC0415 -- most of a second
     from plotly.subplots import make_subplots  # noqa: PLC0415
 
-    from ddpsim.report.shell import OKABE_ITO  # noqa: PLC0415 -- plotly too
+    from ddpsim.report.page.shell import OKABE_ITO  # noqa: PLC0415 -- plotly too
 
     figure: Figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.7, 0.3])
     samples = _in_order(samples)

@@ -10,7 +10,7 @@ from calibrate.files import load_json
 from calibrate.records.rounds import Rounds, Runs, Samples, Steps, VariantSamples
 from ddpsim.errors import ImportFailedError
 from ddpsim.files import write_atomically
-from ddpsim.report.lines import counted
+from ddpsim.wording import counted
 
 __all__ = ["load_rounds", "load_runs", "save_rounds"]
 

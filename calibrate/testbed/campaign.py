@@ -19,6 +19,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
+from calibrate.measure.cluster.options import Options
 from calibrate.records.record import Kind
 from calibrate.records.rounds import CAPS, RoundOptions, Variant
 from calibrate.testbed.bed import Testbed
@@ -116,8 +117,6 @@ class Campaign:
 
     def _record(self, output: Path, rate: float) -> str:
         """Options of `measure` as JSON."""
-        from calibrate.measure.cluster.session import Options  # noqa: PLC0415 -- torch comes with it
-
         return Options(
             output=output,
             time_budget_s=self.record_budget_s,

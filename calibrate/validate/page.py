@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from calibrate.validate.report import Case, Sweep, Validation, headlines, warnings
-from ddpsim.report.shell import OKABE_ITO, render
+from ddpsim.report.page.shell import OKABE_ITO, render
 
 __all__ = ["page"]
 

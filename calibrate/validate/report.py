@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from calibrate.fit.estimates import SIGNIFICANT
 from calibrate.records.rounds import Variant
-from ddpsim.report.lines import counted
 from ddpsim.result.sweep import FLAT
+from ddpsim.wording import counted
 
 __all__ = [
     "SCHEMA",

@@ -6,14 +6,15 @@ import atexit
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, overload
 
 import typer
 
-__all__ = ["File", "Settings", "app", "main", "new_app", "parsed", "run_app"]
+__all__ = ["File", "Settings", "app", "input_errors", "main", "new_app", "parsed", "run_app"]
 
 _Parsed = TypeVar("_Parsed")
 
@@ -81,12 +82,34 @@ def _options(
     pass
 
 
-def parsed(parse: Callable[[str], _Parsed], text: str, option: str) -> _Parsed:
-    """An option's text as `parse` reads it; ends with exit code 2 where it cannot."""
+@overload
+def parsed(parse: Callable[[str], _Parsed], text: str, option: str) -> _Parsed: ...
+
+
+@overload
+def parsed(parse: Callable[[str], _Parsed], text: None, option: str) -> None: ...
+
+
+def parsed(parse: Callable[[str], _Parsed], text: str | None, option: str) -> _Parsed | None:
+    """An option's text as `parse` reads it, None where it was not given.
+
+    Ends with exit code 2 where `parse` raises ValueError.
+    """
     try:
-        return parse(text)
+        return None if text is None else parse(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+@contextmanager
+def input_errors(option: str | None = None) -> Iterator[None]:
+    """Inputs that do not fit end with exit code 2; `option` is named, or else the error's key."""
+    from ddpsim.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        raise typer.BadParameter(error.message, param_hint=option or error.key) from None
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ddpsim.cli.app import File, Settings, app
+from ddpsim.cli.app import File, Settings, app, input_errors
 
 __all__: list[str] = []
 
@@ -34,14 +34,13 @@ def init(
     ddpsim init resnet50-2x8-25gbit > scenario.yaml
     ddpsim init gloo-cpu --into .                   one that needs files beside it
     """
-    from ddpsim.errors import InputError
     from ddpsim.scenario.starters import copy_preset, preset_files, preset_text, presets
 
     if preset is None:
         for name, purpose in presets().items():
             print(f"{name + ' +' * bool(preset_files(name)):<28}{purpose}")
         return
-    try:
+    with input_errors("PRESET"):
         if into is not None:
             print(*copy_preset(preset, into), sep="\n")
             return
@@ -49,8 +48,6 @@ def init(
         if files := preset_files(preset):
             needed = f"it needs {' and '.join(files)}: ddpsim init {preset} --into FOLDER"
             print(needed, file=sys.stderr)
-    except InputError as error:
-        raise typer.BadParameter(error.message, param_hint="PRESET") from None
 
 
 @app.command(rich_help_panel="Files")
@@ -61,7 +58,7 @@ def check(file: File, settings: Settings = None) -> None:
     ddpsim check scenario.yaml
     """
     from ddpsim.prediction.api import load_scenario
-    from ddpsim.report.text import ranks
+    from ddpsim.wording import ranks
 
     cluster = load_scenario(file, settings or ()).cluster
     print(f"{file}: ok, {ranks(cluster.nodes, cluster.gpus_per_node)}")

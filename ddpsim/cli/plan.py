@@ -105,7 +105,7 @@ def tune(
     from ddpsim.scenario.document import load
     from ddpsim.units import parse_bytes
 
-    room = None if memory is None else parsed(parse_bytes, memory, "--memory")
+    room = parsed(parse_bytes, memory, "--memory")
     document = load(file, settings or ())
     checked(document)
     found = tune(document, Limits(room, global_batch, may_round=rounding, trials=trials))
@@ -146,14 +146,14 @@ def plan(
     ddpsim plan gpt2.yaml --target "300B tokens" --price "2 EUR" --budget "5000 EUR"
     """
     from ddpsim.errors import InputError, Problem, ScenarioError
-    from ddpsim.planning.capacity import plan_capacity
-    from ddpsim.planning.target import parse_budget, parse_price, parse_target
+    from ddpsim.planning.capacity_plan.plan import plan_capacity
+    from ddpsim.planning.options import parse_budget, parse_price, parse_target
     from ddpsim.prediction.api import load_scenario
     from ddpsim.report.capacity import render_plan
 
     work = parsed(parse_target, target, "--target")
-    of_an_hour = None if price is None else parsed(parse_price, price, "--price")
-    limit = None if budget is None else parsed(parse_budget, budget, "--budget")
+    of_an_hour = parsed(parse_price, price, "--price")
+    limit = parsed(parse_budget, budget, "--budget")
     scenario = load_scenario(file, settings or ())
     try:
         found = plan_capacity(

@@ -41,7 +41,7 @@ def run(
 
     if engine not in ("auto", "reference"):
         raise typer.BadParameter(f"{engine!r} is neither auto nor reference", param_hint="--engine")
-    measured_s = None if measured is None else parsed(parse_duration, measured, "--measured")
+    measured_s = parsed(parse_duration, measured, "--measured")
     if measured_s == 0:
         raise typer.BadParameter("a step takes longer than 0 s", param_hint="--measured")
     scenario = load_scenario(file, settings or ())

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ddpsim.cli.app import File, Settings, app, parsed
+from ddpsim.cli.app import File, Settings, app, input_errors, parsed
 
 __all__: list[str] = []
 
@@ -40,18 +40,19 @@ def trace(
     ddpsim trace scenario.yaml -o trace
     ddpsim trace scenario.yaml -o trace --ranks 0,8 --steps all --gzip
     """
-    from ddpsim.errors import InputError
+    from ddpsim.planning.options import parse_ranks, parse_steps
     from ddpsim.planning.trace import trace as traced_part
     from ddpsim.planning.trace import write_traces
     from ddpsim.prediction.api import load_scenario
     from ddpsim.report.trace_text import notes, summary
 
     scenario = load_scenario(file, settings or ())
-    try:
-        traced = traced_part(scenario, ranks, steps, warmup=warmup)
+    size = scenario.cluster.world_size
+    wanted = parsed(lambda text: parse_ranks(text, size), ranks, "--ranks")
+    count = parsed(parse_steps, steps, "--steps")
+    with input_errors():
+        traced = traced_part(scenario, wanted, count, warmup=warmup)
         written = write_traces(traced, output, compressed=compressed)
-    except InputError as error:
-        raise typer.BadParameter(error.message, param_hint=error.key) from None
     for note in notes(traced, written):
         print(note, file=sys.stderr)
     print(summary(traced, written))
@@ -80,7 +81,7 @@ def report(
     from ddpsim.errors import printable
     from ddpsim.files import write_atomically
     from ddpsim.planning.storyboard import storyboard
-    from ddpsim.report.page import page
+    from ddpsim.report.page.page import page
     from ddpsim.units import format_bytes
 
     board = storyboard(file, settings or ())
@@ -120,13 +121,8 @@ def collective(
     ddpsim collective --machine dgx-a100 --set cluster.nodes=2 --sizes 1M..1G
     ddpsim collective --cluster scenario.yaml --against nccl-tests.log
     """
-    from ddpsim.errors import InputError
-    from ddpsim.prediction.collective_times import (
-        collective_table,
-        load_cluster,
-        parse_sizes,
-        tuner_of,
-    )
+    from ddpsim.planning.options import parse_sizes
+    from ddpsim.prediction.collective_times import collective_table, load_cluster, tuner_of
     from ddpsim.report.collective import render_table
 
     if op not in ("all_reduce", "broadcast"):
@@ -141,16 +137,14 @@ def collective(
     if against and op != "all_reduce":
         raise typer.BadParameter("a log is one of all_reduce", param_hint="--against")
     wanted = "4K..1G" if sizes is None and not against else sizes
-    asked = () if wanted is None else parsed(parse_sizes, wanted, "--sizes")
+    asked = parsed(parse_sizes, wanted, "--sizes") or ()
     source = cluster or {"cluster": {"machine": machine}}
     scenario = load_cluster(source, settings or ())
-    try:
+    with input_errors():
         if tuning:
             from ddpsim.cluster.describe import describe_tuning
 
             print(describe_tuning(tuner_of(scenario), asked))
             return
         table = collective_table(scenario, op, asked, against)  # type: ignore[arg-type]
-    except InputError as error:
-        raise typer.BadParameter(error.message, param_hint=error.key) from None
     print(json.dumps(table.to_dict(), indent=2) if as_json else render_table(table))

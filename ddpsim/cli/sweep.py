@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ddpsim.planning.grid import Grid
+    from ddpsim.planning.sweeps.grid import Grid
     from ddpsim.result.sweep import Sweep
 
 from ddpsim.cli.app import File, app
@@ -75,7 +75,7 @@ def sweep(
     ddpsim sweep scenario.yaml --set ddp.bucket_cap_mb=1,5,25,50,100
     ddpsim sweep scenario.yaml --set cluster.nodes=1,2,4,8 --goal throughput --goal gpus -o out.csv
     """
-    from ddpsim.planning.grid import Grid
+    from ddpsim.planning.sweeps.grid import Grid
     from ddpsim.report.sweep import render_sweep
     from ddpsim.result.sweep import GOALS
 
@@ -145,9 +145,9 @@ def _swept(
 ) -> Sweep:
     from contextlib import ExitStack
 
-    from ddpsim.planning.executors import dask_workers, local_workers
-    from ddpsim.planning.journal import Journal
-    from ddpsim.planning.sweep import sweep
+    from ddpsim.planning.sweeps.executors import dask_workers, local_workers
+    from ddpsim.planning.sweeps.journal import Journal
+    from ddpsim.planning.sweeps.sweep import sweep
 
     with ExitStack() as stack:
         journal = None

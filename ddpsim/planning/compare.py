@@ -1,4 +1,4 @@
-"""What a change of a scenario would bring, and whether that is more than what is uncertain."""
+"""The effect of a change to a scenario, and whether it exceeds its uncertainty."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Steps = dict[tuple[int, str, float], float]  # by side, term and its factor
 
 @dataclass(frozen=True)
 class Option:
-    """A scenario to lay beside another, or why there is none."""
+    """A scenario to compare with another, or the error that prevents it."""
 
     title: str
     scenario: Scenario | ScenarioError
@@ -44,7 +44,7 @@ class Option:
 
 
 def compare(base: Scenario, options: Iterable[Option]) -> Comparison:
-    """Each option beside a first scenario, in time for as many samples as that one's step has.
+    """Each option against a base scenario, in time for as many samples as a step of the base has.
 
     The difference's interval varies what is uncertain in both (compute, network ...) in both at
     once, as it would be wrong in the same way; what is known from different sources varies on its
@@ -147,7 +147,7 @@ def _steps_s(sides: Sequence[_Side]) -> _Steps:
     asked = [
         (side, term, factor)
         for side in sides
-        for term, factor in [_STILL, *_edges(uncertainties(side.job))]
+        for term, factor in [_UNCHANGED, *_edges(uncertainties(side.job))]
     ]
     requests = [side.job.calm_request(**{term: factor}) for side, term, factor in asked]
     steps = run_many(requests)
@@ -157,7 +157,7 @@ def _steps_s(sides: Sequence[_Side]) -> _Steps:
     }
 
 
-_STILL = ("compute", 1.0)
+_UNCHANGED = ("compute", 1.0)
 
 
 def _edges(known: Mapping[str, Uncertainty]) -> Iterator[tuple[str, float]]:
@@ -169,11 +169,11 @@ def _margins(first: _Side, other: _Side, share: float, steps_s: _Steps) -> tuple
     """How far the difference may lie below and above what is predicted, in seconds."""
 
     def moves_s(side: _Side, term: str) -> list[float]:
-        still_s = steps_s[(id(side), *_STILL)]
+        unchanged_s = steps_s[(id(side), *_UNCHANGED)]
         known = uncertainties(side.job)
         if term not in known:
             return [0.0, 0.0]
-        return [steps_s[id(side), term, factor] - still_s for factor in edges(known[term])]
+        return [steps_s[id(side), term, factor] - unchanged_s for factor in edges(known[term])]
 
     below, above = [0.0], [0.0]
     known, others = uncertainties(first.job), uncertainties(other.job)

@@ -20,6 +20,7 @@ from ddpsim.scenario.document import Document
 from ddpsim.scenario.links import InterNode, IntraNode, LinkKind
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
+from ddpsim.settings import Setting
 
 __all__ = ["explain_step", "sensitivities"]
 
@@ -36,7 +37,7 @@ _DISTURBED = {
 
 
 def explain_step(document: Document) -> Explanation:
-    """The critical path, what the step hangs on, and the changes that help most.
+    """The critical path, the sensitivities, and the changes that shorten the step most.
 
     Raises ScenarioError.
     """
@@ -88,7 +89,7 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
 
 
 def _phases(path: Sequence[CriticalPart], words: Mapping[str, str]) -> Iterator[Phase]:
-    """Parts of the same kind that follow each other, in words; what is very short joins them."""
+    """Consecutive parts of the same kind as one phase, in words; very short parts join it."""
     short_s = _SHORT * (path[-1].end_s - path[0].start_s)
     kinds: list[str] = []
     for part in path:
@@ -137,7 +138,7 @@ def _said(kind: str, parts: list[CriticalPart], words: Mapping[str, str]) -> str
 
 
 def _helps(document: Document, result: Result) -> tuple[Change, ...]:
-    """The surest of all single changes that shorten the step by what is worth it, best first."""
+    """The single changes that surely shorten the step by 1 % or more, best first."""
     options = [*each_flag(document), *_machines(document)]
     if result.bottleneck.kind == "host" and resolve(parse(document)).model.basis == "roofline":
         options.append(option(document, "workload.compile=true", note="torch.compile"))
@@ -145,12 +146,15 @@ def _helps(document: Document, result: Result) -> tuple[Change, ...]:
     useful = [c for c in changes if c.change <= -_WORTH and c.is_sure and c.fits and not c.problem]
     best: dict[str, Change] = {}
     for change in sorted(useful, key=lambda change: change.change_s):
-        best.setdefault(change.settings[0].partition("=")[0], change)
+        best.setdefault(Setting.parse(change.settings[0]).key, change)
     return tuple(best.values())[:_HELPS]
 
 
 def _twice_as_wide(cluster: Cluster, key: LinkKind, link: IntraNode | InterNode) -> Iterator[str]:
-    """Twice the bandwidth; beside a device alone, whose link it replaces, all else of that link."""
+    """Settings for twice the bandwidth of a link.
+
+    Where the link is a device preset's, stating it replaces all of it: then its other fields too.
+    """
     bandwidth = "bandwidth_bytes_per_s"
     wider = link.with_bandwidth(2 * rate_of(link))
     yield f"cluster.{key}.bandwidth={_gbit_per_s(rate_of(wider))}"
@@ -169,7 +173,7 @@ def _gbit_per_s(bytes_per_s: float) -> str:
 
 
 def _machines(document: Document) -> Iterator[Option]:
-    """A better network, ranks that are alike, and a loader that keeps up."""
+    """Options of the machine: twice the bandwidth, no disturbance, a loader twice as fast."""
     scenario = parse(document)
     cluster, data = scenario.cluster, scenario.workload.data
     known_times = cluster.all_reduce or cluster.profile  # no link says them

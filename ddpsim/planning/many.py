@@ -1,4 +1,4 @@
-"""Many scenarios at once, for sweeps and for the spread over seeds."""
+"""Simulate many scenarios at once, for sweeps and for the spread over seeds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["attempt_many", "brief_of", "simulate_many"]
 
 
 def simulate_many(scenarios: Iterable[Scenario]) -> tuple[Brief, ...]:
-    """The figures of each scenario's step, as `simulate` gives them, without its story.
+    """The main figures of each scenario, as `simulate` gives them.
 
     What scenarios share is built once, and those that differ in numbers alone (seed, bandwidth,
     times; not buckets or ranks) are simulated together. Raises ScenarioError if a file that one
@@ -27,7 +27,7 @@ def simulate_many(scenarios: Iterable[Scenario]) -> tuple[Brief, ...]:
 
 
 def attempt_many(scenarios: Iterable[Scenario]) -> tuple[Brief | DdpsimError, ...]:
-    """As `simulate_many`, with the error of each that cannot be simulated in its place."""
+    """As `simulate_many`, with an error in place of each scenario that cannot be simulated."""
     parts = Parts()
     jobs = [_job(scenario, parts) for scenario in scenarios]
     sound = [job for job in jobs if isinstance(job, Job)]
@@ -47,7 +47,7 @@ def _job(scenario: Scenario, parts: Parts) -> Job | ScenarioError:
 
 
 def brief_of(job: Job, parts: Parts) -> Brief:
-    """The figures of one job, built from parts that it shares with others."""
+    """The main figures of one job; `parts` are shared with other jobs."""
     return _briefs([job], parts)[0]
 
 

@@ -48,8 +48,8 @@ def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
 
     choices: list[CapChoice] = []
     scaling: list[Result] = []
-    own = _written(scenario.ddp.bucket_cap_mb)
-    for cap in map(_written, _caps(scenario.ddp.bucket_cap_mb)):
+    own = _as_setting(scenario.ddp.bucket_cap_mb)
+    for cap in map(_as_setting, _caps(scenario.ddp.bucket_cap_mb)):
         if cap == own:
             choices.append(_choice(scenario, result))
         else:
@@ -76,7 +76,7 @@ def _caps(own: BucketCaps) -> list[BucketCaps]:
     return [None, *(cap for cap in caps if isinstance(cap, tuple)), *numbers]
 
 
-def _written(cap: BucketCaps) -> str:
+def _as_setting(cap: BucketCaps) -> str:
     """A cap as `--set` takes it."""
     if cap is None:
         return "default"
@@ -102,7 +102,7 @@ def _choice(scenario: Scenario, result: Result | None = None) -> CapChoice:
     timeline = observe(scenario, ranks)
     others = [rank for rank in ranks if rank != timeline.slowest_rank]
     step = drawn_step(timeline, others[: _MOST_DRAWN - 1], ring_of)
-    cap = _written(scenario.ddp.bucket_cap_mb)
+    cap = _as_setting(scenario.ddp.bucket_cap_mb)
     return CapChoice(cap, result or simulate(scenario), step)
 
 

@@ -6,6 +6,7 @@ import gzip
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Literal
 
 from ddpsim.errors import InputError
 from ddpsim.files import write_atomically
@@ -14,37 +15,34 @@ from ddpsim.report.trace import Traced
 from ddpsim.report.trace_text import Written
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["parse_ranks", "sample_ranks", "trace", "write_traces"]
+__all__ = ["sample_ranks", "trace", "write_traces"]
 
 SAMPLED = 16  # ranks shown where nobody chose them
-_MOST = 256  # for eyes: beyond, the files get large and the page slow
 _STEPS = 3
 
 
 def trace(
     scenario: Scenario,
-    ranks: str | None = None,
-    steps: str | None = None,
+    ranks: Sequence[int] | None = None,
+    steps: int | Literal["all"] | None = None,
     *,
     warmup: bool = False,
 ) -> Traced:
     """The part of a scenario's run that its trace shows.
 
-    `ranks` as in "0,3,8-11"; None: all up to 16, of more a sample with the slowest. `steps`: how
-    many, after the warm-up if `warmup` is False; "all"; None: three. Raises InputError for what
-    is not there, and ScenarioError as `simulate`.
+    `ranks`: None: all up to 16, of more a sample with the slowest. `steps`: how many, after the
+    warm-up if `warmup` is False; "all"; None: three. Raises ValueError for a rank and InputError
+    for a step that is not there, and ScenarioError as `simulate`.
     """
     cluster = scenario.cluster
     size = cluster.world_size
-    wanted = (
-        sample_ranks(size, cluster.gpus_per_node) if ranks is None else parse_ranks(ranks, size)
-    )
+    wanted = sample_ranks(size, cluster.gpus_per_node) if ranks is None else sorted(set(ranks))
     timeline = observe(scenario, wanted)
     if ranks is None:
         wanted = list(timeline.ranks)
     first = 0 if warmup else timeline.warmup
     known = len(timeline.slowest.step_ends_ns) + timeline.repeats - first
-    shown = range(first, first + _count(steps, known))
+    shown = range(first, first + _shown(steps, known))
     return Traced(
         timeline,
         wanted,
@@ -95,7 +93,7 @@ def _gzipped(content: bytes) -> bytes:
 
 
 def sample_ranks(world_size: int, gpus_per_node: int) -> list[int]:
-    """At most 16: all, or 15 to which the slowest comes; ends of nodes, evenly spread, first."""
+    """At most 16 ranks: all, or 15 (the slowest is added) spread evenly, node ends first."""
     if world_size <= SAMPLED:
         return list(range(world_size))
     starts = range(0, world_size, gpus_per_node)
@@ -107,50 +105,28 @@ def sample_ranks(world_size: int, gpus_per_node: int) -> list[int]:
     return sorted(chosen)
 
 
-def parse_ranks(text: str, world_size: int) -> list[int]:
-    """Ranks as in "0,3,8-11", in order; raises InputError."""
-    chosen: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not _is_number(first) or (dash and not _is_number(last)):
-            raise InputError("--ranks", f"{part.strip()!r} is no rank; write 0,3,8-11")
-        begin, end = int(first), int(last or first)
-        if begin > end:
-            raise InputError("--ranks", f"{part.strip()!r} runs backwards; write {end}-{begin}")
-        if end >= world_size:
-            raise InputError("--ranks", f"there is no rank {end}: choose 0 to {world_size - 1}")
-        chosen.update(range(begin, min(end, begin + _MOST) + 1))
-        if len(chosen) > _MOST:
-            raise InputError("--ranks", f"at most {_MOST} ranks at a time")
-    return sorted(chosen)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 10
-
-
-def _count(steps: str | None, known: int) -> int:
+def _shown(steps: int | Literal["all"] | None, known: int) -> int:
     if steps is None:
         return min(_STEPS, known)
     if steps == "all":
         return known
-    if not _is_number(steps) or not int(steps):
-        raise InputError("--steps", f"{steps!r} is neither a number of steps nor all")
-    if int(steps) > known:
+    if steps > known:
         raise InputError(
             "--steps", f"the run has {known} to show: at most {known}, or set run.iterations"
         )
-    return int(steps)
+    return steps
 
 
 def _spread(values: Sequence[int], count: int) -> list[int]:
-    """So many of them from the first to the last, or all if there are no more."""
+    """`count` of the values, evenly spread from the first to the last."""
     if len(values) <= count:
         return list(values)
     return [values[i * (len(values) - 1) // max(1, count - 1)] for i in range(count)]
 
 
-def _choice(ranks: str | None, shown: Sequence[int], world_size: int, slowest: int) -> str:
+def _choice(
+    ranks: Sequence[int] | None, shown: Sequence[int], world_size: int, slowest: int
+) -> str:
     if len(shown) == world_size:
         return "all"
     if ranks is not None:

@@ -40,7 +40,7 @@ class TuneError(DdpsimError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a search must keep to.
+    """The limits of a search.
 
     `memory_bytes` of a GPU (None: the device's); `global_batch` samples a step (None: the
     scenario's batch and accumulation stay); `may_round`: hooks that send 16 bits may be chosen.
@@ -55,7 +55,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class _Choice:
-    """Settings of options, those that differ from the scenario's own, and what they bring."""
+    """Settings that differ from the scenario's own, and the figures with them."""
 
     settings: tuple[str, ...]
     brief: Brief
@@ -67,7 +67,7 @@ class _Choice:
 
 
 def tune(document: Document, limits: Limits | None = None) -> Tuning:
-    """The options to take, and what they bring.
+    """The options to take, and their effect.
 
     Raises ScenarioError for the scenario, TuneError where nothing fits the limits or Optuna is
     asked for and missing.
@@ -85,8 +85,9 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
     fitting = [choice for choice in search.choices if search.fits(choice)]
     if not fitting:
         least = min(c.brief.memory_bytes_per_gpu.total for c in search.choices)
+        limit = format_bytes(search.memory_limit_bytes)
         raise TuneError(
-            f"none of {len(search.choices)} combinations fits into {format_bytes(search.room)} a "
+            f"none of {len(search.choices)} combinations fits into {limit} a "
             f"GPU: the least needs {format_bytes(least)}; take a smaller batch_per_rank, or a "
             "model that is sharded (FSDP), which ddpsim does not know"
         )
@@ -94,7 +95,7 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
     good = [c for c in fitting if c.sample_s <= fastest.sample_s * (1 + FLAT)]
     pick = min(good, key=lambda choice: (len(choice.settings), choice.sample_s))
     changes = [_change(document, choice) for choice in (pick, fastest)]
-    caps = search.caps_beside(pick)
+    caps = search.caps_with_other_options(pick)
     flat = tuple(cap for cap, choice in caps.items() if choice in good)
 
     def regret(choice: _Choice | None) -> float | None:
@@ -129,7 +130,7 @@ def _said(limits: Limits) -> Iterator[str]:
 
 
 class _Search:
-    """All that has been simulated; equal settings once."""
+    """Simulates combinations of options, equal ones once."""
 
     def __init__(self, document: Document, limits: Limits) -> None:
         self.scenario = parse(document)
@@ -145,15 +146,15 @@ class _Search:
         return [choice for choice in self._found.values() if choice]
 
     @property
-    def room(self) -> float:
-        """Bytes that a GPU has."""
+    def memory_limit_bytes(self) -> float:
+        """Bytes a GPU may use."""
         device = self.choices[0].brief.memory_bytes_per_gpu.device
         return min(device, self.limits.memory_bytes or device)
 
     def fits(self, choice: _Choice) -> bool:
-        """Into memory, and with the global batch that was asked for."""
+        """Whether a choice keeps to the memory limit and has the wanted global batch."""
         brief = choice.brief
-        if brief.memory_bytes_per_gpu.total > self.room:
+        if brief.memory_bytes_per_gpu.total > self.memory_limit_bytes:
             return False
         wanted = self.limits.global_batch
         return wanted is None or round(self._samples(choice)) == wanted
@@ -163,7 +164,7 @@ class _Search:
         return brief.throughput_samples_per_s * brief.iteration_time_s.mean
 
     def simulated(self, asked: Iterable[tuple[str, ...]]) -> list[_Choice]:
-        """Choices of settings, those that can be simulated."""
+        """The choices of these settings that can be simulated."""
         wanted = list(dict.fromkeys(asked))
         scenarios: dict[tuple[str, ...], Scenario] = {}
         for settings in wanted:
@@ -244,7 +245,7 @@ class _Search:
             for n in steps
         ]
 
-    def caps_beside(self, pick: _Choice) -> dict[str, _Choice]:
+    def caps_with_other_options(self, pick: _Choice) -> dict[str, _Choice]:
         """Every cap of the grid with the other options of a choice."""
         others = [s for s in pick.settings if not s.startswith("ddp.bucket_cap_mb=")]
         found: dict[str, _Choice] = {}

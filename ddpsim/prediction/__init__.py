@@ -3,9 +3,8 @@
 - `api`: what users call: load, simulate, observe, judge
 - `resolve`: a scenario and its files, checked, to a job; `parts` keeps what jobs share
 - `job`: one question, ready to be simulated; `program`: the loop that every rank runs
-- `memory`, `warnings`, `inputs`: what an answer says beside the time
 - `uncertainty`, `interval`: how wrong each input may be, and the step with it
-- `next_steps`, `stragglers`, `explanations`: changed scenarios, simulated
+- `next_steps`, `stragglers`, `stretches`: changed scenarios, simulated
 - `ddp_overhead`, `measured_step`: what a measured step says, and of which scenarios
 - `collective_times`: one collective over sizes
 """

@@ -21,15 +21,15 @@ from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stragglers import stragglers
 from ddpsim.prediction.stretches import stretches
 from ddpsim.prediction.uncertainty import host_provenance, uncertainties
-from ddpsim.report.lines import counted
-from ddpsim.report.verdict import Verdict, is_normal, verdict
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, summarise
 from ddpsim.result.timeline import CommSpan, MessageSpan, Timeline
+from ddpsim.result.verdict import Verdict, is_normal, verdict
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s
+from ddpsim.wording import counted
 
 if TYPE_CHECKING:
     from ddpsim.cluster.transfers import Operation
@@ -170,7 +170,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         nodes=scenario.cluster.nodes,
         gpus_per_node=scenario.cluster.gpus_per_node,
         samples_per_rank=job.samples_per_rank,
-        network=partial(_pace_of, job),
+        network=partial(_limit_of, job),
         broadcast="what GPU 0 sends" if is_alone else "the buffers' broadcast",
         knows_warmup=job.knows_warmup,
         buckets_rebuilt_at=job.program.strategy.steady_from,
@@ -184,8 +184,8 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
     )
 
 
-def _pace_of(job: Job, collective: CommSpan) -> str:
-    """What sets the pace of a collective, in words."""
+def _limit_of(job: Job, collective: CommSpan) -> str:
+    """What limits a collective, in words."""
     operation = cast("Operation", collective.operation)
     if waits_for_latency(job.network, operation, collective.size_bytes):
         ranks = counted(job.scenario.cluster.world_size, "rank")

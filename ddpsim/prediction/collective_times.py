@@ -14,22 +14,20 @@ from ddpsim.cluster.from_links import broadcast_way
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.transfers import Operation, duration_ns
-from ddpsim.errors import InputError, ScenarioError, shown
+from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.all_reduce import read_all_reduce
 from ddpsim.prediction.parts import cluster_profile
-from ddpsim.report.collective import CollectiveRow, CollectiveTable
+from ddpsim.result.collective import CollectiveRow, CollectiveTable
 from ddpsim.scenario.catalog import device_table, machine_table, resolve
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
-from ddpsim.units import NS_PER_S, format_bytes, parse_bytes
+from ddpsim.units import NS_PER_S, format_bytes
 
-__all__ = ["collective_table", "load_cluster", "parse_sizes", "tuner_of"]
+__all__ = ["collective_table", "load_cluster", "tuner_of"]
 
-_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _PLACEHOLDER = {"model": "resnet50", "batch_per_rank": 1}
-_MOST_BYTES = 2**50
 
 
 def load_cluster(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Scenario:
@@ -61,39 +59,6 @@ def _with_backend(document: Document) -> Document:
             if device_table(device)["kind"] == "cpu":
                 document.data["ddp"] = {"backend": "gloo"}
     return document
-
-
-def parse_sizes(text: str) -> tuple[int, ...]:
-    """Bytes of "8..16G" (each twice the last) or "1M,25 MiB"; K, M and G alone are binary.
-
-    Raises ValueError, naming what is wrong.
-    """
-    if "," in text or ".." not in text:
-        return tuple(sorted({size for part in text.split(",") for size in _doubled(part)}))
-    return _doubled(text)
-
-
-def _doubled(text: str) -> tuple[int, ...]:
-    low, dots, high = text.partition("..")
-    if not dots:
-        return (_size(text),)
-    first, last = _size(low), _size(high)
-    if last < first:
-        raise ValueError(f"{shown(text)} ends before it begins")
-    sizes = [first]
-    while sizes[-1] * 2 <= last:
-        sizes.append(sizes[-1] * 2)
-    return tuple(sizes)
-
-
-def _size(text: str) -> int:
-    word = text.strip()
-    factor = _BINARY.get(word[-1:].upper(), 1)
-    digits = word[:-1] if factor > 1 else word
-    size = int(digits) * factor if digits.isdecimal() else round(parse_bytes(word))
-    if not 4 <= size <= _MOST_BYTES:
-        raise ValueError(f"{shown(word)} is out of range: wanted 4 B to 1024 T")
-    return size
 
 
 def collective_table(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import command, counted, cut, labelled
+from ddpsim.report.lines import command, cut, labelled
 from ddpsim.result.capacity import (
     KNEE_EFFICIENCY,
     Capacity,
@@ -22,6 +22,7 @@ from ddpsim.units import (
     format_long_duration,
     long_duration_in,
 )
+from ddpsim.wording import counted
 
 __all__ = ["render_plan"]
 

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import command, counted, labelled, warned
+from ddpsim.report.lines import command, interval_in_words, labelled, warned
 from ddpsim.result.changes import Change, Comparison, Explanation
 from ddpsim.units import format_bytes, format_duration
+from ddpsim.wording import counted
 
 __all__ = ["in_words", "render_comparison", "render_explanation"]
 
@@ -30,10 +31,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
     yield f"{comparison.name[:70]}   {counted(comparison.world_size, 'rank')}"
     yield ""
     interval = comparison.prediction_interval_s
-    spread = "no interval can be had"
-    if interval:
-        low, high = format_duration(interval.low), format_duration(interval.high)
-        spread = f"{interval.level:.0%} interval {low} to {high}"
+    spread = interval_in_words(interval) if interval else "no interval can be had"
     step = format_duration(comparison.step_s)
     yield from labelled("step", f"{step}   {spread}   {comparison.samples:,} samples")
     yield from warned(comparison.warnings)

@@ -3,51 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
 
-__all__ = ["CollectiveRow", "CollectiveTable", "render_table"]
+from ddpsim.result.collective import CollectiveRow, CollectiveTable
 
-SCHEMA = "ddpsim.collective/1"
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveRow:
-    """One message: `algbw` = size / time, `busbw` = what each rank's link carries of it.
-
-    `choice` is the algorithm and protocol, "" where a log or a profile says the time.
-    `measured_s`: of a log that it is held against.
-    """
-
-    size_bytes: int
-    time_s: float
-    algbw_bytes_per_s: float
-    busbw_bytes_per_s: float
-    choice: str = ""
-    measured_s: float | None = None
-
-    @property
-    def error(self) -> float | None:
-        """(predicted - measured) / measured, of the time."""
-        return None if self.measured_s is None else self.time_s / self.measured_s - 1
-
-
-@dataclass(frozen=True)
-class CollectiveTable:
-    """A collective over sizes on the ranks of a cluster."""
-
-    operation: str
-    nodes: int
-    gpus_per_node: int
-    network: str
-    rows: tuple[CollectiveRow, ...]
-    against: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON's types (schema `ddpsim.collective/1`)."""
-        rows = [asdict(row) | {"error": row.error} for row in self.rows]
-        return {"schema": SCHEMA, **asdict(self), "rows": rows}
+__all__ = ["render_table"]
 
 
 def render_table(table: CollectiveTable) -> str:

@@ -8,7 +8,11 @@ from collections.abc import Iterator, Sequence
 from shutil import get_terminal_size
 from textwrap import shorten, wrap
 
-__all__ = ["command", "counted", "cut", "indented", "labelled", "screen_width", "warned"]
+from ddpsim.result.model import PredictionInterval
+from ddpsim.settings import Setting
+from ddpsim.units import format_duration
+
+__all__ = ["command", "cut", "indented", "interval_in_words", "labelled", "screen_width", "warned"]
 
 _WIDEST = 100
 _NARROWEST = 80  # of tables
@@ -26,8 +30,8 @@ def command(file: str, settings: Sequence[str], changes: Sequence[str] = ()) -> 
 
     `changes` come after the user's own `settings`, and in place of those of the same keys.
     """
-    replaced = {change.partition("=")[0] for change in changes}
-    kept = [s for s in settings if s.partition("=")[0].strip() not in replaced]
+    replaced = {Setting.parse(change).key for change in changes}
+    kept = [text for text in settings if Setting.parse(text).key not in replaced]
     parts = [f"ddpsim run {shlex.quote(file)}"]
     parts += [f"--set {shlex.quote(setting)}" for setting in (*kept, *changes)]
     indent = " " * 12
@@ -37,16 +41,17 @@ def command(file: str, settings: Sequence[str], changes: Sequence[str] = ()) -> 
         yield from f" \\\n{indent}    ".join([indent + parts[0], *parts[1:]]).split("\n")
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things: `1 rank`, `1,024 ranks`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def cut(text: str, most: int) -> str:
     """Text on one line, cut after a word, or inside one that takes most of the line."""
     text = " ".join(text.split())
     short = shorten(text, most, placeholder=" ...")
     return short if len(short) > most // 2 or short == text else f"{text[: most - 4]} ..."
+
+
+def interval_in_words(interval: PredictionInterval) -> str:
+    """Level and edges: `80% interval 70.1 ms to 85.3 ms`."""
+    low, high = format_duration(interval.low), format_duration(interval.high)
+    return f"{interval.level:.0%} interval {low} to {high}"
 
 
 def labelled(label: str, text: str) -> Iterator[str]:

@@ -9,9 +9,10 @@ from itertools import groupby
 from textwrap import wrap
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import counted, labelled, screen_width
+from ddpsim.report.lines import labelled, screen_width
 from ddpsim.result.sweep import FLAT, GOALS, FlatRegion, Point, Sweep
 from ddpsim.units import format_bytes, format_duration
+from ddpsim.wording import counted
 
 __all__ = ["render_csv", "render_parquet", "render_sweep"]
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import command, cut, indented, labelled, screen_width, warned
-from ddpsim.report.verdict import Verdict
+from ddpsim.report.lines import (
+    command,
+    cut,
+    indented,
+    interval_in_words,
+    labelled,
+    screen_width,
+    warned,
+)
 from ddpsim.result.model import Breakdown, BucketTimes, Result
+from ddpsim.result.verdict import Verdict
 from ddpsim.units import format_bytes, format_duration
+from ddpsim.wording import ranks
 
-__all__ = ["PARTS", "ranks", "render"]
+__all__ = ["PARTS", "render"]
 
 _BUCKET_ROWS = 8
 _STRAGGLERS = 3  # lines
@@ -45,12 +54,6 @@ def render(
     return printable("\n".join(line.rstrip() for line in lines))
 
 
-def ranks(nodes: int, gpus_per_node: int) -> str:
-    """A cluster's size in words: `16 ranks (2 x 8)`."""
-    count = nodes * gpus_per_node
-    return f"{count} rank{'s' * (count > 1)} ({nodes} x {gpus_per_node})"
-
-
 def _answer(result: Result) -> Iterator[str]:
     yield f"{cut(result.name, 70)}   {ranks(result.nodes, result.gpus_per_node)}"
     yield ""
@@ -78,8 +81,7 @@ def _interval(result: Result) -> str:
     interval = result.prediction_interval_s
     if interval is None:
         return "no interval can be had: the uncertainty of the inputs is unknown"
-    low, high = format_duration(interval.low), format_duration(interval.high)
-    return f"{interval.level:.0%} interval {low} to {high}"
+    return interval_in_words(interval)
 
 
 def _verdict(verdict: Verdict) -> Iterator[str]:

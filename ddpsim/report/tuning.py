@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
 from ddpsim.report.changes import in_words
-from ddpsim.report.lines import command, counted, labelled
+from ddpsim.report.lines import command, labelled
 from ddpsim.result.sweep import FLAT
 from ddpsim.result.tuning import Tuning
 from ddpsim.units import format_duration
+from ddpsim.wording import counted
 
 __all__ = ["render_tuning"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -12,10 +12,12 @@ __all__ = [
     "KNEE_EFFICIENCY",
     "Capacity",
     "CapacityPlan",
-    "LeftOut",
     "Money",
     "NextDoubling",
+    "SizesLeftOut",
     "Target",
+    "knee",
+    "marginal_efficiencies",
     "usable",
 ]
 
@@ -46,8 +48,8 @@ class Capacity:
     """The whole work on one world size.
 
     `marginal_efficiency`: throughput over twice that of half the GPUs, None where half of them was
-    not simulated. `time_interval_s`: low and high of the step's 80 % interval, times the steps.
-    `fits`: the memory that is known to be needed is there; None where activations are unknown.
+    not simulated. `time_interval_s`: the edges of the step's prediction interval, times the steps.
+    `fits`: whether the known memory need fits; None where activations are unknown.
     """
 
     gpus: int
@@ -72,9 +74,28 @@ class Capacity:
 
 
 def usable(sizes: Iterable[Capacity]) -> list[Capacity]:
-    """Those whose memory is not known to be too small, all where none is left."""
+    """The sizes that fit in memory as far as is known; all of them where none fits."""
     sizes = list(sizes)
     return [size for size in sizes if size.fits is not False] or sizes
+
+
+def marginal_efficiencies(throughputs: Mapping[int, float]) -> dict[int, float]:
+    """Throughput over twice that of half the GPUs, for each number whose half is known too."""
+    return {
+        gpus: rate / (2 * throughputs[gpus // 2])
+        for gpus, rate in throughputs.items()
+        if gpus % 2 == 0 and gpus // 2 in throughputs
+    }
+
+
+def knee(throughputs: Mapping[int, float]) -> int | None:
+    """The number of GPUs from which doubling first gives less than 80 % of twice the throughput.
+
+    `throughputs` are by number of GPUs; None where every doubling gives more.
+    """
+    found = marginal_efficiencies(throughputs)
+    late = [gpus for gpus, efficiency in found.items() if efficiency < KNEE_EFFICIENCY]
+    return min(late) // 2 if late else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +107,7 @@ class NextDoubling:
     criterion, and `needed_efficiency` what it gives; None where today's does, or no bandwidth does.
     `link` "all_reduce": a log or a profile says the times, and `needed_speedup` divides them.
     `gain_*`: of throughput on the answer's own GPUs, with that network or without any network time.
-    `limit`: what bounds where
-    the link's bandwidth is not enough.
+    `limit`: what bounds the step where the link's bandwidth is not enough.
     """
 
     gpus: int
@@ -107,7 +127,7 @@ class NextDoubling:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class SizesLeftOut:
     """World sizes (as nodes x GPUs) that the scenario cannot have, and why."""
 
     sizes: tuple[str, ...]
@@ -142,7 +162,7 @@ class CapacityPlan:
     next_doubling: NextDoubling | None
     make_it_fit: NextStep | None
     searched: str
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[SizesLeftOut, ...]
     most_gpus: int
     interval_level: float | None
     widest: IntervalSource | None

@@ -1,4 +1,4 @@
-"""What changes of a scenario would bring, and what a step's length hangs on."""
+"""The effect of changes to a scenario, and the sensitivity of the step to its inputs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Change", "Comparison", "Explanation", "Phase", "Sensitivity"]
 
 @dataclass(frozen=True)
 class Change:
-    """Another scenario beside a first one; `problem` says why there are no figures.
+    """One scenario compared with a first one; `problem` says why there are no figures.
 
-    `step_s` is its step; `change_s` the difference in time for as many samples as a step of the
-    first has, negative where it is faster; `low_s` to `high_s` the difference's 80 % interval, both
-    having the same inputs wrong in the same way. `memory_bytes`: more per GPU. `note`: what comes
-    with it that no time says. `warnings`: what `run` warns of with it.
+    `step_s` is its step. `change_s` is the difference in time for as many samples as one step of
+    the first scenario has, negative where it is faster; `low_s` to `high_s` is the 80 % interval of
+    that difference, in which inputs that both share are wrong in the same way. `memory_bytes` is
+    the additional memory per GPU. `note`: an effect other than time. `warnings`: those of `run`.
     """
 
     title: str
@@ -43,7 +43,7 @@ class Change:
 class Comparison:
     """Changes of a first scenario, in the order that they were asked for.
 
-    `warnings`: what `run` warns of with the first.
+    `warnings`: those of `run` for the first scenario.
     """
 
     name: str

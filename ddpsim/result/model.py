@@ -40,7 +40,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class IntervalSource:
-    """What widens the interval: seconds below and above, and the assumption they rest on."""
+    """One uncertain input: seconds it adds to the interval on each side, and what they rest on."""
 
     input: str
     low_s: float
@@ -50,7 +50,7 @@ class IntervalSource:
 
 @dataclass(frozen=True, slots=True)
 class PredictionInterval:
-    """Where the mean iteration time lies with probability `level`, as far as is assumed."""
+    """The mean iteration time lies in it with probability `level`, if the assumptions hold."""
 
     level: float
     low: float
@@ -91,7 +91,7 @@ class BucketTimes:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """What to change first."""
+    """The largest cost of the step beside the compute itself."""
 
     kind: Literal["compute", "communication", "data", "host", "stragglers"]
     text: str
@@ -108,7 +108,7 @@ class CriticalPart:
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """Naive answers to lay beside ours, in seconds per iteration."""
+    """Naive estimates for comparison, in seconds per iteration."""
 
     compute_only: float
     no_overlap: float
@@ -117,7 +117,7 @@ class Baselines:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes per GPU; `activations` None where nothing is known of them."""
+    """Bytes per GPU; `activations` is None where they are unknown."""
 
     parameters: int
     gradients: int
@@ -129,13 +129,13 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """What is known to be needed, together."""
+        """The sum of all known parts."""
         known = (self.parameters, self.gradients, self.buckets, self.optimizer, self.buffers)
         return sum(known) + (self.activations or 0)
 
     @property
     def fits(self) -> bool:
-        """Whether the device has what is known to be needed."""
+        """Whether the device has as much."""
         return self.total <= self.device
 
 
@@ -150,10 +150,10 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank, a link or traffic that holds the others up: the step without it is shorter by that.
+    """A rank, link or traffic that delays the others; without it a step is `cost_s` shorter.
 
-    `kind`: rank, link, traffic or stalls. `cost_s` is of a mean step without jitter; of stalls it
-    is the mean over the simulated steps. Costs of several do not add up: each is alone taken away.
+    `cost_s` is of a mean step without jitter; for stalls it is the mean over the simulated steps.
+    Each cost is found by removing that straggler alone, so costs of several do not add up.
     """
 
     kind: Literal["rank", "link", "traffic", "stalls"]
@@ -171,9 +171,10 @@ class NextStep:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """One term (`compute`, `host`, `network`) `factor` times as long, alone: a step of `step_s`.
+    """A step of `step_s` in which one term alone takes `factor` times as long.
 
-    `suffices`: that is the measured step; otherwise even this last believable factor falls short.
+    `term`: compute, host or network. `suffices`: the step is then the measured one; otherwise
+    `factor` is the largest (or smallest) plausible one, and still falls short.
     """
 
     term: str
@@ -184,7 +185,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Brief:
-    """What a sweep asks of each of its scenarios; every figure as `Result` has it."""
+    """The figures of `Result` that a sweep needs of each scenario."""
 
     iteration_time_s: Distribution
     throughput_samples_per_s: float
@@ -237,7 +238,7 @@ class Result:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether a step waits for more than its own communication, which no baseline does."""
+        """Whether ranks wait for stragglers or data, which the baselines leave out."""
         waits = any(straggler.kind != "link" for straggler in self.stragglers)
         return waits or self.breakdown_s.data_wait > 0
 

@@ -1,4 +1,4 @@
-"""What a page shows of a scenario: one step drawn, other choices beside it, what matters most."""
+"""The data of a page: a drawn step, other bucket caps, other node counts, sensitivities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddpsim.result.timeline import CommSpan, Span, Timeline
 
 __all__ = [
     "CapChoice",
-    "Collective",
+    "DrawnCollective",
     "DrawnRank",
     "DrawnStep",
     "LeftOut",
@@ -26,23 +26,16 @@ _MOST_COLLECTIVES = 300  # of a rank
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
-    """One collective as one rank saw it; ticks from the start of the drawn step.
+class DrawnCollective:
+    """One collective as one rank saw it; all ticks are from the start of the drawn step.
 
-    The times are those of `CommSpan`; `lane`: 0, or more where several are in flight; `exposed`:
-    the pieces in which the compute lane waits for communication. `ring_steps` equal parts of the
-    transfer begin at `ring_start_ns`; 0 where it is not a ring of known links.
+    `lane`: 0, or more where several are in flight; `exposed`: the pieces in which the compute
+    lane waits for communication. `ring_steps` equal parts of the transfer begin at
+    `ring_start_ns`; 0 where it is not a ring of known links.
     """
 
-    operation: str
-    bucket: int
-    size_bytes: int
-    num_params: int
+    span: CommSpan
     lane: int
-    ready_ns: int
-    joined_ns: int
-    met_ns: int
-    end_ns: int
     exposed: tuple[Interval, ...]
     ring_steps: int
     ring_start_ns: int
@@ -61,7 +54,7 @@ class DrawnRank:
     is_slowest: bool
     compute: tuple[Span, ...]
     host: tuple[Span, ...]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[DrawnCollective, ...]
     hidden_ns: int
     exposed_ns: int
     left_out: int
@@ -79,7 +72,7 @@ class DrawnStep:
 
 @dataclass(frozen=True, slots=True)
 class CapChoice:
-    """One value of ddp.bucket_cap_mb, as `--set` takes it, with its answer and its step."""
+    """One value of ddp.bucket_cap_mb, as `--set` takes it, with its result and a drawn step."""
 
     cap: str
     result: Result
@@ -158,27 +151,20 @@ def _drawn(step: Step, origin_ns: int, ring_of: RingOf) -> DrawnRank:
 
 def _collective(
     span: CommSpan, lane: int, waits: Sequence[Interval], origin_ns: int, ring_of: RingOf
-) -> Collective:
+) -> DrawnCollective:
     ring_steps, ring_start_ns = ring_of(span) or (0, 0)
     exposed = tuple(
         (max(start, span.joined_ns) - origin_ns, min(end, span.end_ns) - origin_ns)
         for start, end in waits
         if max(start, span.joined_ns) < min(end, span.end_ns)
     )
-    return Collective(
-        span.operation,
-        span.bucket,
-        span.size_bytes,
-        span.num_params,
-        lane,
-        span.ready_ns - origin_ns,
-        span.joined_ns - origin_ns,
-        span.met_ns - origin_ns,
-        span.end_ns - origin_ns,
-        exposed,
-        ring_steps,
-        span.met_ns + ring_start_ns - origin_ns,
+    drawn = span._replace(
+        ready_ns=span.ready_ns - origin_ns,
+        joined_ns=span.joined_ns - origin_ns,
+        met_ns=span.met_ns - origin_ns,
+        end_ns=span.end_ns - origin_ns,
     )
+    return DrawnCollective(drawn, lane, exposed, ring_steps, drawn.met_ns + ring_start_ns)
 
 
 def _lanes(comm: Sequence[CommSpan]) -> list[int]:
@@ -195,7 +181,7 @@ def _lanes(comm: Sequence[CommSpan]) -> list[int]:
 
 
 def _shortest_ns(step: Step) -> int:
-    """The least length at which few enough spans are left."""
+    """The least span length at which the compute lane has few enough spans to draw."""
     for parts in (4000, 2000, 1000, 500):
         shortest_ns = step.length_ns // parts
         if len(_merged(step.compute, shortest_ns)) <= _MOST_SPANS:
@@ -204,7 +190,7 @@ def _shortest_ns(step: Step) -> int:
 
 
 def _merged(spans: Iterable[Span], shortest_ns: int) -> list[Span]:
-    """Neighbours of one kind as one; what is too short belongs to the one that it touches."""
+    """Spans with neighbours of the same kind joined, and short ones joined to the one before."""
     merged: list[Span] = []
     for span in spans:
         if span.end_ns == span.start_ns:

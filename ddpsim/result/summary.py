@@ -25,7 +25,7 @@ from ddpsim.units import NS_PER_S, format_duration
 __all__ = [
     "Context",
     "SteadyStep",
-    "awaited",
+    "longest_wait",
     "mean_step_s",
     "steady_steps",
     "summarise",
@@ -39,9 +39,9 @@ _PACED = 1e-4  # of a step: rounding, over all of them
 
 @dataclass(frozen=True)
 class Context:
-    """What a result needs beside the timeline.
+    """What a result needs in addition to the timeline.
 
-    `network` names what sets a collective's pace, `broadcast` what is sent before the forward.
+    `network` names what limits a collective, `broadcast` what is sent before the forward.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Context:
 
 @dataclass(frozen=True)
 class SteadyStep:
-    """Ticks of the slowest rank's steady steps: their lengths, and in all of them together."""
+    """The slowest rank's steady steps: the length of each, and ticks summed over all of them."""
 
     lengths_ns: Sequence[int]
     comm_ns: int
@@ -71,7 +71,7 @@ class SteadyStep:
 
     @classmethod
     def of(cls, timeline: Timeline) -> SteadyStep:
-        """As a timeline shows them."""
+        """From a timeline."""
         steps = steady_steps(timeline)
         exposed_ns = sum(step.breakdown().exposed_comm for step in steps)
         return cls([step.length_ns for step in steps], sum(_comm_ticks(steps)[0]), exposed_ns)
@@ -84,7 +84,7 @@ class SteadyStep:
     def brief(
         self, samples_per_rank: int, world_size: int, compute_only_s: float, memory: Memory
     ) -> Brief:
-        """In seconds."""
+        """The figures of the step, in seconds."""
         count = len(self.lengths_ns)
         times = _distribution(self.lengths_ns)
         comm_s, exposed_s = (ns / count / NS_PER_S for ns in (self.comm_ns, self.exposed_ns))
@@ -218,7 +218,7 @@ def _bottleneck(
     steps: list[Step],
     context: Context,
 ) -> Bottleneck:
-    """The largest cost beside the compute itself, if it is worth naming.
+    """The largest cost beside the compute itself, if it is large enough to name.
 
     A loader that every step waits for, or whose batches take as long as a step, sets the pace,
     whatever else is longer. A rank that is always the slowest waits for nobody: its cost shows on
@@ -253,7 +253,7 @@ def _bottleneck(
 
 
 def _waits_for_data(breakdown: BreakdownNs, steps: list[Step], context: Context) -> bool:
-    """Whether every device does, or steps take what their batches do, as their hosts wait."""
+    """Whether every step waits for its batch, or takes as long as the loader needs for one."""
     if not context.batches_s:
         return False
     mean_s = _mean(sum(step.length_ns for step in steps), steps)
@@ -263,14 +263,14 @@ def _waits_for_data(breakdown: BreakdownNs, steps: list[Step], context: Context)
 
 
 def _exposed(steps: list[Step], context: Context) -> str:
-    """What the step waits for most, and what sets its pace: a typical one of those that wait."""
+    """The collective that a typical waiting step waits for longest, and what limits it."""
     step = typical_step([step for step in steps if step.exposed_ns(step.comm)])
-    collective, said = awaited(step, context.broadcast)
+    collective, said = longest_wait(step, context.broadcast)
     return f"{context.network(collective)}: {said}"
 
 
-def awaited(step: Step, broadcast: str) -> tuple[CommSpan, str]:
-    """The longest wait of a step that waits, and in words: for buckets, or for what else is sent.
+def longest_wait(step: Step, broadcast: str) -> tuple[CommSpan, str]:
+    """The collective that a step waits for longest, and the same in words.
 
     `broadcast` says what goes to all ranks before the forward.
     """
@@ -288,7 +288,7 @@ def awaited(step: Step, broadcast: str) -> tuple[CommSpan, str]:
 
 
 def _late(step: Step, buckets: list[CommSpan]) -> str:
-    """How many buckets stick out of the backward."""
+    """How many buckets end after the backward."""
     end_ns = max((s.end_ns for s in step.compute if s.kind == "backward"), default=step.start_ns)
     late = sum(span.end_ns > end_ns for span in buckets)
     if len(buckets) == 1:

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from ddpsim.result.model import Brief, rounded
+from ddpsim.settings import Setting
 
-__all__ = ["FLAT", "GOALS", "FlatRegion", "Goal", "Point", "Setting", "Sweep"]
+__all__ = ["FLAT", "GOALS", "FlatRegion", "Goal", "Point", "Sweep"]
 
 SCHEMA = "ddpsim.sweep/1"
 # of the best: what differs by less is as good. From there on differences between bucket caps come
@@ -33,16 +34,6 @@ GOALS = {
     "gpus": Goal("GPUs", -1, lambda brief: brief.world_size),
     "memory": Goal("memory per GPU", -1, lambda brief: brief.memory_bytes_per_gpu.total),
 }
-
-
-class Setting(NamedTuple):
-    """A dotted key and its value, as `--set` takes them."""
-
-    key: str
-    value: str
-
-    def __str__(self) -> str:
-        return f"{self.key}={self.value}"
 
 
 @dataclass(frozen=True)

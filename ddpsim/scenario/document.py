@@ -19,6 +19,7 @@ from ruamel.yaml.reader import ReaderError
 
 from ddpsim.errors import InputError, Problem, ScenarioError, shown
 from ddpsim.scenario.base import numbered
+from ddpsim.settings import Setting
 
 __all__ = ["Document", "KeyPath"]
 
@@ -93,12 +94,13 @@ class Document:
         if not isinstance(setting, str):
             raise TypeError(f"{shown(setting)} is no setting; write text such as 'cluster.nodes=4'")
         where = f"--set {setting}"
-        key, equals, text = setting.partition("=")
-        if not equals or not key.strip():
+        try:
+            key, text = Setting.parse(setting)
+        except ValueError:
             _refuse(where, "write --set key.path=value, for instance --set ddp.bucket_cap_mb=50")
         if not text.strip():
-            _refuse(where, f"there is no value; for the default write {key.strip()}=null")
-        steps = [numbered(step) for step in key.strip().split(".")]
+            _refuse(where, f"there is no value; for the default write {key}=null")
+        steps = [numbered(step) for step in key.split(".")]
         try:
             value = _parse(where, text)
         except ScenarioError as error:  # without the line and column of a single word

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from clusters.collectives import BASE, MIB, cluster
-from nccl_log_writer import nccl_log
+from logs.nccl_log_writer import nccl_log
 
 from ddpsim.cluster.build import LOG, OTHER_GPUS
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.transfers import duration_ns
+from ddpsim.planning.options import parse_sizes
 from ddpsim.prediction.api import load_scenario
-from ddpsim.prediction.collective_times import collective_table, parse_sizes
+from ddpsim.prediction.collective_times import collective_table
 from ddpsim.prediction.resolve import resolve
 
 

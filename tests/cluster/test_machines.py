@@ -11,8 +11,9 @@ from clusters.collectives import MIB, WORKLOAD, cluster, simulated, time_in, tim
 
 from ddpsim.cluster.wires import Wires
 from ddpsim.errors import InputError, ScenarioError
+from ddpsim.planning.options import parse_sizes
 from ddpsim.prediction.api import load_scenario, simulate
-from ddpsim.prediction.collective_times import collective_table, load_cluster, parse_sizes
+from ddpsim.prediction.collective_times import collective_table, load_cluster
 from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.catalog import machine_names, machine_table
 from ddpsim.scenario.links import InterNode

@@ -31,6 +31,7 @@ def test_presets_are_near_at_4_to_32_mib(name: str) -> None:
 
 
 @needs_reference
+@pytest.mark.slow
 def test_a_fit_of_half_the_rows_predicts_the_others() -> None:
     """All 15 sweeps pooled: 5 % median asked, 2 % reached."""
     points = nccl_sweeps.pooled_odd_rows()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from nccl_log_writer import nccl_log
+from logs.nccl_log_writer import nccl_log
 from ruamel.yaml import YAML
 
 import ddpsim

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from jobs.engine_runs import FACTORS, OneTransfer, interfering, slowest_steps
-from random_jobs import models, scenarios
+from jobs.random_jobs import models, scenarios
 from simpy import Environment
 
 from ddpsim.cluster.interference import InterferingCost, Kept

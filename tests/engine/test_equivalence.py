@@ -17,8 +17,8 @@ from jobs.engine_runs import (
     one_bucket,
     slowest_steps,
 )
-from random_jobs import models, scenarios
-from simulated_jobs import simulated
+from jobs.random_jobs import models, scenarios
+from jobs.simulated_jobs import simulated
 
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.interference import InterferingCost, Kept
@@ -112,6 +112,7 @@ def test_folded_ranks_equal_the_plain_model_under_interference(
 ALGORITHMS = ["auto", "ring", "tree", "hierarchical", "halving_doubling", "direct"]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data(), scenarios(noisy=True, gloo=False), models())
 def test_ranks_without_events_equal_the_plain_model(

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs.engine_runs import ddp_of, one_bucket, slowest_steps
-from random_jobs import models, scenarios
-from simulated_jobs import simulated
+from jobs.random_jobs import models, scenarios
+from jobs.simulated_jobs import simulated
 
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.cost import LinkCost, SingleRankCost

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logs.measured_files import PROFILE, Write
-from nccl_log_writer import nccl_log
+from logs.nccl_log_writer import nccl_log
 
 from ddpsim.errors import DdpsimError, ImportFailedError
 from ddpsim.importers.all_reduce import read_all_reduce

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kineto_writer import MAIN, Writer
 from logs.kineto_scenarios import (
     ON_CPU,
     device_us,
@@ -16,6 +15,7 @@ from logs.kineto_scenarios import (
     scenario,
     written_on_cpu,
 )
+from logs.kineto_writer import MAIN, Writer
 
 from ddpsim.prediction.resolve import resolve
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kineto_writer import ACCUMULATE, ENGINE, Step, Writer
 from logs.kineto_scenarios import STEP, parameters, refusal, scenario, written
+from logs.kineto_writer import ACCUMULATE, ENGINE, Step, Writer
 
 import ddpsim
 from ddpsim.prediction.resolve import resolve

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kineto_writer import MAIN, Writer
 from logs.kineto_scenarios import ON_CPU, STEP, read, refusal, scenario, written, written_on_cpu
+from logs.kineto_writer import MAIN, Writer
 
 import ddpsim
 from ddpsim.errors import ImportFailedError, ScenarioError

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kineto_writer import ACCUMULATE, ENGINE, MAIN, NODE, Step, Writer
 from logs.kineto_scenarios import STEP, device_us, read, scenario, written
+from logs.kineto_writer import ACCUMULATE, ENGINE, MAIN, NODE, Step, Writer
 
 import ddpsim
 from ddpsim.importers.intervals import Intervals

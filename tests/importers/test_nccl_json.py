@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from logs.measured_files import Write, json_of
-from nccl_log_writer import TIMES
+from logs.nccl_log_writer import TIMES
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.all_reduce import read_all_reduce

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from logs.measured_files import Write
-from nccl_log_writer import nccl_log
+from logs.nccl_log_writer import nccl_log
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.all_reduce import read_all_reduce

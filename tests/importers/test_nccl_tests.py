@@ -16,7 +16,7 @@ from statistics import median
 
 import pytest
 from logs.measured_files import Write, json_of
-from nccl_log_writer import TIMES, nccl_log
+from logs.nccl_log_writer import TIMES, nccl_log
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.all_reduce import read_all_reduce

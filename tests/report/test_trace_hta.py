@@ -20,24 +20,23 @@ pytest.importorskip(
     "hta", reason="HolisticTraceAnalysis is not installed: .ci/run compares with it"
 )
 pytestmark = pytest.mark.filterwarnings("ignore")
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 # scenario, settings, ranks, and whether the device idles during communication
 CASES = {
-    "one node": ("resnet50-8xa100", (), "0,7", False),
-    "exposed": ("resnet50-2x8-25gbit", (), "0,8,15", False),
+    "one node": ("resnet50-8xa100", (), [0, 7], False),
+    "exposed": ("resnet50-2x8-25gbit", (), [0, 8, 15], False),
     "mostly exposed": ("slow-network", (), None, False),
-    "several nodes": ("bert-large-4x8-ib", ("run.iterations=2",), "0,31", False),
-    "accumulation": ("accumulation", ("run.iterations=2",), "0,3", False),
-    "stragglers": ("straggler", ("run.iterations=4",), "0,3", False),
-    "shared network": ("shared-network", ("run.iterations=2",), "0,4,5", False),
-    "DataParallel": ("data-parallel", (), "0", False),
-    "slow data": ("resnet50-8xa100", ("workload.data={rate: 1500 samples/s}",), "0", True),
-    "slow host": ("resnet50-8xa100", ("workload.batch_per_rank=2",), "0,7", True),
+    "several nodes": ("bert-large-4x8-ib", ("run.iterations=2",), [0, 31], False),
+    "accumulation": ("accumulation", ("run.iterations=2",), [0, 3], False),
+    "stragglers": ("straggler", ("run.iterations=4",), [0, 3], False),
+    "shared network": ("shared-network", ("run.iterations=2",), [0, 4, 5], False),
+    "DataParallel": ("data-parallel", (), [0], False),
+    "slow data": ("resnet50-8xa100", ("workload.data={rate: 1500 samples/s}",), [0], True),
+    "slow host": ("resnet50-8xa100", ("workload.batch_per_rank=2",), [0, 7], True),
     "stalls": (
         "resnet50-2x8-25gbit",
         ("run.stalls={probability: 0.4, duration: 10 ms}", "run.iterations=3"),
-        "0,4",
+        [0, 4],
         False,
     ),
 }
@@ -102,7 +101,7 @@ def test_hta_finds_what_simulate_says(case: str, tmp_path: Path) -> None:
 def test_hta_breaks_kernels_down_as_we_do(case: str, tmp_path: Path) -> None:
     name, sets, ranks, _ = CASES[case]
     scenario = ddpsim.load_scenario(ROOT / "scenarios" / f"{name}.yaml", sets)
-    traced = trace(scenario, ranks, "2")
+    traced = trace(scenario, ranks, 2)
     found = analysed(traced, tmp_path, compressed=True)
     kinds, kernels = found.get_gpu_kernel_breakdown(visualize=False)
     ours = dict.fromkeys(("comm", "compute", "both", "pieces"), 0)

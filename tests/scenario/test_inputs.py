@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Outcome
+from outcome import Outcome
 from ruamel.yaml import YAML
 
 from ddpsim import load_scenario

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outcome import Outcome
 
 import ddpsim
 from ddpsim.errors import ScenarioError

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import given, settings
-from random_jobs import models, scenarios
+from jobs.random_jobs import models, scenarios
 
 from ddpsim.cluster.build import build_network
 from ddpsim.engine.noise import draw_slowdowns

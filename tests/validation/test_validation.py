@@ -9,11 +9,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-import make_validation as validation
 import nccl_sweeps
 import pytest
 from published_hosts import preset_operator_s, published_hosts, spread, usual_s
 from published_steps import error_of, published_steps
+from validation import two_hosts
+from validation.benchmark import benchmark_rows, reference_log
+from validation.bucket_sweep import cs336_rows
+from validation.folders import ROOT
+from validation.one_gpu import roofline, torchbench_rows
+from validation.pages import pages
+from validation.presets import preset_sigma
+from validation.recorded import (
+    CALM_EPYC,
+    CAMPAIGNS,
+    EPYC,
+    FAST_XEON,
+    SLOW_EPYC,
+    XEON,
+    campaign,
+    later,
+    predicted,
+)
+from validation.rows import levels, levels_knowing_ddp
+from validation.scaling import scaled_rows, synthetic, unequal_ranks
 
 from calibrate.validate.report import figures_of
 from ddpsim.cluster.from_links import CHOSEN_NETWORK, PRESET_LINKS, PRESET_NETWORK
@@ -26,24 +45,25 @@ needs_reference = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 def test_the_published_benchmark_is_predicted() -> None:
     """Bucket 25: 3 % median and 6 % worst; DDP on one GPU 2 % median.
 
     The rows of 4 GPUs need a log of the reference data; the others alone have a median of 3.2 %.
     """
-    rows, has_log = validation.benchmark_rows(25), validation.reference_log() is not None
+    rows, has_log = benchmark_rows(25), reference_log() is not None
     assert len(rows) == (20 if has_log else 16)
-    middle, worst = validation.levels(rows)
+    middle, worst = levels(rows)
     assert middle <= (0.03 if has_log else 0.035)
     assert worst <= 0.06
-    single, _ = validation.levels(tuple(row for row in rows if row.case == "1"))
+    single, _ = levels(tuple(row for row in rows if row.case == "1"))
     assert single <= 0.02
 
 
 def test_the_published_benchmark_is_predicted_from_one_gpu() -> None:
     """Given the steps of one GPU without and with DDP, 2 to 16 GPUs: 2 % median and 5 % worst."""
-    rows = validation.benchmark_rows(25)
-    middle, worst = validation.levels_knowing_ddp(rows)
+    rows = benchmark_rows(25)
+    middle, worst = levels_knowing_ddp(rows)
     assert sum(row.knowing_ddp_s is not None for row in rows) == len(rows) - 4
     assert middle <= 0.02
     assert worst <= 0.05
@@ -51,9 +71,9 @@ def test_the_published_benchmark_is_predicted_from_one_gpu() -> None:
 
 def test_the_interval_uses_what_published_jobs_take_longer_than_one_gpu_says() -> None:
     """Nine in ten take at most so much longer; the interval holds 7 to 10 in 10 of those steps."""
-    _, nine_in_ten = validation.unequal_ranks()
+    _, nine_in_ten = unequal_ranks()
     assert math.isclose(UNEQUAL_RANKS, nine_in_ten, abs_tol=0.01)
-    rows = validation.scaled_rows(reading_images=True)
+    rows = scaled_rows(reading_images=True)
     assert len(rows) == 22
     assert fmean(row.covered for row in rows) >= 0.7
     assert all(row.longer > 0 for row in rows)  # why the interval grows upwards alone
@@ -61,9 +81,9 @@ def test_the_interval_uses_what_published_jobs_take_longer_than_one_gpu_says() -
 
 def test_steps_with_synthetic_images_are_predicted() -> None:
     """56 on 12 machines: half within 1 %, nine in ten within 5; on H100s all within 1.5."""
-    rows = validation.scaled_rows(reading_images=False)
+    rows = scaled_rows(reading_images=False)
     assert (len(rows), len({row.source for row in rows})) == (56, 12)
-    half, most = validation.synthetic()
+    half, most = synthetic()
     assert 0 < half < 0.01
     assert most < 0.05
     assert all(abs(row.longer) < 0.015 for row in rows if row.device.startswith("h100"))
@@ -71,20 +91,20 @@ def test_steps_with_synthetic_images_are_predicted() -> None:
 
 
 def test_we_beat_the_naive_answers_that_ignore_communication() -> None:
-    for row in validation.benchmark_rows(25):
+    for row in benchmark_rows(25):
         assert abs(row.error()) < abs(row.error(row.compute_only_s))
         assert abs(row.error()) < abs(row.error(row.perfect_overlap_s))
 
 
 def test_the_known_gap_of_interference_is_still_there() -> None:
     """With equal GPUs the 16-GPU rows are 4 to 8 % low: closing this is worth noticing."""
-    rows = [row for row in validation.benchmark_rows(25) if row.case == "16"]
+    rows = [row for row in benchmark_rows(25) if row.case == "16"]
     assert all(-0.08 < row.error(row.equal_gpus_s) < -0.04 for row in rows)
 
 
 def test_the_testbed_at_500_mbit_is_predicted() -> None:
     """Backward, with all its waiting, within 4 %; whole iterations within 2 %."""
-    for step, backward in validation.testbed_rows():
+    for step, backward in two_hosts.testbed_rows():
         if step.label == "500mbit":
             assert abs(backward.error()) <= 0.04, backward
             assert abs(step.error()) <= 0.02, step
@@ -92,7 +112,7 @@ def test_the_testbed_at_500_mbit_is_predicted() -> None:
 
 def test_the_testbed_at_2_gbit_lacks_interference() -> None:
     """Known gap: low by at most 11 %, and right where nothing overlaps (cap 100)."""
-    errors = {s.case: s.error() for s, _ in validation.testbed_rows() if s.label == "2gbit"}
+    errors = {s.case: s.error() for s, _ in two_hosts.testbed_rows() if s.label == "2gbit"}
     assert abs(errors.pop("100")) < 0.02
     assert all(-0.11 < error < -0.05 for error in errors.values()), errors
 
@@ -103,7 +123,7 @@ def test_the_interval_uses_the_measured_roofline_error() -> None:
         ("by other devices", UNKNOWN_DEVICE),
         ("compiled", COMPILED),
     ):
-        count, error = validation.roofline()[name]
+        count, error = roofline()[name]
         assert math.isclose(used.sigma, error, abs_tol=0.015), name
         assert f" {count} published steps" in used.basis, name
 
@@ -158,16 +178,16 @@ def test_hosts_are_as_published() -> None:
 
 def test_a_published_step_by_batch_is_estimated() -> None:
     """Where the host sets the pace within its doubt, and elsewhere as the roofline."""
-    rows = validation.torchbench_rows()
+    rows = torchbench_rows()
     for batch, published_s, _, estimated_s in rows:
         limit = 0.07 if batch >= 16 else 0.25
         assert abs(estimated_s / published_s - 1) < limit, batch
 
 
 def test_the_interval_uses_the_measured_errors_of_presets() -> None:
-    network = validation.preset_sigma(several_nodes=True)
+    network = preset_sigma(several_nodes=True)
     assert math.isclose(PRESET_NETWORK.sigma, network, abs_tol=0.01)
-    assert validation.preset_sigma(several_nodes=False) <= PRESET_LINKS.sigma
+    assert preset_sigma(several_nodes=False) <= PRESET_LINKS.sigma
 
 
 @needs_reference
@@ -184,7 +204,7 @@ def test_the_interval_uses_the_measured_errors_of_machines() -> None:
 
 def test_the_unexplained_bucket_sweep_is_still_unexplained() -> None:
     """Known gap: 17 to 25 % low; the best of its sizes is told, 100 MB, within 1 %."""
-    rows = validation.cs336_rows()
+    rows = cs336_rows()
     assert len(rows) == 24
     assert all(-0.25 < row.error() < -0.16 for row in rows)
     for four in zip(*[iter(rows)] * 4, strict=True):
@@ -194,18 +214,18 @@ def test_the_unexplained_bucket_sweep_is_still_unexplained() -> None:
 
 # campaign: within 5 % or the noise, worst error, bias, worst exposed, skill, choice: the levels
 LEVELS = {
-    validation.EPYC: (1.0, 0.050, 0.003, 0.033, 0.90, 0.97),
-    validation.XEON: (1.0, 0.046, 0.003, 0.033, 0.81, 0.95),
-    validation.FAST_XEON: (1.0, 0.031, 0.003, 0.032, 0.90, 1.0),
-    validation.SLOW_EPYC: (0.97, 0.090, 0.003, 0.055, 0.89, 0.87),
-    validation.CALM_EPYC: (0.99, 0.075, 0.005, 0.046, 0.89, 0.91),
+    EPYC: (1.0, 0.050, 0.003, 0.033, 0.90, 0.97),
+    XEON: (1.0, 0.046, 0.003, 0.033, 0.81, 0.95),
+    FAST_XEON: (1.0, 0.031, 0.003, 0.032, 0.90, 1.0),
+    SLOW_EPYC: (0.97, 0.090, 0.003, 0.055, 0.89, 0.87),
+    CALM_EPYC: (0.99, 0.075, 0.005, 0.046, 0.89, 0.91),
 }
 
 
-@pytest.mark.parametrize("folder", validation.CAMPAIGNS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", CAMPAIGNS, ids=lambda folder: folder.name)
 def test_a_recorded_campaign_is_predicted(folder: Path) -> None:
     """The level reached; docs/validation.md says what is missing to the goal."""
-    figures = validation.campaign(folder).figures
+    figures = campaign(folder).figures
     assert figures is not None
     within, worst, bias, worst_exposed, skilled, choices = LEVELS[folder]
     assert figures.sweeps >= 24
@@ -225,7 +245,7 @@ def test_a_recorded_campaign_is_predicted(folder: Path) -> None:
 
 def test_runs_of_three_copies_of_the_bare_model_are_what_was_asked() -> None:
     """In every row but skill, which the truth itself would miss."""
-    figures = validation.later().figures
+    figures = later().figures
     assert figures is not None
     assert (figures.sweeps, figures.cases) == (24, 216)
     assert figures.median_error <= 0.003
@@ -242,19 +262,19 @@ def test_runs_of_three_copies_of_the_bare_model_are_what_was_asked() -> None:
     assert figures.skilled >= max(0.93, figures.another_run_skilled)
 
 
-@pytest.mark.parametrize("folder", validation.CAMPAIGNS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", CAMPAIGNS, ids=lambda folder: folder.name)
 def test_the_interval_holds_as_often_as_it_says(folder: Path) -> None:
     """70 to 90 % of the cases, and by chance alone not 80: one test in twenty, of them all."""
-    figures = validation.campaign(folder).figures
+    figures = campaign(folder).figures
     assert figures is not None
     assert figures.covered is not None
     assert figures.covered_p_value is not None
     assert 0.7 <= figures.covered <= 0.9
-    assert figures.covered_p_value > 0.05 / len(validation.CAMPAIGNS)
+    assert figures.covered_p_value > 0.05 / len(CAMPAIGNS)
 
 
 def test_the_readme_says_how_good_it_is() -> None:
-    figures = [f for c in validation.CAMPAIGNS if (f := validation.campaign(c).figures)]
+    figures = [f for c in CAMPAIGNS if (f := campaign(c).figures)]
 
     def listed(each: Sequence[object]) -> str:
         *others, last = map(str, each)
@@ -264,7 +284,7 @@ def test_the_readme_says_how_good_it_is() -> None:
         return listed([format(100 * getattr(one, name), form) for one in figures]) + " %"
 
     cases = [one.cases for one in figures]
-    text = " ".join((validation.ROOT / "README.md").read_text("utf-8").split())
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
     assert (
         f"Against {sum(cases)} cases of real gloo DDP over a shaped network, {listed(cases)} in "
         "five campaigns"
@@ -275,9 +295,9 @@ def test_the_readme_says_how_good_it_is() -> None:
     ) in text
 
 
-@pytest.mark.parametrize("folder", validation.CAMPAIGNS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", CAMPAIGNS, ids=lambda folder: folder.name)
 def test_ranks_on_too_few_cores_are_reported_apart(folder: Path) -> None:
-    figures = validation.campaign(folder).oversubscribed
+    figures = campaign(folder).oversubscribed
     assert figures is not None
     assert figures.sweeps == 2
     assert figures.median_error <= 0.12
@@ -287,19 +307,20 @@ def test_ranks_on_too_few_cores_are_reported_apart(folder: Path) -> None:
     ("folder", "rounds"),
     [
         # every model and every rate; `python tools/make_validation.py` predicts all, for minutes
-        (validation.EPYC, "rounds-*-2gbit-2hosts*"),
-        (validation.EPYC, "rounds-transformer-*.json"),
+        (EPYC, "rounds-*-2gbit-2hosts*"),
+        (EPYC, "rounds-transformer-*.json"),
         # one model at every rate, and on too few cores
-        (validation.XEON, "rounds-cnn-*.json"),
-        (validation.FAST_XEON, "rounds-cnn-*.json"),
-        (validation.SLOW_EPYC, "rounds-cnn-*.json"),
-        (validation.CALM_EPYC, "rounds-cnn-*.json"),
+        (XEON, "rounds-cnn-*.json"),
+        (FAST_XEON, "rounds-cnn-*.json"),
+        (SLOW_EPYC, "rounds-cnn-*.json"),
+        (CALM_EPYC, "rounds-cnn-*.json"),
     ],
     ids=lambda value: value.name if isinstance(value, Path) else "",
 )
+@pytest.mark.slow
 def test_the_report_of_a_campaign_is_up_to_date(folder: Path, rounds: str) -> None:
     """What is predicted from the recorded measurements, tick by tick."""
-    report, now = validation.campaign(folder), validation.predicted(folder, rounds)
+    report, now = campaign(folder), predicted(folder, rounds)
     recorded = {sweep.file: sweep.cases for sweep in report.sweeps}
     assert len(now.sweeps) >= 5
     for sweep in now.sweeps:
@@ -308,10 +329,10 @@ def test_the_report_of_a_campaign_is_up_to_date(folder: Path, rounds: str) -> No
         ]
 
 
-@pytest.mark.parametrize("folder", validation.CAMPAIGNS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", CAMPAIGNS, ids=lambda folder: folder.name)
 def test_the_report_holds_every_sweep_that_was_recorded(folder: Path) -> None:
     first = {path.name for path in folder.glob("rounds-*.json") if ".run" not in path.name}
-    report = validation.campaign(folder)
+    report = campaign(folder)
     assert {sweep.file for sweep in report.sweeps} == first
     for told, oversubscribed in ((report.figures, False), (report.oversubscribed, True)):
         found = figures_of([s for s in report.sweeps if s.oversubscribed == oversubscribed])
@@ -322,6 +343,7 @@ def test_the_report_holds_every_sweep_that_was_recorded(folder: Path) -> None:
 
 
 @needs_reference
+@pytest.mark.slow
 def test_the_pages_are_up_to_date() -> None:
-    for path, text in validation.pages().items():
+    for path, text in pages().items():
         assert path.read_text("utf-8") == text

@@ -213,11 +213,11 @@ def test_script_makes_the_same_table(
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{name} is made by {library}, which is not installed")
     monkeypatch.syspath_prepend(ROOT / "tools")
-    make_zoo = importlib.import_module("make_zoo")
+    models, tables = (importlib.import_module(f"zoo.{one}") for one in ("models", "tables"))
     committed = load(name)
-    getattr(make_zoo, f"import_{library}")()
-    source = make_zoo.source(make_zoo.ZOO[name])
+    getattr(models, f"import_{library}")()
+    source = tables.source(models.ZOO[name])
     if source != committed["source"]:
         pytest.skip(f"made by {committed['source']}, here is {source}")
-    text = make_zoo.render(make_zoo.make_table(make_zoo.ZOO[name]).content) + "\n"
+    text = tables.render(tables.make_table(models.ZOO[name]).content) + "\n"
     assert text == (FOLDER / f"{name}.json").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from typing import Literal
 
 from calibrate.measure.host.inspect import Host, inspect_host
 from calibrate.measure.host.nvidia_smi import Gpu
-from ddpsim.report.lines import counted
+from ddpsim.wording import counted
 
 __all__ = ["Finding", "Severity", "check_clocks", "clock_offset", "diagnose", "doctor"]
 

@@ -23,8 +23,8 @@ from calibrate.measure.model.training import (
 )
 from calibrate.validate.step_parts import adding_up
 from ddpsim.importers.profiles.model import LATER
-from ddpsim.report.lines import counted
 from ddpsim.units import format_duration
+from ddpsim.wording import counted
 
 __all__ = ["Document", "device_name", "peak_memory", "profile_document", "ready_times", "title_of"]
 

@@ -51,7 +51,7 @@ from calibrate.records.rounds import OptimizerName
 from calibrate.validate.interference_exponent import profile_keys
 from ddpsim.files import write_atomically
 from ddpsim.importers.profiles.model import profile_of
-from ddpsim.report.lines import counted
+from ddpsim.wording import counted
 
 __all__ = [
     "ProfileOptions",

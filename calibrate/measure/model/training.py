@@ -28,7 +28,7 @@ from calibrate.measure.model.reference import find_function
 from calibrate.measure.model.user_code import optimizers_own_errors, said_of, users_own_errors
 from calibrate.records.rounds import OptimizerName
 from ddpsim.importers.profiles.model import ITEM_BYTES
-from ddpsim.report.lines import counted
+from ddpsim.wording import counted
 
 __all__ = [
     "Made",

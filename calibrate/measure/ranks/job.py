@@ -27,7 +27,7 @@ from calibrate.measure.model.user_code import told_of_code
 from calibrate.measure.ranks.gloo_threads import gloo_first
 from calibrate.measure.ranks.process_group import end_process_groups
 from calibrate.records.record import Layout
-from ddpsim.report.lines import counted
+from ddpsim.wording import counted
 
 __all__ = ["Job", "Place", "join", "on_the_cpu", "read_place", "taking_part"]
 

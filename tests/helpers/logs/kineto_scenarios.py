@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_writer import CpuStep, Step, Writer
 
 import ddpsim
 from ddpsim.errors import ScenarioError
 from ddpsim.importers.kineto.trace import KinetoTrace, Piece, read_trace
 from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.quantity import SourceFile
+from logs.kineto_writer import CpuStep, Step, Writer
 
 STEP = Step(
     forward=[300.0, 200.0, 100.0],

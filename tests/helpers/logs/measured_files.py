@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nccl_log_writer import TIMES
-
 from ddpsim.scenario.quantity import SourceFile
+from logs.nccl_log_writer import TIMES
 
 Write = Callable[..., SourceFile]
 

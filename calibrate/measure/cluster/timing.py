@@ -1,0 +1,189 @@
+"""One task of a plan, timed in rounds by all ranks together: from its warm-up to its samples."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from calibrate.measure.clock import no_collection
+from calibrate.measure.cluster.options import Options
+from calibrate.measure.cluster.plan import Task
+from calibrate.measure.cluster.rounds import build_round
+from calibrate.measure.cluster.work import Round
+from calibrate.measure.errors import first_line
+from calibrate.measure.host.machine import stolen_s
+from calibrate.measure.ranks.job import Job
+from calibrate.records.record import Measurement
+from ddpsim.units import format_duration
+
+__all__ = ["WARMUPS", "TaskTimer", "relative_mad"]
+
+_T = TypeVar("_T")
+WARMUPS = 3
+NOISY = 0.10
+_CALM = 0.02  # of a measurement may be stolen by a hypervisor; else it is taken again
+_TRIES = 3
+_TELLING_S = 1.0  # over less, the ticks in which it is told mean little
+_LONG_S = 0.02  # rounds longer than this are waited for one by one
+_MOST_WAIT = 0.5  # of the time limit, which ranks that take no part spend waiting for the rounds
+
+
+def relative_mad(samples_s: Sequence[float]) -> float:
+    """Median absolute deviation over the median, both of the samples; 0 for a single one."""
+    middle = median(samples_s)
+    return median(abs(s - middle) for s in samples_s) / middle if middle > 0 else 0.0
+
+
+class TaskTimer:
+    """Times the rounds of tasks in a job; every rank calls it alike."""
+
+    def __init__(
+        self, job: Job, options: Options, loader: Callable[[], Iterable[object]] | None
+    ) -> None:
+        self._job, self._options, self._loader = job, options, loader
+
+    def measure(
+        self, task: Task, share_s: float, left_s: float
+    ) -> tuple[str, float, list[Measurement]]:
+        """A reason why not, or a round's seconds and one measurement for each slot."""
+        run, problem = self._everyone_does(lambda: self._built(task))
+        if problem:
+            return problem, 0.0, []
+        first, problem = self._everyone_does(lambda: self._first(task, run))
+        if problem or first is None:
+            return problem, 0.0, []
+        least, most = task.repetitions
+        second, second_s = self._warm(task, run)
+        least_s = second_s * (1 + least)
+        if least_s > left_s:
+            return f"would take {format_duration(least_s)}, more than the time left", 0.0, []
+        third, third_s = self._warm(task, run)
+        round_s = (second_s + third_s) / 2
+        warm_by_rank = self._gather(task, [first, second, third])
+        wanted = round(share_s / round_s) - WARMUPS if round_s > 0 else most
+        within = round(_MOST_WAIT * self._options.timeout_s / round_s) if round_s > 0 else most
+        wanted = min(wanted, within)
+        count = min(most, max(least, wanted), self._options.most_repetitions or most)
+        rounds, stolen = self._calm_rounds(task, run, count, paced=round_s > _LONG_S)
+        by_rank = self._gather(task, rounds)
+        measured = [
+            _measurement(task, slot, warm_by_rank, by_rank, stolen)
+            for slot in range(len(task.slots))
+        ]
+        return "", round_s, measured
+
+    def _calm_rounds(
+        self, task: Task, run: Round | None, count: int, *, paced: bool
+    ) -> tuple[list[list[float]], float]:
+        """Rounds, and the share of them that a hypervisor stole; the calmest of a few tries."""
+        tries: list[tuple[float, list[list[float]]]] = []
+        while len(tries) < _TRIES and all(stolen > _CALM for stolen, _ in tries):
+            began, stolen_before_s = time.monotonic(), stolen_s()
+            rounds = self._rounds(task, run, count, paced=paced)
+            took_s = max(_TELLING_S, time.monotonic() - began)
+            here = 0.0 if run is None else (stolen_s() - stolen_before_s) / took_s
+            tries.append((max(row[0] for row in self._job.numbers([here])), rounds))
+        stolen, rounds = min(tries, key=lambda one: one[0])
+        return rounds, stolen
+
+    def _everyone_does(self, work: Callable[[], _T]) -> tuple[_T | None, str]:
+        """What this rank's work gives; or why torch cannot do it, on the first rank that says so.
+
+        Nobody goes on to wait for a rank that cannot. A GPU or a backend that failed does nothing
+        any more: that is raised.
+        """
+        made, problem = None, ""
+        try:
+            made = work()
+        except (torch.AcceleratorError, dist.DistBackendError):
+            raise
+        except (RuntimeError, NotImplementedError) as error:
+            problem = first_line(error)
+        problems = [said for said in self._job.everyone(problem) if said]
+        return (None, problems[0]) if problems else (made, "")
+
+    def _built(self, task: Task) -> Round | None:
+        """Nothing on a rank that has no part."""
+        takes_part = self._job.rank in task.team.ranks
+        return build_round(task, self._job, self._loader) if takes_part else None
+
+    def _first(self, task: Task, run: Round | None) -> list[float]:
+        """Times of the first round, which is none like the others."""
+        if run is None:
+            return [math.nan] * len(task.slots)
+        return [self._job.clock.read(lap) for lap in run()]
+
+    def _warm(self, task: Task, run: Round | None) -> tuple[list[float], float]:
+        """A round, and how long it takes by the clock: a lap may be one of many in it."""
+        began = time.monotonic()
+        (times,) = self._rounds(task, run, 1)
+        return times, max(row[0] for row in self._job.numbers([time.monotonic() - began]))
+
+    def _rounds(
+        self, task: Task, run: Round | None, count: int, *, paced: bool = False
+    ) -> list[list[float]]:
+        """Times of rounds by slot, after a barrier; not-a-number on a rank that has no part.
+
+        `paced`: each is waited for, so that NCCL's time limit is for one and not for all of them.
+        """
+        laps = []
+        with no_collection():
+            self._job.barrier()
+            if run is None:
+                return [[math.nan] * len(task.slots)] * count
+            for _ in range(count):
+                laps.append(run())
+                if paced:
+                    self._job.clock.reach(laps[-1][-1].end)
+        return [[self._job.clock.read(lap) for lap in one] for one in laps]
+
+    def _gather(self, task: Task, rounds: Sequence[Sequence[float]]) -> list[list[list[float]]]:
+        """Times by rank that takes part, round and slot."""
+        slots = len(task.slots)
+        rows = self._job.numbers([seconds for one in rounds for seconds in one])
+        return [
+            [rows[rank][i : i + slots] for i in range(0, len(rows[rank]), slots)]
+            for rank in task.team.ranks
+        ]
+
+
+def _slowest(by_rank: Sequence[Sequence[Sequence[float]]], slot: int) -> tuple[float, ...]:
+    """Of each round, the time of the slowest rank."""
+    return tuple(max(one[slot] for one in rounds) for rounds in zip(*by_rank, strict=True))
+
+
+def _measurement(
+    task: Task,
+    slot: int,
+    warm: Sequence[Sequence[Sequence[float]]],
+    by_rank: Sequence[Sequence[Sequence[float]]],
+    stolen: float,
+) -> Measurement:
+    what, samples = task.slots[slot], _slowest(by_rank, slot)
+    spread = relative_mad(samples)
+    notes = []
+    if spread > NOISY:
+        notes.append(f"noisy: {what.kind} {what.variant} varies by {spread:.0%} (MAD / median)")
+    if stolen > _CALM:
+        notes.append(f"the hypervisor ran others on these cores for {stolen:.0%} of the time")
+    return Measurement(
+        kind=what.kind,
+        variant=what.variant,
+        group=task.team.group,
+        nodes=task.team.nodes,
+        gpus_per_node=task.team.gpus_per_node,
+        size_bytes=what.size_bytes,
+        parameters=what.parameters,
+        warmup_s=_slowest(warm, slot),
+        samples_s=samples,
+        samples_by_rank_s=tuple(tuple(one[slot] for one in rank) for rank in by_rank)
+        if task.by_rank
+        else (),
+        notes=tuple(notes),
+    )

@@ -1,0 +1,1 @@
+"""How many GPUs reach a target, in what time and for what price."""

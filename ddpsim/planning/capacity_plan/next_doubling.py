@@ -1,0 +1,171 @@
+"""The network that would make doubling the GPUs worthwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil, floor, log10, sqrt
+from typing import Literal
+
+from ddpsim.planning.many import simulate_many
+from ddpsim.prediction.api import simulate
+from ddpsim.prediction.resolve import resolve
+from ddpsim.result.capacity import KNEE_EFFICIENCY, NextDoubling
+from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.links import InterNode, IntraNode, LinkKind
+from ddpsim.scenario.schema import Scenario
+
+__all__ = ["next_doubling", "with_bandwidth"]
+
+_UNLIMITED_BYTES_PER_S = 1e15  # the scenario format's own limit
+_NO_TIME = 1e-6  # of the network's times
+_HALVINGS = 8
+
+
+def next_doubling(today: Scenario, doubled: Scenario) -> NextDoubling:
+    """Compare the doubled scenario with twice the throughput of today's; find the network it needs.
+
+    The search is over the bandwidth of the links between nodes (inside the node, where there is
+    one node), and over all times where a log or a profile says them.
+    """
+    wanted = 2 * _throughput(today)
+    efficiency, free = _throughput(doubled) / wanted, _stretched(doubled, _NO_TIME) / wanted
+    cluster = doubled.cluster
+    known_times = bool(cluster.all_reduce or cluster.profile)
+    key: LinkKind = "inter_node" if cluster.nodes > 1 else "intra_node"
+    link: Literal["inter_node", "intra_node", "all_reduce"] = "all_reduce" if known_times else key
+    rate = None if known_times else _bandwidth(cluster, key)
+    found = NextDoubling(
+        gpus=cluster.world_size,
+        nodes=cluster.nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        efficiency=efficiency,
+        without_network_time=free,
+        gain_without_network_time=2 * _stretched(today, _NO_TIME) / wanted - 1,
+        link=link,
+        bandwidth_bytes_per_s=rate,
+    )
+    if efficiency >= KNEE_EFFICIENCY:
+        return found
+    if rate is None:
+        return _faster_all_reduce(found, today, doubled, wanted)
+    return _faster_link(found, today, doubled, wanted, key)
+
+
+def with_bandwidth(scenario: Scenario, key: LinkKind, bytes_per_s: float) -> Scenario:
+    """The scenario with another bandwidth for one kind of link."""
+    cluster = scenario.cluster
+    stated = getattr(cluster, key)
+    if cluster.machine:  # what is stated beside it changes that alone
+        link = stated or (InterNode() if key == "inter_node" else IntraNode())
+    else:
+        latency_s = stated.latency_s if stated else None  # a preset's stays NCCL's own
+        link = _link(cluster, key).model_copy(update={"latency_s": latency_s})
+    other = cluster.model_copy(update={key: link.with_bandwidth(bytes_per_s)})
+    return scenario.model_copy(update={"cluster": other})
+
+
+def _link(cluster: Cluster, key: LinkKind) -> IntraNode | InterNode:
+    link = cluster.link(key)
+    if link is None:
+        raise ValueError(f"this cluster has no {key}")
+    return link
+
+
+def _bandwidth(cluster: Cluster, key: LinkKind) -> float:
+    return _link(cluster, key).bandwidth_bytes_per_s or 0.0
+
+
+def _faster_all_reduce(
+    found: NextDoubling, today: Scenario, doubled: Scenario, wanted: float
+) -> NextDoubling:
+    """The least factor on all network times that reaches the criterion."""
+    if found.without_network_time < KNEE_EFFICIENCY:
+        return replace(found, limit=_limit(found, doubled, wanted))
+
+    def efficiency(speedup: float) -> float:
+        return _stretched(doubled, 1 / speedup) / wanted
+
+    speedup = _least(efficiency, 1 / _NO_TIME)
+    return replace(
+        found,
+        needed_speedup=speedup,
+        needed_efficiency=efficiency(speedup),
+        gain_without_doubling=2 * _stretched(today, 1 / speedup) / wanted - 1,
+    )
+
+
+def _faster_link(
+    found: NextDoubling, today: Scenario, doubled: Scenario, wanted: float, key: LinkKind
+) -> NextDoubling:
+    """The least bandwidth that reaches the criterion, or the limit of an unlimited one."""
+    rate = _bandwidth(doubled.cluster, key)
+
+    def efficiency(speedup: float) -> float:
+        return _throughput(with_bandwidth(doubled, key, speedup * rate)) / wanted
+
+    most = _UNLIMITED_BYTES_PER_S / rate
+    found = replace(found, unlimited_efficiency=efficiency(most))
+    if (found.unlimited_efficiency or 0.0) < KNEE_EFFICIENCY:
+        unlimited = with_bandwidth(doubled, key, _UNLIMITED_BYTES_PER_S)
+        return replace(found, limit=_limit(found, unlimited, wanted))
+    speedup = _three_digits(_least(efficiency, most) * rate) / rate
+    alone = today.cluster.nodes > 1 or (key == "intra_node" and today.cluster.gpus_per_node > 1)
+    gain = 2 * _throughput(with_bandwidth(today, key, speedup * rate)) / wanted - 1 if alone else 0
+    return replace(
+        found,
+        needed_speedup=speedup,
+        needed_bandwidth_bytes_per_s=speedup * rate,
+        needed_efficiency=efficiency(speedup),
+        gain_without_doubling=gain,
+    )
+
+
+def _limit(found: NextDoubling, doubled: Scenario, wanted: float) -> str:
+    """What limits the step where the network, or one kind of link, is unlimited."""
+    bottleneck = simulate(doubled).bottleneck
+    said = f"{bottleneck.kind}: {bottleneck.text}"
+    if bottleneck.kind != "communication":
+        return said
+    if found.without_network_time < KNEE_EFFICIENCY:
+        return "compute, launches and DDP's own work, which do not halve"
+    for key in doubled.cluster.links_used:
+        doubled = with_bandwidth(doubled, key, _UNLIMITED_BYTES_PER_S)
+    efficiency = _throughput(doubled) / wanted
+    if efficiency >= KNEE_EFFICIENCY:
+        return said
+    return f"latency: with every bandwidth unlimited it would be {efficiency:.1%}"
+
+
+def _least(efficiency: Callable[[float], float], most: float) -> float:
+    """The least speedup that reaches the criterion, to 1 %, by doubling and bisection."""
+    low, high = 1.0, 2.0
+    while efficiency(high) < KNEE_EFFICIENCY and high < most:
+        low, high = high, min(2 * high, most)
+    for _ in range(_HALVINGS):
+        middle = sqrt(low * high)
+        low, high = (middle, high) if efficiency(middle) < KNEE_EFFICIENCY else (low, middle)
+    return high
+
+
+def _three_digits(value: float) -> float:
+    """Rounded up to three significant digits."""
+    digit = 10.0 ** (floor(log10(value)) - 2)
+    return ceil(value / digit - 1e-9) * digit
+
+
+def _throughput(scenario: Scenario) -> float:
+    """Samples per second of all ranks."""
+    (brief,) = simulate_many([scenario])
+    return brief.throughput_samples_per_s
+
+
+def _stretched(scenario: Scenario, factor: float) -> float:
+    """Samples per second where the network's times are `factor` times as long.
+
+    What noise adds to a step is taken to stay as it is.
+    """
+    (brief,) = simulate_many([scenario])
+    mean_s, job = brief.iteration_time_s.mean, resolve(scenario)
+    saved_s = job.step_s() - job.step_s(network=factor)
+    return brief.throughput_samples_per_s * mean_s / (mean_s - saved_s)

@@ -1,0 +1,217 @@
+"""How many GPUs: time to train, cost and efficiency over world sizes, and the size that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ddpsim.errors import InputError, Problem, ScenarioError, shown
+from ddpsim.planning.capacity_plan.micro_batches import split_to_fit
+from ddpsim.planning.capacity_plan.next_doubling import next_doubling
+from ddpsim.planning.capacity_plan.question import Question
+from ddpsim.planning.capacity_plan.world_sizes import WorldSizes
+from ddpsim.planning.options import parse_budget, parse_price, parse_target
+from ddpsim.prediction.resolve import resolve
+from ddpsim.result.capacity import (
+    Capacity,
+    CapacityPlan,
+    Money,
+    NextDoubling,
+    Target,
+    knee,
+    marginal_efficiencies,
+)
+from ddpsim.result.model import IntervalSource, NextStep
+from ddpsim.scenario.schema import Scenario
+
+__all__ = ["plan_capacity"]
+
+_MOST_GPUS = 1024
+_LOG = (
+    "a log is of one world size, and says nothing of others; leave it out (--set "
+    "cluster.all_reduce=null) and state the links, or fit logs of several sizes into a profile "
+    "(ddpsim calibrate import nccl-tests) for cluster.profile"
+)
+
+
+def plan_capacity(
+    scenario: Scenario,
+    target: Target | str,
+    *,
+    price: Money | str | None = None,
+    budget: Money | str | None = None,
+    global_batch: int | None = None,
+    max_gpus: int = _MOST_GPUS,
+) -> CapacityPlan:
+    """World sizes for a piece of work: the fewest nodes in time, or the fastest in a budget.
+
+    Nodes of the scenario's kind are added, or of one node GPUs; batch_per_rank stays (weak
+    scaling), or with `global_batch` that does (strong). `price` is of a GPU-hour. Raises
+    ValueError for text that cannot be read, TypeError for money that is neither text nor Money,
+    InputError for what does not fit the scenario (`key` is the argument), ScenarioError where its
+    all-reduce times are a log's of one world size.
+    """
+    asked = Question(
+        scenario,
+        parse_target(target) if isinstance(target, str) else target,
+        _money("price", price, parse_price),
+        _money("budget", budget, parse_budget),
+        global_batch,
+        max_gpus,
+    )
+    if scenario.cluster.all_reduce:
+        raise ScenarioError([Problem("scenario", "cluster.all_reduce", _LOG)])
+    asked.check()
+    tried = WorldSizes(asked)
+    tried.try_ladder()
+    return _Planner(asked, tried).plan()
+
+
+def _money(name: str, given: Money | str | None, parse: Callable[[str], Money]) -> Money | None:
+    if isinstance(given, str):
+        return parse(given)
+    if given is not None and not isinstance(given, Money):
+        raise TypeError(
+            f"{name} is {shown(given)}; wanted text with a currency, such as '2.50 USD'"
+        )
+    return given
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """Chooses among the world sizes that were tried, and tries more where that is finer."""
+
+    asked: Question
+    tried: WorldSizes
+
+    def plan(self) -> CapacityPlan:
+        """Choose a size, and look at the next doubling; the ladder has been tried."""
+        asked, tried = self.asked, self.tried
+        answer, met, within_budget = self._chosen()
+        if answer.fits is False and met is not None:
+            met, within_budget = False, None
+        rates = {gpus: size.throughput_samples_per_s for gpus, size in tried.sizes.items()}
+        usable = [size.gpus for size in tried.usable()]
+        marginal = marginal_efficiencies(rates)
+        shown = {
+            gpus: replace(tried.sizes[gpus], marginal_efficiency=marginal.get(gpus))
+            for gpus in sorted(tried.sizes)
+        }
+        interval = tried.results[answer.gpus].prediction_interval_s
+        return CapacityPlan(
+            name=asked.scenario.name,
+            target=asked.target,
+            samples_per_epoch=asked.samples,
+            seq_len=asked.seq_len if asked.target.unit == "tokens" else None,
+            price=asked.price,
+            budget=asked.budget,
+            scaling="weak" if asked.global_batch is None else "strong",
+            sizes=tuple(shown.values()),
+            answer=shown[answer.gpus],
+            met=met,
+            within_budget=shown[within_budget.gpus] if within_budget else None,
+            sure=self._sure(shown[gpus] for gpus in usable),
+            knee_gpus=knee({gpus: rates[gpus] for gpus in usable}),
+            next_doubling=self._next_doubling(answer),
+            make_it_fit=_make_it_fit(asked) if answer.fits is False else None,
+            searched=tried.how_searched(),
+            left_out=tuple(tried.left_out.values()),
+            most_gpus=asked.max_gpus,
+            interval_level=interval.level if interval else None,
+            widest=_widest(interval.sources if interval else ()),
+        )
+
+    def _chosen(self) -> tuple[Capacity, bool | None, Capacity | None]:
+        """The answer, whether it keeps to all limits, and the fastest in the budget if another."""
+        asked, usable = self.asked, self.tried.usable()
+        affordable = self._fastest_affordable(usable) if asked.budget else None
+        if asked.target.within_s is not None:
+            fewest = self._fewest_in_time(usable)
+            if fewest:
+                kept = asked.affordable(fewest.gpus, fewest.time_s)
+                return fewest, kept, None if kept else affordable
+            return affordable or min(usable, key=lambda size: size.time_s), False, None
+        if asked.budget:
+            if affordable:
+                return affordable, True, None
+            return min(usable, key=lambda size: size.gpu_hours), False, None
+        bend = knee({size.gpus: size.throughput_samples_per_s for size in usable})
+        return self.tried.sizes[bend or usable[-1].gpus], None, None
+
+    def _fewest_in_time(self, usable: Sequence[Capacity]) -> Capacity | None:
+        """The first that is tried, or the fewest nodes between it and the last that is late."""
+        asked = self.asked
+        first = next((size for size in usable if asked.in_time(size.time_s)), None)
+        if first is None or asked.global_batch is not None:
+            return first
+        late = max((size.nodes for size in usable if size.gpus < first.gpus), default=first.nodes)
+
+        def is_late(_nodes: int, time_s: float) -> bool:
+            return not asked.in_time(time_s)
+
+        for nodes, time_s in self.tried.between(late, first.nodes, is_late):
+            if asked.in_time(time_s):
+                return self.tried.simulated(nodes, first.gpus_per_node)
+        return first
+
+    def _fastest_affordable(self, usable: Sequence[Capacity]) -> Capacity | None:
+        """The fastest that is tried, or that lies between it and the next."""
+        asked, whole = self.asked, self.asked.scenario.cluster.gpus_per_node
+        kept = [size for size in usable if asked.affordable(size.gpus, size.time_s)]
+        if not kept:
+            return None
+        best = min(kept, key=lambda size: size.time_s)
+        above = [size.nodes for size in usable if size.gpus > best.gpus]
+        if asked.global_batch is not None or not above:
+            return best
+
+        def is_better(nodes: int, time_s: float) -> bool:
+            return time_s < best.time_s and asked.affordable(nodes * whole, time_s)
+
+        between = self.tried.between(best.nodes, above[0], is_better)
+        better = [(time_s, nodes) for nodes, time_s in between if is_better(nodes, time_s)]
+        return self.tried.simulated(min(better)[1], whole) if better else best
+
+    def _sure(self, sizes: Iterable[Capacity]) -> Capacity | None:
+        """The smallest that is in time even at the slow edge of its interval."""
+        within_s = self.asked.target.within_s
+        if within_s is None:
+            return None
+        return next(
+            (
+                size
+                for size in sizes
+                if size.time_interval_s and size.time_interval_s[1] <= within_s
+            ),
+            None,
+        )
+
+    def _next_doubling(self, answer: Capacity) -> NextDoubling | None:
+        """None where twice the GPUs cannot be had."""
+        nodes, gpus_per_node = answer.nodes, 2 * answer.gpus_per_node
+        if gpus_per_node > self.asked.scenario.cluster.gpus_per_node:
+            nodes, gpus_per_node = 2 * answer.nodes, answer.gpus_per_node
+        try:
+            doubled = self.asked.at(nodes, gpus_per_node)
+            return next_doubling(self.asked.at(answer.nodes, answer.gpus_per_node), doubled)
+        except (InputError, ScenarioError) as error:
+            self.tried.leave_out(nodes, gpus_per_node, error)
+        return None
+
+
+def _widest(sources: Sequence[IntervalSource]) -> IntervalSource | None:
+    return max(sources, key=lambda source: source.low_s + source.high_s, default=None)
+
+
+def _make_it_fit(asked: Question) -> NextStep | None:
+    """Smaller micro-batches of the same global batch that fit; None where none is known to."""
+    if asked.global_batch is not None or resolve(asked.scenario).model.basis != "roofline":
+        return None
+    fitting = split_to_fit(asked.scenario)
+    if fitting is None:
+        return None
+    settings = (
+        f"workload.batch_per_rank={fitting.workload.batch_per_rank}",
+        f"ddp.accumulation_steps={fitting.ddp.accumulation_steps}",
+    )
+    return NextStep("the same global batch in smaller micro-batches fits", settings)

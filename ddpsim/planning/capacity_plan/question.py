@@ -1,0 +1,150 @@
+"""The question of a capacity plan: the work, its limits, and the scenario of a world size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from ddpsim.errors import InputError
+from ddpsim.planning.capacity_plan.micro_batches import split_to_fit
+from ddpsim.prediction.resolve import resolve
+from ddpsim.result.capacity import Money, Target
+from ddpsim.scenario.catalog import model_table
+from ddpsim.scenario.schema import Scenario
+
+__all__ = ["Question", "global_batch_of", "gpu_hours"]
+
+_MOST_RANKS = 2_000_000
+_S_PER_HOUR = 3600
+
+
+@dataclass(frozen=True)
+class Question:
+    """Target and limits of a plan, and the scenario of each world size."""
+
+    scenario: Scenario
+    target: Target
+    price: Money | None
+    budget: Money | None
+    global_batch: int | None
+    max_gpus: int
+
+    def check(self) -> None:
+        """Raise InputError for what does not fit together."""
+        whole_node = self.scenario.cluster.gpus_per_node
+        least = 1 if self.scenario.cluster.nodes == 1 else whole_node
+        if not least <= self.max_gpus <= _MOST_RANKS:
+            which = "one node's GPUs" if least > 1 else "one GPU"
+            wanted = f"wanted {least} ({which}) to {_MOST_RANKS}"
+            raise InputError("max_gpus", f"{self.max_gpus} is out of range: {wanted}")
+        if self.budget and self.budget.currency != "GPU-hours":
+            _check_currency(self.budget, self.price)
+        if self.global_batch is not None:
+            self._check_global_batch(self.global_batch)
+        _ = self.samples
+
+    def _check_global_batch(self, wanted: int) -> None:
+        if not 1 <= wanted <= 10**9:
+            raise InputError("global_batch", f"{wanted} is out of range: wanted 1 to 10^9 samples")
+        if resolve(self.scenario).model.basis != "roofline":
+            workload = self.scenario.workload
+            raise InputError(
+                "global_batch",
+                f"workload.{workload.measured_by} was measured with {workload.batch_per_rank} "
+                "samples a rank, and says nothing of other batches; drop --global-batch "
+                "(batch_per_rank then stays), or plan with a zoo model's estimate, without it",
+            )
+
+    @property
+    def seq_len(self) -> int | None:
+        """Tokens in a sample; None where the model has no such thing."""
+        workload = self.scenario.workload
+        if workload.model is None:
+            return None
+        size = model_table(workload.model)["size"]
+        return (workload.seq_len or int(size["default"])) if size["key"] == "seq_len" else None
+
+    @property
+    def samples(self) -> int:
+        """Samples in one epoch; raises InputError where tokens cannot be counted."""
+        if self.target.unit == "samples":
+            return self.target.amount
+        if self.seq_len is None:
+            raise InputError(
+                "target",
+                "this workload has no seq_len, so its tokens cannot be counted; write a number "
+                "of samples",
+            )
+        return ceil(self.target.amount / self.seq_len)
+
+    @property
+    def accumulated(self) -> int:
+        """Micro-batches in a step."""
+        return self.scenario.ddp.accumulation_steps
+
+    def has(self, gpus: int) -> bool:
+        """Whether the global batch divides by so many GPUs and their micro-batches."""
+        return self.global_batch is None or self.global_batch % (gpus * self.accumulated) == 0
+
+    def at(self, nodes: int, gpus_per_node: int) -> Scenario:
+        """The scenario on another world size; raises InputError where it does not exist."""
+        cluster = self.scenario.cluster.resized(nodes, gpus_per_node)
+        workload, gpus = self.scenario.workload, nodes * gpus_per_node
+        if self.global_batch is not None:
+            batch, rest = divmod(self.global_batch, gpus * self.accumulated)
+            if rest:
+                each = f" x {self.accumulated} micro-batches" if self.accumulated > 1 else ""
+                raise InputError(
+                    "global_batch", f"{self.global_batch} samples do not divide by the GPUs{each}"
+                )
+            workload = workload.model_copy(update={"batch_per_rank": batch})
+        sized = self.scenario.model_copy(update={"cluster": cluster, "workload": workload})
+        return sized if self.global_batch is None else split_to_fit(sized) or sized
+
+    def time_s(self, scenario: Scenario, step_s: float) -> float:
+        """Seconds of all steps."""
+        return self.steps(scenario) * step_s
+
+    def steps(self, scenario: Scenario) -> int:
+        """Steps of all epochs; the last of each is whole, as torch's DistributedSampler pads it."""
+        return self.target.epochs * ceil(self.samples / global_batch_of(scenario))
+
+    def cost(self, gpus: int, time_s: float) -> float | None:
+        """Cost at the price of a GPU-hour; None without a price."""
+        return None if self.price is None else self.price.amount * gpu_hours(gpus, time_s)
+
+    def in_time(self, time_s: float) -> bool:
+        """Whether the deadline is met; True without one."""
+        return self.target.within_s is None or time_s <= self.target.within_s
+
+    def affordable(self, gpus: int, time_s: float) -> bool:
+        """Whether the budget suffices; True without one."""
+        if self.budget is None:
+            return True
+        hours = gpu_hours(gpus, time_s)
+        spent = hours if self.budget.currency == "GPU-hours" else self.cost(gpus, time_s)
+        return spent is not None and spent <= self.budget.amount
+
+
+def _check_currency(budget: Money, price: Money | None) -> None:
+    if price is None:
+        raise InputError(
+            "budget",
+            "needs --price, of a GPU-hour (no price is assumed here); or write GPU-hours",
+        )
+    if price.currency != budget.currency:
+        raise InputError(
+            "budget",
+            f"is in {budget.currency}, the price in {price.currency}; write both in one currency",
+        )
+
+
+def global_batch_of(scenario: Scenario) -> int:
+    """Samples of one step, on all ranks."""
+    per_rank = scenario.workload.batch_per_rank * scenario.ddp.accumulation_steps
+    return per_rank * scenario.cluster.world_size
+
+
+def gpu_hours(gpus: int, time_s: float) -> float:
+    """GPU-hours of so many GPUs for so many seconds."""
+    return gpus * time_s / _S_PER_HOUR

@@ -1,0 +1,157 @@
+"""The world sizes of a capacity plan: which ones are tried, and their simulated capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from ddpsim.errors import InputError, ScenarioError
+from ddpsim.planning.capacity_plan.question import Question, global_batch_of, gpu_hours
+from ddpsim.planning.many import simulate_many
+from ddpsim.prediction.api import simulate
+from ddpsim.result.capacity import Capacity, SizesLeftOut, usable
+from ddpsim.result.model import Result
+from ddpsim.scenario.links import InterNode
+from ddpsim.scenario.schema import Scenario
+
+__all__ = ["WorldSizes"]
+
+_EVERY = 32  # so many numbers of nodes between two are all simulated
+_OUT_OF_MEMORY = "run out of memory"  # a plan says it with what to do
+
+
+@dataclass
+class WorldSizes:
+    """World sizes as they are simulated, one after the other.
+
+    `sizes` and `results` are by number of GPUs, `left_out` by the key at fault; `searched` says
+    in words which numbers of nodes were tried beyond the powers of two.
+    """
+
+    asked: Question
+    sizes: dict[int, Capacity] = field(default_factory=dict)
+    results: dict[int, Result] = field(default_factory=dict)
+    left_out: dict[str, SizesLeftOut] = field(default_factory=dict)
+    searched: str = ""
+
+    def try_ladder(self) -> None:
+        """Simulate the sizes to begin with; raises InputError where none can be had."""
+        for nodes, gpus_per_node in _ladder(self.asked):
+            self.simulated(nodes, gpus_per_node)
+        if not self.sizes:
+            reasons = "; ".join(out.reason for out in self.left_out.values())
+            key = "global_batch" if self.asked.global_batch is not None else "cluster"
+            raise InputError(key, f"no world size can be had: {reasons}")
+
+    def simulated(self, nodes: int, gpus_per_node: int) -> Capacity | None:
+        """Simulate a size with its interval; None, and the reason, where it cannot be had."""
+        try:
+            scenario = self.asked.at(nodes, gpus_per_node)
+            result = simulate(scenario)
+        except (InputError, ScenarioError) as error:
+            self.leave_out(nodes, gpus_per_node, error)
+            return None
+        gpus = result.world_size
+        self.sizes[gpus], self.results[gpus] = _capacity(self.asked, scenario, result), result
+        return self.sizes[gpus]
+
+    def leave_out(self, nodes: int, gpus_per_node: int, error: InputError | ScenarioError) -> None:
+        """Note that a size cannot be had, together with others for the same key."""
+        fault = error if isinstance(error, InputError) else error.problems[0]
+        size, key, message = f"{nodes} x {gpus_per_node}", fault.key, fault.message
+        known = self.left_out.get(key)
+        self.left_out[key] = (
+            replace(known, sizes=tuple(dict.fromkeys((*known.sizes, size))))
+            if known
+            else SizesLeftOut((size,), message if key == "global_batch" else f"{key}: {message}")
+        )
+
+    def usable(self) -> list[Capacity]:
+        """Those that fit into memory as far as is known, by number of GPUs."""
+        return usable(self.sizes[gpus] for gpus in sorted(self.sizes))
+
+    def between(
+        self, low: int, high: int, is_low: Callable[[int, float], bool]
+    ) -> list[tuple[int, float]]:
+        """Node counts with the time of the whole work, from `low` to `high`.
+
+        Halves the range until at most 32 counts are left between its ends, then simulates all.
+        """
+        ends = low, high
+        while high - low - 1 > _EVERY:
+            for middle, time_s in self._times([(low + high) // 2]):
+                low, high = (middle, high) if is_low(middle, time_s) else (low, middle)
+        if high - low < 2:
+            return []
+        halved = f", by halves from {ends[0]} to {ends[1]}" if ends != (low, high) else ""
+        self.searched = f"{halved}, then every number from {low} to {high}"
+        return self._times(range(low, high + 1))
+
+    def _times(self, numbers: Iterable[int]) -> list[tuple[int, float]]:
+        """Node counts with the seconds of the whole work."""
+        whole = self.asked.scenario.cluster.gpus_per_node
+        scenarios = [self.asked.at(nodes, whole) for nodes in numbers]
+        return [
+            (
+                scenario.cluster.nodes,
+                self.asked.time_s(scenario, brief.iteration_time_s.mean),
+            )
+            for scenario, brief in zip(scenarios, simulate_many(scenarios), strict=True)
+        ]
+
+    def how_searched(self) -> str:
+        """Which numbers of nodes were tried, in words."""
+        most = self.asked.max_gpus // self.asked.scenario.cluster.gpus_per_node
+        if self.asked.global_batch is not None:
+            return f"every number of nodes to {most} whose GPUs divide the global batch"
+        return f"nodes in powers of two, to {most}{self.searched}"
+
+
+def _ladder(asked: Question) -> list[tuple[int, int]]:
+    """Sizes to try, as nodes and GPUs of each: parts of a node only where the scenario has one."""
+    cluster, whole = asked.scenario.cluster, asked.scenario.cluster.gpus_per_node
+    most = asked.max_gpus // whole
+    parts = _powers_of_two(min(whole - 1, asked.max_gpus)) if cluster.nodes == 1 else []
+    if asked.global_batch is None:
+        network = cluster.link("inter_node")
+        leaf = network.nodes_per_leaf if isinstance(network, InterNode) else None
+        under_one_leaf = [leaf] if leaf and leaf <= most else []
+        numbers = sorted({*_powers_of_two(most), *under_one_leaf, *([most] if most else [])})
+    else:
+        powers = set(_powers_of_two(most))  # those that do not divide are named
+        numbers = [n for n in range(1, most + 1) if n in powers or asked.has(n * whole)]
+    return [*((1, gpus) for gpus in parts), *((nodes, whole) for nodes in numbers)]
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [2**power for power in range(most.bit_length())]
+
+
+def _capacity(asked: Question, scenario: Scenario, result: Result) -> Capacity:
+    step_s, gpus = result.iteration_time_s.mean, result.world_size
+    interval, memory = result.prediction_interval_s, result.memory_bytes_per_gpu
+    time_s = asked.time_s(scenario, step_s)
+    edges = (interval.low, interval.high) if interval else None
+    fits: bool | None = memory.fits
+    return Capacity(
+        gpus=gpus,
+        nodes=result.nodes,
+        gpus_per_node=result.gpus_per_node,
+        batch_per_rank=scenario.workload.batch_per_rank,
+        accumulation_steps=scenario.ddp.accumulation_steps,
+        global_batch=global_batch_of(scenario),
+        step_s=step_s,
+        throughput_samples_per_s=result.throughput_samples_per_s,
+        scaling_efficiency=result.scaling_efficiency,
+        marginal_efficiency=None,
+        steps=asked.steps(scenario),
+        time_s=time_s,
+        time_interval_s=edges
+        and (asked.time_s(scenario, edges[0]), asked.time_s(scenario, edges[1])),
+        gpu_hours=gpu_hours(gpus, time_s),
+        cost=asked.cost(gpus, time_s),
+        memory_bytes=memory.total,
+        fits=None if fits and memory.activations is None else fits,
+        bottleneck=f"{result.bottleneck.kind}: {result.bottleneck.text}",
+        warnings=tuple(said for said in result.warnings if fits or _OUT_OF_MEMORY not in said),
+    )

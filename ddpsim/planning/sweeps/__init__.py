@@ -1,0 +1,1 @@
+"""Sweeps over a grid of scenarios: computed, journaled, spread over executors."""

@@ -1,0 +1,196 @@
+"""Simulate every point of a grid once, on workers that may die."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ddpsim.errors import Problem, ScenarioError, shown
+from ddpsim.planning.sweeps.computation import Computation
+from ddpsim.planning.sweeps.executors import THIS_PROCESS, Workers
+from ddpsim.planning.sweeps.grid import Axis, Grid
+from ddpsim.planning.sweeps.journal import Journal, Outcome
+from ddpsim.prediction.measured_step import as_stated, check_measured
+from ddpsim.prediction.resolve import resolve
+from ddpsim.result.model import Brief
+from ddpsim.result.sweep import GOALS, Point, Sweep
+from ddpsim.scenario.document import Document, load
+from ddpsim.scenario.load import parse
+from ddpsim.scenario.quantity import SourceFile
+from ddpsim.scenario.schema import Scenario
+from ddpsim.settings import Setting
+
+__all__ = ["Progress", "sweep"]
+
+Progress = Callable[[int, int], None]  # points that have ended, and all
+
+
+def sweep(
+    source: str | Path | Mapping[str, Any],
+    grid: Grid,
+    goals: Sequence[str] = ("throughput",),
+    *,
+    workers: Workers = THIS_PROCESS,
+    journal: Journal | None = None,
+    progress: Progress = lambda *_: None,
+) -> Sweep:
+    """All points of a grid on a scenario (as `load_scenario` takes it), and what is best.
+
+    A point that cannot be simulated says why, and the others go on; points that are equal once
+    they are resolved are computed once. `journal` keeps what has ended, and what it holds is not
+    computed again. Raises ScenarioError if no point can be simulated, ExecutorError if workers
+    keep dying, and ValueError for `goals` other than one or two of `GOALS`.
+    """
+    _check(goals)
+    document = load(source, grid.fixed)
+    stated = as_stated(document)
+    own = _Requested.of(document, ()).checked_against(stated)
+    asked = [
+        _Requested.of(document, settings).checked_against(stated).checked_against(own.scenario)
+        for settings in grid
+    ]
+    found: dict[str, Outcome] = {}
+    wanted = {each.key: each.scenario for each in (own, *asked) if each.scenario}
+    if journal:  # what failed is tried again: it may have been the worker's fault, or mended
+        known = journal.known.items()
+        found |= {k: brief for k, brief in known if k in wanted and isinstance(brief, Brief)}
+    missing = {key: scenario for key, scenario in wanted.items() if key not in found}
+    progress(len(found), len(wanted))
+    computation = Computation(missing, workers)
+    for outcomes in computation.outcomes():
+        if journal:
+            journal.add(outcomes)
+        found |= outcomes
+        progress(len(found), len(wanted))
+    found |= computation.lost
+    points = tuple(each.point(found) for each in asked)
+    if not any(point.brief for point in points):
+        if own.scenario:
+            resolve(own.scenario, document)  # what is wrong with it already, by its place
+        raise _refusal(own, asked, points)
+    swept = Sweep(
+        _name(own, asked),
+        grid.fixed,
+        tuple((axis.keys, axis.values) for axis in grid.axes),
+        tuple(goals),
+        replace(own.point(found), settings=tuple(_own_settings(document, grid.axes, own))),
+        points,
+    )
+    best = swept.best
+    chosen = next((e.scenario for e, p in zip(asked, points, strict=True) if p is best), None)
+    if not (chosen and best and best.brief):
+        return swept
+    step_s = best.brief.iteration_time_s.mean
+    return replace(swept, warnings=resolve(chosen).warnings(step_s))
+
+
+def _check(goals: Sequence[str]) -> None:
+    is_list = not isinstance(goals, str) and 1 <= len(goals) <= 2 and len(set(goals)) == len(goals)
+    if not is_list or not set(goals) <= set(GOALS):
+        raise ValueError(
+            f"goals is {shown(goals)}; wanted a list of one or two of {', '.join(GOALS)}"
+        )
+
+
+@dataclass(frozen=True)
+class _Requested:
+    """A point before it is computed: its scenario with the scenario's key, or an error."""
+
+    settings: tuple[Setting, ...]
+    scenario: Scenario | None
+    key: str = ""
+    error: ScenarioError | None = None
+
+    @classmethod
+    def of(cls, document: Document, settings: tuple[Setting, ...]) -> _Requested:
+        """A document's scenario with settings."""
+        try:
+            scenario = parse(document.changed(map(str, settings)))
+        except ScenarioError as error:
+            return cls(settings, None, error=error)
+        return cls(settings, scenario, _key(scenario))
+
+    def checked_against(self, own: Scenario | None) -> _Requested:
+        """With an error where `own` states a measured step that does not hold for this scenario."""
+        if own is None or self.scenario is None:
+            return self
+        try:
+            check_measured(own, self.scenario, "set both, or --axis FILE with both keys")
+        except ScenarioError as error:
+            return replace(self, scenario=None, error=error)
+        return self
+
+    def point(self, found: Mapping[str, Outcome]) -> Point:
+        """The point with its outcome, out of all by key."""
+        outcome = str(self.error) if self.error else found[self.key]
+        if isinstance(outcome, Brief):
+            return Point(self.settings, outcome)
+        return Point(self.settings, None, outcome)
+
+
+def _key(scenario: Scenario) -> str:
+    """A hash of all that a point's figures depend on: scenario, files and versions."""
+    plain = scenario.model_copy(update={"name": ""})
+    named = (plain.workload.profile, plain.workload.trace, plain.workload.parameters)
+    files = [*named, plain.cluster.all_reduce, plain.cluster.profile]
+    parts = [_versions(), plain.model_dump_json()]
+    parts += [_digest(file) for file in files]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@cache
+def _versions() -> str:
+    return f"ddpsim {version('ddpsim')}, numpy {version('numpy')}"
+
+
+def _digest(file: SourceFile | None) -> str:
+    """A hash of a file's content; a file that cannot be read has a hash of its own."""
+    if file is None:
+        return ""
+    try:
+        return hashlib.sha256(file.path.read_bytes()).hexdigest()
+    except OSError:
+        return "unreadable"
+
+
+def _own_settings(document: Document, axes: Sequence[Axis], own: _Requested) -> Iterator[Setting]:
+    """The scenario's own values of the axes, written as on the axis where they are on it."""
+    for axis in axes:
+        for values in axis.values:
+            together = [Setting(*pair) for pair in zip(axis.keys, values, strict=True)]
+            if own.key and _Requested.of(document, tuple(together)).key == own.key:
+                yield from together
+                break
+        else:
+            yield from (Setting(key, _text(document, key)) for key in axis.keys)
+
+
+def _text(document: Document, key: str) -> str:
+    """A value of a document as `--set` takes it."""
+    value: Any = document.data
+    for step in key.split("."):
+        value = value.get(step) if isinstance(value, dict) else None
+    return "default" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _name(own: _Requested, asked: Sequence[_Requested]) -> str:
+    return next(each.scenario.name for each in (own, *asked) if each.scenario)
+
+
+def _refusal(
+    own: _Requested, asked: Sequence[_Requested], points: Sequence[Point]
+) -> ScenarioError:
+    """What is wrong with the scenario itself, otherwise with each point."""
+    if own.error:
+        return own.error
+    problems = [problem for each in asked if each.error for problem in each.error.problems]
+    simulated = (point for each, point in zip(asked, points, strict=True) if not each.error)
+    said = (str(point.problem).removeprefix("scenario  ") for point in simulated)
+    problems += [Problem("scenario", "", problem) for problem in said]
+    return ScenarioError(list(dict.fromkeys(problems)))

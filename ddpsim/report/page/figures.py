@@ -1,0 +1,155 @@
+"""A page's figures as plotly draws them: bucket sizes, scaling, sensitivity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from textwrap import wrap
+from typing import Any
+
+from ddpsim.report.page.looks import LOOKS, Look
+from ddpsim.report.page.tables import parts
+from ddpsim.report.page.words import interval_name
+from ddpsim.result.model import Result
+from ddpsim.result.storyboard import Storyboard
+
+__all__ = ["figures"]
+
+_LEGEND_BELOW = {"orientation": "h", "traceorder": "normal", "yanchor": "top", "y": -0.22}
+
+
+def figures(board: Storyboard) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Plotly's data and layout, by the name of the `drawing-...` element they go into."""
+    yield "sweep", _sweep(board)
+    yield "scaling", _scaling(board)
+    yield "sensitivity", _sensitivity(board)
+
+
+def _sweep(board: Storyboard) -> dict[str, Any]:
+    """The parts of the step by bucket size, and its interval."""
+    names = [
+        f"{choice.cap}<br>(yours)" if number == board.own else choice.cap
+        for number, choice in enumerate(board.choices)
+    ]
+    breakdowns = [parts(choice.result) for choice in board.choices]
+    bars = [
+        {
+            "type": "bar",
+            "name": same[0].name,
+            "x": names,
+            "y": [part.time_s * 1e3 for part in same],
+            "marker": _marker(same[0].look),
+            "hovertemplate": "%{fullData.name}: %{y:.4~g} ms<extra></extra>",
+        }
+        for same in zip(*breakdowns, strict=True)
+        if any(part.time_s for part in same)
+    ]
+    results = [choice.result for choice in board.choices]
+    means_ms = [result.iteration_time_s.mean * 1e3 for result in results]
+    intervals = [result.prediction_interval_s for result in results]
+    step = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": f"step, {interval_name(board.result)}",
+        "x": names,
+        "y": means_ms,
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": [
+                i.high * 1e3 - y if i else 0 for i, y in zip(intervals, means_ms, strict=True)
+            ],
+            "arrayminus": [
+                y - i.low * 1e3 if i else 0 for i, y in zip(intervals, means_ms, strict=True)
+            ],
+            "color": "--ink",
+        },
+        "marker": {"color": "--ink", "symbol": "diamond", "size": 8},
+        "hovertemplate": "step: %{y:.4~g} ms<extra></extra>",
+    }
+    layout = {
+        "barmode": "stack",
+        "height": 420,
+        "legend": _LEGEND_BELOW,
+        "xaxis": {"title": {"text": "bucket_cap_mb, MiB"}, "type": "category"},
+        "yaxis": {"title": {"text": "step, ms"}, "rangemode": "tozero"},
+    }
+    return {"data": [*bars, step], "layout": layout}
+
+
+def _marker(look: Look) -> dict[str, Any]:
+    hatch = {"shape": "/" if look.hatched else "", "size": 7, "solidity": 0.35}
+    colours = {"fgcolor": look.over, "bgcolor": look.colour, "fgopacity": 1}
+    return {
+        "color": look.colour,
+        "line": {"color": look.edge, "width": 0.75},
+        "pattern": hatch | colours | {"fillmode": "replace"},
+    }
+
+
+def _scaling(board: Storyboard) -> dict[str, Any]:
+    """Throughput by nodes with its interval, beside that of devices that never wait."""
+    names = [f"{point.nodes}" for point in board.scaling]
+    rates = [point.throughput_samples_per_s for point in board.scaling]
+    edges = [_throughput_edges(point) for point in board.scaling]
+    predicted = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": f"predicted, {interval_name(board.result)}",
+        "x": names,
+        "y": rates,
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": [high - rate for (_, high), rate in zip(edges, rates, strict=True)],
+            "arrayminus": [rate - low for (low, _), rate in zip(edges, rates, strict=True)],
+        },
+        "line": {"color": "--backward", "width": 2},
+        "marker": {"size": 8},
+        "hovertemplate": "%{x} nodes: %{y:.5~g} samples/s<extra></extra>",
+    }
+    ideal = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "every device as one without DDP",
+        "x": names,
+        "y": [point.throughput_samples_per_s / point.scaling_efficiency for point in board.scaling],
+        "line": {"color": "--exposed", "dash": "dash", "width": 2},
+        "marker": {"symbol": "x", "size": 8},
+        "hovertemplate": "%{x} nodes, ideal: %{y:.5~g} samples/s<extra></extra>",
+    }
+    layout = {
+        "height": 380,
+        "legend": _LEGEND_BELOW,
+        "xaxis": {"title": {"text": "nodes"}, "type": "category"},
+        "yaxis": {"title": {"text": "samples/s"}, "rangemode": "tozero"},
+    }
+    return {"data": [ideal, predicted], "layout": layout}
+
+
+def _throughput_edges(result: Result) -> tuple[float, float]:
+    """Samples per second at the two edges of the step's interval."""
+    rate, interval = result.throughput_samples_per_s, result.prediction_interval_s
+    if interval is None or not interval.low:
+        return rate, rate
+    samples = rate * result.iteration_time_s.mean
+    return samples / interval.high, samples / interval.low
+
+
+def _sensitivity(board: Storyboard) -> dict[str, Any]:
+    """The change of the step for each single change, the largest on top."""
+    entries = board.sensitivity[::-1]
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "x": [entry.change_s * 1e3 for entry in entries],
+        "y": ["<br>".join(map(escape, wrap(entry.what, 22))) for entry in entries],
+        "marker": _marker(LOOKS["backward"]),
+        "hovertemplate": "%{x:.4~g} ms<extra></extra>",
+    }
+    layout = {
+        "height": 90 + 52 * len(entries),
+        "xaxis": {"title": {"text": "change of the step, ms"}},
+        "yaxis": {"type": "category"},
+    }
+    return {"data": [bars], "layout": layout}

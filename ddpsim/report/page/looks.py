@@ -1,0 +1,53 @@
+"""The colours and hatches of a page's drawings, one for each kind of work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["LOOKS", "LOOK_OF_PART", "Look"]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How a kind of work is drawn: colours are the style sheet's; a hatch says it without them."""
+
+    name: str
+    colour: str
+    short: str = ""
+    hatched: bool = False
+    over: str = "--on-colour"  # the hatch's
+    text: str = "--on-colour"
+    edge: str = "--edge"
+    low: bool = False  # a thin bar beneath
+
+
+_COPIES = "copies and buffers"
+_WAITING = "compute waits for communication"
+_IDLE = "waits for data, or stalls"
+LOOKS = {
+    "forward": Look("forward", "--forward", "forward"),
+    "backward": Look("backward", "--backward", "backward", text="--on-backward"),
+    "bucket_copy": Look(_COPIES, "--copies"),
+    "copy_back": Look(_COPIES, "--copies"),
+    "buffers": Look(_COPIES, "--copies"),
+    "optimizer": Look("optimizer", "--optimizer", "optimizer"),
+    "comm_wait": Look(_WAITING, "--ground", hatched=True, over="--exposed", edge="--exposed"),
+    "data_wait": Look(_IDLE, "--ground", hatched=True, over="--idle", edge="--idle"),
+    "stall": Look(_IDLE, "--ground", hatched=True, over="--idle", edge="--idle"),
+    "hidden": Look("communication, hidden under compute", "--hidden"),
+    "exposed": Look(
+        "communication, exposed", "--exposed", hatched=True, over="--hatch", text="--on-exposed"
+    ),
+    "queued": Look("bucket ready, queued behind others", "--idle", low=True),
+    "late": Look("waits for late peers", "--ink", low=True),
+    "ring_even": Look("ring steps (zoom in)", "--raised"),
+    "ring_odd": Look("ring steps (zoom in)", "--idle"),
+}
+LOOK_OF_PART = {
+    "forward": LOOKS["forward"],
+    "backward_compute": LOOKS["backward"],
+    "exposed_comm": LOOKS["exposed"],
+    "optimizer": LOOKS["optimizer"],
+    "data_wait": LOOKS["data_wait"],
+    "other": LOOKS["bucket_copy"],
+}

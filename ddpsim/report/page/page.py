@@ -1,0 +1,79 @@
+"""A storyboard as one HTML page that needs no other file and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from ddpsim.errors import printable
+from ddpsim.report.page import words
+from ddpsim.report.page.figures import figures
+from ddpsim.report.page.shell import packaged, render
+from ddpsim.report.page.tables import bucket_rows, parts, rows_left_out
+from ddpsim.report.page.timeline import legend, rank_options, timeline
+from ddpsim.result.storyboard import Storyboard
+from ddpsim.units import MIB, format_bytes, format_duration
+from ddpsim.wording import ranks
+
+__all__ = ["page"]
+
+_SECTIONS = (
+    ("timeline", "Timeline"),
+    ("buckets", "Buckets"),
+    ("breakdown", "Breakdown"),
+    ("sweep", "Bucket sizes"),
+    ("scaling", "Scaling"),
+    ("sensitivity", "What matters"),
+    ("trust", "Sources"),
+    ("left-out", "Not shown"),
+)
+
+
+def page(board: Storyboard) -> str:
+    """The whole page: the same bytes for the same storyboard."""
+    result = board.result
+    return render(
+        packaged("page.html"),
+        printable(result.name),
+        {"timeline": timeline(board), "figures": dict(figures(board))},
+        _FILTERS,
+        result=result,
+        choices=board.choices,
+        own=board.own,
+        scaling=board.scaling,
+        sensitivity=board.sensitivity,
+        left_out=board.left_out,
+        ranks=ranks(result.nodes, result.gpus_per_node),
+        sections=_SECTIONS,
+        rank_options=rank_options(board),
+        legend=legend(board),
+        notes=list(words.notes(board)),
+        sweep_words=words.sweep_words(board),
+        scaling_words=words.scaling_words(board),
+        version=version("ddpsim"),
+    )
+
+
+_FILTERS: dict[str, Callable[..., Any]] = {
+    "against": words.against,
+    "bucket_rows": bucket_rows,
+    "bytes": format_bytes,
+    "cap_words": words.cap_words,
+    "caption": words.caption,
+    "count": lambda value: f"{value:,.1f}",
+    "duration": format_duration,
+    "interval": words.interval,
+    "interval_name": words.interval_name,
+    "mib": lambda size_bytes: f"{size_bytes / MIB:.2f} MiB",
+    "new_warnings": words.new_warnings,
+    "parts": parts,
+    "percent": lambda share: f"{share:.1%}",
+    "rows_left_out": rows_left_out,
+    "sentence": lambda text: f"{text[:1].upper()}{text[1:]}.",
+    "signed": lambda seconds: f"{'+' if seconds > 0 else ''}{format_duration(seconds)}",
+    "signed_percent": lambda share: f"{share:+.2%}",
+    "slowest_rank": lambda rank: words.listed(rank.ranks),
+    "spoken": words.spoken,
+    "stop": lambda cap: "def." if cap == "default" else cap if cap[0] != "[" else "list",
+}

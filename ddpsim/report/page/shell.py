@@ -1,0 +1,72 @@
+"""What our HTML pages share: one file that needs no other and no network, light and dark."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from plotly.offline import get_plotlyjs
+
+__all__ = ["OKABE_ITO", "packaged", "render"]
+
+# Okabe and Ito's colours, which the colour-blind tell apart, and page.css's names of them
+OKABE_ITO = {
+    "#0072b2": "--backward",
+    "#d55e00": "--exposed",
+    "#009e73": "--hidden",
+    "#cc79a7": "--copies",
+    "#e69f00": "--optimizer",
+    "#56b4e9": "--forward",
+    "#000000": "--ink",
+}
+
+
+def packaged(name: str) -> str:
+    """A template, style sheet or script of ours."""
+    return (files("ddpsim.report.page") / "templates" / name).read_text("utf-8")
+
+
+def render(
+    body: str,
+    title: str,
+    data: Mapping[str, Any],
+    filters: Mapping[str, Callable[..., Any]],
+    **values: Any,
+) -> str:
+    """A page from a template that extends shell.html; plotly's script is in it (4.8 MB).
+
+    `data` is what page.js draws: `figures`, plotly's data and layout by the name of their
+    `drawing-...` element, whose colours may be named as the style sheet does, and a `timeline`.
+    Only our own scripts run on it and nothing is loaded, whatever a scenario's text says.
+    """
+    environment = Environment(
+        loader=PackageLoader("ddpsim.report.page"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    environment.policies["json.dumps_kwargs"] = {
+        "allow_nan": False,
+        "separators": (",", ":"),
+        "sort_keys": True,
+    }
+    environment.filters.update(filters)
+    scripts = (get_plotlyjs(), packaged("page.js"))
+    return environment.from_string(body).render(
+        **values,
+        title=title,
+        data=data,
+        hashes=" ".join(map(_hash, scripts)),
+        scripts=scripts,
+        style=packaged("page.css"),
+    )
+
+
+def _hash(script: str) -> str:
+    """What names a script in a Content-Security-Policy."""
+    return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"

@@ -1,0 +1,81 @@
+"""The data of a page's timeline: what page.js draws and the slider moves."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ddpsim.report.page.looks import LOOKS, Look
+from ddpsim.report.page.words import cap_words, listed, spoken
+from ddpsim.result.storyboard import DrawnCollective, DrawnRank, Storyboard
+
+__all__ = ["legend", "rank_options", "timeline"]
+
+
+def timeline(board: Storyboard) -> dict[str, Any]:
+    """What page.js draws and the slider moves; ticks from the start of the step."""
+    return {
+        "looks": {kind: asdict(look) for kind, look in LOOKS.items()},
+        "span_ns": _span_ns(board),
+        "choices": [
+            {
+                "cap": choice.cap,
+                "words": cap_words(choice),
+                "spoken": spoken(choice),
+                "ranks": [_rank(rank) for rank in choice.step.ranks],
+            }
+            for choice in board.choices
+        ],
+    }
+
+
+def _span_ns(board: Storyboard) -> tuple[int, int]:
+    """The time axis of all choices, so that what moves on it has moved in time."""
+    ends = [choice.step.length_ns for choice in board.choices]
+    starts = [0]
+    for choice in board.choices:
+        for rank in choice.step.ranks:
+            starts += [span.start_ns for span in rank.compute]
+            ends += [span.end_ns for span in rank.compute]
+            starts += [comm.span.joined_ns for comm in rank.collectives]
+            ends += [comm.span.end_ns for comm in rank.collectives]
+    margin_ns = max(ends) // 100
+    return min(starts) - margin_ns, max(ends) + margin_ns
+
+
+def _rank(rank: DrawnRank) -> dict[str, Any]:
+    label = f"rank{'s' * (len(rank.ranks) > 1)} {listed(rank.ranks)}"
+    alone = rank.is_slowest and len(rank.ranks) == 1
+    return asdict(rank) | {
+        "label": f"{label}, slowest" if alone else label,
+        "collectives": [_collective(comm) for comm in rank.collectives],
+    }
+
+
+def _collective(comm: DrawnCollective) -> dict[str, Any]:
+    """Its span's fields beside its own."""
+    own = asdict(comm)
+    del own["span"]
+    return own | comm.span._asdict()
+
+
+def rank_options(board: Storyboard) -> list[tuple[str, str]]:
+    """What the choice of ranks offers: all that any choice draws, the slowest, or one."""
+    drawn = sorted({n for c in board.choices for rank in c.step.ranks for n in rank.ranks})
+    single = [(str(number), f"rank {number}") for number in drawn]
+    slowest = ("slowest", "the slowest, and those like it")
+    return [("all", f"{listed(drawn)} (of {board.result.world_size})"), slowest, *single]
+
+
+def legend(board: Storyboard) -> list[Look]:
+    """The looks that are used."""
+    used: set[str] = set()
+    for rank in (rank for choice in board.choices for rank in choice.step.ranks):
+        used |= {span.kind for span in (*rank.compute, *rank.host)}
+        for comm in rank.collectives:
+            used |= {"hidden"} | ({"exposed"} if comm.exposed else set())
+            used |= {"queued"} if comm.span.joined_ns > comm.span.ready_ns else set()
+            used |= {"late"} if comm.span.met_ns > comm.span.joined_ns else set()
+            used |= {"ring_odd"} if comm.ring_steps else set()
+    looks = [look for kind, look in LOOKS.items() if kind in used]
+    return list({look.name: look for look in looks}.values())

@@ -1,0 +1,156 @@
+"""What a page says of its drawings, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ddpsim.result.model import Result
+from ddpsim.result.storyboard import CapChoice, Storyboard
+from ddpsim.units import NS_PER_S, format_duration
+from ddpsim.wording import ranks
+
+__all__ = [
+    "against",
+    "cap_words",
+    "caption",
+    "interval",
+    "interval_name",
+    "listed",
+    "new_warnings",
+    "notes",
+    "scaling_words",
+    "spoken",
+    "sweep_words",
+]
+
+
+def notes(board: Storyboard) -> Iterator[str]:
+    """What the drawing simplifies."""
+    steps = [choice.step for choice in board.choices]
+    drawn = [rank for step in steps for rank in step.ranks]
+    times = board.result.iteration_time_s
+    if times.p90 > times.p10:
+        yield (
+            "Steps vary: the one of median length on the slowest rank is drawn, and the figures "
+            "are the mean over all."
+        )
+    if board.result.world_size > len({n for rank in steps[0].ranks for n in rank.ranks}):
+        yield (
+            f"Of {board.result.world_size} ranks a few are drawn: the slowest, rank 0, the first "
+            "of the second node, the last, and those that are slowed down on purpose. Ranks that "
+            "are exactly alike share their rows."
+        )
+    if shortest_ns := max(rank.shortest_ns for rank in drawn):
+        yield (
+            f"Work below {format_duration(shortest_ns / NS_PER_S)}, such as most copies of one "
+            "gradient into its bucket, is drawn as part of what it follows."
+        )
+    if left_out := max(rank.left_out for rank in drawn):
+        yield (f"Up to {left_out} collectives, the shortest, are not drawn; the figures count all.")
+    if any(comm.ring_steps for rank in drawn for comm in rank.collectives):
+        yield (
+            "Ring steps are drawn as equal parts of their transfer, from when the last rank "
+            "joined: so they are where all ranks join together and links are equal; with late "
+            "peers or unequal links single steps lie a little elsewhere."
+        )
+
+
+def caption(choice: CapChoice) -> Iterator[str]:
+    """The drawing in words."""
+    backward_s = choice.step.backward_start_ns / NS_PER_S
+    length_s = choice.step.length_ns / NS_PER_S
+    yield (
+        f"With {cap_words(choice)} this step takes {format_duration(length_s)}; its backward "
+        f"starts at {format_duration(backward_s)}."
+    )
+    for rank in choice.step.ranks:
+        ends = [span.end_ns for span in rank.compute if span.kind == "backward"]
+        buckets = [comm for comm in rank.collectives if comm.span.bucket >= 0]
+        late = sum(comm.span.end_ns > max(ends, default=0) for comm in buckets)
+        end = f" The backward ends at {format_duration(max(ends) / NS_PER_S)};" if ends else ""
+        yield (
+            f"Rank{'s' * (len(rank.ranks) > 1)} {listed(rank.ranks)}:{end} "
+            f"{late} of {len(buckets)} buckets{' that are drawn' if rank.left_out else ''} "
+            f"{'ends' if late == 1 else 'end'} after it. "
+            f"Communication is hidden for {format_duration(rank.hidden_ns / NS_PER_S)} "
+            f"and exposed for {format_duration(rank.exposed_ns / NS_PER_S)}."
+        )
+
+
+def cap_words(choice: CapChoice) -> str:
+    """A choice by its bucket caps."""
+    if choice.cap == "default":
+        return "the default (1, then 25 MiB)"
+    return f"{choice.cap} MiB"
+
+
+def spoken(choice: CapChoice) -> str:
+    """What a screen reader says of the slider's place."""
+    result = choice.result
+    step, exposed = (
+        format_duration(s) for s in (result.iteration_time_s.mean, result.exposed_comm_s)
+    )
+    return f"{cap_words(choice)}: step {step}, {exposed} of communication exposed"
+
+
+def against(choice: CapChoice, own: Result) -> str:
+    """A choice's step beside the scenario's own."""
+    mean_s, own_s = choice.result.iteration_time_s.mean, own.iteration_time_s.mean
+    if format_duration(mean_s) == format_duration(own_s):
+        return "The step is as long as the scenario's own."
+    longer = "longer" if mean_s > own_s else "shorter"
+    by = f"{format_duration(abs(mean_s - own_s))} ({abs(mean_s / own_s - 1):.1%})"
+    return f"The step is {by} {longer} than the scenario's own."
+
+
+def interval(result: Result) -> str:
+    """The edges of the prediction interval."""
+    edges = result.prediction_interval_s
+    if edges is None:
+        return "none can be had"
+    return f"{format_duration(edges.low)} to {format_duration(edges.high)}"
+
+
+def interval_name(result: Result) -> str:
+    """Its level, where there is an interval."""
+    found = result.prediction_interval_s
+    return f"{found.level:.0%} interval" if found else "interval"
+
+
+def new_warnings(result: Result, own: Result) -> str:
+    """What is to be said of a choice that the page's head has not said."""
+    return "; ".join(warning for warning in result.warnings if warning not in own.warnings)
+
+
+def sweep_words(board: Storyboard) -> str:
+    """Which bucket size is best and which is worst."""
+    means = {choice: choice.result.iteration_time_s.mean for choice in board.choices}
+    best, worst = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    if means[worst] <= means[best] * 1.001:
+        return "The bucket size makes no difference here: all steps are within 0.1 %."
+    return (
+        f"Of these, {cap_words(best)} gives the shortest step, {format_duration(means[best])}, "
+        f"and {cap_words(worst)} the longest, {format_duration(means[worst])} "
+        f"({means[worst] / means[best] - 1:+.1%})."
+    )
+
+
+def scaling_words(board: Storyboard) -> str:
+    """How scaling changes from the fewest nodes to the most."""
+    first, last = board.scaling[0], board.scaling[-1]
+    if len(board.scaling) == 1:
+        return f"Only {ranks(first.nodes, first.gpus_per_node)} can be simulated; see Not shown."
+    return (
+        f"From {ranks(first.nodes, first.gpus_per_node)} to "
+        f"{ranks(last.nodes, last.gpus_per_node)} scaling falls from "
+        f"{first.scaling_efficiency:.1%} to {last.scaling_efficiency:.1%} of one device without "
+        "DDP."
+        if last.scaling_efficiency < first.scaling_efficiency
+        else f"Scaling does not fall: {last.scaling_efficiency:.1%} on "
+        f"{ranks(last.nodes, last.gpus_per_node)}."
+    )
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Numbers with commas between: `0, 8, 15`."""
+    return ", ".join(map(str, numbers))

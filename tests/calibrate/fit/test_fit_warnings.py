@@ -1,0 +1,201 @@
+"""What a fit warns of, and samples that cannot be fitted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from measured.made_measurements import (
+    NODE,
+    NODES,
+    RATES,
+    gloo_record,
+    gloo_ring,
+    jitter,
+    made_samples,
+    nccl_regime,
+)
+from measured.refits import noisy_fit
+
+from calibrate.fit import (
+    FitError,
+    Sample,
+    fit_all_reduce,
+    fit_logs,
+    fit_profile,
+    residual_table,
+    samples_of_logs,
+    show,
+    write_residual_figure,
+)
+from calibrate.fit.show import data_loaders
+from calibrate.records.record import Measurement
+from ddpsim.importers.all_reduce import AllReduceLog
+from ddpsim.importers.profiles.cluster import Fitted, NcclRegimes
+
+
+def test_one_layout_is_usable_and_says_what_it_does_not_hold() -> None:
+    fit = fit_all_reduce(made_samples(NODES, [(2, 4)]), "nccl")
+    assert fit.warnings == (
+        (
+            "one layout on several nodes (2 x 4): hops cannot be separated from the base, so its "
+            "latency on others is assumed"
+        ),
+    )
+    assert fit.valid.layouts == ((2, 4),)
+    assert fit.valid.size_bytes == (1024, 2**27)
+    assert {regime.inter_hop_s for regime in fit.model.regimes} == {Fitted(value=0.0)}
+
+
+def test_two_numbers_of_nodes_of_the_same_size() -> None:
+    assert noisy_fit("nccl").warnings == (
+        (
+            "not enough data for hops inside a node: the layouts over several nodes "
+            "differ in their nodes alone, and hops between nodes stand for both"
+        ),
+        (
+            "only 2 and 4 nodes were measured: which regimes are trees is assumed (the one for the "
+            "smallest messages)"
+        ),
+    )
+
+
+def test_figures_at_their_bound() -> None:
+    truth = NcclRegimes(regimes=(nccl_regime(base=0.0, intra=1e9),))
+    fit = fit_all_reduce(made_samples(truth, [(1, 4)]), "nccl")
+    assert fit.model.regimes[0].base_s == Fitted(value=0.0)
+    assert fit.warnings[1:] == ("regime 1 on one node: base is at its bound",)
+
+
+def test_one_line_rate_and_a_reduction_that_never_shows() -> None:
+    truth = gloo_ring(reduce=1e12, burst=0.0)
+    fit = fit_all_reduce(made_samples(truth, [(2, 1)], rates=[62.5e6], noise=0.005), "gloo")
+    assert fit.warnings == (
+        (
+            "one line rate: what the processor adds to a byte cannot be separated from "
+            "what the wire does; measure at another rate before another rate is predicted"
+        ),
+        "not enough data for reduce rate: adding is always hidden behind the wire",
+    )
+
+
+def test_gloo_at_its_bounds() -> None:
+    truth = gloo_ring(queue=0.0, wire=1.0, burst=0.0)
+    fit = fit_all_reduce(made_samples(truth, [(2, 1), (3, 1)], rates=RATES), "gloo")
+    assert fit.warnings == ("queue is at its bound", "wire bytes per byte is at its bound")
+
+
+def test_a_layout_with_few_sizes_does_not_count() -> None:
+    enough, few = (
+        made_samples(NODES, [(2, 4)]),
+        made_samples(NODES, [(4, 4)], [1024, 2048, 4096, 8192]),
+    )
+    fit = fit_all_reduce([*enough, *few], "nccl")
+    alone = fit_all_reduce(enough, "nccl")
+    assert fit.model == alone.model
+    assert fit.warnings[0].startswith("message sizes on 4 x 4 ranks are too few (4): measure 5 ")
+    assert fit.warnings[0].endswith("; these do not count")
+    assert fit.warnings[1:] == alone.warnings
+
+
+@pytest.mark.parametrize(
+    ("backend", "samples", "message"),
+    [
+        (
+            "nccl",
+            [],
+            "no all-reduce of two ranks or more was measured: there is nothing to fit",
+        ),
+        (
+            "nccl",
+            made_samples(NODES, [(4, 4)], [1024, 2048, 4096, 8192]),
+            (
+                "message sizes on 4 x 4 ranks are too few (4): measure 5 or more, from a "
+                "few kB to the largest bucket"
+            ),
+        ),
+        (
+            "gloo",
+            made_samples(gloo_ring(), [(2, 1)], [1024, 2048, 4096]),
+            "message sizes are too few (3): measure 5 or more, from a few kB to the largest bucket",
+        ),
+        (
+            "gloo",
+            made_samples(gloo_ring(), [(2, 1)], rates=[None, 1e9]),
+            (
+                "the links' line rate is known for some of the measurements only: state it for all "
+                "records, or fit them one by one"
+            ),
+        ),
+    ],
+)
+def test_what_cannot_be_fitted(backend: Any, samples: list[Sample], message: str) -> None:
+    with pytest.raises(FitError) as raised:
+        fit_all_reduce(samples, backend)
+    assert str(raised.value) == message
+
+
+def test_a_profile_in_words(golden: Callable[[str, Path], None]) -> None:
+    records = [gloo_record(rate).with_measurement(jitter(500, 0.02, memory=0.5)) for rate in RATES]
+    folder = Path(__file__).parents[2] / "golden"
+    golden(
+        show(fit_profile(records, "testbed", ["a", "b", "c"])) + "\n", folder / "profile-gloo.txt"
+    )
+    samples = [
+        *made_samples(NODE, [(1, 4)], noise=0.01),
+        *made_samples(NODES, [(2, 4), (4, 4)], noise=0.01),
+    ]
+    layouts = sorted({(s.nodes, s.gpus_per_node) for s in samples})
+    logs = [
+        AllReduceLog(
+            f"{nodes}x{gpus}.txt",
+            "nccl-tests log",
+            nodes,
+            gpus,
+            tuple((s.size_bytes, s.time_s) for s in samples if s.nodes == nodes),
+        )
+        for nodes, gpus in layouts
+    ]
+    golden(show(fit_logs(logs, "cluster")) + "\n", folder / "profile-nccl.txt")
+    assert samples_of_logs(logs) == samples
+
+
+def test_residuals_as_text_and_as_a_figure(tmp_path: Path) -> None:
+    samples = [replace(s, time_s=s.time_s * 1.25) for s in made_samples(NODE, [(1, 4)], [1024])]
+    samples += made_samples(gloo_ring(), [(2, 1)], [2**20], [62.5e6])
+    *table, what = residual_table(NODE, samples[:1]).splitlines()
+    assert what.startswith("measured: the mean of the middle four fifths")
+    assert table == [
+        "    ranks   line rate      size  measured predicted   error",
+        "    1 x 4              1.024 kB  13.46 us  10.77 us  -20.0 %",
+        "1 samples: median error 20.0 %, nine in ten within 20.0 %, largest 20.0 %",
+    ]
+    assert "62.50 MB/s" in residual_table(gloo_ring(), samples[1:])
+    path = tmp_path / "residuals.html"
+    write_residual_figure(gloo_ring(), samples[1:], path)
+    text = path.read_text(encoding="utf-8")
+    assert "2 x 1 ranks" in text
+    figure = text.rsplit("Plotly.newPlot(", 1)[1]
+    assert set(re.findall(r'"marker":\{"color":"(#\w+)"\}', figure)) == {"#0072b2"}
+    assert "<script src=" not in text  # it needs no network
+
+
+def test_correlations_are_told() -> None:
+    first, *others = noisy_fit("nccl").correlated
+    assert first.correlation < -0.9
+    assert first.figures[0].endswith("base")
+    assert all(abs(pair.correlation) <= abs(first.correlation) for pair in others)
+    assert replace(noisy_fit("nccl"), correlations={}).correlated == ()
+
+
+def test_a_data_loader_is_told_where_it_is_wanted() -> None:
+    loader = Measurement(kind="data_loader", variant="mine:batches", samples_s=(0.01, 0.01, 0.02))
+    (line,) = data_loaders([gloo_record().with_measurement(loader)])
+    assert line == (
+        "data loader mine:batches: a batch in 10.00 ms (median); its samples over that are "
+        "workload.data.rate"
+    )

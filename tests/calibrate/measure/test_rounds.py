@@ -1,0 +1,391 @@
+"""Real DDP iterations in rounds, measured without a testbed, and their file."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from calibrate.files import rescued
+from calibrate.measure.ranks.rank import LOST
+from calibrate.records.rounds import (
+    ALONE_PER_ROUND,
+    RoundOptions,
+    Rounds,
+    Variant,
+    rank_medians,
+    slowest,
+)
+from calibrate.records.rounds_file import load_rounds, save_rounds
+from calibrate.validate.validate import validate
+from ddpsim.errors import ImportFailedError
+
+pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
+
+VARIANTS = (Variant(), Variant(bucket_cap_mb=0.004), Variant(accumulation_steps=2))
+
+
+def run_ranks(options: RoundOptions) -> list[subprocess.CompletedProcess[str]]:
+    return run_job(["calibrate.measure.ddp.rounds", options.model_dump_json()])
+
+
+def run_job(module: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
+    """`python -m` with these, or -c, as two ranks, as torchrun starts them."""
+    from calibrate.measure.ranks.launch import free_port
+
+    tests = Path(__file__).parents[2]
+    common = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests / "helpers")]),
+    }
+    command = [sys.executable, *([] if module[0] == "-c" else ["-m"]), *module]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    ended = []
+    for rank in ranks:
+        out, err = rank.communicate(timeout=120)
+        ended.append(subprocess.CompletedProcess(command, rank.returncode, out, err))
+    return ended
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory: pytest.TempPathFactory) -> Rounds:
+    path = tmp_path_factory.mktemp("rounds") / os.fsdecode(b"caf\xe9.json")  # no UTF-8
+    options = RoundOptions(
+        output=path,
+        model="measure_helpers:two_layers",
+        batch=8,
+        variants=VARIANTS,
+        rounds=(2, 3),
+        line_rate_bytes_per_s=1e9,
+    )
+    for ended in run_ranks(options):
+        assert ended.returncode == 0, ended.stderr
+    return load_rounds(path)
+
+
+def test_a_round_holds_every_variant_of_every_rank(rounds: Rounds) -> None:
+    assert rounds.layout.world_size == 2
+    assert rounds.layout.line_rate_bytes_per_s == 1e9
+    assert rounds.batch_per_rank == 8
+    assert tuple(v.variant for v in rounds.variants) == VARIANTS
+    count = len(rounds.alone.hooked_backward_s)
+    assert 2 <= count <= 3
+    for steps in (rounds.alone, *rounds.variants):
+        iterations = count * (ALONE_PER_ROUND if steps is rounds.alone else 1)
+        for part in ("whole_s", "forward_s", "backward_s", "optimizer_s"):
+            samples = getattr(steps, part)
+            assert [len(row) for row in samples] == [2] * iterations
+            assert all(seconds > 0 for row in samples for seconds in row)
+    assert all(len(a.samples_s) == count for a in rounds.all_reduce)
+
+
+def test_the_bare_model_also_accumulates(rounds: Rounds) -> None:
+    two = rounds.alone.accumulating
+    assert two is not None
+    assert len(two.whole_s) == len(rounds.alone.whole_s)
+    for whole, forward, backward in zip(two.whole_s, two.forward_s, two.backward_s, strict=True):
+        assert all(f + b < w for w, f, b in zip(whole, forward, backward, strict=True))
+
+
+def test_the_bare_backward_also_runs_beside_all_reduces(rounds: Rounds) -> None:
+    """In turns with layers, as often as it runs alone, but where the all-reduces end before it."""
+    found = rounds.alone.beside
+    assert found
+    for samples in (found.layers_s, found.layers_beside_s, found.backward_s):
+        assert len(samples) == len(found.backward_beside_s) <= len(rounds.alone.whole_s)
+        assert all(len(row) == 2 and min(row) > 0 for row in samples)
+
+
+def test_the_parts_are_within_the_whole(rounds: Rounds) -> None:
+    for steps in (rounds.alone, *rounds.variants):
+        parts = zip(steps.forward_s, steps.backward_s, steps.optimizer_s, strict=True)
+        for whole, rows in zip(steps.whole_s, parts, strict=True):
+            for rank in (0, 1):
+                assert sum(row[rank] for row in rows) <= whole[rank] + 3e-6  # rounded
+
+
+def test_the_bare_optimizer_waits_and_the_wait_does_not_count(rounds: Rounds) -> None:
+    """An all-reduce of 16 MiB takes tens of times as long as these two layers."""
+    alone = rounds.alone
+    parts = (alone.forward_s, alone.backward_s, alone.optimizer_s)
+    added = map(sum, zip(*map(slowest, parts), strict=True))
+    shares = sorted(whole / sum_ for whole, sum_ in zip(slowest(alone.whole_s), added, strict=True))
+    assert shares[len(shares) // 2] < 3
+
+
+def test_an_optimizer_finds_its_gradients_copied_back() -> None:
+    """Out of buckets that were filled before the wait; what is sparse, or missing, as it was."""
+    import torch
+
+    from calibrate.measure.ddp.stepper import ReducedAsByDdp
+    from calibrate.measure.model.training import prepare
+
+    for model in ("half_used", "of_sparse_gradients"):
+        training = prepare(f"measure_helpers:{model}", 4, torch.device("cpu"), "sgd", fused=False)
+        training.forward().backward()  # type: ignore[no-untyped-call]
+        gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
+        dense = [gradient for gradient in gradients if not gradient.is_sparse]
+        before = [gradient.clone() for gradient in gradients]
+
+        def spoil(dense: Sequence[torch.Tensor] = dense) -> None:
+            for gradient in dense:
+                gradient.fill_(torch.nan)
+
+        ReducedAsByDdp(training, spoil)(training)
+        assert bool(dense) == (model == "half_used")
+        for gradient, was in zip(gradients, before, strict=True):
+            assert torch.equal(gradient.to_dense(), was.to_dense())
+
+
+def test_copies_of_the_bare_model_take_turns(tmp_path: Path) -> None:
+    options = RoundOptions(
+        output=tmp_path / "rounds.json",
+        model="measure_helpers:two_layers",
+        variants=VARIANTS,
+        rounds=(2, 2),
+    )
+    module = """
+import calibrate.measure.ddp.rounds as m
+import calibrate.measure.ddp.interleaved as i, calibrate.measure.ddp.stepper as s
+step, timed = s.step, []
+i.step = s.step = lambda training, *others: timed.append(id(training.model)) or step(
+    training, *others
+)
+m.measure_rounds(m.RoundOptions.model_validate_json(__import__("sys").argv[1]))
+print(len(set(timed)))
+"""
+    for ended in run_job(["-c", module, options.model_dump_json()]):
+        assert ended.stdout.split()[-1] == str(len(VARIANTS) + 2 * ALONE_PER_ROUND), ended.stderr
+
+
+def test_buckets_are_those_that_ddp_logged(rounds: Rounds) -> None:
+    """The rebuilt ones: 2.bias and 2.weight reach 4 kB first."""
+    whole = 4 * sum(p.numel for p in rounds.parameters)
+    assert [v.bucket_bytes for v in rounds.variants] == [
+        (whole,),
+        (4 * (10 + 10 * 128), 4 * (128 + 128 * 64)),
+        (whole,),
+    ]
+    assert whole in [a.size_bytes for a in rounds.all_reduce]
+
+
+def test_every_rank_says_what_ddps_hooks_take(rounds: Rounds) -> None:
+    """To the nanosecond; one process group a rank."""
+    hooks = [p.ddp_hook_s for p in rounds.parameters]
+    assert [len(ranks) for ranks in hooks] == [2] * 4
+    for rank in (0, 1):
+        times = [ranks[rank] or 0.0 for ranks in hooks]
+        assert min(times) > 0
+        under_ddp = [row[rank] for row in rounds.alone.ddp_backward_s]
+        assert len(under_ddp) == len(rounds.alone.whole_s)
+        assert min(under_ddp) > 0
+
+
+def test_gradients_are_ready_from_the_last_layer_to_the_first(rounds: Rounds) -> None:
+    ready = {p.name: p.ready_s for p in rounds.parameters}
+    assert set(ready) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    for rank in (0, 1):
+        last, first = ready["2.weight"][rank], ready["0.weight"][rank]
+        assert last is not None
+        assert first is not None
+        assert 0 < last < first
+
+
+def test_ddp_logged_the_same_iterations(rounds: Rounds) -> None:
+    logged = rounds.variants[0].logged
+    assert all(s > 0 for row in logged.comm_s for s in row)
+    assert all(s > 0 for row in logged.forward_s for s in row)
+
+
+def test_rounds_come_back_from_their_file(rounds: Rounds, tmp_path: Path) -> None:
+    save_rounds(rounds, tmp_path / "again.json")
+    assert load_rounds(tmp_path / "again.json") == rounds
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('{"schema": "ddpsim.record/1"}')
+    with pytest.raises(ImportFailedError, match=r"is no ddpsim\.ddp-rounds/1: schema"):
+        load_rounds(path)
+    with pytest.raises(ImportFailedError, match="cannot be read"):
+        load_rounds(tmp_path / "missing.json")
+
+
+def test_an_output_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
+    taken = tmp_path / "rounds.json"
+    taken.write_text("mine")
+    for output, said in (
+        (taken, "is there already: name another file"),
+        (taken / "rounds.json", "cannot be written: "),
+    ):
+        options = RoundOptions(output=output, model="measure_helpers:two_layers", variants=VARIANTS)
+        first = run_ranks(options)[0]
+        assert first.returncode == 3
+        assert f"{output} {said}" in first.stderr
+    assert taken.read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", [["measure"], ["rounds", "measure_helpers:two_layers"]])
+def test_what_every_rank_refuses_is_said_by_the_first(command: list[str], tmp_path: Path) -> None:
+    taken = tmp_path / "taken.json"
+    taken.write_text("mine")
+    first, second = run_job(["calibrate", *command, "-o", str(taken)])
+    assert first.returncode == second.returncode == 1
+    assert f"{taken} is there already" in first.stderr
+    assert str(taken) not in second.stderr + second.stdout
+    assert taken.read_text() == "mine"
+
+
+def test_rounds_of_a_compiled_model_are_refused(tmp_path: Path) -> None:
+    """Torch would run the first variant's graph in all: seen with 2.13."""
+    options = RoundOptions(
+        output=tmp_path / "rounds.json",
+        model="measure_helpers:compiled",
+        variants=VARIANTS,
+        rounds=(5, 5),
+    )
+    for ended in run_ranks(options):
+        assert ended.returncode == 3
+        assert ended.stderr.strip().splitlines()[-1] == (
+            "measure_helpers:compiled is compiled, and torch would run the graph of one variant in "
+            "all: each needs a process of its own, which rounds do not have; return the model "
+            "uncompiled"
+        )
+
+
+def test_a_parameter_that_gets_no_gradient(tmp_path: Path) -> None:
+    """DDP takes it where it is told to look for it; so does its simulation.
+
+    What DDP ignores is not in its buckets.
+    """
+    options = RoundOptions(
+        output=tmp_path / "rounds.json",
+        model="measure_helpers:half_used",
+        batch=8,
+        variants=VARIANTS,
+        rounds=(5, 5),
+        optimizer="adamw",
+    )
+    for ended in run_ranks(options):
+        assert ended.returncode == 3
+        assert ended.stderr.strip().splitlines()[-1] == (
+            "parameter idle.weight and 1 other of measure_helpers:half_used got no gradient, which "
+            "DDP takes with find_unused_parameters=True alone: add --find-unused-parameters, or "
+            "let the loss need it"
+        )
+    for ended in run_ranks(options.model_copy(update={"find_unused_parameters": True})):
+        assert ended.returncode == 0, ended.stderr
+    rounds = load_rounds(options.output)
+    assert (rounds.optimizer, rounds.find_unused_parameters) == ("adamw", True)
+    ready = {p.name: p.ready_s for p in rounds.parameters}
+    assert ready["idle.weight"] == (None, None)
+    assert list(ready) == [
+        "idle.weight",
+        "idle.bias",
+        "used.bias",
+        "used.weight_g",
+        "used.weight_v",
+    ]
+    assert rounds.buffers == ()
+    held = validate([options.output])
+    figures = held.figures or held.oversubscribed  # where there are fewer cores
+    assert figures is not None
+    assert figures.buckets_agree == figures.cases == len(VARIANTS)
+
+
+def test_a_hook_that_gloo_lacks_is_said(tmp_path: Path) -> None:
+    options = RoundOptions(
+        output=tmp_path / "rounds.json",
+        model="measure_helpers:two_layers",
+        variants=(Variant(comm_hook="bf16_compress"),),
+    )
+    first = run_ranks(options)[0]
+    assert first.returncode == 3
+    assert (
+        first.stderr.strip()
+        .splitlines()[-1]
+        .startswith("the hook bf16_compress cannot be measured here")
+    )
+    assert not options.output.exists()
+
+
+def test_samples_are_summed_up_by_round_and_by_rank() -> None:
+    samples = ((1.0, 2.0), (4.0, 3.0), (5.0, 6.0))
+    assert slowest(samples) == (2.0, 4.0, 6.0)
+    assert rank_medians(samples) == (4.0, 3.0)
+
+
+def test_a_variant_has_a_short_label() -> None:
+    assert Variant().label == "default"
+    assert Variant(bucket_cap_mb=25, accumulation_steps=2).label == "25 x2"
+    assert Variant(comm_hook="fp16_compress").label == "default fp16_compress"
+
+
+def test_an_error_of_the_users_own_is_told_with_its_place(tmp_path: Path) -> None:
+    options = RoundOptions(
+        output=tmp_path / "rounds.json",
+        model="measure_helpers:fails_later",
+        variants=VARIANTS,
+        rounds=(2, 3),
+    )
+    said = [ended.stderr.strip().splitlines()[-1] for ended in run_ranks(options)]
+    assert any(
+        re.fullmatch(
+            r"rank [01]: measure_helpers\.py, line \d+: RuntimeError: flaky\. The rounds until .*",
+            line,
+        )
+        for line in said
+    ), said
+
+
+def test_rounds_that_cannot_be_written_are_kept_elsewhere(
+    rounds: Rounds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = rounds.model_dump_json(by_alias=True)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = Path(rescued("rounds.json", text).removeprefix("It is whole in ").partition(":")[0])
+    assert load_rounds(path) == rounds
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    assert rescued("rounds.json", text).startswith("Nor can it be kept elsewhere (No such file")
+
+
+def test_rounds_until_a_rank_dies_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written on the way: as whole as those of a job that ended by itself."""
+    monkeypatch.setenv("FORWARDS_TO_LIVE", "200")
+    options = RoundOptions(
+        output=tmp_path / "rounds.json",
+        model="measure_helpers:dies_later",
+        variants=VARIANTS,
+        rounds=(2, 1000),
+        budget_s=600,
+    )
+    module = "import calibrate.measure.ddp.rounds as m; m._KEEP_S = 0.0; "
+    run = "m.run_rank(lambda o: m.measure_rounds(m.RoundOptions.model_validate_json(o)))"
+    left, killed = run_job(["-c", module + run, options.model_dump_json()])
+    assert killed.returncode == -signal.SIGKILL
+    assert left.returncode == LOST
+    assert "rank 0 lost contact with another rank: did one die" in left.stderr
+    kept = load_rounds(options.output)
+    assert len(kept.variants[0].whole_s) >= 2
+    assert len(kept.alone.whole_s) == ALONE_PER_ROUND * len(kept.variants[0].whole_s)

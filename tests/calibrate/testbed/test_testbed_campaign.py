@@ -1,0 +1,100 @@
+"""A campaign of rounds on a testbed: what it measures, again, and in which order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from measured.made_rounds import made_up
+
+from calibrate.records.record import Measurement, Record, load_record, save_record
+from calibrate.testbed.campaign import Campaign
+from calibrate.testbed.campaign import main as campaign
+from calibrate.testbed.errors import TestbedError
+
+
+class _Testbed:
+    """A testbed that writes what the ranks would have, or fails."""
+
+    ran: list[str]
+
+    def __init__(self, rates: Sequence[float], cores: Sequence[set[int]]) -> None:
+        assert len(rates) == len(cores)
+        self.rates = rates
+
+    def __enter__(self) -> _Testbed:  # noqa: PYI034 -- typing.Self is of Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, commands: list[list[str]], variables: dict[str, str], timeout_s: float) -> None:
+
+        assert variables["MALLOC_MMAP_MAX_"] == "0"
+        options = json.loads(commands[0][-1])
+        assert options["line_rate_bytes_per_s"] == self.rates[0]
+        if "cnn" in options.get("model", ""):
+            raise TestbedError("host 1 was killed")
+        self.write(Path(options["output"]))
+
+    def write(self, path: Path) -> None:
+        path.write_text("{}")
+
+
+@pytest.mark.parametrize(("again_s", "kept_s"), [(1.1, 1.1), (1.4, 1.3)])
+def test_what_ran_on_a_slow_machine_is_measured_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again_s: float, kept_s: float
+) -> None:
+    """Bare compute took 1 s beside one line rate and 1.3 beside another: the calmer try stays."""
+
+    def record(path: Path, seconds: float) -> None:
+        compute = Measurement(kind="compute", variant="gemm alone", samples_s=(seconds,) * 3)
+        rounds = made_up([])
+        record = Record(
+            environment=rounds.environment, layout=rounds.layout, measurements=(compute,)
+        )
+        save_record(record, path)
+
+    record(tmp_path / "record-1gbit-2hosts.json", 1.0)
+    record(tmp_path / "record-3gbit-2hosts.json", 1.3)
+    monkeypatch.setattr("calibrate.testbed.campaign.Testbed", _Testbed)
+    monkeypatch.setattr(_Testbed, "write", lambda _, path: record(path, again_s))
+    said: list[str] = []
+    assert Campaign(tmp_path, fit_rates=(1.0, 3.0), again_above=1.2).run(said.append) == 0
+    assert [line.split()[0] for line in said] == ["there", "there", "slower", "measured"]
+    (kept,) = load_record(tmp_path / "record-3gbit-2hosts.json").measurements
+    assert kept.samples_s[0] == kept_s
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_campaign_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("calibrate.testbed.campaign.Testbed", _Testbed)
+    there = tmp_path / "rounds-transformer-2gbit-2hosts.json"
+    there.write_text("kept")
+    said: list[str] = []
+    models = ("transformer", "cnn", "mine:make")
+    assert Campaign(tmp_path, rates=(2.0,), models=models).run(said.append) == 1
+    assert [line.split()[0] for line in said] == ["there", "FAILED", "measured"]
+    assert "host 1 was killed" in said[1]
+    assert there.read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "rounds-make-2gbit-2hosts.json",
+        "rounds-transformer-2gbit-2hosts.json",
+    ]
+    assert campaign([str(tmp_path), "--rates", "2", "--models", "transformer"]) == 0
+    assert "there" in capsys.readouterr().out
+
+
+def test_a_campaign_measures_all_once_before_it_measures_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("calibrate.testbed.campaign.Testbed", _Testbed)
+    options = ["--rates", "2,5", "--models", "mixer,transformer", "--runs", "2"]
+    assert campaign([str(tmp_path), *options]) == 0
+    measured = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
+    once = [f"rounds-{m}-{r}gbit-2hosts" for r in (2, 5) for m in ("mixer", "transformer")]
+    assert measured == [f"{name}{run}.json" for run in ("", ".run2") for name in once]

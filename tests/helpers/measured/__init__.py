@@ -1,0 +1,1 @@
+"""Made measurements, rounds, records and testbeds."""

@@ -1,0 +1,28 @@
+"""Short measurements: a job of ranks on this machine, a plan of three copies, a model's profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from calibrate.measure.cluster.plan import Slot, Task, Team
+from calibrate.measure.cluster.session import Options, measure_locally
+from calibrate.measure.model.profile import Document, profile
+from calibrate.records.record import Record
+
+# seconds, not minutes: few repetitions, and no room for the largest all-reduces
+SMALL = {"most_repetitions": 2, "memory_budget_bytes": 160 * 2**20, "time_budget_s": 300.0}
+
+
+def ranks(count: int, output: Path, **options: Any) -> Record:
+    return measure_locally(count, Options.model_validate({"output": output, **SMALL, **options}))
+
+
+def small_plan() -> list[Task]:
+    team = Team("none", 1, 1, (0,))
+    slots = [Slot("device_copy", "alone", size) for size in (4096, 8192, 16384)]
+    return [Task((slot,), team, (2, 3)) for slot in slots]
+
+
+def profiled(name: str, **options: Any) -> Document:
+    return profile(f"measure_helpers:{name}", **({"iterations": 3, "device": "cpu"} | options))

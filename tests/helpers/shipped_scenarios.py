@@ -1,0 +1,39 @@
+"""The scenarios that ship with ddpsim, by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ddpsim
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def load(name: str, *overrides: str) -> ddpsim.Scenario:
+    return ddpsim.load_scenario(ROOT / "scenarios" / f"{name}.yaml", overrides)
+
+
+def predict(name: str, *overrides: str) -> ddpsim.Result:
+    return ddpsim.simulate(load(name, *overrides))
+
+
+def mean_ms(name: str, *overrides: str) -> float:
+    return predict(name, *overrides).iteration_time_s.mean * 1e3
+
+
+def suggested(name: str, *overrides: str) -> list[str]:
+    """The settings of all next steps."""
+    return [setting for step in predict(name, *overrides).next_steps for setting in step.settings]
+
+
+LEADS = {  # the host is the slower one, but has a head start after the first iterations
+    "schema": "ddpsim/1",
+    "workload": {"model": "resnet50", "batch_per_rank": 16, "precision": "amp-bf16"},
+    "ddp": {"static_graph": True},
+    "cluster": {
+        "machine": "dgx-h100",
+        "nodes": 2,
+        "gpus_per_node": 2,
+        "inter_node": {"bandwidth": "25 Gbit/s"},
+    },
+}

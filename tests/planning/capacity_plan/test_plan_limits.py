@@ -1,0 +1,124 @@
+"""What a plan says where target, budget or scenario cannot be kept to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from plan_scenarios import IMAGENET
+from shipped_scenarios import load as scenario
+
+from ddpsim.errors import InputError, ScenarioError
+from ddpsim.planning.capacity_plan.plan import plan_capacity
+from ddpsim.report.capacity import render_plan
+
+
+def test_a_target_out_of_reach_shows_the_best_and_its_bound() -> None:
+    plan = plan_capacity(scenario("slow-network"), f"{IMAGENET} in 10 h", max_gpus=64)
+    assert (plan.met, plan.answer.gpus) == (False, 64)
+    assert plan.answer.bottleneck.startswith("communication: the inter-node network")
+    text = " ".join(render_plan(plan, "f.yaml").split())
+    assert "not met 64 GPUs (64 x 1): 5.78 days" in text
+    assert "no size up to 64 GPUs that was tried meets the target; this one is the fastest" in text
+
+
+def test_a_budget_too_small_shows_the_cheapest() -> None:
+    plan = plan_capacity(
+        scenario("resnet50-2x8-25gbit"), IMAGENET, price="2 USD", budget="1 USD", max_gpus=64
+    )
+    assert (plan.met, plan.answer.gpus) == (False, 8)
+    assert "no size costs at most 1.00 USD; this one costs least" in render_plan(plan, "f.yaml")
+
+
+def test_in_time_but_over_the_budget() -> None:
+    asked = scenario("resnet50-2x8-25gbit")
+    plan = plan_capacity(
+        asked, f"{IMAGENET} in 1 h", price="2.5 USD", budget="60 USD", max_gpus=128
+    )
+    assert (plan.met, plan.answer.gpus) == (False, 48)
+    assert plan.within_budget
+    assert plan.within_budget.cost
+    assert plan.within_budget.cost <= 60
+    text = " ".join(render_plan(plan, "f.yaml").split())
+    assert "in time, but it costs more than 60.00 USD; the fastest for it: 8 GPUs" in text
+
+
+def test_sizes_without_a_named_rank_are_left_out() -> None:
+    plan = plan_capacity(scenario("straggler", "run.iterations=2"), "1M samples", max_gpus=16)
+    assert [size.gpus for size in plan.sizes] == [4, 8, 16]
+    (out,) = plan.left_out
+    assert out.sizes == ("1 x 1", "1 x 2")
+    assert out.reason.startswith("cluster.stragglers.factors: rank 3 does not exist")
+
+
+def test_a_log_of_one_layout_ends_the_question() -> None:
+    """Extrapolated to other ranks it would give the same time to any number of them."""
+    for allowed in ("false", "true"):
+        asked = scenario("resnet50-nccl-log", f"run.allow_extrapolation={allowed}")
+        with pytest.raises(ScenarioError) as raised:
+            plan_capacity(asked, "1M samples")
+        (problem,) = raised.value.problems
+        assert problem.key == "cluster.all_reduce"
+        assert problem.message.startswith("a log is of one world size, and says nothing of others;")
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "options", "key", "says"),
+    [
+        (
+            "own-model",
+            "1M samples",
+            {"global_batch": 4096},
+            "global_batch",
+            (
+                "workload.step_time was measured with 256 samples a rank, and says nothing of "
+                "other batches; drop --global-batch (batch_per_rank then stays), or plan with a "
+                "zoo model's estimate, without it"
+            ),
+        ),
+        (
+            "own-model",
+            "1M tokens",
+            {},
+            "target",
+            (
+                "this workload has no seq_len, so its tokens cannot be counted; write a number of "
+                "samples"
+            ),
+        ),
+        (
+            "resnet50-8xa100",
+            "1M samples",
+            {"budget": "5 USD"},
+            "budget",
+            "needs --price, of a GPU-hour (no price is assumed here); or write GPU-hours",
+        ),
+        (
+            "resnet50-8xa100",
+            "1M samples",
+            {"budget": "5 USD", "price": "2 EUR"},
+            "budget",
+            "is in USD, the price in EUR; write both in one currency",
+        ),
+        (
+            "resnet50-2x8-25gbit",
+            "1M samples",
+            {"max_gpus": 4},
+            "max_gpus",
+            "4 is out of range: wanted 8 (one node's GPUs) to 2000000",
+        ),
+        (
+            "resnet50-2x8-25gbit",
+            "1M samples",
+            {"global_batch": 7},
+            "global_batch",
+            "no world size can be had: 7 samples do not divide by the GPUs",
+        ),
+    ],
+)
+def test_what_does_not_fit_together(
+    name: str, target: str, options: dict[str, Any], key: str, says: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        plan_capacity(scenario(name), target, **options)
+    assert (caught.value.key, caught.value.message) == (key, says)

@@ -1,0 +1,135 @@
+"""The prediction interval is as wide as what is uncertain about the inputs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from shipped_scenarios import predict
+
+import ddpsim
+from ddpsim.prediction.interval import prediction_interval, together
+from ddpsim.provenance import Uncertainty
+from ddpsim.result.model import IntervalSource
+
+
+@pytest.mark.parametrize(
+    ("override", "kind"),
+    [("workload.data={rate: 1500 samples/s}", "data"), ("workload.batch_per_rank=1", "host")],
+)
+def test_whatever_bounds_the_step_widens_the_interval(override: str, kind: str) -> None:
+    result = predict("resnet50-8xa100", override)
+    interval = result.prediction_interval_s
+    assert result.bottleneck.kind == kind
+    assert interval is not None
+    assert interval.high - interval.low > 0.1 * result.iteration_time_s.mean
+
+
+def width(result: ddpsim.Result) -> float:
+    interval = result.prediction_interval_s
+    assert interval is not None
+    return interval.high - interval.low
+
+
+def test_a_straggler_is_as_uncertain_as_the_others() -> None:
+    even = predict("resnet50-8xa100")
+    slow = predict("resnet50-8xa100", "cluster.stragglers={factors: {0: 3}}")
+    ratio = slow.iteration_time_s.mean / even.iteration_time_s.mean
+    assert ratio > 2.5
+    assert width(slow) > 0.7 * ratio * width(even)
+
+
+def test_what_is_uncertain_adds_in_quadrature_but_for_what_always_lengthens() -> None:
+    """A step of 6 s of compute and 2 of network, 1.1 times as long in the mean for its noise."""
+
+    def step_s(compute: float = 1.0, network: float = 1.0) -> float:
+        return 6 * compute + 2 * network
+
+    known = {"compute": Uncertainty(0.1, "a"), "network": Uncertainty(0.5, "b")}
+    found = prediction_interval(
+        8.8,
+        step_s,
+        known,
+        calibrated=False,
+        taken_as_equal=True,
+        hidden_comm_s=1.5,
+        spread_s=(8.5, 9.2),
+    )
+    z = 1.2815515655446004  # 80 % of a normal distribution lie within so many sigma
+    slower = {"compute": 1.1 * 6 * math.expm1(z * 0.1), "network": 1.1 * 2 * math.expm1(z * 0.5)}
+    faster = {"compute": -1.1 * 6 * math.expm1(-z * 0.1), "network": -1.1 * 2 * math.expm1(-z / 2)}
+    by_input = {source.input: (source.low_s, source.high_s) for source in found.sources}
+    assert by_input == {
+        "compute time": pytest.approx((faster["compute"], slower["compute"])),
+        "network time": pytest.approx((faster["network"], slower["network"])),
+        "jitter": pytest.approx((0.3, 0.4)),
+        "uncalibrated interference": pytest.approx((0, 0.22 * 1.5)),
+        "unequal ranks": pytest.approx((0, 0.12 * 8.8)),
+    }
+    above_s = math.hypot(*slower.values(), 0.4) + 0.22 * 1.5 + 0.12 * 8.8
+    assert found.low == pytest.approx(8.8 - math.hypot(*faster.values(), 0.3))
+    assert found.high == pytest.approx(8.8 + above_s)
+    assert found.sources[1].basis == "-47% +90% (b)"
+
+
+def test_where_all_is_known_only_inputs_are_uncertain_and_no_step_ends_before_it_began() -> None:
+    found = prediction_interval(
+        1.0,
+        lambda data=1.0: data,
+        {"data": Uncertainty(1.0, "c")},
+        calibrated=True,
+        taken_as_equal=False,
+        hidden_comm_s=1.5,
+        spread_s=(1.0, 1.0),
+    )
+    assert [source.input for source in found.sources] == ["data rate"]
+    assert (found.level, found.low) == (0.8, pytest.approx(math.exp(-1.2815515655446004)))
+    wide = (IntervalSource("a", 3.0, 4.0, ""), IntervalSource("b", 4.0, 3.0, ""))
+    assert together(wide) == (5.0, 5.0)
+
+
+@pytest.fixture
+def short_log(tmp_path: Path) -> str:
+    """An override that names a log of 8 ranks which ends at 1 MB."""
+    path = tmp_path / "short.csv"
+    rows = ["size_bytes,time_us,nodes,gpus_per_node", "100000,40,1,8", "1000000,60,1,8"]
+    path.write_text("\n".join(rows) + "\n", "utf-8")
+    return f"cluster.all_reduce={path}"
+
+
+def test_a_tiny_bucket_outside_a_log_is_said_and_widens_nothing() -> None:
+    """4 kB of 78 MB: no time to speak of."""
+    result = predict("gloo-cpu", "ddp.bucket_cap_mb=1")
+    assert any("4.096 kB to 4.096 kB) lie outside" in warning for warning in result.warnings)
+    assert result.prediction_interval_s is not None
+    (network,) = (s for s in result.prediction_interval_s.sources if s.input == "network time")
+    assert "interpolated between its sizes" in network.basis
+
+
+def test_a_log_that_is_extrapolated_says_so_and_widens_the_interval(short_log: str) -> None:
+    inside = predict("resnet50-nccl-log")
+    outside = predict("resnet50-nccl-log", short_log, "run.allow_extrapolation=true")
+    assert not inside.warnings
+    assert "5 of 5 all-reduce sizes (8.196 MB to 31.50 MB) lie outside" in outside.warnings[0]
+    assert "a log of other ranks or sizes" in str(outside.prediction_interval_s)
+
+
+def test_links_that_answer_beyond_a_log_are_named_as_the_bottleneck(short_log: str) -> None:
+    result = predict(
+        "resnet50-nccl-log",
+        short_log,
+        "cluster.intra_node={bandwidth: 100 MB/s, latency: 5 us}",
+    )
+    assert "intra-node links (100.0 MB/s" in result.bottleneck.text
+    assert "links stated in the scenario" in str(result.prediction_interval_s)
+
+
+def test_links_send_the_broadcasts_that_a_log_does_not_cover(tmp_path: Path) -> None:
+    """Its 212.5 kB of buffers lie beyond the log, as all buckets do."""
+    path = tmp_path / "tiny.csv"
+    path.write_text("size_bytes,time_us,nodes,gpus_per_node\n1024,20,1,8\n65536,30,1,8\n", "utf-8")
+    links = "cluster.intra_node={bandwidth: 100 GB/s, latency: 5 us}"
+    with_log = predict("resnet50-nccl-log", f"cluster.all_reduce={path}", links)
+    by_links = predict("resnet50-nccl-log", "cluster.all_reduce=null", links)
+    assert with_log.iteration_time_s.mean == pytest.approx(by_links.iteration_time_s.mean, rel=0.05)

@@ -1,0 +1,79 @@
+"""One term so many times as long gives the measured step."""
+
+from __future__ import annotations
+
+import pytest
+from shipped_scenarios import load
+
+import ddpsim
+from ddpsim.prediction.resolve import resolve
+from ddpsim.report.text import render
+from ddpsim.result.model import Stretch
+
+
+def stretches(name: str, measured_s: float, *settings: str) -> dict[str, Stretch]:
+    scenario = load(name, *settings)
+    verdict = ddpsim.judge(scenario, ddpsim.simulate(scenario), measured_s)
+    assert verdict.normal is False
+    assert all(0.2 <= stretch.factor <= 20 for stretch in verdict.stretches)
+    return {stretch.term: stretch for stretch in verdict.stretches}
+
+
+@pytest.mark.parametrize("measured_s", [0.043, 0.2])
+def test_a_network_so_much_slower_gives_the_measured_step(measured_s: float) -> None:
+    network = stretches("resnet50-2x8-25gbit", measured_s)["network"]
+    assert network.suffices
+    links = (
+        f"{{bandwidth: {25 / network.factor} Gbit/s, latency: {20 * network.factor} us}}",
+        f"{{bandwidth: {235 / network.factor} GB/s, latency: {6.5 * network.factor} us}}",
+    )
+    keys = ("cluster.inter_node", "cluster.intra_node")
+    slower = load(
+        "resnet50-2x8-25gbit", *(f"{key}={link}" for key, link in zip(keys, links, strict=True))
+    )
+    step_s = ddpsim.simulate(slower).iteration_time_s.mean
+    assert step_s == pytest.approx(measured_s, rel=0.01)
+    assert network.step_s == pytest.approx(measured_s, rel=0.01)
+
+
+def test_compute_so_much_slower_gives_the_measured_step() -> None:
+    compute = stretches("straggler", 0.3)["compute"]
+    assert compute.suffices
+    slower = ddpsim.simulate(load("straggler", f"workload.step_time={162 * compute.factor} ms"))
+    assert slower.iteration_time_s.mean == pytest.approx(0.3, rel=0.01)
+
+
+def test_what_cannot_explain_a_measurement_is_said_to() -> None:
+    """The network is hidden, or far too small a part; nothing is more than 100 % faster."""
+    slow, fast = (stretches("straggler", seconds)["network"] for seconds in (0.4, 0.15))
+    assert (slow.factor, slow.suffices) == (20, False)
+    assert (fast.factor, fast.suffices) == (0.2, False)
+    assert slow.step_s < 0.4
+    assert fast.step_s > 0.15
+    assert not stretches("resnet50-2x8-25gbit", 0.03)["compute"].suffices
+
+
+def test_a_host_so_much_slower_gives_the_measured_step() -> None:
+    """Compute, hidden behind it, would have to take far longer to do so."""
+    small = ("workload.batch_per_rank=4", "cluster.device=h100-sxm-80gb")
+    found = stretches("resnet50-8xa100", 0.06, *small)
+    assert found["host"].suffices
+    slower_s = resolve(load("resnet50-8xa100", *small)).step_s(host=found["host"].factor)
+    assert slower_s == pytest.approx(0.06, rel=0.01)
+    assert found["compute"].factor > 5 * found["host"].factor
+    faster = stretches("resnet50-8xa100", 0.01, *small)
+    assert faster["host"].suffices
+    assert not faster["compute"].suffices
+    measured = (*small, "workload.step_time=21 ms")
+    assert "host" not in stretches("resnet50-8xa100", 0.06, *measured)
+
+
+def test_explanations_are_those_of_the_stretches() -> None:
+    scenario = load("straggler")
+    result = ddpsim.simulate(scenario)
+    verdict = ddpsim.judge(scenario, result, 0.15)
+    shown = " ".join(render(result, "x.yaml", verdict).split())
+    assert all(explanation in shown for explanation in verdict.explanations)
+    network = next(stretch for stretch in verdict.stretches if stretch.term == "network")
+    assert not network.suffices
+    assert any(text.startswith("not network alone: 0.2 x") for text in verdict.explanations)

@@ -1,0 +1,156 @@
+"""The drawn step is the simulated one, rank by rank."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs.random_jobs import models, scenarios
+from page_reading import (
+    Page,
+    board_storyboard,
+    gloo_storyboard,
+    measured_storyboard,
+    noisy_storyboard,
+)
+
+import ddpsim
+from ddpsim.cluster.build import build_network
+from ddpsim.engine.noise import draw_slowdowns
+from ddpsim.engine.request import Request
+from ddpsim.engine.run import run
+from ddpsim.planning.storyboard import storyboard
+from ddpsim.prediction.program import compile_program
+from ddpsim.report.page.page import page
+from ddpsim.result.metrics import union_ns
+from ddpsim.result.storyboard import DrawnRank, Storyboard, drawn_step
+from ddpsim.result.timeline import MessageSpan
+from ddpsim.scenario.schema import Scenario
+from ddpsim.workload.model import Model
+
+
+@pytest.fixture(scope="module")
+def board() -> Storyboard:
+    return board_storyboard()
+
+
+@pytest.fixture(scope="module")
+def noisy() -> Storyboard:
+    return noisy_storyboard()
+
+
+@pytest.fixture(scope="module")
+def gloo() -> Storyboard:
+    return gloo_storyboard()
+
+
+@pytest.fixture(scope="module")
+def measured() -> Storyboard:
+    return measured_storyboard()
+
+
+def exposed_ns(rank: DrawnRank) -> int:
+    return union_ns(piece for comm in rank.collectives for piece in comm.exposed)
+
+
+def in_flight_ns(rank: DrawnRank) -> int:
+    return union_ns((comm.span.joined_ns, comm.span.end_ns) for comm in rank.collectives)
+
+
+@pytest.mark.parametrize("name", ["board", "gloo", "measured"])
+def test_hidden_and_exposed_are_the_results_own(name: str, request: pytest.FixtureRequest) -> None:
+    for choice in request.getfixturevalue(name).choices:
+        slowest = choice.step.ranks[0]
+        assert slowest.is_slowest
+        assert slowest.left_out == 0
+        assert exposed_ns(slowest) == slowest.exposed_ns
+        assert slowest.exposed_ns / 1e9 == pytest.approx(choice.result.exposed_comm_s, rel=1e-15)
+        whole_ns = slowest.hidden_ns + slowest.exposed_ns
+        assert in_flight_ns(slowest) == whole_ns
+        assert whole_ns / 1e9 == pytest.approx(choice.result.comm_time_s, rel=1e-15)
+
+
+def test_of_steps_that_vary_the_median_one_is_drawn(noisy: Storyboard) -> None:
+    for choice in noisy.choices:
+        assert choice.step.length_ns / 1e9 == choice.result.iteration_time_s.p50
+        for rank in choice.step.ranks:
+            assert exposed_ns(rank) == rank.exposed_ns
+        ranks = [rank.ranks for rank in choice.step.ranks]
+        assert ranks == [(3,), (0,), (7,)]
+    waits = [rank.exposed_ns for rank in noisy.choices[0].step.ranks]
+    assert waits[1] > 100 * waits[0]  # who waits is not who is slow
+
+
+@settings(max_examples=60, deadline=None)
+@given(scenarios(noisy=True), models(), st.integers(0, 8))
+def test_a_drawn_step_loses_nothing(scenario: Scenario, model: Model, rank: int) -> None:
+    program = compile_program(scenario, model)
+    slowdowns = draw_slowdowns(scenario.cluster, scenario.run, program.warmup + program.iterations)
+    size = scenario.cluster.world_size
+    request = Request(program, build_network(scenario).cost, size, slowdowns)
+    timeline = run(request, "reference").timeline
+    drawn = drawn_step(timeline, [rank % size], lambda _: None)
+    for lanes in drawn.ranks:
+        assert exposed_ns(lanes) == lanes.exposed_ns
+        assert in_flight_ns(lanes) == lanes.exposed_ns + lanes.hidden_ns
+        spans = lanes.compute
+        assert all(a.end_ns <= b.start_ns for a, b in pairwise(spans))
+        for lane in {comm.lane for comm in lanes.collectives}:
+            own = sorted(
+                (c.span.joined_ns, c.span.end_ns) for c in lanes.collectives if c.lane == lane
+            )
+            assert all(a[1] <= b[0] for a, b in pairwise(own))
+    assert {rank % size, timeline.slowest_rank} == {n for r in drawn.ranks for n in r.ranks}
+
+
+def test_ring_steps_are_the_plain_models(tmp_path: Path) -> None:
+    """Ranks that join together over equal links: the equal parts are the messages themselves."""
+    source = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "resnet18", "batch_per_rank": 8, "precision": "amp-bf16"},
+        "cluster": {
+            "nodes": 1,
+            "gpus_per_node": 4,
+            "device": "a100-sxm-40gb",
+            "algorithm": "ring",
+        },
+        "run": {"iterations": 1},
+    }
+    scenario = ddpsim.load_scenario(source)
+    messages: list[MessageSpan] = []
+    timeline = ddpsim.observe(scenario, [0], messages.append)
+    start_ns = timeline.slowest.step_ends_ns[-2]
+    ends = [m.end_ns - start_ns for m in messages if m.target == 0 and m.end_ns > start_ns]
+    step = storyboard(source).choices[0].step
+    drawn = [
+        comm.ring_start_ns + (comm.span.end_ns - comm.ring_start_ns) * (i + 1) / comm.ring_steps
+        for comm in step.ranks[0].collectives
+        if comm.span.bucket >= 0
+        for i in range(comm.ring_steps)
+    ]
+    assert drawn
+    assert {comm.ring_steps for comm in step.ranks[0].collectives if comm.span.bucket >= 0} == {6}
+    nearest = [min(abs(end - at) for end in ends) for at in drawn]
+    assert max(nearest) < 1
+
+
+def test_every_bucket_is_in_the_page(board: Storyboard) -> None:
+    data = Page(page(board)).data["timeline"]
+    assert [choice["cap"] for choice in data["choices"]] == [
+        "default", "1", "5", "10", "25", "50", "100",
+    ]  # fmt: skip
+    for drawn, choice in zip(data["choices"], board.choices, strict=True):
+        origin_ns = choice.step.backward_start_ns
+        found = {c["bucket"]: c for c in drawn["ranks"][0]["collectives"] if c["bucket"] >= 0}
+        assert len(found) == len(choice.result.buckets)
+        for bucket in choice.result.buckets:
+            comm = found[bucket.index]
+            assert (comm["size_bytes"], comm["num_params"]) == (
+                bucket.size_bytes,
+                bucket.num_params,
+            )
+            times = [(comm[key] - origin_ns) / 1e9 for key in ("ready_ns", "met_ns", "end_ns")]
+            assert times == [bucket.ready_s, bucket.start_s, bucket.end_s]

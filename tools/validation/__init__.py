@@ -1,0 +1,1 @@
+"""Predictions held against published and recorded measurements, a module a table."""

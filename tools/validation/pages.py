@@ -1,0 +1,103 @@
+"""The pages of the documentation: their templates, filled with figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import nccl_sweeps
+from published_hosts import preset_operator_s, published_hosts, spread, usual_s
+
+from validation.benchmark import GPU_SIGMA, benchmark_rows
+from validation.bucket_sweep import cs336_rows
+from validation.campaign_tables import by_rate_table, campaign_texts, goals_table
+from validation.folders import PAGES
+from validation.misses import as_measured_before, misses, with_skill
+from validation.one_gpu import (
+    by_batch_table,
+    hosts_table,
+    operator_us_since,
+    roofline,
+    roofline_table,
+)
+from validation.presets import preset_sigma, preset_table
+from validation.recorded import CALM_EPYC, EPYC, FAST_XEON, SLOW_EPYC, XEON, own_cores
+from validation.rows import in_words, levels_knowing_ddp, levels_text, row_table
+from validation.scaling import covered_text, scaled_table, synthetic, synthetic_table, unequal_ranks
+from validation.two_hosts import testbed_rows
+
+
+def pages() -> dict[Path, str]:
+    """The pages as Markdown: their templates with the figures."""
+    figures = _figures()
+
+    def filled(template: str) -> str:
+        for key, text in figures.items():
+            template = template.replace(f"@{key}@", text)
+        return template
+
+    return {path: filled(template.read_text("utf-8")) for path, template in PAGES.items()}
+
+
+def _figures() -> dict[str, str]:
+    """By the names that the templates have for them."""
+    bucket25, bucket1 = benchmark_rows(25), benchmark_rows(1)
+    equal = [abs(row.error(row.equal_gpus_s)) for row in bucket25]
+    steps = tuple(step for step, _ in testbed_rows())
+    backwards = tuple(backward for _, backward in testbed_rows())
+    single = [row for row in bucket25 if row.case == "1"]
+    return {
+        "GPU_SIGMA": f"{GPU_SIGMA:.2%}",
+        "ALL_LEVELS": levels_text(bucket25),
+        "EQUAL_LEVELS": f"median {median(equal):.1%}, worst {max(equal):.1%}",
+        "SINGLE_LEVELS": levels_text(tuple(single)),
+        "BUCKET1_LEVELS": levels_text(bucket1),
+        "KNOWING_LEVELS": in_words(*levels_knowing_ddp(bucket25)),
+        "KNOWING_LEVELS1": in_words(*levels_knowing_ddp(bucket1)),
+        "BUCKET25": row_table(bucket25, "GPUs"),
+        "BUCKET1": row_table(bucket1, "GPUs"),
+        "SCALED": scaled_table(),
+        "SCALED_COVERED": covered_text(reading_images=True),
+        "SYNTHETIC": synthetic_table(),
+        "SYNTHETIC_COVERED": covered_text(reading_images=False),
+        "SYNTHETIC_HALF": f"{synthetic()[0]:.1%}",
+        "SYNTHETIC_MOST": f"{synthetic()[1]:.0%}",
+        "UNEQUAL_HALF": f"{unequal_ranks()[0]:.0%}",
+        "UNEQUAL_MOST": f"{unequal_ranks()[1]:.0%}",
+        "TESTBED": row_table(steps, "cap, MiB"),
+        "BACKWARD": row_table(backwards, "cap, MiB"),
+        "ROOFLINE": roofline_table(),
+        "HOSTS": hosts_table(),
+        "HOSTS_USUAL": f"{1e6 * usual_s(published_hosts()):.0f}",
+        "HOSTS_NEW": operator_us_since(2023),
+        "HOSTS_OLD": operator_us_since(2023, before=True),
+        "HOSTS_SPREAD": f"{spread(published_hosts(), preset_operator_s()):.2f}",
+        "BY_BATCH": by_batch_table(),
+        **{
+            f"ROOFLINE_{name.replace(' ', '_').upper()}": f"{error:.2f}"
+            for name, (_, error) in roofline().items()
+        },
+        **{
+            f"ROOFLINE_{name.replace(' ', '_').upper()}_ROWS": str(count)
+            for name, (count, _) in roofline().items()
+        },
+        **campaign_texts("EPYC", EPYC),
+        **campaign_texts("XEON", XEON),
+        **campaign_texts("FAST_XEON", FAST_XEON),
+        **campaign_texts("SLOW_EPYC", SLOW_EPYC),
+        **campaign_texts("CALM_EPYC", CALM_EPYC),
+        "XEON_A_DAY_BEFORE": with_skill(as_measured_before(XEON, "2026-11-22T14")),
+        "XEON_HALF_A_DAY_BEFORE": with_skill(as_measured_before(XEON, "2026-11-23T00")),
+        "XEON_HOURS_BEFORE": with_skill(as_measured_before(XEON, "2026-11-23T05")),
+        "XEON_SKILL": with_skill(own_cores(XEON)),
+        **misses(),
+        "GOALS": goals_table(),
+        "BY_RATE": by_rate_table(),
+        "PRESETS": preset_table(),
+        "SWEEPS": "\n".join(nccl_sweeps.table()),
+        "SWEEP_LEVELS": "\n".join(f"- {k}: {v}" for k, v in nccl_sweeps.levels().items()),
+        "CS336": row_table(cs336_rows(), "bucket, MB"),
+        "CS336_LEVELS": levels_text(cs336_rows()),
+        "NODE_SIGMA": f"{preset_sigma(several_nodes=False):.2f}",
+        "NETWORK_SIGMA": f"{preset_sigma(several_nodes=True):.2f}",
+    }
