@@ -15,6 +15,8 @@ from project_files import ROOT
 pytest.importorskip("hatchling", reason="needs the extra test")
 pytest.importorskip("hatch_vcs", reason="needs the extra test")
 
+pytestmark = pytest.mark.slow
+
 
 def _build(tree: Path, target: str, output: Path) -> Path:
     """Build one target of `tree` with the tools of this environment; its file."""
