@@ -52,7 +52,7 @@ def test_nox_installs_test_tools_by_their_bounds(monkeypatch: pytest.MonkeyPatch
 
     assert set(noxfile.TOOLS) <= set(PROJECT["optional-dependencies"]["test"])
     for room in noxfile.ROOMS:
-        assert list((ROOT / room).glob("test_*.py"))
+        assert list((ROOT / room).rglob("test_*.py"))
 
 
 def test_the_image_for_clusters_names_every_dependency() -> None:
