@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp
 from typing import Literal
 
-__all__ = ["Provenance", "Trust", "Uncertainty"]
+__all__ = ["Z_80", "Provenance", "Trust", "Uncertainty"]
+
+Z_80 = 1.2815515655446004  # of a normal distribution: 80 % lie within +/- z sigma
 
 Trust = Literal["measured", "imported", "published", "datasheet", "stated", "assumed"]
 
@@ -25,3 +28,8 @@ class Uncertainty:
 
     sigma: float
     basis: str
+
+    @property
+    def factor(self) -> float:
+        """How many times longer or shorter a time is in 80 % of cases at most."""
+        return exp(Z_80 * self.sigma)

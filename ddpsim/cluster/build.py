@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -141,13 +142,27 @@ def with_sent_sizes(
         network = _with(network, Provenance("broadcast time", broadcast_way(cost), "assumed"))
     if isinstance(cost, NcclCost):
         chosen = algorithm_choices(cost, sizes_bytes)
-        source = f"{chosen}; as NCCL's tuner chooses (2.30), priced by the links"
-        return _with(network, Provenance("all-reduce algorithm", source, "published"))
+        version = f"2.{cost.graph.minor}"
+        source = f"{chosen}; as NCCL's tuner chooses ({version}), priced by the links"
+        network = _with(network, Provenance("all-reduce algorithm", source, "published"))
+        return replace(network, uncertainty=_of_sent(network, sizes_bytes))
     if isinstance(cost, AllReduceLogCost):
         return _doubt_log(network, cost, sizes_bytes)
     if network.measured_bytes:
         return _doubt_profile(network, network.measured_bytes, sizes_bytes)
     return network
+
+
+def _of_sent(network: Network, sizes_bytes: Collection[int]) -> Uncertainty | None:
+    """That of the sizes on which the all-reduces spend most of their time."""
+    if not network.by_size:
+        return network.uncertainty
+    spent_ns: Counter[Uncertainty] = Counter()
+    for size in sizes_bytes:
+        known = network.uncertainty_of(size)
+        if known:
+            spent_ns[known] += duration_ns(network.cost.transfer("all_reduce", size))
+    return max(spent_ns, key=lambda known: spent_ns[known], default=network.uncertainty)
 
 
 def _share_of_broadcasts(

@@ -25,8 +25,13 @@ PRESET_PCIE = Uncertainty(0.90, "assumed: published rates through a host go from
 PRESET_NETWORK = Uncertainty(0.90, "presets of devices against 8 published sweeps of nodes")
 TCP_NETWORK = Uncertainty(0.90, "assumed: published TCP reaches 15 to 100 % of its NICs' rate")
 _EASY_FOR_TCP = 1.25e9  # bytes per second, assumed: a flow or two fill 10 Gbit/s
-CHOSEN_NETWORK = Uncertainty(
-    0.37, "known NICs and NCCL's choice against 8 published sweeps of several nodes"
+_SWEEPS = "known NICs and NCCL's choice against 13 published sweeps of several nodes"
+CHOSEN_NETWORK = Uncertainty(0.15, f"{_SWEEPS}, 1 to 32 MiB")
+# messages from so many bytes on
+CHOSEN_BY_SIZE = (
+    (0, Uncertainty(0.37, f"{_SWEEPS}, below 1 MiB")),
+    (2**20, CHOSEN_NETWORK),
+    (2**26, Uncertainty(0.11, f"{_SWEEPS}, from 64 MiB")),
 )
 _BROADCASTS = {
     "gloo_ring": "whole down a binomial tree, as gloo sends it",
@@ -41,9 +46,11 @@ def network_from_links(scenario: Scenario) -> Network:
     cluster = scenario.cluster
     wires = Wires.of(cluster, scenario.run.seed)
     cost = _cost(scenario, wires)
+    uncertainty = _uncertainty(cluster, wires, chosen=isinstance(cost, NcclCost))
     return Network(
         cost=cost,
-        uncertainty=_uncertainty(cluster, wires, chosen=isinstance(cost, NcclCost)),
+        uncertainty=uncertainty,
+        by_size=CHOSEN_BY_SIZE if uncertainty == CHOSEN_NETWORK else (),
         bottleneck=bottleneck(cluster, wires, _slowest(wires, cost)),
         provenance=(
             *link_provenance(cluster, asks_transport=isinstance(cost, NcclCost)),
@@ -68,7 +75,12 @@ def _slowest(wires: Wires, cost: CollectiveCost) -> Kind:
 
 
 def _uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> Uncertainty:
-    """The widest of all links that the ranks use: which one sets the pace is doubtful too."""
+    """The widest of all links that the ranks use: which one sets the pace is doubtful too.
+
+    But where NCCL's choice over a known network was held against sweeps, these hold both.
+    """
+    if wires.inter and _between_nodes(cluster, wires.inter, chosen=chosen) == CHOSEN_NETWORK:
+        return CHOSEN_NETWORK
     of_links = []
     if wires.intra:
         of_links.append(_inside_a_node(cluster, wires.intra))

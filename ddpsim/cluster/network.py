@@ -55,7 +55,8 @@ class Network:
 
     `interference`: how wrong its effect may be; None: it is not modelled. `beyond`: what answers
     outside the sizes of a log. `traffic`: what else goes over the nodes' network.
-    `measured_bytes`: the least and the largest all-reduce that a profile was fitted to.
+    `measured_bytes`: the least and the largest all-reduce that a profile was fitted to. `by_size`:
+    the uncertainty of messages from so many bytes on, where it depends on them.
     """
 
     cost: CollectiveCost
@@ -67,6 +68,12 @@ class Network:
     beyond: Network | None = None
     traffic: Traffic = NO_TRAFFIC
     measured_bytes: tuple[int, int] | None = None
+    by_size: tuple[tuple[int, Uncertainty], ...] = ()
+
+    def uncertainty_of(self, size_bytes: int) -> Uncertainty | None:
+        """How wrong the time of one message may be."""
+        known = [uncertainty for least, uncertainty in self.by_size if size_bytes >= least]
+        return known[-1] if known else self.uncertainty
 
     @property
     def plain_cost(self) -> CollectiveCost:

@@ -80,7 +80,6 @@ def collective_table(
             "cluster.algorithm", "data_parallel has no all-reduce: it gathers and sends; run a step"
         )
     network = build_network(scenario, cluster_profile(scenario))
-    cost = network.plain_cost
     measured: dict[int, float] = {}
     if against is not None:
         log = read_all_reduce(SourceFile(str(against), against))
@@ -102,7 +101,7 @@ def collective_table(
         cluster.gpus_per_node,
         _summary(network, scenario),
         tuple(
-            _row(cost, operation, size, cluster.world_size, measured.get(size)) for size in sizes
+            _row(network, operation, size, cluster.world_size, measured.get(size)) for size in sizes
         ),
         against=None if against is None else str(against),
     )
@@ -122,12 +121,16 @@ def _summary(network: Network, scenario: Scenario) -> str:
 
 
 def _row(
-    cost: CollectiveCost, operation: Operation, size: int, ranks: int, measured_s: float | None
+    network: Network, operation: Operation, size: int, ranks: int, measured_s: float | None
 ) -> CollectiveRow:
+    cost, known = network.plain_cost, network.uncertainty_of(size)
+    factor = known.factor if known else 1.0
     time_s = max(1, duration_ns(cost.transfer(operation, size))) / NS_PER_S
     carried = 2 * (ranks - 1) / ranks if operation == "all_reduce" else 1.0
     chosen = _choice(cost, operation, size)
-    return CollectiveRow(size, time_s, size / time_s, carried * size / time_s, chosen, measured_s)
+    bandwidths = (size / time_s, carried * size / time_s)
+    edges = (time_s / factor, time_s * factor)
+    return CollectiveRow(size, time_s, *edges, *bandwidths, chosen, measured_s)
 
 
 def _choice(cost: CollectiveCost, operation: Operation, size: int) -> str:

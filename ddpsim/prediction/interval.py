@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from math import exp, hypot, sqrt
 
-from ddpsim.provenance import Uncertainty
+from ddpsim.provenance import Z_80, Uncertainty
 from ddpsim.result.model import IntervalSource, PredictionInterval
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 LEVEL = 0.8
-_Z = 1.2815515655446004  # of a normal distribution: 80 % lie within +/- z sigma
 
 # errors over published steps of one GPU (docs/validation.md, section 3): where other sources tell
 # what the device reaches, where other devices alone do, and of compiled models
@@ -153,7 +152,7 @@ def together(sources: Sequence[IntervalSource]) -> tuple[float, float]:
 
 def edges(uncertainty: Uncertainty) -> tuple[float, float]:
     """The factors on a time that hold 80 % of what it may be."""
-    high = exp(_Z * uncertainty.sigma)
+    high = exp(Z_80 * uncertainty.sigma)
     return 1 / high, high
 
 
