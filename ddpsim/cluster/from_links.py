@@ -22,7 +22,7 @@ __all__ = ["broadcast_way", "links_are_stated", "network_from_links"]
 STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
 PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
 PRESET_PCIE = Uncertainty(0.90, "assumed: published rates through a host go from 1.5 to 26 GB/s")
-PRESET_NETWORK = Uncertainty(0.90, "presets of devices against 8 published sweeps of nodes")
+PRESET_NETWORK = Uncertainty(0.76, "presets of devices against 8 published sweeps of nodes")
 TCP_NETWORK = Uncertainty(0.90, "assumed: published TCP reaches 15 to 100 % of its NICs' rate")
 _EASY_FOR_TCP = 1.25e9  # bytes per second, assumed: a flow or two fill 10 Gbit/s
 _SWEEPS = "known NICs and NCCL's choice against 13 published sweeps of several nodes"
@@ -139,8 +139,7 @@ def _nccl_cost(cluster: Cluster, wires: Wires) -> NcclCost:
         wires.graph(cluster),
         paths,
         table_intra=not cluster.states_latency("intra_node"),
-        table_inter=not cluster.states_latency("inter_node"),
-        net_hop_s=hop_s(inter),
+        net_hop_s=hop_s(inter, is_stated=cluster.states_latency("inter_node")),
         message_s=message_s(inter),
         algorithms=named,
         protocols=protocols,

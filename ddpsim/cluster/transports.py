@@ -59,9 +59,11 @@ def message_s(inter: InterNode | None) -> float:
     return TRANSPORTS[inter.transport].message_s if stated is None else stated
 
 
-def hop_s(inter: InterNode | None) -> float | None:
+def hop_s(inter: InterNode | None, *, is_stated: bool) -> float | None:
     """What a small message takes to another node; None: as NCCL's tables say."""
-    return None if inter is None or inter.transport == "rdma" else inter.latency_s
+    if inter is None or (inter.transport == "rdma" and not is_stated):
+        return None
+    return inter.latency_s
 
 
 def declared_us(inter: InterNode | None) -> float:

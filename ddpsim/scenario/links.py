@@ -29,7 +29,7 @@ _StepLatency = Annotated[
     Duration | None,
     Field(
         alias="latency",
-        description="one ring step, software included; default: NCCL's own, or the device's",
+        description="of a small message, software included; default: NCCL's own, or the device's",
     ),
 ]
 

@@ -8,6 +8,8 @@ from statistics import median
 import nccl_sweeps
 import pytest
 
+LATER = ("A, 1 x 8 + 2 x 8 -> 4 x 8", "V, 1 x 4 + 2 x 4 -> 16 x 4")
+
 needs_reference = pytest.mark.skipif(
     not os.environ.get("DDPSIM_REFERENCE_DATA"),
     reason="DDPSIM_REFERENCE_DATA is not set: no published sweeps",
@@ -31,9 +33,26 @@ def test_presets_are_near_at_4_to_32_mib(name: str) -> None:
 
 
 @needs_reference
+def test_buckets_over_several_nodes_are_predicted_without_a_log() -> None:
+    """1 to 32 MiB, each sweep without a part in the constants: median 8 %, and no bias."""
+    points = nccl_sweeps.all_left_out(nccl_sweeps.NETWORK_BANDS["1-32 MiB"])
+    assert len(points) == 78
+    assert median(abs(point.error) for point in points) <= 0.09
+    assert abs(median(point.error for point in points)) <= 0.04
+
+
+@needs_reference
+def test_the_bend_of_a3_mega_is_its_chunk() -> None:
+    """Trees of Simple pass on whole chunks of 1 MiB: up to 16 MiB nothing is pipelined."""
+    points = nccl_sweeps.within(nccl_sweeps.from_presets("gcp-a3mega-2x8"), (2**20, 2**27))
+    assert len(points) == 8
+    assert all(abs(point.error) <= 0.12 for point in points)
+
+
+@needs_reference
 @pytest.mark.slow
 def test_a_fit_of_half_the_rows_predicts_the_others() -> None:
-    """All 15 sweeps pooled: 5 % median asked, 2 % reached."""
+    """All sweeps pooled: 5 % median asked, 2 % reached."""
     points = nccl_sweeps.pooled_odd_rows()
     assert len(points) >= 200
     assert median(abs(point.error) for point in points) <= 0.02
@@ -42,9 +61,12 @@ def test_a_fit_of_half_the_rows_predicts_the_others() -> None:
 @needs_reference
 @pytest.mark.parametrize(("said", "measured", "asked"), nccl_sweeps.ELSEWHERE)
 def test_some_ranks_predict_others(said: str, measured: tuple[str, ...], asked: str) -> None:
-    """Median error from 64 KiB up: 6 % from few nodes to four times as many; from one node 20 %."""
+    """Median error from 64 KiB up: 6 % from few nodes to four times as many; from one node 20 %.
+
+    From two to eight times as many, and on A100, 11 %.
+    """
     points = nccl_sweeps.elsewhere(measured, asked)
-    limit = 0.2 if "NICs" in said else 0.06
+    limit = 0.2 if "NICs" in said else 0.11 if said in LATER else 0.06
     assert median(abs(point.error) for point in points) <= limit
 
 

@@ -192,14 +192,11 @@ def test_the_interval_uses_the_measured_errors_of_presets() -> None:
 
 @needs_reference
 def test_the_interval_uses_the_measured_errors_of_machines() -> None:
-    over_nodes = [
-        point.error
-        for name, preset in nccl_sweeps.PRESETS.items()
-        if preset.get("nodes", 1) > 1 and preset["machine"] != "g4dn.12xlarge"
-        for point in nccl_sweeps.within(nccl_sweeps.from_presets(name), nccl_sweeps.LARGE)
-    ]
-    sigma = math.sqrt(fmean(math.log1p(error) ** 2 for error in over_nodes))
-    assert math.isclose(CHOSEN_NETWORK.sigma, sigma, abs_tol=0.01)
+    """Of sweeps that had no part in the constants, four in five rows lie within the range."""
+    assert len(nccl_sweeps.OVER_NODES) == 13
+    assert " 13 published sweeps" in CHOSEN_NETWORK.basis
+    for band in nccl_sweeps.NETWORK_BANDS.values():
+        assert 0.75 <= nccl_sweeps.coverage(band) <= 0.9
 
 
 def test_the_unexplained_bucket_sweep_is_still_unexplained() -> None:

@@ -55,9 +55,9 @@ class NcclCost:
     """All-reduces as NCCL would choose and send them, on the cluster's ranks.
 
     `paths` holds bandwidths of bytes on the wire, of which a protocol's flags take their part, and,
-    where the scenario states them, latencies of one step. Those that it does not state
-    (`table_intra`, `table_inter`) are NCCL's own, by protocol. `net_hop_s`: what a hop of LL
-    between nodes takes where the network is not of the kind that NCCL's table is for.
+    where the scenario states it (not `table_intra`), the latency of one step inside a node; else it
+    is NCCL's own, by protocol. `net_hop_s`: what a small message takes to another node, which NCCL's
+    table puts at 5 us; None: as the table says.
     `message_s`: how long a NIC is busy with a message beside its bytes. `algorithms` and
     `protocols` restrict the choice, as NCCL_ALGO and NCCL_PROTO do.
     """
@@ -65,7 +65,6 @@ class NcclCost:
     graph: Graph
     paths: Paths
     table_intra: bool
-    table_inter: bool
     net_hop_s: float | None = None
     message_s: float = 0.0
     algorithms: tuple[str, ...] = ()
@@ -127,7 +126,7 @@ class NcclCost:
         if switch:
             switch = replace(switch, latency_s=self._hop_s(choice))
         if inter:
-            hop_s = self._net_s(choice) if self.table_inter else inter.latency_s
+            hop_s = self._net_s(choice)
             busy_s = self.message_s * cuts.messages
             latency_s = max(0.0, hop_s - min(busy_s, self.message_s))  # it holds one message's
             inter = Link(latency_s, payload * inter.bandwidth_bytes_per_s, busy_s)
@@ -144,7 +143,7 @@ class NcclCost:
         return hop_us * US
 
     def _net_s(self, choice: Choice) -> float:
-        """NCCL's table; of another network its own hop, and as much more for larger messages."""
+        """NCCL's table, or its proportions on another hop, and as much more for larger messages."""
         row = "tree" if self.graph.gpus_per_node == 1 else choice.algorithm
         hops_us = _HOP_US["net"][row]
         hop_us = hops_us[PROTOCOLS.index(choice.protocol)]
@@ -156,7 +155,7 @@ class NcclCost:
 
     def _startup_s(self, choice: Choice) -> float:
         alone = self.paths.intra is None
-        if not (self.table_inter if alone else self.table_intra):
+        if not (alone or self.table_intra):
             return 0.0
         place = PROTOCOLS.index(choice.protocol)
         if choice.algorithm == "tree" or self.graph.path == "pcie" or self.graph.nodes > 1:

@@ -1,0 +1,67 @@
+"""A latency moves a time by what it physically can, and sizes are continuous."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpsim.prediction.collective_times import collective_table, load_cluster
+
+KIB, MIB = 2**10, 2**20
+A100 = {"device": "a100-sxm-80gb", "gpus_per_node": 8}
+V100 = {"device": "v100-sxm-16gb", "gpus_per_node": 8}
+
+
+def times_us(sizes: list[int], **cluster: Any) -> list[float]:
+    table = collective_table(load_cluster({"cluster": cluster}), "all_reduce", sizes)
+    return [row.time_s * 1e6 for row in table.rows]
+
+
+@pytest.mark.parametrize("latency", ["5 us", "20 us", "75 us"])
+@pytest.mark.parametrize(("device", "nodes"), [(A100, 8), (V100, 2), (A100, 2), (V100, 16)])
+def test_twice_the_bytes_take_no_less_and_not_much_more(
+    device: dict[str, Any], nodes: int, latency: str
+) -> None:
+    """Where NCCL's choice changes it may err; no neighbour is three times the other."""
+    network = {"bandwidth": "100 Gbit/s", "latency": latency}
+    times = times_us([KIB << i for i in range(19)], **device, nodes=nodes, inter_node=network)
+    for small, large in itertools.pairwise(times):
+        assert 0.75 * small <= large <= 3 * small
+
+
+def test_a_stated_latency_counts_where_messages_wait_for_it() -> None:
+    """8 x 8 A100 at 100 Gbit/s: 15 us more on each of a tree's six network hops."""
+    network = {"bandwidth": "100 Gbit/s"}
+    sizes = [64 * KIB, MIB, 2 * MIB, 25 * MIB]
+    usual = times_us(sizes, **A100, nodes=8, inter_node=network)
+    stated = times_us(sizes, **A100, nodes=8, inter_node=network | {"latency": "20 us"})
+    for before, after in zip(usual, stated, strict=True):
+        assert 0 <= after - before <= 6 * 20
+
+
+@given(
+    st.sampled_from(["ring", "tree"]),
+    st.sampled_from(["LL", "LL128", "Simple"]),
+    st.integers(2, 32),
+    st.integers(1, 8),
+    st.integers(1, 2**26),
+    st.integers(0, 100),
+)
+@settings(max_examples=100, deadline=None)
+def test_more_latency_takes_no_less(
+    algorithm: str, protocol: str, nodes: int, gpus: int, size: int, latency_us: int
+) -> None:
+    """And no more than that on every step of a ring, or on each hop up and down a tree."""
+    chosen = {"algorithm": algorithm, "protocol": protocol}
+    asked = {**A100, "gpus_per_node": gpus, "nodes": nodes, **chosen}
+
+    def with_latency(us: int) -> float:
+        network = {"bandwidth": "200 Gbit/s", "latency": f"{us} us"}
+        return times_us([size], **asked, inter_node=network)[0]
+
+    steps = 2 * (nodes * gpus - 1) if algorithm == "ring" else 2 * nodes.bit_length()
+    assert -0.01 <= with_latency(latency_us + 10) - with_latency(latency_us) <= 10 * steps + 0.01
