@@ -1,8 +1,19 @@
-"""The commands that developers use, in the environment that the README makes."""
+"""The commands that developers use, in the environment that the README makes.
+
+`lowest` and `wheel` make environments of their own.
+"""
 
 from __future__ import annotations
 
+import shutil
+import tarfile
+from pathlib import Path
+
 import nox
+
+# rooms whose tests need neither torch nor the source tree, and the tools that they do need
+ROOMS = [f"tests/{room}" for room in ("scenario", "cluster", "engine", "planning", "report", "cli")]
+TOOLS = ("pytest>=8", "hypothesis>=6.100", "pint>=0.24", "jsonschema>=4")
 
 nox.options.default_venv_backend = "none"
 nox.options.sessions = ["quick", "lint"]
@@ -17,7 +28,7 @@ def test(session: nox.Session) -> None:
 @nox.session
 def quick(session: nox.Session) -> None:
     """The tests of the simulator alone, without measurements and recorded campaigns."""
-    apart = ("measure", "rounds", "testbed", "validate", "validation", "page", "fit")
+    apart = ("measure", "rounds", "testbed", "validate", "validation", "page", "fit", "wheel")
     left_out = [f"--ignore-glob=*/test_{name}.py" for name in apart]
     session.run("python", "-m", "pytest", "-n", "2", *left_out, *session.posargs)
 
@@ -38,6 +49,45 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation as a site, in `site`; a link that leads nowhere fails."""
+    session.run("mkdocs", "build", "--strict", *session.posargs)
+
+
+@nox.session
 def validation(session: nox.Session) -> None:
     """Predict every recorded campaign anew and write the validation pages."""
     session.run("python", "tools/make_validation.py")
+
+
+@nox.session(python="3.10", venv_backend="uv|virtualenv")
+def lowest(session: nox.Session) -> None:
+    """The tests of the simulator with the lowest versions that pyproject.toml allows."""
+    extras = ".[dask,parquet,tune]"
+    session.install("-c", "constraints-lowest.txt", extras, "scipy", *TOOLS)
+    session.run("python", "-m", "pytest", *ROOMS, *session.posargs)
+
+
+@nox.session(python=["3.10", "3.13"], venv_backend="uv|virtualenv")
+def wheel(session: nox.Session) -> None:
+    """The sdist's tests against the wheel made from it, outside the repository."""
+    folder = Path(session.create_tmp()).resolve()
+    shutil.rmtree(folder / "dist", ignore_errors=True)
+    session.install("build")
+    session.run("python", "-m", "build", "--outdir", str(folder / "dist"))
+    (built,) = (folder / "dist").glob("*.whl")
+    tree = _unpacked_without_code(folder / "dist")
+    session.install(f"{built}[tune]", "scipy", *TOOLS)
+    session.chdir(tree)
+    session.run("python", "-m", "pytest", *ROOMS, *session.posargs)
+
+
+def _unpacked_without_code(folder: Path) -> Path:
+    """The sdist in `folder`, unpacked, without the packages: tests then find the installed ones."""
+    (sdist,) = folder.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    tree = folder / sdist.name.removesuffix(".tar.gz")
+    for package in ("ddpsim", "calibrate"):
+        shutil.rmtree(tree / package)
+    return tree

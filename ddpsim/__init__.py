@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ddpsim.result.model import Brief, Result
     from ddpsim.result.sweep import Sweep
     from ddpsim.scenario.schema import Scenario
+    from ddpsim.version import __version__
 
 __all__ = [
     "Brief",
@@ -33,6 +34,7 @@ __all__ = [
     "ScenarioError",
     "SimulationError",
     "Sweep",
+    "__version__",
     "judge",
     "load_scenario",
     "observe",
@@ -53,6 +55,7 @@ _HOMES = {
     "ScenarioError": "ddpsim.errors",
     "SimulationError": "ddpsim.errors",
     "Sweep": "ddpsim.result.sweep",
+    "__version__": "ddpsim.version",
     "judge": "ddpsim.prediction.api",
     "load_scenario": "ddpsim.prediction.api",
     "observe": "ddpsim.prediction.api",

@@ -66,9 +66,9 @@ Settings = Annotated[
 
 def _version(wanted: bool) -> None:  # noqa: FBT001 -- typer's callback form
     if wanted:
-        from importlib.metadata import version
+        from ddpsim.version import __version__
 
-        print(f"ddpsim {version('ddpsim')}")
+        print(f"ddpsim {__version__}")
         raise typer.Exit
 
 

@@ -25,6 +25,7 @@ from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
 from ddpsim.settings import Setting
+from ddpsim.version import __version__
 
 __all__ = ["Progress", "sweep"]
 
@@ -146,7 +147,7 @@ def _key(scenario: Scenario) -> str:
 
 @cache
 def _versions() -> str:
-    return f"ddpsim {version('ddpsim')}, numpy {version('numpy')}"
+    return f"ddpsim {__version__}, numpy {version('numpy')}"
 
 
 def _digest(file: SourceFile | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 from ddpsim.errors import printable
@@ -14,6 +13,7 @@ from ddpsim.report.page.tables import bucket_rows, parts, rows_left_out
 from ddpsim.report.page.timeline import legend, rank_options, timeline
 from ddpsim.result.storyboard import Storyboard
 from ddpsim.units import MIB, format_bytes, format_duration
+from ddpsim.version import __version__
 from ddpsim.wording import ranks
 
 __all__ = ["page"]
@@ -51,7 +51,7 @@ def page(board: Storyboard) -> str:
         notes=list(words.notes(board)),
         sweep_words=words.sweep_words(board),
         scaling_words=words.scaling_words(board),
-        version=version("ddpsim"),
+        version=__version__,
     )
 
 
