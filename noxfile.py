@@ -38,6 +38,12 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation as a site, in `site`; a link that leads nowhere fails."""
+    session.run("mkdocs", "build", "--strict", *session.posargs)
+
+
+@nox.session
 def validation(session: nox.Session) -> None:
     """Predict every recorded campaign anew and write the validation pages."""
     session.run("python", "tools/make_validation.py")
