@@ -281,6 +281,18 @@ def test_errors_of_preset_networks() -> None:
     assert low - 5 < min(tcp) < max(tcp) < high + 5
 
 
+def test_errors_of_presets_in_one_node() -> None:
+    found = rows(VALIDATION.split("### Machines, and what NCCL", 1)[1])
+    nodes = [cells for row, cells in found.items() if re.search(r"-1x\d", row)]
+    middle = [abs(float(cells[3].partition("%")[0])) for cells in nodes]
+    large = [abs(float(cells[4].partition("%")[0])) for cells in nodes if cells[4]]
+    assert (len(middle), len(large)) == (5, 2)
+    said = re.search(r"within (\d+) % at 256 MB .* within (\d+) % at 4 to 32 MiB", words("nccl"))
+    assert said
+    assert max(large) <= int(said[1])
+    assert max(middle) <= int(said[2])
+
+
 def test_known_errors() -> None:
     text = words("accuracy")
     compute = VALIDATION.split("## 3.", 1)[1].split("## 4.", 1)[0]
