@@ -151,7 +151,7 @@ def profile(
 ) -> None:
     """Time your own model on one device without DDP, gradient by gradient.
 
-    Under torchrun, or with --local, also how much it suffers beside the ranks' all-reduces.
+    Under torchrun, or with --local, also how much the ranks' all-reduces slow it down.
     """
     from calibrate.measure.model import profile as profiling
     from calibrate.measure.model.scaling import scale_ends

@@ -7,7 +7,8 @@ __all__ = ["TERMS", "lookup"]
 TERMS: dict[str, str] = {
     "algorithm": """\
 How an all-reduce goes (cluster.algorithm): ring, tree, nvls and others. Under auto NCCL's
-tuner chooses for each size, as `ddpsim collective --tuning` shows. docs/collectives.md.""",
+tuner chooses for each size, as `ddpsim collective --tuning` shows.
+docs/explanation/algorithms.md.""",
     "algbw": """\
 Algorithm bandwidth: message size over time, as nccl-tests prints it. It falls as ranks
 are added even on the same links; compare links by busbw instead.""",
@@ -20,11 +21,11 @@ Several micro-batches per optimizer step (ddp.accumulation_steps). DDP communica
 the last one's backward only (no_sync in the others), so communication is paid once per
 step and less of it is exposed.""",
     "bottleneck": """\
-What costs most beside the compute itself, and so what to change first: communication,
+What costs most besides compute, and so what to change first: communication,
 stragglers, data or host; compute when none of them costs 3 % of the step.""",
     "bucket": """\
 Gradients that DDP reduces together in one all-reduce. A bucket closes once it has
-reached its cap (ddp.bucket_cap_mb, in MiB), so it may overshoot by one tensor. Small
+at least its cap (ddp.bucket_cap_mb, in MiB), so it may exceed it by one tensor. Small
 buckets overlap earlier but pay latency more often; large ones the reverse. By default
 the first bucket has 1 MiB and the others 25 MiB; any explicit cap, even 25, holds for
 the first one too.""",
@@ -40,7 +41,7 @@ parameters leave GPU 0 before each forward and gradients come back after the bac
 Nothing overlaps; DistributedDataParallel is what to use.""",
     "ecmp": """\
 Several equal paths out of a leaf switch (inter_node.uplinks), onto which flows are hashed.
-Two on one path have half each, and the slowest flow sets the pace.""",
+Two on one path have half each, and the all-reduce waits for the slowest flow.""",
     "exposed": """\
 Exposed communication: time in which the device has nothing to do but wait for
 communication, anywhere in the step. The rest of the communication is hidden under
@@ -52,9 +53,9 @@ error unless run.allow_extrapolation is true, and then a warning in every output
 torch's CPU backend: two worker threads, so two buckets may be in flight and share the
 link; waiting blocks the host.""",
     "host": """\
-The CPU that launches a GPU's work. Where it takes longer to launch a step's operators (30 us
-each where nobody measured a step) than the device to compute them, it sets the pace: of
-small batches. A larger batch or torch.compile eases it. docs/model.md, "The host's time".""",
+The CPU that launches a GPU's work. It sets the step time where it takes longer to launch a
+step's operators (30 us each, without a measured step) than the device to compute them: with
+small batches. A larger batch or torch.compile helps. docs/explanation/host.md.""",
     "interference": """\
 Compute slows while communication is in flight (it takes SMs and memory bandwidth), and
 the reverse. As a calibration measured it (cluster.profile), else for NCCL by the published
@@ -69,8 +70,8 @@ has rebuilt its buckets), on the slowest rank.""",
     "jitter": """\
 A random compute multiplier per rank and iteration: run.jitter, or else the spread of the
 iterations that a model profile holds, or else the cluster profile's. All ranks wait for the
-slowest in every all-reduce, so jitter lengthens the mean step. With it varies what each rank's
-compute keeps of its speed beside gloo, where a cluster profile tells how much.""",
+slowest in every all-reduce, so jitter lengthens the mean step. A cluster profile may also
+say how much gloo's slowdown of compute varies from rank to rank.""",
     "flat": """\
 Values of one setting that are as good as the best: all else equal, within 0.2 % of it by the goal
 of the sweep. Where the scenario's own is among them, keep it: see `ddpsim sweep`.""",
@@ -111,8 +112,8 @@ Each rank sends to its right neighbour and receives from its left, chunk by chun
     "regret": """\
 By how much a choice takes longer than the best one, per sample: see `ddpsim tune`.""",
     "roofline": """\
-Compute time from a device's peak rates: the longer of FLOPs at the reached rate and
-bytes at the reached bandwidth. The reached fractions are assumed: give
+Compute time from a device's peak rates: FLOPs over the achieved rate, or bytes over the
+achieved bandwidth, whichever takes longer. The achieved fractions are published or assumed: give
 workload.step_time, measured on one device, to replace the estimate.""",
     "scaling": """\
 scaling_efficiency: throughput per GPU over the throughput of one such device without
@@ -122,7 +123,7 @@ Time spent inside collectives waiting for late peers. Every rank shows it but th
 one, so per-rank timers cannot find a straggler.""",
     "straggler": """\
 A rank that computes more slowly than the others (cluster.stragglers). In DDP all ranks
-run at the pace of the slowest.""",
+run at the speed of the slowest.""",
     "step_time": """\
 workload.step_time: forward + backward + optimizer of one micro-batch on ONE device,
 without DDP and without waiting for data. Measure it after warm-up, with

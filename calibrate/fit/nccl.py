@@ -1,8 +1,8 @@
 """NCCL's all-reduce: how many regimes there are, and their figures, from measured times.
 
 One node and several nodes have regimes of their own: NCCL takes other paths and other channels
-(docs/model.md). The number of regimes, and how many of them are trees, is what has the least
-Bayesian information criterion, so that a regime must earn its parameters.
+(docs/explanation/profiles.md). The number of regimes, and how many of them are trees, is what has
+the least Bayesian information criterion, so that a regime must earn its parameters.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def init(
     \b
     ddpsim init                                     list them
     ddpsim init resnet50-2x8-25gbit > scenario.yaml
-    ddpsim init gloo-cpu --into .                   one that needs files beside it
+    ddpsim init gloo-cpu --into .                   one that needs more files
     """
     from ddpsim.scenario.starters import copy_preset, preset_files, preset_text, presets
 

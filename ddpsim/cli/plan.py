@@ -16,7 +16,8 @@ __all__: list[str] = []
 @app.command(rich_help_panel="Plan")
 def compare(
     files: Annotated[
-        list[Path], typer.Argument(help="Scenarios; all beside the first.", show_default=False)
+        list[Path],
+        typer.Argument(help="Scenarios; each is compared with the first.", show_default=False),
     ],
     settings: Settings = None,
     *,
@@ -89,7 +90,7 @@ def tune(
         bool, typer.Option("--rounding", help="Gradients may be rounded to 16 bits on the wire.")
     ] = False,
     trials: Annotated[
-        int, typer.Option(min=0, help="Lists of any caps that Optuna tries beside the grid.")
+        int, typer.Option(min=0, help="Lists of any caps that Optuna tries after the grid.")
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.tuning/1.")] = False,
 ) -> None:

@@ -54,8 +54,8 @@ def sweep(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write all points to .json, .csv or .parquet; each is kept in FILE.journal as it "
-            "ends.",
+            help="Write all points to .json, .csv or .parquet; each is stored in FILE.journal as "
+            "it ends.",
         ),
     ] = None,
     resume: Annotated[

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "with_ddp_key"]
 
-_UNCOUNTED_BYTES = 3_000_000_000  # the most that often is, assumed (docs/model.md, "Memory")
+_UNCOUNTED_BYTES = 3_000_000_000  # the most that often is, assumed (docs/explanation/memory.md)
 _FEW_STALLS = 20  # whose number is off by a fifth, by chance
 _FEW_BURSTS = 5  # of another job's traffic, whose mean is off by a fifth by where they begin
 

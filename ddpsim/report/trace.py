@@ -2,7 +2,7 @@
 HolisticTraceAnalysis (HTA) reads, and one of all ranks for Perfetto.
 
 A rank's kernels are what its streams work on. Waits are none: HTA would count them as compute.
-What HTA needs of a file, or says something wrong without: docs/planning.md, "Traces".
+What HTA needs of a file, or says something wrong without: docs/how-to/report.md.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class NextDoubling:
     """Twice the answer's GPUs, against twice the answer's throughput on today's network.
 
     `efficiency` is with today's network; `without_network_time` and `unlimited_efficiency` (of this
-    link's bandwidth) are the bounds. `needed_*`: the slowest network that reaches the knee's
+    link's bandwidth) are the bounds. `needed_*`: the slowest network that meets the knee's
     criterion, and `needed_efficiency` what it gives; None where today's does, or no bandwidth does.
     `link` "all_reduce": a log or a profile says the times, and `needed_speedup` divides them.
     `gain_*`: of throughput on the answer's own GPUs, with that network or without any network time.

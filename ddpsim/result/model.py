@@ -91,7 +91,7 @@ class BucketTimes:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """The largest cost of the step beside the compute itself."""
+    """The largest cost of the step besides the compute itself."""
 
     kind: Literal["compute", "communication", "data", "host", "stragglers"]
     text: str

@@ -13,7 +13,7 @@ __all__ = ["FLAT", "GOALS", "FlatRegion", "Goal", "Point", "Sweep"]
 
 SCHEMA = "ddpsim.sweep/1"
 # of the best: what differs by less is as good. From there on differences between bucket caps come
-# true as predicted (docs/planning.md, tune)
+# true as predicted (docs/explanation/accuracy.md)
 FLAT = 0.002
 
 

@@ -14,7 +14,7 @@ __all__ = ["Tuning"]
 
 @dataclass(frozen=True)
 class Tuning:
-    """The options to take, beside a scenario as it is.
+    """The options to take, compared with a scenario as it is.
 
     `pick` changes the fewest keys of all that are within FLAT of the fastest found, per sample, and
     fit into memory; without settings the scenario is as good as any. `fastest` is the fastest

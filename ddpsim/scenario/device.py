@@ -19,7 +19,7 @@ Rate = Literal["fp32", "tf32", "fp16", "bf16"]  # of matrix products, by their i
 
 
 class Device(Spec):
-    """One accelerator (or CPU core): rates, memory, and how much of them a model reaches."""
+    """One accelerator (or CPU core): rates, memory, and how much of them a model achieves."""
 
     name: str = Field("custom", description="shown in the answer")
     kind: Literal["gpu", "cpu"] = Field("gpu", description="a cpu computes on the host lane")

@@ -91,7 +91,7 @@ class InterNode(_Link):
         1.0, description="ratio of access to uplink capacity of a leaf switch; 1 = none"
     )
     nodes_per_leaf: Annotated[int, Field(ge=1, le=MOST_RANKS)] | None = Field(
-        None, description="so many nodes reach each other without an uplink; omitted: none do"
+        None, description="so many nodes are joined without an uplink; omitted: none are"
     )
     uplinks: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         None, description="equal paths out of a leaf; flows hashed onto one collide (ECMP)"

@@ -121,8 +121,8 @@ class Workload(Spec):
     )
     trace: SourceFileField | None = Field(
         None,
-        description="a trace of PyTorch's profiler (prof.export_chrome_trace); model or parameters "
-        "beside it say the parameters where it was recorded without shapes",
+        description="a trace of PyTorch's profiler (prof.export_chrome_trace); add model or "
+        "parameters if it was recorded without shapes",
     )
     parameters: SourceFileField | None = Field(
         None, description="CSV of a model of one's own: name, shape, dtype in registration order"

@@ -24,7 +24,7 @@ from ddpsim.scenario.document import load
 from ddpsim.scenario.load import parse
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PLANNING = (ROOT / "docs" / "planning.md").read_text("utf-8")
+PLANNING = (ROOT / "docs" / "how-to" / "bucket-size.md").read_text("utf-8")
 
 
 def flags(name: str, *settings: str) -> dict[str, Change]:
@@ -150,7 +150,7 @@ def test_verdicts(change: Change, word: str) -> None:
     assert verdict(change) == word
 
 
-# Published effects of options (docs/planning.md has the figures): their sign, here
+# Published effects of options (docs/how-to/bucket-size.md has the figures): their sign, here
 SIGNS = [
     # gradient_as_bucket_view: RoBERTa 0.982 -> 0.909 s, nothing on ResNet (pytorch#41954)
     ("bert-large-4x8-ib", "ddp.gradient_as_bucket_view=true", -1),

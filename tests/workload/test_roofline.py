@@ -288,7 +288,7 @@ def operators_and_kernels(model: Model) -> tuple[int, int]:
 
 
 def test_the_host_takes_its_time_for_every_operator() -> None:
-    """docs/model.md: of ResNet-50, whatever the batch; layouts are turned by kernels alone."""
+    """Of ResNet-50, whatever the batch (docs/explanation/host.md); kernels alone turn layouts."""
     usual = modelled("resnet50", "amp-bf16")
     assert operators_and_kernels(usual) == (570, 888)
     assert usual.host_s - usual.optimizer.host_s == pytest.approx(18.7e-3, abs=0.05e-3)

@@ -176,7 +176,7 @@ def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> 
         if not isinstance(profile.all_reduce, GlooRing) and hops_are_assumed(
             profile.valid.layouts, (cluster.nodes, cluster.gpus_per_node)
         ):
-            rests = "its bandwidths and hops that are assumed (docs/model.md)"
+            rests = "its bandwidths and hops that are assumed (docs/explanation/profiles.md)"
         found.append(
             f"profile {profile.name} was measured on {measured} ranks: {cluster.nodes} x "
             f"{cluster.gpus_per_node} is predicted from {rests}"

@@ -78,7 +78,7 @@ class NcclRegimes(_Part):
 
 
 class GlooRing(_Part):
-    """gloo's segmented ring (gloo/allreduce.cc): figures of the time formula in docs/model.md."""
+    """gloo's segmented ring (gloo/allreduce.cc): its formula is in docs/explanation/gloo.md."""
 
     kind: Literal["gloo-ring"] = "gloo-ring"
     queue_s: Fitted = Field(description="once a collective")

@@ -366,7 +366,7 @@ def _items(
 
 def _value(name: str, item: dict[str, Any], key: str, owner: str) -> Any:
     if key not in item:
-        raise ImportFailedError(name, f"{owner} lacks {key!r}; see docs/formats.md")
+        raise ImportFailedError(name, f"{owner} lacks {key!r}; see docs/reference/files.md")
     return item[key]
 
 

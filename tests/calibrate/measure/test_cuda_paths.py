@@ -27,7 +27,7 @@ from ddpsim import load_scenario, simulate
 
 HERE = Path(__file__).parents[2]
 STANDIN = HERE / "helpers" / "cuda_standin"
-GUIDE = HERE.parent / "docs" / "calibrating.md"
+GUIDE = HERE.parent / "docs" / "how-to" / "calibrate.md"
 A100 = "NVIDIA A100-SXM4-80GB"
 MIB, GIB = 2**20, 2**30
 _BESIDE_EACH_OTHER: tuple[Kind, ...] = ("compute",)

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="measuring needs torch")
 
 import torch
-from measured.measure_helpers import Pair
+from measure_helpers import Pair
 from measured.measuring import profiled
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel

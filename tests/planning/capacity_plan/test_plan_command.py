@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,20 +88,3 @@ def test_wrong_options(cli: Cli, arguments: tuple[str, ...], says: str) -> None:
     assert (done.code, done.out) == (2, "")
     assert says in " ".join(done.err.split())
     assert "Traceback" not in done.err
-
-
-@pytest.mark.parametrize(
-    "command",
-    re.findall(
-        r"^    ddpsim (plan .*)$", (ROOT / "docs" / "planning.md").read_text("utf-8"), re.MULTILINE
-    ),
-)
-def test_commands_of_the_page_run(
-    command: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    preset = (SCENARIOS / "gpt2-bucket-choice.yaml").read_text("utf-8")
-    Path("scenario.yaml").write_text(preset, encoding="utf-8")
-    done = cli(*shlex.split(command), "--max-gpus", "64")
-    assert (done.code, done.err) == (0, "")
-    assert done.out

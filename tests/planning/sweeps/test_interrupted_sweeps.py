@@ -65,6 +65,7 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
     journal = tmp_path / "out.csv.journal"
     run = interruptible("", str(journal)[:-8])
     while not journal.exists() or journal.stat().st_size < 50_000:
+        assert run.poll() is None, run.communicate()
         time.sleep(0.01)
     run.send_signal(signal.SIGINT)
     _, said = run.communicate(timeout=60)
