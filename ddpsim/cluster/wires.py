@@ -17,7 +17,7 @@ from ddpsim.cluster.transports import declared_us
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.cluster import Cluster
-from ddpsim.scenario.links import InterNode, IntraNode
+from ddpsim.scenario.links import USUAL_LATENCY_S, InterNode, IntraNode
 
 __all__ = [
     "Kind",
@@ -34,6 +34,9 @@ NicRate = Callable[[InterNode], float]
 _NVLINK_FROM = 30e9  # assumed: no PCIe slot of today lets a ring reach it
 _LINK_GB_PER_S = {"volta": 20.0, "ampere": 20.0, "hopper": 20.6, "blackwell": 40.1}
 _SLOTS_GB_PER_S = (12.0, 24.0, 48.0)  # PCIe Gen3 to Gen5 x16, as NCCL counts them
+_SLOT_OF = dict(zip(("volta", "ampere", "hopper"), _SLOTS_GB_PER_S, strict=True))
+_SLOT_OF["blackwell"] = _SLOT_OF["hopper"]
+_HOST_HOP_S = 8e-6  # assumed, as of devices without peer access
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,12 @@ class Wires:
         for key, link in (("intra_node", intra), ("inter_node", inter)):
             if link is not None and link.bandwidth_bytes_per_s is None:
                 raise InputError(f"cluster.{key}", "no preset says its bandwidth; state it")
+        environment = environment_of(cluster)
+        if isinstance(intra, IntraNode) and not environment.uses_p2p:
+            intra = _through_the_host(intra, cluster.device.architecture)
+        if isinstance(inter, InterNode) and not environment.uses_ib and inter.transport == "rdma":
+            sockets = {"transport": "tcp", "latency_s": USUAL_LATENCY_S["tcp"]}
+            inter = inter.model_copy(update=sockets)
         used = inter if cluster.nodes > 1 and isinstance(inter, InterNode) else None
         rate, collisions = network_rate(used, cluster.nodes, seed) if used else (0.0, ())
         return cls(
@@ -147,6 +156,19 @@ class Wires:
     @property
     def _between(self) -> Link | None:
         return Link(latency_s(self.inter), self.network_rate) if self.inter else None
+
+
+def _through_the_host(intra: IntraNode, architecture: str) -> IntraNode:
+    """Without peer access GPUs meet in host memory, at half of their slots' rate (assumed)."""
+    slot = _SLOT_OF[architecture] * 1e9
+    return intra.model_copy(
+        update={
+            "bandwidth_bytes_per_s": min(rate_of(intra), slot / 2),
+            "switch_bandwidth_bytes_per_s": None,
+            "latency_s": max(intra.latency_s or 0.0, _HOST_HOP_S),
+            "path": "pcie",
+        }
+    )
 
 
 def environment_of(cluster: Cluster) -> Environment:

@@ -148,7 +148,7 @@ def test_json_holds_every_figure() -> None:
     plain = json.loads(json.dumps(tune(document("gpt2-bucket-choice")).to_dict(), allow_nan=False))
     assert plain["schema"] == "ddpsim.tuning/1"
     assert plain["within"] == FLAT
-    assert plain["pick"]["settings"] == ["ddp.bucket_cap_mb=5"]
+    assert plain["pick"]["settings"] == []
 
 
 ACCURACY = (ROOT / "docs" / "explanation" / "accuracy.md").read_text("utf-8")

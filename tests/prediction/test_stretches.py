@@ -24,7 +24,8 @@ def test_a_network_so_much_slower_gives_the_measured_step(measured_s: float) -> 
     network = stretches("resnet50-2x8-25gbit", measured_s)["network"]
     assert network.suffices
     links = (
-        f"{{bandwidth: {25 / network.factor} Gbit/s, latency: {20 * network.factor} us}}",
+        f"{{bandwidth: {25 / network.factor} Gbit/s, latency: {20 * network.factor} us, "
+        f"message_overhead: {2.5 * network.factor} us}}",
         f"{{bandwidth: {235 / network.factor} GB/s, latency: {6.5 * network.factor} us}}",
     )
     keys = ("cluster.inter_node", "cluster.intra_node")
