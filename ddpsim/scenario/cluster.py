@@ -200,7 +200,7 @@ class Cluster(Spec):
         None, description="NCCL's version, 2.5 to 2.30: its tuner chooses; default: the newest"
     )
     nccl_env: dict[str, str | int] | None = Field(
-        None, description="NCCL's environment variables, beside those that the machine sets"
+        None, description="NCCL's environment variables, added to those that the machine sets"
     )
     servers: Annotated[int, Field(ge=1, le=MOST_RANKS)] | None = Field(
         None, description="of algorithm parameter_server; default 1"

@@ -35,8 +35,7 @@ _LARGE_BYTES = 32 * MIB  # a bucket of torch's, more or less
 _FEW_NODES = 4
 # flags beside the data: LL sends 4 bytes of them with 4 of data, LL128 8 with 120
 _PAYLOAD = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
-# of rings and NVLS in one node, before the first step: what the steps' own latency leaves of
-# published sweeps
+# of rings in one node, before the first step: what the steps' own latency leaves of published sweeps
 # (A100: SuperBench 1 x 8, 4 KiB to 64 MiB; V100: ABCI 1 x 4; H100: dgxc-benchmarking 1 x 8)
 _STARTUP_US: dict[str, tuple[float, float, float]] = {
     "volta": (6.6, 30.0, 40.0),
@@ -158,6 +157,8 @@ class NcclCost:
         if not (alone or self.table_intra):
             return 0.0
         place = PROTOCOLS.index(choice.protocol)
+        if choice.algorithm == "nvls" and self.graph.nodes == 1:
+            return _BASE_US["tree"][place] * US  # its own table has none, and 1 x 8 H100 as much
         if choice.algorithm == "tree" or self.graph.path == "pcie" or self.graph.nodes > 1:
             return _BASE_US[choice.algorithm][place] * US
         return _STARTUP_US[self.graph.architecture][place] * US
