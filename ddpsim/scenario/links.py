@@ -99,7 +99,7 @@ class InterNode(_Link):
     message_overhead_s: Duration | None = Field(
         None,
         alias="message_overhead",
-        description="how long each message keeps a NIC busy, its bytes aside; default: by transport",
+        description="how long a message keeps a NIC busy, its bytes aside; default: by transport",
     )
     tuner_latency_s: Duration | None = Field(
         None,

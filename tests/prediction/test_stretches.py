@@ -23,9 +23,10 @@ def stretches(name: str, measured_s: float, *settings: str) -> dict[str, Stretch
 def test_a_network_so_much_slower_gives_the_measured_step(measured_s: float) -> None:
     network = stretches("resnet50-2x8-25gbit", measured_s)["network"]
     assert network.suffices
+    latency = f"latency: {20 * network.factor} us"
+    message = f"message_overhead: {2.5 * network.factor} us"
     links = (
-        f"{{bandwidth: {25 / network.factor} Gbit/s, latency: {20 * network.factor} us, "
-        f"message_overhead: {2.5 * network.factor} us}}",
+        f"{{bandwidth: {25 / network.factor} Gbit/s, {latency}, {message}}}",
         f"{{bandwidth: {235 / network.factor} GB/s, latency: {6.5 * network.factor} us}}",
     )
     keys = ("cluster.inter_node", "cluster.intra_node")

@@ -35,7 +35,7 @@ _LARGE_BYTES = 32 * MIB  # a bucket of torch's, more or less
 _FEW_NODES = 4
 # flags beside the data: LL sends 4 bytes of them with 4 of data, LL128 8 with 120
 _PAYLOAD = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
-# of rings in one node, before the first step: what the steps' own latency leaves of published sweeps
+# of rings in one node, before the first step: what the steps' own latency leaves of sweeps
 # (A100: SuperBench 1 x 8, 4 KiB to 64 MiB; V100: ABCI 1 x 4; H100: dgxc-benchmarking 1 x 8)
 _STARTUP_US: dict[str, tuple[float, float, float]] = {
     "volta": (6.6, 30.0, 40.0),
@@ -55,8 +55,8 @@ class NcclCost:
 
     `paths` holds bandwidths of bytes on the wire, of which a protocol's flags take their part, and,
     where the scenario states it (not `table_intra`), the latency of one step inside a node; else it
-    is NCCL's own, by protocol. `net_hop_s`: what a small message takes to another node, which NCCL's
-    table puts at 5 us; None: as the table says.
+    is NCCL's own, by protocol. `net_hop_s`: what a small message takes to another node, 5 us in
+    NCCL's table; None: as the table says.
     `message_s`: how long a NIC is busy with a message beside its bytes. `algorithms` and
     `protocols` restrict the choice, as NCCL_ALGO and NCCL_PROTO do.
     """
