@@ -85,8 +85,18 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gcp-a3mega-2x8": {"machine": "a3-mega", "nodes": 2},
     "nebius-2x8": {"machine": "dgx-h100", "nodes": 2},
     "lambda-2x8": {"machine": "dgx-b200", "nodes": 2},
-    "aws-tcp-socket-2x1": {"machine": "g4dn.12xlarge", "gpus_per_node": 1, "nodes": 2},
-    "aws-eks-T4-2x1": {"machine": "g4dn.12xlarge", "gpus_per_node": 1, "nodes": 2},
+    "aws-tcp-socket-2x1": {
+        "machine": "g4dn.12xlarge",
+        "gpus_per_node": 1,
+        "nodes": 2,
+        "inter_node": {"flow_bandwidth": "10 Gbit/s"},
+    },
+    "aws-eks-T4-2x1": {
+        "machine": "g4dn.12xlarge",
+        "gpus_per_node": 1,
+        "nodes": 2,
+        "inter_node": {"transport": "efa"},
+    },
 }
 
 

@@ -12,17 +12,28 @@ from ddpsim.scenario import catalog
 from ddpsim.scenario.base import MOST_RANKS, Fraction, Number, Sigma, Spec, fail
 from ddpsim.scenario.device import AnyDevice, Device, read_device
 from ddpsim.scenario.links import (
-    USUAL_LATENCY_S,
     InterNode,
     IntraNode,
     LinkKind,
     StatedInter,
     StatedIntra,
     link_of_preset,
+    with_transport,
+    with_usual_latency,
 )
 from ddpsim.scenario.quantity import Bandwidth, Duration, SourceFileField
 
-__all__ = ["Background", "Cluster", "Machine", "OtherNode", "Stragglers"]
+OLDEST_NCCL, NEWEST_NCCL = 5, 30  # minor versions of NCCL 2 whose tables are known
+
+__all__ = [
+    "NEWEST_NCCL",
+    "OLDEST_NCCL",
+    "Background",
+    "Cluster",
+    "Machine",
+    "OtherNode",
+    "Stragglers",
+]
 
 
 class Stragglers(Spec):
@@ -148,29 +159,6 @@ def _a_machine_is_enough(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"required": ["machine"]}, {"required": brought}]
 
 
-_EASY_FOR_TCP_BYTES_PER_S = 1.25e9  # 10 Gbit/s: few such networks have RDMA
-
-
-def _with_transport(stated: InterNode, usual: InterNode) -> InterNode:
-    """A network of which nobody says how NCCL reaches it."""
-    if "transport" in stated.model_fields_set:
-        return stated
-    is_slow = (stated.bandwidth_bytes_per_s or 0.0) <= _EASY_FOR_TCP_BYTES_PER_S
-    kind = "tcp" if is_slow or usual.transport == "tcp" else "rdma"
-    return stated.model_copy(update={"transport": kind})
-
-
-def _with_usual_latency(
-    changed: IntraNode | InterNode, stated: IntraNode | InterNode, preset: IntraNode | InterNode
-) -> IntraNode | InterNode:
-    """Another transport than the preset's has another latency."""
-    if not (isinstance(changed, InterNode) and isinstance(preset, InterNode)):
-        return changed
-    if stated.latency_s is not None or changed.transport == preset.transport:
-        return changed
-    return changed.model_copy(update={"latency_s": USUAL_LATENCY_S[changed.transport]})
-
-
 class Cluster(Spec):
     """Ranks, the devices they run on, and the links between them."""
 
@@ -224,7 +212,7 @@ class Cluster(Spec):
     @property
     def nccl_minor(self) -> int:
         """30 of NCCL 2.30."""
-        return int(self.nccl.split(".")[1]) if self.nccl else 30
+        return int(self.nccl.split(".")[1]) if self.nccl else NEWEST_NCCL
 
     @property
     def nccl_variables(self) -> dict[str, str | int]:
@@ -250,15 +238,15 @@ class Cluster(Spec):
             return stated or preset
         rate = stated.bandwidth_bytes_per_s
         if rate is None:
-            return _with_usual_latency(preset.model_copy(update=stated.said), stated, preset)
+            return with_usual_latency(preset.model_copy(update=stated.said), stated, preset)
         if self.machine:
             changed = preset.with_bandwidth(rate).model_copy(update=stated.said)
-            return _with_usual_latency(changed, stated, preset)
+            return with_usual_latency(changed, stated, preset)
         if isinstance(stated, InterNode) and isinstance(preset, InterNode):
-            stated = _with_transport(stated, preset)
+            stated = with_transport(stated, preset)
         if stated.latency_s is None:
             changed = stated.model_copy(update={"latency_s": preset.latency_s})
-            return _with_usual_latency(changed, stated, preset)
+            return with_usual_latency(changed, stated, preset)
         return stated
 
     def states_latency(self, key: LinkKind) -> bool:
@@ -338,6 +326,9 @@ class Cluster(Spec):
             raise fail(
                 "data_parallel is one process with the GPUs of one node; set nodes: 1", "algorithm"
             )
+        if not OLDEST_NCCL <= self.nccl_minor <= NEWEST_NCCL:
+            known = f"2.{OLDEST_NCCL} to 2.{NEWEST_NCCL}"
+            raise fail(f"is not known here; write one of {known}, or drop it", "nccl")
         if self.protocol != "auto" and self.algorithm not in ("auto", "ring", "tree", "nvls"):
             raise fail(f"is NCCL's, and {self.algorithm} is not; drop it", "protocol")
         return self

@@ -17,6 +17,8 @@ __all__ = [
     "StatedInter",
     "StatedIntra",
     "link_of_preset",
+    "with_transport",
+    "with_usual_latency",
 ]
 
 # of a small message to another node, software included: InfiniBand as NCCL's tables have it; EFA of
@@ -129,6 +131,29 @@ def _if_said(link: _AnyLink | None) -> _AnyLink | None:
 
 StatedIntra = Annotated[IntraNode | None, AfterValidator(_if_said)]
 StatedInter = Annotated[InterNode | None, AfterValidator(_if_said)]
+
+
+_EASY_FOR_TCP_BYTES_PER_S = 1.25e9  # 10 Gbit/s: few such networks have RDMA
+
+
+def with_transport(stated: InterNode, usual: InterNode) -> InterNode:
+    """A network of which nobody says how NCCL reaches it."""
+    if "transport" in stated.model_fields_set:
+        return stated
+    is_slow = (stated.bandwidth_bytes_per_s or 0.0) <= _EASY_FOR_TCP_BYTES_PER_S
+    kind = "tcp" if is_slow or usual.transport == "tcp" else "rdma"
+    return stated.model_copy(update={"transport": kind})
+
+
+def with_usual_latency(
+    changed: IntraNode | InterNode, stated: IntraNode | InterNode, preset: IntraNode | InterNode
+) -> IntraNode | InterNode:
+    """Another transport than the preset's has another latency."""
+    if not (isinstance(changed, InterNode) and isinstance(preset, InterNode)):
+        return changed
+    if stated.latency_s is not None or changed.transport == preset.transport:
+        return changed
+    return changed.model_copy(update={"latency_s": USUAL_LATENCY_S[changed.transport]})
 
 
 def link_of_preset(link: dict[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from functools import lru_cache
 from math import inf
 from typing import Literal, NamedTuple
 
+from ddpsim.scenario.cluster import NEWEST_NCCL as NEWEST
+
 __all__ = [
     "NEWEST",
-    "OLDEST",
     "PROTOCOLS",
     "Algorithm",
     "Architecture",
@@ -25,7 +26,6 @@ Architecture = Literal["volta", "ampere", "hopper", "blackwell"]
 Protocol = Literal["LL", "LL128", "Simple"]
 Algorithm = Literal["ring", "tree", "nvls"]
 PROTOCOLS: tuple[Protocol, ...] = ("LL", "LL128", "Simple")
-OLDEST, NEWEST = 5, 30  # minor versions of NCCL 2
 
 _ByProtocol = tuple[float, float, float]
 _ByNodes = tuple[float, float, float]  # 1, 2 and more
@@ -70,7 +70,7 @@ class Tables(NamedTuple):
 
 @lru_cache(maxsize=32)
 def tables(minor: int) -> Tables:
-    """Of NCCL 2.`minor`, from OLDEST to NEWEST."""
+    """Of NCCL 2.`minor`, of those that a scenario may name."""
     return Tables(
         base_us=_base_us(minor),
         hop_us=_hop_us(minor),

@@ -1,0 +1,111 @@
+"""NCCL's version and its environment variables change what it chooses and sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from clusters.collectives import cluster
+
+from ddpsim.cluster.nccl.environment import read_environment
+from ddpsim.cluster.nccl.tuner import Graph, choose
+from ddpsim.prediction.collective_times import collective_table, load_cluster
+
+MIB = 2**20
+DGX_H100_2 = {"nodes": 2, "gpus_per_node": 8, "intra_gb_per_s": 370.8, "nics": 8}
+
+
+def rows(sizes: list[int], **keys: Any) -> list[Any]:
+    return list(collective_table(load_cluster(cluster(**keys)), "all_reduce", sizes).rows)
+
+
+@pytest.mark.parametrize(
+    ("minor", "size", "choice"),
+    [
+        (17, 4 * MIB, "tree LL128"),
+        (22, MIB, "nvls Simple"),
+        (30, MIB, "tree LL128"),
+        (30, 4 * MIB, "nvls Simple"),
+    ],
+)
+def test_versions_choose_otherwise(minor: int, size: int, choice: str) -> None:
+    """Two DGX H100: trees of switches come with 2.18, and leave small messages again in 2.28."""
+    graph = Graph("hopper", **DGX_H100_2, nic_gb_per_s=50.0, reduces=True, minor=minor)
+    found = choose(graph, size)
+    assert f"{found.algorithm} {found.protocol}" == choice
+
+
+def test_what_a_plugin_declares_keeps_nccl_to_trees() -> None:
+    """EFA: 75 us a hop, and twice that for Simple."""
+    graph = Graph("hopper", **DGX_H100_2, nic_gb_per_s=50.0, reduces=True)
+    declared = Graph("hopper", **DGX_H100_2, nic_gb_per_s=50.0, reduces=True, net_latency_us=75.0)
+    assert choose(graph, 8 * MIB).algorithm == "nvls"
+    assert choose(declared, 8 * MIB).algorithm == "tree"
+
+
+@pytest.mark.parametrize(
+    ("written", "allowed"),
+    [
+        ("Ring,Tree", ("ring", "tree")),
+        ("^tree", ("ring", "nvls")),
+        ("allreduce:ring;broadcast:tree", ("ring",)),
+        ("ring;allreduce:tree,nvlstree", ("tree", "nvls")),
+        ("broadcast:ring", ()),
+    ],
+)
+def test_algorithms_are_written_as_nccl_reads_them(written: str, allowed: tuple[str, ...]) -> None:
+    assert read_environment({"NCCL_ALGO": written}).algorithms == allowed
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"NCCL_FOO": 1}, "NCCL_FOO is not modelled"),
+        ({"NCCL_ALGO": "rings"}, "'rings' is not known; write some of ring, tree"),
+        ({"NCCL_PROTO": "^LL,LL128,Simple"}, "leaves nothing"),
+        ({"NCCL_BUFFSIZE": "4M"}, "must be a whole number"),
+        ({"NCCL_MIN_NCHANNELS": -1}, "must not be negative"),
+    ],
+)
+def test_wrong_variables_are_refused(variables: dict[str, str | int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_environment(variables)
+
+
+def test_a_scenarios_variables_go_before_the_machines() -> None:
+    machine = {"machine": "a3-mega", "nodes": 2}
+    (usual,) = rows([64 * MIB], **machine)
+    (own,) = rows([64 * MIB], **machine, nccl_env={"NCCL_ALGO": "Ring"})
+    assert (usual.choice, own.choice) == ("tree Simple", "ring Simple")
+
+
+def test_smaller_buffers_cut_a_tree_of_simple_into_more_chunks() -> None:
+    """16 MiB of a3-mega are not pipelined with 8 MiB of buffer, and are with 1."""
+    machine = {"machine": "a3-mega", "nodes": 2, "algorithm": "tree"}
+    (usual,) = rows([16 * MIB], **machine)
+    (cut,) = rows([16 * MIB], **machine, nccl_env={"NCCL_BUFFSIZE": 2**20})
+    assert cut.time_s < 0.7 * usual.time_s
+
+
+def test_gpus_without_peer_access_meet_in_host_memory() -> None:
+    (usual,) = rows([64 * MIB], machine="dgx-a100")
+    (slow,) = rows([64 * MIB], machine="dgx-a100", nccl_env={"NCCL_P2P_DISABLE": 1})
+    assert slow.busbw_bytes_per_s == pytest.approx(12e9, rel=0.1)
+    assert usual.busbw_bytes_per_s > 10 * slow.busbw_bytes_per_s
+
+
+def test_without_infiniband_nccl_takes_sockets() -> None:
+    asked = {"machine": "dgx-a100", "nodes": 4, "algorithm": "ring"}
+    (usual,) = rows([1024 * MIB], **asked)
+    (slow,) = rows([1024 * MIB], **asked, nccl_env={"NCCL_IB_DISABLE": 1})
+    assert slow.busbw_bytes_per_s == pytest.approx(8 * 2.5e9, rel=0.1)
+    assert usual.time_s < slow.time_s
+
+
+@pytest.mark.parametrize(("gbit_per_s", "reached"), [(10, 0.94), (25, 0.8), (100, 0.2)])
+def test_sockets_fill_slow_lines_alone(gbit_per_s: int, reached: float) -> None:
+    """Published: 96 % of 10 Gbit/s and 21 % of 100 Gbit/s, of V100 over TCP."""
+    network = {"bandwidth": f"{gbit_per_s} Gbit/s", "transport": "tcp"}
+    asked = {"device": "v100-sxm-16gb", "gpus_per_node": 1, "nodes": 4, "inter_node": network}
+    (row,) = rows([256 * MIB], **asked)
+    assert row.busbw_bytes_per_s == pytest.approx(reached * gbit_per_s / 8 * 1e9, rel=0.06)
