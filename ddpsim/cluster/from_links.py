@@ -143,6 +143,7 @@ def _nccl_cost(cluster: Cluster, wires: Wires) -> NcclCost:
         paths,
         table_intra=not cluster.states_latency("intra_node"),
         net_hop_s=hop_s(inter, is_stated=cluster.states_latency("inter_node")),
+        is_ring_step=cluster.states_latency("inter_node"),
         message_s=message_s(inter),
         algorithms=named,
         protocols=protocols,

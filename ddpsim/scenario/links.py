@@ -31,7 +31,7 @@ _StepLatency = Annotated[
     Duration | None,
     Field(
         alias="latency",
-        description="of a small message, software included; default: NCCL's own, or the device's",
+        description="one ring step, software included; default: NCCL's own, or the device's",
     ),
 ]
 

@@ -34,13 +34,13 @@ def test_twice_the_bytes_take_no_less_and_not_much_more(
 
 
 def test_a_stated_latency_counts_where_messages_wait_for_it() -> None:
-    """8 x 8 A100 at 100 Gbit/s: 15 us more on each of a tree's six network hops."""
+    """8 x 8 A100 at 100 Gbit/s: a tree has six network hops, of 1.85 ring steps each."""
     network = {"bandwidth": "100 Gbit/s"}
     sizes = [64 * KIB, MIB, 2 * MIB, 25 * MIB]
     usual = times_us(sizes, **A100, nodes=8, inter_node=network)
     stated = times_us(sizes, **A100, nodes=8, inter_node=network | {"latency": "20 us"})
     for before, after in zip(usual, stated, strict=True):
-        assert 0 <= after - before <= 6 * 20
+        assert 0 <= after - before <= 6 * 20 * 1.86
 
 
 @given(
@@ -55,7 +55,7 @@ def test_a_stated_latency_counts_where_messages_wait_for_it() -> None:
 def test_more_latency_takes_no_less(
     algorithm: str, protocol: str, nodes: int, gpus: int, size: int, latency_us: int
 ) -> None:
-    """And no more than that on every step of a ring, or on each hop up and down a tree."""
+    """And no more than that on every step of a ring; 1.85 times that on each hop of a tree."""
     chosen = {"algorithm": algorithm, "protocol": protocol}
     asked = {**A100, "gpus_per_node": gpus, "nodes": nodes, **chosen}
 
@@ -63,5 +63,5 @@ def test_more_latency_takes_no_less(
         network = {"bandwidth": "200 Gbit/s", "latency": f"{us} us"}
         return times_us([size], **asked, inter_node=network)[0]
 
-    steps = 2 * (nodes * gpus - 1) if algorithm == "ring" else 2 * nodes.bit_length()
+    steps = 2 * (nodes * gpus - 1) if algorithm == "ring" else 1.86 * 2 * nodes.bit_length()
     assert -0.01 <= with_latency(latency_us + 10) - with_latency(latency_us) <= 10 * steps + 0.01

@@ -55,8 +55,9 @@ class NcclCost:
 
     `paths` holds bandwidths of bytes on the wire, of which a protocol's flags take their part, and,
     where the scenario states it (not `table_intra`), the latency of one step inside a node; else it
-    is NCCL's own, by protocol. `net_hop_s`: what a small message takes to another node, 5 us in
-    NCCL's table; None: as the table says.
+    is NCCL's own, by protocol. `net_hop_s`: what a small message takes to another node in a tree,
+    5 us in NCCL's table, or where the scenario states it (`is_ring_step`) in a ring; None: as the
+    table says.
     `message_s`: how long a NIC is busy with a message beside its bytes. `algorithms` and
     `protocols` restrict the choice, as NCCL_ALGO and NCCL_PROTO do.
     """
@@ -65,6 +66,7 @@ class NcclCost:
     paths: Paths
     table_intra: bool
     net_hop_s: float | None = None
+    is_ring_step: bool = False
     message_s: float = 0.0
     algorithms: tuple[str, ...] = ()
     protocols: tuple[str, ...] = ()
@@ -148,9 +150,10 @@ class NcclCost:
         hop_us = hops_us[PROTOCOLS.index(choice.protocol)]
         if self.net_hop_s is None:
             return hop_us * US
-        small_us = hops_us[0] if row == "ring" else _HOP_US["net"]["tree"][0]
-        part = small_us / _HOP_US["net"]["tree"][0]
-        return part * self.net_hop_s + (hop_us - small_us) * US
+        net_us, is_alone = _HOP_US["net"], self.graph.gpus_per_node == 1
+        known_us = net_us["ring" if self.is_ring_step and not is_alone else "tree"][0]
+        small_us = net_us["ring" if row == "ring" else "tree"][0]
+        return self.net_hop_s * small_us / known_us + (hop_us - small_us) * US
 
     def _startup_s(self, choice: Choice) -> float:
         alone = self.paths.intra is None

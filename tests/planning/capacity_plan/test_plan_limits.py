@@ -18,7 +18,7 @@ def test_a_target_out_of_reach_shows_the_best_and_its_bound() -> None:
     assert (plan.met, plan.answer.gpus) == (False, 64)
     assert plan.answer.bottleneck.startswith("communication: the inter-node network")
     text = " ".join(render_plan(plan, "f.yaml").split())
-    assert "not met 64 GPUs (64 x 1): 5.78 days" in text
+    assert "not met 64 GPUs (64 x 1): 6.16 days" in text
     assert "no size up to 64 GPUs that was tried meets the target; this one is the fastest" in text
 
 
