@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 from ddpsim.errors import shown
-from ddpsim.scenario.suggest import did_you_mean
+from ddpsim.scenario.suggest import did_you_mean, some_of
 
 __all__ = [
     "are_other_devices",
@@ -46,11 +46,31 @@ _MODEL_ALIASES = {
 _MACHINE_ALIASES = {
     "dgx-1": "dgx-1-v100",
     "dgx1": "dgx-1-v100",
+    # what CoreWeave, Lambda and others rent: the same boards and NICs
+    "hgx-h100": "dgx-h100",
+    "hgx-h200": "dgx-h200",
+    "hgx-b200": "dgx-b200",
+    "p3dn": "p3dn.24xlarge",
     "p4d": "p4d.24xlarge",
+    "p4de": "p4de.24xlarge",
     "p5": "p5.48xlarge",
+    "p5e": "p5e.48xlarge",
+    "p5en": "p5en.48xlarge",
+    "p6-b200": "p6-b200.48xlarge",
+    "a2-high": "a2-highgpu-8g",
+    "a2-ultra": "a2-ultragpu-8g",
+    "a3-high": "a3-highgpu-8g",
     "a3-megagpu-8g": "a3-mega",
+    "a3-ultra": "a3-ultragpu-8g",
+    "a4-high": "a4-highgpu-8g",
+    "standard-nd40rs-v2": "nd40rs-v2",
+    "standard-nd96asr-v4": "nd96asr-v4",
+    "standard-nd96amsr-a100-v4": "nd96amsr-a100-v4",
+    "standard-nd96isr-h100-v5": "nd96isr-h100-v5",
+    "standard-nd96isr-h200-v5": "nd96isr-h200-v5",
     "g4dn": "g4dn.12xlarge",
     "g5": "g5.12xlarge",
+    "g6": "g6.12xlarge",
 }
 _DEVICE_ALIASES = {
     "v100": "v100-sxm-32gb",
@@ -131,7 +151,7 @@ def resolve(kind: str, name: str) -> str:
     if folded.replace("-", "") in squashed:
         return squashed[folded.replace("-", "")]
     hint = did_you_mean(name, [*names, *aliases])
-    raise ValueError(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(names)}")
+    raise ValueError(f"unknown {kind} {shown(name)}.{hint} Known: {some_of(names, folded)}")
 
 
 def are_other_devices(name: str | None, other: str | None) -> bool:
