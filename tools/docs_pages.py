@@ -222,6 +222,10 @@ _PRESETS_INTRODUCTION = """\
 `cluster.machine` names a machine, `cluster.device` a device; a device is also known by the name
 that its driver gives. `ddpsim explain cluster NAME` draws a machine. Rates are TFLOP/s of dense
 matrix products, by the precision of their inputs. A network is the bandwidth of one NIC.
+
+The source of a machine's network names the published sweeps that tested the preset, if there are
+any. CoreWeave, Lambda and others rent `hgx-h100`, `hgx-h200` and `hgx-b200`: the same as `dgx-`
+machines. For AMD devices NCCL's model stands in for RCCL's.
 """
 
 

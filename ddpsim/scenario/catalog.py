@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 from ddpsim.errors import shown
-from ddpsim.scenario.suggest import did_you_mean
+from ddpsim.scenario.suggest import did_you_mean, some_of
 
 __all__ = [
     "are_other_devices",
@@ -46,19 +46,46 @@ _MODEL_ALIASES = {
 _MACHINE_ALIASES = {
     "dgx-1": "dgx-1-v100",
     "dgx1": "dgx-1-v100",
+    # what CoreWeave, Lambda and others rent: the same boards and NICs
+    "hgx-h100": "dgx-h100",
+    "hgx-h200": "dgx-h200",
+    "hgx-b200": "dgx-b200",
+    "p3dn": "p3dn.24xlarge",
     "p4d": "p4d.24xlarge",
+    "p4de": "p4de.24xlarge",
     "p5": "p5.48xlarge",
+    "p5e": "p5e.48xlarge",
+    "p5en": "p5en.48xlarge",
+    "p6-b200": "p6-b200.48xlarge",
+    "p6-b300": "p6-b300.48xlarge",
+    "a2-high": "a2-highgpu-8g",
+    "a2-ultra": "a2-ultragpu-8g",
+    "a3-high": "a3-highgpu-8g",
     "a3-megagpu-8g": "a3-mega",
+    "a3-ultra": "a3-ultragpu-8g",
+    "a4-high": "a4-highgpu-8g",
+    "standard-nd40rs-v2": "nd40rs-v2",
+    "standard-nd96asr-v4": "nd96asr-v4",
+    "standard-nd96amsr-a100-v4": "nd96amsr-a100-v4",
+    "standard-nd96isr-h100-v5": "nd96isr-h100-v5",
+    "standard-nd96isr-h200-v5": "nd96isr-h200-v5",
+    "standard-nd96isr-mi300x-v5": "nd96isr-mi300x-v5",
     "g4dn": "g4dn.12xlarge",
     "g5": "g5.12xlarge",
+    "g6": "g6.12xlarge",
 }
 _DEVICE_ALIASES = {
+    "p100": "p100-sxm-16gb",
     "v100": "v100-sxm-32gb",
+    "v100-pcie": "v100-pcie-16gb",
     "a100": "a100-sxm-80gb",
     "h100": "h100-sxm-80gb",
     "h200": "h200-sxm-141gb",
+    "gh200": "gh200-96gb",
+    "mi250x": "mi250x-gcd",
     "cpu": "cpu-core",
-    # as NVIDIA's driver and torch.cuda.get_device_name call them, without the brand
+    # as the driver and torch.cuda.get_device_name call them, without the brand
+    "p100-sxm2-16gb": "p100-sxm-16gb",
     "v100-sxm2-16gb": "v100-sxm-16gb",
     "v100-sxm2-32gb": "v100-sxm-32gb",
     "a100-sxm4-40gb": "a100-sxm-40gb",
@@ -66,9 +93,11 @@ _DEVICE_ALIASES = {
     "a100-80gb-pcie": "a100-pcie-80gb",
     "h100-80gb-hbm3": "h100-sxm-80gb",
     "h100-pcie": "h100-pcie-80gb",
+    "gh200-480gb": "gh200-96gb",
+    "b300-sxm6-ac": "b300",
     "rtx-6000-ada-generation": "rtx-6000-ada",
 }
-_BRANDS = ("nvidia", "tesla", "geforce", "quadro")
+_BRANDS = ("nvidia", "tesla", "geforce", "quadro", "amd", "instinct")
 
 
 @cache
@@ -131,7 +160,7 @@ def resolve(kind: str, name: str) -> str:
     if folded.replace("-", "") in squashed:
         return squashed[folded.replace("-", "")]
     hint = did_you_mean(name, [*names, *aliases])
-    raise ValueError(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(names)}")
+    raise ValueError(f"unknown {kind} {shown(name)}.{hint} Known: {some_of(names, folded)}")
 
 
 def are_other_devices(name: str | None, other: str | None) -> bool:

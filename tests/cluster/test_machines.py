@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from copy import deepcopy
 from typing import Any
 
@@ -16,6 +17,7 @@ from ddpsim.prediction.api import load_scenario, simulate
 from ddpsim.prediction.collective_times import collective_table, load_cluster
 from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.catalog import machine_names, machine_table
+from ddpsim.scenario.catalog import resolve as resolve_name
 from ddpsim.scenario.links import InterNode
 
 
@@ -32,6 +34,35 @@ def test_every_machine_can_be_asked(name: str) -> None:
         assert scenario.cluster.gpus_per_node == table["gpus_per_node"]
         rows = collective_table(scenario, "all_reduce", [4, 25 * MIB]).rows
         assert all(row.time_s > 0 for row in rows)
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_a_machines_network_is_that_of_its_source(name: str) -> None:
+    """Which begins with NICs and line rate, and ends with who tested the preset."""
+    table = machine_table(name)
+    link, source = table["inter_node"], table["sources"]["inter_node"]
+    written = re.match(r"(?:Assumed )?(\d+) x (\d+) Gbit/s ", source)
+    assert written
+    nics, gbit_per_s = map(int, written.groups())
+    assert link["nics_per_node"] == nics
+    assert link["bandwidth_bytes_per_s"] == gbit_per_s * 1e9 / 8
+    assert "; tested by " in source or source.endswith("; no published collective tests it")
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("hgx-h100", "dgx-h100"),
+        ("HGX B200", "dgx-b200"),
+        ("Standard_ND96isr_H100_v5", "nd96isr-h100-v5"),
+        ("ND96asr_v4", "nd96asr-v4"),
+        ("BM.GPU.A100-v2.8", "bm.gpu.a100-v2.8"),
+        ("a3-megagpu-8g", "a3-mega"),
+        ("P5en.48xlarge", "p5en.48xlarge"),
+    ],
+)
+def test_a_machine_may_be_written_as_its_cloud_does(written: str, name: str) -> None:
+    assert resolve_name("machine", written) == name
 
 
 def test_a_machine_leaves_what_the_scenario_says() -> None:

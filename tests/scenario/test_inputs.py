@@ -134,6 +134,12 @@ def test_json_is_the_only_thing_on_stdout(cli: Callable[..., Outcome]) -> None:
         ("NVIDIA A10G", "a10g"),
         ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080ti"),
         ("Tesla T4", "t4"),
+        ("Tesla P100-SXM2-16GB", "p100-sxm-16gb"),
+        ("Tesla V100-PCIE-16GB", "v100-pcie-16gb"),
+        ("NVIDIA GH200 480GB", "gh200-96gb"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("AMD Instinct MI250X", "mi250x-gcd"),
+        ("AMD Instinct MI300X", "mi300x"),
     ],
 )
 def test_a_device_may_be_called_as_its_driver_calls_it(name: str, preset: str) -> None:
