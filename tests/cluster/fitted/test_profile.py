@@ -159,7 +159,7 @@ def test_a_network_stated_in_part_is_the_presets_beside_a_profile(predict: Any) 
     assert half.iteration_time_s == stated.iteration_time_s
 
 
-GOOD_MODEL = Path(__file__).parent.parent / "invalid" / "files" / "good-profile.json"
+GOOD_MODEL = Path(__file__).parents[2] / "invalid" / "files" / "good-profile.json"
 
 
 @pytest.mark.parametrize(
