@@ -195,12 +195,27 @@ def excerpts(text: str) -> Iterator[str]:
 
 
 def shown_anew(text: str, said: str) -> str:
-    """An excerpt with the lines of another output: as many, from those that begin alike."""
-    lines, out = said.splitlines(), []
+    """An excerpt with the lines of another output: the next that differs in figures alone.
+
+    Or else the only one that begins alike.
+    """
+    lines, out, behind = said.splitlines(), [], 0
     for line in text.splitlines():
+        alike = [
+            i for i, each in enumerate(lines) if i >= behind and words_of(each) == words_of(line)
+        ]
         own = [each for each in lines if each.split()[:1] == line.split()[:1]]
-        out.append(line if line in lines or len(own) != 1 else own[0])
+        if line.strip() and alike:
+            behind = alike[0] + 1
+            out.append(lines[alike[0]])
+        else:
+            out.append(line if line in lines or len(own) != 1 else own[0])
     return "\n".join(out) + "\n"
+
+
+def words_of(line: str) -> str:
+    """A line without its figures and the room that they take."""
+    return " ".join(re.sub(r"[-+]?[\d.,]+", "0", line).split())
 
 
 def page_name(path: Path) -> str:
