@@ -238,7 +238,7 @@ def _from_log(scenario: Scenario, fitted: Network | None) -> Network:
     low, high = log.samples[0][0], log.samples[-1][0]
     covered = f"{log.source} ({log.kind}), {format_bytes(low)} to {format_bytes(high)}"
     if log.spread and log.spread > LOG.sigma:
-        covered += f"; in place and out of place vary by {log.spread:.0%}"
+        covered += f"; in place and out of place vary by {100 * log.spread:.0f} %"
     return Network(
         cost=_log_cost(log, beyond, run),
         uncertainty=_at_least(doubt, log),
