@@ -23,7 +23,7 @@ __all__ = ["is_of_osu", "read_osu"]
 
 _TITLE = re.compile(r"#\s*OSU\s+(?P<library>\S+)\s+(?P<test>.+?)\s+Latency Test")
 _HEADER = re.compile(r"#\s*Size\b.*Latency\s*\(us\)")
-_ROW = re.compile(r"\s*(\d+)((?:\s+[\d.]+)+)\s*")
+_ROW = re.compile(r"(?:^|[^\w\s.]|Z(?=\s))\s*(\d+)((?:\s+[\d.]+)+)\s*$")  # behind a label or none
 _TESTS: dict[Operation, str] = {"all_reduce": "Allreduce", "broadcast": "Broadcast"}
 _NO_RANKS = "is of the OSU micro-benchmarks, which do not print their ranks"
 
@@ -71,7 +71,7 @@ def _rows(name: str, lines: Sequence[str], first: int) -> list[tuple[int, float]
     has_header = False
     for line, text in enumerate(lines, first):
         has_header = has_header or _HEADER.search(text) is not None
-        found = _ROW.fullmatch(text) if has_header else None
+        found = _ROW.search(text) if has_header else None
         if found and (size := int(number(name, line, found[1], "size"))):
             time_us = number(name, line, found[2].split()[0], "latency", above_zero=True)
             samples.append((size, time_us * 1e-6))

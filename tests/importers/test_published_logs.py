@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from logs.measured_files import Write
 from logs.nccl_log_writer import TIMES, nccl_log
 
-from ddpsim.errors import ImportFailedError
+from ddpsim.errors import DdpsimError, ImportFailedError
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
-from ddpsim.importers.measured import OtherCollectiveError, parse_layout
+from ddpsim.importers.measured import Operation, OtherCollectiveError, parse_layout
 from ddpsim.scenario.quantity import SourceFile
 
 
@@ -235,6 +238,40 @@ def test_tables_of_osu(write: Write, text: str) -> None:
     assert log.warnings == (
         "file.txt: OSU times MPI's collectives, out of place; DDP reduces in place on the GPU",
     )
+
+
+@pytest.mark.parametrize("prefix", ["0: ", "[1,0]<stdout>:", "2024-11-05T10:11:12.123Z ", "> "])
+@pytest.mark.parametrize("text", [OSU, BENCH], ids=["OSU", "all_reduce_bench"])
+def test_other_benchmarks_behind_a_prefix(write: Write, text: str, prefix: str) -> None:
+    plain = read_all_reduce(write(text), layout=(1, 4))
+    labelled = "\n".join(prefix + line for line in text.splitlines())
+    assert read_all_reduce(write(labelled), layout=(1, 4)).samples == plain.samples
+
+
+@given(
+    st.sampled_from([OSU, BENCH, run_of("all_reduce_perf") + OTHERS["broadcast"]]),
+    st.integers(0, 5000),
+    st.integers(0, 40),
+    st.text(st.characters(codec="utf-8"), max_size=12),
+)
+def test_a_damaged_table_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, text: str, start: int, length: int, junk: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged-table.txt"
+    start %= len(text)
+    path.write_text(text[:start] + junk + text[start + length :], encoding="utf-8")
+    for operation in get_args(Operation):
+        said = _refusal(SourceFile("a.txt", path), operation)
+        assert said is None or said.startswith("a.txt:")
+        assert said is None or len(said) < 500
+
+
+def _refusal(source: SourceFile, operation: Operation) -> str | None:
+    try:
+        read_all_reduce(source, layout=(2, 2), operation=operation)
+    except DdpsimError as error:
+        return str(error)
+    return None
 
 
 def test_tables_of_osu_of_several_collectives(write: Write) -> None:
