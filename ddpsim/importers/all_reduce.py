@@ -116,9 +116,8 @@ def _read(
     if is_bandwidth_table(lines):
         return "all_reduce_bench.py table", read_bandwidth_table(name, lines, operation, layout)
     wanted = (
-        "nccl-tests' table (size count type redop ... busbw), its JSON (-J), "
-        "all_reduce_bench.py's table (payload busbw algbw), OSU's (Size, Avg Latency) "
-        f"or CSV ({','.join(_CSV_COLUMNS)})"
+        "nccl-tests' table (size count type redop ... busbw), its JSON (-J), a table of "
+        f"osu_allreduce or all_reduce_bench.py, or CSV ({','.join(_CSV_COLUMNS)})"
     )
     return "nccl-tests log", read_text_log(name, lines, wanted, operation, layout)
 
