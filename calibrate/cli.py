@@ -15,14 +15,18 @@ from calibrate.cli_options import (
     Batch,
     Function,
     Fused,
+    Layouts,
     LineRate,
     Local,
+    Operations,
     Optimizer,
     Output,
     bucket_cap_mb,
     bytes_per_s,
     check_ranks_devices,
+    layouts,
     memory_bytes,
+    operations,
 )
 from calibrate.files import HTML, check_outputs, name_as_text
 from calibrate.records.rounds import RoundOptions, Variant
@@ -318,25 +322,30 @@ def validate(
 @imports.command("nccl-tests", short_help="Make one from nccl-tests logs of a cluster.")
 def import_nccl_tests(
     logs: Annotated[
-        list[Path], typer.Argument(help="all_reduce_perf's text or JSON (-J), or our CSV.")
+        list[Path],
+        typer.Argument(
+            help="nccl-tests' text or JSON (-J), our CSV, or another benchmark's table."
+        ),
     ],
     output: Output,
     name: Annotated[str, typer.Option(help="What to call the profile.")] = "cluster",
+    layout: Layouts = None,
+    operation: Operations = None,
 ) -> None:
     """Make a cluster profile from nccl-tests logs of one cluster, of one or several layouts."""
+    from calibrate.fit.logs import read_logs
     from calibrate.fit.profile import fit_logs, samples_of_logs
     from calibrate.fit.residuals import residual_table
     from calibrate.fit.show import correlated
-    from ddpsim.importers.all_reduce import read_all_reduce
-    from ddpsim.scenario.quantity import SourceFile
 
     check_outputs([(output, CLUSTER_SCHEMA)], logs)
-    read = [read_all_reduce(SourceFile(name_as_text(path), path)) for path in logs]
-    fitted = fit_logs(read, name)
+    read = read_logs(logs, layouts(layout, len(logs)), operations(operation))
+    fitted = fit_logs(read.all_reduces, name, broadcasts=read.broadcasts)
     _write(fitted, output)
-    for line in (residual_table(fitted.all_reduce, samples_of_logs(read)), *correlated(fitted)):
+    samples = samples_of_logs(read.all_reduces)
+    for line in (residual_table(fitted.all_reduce, samples), *correlated(fitted)):
         print(line)
-    for warning in (said for log in read for said in log.warnings):
+    for warning in read.warnings:
         print(f"WARNING {warning}")
 
 

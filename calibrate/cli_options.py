@@ -5,26 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from calibrate.records.rounds import OptimizerName
 from ddpsim.cli import parsed
+from ddpsim.importers.measured import Layout, Operation, parse_layout
 from ddpsim.units import parse_bytes, parse_bytes_per_s
 
 __all__ = [
     "Batch",
     "Function",
     "Fused",
+    "Layouts",
     "LineRate",
     "Local",
+    "Operations",
     "Optimizer",
     "Output",
     "bucket_cap_mb",
     "bytes_per_s",
     "check_ranks_devices",
+    "layouts",
     "memory_bytes",
+    "operations",
 ]
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="The file to write.")]
@@ -41,6 +46,46 @@ LineRate = Annotated[
     str | None,
     typer.Option(help='Nominal rate of a node\'s network link, "10 Gbit/s", if you know it.'),
 ]
+Layouts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--layout",
+        metavar="NODESxGPUS",
+        help="Ranks of logs that do not list them, such as 2x8: once for all, or once a log.",
+    ),
+]
+Operations = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--operation", help="What to read: all_reduce (the default), and broadcast if given too."
+    ),
+]
+
+
+def layouts(texts: list[str] | None, logs: int) -> list[Layout | None]:
+    """One of --layout for each of so many logs; None without the option."""
+    read: list[Layout | None] = [parsed(parse_layout, text, "--layout") for text in texts or ()]
+    if len(read) not in (0, 1, logs):
+        told = f"was given {len(read)} times for {logs} logs; give one, or one for each log"
+        raise typer.BadParameter(told, param_hint="--layout")
+    return read if len(read) == logs else (read or [None]) * logs
+
+
+def operations(given: list[str] | None) -> list[Operation]:
+    """Those of --operation; all-reduces must be among them, as a profile is fitted to them."""
+    chosen = [parsed(_operation, text, "--operation") for text in given or ["all_reduce"]]
+    if "all_reduce" not in chosen:
+        told = "a profile needs all-reduces; add --operation all_reduce"
+        raise typer.BadParameter(told, param_hint="--operation")
+    return [*dict.fromkeys(chosen)]
+
+
+def _operation(text: str) -> Operation:
+    for known in get_args(Operation):
+        if text == known:
+            operation: Operation = known
+            return operation
+    raise ValueError(f"{text!r} is neither all_reduce nor broadcast")
 
 
 def check_ranks_devices(device: str, threads: int) -> None:

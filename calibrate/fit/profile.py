@@ -17,7 +17,7 @@ from calibrate.fit.solve import ROBUST
 from calibrate.records.record import COPIES_BACK, HALF, Environment, Kind, Measurement, Record
 from calibrate.validate.machine_speed import bare_compute_s, times_the_least
 from ddpsim.importers.all_reduce import AllReduceLog
-from ddpsim.importers.profiles.cluster import ClusterProfile, GlooRing, Provenance
+from ddpsim.importers.profiles.cluster import ClusterProfile, GlooRing, MeasuredSigma, Provenance
 from ddpsim.units import format_bytes
 from ddpsim.wording import counted
 
@@ -32,6 +32,7 @@ __all__ = [
 
 NOT_STATED = "not stated in the logs"
 _OTHER_PACE = 1.25  # records of one machine differed by up to 1.2; of two of one name by 1.34
+_QUIET = 0.05  # of a log's two times of a size: other days differ by as much
 _EACH_COUNTS = ("compute", "jitter")  # whose samples are divided by, or their logarithms taken
 
 Backend = Literal["gloo", "nccl"]
@@ -105,26 +106,35 @@ def fit_profile(
 
 
 def fit_logs(
-    logs: Sequence[AllReduceLog], name: str, *, created: str = "not stated"
+    logs: Sequence[AllReduceLog],
+    name: str,
+    *,
+    broadcasts: Sequence[AllReduceLog] = (),
+    created: str = "not stated",
 ) -> ClusterProfile:
     """The profile of an NCCL cluster from logs of nccl-tests; raises FitError.
 
-    Logs say no more of the machine than its GPUs' names, if that: one that all share is told, that
-    they are of one and the same cluster is for the caller to know.
+    Where a log's times in place and out of place lie further apart than the fit's residuals, they
+    say how wrong the profile may be. Logs say no more of the machine than its GPUs' names, if that:
+    one that all share is told, that they are of one and the same cluster is for the caller to know.
     """
     _check_logs(logs)
-    gpus = {gpu for log in logs for gpu in log.gpus}
+    _check_logs(broadcasts)
+    both = (*logs, *broadcasts)
+    gpus = {gpu for log in both for gpu in log.gpus}
     samples = samples_of_logs(logs)
-    sources = tuple(log.source for log in logs)
+    sources = tuple(dict.fromkeys(log.source for log in both))
+    spread = max((told for log in logs if (told := log.spread or 0.0) > _QUIET), default=0.0)
     fit = _fitted(samples, "nccl", sources)
     return ClusterProfile(
         name=name,
         backend="nccl",
         all_reduce=fit.model,
-        all_reduce_sigma=fit.sigma,
+        all_reduce_sigma=max(fit.sigma, spread),
         correlated=fit.correlated,
         measured=measured(samples),
-        measured_sigma=measured_sigma(fit.model, samples),
+        measured_broadcasts=measured(samples_of_logs(broadcasts)),
+        measured_sigma=_with_spread(measured_sigma(fit.model, samples), spread),
         valid=fit.valid,
         provenance=Provenance(
             created=created,
@@ -134,6 +144,12 @@ def fit_logs(
         ),
         warnings=fit.warnings,
     )
+
+
+def _with_spread(found: Sequence[MeasuredSigma], spread: float) -> tuple[MeasuredSigma, ...]:
+    """Two times of one size, in place and out of place, are a measurement made twice."""
+    changed = {"repeated": spread} if spread else {}
+    return tuple(each.model_copy(update=changed) for each in found)
 
 
 def _fitted(samples: Sequence[Sample], backend: Backend, sources: Sequence[str]) -> Fit:

@@ -223,7 +223,9 @@ def _doubt_log(network: Network, cost: AllReduceLogCost, sizes_bytes: Collection
     (low, _), (high, _) = cost.log.samples[0], cost.log.samples[-1]
     known = f"measured in {cost.log.source}"
     warning = _outside(outside, len(sizes_bytes), known, (low, high))
-    doubt = EXTRAPOLATED_LOG if share > _TELLING else network.uncertainty
+    doubt = network.uncertainty
+    if share > _TELLING:
+        doubt = _at_least(EXTRAPOLATED_LOG, cost.log)
     return replace(network, uncertainty=doubt, warnings=(*network.warnings, warning))
 
 
@@ -231,22 +233,38 @@ def _from_log(scenario: Scenario, fitted: Network | None) -> Network:
     cluster, run = scenario.cluster, scenario.run
     log = _read(cluster)
     other_ranks, other_gpus = _check_ranks(log, cluster, run), _check_devices(log, cluster)
-    doubt = OTHER_GPUS if other_gpus else LOG
+    doubt = EXTRAPOLATED_LOG if other_ranks else OTHER_GPUS if other_gpus else LOG
     beyond = fitted or (network_from_links(scenario) if links_are_stated(cluster) else None)
     low, high = log.samples[0][0], log.samples[-1][0]
     covered = f"{log.source} ({log.kind}), {format_bytes(low)} to {format_bytes(high)}"
+    if log.spread and log.spread > LOG.sigma:
+        covered += f"; in place and out of place vary by {100 * log.spread:.0f} %"
     return Network(
         cost=_log_cost(log, beyond, run),
-        uncertainty=EXTRAPOLATED_LOG if other_ranks else doubt,
+        uncertainty=_at_least(doubt, log),
         bottleneck=f"the network as measured in {log.source}",
         provenance=(
             Provenance("all-reduce time", covered, "imported"),
             *(beyond.provenance if beyond else ()),
         ),
-        warnings=(*log.warnings, *other_ranks, *other_gpus),
+        warnings=(*log.warnings, *_assumed_ranks(log), *other_ranks, *other_gpus),
         interference=beyond.interference if beyond else None,
         beyond=beyond,
     )
+
+
+def _at_least(assumed: Uncertainty, log: AllReduceLog) -> Uncertainty:
+    """What is assumed of a log, or how far its two times of a size lie apart if that is more."""
+    if log.spread is None or log.spread <= assumed.sigma:
+        return assumed
+    return Uncertainty(log.spread, f"in-place and out-of-place times in {log.source}")
+
+
+def _assumed_ranks(log: AllReduceLog) -> tuple[str, ...]:
+    if log.ranks_listed:
+        return ()
+    said = f"{log.source} does not say on which nodes and GPUs it was measured"
+    return (f"{said}: its times are taken for this cluster's {_layout(log)}",)
 
 
 def _log_cost(log: AllReduceLog, beyond: Network | None, run: Run) -> CollectiveCost:
@@ -263,7 +281,8 @@ def _read(cluster: Cluster) -> AllReduceLog:
     from ddpsim.importers.all_reduce import read_all_reduce  # noqa: PLC0415 -- few name a log
 
     with blamed_on("cluster.all_reduce"):
-        return read_all_reduce(cluster.all_reduce)
+        layout = cluster.nodes, cluster.gpus_per_node
+        return read_all_reduce(cluster.all_reduce, layout=layout)
 
 
 def _check_ranks(log: AllReduceLog, cluster: Cluster, run: Run) -> tuple[str, ...]:

@@ -1,19 +1,29 @@
-"""Measured all-reduce times: nccl-tests' logs, as text or JSON, and our CSV."""
+"""Measured all-reduce times: logs of nccl-tests and of other benchmarks, and our CSV."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 from ddpsim.errors import ImportFailedError
+from ddpsim.importers.bandwidth_table import is_bandwidth_table, read_bandwidth_table
+from ddpsim.importers.measured import (
+    Layout,
+    Measured,
+    Operation,
+    OtherCollectiveError,
+    bus_factor,
+)
 from ddpsim.importers.nccl.devices import only_layout
-from ddpsim.importers.nccl.tests_log import Measured, read_json, read_text_log
+from ddpsim.importers.nccl.tests_log import read_json, read_text_log
+from ddpsim.importers.osu import is_of_osu, read_osu
 from ddpsim.importers.text import header_of, number, read_text, table, whole
 from ddpsim.scenario.quantity import SourceFile
-from ddpsim.units import format_bytes_per_s
+from ddpsim.units import format_bytes_per_s, format_duration
 
 __all__ = ["AllReduceLog", "read_all_reduce"]
 
@@ -21,6 +31,9 @@ _LEAST_BYTES = 2**20  # smaller messages stay in caches
 _FASTEST_BUSBW = 20e12  # bytes per second, assumed: NVLink 5 has 0.9e12 a direction
 _OF_RCCL = re.compile(r"\s*(?:\[\s*\{|numCycle,)")  # -Z json and -Z csv
 _CSV_COLUMNS = ("size_bytes", "time_us", "nodes", "gpus_per_node")
+_ENOUGH = 3  # sizes from _LEAST_BYTES up, to tell of those of DDP
+_FAR_APART = 1.5  # assumed: published logs of quiet networks stay below it
+_NAMED = 4  # sizes that a warning names
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,8 @@ class AllReduceLog:
 
     `samples` are (size in bytes, time in seconds), by rising size, one per size (the median);
     `gpus` the names of the GPUs, where they are told; `warnings` what of the file is not used.
+    `out_of_place` are the same of another buffer, where they were measured too; `ranks_listed`:
+    the file says its layout itself. A log of broadcasts has their times in the same way.
     """
 
     source: str
@@ -38,6 +53,30 @@ class AllReduceLog:
     samples: tuple[tuple[int, float], ...]
     gpus: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    out_of_place: tuple[tuple[int, float], ...] = ()
+    ranks_listed: bool = True
+
+    @property
+    def spread(self) -> float | None:
+        """How far two times of one size lie apart, in and out of place; None: it is not told.
+
+        Pooled standard deviation of their logarithms, from 1 MiB up where enough sizes are.
+        """
+        told = self._ratios()
+        usual = [ratio for size, ratio in told.items() if size >= _LEAST_BYTES]
+        ratios = usual if len(usual) >= _ENOUGH else [*told.values()]
+        squares = [math.log(ratio) ** 2 / 2 for ratio in ratios]
+        return math.sqrt(sum(squares) / len(squares)) if squares else None
+
+    @property
+    def apart(self) -> tuple[int, ...]:
+        """The sizes at which in place and out of place differ by more than 1.5 x."""
+        told = self._ratios().items()
+        return tuple(size for size, ratio in told if max(ratio, 1 / ratio) > _FAR_APART)
+
+    def _ratios(self) -> dict[int, float]:
+        other = dict(self.out_of_place)
+        return {size: time_s / other[size] for size, time_s in self.samples if size in other}
 
     @property
     def world_size(self) -> int:
@@ -45,24 +84,42 @@ class AllReduceLog:
         return self.nodes * self.gpus_per_node
 
 
-def read_all_reduce(source: SourceFile) -> AllReduceLog:
-    """Read a log, whichever of the known formats it has; raises ImportFailedError."""
+def read_all_reduce(
+    source: SourceFile, *, layout: Layout | None = None, operation: Operation = "all_reduce"
+) -> AllReduceLog:
+    """Read a log, whichever of the known formats it has; raises ImportFailedError.
+
+    `layout` is that of a file which does not list its ranks. `operation` says whose times to take.
+    """
     text = read_text(source, "an nccl-tests log or our CSV", of_many_programs=True)
     if _OF_RCCL.match(text):
         raise ImportFailedError(
             source.given, "is what rccl-tests writes with -Z; wanted what it prints on the screen"
         )
+    return _log(source.given, *_read(source.given, text, operation, layout), operation)
+
+
+def _read(
+    name: str, text: str, operation: Operation, layout: Layout | None
+) -> tuple[str, Measured]:
+    """The kind of a file, and what it says."""
     if text.lstrip().startswith("{"):
-        return _log(source.given, "nccl-tests JSON", read_json(source.given, text))
+        return "nccl-tests JSON", read_json(name, text, operation)
     lines = text.splitlines()
     header = header_of(lines, _CSV_COLUMNS)
     if header is not None:
-        return _log(source.given, "all-reduce CSV", _read_csv(source.given, lines, header))
+        if operation != "all_reduce":
+            raise OtherCollectiveError(name, f"holds all-reduces alone (CSV), and no {operation}")
+        return "all-reduce CSV", _read_csv(name, lines, header)
+    if is_of_osu(lines):
+        return "OSU table", read_osu(name, lines, operation, layout)
+    if is_bandwidth_table(lines):
+        return "all_reduce_bench.py table", read_bandwidth_table(name, lines, operation, layout)
     wanted = (
-        "nccl-tests' table (size count type redop ... busbw), its JSON (-J) "
-        f"or CSV ({','.join(_CSV_COLUMNS)})"
+        "nccl-tests' table (size count type redop ... busbw), its JSON (-J), a table of "
+        f"osu_allreduce or all_reduce_bench.py, or CSV ({','.join(_CSV_COLUMNS)})"
     )
-    return _log(source.given, "nccl-tests log", read_text_log(source.given, lines, wanted))
+    return "nccl-tests log", read_text_log(name, lines, wanted, operation, layout)
 
 
 def _read_csv(name: str, lines: list[str], header: int) -> Measured:
@@ -77,10 +134,12 @@ def _read_csv(name: str, lines: list[str], header: int) -> Measured:
     return Measured(only_layout(name, layouts), samples)
 
 
-def _check_speed(name: str, ranks: int, samples: Sequence[tuple[int, float]]) -> None:
+def _check_speed(
+    name: str, operation: Operation, ranks: int, samples: Sequence[tuple[int, float]]
+) -> None:
     """Times that no link can reach are of another unit, or of something else."""
     for size, time_s in samples:
-        busbw = 2 * (ranks - 1) / ranks * size / time_s
+        busbw = bus_factor(operation, ranks) * size / time_s
         if size >= _LEAST_BYTES and busbw > _FASTEST_BUSBW:
             raise ImportFailedError(
                 name,
@@ -90,10 +149,42 @@ def _check_speed(name: str, ranks: int, samples: Sequence[tuple[int, float]]) ->
             )
 
 
-def _log(name: str, kind: str, measured: Measured) -> AllReduceLog:
+def _by_size(samples: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     times: dict[int, list[float]] = defaultdict(list)
-    for size, time_s in measured.samples:
+    for size, time_s in samples:
         times[size].append(time_s)
-    by_size = tuple((size, median(times[size])) for size in sorted(times))
-    _check_speed(name, measured.layout[0] * measured.layout[1], measured.samples)
-    return AllReduceLog(name, kind, *measured.layout, by_size, measured.gpus, measured.warnings)
+    return tuple((size, median(times[size])) for size in sorted(times))
+
+
+def _log(name: str, kind: str, measured: Measured, operation: Operation) -> AllReduceLog:
+    nodes, gpus_per_node = measured.layout
+    _check_speed(name, operation, nodes * gpus_per_node, measured.samples)
+    log = AllReduceLog(
+        name,
+        kind,
+        nodes,
+        gpus_per_node,
+        _by_size(measured.samples),
+        measured.gpus,
+        measured.warnings,
+        _by_size(measured.out_of_place),
+        measured.ranks_listed,
+    )
+    return replace(log, warnings=(*log.warnings, *_said_apart(log)))
+
+
+def _said_apart(log: AllReduceLog) -> tuple[str, ...]:
+    """A warning of the sizes whose two times differ: the network or the GPUs were not quiet."""
+    sizes = log.apart
+    if not sizes:
+        return ()
+    in_place, out_of_place = dict(log.samples), dict(log.out_of_place)
+    each = [
+        f"{size} B ({format_duration(in_place[size])} and {format_duration(out_of_place[size])})"
+        for size in sizes[:_NAMED]
+    ]
+    named = ", ".join(each) + (", ..." if len(sizes) > _NAMED else "")
+    differ = f"times in place and out of place differ by more than {_FAR_APART:g} x"
+    again = "measure again with nothing else running, and with more iterations (-w 20 -n 100)"
+    at = f"{len(sizes)} of {len(log.samples)} sizes: {named}"
+    return (f"{log.source}: {differ} at {at}; {again}",)

@@ -82,7 +82,8 @@ def collective_table(
     network = build_network(scenario, cluster_profile(scenario))
     measured: dict[int, float] = {}
     if against is not None:
-        log = read_all_reduce(SourceFile(str(against), against))
+        layout = cluster.nodes, cluster.gpus_per_node
+        log = read_all_reduce(SourceFile(str(against), against), layout=layout)
         if (log.nodes, log.gpus_per_node) != (cluster.nodes, cluster.gpus_per_node):
             raise InputError(
                 "against",

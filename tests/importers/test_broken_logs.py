@@ -53,6 +53,8 @@ _PREFIXES = {
     "skypilot": "(head, rank=0, pid=3808) [1,0]<stdout>:",
     "kubectl --timestamps": "2024-11-05T10:11:12.123456789Z ",
     "quoted": "> ",
+    "cat -n": "    12\t",
+    "grep -n": "12:",
     "indented": "    ",
     "coloured": "\x1b[1;36m",
 }

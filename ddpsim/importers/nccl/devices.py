@@ -10,15 +10,16 @@ from ddpsim.errors import ImportFailedError
 from ddpsim.importers.nccl.text import Device, Line, TextRow, device_of
 from ddpsim.importers.text import listed
 
-__all__ = ["check_one_group", "device_lists", "layout_of", "only_layout"]
+__all__ = ["NO_DEVICES", "check_one_group", "device_lists", "layout_of", "only_layout"]
 
+NO_DEVICES = "does not list its devices ('#  Rank  0 ... on HOST device 0')"
 _AS_CSV = "write it as CSV: size_bytes,time_us,nodes,gpus_per_node"
 
 
 def device_lists(
     name: str, lines: Iterable[Line], rows: Iterable[TextRow]
 ) -> list[tuple[Device, ...]]:
-    """The devices of every run in a log: a rank that comes again begins the next run."""
+    """The devices of every run that lists them: a rank that comes again begins the next run."""
     rows_at = {row.line for row in rows}
     runs: list[dict[int, Device]] = []
     has_rows = False
@@ -32,12 +33,6 @@ def device_lists(
                 runs.append({})
                 has_rows = False
             runs[-1][device.rank] = device
-    if not runs:
-        raise ImportFailedError(
-            name,
-            "does not list its devices ('#  Rank  0 ... on HOST device 0'), so its ranks are not "
-            f"known; {_AS_CSV}",
-        )
     for run in runs:
         _check_all_listed(name, run.keys())
     return [tuple(run.values()) for run in runs]

@@ -1,4 +1,4 @@
-"""What all_reduce_perf of nccl-tests writes: its text, and the JSON of `-J FILE`.
+"""What all_reduce_perf and its kin of nccl-tests write: their text, and the JSON of `-J FILE`.
 
 DDP reduces in place, so the in-place half of a row is read. The text's table has a `root` after
 `redop` or, in older versions, none, and four columns of statistics in each half where every
@@ -8,70 +8,82 @@ iteration was timed (`-I`). Source: nccl-tests src/common.cu, src/util.cu and do
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from ddpsim.errors import ImportFailedError, shown
-from ddpsim.importers.nccl.devices import check_one_group, device_lists, layout_of, only_layout
+from ddpsim.importers.measured import (
+    Bandwidths,
+    Layout,
+    Measured,
+    Operation,
+    check_bus_factor,
+    layout_of_ranks,
+    named_layout,
+    ranks_of,
+)
+from ddpsim.importers.nccl.collectives import (
+    check_operation,
+    check_program,
+    is_another,
+    only_runs_of,
+    operation_called,
+    program_of,
+)
+from ddpsim.importers.nccl.devices import (
+    NO_DEVICES,
+    check_one_group,
+    device_lists,
+    layout_of,
+    only_layout,
+)
 from ddpsim.importers.nccl.text import Device, Line, TextRow, is_figure, plain_lines, table_rows
 from ddpsim.importers.text import listed, number, whole
 
-__all__ = ["Measured", "read_json", "read_text_log"]
+__all__ = ["read_json", "read_text_log"]
 
-_STARTING = re.compile(r"^#\s*Collective test starting:\s*(\S+)")
 _FAILED = re.compile(r"^#\s*Out of bounds values\s*:\s*(\d+)\s+FAILED")
-_OTHERS = (
-    *("all_gather", "alltoall", "alltoallv", "alltoallv2", "bisection", "broadcast", "gather"),
-    *("hypercube", "reduce", "reduce_scatter", "scatter", "sendrecv"),
-)
-_OTHER_TEST = re.compile(rf"({'|'.join(_OTHERS)})_perf")
-_OTHER_NAMES = {other.replace("_", ""): other for other in _OTHERS}
-_MOST_DIGITS = 13  # of a figure, as number() takes them
-_DOUBLE = 1e-9  # of a figure: what doubles lose
-
-
-class Measured(NamedTuple):
-    """Ranks as nodes and GPUs of each, (bytes, seconds) of their all-reduces, and the GPUs' names.
-
-    No name: it is not told. `warnings`: what of the file is not used.
-    """
-
-    layout: tuple[int, int]
-    samples: list[tuple[int, float]]
-    gpus: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 class _Row(NamedTuple):
-    where: str  # begins a message; empty where a line says it
-    line: int
     size_bytes: int
     time_s: float
-    algbw: str
-    busbw: str
+    bandwidths: Bandwidths
     kind: str = ""  # data type and operation
+    out_of_place_s: float | None = None
 
 
-def read_text_log(name: str, texts: Sequence[str], wanted: str) -> Measured:
-    """The text of one or several runs on the same ranks; raises ImportFailedError."""
-    lines = plain_lines(texts)
-    _check_said(name, lines)
+def read_text_log(
+    name: str, texts: Sequence[str], wanted: str, operation: Operation, layout: Layout | None
+) -> Measured:
+    """The text of one or several runs on the same ranks; raises ImportFailedError.
+
+    Runs of other collectives are left out if some are of `operation`. `layout` is that of a log
+    without a list of devices.
+    """
+    lines, notes = only_runs_of(name, operation, plain_lines(texts))
+    _check_said(name, lines, operation)
     found = table_rows(lines)
-    left_out = _left_out(name, found)
-    rows = [row for each in found if each.is_whole and (row := _text_row(name, each))]
+    left_out = _left_out(name, found, operation)
+    rows = [row for each in found if each.is_whole and (row := _text_row(name, each, operation))]
     if not rows:
         whole_row = "whole result row" if left_out else "result row"
         raise ImportFailedError(name, f"holds no {whole_row}; wanted {wanted}")
     _check_all_right(name, lines)
     runs = device_lists(name, lines, found)
-    layout = only_layout(name, {layout_of(name, devices) for devices in runs})
-    measured = _measured(name, layout, rows, [device for run in runs for device in run])
-    return measured._replace(warnings=_warnings(name, left_out))
+    if runs:
+        layout = only_layout(name, {layout_of(name, devices) for devices in runs})
+    else:
+        ranks = ranks_of(row.bandwidths for row in rows) if operation == "all_reduce" else None
+        layout = layout_of_ranks(name, ranks, layout, NO_DEVICES, rows[0].bandwidths.line)
+    devices = [device for run in runs for device in run]
+    measured = _measured(name, operation, layout, rows, devices)
+    return measured._replace(warnings=(*notes, *_warnings(name, left_out)))
 
 
-def read_json(name: str, text: str) -> Measured:
+def read_json(name: str, text: str, operation: Operation) -> Measured:
     """What `-J` writes; raises ImportFailedError."""
     try:
         data = json.loads(text)
@@ -82,27 +94,39 @@ def read_json(name: str, text: str) -> Measured:
     results = data.get("results") if isinstance(data, dict) else None
     if not isinstance(results, list) or not isinstance(data.get("config"), dict):
         raise ImportFailedError(
-            name, "holds no results and config; wanted what `all_reduce_perf -J FILE` writes"
+            name, f"holds no results and config; wanted what `{operation}_perf -J FILE` writes"
         )
     command = data.get("args")
-    _check_test(name, 0, command[0] if isinstance(command, list) and command else "")
-    rows = [_json_row(name, i, row) for i, row in enumerate(results, 1)]
+    program = command[0] if isinstance(command, list) and command else ""
+    check_program(name, 0, program, operation)
+    rows = [_json_row(name, i, row, operation) for i, row in enumerate(results, 1)]
     measured = [row for row in rows if row.size_bytes]
     if not measured:
         raise ImportFailedError(name, "its results are empty: nothing was measured")
     devices = _json_devices(name, data["config"])
-    return _measured(name, _json_layout(name, data["config"], devices), measured, devices)
+    layout = _json_layout(name, data["config"], devices)
+    return _measured(name, operation, layout, measured, devices)
 
 
 def _measured(
-    name: str, layout: tuple[int, int], rows: Sequence[_Row], devices: Sequence[Device]
+    name: str,
+    operation: Operation,
+    layout: Layout,
+    rows: Sequence[_Row],
+    devices: Sequence[Device],
 ) -> Measured:
     check_one_group(name, devices)
     _check_one_kind(name, rows)
+    called = "that are listed" if devices else f"of layout {named_layout(layout)}"
     for row in rows:
-        _check_bus_factor(name, row, layout[0] * layout[1])
-    gpus = sorted({device.gpu for device in devices if device.gpu})
-    return Measured(layout, [(row.size_bytes, row.time_s) for row in rows], tuple(gpus))
+        check_bus_factor(name, row.bandwidths, operation, layout[0] * layout[1], called)
+    return Measured(
+        layout,
+        [(row.size_bytes, row.time_s) for row in rows],
+        tuple(sorted({device.gpu for device in devices if device.gpu})),
+        out_of_place=tuple((row.size_bytes, t) for row in rows if (t := row.out_of_place_s)),
+        ranks_listed=bool(devices),
+    )
 
 
 def _check_one_kind(name: str, rows: Sequence[_Row]) -> None:
@@ -114,50 +138,6 @@ def _check_one_kind(name: str, rows: Sequence[_Row]) -> None:
             f"holds all-reduces of several kinds ({', '.join(kinds)}); keep the rows of one, as "
             "all_reduce_perf -d float -o sum writes them",
         )
-
-
-def _check_bus_factor(name: str, row: _Row, ranks: int) -> None:
-    """An all-reduce's busbw is 2(n-1)/n algbw, as near as the printed digits tell.
-
-    Another factor is of another collective, or of another number of ranks.
-    """
-    algbw, busbw = float(row.algbw), float(row.busbw)
-    if not algbw:
-        return
-    factor, expected = busbw / algbw, 2 * (ranks - 1) / ranks
-    doubt = _half_a_digit(row.busbw) + expected * _half_a_digit(row.algbw)
-    if abs(busbw - expected * algbw) > doubt + _DOUBLE * busbw:
-        raise ImportFailedError(
-            name,
-            f"{row.where}busbw/algbw is {factor:.5g}, but an all-reduce of the {ranks} ranks that "
-            f"are listed has {expected:.5g}; wanted the log of all_reduce_perf, with all its ranks",
-            row.line,
-        )
-
-
-def _half_a_digit(printed: str) -> float:
-    """By how much a printed number may be off: half of its last digit."""
-    mantissa, _, power = printed.lower().partition("e")
-    decimals = len(mantissa.partition(".")[2]) - int(power or 0)
-    return 0.5 * 10.0 ** -max(decimals, -_MOST_DIGITS)
-
-
-def _check_test(name: str, line: int, program: object) -> None:
-    """Raise ImportFailedError where the program that ran, or its path, is another test's."""
-    if match := _OTHER_TEST.match(PurePath(str(program)).name):
-        raise _is_another(name, line, f"is of {match[0]}")
-
-
-def _check_reduces_to_all(name: str, line: int, row: str, redop: object, root: object) -> None:
-    """An all-reduce has an operation and no root, which is then -1 or not told."""
-    to = str(root).strip() or "-1"
-    if redop == "none" or to != "-1":
-        given = f"redop {redop}, root {to}"
-        raise _is_another(name, line, f"{row} is of another collective ({given})")
-
-
-def _is_another(name: str, line: int, what: str) -> ImportFailedError:
-    return ImportFailedError(name, f"{what}; wanted the log of all_reduce_perf", line)
 
 
 def _processors_time(name: str, line: int, what: str) -> ImportFailedError:
@@ -180,11 +160,11 @@ def _check_right(name: str, line: int, wrong: object, what: str) -> None:
 # --- text ----------------------------------------------------------------------------------------
 
 
-def _check_said(name: str, lines: Iterable[Line]) -> None:
-    """What lines other than rows say of a test must be an all-reduce that GPUs timed."""
+def _check_said(name: str, lines: Iterable[Line], operation: Operation) -> None:
+    """What lines other than rows say of a test must be the collective, timed by GPUs."""
     for line in lines:
-        if match := _STARTING.match(line.text):
-            _check_test(name, line.number, match[1])
+        if program := program_of(line):
+            check_program(name, line.number, program, operation)
         if line.text.startswith("#") and "redop" in line.text and "cputime" in line.text:
             raise _processors_time(name, line.number, "its times are cputime")
 
@@ -196,11 +176,12 @@ def _check_all_right(name: str, lines: Iterable[Line]) -> None:
             _check_right(name, line.number, match[1], "the number of out of bounds values")
 
 
-def _left_out(name: str, rows: Sequence[TextRow]) -> list[int]:
+def _left_out(name: str, rows: Sequence[TextRow], operation: Operation) -> list[int]:
     """The lines of rows that NCCL's text broke, and of the last one if it was cut off."""
     for row in rows:
         if is_figure("".join(row.cells[3:4])):
-            raise _is_another(name, row.line, "this row is of another collective (it has no redop)")
+            other = "this row is of another collective (it has no redop)"
+            raise is_another(name, row.line, other, operation)
         if not row.is_whole and not row.interrupted and row is not rows[-1]:
             raise _is_damaged(name, row)
     return [row.line for row in rows if not row.is_whole]
@@ -221,25 +202,36 @@ def _warnings(name: str, left_out: Sequence[int]) -> tuple[str, ...]:
     return (f"{name}: {said}",)
 
 
-def _text_row(name: str, row: TextRow) -> _Row | None:
+def _text_row(name: str, row: TextRow, operation: Operation) -> _Row | None:
     """None for 0 bytes: fewer than one element a rank, as nccl-tests rounds them."""
     line, cells, in_place = row.line, row.cells, row.in_place
     size = int(number(name, line, cells[0], "size"))
     if size == 0:
         return None
-    _check_reduces_to_all(name, line, "this row", cells[3], row.root or "")
+    check_operation(name, line, "this row", cells[3], row.root or "", operation)
     time_us = number(name, line, in_place[0], "in-place time", above_zero=True)
     number(name, line, in_place[1], "in-place algbw")
     number(name, line, in_place[2], "in-place busbw")
     if row.counted:
         _check_right(name, line, in_place[3], "in-place #wrong")
-    return _Row("", line, size, time_us * 1e-6, in_place[1], in_place[2], " ".join(cells[2:4]))
+    bandwidths = Bandwidths(in_place[1], in_place[2], line)
+    out_of_place_s = _seconds(row.out_of_place[0])
+    return _Row(size, time_us * 1e-6, bandwidths, " ".join(cells[2:4]), out_of_place_s)
+
+
+def _seconds(time_us: Any) -> float | None:
+    """A time that nothing is priced by: None where it is not told."""
+    try:
+        seconds = float(time_us) * 1e-6
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return seconds if 0 < seconds < math.inf else None
 
 
 # --- JSON ----------------------------------------------------------------------------------------
 
 
-def _json_row(name: str, index: int, row: Any) -> _Row:
+def _json_row(name: str, index: int, row: Any, operation: Operation) -> _Row:
     """A row of results; one of 0 bytes stands for what nccl-tests rounded to nothing."""
     here = f"result {index}"
     in_place = row.get("in_place") if isinstance(row, dict) else None
@@ -247,20 +239,23 @@ def _json_row(name: str, index: int, row: Any) -> _Row:
         raise ImportFailedError(name, f"{here} has no in_place times, and DDP reduces in place")
     if "time" not in in_place:
         raise _processors_time(name, 0, f"{here} has no time")
-    called = "".join(filter(str.isalnum, str(row.get("experiment_name", "")))).lower()
-    if other := _OTHER_NAMES.get(called.removesuffix("perf")):
-        raise _is_another(name, 0, f"{here} is of {other}")
-    _check_reduces_to_all(name, 0, here, row.get("redop"), row.get("root", ""))
+    other = operation_called(str(row.get("experiment_name", "")))
+    if other and other != operation:
+        raise is_another(name, 0, f"{here} is of {other}", operation)
+    check_operation(name, 0, here, row.get("redop"), row.get("root", ""), operation)
     size = int(number(name, 0, row.get("size"), f"size of {here}"))
     if size == 0:
-        return _Row("", 0, 0, 0.0, "0", "0")
+        return _Row(0, 0.0, Bandwidths("0", "0"))
     time_us = number(name, 0, in_place["time"], f"in_place time of {here}", above_zero=True)
     algbw, busbw = (
         str(number(name, 0, in_place.get(key), f"{key} of {here}")) for key in ("alg_bw", "bus_bw")
     )
     _check_right(name, 0, in_place.get("nwrong", 0), f"nwrong of {here}")
     kind = " ".join(str(row[key]) for key in ("type", "redop") if key in row)
-    return _Row(f"{here}: ", 0, size, time_us * 1e-6, algbw, busbw, kind)
+    other_half = row.get("out_of_place")
+    out_of_place_s = _seconds(other_half.get("time")) if isinstance(other_half, dict) else None
+    bandwidths = Bandwidths(algbw, busbw, where=f"{here}: ")
+    return _Row(size, time_us * 1e-6, bandwidths, kind, out_of_place_s)
 
 
 def _json_devices(name: str, config: dict[str, Any]) -> list[Device]:

@@ -1,9 +1,10 @@
 """The text of nccl-tests without what others write into it.
 
 Launchers and terminals put something before each line: labels (`srun --label`, `mpirun
---tag-output`), times (`kubectl logs --timestamps`), marks of quoting, colours. With NCCL_DEBUG=INFO
-NCCL writes lines of its own, also into a row, whose rest then stands below. Source of what a line
-and a row look like: nccl-tests src/common.cu and src/util.cu.
+--tag-output`), times (`kubectl logs --timestamps`), marks of quoting, colours. nccl-tests writes a
+row in parts, and some launchers label each of them. With NCCL_DEBUG=INFO NCCL writes lines of its
+own, also into a row, whose rest then stands below. Who publishes a table may set it in Markdown,
+without `#`. Source of what a line and a row look like: nccl-tests src/common.cu and src/util.cu.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["Device", "Line", "TextRow", "device_of", "is_figure", "plain_lines",
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _TYPE = r"(?:char|u?int\d*|half|b?float\d*|double|\w*e\dm\d\w*)"
 _ROW = re.compile(rf"\d+\s+\d+\s+{_TYPE}(?!\S)")
-_START = re.compile(rf"#|(?<![\w.-]){_ROW.pattern}")
+_START = re.compile(rf"#(?!wrong)|(?<![\w.-]){_ROW.pattern}")
 _FIGURE = re.compile(r"N/A|-?[\d.]+(?:e[+-]?\d+)?")
 _OF_NCCL = re.compile(r"(?<!\S)(\S+?):\d+:\d+ \[\w+\] (?:\S+ )?NCCL ")
 _LABELS_AT_THE_END = re.compile(r"(?:\[[^][]*\]\s*)+$")
@@ -82,6 +83,11 @@ class TextRow(NamedTuple):
         return told and len(self.cells) >= self.wanted
 
     @property
+    def out_of_place(self) -> tuple[str, ...]:
+        """The figures of the out-of-place half."""
+        return self.cells[self.wanted - 2 * self.half : self.wanted - self.half]
+
+    @property
     def in_place(self) -> tuple[str, ...]:
         """The figures of the in-place half."""
         return self.cells[self.wanted - self.half : self.wanted]
@@ -99,8 +105,8 @@ def table_rows(lines: Sequence[Line]) -> list[TextRow]:
     rows: list[TextRow] = []
     header = TextRow(0, ())
     for line in lines:
-        if line.text.startswith("#"):
-            header = _header(line.text) if "redop" in line.text else header
+        if "redop" in line.text and (line.text.startswith("#") or "busbw" in line.text):
+            header = _header(line.text)
         elif _ROW.match(line.text):
             cells = tuple(line.text.split())
             rows.append(
@@ -127,8 +133,22 @@ def is_figure(cell: str) -> bool:
 
 def _plain(number: int, text: str, hosts: Collection[str]) -> Line:
     before = _before_nccl(text, hosts)
-    start = _START.search(before)
-    return Line(number, before[start.start() :] if start else before, before != text)
+    bare = _unframed(before)
+    start = _START.search(bare)
+    told = _unlabelled(bare, start.start()) if start else bare
+    return Line(number, told, before != text)
+
+
+def _unframed(text: str) -> str:
+    """A row of a Markdown table as nccl-tests prints it."""
+    return text.replace("|", " ") if text.lstrip().startswith("|") else text
+
+
+def _unlabelled(text: str, start: int) -> str:
+    """Text from `start` on, without what stands before it, which may come again within a row."""
+    label = text[:start].strip()
+    is_label = label and not all(is_figure(word) for word in label.split())
+    return text[start:].replace(label, " ") if is_label else text[start:]
 
 
 def _before_nccl(text: str, hosts: Collection[str]) -> str:

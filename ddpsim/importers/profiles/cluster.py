@@ -307,7 +307,9 @@ class ClusterProfile(_Part):
     backend: Literal["gloo", "nccl"]
     all_reduce: Annotated[NcclRegimes | GlooRing, Field(discriminator="kind")]
     all_reduce_sigma: float = Field(
-        ge=0, description="RMS of the fit's relative residuals, from 1 MiB up"
+        ge=0,
+        description="RMS of the fit's relative residuals, from 1 MiB up, or the spread of a log's "
+        "times in place and out of place, if more",
     )
     correlated: tuple[Correlated, ...] = Field(
         (), description="figures of the fit that only together are well known, beyond 0.9"

@@ -1,0 +1,165 @@
+"""What a benchmark's file says of collectives: ranks, times, and whether the two agree.
+
+An all-reduce's bus bandwidth is 2(n-1)/n of its algorithm bandwidth, so that a row tells how many
+ranks n it is of, and a broadcast's is the same. Source: nccl-tests doc/PERFORMANCE.md.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from ddpsim.errors import ImportFailedError
+
+__all__ = [
+    "Bandwidths",
+    "Layout",
+    "Measured",
+    "Operation",
+    "OtherCollectiveError",
+    "bus_factor",
+    "check_bus_factor",
+    "layout_of_ranks",
+    "named_layout",
+    "parse_layout",
+    "ranks_of",
+    "reads_below",
+]
+
+Layout = tuple[int, int]  # nodes, GPUs of each
+Operation = Literal["all_reduce", "broadcast"]
+
+_LAYOUT = re.compile(r"\s*(\d{1,7})\s*[xX*]\s*(\d{1,4})\s*")
+_MOST_DIGITS = 13  # of a figure, as number() takes them
+_DOUBLE = 1e-9  # of a figure: what doubles lose
+
+
+class OtherCollectiveError(ImportFailedError):
+    """A file holds collectives, but none of the operation that was asked for."""
+
+
+class Measured(NamedTuple):
+    """Ranks as nodes and GPUs of each, (bytes, seconds) of their collectives, and the GPUs' names.
+
+    No name: it is not told. `warnings`: what of the file is not used. `out_of_place`: (bytes,
+    seconds), where they were measured too. `ranks_listed`: the file says its layout itself.
+    """
+
+    layout: Layout
+    samples: list[tuple[int, float]]
+    gpus: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    out_of_place: tuple[tuple[int, float], ...] = ()
+    ranks_listed: bool = True
+
+
+class Bandwidths(NamedTuple):
+    """Of a row, as printed; `where` begins a message, and is empty where `line` says it."""
+
+    algbw: str
+    busbw: str
+    line: int = 0
+    where: str = ""
+
+
+def parse_layout(text: str) -> Layout:
+    """Nodes and GPUs of each in "2x8"; raises ValueError."""
+    found = _LAYOUT.fullmatch(text)
+    layout = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not all(layout):
+        raise ValueError(f"{text!r} is no layout: wanted nodes x GPUs of each, such as 2x8")
+    return layout
+
+
+def named_layout(layout: Layout) -> str:
+    """2x8, as `--layout` takes it."""
+    return f"{layout[0]}x{layout[1]}"
+
+
+def layout_of_ranks(
+    name: str, ranks: int | None, layout: Layout | None, lacks: str, line: int = 0
+) -> Layout:
+    """The layout that a caller gives for a file that lists none.
+
+    `ranks` is how many its rows tell, `lacks` what it does not say. Raises ImportFailedError where
+    no layout is given, or one of another number of ranks.
+    """
+    if layout is None:
+        told = f"{lacks}; it is of {ranks} ranks" if ranks else lacks
+        raise ImportFailedError(
+            name,
+            f"{told}; state nodes x GPUs of each, such as --layout 1x{ranks or 8}, or write "
+            "it as CSV: size_bytes,time_us,nodes,gpus_per_node",
+            line,
+        )
+    if ranks and ranks != layout[0] * layout[1]:
+        raise ImportFailedError(
+            name,
+            f"{lacks}; it is of {ranks} ranks, but {named_layout(layout)} are "
+            f"{layout[0] * layout[1]}; state the layout that was measured",
+            line,
+        )
+    return layout
+
+
+def bus_factor(operation: Operation, ranks: int) -> float:
+    """busbw/algbw of a collective of so many ranks."""
+    return 2 * (ranks - 1) / ranks if operation == "all_reduce" else 1.0
+
+
+def check_bus_factor(
+    name: str, row: Bandwidths, operation: Operation, ranks: int, called: str
+) -> None:
+    """The printed digits must agree with the number of ranks, `called` so in the message.
+
+    Another factor is of another collective, or of another number of ranks.
+    """
+    algbw, busbw = float(row.algbw), float(row.busbw)
+    if not algbw:
+        return
+    factor, expected = busbw / algbw, bus_factor(operation, ranks)
+    doubt = _half_a_digit(row.busbw) + expected * _half_a_digit(row.algbw)
+    if abs(busbw - expected * algbw) > doubt + _DOUBLE * busbw:
+        an = "an all-reduce" if operation == "all_reduce" else "a broadcast"
+        raise ImportFailedError(
+            name,
+            f"{row.where}busbw/algbw is {factor:.5g}, but {an} of the {ranks} ranks {called} has "
+            f"{expected:.5g}; wanted the log of {operation}_perf, with all its ranks",
+            row.line,
+        )
+
+
+def reads_below(row: Bandwidths) -> bool:
+    """Whether busbw is above zero and below algbw, as of no all-reduce of two ranks or more."""
+    try:
+        algbw, busbw = float(row.algbw), float(row.busbw)
+    except ValueError:
+        return False
+    return busbw > 0 and busbw + _half_a_digit(row.busbw) < algbw - _half_a_digit(row.algbw)
+
+
+def ranks_of(rows: Iterable[Bandwidths]) -> int | None:
+    """How many ranks all-reduced, where the digits of busbw/algbw leave one number alone."""
+    least, most = 2.0, math.inf
+    for row in rows:
+        algbw, busbw = float(row.algbw), float(row.busbw)
+        off, bus_off = _half_a_digit(row.algbw), _half_a_digit(row.busbw)
+        if algbw <= off:
+            continue
+        least = max(least, _ranks_at((busbw - bus_off) / (algbw + off)))
+        most = min(most, _ranks_at((busbw + bus_off) / (algbw - off)))
+    first = math.ceil(least - _DOUBLE) if least < math.inf else 0
+    return first if first and first <= most + _DOUBLE and first + 1 > most else None
+
+
+def _ranks_at(factor: float) -> float:
+    return 2 / (2 - factor) if factor < 2 else math.inf
+
+
+def _half_a_digit(printed: str) -> float:
+    """By how much a printed number may be off: half of its last digit."""
+    mantissa, _, power = printed.lower().partition("e")
+    decimals = len(mantissa.partition(".")[2]) - int(power or 0)
+    return 0.5 * 10.0 ** -max(decimals, -_MOST_DIGITS)

@@ -1,0 +1,131 @@
+"""Which collective a run of nccl-tests is of, and the runs of one in a file of several.
+
+Newer versions name it in a banner; in older ones the rows tell it by their operation, root and
+bandwidths. Source: nccl-tests src/common.cu and doc/PERFORMANCE.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import NamedTuple
+
+from ddpsim.importers.measured import Bandwidths, Operation, OtherCollectiveError, reads_below
+from ddpsim.importers.nccl.text import Line, TextRow, is_figure, table_rows
+
+__all__ = [
+    "check_operation",
+    "check_program",
+    "is_another",
+    "only_runs_of",
+    "operation_called",
+    "program_of",
+]
+
+_STARTING = re.compile(r"^#\s*Collective test starting:\s*(\S+)")
+_BEGINS = re.compile(r"^#\s*(?:Collective test starting:|nThread\s+\d|(?:nccl|rccl)-tests version)")
+_OPERATIONS = (
+    *("all_gather", "all_reduce", "alltoall", "alltoallv", "alltoallv2", "bisection"),
+    *("broadcast", "gather", "hypercube", "reduce", "reduce_scatter", "scatter", "sendrecv"),
+)
+_PROGRAM = re.compile(rf"({'|'.join(_OPERATIONS)})_perf")
+_CALLED = {operation.replace("_", ""): operation for operation in _OPERATIONS}
+
+
+class _Run(NamedTuple):
+    """The lines of a run, and its collective; empty: the rows do not agree on one."""
+
+    lines: list[Line]
+    operation: str
+
+
+def only_runs_of(
+    name: str, operation: Operation, lines: Sequence[Line]
+) -> tuple[list[Line], tuple[str, ...]]:
+    """The lines of the runs of a collective, and a note that names the others.
+
+    All lines, where there is none: their checks say what they are of instead.
+    """
+    runs = _runs(lines)
+    if all(run.operation != operation for run in runs):
+        return [*lines], ()
+    wanted = [run for run in runs if run.operation in (operation, "")]
+    others = [run for run in runs if run.operation not in (operation, "")]
+    said = [f"{run.operation} (from line {run.lines[0].number})" for run in others]
+    note = f"{name}: {operation} is read; the file also holds {', '.join(said)}"
+    return [line for run in wanted for line in run.lines], (note,) if said else ()
+
+
+def program_of(line: Line) -> str | None:
+    """The test that a banner names."""
+    found = _STARTING.match(line.text)
+    return found[1] if found else None
+
+
+def operation_called(experiment: str) -> str | None:
+    """The collective of an experiment's name in JSON; None: it is none of nccl-tests'."""
+    called = "".join(filter(str.isalnum, experiment)).lower()
+    return _CALLED.get(called.removesuffix("perf"))
+
+
+def check_program(name: str, line: int, program: object, operation: Operation) -> None:
+    """Raise ImportFailedError where the program that ran, or its path, is another test's."""
+    match = _PROGRAM.match(PurePath(str(program)).name)
+    if match and match[1] != operation:
+        raise is_another(name, line, f"is of {match[0]}", operation)
+
+
+def check_operation(
+    name: str, line: int, row: str, redop: object, root: object, operation: Operation
+) -> None:
+    """An all-reduce has an operation and no root, which is then -1 or not told.
+
+    A broadcast has a root and no operation. Raises ImportFailedError.
+    """
+    to = str(root).strip() or "-1"
+    is_all_reduce = redop != "none" and to == "-1"
+    is_broadcast = redop == "none" and to != "-1"
+    if not (is_all_reduce if operation == "all_reduce" else is_broadcast):
+        given = f"redop {redop}, root {to}"
+        raise is_another(name, line, f"{row} is of another collective ({given})", operation)
+
+
+def is_another(name: str, line: int, what: str, operation: Operation) -> OtherCollectiveError:
+    """What is wrong with a log of another collective."""
+    return OtherCollectiveError(name, f"{what}; wanted the log of {operation}_perf", line)
+
+
+def _runs(lines: Sequence[Line]) -> list[_Run]:
+    """A run begins with a banner below the rows of another."""
+    parts: list[list[Line]] = [[]]
+    has_rows = False
+    rows_at = {row.line for row in table_rows(lines)}
+    for line in lines:
+        if has_rows and _BEGINS.match(line.text):
+            parts.append([])
+            has_rows = False
+        has_rows = has_rows or line.number in rows_at
+        parts[-1].append(line)
+    return [_Run(part, _operation(part)) for part in parts]
+
+
+def _operation(lines: Sequence[Line]) -> str:
+    for program in filter(None, map(program_of, reversed(lines))):
+        if match := _PROGRAM.match(PurePath(program).name):
+            return match[1]
+    told = {_told_by(row) for row in table_rows(lines) if row.is_whole}
+    return told.pop() if len(told) == 1 else ""
+
+
+def _told_by(row: TextRow) -> str:
+    """The collective of a whole row, as near as its cells tell it."""
+    if is_figure(row.cells[3]):
+        return "a collective without redop"
+    root = row.root or "-1"
+    if row.cells[3] == "none":
+        return "all_gather or alltoall" if root == "-1" else "broadcast"
+    if root != "-1":
+        return "reduce"
+    _, algbw, busbw, *_ = row.in_place
+    return "reduce_scatter" if reads_below(Bandwidths(algbw, busbw)) else "all_reduce"
