@@ -33,7 +33,8 @@ def test_the_table_has_nccl_tests_columns(cli: Callable[..., Any]) -> None:
     shown = cli("collective", "--machine", "dgx-a100", "--sizes", "1M..4M").out.splitlines()
     assert shown[0] == "# all_reduce, 8 ranks (1 x 8), in place"
     assert shown[2].split()[:8] == ["#", "size", "count", "type", "redop", "time", "algbw", "busbw"]
-    size, count, kind, redop, time_us, algbw, busbw, *choice = shown[4].split()
+    size, count, kind, redop, time_us, algbw, busbw, low, _, high, *choice = shown[4].split()
+    assert float(low) < float(time_us) < float(high)
     assert (size, count, kind, redop) == ("1048576", "262144", "float", "sum")
     assert float(algbw) == pytest.approx(MIB / float(time_us) / 1e3, abs=0.01)
     assert float(busbw) == pytest.approx(1.75 * float(algbw), abs=0.02)
