@@ -14,10 +14,6 @@ from page_reading import (
     EVIL,
     SLOW_NETWORK,
     Page,
-    board_storyboard,
-    gloo_storyboard,
-    measured_storyboard,
-    noisy_storyboard,
 )
 
 from ddpsim.planning.storyboard import storyboard
@@ -28,26 +24,6 @@ from ddpsim.units import format_duration
 SCENARIOS = Path(__file__).parent.parent.parent / "scenarios"
 SECTIONS = ("timeline", "buckets", "breakdown", "sweep", "scaling", "sensitivity", "trust")
 Cli = Callable[..., Outcome]
-
-
-@pytest.fixture(scope="module")
-def board() -> Storyboard:
-    return board_storyboard()
-
-
-@pytest.fixture(scope="module")
-def noisy() -> Storyboard:
-    return noisy_storyboard()
-
-
-@pytest.fixture(scope="module")
-def gloo() -> Storyboard:
-    return gloo_storyboard()
-
-
-@pytest.fixture(scope="module")
-def measured() -> Storyboard:
-    return measured_storyboard()
 
 
 def test_the_page_is_whole_and_semantic(board: Storyboard) -> None:

@@ -8,25 +8,10 @@ from pathlib import Path
 
 import pytest
 from chromium import Browser, chromium
-from page_reading import EVIL, board_storyboard, gloo_storyboard, noisy_storyboard
+from page_reading import EVIL
 
 from ddpsim.report.page.page import page
 from ddpsim.result.storyboard import Storyboard
-
-
-@pytest.fixture(scope="module")
-def board() -> Storyboard:
-    return board_storyboard()
-
-
-@pytest.fixture(scope="module")
-def noisy() -> Storyboard:
-    return noisy_storyboard()
-
-
-@pytest.fixture(scope="module")
-def gloo() -> Storyboard:
-    return gloo_storyboard()
 
 
 @pytest.fixture(scope="module")

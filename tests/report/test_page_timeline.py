@@ -11,10 +11,6 @@ from hypothesis import strategies as st
 from jobs.random_jobs import models, scenarios
 from page_reading import (
     Page,
-    board_storyboard,
-    gloo_storyboard,
-    measured_storyboard,
-    noisy_storyboard,
 )
 
 import ddpsim
@@ -30,26 +26,6 @@ from ddpsim.result.storyboard import DrawnRank, Storyboard, drawn_step
 from ddpsim.result.timeline import MessageSpan
 from ddpsim.scenario.schema import Scenario
 from ddpsim.workload.model import Model
-
-
-@pytest.fixture(scope="module")
-def board() -> Storyboard:
-    return board_storyboard()
-
-
-@pytest.fixture(scope="module")
-def noisy() -> Storyboard:
-    return noisy_storyboard()
-
-
-@pytest.fixture(scope="module")
-def gloo() -> Storyboard:
-    return gloo_storyboard()
-
-
-@pytest.fixture(scope="module")
-def measured() -> Storyboard:
-    return measured_storyboard()
 
 
 def exposed_ns(rank: DrawnRank) -> int:
