@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, get_args
 
 from ddpsim.cluster.algorithms.rings import ring
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import (
+    REPLICATED,
     Operation,
     RingTransfer,
     ScheduledTransfer,
@@ -43,6 +44,11 @@ def slowest_of(links: Iterable[Link]) -> float:
 class CollectiveCost(Protocol):
     """What the engine asks of a cost model."""
 
+    @property
+    def operations(self) -> frozenset[Operation]:
+        """The collectives that it knows; the transfer of another is not asked for."""
+        ...
+
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """How a message of `size_bytes` (the whole buffer) moves; raises InputError."""
         ...
@@ -55,6 +61,8 @@ class CollectiveCost(Protocol):
 @dataclass(frozen=True)
 class SingleRankCost:
     """One rank sends nothing: in place, NCCL launches no kernel (nccl src/enqueue.cc)."""
+
+    operations = frozenset(get_args(Operation))
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:  # noqa: ARG002
         """See CollectiveCost."""
@@ -80,6 +88,7 @@ class LinkCost:
     `time_factor` stretches every time, to ask what another network would do.
     """
 
+    operations = REPLICATED
     links: tuple[Link, ...]
     ranks: int | None = None
     time_factor: float = 1.0
@@ -125,6 +134,7 @@ class ScheduledCost:
     takes as long (torch/nn/parallel/comm.py: NCCL's reduce and broadcast).
     """
 
+    operations = REPLICATED
     algorithm: str
     paths: Paths
 
@@ -161,6 +171,7 @@ class AllReduceLogCost:
     of it is shared.
     """
 
+    operations = REPLICATED
     log: AllReduceLog
     beyond: CollectiveCost | None = None
     extrapolate: bool = False

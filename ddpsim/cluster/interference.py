@@ -74,6 +74,11 @@ class InterferingCost:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
+    @property
+    def operations(self) -> frozenset[Operation]:
+        """See CollectiveCost."""
+        return self.cost.operations
+
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
         asked = operation, size_bytes

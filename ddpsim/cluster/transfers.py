@@ -23,6 +23,7 @@ __all__ = [
     "LEAST_KEPT",
     "MOST_SLOWED",
     "NO_INTERFERENCE",
+    "REPLICATED",
     "Interference",
     "Operation",
     "RingTransfer",
@@ -33,7 +34,9 @@ __all__ = [
     "duration_ns",
 ]
 
-Operation = Literal["all_reduce", "broadcast"]
+# in torch's words; a cost model says which of them it knows (CollectiveCost.operations)
+Operation = Literal["all_reduce", "broadcast", "reduce_scatter", "all_gather", "reduce", "send"]
+REPLICATED: frozenset[Operation] = frozenset({"all_reduce", "broadcast"})
 
 
 class Slowing(NamedTuple):

@@ -73,6 +73,11 @@ class _Widened:
     cost: CollectiveCost
     factor: float
 
+    @property
+    def operations(self) -> frozenset[Operation]:
+        """See CollectiveCost."""
+        return self.cost.operations
+
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
         transfer = self.cost.transfer(operation, size_bytes)

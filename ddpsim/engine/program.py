@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.transfers import Operation, Transfer
+from ddpsim.errors import InputError
 from ddpsim.strategies.instructions import Communicate, Instruction, LoadBatch
 from ddpsim.strategies.strategy import Bucket, Strategy
 
@@ -83,4 +84,8 @@ class Program:
 
     def transfers(self, cost: CollectiveCost) -> list[Transfer]:
         """Every collective that the loop launches, at a cost; raises InputError."""
+        unknown = sorted({operation for operation, _ in self.sent()} - cost.operations)
+        if unknown:
+            known = " and ".join(sorted(cost.operations))
+            raise InputError("cluster", f"only {known} have a price here, not {unknown[0]}")
         return [cost.transfer(*sent) for sent in sorted(self.sent())]

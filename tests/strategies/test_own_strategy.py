@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from jobs.random_jobs import models, scenarios
 
@@ -13,6 +14,9 @@ from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
+from ddpsim.errors import InputError
+from ddpsim.prediction.api import load_scenario
+from ddpsim.prediction.resolve import resolve
 from ddpsim.result.metrics import steps_of
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import (
@@ -83,3 +87,23 @@ def test_nothing_is_hidden_after_the_backward(scenario: Scenario, model: Model) 
     step = steps_of(done.timeline.slowest)[-1]
     assert len(step.comm) == len(model.used)
     assert step.breakdown().exposed_comm == step.comm_ns()
+
+
+class Scattered(AfterBackward):
+    """A strategy that sends what no cost model of today knows."""
+
+    def step(self, kind: int) -> Iterator[Instruction]:
+        for instruction in super().step(kind):
+            if isinstance(instruction, Communicate):
+                yield instruction._replace(operation="reduce_scatter")
+            else:
+                yield instruction
+
+
+def test_an_operation_without_a_price_is_refused() -> None:
+    cluster = {"machine": "dgx-a100", "nodes": 1}
+    workload = {"model": "resnet18", "batch_per_rank": 8}
+    scenario = load_scenario({"schema": "ddpsim/1", "workload": workload, "cluster": cluster})
+    program = Program(Scattered(resolve(scenario).model), warmup=1, iterations=1)
+    with pytest.raises(InputError, match="only all_reduce and broadcast have a price here, not re"):
+        program.transfers(build_network(scenario).cost)

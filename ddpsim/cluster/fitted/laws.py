@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ddpsim.cluster.transfers import Operation, WholeTransfer
+from ddpsim.cluster.transfers import REPLICATED, Operation, WholeTransfer
 from ddpsim.errors import InputError
 from ddpsim.importers.profiles.cluster import GlooRing, NcclRegime, NcclRegimes
 from ddpsim.units import to_ns
@@ -68,6 +68,7 @@ class FittedCost:
     NCCL, one at a time, the split does not matter.
     """
 
+    operations = REPLICATED
     model: AllReduceModel
     nodes: int
     gpus_per_node: int

@@ -27,7 +27,7 @@ from ddpsim.cluster.fitted.laws import (
     Point,
     all_reduce_times_s,
 )
-from ddpsim.cluster.transfers import Operation, WholeTransfer, duration_ns
+from ddpsim.cluster.transfers import REPLICATED, Operation, WholeTransfer, duration_ns
 from ddpsim.importers.profiles.cluster import GlooRing, MeasuredTime
 
 __all__ = ["CorrectedCost", "Correction"]
@@ -105,6 +105,7 @@ class Correction:
 class CorrectedCost:
     """A law, with its times corrected, bytes on the link and latency; a CollectiveCost."""
 
+    operations = REPLICATED
     law: FittedCost
     all_reduces: Correction
     broadcasts: Correction = Correction()

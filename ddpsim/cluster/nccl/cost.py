@@ -19,6 +19,7 @@ from ddpsim.cluster.nccl.tuner import Choice, Graph, choose, most_ll_gb_per_s
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import (
+    REPLICATED,
     Operation,
     RingTransfer,
     ScheduledTransfer,
@@ -62,6 +63,7 @@ class NcclCost:
     `protocols` restrict the choice, as NCCL_ALGO and NCCL_PROTO do.
     """
 
+    operations = REPLICATED
     graph: Graph
     paths: Paths
     table_intra: bool
