@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer
 from ddpsim.engine.noise import KeptDeviations, Slowdowns, Stalls, vary
 from ddpsim.engine.program import Program
+
+if TYPE_CHECKING:
+    from ddpsim.engine.fast.work_sums import WorkSums
 
 __all__ = ["Plan", "Request"]
 
@@ -37,7 +40,8 @@ class Request:
     """A program on `world_size` ranks.
 
     `slowdowns` and `stalls` are [rank, iteration], `kept_deviations` [rank, iteration, burst]
-    (`ddpsim.engine.noise`); `traffic`: what else the nodes' network carries.
+    (`ddpsim.engine.noise`); `traffic`: what else the nodes' network carries. `sums`: of the work
+    of these ranks, where nothing but their lasting slowdowns makes it differ.
     """
 
     program: Program
@@ -47,6 +51,7 @@ class Request:
     stalls: Stalls | None = None
     traffic: Traffic = NO_TRAFFIC
     kept_deviations: KeptDeviations | None = None
+    sums: WorkSums | None = None
 
     @cached_property
     def plan(self) -> Plan:

@@ -21,11 +21,11 @@ from ddpsim.strategies.instructions import Communicate
 if TYPE_CHECKING:
     from ddpsim.engine.reference.messages import MessageObserver
 
-__all__ = ["EngineMode", "Settled", "Simulated", "run", "run_settled", "settled"]
+__all__ = ["MOST_MORE", "EngineMode", "Settled", "Simulated", "run", "run_settled", "settled"]
 
 EngineMode = Literal["auto", "reference"]
 
-_MOST_MORE = 100  # steps of warm-up: by then, steps that still differ do so by little
+MOST_MORE = 100  # steps of warm-up: by then, steps that still differ do so by little
 
 
 @dataclass(frozen=True)
@@ -139,20 +139,20 @@ def _steps_ahead(calm: Request, loader: Loader) -> int:
     if not (started_ns or ahead_ns):
         return 0
     more = ceil(ahead_ns / behind_ns) + 1  # after one that waits for a part of its batch alone
-    return min(max(0, _MOST_MORE - program.warmup), more)
+    return min(max(0, MOST_MORE - program.warmup), more)
 
 
 def _without_events(
     request: Request, participants: int, observed: Sequence[int] | None
 ) -> tuple[Timeline, set[str]] | None:
     """None where the clock would get too long to be exact so."""
-    host = Host(request.program, 0 if request.varies else _MOST_MORE)
+    host = Host(request.program, 0 if request.varies else MOST_MORE)
     if participants == 1 and request.is_calm:
         return _alone(host, request.cost)
     from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
     from ddpsim.engine.fast.vectorised import Lanes  # noqa: PLC0415 -- numpy is slow to import
 
-    trial = Trial(host, request.cost, request.slowdowns, request.stalls)
+    trial = Trial(host, request.cost, request.slowdowns, request.stalls, request.sums)
     lanes = Lanes([trial], participants)
     try:
         lanes.train()

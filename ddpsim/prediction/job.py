@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from ddpsim.engine.noise import (
 )
 from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
-from ddpsim.engine.run import run
+from ddpsim.engine.steady import steady_ranges_s
 from ddpsim.prediction.ddp_overhead import on_one_rank
 from ddpsim.prediction.program import compile_program
 from ddpsim.provenance import Provenance, Trust
@@ -36,6 +37,7 @@ from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
 
 if TYPE_CHECKING:
+    from ddpsim.engine.fast.work_sums import WorkSums
     from ddpsim.importers.profiles.cluster import Overheads
 
 __all__ = ["Job", "with_ddp_key"]
@@ -70,8 +72,15 @@ class Job:
         """One steady step without jitter, with factors as `calm_request` takes them."""
         asked = frozenset(factors.items())
         if asked not in self._steps_s:
-            self._steps_s[asked] = mean_step_s(run(self.calm_request(**factors)).timeline)
+            *_, (self._steps_s[asked], _) = steady_ranges_s(self.calm_request(**factors))
         return self._steps_s[asked]
+
+    def step_ranges_s(self) -> Iterator[tuple[float, float]]:
+        """Least and most that hold `step_s`, each closer after more simulation; the last is it."""
+        known_s = self._steps_s.get(frozenset())
+        return (
+            steady_ranges_s(self.calm_request()) if known_s is None else iter([(known_s, known_s)])
+        )
 
     def calm_request(
         self,
@@ -106,9 +115,20 @@ class Job:
             traffic = traffic.with_batches_in(loader.batch_ns, usual_ns)
         steps = program.iterations if traffic != NO_TRAFFIC else 2
         calm = replace(program.steady(), warmup=warmup, iterations=steps, loader=loader)
-        cluster, even = self.scenario.cluster, self.scenario.run.model_copy(update={"jitter": None})
-        slowdowns = draw_slowdowns(cluster, even, steps, (), self.node_times, warmup)
-        return Request(calm, cost, cluster.world_size, slowdowns, traffic=traffic)
+        ranks, lasting = self.scenario.cluster.world_size, self._lasting
+        slowdowns = None if lasting is None else lasting.slowdowns(warmup + steps)
+        return Request(calm, cost, ranks, slowdowns, traffic=traffic, sums=lasting)
+
+    @cached_property
+    def _lasting(self) -> WorkSums | None:
+        """How ranks differ for good; None where they do not."""
+        even = self.scenario.run.model_copy(update={"jitter": None})
+        drawn = draw_slowdowns(self.scenario.cluster, even, 1, (), self.node_times)
+        if drawn is None:
+            return None
+        from ddpsim.engine.fast.work_sums import WorkSums  # noqa: PLC0415 -- numpy is slow to import
+
+        return WorkSums(drawn[:, 0])
 
     def _stretched_program(self, compute: float, host: float, overheads: float) -> Program:
         model = self.model if compute == 1 else self.model.stretched(compute)
@@ -121,16 +141,19 @@ class Job:
         """What to simulate."""
         cluster, run_options, program = self.scenario.cluster, self.scenario.run, self.program
         ranks, iterations, warmup = cluster.world_size, program.iterations, program.warmup
-        return Request(
-            program,
-            self.network.cost,
-            ranks,
-            draw_slowdowns(
+        stalls = draw_stalls(run_options, ranks, iterations, warmup)
+        kept = self._kept_deviations(ranks, iterations, warmup)
+        if stalls is None and kept is None and not steps_vary(run_options, self.observed_s):
+            sums = self._lasting
+            slowdowns = sums and sums.slowdowns(warmup + iterations)
+        else:
+            sums = None
+            slowdowns = draw_slowdowns(
                 cluster, run_options, iterations, self.observed_s, self.node_times, warmup
-            ),
-            draw_stalls(run_options, ranks, iterations, warmup),
-            self.network.traffic,
-            self._kept_deviations(ranks, iterations, warmup),
+            )
+        return Request(
+            *(program, self.network.cost, ranks, slowdowns, stalls, self.network.traffic, kept),
+            sums=sums,
         )
 
     def _kept_deviations(self, ranks: int, iterations: int, warmup: int) -> KeptDeviations | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -59,6 +60,77 @@ class _Change:
         return cls(why, path, value, f"{path}={written}")
 
 
+@dataclass
+class _Trial:
+    """A changed job, simulated only as far as somebody asks: its throughput lies in a range.
+
+    Samples per second of all ranks, without noise; 0 where the change does not fit.
+    """
+
+    change: _Change
+    least: float
+    most: float
+    _ranges: Iterator[tuple[float, float]]
+
+    @classmethod
+    def of(cls, change: _Change, job: Job | None) -> _Trial:
+        """Not simulated yet."""
+        if job is None:
+            return cls(change, 0.0, 0.0, iter(()))
+        samples = _samples(job.scenario)
+        steps_s = job.step_ranges_s()
+        return cls(change, 0.0, inf, ((samples / most, samples / least) for least, most in steps_s))
+
+    def narrow(self) -> None:
+        """Simulate on, to the next range."""
+        self.least, self.most = next(self._ranges)
+
+
+class _Trials:
+    """What is tried against the bottleneck of a job with a result, each change once."""
+
+    def __init__(self, job: Job, result: Result) -> None:
+        self.job, self.result = job, result
+        self._parts = Parts()
+        self._known: dict[str, _Trial] = {}
+
+    def of(self, change: _Change) -> _Trial:
+        """One change."""
+        if change.setting not in self._known:
+            changed = _changed_job(self.job, change, self._parts)
+            self._known[change.setting] = _Trial.of(change, changed)
+        return self._known[change.setting]
+
+    def in_order(self, changes: Iterable[_Change]) -> list[_Change]:
+        """Those with the highest throughput first, simulated until this is known."""
+        found: list[_Trial] = []
+        for trial in map(self.of, changes):
+            place = next((i for i, known in enumerate(found) if _is_better(trial, known)), None)
+            found.insert(len(found) if place is None else place, trial)
+        return [trial.change for trial in found]
+
+    def gain(self, change: _Change, before: float) -> str | None:
+        """What it adds to the throughput, in percent; None where it is not worth trying."""
+        trial = self.of(change)
+        while True:
+            gains = trial.least / before - 1, trial.most / before - 1
+            if gains[1] < _WORTH_TRYING:
+                return None
+            texts = {f"{gain:+.0%}" for gain in gains}
+            if len(texts) == 1 and gains[0] >= _WORTH_TRYING:
+                return texts.pop()
+            trial.narrow()
+
+
+def _is_better(one: _Trial, other: _Trial) -> bool:
+    while one.least <= other.most and one.most > other.least:
+        if one.most - one.least >= other.most - other.least:
+            one.narrow()
+        else:
+            other.narrow()
+    return one.least > other.most
+
+
 def _easing(job: Job, result: Result) -> Iterator[NextStep]:
     """Of each group of changes against the bottleneck the first that helps, each by itself."""
     kind, noise = result.bottleneck.kind, _noise(job.scenario)
@@ -66,14 +138,15 @@ def _easing(job: Job, result: Result) -> Iterator[NextStep]:
     if noise and (late or kind == "stragglers"):
         yield NextStep("the same without this noise, to see what it costs", (noise,))
         return
-    before = _throughput(job)
+    before = _samples(job.scenario) / job.step_s()
     varies = job.scenario.run.jitter or job.scenario.run.stalls or job.observed_s
     beside = " without noise" if varies else ""
+    trials = _Trials(job, result)
     for changes in _CHANGES.get(kind, (_less_compute,)):
-        for change in changes(job, result):
-            gain = _throughput(_changed_job(job, change)) / before - 1
-            if gain >= _WORTH_TRYING:
-                yield NextStep(f"{change.why}: throughput {gain:+.0%}{beside}", (change.setting,))
+        for change in changes(trials):
+            gain = trials.gain(change, before)
+            if gain:
+                yield NextStep(f"{change.why}: throughput {gain}{beside}", (change.setting,))
                 break
 
 
@@ -86,18 +159,18 @@ def _noise(scenario: Scenario) -> str | None:
     return "run.jitter={sigma: 0}" if scenario.run.jitter else None
 
 
-def _other_buckets(job: Job, result: Result) -> Iterator[_Change]:
+def _other_buckets(trials: _Trials) -> Iterator[_Change]:
     """The best of some bucket caps, which leave the training as it is; `tune` knows more."""
-    if job.scenario.cluster.algorithm == "data_parallel":
+    if trials.job.scenario.cluster.algorithm == "data_parallel":
         return
     why, key = "other buckets (ddpsim tune tries more)", "ddp.bucket_cap_mb"
     changes = [_Change(why, key, cap, f"{key}={cap:g}") for cap in _CAPS_MIB]
-    yield from _best(job, result, changes)
+    yield from _best(trials, changes)
 
 
-def _other_algorithm(job: Job, result: Result) -> Iterator[_Change]:
+def _other_algorithm(trials: _Trials) -> Iterator[_Change]:
     """The best algorithm where NCCL's tuner chooses: its estimates are not what messages cost."""
-    cost = job.network.plain_cost
+    cost = trials.job.network.plain_cost
     if not isinstance(cost, NcclCost) or cost.algorithms:
         return
     names = dict.fromkeys(row.algorithm for row in estimates(cost.graph))
@@ -109,26 +182,22 @@ def _other_algorithm(job: Job, result: Result) -> Iterator[_Change]:
         )
         for name in names
     ]
-    yield from _best(job, result, changes)
+    yield from _best(trials, changes)
 
 
-def _best(job: Job, result: Result, changes: Sequence[_Change]) -> Iterator[_Change]:
+def _best(trials: _Trials, changes: Sequence[_Change]) -> Iterator[_Change]:
     """Of changes that leave the training as it is; nothing where to try them takes long."""
-    if result.engine.ranks_simulated > _QUICK_RANKS:
-        return
-    parts = Parts()
-    yield max(changes, key=lambda change: _throughput(_changed_job(job, change, parts)))
+    if trials.result.engine.ranks_simulated <= _QUICK_RANKS:
+        yield trials.in_order(changes)[0]
 
 
-def _less_communication(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
+def _less_communication(trials: _Trials) -> Iterator[_Change]:
     """What leaves the global batch as it is first, of that what helps most."""
+    job = trials.job
     if job.scenario.cluster.algorithm == "data_parallel":
         yield _Change.of("DDP in place of DataParallel", "cluster.algorithm", "auto")
         return
-    changes = [*_two_bytes(job), *_own_buffers(job)]
-    if len(changes) > 1:  # to tell is a simulation of each
-        changes.sort(key=lambda change: -_throughput(_changed_job(job, change)))
-    yield from changes
+    yield from trials.in_order([*_two_bytes(job), *_own_buffers(job)])
     micro_batches = 4 * job.scenario.ddp.accumulation_steps
     why = f"communication once in {micro_batches} micro-batches (a larger global batch)"
     yield _Change.of(why, "ddp.accumulation_steps", micro_batches)
@@ -148,7 +217,8 @@ def _own_buffers(job: Job) -> Iterator[_Change]:
         yield _Change.of(why, "ddp.broadcast_buffers", value=False)
 
 
-def _faster_data(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
+def _faster_data(trials: _Trials) -> Iterator[_Change]:
+    result = trials.result
     busy_s = result.iteration_time_s.mean - result.breakdown_s.data_wait
     samples = result.throughput_per_gpu * result.iteration_time_s.mean
     rate = float(f"{1.05 * samples / busy_s:.2e}")
@@ -156,14 +226,15 @@ def _faster_data(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
     yield _Change("a loader that keeps up with the rest of the step", path, rate, setting)
 
 
-def _less_compute(job: Job, result: Result) -> Iterator[_Change]:
+def _less_compute(trials: _Trials) -> Iterator[_Change]:
+    job = trials.job
     workload, cluster = job.scenario.workload, job.scenario.cluster
     rates = cluster.device.peak_flops_per_s
     lower = next((rate for rate in ("bf16", "fp16") if rate in rates), None)
     if job.model.basis == "roofline" and lower and workload.precision in ("fp32", "tf32"):
         yield _Change.of("mixed precision", "workload.precision", f"amp-{lower}")
     yield from _faster_layers(workload)
-    yield from _less_overhead(job, result)
+    yield from _less_overhead(trials)
     if cluster.algorithm != "data_parallel":
         yield _Change.of("twice the machines", "cluster.nodes", 2 * cluster.nodes)
 
@@ -177,12 +248,13 @@ def _faster_layers(workload: Workload) -> Iterator[_Change]:
         yield _Change.of("fused attention", "workload.attention", "sdpa")
 
 
-def _fewer_operators(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
-    if job.model.basis == "roofline":
+def _fewer_operators(trials: _Trials) -> Iterator[_Change]:
+    if trials.job.model.basis == "roofline":
         yield _Change.of("torch.compile", "workload.compile", value=True)
 
 
-def _less_overhead(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG001
+def _less_overhead(trials: _Trials) -> Iterator[_Change]:
+    job = trials.job
     ddp, workload = job.scenario.ddp, job.scenario.workload
     if job.model.basis == "roofline":  # a measured step belongs to its batch
         yield _Change.of("a larger batch", "workload.batch_per_rank", 2 * workload.batch_per_rank)
@@ -194,14 +266,14 @@ def _less_overhead(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG0
         yield _Change.of("no copies back", "ddp.gradient_as_bucket_view", value=True)
 
 
-_CHANGES: dict[str, tuple[Callable[[Job, Result], Iterator[_Change]], ...]] = {
+_CHANGES: dict[str, tuple[Callable[[_Trials], Iterator[_Change]], ...]] = {
     "communication": (_other_buckets, _other_algorithm, _less_communication),
     "data": (_faster_data,),
     "host": (_fewer_operators, _less_overhead),
 }
 
 
-def _changed_job(job: Job, change: _Change, parts: Parts | None = None) -> Job | None:
+def _changed_job(job: Job, change: _Change, parts: Parts) -> Job | None:
     """None where the change does not fit: a log of other ranks, or too little memory."""
     try:
         changed = resolve(_changed(job.scenario, change.path, change.value), parts=parts)
@@ -217,11 +289,6 @@ def _changed(spec: _Spec, path: str, value: Any) -> _Spec:
     return spec.model_copy(
         update={key: _changed(getattr(spec, key), rest, value) if rest else value}
     )
-
-
-def _throughput(job: Job | None) -> float:
-    """Samples per second of all ranks, without noise; 0 without a job."""
-    return 0.0 if job is None else _samples(job.scenario) / job.step_s()
 
 
 def _samples(scenario: Scenario) -> int:

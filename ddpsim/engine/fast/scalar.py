@@ -18,7 +18,9 @@ from ddpsim.engine.fast.host import Host
 from ddpsim.result.timeline import Kind, RankTimeline, Span
 from ddpsim.strategies.instructions import Await, Communicate, Compute, LoadBatch
 
-__all__ = ["Lane", "Met", "Slow", "closed_form", "work_end_ns"]
+__all__ = ["PER_MILLE", "Lane", "Met", "Slow", "closed_form", "work_end_ns"]
+
+PER_MILLE = 1000
 
 
 class Met(NamedTuple):

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
-from ddpsim.engine.fast.scalar import Slow, work_end_ns
+from ddpsim.engine.fast.scalar import PER_MILLE, Slow, work_end_ns
+from ddpsim.engine.fast.work_sums import WorkSums
 
-__all__ = ["PER_MILLE", "SlowPeriods"]
+__all__ = ["SlowPeriods"]
 
-PER_MILLE = 1000
 _Integers = npt.NDArray[np.int64]
 _LATEST = 2**62  # of an int64, with room for a sum
 
@@ -45,6 +45,25 @@ class SlowPeriods:
         if (self._at == len(self._periods)).all():
             self._periods.clear()
             self._at[:] = 0
+
+    def ends_by_sums(self, sums: WorkSums, works_ns: Ticks, now_ns: Ticks) -> Ticks:
+        """When each lane has done all works if its pace stays as it is at `now_ns`; -1: unknown.
+
+        A lane whose pace changes before that, or is one of several, is unknown.
+        """
+        if not self._periods:
+            return now_ns + sums.of(works_ns, PER_MILLE)
+        is_slow = self._start <= now_ns
+        edge_ns = np.where(is_slow, self._end, self._start)
+        ends_ns = np.full(now_ns.shape, np.inf)
+        if not is_slow.all():
+            ends_ns = now_ns + sums.of(works_ns, PER_MILLE)
+        if is_slow.any():
+            pace = self._factor[is_slow.argmax()]
+            slow_ns = now_ns + sums.of(works_ns, float(pace))
+            known = self._factor == pace
+            ends_ns = np.where(is_slow, np.where(known, slow_ns, np.inf), ends_ns)
+        return np.where(ends_ns > edge_ns, -1.0, ends_ns)
 
     def work_ends(
         self, lanes: _Integers, now_ns: Ticks, works_ns: Ticks, launched_ns: Ticks | None

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.engine.fast.host import Host, Script
+from ddpsim.engine.fast.work_sums import WorkSums
 from ddpsim.strategies.instructions import Compute, Instruction
 
 __all__ = ["Trial", "TrialStep", "TrialWork", "column", "distinct", "side_by_side"]
@@ -19,12 +20,16 @@ __all__ = ["Trial", "TrialStep", "TrialWork", "column", "distinct", "side_by_sid
 
 @dataclass(frozen=True)
 class Trial:
-    """A job among those simulated together; slowdowns and stalls are [rank, iteration]."""
+    """A job among those simulated together; slowdowns and stalls are [rank, iteration].
+
+    `sums`: of its work on its ranks, where their slowdowns last.
+    """
 
     host: Host
     cost: CollectiveCost
     slowdowns: npt.NDArray[np.float64] | None = None
     stalls_ns: npt.NDArray[np.int64] | None = None
+    sums: WorkSums | None = None
 
 
 @dataclass(frozen=True, slots=True)

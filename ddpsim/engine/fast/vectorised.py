@@ -19,8 +19,8 @@ import numpy.typing as npt
 from ddpsim.cluster.algorithms.max_plus import Ticks, ring_ends_ns
 from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer, duration_ns
 from ddpsim.engine.fast.collectives import Collective, Waits
-from ddpsim.engine.fast.scalar import Lane, closed_form
-from ddpsim.engine.fast.slow_periods import PER_MILLE, SlowPeriods
+from ddpsim.engine.fast.scalar import PER_MILLE, Lane, closed_form
+from ddpsim.engine.fast.slow_periods import SlowPeriods
 from ddpsim.engine.fast.trials import Trial, TrialStep, TrialWork, column, distinct, side_by_side
 from ddpsim.engine.noise import vary
 from ddpsim.result.summary import SteadyStep
@@ -47,6 +47,7 @@ class Lanes:
         self._trials = trials
         self._shape = (len(trials), ranks)
         self._program = trials[0].host.program
+        self._sums = trials[0].sums if len(trials) == 1 else None
         self._compute = np.zeros(self._shape)  # when all that was launched is done
         self._comm = np.zeros(self._shape)
         self._least = np.zeros((len(trials), 1))  # no stream is behind this
@@ -67,6 +68,11 @@ class Lanes:
 
     def train(self) -> None:
         """Until the first step that all after it are exactly like, in all trials, or else all."""
+        for _ in self.trained():
+            pass
+
+    def trained(self) -> Iterator[Ticks]:
+        """The same, step by step: after each one how long it has taken, [trials, ranks]."""
         iterations, steps = self._program.iterations, self._trials[0].host.steps
         self.warmup = steps - iterations
         # once freed, glibc keeps as much for later arrays, and fetches no new pages
@@ -74,7 +80,8 @@ class Lanes:
         for number in range(steps):
             begun = self._compute.copy()
             self._iterate(number)
-            alike = self._repeat_from(number, self._compute - begun)
+            lengths = self._compute - begun
+            alike = self._repeat_from(number, lengths)
             if all(alike):
                 self.warmup, self._repeats = number, iterations - 1
                 self._steady = Waits.none(self._shape)  # of steps that are warm-up now
@@ -84,8 +91,21 @@ class Lanes:
             self._all_comm_ns += times * self._now.comm_ns
             if number >= self.warmup:
                 self._steady.add(self._now, times)
+            yield lengths
             if all(alike):
                 return
+
+    def step_from(self, number: int, start_ns: float) -> Ticks:
+        """How long one step takes alone, [trials, ranks], which all ranks begin at once."""
+        for begun in (self._compute, self._comm, self._least):
+            begun[:] = start_ns
+        self._iterate(number)
+        return self._compute - start_ns
+
+    @property
+    def waited(self) -> bool:
+        """Whether a device has waited for a launch in the last step."""
+        return bool(self._waited.any())
 
     def _repeat_from(self, number: int, lengths: Ticks) -> list[bool]:
         """Of each trial whether all iterations after this one are like it."""
@@ -149,10 +169,14 @@ class Lanes:
             self._least = self._compute.min(axis=1, keepdims=True)
             waits = not (self._least >= launched_ns[-1]).all()
         now_ns, ends_ns = self._compute.reshape(-1), np.empty(self._compute.size)
+        left = np.arange(len(now_ns))
+        if self._sums and not waits:
+            ends_ns = self._slow.ends_by_sums(self._sums, work.device_ns[:, 0, 0], now_ns)
+            left = np.flatnonzero(ends_ns < 0)
         waited = np.zeros(self._compute.size, dtype=bool)
         many = max(_FIT // work.device_ns.shape[0], self._compute.size // _PIECES, 1)
-        for begin in range(0, len(now_ns), many):
-            lanes = np.arange(begin, min(begin + many, len(now_ns)))
+        for begin in range(0, len(left), many):
+            lanes = left[begin : begin + many]
             trials = lanes // self._shape[1]
             works_ns = _of_lanes(work.device_ns, trials)
             if factors is not None:
@@ -222,7 +246,7 @@ class Lanes:
         """Those of each kind of step."""
         hosts = distinct([trial.host for trial in self._trials])
         fit = _FIT // self._compute.size
-        most = fit if fit >= _FEW_WORKS else None
+        most = fit if fit >= _FEW_WORKS and not self._sums else None
         of_kinds = zip(*(host.scripts for host in hosts), strict=True)
         return tuple(side_by_side(scripts, most) for scripts in of_kinds)
 

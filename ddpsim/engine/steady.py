@@ -1,0 +1,140 @@
+"""The mean steady step of a job whose steps do not vary, simulated as far as somebody asks.
+
+Of many ranks a step is a function of when each of them begins it, x(k+1) = f(x(k)), that is never
+earlier where x is later, and later by d where all of x are: a collective waits for its last rank,
+and works follow each other. So the shortest and the longest of a step's lengths on all ranks hold
+those of every later step (if x(k+1) >= x(k) + m on all ranks, x(k+2) >= x(k+1) + m). That needs
+
+- a host that never waits again: launches come no later, seen from steps of the shortest length;
+- compute that all collectives slow down alike: then it is slow while any is in flight, which a
+  later rank sees no less of;
+- ranks that await all collectives in a step, as those of every strategy do.
+
+Where ranks begin steps together (`_works_before_beginning`), f depends on one number, when they do.
+Then the time from one beginning to the next is the same from anywhere, and one step tells it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ddpsim.cluster.transfers import WholeTransfer, duration_ns
+from ddpsim.engine.fast.host import Host
+from ddpsim.engine.fast.scalar import PER_MILLE
+from ddpsim.engine.request import Request
+from ddpsim.engine.run import MOST_MORE, run
+from ddpsim.result.summary import mean_step_s
+from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction
+from ddpsim.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from ddpsim.engine.fast.vectorised import Lanes
+
+__all__ = ["steady_ranges_s"]
+
+_ROUNDED_NS = 2  # a work is rounded to a tick, and up to one where it is slowed down
+
+
+def steady_ranges_s(request: Request) -> Iterator[tuple[float, float]]:
+    """Seconds that hold the mean steady step, least and most; the last are both the step itself.
+
+    `request` has one kind of step, one step of warm-up, and nothing that varies.
+    """
+    if request.sums is None or not request.plan.needs_no_events:
+        exact_s = mean_step_s(run(request).timeline)
+        yield exact_s, exact_s
+        return
+    length_ns = _together_ns(request)
+    if length_ns is not None:
+        yield length_ns / NS_PER_S, length_ns / NS_PER_S
+        return
+    yield from _narrowing_s(request)
+
+
+def _narrowing_s(request: Request) -> Iterator[tuple[float, float]]:
+    """Step by step."""
+    host, lanes = _lanes(request)
+    slowed_alike = _slowed_alike(request)
+    try:
+        for number, lengths_ns in enumerate(lanes.trained()):
+            least_ns, most_ns = int(lengths_ns.min()), int(lengths_ns.max())
+            if (
+                slowed_alike
+                and not lanes.waited
+                and host.repeats_from(number, least_ns, waited=False)
+            ):
+                yield least_ns / NS_PER_S, most_ns / NS_PER_S
+    except OverflowError:
+        exact_s = mean_step_s(run(request).timeline)
+    else:
+        exact_s = lanes.steady_step(0).mean_s
+    yield exact_s, exact_s
+
+
+def _together_ns(request: Request) -> int | None:
+    """From one common beginning to the next; None where there is none, or the host may be late.
+
+    Simulated is a second step that all ranks begin no later than they would, so that what does not
+    wait for the host in it does not in the real one, or in any after it.
+    """
+    host, lanes = _lanes(request)
+    script, sums = [instruction for _, instruction in host.script(1).instructions], request.sums
+    if sums is None or request.program.loader or not _slowed_alike(request):
+        return None
+    before = _works_before_beginning(script, request, float(sums.factors.max()))
+    if before is None:
+        return None
+    works_ns = [i.device_ns for i in script if isinstance(i, Compute)]
+    fastest = float(sums.factors.min())
+    try:
+        lengths_ns = lanes.step_from(1, float(sum(int(ns * fastest) for ns in works_ns)))
+    except OverflowError:
+        return None
+    if lanes.waited or not host.repeats_from(1, int(lengths_ns.min()), waited=False):
+        return None
+    before_ns = sums.of(before, PER_MILLE) if before else sums.factors * 0
+    return int((lengths_ns + before_ns).max() - before_ns.max())
+
+
+def _works_before_beginning(
+    script: Sequence[Instruction], request: Request, slowest: float
+) -> list[int] | None:
+    """Ticks of the works before a collective at whose end all ranks begin; None: there is none.
+
+    It is a step's first, its duration from the last arrival is fixed, and ranks await it before
+    their next work of any length: however late one of them comes, it is there before the end.
+    """
+    before_ns: list[int] = []
+    left_ns: float | None = None
+    for instruction in script:
+        match instruction:
+            case Compute(device_ns=work_ns) if left_ns is None:
+                before_ns.append(work_ns)
+            case Compute(device_ns=work_ns):
+                left_ns -= work_ns * slowest + _ROUNDED_NS
+            case Communicate() if left_ns is None:
+                sent = request.cost.transfer(instruction.operation, instruction.size_bytes)
+                if not isinstance(sent, WholeTransfer):
+                    return None
+                left_ns = float(duration_ns(sent))
+                slowest *= float(sent.interference.compute)
+            case Await():
+                is_first = left_ns is not None and instruction.number == 0
+                return before_ns if is_first and left_ns >= 0 else None
+    return None
+
+
+def _slowed_alike(request: Request) -> bool:
+    """Whether compute is as slow under every collective."""
+    transfers = request.program.transfers(request.cost)
+    return len({transfer.interference.compute for transfer in transfers}) <= 1
+
+
+def _lanes(request: Request) -> tuple[Host, Lanes]:
+    from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
+    from ddpsim.engine.fast.vectorised import Lanes  # noqa: PLC0415 -- numpy is slow to import
+
+    host = Host(request.program, MOST_MORE)
+    trial = Trial(host, request.cost, request.slowdowns, sums=request.sums)
+    return host, Lanes([trial], request.plan.participants)
