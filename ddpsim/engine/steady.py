@@ -106,22 +106,24 @@ def _works_before_beginning(
     their next work of any length: however late one of them comes, it is there before the end.
     """
     before_ns: list[int] = []
-    left_ns: float | None = None
+    left_ns, is_sent = 0.0, False
     for instruction in script:
         match instruction:
-            case Compute(device_ns=work_ns) if left_ns is None:
-                before_ns.append(work_ns)
-            case Compute(device_ns=work_ns):
+            case Compute(device_ns=work_ns) if is_sent:
                 left_ns -= work_ns * slowest + _ROUNDED_NS
-            case Communicate() if left_ns is None:
-                sent = request.cost.transfer(instruction.operation, instruction.size_bytes)
+            case Compute(device_ns=work_ns):
+                before_ns.append(work_ns)
+            case Communicate() if not is_sent:
+                sent, is_sent = (
+                    request.cost.transfer(instruction.operation, instruction.size_bytes),
+                    True,
+                )
                 if not isinstance(sent, WholeTransfer):
                     return None
                 left_ns = float(duration_ns(sent))
                 slowest *= float(sent.interference.compute)
-            case Await():
-                is_first = left_ns is not None and instruction.number == 0
-                return before_ns if is_first and left_ns >= 0 else None
+            case Await(number):
+                return before_ns if is_sent and number == 0 and left_ns >= 0 else None
     return None
 
 

@@ -143,17 +143,17 @@ class Job:
         ranks, iterations, warmup = cluster.world_size, program.iterations, program.warmup
         stalls = draw_stalls(run_options, ranks, iterations, warmup)
         kept = self._kept_deviations(ranks, iterations, warmup)
-        if stalls is None and kept is None and not steps_vary(run_options, self.observed_s):
-            sums = self._lasting
-            slowdowns = sums and sums.slowdowns(warmup + iterations)
-        else:
-            sums = None
-            slowdowns = draw_slowdowns(
+        lasting = None if steps_vary(run_options, self.observed_s) else self._lasting
+        slowdowns = (
+            lasting.slowdowns(warmup + iterations)
+            if lasting
+            else draw_slowdowns(
                 cluster, run_options, iterations, self.observed_s, self.node_times, warmup
             )
+        )
+        sums = None if stalls is not None else lasting
         return Request(
-            *(program, self.network.cost, ranks, slowdowns, stalls, self.network.traffic, kept),
-            sums=sums,
+            program, self.network.cost, ranks, slowdowns, stalls, self.network.traffic, kept, sums
         )
 
     def _kept_deviations(self, ranks: int, iterations: int, warmup: int) -> KeptDeviations | None:

@@ -46,6 +46,7 @@ import numpy.typing as npt
 __all__ = ["Ticks", "by_steps", "ring_ends_ns"]
 
 Ticks = npt.NDArray[np.float64]  # whole numbers
+_KEPT_LINES = 64
 _LEVEL_STEPS = 8  # about so many steps of the rule cost as much as one value of b
 
 
@@ -73,7 +74,7 @@ def ring_ends_ns(
     return longest(line, steps - 1, first_ns) + line.latency_ns, "max-plus"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Line:
     """A ring of N ranks: b and l of each, and P at the places 0 to N-1; `turn_ns` is D."""
 
@@ -104,15 +105,17 @@ class _Line:
         return _LEVEL_STEPS * (1 if self.waits_for_latency else len(self.kinds))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=_KEPT_LINES)
 def _line(busy_ns: tuple[int, ...], latency_ns: tuple[int, ...], ranks: int) -> _Line:
     repeats = max(1, ranks // len(busy_ns))
     busy, latency = (
-        np.array(times * repeats, dtype=np.float64)[:ranks] for times in (busy_ns, latency_ns)
+        np.tile(np.array(times, dtype=np.float64), repeats)[:ranks]
+        for times in (busy_ns, latency_ns)
     )
     moves = busy + np.roll(latency, 1)  # to each rank from its left neighbour
     moved_ns = np.cumsum(moves) - moves[0]
-    return _Line(busy, latency, moved_ns, float(moves.sum()), tuple(sorted(set(busy.tolist()))))
+    kinds = tuple(sorted(map(float, set(busy_ns[:ranks]))))
+    return _Line(busy, latency, moved_ns, float(moves.sum()), kinds)
 
 
 def by_steps(busy_ns: Ticks, latency_ns: Ticks, steps: int, begun_ns: Ticks) -> Ticks:
@@ -157,26 +160,46 @@ def _few_moves(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
 
 def _few_stays(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
     """Where links wait for latency; see above. Ways begin at the places -S to 2N-2-S."""
+    n, known = line.ranks, _stays(line, steps)
+    window, begin = known.window, -steps % n
+    pieces = (first_ns[..., begin:], first_ns, first_ns[..., : max(0, begin - 1)])
+    from_ns = np.concatenate(pieces, axis=-1)[..., : 2 * n - 1]
+    from_ns += known.from_ns
+    ways = np.empty(first_ns.shape)
+    np.maximum.accumulate(from_ns[..., window - 1 :: -1], axis=-1, out=ways[..., window - 1 :: -1])
+    ways[..., window:] = -np.inf
+    later = np.maximum.accumulate(from_ns[..., window : window + n - 1], axis=-1)
+    np.maximum(ways[..., 1:], later, out=ways[..., 1:])
+    ways += known.ends_ns
+    if window < n:
+        np.maximum(ways, from_ns[..., n - 1 :] + known.alone_ns, out=ways)
+    return ways
+
+
+@dataclass(frozen=True)
+class _Stays:
+    """What ways with few stays cost whatever the arrivals are.
+
+    `from_ns`: by their place, what they begin with; `ends_ns`: by rank, what they end with, and
+    `alone_ns` one that stays N-1 times, if that passes all but one rank: `window` is N-1 then.
+    """
+
+    window: int
+    from_ns: Ticks
+    ends_ns: Ticks
+    alone_ns: Ticks
+
+
+@lru_cache(maxsize=_KEPT_LINES)
+def _stays(line: _Line, steps: int) -> _Stays:
     n, largest = line.ranks, line.kinds[-1]
-    ranks = np.arange(n, dtype=np.float64)
     place = np.arange(2 * n - 1) - steps
     turns, rank = np.divmod(place, n)
-    from_ns = first_ns[..., rank] - (line.moved_ns[rank] + turns * line.turn_ns) + place * largest
-    passes_all = steps >= 2 * n - 2
-    window = n if passes_all else n - 1
-    earlier = np.maximum.accumulate(from_ns[..., window - 1 :: -1], axis=-1)[..., ::-1]
-    ways = np.full(first_ns.shape, -np.inf)
-    ways[..., :window] = earlier
-    later = np.maximum.accumulate(from_ns[..., window : 2 * n - 1], axis=-1)
-    np.maximum(ways[..., 1:], later[..., : n - 1], out=ways[..., 1:])
-    ends_ns = ways + (steps - ranks) * largest
-    if not passes_all:
-        others_ns = np.roll(_largest_of_others(line.busy_ns), -1)
-        ends_ns = np.maximum(
-            ends_ns,
-            from_ns[..., n - 1 :] + (steps - ranks) * largest + (n - 1) * (others_ns - largest),
-        )
-    return np.asarray(ends_ns + line.moved_ns)
+    from_ns = place * largest - (line.moved_ns[rank] + turns * line.turn_ns)
+    ends_ns = (steps - np.arange(n, dtype=np.float64)) * largest + line.moved_ns
+    others_ns = np.roll(_largest_of_others(line.busy_ns), -1)
+    alone_ns = ends_ns + (n - 1) * (others_ns - largest)
+    return _Stays(n if steps >= 2 * n - 2 else n - 1, from_ns, ends_ns, alone_ns)
 
 
 def _largest_of_others(values: Ticks) -> Ticks:
