@@ -54,16 +54,16 @@ def draw_slowdowns(
     run states no jitter. Stragglers and jitter draw from streams of their own, so that turning one
     on or off does not change the other.
     """
-    own = rank_factors(cluster, run.seed, node_times)
-    if not own and not steps_vary(run, observed_s):
+    is_uneven = cluster.stragglers is not None or bool(node_times)
+    if not is_uneven and not steps_vary(run, observed_s):
         return None
     import numpy as np  # noqa: PLC0415 -- slow to import, and needed only here
 
     for_jitter = np.random.SeedSequence(run.seed).spawn(2)[1]
     factors = np.ones((cluster.world_size, warmup + iterations))
     steady = factors[:, warmup:]
-    if own:
-        factors *= np.array([own[rank] for rank in range(cluster.world_size)]).reshape(-1, 1)
+    if is_uneven:
+        factors *= _lasting_factors(cluster, run.seed, node_times).reshape(-1, 1)
     if run.jitter:
         draws = np.random.default_rng(for_jitter).standard_normal(steady.shape)
         steady *= np.exp(run.jitter.sigma * draws)
@@ -88,19 +88,28 @@ def rank_factors(
     cluster: Cluster, seed: int, node_times: Mapping[int, float] = MappingProxyType({})
 ) -> dict[int, float]:
     """Each rank's own time multiplier, for the whole run; empty where none differs."""
-    stragglers, ranks = cluster.stragglers, range(cluster.world_size)
-    if stragglers is None and not node_times:
+    if cluster.stragglers is None and not node_times:
         return {}
-    device = {rank: node_times.get(rank // cluster.gpus_per_node, 1.0) for rank in ranks}
-    if stragglers is None or not stragglers.sigma:
-        listed = (stragglers and stragglers.factors) or {}
-        return {rank: device[rank] * listed.get(rank, 1.0) for rank in ranks}
+    return dict(enumerate(_lasting_factors(cluster, seed, node_times).tolist()))
+
+
+def _lasting_factors(
+    cluster: Cluster, seed: int, node_times: Mapping[int, float]
+) -> NDArray[float64]:
+    """The same, [ranks]."""
     import numpy as np  # noqa: PLC0415 -- see above
 
-    stream = np.random.SeedSequence(seed).spawn(2)[0]
-    draws = np.random.default_rng(stream).standard_normal(cluster.world_size)
-    drawn: list[float] = np.exp(stragglers.sigma * draws).tolist()
-    return {rank: device[rank] * drawn[rank] for rank in ranks}
+    stragglers, g = cluster.stragglers, cluster.gpus_per_node
+    factors = np.ones(cluster.world_size)
+    for node, times in node_times.items():
+        factors[node * g : (node + 1) * g] = times
+    if stragglers and stragglers.sigma:
+        stream = np.random.SeedSequence(seed).spawn(2)[0]
+        draws = np.random.default_rng(stream).standard_normal(cluster.world_size)
+        return np.asarray(factors * np.exp(stragglers.sigma * draws))
+    for rank, times in ((stragglers and stragglers.factors) or {}).items():
+        factors[rank] *= times
+    return factors
 
 
 def draw_stalls(run: Run, ranks: int, iterations: int, warmup: int = 0) -> Stalls | None:

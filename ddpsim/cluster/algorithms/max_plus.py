@@ -46,7 +46,7 @@ import numpy.typing as npt
 __all__ = ["Ticks", "by_steps", "ring_ends_ns"]
 
 Ticks = npt.NDArray[np.float64]  # whole numbers
-_KEPT_LINES = 64
+_KEPT_LINES = 16
 _LEVEL_STEPS = 8  # about so many steps of the rule cost as much as one value of b
 
 

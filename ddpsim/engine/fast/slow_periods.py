@@ -136,16 +136,22 @@ class SlowPeriods:
 
     def _reload(self, lanes: _Integers) -> None:
         """The period that these lanes are at; after the last comes one at the end of time."""
+        if not len(lanes):
+            return
         places = self._at[lanes]
-        for place in set(places.tolist()):
-            here = lanes[places == place]
+        first, last = int(places.min()), int(places.max())
+        for place in range(first, last + 1):
+            here = lanes if first == last else lanes[places == place]
             if place == len(self._periods):
                 self._start[here] = self._end[here] = np.inf
                 continue
             for figures, known in zip(
                 (self._start, self._end, self._factor), self._periods[place], strict=True
             ):
-                figures[here] = known[here]
+                if len(here) == len(figures):
+                    figures[:] = known
+                else:
+                    figures[here] = known[here]
 
     def _cross(self, lanes: _Integers, now_ns: Ticks, work_ns: Ticks) -> Ticks:
         """The ends of one work of each lane, over edges; what is left is left / parts ticks."""

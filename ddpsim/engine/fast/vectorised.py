@@ -61,6 +61,7 @@ class Lanes:
         self._joined_ns: list[Ticks] = []
         self._done_ns: list[Ticks] = []
         self._repeats = 0
+        self._counts = True  # how long ranks wait, and not only when they end
         self._known_transfers: dict[int, Sequence[Transfer]] = {}
         self.paths: set[str] = set()
         self.warmup = self._program.warmup
@@ -99,6 +100,7 @@ class Lanes:
         """How long one step takes alone, [trials, ranks], which all ranks begin at once."""
         for begun in (self._compute, self._comm, self._least):
             begun[:] = start_ns
+        self._counts = False
         self._iterate(number)
         return self._compute - start_ns
 
@@ -210,7 +212,8 @@ class Lanes:
         self._collectives.append(collective)
         self._joined_ns.append(joined)
         self._done_ns.append(ends + column(after))
-        self._now.comm_ns += ends - joined
+        if self._counts:
+            self._now.comm_ns += ends - joined
 
     def _await(self, place: int, launched_ns: Ticks | float) -> None:
         """Waits come in the order of collectives: those before this one have ended.
@@ -221,6 +224,8 @@ class Lanes:
         done = self._done_ns[place]
         later = zip(self._launched[place:], self._joined_ns[place:], strict=True)
         for collective, joined in later:
+            if not self._counts:
+                break
             waits_from = np.maximum(self._compute, joined)
             if (waits_from >= done).all():
                 break
