@@ -181,7 +181,10 @@ class Pipeline:
         for flows, link in links.items():
             times[flows] = chunks.times_ns(link)
         of_edges = times[layers.flows]
-        for i in np.flatnonzero(np.isin(layers.ends, list(paths.touched)).any(axis=1)):
+        touched = np.zeros(len(of_edges), dtype=bool)
+        if paths.touched:
+            touched = np.isin(layers.ends, list(paths.touched)).any(axis=1)
+        for i in np.flatnonzero(touched):
             edge = self.edges[i]
             of_edges[i] = chunks.times_ns(self._link(paths, edge.flows, edge[:2]))
         takes_ns, leaves_ns, takes_last_ns = of_edges.T

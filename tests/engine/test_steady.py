@@ -1,0 +1,109 @@
+"""The mean steady step alone: as the whole simulation says, and no range that it is outside of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs.random_jobs import models, scenarios
+
+from ddpsim.engine.request import Request
+from ddpsim.engine.run import run
+from ddpsim.engine.steady import steady_ranges_s
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.program import compile_program
+from ddpsim.prediction.resolve import resolve
+from ddpsim.result.summary import mean_step_s
+from ddpsim.scenario.cluster import Stragglers
+from ddpsim.scenario.schema import Scenario
+from ddpsim.workload.model import Model
+
+STRAGGLERS = {"distribution": "lognormal", "sigma": 0.1}
+
+
+def whole_s(request: Request) -> float:
+    return mean_step_s(run(replace(request, sums=None)).timeline)
+
+
+def check(request: Request) -> int:
+    """How many ranges were needed."""
+    ranges = list(steady_ranges_s(request))
+    exact_s = whole_s(request)
+    assert ranges[-1] == (exact_s, exact_s)
+    assert all(least <= exact_s <= most for least, most in ranges)
+    for (least, most), (later_least, later_most) in pairwise(ranges):
+        assert least <= later_least <= later_most <= most
+    return len(ranges)
+
+
+def job(model: str = "resnet18", **sections: Any) -> Job:
+    cluster = {"nodes": 4, "gpus_per_node": 2, "device": "a100-sxm-40gb", "stragglers": STRAGGLERS}
+    asked = {
+        "schema": "ddpsim/1",
+        "workload": {"model": model, "batch_per_rank": 32},
+        "cluster": cluster | sections.pop("cluster", {}),
+    }
+    return resolve(Scenario.model_validate(asked | sections))
+
+
+@settings(max_examples=300, deadline=None)
+@given(models(), scenarios(gloo=False), st.floats(0.01, 0.5), st.sampled_from(["ring", "tree"]))
+def test_random_jobs(model: Model, scenario: Scenario, sigma: float, algorithm: str) -> None:
+    cluster = scenario.cluster.model_copy(
+        update={
+            "stragglers": Stragglers(distribution="lognormal", sigma=sigma),
+            "algorithm": algorithm,
+        }
+    )
+    scenario = scenario.model_copy(update={"cluster": cluster})
+    found = resolve(scenario)
+    check(replace(found, model=model, program=compile_program(scenario, model)).calm_request())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([("resnet18", True), ("resnet18", False), ("bert-base", True)]),
+    st.sampled_from(["auto", "ring", "hierarchical"]),
+    st.sampled_from([1, 8, 64]),
+    st.sampled_from([1, 10, 100]),
+    st.sampled_from(["compute", "host", "network", "interference"]),
+    st.floats(0.3, 3),
+    st.integers(0, 99),
+)
+def test_models(
+    model: tuple[str, bool],
+    algorithm: str,
+    batch: int,
+    gigabits: int,
+    term: str,
+    factor: float,
+    seed: int,
+) -> None:
+    inter_node = {"bandwidth": f"{gigabits} Gbit/s", "latency": "5 us"}
+    name, broadcast = model
+    asked = job(
+        name,
+        cluster={"algorithm": algorithm, "inter_node": inter_node},
+        workload={"model": name, "batch_per_rank": batch},
+        ddp={"broadcast_buffers": broadcast},
+        run={"seed": seed},
+    )
+    check(asked.calm_request(**{term: factor}))
+
+
+def test_ranks_that_begin_together_need_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = job(cluster={"algorithm": "ring"}).calm_request()
+    exact_s = whole_s(request)
+    monkeypatch.setattr("ddpsim.engine.fast.vectorised.Lanes.train", None)
+    monkeypatch.setattr("ddpsim.engine.fast.vectorised.Lanes.trained", None)
+    assert list(steady_ranges_s(request)) == [(exact_s, exact_s)]
+
+
+def test_ranks_that_do_not_are_told_more_closely_step_by_step() -> None:
+    cluster = {"nodes": 512, "algorithm": "ring", "inter_node": {"bandwidth": "100 Gbit/s"}}
+    asked = job(cluster=cluster, ddp={"broadcast_buffers": False})
+    assert check(asked.calm_request()) > 2
