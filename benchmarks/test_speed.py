@@ -36,6 +36,7 @@ from ddpsim.scenario.schema import Scenario
 SCENARIO = Path(__file__).with_name("resnet50-ring.yaml")
 EIGHT = "cluster.nodes=1"
 JITTER = "run.jitter={sigma: 0.02}"
+STRAGGLERS = "cluster.stragglers={distribution: lognormal, sigma: 0.03}"
 Measure = Callable[..., Any]
 
 
@@ -53,6 +54,13 @@ COLD = {
     "1024-jitter": (*RUN, "cluster.nodes=128", "--set", JITTER),
     "16384-jitter": (*RUN, "cluster.nodes=2048", "--set", JITTER),
     "131072-jitter": (*RUN, "cluster.nodes=16384", "--set", JITTER),
+    "8-stragglers": (*RUN, EIGHT, "--set", STRAGGLERS),
+    "1024-stragglers": (*RUN, "cluster.nodes=128", "--set", STRAGGLERS),
+    "16384-stragglers": (*RUN, "cluster.nodes=2048", "--set", STRAGGLERS),
+    "131072-stragglers": (*RUN, "cluster.nodes=16384", "--set", STRAGGLERS),
+    "16384-stragglers-auto": (
+        *(*RUN, "cluster.nodes=2048", "--set", STRAGGLERS, "--set", "cluster.algorithm=auto"),
+    ),
 }
 ON_ONE_CORE = """import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -61,7 +69,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"""
 
 @pytest.mark.parametrize("name", COLD)
 def test_cold(name: str, measure: Measure, benchmark: Any) -> None:
-    """Start-up included, on one core; 20 steps and two of warm-up, each rank's jitter its own."""
+    """Start-up included, on one core; 20 steps and two of warm-up, each rank's noise its own."""
     peak_kib, user_s = [], []
 
     def start() -> None:

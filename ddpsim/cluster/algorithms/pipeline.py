@@ -6,7 +6,7 @@ Sources: nccl src/device/all_reduce.h (what a tree and NVLS send).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -181,10 +181,10 @@ class Pipeline:
         for flows, link in links.items():
             times[flows] = chunks.times_ns(link)
         of_edges = times[layers.flows]
-        touched = np.zeros(len(of_edges), dtype=bool)
+        unlike: Iterable[int] = ()
         if paths.touched:
-            touched = np.isin(layers.ends, list(paths.touched)).any(axis=1)
-        for i in np.flatnonzero(touched):
+            unlike = np.flatnonzero(np.isin(layers.ends, list(paths.touched)).any(axis=1))
+        for i in unlike:
             edge = self.edges[i]
             of_edges[i] = chunks.times_ns(self._link(paths, edge.flows, edge[:2]))
         takes_ns, leaves_ns, takes_last_ns = of_edges.T
