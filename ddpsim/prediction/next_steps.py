@@ -123,6 +123,7 @@ class _Trials:
 
 
 def _is_better(one: _Trial, other: _Trial) -> bool:
+    """Whether its throughput is higher: both are simulated until their ranges do not overlap."""
     while one.least <= other.most and one.most > other.least:
         if one.most - one.least >= other.most - other.least:
             one.narrow()

@@ -4,4 +4,5 @@
 - `scalar`: one rank whose collectives are known
 - `vectorised`: many ranks and many jobs at once, in arrays
 - `slow_periods`: work that is slowed down at times, in arrays
+- `work_sums`: what works take on ranks that differ for good, summed once
 """
