@@ -88,7 +88,7 @@ def _noise(scenario: Scenario) -> str | None:
 
 def _other_buckets(job: Job, result: Result) -> Iterator[_Change]:
     """The best of some bucket caps, which leave the training as it is; `tune` knows more."""
-    if job.scenario.cluster.algorithm == "data_parallel":
+    if job.scenario.cluster.algorithm == "data_parallel" or not job.scenario.ddp.is_ddp:
         return
     why, key = "other buckets (ddpsim tune tries more)", "ddp.bucket_cap_mb"
     changes = [_Change(why, key, cap, f"{key}={cap:g}") for cap in _CAPS_MIB]
@@ -125,6 +125,14 @@ def _less_communication(job: Job, result: Result) -> Iterator[_Change]:  # noqa:
     if job.scenario.cluster.algorithm == "data_parallel":
         yield _Change.of("DDP in place of DataParallel", "cluster.algorithm", "auto")
         return
+    if local := job.scenario.ddp.local_sgd:
+        every = min(2 * local.every, 1000)
+        why = f"parameters averaged every {every} steps (another training)"
+        yield _Change.of(why, "ddp.local_sgd.every", every)
+        return
+    if not job.scenario.ddp.is_ddp:
+        why = "DDP: buckets of gradients, sent during the backward"
+        yield _Change.of(why, "ddp.strategy", "ddp")
     changes = [*_two_bytes(job), *_own_buffers(job)]
     if len(changes) > 1:  # to tell is a simulation of each
         changes.sort(key=lambda change: -_throughput(_changed_job(job, change)))
@@ -136,6 +144,8 @@ def _less_communication(job: Job, result: Result) -> Iterator[_Change]:  # noqa:
 
 def _two_bytes(job: Job) -> Iterator[_Change]:
     ddp = job.scenario.ddp
+    if not ddp.is_ddp:
+        return
     widest = max(ITEM_BYTES[parameter.dtype] for parameter in job.model.parameters)
     if ddp.torch != "1.4" and ddp.comm_hook in ("none", "allreduce") and widest > 2:
         hook = two_byte_hooks(job.scenario.cluster)[0]
@@ -143,7 +153,7 @@ def _two_bytes(job: Job) -> Iterator[_Change]:
 
 
 def _own_buffers(job: Job) -> Iterator[_Change]:
-    if job.model.buffers and job.scenario.ddp.broadcast_buffers:
+    if job.model.buffers and job.scenario.ddp.broadcast_buffers and job.scenario.ddp.is_ddp:
         why = "each rank keeps its own buffers (batch norm's statistics then differ between ranks)"
         yield _Change.of(why, "ddp.broadcast_buffers", value=False)
 
@@ -190,7 +200,7 @@ def _less_overhead(job: Job, result: Result) -> Iterator[_Change]:  # noqa: ARG0
         yield _Change.of("a fused optimizer", "workload.optimizer.fused", value=True)
     if ddp.find_unused_parameters and not job.model.unused:
         yield _Change.of("no parameter is unused", "ddp.find_unused_parameters", value=False)
-    if not ddp.gradient_as_bucket_view and ddp.torch != "1.4":
+    if ddp.is_ddp and not ddp.gradient_as_bucket_view and ddp.torch != "1.4":
         yield _Change.of("no copies back", "ddp.gradient_as_bucket_view", value=True)
 
 
