@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.transfers import Operation, Transfer
@@ -65,7 +66,7 @@ class Program:
         steady = self.steady()
         return tuple(steady.step(number) for number in range(self.strategy.period))
 
-    @property
+    @cached_property
     def is_uniform(self) -> bool:
         """Whether all steps after the warm-up are of one kind."""
         kinds = {self.kind(self.warmup + number) for number in range(self.iterations)}
