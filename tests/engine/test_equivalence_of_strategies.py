@@ -1,4 +1,4 @@
-"""The shortcuts equal the plain model to the nanosecond under every strategy of data parallelism."""
+"""Shortcuts equal the plain model to the nanosecond under every strategy of data parallelism."""
 
 from __future__ import annotations
 

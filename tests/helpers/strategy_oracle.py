@@ -77,7 +77,7 @@ class Naive(Loop):
     def reduce(self) -> None:
         for gradient in self.gradients():
             dist.all_reduce(gradient)
-            gradient /= dist.get_world_size()
+            gradient.div_(dist.get_world_size())
 
 
 class NaiveFlat(Loop):
@@ -114,7 +114,7 @@ class PerParameter(Loop):
             self.backward()
             for work, gradient in self.launched:
                 work.wait()
-                gradient /= dist.get_world_size()
+                gradient.div_(dist.get_world_size())
             self.launched.clear()
         self.optimizer.step()
 

@@ -221,7 +221,7 @@ def test_ddp_is_suggested_in_place_of_a_loop(settings: tuple[str, ...]) -> None:
 
 def test_explanations_say_what_a_strategy_does() -> None:
     base = document("naive-vs-ddp")
-    assert [each.settings for each in each_flag(base)][0] == (
+    assert next(each.settings for each in each_flag(base)) == (
         "ddp.strategy=ddp",
         "ddp.local_sgd=null",
     )
