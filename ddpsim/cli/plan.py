@@ -24,26 +24,35 @@ def compare(
     flags: Annotated[
         bool, typer.Option("--each-flag", help="Every option of DDP with another value.")
     ] = False,
+    strategies: Annotated[
+        bool, typer.Option("--each-strategy", help="Every strategy against DDP.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.comparison/1.")] = False,
 ) -> None:
     """Say what other options would bring, and how surely.
 
     \b
     ddpsim compare scenario.yaml --each-flag
+    ddpsim compare scenario.yaml --each-strategy
     ddpsim compare a.yaml b.yaml c.yaml
     """
-    from ddpsim.planning.compare import compare, each_flag, option
+    from ddpsim.planning.compare import compare, ddp_settings, each_flag, each_strategy, option
     from ddpsim.prediction.api import checked
     from ddpsim.report.changes import render_comparison
     from ddpsim.scenario.document import load
 
-    if len(files) == 1 and not flags:
-        raise typer.BadParameter("name a second scenario, or add --each-flag", param_hint="FILES")
+    if len(files) == 1 and not (flags or strategies):
+        more = "name a second scenario, or add --each-flag or --each-strategy"
+        raise typer.BadParameter(more, param_hint="FILES")
     document = load(files[0], settings or ())
+    if strategies:
+        document = load(files[0], [*(settings or ()), *ddp_settings(document)])
     first = checked(document)
     options = [option(load(file, settings or ()), title=str(file)) for file in files[1:]]
     if flags:
         options += each_flag(document)
+    if strategies:
+        options += each_strategy(document)
     found = compare(first, options)
     print(json.dumps(found.to_dict(), indent=2) if as_json else render_comparison(found))
     if all(change.problem for change in found.changes):

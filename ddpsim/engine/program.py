@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.transfers import Operation, Transfer
@@ -57,12 +58,24 @@ class Program:
 
     @property
     def steady_step(self) -> tuple[Instruction, ...]:
-        """The instructions of a steady step."""
+        """The instructions of a steady step, the first of its period."""
         return self.steady().step(0)
 
     @property
+    def steady_period(self) -> tuple[tuple[Instruction, ...], ...]:
+        """The instructions of each steady step until they come again."""
+        steady = self.steady()
+        return tuple(steady.step(number) for number in range(self.strategy.period))
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all steps after the warm-up are of one kind."""
+        kinds = {self.kind(self.warmup + number) for number in range(self.iterations)}
+        return len(kinds) == 1
+
+    @property
     def steady_buckets(self) -> tuple[Bucket, ...]:
-        """The buckets of a steady step."""
+        """The buckets of a steady step, the first of its period."""
         return self.strategy.buckets(self.steady().kind(0))
 
     @property
@@ -78,8 +91,9 @@ class Program:
         return {(launch.operation, launch.size_bytes) for launch in launched}
 
     def sent_bytes(self, operation: Operation) -> list[int]:
-        """The sizes of a steady step's collectives of one operation, in order of launch."""
-        launched = (i for i in self.steady_step if isinstance(i, Communicate))
+        """The sizes of steady collectives of one operation, in order of launch, over a period."""
+        steps = self.steady_period
+        launched = (i for step in steps for i in step if isinstance(i, Communicate))
         return [launch.size_bytes for launch in launched if launch.operation == operation]
 
     def transfers(self, cost: CollectiveCost) -> list[Transfer]:

@@ -80,6 +80,7 @@ class Request:
             and all(factor.denominator == 1 for factor in thousandths),
             repeats=self.is_calm
             and program.blocking
+            and program.is_uniform
             and program.loader is None
             and self.traffic == NO_TRAFFIC,
         )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
 
 from ddpsim.engine.batch import run_many
-from ddpsim.errors import DdpsimError, ScenarioError
+from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.many import brief_of
 from ddpsim.prediction.api import simulate
 from ddpsim.prediction.interval import GLOO_SLOWDOWN, edges
@@ -20,15 +20,29 @@ from ddpsim.prediction.uncertainty import uncertainties
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.changes import Change, Comparison
 from ddpsim.result.model import Brief
+from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["Option", "compare", "each_flag", "option"]
+__all__ = ["Option", "compare", "ddp_settings", "each_flag", "each_strategy", "option"]
 
 _CAPS_MB = (1, 10, 25, 50, 100)
 _SOURCES = ("model", "profile", "trace", "parameters")
 _ROUNDS = "gradients are rounded to 16 bits on the wire"
+
+_AS_DDP = ("ddp.strategy=ddp", "ddp.local_sgd=null")
+_EVERY = 4  # as in the example of torch's PeriodicModelAverager
+_DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()}
+_USUAL = {  # settings that take back what is DDP's alone
+    "bucket_cap_mb": "ddp.bucket_cap_mb=default",
+    "gradient_as_bucket_view": "ddp.gradient_as_bucket_view=false",
+    "find_unused_parameters": "ddp.find_unused_parameters=false",
+    "static_graph": "ddp.static_graph=false",
+    "broadcast_buffers": "ddp.broadcast_buffers=true",
+    "comm_hook": "ddp.comm_hook=none",
+    "optimize_ddp": "ddp.optimize_ddp=true",
+}
 
 _Steps = dict[tuple[int, str, float], float]  # by side, term and its factor
 
@@ -204,9 +218,39 @@ def option(document: Document, *settings: str, title: str = "", note: str = "") 
 def each_flag(document: Document) -> Iterator[Option]:
     """Every option of DDP with another value, and the fused optimizer; raises ScenarioError."""
     scenario = parse(document)
-    flags = _flags(scenario) if scenario.cluster.algorithm != "data_parallel" else ()
+    alone = scenario.cluster.algorithm == "data_parallel"
+    flags = () if alone else (*_flags(scenario), *_accumulation(scenario.ddp))
     for settings, note in (*flags, _fused(scenario)):
         yield option(document, *settings, note=note)
+
+
+def ddp_settings(document: Document) -> tuple[str, ...]:
+    """What makes a scenario's strategy DDP; nothing where it is. Raises ScenarioError."""
+    return () if parse(document).ddp.is_ddp else _AS_DDP
+
+
+def each_strategy(document: Document) -> Iterator[Option]:
+    """A scenario of DDP with every other strategy, without DDP's options; raises ScenarioError.
+
+    `document` has the settings of `ddp_settings`.
+    """
+    scenario = parse(document)
+    if scenario.cluster.algorithm == "data_parallel":
+        key, reason = "cluster.algorithm", "data_parallel is a strategy of its own; write auto"
+        raise ScenarioError([document.blame(InputError(key, reason))])
+    ddp = scenario.ddp
+    usual = tuple(setting for key, setting in _USUAL.items() if getattr(ddp, key) != _DEFAULT[key])
+    synced = usual if ddp.no_sync else (*usual, "ddp.no_sync=true")
+    for strategy in ("naive", "naive_flat", "per_parameter"):
+        own = usual if strategy == "per_parameter" else synced
+        title = f"ddp.strategy={strategy}"
+        yield option(document, title, *own, title=title, note=_unlike(scenario))
+    local = ("ddp.strategy=local_sgd", f"ddp.local_sgd.every={_EVERY}")
+    yield option(document, *local, *synced, title=", ".join(local), note="another training")
+
+
+def _unlike(scenario: Scenario) -> str:
+    return "buffers differ between ranks" if scenario.ddp.broadcast_buffers else ""
 
 
 def _fused(scenario: Scenario) -> tuple[Sequence[str], str]:
@@ -216,16 +260,19 @@ def _fused(scenario: Scenario) -> tuple[Sequence[str], str]:
 
 def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
     ddp = scenario.ddp
-    toggles: tuple[tuple[str, Callable[[Scenario], bool], str], ...] = (
-        ("gradient_as_bucket_view", lambda s: s.ddp.gradient_as_bucket_view, ""),
-        ("static_graph", lambda s: s.ddp.static_graph, ""),
-        ("find_unused_parameters", lambda s: s.ddp.find_unused_parameters, ""),
-        ("broadcast_buffers", lambda s: s.ddp.broadcast_buffers, "buffers differ between ranks"),
+    if not ddp.is_ddp:
+        yield _AS_DDP, "another training" if ddp.local_sgd else ""
+        return
+    toggles: tuple[tuple[str, str], ...] = (
+        ("gradient_as_bucket_view", ""),
+        ("static_graph", ""),
+        ("find_unused_parameters", ""),
+        ("broadcast_buffers", "buffers differ between ranks"),
     )
     if scenario.workload.compile:
-        toggles = (*toggles, ("optimize_ddp", lambda s: s.ddp.optimize_ddp, ""))
-    for key, is_on, price in toggles:
-        on = not is_on(scenario)
+        toggles = (*toggles, ("optimize_ddp", ""))
+    for key, price in toggles:
+        on = not getattr(ddp, key)
         yield [f"ddp.{key}={str(on).lower()}"], "" if on else price
     for hook in ("none", "allreduce", *two_byte_hooks(scenario.cluster)):
         if hook != ddp.comm_hook:
@@ -233,6 +280,11 @@ def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
     for cap in (*_CAPS_MB, "default"):
         if cap != ("default" if ddp.bucket_cap_mb is None else ddp.bucket_cap_mb):
             yield [f"ddp.bucket_cap_mb={cap}"], ""
+
+
+def _accumulation(ddp: Ddp) -> Iterator[tuple[Sequence[str], str]]:
     for steps in (1, 2, 4):
         if steps != ddp.accumulation_steps:
             yield [f"ddp.accumulation_steps={steps}"], "another global batch"
+    if ddp.accumulation_steps > 1 and ddp.strategy in ("ddp", "per_parameter"):
+        yield [f"ddp.no_sync={str(not ddp.no_sync).lower()}"], ""

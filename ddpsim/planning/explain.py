@@ -123,9 +123,32 @@ _DATA_PARALLEL = {
 }
 
 
+_ONE_BY_ONE = {
+    "backward": "backward",
+    "copy_back": "divisions after the all-reduces",
+    "all_reduce": "all-reduces of gradients, one after another",
+}
+_OF_STRATEGY: dict[str, dict[str, str]] = {
+    "ddp": {},
+    "naive": _ONE_BY_ONE,
+    "naive_flat": {
+        "backward": "backward, with the gradients' copies into one tensor",
+        "copy_back": "the division, and copies back to gradients",
+        "all_reduce": "the all-reduce of all gradients",
+    },
+    "per_parameter": _ONE_BY_ONE,
+    "local_sgd": {
+        "backward": "backward",
+        "all_reduce": "the average of the parameters",
+        "averaging": "copies of the parameters for their average",
+    },
+}
+
+
 def _words_of(scenario: Scenario) -> Mapping[str, str]:
-    is_ddp = scenario.cluster.algorithm != "data_parallel"
-    return _WORDS if is_ddp else _WORDS | _DATA_PARALLEL
+    if scenario.cluster.algorithm == "data_parallel":
+        return _WORDS | _DATA_PARALLEL
+    return _WORDS | _OF_STRATEGY[scenario.ddp.strategy]
 
 
 def _said(kind: str, parts: list[CriticalPart], words: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.engine.noise import rank_factors
-from ddpsim.errors import DdpsimError
+from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.explain import sensitivities
 from ddpsim.prediction.api import checked, observe, simulate
 from ddpsim.prediction.resolve import resolve
@@ -37,6 +37,12 @@ def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     """
     document = load(source, overrides)
     scenario = checked(document)
+    if not scenario.ddp.is_ddp:
+        reason = (
+            f"{scenario.ddp.strategy} has no buckets, and the page is about their size; "
+            "use ddpsim run, trace, or compare --each-strategy"
+        )
+        raise ScenarioError([document.blame(InputError("ddp.strategy", reason))])
     result = simulate(scenario)
     left_out: list[LeftOut] = []
 

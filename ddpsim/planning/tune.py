@@ -76,6 +76,12 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
     search = _Search(document, limits)
     if search.scenario.cluster.algorithm == "data_parallel":
         raise TuneError("DataParallel has no buckets and none of DDP's options: nothing to tune")
+    if not search.scenario.ddp.is_ddp:
+        strategy = search.scenario.ddp.strategy
+        raise TuneError(
+            f"ddp.strategy: {strategy} has no buckets to tune; compare it with DDP: "
+            "ddpsim compare FILE --each-strategy"
+        )
     own = search.simulated([()])
     if not own:
         raise ScenarioError([Problem("scenario", "", search.problem)])

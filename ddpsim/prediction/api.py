@@ -22,12 +22,13 @@ from ddpsim.prediction.stragglers import stragglers
 from ddpsim.prediction.stretches import stretches
 from ddpsim.prediction.uncertainty import host_provenance, uncertainties
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
-from ddpsim.result.summary import Context, mean_step_s, summarise
+from ddpsim.result.summary import Context, mean_step_s, spread_of_means, summarise
 from ddpsim.result.timeline import CommSpan, MessageSpan, Timeline
 from ddpsim.result.verdict import Verdict, is_normal, verdict
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
+from ddpsim.strategies.select import strategy_name
 from ddpsim.units import format_bytes_per_s
 from ddpsim.wording import counted
 
@@ -81,7 +82,8 @@ def simulate_and_observe(scenario: Scenario, ranks: Iterable[int]) -> tuple[Resu
 
 def _result(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
     result = summarise(simulated.timeline, _context(job, simulated, engine))
-    result = replace(result, prediction_interval_s=_interval(job, result))
+    spread_s = spread_of_means(simulated.timeline, job.program.strategy.period)
+    result = replace(result, prediction_interval_s=_interval(job, result, spread_s))
     result = replace(result, stragglers=_stragglers(job, result, engine))
     return replace(result, next_steps=next_steps(job, result))
 
@@ -164,14 +166,15 @@ def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
 
 def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
     scenario = job.scenario
-    is_alone = scenario.cluster.algorithm == "data_parallel"  # one process
     return Context(
         name=scenario.name,
         nodes=scenario.cluster.nodes,
         gpus_per_node=scenario.cluster.gpus_per_node,
         samples_per_rank=job.samples_per_rank,
         network=partial(_limit_of, job),
-        broadcast="what GPU 0 sends" if is_alone else "the buffers' broadcast",
+        strategy=strategy_name(scenario),
+        broadcast=job.program.strategy.broadcast,
+        reduced=job.program.strategy.reduced,
         knows_warmup=job.knows_warmup,
         buckets_rebuilt_at=job.program.strategy.steady_from,
         memory=job.memory(),
@@ -193,14 +196,13 @@ def _limit_of(job: Job, collective: CommSpan) -> str:
     return job.network.bottleneck
 
 
-def _interval(job: Job, result: Result) -> PredictionInterval:
-    times = result.iteration_time_s
+def _interval(job: Job, result: Result, spread_s: tuple[float, float]) -> PredictionInterval:
     return prediction_interval(
-        times.mean,
+        result.iteration_time_s.mean,
         job.step_s,
         uncertainties(job),
         calibrated=job.network.interference is not None,
         taken_as_equal=job.ranks_taken_as_equal,
         hidden_comm_s=result.comm_time_s - result.exposed_comm_s,
-        spread_s=(times.p10, times.p90),
+        spread_s=spread_s,
     )

@@ -28,9 +28,11 @@ from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
 from ddpsim.result.summary import mean_step_s
 from ddpsim.result.timeline import Timeline
+from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.schema import Scenario
-from ddpsim.strategies.instructions import Compute
+from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
+from ddpsim.strategies.instructions import Communicate, Compute
 from ddpsim.units import NS_PER_S, format_bytes, format_duration
 from ddpsim.workload.heterogeneous import times_provenance
 from ddpsim.workload.model import Model
@@ -95,9 +97,9 @@ class Job:
     ) -> Request:
         """Steady steps without jitter, their times and interference stretched by factors.
 
-        Two, the second of which tells whether they are alike; where other traffic comes and goes,
-        as many as the run has. `host`: all that it does; `interference_exponent`: the model's
-        own; `overheads`: those of DDP that were measured.
+        A period of them, or two, the second of which tells whether they are alike; where other
+        traffic comes and goes, as many as the run has. `host`: all that it does;
+        `interference_exponent`: the model's own; `overheads`: those of DDP that were measured.
         """
         program = self.program
         if (compute, host, overheads) != (1, 1, 1):
@@ -113,7 +115,8 @@ class Job:
         if loader:
             usual_ns, loader = loader.batch_ns, loader.stretched(data)
             traffic = traffic.with_batches_in(loader.batch_ns, usual_ns)
-        steps = program.iterations if traffic != NO_TRAFFIC else 2
+        period = program.strategy.period
+        steps = program.iterations if traffic != NO_TRAFFIC else max(2, period)
         calm = replace(program.steady(), warmup=warmup, iterations=steps, loader=loader)
         ranks, lasting = self.scenario.cluster.world_size, self._lasting
         slowdowns = None if lasting is None else lasting.slowdowns(warmup + steps)
@@ -162,7 +165,7 @@ class Job:
         uneven = isinstance(cost, InterferingCost) and any(point.spread for point in cost.kept)
         if not uneven or not steps_vary(self.scenario.run, self.observed_s):
             return None
-        sent_bytes = sum(bucket.wire_bytes for bucket in self.program.steady_buckets)
+        sent_bytes = sum(launched.size_bytes for launched in self._reductions)
         return draw_kept_deviations(self.scenario.run.seed, ranks, iterations, sent_bytes, warmup)
 
     @property
@@ -203,20 +206,30 @@ class Job:
     @property
     def host_share(self) -> float:
         """The host's time for a steady step, of the device's work in it."""
-        steps = [i for i in self.program.steady_step if isinstance(i, Compute)]
-        device_ns = sum(step.device_ns for step in steps)
-        return sum(step.host_ns for step in steps) / device_ns if device_ns else inf
+        period = self.program.steady_period
+        works = [i for step in period for i in step if isinstance(i, Compute)]
+        device_ns = sum(work.device_ns for work in works)
+        return sum(work.host_ns for work in works) / device_ns if device_ns else inf
 
     def baselines(self) -> Baselines:
         """The naive answers: no communication, none of it hidden, all of it hidden."""
         bare = self._bare()
         compute_s = mean_step_s(bare)
-        backward_ns = steps_of(bare.slowest)[-1].backward_ns()
-        buckets = self.program.steady_buckets
-        transfers = [self.network.cost.transfer("all_reduce", b.wire_bytes) for b in buckets]
-        comm_s = sum(duration_ns(transfer) for transfer in transfers) / NS_PER_S
+        reductions, period = self._reductions, self.program.strategy.period
+        backwards = sum(launched.bucket == 0 for launched in reductions) / period
+        backward_ns = backwards * steps_of(bare.slowest)[-1].backward_ns()
+        cost = self.network.cost
+        transfers = [cost.transfer("all_reduce", launched.size_bytes) for launched in reductions]
+        comm_s = sum(duration_ns(transfer) for transfer in transfers) / period / NS_PER_S
         uncovered_s = max(0.0, comm_s - backward_ns / NS_PER_S)
         return Baselines(compute_s, compute_s + comm_s, compute_s + uncovered_s)
+
+    @property
+    def _reductions(self) -> list[Communicate]:
+        """The all-reduces of gradients or parameters in a period of steady steps."""
+        period = self.program.steady_period
+        launched = (i for step in period for i in step if isinstance(i, Communicate))
+        return [each for each in launched if each.bucket >= 0]
 
     def memory(self) -> Memory:
         """Bytes on one device."""
@@ -238,11 +251,7 @@ class Job:
 
     def provenance(self) -> tuple[Provenance, ...]:
         """Where every input came from."""
-        costs = Provenance(
-            "DDP's own cost",
-            "torch's reducer: kernels and bytes; host time per hook measured on CPU tensors",
-            "published",
-        )
+        costs = _cost_provenance(self.scenario.ddp)
         measured = Provenance("DDP's hooks and copies", "the cluster profile", "measured")
         known = [measured] if self.overheads and self.overheads.is_measured else []
         if self.ddp_times != 1:
@@ -276,7 +285,7 @@ class Job:
                 f"{format_bytes(alone)} more than the others, and every GPU's outputs"
             )
         ddp = self.scenario.ddp
-        if ddp.static_graph and ddp.accumulation_steps > 1:
+        if ddp.static_graph and ddp.accumulation_steps > 1 and ddp.no_sync:
             found.append(
                 "ddp.static_graph: torch stops in a first step whose micro-batches are under "
                 "no_sync (expect_autograd_hooks_, reducer.cpp); take that step without no_sync"
@@ -331,6 +340,16 @@ class Job:
                 f"of run.iterations {iterations} lasts {format_duration(iterations * step_s)}: its "
                 f"mean depends on where it stands in that; set run.iterations to {wanted:,} or more"
             )
+
+
+def _cost_provenance(ddp: Ddp) -> Provenance:
+    """What the strategy's own work is priced by."""
+    if ddp.is_ddp:
+        reducer = "torch's reducer: kernels and bytes; host time per hook measured on CPU tensors"
+        return Provenance("DDP's own cost", reducer, "published")
+    call = f"{format_duration(PYTHON_COLLECTIVE_S)} a call of torch.distributed"
+    calls = f"{call}; copies and divisions by their bytes"
+    return Provenance(f"cost of {ddp.strategy}", calls, "assumed")
 
 
 def with_ddp_key(scenario: Scenario) -> str:

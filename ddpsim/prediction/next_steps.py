@@ -162,7 +162,8 @@ def _noise(scenario: Scenario) -> str | None:
 
 def _other_buckets(trials: _Trials) -> Iterator[_Change]:
     """The best of some bucket caps, which leave the training as it is; `tune` knows more."""
-    if trials.job.scenario.cluster.algorithm == "data_parallel":
+    asked = trials.job.scenario
+    if asked.cluster.algorithm == "data_parallel" or not asked.ddp.is_ddp:
         return
     why, key = "other buckets (ddpsim tune tries more)", "ddp.bucket_cap_mb"
     changes = [_Change(why, key, cap, f"{key}={cap:g}") for cap in _CAPS_MIB]
@@ -198,6 +199,14 @@ def _less_communication(trials: _Trials) -> Iterator[_Change]:
     if job.scenario.cluster.algorithm == "data_parallel":
         yield _Change.of("DDP in place of DataParallel", "cluster.algorithm", "auto")
         return
+    if local := job.scenario.ddp.local_sgd:
+        every = min(2 * local.every, 1000)
+        why = f"parameters averaged every {every} steps (another training)"
+        yield _Change.of(why, "ddp.local_sgd.every", every)
+        return
+    if not job.scenario.ddp.is_ddp:
+        why = "DDP: buckets of gradients, sent during the backward"
+        yield _Change.of(why, "ddp.strategy", "ddp")
     yield from trials.in_order([*_two_bytes(job), *_own_buffers(job)])
     micro_batches = 4 * job.scenario.ddp.accumulation_steps
     why = f"communication once in {micro_batches} micro-batches (a larger global batch)"
@@ -206,6 +215,8 @@ def _less_communication(trials: _Trials) -> Iterator[_Change]:
 
 def _two_bytes(job: Job) -> Iterator[_Change]:
     ddp = job.scenario.ddp
+    if not ddp.is_ddp:
+        return
     widest = max(ITEM_BYTES[parameter.dtype] for parameter in job.model.parameters)
     if ddp.torch != "1.4" and ddp.comm_hook in ("none", "allreduce") and widest > 2:
         hook = two_byte_hooks(job.scenario.cluster)[0]
@@ -213,7 +224,7 @@ def _two_bytes(job: Job) -> Iterator[_Change]:
 
 
 def _own_buffers(job: Job) -> Iterator[_Change]:
-    if job.model.buffers and job.scenario.ddp.broadcast_buffers:
+    if job.model.buffers and job.scenario.ddp.broadcast_buffers and job.scenario.ddp.is_ddp:
         why = "each rank keeps its own buffers (batch norm's statistics then differ between ranks)"
         yield _Change.of(why, "ddp.broadcast_buffers", value=False)
 
@@ -263,7 +274,7 @@ def _less_overhead(trials: _Trials) -> Iterator[_Change]:
         yield _Change.of("a fused optimizer", "workload.optimizer.fused", value=True)
     if ddp.find_unused_parameters and not job.model.unused:
         yield _Change.of("no parameter is unused", "ddp.find_unused_parameters", value=False)
-    if not ddp.gradient_as_bucket_view and ddp.torch != "1.4":
+    if ddp.is_ddp and not ddp.gradient_as_bucket_view and ddp.torch != "1.4":
         yield _Change.of("no copies back", "ddp.gradient_as_bucket_view", value=True)
 
 

@@ -54,7 +54,7 @@ class Parts:
         model = self.get("model", asked, lambda: build_model(scenario))
         if not model.is_compiled:
             return model
-        graphs = (id(model), model, ddp.bucket_cap_mb, ddp.optimize_ddp)
+        graphs = (id(model), model, ddp.bucket_cap_mb, ddp.optimize_ddp, ddp.strategy)
         return self.get("compiled model", graphs, lambda: compiled_model(model, ddp))
 
     def node_times(self, scenario: Scenario) -> dict[int, float]:
@@ -82,10 +82,11 @@ class Parts:
     def ddp_times(self, scenario: Scenario, model: Model, overheads: Overheads | None) -> float:
         """How many times as long as priced DDP's own work took in a measured step, if there is one.
 
-        DataParallel has none of it.
+        Other strategies than DDP have none of it.
         """
         measured_s = model.with_ddp_s
-        if measured_s is None or scenario.cluster.algorithm == "data_parallel":
+        is_ddp = scenario.cluster.algorithm != "data_parallel" and scenario.ddp.is_ddp
+        if measured_s is None or not is_ddp:
             return 1.0
         plain = scenario.model_copy(update={"ddp": as_measured(scenario.ddp)})
         asked = (measured_s, plain.ddp, *_program_inputs(scenario, model, overheads))
@@ -111,7 +112,7 @@ class Parts:
         scenario = job.scenario
         ddp, others = scenario.ddp, scenario.cluster.other_nodes
         accumulates = ddp.accumulation_steps > 1
-        of_ddp = (ddp.gradient_as_bucket_view, accumulates)
+        of_ddp = (ddp.strategy, ddp.gradient_as_bucket_view, accumulates, ddp.no_sync)
         asked = (id(job.model), job.model, scenario.cluster.device, others, of_ddp)
         return self.get("memory", (*asked, scenario.workload.optimizer), job.memory)
 

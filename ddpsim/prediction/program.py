@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 from ddpsim.engine.program import Loader, Program
@@ -36,7 +37,7 @@ def compile_program(
     return Program(
         strategy,
         warmup=strategy.warmup,
-        iterations=scenario.run.iterations,
+        iterations=ceil(scenario.run.iterations / strategy.period) * strategy.period,
         loader=_loader(scenario),
         blocking=scenario.cluster.device.kind == "cpu",
         comm_workers=2 if is_gloo else 1,

@@ -32,6 +32,8 @@ PARTS = {
     "other": "other",
 }
 
+_REDUCED = {"ddp": "bucket", "data_parallel": "bucket"}  # what a row of the table is, by strategy
+
 
 def render(
     result: Result, file: str, verdict: Verdict | None = None, settings: Sequence[str] = ()
@@ -46,7 +48,7 @@ def render(
         "",
         *_breakdown(result),
         "",
-        *_buckets(result.buckets),
+        *_buckets(result.buckets, _REDUCED.get(result.strategy, "all-reduce")),
         "",
         *_trust(result),
         *_next(result, file, settings),
@@ -120,18 +122,19 @@ def _sum(breakdown: Breakdown) -> float:
     return sum(parts)
 
 
-def _buckets(buckets: tuple[BucketTimes, ...]) -> Iterator[str]:
-    yield f"  {'bucket':>6}{'size':>11}{'params':>8}{'ready':>12}{'start':>12}{'end':>12}"
+def _buckets(buckets: tuple[BucketTimes, ...], called: str) -> Iterator[str]:
+    width = len(called)
+    yield f"  {called}{'size':>11}{'params':>8}{'ready':>12}{'start':>12}{'end':>12}"
     shown = buckets if len(buckets) <= _BUCKET_ROWS else (*buckets[:5], *buckets[-2:])
     for row, bucket in enumerate(shown):
         if row == 5 and len(shown) < len(buckets):
-            yield f"  {'...':>6}   {len(buckets) - len(shown)} more (--json lists them all)"
+            yield f"  {'...':>{width}}   {len(buckets) - len(shown)} more (--json lists them all)"
         size = format_bytes(bucket.size_bytes)
         times = "".join(
             f"{format_duration(time):>12}"
             for time in (bucket.ready_s, bucket.start_s, bucket.end_s)
         )
-        yield f"  {bucket.index:>6}{size:>11}{bucket.num_params:>8}{times}"
+        yield f"  {bucket.index:>{width}}{size:>11}{bucket.num_params:>8}{times}"
     yield "  times from the start of backward; launched in this order"
 
 
@@ -142,7 +145,8 @@ def _trust(result: Result) -> Iterator[str]:
     yield from labelled("memory", f"{needed} of {device} a rank{without}")
     if result.warmup_s:
         rebuilt = result.buckets_rebuilt_at
-        when = ", buckets never rebuilt" if rebuilt is None else " before the bucket rebuild"
+        never = ", buckets never rebuilt" if result.strategy == "ddp" else ""
+        when = never if rebuilt is None else " before the bucket rebuild"
         first = format_duration(result.warmup_s[0])
         yield from labelled("warm-up", f"first iteration {first}{when}, start-up costs not counted")
     label = "inputs"

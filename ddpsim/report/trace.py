@@ -27,6 +27,7 @@ _WORK = {
     "copy_back": "bucket to gradients",
     "buffers": "buffers to and from their broadcast",
     "optimizer": "optimizer",
+    "averaging": "parameters to and from their average",
 }
 _WAITS = {
     "comm_wait": "wait for communication",
@@ -283,7 +284,8 @@ class _Lanes:
         for step in self.steps:
             works = [(s.end_ns, s.start_ns) for s in step.compute if s.kind in _WORK]
             copies = [s.start_ns for s in step.compute if s.kind == "copy_back"]
-            buckets = sorted((s for s in step.comm if s.bucket >= 0), key=lambda s: s.bucket)
+            reduced = (s for s in step.comm if s.bucket >= 0)
+            buckets = sorted(reduced, key=lambda s: (s.number, s.bucket))
             # copies that take no time are not there; then nobody knows whose the others are
             told = copies if len(copies) == len(buckets) else [None] * len(buckets)
             for span, copy_ns in zip(buckets, told, strict=True):

@@ -13,6 +13,7 @@ __all__ = [
     "Breakdown",
     "Brief",
     "BucketTimes",
+    "CollectiveTimes",
     "CriticalPart",
     "Distribution",
     "Engine",
@@ -84,6 +85,23 @@ class BucketTimes:
     index: int
     size_bytes: int
     num_params: int
+    ready_s: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTimes:
+    """One collective of a median iteration, in launch order; seconds from the start of the step.
+
+    `operation` is torch.distributed's; `size_bytes` are sent; `group` names its ranks, first-last;
+    `cause` says what it is for. Times as of a bucket.
+    """
+
+    operation: str
+    size_bytes: int
+    group: str
+    cause: str
     ready_s: float
     start_s: float
     end_s: float
@@ -205,7 +223,9 @@ class Result:
     with one device's without DDP. `comm_time_s` is the union of the times in which a collective
     is in flight, `skew_s` the part of it spent waiting for late peers, `overlap_fraction`
     1 - exposed / comm (None without communication). `buckets_rebuilt_at` is the iteration, from 0,
-    that first uses the rebuilt buckets (None: they are never rebuilt).
+    that first uses the rebuilt buckets (None: they are never rebuilt). `buckets` and `collectives`
+    are those of an iteration with communication, where some have none. `strategy` is ddp.strategy,
+    or data_parallel.
     """
 
     name: str
@@ -235,6 +255,8 @@ class Result:
     next_steps: tuple[NextStep, ...]
     seed: int
     engine: Engine
+    collectives: tuple[CollectiveTimes, ...] = ()
+    strategy: str = "ddp"
 
     @property
     def is_disturbed(self) -> bool:

@@ -13,6 +13,7 @@ from ddpsim.result.model import (
     Breakdown,
     Brief,
     BucketTimes,
+    CollectiveTimes,
     CriticalPart,
     Distribution,
     Engine,
@@ -27,6 +28,7 @@ __all__ = [
     "SteadyStep",
     "longest_wait",
     "mean_step_s",
+    "spread_of_means",
     "steady_steps",
     "summarise",
     "typical_step",
@@ -41,7 +43,8 @@ _PACED = 1e-4  # of a step: rounding, over all of them
 class Context:
     """What a result needs in addition to the timeline.
 
-    `network` names what limits a collective, `broadcast` what is sent before the forward.
+    `network` names what limits a collective, `broadcast` what is sent before the forward, `reduced`
+    what an all-reduce of gradients sends.
     """
 
     name: str
@@ -49,7 +52,9 @@ class Context:
     gpus_per_node: int
     samples_per_rank: int
     network: Callable[[CommSpan], str]
+    strategy: str
     broadcast: str
+    reduced: str
     memory: Memory
     baselines: Baselines
     knows_warmup: bool
@@ -126,12 +131,20 @@ def mean_step_s(timeline: Timeline) -> float:
     return (ends_ns[-1] + repeated_ns - ends_ns[warmup - 1]) / steady / NS_PER_S
 
 
+def spread_of_means(timeline: Timeline, steps: int) -> tuple[float, float]:
+    """10th and 90th percentile of the mean over so many steady steps, in seconds."""
+    lengths_ns = [step.length_ns for step in steady_steps(timeline)]
+    starts = range(0, len(lengths_ns), steps)
+    means_s = [sum(lengths_ns[i : i + steps]) / steps / NS_PER_S for i in starts]
+    return percentile(means_s, 10), percentile(means_s, 90)
+
+
 def summarise(timeline: Timeline, context: Context) -> Result:
     """The result of a simulation."""
     slowest = timeline.slowest_rank
     warmup, steady = _steps(timeline)
     times = _distribution([step.length_ns for step in steady])
-    typical = typical_step(steady)
+    typical, communicating = typical_step(steady), typical_step(_communicating(steady))
     breakdown = sum((step.breakdown() for step in steady), BreakdownNs())
     comm_s, skew_s = (_mean(sum(ticks), steady) for ticks in _comm_ticks(steady))
     exposed_s = _mean(breakdown.exposed_comm, steady)
@@ -152,7 +165,7 @@ def summarise(timeline: Timeline, context: Context) -> Result:
         skew_s=skew_s,
         exposed_comm_s=exposed_s,
         overlap_fraction=1 - exposed_s / comm_s if comm_s else None,
-        buckets=_buckets(typical),
+        buckets=_buckets(communicating),
         bottleneck=_bottleneck(breakdown, slowest, timeline.late_peers_ns, steady, context),
         critical_path=tuple(
             CriticalPart(link.kind, link.start_ns / NS_PER_S, link.end_ns / NS_PER_S)
@@ -168,12 +181,20 @@ def summarise(timeline: Timeline, context: Context) -> Result:
         next_steps=(),
         seed=context.seed,
         engine=context.engine,
+        collectives=_collectives(communicating, world_size),
+        strategy=context.strategy,
     )
 
 
 def typical_step(steps: list[Step]) -> Step:
     """The step of median length (the lower of the two in the middle)."""
     return sorted(steps, key=lambda step: step.length_ns)[(len(steps) - 1) // 2]
+
+
+def _communicating(steps: list[Step]) -> list[Step]:
+    """The steps with the most collectives: some strategies send nothing in others."""
+    most = max(len(step.comm) for step in steps)
+    return [step for step in steps if len(step.comm) == most]
 
 
 def _comm_ticks(steps: list[Step]) -> tuple[list[int], list[int]]:
@@ -196,19 +217,41 @@ def _seconds(breakdown: BreakdownNs, steps: int) -> Breakdown:
 
 
 def _buckets(step: Step) -> tuple[BucketTimes, ...]:
+    """Those of the last backward, where every micro-batch reduces its gradients."""
     origin_ns = step.backward_start_ns
+    last = {span.bucket: span for span in _launched(step) if span.bucket >= 0}
     return tuple(
         BucketTimes(
-            index=span.bucket,
+            index=index,
             size_bytes=span.size_bytes,
             num_params=span.num_params,
             ready_s=(span.ready_ns - origin_ns) / NS_PER_S,
             start_s=(span.met_ns - origin_ns) / NS_PER_S,
             end_s=(span.end_ns - origin_ns) / NS_PER_S,
         )
-        for span in sorted(step.comm, key=lambda span: span.bucket)
-        if span.bucket >= 0
+        for index, span in sorted(last.items())
     )
+
+
+def _collectives(step: Step, world_size: int) -> tuple[CollectiveTimes, ...]:
+    origin_ns = step.start_ns
+    return tuple(
+        CollectiveTimes(
+            operation=span.operation,
+            size_bytes=span.wire_bytes,
+            group=f"0-{world_size - 1}" if world_size > 1 else "0",
+            cause=span.cause,
+            ready_s=(span.ready_ns - origin_ns) / NS_PER_S,
+            start_s=(span.met_ns - origin_ns) / NS_PER_S,
+            end_s=(span.end_ns - origin_ns) / NS_PER_S,
+        )
+        for span in _launched(step)
+    )
+
+
+def _launched(step: Step) -> list[CommSpan]:
+    """Its collectives in the order of their launch; those of gloo may end in another."""
+    return sorted(step.comm, key=lambda span: span.number)
 
 
 def _bottleneck(
@@ -265,14 +308,14 @@ def _waits_for_data(breakdown: BreakdownNs, steps: list[Step], context: Context)
 def _exposed(steps: list[Step], context: Context) -> str:
     """The collective that a typical waiting step waits for longest, and what limits it."""
     step = typical_step([step for step in steps if step.exposed_ns(step.comm)])
-    collective, said = longest_wait(step, context.broadcast)
+    collective, said = longest_wait(step, context.broadcast, context.reduced)
     return f"{context.network(collective)}: {said}"
 
 
-def longest_wait(step: Step, broadcast: str) -> tuple[CommSpan, str]:
+def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> tuple[CommSpan, str]:
     """The collective that a step waits for longest, and the same in words.
 
-    `broadcast` says what goes to all ranks before the forward.
+    `broadcast` says what goes to all ranks before the forward, `reduced` what is reduced.
     """
     buckets = [span for span in step.comm if span.bucket >= 0]
     others = [span for span in step.comm if span.bucket < 0]
@@ -281,19 +324,19 @@ def longest_wait(step: Step, broadcast: str) -> tuple[CommSpan, str]:
         buckets if are_late else others, key=lambda collective: step.exposed_ns([collective])
     )
     if are_late:
-        return longest, _late(step, buckets)
+        return longest, _late(step, buckets, reduced)
     if longest.operation == "broadcast":
         return longest, f"mostly {broadcast} before the forward"
     return longest, "mostly the all-reduce that tells which parameters are unused"
 
 
-def _late(step: Step, buckets: list[CommSpan]) -> str:
-    """How many buckets end after the backward."""
+def _late(step: Step, reduced: list[CommSpan], called: str) -> str:
+    """How many buckets, or what else is reduced and `called` so, end after the backward."""
     end_ns = max((s.end_ns for s in step.compute if s.kind == "backward"), default=step.start_ns)
-    late = sum(span.end_ns > end_ns for span in buckets)
-    if len(buckets) == 1:
-        return "its one bucket ends after the backward"
+    late = sum(span.end_ns > end_ns for span in reduced)
+    if len(reduced) == 1:
+        return f"its one {called} ends after the backward"
     if late == 1:
-        return f"the last of {len(buckets)} buckets ends after the backward"
-    which = "all" if late == len(buckets) else f"the last {late} of"
-    return f"{which} {len(buckets)} buckets end after the backward"
+        return f"the last of {len(reduced)} {called}s ends after the backward"
+    which = "all" if late == len(reduced) else f"the last {late} of"
+    return f"{which} {len(reduced)} {called}s end after the backward"

@@ -15,9 +15,10 @@ Kind = Literal[
     "backward",
     "bucket_copy",  # gradient to bucket, and a hook's work before the all-reduce
     "comm_wait",  # the compute lane waits for communication
-    "copy_back",  # bucket to gradient
+    "copy_back",  # bucket to gradient, and a division after the all-reduce
     "buffers",  # flatten and unflatten around the buffer broadcast
     "optimizer",
+    "averaging",  # copies and a division around the average of parameters
 ]
 
 
@@ -34,6 +35,7 @@ class CommSpan(NamedTuple):
 
     `ready_ns`: its data was there; `joined_ns`: the communication lane had come to it; `met_ns`:
     the last peer had joined; `end_ns`: this rank was done. `bucket` is -1 for other collectives.
+    `number`: its place among the step's collectives; `wire_bytes` are sent for `cause`.
     """
 
     operation: str
@@ -44,6 +46,9 @@ class CommSpan(NamedTuple):
     joined_ns: int
     met_ns: int
     end_ns: int
+    number: int = 0
+    wire_bytes: int = 0
+    cause: str = ""
 
 
 class MessageSpan(NamedTuple):

@@ -10,14 +10,18 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    ValidationInfo,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 
 from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, fail
 
-__all__ = ["Ddp"]
+__all__ = ["Ddp", "StrategyName"]
+
+StrategyName = Literal["ddp", "naive", "naive_flat", "per_parameter", "local_sgd"]
 
 
 def _know_newer_names(schema: dict[str, Any]) -> None:
@@ -28,6 +32,10 @@ def _know_newer_names(schema: dict[str, Any]) -> None:
 _KnownTorch = Literal["1.4", "2.11", "2.12", "2.13", "2.14", "2.15"]
 _KNOWN_TORCH: tuple[str, ...] = get_args(_KnownTorch)
 _LARGEST_CAP = 1_000_000
+_OF_DDP_ALONE = (
+    *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
+    *("broadcast_buffers", "comm_hook", "optimize_ddp"),
+)
 
 
 def _torch_version(value: Any) -> Any:
@@ -82,8 +90,17 @@ BucketCaps = Annotated[
 ]
 
 
+class LocalSgd(Spec):
+    """Local SGD: ranks train alone, and average their parameters now and then."""
+
+    every: Annotated[int, Field(ge=1, le=1000)] = Field(
+        description="steps per averaging, the period of torch's PeriodicModelAverager; "
+        "run.iterations is rounded up to a multiple"
+    )
+
+
 class Ddp(Spec):
-    """DistributedDataParallel's own options, with torch's names and meanings."""
+    """How gradients are shared: DistributedDataParallel's options, or another strategy."""
 
     model_config = ConfigDict(json_schema_extra=_know_newer_names)
 
@@ -92,6 +109,13 @@ class Ddp(Spec):
         _KnownTorch,
         BeforeValidator(_torch_version, json_schema_input_type=_KnownTorch | float),
     ] = Field("2.15", description="the version whose rules are followed")
+    strategy: StrategyName = Field(
+        "ddp",
+        description="ddp; naive: one all-reduce per gradient, after the backward; naive_flat: one "
+        "of all gradients, after the backward; per_parameter: one per gradient, from its hook; "
+        "local_sgd: parameters are averaged every few steps",
+    )
+    local_sgd: LocalSgd | None = Field(None, description="of strategy: local_sgd, which needs it")
     bucket_cap_mb: BucketCaps = Field(
         None,
         description="MiB, as torch: default = 1 MiB first, then 25; a number = that for the first "
@@ -114,6 +138,19 @@ class Ddp(Spec):
     accumulation_steps: Annotated[int, Field(ge=1, le=10_000)] = Field(
         1, description="micro-batches per optimizer step, no_sync on all but the last"
     )
+    no_sync: bool = Field(
+        default=True, description="false: every micro-batch reduces its gradients (no no_sync)"
+    )
+
+    @property
+    def is_ddp(self) -> bool:
+        """Whether the module is wrapped in DistributedDataParallel."""
+        return self.strategy == "ddp"
+
+    @property
+    def splits_graphs(self) -> bool:
+        """Whether torch splits a compiled graph where buckets fill."""
+        return self.is_ddp and self.optimize_ddp
 
     @property
     def finds_unused(self) -> bool:
@@ -139,6 +176,36 @@ class Ddp(Spec):
         renamed = dict(data)
         renamed["broadcast_buffers"] = renamed.pop("forward_sync_buffers")
         return renamed
+
+    @field_validator(*_OF_DDP_ALONE)
+    @classmethod
+    def _of_ddp_alone(cls, value: Any, info: ValidationInfo) -> Any:
+        strategy = info.data.get("strategy", "ddp")
+        usual = cls.model_fields[str(info.field_name)].default
+        if strategy != "ddp" and value != usual:
+            raise fail(f"is an option of DDP, and strategy: {strategy} has none; leave it out")
+        return value
+
+    @field_validator("no_sync")
+    @classmethod
+    def _reduces_in_the_backward(cls, value: Any, info: ValidationInfo) -> Any:
+        strategy = info.data.get("strategy", "ddp")
+        if not value and strategy not in ("ddp", "per_parameter"):
+            raise fail(
+                f"strategy: {strategy} reduces nothing in a backward, so it has no no_sync; "
+                "leave it out"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _strategy_is_whole(self) -> Ddp:
+        if self.strategy == "local_sgd" and self.local_sgd is None:
+            raise fail("local_sgd needs local_sgd: {every: STEPS}", "strategy")
+        if self.strategy != "local_sgd" and self.local_sgd is not None:
+            raise fail(f"is of strategy: local_sgd, not {self.strategy}; drop one", "local_sgd")
+        if self.torch == "1.4" and self.strategy in ("per_parameter", "local_sgd"):
+            raise fail(f"torch 1.4 had no {self.strategy}; choose a newer ddp.torch", "strategy")
+        return self
 
     @model_validator(mode="after")
     def _known_together(self) -> Ddp:

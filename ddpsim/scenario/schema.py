@@ -37,7 +37,7 @@ class Scenario(Spec):
     @property
     def may_leave_unused(self) -> bool:
         """Whether training goes on where some parameters get no gradient."""
-        is_ddp = self.cluster.algorithm != "data_parallel"
+        is_ddp = self.cluster.algorithm != "data_parallel" and self.ddp.is_ddp
         return not is_ddp or self.ddp.find_unused_parameters or self.ddp.static_graph
 
     @model_validator(mode="after")
@@ -52,6 +52,11 @@ class Scenario(Spec):
         algorithm = self.cluster.algorithm
         if backend == "gloo" and algorithm in ("tree", "nvls", "data_parallel"):
             raise fail(f"{algorithm} is NCCL's; gloo has its ring: write auto", "cluster.algorithm")
+        if algorithm == "data_parallel" and not self.ddp.is_ddp:
+            raise fail(
+                "cluster.algorithm: data_parallel is a strategy of its own; drop one",
+                "ddp.strategy",
+            )
         if algorithm == "data_parallel" and self.ddp.accumulation_steps > 1:
             raise fail("DataParallel has no no_sync; write 1", "ddp.accumulation_steps")
         if self.workload.compile and self.ddp.torch == "1.4":

@@ -87,7 +87,8 @@ class DataParallel(Strategy):
         for number, size_bytes in zip(numbers, self._sent_before_forward, strict=True):
             if number == module:
                 yield Compute("buffers", self._replicate_ns, 0)
-            yield Communicate(number, self._launch_ns, "broadcast", size_bytes)
+            cause = "parameters and buffers" if number == module else "inputs"
+            yield Communicate(number, self._launch_ns, "broadcast", size_bytes, cause=cause)
         for number in numbers:
             yield Await(number)
 
@@ -101,4 +102,5 @@ class DataParallel(Strategy):
             bucket=0,
             bucket_bytes=gradients.size_bytes,
             num_params=len(gradients.parameters),
+            cause="gradients",
         )

@@ -42,7 +42,8 @@ class Compute(NamedTuple):
 class Communicate(NamedTuple):
     """Launch a collective on what the compute stream holds so far.
 
-    `number` is its place among the iteration's collectives; `bucket` is -1 for other ones.
+    `number` is its place among the iteration's collectives; `bucket` is -1 for other ones. `cause`
+    names what is sent.
     """
 
     number: int
@@ -53,12 +54,14 @@ class Communicate(NamedTuple):
     bucket_bytes: int = 0
     num_params: int = 0
     after_ns: int = 0
+    cause: str = ""
 
     def span(self, ready_ns: int, joined_ns: int, met_ns: int, end_ns: int) -> CommSpan:
         """The collective as one rank saw it."""
         size_bytes = self.bucket_bytes or self.size_bytes
         seen = (ready_ns, joined_ns, met_ns, end_ns)
-        return CommSpan(self.operation, self.bucket, size_bytes, self.num_params, *seen)
+        what = (self.operation, self.bucket, size_bytes, self.num_params)
+        return CommSpan(*what, *seen, self.number, self.size_bytes, self.cause)
 
 
 class Await(NamedTuple):

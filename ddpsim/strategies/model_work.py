@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ddpsim.strategies.ddp.costs import DdpCosts
-from ddpsim.strategies.instructions import Instruction, Mark, compute
+from ddpsim.strategies.instructions import Instruction, LoadBatch, Mark, compute, compute_all
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.workload.model import Model, Work, scale
 
@@ -57,9 +57,19 @@ class ModelWork:
             forward, backward = self.later if i else self.first
             yield MicroBatch(forward, backward, i == 0, i == self.accumulation_steps - 1)
 
-    def end_of_step(self) -> Iterator[Instruction]:
-        """The optimizer, and the mark that a step has ended."""
+    def without_communication(self) -> Iterator[Instruction]:
+        """Load, forward and backward of every micro-batch."""
+        for micro_batch in self.micro_batches:
+            yield LoadBatch()
+            yield from compute_all("forward", micro_batch.forward)
+            if micro_batch.is_last:
+                yield Mark("backward_starts")
+            yield from compute_all("backward", micro_batch.backward)
+
+    def end_of_step(self, after: Iterable[Instruction] = ()) -> Iterator[Instruction]:
+        """The optimizer, what comes `after` it, and the mark that a step has ended."""
         yield compute("optimizer", self.optimizer)
+        yield from after
         yield Mark("step_ends")
 
 

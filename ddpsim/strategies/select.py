@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddpsim.scenario.schema import Scenario
+from ddpsim.strategies.after_backward import AfterBackward, FlatAfterBackward
+from ddpsim.strategies.all_reduces import AllReduces
 from ddpsim.strategies.data_parallel import DataParallel
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
+from ddpsim.strategies.local_sgd import LocalSgd
 from ddpsim.strategies.model_work import ModelWork
+from ddpsim.strategies.per_parameter import PerParameter
 from ddpsim.strategies.single_device import SingleDevice
 from ddpsim.strategies.strategy import Strategy
 from ddpsim.strategies.ticks import Ticks
@@ -19,7 +23,7 @@ from ddpsim.workload.model import Model
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
 
-__all__ = ["STRATEGIES", "Asked", "select", "without_data_parallelism"]
+__all__ = ["STRATEGIES", "Asked", "select", "strategy_name", "without_data_parallelism"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,17 @@ class Asked:
         """What DDP's work takes on the scenario's device."""
         return DdpCosts(self.scenario.cluster.device, self.scenario.ddp, self.overheads)
 
+    @property
+    def work(self) -> ModelWork:
+        """The model's own work."""
+        steps = self.scenario.ddp.accumulation_steps
+        return ModelWork.of(self.model, self.ticks, self.costs, steps)
+
+    @property
+    def all_reduces(self) -> AllReduces:
+        """Those that a training loop calls itself."""
+        return AllReduces(self.model, self.costs, self.ticks)
+
 
 def _ddp(asked: Asked) -> DistributedDataParallel:
     spec = asked.scenario.ddp
@@ -58,20 +73,46 @@ def _data_parallel(asked: Asked) -> DataParallel:
     return DataParallel(asked.model, asked.ticks, gpus, batch, launch_s)
 
 
+def _naive(asked: Asked) -> AfterBackward:
+    return AfterBackward(asked.work, asked.all_reduces.each())
+
+
+def _naive_flat(asked: Asked) -> FlatAfterBackward:
+    return FlatAfterBackward(asked.work, asked.all_reduces.flat())
+
+
+def _per_parameter(asked: Asked) -> PerParameter:
+    no_sync = asked.scenario.ddp.no_sync
+    return PerParameter(asked.work, asked.all_reduces.as_ready(), no_sync=no_sync)
+
+
+def _local_sgd(asked: Asked) -> LocalSgd:
+    local = asked.scenario.ddp.local_sgd
+    every = local.every if local else 1
+    return LocalSgd(asked.work, asked.all_reduces.averaged(), every)
+
+
 STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
     "ddp": _ddp,
+    "naive": _naive,
+    "naive_flat": _naive_flat,
+    "per_parameter": _per_parameter,
+    "local_sgd": _local_sgd,
     "data_parallel": _data_parallel,
 }
 
 
 def select(asked: Asked) -> Strategy:
     """The strategy of a scenario."""
-    is_alone = asked.scenario.cluster.algorithm == "data_parallel"
-    return STRATEGIES["data_parallel" if is_alone else "ddp"](asked)
+    return STRATEGIES[strategy_name(asked.scenario)](asked)
+
+
+def strategy_name(scenario: Scenario) -> str:
+    """What STRATEGIES has the scenario's strategy as."""
+    is_alone = scenario.cluster.algorithm == "data_parallel"
+    return "data_parallel" if is_alone else scenario.ddp.strategy
 
 
 def without_data_parallelism(asked: Asked) -> SingleDevice:
     """The same steps of the bare module on one device."""
-    steps = asked.scenario.ddp.accumulation_steps
-    work = ModelWork.of(asked.model, asked.ticks, asked.costs, steps)
-    return SingleDevice(work, select(asked).warmup)
+    return SingleDevice(asked.work, select(asked).warmup)

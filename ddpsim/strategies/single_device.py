@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddpsim.strategies.instructions import Instruction, LoadBatch, Mark, compute_all
+from ddpsim.strategies.instructions import Instruction
 from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.strategy import Strategy
 
@@ -28,10 +28,5 @@ class SingleDevice(Strategy):
 
     def step(self, kind: int) -> Iterator[Instruction]:  # noqa: ARG002
         """See Strategy."""
-        for micro_batch in self._work.micro_batches:
-            yield LoadBatch()
-            yield from compute_all("forward", micro_batch.forward)
-            if micro_batch.is_last:
-                yield Mark("backward_starts")
-            yield from compute_all("backward", micro_batch.backward)
+        yield from self._work.without_communication()
         yield from self._work.end_of_step()

@@ -44,6 +44,7 @@ class Strategy(ABC):
     """
 
     broadcast: ClassVar[str] = "the buffers' broadcast"  # what a broadcast sends, in words
+    reduced: ClassVar[str] = "bucket"  # what an all-reduce of gradients sends, in words
 
     @property
     def kinds(self) -> int:
@@ -54,6 +55,11 @@ class Strategy(ABC):
     def steady_from(self) -> int | None:
         """The first step, from 0, that all later ones are like; None: they are all alike."""
         return None
+
+    @property
+    def period(self) -> int:
+        """After how many steps the kinds of steady steps come again."""
+        return 1
 
     @abstractmethod
     def step(self, kind: int) -> Iterator[Instruction]:

@@ -39,7 +39,7 @@ def seen_from_its_start(step: Step) -> tuple[Any, ...]:
     """All that happens on the device in a step."""
     start_ns = step.start_ns
     compute = [(s.kind, s.start_ns - start_ns, s.end_ns - start_ns) for s in step.compute]
-    comm = [(*s[:4], *(moment_ns - start_ns for moment_ns in s[4:])) for s in step.comm]
+    comm = [(*s[:4], *(ns - start_ns for ns in s[4:8]), *s[8:]) for s in step.comm]
     return step.length_ns, step.backward_start_ns - start_ns, compute, comm, step.breakdown()
 
 

@@ -94,7 +94,7 @@ class Host:
         here, last = self.batches_ns[number], len(self.batches_ns) - 1
         if not self.program.warmup <= number < last:  # of the last one nothing tells
             return False
-        if self.script(number) is not self.script(last):
+        if not self.program.is_uniform or self.script(number) is not self.script(last):
             return False
         for later, batches in enumerate(self.batches_ns[number + 1 :], 1):
             for moments_ns, later_ns in zip(here, batches, strict=True):

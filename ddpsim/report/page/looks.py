@@ -31,6 +31,7 @@ LOOKS = {
     "copy_back": Look(_COPIES, "--copies"),
     "buffers": Look(_COPIES, "--copies"),
     "optimizer": Look("optimizer", "--optimizer", "optimizer"),
+    "averaging": Look(_COPIES, "--copies"),
     "comm_wait": Look(_WAITING, "--ground", hatched=True, over="--exposed", edge="--exposed"),
     "data_wait": Look(_IDLE, "--ground", hatched=True, over="--idle", edge="--idle"),
     "stall": Look(_IDLE, "--ground", hatched=True, over="--idle", edge="--idle"),

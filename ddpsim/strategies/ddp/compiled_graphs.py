@@ -34,7 +34,7 @@ def compiled_model(model: Model, ddp: Ddp) -> Model:
 
     Raises InputError where torch's split takes no such bucket cap.
     """
-    graphs = tuple(_graphs(model, ddp)) if ddp.optimize_ddp else (tuple(_operators(model)),)
+    graphs = tuple(_graphs(model, ddp)) if ddp.splits_graphs else (tuple(_operators(model)),)
     return replace(
         model,
         ready_order=tuple(chain.from_iterable(_arrivals(model, graphs))),
@@ -161,8 +161,9 @@ def _sink(heap: list[_Task]) -> int:
 
 
 def _provenance(graphs: Sequence[object], ddp: Ddp) -> Provenance:
-    if not ddp.optimize_ddp:
-        how = "one graph (ddp.optimize_ddp: false): all gradients come at once, at its end"
+    if not ddp.splits_graphs:
+        cause = "ddp.optimize_ddp: false" if ddp.is_ddp else f"ddp.strategy: {ddp.strategy}"
+        how = f"one graph ({cause}): all gradients come at once, at its end"
     else:
         how = (
             f"DDPOptimizer splits the graph in {len(graphs)}, as buckets fill (torch 2.13): the "

@@ -22,11 +22,12 @@ from ddpsim.workload.model import ITEM_BYTES, Buffer, Parameter, Work
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
 
-__all__ = ["BufferBroadcast", "DdpCosts", "HookWork"]
+__all__ = ["PYTHON_COLLECTIVE_S", "BufferBroadcast", "DdpCosts", "HookWork"]
 
-# one collective from the C++ reducer, host side: 10-20 us, assumed 15; a Python hook about 30
+# one collective from the C++ reducer, host side: 10-20 us, assumed 15; called in Python, as by a
+# hook, 20-40 us, assumed 30
 _LAUNCH_COLLECTIVE_S = 15e-6
-_PYTHON_HOOK_S = 30e-6
+PYTHON_COLLECTIVE_S = 30e-6
 _HOOK_S = 5.0e-6  # of a parameter, with the default options
 _BROADCAST_BYTES = 250 * MIB  # torch: distributed.py, broadcast_bucket_size
 
@@ -193,7 +194,12 @@ class DdpCosts:
     @property
     def launch_collective_s(self) -> float:
         """Host seconds to launch one bucket's collective."""
-        return _LAUNCH_COLLECTIVE_S if self.ddp.comm_hook == "none" else _PYTHON_HOOK_S
+        return _LAUNCH_COLLECTIVE_S if self.ddp.comm_hook == "none" else PYTHON_COLLECTIVE_S
+
+    def operator(self, work: Work) -> Work:
+        """Work that one operator of the training loop launches, with the host's time for it."""
+        host_s = 0.0 if self.device.kind == "cpu" else self.device.operator_s
+        return work._replace(host_s=host_s)
 
     def broadcasts(self, buffers: Sequence[Buffer]) -> tuple[BufferBroadcast, ...]:
         """What is broadcast together: buffers of one dtype, up to 250 MiB (_sync_buffers)."""

@@ -49,16 +49,23 @@ class ReducerWork:
 
 
 class Reducer:
-    """The reducer in one step."""
+    """The reducer in one backward, and the buffers' broadcast before it.
 
-    def __init__(self, work: ReducerWork, buckets: tuple[Bucket, ...]) -> None:
+    `launched`: so many collectives of the same step come before its own.
+    """
+
+    def __init__(self, work: ReducerWork, buckets: tuple[Bucket, ...], launched: int = 0) -> None:
         self._work = work
         self._buckets = buckets
         self._bucket_of = {p: i for i, bucket in enumerate(buckets) for p in bucket.parameters}
         self._pending = [len(bucket.parameters) for bucket in buckets]
         self._launched: list[int] = []  # the collective of each bucket
         self._used_map: int | None = None
-        self._collectives = 0
+        self._collectives = launched
+
+    def next(self, buckets: tuple[Bucket, ...]) -> Reducer:
+        """The reducer in the next backward of the same step."""
+        return Reducer(self._work, buckets, self._collectives)
 
     def broadcast_buffers(self) -> Iterator[Instruction]:
         """Rank 0's buffers to all: flatten, broadcast, copy back, all before the forward.
@@ -70,7 +77,7 @@ class Reducer:
             if len(in_flight) == _BROADCASTS_IN_FLIGHT:
                 yield from self._copy_back_buffers(*in_flight.popleft())
             yield compute("buffers", buffers.flatten)
-            sent = self._communicate("broadcast", buffers.size_bytes)
+            sent = self._communicate("broadcast", buffers.size_bytes, "buffers")
             yield sent
             in_flight.append((sent.number, buffers.unflatten))
         for number, unflatten in in_flight:
@@ -92,11 +99,13 @@ class Reducer:
         yield compute("backward", tail)
         yield from self._finalize()
 
-    def _communicate(self, operation: Operation, size_bytes: int, **bucket: int) -> Communicate:
+    def _communicate(
+        self, operation: Operation, size_bytes: int, cause: str, **bucket: int
+    ) -> Communicate:
         number = self._collectives
         self._collectives += 1
         host_ns = self._work.launch_collective_ns
-        return Communicate(number, host_ns, operation, size_bytes, **bucket)
+        return Communicate(number, host_ns, operation, size_bytes, cause=cause, **bucket)
 
     def _mark_ready(self, parameter: int) -> Iterator[Instruction]:
         """The hook of one gradient: copy it into its bucket, launch buckets that are due."""
@@ -114,6 +123,7 @@ class Reducer:
         sent = self._communicate(
             "all_reduce",
             bucket.wire_bytes,
+            f"bucket {index}",
             bucket=index,
             bucket_bytes=bucket.size_bytes,
             num_params=len(bucket.parameters),
@@ -122,7 +132,8 @@ class Reducer:
         yield sent
         self._launched.append(sent.number)
         if len(self._launched) == len(self._buckets) and self._work.used_map_bytes:
-            used_map = self._communicate("all_reduce", self._work.used_map_bytes)
+            map_bytes = self._work.used_map_bytes
+            used_map = self._communicate("all_reduce", map_bytes, "map of used parameters")
             yield used_map
             self._used_map = used_map.number
 

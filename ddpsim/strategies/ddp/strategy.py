@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.buckets import Assignment, plan_buckets
@@ -25,8 +26,9 @@ _INITIAL, _REBUILT = 0, 1
 class DistributedDataParallel(Strategy):
     """Broadcast buffers, forward, reduce buckets under the backward, wait for them, optimize.
 
-    Its first steps have buckets by registration order, those from `rebuilt_at` on by ready order;
-    None: never rebuilt. `bucket_view`: gradients live in the buckets.
+    Its first backwards that reduce have buckets by registration order, those from `rebuilt_at` on
+    by ready order; None: never rebuilt. `bucket_view`: gradients live in the buckets. `no_sync`:
+    only the last micro-batch reduces.
     """
 
     model: ModelWork
@@ -36,6 +38,7 @@ class DistributedDataParallel(Strategy):
     rebuilt_buckets: tuple[Bucket, ...]
     rebuilt_at: int | None
     bucket_view: bool = False
+    no_sync: bool = True
 
     @classmethod
     def of(
@@ -56,6 +59,7 @@ class DistributedDataParallel(Strategy):
             own.buckets(plan.rebuilt),
             plan.rebuilt_at,
             spec.gradient_as_bucket_view,
+            spec.no_sync,
         )
 
     @cached_property
@@ -66,29 +70,43 @@ class DistributedDataParallel(Strategy):
     @property
     def steady_from(self) -> int | None:
         """See Strategy."""
-        return self.rebuilt_at
+        return None if self.rebuilt_at is None else ceil(self.rebuilt_at / self._reductions)
+
+    @property
+    def _reductions(self) -> int:
+        """Backwards of a step that reduce."""
+        return 1 if self.no_sync else self.model.accumulation_steps
 
     def kind(self, number: int) -> int:
         """See Strategy."""
-        rebuilt = self.rebuilt_at is not None and number >= self.rebuilt_at
+        rebuilt = self.steady_from is not None and number >= self.steady_from
         return _REBUILT if rebuilt and self.kinds > 1 else _INITIAL
 
     def step(self, kind: int) -> Iterator[Instruction]:
         """See Strategy."""
         reducer = Reducer(self.reducer, self.buckets(kind))
-        for micro_batch in self.model.micro_batches:
+        for number, micro_batch in enumerate(self.model.micro_batches):
+            if number and not self.no_sync:
+                reducer = reducer.next(self._buckets_of(kind, number))
+            reduces = micro_batch.is_last or not self.no_sync
             yield LoadBatch()
-            if micro_batch.is_first:
+            if micro_batch.is_first or not self.no_sync:
                 yield from reducer.broadcast_buffers()
-            if micro_batch.is_last:  # under no_sync DDP prepares for no backward (distributed.py)
+            if reduces:  # under no_sync DDP prepares for no backward (distributed.py)
                 yield Compute("forward", self.forward_hook_ns, 0)
             yield from compute_all("forward", micro_batch.forward)
             if micro_batch.is_last:
                 yield Mark("backward_starts")
+            if reduces:
                 yield from reducer.backward(micro_batch.backward)
             else:
                 yield from compute_all("backward", micro_batch.backward)
         yield from self.model.end_of_step()
+
+    def _buckets_of(self, kind: int, backward: int) -> tuple[Bucket, ...]:
+        """Those of a backward of a step without no_sync: the rebuild may come within the first."""
+        is_rebuilt = self.rebuilt_at is not None and backward >= self.rebuilt_at
+        return self.rebuilt_buckets if is_rebuilt else self.buckets(kind)
 
     def buckets(self, kind: int) -> tuple[Bucket, ...]:
         """See Strategy."""
@@ -102,7 +120,7 @@ class DistributedDataParallel(Strategy):
         """
         held = super().resident_bytes(model, optimizer_bytes)
         held = held._replace(buckets=model.gradient_bytes)
-        is_view = self.bucket_view and self.model.accumulation_steps == 1
+        is_view = self.bucket_view and self._reductions == self.model.accumulation_steps
         return held._replace(gradients=0) if is_view else held
 
 

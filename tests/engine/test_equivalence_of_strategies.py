@@ -1,0 +1,83 @@
+"""Shortcuts equal the plain model to the nanosecond under every strategy of data parallelism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs.engine_runs import MODES, all_steps, slowest_steps
+from jobs.random_jobs import ddp_options, models, scenarios
+from jobs.simulated_jobs import simulated
+
+from ddpsim.engine.run import Simulated
+from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.schema import Scenario
+from ddpsim.workload.model import Model
+
+MICRO_BATCHES = st.fixed_dictionaries({"accumulation_steps": st.integers(1, 3)})
+SYNCED = st.fixed_dictionaries(
+    {"accumulation_steps": st.integers(2, 3), "no_sync": st.just(value=False)}
+)
+OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "naive": MICRO_BATCHES,
+    "naive_flat": MICRO_BATCHES,
+    "per_parameter": MICRO_BATCHES | SYNCED,
+    "local_sgd": st.builds(
+        lambda every: {"local_sgd": {"every": every}, "accumulation_steps": 1}, st.integers(1, 3)
+    ),
+    "ddp": st.builds(lambda own, synced: own | synced, ddp_options(), SYNCED),
+}
+
+
+def jobs(strategy: str, *, noisy: bool = False) -> st.SearchStrategy[Scenario]:
+    """Scenarios of a strategy."""
+
+    def with_strategy(scenario: Scenario, options: dict[str, Any]) -> Scenario:
+        asked = {"strategy": strategy, "backend": scenario.ddp.backend} | options
+        return scenario.model_copy(update={"ddp": Ddp.model_validate(asked)})
+
+    return st.builds(with_strategy, scenarios(max_nodes=2, noisy=noisy), OPTIONS[strategy])
+
+
+def seen(done: Simulated, rank: int) -> list[tuple[Any, ...]]:
+    """All that happens on a rank's device, step by step, from each step's start on."""
+    return [
+        (
+            step.length_ns,
+            [(s.kind, s.start_ns - step.start_ns, s.end_ns - step.start_ns) for s in step.compute],
+            [(*s[:4], *(ns - step.start_ns for ns in s[4:8]), *s[8:]) for s in step.comm],
+            step.breakdown(),
+        )
+        for step in all_steps(done, rank)
+    ]
+
+
+@pytest.mark.parametrize("strategy", OPTIONS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), model=models())
+def test_folded_ranks_equal_the_plain_model(
+    strategy: str, data: st.DataObject, model: Model
+) -> None:
+    scenario = data.draw(jobs(strategy))
+    fast, plain = (simulated(scenario, model, mode) for mode in MODES)
+    fast_steps, plain_steps = slowest_steps(fast), slowest_steps(plain)
+    assert [s.length_ns for s in fast_steps] == [s.length_ns for s in plain_steps]
+    assert [s.breakdown() for s in fast_steps] == [s.breakdown() for s in plain_steps]
+    assert [s.comm_ns() for s in fast_steps] == [s.comm_ns() for s in plain_steps]
+
+
+@pytest.mark.parametrize("strategy", OPTIONS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), model=models())
+def test_noisy_ranks_equal_the_plain_model(
+    strategy: str, data: st.DataObject, model: Model
+) -> None:
+    """Stragglers and jitter: every rank, span by span."""
+    scenario = data.draw(jobs(strategy, noisy=True))
+    fast, plain = (simulated(scenario, model, mode) for mode in MODES)
+    assert fast.timeline.slowest_rank == plain.timeline.slowest_rank
+    assert fast.timeline.late_peers_ns == plain.timeline.late_peers_ns
+    for rank in plain.timeline.ranks:
+        assert seen(fast, rank) == seen(plain, rank)

@@ -1,0 +1,243 @@
+"""Collectives that real training loops call: run as rank 0 and 1 of a gloo job, writes JSON.
+
+python tests/helpers/strategy_oracle.py RANK STORE_FILE OUTPUT
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ddp_oracle import MODELS
+from torch import nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.parallel import DistributedDataParallel
+
+EVERY = 3
+STEPS = 7
+Calls = list[tuple[str, int]]
+
+
+@contextmanager
+def logged(calls: Calls) -> Iterator[None]:
+    """Append every all-reduce called in Python, and DDP's broadcasts of buffers, by dtype."""
+    all_reduce, coalesced = dist.all_reduce, dist._broadcast_coalesced
+
+    def reduce(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        calls.append(("all_reduce", tensor.nbytes))
+        return all_reduce(tensor, *args, **options)
+
+    def broadcast(group: Any, tensors: list[torch.Tensor], *args: Any) -> Any:
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            sent_bytes = sum(tensor.nbytes for tensor in tensors if tensor.dtype == dtype)
+            calls.append(("broadcast", sent_bytes))
+        return coalesced(group, tensors, *args)
+
+    dist.all_reduce, dist._broadcast_coalesced = reduce, broadcast
+    try:
+        yield
+    finally:
+        dist.all_reduce, dist._broadcast_coalesced = all_reduce, coalesced
+
+
+class Loop:
+    """A training loop of `micro_batches` a step."""
+
+    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
+        self.module = module
+        self.make_input = make_input
+        self.optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+
+    def backward(self) -> None:
+        self.module(self.make_input()).sum().backward()
+
+    def gradients(self) -> list[torch.Tensor]:
+        return [p.grad for p in self.module.parameters() if p.grad is not None]
+
+    def step(self, calls: Calls, micro_batches: int) -> None:
+        self.optimizer.zero_grad()
+        for _ in range(micro_batches):
+            self.backward()
+        self.reduce()
+        self.optimizer.step()
+
+    def reduce(self) -> None:
+        """Nothing."""
+
+
+class Naive(Loop):
+    def reduce(self) -> None:
+        for gradient in self.gradients():
+            dist.all_reduce(gradient)
+            gradient.div_(dist.get_world_size())
+
+
+class NaiveFlat(Loop):
+    def reduce(self) -> None:
+        gradients = self.gradients()
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+            alike = [gradient for gradient in gradients if gradient.dtype == dtype]
+            flat = _flatten_dense_tensors(alike)
+            dist.all_reduce(flat)
+            flat /= dist.get_world_size()
+            for gradient, reduced in zip(alike, _unflatten_dense_tensors(flat, alike), strict=True):
+                gradient.copy_(reduced)
+
+
+class PerParameter(Loop):
+    no_sync = True
+
+    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
+        super().__init__(module, make_input)
+        self.reduces = False
+        self.launched: list[tuple[Any, torch.Tensor]] = []
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(self.hook)
+
+    def hook(self, parameter: torch.Tensor) -> None:
+        if self.reduces:
+            work = dist.all_reduce(parameter.grad, async_op=True)
+            self.launched.append((work, parameter.grad))
+
+    def step(self, calls: Calls, micro_batches: int) -> None:
+        self.optimizer.zero_grad()
+        for number in range(micro_batches):
+            self.reduces = number == micro_batches - 1 or not self.no_sync
+            self.backward()
+            for work, gradient in self.launched:
+                work.wait()
+                gradient.div_(dist.get_world_size())
+            self.launched.clear()
+        self.optimizer.step()
+
+
+class PerParameterSynced(PerParameter):
+    no_sync = False
+
+
+class LocalSgd(Loop):
+    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
+        super().__init__(module, make_input)
+        self.averager = PeriodicModelAverager(period=EVERY)
+
+    def step(self, calls: Calls, micro_batches: int) -> None:
+        super().step(calls, micro_batches)
+        self.averager.average_parameters(self.module.parameters())
+
+
+class Ddp(Loop):
+    """DDP in buckets of 0.2 MiB, whose reducer tells of each through a hook."""
+
+    no_sync = True
+
+    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
+        super().__init__(DistributedDataParallel(module, bucket_cap_mb=0.2), make_input)
+        self.calls: Calls = []
+        self.module.register_comm_hook(None, self.hook)
+
+    def hook(self, _, bucket):  # type: ignore[no-untyped-def] # torch refuses annotations as text
+        buffer = bucket.buffer()
+        self.calls.append(("all_reduce", buffer.nbytes))
+        work = dist.group.WORLD.allreduce([buffer.div_(dist.get_world_size())])
+        return work.get_future().then(lambda future: future.value()[0])
+
+    def step(self, calls: Calls, micro_batches: int) -> None:
+        self.calls = calls
+        self.optimizer.zero_grad()
+        for number in range(micro_batches):
+            quiet = self.no_sync and number < micro_batches - 1
+            with self.module.no_sync() if quiet else nullcontext():
+                self.backward()
+        self.optimizer.step()
+
+
+class DdpSynced(Ddp):
+    no_sync = False
+
+
+LOOPS: dict[str, tuple[type[Loop], dict[str, Any]]] = {
+    "naive": (Naive, {"strategy": "naive"}),
+    "naive_flat": (NaiveFlat, {"strategy": "naive_flat"}),
+    "per_parameter": (PerParameter, {"strategy": "per_parameter"}),
+    "per_parameter synced": (PerParameterSynced, {"strategy": "per_parameter", "no_sync": False}),
+    "local_sgd": (LocalSgd, {"strategy": "local_sgd", "local_sgd": {"every": EVERY}}),
+    "ddp": (Ddp, {"bucket_cap_mb": 0.2}),
+    "ddp synced": (DdpSynced, {"bucket_cap_mb": 0.2, "no_sync": False}),
+}
+
+
+def ready_order(module: nn.Module, make_input: Callable[[], torch.Tensor]) -> list[int]:
+    """Parameters by registration, in the order in which a backward makes their gradients."""
+    found: list[int] = []
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(lambda _, i=i: found.append(i))
+        for i, parameter in enumerate(module.parameters())
+    ]
+    module(make_input()).sum().backward()
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def observe(model: str, loop: str, micro_batches: int) -> dict[str, Any]:
+    """Train a few steps and return what was called in each."""
+    build, make_input = MODELS[model]
+    torch.manual_seed(0)
+    module = build()
+    order = ready_order(module, make_input)
+    module.zero_grad()
+    training = LOOPS[loop][0](module, make_input)
+    steps: list[Calls] = []
+    for _ in range(STEPS):
+        steps.append([])
+        with logged(steps[-1]):
+            training.step(steps[-1], micro_batches)
+    return {
+        "model": model,
+        "loop": loop,
+        "micro_batches": micro_batches,
+        "ready_order": order,
+        "parameters": [
+            (name, parameter.numel(), str(parameter.dtype).removeprefix("torch."))
+            for name, parameter in module.named_parameters()
+        ],
+        "buffers": [
+            (str(buffer.dtype).removeprefix("torch."), buffer.numel())
+            for buffer in module.buffers()
+        ],
+        "steps": steps,
+    }
+
+
+def cases() -> list[tuple[str, str, int]]:
+    """Model, loop and micro-batches; DDP would stop at the unused parameters."""
+    return [
+        (model, loop, micro_batches)
+        for model in ("dense", "tied", "mixed", "unused")
+        for loop in LOOPS
+        for micro_batches in (1, 3)
+        if not (model == "unused" and loop.startswith("ddp"))
+    ]
+
+
+def main() -> None:
+    rank, store, output = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    observed = [observe(*case) for case in cases()]
+    if rank == 0:
+        output.write_text(json.dumps(observed))
+    dist.barrier()
+    os._exit(0)  # what gloo's threads do while the interpreter ends is not under test
+
+
+if __name__ == "__main__":
+    main()

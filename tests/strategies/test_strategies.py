@@ -1,0 +1,264 @@
+"""What strategies of data parallelism cost, in theory and on the shipped scenarios."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from changed_documents import document
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs.random_jobs import models
+from jobs.simulated_jobs import simulated
+from outcome import Outcome
+from shipped_scenarios import load, predict, suggested
+
+import ddpsim
+from ddpsim.errors import DdpsimError
+from ddpsim.planning.compare import compare, ddp_settings, each_flag, each_strategy
+from ddpsim.planning.explain import explain_step
+from ddpsim.planning.storyboard import storyboard
+from ddpsim.planning.tune import TuneError, tune
+from ddpsim.prediction.resolve import resolve
+from ddpsim.result.metrics import steps_of
+from ddpsim.scenario.load import parse
+from ddpsim.scenario.schema import Scenario
+from ddpsim.strategies.instructions import Communicate
+from ddpsim.workload.model import Model
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+# those whose ranks share gradients, and whose options all strategies know
+SHIPPED = ["accumulation", "bert-large-4x8-ib", "gloo-cpu", "machines-64xh100", "own-model"]
+SHIPPED += ["resnet50-2x8-25gbit", "resnet50-8xa100", "shared-network", "straggler"]
+NAIVE, FLAT, PER_PARAMETER = (
+    f"ddp.strategy={name}" for name in ("naive", "naive_flat", "per_parameter")
+)
+
+
+def local(every: int) -> tuple[str, str]:
+    return "ddp.strategy=local_sgd", f"ddp.local_sgd.every={every}"
+
+
+def on_links(strategy: str, latency_us: int, ranks: int, **ddp: Any) -> Scenario:
+    """Ranks on links with latency, whose all-reduce is a ring."""
+    return Scenario.model_validate(
+        {
+            "schema": "ddpsim/1",
+            "workload": {"model": "resnet18", "batch_per_rank": 1},
+            "ddp": {"strategy": strategy, **ddp},
+            "cluster": {
+                "nodes": ranks,
+                "gpus_per_node": 1,
+                "device": "a100-sxm-40gb",
+                "algorithm": "ring",
+                "inter_node": {"bandwidth": "5 GB/s", "latency": f"{latency_us} us"},
+            },
+            "run": {"iterations": 2},
+        }
+    )
+
+
+def last_step(strategy: str, model: Model, latency_us: int, ranks: int) -> Any:
+    done = simulated(on_links(strategy, latency_us, ranks), model)
+    return steps_of(done.timeline.slowest)[-1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(models(), st.integers(20, 500), st.integers(2, 5))
+def test_one_by_one_never_communicates_for_less_than_all_at_once(
+    model: Model, latency_us: int, ranks: int
+) -> None:
+    """Every all-reduce pays the latency of its hops again; the bytes are the same."""
+    naive, flat = (last_step(name, model, latency_us, ranks) for name in ("naive", "naive_flat"))
+    assert len(flat.comm) == 1
+    assert len(naive.comm) == len(model.used)
+    sent_bytes = [sum(span.wire_bytes for span in step.comm) for step in (naive, flat)]
+    assert sent_bytes[0] == sent_bytes[1]
+    hops_ns = 2 * (ranks - 1) * latency_us * 1000
+    assert naive.comm_ns() >= flat.comm_ns() + (len(model.used) - 1) * hops_ns * 0.99
+
+
+@settings(max_examples=100, deadline=None)
+@given(models(), st.integers(200, 500), st.integers(3, 5))
+def test_a_naive_step_is_never_faster_than_a_flat_one(
+    model: Model, latency_us: int, ranks: int
+) -> None:
+    """From two gradients on; copies into one tensor take less than a hop here."""
+    naive, flat = (last_step(name, model, latency_us, ranks) for name in ("naive", "naive_flat"))
+    assert len(model.used) == 1 or naive.length_ns >= flat.length_ns
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_ddp_is_no_slower_than_a_naive_loop_on_shipped_scenarios(name: str) -> None:
+    usual = "ddp.bucket_cap_mb=default"
+    ddp, naive, flat, hooks = (
+        predict(name, usual, *s) for s in ((), (NAIVE,), (FLAT,), (PER_PARAMETER,))
+    )
+    assert ddp.iteration_time_s.mean <= naive.iteration_time_s.mean
+    assert flat.iteration_time_s.mean <= naive.iteration_time_s.mean
+    assert naive.overlap_fraction == flat.overlap_fraction == 0
+    assert hooks.overlap_fraction is not None
+    assert hooks.overlap_fraction > 0
+    assert hooks.exposed_comm_s < naive.exposed_comm_s
+
+
+def sent_bytes(scenario: Scenario, steps: int) -> int:
+    program = resolve(scenario).program
+    launched = (i for number in range(steps) for i in program.steady().step(number))
+    return sum(i.size_bytes for i in launched if isinstance(i, Communicate))
+
+
+@pytest.mark.parametrize("every", [2, 3, 8])
+def test_local_sgd_sends_one_part_in_h_of_the_bytes(every: int) -> None:
+    steps = 5 * every
+    all_bytes, few_bytes = (
+        sent_bytes(load("resnet50-8xa100", *local(n)), steps) for n in (1, every)
+    )
+    assert all_bytes == every * few_bytes
+    flat_bytes = sent_bytes(load("resnet50-8xa100", FLAT), steps)
+    assert all_bytes == flat_bytes
+
+
+def test_the_mean_of_local_sgd_has_whole_periods() -> None:
+    """20 iterations asked for, 21 simulated: 7 of 3 with an average in each."""
+    scenario = load("resnet50-8xa100", *local(3), "run.iterations=20")
+    assert resolve(scenario).program.iterations == 21
+    result = ddpsim.simulate(scenario)
+    timeline = ddpsim.observe(scenario)
+    ends = timeline.slowest.step_ends_ns
+    lengths = [b - a for a, b in pairwise(ends)][-21:]
+    assert sum(length > min(lengths) for length in lengths) == 7
+    assert result.iteration_time_s.mean == pytest.approx(sum(lengths) / 21 / 1e9, rel=1e-12)
+    assert resolve(scenario).step_s() == pytest.approx(result.iteration_time_s.mean, rel=1e-9)
+    assert result.prediction_interval_s is not None
+    assert "jitter" not in [source.input for source in result.prediction_interval_s.sources]
+    assert [(c.operation, c.cause) for c in result.collectives] == [
+        ("all_reduce", "average of the parameters")
+    ]
+
+
+def test_without_no_sync_every_micro_batch_reduces() -> None:
+    quiet, synced = (predict("accumulation", *s) for s in ((), ("ddp.no_sync=false",)))
+    reductions = [
+        [c.size_bytes for c in result.collectives if c.operation == "all_reduce"]
+        for result in (quiet, synced)
+    ]
+    assert reductions[1] == 4 * reductions[0]
+    assert [bucket.size_bytes for bucket in synced.buckets] == reductions[0]
+    assert synced.comm_time_s > 3.9 * quiet.comm_time_s
+    assert synced.iteration_time_s.mean > quiet.iteration_time_s.mean
+
+
+def test_no_sync_makes_no_difference_without_accumulation() -> None:
+    one, other = (predict("resnet50-2x8-25gbit", *s) for s in ((), ("ddp.no_sync=false",)))
+    assert one == other
+
+
+def test_collectives_are_listed_in_launch_order() -> None:
+    scenario = load("naive-vs-ddp")
+    listed = ddpsim.simulate(scenario).to_dict()["collectives"]
+    model = resolve(scenario).model
+    assert [each["cause"] for each in listed] == [f"parameter {p.name}" for p in model.parameters]
+    assert [each["size_bytes"] for each in listed] == [p.size_bytes for p in model.parameters]
+    assert {(each["operation"], each["group"]) for each in listed} == {("all_reduce", "0-15")}
+    for before, after in pairwise(listed):
+        assert before["ready_s"] <= before["start_s"] < before["end_s"] <= after["ready_s"]
+
+
+def test_collectives_of_ddp_name_buckets_and_buffers() -> None:
+    result = predict("gloo-cpu")
+    causes = [each.cause for each in result.collectives]
+    buckets = [f"bucket {bucket.index}" for bucket in result.buckets]
+    assert [cause for cause in causes if cause != "buffers"] == buckets
+    assert all(each.ready_s >= 0 for each in result.collectives)
+    found = predict("data-parallel").collectives
+    assert [each.cause for each in found] == ["inputs", "parameters and buffers", "gradients"]
+
+
+def test_each_strategy_is_compared_with_ddp() -> None:
+    base = document("naive-vs-ddp", "ddp.accumulation_steps=2")
+    as_ddp = document("naive-vs-ddp", "ddp.accumulation_steps=2", *ddp_settings(base))
+    changes = {c.title: c for c in compare(parse(as_ddp), each_strategy(as_ddp)).changes}
+    assert list(changes) == [NAIVE, FLAT, PER_PARAMETER, "ddp.strategy=local_sgd, " + local(4)[1]]
+    first = ddpsim.simulate(parse(as_ddp)).iteration_time_s.mean
+    for title, change in changes.items():
+        settings = local(4) if "local" in title else (title,)
+        alone = predict("naive-vs-ddp", "ddp.accumulation_steps=2", *settings)
+        assert change.problem is None
+        assert change.change_s == pytest.approx(alone.iteration_time_s.mean - first, rel=1e-9)
+
+
+def test_each_strategy_leaves_ddps_options_out() -> None:
+    options = ("ddp.comm_hook=fp16_compress", "ddp.bucket_cap_mb=5", "ddp.no_sync=false")
+    base = document("accumulation", *options)
+    changes = compare(parse(base), each_strategy(base)).changes
+    assert [change.problem for change in changes] == [None] * 4
+    hooks = next(change for change in changes if change.title == PER_PARAMETER)
+    assert "ddp.no_sync=true" not in hooks.settings
+    with pytest.raises(DdpsimError, match="data_parallel is a strategy of its own"):
+        list(each_strategy(document("data-parallel")))
+
+
+def test_compare_prints_every_strategy(cli: Callable[..., Outcome]) -> None:
+    file = str(ROOT / "scenarios" / "naive-vs-ddp.yaml")
+    done = cli("compare", file, "--each-strategy", "--json")
+    titles = [change["title"] for change in json.loads(done.out)["changes"]]
+    assert done.code == 0
+    assert titles[:3] == [NAIVE, FLAT, PER_PARAMETER]
+
+
+@pytest.mark.parametrize("settings", [(FLAT,), (PER_PARAMETER,), (NAIVE,)])
+def test_ddp_is_suggested_in_place_of_a_loop(settings: tuple[str, ...]) -> None:
+    settings = (*settings, "cluster.inter_node.bandwidth=25 Gbit/s")
+    proposed = suggested("naive-vs-ddp", *settings)
+    assert "ddp.strategy=ddp" in proposed
+    assert not any(each.startswith(("ddp.bucket", "ddp.comm", "ddp.gra")) for each in proposed)
+
+
+def test_explanations_say_what_a_strategy_does() -> None:
+    base = document("naive-vs-ddp")
+    assert next(each.settings for each in each_flag(base)) == (
+        "ddp.strategy=ddp",
+        "ddp.local_sgd=null",
+    )
+    explained = explain_step(base)
+    words = [phase.text for phase in explained.phases]
+    assert "all-reduces of gradients, one after another" in words
+    assert not any("bucket" in each for each in words)
+    assert "gradients end after the backward" in explained.result.bottleneck.text
+    assert explained.helps[0].settings[0] == "ddp.strategy=ddp"
+
+
+def test_what_is_about_buckets_refuses_other_strategies() -> None:
+    with pytest.raises(TuneError, match="naive has no buckets to tune"):
+        tune(document("naive-vs-ddp"))
+    with pytest.raises(DdpsimError, match="naive has no buckets"):
+        storyboard(ROOT / "scenarios" / "naive-vs-ddp.yaml")
+
+
+def test_memory_of_strategies() -> None:
+    ddp, naive, flat = (
+        predict("resnet50-8xa100", *s).memory_bytes_per_gpu for s in ((), (NAIVE,), (FLAT,))
+    )
+    assert naive.buckets == 0
+    assert flat.buckets == flat.gradients == ddp.buckets
+    view = "ddp.gradient_as_bucket_view=true"
+    kept, moved = (
+        predict("accumulation", view, f"ddp.no_sync={n}").memory_bytes_per_gpu.gradients
+        for n in ("true", "false")
+    )
+    assert kept > moved == 0
+
+
+def test_a_compiled_graph_is_split_for_ddp_alone() -> None:
+    ddp, hooks = (
+        predict("resnet50-8xa100", "workload.compile=true", *s) for s in ((), (PER_PARAMETER,))
+    )
+    assert ddp.overlap_fraction is not None
+    assert ddp.overlap_fraction > 0
+    assert hooks.overlap_fraction is not None
+    assert hooks.overlap_fraction < 0.2 * ddp.overlap_fraction

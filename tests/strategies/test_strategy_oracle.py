@@ -1,0 +1,94 @@
+"""Collectives equal those that real training loops call: their kind, size and order."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpsim.prediction.program import compile_program
+from ddpsim.scenario.schema import Scenario
+from ddpsim.strategies.instructions import Communicate
+from ddpsim.workload.model import Buffer, Model, Parameter, Work
+
+HELPERS = Path(__file__).parent.parent / "helpers"
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    pytest.importorskip("torch", reason="real training loops are the oracle of strategies")
+    folder = tmp_path_factory.mktemp("strategies")
+    output = folder / "observed.json"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, HELPERS / "strategy_oracle.py", str(rank), folder / "store", output],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in ranks]
+    assert all(process.returncode == 0 for process in ranks), "\n".join(errors)
+    return json.loads(output.read_text())
+
+
+def model_of(case: dict[str, Any]) -> Model:
+    order = tuple(case["ready_order"])
+    nothing = Work(0.0)
+    return Model(
+        parameters=tuple(Parameter(*each) for each in case["parameters"]),
+        ready_order=order,
+        buffers=tuple(Buffer(*each) for each in case["buffers"]),
+        forward=(nothing,),
+        backward=(nothing,) * (len(order) + 1),
+        optimizer=nothing,
+        launch_s=0.0,
+        activation_bytes=None,
+        basis="measured",
+        provenance=(),
+    )
+
+
+def predicted(case: dict[str, Any], options: dict[str, Any]) -> list[list[list[Any]]]:
+    """What the loop sends in each of the steps that were observed."""
+    ddp = {"backend": "gloo", "torch": "2.13", "accumulation_steps": case["micro_batches"]}
+    scenario = Scenario.model_validate(
+        {
+            "schema": "ddpsim/1",
+            "workload": {"model": "resnet18", "batch_per_rank": 1},
+            "ddp": ddp | options,
+            "cluster": {"nodes": 1, "gpus_per_node": 2, "device": "cpu-core"},
+        }
+    )
+    program = compile_program(scenario, model_of(case))
+    steps = [program.step(number) for number in range(len(case["steps"]))]
+    return [
+        [[i.operation, i.size_bytes] for i in step if isinstance(i, Communicate)] for step in steps
+    ]
+
+
+def test_collectives_equal_those_of_real_loops(observed: list[dict[str, Any]]) -> None:
+    from strategy_oracle import LOOPS
+
+    assert {case["loop"] for case in observed} == set(LOOPS)
+    for case in observed:
+        label = f"{case['loop']} of {case['model']}, {case['micro_batches']} micro-batches"
+        assert predicted(case, LOOPS[case["loop"]][1]) == case["steps"], label
+
+
+def test_the_oracle_sends_what_the_loops_are_about(observed: list[dict[str, Any]]) -> None:
+    """Without no_sync three times as much; local SGD in every third step, from the first on."""
+    sent = {
+        (case["model"], case["loop"]): [len(step) for step in case["steps"]]
+        for case in observed
+        if case["micro_batches"] == 3
+    }
+    assert sent["dense", "naive"] == [8] * 7
+    assert sent["dense", "per_parameter synced"] == [24] * 7
+    assert sent["mixed", "naive_flat"] == [2] * 7
+    assert sent["tied", "local_sgd"] == [1, 0, 0, 1, 0, 0, 1]
+    assert sent["dense", "ddp synced"][-1] == 3 * sent["dense", "ddp"][-1]
