@@ -160,6 +160,9 @@ Results go to stdout, notes to stderr. The exit code is 0 after success, 1 after
 wrong scenario or option. `--json` prints all figures ([fields](results.md)). `-` in the place of a
 scenario reads standard input.
 
+`ddpsim --install-completion` makes the shell complete commands and options (bash, zsh, fish,
+PowerShell). It changes the shell's own start-up file. `ddpsim --show-completion` only prints it.
+
 `python -m calibrate` and `ddpsim calibrate` are the same. Under torchrun write the first.
 
 """

@@ -11,6 +11,7 @@ import numpy as np
 from calibrate.fit.samples import Sample, relative_residuals
 from ddpsim.cluster.fitted.laws import AllReduceModel, Columns, all_reduce_times_s
 from ddpsim.files import write_atomically
+from ddpsim.report.page.looks import OKABE_ITO
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
 __all__ = ["residual_table", "write_residual_figure"]
@@ -54,8 +55,6 @@ def write_residual_figure(model: AllReduceModel, samples: Sequence[Sample], path
     """
     from plotly.graph_objects import Figure, Scatter  # noqa: PLC0415 -- most of a second
     from plotly.subplots import make_subplots  # noqa: PLC0415
-
-    from ddpsim.report.page.shell import OKABE_ITO  # noqa: PLC0415 -- plotly too
 
     figure: Figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.7, 0.3])
     samples = _in_order(samples)

@@ -8,7 +8,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from calibrate.validate.report import Case, Sweep, Validation, headlines, warnings
-from ddpsim.report.page.shell import OKABE_ITO, render
+from ddpsim.report.page.looks import OKABE_ITO
+from ddpsim.report.page.shell import render
 
 __all__ = ["page"]
 

@@ -5,8 +5,8 @@
 from ddpsim.cli import run
 from ddpsim.cli import sweep
 from ddpsim.cli import plan
-from ddpsim.cli import show
 from ddpsim.cli import files
+from ddpsim.cli import show
 from ddpsim.cli.app import app, main, new_app, parsed, run_app
 
 __all__ = [

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, TypeVar, overload
+from typing import Annotated, Any, TypeVar, overload
 
 import typer
+from typer.core import TyperGroup
 
 __all__ = ["File", "Settings", "app", "input_errors", "main", "new_app", "parsed", "run_app"]
 
+_SECTIONS = ("Predict", "Plan", "Calibrate", "Files")  # of --help, in this order
 _Parsed = TypeVar("_Parsed")
 
 _HELP = """Predict PyTorch DDP step time before you book the GPUs.
@@ -24,28 +26,42 @@ _HELP = """Predict PyTorch DDP step time before you book the GPUs.
 Examples
   ddpsim init resnet50-2x8-25gbit > scenario.yaml      a scenario to start from
   ddpsim run scenario.yaml                             one prediction
-  ddpsim run scenario.yaml --set ddp.bucket_cap_mb=50  the same with another option
   ddpsim sweep scenario.yaml --set ddp.bucket_cap_mb=1,5,25,100
   ddpsim run scenario.yaml --measured "95 ms"          is what I measured normal?
   ddpsim plan scenario.yaml --target "300B tokens in 30 days"   how many GPUs, at what cost?
-  ddpsim trace scenario.yaml -o trace                  look at its steps in Perfetto
   ddpsim report scenario.yaml -o step.html             the step to look at, in a browser
-  ddpsim explain exposed                               what a word means
 """
 
 
-def new_app(help_text: str) -> typer.Typer:
-    """An empty command line in our style."""
+class _Sections(TyperGroup):
+    """Commands whose help lists them by section: their `rich_help_panel`, in plain text."""
+
+    # typer's own types of the two are private
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 -- typer's form
+        """Write one list a section, with all descriptions in one column."""
+        commands: dict[str, Any] = dict(self.commands)
+        width = max(map(len, commands))
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in _SECTIONS}
+        for name, command in commands.items():
+            short = command.get_short_help_str(formatter.width - width - 6)
+            sections[command.rich_help_panel].append((name.ljust(width), short))
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def new_app(help_text: str, **options: Any) -> typer.Typer:
+    """An empty command line in our style; `options` are more of typer's."""
     return typer.Typer(
         help=help_text,
-        add_completion=False,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # rich costs a third of the start-up, and pads the examples
+        **{"add_completion": False} | options,
     )
 
 
-app = new_app(_HELP)
+app = new_app(_HELP, cls=_Sections, add_completion=True)
 
 File = Annotated[
     Path,

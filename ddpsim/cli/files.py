@@ -128,7 +128,7 @@ def _explain_cluster(source: str, settings: Sequence[str]) -> None:
 
 
 @app.command(
-    rich_help_panel="Measure",
+    rich_help_panel="Calibrate",
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )

@@ -59,7 +59,7 @@ def compare(
         raise typer.Exit(2)
 
 
-@app.command("explain-step", rich_help_panel="Plan")
+@app.command("explain-step", rich_help_panel="Predict")
 def explain_step(
     file: File,
     settings: Settings = None,

@@ -13,7 +13,7 @@ from ddpsim.cli.app import File, Settings, app, parsed
 __all__: list[str] = []
 
 
-@app.command(rich_help_panel="Plan")
+@app.command(rich_help_panel="Predict")
 def run(
     file: File,
     settings: Settings = None,

@@ -14,7 +14,7 @@ from ddpsim.cli.app import File, Settings, app, input_errors, parsed
 __all__: list[str] = []
 
 
-@app.command(rich_help_panel="Plan")
+@app.command(rich_help_panel="Files")
 def trace(
     file: File,
     output: Annotated[
@@ -58,7 +58,7 @@ def trace(
     print(summary(traced, written))
 
 
-@app.command(rich_help_panel="Plan")
+@app.command(rich_help_panel="Files")
 def report(
     file: File,
     output: Annotated[
@@ -92,7 +92,7 @@ def report(
         print(printable(f"not shown: {entry.what}: {entry.reason}"), file=sys.stderr)
 
 
-@app.command(rich_help_panel="Plan")
+@app.command(rich_help_panel="Predict")
 def collective(
     *,
     cluster: Annotated[

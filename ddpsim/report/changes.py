@@ -11,7 +11,15 @@ from ddpsim.result.changes import Change, Comparison, Explanation
 from ddpsim.units import format_bytes, format_duration
 from ddpsim.wording import counted
 
-__all__ = ["in_words", "render_comparison", "render_explanation"]
+__all__ = [
+    "in_words",
+    "interval_of",
+    "render_comparison",
+    "render_explanation",
+    "signed",
+    "signed_bytes",
+    "verdict",
+]
 
 _SMALL = 0.002  # of the step: less is called no difference
 _WIDEST = 33  # of an option's name: a row has 100 columns
@@ -59,14 +67,18 @@ def _table(changes: Sequence[Change]) -> Iterator[str]:
     yield f"  {'option':<{width}}{'change':>12}{'':>9}  {'80% interval':>25}{'memory':>13}"
     for change in changes:
         title = change.title if len(change.title) <= width else f"{change.title[: width - 4]} ..."
-        low, high = _signed(change.low_s), _signed(change.high_s)
-        interval = f"{low} to {high}" if low != high else "DDP's own costs"
-        memory = _signed_bytes(change.memory_bytes) if change.fits else "does not fit"
+        memory = signed_bytes(change.memory_bytes) if change.fits else "does not fit"
         share = f"{change.change:+.1%}" if abs(change.change) < _MOST_SHOWN else "..."
         yield (
-            f"  {title:<{width}}{_signed(change.change_s):>12}{share:>9}"
-            f"  {interval:>25}{memory:>13}  {verdict(change)}"
+            f"  {title:<{width}}{signed(change.change_s):>12}{share:>9}"
+            f"  {interval_of(change):>25}{memory:>13}  {verdict(change)}"
         )
+
+
+def interval_of(change: Change) -> str:
+    """The edges of a difference, or what there is in place of them."""
+    low, high = signed(change.low_s), signed(change.high_s)
+    return f"{low} to {high}" if low != high else "DDP's own costs"
 
 
 def verdict(change: Change) -> str:
@@ -79,17 +91,19 @@ def verdict(change: Change) -> str:
 
 def in_words(change: Change) -> str:
     """By how much, and how sure."""
-    low, high = _signed(change.low_s), _signed(change.high_s)
+    low, high = signed(change.low_s), signed(change.high_s)
     sure = "" if change.is_sure else ", no more than what is uncertain about it"
     return f"{change.change:+.1%}, {low} to {high} for as many samples{sure}"
 
 
-def _signed(seconds: float) -> str:
+def signed(seconds: float) -> str:
+    """A difference in time: `+1.250 ms`."""
     text = format_duration(abs(seconds))
     return text if seconds == 0 else f"{'-' if seconds < 0 else '+'}{text}"
 
 
-def _signed_bytes(size_bytes: int) -> str:
+def signed_bytes(size_bytes: int) -> str:
+    """A difference in memory: `-97.5 MiB`."""
     if size_bytes == 0:
         return "0"
     return f"{'-' if size_bytes < 0 else '+'}{format_bytes(abs(size_bytes))}"
@@ -152,7 +166,7 @@ def _explanation(explanation: Explanation, file: str, settings: Sequence[str]) -
     yield ""
     yield "  What the step hangs on: one input changed, all else equal, without jitter."
     for each in sorted(explanation.sensitivities, key=lambda s: s.change_s):
-        yield f"  {_signed(each.change_s):>11}{each.change:>+7.1%}  {each.what}"
+        yield f"  {signed(each.change_s):>11}{each.change:>+7.1%}  {each.what}"
     yield ""
     if not explanation.helps:
         yield from labelled("helps", "no single change of an option or a link brings 1% for sure")

@@ -14,7 +14,7 @@ from ddpsim.result.sweep import FLAT, GOALS, FlatRegion, Point, Sweep
 from ddpsim.units import format_bytes, format_duration
 from ddpsim.wording import counted
 
-__all__ = ["render_csv", "render_parquet", "render_sweep"]
+__all__ = ["render_csv", "render_parquet", "render_sweep", "short_keys", "shown_points"]
 
 _ROWS = 40  # a larger sweep shows its best ones
 _RUNS = 8
@@ -27,12 +27,12 @@ def render_sweep(sweep: Sweep) -> str:
 
 
 def _table(sweep: Sweep) -> Iterator[str]:
-    shown = _shown(sweep)
+    shown = shown_points(sweep)
     count = counted(len(sweep.points), "point")
     less = f", the best {len(shown)} by {_title(sweep)}" if len(shown) < len(sweep.points) else ""
     yield f"{sweep.name[:60]}   {count}{less}"
     yield ""
-    names = _columns([key for keys, _ in sweep.axes for key in keys])
+    names = short_keys([key for keys, _ in sweep.axes for key in keys])
     widths = [
         max(len(name), *(len(point.settings[i].value) for point in shown))
         for i, name in enumerate(names)
@@ -50,7 +50,7 @@ def _table(sweep: Sweep) -> Iterator[str]:
         yield f"  {mark:<2}{cells}{_figures(point, columns)}"
 
 
-def _shown(sweep: Sweep) -> Sequence[Point]:
+def shown_points(sweep: Sweep) -> Sequence[Point]:
     """All points of a small sweep in the order of the grid, else the front or the best."""
     if len(sweep.points) <= _ROWS:
         return sweep.points
@@ -60,7 +60,7 @@ def _shown(sweep: Sweep) -> Sequence[Point]:
     return (sweep.front or ranked)[:_ROWS] or sweep.points[:_ROWS]
 
 
-def _columns(keys: Sequence[str]) -> list[str]:
+def short_keys(keys: Sequence[str]) -> list[str]:
     """Keys without their section where the rest says enough."""
     short = [key.rpartition(".")[2] for key in keys]
     return [name if short.count(name) == 1 else key for name, key in zip(short, keys, strict=True)]
@@ -194,8 +194,6 @@ def render_csv(sweep: Sweep) -> str:
 
 def render_parquet(sweep: Sweep) -> bytes:
     """The same rows as Parquet; raises ImportError without the extra `parquet`."""
-    from polars import DataFrame  # noqa: PLC0415 -- an extra
-
     file = BytesIO()
-    DataFrame(sweep.rows(), infer_schema_length=None).write_parquet(file)
+    sweep.to_polars().write_parquet(file)
     return file.getvalue()

@@ -171,3 +171,9 @@ class CapacityPlan:
         """As JSON's types (schema `ddpsim.plan/1`), floats to 12 decimals."""
         plain: dict[str, Any] = rounded(asdict(self))
         return {"schema": PLAN_SCHEMA, "knee_efficiency": KNEE_EFFICIENCY, **plain}
+
+    def _repr_html_(self) -> str:
+        """The world sizes as a notebook shows them: a table of HTML."""
+        from ddpsim.report.notebook.tables import plan_table  # noqa: PLC0415 -- a room above
+
+        return plan_table(self)

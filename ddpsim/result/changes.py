@@ -59,6 +59,12 @@ class Comparison:
         changes = [asdict(change) | {"is_sure": change.is_sure} for change in self.changes]
         return {"schema": "ddpsim.comparison/1", **rounded(asdict(self) | {"changes": changes})}
 
+    def _repr_html_(self) -> str:
+        """The changes as a notebook shows them: a table of HTML."""
+        from ddpsim.report.notebook.tables import comparison_table  # noqa: PLC0415 -- a room above
+
+        return comparison_table(self)
+
 
 @dataclass(frozen=True)
 class Phase:

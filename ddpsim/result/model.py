@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ddpsim.provenance import Provenance
+
+if TYPE_CHECKING:
+    from ddpsim.report.notebook.figures import Figure
 
 __all__ = [
     "Baselines",
@@ -269,6 +272,26 @@ class Result:
         plain = {"schema": RESULT_SCHEMA, **rounded(asdict(self))}
         plain["memory_bytes_per_gpu"]["total"] = self.memory_bytes_per_gpu.total
         return plain
+
+    def plot(self) -> Figure:
+        """The breakdown as a plotly figure: one stacked bar in milliseconds, a trace a part.
+
+        Parts that take no time are left out. The last trace is the mean step, with its prediction
+        interval where there is one.
+
+        >>> result = ddpsim.simulate(ddpsim.load_scenario("scenario.yaml"))
+        >>> [trace.name for trace in result.plot().data]
+        ['forward', 'backward', 'exposed comm', 'optimizer', 'other', 'step, 80% interval']
+        """
+        from ddpsim.report.notebook.figures import step_figure  # noqa: PLC0415 -- plotly is slow
+
+        return step_figure(self)
+
+    def _repr_html_(self) -> str:
+        """The answer as a notebook shows it: a table of HTML."""
+        from ddpsim.report.notebook.tables import result_table  # noqa: PLC0415 -- a room above
+
+        return result_table(self)
 
 
 def rounded(value: Any) -> Any:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddpsim.result.model import Brief, rounded
 from ddpsim.settings import Setting
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+    from ddpsim.report.notebook.figures import Figure
 
 __all__ = ["FLAT", "GOALS", "FlatRegion", "Goal", "Point", "Sweep"]
 
@@ -167,6 +173,65 @@ class Sweep:
             "warnings": self.warnings,
             "points": self.rows(),
         }
+
+    def to_polars(self) -> pl.DataFrame:
+        """One row a point, as a polars DataFrame of shape (points, axes' keys + 15).
+
+        Columns: a key of an axis each, as text; the figures of `rows` in seconds, bytes and
+        samples/s, null where the point cannot be simulated; `problem` (why), `best` and `front`.
+        Raises ImportError without polars: `pip install 'ddpsim[parquet]'`.
+
+        >>> swept = ddpsim.sweep("scenario.yaml", ddpsim.Grid.of(["ddp.bucket_cap_mb=1,25"]))
+        >>> table = swept.to_polars()
+        >>> table.shape
+        (2, 16)
+        >>> table["ddp.bucket_cap_mb"].to_list()
+        ['1', '25']
+        """
+        try:
+            from polars import DataFrame  # noqa: PLC0415 -- an extra
+        except ModuleNotFoundError as error:
+            raise _needs("polars", "'ddpsim[parquet]'") from error
+        return DataFrame(self.rows(), infer_schema_length=None)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The table of `to_polars` as a pandas DataFrame, with None or NaN for null.
+
+        Raises ImportError without pandas: `pip install pandas`.
+
+        >>> swept = ddpsim.sweep("scenario.yaml", ddpsim.Grid.of(["ddp.bucket_cap_mb=1,25"]))
+        >>> swept.to_pandas().shape
+        (2, 16)
+        """
+        try:
+            from pandas import DataFrame  # noqa: PLC0415 -- not among our requirements
+        except ModuleNotFoundError as error:
+            raise _needs("pandas", "pandas") from error
+        return DataFrame(self.rows())
+
+    def plot(self) -> Figure:
+        """Mean steps in milliseconds over the first axis, as a plotly figure.
+
+        One line for each combination of the other axes' values. Points that cannot be simulated
+        are left out; a hollow marker does not fit in the memory of its GPUs.
+
+        >>> grid = ddpsim.Grid.of(["ddp.bucket_cap_mb=1,25", "cluster.nodes=2,4"])
+        >>> [trace.name for trace in ddpsim.sweep("scenario.yaml", grid).plot().data]
+        ['cluster.nodes=2', 'cluster.nodes=4']
+        """
+        from ddpsim.report.notebook.figures import sweep_figure  # noqa: PLC0415 -- plotly is slow
+
+        return sweep_figure(self)
+
+    def _repr_html_(self) -> str:
+        """The points as a notebook shows them: a table of HTML, of many points the best 40."""
+        from ddpsim.report.notebook.tables import sweep_table  # noqa: PLC0415 -- a room above
+
+        return sweep_table(self)
+
+
+def _needs(library: str, package: str) -> ImportError:
+    return ImportError(f"{library} is not installed: pip install {package}", name=library)
 
 
 def _figures(point: Point) -> dict[str, Any]:

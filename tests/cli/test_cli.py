@@ -20,10 +20,6 @@ from ddpsim.glossary import TERMS
 from ddpsim.scenario.starters import preset_text, presets
 
 GOOD = str(Path(__file__).parent.parent / "invalid" / "files" / "good.yaml")
-COMMANDS = (
-    *("run", "sweep", "compare", "explain-step", "tune", "plan", "trace", "report", "collective"),
-    *("init", "check", "schema", "explain"),
-)
 SCENARIOS = sorted((Path(__file__).parent.parent.parent / "scenarios").glob("*.yaml"))
 HEAVY = ("torch", "scipy", "plotly", "jinja2", "numpy")
 OWN_MODEL = next(path for path in SCENARIOS if path.stem == "own-model")
@@ -35,24 +31,6 @@ def _finite(text: str) -> Any:
         raise AssertionError(f"{constant} in JSON")
 
     return json.loads(text, parse_constant=refuse)
-
-
-@pytest.mark.parametrize("arguments", [["--help"], []], ids=["--help", "no argument"])
-def test_help_is_one_screen(cli: Cli, arguments: list[str]) -> None:
-    outcome = cli(*arguments)
-    lines = (outcome.out + outcome.err).splitlines()
-    assert len(lines) <= 40
-    assert max(map(len, lines)) <= 100
-    commands = lines[lines.index("Commands:") + 1 :]
-    assert [line.split()[0] for line in commands if line.strip()] == [*COMMANDS, "calibrate"]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_has_an_example(cli: Cli, command: str) -> None:
-    outcome = cli(command, "--help")
-    assert outcome.code == 0
-    assert f"  ddpsim {command}" in outcome.out
-    assert len(outcome.out.splitlines()) <= 40
 
 
 def test_calibrate_arrives_through_its_entry_point(cli: Cli) -> None:

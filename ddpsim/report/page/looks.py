@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["LOOKS", "LOOK_OF_PART", "Look"]
+__all__ = ["LOOKS", "LOOK_OF_PART", "OKABE_ITO", "Look"]
+
+# Okabe and Ito's colours, which the colour-blind tell apart, and page.css's names of them
+OKABE_ITO = {
+    "#0072b2": "--backward",
+    "#d55e00": "--exposed",
+    "#009e73": "--hidden",
+    "#cc79a7": "--copies",
+    "#e69f00": "--optimizer",
+    "#56b4e9": "--forward",
+    "#000000": "--ink",
+}
 
 
 @dataclass(frozen=True, slots=True)

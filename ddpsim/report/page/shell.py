@@ -11,18 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-__all__ = ["OKABE_ITO", "packaged", "render"]
-
-# Okabe and Ito's colours, which the colour-blind tell apart, and page.css's names of them
-OKABE_ITO = {
-    "#0072b2": "--backward",
-    "#d55e00": "--exposed",
-    "#009e73": "--hidden",
-    "#cc79a7": "--copies",
-    "#e69f00": "--optimizer",
-    "#56b4e9": "--forward",
-    "#000000": "--ink",
-}
+__all__ = ["packaged", "render"]
 
 
 def packaged(name: str) -> str:

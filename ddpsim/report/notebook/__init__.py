@@ -1,0 +1,1 @@
+"""Results as notebooks show them: tables of HTML, and figures of plotly."""

@@ -1,0 +1,127 @@
+"""Results as plotly figures: the parts of a step, and the steps of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from plotly.graph_objects import Bar, Figure, Scatter
+
+from ddpsim.report.page.looks import OKABE_ITO, Look
+from ddpsim.report.page.tables import parts
+from ddpsim.report.page.words import interval_name
+from ddpsim.result.model import Result
+from ddpsim.result.sweep import Point, Sweep
+from ddpsim.settings import Setting
+
+__all__ = ["Figure", "step_figure", "sweep_figure"]
+
+# by the names of the page's style sheet; waiting is grey where the page has its background
+_COLOURS = {name: colour for colour, name in OKABE_ITO.items()} | {"--ground": "#8a939c"}
+
+
+def step_figure(result: Result) -> Figure:
+    """One stacked bar: the parts of the mean step in ms, and its interval at the end of them."""
+    bars = [
+        Bar(
+            name=part.name,
+            x=[part.time_s * 1e3],
+            y=["step"],
+            orientation="h",
+            marker=_marker(part.look),
+            hovertemplate="%{fullData.name}: %{x:.4~g} ms<extra></extra>",
+        )
+        for part in parts(result)
+        if part.time_s
+    ]
+    layout = {
+        "barmode": "stack",
+        "height": 340,
+        "legend": {"traceorder": "normal"},
+        "title": {"text": _shown(result.name)},
+        "xaxis": {"title": {"text": "ms"}},
+    }
+    return Figure([*bars, _step(result)], layout)
+
+
+def _marker(look: Look) -> dict[str, Any]:
+    return {"color": _COLOURS[look.colour], "pattern": {"shape": "/" if look.hatched else ""}}
+
+
+def _step(result: Result) -> Scatter:
+    """The mean step, with the edges of its interval where there is one."""
+    mean_s, interval = result.iteration_time_s.mean, result.prediction_interval_s
+    edges = (
+        {}
+        if interval is None
+        else {
+            "type": "data",
+            "symmetric": False,
+            "array": [(interval.high - mean_s) * 1e3],
+            "arrayminus": [(mean_s - interval.low) * 1e3],
+        }
+    )
+    return Scatter(
+        name=f"step, {interval_name(result)}" if interval else "step",
+        x=[mean_s * 1e3],
+        y=["step"],
+        mode="markers",
+        marker={"color": _COLOURS["--ink"], "symbol": "diamond", "size": 8},
+        error_x=edges,
+        hovertemplate="step: %{x:.4~g} ms<extra></extra>",
+    )
+
+
+def sweep_figure(sweep: Sweep) -> Figure:
+    """Mean steps in ms over the values of the first axis, a line for all else that is the same.
+
+    Hollow markers: the point does not fit in the memory of its GPUs.
+    """
+    keys, values = sweep.axes[0] if sweep.axes else ((), ((),))
+    series: dict[str, list[Point]] = {}
+    for point in sweep.points:
+        if point.brief:
+            series.setdefault(_labels(point.settings[len(keys) :]), []).append(point)
+    lines = [_line(name, points, len(keys)) for name, points in series.items()]
+    layout = {
+        "showlegend": len(series) > 1,
+        "title": {"text": _shown(sweep.name)},
+        "xaxis": {
+            "title": {"text": _shown(", ".join(keys))},
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": [_value(value) for value in values],
+        },
+        "yaxis": {"title": {"text": "step, ms"}, "rangemode": "tozero"},
+    }
+    return Figure(lines, layout)
+
+
+def _line(name: str, points: Sequence[Point], moving: int) -> Scatter:
+    """The steps of points of which the first `moving` settings differ."""
+    briefs = [point.brief for point in points if point.brief]
+    return Scatter(
+        name=name,
+        x=[
+            _shown(" with ".join(value for _, value in point.settings[:moving])) for point in points
+        ],
+        y=[brief.iteration_time_s.mean * 1e3 for brief in briefs],
+        mode="lines+markers",
+        marker={"symbol": ["circle" if point.usable else "circle-open" for point in points]},
+        hovertemplate="%{x}: %{y:.4~g} ms<extra></extra>",
+    )
+
+
+def _value(values: Iterable[str]) -> str:
+    """What keys that move together are set to."""
+    return _shown(" with ".join(values))
+
+
+def _labels(settings: Sequence[Setting]) -> str:
+    return _shown(", ".join(map(str, settings)))
+
+
+def _shown(text: str) -> str:
+    """Text that plotly does not take for tags."""
+    return escape(text, quote=False)

@@ -1,0 +1,148 @@
+"""Results as tables of HTML: one element, without script, and what users wrote is only text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+from ddpsim.errors import printable
+from ddpsim.report.changes import interval_of, signed, signed_bytes, verdict
+from ddpsim.report.lines import interval_in_words
+from ddpsim.report.sweep import short_keys, shown_points
+from ddpsim.report.text import PARTS
+from ddpsim.result.capacity import Capacity, CapacityPlan
+from ddpsim.result.changes import Change, Comparison
+from ddpsim.result.model import PredictionInterval, Result
+from ddpsim.result.sweep import Point, Sweep
+from ddpsim.units import format_bytes, format_duration, format_long_duration
+from ddpsim.wording import counted, ranks
+
+__all__ = ["comparison_table", "plan_table", "result_table", "sweep_table"]
+
+
+def result_table(result: Result) -> str:
+    """Step, interval, throughput and bottleneck, then each part of the step with its share."""
+    return _table(f"{result.name}, {ranks(result.nodes, result.gpus_per_node)}", _answer(result))
+
+
+def _answer(result: Result) -> Iterator[tuple[str, str, str]]:
+    step_s = result.iteration_time_s.mean
+    yield "step", format_duration(step_s), _interval(result.prediction_interval_s)
+    efficiency = f"{result.scaling_efficiency:.1%} of one device without DDP"
+    yield "throughput", f"{result.throughput_samples_per_s:,.1f} samples/s", efficiency
+    yield "bottleneck", result.bottleneck.kind, result.bottleneck.text
+    for key, name in PARTS.items():
+        part_s = getattr(result.breakdown_s, key)
+        yield name, format_duration(part_s), f"{part_s / step_s:.1%} of the step"
+    for warning in result.warnings:
+        yield "warning", "", warning
+
+
+def sweep_table(sweep: Sweep) -> str:
+    """A row a point, as `ddpsim sweep` prints them: of many points the best."""
+    points = shown_points(sweep)
+    less = f", the best {len(points)}" if len(points) < len(sweep.points) else ""
+    keys = short_keys([key for keys, _ in sweep.axes for key in keys])
+    head = (*keys, "GPUs", "step", "samples/s", "scaling", "exposed", "memory", "")
+    rows = [
+        (*(setting.value for setting in point.settings), *_figures(point), _mark(sweep, point))
+        for point in points
+    ]
+    return _table(f"{sweep.name}, {counted(len(sweep.points), 'point')}{less}", rows, head)
+
+
+def _figures(point: Point) -> tuple[str, ...]:
+    brief = point.brief
+    if brief is None:
+        return ("",) * 6
+    return (
+        f"{brief.world_size:,}",
+        format_duration(brief.iteration_time_s.mean),
+        f"{brief.throughput_samples_per_s:,.1f}",
+        f"{brief.scaling_efficiency:.1%}",
+        format_duration(brief.exposed_comm_s),
+        format_bytes(brief.memory_bytes_per_gpu.total),
+    )
+
+
+def _mark(sweep: Sweep, point: Point) -> str:
+    if point.brief is None:
+        return f"cannot be simulated: {point.problem}"
+    if not point.usable:
+        return "does not fit in memory"
+    if point is sweep.best:
+        return "best"
+    return "front" if any(point is other for other in sweep.front) else ""
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """A row a change, the fastest first, then those that cannot be had."""
+    step = format_duration(comparison.step_s)
+    size = counted(comparison.world_size, "rank")
+    title = f"{comparison.name}, {size}: {step}, {_interval(comparison.prediction_interval_s)}"
+    head = ("option", "step", "change", "", "80% interval", "memory", "")
+    ordered = sorted(comparison.changes, key=lambda change: (bool(change.problem), change.change_s))
+    return _table(title, map(_change, ordered), head)
+
+
+def _change(change: Change) -> tuple[str, ...]:
+    if change.problem:
+        return (change.title, *[""] * 5, f"impossible: {change.problem}")
+    return (
+        change.title,
+        "" if change.step_s is None else format_duration(change.step_s),
+        signed(change.change_s),
+        f"{change.change:+.1%}",
+        interval_of(change),
+        signed_bytes(change.memory_bytes) if change.fits else "does not fit",
+        verdict(change),
+    )
+
+
+def plan_table(plan: CapacityPlan) -> str:
+    """A row a world size, the answer marked."""
+    cost = plan.price.currency if plan.price else ""
+    head = ("GPUs", "nodes", "step", "time", "GPU-hours", cost, "scaling", "bottleneck", "")
+    return _table(plan.name, [(*_size(size), _role(plan, size)) for size in plan.sizes], head)
+
+
+def _size(size: Capacity) -> tuple[str, ...]:
+    return (
+        f"{size.gpus:,}",
+        f"{size.nodes} x {size.gpus_per_node}",
+        format_duration(size.step_s),
+        format_long_duration(size.time_s),
+        f"{size.gpu_hours:,.1f}",
+        "" if size.cost is None else f"{size.cost:,.2f}",
+        f"{size.scaling_efficiency:.1%}",
+        size.bottleneck.partition(":")[0],
+    )
+
+
+def _role(plan: CapacityPlan, size: Capacity) -> str:
+    roles = {
+        "answer": size == plan.answer,
+        "knee": size.gpus == plan.knee_gpus,
+        "does not fit in memory": size.fits is False,
+    }
+    return ", ".join(role for role, holds in roles.items() if holds)
+
+
+def _interval(interval: PredictionInterval | None) -> str:
+    return interval_in_words(interval) if interval else "no interval can be had"
+
+
+def _table(caption: str, rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """A table with its caption; `head` names its columns."""
+    lines = [_row("th", head)] if head else []
+    lines += [_row("td", row) for row in rows]
+    return f"<table>\n<caption>{_text(caption)}</caption>\n{''.join(lines)}</table>"
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    shown = (f'<{tag} style="text-align: left">{_text(cell)}</{tag}>' for cell in cells)
+    return f"<tr>{''.join(shown)}</tr>\n"
+
+
+def _text(text: str) -> str:
+    return escape(printable(text))
