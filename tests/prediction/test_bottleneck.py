@@ -82,7 +82,10 @@ def bottleneck(
         steps.append(Step(start_ns, start_ns + 1_000_000, start_ns, *lanes))
     whole = sum((step.breakdown() for step in steps), BreakdownNs())
     context = SimpleNamespace(
-        network=lambda _: "links", broadcast="what is sent", reduced="bucket", batches_s=batches_us * 1e-6
+        network=lambda _: "links",
+        broadcast="what is sent",
+        reduced="bucket",
+        batches_s=batches_us * 1e-6,
     )
     return _bottleneck(whole, 0, late_peers_ns, steps, context)  # type: ignore[arg-type]
 
