@@ -86,7 +86,8 @@ def test_nothing_is_hidden_after_the_backward(scenario: Scenario, model: Model) 
     done = simulated(scenario, model, "auto")
     step = steps_of(done.timeline.slowest)[-1]
     assert len(step.comm) == len(model.used)
-    assert step.breakdown().exposed_comm == step.comm_ns()
+    parts = step.breakdown()  # a short one may pass while the host launches the next
+    assert parts.exposed_comm <= step.comm_ns() <= parts.exposed_comm + parts.other
 
 
 class Scattered(AfterBackward):
