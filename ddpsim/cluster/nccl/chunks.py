@@ -21,9 +21,9 @@ _KIB = 1024
 _BUFFER_STEP_BYTES = {"LL": 64 * _KIB, "LL128": 614_400, "Simple": 512 * _KIB}
 _PAYLOAD = {"LL": 0.5, "LL128": 15 / 16, "Simple": 1.0}
 _RING_STEPS_A_CHUNK = {"LL": 1, "LL128": 1, "Simple": 4}
-# a chunk of Simple is two slices; LL's small messages are taken to cost as little as their part
-_RING_MESSAGES_A_CHUNK = {"LL": 1 / 8, "LL128": 1, "Simple": 2}
 _LL_PART = 1 / 8  # assumed: LL's flags let a GPU pass on what has come of a step
+# a chunk of Simple is two slices; LL's small messages are taken to cost as little as their part
+_RING_MESSAGES_A_CHUNK = {"LL": _LL_PART, "LL128": 1, "Simple": 2}
 _NVLS_CHANNELS = {"hopper": 16, "blackwell": 32}
 _NVLS_CHUNK_BYTES = 128 * _KIB
 
@@ -45,24 +45,25 @@ def cut(graph: Graph, algorithm: Algorithm, protocol: Protocol, size_bytes: int)
     if algorithm == "nvls":
         return _of_nvls(graph, size_bytes)
     channels = _channels(graph, algorithm, protocol, size_bytes)
-    nics = max(1, graph.nics)
     if algorithm == "ring":
         largest = _step_bytes(graph, protocol) * _RING_STEPS_A_CHUNK[protocol] * channels
         loops = max(1, ceil(size_bytes / graph.ranks / largest))
-        return Cut(size_bytes, loops * _RING_MESSAGES_A_CHUNK[protocol] * _in_a_row(channels, nics))
+        return Cut(
+            size_bytes, loops * _RING_MESSAGES_A_CHUNK[protocol] * _in_a_row(graph, channels)
+        )
     of_a_tree = max(1, channels // 2)
     chunk = _tree_chunk_bytes(graph, protocol, size_bytes, channels)
     steps = _LL_PART if protocol == "LL" else 1.0
-    return Cut(max(1, int(chunk * of_a_tree)), steps * _in_a_row(of_a_tree, nics))
+    return Cut(max(1, int(chunk * of_a_tree)), steps * _in_a_row(graph, of_a_tree))
 
 
-def _in_a_row(channels: int, nics: int) -> float:
+def _in_a_row(graph: Graph, channels: int) -> float:
     """How many messages of one step a NIC sends one after the other, for so many channels.
 
     Assumed: two at most, as those of more channels come from several GPUs' threads at once (4 NICs,
     16 channels: rings of 5 x 8 H100 in nccl issue 1368 take no longer).
     """
-    return min(2.0, max(1.0, channels / nics))
+    return min(2.0, max(1.0, channels / max(1, graph.nics)))
 
 
 def _step_bytes(graph: Graph, protocol: Protocol) -> int:
@@ -126,4 +127,4 @@ def _of_nvls(graph: Graph, size_bytes: int) -> Cut:
     for chunks, smaller in rules:
         if size_bytes < chunks * at_once * chunk:
             chunk = min(chunk, smaller * _KIB)
-    return Cut(max(1, chunk * at_once // 2), _in_a_row(channels // 2, max(1, graph.nics)))
+    return Cut(max(1, chunk * at_once // 2), _in_a_row(graph, channels // 2))

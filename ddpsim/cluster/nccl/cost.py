@@ -89,13 +89,11 @@ class NcclCost:
 
     def sent(self, choice: Choice, size_bytes: int) -> Transfer:
         """What a choice costs."""
-        paths, start_s = self._priced(choice, size_bytes), self._startup_s(choice)
-        priced = paths.stretched(self.time_factor)
+        priced = self._priced(choice, size_bytes).stretched(self.time_factor)
+        start_ns = to_ns(self._startup_s(choice) * self.time_factor)
         if choice.algorithm == "ring":
             steps = 2 * (priced.ranks - 1)
-            start_ns = to_ns(start_s * self.time_factor)
             return RingTransfer(steps, *ring_hops_ns(priced, size_bytes), start_ns=start_ns)
-        start_ns = to_ns(start_s * self.time_factor)
         return ScheduledTransfer(choice.algorithm, priced, size_bytes, start_ns=start_ns)
 
     def broadcast(self, choice: Choice, size_bytes: int) -> WholeTransfer:
@@ -129,14 +127,15 @@ class NcclCost:
         if switch:
             switch = replace(switch, latency_s=self._hop_s(choice))
         if inter:
-            hop_s = self._net_s(choice)
             busy_s = self.message_s * cuts.messages
-            latency_s = max(0.0, hop_s - min(busy_s, self.message_s))  # it holds one message's
+            # a hop's latency has one message's time on the NIC in it already
+            latency_s = max(0.0, self._net_s(choice) - min(busy_s, self.message_s))
             inter = Link(latency_s, payload * inter.bandwidth_bytes_per_s, busy_s)
         most = most_ll_gb_per_s(self.graph) * 1e9 if choice.protocol == "LL" else inf
         chunk = None if choice.algorithm == "ring" else cuts.chunk_bytes
-        priced = replace(self.paths, intra=intra, inter=inter, switch=switch)
-        return replace(priced, most=most, chunk_bytes=chunk)
+        return replace(
+            self.paths, intra=intra, inter=inter, switch=switch, most=most, chunk_bytes=chunk
+        )
 
     def _hop_s(self, choice: Choice) -> float:
         place = PROTOCOLS.index(choice.protocol)
@@ -147,12 +146,11 @@ class NcclCost:
 
     def _net_s(self, choice: Choice) -> float:
         """NCCL's table, or its proportions on another hop, and as much more for larger messages."""
-        row = "tree" if self.graph.gpus_per_node == 1 else choice.algorithm
-        hops_us = _HOP_US["net"][row]
-        hop_us = hops_us[PROTOCOLS.index(choice.protocol)]
+        net_us, is_alone = _HOP_US["net"], self.graph.gpus_per_node == 1
+        row = "tree" if is_alone else choice.algorithm
+        hop_us = net_us[row][PROTOCOLS.index(choice.protocol)]
         if self.net_hop_s is None:
             return hop_us * US
-        net_us, is_alone = _HOP_US["net"], self.graph.gpus_per_node == 1
         known_us = net_us["ring" if self.is_ring_step and not is_alone else "tree"][0]
         small_us = net_us["ring" if row == "ring" else "tree"][0]
         return self.net_hop_s * small_us / known_us + (hop_us - small_us) * US

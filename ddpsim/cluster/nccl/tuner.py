@@ -286,16 +286,21 @@ def _latency(graph: Graph, algorithm: Algorithm, protocol: int) -> float:
         return base + 2 * ((graph.gpus_per_node - 1) * intra + hops * net)
     if algorithm == "nvls":
         return base + intra + 2 * hops * net
-    crossing = (2 * graph.nodes if known.crossings_of_all else 2 * (graph.nodes - 1)) * (
-        graph.nodes > 1
-    )
-    if graph.minor <= 6 and graph.nodes > 1:
-        crossing = 2 * (graph.ranks - 1)  # each step paid for the network
+    crossing = _ring_crossings(graph)
     overhead = 0.0
     if known.has_network_overhead and graph.nodes > 1:
         overhead = 2.0 if graph.cpu_vendor == "amd" else 1.0
     step = max(intra, overhead * (3 if protocol == 2 else 1))
     return base + (2 * (graph.ranks - 1) - crossing) * step + crossing * net
+
+
+def _ring_crossings(graph: Graph) -> int:
+    """Steps of a ring for which the tuner counts the network."""
+    if graph.nodes == 1:
+        return 0
+    if graph.minor <= 6:
+        return 2 * (graph.ranks - 1)  # each step paid for the network
+    return 2 * graph.nodes if graph.tables.crossings_of_all else 2 * (graph.nodes - 1)
 
 
 def _net_us(graph: Graph, algorithm: Algorithm, protocol: int) -> float:
