@@ -10,11 +10,11 @@ from ddpsim.cluster.link_sources import bottleneck, link_provenance
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.transports import hop_s, message_s, nic_bytes_per_s
-from ddpsim.cluster.wires import Kind, Wires, environment_of, rate_of, unlike_nodes
+from ddpsim.cluster.wires import Kind, Wires, rate_of, unlike_nodes
 from ddpsim.errors import InputError
 from ddpsim.provenance import Uncertainty
 from ddpsim.scenario.cluster import Cluster
-from ddpsim.scenario.links import InterNode, IntraNode
+from ddpsim.scenario.links import EASY_FOR_TCP_BYTES_PER_S, InterNode, IntraNode
 from ddpsim.scenario.schema import Scenario
 
 __all__ = ["broadcast_way", "links_are_stated", "network_from_links"]
@@ -24,7 +24,6 @@ PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours
 PRESET_PCIE = Uncertainty(0.90, "assumed: published rates through a host go from 1.5 to 26 GB/s")
 PRESET_NETWORK = Uncertainty(0.76, "presets of devices against 8 published sweeps of nodes")
 TCP_NETWORK = Uncertainty(0.60, "assumed: published TCP of one cloud differs by 2 either way")
-_EASY_FOR_TCP = 1.25e9  # bytes per second, assumed: a flow or two fill 10 Gbit/s
 _SWEEPS = "known NICs and NCCL's choice against 13 published sweeps of several nodes"
 CHOSEN_NETWORK = Uncertainty(0.15, f"{_SWEEPS}, 1 to 32 MiB")
 # messages from so many bytes on
@@ -101,7 +100,7 @@ def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> Uncer
     stated = cluster.inter_node is not None
     if chosen and cluster.algorithm == "auto":
         known = stated or cluster.machine is not None
-        if known and inter.transport == "tcp" and rate_of(inter) > _EASY_FOR_TCP:
+        if known and inter.transport == "tcp" and rate_of(inter) > EASY_FOR_TCP_BYTES_PER_S:
             return TCP_NETWORK
         return CHOSEN_NETWORK if known else PRESET_NETWORK
     return STATED_LINKS if stated else PRESET_NETWORK
@@ -127,7 +126,7 @@ def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:
 
 
 def _nccl_cost(cluster: Cluster, wires: Wires) -> NcclCost:
-    environment = environment_of(cluster)
+    environment = wires.environment
     named, protocols = environment.algorithms, environment.protocols
     if cluster.algorithm != "auto":
         named = (cluster.algorithm,)

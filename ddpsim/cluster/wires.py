@@ -22,7 +22,6 @@ from ddpsim.scenario.links import USUAL_LATENCY_S, InterNode, IntraNode
 __all__ = [
     "Kind",
     "Wires",
-    "environment_of",
     "latency_s",
     "network_rate",
     "rate_of",
@@ -44,6 +43,7 @@ class Wires:
     """The links of a cluster, with what is lost of the network between its nodes.
 
     `network_rate`: bytes per second that a node can send to others, all NICs together.
+    `environment`: what NCCL's variables ask of these nodes.
     """
 
     nodes: int
@@ -51,6 +51,7 @@ class Wires:
     intra: IntraNode | None
     inter: InterNode | None
     network_rate: float
+    environment: Environment
     weak: tuple[tuple[int, float, float], ...] = ()
     unlike: tuple[tuple[int, float, float], ...] = ()
     provenance: tuple[Provenance, ...] = ()
@@ -70,7 +71,7 @@ class Wires:
         for key, link in (("intra_node", intra), ("inter_node", inter)):
             if link is not None and link.bandwidth_bytes_per_s is None:
                 raise InputError(f"cluster.{key}", "no preset says its bandwidth; state it")
-        environment = environment_of(cluster)
+        environment = _environment_of(cluster)
         if isinstance(intra, IntraNode) and not environment.uses_p2p:
             intra = _through_the_host(intra, cluster.device.architecture)
         if isinstance(inter, InterNode) and not environment.uses_ib and inter.transport == "rdma":
@@ -84,6 +85,7 @@ class Wires:
             intra if cluster.gpus_per_node > 1 and isinstance(intra, IntraNode) else None,
             used,
             rate,
+            environment,
             _weak(cluster),
             unlike_nodes(cluster, rate_of),
             collisions,
@@ -116,7 +118,7 @@ class Wires:
 
         Source: nccl src/init.cc, which takes the least of all ranks. It does not see weak links.
         """
-        architecture, environment = cluster.device.architecture, environment_of(cluster)
+        architecture, environment = cluster.device.architecture, self.environment
         intra, inter = _slowest_inside(cluster, self.intra), _slowest_outside(cluster, self.inter)
         path, rate = "nvlink", 0.0
         if intra:
@@ -171,7 +173,7 @@ def _through_the_host(intra: IntraNode, architecture: str) -> IntraNode:
     )
 
 
-def environment_of(cluster: Cluster) -> Environment:
+def _environment_of(cluster: Cluster) -> Environment:
     """NCCL's variables on these nodes; raises InputError where one cannot be read."""
     try:
         return read_environment(cluster.nccl_variables)

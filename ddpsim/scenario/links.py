@@ -10,6 +10,7 @@ from ddpsim.scenario.base import MOST_RANKS, Spec
 from ddpsim.scenario.quantity import Bandwidth, Duration
 
 __all__ = [
+    "EASY_FOR_TCP_BYTES_PER_S",
     "USUAL_LATENCY_S",
     "InterNode",
     "IntraNode",
@@ -24,6 +25,8 @@ __all__ = [
 # of a small message to another node, software included: InfiniBand as NCCL's tables have it; EFA of
 # p5 (awsome-distributed-training), TCP and TCPX assumed from T4 and a3-mega sweeps
 USUAL_LATENCY_S = {"rdma": 5e-6, "efa": 33e-6, "tcpx": 45e-6, "tcp": 45e-6}
+# 10 Gbit/s, assumed: few such networks have RDMA, and a TCP flow or two fill them
+EASY_FOR_TCP_BYTES_PER_S = 1.25e9
 
 _AnyLink = TypeVar("_AnyLink", bound="_Link")
 LinkKind = Literal["intra_node", "inter_node"]
@@ -133,14 +136,11 @@ StatedIntra = Annotated[IntraNode | None, AfterValidator(_if_said)]
 StatedInter = Annotated[InterNode | None, AfterValidator(_if_said)]
 
 
-_EASY_FOR_TCP_BYTES_PER_S = 1.25e9  # 10 Gbit/s: few such networks have RDMA
-
-
 def with_transport(stated: InterNode, usual: InterNode) -> InterNode:
     """A network of which nobody says how NCCL reaches it."""
     if "transport" in stated.model_fields_set:
         return stated
-    is_slow = (stated.bandwidth_bytes_per_s or 0.0) <= _EASY_FOR_TCP_BYTES_PER_S
+    is_slow = (stated.bandwidth_bytes_per_s or 0.0) <= EASY_FOR_TCP_BYTES_PER_S
     kind = "tcp" if is_slow or usual.transport == "tcp" else "rdma"
     return stated.model_copy(update={"transport": kind})
 
