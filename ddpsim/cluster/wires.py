@@ -13,11 +13,12 @@ from ddpsim.cluster.nccl.environment import Environment, read_environment
 from ddpsim.cluster.nccl.tuner import Graph
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
-from ddpsim.cluster.transports import declared_us
+from ddpsim.cluster.transports import declared_us, nic_bytes_per_s
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import USUAL_LATENCY_S, InterNode, IntraNode
+from ddpsim.units import format_bytes_per_s, format_duration
 
 __all__ = [
     "Kind",
@@ -72,23 +73,29 @@ class Wires:
             if link is not None and link.bandwidth_bytes_per_s is None:
                 raise InputError(f"cluster.{key}", "no preset says its bandwidth; state it")
         environment = _environment_of(cluster)
-        if isinstance(intra, IntraNode) and not environment.uses_p2p:
-            intra = _through_the_host(intra, cluster.device.architecture)
-        if isinstance(inter, InterNode) and not environment.uses_ib and inter.transport == "rdma":
-            sockets = {"transport": "tcp", "latency_s": USUAL_LATENCY_S["tcp"]}
-            inter = inter.model_copy(update=sockets)
+        inside = intra if cluster.gpus_per_node > 1 and isinstance(intra, IntraNode) else None
         used = inter if cluster.nodes > 1 and isinstance(inter, InterNode) else None
-        rate, collisions = network_rate(used, cluster.nodes, seed) if used else (0.0, ())
+        changes = []
+        if inside and not environment.uses_p2p:
+            inside = _through_the_host(inside, cluster.device.architecture)
+            said = f"NCCL_P2P_DISABLE: host memory, {format_bytes_per_s(rate_of(inside))} a GPU"
+            changes.append(Provenance("cluster.nccl_env", said, "assumed"))
+        if used and not environment.uses_ib and used.transport == "rdma":
+            used = _over_sockets(used)
+            rate = format_bytes_per_s(nic_bytes_per_s(used, environment))
+            said = f"NCCL_IB_DISABLE: TCP, {rate} a NIC, {format_duration(latency_s(used))} a hop"
+            changes.append(Provenance("cluster.nccl_env", said, "assumed"))
+        together, collisions = network_rate(used, cluster.nodes, seed) if used else (0.0, ())
         return cls(
             cluster.nodes,
             cluster.gpus_per_node,
-            intra if cluster.gpus_per_node > 1 and isinstance(intra, IntraNode) else None,
+            inside,
             used,
-            rate,
+            together,
             environment,
             _weak(cluster),
             unlike_nodes(cluster, rate_of),
-            collisions,
+            (*changes, *collisions),
         )
 
     @property
@@ -171,6 +178,11 @@ def _through_the_host(intra: IntraNode, architecture: str) -> IntraNode:
             "path": "pcie",
         }
     )
+
+
+def _over_sockets(inter: InterNode) -> InterNode:
+    """The same network without RDMA, whose latency is then TCP's, whatever RDMA's was."""
+    return inter.model_copy(update={"transport": "tcp", "latency_s": USUAL_LATENCY_S["tcp"]})
 
 
 def _environment_of(cluster: Cluster) -> Environment:

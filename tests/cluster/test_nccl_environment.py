@@ -9,6 +9,7 @@ from clusters.collectives import cluster
 
 from ddpsim.cluster.nccl.environment import read_environment
 from ddpsim.cluster.nccl.tuner import Graph, choose
+from ddpsim.cluster.wires import Wires
 from ddpsim.prediction.collective_times import collective_table, load_cluster
 
 MIB = 2**20
@@ -17,6 +18,10 @@ DGX_H100_2 = {"nodes": 2, "gpus_per_node": 8, "intra_gb_per_s": 370.8, "nics": 8
 
 def rows(sizes: list[int], **keys: Any) -> list[Any]:
     return list(collective_table(load_cluster(cluster(**keys)), "all_reduce", sizes).rows)
+
+
+def wires(**keys: Any) -> Wires:
+    return Wires.of(load_cluster(cluster(**keys)).cluster)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +105,18 @@ def test_without_infiniband_nccl_takes_sockets() -> None:
     (slow,) = rows([1024 * MIB], **asked, nccl_env={"NCCL_IB_DISABLE": 1})
     assert slow.busbw_bytes_per_s == pytest.approx(8 * 2.5e9, rel=0.1)
     assert usual.time_s < slow.time_s
+
+
+def test_links_that_variables_change_are_named() -> None:
+    """The figures of the preset above them are not those that count."""
+    variables = {"NCCL_P2P_DISABLE": 1, "NCCL_IB_DISABLE": 1}
+    asked = {"machine": "dgx-a100", "nodes": 4}
+    said = {entry.source for entry in wires(**asked, nccl_env=variables).provenance}
+    assert said == {
+        "NCCL_P2P_DISABLE: host memory, 12.00 GB/s a GPU",
+        "NCCL_IB_DISABLE: TCP, 2.500 GB/s a NIC, 45.00 us a hop",
+    }
+    assert not wires(**asked).provenance
 
 
 @pytest.mark.parametrize(("gbit_per_s", "reached"), [(10, 0.94), (25, 0.8), (100, 0.2)])
