@@ -5,17 +5,13 @@ python tests/helpers/ddp_oracle.py RANK STORE_FILE OUTPUT
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from two_ranks import run_as_rank
 
 
 class Tied(nn.Module):
@@ -151,16 +147,5 @@ def observe(model_name: str, options: str) -> dict[str, Any]:
     return {"model": model_name, "options": options, "parameters": parameters, "steps": steps}
 
 
-def main() -> None:
-    rank, store, output = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    observed = [observe(*case) for case in cases()]
-    if rank == 0:
-        output.write_text(json.dumps(observed))
-    dist.barrier()
-    os._exit(0)  # what gloo's threads do while the interpreter ends is not under test
-
-
 if __name__ == "__main__":
-    main()
+    run_as_rank(observe, cases())

@@ -5,12 +5,8 @@ python tests/helpers/strategy_oracle.py RANK STORE_FILE OUTPUT
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +16,7 @@ from torch import nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
+from two_ranks import run_as_rank
 
 EVERY = 3
 STEPS = 7
@@ -228,16 +225,5 @@ def cases() -> list[tuple[str, str, int]]:
     ]
 
 
-def main() -> None:
-    rank, store, output = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    observed = [observe(*case) for case in cases()]
-    if rank == 0:
-        output.write_text(json.dumps(observed))
-    dist.barrier()
-    os._exit(0)  # what gloo's threads do while the interpreter ends is not under test
-
-
 if __name__ == "__main__":
-    main()
+    run_as_rank(observe, cases())

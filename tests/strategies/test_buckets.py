@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from two_ranks import observed_of
 
 from ddpsim.prediction.api import load_scenario
 from ddpsim.prediction.resolve import resolve
@@ -22,7 +20,6 @@ from ddpsim.strategies.ddp.buckets import assign_by_size, bucket_limits, plan_bu
 from ddpsim.units import MIB
 from ddpsim.workload.model import Parameter
 
-HERE = Path(__file__).parent.parent
 TORCH_DTYPES = ("float32", "float16", "float64", "bfloat16")
 
 
@@ -154,25 +151,7 @@ def test_recorded_ready_order_makes_the_same_buckets() -> None:
 def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Bucket logs of a real 2-process gloo job over many models and options."""
     pytest.importorskip("torch", reason="real DDP is the oracle of bucket plans")
-    folder = tmp_path_factory.mktemp("ddp")
-    output = folder / "observed.json"
-    ranks = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                HERE / "helpers" / "ddp_oracle.py",
-                str(rank),
-                folder / "store",
-                output,
-            ],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in ranks]
-    assert all(process.returncode == 0 for process in ranks), "\n".join(errors)
-    return json.loads(output.read_text())
+    return observed_of("ddp_oracle.py", tmp_path_factory.mktemp("ddp"))
 
 
 def test_buckets_equal_those_of_real_ddp(observed: list[dict[str, Any]]) -> None:

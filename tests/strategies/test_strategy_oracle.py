@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from two_ranks import observed_of
 
 from ddpsim.prediction.program import compile_program
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Communicate
 from ddpsim.workload.model import Buffer, Model, Parameter, Work
 
-HELPERS = Path(__file__).parent.parent / "helpers"
-
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     pytest.importorskip("torch", reason="real training loops are the oracle of strategies")
-    folder = tmp_path_factory.mktemp("strategies")
-    output = folder / "observed.json"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, HELPERS / "strategy_oracle.py", str(rank), folder / "store", output],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in ranks]
-    assert all(process.returncode == 0 for process in ranks), "\n".join(errors)
-    return json.loads(output.read_text())
+    return observed_of("strategy_oracle.py", tmp_path_factory.mktemp("strategies"))
 
 
 def model_of(case: dict[str, Any]) -> Model:
