@@ -328,7 +328,7 @@ class Cluster(Spec):
             )
         if not OLDEST_NCCL <= self.nccl_minor <= NEWEST_NCCL:
             known = f"2.{OLDEST_NCCL} to 2.{NEWEST_NCCL}"
-            raise fail(f"is not known here; write one of {known}, or drop it", "nccl")
+            raise fail(f"{self.nccl} is not known here; write one of {known}, or drop it", "nccl")
         if self.protocol != "auto" and self.algorithm not in ("auto", "ring", "tree", "nvls"):
             raise fail(f"is NCCL's, and {self.algorithm} is not; drop it", "protocol")
         return self

@@ -23,7 +23,7 @@ def _layers_provenance(
         what = f"{left:.0%} of the bytes beside matrix products left by torch.compile"
         yield Provenance("compute layers", what, "assumed")
     elif is_convolutional(table) and arithmetic.is_half and workload.memory_format is None:
-        what = "contiguous tensors, torch's default, which convolutions turn and turn back"
+        what = "contiguous tensors, torch's default, which convolutions transpose both ways"
         yield Provenance("compute layers", what, "assumed")
 
 

@@ -110,7 +110,7 @@ def test_convolutions_reach_another_share_of_tf32_than_matrix_products() -> None
         (
             "resnet50",
             {},
-            ["contiguous tensors, torch's default, which convolutions turn and turn back"],
+            ["contiguous tensors, torch's default, which convolutions transpose both ways"],
         ),
         ("resnet50", {"memory_format": "contiguous"}, []),
         (
