@@ -223,7 +223,10 @@ def steps_of(rank: RankTimeline) -> list[Step]:
     for span in rank.compute:
         compute[bisect_left(ends_ns, span.end_ns)].append(span)
     for collective in rank.comm:
-        comm[bisect_left(ends_ns, collective.end_ns)].append(collective)
+        step = bisect_left(ends_ns, collective.end_ns)
+        if collective.ready_ns == ends_ns[step] and _has(comm[step], collective.number):
+            step += 1  # it took no time at the very start of the next step
+        comm[step].append(collective)
     for wait in rank.host:  # the host runs ahead: a wait may last into several steps
         for step in range(bisect_right(ends_ns, wait.start_ns), len(ends_ns)):
             host[step].append(wait)
@@ -235,6 +238,11 @@ def steps_of(rank: RankTimeline) -> list[Step]:
             zip([0, *ends_ns], ends_ns, rank.backward_starts_ns, strict=False)
         )
     ]
+
+
+def _has(comm: Iterable[CommSpan], number: int) -> bool:
+    """Whether the step's collective of this number is among them."""
+    return any(span.number == number for span in comm)
 
 
 def union_ns(intervals: Iterable[Interval]) -> int:

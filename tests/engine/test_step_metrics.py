@@ -145,6 +145,21 @@ def test_a_wait_for_data_over_several_steps_is_in_each() -> None:
     assert [len(each.comm) for each in (first, second, third)] == [1, 0, 0]
 
 
+def test_a_collective_without_length_between_two_steps_is_of_the_one_that_launched_it() -> None:
+    """Number 1 at the end of the first step and number 0 at the start of the second."""
+    numbered = [(0, 8), (1, 10), (0, 10), (1, 20)]
+    lanes = RankTimeline(
+        comm=[CommSpan("all_reduce", n, 8, 1, *(ns,) * 4, number=n) for n, ns in numbered],
+        step_ends_ns=[10, 20],
+        backward_starts_ns=[0, 10],
+    )
+    steps = steps_of(lanes)
+    assert [[(span.number, span.end_ns) for span in step.comm] for step in steps] == [
+        [(0, 8), (1, 10)],
+        [(0, 10), (1, 20)],
+    ]
+
+
 @pytest.mark.parametrize("rank", [0, 10, 50, 90, 100])
 @pytest.mark.parametrize("values", [(3.0,), (5.0, 1.0), (4.0, 1.0, 9.0, 2.0)])
 def test_percentiles_are_numpys(values: tuple[float, ...], rank: float) -> None:
