@@ -28,6 +28,9 @@ def run(
     engine: Annotated[
         str, typer.Option(help="auto, or reference: every rank and ring step, no shortcut.")
     ] = "auto",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="List the first ten collectives of a step too.")
+    ] = False,
 ) -> None:
     """Predict one DDP step, its bottleneck and its trust.
 
@@ -51,4 +54,4 @@ def run(
         shown = result.to_dict() | ({"verdict": asdict(verdict)} if verdict else {})
         print(json.dumps(shown, indent=2))
     else:
-        print(render(result, str(file), verdict, settings or ()))
+        print(render(result, str(file), verdict, settings or (), verbose=verbose))

@@ -14,7 +14,7 @@ from ddpsim.report.lines import (
     screen_width,
     warned,
 )
-from ddpsim.result.model import Breakdown, BucketTimes, Result
+from ddpsim.result.model import Breakdown, BucketTimes, CollectiveTimes, Result
 from ddpsim.result.verdict import Verdict
 from ddpsim.units import format_bytes, format_duration
 from ddpsim.wording import ranks
@@ -23,6 +23,7 @@ __all__ = ["PARTS", "render"]
 
 _BUCKET_ROWS = 8
 _STRAGGLERS = 3  # lines
+_COLLECTIVE_ROWS = 10
 PARTS = {
     "forward": "forward",
     "backward_compute": "backward",
@@ -36,11 +37,17 @@ _REDUCED = {"ddp": "bucket", "data_parallel": "bucket"}  # what a row of the tab
 
 
 def render(
-    result: Result, file: str, verdict: Verdict | None = None, settings: Sequence[str] = ()
+    result: Result,
+    file: str,
+    verdict: Verdict | None = None,
+    settings: Sequence[str] = (),
+    *,
+    verbose: bool = False,
 ) -> str:
     """The answer as text, as wide as the screen, but for what a shell must find on one line.
 
     `file` and `settings` name the scenario, and its `--set` options, in the next commands.
+    `verbose`: the first collectives of a step are listed too.
     """
     lines = [
         *_answer(result),
@@ -50,6 +57,7 @@ def render(
         "",
         *_buckets(result.buckets, _REDUCED.get(result.strategy, "all-reduce")),
         "",
+        *(_collectives(result.collectives) if verbose else ()),
         *_trust(result),
         *_next(result, file, settings),
     ]
@@ -136,6 +144,21 @@ def _buckets(buckets: tuple[BucketTimes, ...], called: str) -> Iterator[str]:
         )
         yield f"  {bucket.index:>{width}}{size:>11}{bucket.num_params:>8}{times}"
     yield "  times from the start of backward; launched in this order"
+
+
+def _collectives(collectives: tuple[CollectiveTimes, ...]) -> Iterator[str]:
+    """The first ones of a step, and an empty line."""
+    yield f"  {'operation':<14}{'size':>10}{'ready':>11}{'start':>11}{'end':>11}  ranks  cause"
+    for each in collectives[:_COLLECTIVE_ROWS]:
+        moments = (each.ready_s, each.start_s, each.end_s)
+        times = "".join(f"{format_duration(moment):>11}" for moment in moments)
+        size = format_bytes(each.size_bytes)
+        cause = cut(each.cause, screen_width() - 68)
+        yield f"  {each.operation:<14}{size:>10}{times}  {each.group:<7}{cause}"
+    more = len(collectives) - _COLLECTIVE_ROWS
+    listed = f"; {more} more (--json lists them all)" if more > 0 else ""
+    yield f"  times from the start of the step; launched in this order{listed}"
+    yield ""
 
 
 def _trust(result: Result) -> Iterator[str]:

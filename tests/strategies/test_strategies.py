@@ -179,6 +179,18 @@ def test_collectives_of_ddp_name_buckets_and_buffers() -> None:
     assert [each.cause for each in found] == ["inputs", "parameters and buffers", "gradients"]
 
 
+def test_verbose_shows_the_first_ten_collectives(cli: Callable[..., Outcome]) -> None:
+    file = str(ROOT / "scenarios" / "naive-vs-ddp.yaml")
+    short, whole = cli("run", file), cli("run", file, "--verbose")
+    listed = predict("naive-vs-ddp").collectives
+    *above, title = whole.out.split("  operation ")
+    rows = title.splitlines()[1:11]
+    assert [row.split("0-15")[1].strip() for row in rows] == [c.cause for c in listed[:10]]
+    assert f"{len(listed) - 10} more" in title.splitlines()[11]
+    assert len(above) == 1
+    assert short.out == above[0] + "\n".join(title.splitlines()[13:]) + "\n"
+
+
 def test_each_strategy_is_compared_with_ddp() -> None:
     base = document("naive-vs-ddp", "ddp.accumulation_steps=2")
     as_ddp = document("naive-vs-ddp", "ddp.accumulation_steps=2", *ddp_settings(base))
