@@ -15,6 +15,8 @@ __all__ = [
     "format_bytes_per_s",
     "format_duration",
     "format_long_duration",
+    "format_number",
+    "format_percent",
     "long_duration_in",
     "parse_bytes",
     "parse_bytes_per_s",
@@ -112,14 +114,14 @@ def to_ns(seconds: float) -> int:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as a person reads it, in four digits: `412.3 ms`, `98.12 us`, `2.500 s`."""
-    rounded = _in_four_digits(seconds)
+    """A duration as a person reads it, in three digits: `412 ms`, `98.1 us`, `2.50 s`."""
+    rounded = _in_three_digits(seconds)
     if abs(rounded) < 0.5 / NS_PER_S:
         return "0 s"
     if abs(rounded) >= 1:
-        return f"{_four(rounded)} s"
+        return f"{_three(rounded)} s"
     scale, unit = (1e3, "ms") if abs(rounded) >= 1e-3 else (1e6, "us")
-    return f"{_four(rounded * scale)} {unit}"
+    return f"{_three(rounded * scale)} {unit}"
 
 
 def format_long_duration(seconds: float) -> str:
@@ -132,37 +134,51 @@ def format_long_duration(seconds: float) -> str:
 
 def long_duration_in(unit: str, seconds: float) -> str:
     """Seconds as a number of that unit of time, in three digits: `21.3`."""
-    number = float(f"{seconds / float(_SECONDS[unit]):.2e}")
-    digits = max(0, 2 - math.floor(math.log10(number))) if number else 0
-    return f"{number:,.{min(digits, 2)}f}"
+    return format_number(seconds / float(_SECONDS[unit]))
+
+
+def format_number(value: float) -> str:
+    """A number as a person reads it, in three digits: `1,560`, `97.2`, `4.05`."""
+    return f"{_in_three_digits(value):,.{_decimals(value)}f}"
+
+
+def format_percent(share: float) -> str:
+    """A share in three digits at most: `78.5%`, `104%`."""
+    return f"{share:.0%}" if abs(share) >= 0.9995 else f"{share:.1%}"
 
 
 def format_bytes(size_bytes: float) -> str:
-    """A size in decimal units: `102.2 MB`."""
+    """A size in decimal units: `102 MB`."""
     return f"{_with_prefix(size_bytes)}B"
 
 
 def format_bytes_per_s(rate: float) -> str:
-    """A bandwidth in decimal bytes per second: `12.50 GB/s`."""
+    """A bandwidth in decimal bytes per second: `12.5 GB/s`."""
     return f"{_with_prefix(rate)}B/s"
 
 
 def _with_prefix(value: float) -> str:
-    rounded = _in_four_digits(value) if abs(value) >= 1000 else round(value)
+    rounded = _in_three_digits(value) if abs(value) >= 1000 else round(value)
     for prefix in ("T", "G", "M", "k"):
         if abs(rounded) >= _PREFIX[prefix]:
-            return f"{_four(rounded / _PREFIX[prefix])} {prefix}"
+            return f"{_three(rounded / _PREFIX[prefix])} {prefix}"
     return f"{rounded} "
 
 
-def _in_four_digits(value: float) -> float:
-    """Rounded before the unit is chosen, so that 999.96 ms is 1.000 s and not 1000.0 ms."""
-    return float(f"{value:.3e}")
+def _in_three_digits(value: float) -> float:
+    """Rounded before the unit is chosen, so that 999.6 ms is 1.00 s and not 1,000 ms."""
+    return float(f"{value:.2e}")
 
 
-def _four(value: float) -> str:
-    digits = max(0, 3 - math.floor(math.log10(abs(value)))) if value else 0
-    return f"{value:.{min(digits, 3)}f}"
+def _three(value: float) -> str:
+    """Without a mark for thousands, so that what is printed can be read back."""
+    return f"{_in_three_digits(value):.{_decimals(value)}f}"
+
+
+def _decimals(value: float) -> int:
+    """Digits after the point, three at most: the clock counts nanoseconds, and prints us."""
+    rounded = abs(_in_three_digits(value))
+    return max(0, min(3, 2 - math.floor(math.log10(rounded)))) if rounded else 0
 
 
 def _times(number: Decimal, unit: Decimal | int) -> float:

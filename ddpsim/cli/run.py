@@ -29,7 +29,7 @@ def run(
         str, typer.Option(help="auto, or reference: every rank and ring step, no shortcut.")
     ] = "auto",
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="List the first ten collectives of a step too.")
+        bool, typer.Option("--verbose", help="Add the first ten collectives, and sources in full.")
     ] = False,
 ) -> None:
     """Predict one DDP step, its bottleneck and its trust.

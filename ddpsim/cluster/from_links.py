@@ -24,7 +24,7 @@ PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours
 PRESET_PCIE = Uncertainty(0.90, "assumed: published rates through a host go from 1.5 to 26 GB/s")
 PRESET_NETWORK = Uncertainty(0.76, "presets of devices against 8 published sweeps of nodes")
 TCP_NETWORK = Uncertainty(0.60, "assumed: published TCP of one cloud differs by 2 either way")
-_SWEEPS = "known NICs and NCCL's choice against 13 published sweeps of several nodes"
+_SWEEPS = "NIC speed known, algorithm as NCCL chooses; 13 published sweeps over nodes"
 CHOSEN_NETWORK = Uncertainty(0.15, f"{_SWEEPS}, 1 to 32 MiB")
 # messages from so many bytes on
 CHOSEN_BY_SIZE = (

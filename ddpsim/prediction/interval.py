@@ -61,15 +61,15 @@ GLOO_SLOWDOWN = 0.22
 # what nine in ten published jobs of 2 to 32 GPUs take longer at most than their one GPU's step
 # and communication say; half of them 6 % (docs/validation.md, section 1)
 UNEQUAL_RANKS = 0.12
-_UNCALIBRATED, _UNEQUAL = "uncalibrated interference", "unequal ranks"
+_UNCALIBRATED, _UNEQUAL = "uncalibrated interference", "rank variation"
 _LENGTHENING = (_UNCALIBRATED, _UNEQUAL)  # add to the upper edge as they are
 _INPUTS = {
     "compute": "compute time",
     "host": "host time",
-    "network": "network time",
+    "network": "network model",
     "data": "data rate",
     "interference": "interference",
-    "interference_exponent": "the model's interference exponent",
+    "interference_exponent": "interference exponent",
     "overheads": "DDP's hooks and copies",
 }
 _DEVICE_AND_HOST = (_INPUTS["compute"], _INPUTS["host"])
@@ -110,7 +110,9 @@ def prediction_interval(
         )
         sources.append(IntervalSource(_UNCALIBRATED, 0.0, slowed_s, basis))
     if taken_as_equal:
-        basis = f"GPUs, hosts, loaders: up to {UNEQUAL_RANKS:.0%} in 9 of 10 published jobs"
+        basis = (
+            f"GPUs, hosts and loaders differ: up to {UNEQUAL_RANKS:.0%} in 9 of 10 published jobs"
+        )
         sources.append(IntervalSource(_UNEQUAL, 0.0, UNEQUAL_RANKS * mean_s, basis))
     below_s, above_s = together(sources)
     return PredictionInterval(LEVEL, max(0.0, mean_s - below_s), mean_s + above_s, tuple(sources))
@@ -171,5 +173,5 @@ def _effect(
     low, high = edges(uncertainty)
     low_s = max(0.0, base_s - step_s(low)) * scale
     high_s = max(0.0, step_s(high) - base_s) * scale
-    basis = f"{low - 1:.0%} {high - 1:+.0%} ({uncertainty.basis})"
+    basis = f"{low - 1:.0%} / {high - 1:+.0%}: {uncertainty.basis}"
     return IntervalSource(_INPUTS[term], low_s, high_s, basis)

@@ -323,7 +323,7 @@ def _narrowing(job: Job, result: Result) -> Iterator[NextStep]:
             "measure one micro-batch on one device without DDP",
             "workload.step_time=MEASURED ms",
         ),
-        "network time": (
+        "network model": (
             job.scenario.cluster.all_reduce is None and job.scenario.cluster.profile is None,
             "measure the all-reduce on these ranks",
             f"cluster.all_reduce={log}",
@@ -337,5 +337,5 @@ def _narrowing(job: Job, result: Result) -> Iterator[NextStep]:
     width_s, widest = max(wide, default=(0.0, ""))
     if width_s >= _WORTH_TRYING * result.iteration_time_s.mean:
         _, measure, setting = measurable[widest]
-        why = f"{widest} widens the interval by up to {format_duration(width_s)}: {measure}"
+        why = f"the {widest} adds up to {format_duration(width_s)} to the interval: {measure}"
         yield NextStep(why, (setting,))

@@ -20,6 +20,7 @@ from ddpsim.units import (
     format_bytes_per_s,
     format_duration,
     format_long_duration,
+    format_number,
     long_duration_in,
 )
 from ddpsim.wording import counted
@@ -71,21 +72,16 @@ def _size(size: Capacity) -> str:
 
 def _costs(plan: CapacityPlan, size: Capacity) -> str:
     """`21.3 h, 511 GPU-hours, 1,278 USD`."""
-    said = f"{format_long_duration(size.time_s)}, {_number(size.gpu_hours)} GPU-hours"
+    said = f"{format_long_duration(size.time_s)}, {format_number(size.gpu_hours)} GPU-hours"
     return said if size.cost is None or not plan.price else f"{said}, {_money(size.cost, plan)}"
 
 
 def _money(amount: float, plan: CapacityPlan) -> str:
-    return f"{_number(amount)} {plan.price.currency if plan.price else ''}"
+    return f"{format_number(amount)} {plan.price.currency if plan.price else ''}"
 
 
 def _limit(limit: Money) -> str:
-    return f"{_number(limit.amount)} {limit.currency}"
-
-
-def _number(value: float) -> str:
-    """Two decimals, or none from 1,000 on."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:,.2f}"
+    return f"{limit.amount:,.10g} {limit.currency}"
 
 
 def _answer(plan: CapacityPlan) -> Iterator[str]:
@@ -268,13 +264,14 @@ def _table(plan: CapacityPlan) -> Iterator[str]:
         layout = f"{size.nodes} x {size.gpus_per_node}"
         marginal = size.marginal_efficiency
         doubling = "-" if marginal is None else f"{marginal:.0%}"
-        cost = "" if size.cost is None else f"{_number(size.cost):>10}"
+        cost = "" if size.cost is None else f"{format_number(size.cost):>10}"
         fits = {True: "yes", False: "NO", None: "?"}[size.fits]
         yield (
             f"{mark}{size.gpus:>6,} {layout:>8}{format_duration(size.step_s):>10}"
-            f"{size.throughput_samples_per_s:>11,.0f}{size.scaling_efficiency:>8.0%}{doubling:>5}"
+            f"{format_number(size.throughput_samples_per_s):>11}"
+            f"{size.scaling_efficiency:>8.0%}{doubling:>5}"
             f"{format_long_duration(size.time_s):>10}{_edges(size):>15}"
-            f"{_number(size.gpu_hours):>10}{cost} {fits:>4}"
+            f"{format_number(size.gpu_hours):>10}{cost} {fits:>4}"
         )
     yield (
         "  scaling: throughput per GPU against one device without DDP; x2: throughput against twice"

@@ -12,7 +12,16 @@ from ddpsim.result.model import PredictionInterval
 from ddpsim.settings import Setting
 from ddpsim.units import format_duration
 
-__all__ = ["command", "cut", "indented", "interval_in_words", "labelled", "screen_width", "warned"]
+__all__ = [
+    "columns",
+    "command",
+    "cut",
+    "indented",
+    "interval_in_words",
+    "labelled",
+    "screen_width",
+    "warned",
+]
 
 _WIDEST = 100
 _NARROWEST = 80  # of tables
@@ -59,6 +68,19 @@ def labelled(label: str, text: str) -> Iterator[str]:
     rows = wrap(text, screen_width() - 12, break_on_hyphens=False) or [""]
     for number, row in enumerate(rows):
         yield f"{label if number == 0 else '':<12}{row}"
+
+
+def columns(label: str, rows: Sequence[Sequence[str]], *, whole: bool) -> Iterator[str]:
+    """A label and rows of cells below each other; the last cells are cut, or wrapped if `whole`."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    indent = 12 + sum(widths) + 2 * len(widths)
+    for row in rows:
+        cells = "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
+        room = screen_width() - indent
+        texts = wrap(row[-1], room, break_on_hyphens=False) if whole else [cut(row[-1], room)]
+        yield f"{label:<12}{cells}{texts[0]}"
+        yield from (f"{'':<{indent}}{text}" for text in texts[1:])
+        label = ""
 
 
 def indented(text: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from textwrap import wrap
 from ddpsim.errors import printable
 from ddpsim.report.lines import labelled, screen_width
 from ddpsim.result.sweep import FLAT, GOALS, FlatRegion, Point, Sweep
-from ddpsim.units import format_bytes, format_duration
+from ddpsim.units import format_bytes, format_duration, format_number, format_percent
 from ddpsim.wording import counted
 
 __all__ = ["render_csv", "render_parquet", "render_sweep", "short_keys", "shown_points"]
@@ -95,9 +95,9 @@ def _figures(point: Point, columns: Mapping[str, int]) -> str:
     cells = {
         "GPUs": f"{brief.world_size:,}",
         "step": format_duration(brief.iteration_time_s.mean),
-        "samples/s": f"{brief.throughput_samples_per_s:,.1f}",
-        "per GPU": f"{brief.throughput_per_gpu:,.1f}",
-        "scaling": f"{brief.scaling_efficiency:.1%}",
+        "samples/s": format_number(brief.throughput_samples_per_s),
+        "per GPU": format_number(brief.throughput_per_gpu),
+        "scaling": format_percent(brief.scaling_efficiency),
         "exposed": format_duration(brief.exposed_comm_s),
         "memory": f"{format_bytes(memory.total)}{'' if memory.fits else ' !'}",
     }

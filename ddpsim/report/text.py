@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
+from ddpsim.provenance import Provenance
 from ddpsim.report.lines import (
+    columns,
     command,
     cut,
     indented,
@@ -14,9 +16,16 @@ from ddpsim.report.lines import (
     screen_width,
     warned,
 )
-from ddpsim.result.model import Breakdown, BucketTimes, CollectiveTimes, Result
+from ddpsim.result.model import (
+    Breakdown,
+    BucketTimes,
+    CollectiveTimes,
+    IntervalSource,
+    PredictionInterval,
+    Result,
+)
 from ddpsim.result.verdict import Verdict
-from ddpsim.units import format_bytes, format_duration
+from ddpsim.units import format_bytes, format_duration, format_number, format_percent
 from ddpsim.wording import ranks
 
 __all__ = ["PARTS", "render"]
@@ -47,7 +56,7 @@ def render(
     """The answer as text, as wide as the screen, but for what a shell must find on one line.
 
     `file` and `settings` name the scenario, and its `--set` options, in the next commands.
-    `verbose`: the first collectives of a step are listed too.
+    `verbose`: the first collectives of a step, and all of what the inputs and the interval rest on.
     """
     lines = [
         *_answer(result),
@@ -59,6 +68,8 @@ def render(
         "",
         *(_collectives(result.collectives) if verbose else ()),
         *_trust(result),
+        *_inputs(result.provenance, whole=verbose),
+        *_interval_sources(result.prediction_interval_s, whole=verbose),
         *_next(result, file, settings),
     ]
     return printable("\n".join(line.rstrip() for line in lines))
@@ -74,9 +85,9 @@ def _answer(result: Result) -> Iterator[str]:
     yield from labelled("step", f"{format_duration(times.mean)}   {_interval(result)}{spread}")
     yield from labelled(
         "throughput",
-        f"{result.throughput_samples_per_s:,.1f} samples/s global   "
-        f"{result.throughput_per_gpu:,.1f} per GPU   "
-        f"scaling {result.scaling_efficiency:.1%} of one device without DDP",
+        f"{format_number(result.throughput_samples_per_s)} samples/s global   "
+        f"{format_number(result.throughput_per_gpu)} per GPU   "
+        f"scaling {format_percent(result.scaling_efficiency)} of one device without DDP",
     )
     yield from labelled("bottleneck", f"{result.bottleneck.kind}: {result.bottleneck.text}")
     label = "held up by"
@@ -172,18 +183,29 @@ def _trust(result: Result) -> Iterator[str]:
         when = never if rebuilt is None else " before the bucket rebuild"
         first = format_duration(result.warmup_s[0])
         yield from labelled("warm-up", f"first iteration {first}{when}, start-up costs not counted")
-    label = "inputs"
-    for entry in result.provenance:
-        text = f"{entry.trust:<10} {entry.input}: {entry.source}"
-        yield from labelled(label, cut(text, screen_width() - 12))
-        label = ""
-    label = "interval"
-    for source in result.prediction_interval_s.sources if result.prediction_interval_s else ():
-        below = f"-{format_duration(source.low_s)} " if source.low_s else ""
-        effect = f"{below}+{format_duration(source.high_s)}"
-        text = f"{source.input} {effect}: {source.basis}"
-        yield from labelled(label, cut(text, screen_width() - 12))
-        label = ""
+
+
+def _inputs(provenance: Sequence[Provenance], *, whole: bool) -> Iterator[str]:
+    """What each input is, and how it is known."""
+    rows = [(entry.trust, f"{entry.input}: {entry.source}") for entry in provenance]
+    yield from columns("inputs", rows, whole=whole)
+
+
+def _interval_sources(interval: PredictionInterval | None, *, whole: bool) -> Iterator[str]:
+    """What the interval allows for, how far it moves the step, and on what grounds."""
+    sources = interval.sources if interval else ()
+    moving = [source for source in sources if source.low_s or source.high_s]
+    rows = [(source.input, _effect(source), source.basis) for source in moving]
+    yield from columns("interval", rows, whole=whole)
+
+
+def _effect(source: IntervalSource) -> str:
+    """On the step: `-18.2 / +21.5 ms`, `+83.4 ms`."""
+    below, above = format_duration(source.low_s), f"+{format_duration(source.high_s)}"
+    if not source.low_s:
+        return above
+    number, unit = below.split()
+    return f"-{number if above.endswith(f' {unit}') else below} / {above}"
 
 
 def _next(result: Result, file: str, settings: Sequence[str]) -> Iterator[str]:

@@ -113,8 +113,8 @@ def test_links_that_variables_change_are_named() -> None:
     asked = {"machine": "dgx-a100", "nodes": 4}
     said = {entry.source for entry in wires(**asked, nccl_env=variables).provenance}
     assert said == {
-        "NCCL_P2P_DISABLE: host memory, 12.00 GB/s a GPU",
-        "NCCL_IB_DISABLE: TCP, 2.500 GB/s a NIC, 45.00 us a hop",
+        "NCCL_P2P_DISABLE: host memory, 12.0 GB/s a GPU",
+        "NCCL_IB_DISABLE: TCP, 2.50 GB/s a NIC, 45.0 us a hop",
     }
     assert not wires(**asked).provenance
 

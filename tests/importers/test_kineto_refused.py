@@ -36,7 +36,7 @@ def test_kernels_without_a_launch_are_told_or_refused(tmp_path: Path) -> None:
     trace = _without_launches(tmp_path / "trace.json", 8, 17)
     warnings = resolve(scenario(trace)).model.warnings
     expected = (
-        "kernels whose launch is not recorded are left out: 2, which take 40.00 us (0.8 % of the "
+        "kernels whose launch is not recorded are left out: 2, which take 40.0 us (0.8 % of the "
         "kernels' time)"
     )
     assert f"{trace}: {expected}" in warnings

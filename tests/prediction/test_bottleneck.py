@@ -90,7 +90,7 @@ def bottleneck(
     return _bottleneck(whole, 0, late_peers_ns, steps, context)  # type: ignore[arg-type]
 
 
-IN_TURNS = "ranks are late in turns: each waits for others 60.00 us a step (6.0%)"
+IN_TURNS = "ranks are late in turns: each waits for others 60.0 us a step (6.0%)"
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ IN_TURNS = "ranks are late in turns: each waits for others 60.00 us a step (6.0%
             (0, 0),
             0,
             "communication",
-            "links: its one bucket ends after the backward, 30.00 us a step (3.0%)",
+            "links: its one bucket ends after the backward, 30.0 us a step (3.0%)",
         ),
         (
             {"host": 31, "comm_wait": 30},
             (0, 0),
             0,
             "host",
-            "the host launches too slowly: the device idles 31.00 us a step (3.1%)",
+            "the host launches too slowly: the device idles 31.0 us a step (3.1%)",
         ),
         # the slowest waits for 10 of its 50; the others for 10, 80 and 90: the median for 70 more
         (
@@ -117,7 +117,7 @@ IN_TURNS = "ranks are late in turns: each waits for others 60.00 us a step (6.0%
             (10, 90, 80, 10),
             0,
             "stragglers",
-            "rank 0 is last: the median rank waits 70.00 us a step (7.0%)",
+            "rank 0 is last: the median rank waits 70.0 us a step (7.0%)",
         ),
         ({"comm_wait": 100}, (60, 100), 0, "stragglers", IN_TURNS),
         (
@@ -125,7 +125,7 @@ IN_TURNS = "ranks are late in turns: each waits for others 60.00 us a step (6.0%
             (0, 0),
             0,
             "data",
-            "the data loader: no batch is ready for 40.00 us a step (4.0%)",
+            "the data loader: no batch is ready for 40.0 us a step (4.0%)",
         ),
         # a loader that every step waits for sets the pace, however short the waits are
         (
@@ -133,7 +133,7 @@ IN_TURNS = "ranks are late in turns: each waits for others 60.00 us a step (6.0%
             (0, 0),
             900,
             "data",
-            "the data loader: no batch is ready for 20.00 us a step (2.0%)",
+            "the data loader: no batch is ready for 20.0 us a step (2.0%)",
         ),
         # and one whose batches take as long as a step, though nobody waits for them
         (
@@ -141,14 +141,14 @@ IN_TURNS = "ranks are late in turns: each waits for others 60.00 us a step (6.0%
             (0, 0),
             1000,
             "data",
-            "the data loader: the batches of a step take 1.000 ms",
+            "the data loader: the batches of a step take 1.00 ms",
         ),
         (
             {"comm_wait": 300},
             (0, 0),
             999.8,
             "communication",
-            "links: its one bucket ends after the backward, 300.0 us a step (30.0%)",
+            "links: its one bucket ends after the backward, 300 us a step (30.0%)",
         ),
     ],
 )

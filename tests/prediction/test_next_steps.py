@@ -109,7 +109,7 @@ def test_what_to_measure_is_the_widest_input_and_told_by_its_wider_side() -> Non
     assert result.prediction_interval_s
     sides = [(max(s.low_s, s.high_s), s.input) for s in result.prediction_interval_s.sources]
     width_s, widest = max(sides)
-    said = f"{widest} widens the interval by up to {format_duration(width_s)}: measure one micro"
+    said = f"the {widest} adds up to {format_duration(width_s)} to the interval: measure one micro"
     assert result.next_steps[-1].why.startswith(said)
 
 

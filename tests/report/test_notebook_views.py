@@ -24,7 +24,7 @@ from ddpsim.result.sweep import Sweep
 from ddpsim.scenario.document import load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.starters import preset_text
-from ddpsim.units import format_duration
+from ddpsim.units import format_duration, format_number
 
 CAPS = "ddp.bucket_cap_mb=1,25,100"
 NODES = "cluster.nodes=2,4"
@@ -143,7 +143,7 @@ def test_a_plan_is_a_row_a_size() -> None:
     assert head[5] == "USD"
     (answer,) = (row for row in rows if "answer" in row[-1])
     assert answer[0] == f"{plan.answer.gpus:,}"
-    assert answer[5] == f"{plan.answer.cost:,.2f}"
+    assert answer[5] == format_number(plan.answer.cost)
     assert len(rows) == len(plan.sizes)
 
 

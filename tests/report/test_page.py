@@ -148,7 +148,7 @@ def test_sensitivity_is_the_jobs_own(board: Storyboard) -> None:
     assert changes[0] == found["a network that takes no time"].change_s
     words = Page(page(board)).words
     for entry in board.sensitivity:
-        assert f"{entry.what}{format_duration(entry.change_s)}{entry.change:+.2%}" in words
+        assert f"{entry.what}{format_duration(entry.change_s)}{entry.change:+.1%}" in words
 
 
 def test_the_command_writes_a_page(cli: Cli, tmp_path: Path) -> None:

@@ -183,15 +183,15 @@ def test_agrees_with_pint(unit: str, pint_registry: Any) -> None:
         (1e-12, "0 s"),
         (-1e-12, "0 s"),
         (1e-9, "0.001 us"),
-        (9.812e-5, "98.12 us"),
-        (9.9996e-4, "1.000 ms"),
-        (9.994e-4, "999.4 us"),
-        (0.4123, "412.3 ms"),
-        (-0.4123, "-412.3 ms"),
-        (0.9994, "999.4 ms"),
-        (0.99996, "1.000 s"),
-        (1, "1.000 s"),
-        (2.5, "2.500 s"),
+        (9.812e-5, "98.1 us"),
+        (9.996e-4, "1.00 ms"),
+        (9.994e-4, "999 us"),
+        (0.4123, "412 ms"),
+        (-0.4123, "-412 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.00 s"),
+        (1, "1.00 s"),
+        (2.5, "2.50 s"),
         (86400, "86400 s"),
     ],
 )
@@ -206,12 +206,12 @@ def test_formats_durations(seconds: float, text: str) -> None:
         (-0.3, "0 B"),
         (4, "4 B"),
         (999, "999 B"),
-        (999.7, "1.000 kB"),
-        (1000, "1.000 kB"),
-        (999_960, "1.000 MB"),
-        (102_228_128, "102.2 MB"),
-        (26_214_400, "26.21 MB"),
-        (80e9, "80.00 GB"),
+        (999.7, "1.00 kB"),
+        (1000, "1.00 kB"),
+        (999_600, "1.00 MB"),
+        (102_228_128, "102 MB"),
+        (26_214_400, "26.2 MB"),
+        (80e9, "80.0 GB"),
         (5e15, "5000 TB"),
     ],
 )
@@ -243,14 +243,14 @@ def test_equal_quantities_are_equal(number: int, places: int) -> None:
 
 @given(st.floats(1e-6, 9e3))
 def test_printed_durations_read_back(seconds: float) -> None:
-    assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, rel=5.1e-4)
+    assert parse_duration(format_duration(seconds)) == pytest.approx(seconds, rel=5.1e-3)
 
 
 @given(st.floats(1e3, 9e15))
 def test_printed_sizes_read_back(size_bytes: float) -> None:
-    assert parse_bytes(format_bytes(size_bytes)) == pytest.approx(size_bytes, rel=5.1e-4)
+    assert parse_bytes(format_bytes(size_bytes)) == pytest.approx(size_bytes, rel=5.1e-3)
     rate = format_bytes_per_s(size_bytes)
-    assert parse_bytes_per_s(rate) == pytest.approx(size_bytes, rel=5.1e-4)
+    assert parse_bytes_per_s(rate) == pytest.approx(size_bytes, rel=5.1e-3)
 
 
 @given(st.floats(1e-9, 1e15), st.floats(1e-9, 1e15))

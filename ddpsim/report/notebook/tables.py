@@ -14,7 +14,13 @@ from ddpsim.result.capacity import Capacity, CapacityPlan
 from ddpsim.result.changes import Change, Comparison
 from ddpsim.result.model import PredictionInterval, Result
 from ddpsim.result.sweep import Point, Sweep
-from ddpsim.units import format_bytes, format_duration, format_long_duration
+from ddpsim.units import (
+    format_bytes,
+    format_duration,
+    format_long_duration,
+    format_number,
+    format_percent,
+)
 from ddpsim.wording import counted, ranks
 
 __all__ = ["comparison_table", "plan_table", "result_table", "sweep_table"]
@@ -28,8 +34,8 @@ def result_table(result: Result) -> str:
 def _answer(result: Result) -> Iterator[tuple[str, str, str]]:
     step_s = result.iteration_time_s.mean
     yield "step", format_duration(step_s), _interval(result.prediction_interval_s)
-    efficiency = f"{result.scaling_efficiency:.1%} of one device without DDP"
-    yield "throughput", f"{result.throughput_samples_per_s:,.1f} samples/s", efficiency
+    efficiency = f"{format_percent(result.scaling_efficiency)} of one device without DDP"
+    yield "throughput", f"{format_number(result.throughput_samples_per_s)} samples/s", efficiency
     yield "bottleneck", result.bottleneck.kind, result.bottleneck.text
     for key, name in PARTS.items():
         part_s = getattr(result.breakdown_s, key)
@@ -58,8 +64,8 @@ def _figures(point: Point) -> tuple[str, ...]:
     return (
         f"{brief.world_size:,}",
         format_duration(brief.iteration_time_s.mean),
-        f"{brief.throughput_samples_per_s:,.1f}",
-        f"{brief.scaling_efficiency:.1%}",
+        format_number(brief.throughput_samples_per_s),
+        format_percent(brief.scaling_efficiency),
         format_duration(brief.exposed_comm_s),
         format_bytes(brief.memory_bytes_per_gpu.total),
     )
@@ -112,9 +118,9 @@ def _size(size: Capacity) -> tuple[str, ...]:
         f"{size.nodes} x {size.gpus_per_node}",
         format_duration(size.step_s),
         format_long_duration(size.time_s),
-        f"{size.gpu_hours:,.1f}",
-        "" if size.cost is None else f"{size.cost:,.2f}",
-        f"{size.scaling_efficiency:.1%}",
+        format_number(size.gpu_hours),
+        "" if size.cost is None else format_number(size.cost),
+        format_percent(size.scaling_efficiency),
         size.bottleneck.partition(":")[0],
     )
 

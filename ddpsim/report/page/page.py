@@ -12,7 +12,7 @@ from ddpsim.report.page.shell import packaged, render
 from ddpsim.report.page.tables import bucket_rows, parts, rows_left_out
 from ddpsim.report.page.timeline import legend, rank_options, timeline
 from ddpsim.result.storyboard import Storyboard
-from ddpsim.units import MIB, format_bytes, format_duration
+from ddpsim.units import MIB, format_bytes, format_duration, format_number, format_percent
 from ddpsim.version import __version__
 from ddpsim.wording import ranks
 
@@ -61,18 +61,18 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "bytes": format_bytes,
     "cap_words": words.cap_words,
     "caption": words.caption,
-    "count": lambda value: f"{value:,.1f}",
+    "count": format_number,
     "duration": format_duration,
     "interval": words.interval,
     "interval_name": words.interval_name,
-    "mib": lambda size_bytes: f"{size_bytes / MIB:.2f} MiB",
+    "mib": lambda size_bytes: f"{format_number(size_bytes / MIB)} MiB",
     "new_warnings": words.new_warnings,
     "parts": parts,
-    "percent": lambda share: f"{share:.1%}",
+    "percent": format_percent,
     "rows_left_out": rows_left_out,
     "sentence": lambda text: f"{text[:1].upper()}{text[1:]}.",
     "signed": lambda seconds: f"{'+' if seconds > 0 else ''}{format_duration(seconds)}",
-    "signed_percent": lambda share: f"{share:+.2%}",
+    "signed_percent": lambda share: f"{share:+.1%}",
     "slowest_rank": lambda rank: words.listed(rank.ranks),
     "spoken": words.spoken,
     "stop": lambda cap: "def." if cap == "default" else cap if cap[0] != "[" else "list",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpsim.result.model import Result
 from ddpsim.result.storyboard import CapChoice, Storyboard
-from ddpsim.units import NS_PER_S, format_duration
+from ddpsim.units import NS_PER_S, format_duration, format_percent
 from ddpsim.wording import ranks
 
 __all__ = [
@@ -143,10 +143,11 @@ def scaling_words(board: Storyboard) -> str:
     return (
         f"From {ranks(first.nodes, first.gpus_per_node)} to "
         f"{ranks(last.nodes, last.gpus_per_node)} scaling falls from "
-        f"{first.scaling_efficiency:.1%} to {last.scaling_efficiency:.1%} of one device without "
+        f"{format_percent(first.scaling_efficiency)} to "
+        f"{format_percent(last.scaling_efficiency)} of one device without "
         "DDP."
         if last.scaling_efficiency < first.scaling_efficiency
-        else f"Scaling does not fall: {last.scaling_efficiency:.1%} on "
+        else f"Scaling does not fall: {format_percent(last.scaling_efficiency)} on "
         f"{ranks(last.nodes, last.gpus_per_node)}."
     )
 

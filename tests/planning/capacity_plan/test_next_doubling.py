@@ -103,7 +103,7 @@ def test_other_links_or_latency_may_bound() -> None:
     assert found.efficiency >= KNEE_EFFICIENCY  # so slow inside that nodes add up
     faster = with_bandwidth(with_nodes(inside, 1), "intra_node", 100e9)
     found = next_doubling(faster, with_nodes(inside, 2))
-    assert found.limit.startswith("communication: the intra-node links (1.000 GB/s a GPU,")
+    assert found.limit.startswith("communication: the intra-node links (1.00 GB/s a GPU,")
 
 
 def test_times_of_a_log_are_divided() -> None:
