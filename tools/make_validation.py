@@ -1,6 +1,6 @@
 """Hold predictions against published and recorded measurements; write what comes of it.
 
-docs/validation.md and docs/campaigns.md, from the templates beside this file; and
+docs/validation.md, from the template beside this file; and
 tests/data/campaigns/reports.tar.xz, every case of the recorded campaigns.
 
     DDPSIM_REFERENCE_DATA=... python tools/make_validation.py
@@ -15,13 +15,13 @@ import tempfile
 from pathlib import Path
 
 import campaigns
-from validation.folders import ROOT
-from validation.pages import pages
+from validation.folders import PAGE
+from validation.page import page
 from validation.recorded import CAMPAIGNS, LATER, later_predicted, predicted, report_of
 
 
 def main() -> None:
-    """Write the campaigns' reports, and the pages."""
+    """Write the campaigns' reports, and the page."""
     reports = {report_of(folder).name: predicted(folder) for folder in CAMPAIGNS}
     reports[LATER.name] = later_predicted()
     with tempfile.TemporaryDirectory() as folder:
@@ -29,9 +29,7 @@ def main() -> None:
             text = report.model_dump_json(by_alias=True, indent=1)
             (Path(folder) / name).write_text(text + "\n", encoding="utf-8")
         campaigns.pack_reports(Path(folder))
-    for path, text in pages().items():
-        path.write_text(text, encoding="utf-8")
-        print(path.relative_to(ROOT))
+    PAGE.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

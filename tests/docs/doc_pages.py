@@ -11,7 +11,7 @@ __all__ = ["DOCS", "README", "ROOT", "Block", "blocks", "pages", "prose", "sente
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-_MADE = ("validation.md", "campaigns.md")  # tools/make_validation.py writes them
+_MADE = "validation.md"  # tools/make_validation.py writes it
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )
@@ -29,7 +29,7 @@ class Block(NamedTuple):
 
 def pages() -> list[Path]:
     """Every page that a person writes, but the README."""
-    return sorted(path for path in DOCS.rglob("*.md") if path.name not in _MADE)
+    return sorted(path for path in DOCS.rglob("*.md") if path.name != _MADE)
 
 
 def blocks(text: str) -> list[Block]:

@@ -1,19 +1,17 @@
-"""What is asked of a campaign and what it comes to; its errors by rate and by sweep."""
+"""What is asked of a campaign and what it comes to; its errors by rate."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean, median
 
 from scipy.stats import norm
 from scipy.stats import t as student
 
 from calibrate.fit.estimates import SIGNIFICANT
-from calibrate.validate.report import Sweep, headlines
+from calibrate.validate.report import Sweep
 from validation.markdown import markdown
-from validation.recorded import CAMPAIGNS, by_rate, campaign, figures_of_sweeps, later, own_cores
+from validation.recorded import CAMPAIGNS, by_rate, figures_of_sweeps, later, own_cores
 
 
 def goals_table() -> str:
@@ -24,6 +22,7 @@ def goals_table() -> str:
 
 
 _ASKED = (
+    ("cases", ""),
     ("error, median", "2 %"),
     ("error, worst", "5 %, or the noise"),
     ("cases beyond that", "0"),
@@ -57,6 +56,7 @@ def goals(sweeps: Sequence[Sweep]) -> list[str]:
         )
 
     return [
+        f"{figures.cases}",
         f"{figures.median_error:.1%}",
         f"{figures.worst_error:.1%}",
         f"{round((1 - figures.within_5_percent_or_noise) * figures.cases)} of {figures.cases}",
@@ -101,44 +101,6 @@ def share_text(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def campaign_texts(name: str, folder: Path) -> dict[str, str]:
-    """Figures and table of a campaign, by the names that the template has for them."""
-    return {
-        name: "\n".join(f"- {line}" for line in headlines(campaign(folder))),
-        f"{name}_PLAIN": _in_short(_by_plain_medians(folder)),
-        f"{name}_TABLE": _campaign_table(own_cores(folder)),
-    }
-
-
-def _campaign_table(sweeps: Sequence[Sweep]) -> str:
-    """A row a sweep, a column a variant."""
-    variants = list(dict.fromkeys(case.variant for sweep in sweeps for case in sweep.cases))
-    rows = []
-    for sweep in sweeps:
-        errors = {case.variant: f"{case.error:+.1%}" for case in sweep.cases}
-        rate = (sweep.line_rate_bytes_per_s or math.nan) * 8 / 1e9
-        cells = [sweep.model.rpartition(":")[2], f"{rate:g}"]
-        cells += [errors.get(variant, "") for variant in variants]
-        cells.append(f"{median(case.noise for case in sweep.cases):.1%}")
-        cells.append("-" if sweep.regret is None else f"{sweep.regret:.1%}")
-        rows.append(cells)
-    return markdown(["model", "Gbit/s", *variants, "noise", "regret"], rows)
-
-
-def _by_plain_medians(folder: Path) -> list[Sweep]:
-    """The same sweeps, without what brings rounds to the machine's usual pace."""
-    return [
-        sweep.model_copy(
-            update={
-                "cases": tuple(
-                    case.model_copy(update={"measured_s": case.plain_s}) for case in sweep.cases
-                )
-            }
-        )
-        for sweep in own_cores(folder)
-    ]
-
-
 def _missed_by_truth(sweeps: Sequence[Sweep]) -> str:
     """The share of exposed cases in which a prediction without any error would fail the skill rule.
 
@@ -151,11 +113,3 @@ def _missed_by_truth(sweeps: Sequence[Sweep]) -> str:
     known = fmean(2 * norm.sf(limit) for limit in limits)
     told = fmean(2 * student.sf(limit, n) for limit, n in zip(limits, freedom, strict=True))
     return f"{100 * known:.0f} to {100 * told:.0f} %"
-
-
-def _in_short(sweeps: Sequence[Sweep]) -> str:
-    figures = figures_of_sweeps(sweeps)
-    return (
-        f"error median {figures.median_error:.1%}, worst {figures.worst_error:.1%}, bucket choice "
-        f"within 1 % in {figures.good_choices:.0%} of {figures.choice_sweeps} sweeps"
-    )

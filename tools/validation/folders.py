@@ -1,4 +1,4 @@
-"""Where the templates, the pages and the measurements are."""
+"""Where the template, the page and the measurements are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,4 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
-PAGES = {
-    ROOT / "docs" / f"{name}.md": ROOT / "tools" / f"{name}.md.in"
-    for name in ("validation", "campaigns")
-}
+PAGE, TEMPLATE = ROOT / "docs" / "validation.md", ROOT / "tools" / "validation.md.in"

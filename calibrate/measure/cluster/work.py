@@ -90,7 +90,8 @@ def dtype_of(task: Task) -> torch.dtype:
 def all_at_once(job: Job) -> Work:
     """Has all ranks wait for an all-reduce, as they do in a step of DDP.
 
-    A core's memory is slower to it after that (docs/campaigns.md, "What a wait costs").
+    A core's memory is slower to it after that: on an Intel core SGD over 17 M parameters took 16 %
+    longer after a sleep of 5 ms, 25 % after one of 50.
     """
     reduced = floats_of(_WAIT_BYTES, job)
     return lambda: dist.all_reduce(reduced)

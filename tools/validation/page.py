@@ -1,8 +1,7 @@
-"""The pages of the documentation: their templates, filled with figures."""
+"""The page of the documentation: its template, filled with figures."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median
 
 import nccl_sweeps
@@ -10,9 +9,9 @@ from published_hosts import preset_operator_s, published_hosts, spread, usual_s
 
 from validation.benchmark import GPU_SIGMA, benchmark_rows
 from validation.bucket_sweep import cs336_rows
-from validation.campaign_tables import by_rate_table, campaign_texts, goals_table
-from validation.folders import PAGES
-from validation.misses import as_measured_before, misses, with_skill
+from validation.campaign_tables import by_rate_table, goals_table
+from validation.folders import TEMPLATE
+from validation.misses import misses
 from validation.one_gpu import (
     by_batch_table,
     hosts_table,
@@ -21,26 +20,21 @@ from validation.one_gpu import (
     roofline_table,
 )
 from validation.presets import preset_sigma, preset_table
-from validation.recorded import CALM_EPYC, EPYC, FAST_XEON, SLOW_EPYC, XEON, own_cores
 from validation.rows import in_words, levels_knowing_ddp, levels_text, row_table
 from validation.scaling import covered_text, scaled_table, synthetic, synthetic_table, unequal_ranks
 from validation.two_hosts import testbed_rows
 
 
-def pages() -> dict[Path, str]:
-    """The pages as Markdown: their templates with the figures."""
-    figures = _figures()
-
-    def filled(template: str) -> str:
-        for key, text in figures.items():
-            template = template.replace(f"@{key}@", text)
-        return template
-
-    return {path: filled(template.read_text("utf-8")) for path, template in PAGES.items()}
+def page() -> str:
+    """The page as Markdown: its template with the figures."""
+    text = TEMPLATE.read_text("utf-8")
+    for key, figure in _figures().items():
+        text = text.replace(f"@{key}@", figure)
+    return text
 
 
 def _figures() -> dict[str, str]:
-    """By the names that the templates have for them."""
+    """By the names that the template has for them."""
     bucket25, bucket1 = benchmark_rows(25), benchmark_rows(1)
     equal = [abs(row.error(row.equal_gpus_s)) for row in bucket25]
     steps = tuple(step for step, _ in testbed_rows())
@@ -81,15 +75,6 @@ def _figures() -> dict[str, str]:
             f"ROOFLINE_{name.replace(' ', '_').upper()}_ROWS": str(count)
             for name, (count, _) in roofline().items()
         },
-        **campaign_texts("EPYC", EPYC),
-        **campaign_texts("XEON", XEON),
-        **campaign_texts("FAST_XEON", FAST_XEON),
-        **campaign_texts("SLOW_EPYC", SLOW_EPYC),
-        **campaign_texts("CALM_EPYC", CALM_EPYC),
-        "XEON_A_DAY_BEFORE": with_skill(as_measured_before(XEON, "2026-11-22T14")),
-        "XEON_HALF_A_DAY_BEFORE": with_skill(as_measured_before(XEON, "2026-11-23T00")),
-        "XEON_HOURS_BEFORE": with_skill(as_measured_before(XEON, "2026-11-23T05")),
-        "XEON_SKILL": with_skill(own_cores(XEON)),
         **misses(),
         "GOALS": goals_table(),
         "BY_RATE": by_rate_table(),
