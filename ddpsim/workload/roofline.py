@@ -10,6 +10,7 @@ operands cuDNN turns to the layout that its half kernels want.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -179,9 +180,10 @@ def _scores(
 def _with_casts(
     forward: tuple[Work, ...], backward: tuple[Work, ...], table: dict[str, Any], step: _Step
 ) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
-    """Autocast's own work: fp32 weights to half each forward, half gradients back to fp32.
+    """Autocast's own work: fp32 weights to half in each forward, half gradients back to fp32.
 
-    Of what matrix products and convolutions take: a module's parameters where one is a matrix.
+    Of what matrix products and convolutions take: a module's parameters where one is a matrix. They
+    are cast where the module is called, and once (ATen/autocast_mode.cpp caches them).
     """
     names, shapes = table["parameters"]["name"], table["parameters"]["shape"]
     owners = [name.rpartition(".")[0] for name in names]
@@ -194,8 +196,13 @@ def _with_casts(
         else Work(0.0)
         for owner, shape in zip(owners, shapes, strict=True)
     ]
+    of_module: dict[str, list[Work]] = defaultdict(list)
+    for owner, cast in zip(owners, casts, strict=True):
+        of_module[owner].append(cast)
+    called = zip(table["forward"]["module"], forward, strict=True)
+    cast_forward = [joined([*of_module.pop(module, ()), work]) for module, work in called]
     back = [*(casts[i] for i in table["ready_order"]), Work(0.0)]
-    return (joined(casts), *forward), tuple(map(joined, zip(backward, back, strict=True)))
+    return tuple(cast_forward), tuple(map(joined, zip(backward, back, strict=True)))
 
 
 def _activations(
