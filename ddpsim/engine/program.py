@@ -8,7 +8,7 @@ from functools import cached_property
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.transfers import Operation, Transfer
 from ddpsim.errors import InputError
-from ddpsim.strategies.instructions import Communicate, Instruction, LoadBatch
+from ddpsim.strategies.instructions import Communicate, Instruction, LoadBatch, Synchronize
 from ddpsim.strategies.strategy import Bucket, Strategy
 
 __all__ = ["Loader", "Program"]
@@ -72,6 +72,12 @@ class Program:
         """Whether all steps after the warm-up are of one kind."""
         kinds = {self.kind(self.warmup + number) for number in range(self.iterations)}
         return len(kinds) == 1
+
+    @cached_property
+    def synchronizes(self) -> bool:
+        """Whether a host that runs ahead of its device waits for it in some step."""
+        launched = (instruction for step in self.strategy.steps for instruction in step)
+        return not self.blocking and any(isinstance(i, Synchronize) for i in launched)
 
     @property
     def steady_buckets(self) -> tuple[Bucket, ...]:

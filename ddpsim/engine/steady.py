@@ -5,7 +5,8 @@ earlier where x is later, and later by d where all of x are: a collective waits 
 and works follow each other. So the shortest and the longest of a step's lengths on all ranks hold
 those of every later step (if x(k+1) >= x(k) + m on all ranks, x(k+2) >= x(k+1) + m). That needs
 
-- a host that never waits again: launches come no later, seen from steps of the shortest length;
+- a host that never waits again, nor for its device: launches come no later, seen from steps of the
+  shortest length;
 - compute that all collectives slow down alike: then it is slow while any is in flight, which a
   later rank sees no less of;
 - ranks that await all collectives in a step, as those of every strategy do.
@@ -41,7 +42,8 @@ def steady_ranges_s(request: Request) -> Iterator[tuple[float, float]]:
 
     `request` has one kind of step, one step of warm-up, and nothing that varies.
     """
-    if request.sums is None or not request.plan.needs_no_events:
+    knows = request.sums is not None and request.plan.needs_no_events
+    if not knows or request.program.synchronizes:
         exact_s = mean_step_s(run(request).timeline)
         yield exact_s, exact_s
         return

@@ -120,7 +120,7 @@ class Step:
 
     def gaps(self) -> Iterator[Gap]:
         """What lies between the compute lane's spans, in order, cut where a batch comes."""
-        waits = _united((s.start_ns, s.end_ns) for s in self.host if s.kind == "data_wait")
+        waits = _united(self._waits_for_data())
         for start_ns, end_ns in self._between():
             now = start_ns
             for wait_ns, come_ns in waits:
@@ -132,6 +132,9 @@ class Step:
                     now = stop_ns
             if now < end_ns:
                 yield Gap("host", now, end_ns)
+
+    def _waits_for_data(self) -> list[Interval]:
+        return [(s.start_ns, s.end_ns) for s in self.host if s.kind == "data_wait"]
 
     def _between(self) -> list[Interval]:
         edges = [self.start_ns]
@@ -181,7 +184,7 @@ class Step:
         span = self.compute[begun - 1] if begun else None
         if span is None or span.end_ns < now:
             begin_ns = span.end_ns if span else self.start_ns
-            waited = overlap_ns([(begin_ns, now)], [(s.start_ns, s.end_ns) for s in self.host])
+            waited = overlap_ns([(begin_ns, now)], self._waits_for_data())
             return [CriticalSpan("data_wait" if waited else "host", begin_ns, now)], False
         if span.kind == "comm_wait":
             return [], True
@@ -211,6 +214,9 @@ _PART_OF = {
     "bucket_copy": "backward_compute",
     "comm_wait": "exposed_comm",
     "optimizer": "optimizer",
+    "unscale": "optimizer",
+    "clip": "optimizer",
+    "item": "optimizer",
 }
 
 

@@ -10,6 +10,7 @@ __all__ = ["CommSpan", "Kind", "MessageSpan", "RankTimeline", "Span", "Timeline"
 
 Kind = Literal[
     "data_wait",  # host lane: no batch is ready
+    "device_wait",  # host lane: it waits until the device has done all that was launched
     "stall",  # a rank stands still, for a cause of its own
     "forward",
     "backward",
@@ -18,6 +19,9 @@ Kind = Literal[
     "copy_back",  # bucket to gradient, and a division after the all-reduce
     "buffers",  # flatten and unflatten around the buffer broadcast
     "optimizer",
+    "unscale",  # GradScaler's pass over the gradients, and its update
+    "clip",  # the gradients' norm, and their scaling
+    "item",  # a value copied to the host
     "averaging",  # copies and a division around the average of parameters
 ]
 

@@ -21,6 +21,7 @@ __all__ = [
     "Instruction",
     "LoadBatch",
     "Mark",
+    "Synchronize",
     "compute",
     "compute_all",
 ]
@@ -70,13 +71,18 @@ class Await(NamedTuple):
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Synchronize:
+    """Let the host wait until the compute stream has done all that was launched (`.item()`)."""
+
+
 class Mark(NamedTuple):
     """Note when the compute stream has come so far."""
 
     place: Literal["backward_starts", "step_ends"]
 
 
-Instruction = LoadBatch | Compute | Communicate | Await | Mark
+Instruction = LoadBatch | Compute | Communicate | Await | Synchronize | Mark
 
 
 def compute(kind: Kind, work: Launch) -> Compute:

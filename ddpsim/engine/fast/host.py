@@ -1,8 +1,9 @@
-"""What the host of a GPU does, and when: it never waits for the device, so the clock is its own.
+"""What the host of a GPU does, and when.
 
-It launches the instructions of the training loop one after the other, ahead of the device, and
-waits for nothing but the data loader. So all of a job's hosts keep the same time, and it can be
-told before anything is computed. (A CPU's host computes itself; `Rank` alone can do that.)
+It launches the instructions of the training loop one after the other, ahead of the device. Where it
+waits for nothing but the data loader, its clock is its own: all of a job's hosts keep the same
+time, which can be told before anything is computed. In `Synchronize` it waits for the device, and
+each rank's clock goes on from there. (A CPU's host computes itself; `Rank` alone can do that.)
 """
 
 from __future__ import annotations
@@ -11,21 +12,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ddpsim.engine.program import Loader, Program
-from ddpsim.strategies.instructions import Communicate, Compute, Instruction, LoadBatch
+from ddpsim.engine.fast.batches import Batches
+from ddpsim.engine.program import Program
+from ddpsim.strategies.instructions import Communicate, Compute, Instruction, LoadBatch, Synchronize
 
 __all__ = ["Host", "Script"]
 
 
 @dataclass(frozen=True)
 class Script:
-    """The instructions of an iteration, each with its moment: ticks since the last batch came.
+    """The instructions of an iteration, each with its moment: ticks since the host last waited.
 
-    `between_ns`: from each batch to the request for the next one, or to the iteration's end.
+    It waits for a batch, or for the device. `between_ns`: from each batch to the request for the
+    next one, or to the iteration's end, where it waits for batches alone. `last_ns`: from the last
+    wait to the iteration's end.
     """
 
     instructions: tuple[tuple[int, Instruction], ...]
     between_ns: tuple[int, ...]
+    last_ns: int
 
     @classmethod
     def of(cls, step: Iterable[Instruction]) -> Script:
@@ -34,14 +39,14 @@ class Script:
         between_ns: list[int] = []
         now_ns = 0
         for instruction in step:
-            if isinstance(instruction, LoadBatch):
-                if timed:
-                    between_ns.append(now_ns)
-                now_ns = 0
-            elif isinstance(instruction, Compute | Communicate):
+            if isinstance(instruction, Compute | Communicate):
                 now_ns += instruction.host_ns
+            if isinstance(instruction, LoadBatch) and timed:
+                between_ns.append(now_ns)
             timed.append((now_ns, instruction))
-        return cls(tuple(timed), (*between_ns, now_ns))
+            if isinstance(instruction, LoadBatch | Synchronize):
+                now_ns = 0
+        return cls(tuple(timed), (*between_ns, now_ns), now_ns)
 
 
 @dataclass(frozen=True)
@@ -71,31 +76,37 @@ class Host:
 
     @cached_property
     def batches_ns(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """(asked for, come) of each batch of each iteration, in ticks."""
-        loader = _Batches(self.program.loader) if self.program.loader else None
+        """(asked for, come) of each batch of each iteration, in ticks, by a host's own clock."""
+        loader = Batches(self.program.loader)
         now_ns, iterations = 0, []
         for number in range(self.steps):
             batches = []
             for between_ns in self.script(number).between_ns:
-                come_ns = loader.take(now_ns) if loader else now_ns
+                come_ns = loader.take(now_ns)
                 batches.append((now_ns, come_ns))
                 now_ns = come_ns + between_ns
             iterations.append(tuple(batches))
         return tuple(iterations)
 
+    def goes_on_alike(self, number: int) -> bool:
+        """Whether this iteration and all after it have the same instructions."""
+        last = self.steps - 1
+        if not self.program.warmup <= number < last:  # of the last one nothing tells
+            return False
+        return self.program.is_uniform and self.script(number) is self.script(last)
+
     def repeats_from(self, number: int, length_ns: int, *, waited: bool) -> bool:
         """Whether all iterations after this one are like it, if the device takes so long for it.
 
-        `waited`: the device waited for a launch in it. If it never did, launches that come no
-        later, seen from the step's start, change nothing; otherwise they must come at the same
-        moments. (The proof is by induction over the iterations: the state with which a step
-        begins, on the device, is its start alone, as the step before has awaited every collective.)
+        Of a host whose clock is its own. `waited`: the device waited for a launch in it. If it
+        never did, launches that come no later, seen from the step's start, change nothing;
+        otherwise they must come at the same moments. (The proof is by induction over the
+        iterations: the state with which a step begins, on the device, is its start alone, as the
+        step before has awaited every collective.)
         """
-        here, last = self.batches_ns[number], len(self.batches_ns) - 1
-        if not self.program.warmup <= number < last:  # of the last one nothing tells
+        if not self.goes_on_alike(number):
             return False
-        if not self.program.is_uniform or self.script(number) is not self.script(last):
-            return False
+        here = self.batches_ns[number]
         for later, batches in enumerate(self.batches_ns[number + 1 :], 1):
             for moments_ns, later_ns in zip(here, batches, strict=True):
                 asked, come = (
@@ -104,20 +115,3 @@ class Host:
                 if (asked or come) if waited else come > 0:
                     return False
         return True
-
-
-class _Batches:
-    """A loader makes one batch after the other, and pauses while `capacity` of them wait."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self._made_ns = 0
-        self._taken_ns: list[int] = []
-
-    def take(self, asked_ns: int) -> int:
-        """When the next batch comes that is asked for at `asked_ns`."""
-        self._made_ns += self._loader.batch_ns
-        if len(self._taken_ns) >= self._loader.capacity:
-            self._made_ns = max(self._made_ns, self._taken_ns[-self._loader.capacity])
-        self._taken_ns.append(max(asked_ns, self._made_ns))
-        return self._taken_ns[-1]

@@ -14,9 +14,10 @@ from fractions import Fraction
 from typing import NamedTuple, Protocol
 
 from ddpsim.cluster.transfers import RingTransfer, Transfer, WholeTransfer
+from ddpsim.engine.fast.batches import Batches
 from ddpsim.engine.fast.host import Host
 from ddpsim.result.timeline import Kind, RankTimeline, Span
-from ddpsim.strategies.instructions import Await, Communicate, Compute, LoadBatch
+from ddpsim.strategies.instructions import Await, Communicate, Compute, LoadBatch, Synchronize
 
 __all__ = ["PER_MILLE", "Lane", "Met", "Slow", "closed_form", "work_end_ns"]
 
@@ -91,6 +92,9 @@ class Lane:
         self._meet = meet
         self._slowdown = slowdown
         self._stalls_ns = stalls_ns
+        self._host_ns = 0  # when the host last went on after a wait
+        self._batches = Batches(host.program.loader)
+        self._state: list[int] = []  # of host and loader, since the last step's end
         self._compute_ns = 0  # when the stream has done all that was launched
         self._comm_ns = 0  # when the communication lane has
         self._slow: deque[Slow] = deque()
@@ -106,23 +110,31 @@ class Lane:
         for number in range(steps or self._host.steps):
             start_ns = self._compute_ns
             self._iterate(number)
-            if steps is None and self._host.repeats_from(
-                number, self._compute_ns - start_ns, waited=self._waited
-            ):
+            if steps is None and self._repeats_from(number, self._compute_ns - start_ns):
                 return number, iterations - 1
         return self._host.steps - iterations, 0
+
+    def _repeats_from(self, number: int, length_ns: int) -> bool:
+        """Whether all iterations after this one are like it.
+
+        Where the host waits for the device they are, once host and loader stand to it as they did
+        one step before.
+        """
+        if not self._host.program.synchronizes:
+            return self._host.repeats_from(number, length_ns, waited=self._waited)
+        before, now_ns = self._state, self._compute_ns
+        self._state = [self._host_ns - now_ns, *self._batches.since(now_ns)]
+        return self._state == before and self._host.goes_on_alike(number)
 
     def _iterate(self, number: int) -> None:
         factor = self._slowdown[min(number, len(self._slowdown) - 1)] if self._slowdown else None
         self._done_ns = []
         self._waited = False
         if self._stalls_ns and self._stalls_ns[number]:
-            launched_ns = self._host.batches_ns[number][0][0]
-            self._compute("stall", launched_ns, self._stalls_ns[number])
-        batches = iter(self._host.batches_ns[number])
-        come_ns = 0
-        for offset_ns, instruction in self._host.script(number).instructions:
-            launched_ns = come_ns + offset_ns
+            self._compute("stall", self._host_ns, self._stalls_ns[number])
+        script = self._host.script(number)
+        for offset_ns, instruction in script.instructions:
+            launched_ns = self._host_ns + offset_ns
             if isinstance(instruction, Compute):
                 if work_ns := instruction.device_ns:
                     scaled_ns = work_ns if factor is None else round(work_ns * factor)
@@ -132,12 +144,21 @@ class Lane:
             elif isinstance(instruction, Await):
                 self._await(instruction, launched_ns)
             elif isinstance(instruction, LoadBatch):
-                asked_ns, come_ns = next(batches)
+                self._host_ns = self._batches.take(launched_ns)
                 if self._host.program.loader:
-                    self.timeline.host.append(Span("data_wait", asked_ns, come_ns))
+                    self.timeline.host.append(Span("data_wait", launched_ns, self._host_ns))
+            elif isinstance(instruction, Synchronize):
+                self._synchronize(launched_ns)
             else:
                 self._launched(launched_ns)
                 getattr(self.timeline, f"{instruction.place}_ns").append(self._compute_ns)
+        self._host_ns += script.last_ns
+
+    def _synchronize(self, asked_ns: int) -> None:
+        """The host goes on when the stream is done."""
+        self._host_ns = max(asked_ns, self._compute_ns)
+        if self._host_ns > asked_ns:
+            self.timeline.host.append(Span("device_wait", asked_ns, self._host_ns))
 
     def _launched(self, launched_ns: int) -> None:
         """The stream comes to a launch: it may have to wait for it."""

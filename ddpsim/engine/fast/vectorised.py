@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks, ring_ends_ns
 from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer, duration_ns
+from ddpsim.engine.fast.clocks import Clocks
 from ddpsim.engine.fast.collectives import Collective, Waits
 from ddpsim.engine.fast.scalar import PER_MILLE, Lane, closed_form
 from ddpsim.engine.fast.slow_periods import SlowPeriods
@@ -25,7 +26,7 @@ from ddpsim.engine.fast.trials import Trial, TrialStep, TrialWork, column, disti
 from ddpsim.engine.noise import vary
 from ddpsim.result.summary import SteadyStep
 from ddpsim.result.timeline import RankTimeline, Timeline
-from ddpsim.strategies.instructions import Await, Communicate, LoadBatch, Mark
+from ddpsim.strategies.instructions import Await, Communicate, LoadBatch, Mark, Synchronize
 
 __all__ = ["Lanes", "collective_ends_ns"]
 
@@ -47,6 +48,8 @@ class Lanes:
         self._trials = trials
         self._shape = (len(trials), ranks)
         self._program = trials[0].host.program
+        self._clocks = Clocks([trial.host for trial in trials])
+        self._state: list[Ticks] = []  # of hosts and loaders, since the last step's end
         self._sums = trials[0].sums if len(trials) == 1 else None
         self._compute = np.zeros(self._shape)  # when all that was launched is done
         self._comm = np.zeros(self._shape)
@@ -97,7 +100,11 @@ class Lanes:
                 return
 
     def step_from(self, number: int, start_ns: float) -> Ticks:
-        """How long one step takes alone, [trials, ranks], which all ranks begin at once."""
+        """How long one step takes alone, [trials, ranks], which all ranks begin at once.
+
+        No host waits for its device.
+        """
+        self._clocks.begin(number)
         for begun in (self._compute, self._comm, self._least):
             begun[:] = start_ns
         self._counts = False
@@ -113,6 +120,8 @@ class Lanes:
         """Of each trial whether all iterations after this one are like it."""
         if self.varies:
             return [False] * len(self._trials)
+        if self._program.synchronizes:
+            return self._alike_again(number, lengths)
         lasting = zip(self._trials, lengths, self._waited, strict=True)
         return [
             bool((each == each[0]).all())
@@ -120,32 +129,45 @@ class Lanes:
             for trial, each, waited in lasting
         ]
 
+    def _alike_again(self, number: int, lengths: Ticks) -> list[bool]:
+        """The same where hosts wait for their devices: see `Lane`."""
+        before, self._state = self._state, self._clocks.since(self._compute)
+        lasting = zip(self._trials, lengths, self._state, strict=True)
+        return [
+            bool((each == each[0]).all())
+            and len(before) > i
+            and np.array_equal(before[i], state)
+            and trial.host.goes_on_alike(number)
+            for i, (trial, each, state) in enumerate(lasting)
+        ]
+
     def _iterate(self, number: int) -> None:
         factors, stalls_ns = self._drawn(number)
         self._waited[:] = False
         self._now = Waits.none(self._shape)
         self._launched, self._joined_ns, self._done_ns = [], [], []
-        batches = self._batches(number)
-        come_ns: Ticks | float = 0.0
         if stalls_ns is not None:
-            self._launch(self._asked(number))
+            self._launch(self._clocks.at_ns)
             self._come_to(self._compute + stalls_ns)
         for step in self._steps[self._program.kind(number)]:
             if isinstance(step, TrialWork):
-                self._compute_works(step, factors, come_ns)
+                self._compute_works(step, factors)
                 continue
-            launched_ns = come_ns + step.offset_ns
+            launched_ns = self._clocks.at_ns + step.offset_ns
             match step.each[0]:
                 case Communicate():
                     self._communicate(step, launched_ns)
                 case Await(place):
                     self._await(place, launched_ns)
                 case LoadBatch():
-                    come_ns = next(batches)
+                    self._clocks.load(launched_ns)
+                case Synchronize():
+                    self._clocks.synchronize(launched_ns, self._compute)
                 case Mark(place):
                     self._launch(launched_ns)
                     if place == "step_ends":
                         self._step_ends_ns.append(self._compute.copy())
+        self._clocks.end(number)
         _check_exact(self._compute.max(), _LATEST_NS)
 
     def _launch(self, launched_ns: Ticks | float) -> None:
@@ -161,15 +183,13 @@ class Lanes:
         self._least = now_ns.min(axis=1, keepdims=True)
         self._slow.pass_over(now_ns.reshape(-1))
 
-    def _compute_works(
-        self, work: TrialWork, factors: Ticks | None, come_ns: Ticks | float
-    ) -> None:
+    def _compute_works(self, work: TrialWork, factors: Ticks | None) -> None:
         """As many lanes at once as a cache holds with all of these works."""
-        launched_ns = come_ns + work.offset_ns
-        waits = not (self._least >= launched_ns[-1]).all()
+        last_ns = self._clocks.at_ns + work.offset_ns[-1]
+        waits = not (self._least >= last_ns).all()
         if waits:
             self._least = self._compute.min(axis=1, keepdims=True)
-            waits = not (self._least >= launched_ns[-1]).all()
+            waits = not (self._least >= last_ns).all()
         now_ns, ends_ns = self._compute.reshape(-1), np.empty(self._compute.size)
         left = np.arange(len(now_ns))
         if self._sums and not waits:
@@ -187,11 +207,20 @@ class Lanes:
             elif len(works_ns) < len(lanes):
                 works_ns = np.broadcast_to(works_ns, (len(lanes), works_ns.shape[1]))
             ends_ns[lanes], waited[lanes] = self._slow.work_ends(
-                lanes, now_ns[lanes], works_ns, _of_lanes(launched_ns, trials) if waits else None
+                lanes, now_ns[lanes], works_ns, self._launched_ns(work, lanes) if waits else None
             )
         self._compute = ends_ns.reshape(self._shape)
         if waits:
             self._waited |= waited.reshape(self._shape).any(axis=1)
+
+    def _launched_ns(self, work: TrialWork, lanes: npt.NDArray[np.int64]) -> Ticks:
+        """When works were launched, [lanes, works], or [1, works] where all were together."""
+        trials, at_ns = lanes // self._shape[1], self._clocks.at_ns
+        offsets_ns = _of_lanes(work.offset_ns, trials)
+        if isinstance(at_ns, float):
+            return at_ns + offsets_ns
+        of_lanes = at_ns[trials] if at_ns.shape[1] == 1 else at_ns.reshape(-1, 1)[lanes]
+        return of_lanes + offsets_ns
 
     def _communicate(self, step: TrialStep, launched_ns: Ticks | float) -> None:
         self._launch(launched_ns)
@@ -255,12 +284,6 @@ class Lanes:
         of_kinds = zip(*(host.scripts for host in hosts), strict=True)
         return tuple(side_by_side(scripts, most) for scripts in of_kinds)
 
-    def _batches(self, number: int) -> Iterator[Ticks | float]:
-        """When each batch comes."""
-        hosts = distinct([trial.host for trial in self._trials])
-        for batch in zip(*(host.batches_ns[number] for host in hosts), strict=True):
-            yield column([come_ns for _, come_ns in batch])
-
     def _drawn(self, number: int) -> tuple[Ticks | None, Ticks | None]:
         """Slowdowns and stalls of an iteration, [trials, ranks]; None where there are none."""
         drawn: list[Ticks | None] = []
@@ -273,10 +296,6 @@ class Lanes:
             at = [none if row is None else row[:, min(number, row.shape[1] - 1)] for row in rows]
             drawn.append(np.stack(at))
         return drawn[0], drawn[1]
-
-    def _asked(self, number: int) -> Ticks | float:
-        """When the iteration's first batch is asked for."""
-        return column([trial.host.batches_ns[number][0][0] for trial in self._trials])
 
     def _transfers(self, step: TrialStep) -> Sequence[Transfer]:
         """Of each trial, or the one that all have."""

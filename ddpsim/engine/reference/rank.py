@@ -17,7 +17,15 @@ from ddpsim.engine.reference.comm_lane import Collective, CommLane
 from ddpsim.engine.reference.network import Network
 from ddpsim.engine.reference.stream import Stream
 from ddpsim.result.timeline import RankTimeline, Span
-from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, LoadBatch, Mark
+from ddpsim.strategies.instructions import (
+    Await,
+    Communicate,
+    Compute,
+    Instruction,
+    LoadBatch,
+    Mark,
+    Synchronize,
+)
 
 __all__ = ["Rank"]
 
@@ -107,6 +115,8 @@ class Rank:
                 yield from self._await(instruction)
             case LoadBatch():
                 yield from self._load_batch()
+            case Synchronize():
+                yield from self._synchronize()
             case Mark():
                 self._mark(instruction)
 
@@ -139,6 +149,13 @@ class Rank:
         self.compute.wait(self._collectives[awaited.number], "comm_wait")
         if self.program.blocking:
             yield self.compute.record()
+
+    def _synchronize(self) -> Doing:
+        start_ns = int(self.env.now)
+        self.waiting_for = "its compute stream"
+        yield self.compute.record()
+        if self.env.now > start_ns:
+            self.timeline.host.append(Span("device_wait", start_ns, int(self.env.now)))
 
     def _mark(self, mark: Mark) -> None:
         """Append the moment at which the compute stream has done all that was launched."""
