@@ -26,6 +26,7 @@ __all__ = ["next_steps", "two_byte_hooks"]
 
 _WORTH_TRYING = 0.01  # of the throughput, or of the step
 _QUICK_RANKS = 256  # of more, to try caps takes longer than the prediction itself should
+_SELDOM = 50  # steps from one read of the loss to the next
 _CAPS_MIB = (1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 _Spec = TypeVar("_Spec", bound=BaseModel)
 
@@ -270,6 +271,9 @@ def _less_overhead(trials: _Trials) -> Iterator[_Change]:
     ddp, workload = job.scenario.ddp, job.scenario.workload
     if job.model.basis == "roofline":  # a measured step belongs to its batch
         yield _Change.of("a larger batch", "workload.batch_per_rank", 2 * workload.batch_per_rank)
+    if workload.read_loss_every and workload.read_loss_every < _SELDOM:
+        why = f"the loss read every {_SELDOM} steps"
+        yield _Change.of(why, "workload.read_loss_every", _SELDOM)
     if not workload.optimizer.fused and job.scenario.cluster.device.kind == "gpu":
         yield _Change.of("a fused optimizer", "workload.optimizer.fused", value=True)
     if ddp.find_unused_parameters and not job.model.unused:

@@ -27,6 +27,9 @@ _WORK = {
     "copy_back": "bucket to gradients",
     "buffers": "buffers to and from their broadcast",
     "optimizer": "optimizer",
+    "unscale": "gradients unscaled and checked",
+    "clip": "gradients' norm and scaling",
+    "item": "value to the host",
     "averaging": "parameters to and from their average",
 }
 _WAITS = {

@@ -292,7 +292,9 @@ def _bottleneck(
         paced = f"the batches of a step take {format_duration(context.batches_s)}"
         waits = f"no batch is ready for {cost}" if causes["data"] else paced
         return Bottleneck("data", f"the data loader: {waits}")
-    return Bottleneck("host", f"the host launches too slowly: the device idles {cost}")
+    halts = any(span.kind == "device_wait" for step in steps for span in step.host)
+    late = "waits for the device, and launches late after it" if halts else "launches too slowly"
+    return Bottleneck("host", f"the host {late}: the device idles {cost}")
 
 
 def _waits_for_data(breakdown: BreakdownNs, steps: list[Step], context: Context) -> bool:

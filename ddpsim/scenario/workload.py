@@ -11,7 +11,15 @@ from ddpsim.scenario import catalog
 from ddpsim.scenario.base import Spec, fail, given
 from ddpsim.scenario.quantity import Duration, SampleRate, Size, SourceFileField
 
-__all__ = ["MEASURED", "DataLoader", "Optimizer", "Precision", "StepTime", "Workload"]
+__all__ = [
+    "MEASURED",
+    "ClipGradNorm",
+    "DataLoader",
+    "Optimizer",
+    "Precision",
+    "StepTime",
+    "Workload",
+]
 
 Precision = Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "bf16"]
 NO_LONGER_WITH_DDP = (
@@ -76,6 +84,23 @@ class Optimizer(Spec):
         if self.momentum and self.name != "sgd":
             raise fail(f"belongs to sgd; {self.name} has none, remove it", "momentum")
         return self
+
+
+class ClipGradNorm(Spec):
+    """torch.nn.utils.clip_grad_norm_ before the optimizer."""
+
+    error_if_nonfinite: bool = Field(
+        default=False, description="the host waits for the norm, to raise an error"
+    )
+
+
+def _clip_grad_norm(value: Any) -> Any:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ValueError(
+            f"{shown(value)}: the largest norm changes no time; write true, or "
+            "{error_if_nonfinite: true}"
+        )
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
 
 
 class DataLoader(Spec):
@@ -170,12 +195,36 @@ class Workload(Spec):
     optimizer: Annotated[
         Optimizer, BeforeValidator(given, json_schema_input_type=Optimizer | None)
     ] = Field(default_factory=Optimizer, description="default: plain SGD")
+    grad_scaler: bool | None = Field(
+        None,
+        description="torch.amp.GradScaler: gradients are unscaled, and the host waits for the "
+        "device once a step unless the optimizer is fused; default: with amp-fp16",
+    )
+    clip_grad_norm: (
+        Annotated[
+            ClipGradNorm | None,
+            BeforeValidator(_clip_grad_norm, json_schema_input_type=ClipGradNorm | bool | None),
+        ]
+        | None
+    ) = Field(
+        None, description="true, or its options: clip_grad_norm_ of all gradients; default: none"
+    )
+    read_loss_every: Annotated[int, Field(ge=1, le=1000)] | None = Field(
+        None,
+        description="the loop calls loss.item() at the end of every so many steps, where the host "
+        "waits for the device; default: never",
+    )
     data: DataLoader | None = Field(None, description="omitted: the step never waits for data")
 
     @property
     def measured_by(self) -> Literal["step_time", "profile", "trace"] | None:
         """The key that says how long a step takes; None: it is estimated."""
         return next((key for key in MEASURED if getattr(self, key)), None)
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether a GradScaler is at work."""
+        return self.precision == "amp-fp16" if self.grad_scaler is None else self.grad_scaler
 
     @model_validator(mode="after")
     def _one_source(self) -> Workload:
@@ -200,6 +249,12 @@ class Workload(Spec):
         for key in ("seq_len", "image_size", "memory_format", "attention"):
             if self.model is None and getattr(self, key) is not None:
                 raise fail("has no effect without a zoo model: times are measured; drop it", key)
+        if self.grad_scaler and self.precision != "amp-fp16":
+            raise fail(
+                f"scales float16 gradients, which {self.precision} has none of; drop it, or write "
+                "precision: amp-fp16",
+                "grad_scaler",
+            )
         if self.ready_origin and not self.profile:
             raise fail("has no effect without a profile; drop it", "ready_origin")
         if self.compile and self.trace:

@@ -5,6 +5,7 @@ A strategy yields the instructions of a step; the engines carry them out and kno
 - `instructions`: what a rank's host may do: compute, communicate, wait, mark
 - `strategy`: what every strategy is
 - `ticks`: seconds to integer nanoseconds, rounded once
+- `training_loop`: unscaling, clipping and a loss that is read, around the optimizer
 - `model_work`: the model's forward, backward and optimizer, in ticks
 - `ddp`: DistributedDataParallel: reducer, buckets, costs, graphs of torch.compile
 - `data_parallel`: torch.nn.DataParallel, one process for all GPUs of a machine

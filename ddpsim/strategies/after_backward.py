@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from ddpsim.strategies.all_reduces import AllReduce
 from ddpsim.strategies.instructions import Await, Instruction, compute
@@ -20,7 +19,7 @@ class AfterBackward(Strategy):
     Each call is awaited before the next one: by the host with gloo, by its stream with NCCL.
     """
 
-    reduced: ClassVar[str] = "gradient"
+    reduced = "gradient"
 
     def __init__(self, work: ModelWork, all_reduces: tuple[AllReduce, ...]) -> None:
         self._work = work
@@ -44,7 +43,7 @@ class AfterBackward(Strategy):
 class FlatAfterBackward(AfterBackward):
     """All gradients of a dtype are copied into one tensor, which is reduced and copied back."""
 
-    reduced: ClassVar[str] = "flat tensor"
+    reduced = "flat tensor"
 
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
         """See Strategy; the flat tensors are there beside the gradients."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from ddpsim.strategies.instructions import (
     Await,
@@ -17,6 +16,7 @@ from ddpsim.strategies.instructions import (
 )
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Ticks
+from ddpsim.strategies.training_loop import AroundOptimizer
 from ddpsim.workload.model import Model
 
 __all__ = ["DataParallel"]
@@ -36,10 +36,16 @@ class DataParallel(Strategy):
     GPU 0 too; their size is not known, so that is left out.
     """
 
-    broadcast: ClassVar[str] = "what GPU 0 sends"
+    broadcast = "what GPU 0 sends"
 
     def __init__(
-        self, model: Model, ticks: Ticks, gpus: int, batch: int, launch_collective_s: float
+        self,
+        model: Model,
+        ticks: Ticks,
+        gpus: int,
+        batch: int,
+        launch_collective_s: float,
+        around: AroundOptimizer,
     ) -> None:
         """`batch` samples for each of `gpus` GPUs; a collective is launched in so many seconds."""
         tensors = len(model.parameters) + len(model.buffers)
@@ -50,6 +56,7 @@ class DataParallel(Strategy):
         self._forward = ticks.launches(model.forward, threads=gpus)
         self._backward = ticks.launches(model.backward)
         self._optimizer = ticks.launch(model.optimizer)
+        self._around = around
         sent_bytes = model.gradient_bytes
         self._gradients = Bucket(tuple(model.ready_order), sent_bytes, sent_bytes)
 
@@ -65,7 +72,9 @@ class DataParallel(Strategy):
         yield reduced
         yield compute("backward", tail)
         yield Await(reduced.number)
+        yield from self._around.before
         yield compute("optimizer", self._optimizer)
+        yield from self._around.after
         yield Mark("step_ends")
 
     def buckets(self, kind: int) -> tuple[Bucket, ...]:  # noqa: ARG002

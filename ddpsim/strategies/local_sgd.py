@@ -6,7 +6,6 @@ Source: torch/distributed/algorithms/model_averaging/averagers.py (PeriodicModel
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 from ddpsim.strategies.all_reduces import AllReduce
 from ddpsim.strategies.instructions import Await, Instruction, compute
@@ -25,7 +24,7 @@ class LocalSgd(Strategy):
     The averager flattens all of them into one tensor, which is one all-reduce.
     """
 
-    reduced: ClassVar[str] = "average of the parameters"
+    reduced = "average of the parameters"
 
     def __init__(self, work: ModelWork, average: AllReduce, every: int) -> None:
         self._work = work

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.instructions import Instruction, LoadBatch, Mark, compute, compute_all
 from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.strategies.training_loop import AroundOptimizer
 from ddpsim.workload.model import Model, Work, scale
 
 __all__ = ["MicroBatch", "ModelWork"]
@@ -30,7 +31,8 @@ class MicroBatch:
 class ModelWork:
     """One step of the model: `accumulation_steps` micro-batches, then the optimizer.
 
-    `later`: a micro-batch whose gradients are added to those that are there.
+    `later`: a micro-batch whose gradients are added to those that are there. `around`: what the
+    loop does before and after the optimizer.
     """
 
     ready_order: tuple[int, ...]
@@ -38,9 +40,17 @@ class ModelWork:
     first: tuple[tuple[Launch, ...], tuple[Launch, ...]]
     later: tuple[tuple[Launch, ...], tuple[Launch, ...]]
     optimizer: Launch
+    around: AroundOptimizer
 
     @classmethod
-    def of(cls, model: Model, ticks: Ticks, costs: DdpCosts, accumulation_steps: int) -> ModelWork:
+    def of(
+        cls,
+        model: Model,
+        ticks: Ticks,
+        costs: DdpCosts,
+        accumulation_steps: int,
+        around: AroundOptimizer,
+    ) -> ModelWork:
         """A model's work; `costs` price the addition of gradients where nothing was measured."""
         first = ticks.launches(model.forward), ticks.launches(model.backward)
         later = first
@@ -48,7 +58,7 @@ class ModelWork:
             forward, backward = _later(model, costs)
             later = ticks.launches(forward), ticks.launches(backward)
         optimizer = ticks.launch(model.optimizer)
-        return cls(model.ready_order, accumulation_steps, first, later, optimizer)
+        return cls(model.ready_order, accumulation_steps, first, later, optimizer, around)
 
     @property
     def micro_batches(self) -> Iterator[MicroBatch]:
@@ -68,7 +78,9 @@ class ModelWork:
 
     def end_of_step(self, after: Iterable[Instruction] = ()) -> Iterator[Instruction]:
         """The optimizer, what comes `after` it, and the mark that a step has ended."""
+        yield from self.around.before
         yield compute("optimizer", self.optimizer)
+        yield from self.around.after
         yield from after
         yield Mark("step_ends")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
 
 from ddpsim.strategies.all_reduces import AllReduce
 from ddpsim.strategies.instructions import (
@@ -28,7 +27,7 @@ class PerParameter(Strategy):
     in the last micro-batch alone.
     """
 
-    reduced: ClassVar[str] = "gradient"
+    reduced = "gradient"
 
     def __init__(
         self, work: ModelWork, all_reduces: tuple[AllReduce, ...], *, no_sync: bool

@@ -18,6 +18,7 @@ from ddpsim.strategies.per_parameter import PerParameter
 from ddpsim.strategies.single_device import SingleDevice
 from ddpsim.strategies.strategy import Strategy
 from ddpsim.strategies.ticks import Ticks
+from ddpsim.strategies.training_loop import AroundOptimizer, LossReads
 from ddpsim.workload.model import Model
 
 if TYPE_CHECKING:
@@ -54,7 +55,14 @@ class Asked:
     def work(self) -> ModelWork:
         """The model's own work."""
         steps = self.scenario.ddp.accumulation_steps
-        return ModelWork.of(self.model, self.ticks, self.costs, steps)
+        return ModelWork.of(self.model, self.ticks, self.costs, steps, self.around_optimizer)
+
+    @property
+    def around_optimizer(self) -> AroundOptimizer:
+        """What the training loop does before and after the optimizer."""
+        scenario = self.scenario
+        device = scenario.cluster.device
+        return AroundOptimizer.of(scenario.workload, self.model, device, self.ticks)
 
     @property
     def all_reduces(self) -> AllReduces:
@@ -64,13 +72,15 @@ class Asked:
 
 def _ddp(asked: Asked) -> DistributedDataParallel:
     spec = asked.scenario.ddp
-    return DistributedDataParallel.of(asked.model, spec, asked.costs, asked.ticks, asked.own_factor)
+    return DistributedDataParallel.of(
+        asked.model, asked.work, spec, asked.costs, asked.ticks, asked.own_factor
+    )
 
 
 def _data_parallel(asked: Asked) -> DataParallel:
     gpus, batch = asked.scenario.cluster.gpus_per_node, asked.scenario.workload.batch_per_rank
     launch_s = asked.costs.launch_collective_s
-    return DataParallel(asked.model, asked.ticks, gpus, batch, launch_s)
+    return DataParallel(asked.model, asked.ticks, gpus, batch, launch_s, asked.around_optimizer)
 
 
 def _naive(asked: Asked) -> AfterBackward:
@@ -104,7 +114,14 @@ STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
 
 def select(asked: Asked) -> Strategy:
     """The strategy of a scenario."""
-    return STRATEGIES[strategy_name(asked.scenario)](asked)
+    return _with_loss_reads(STRATEGIES[strategy_name(asked.scenario)](asked), asked)
+
+
+def _with_loss_reads(strategy: Strategy, asked: Asked) -> Strategy:
+    every = asked.scenario.workload.read_loss_every
+    if every is None:
+        return strategy
+    return LossReads(strategy, every, asked.scenario.cluster.device, asked.ticks)
 
 
 def strategy_name(scenario: Scenario) -> str:
@@ -113,6 +130,6 @@ def strategy_name(scenario: Scenario) -> str:
     return "data_parallel" if is_alone else scenario.ddp.strategy
 
 
-def without_data_parallelism(asked: Asked) -> SingleDevice:
+def without_data_parallelism(asked: Asked) -> Strategy:
     """The same steps of the bare module on one device."""
-    return SingleDevice(asked.work, select(asked).warmup)
+    return _with_loss_reads(SingleDevice(asked.work, select(asked).warmup), asked)

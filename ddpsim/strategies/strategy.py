@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from ddpsim.strategies.instructions import Instruction
 from ddpsim.strategies.ticks import Launch
@@ -43,8 +43,8 @@ class Strategy(ABC):
     ones. The engines ask for `steps[kind(number)]` and carry the instructions out.
     """
 
-    broadcast: ClassVar[str] = "the buffers' broadcast"  # what a broadcast sends, in words
-    reduced: ClassVar[str] = "bucket"  # what an all-reduce of gradients sends, in words
+    broadcast: str = "the buffers' broadcast"  # what a broadcast sends, in words
+    reduced: str = "bucket"  # what an all-reduce of gradients sends, in words
 
     @property
     def kinds(self) -> int:

@@ -14,7 +14,7 @@ from ddpsim.scenario.device import Device
 from ddpsim.scenario.workload import Optimizer
 from ddpsim.workload.model import Parameter, Work
 
-__all__ = ["optimizer_state_bytes", "optimizer_work"]
+__all__ = ["TENSORS_PER_LAUNCH", "optimizer_state_bytes", "optimizer_work"]
 
 # the host's seconds a parameter, launches apart: torch 2.13's steps over 62 to 364 tensors of one
 # element on a CPU (a Xeon of 2.6 GHz), in the same Python as on a GPU
@@ -25,7 +25,7 @@ _HOST_S = {
     ("adam", True): 3.0e-6,
 }
 # multi_tensor_apply takes 30 to 110 tensors a launch, by depth: assumed 64
-_TENSORS_PER_LAUNCH = 64
+TENSORS_PER_LAUNCH = 64
 
 
 def optimizer_work(optimizer: Optimizer, parameters: Sequence[Parameter], device: Device) -> Work:
@@ -33,7 +33,7 @@ def optimizer_work(optimizer: Optimizer, parameters: Sequence[Parameter], device
     per_element, operations = _bytes_and_operations(optimizer)
     moved_bytes = per_element * sum(parameter.size_bytes for parameter in parameters) / 4
     bytes_per_s = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
-    launches = operations * math.ceil(len(parameters) / _TENSORS_PER_LAUNCH)
+    launches = operations * math.ceil(len(parameters) / TENSORS_PER_LAUNCH)
     moved_s = moved_bytes / bytes_per_s
     host_s = 0.0 if device.kind == "cpu" else _host_s(optimizer) * len(parameters)
     return Work(max(moved_s, launches * device.kernel_floor_s), launches, host_s)

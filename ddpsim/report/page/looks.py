@@ -34,7 +34,7 @@ class Look:
 
 _COPIES = "copies and buffers"
 _WAITING = "compute waits for communication"
-_IDLE = "waits for data, or stalls"
+_IDLE = "waits for data or for the device, or stalls"
 LOOKS = {
     "forward": Look("forward", "--forward", "forward"),
     "backward": Look("backward", "--backward", "backward", text="--on-backward"),
@@ -42,10 +42,14 @@ LOOKS = {
     "copy_back": Look(_COPIES, "--copies"),
     "buffers": Look(_COPIES, "--copies"),
     "optimizer": Look("optimizer", "--optimizer", "optimizer"),
+    "unscale": Look("optimizer", "--optimizer", "optimizer"),
+    "clip": Look("optimizer", "--optimizer", "optimizer"),
+    "item": Look("optimizer", "--optimizer", "optimizer"),
     "averaging": Look(_COPIES, "--copies"),
     "comm_wait": Look(_WAITING, "--ground", hatched=True, over="--exposed", edge="--exposed"),
     "data_wait": Look(_IDLE, "--ground", hatched=True, over="--idle", edge="--idle"),
     "stall": Look(_IDLE, "--ground", hatched=True, over="--idle", edge="--idle"),
+    "device_wait": Look(_IDLE, "--ground", hatched=True, over="--idle", edge="--idle"),
     "hidden": Look("communication, hidden under compute", "--hidden"),
     "exposed": Look(
         "communication, exposed", "--exposed", hatched=True, over="--hatch", text="--on-exposed"

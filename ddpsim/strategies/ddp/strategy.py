@@ -42,9 +42,15 @@ class DistributedDataParallel(Strategy):
 
     @classmethod
     def of(
-        cls, model: Model, spec: Ddp, costs: DdpCosts, ticks: Ticks, own_factor: float = 1.0
+        cls,
+        model: Model,
+        work: ModelWork,
+        spec: Ddp,
+        costs: DdpCosts,
+        ticks: Ticks,
+        own_factor: float = 1.0,
     ) -> DistributedDataParallel:
-        """A model's step under some options.
+        """A model's step under some options; `work` is the model's own.
 
         `own_factor`: DDP's hooks and copies take so many times as long as priced, but no
         compression.
@@ -52,7 +58,7 @@ class DistributedDataParallel(Strategy):
         plan = plan_buckets(model.parameters, model.ready_order, spec)
         own = _OwnWork(model, costs, ticks, own_factor)
         return cls(
-            ModelWork.of(model, ticks, costs, spec.accumulation_steps),
+            work,
             own.reducer(spec),
             own.host_ns(costs.forward_hook_s * len(model.parameters)),
             own.buckets(plan.initial),

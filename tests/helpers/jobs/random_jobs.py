@@ -59,7 +59,12 @@ def scenarios(
     return Scenario.model_validate(
         {
             "schema": "ddpsim/1",
-            "workload": {"model": "resnet18", "batch_per_rank": 1, "data": draw(loaders())},
+            "workload": {
+                "model": "resnet18",
+                "batch_per_rank": 1,
+                "data": draw(loaders()),
+                **draw(loop_options()),
+            },
             "ddp": draw(ddp_options()) | {"backend": "gloo" if gloo else "nccl"},
             "cluster": cluster,
             "run": run,
@@ -71,6 +76,19 @@ def loaders() -> st.SearchStrategy[dict[str, Any] | None]:
     """No loader, or one that may be too slow."""
     rates = st.integers(50, 3000).map(lambda rate: {"rate": f"{rate} samples/s"})
     return st.one_of(st.none(), st.none(), rates)
+
+
+def loop_options() -> st.SearchStrategy[dict[str, Any]]:
+    """Nothing, or what a loop does around the optimizer, with the host's waits for the device."""
+    every_option = st.fixed_dictionaries(
+        {
+            "precision": st.sampled_from(["fp32", "amp-fp16"]),
+            "optimizer": st.sampled_from([{"fused": True}, {}]),
+            "clip_grad_norm": st.sampled_from([None, True, {"error_if_nonfinite": True}]),
+            "read_loss_every": st.sampled_from([None, 1, 2, 3]),
+        }
+    )
+    return st.just({}) | every_option
 
 
 def ddp_options() -> st.SearchStrategy[dict[str, Any]]:
