@@ -102,7 +102,9 @@ def collective(
     machine: Annotated[
         str | None, typer.Option(help="A machine preset instead, such as dgx-h100.")
     ] = None,
-    op: Annotated[str, typer.Option(help="all_reduce or broadcast.")] = "all_reduce",
+    op: Annotated[
+        str, typer.Option(help="all_reduce, all_gather, reduce_scatter or broadcast.")
+    ] = "all_reduce",
     sizes: Annotated[
         str | None, typer.Option(help='"8..16G" doubles each time; or "1M,25 MiB".')
     ] = None,
@@ -115,7 +117,7 @@ def collective(
     settings: Settings = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.collective/1.")] = False,
 ) -> None:
-    """Print all-reduce times in nccl-tests' columns.
+    """Print a collective's times in nccl-tests' columns.
 
     \b
     ddpsim collective --machine dgx-a100 --set cluster.nodes=2 --sizes 1M..1G
@@ -125,8 +127,9 @@ def collective(
     from ddpsim.prediction.collective_times import collective_table, load_cluster, tuner_of
     from ddpsim.report.collective import render_table
 
-    if op not in ("all_reduce", "broadcast"):
-        raise typer.BadParameter(f"{op!r} is neither all_reduce nor broadcast", param_hint="--op")
+    if op not in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
+        known = "all_reduce, all_gather, reduce_scatter and broadcast"
+        raise typer.BadParameter(f"{op!r} is none of {known}", param_hint="--op")
     if (cluster is None) == (machine is None):
         raise typer.BadParameter("give one of --cluster FILE and --machine NAME")
     if tuning and (as_json or against or op != "all_reduce"):

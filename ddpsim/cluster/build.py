@@ -20,12 +20,13 @@ from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.link_sources import algorithm_choices
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import NO_TRAFFIC, Network, Traffic
-from ddpsim.cluster.transfers import duration_ns
+from ddpsim.cluster.transfers import Operation, duration_ns
 from ddpsim.cluster.wires import Wires
 from ddpsim.errors import InputError, blamed_on
 from ddpsim.provenance import Provenance, Uncertainty
 from ddpsim.scenario.catalog import are_other_devices
 from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.links import IntraNode
 from ddpsim.scenario.run import Run
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, to_ns
@@ -240,7 +241,7 @@ def _from_log(scenario: Scenario, fitted: Network | None) -> Network:
     if log.spread and log.spread > LOG.sigma:
         covered += f"; in place and out of place vary by {100 * log.spread:.0f} %"
     return Network(
-        cost=_log_cost(log, beyond, run),
+        cost=_log_cost(log, beyond, scenario),
         uncertainty=_at_least(doubt, log),
         bottleneck=f"the network as measured in {log.source}",
         provenance=(
@@ -267,12 +268,28 @@ def _assumed_ranks(log: AllReduceLog) -> tuple[str, ...]:
     return (f"{said}: its times are taken for this cluster's {_layout(log)}",)
 
 
-def _log_cost(log: AllReduceLog, beyond: Network | None, run: Run) -> CollectiveCost:
+def _log_cost(log: AllReduceLog, beyond: Network | None, scenario: Scenario) -> CollectiveCost:
     """A log's times, with the interference of the profile beside it."""
+    cost = AllReduceLogCost(
+        log, None, scenario.run.allow_extrapolation, parts=_parts_of_all_reduce(scenario)
+    )
     if beyond and isinstance(beyond.cost, InterferingCost):
-        plain = AllReduceLogCost(log, beyond.cost.cost, run.allow_extrapolation)
-        return replace(beyond.cost, cost=plain)
-    return AllReduceLogCost(log, beyond.cost if beyond else None, run.allow_extrapolation)
+        return replace(beyond.cost, cost=replace(cost, beyond=beyond.cost.cost))
+    return replace(cost, beyond=beyond.cost) if beyond else cost
+
+
+def _parts_of_all_reduce(scenario: Scenario) -> tuple[tuple[Operation, float], ...]:
+    """What reduce-scatters and all-gathers take of an all-reduce's time: one turn of a ring's two.
+
+    Assumed. Where a switch may have summed (NVLS) an all-reduce is no ring's, and nothing is told.
+    gloo all-reduces what it scatters (ScheduledCost).
+    """
+    if scenario.ddp.backend == "gloo":
+        return (("reduce_scatter", 1.0), ("all_gather", 0.5))
+    cluster = scenario.cluster
+    intra = cluster.link("intra_node") if cluster.gpus_per_node > 1 else None
+    sums = isinstance(intra, IntraNode) and intra.switch_bandwidth_bytes_per_s
+    return () if sums else (("reduce_scatter", 0.5), ("all_gather", 0.5))
 
 
 def _read(cluster: Cluster) -> AllReduceLog:

@@ -13,6 +13,8 @@ from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import (
     REPLICATED,
+    SHARDED,
+    TURNS,
     Operation,
     RingTransfer,
     ScheduledTransfer,
@@ -50,7 +52,10 @@ class CollectiveCost(Protocol):
         ...
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
-        """How a message of `size_bytes` (the whole buffer) moves; raises InputError."""
+        """How a message of `size_bytes` moves; raises InputError.
+
+        Of a reduce-scatter that is its input, of an all-gather its output: the shards of all ranks.
+        """
         ...
 
     def stretched(self, factor: float) -> CollectiveCost:
@@ -83,12 +88,13 @@ class LinkCost:
     to a tick. 100 MB on 8 ranks at 10 GB/s and 10 us: 14 (10 us + 1.25 ms) = 17.64 ms. Over unequal
     links a chunk's latency passes while the next one leaves, so that the slowest link sets the pace
     by its bandwidth, or all of them by a turn around the ring.
+    Reduce-scatter and all-gather: the first and the last N-1 steps of that.
     Broadcast: N-1 latencies, then the message once (pipelined in chunks small beside it).
     Assumes: one ring, full-duplex links that nobody else uses.
     `time_factor` stretches every time, to ask what another network would do.
     """
 
-    operations = REPLICATED
+    operations = REPLICATED | SHARDED
     links: tuple[Link, ...]
     ranks: int | None = None
     time_factor: float = 1.0
@@ -104,7 +110,8 @@ class LinkCost:
         chunk_bytes = math.ceil(size_bytes / ranks)
         taken_ns = {link: self._hop_ns(link, chunk_bytes) for link in set(self.links)}
         busy_ns, latency_ns = zip(*(taken_ns[link] for link in self.links), strict=True)
-        return RingTransfer(2 * (ranks - 1), busy_ns, latency_ns)
+        turns = TURNS[operation]
+        return RingTransfer(turns * (ranks - 1), busy_ns, latency_ns, turns=turns)
 
     def stretched(self, factor: float) -> LinkCost:
         """See CollectiveCost."""
@@ -132,16 +139,24 @@ class ScheduledCost:
     links alone, which is half of an all-reduce; gloo sends it whole down a binomial tree
     (gloo/broadcast.cc). What torch's DataParallel gathers on GPU 0 is broadcast backwards, and
     takes as long (torch/nn/parallel/comm.py: NCCL's reduce and broadcast).
+    Of reduce-scatters and all-gathers gloo's alone are known. torch 2.13 has gloo all-reduce the
+    whole input of a reduce-scatter, of which each rank keeps its shard (the profiler's ranges).
     """
 
-    operations = REPLICATED
     algorithm: str
     paths: Paths
 
+    @property
+    def operations(self) -> frozenset[Operation]:
+        """See CollectiveCost."""
+        return REPLICATED | SHARDED if self.algorithm == "gloo_ring" else REPLICATED
+
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
+        if operation == "all_gather":
+            return ScheduledTransfer("gloo_all_gather", self.paths, size_bytes)
         transfer = ScheduledTransfer(self.algorithm, self.paths, size_bytes)
-        if operation == "all_reduce" or self.algorithm == "gather":
+        if operation != "broadcast" or self.algorithm == "gather":
             return transfer
         if self.algorithm == "parameter_server":
             return WholeTransfer(0, round(duration_ns(transfer) / 2))
@@ -167,24 +182,32 @@ class AllReduceLogCost:
     otherwise it is an error, unless `extrapolate`: above, the last two sizes' bandwidth goes on;
     below, the smallest size's time holds. A broadcast is priced as half an all-reduce (assumed:
     a ring's N-1 hops against 2(N-1)), and below the smallest size as half of that one's time.
+    `parts`: what of an all-reduce's time reduce-scatters and all-gathers of its size take, where
+    that can be told; else `beyond` answers for them.
     A log does not say which part of a time is latency: where transfers share a link (gloo), all
     of it is shared.
     """
 
-    operations = REPLICATED
     log: AllReduceLog
     beyond: CollectiveCost | None = None
     extrapolate: bool = False
     time_factor: float = 1.0
+    parts: tuple[tuple[Operation, float], ...] = ()
+
+    @property
+    def operations(self) -> frozenset[Operation]:
+        """See CollectiveCost."""
+        beyond = self.beyond.operations if self.beyond else frozenset()
+        return REPLICATED | {operation for operation, _ in self.parts} | beyond
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
-        if self.beyond and not self.covers(size_bytes):
+        parts = dict[Operation, float](self.parts) | {"all_reduce": 1.0, "broadcast": 0.5}
+        if self.beyond and (operation not in parts or not self.covers(size_bytes)):
             return self.beyond.transfer(operation, size_bytes)
         if operation == "broadcast":
-            known_bytes = max(size_bytes, self.log.samples[0][0])
-            return self._whole(self._all_reduce_s(known_bytes) / 2)
-        return self._whole(self._all_reduce_s(size_bytes))
+            size_bytes = max(size_bytes, self.log.samples[0][0])
+        return self._whole(parts[operation] * self._all_reduce_s(size_bytes))
 
     def stretched(self, factor: float) -> AllReduceLogCost:
         """See CollectiveCost."""

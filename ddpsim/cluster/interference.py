@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.transfers import (
     LEAST_KEPT,
+    TURNS,
     Interference,
     Operation,
     Transfer,
@@ -57,6 +58,8 @@ class InterferingCost:
     to the power `exponent`: not every model suffers as usual layers do. Where messages are of
     float16, `kept_beside_single` tells the shares beside as many bytes of float32, and the power is
     of these: what float16 costs more is the processor's own time, which all models lose alike.
+    `kept` holds for all-reduces. A reduce-scatter (`scatter_turns` around a ring) and an all-gather
+    count by the bytes that a rank sends.
     """
 
     cost: CollectiveCost
@@ -70,6 +73,7 @@ class InterferingCost:
     idle_link_use: float = 1.0
     effect: float = 1.0
     exponent: float = 1.0
+    scatter_turns: int = 1
     _known: dict[tuple[Operation, int], Transfer] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -88,7 +92,8 @@ class InterferingCost:
 
     def _priced(self, operation: Operation, size_bytes: int) -> Transfer:
         transfer = self._split(self.cost.transfer(operation, size_bytes))
-        bytes_per_s = size_bytes / max(duration_ns(transfer), 1) * NS_PER_S
+        turns = {**TURNS, "reduce_scatter": self.scatter_turns}.get(operation, 2)
+        bytes_per_s = turns / 2 * size_bytes / max(duration_ns(transfer), 1) * NS_PER_S
         comm = self.comm + self.comm_s2_per_byte2 * bytes_per_s**2
         kept = _kept(self.kept, bytes_per_s / comm)
         single = _kept(self.kept_beside_single or self.kept, bytes_per_s / comm)

@@ -24,6 +24,8 @@ __all__ = [
     "MOST_SLOWED",
     "NO_INTERFERENCE",
     "REPLICATED",
+    "SHARDED",
+    "TURNS",
     "Interference",
     "Operation",
     "RingTransfer",
@@ -37,6 +39,9 @@ __all__ = [
 # in torch's words; a cost model says which of them it knows (CollectiveCost.operations)
 Operation = Literal["all_reduce", "broadcast", "reduce_scatter", "all_gather", "reduce", "send"]
 REPLICATED: frozenset[Operation] = frozenset({"all_reduce", "broadcast"})
+SHARDED: frozenset[Operation] = frozenset({"reduce_scatter", "all_gather"})
+# how often the chunks of a message go around a ring, N-1 steps each time
+TURNS: dict[Operation, int] = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 
 
 class Slowing(NamedTuple):
@@ -99,7 +104,8 @@ class RingTransfer:
 
     The link that leads to rank r is busy for `busy_ns[r]` with a chunk, which arrives
     `latency_ns[r]` later. Both hold one period of the ring, a node perhaps, which the other ranks
-    repeat. A rank's first chunk is under way `start_ns` after it has joined.
+    repeat. A rank's first chunk is under way `start_ns` after it has joined. `turns`: how often
+    chunks go around: twice in an all-reduce, once in its halves (TURNS).
     """
 
     steps: int
@@ -107,11 +113,12 @@ class RingTransfer:
     latency_ns: tuple[int, ...]
     interference: Interference = NO_INTERFERENCE
     start_ns: int = 0
+    turns: int = 2
 
     @property
     def ranks(self) -> int:
-        """Ranks around the ring: an all-reduce has 2(N-1) steps."""
-        return self.steps // 2 + 1
+        """Ranks around the ring: each turn has N-1 steps."""
+        return self.steps // self.turns + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,10 @@ class Program:
         """Every collective that the loop launches, at a cost; raises InputError."""
         unknown = sorted({operation for operation, _ in self.sent()} - cost.operations)
         if unknown:
-            known = " and ".join(sorted(cost.operations))
-            raise InputError("cluster", f"only {known} have a price here, not {unknown[0]}")
+            known = ", ".join(sorted(cost.operations))
+            raise InputError(
+                "cluster",
+                f"{unknown[0]} has no price here, but {known}; leave algorithm out, and state "
+                "intra_node and inter_node beside a log",
+            )
         return [cost.transfer(*sent) for sent in sorted(self.sent())]

@@ -13,7 +13,7 @@ from ddpsim.cluster.fitted.residuals import CorrectedCost
 from ddpsim.cluster.from_links import broadcast_way
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
-from ddpsim.cluster.transfers import Operation, duration_ns
+from ddpsim.cluster.transfers import TURNS, Operation, duration_ns
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.all_reduce import read_all_reduce
 from ddpsim.prediction.parts import cluster_profile
@@ -80,6 +80,12 @@ def collective_table(
             "cluster.algorithm", "data_parallel has no all-reduce: it gathers and sends; run a step"
         )
     network = build_network(scenario, cluster_profile(scenario))
+    if operation not in network.cost.operations:
+        raise InputError(
+            "cluster",
+            f"{operation} has no price here; leave algorithm out, and state intra_node and "
+            "inter_node beside a log",
+        )
     measured: dict[int, float] = {}
     if against is not None:
         layout = cluster.nodes, cluster.gpus_per_node
@@ -127,7 +133,8 @@ def _row(
     cost, known = network.plain_cost, network.uncertainty_of(size)
     factor = known.factor if known else 1.0
     time_s = max(1, duration_ns(cost.transfer(operation, size))) / NS_PER_S
-    carried = 2 * (ranks - 1) / ranks if operation == "all_reduce" else 1.0
+    turns = TURNS.get(operation)
+    carried = turns * (ranks - 1) / ranks if turns else 1.0
     chosen = _choice(cost, operation, size)
     bandwidths = (size / time_s, carried * size / time_s)
     edges = (time_s / factor, time_s * factor)
@@ -139,7 +146,7 @@ def _choice(cost: CollectiveCost, operation: Operation, size: int) -> str:
     if isinstance(cost, NcclCost):
         choice = cost.choice(size, operation)
         return f"{choice.algorithm} {choice.protocol}"
-    if operation == "all_reduce" or isinstance(cost, CorrectedCost):
+    if operation != "broadcast" or isinstance(cost, CorrectedCost):
         return ""
     return broadcast_way(cost)
 

@@ -1,4 +1,4 @@
-"""All-reduces by size as nccl-tests prints them, so that a table can be laid beside a real log."""
+"""A collective by size as nccl-tests prints them, so that a table can be laid beside a real log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _lines(table: CollectiveTable) -> Iterator[str]:
         f"#{'(B)':>14}{'(elements)':>14}{'':>8}{'':>7}{'(us)':>11}{'(GB/s)':>9}{'(GB/s)':>9}{units}"
         f"{'(us)':>20}"
     )
-    redop = "sum" if table.operation == "all_reduce" else "none"
+    redop = "sum" if table.operation in ("all_reduce", "reduce_scatter") else "none"
     for row in table.rows:
         yield _row(row, redop, held=held)
     yield from _summary(table)

@@ -15,7 +15,7 @@ from simpy import Environment
 from ddpsim.cluster.algorithms.max_plus import ring_ends_ns
 from ddpsim.cluster.cost import LinkCost
 from ddpsim.cluster.topology.link import Link
-from ddpsim.cluster.transfers import RingTransfer, duration_ns
+from ddpsim.cluster.transfers import Operation, RingTransfer, duration_ns
 from ddpsim.engine.reference.messages import RingSteps
 from ddpsim.result.timeline import MessageSpan
 
@@ -34,8 +34,9 @@ def rings(draw: st.DrawFn) -> tuple[RingTransfer, list[int]]:
     ranks = max(2, period * repeats)
     ticks = st.integers(0, draw(st.sampled_from([0, 10, 10**8])))
     arrivals = draw(st.lists(ticks, min_size=ranks, max_size=ranks))
-    start_ns = draw(st.integers(0, 99))
-    return RingTransfer(2 * (ranks - 1), busy_ns, latency_ns, start_ns=start_ns), arrivals
+    start_ns, turns = draw(st.integers(0, 99)), draw(st.integers(1, 2))
+    steps = turns * (ranks - 1)
+    return RingTransfer(steps, busy_ns, latency_ns, start_ns=start_ns, turns=turns), arrivals
 
 
 def ends_of(ring: RingTransfer, arrivals: Any) -> Any:
@@ -89,7 +90,7 @@ def test_the_time_without_arrays_is_the_last_ranks(
     """Where all join at once, of a ring whose links repeat."""
     ring, arrivals = given_ring
     together = [0] * (len(arrivals) * repeats)
-    whole = replace(ring, steps=2 * (len(together) - 1))
+    whole = replace(ring, steps=ring.turns * (len(together) - 1))
     assert duration_ns(whole) == max(by_definition(whole, together))
 
 
@@ -110,7 +111,7 @@ def test_one_period_of_a_ring_stands_for_all(
     given_ring: tuple[RingTransfer, list[int]], repeats: int
 ) -> None:
     ring, arrivals = given_ring
-    whole = replace(ring, steps=2 * (len(arrivals) * repeats - 1))
+    whole = replace(ring, steps=ring.turns * (len(arrivals) * repeats - 1))
     found, _ = ends_of(whole, arrivals)
     assert found.tolist() * repeats == by_definition(whole, arrivals * repeats)
 
@@ -153,8 +154,13 @@ def test_ring_volume_is_the_textbooks(ranks: int, size_bytes: int) -> None:
     assert exact <= volume < exact + ring.steps
 
 
-def test_worked_ring_example() -> None:
-    """100 MB on 8 ranks at 10 GB/s and 10 us: 14 steps of 10 us + 1.25 ms."""
-    ring = LinkCost((Link(10e-6, 10e9),) * 8).transfer("all_reduce", 100_000_000)
+@pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather"])
+def test_worked_ring_example(operation: Operation) -> None:
+    """100 MB on 8 ranks at 10 GB/s and 10 us: 14 steps of 10 us + 1.25 ms, or one turn of 7."""
+    cost = LinkCost((Link(10e-6, 10e9),) * 8)
+    ring = cost.transfer("all_reduce", 100_000_000)
     assert ring == RingTransfer(14, (1_250_000,) * 8, (10_000,) * 8)
     assert duration_ns(ring) == 17_640_000
+    half = cost.transfer(operation, 100_000_000)
+    assert half == replace(ring, steps=7, turns=1)
+    assert duration_ns(half) == 8_820_000

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from jobs.random_jobs import models, scenarios
 
 from ddpsim.cluster.build import build_network
+from ddpsim.cluster.transfers import TURNS, Operation
 from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
@@ -33,9 +35,10 @@ from ddpsim.workload.model import Model
 
 
 class AfterBackward(Strategy):
-    """Reduce every gradient on its own, once the whole backward is over."""
+    """Send every gradient on its own, once the whole backward is over, each by its operation."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, operations: Sequence[Operation] = ("all_reduce",)) -> None:
+        self._operations = operations
         ticks = Ticks(model.launch_s)
         self._forward, self._backward = map(ticks.launches, (model.forward, model.backward))
         self._optimizer = ticks.launches([model.optimizer])
@@ -48,7 +51,8 @@ class AfterBackward(Strategy):
         yield Mark("backward_starts")
         yield from compute_all("backward", self._backward)
         for number, size_bytes in enumerate(self._sizes_bytes):
-            yield Communicate(number, 15_000, "all_reduce", size_bytes, number, size_bytes, 1)
+            operation = self._operations[number % len(self._operations)]
+            yield Communicate(number, 15_000, operation, size_bytes, number, size_bytes, 1)
         yield from (Await(number) for number in range(len(self._sizes_bytes)))
         yield from compute_all("optimizer", self._optimizer)
         yield Mark("step_ends")
@@ -58,8 +62,9 @@ class AfterBackward(Strategy):
         return tuple(Bucket((i,), size_bytes, size_bytes) for i, size_bytes in sizes)
 
 
-def simulated(scenario: Scenario, model: Model, mode: Any) -> Any:
-    program = Program(AfterBackward(model), warmup=2, iterations=2)
+def simulated(scenario: Scenario, model: Model, mode: Any, *operations: Operation) -> Any:
+    strategy = AfterBackward(model, operations or ("all_reduce",))
+    program = Program(strategy, warmup=2, iterations=2)
     slowdowns = draw_slowdowns(scenario.cluster, scenario.run, 4)
     ranks = scenario.cluster.world_size
     request = Request(program, build_network(scenario).cost, ranks, slowdowns)
@@ -73,9 +78,11 @@ def lengths_ns(done: Any) -> list[int]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(scenarios(noisy=True, gloo=False), models())
-def test_both_engines_carry_out_a_strategy_of_ones_own(scenario: Scenario, model: Model) -> None:
-    fast, plain = (simulated(scenario, model, mode) for mode in ("auto", "reference"))
+@given(scenarios(noisy=True, gloo=False), models(), st.permutations(sorted(TURNS)))
+def test_both_engines_carry_out_a_strategy_of_ones_own(
+    scenario: Scenario, model: Model, operations: list[Operation]
+) -> None:
+    fast, plain = (simulated(scenario, model, mode, *operations) for mode in ("auto", "reference"))
     assert lengths_ns(fast) == lengths_ns(plain)
     assert fast.paths != plain.paths
 
@@ -90,21 +97,12 @@ def test_nothing_is_hidden_after_the_backward(scenario: Scenario, model: Model) 
     assert parts.exposed_comm <= step.comm_ns() <= parts.exposed_comm + parts.other
 
 
-class Scattered(AfterBackward):
-    """A strategy that sends what no cost model of today knows."""
-
-    def step(self, kind: int) -> Iterator[Instruction]:
-        for instruction in super().step(kind):
-            if isinstance(instruction, Communicate):
-                yield instruction._replace(operation="reduce_scatter")
-            else:
-                yield instruction
-
-
 def test_an_operation_without_a_price_is_refused() -> None:
+    """No cost model of today knows a reduction to one rank."""
     cluster = {"machine": "dgx-a100", "nodes": 1}
     workload = {"model": "resnet18", "batch_per_rank": 8}
     scenario = load_scenario({"schema": "ddpsim/1", "workload": workload, "cluster": cluster})
-    program = Program(Scattered(resolve(scenario).model), warmup=1, iterations=1)
-    with pytest.raises(InputError, match="only all_reduce and broadcast have a price here, not re"):
+    strategy = AfterBackward(resolve(scenario).model, ("reduce",))
+    program = Program(strategy, warmup=1, iterations=1)
+    with pytest.raises(InputError, match="reduce has no price here, but all_gather, all_reduce, b"):
         program.transfers(build_network(scenario).cost)

@@ -1,4 +1,4 @@
-"""All-reduce algorithms: messages over links, a closed form of their time, and their volume.
+"""Algorithms of collectives: messages over links, a closed form of their time, and their volume.
 
 n ranks, M bytes. What each does: `rings`, `trees` and `exchanges` beside this file.
 """
@@ -21,6 +21,8 @@ from ddpsim.cluster.algorithms.direct import (
 )
 from ddpsim.cluster.algorithms.nvls import nvls_ends_ns, nvls_ns, nvls_schedule
 from ddpsim.cluster.algorithms.rings import (
+    gloo_all_gather_ns,
+    gloo_all_gather_schedule,
     gloo_ns,
     gloo_schedule,
     hierarchical_ends_ns,
@@ -64,7 +66,7 @@ class Algorithm:
 
 @lru_cache(maxsize=16)
 def schedule(algorithm: str, paths: Paths, size_bytes: int) -> Schedule:
-    """An all-reduce of `size_bytes` as messages."""
+    """A collective of `size_bytes` as messages: an all-reduce, unless its name says another."""
     return ALGORITHMS[algorithm].schedule(paths, size_bytes)
 
 
@@ -102,7 +104,7 @@ def _once(_: Paths, size_bytes: int) -> float:
 
 
 def _to_one(paths: Paths, size_bytes: int) -> float:
-    """(n-1)/n M: each but one sends the whole once."""
+    """(n-1)/n M: each but one sends the whole once, or each sends every shard but one."""
     return (paths.ranks - 1) / paths.ranks * size_bytes
 
 
@@ -115,6 +117,7 @@ def _folded(paths: Paths, size_bytes: int) -> float:
 ALGORITHMS: dict[str, Algorithm] = {
     "ring": Algorithm(ring_schedule, ring_ns, _around),
     "gloo_ring": Algorithm(gloo_schedule, gloo_ns, _around),
+    "gloo_all_gather": Algorithm(gloo_all_gather_schedule, gloo_all_gather_ns, _to_one),
     "tree": Algorithm(tree_schedule, tree_ns, _around, tree_ends_ns),
     "halving_doubling": Algorithm(
         halving_doubling_schedule, halving_doubling_ns, _folded, halving_doubling_ends_ns

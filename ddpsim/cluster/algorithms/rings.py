@@ -1,4 +1,4 @@
-"""All-reduces that go round rings: NCCL's, gloo's in segments, and rings of rings.
+"""Collectives that go round rings: NCCL's, gloo's in segments, and rings of rings.
 
 Costs: a latency and b seconds per byte of one link, n ranks, M bytes.
 """
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ddpsim.cluster.algorithms.max_plus import Ticks
 
 __all__ = [
+    "gloo_all_gather_ns",
+    "gloo_all_gather_schedule",
     "gloo_ns",
     "gloo_schedule",
     "hierarchical_ends_ns",
@@ -116,13 +118,22 @@ def gloo_schedule(paths: Paths, size_bytes: int) -> Schedule:
     A segment goes once the one before the last has arrived, and what it passes on is there. The
     time in which a thread adds is not in it: a profile knows it (`ddpsim.cluster.fitted.laws`).
     """
+    return _gloo_phases(paths, *_segments(paths.ranks, size_bytes), phases=2)
+
+
+def gloo_all_gather_schedule(paths: Paths, size_bytes: int) -> Schedule:
+    """gloo's all-gather: a ring on which shards go in halves, two in flight (gloo/allgather.cc)."""
+    return _gloo_phases(paths, *_halves(paths.ranks, size_bytes), phases=1)
+
+
+def _gloo_phases(paths: Paths, each: int, segment: int, phases: int) -> Schedule:
+    """So many times around the ring, `each` segments for every rank's share."""
     out, n = Scheduler(), paths.ranks
-    each, segment = _segments(n, size_bytes)
     ends = [(rank, (rank - 1) % n) for rank in range(n)]
     links = [_slowest_hop(paths, hop) for hop in ends]
     count = each * (n - 1)  # of a phase, by each rank
     began: dict[int, list[int]] = {rank: [] for rank in range(n)}
-    for _ in range(2):
+    for _ in range(phases):
         sent: dict[int, list[int]] = {rank: [] for rank in range(n)}
         for j in range(count):
             for rank in range(n):
@@ -154,14 +165,26 @@ def _segments(ranks: int, size_bytes: int) -> tuple[int, int]:
     return each, ceil(size_bytes / (each * ranks))
 
 
+def _halves(ranks: int, size_bytes: int) -> tuple[int, int]:
+    """The same of an all-gather: the shard's two halves, of which one may be a byte longer."""
+    return 2, ceil(ceil(size_bytes / ranks) / 2)
+
+
 def gloo_ns(paths: Paths, size_bytes: int) -> int:
     """Twice K segments of s bytes, two in flight: K max(s b, (a + s b) / 2) and a wait of a."""
-    n = paths.ranks
-    each, segment = _segments(n, size_bytes)
+    return 2 * _phase_ns(paths, *_segments(paths.ranks, size_bytes))
+
+
+def gloo_all_gather_ns(paths: Paths, size_bytes: int) -> int:
+    """The same once, with 2(n-1) segments of M/2n bytes."""
+    return _phase_ns(paths, *_halves(paths.ranks, size_bytes))
+
+
+def _phase_ns(paths: Paths, each: int, segment: int) -> int:
     link = _slowest_hop(paths)
     takes, leaves = step_ns(link, segment), leaving_ns(link, segment)
-    pairs, odd = divmod(each * (n - 1) - 1, 2)
-    return 2 * (pairs * max(2 * leaves, takes) + odd * leaves + takes)
+    pairs, odd = divmod(each * (paths.ranks - 1) - 1, 2)
+    return pairs * max(2 * leaves, takes) + odd * leaves + takes
 
 
 def hierarchical_schedule(paths: Paths, size_bytes: int) -> Schedule:

@@ -7,14 +7,14 @@ stand; the fit (`calibrate.fit`) and the simulation both call it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ddpsim.cluster.transfers import REPLICATED, Operation, WholeTransfer
+from ddpsim.cluster.transfers import REPLICATED, SHARDED, Operation, WholeTransfer
 from ddpsim.errors import InputError
 from ddpsim.importers.profiles.cluster import GlooRing, NcclRegime, NcclRegimes
 from ddpsim.units import to_ns
@@ -64,11 +64,14 @@ class FittedCost:
     src/graph/tuning.cc has no other way), on the fastest of the rings, or of all regimes if none is
     one; gloo sends it whole down a binomial tree (gloo/broadcast.cc), ceil(log2 n) times. What was
     measured of it, if it was, `ddpsim.cluster.fitted.residuals` brings in.
+    So are reduce-scatters and all-gathers, of which a ring's all-reduce consists: NCCL's take half
+    of its hops and bytes on the fastest of the rings; gloo all-reduces the whole input of a
+    reduce-scatter (torch 2.13), and gathers shards in halves (gloo/allgather.cc).
     With gloo the time of the bytes on the wire is what two collectives in flight share; with
     NCCL, one at a time, the split does not matter.
     """
 
-    operations = REPLICATED
+    operations = REPLICATED | SHARDED
     model: AllReduceModel
     nodes: int
     gpus_per_node: int
@@ -78,8 +81,7 @@ class FittedCost:
     def transfer(self, operation: Operation, size_bytes: int) -> WholeTransfer:
         """See CollectiveCost; raises InputError where the profile has no figures."""
         point = Point(size_bytes, self.nodes, self.gpus_per_node, self.line_rate)
-        parts = _all_reduce if operation == "all_reduce" else _broadcast
-        latency_s, transfer_s = parts(self.model, Columns.of([point]))
+        latency_s, transfer_s = _PARTS[operation](self.model, Columns.of([point]))
         return WholeTransfer(
             self._ns(latency_s[0]), self._ns(transfer_s[0]), burst_ns=self._ns(self._burst_s)
         )
@@ -138,6 +140,31 @@ def _broadcast(model: AllReduceModel, columns: Columns) -> _Parts:
     return _fastest([_nccl_broadcast(regime, columns) for regime in rings], columns)
 
 
+def _reduce_scatter(model: AllReduceModel, columns: Columns) -> _Parts:
+    if isinstance(model, GlooRing):
+        return _gloo_ring(model, columns)
+    return _half_ring(model, columns)
+
+
+def _all_gather(model: AllReduceModel, columns: Columns) -> _Parts:
+    if isinstance(model, GlooRing):
+        return _gloo_all_gather(model, columns)
+    return _half_ring(model, columns)
+
+
+def _half_ring(model: NcclRegimes, columns: Columns) -> _Parts:
+    """NCCL has no tree for these; raises InputError where the profile tells of trees alone."""
+    rings = [regime for regime in model.regimes if regime.shape == "ring"]
+    if not rings:
+        raise InputError(
+            "cluster.profile",
+            "was fitted to all-reduces that no ring explains: it does not tell what a "
+            "reduce-scatter or an all-gather takes, which NCCL sends around rings; drop the "
+            "profile, and state cluster.intra_node and cluster.inter_node",
+        )
+    return _fastest([_nccl_half(regime, columns) for regime in rings], columns)
+
+
 class Columns(NamedTuple):
     """Points as columns, one entry a point: many are evaluated at once."""
 
@@ -169,6 +196,15 @@ def _nccl_broadcast(regime: NcclRegime, columns: Columns) -> _Parts:
     return _Parts(
         regime.base_s.value + _hops_s(regime, columns) / 2,
         _bytes_beyond(regime, columns) / _bandwidth(regime, columns),
+    )
+
+
+def _nccl_half(regime: NcclRegime, columns: Columns) -> _Parts:
+    """The hops and bytes of one turn around a ring, after the base of the whole."""
+    ranks = columns.ranks
+    return _Parts(
+        regime.base_s.value + _hops_s(regime, columns) / 2,
+        (ranks - 1) / ranks * _bytes_beyond(regime, columns) / _bandwidth(regime, columns),
     )
 
 
@@ -222,16 +258,37 @@ def _gloo_ring(model: GlooRing, columns: Columns) -> _Parts:
     4 MiB (four segments) take 1.04 times their bytes at the line rate, not six fourths of it.
     The part of the bytes that a shaper lets through as its burst goes as if B were infinite.
     """
+    return _gloo_shaped(model, columns, 2, _segments_s)
+
+
+def _gloo_all_gather(model: GlooRing, columns: Columns) -> _Parts:
+    """The all-gather's phase alone, of which a segment is half a shard. Source: allgather.cc."""
+    return _gloo_shaped(model, columns, 1, _halves_s)
+
+
+def _gloo_shaped(
+    model: GlooRing,
+    columns: Columns,
+    turns: int,
+    alone_s: Callable[[GlooRing, Columns, Floats], Floats],
+) -> _Parts:
+    """So many turns around the ring, what a shaper lets through without its limit too."""
     n = columns.ranks
     s_per_byte = _wire_s_per_byte(model, columns)
-    volume = 2 * (n - 1) / n * columns.size_bytes * model.wire_bytes_per_byte.value
+    volume = turns * (n - 1) / n * columns.size_bytes * model.wire_bytes_per_byte.value
     shaped = np.maximum(0.0, volume - model.burst_bytes.value) / np.maximum(volume, 1.0)
-    limited_s = _segments_s(model, columns, s_per_byte)
-    free_s = _segments_s(model, columns, np.zeros_like(s_per_byte))
+    limited_s = alone_s(model, columns, s_per_byte)
+    free_s = alone_s(model, columns, np.zeros_like(s_per_byte))
     total_s = model.queue_s.value + shaped * limited_s + (1 - shaped) * free_s
-    wire_s = 2 * (n - 1) / n * columns.size_bytes * s_per_byte * shaped
+    wire_s = turns * (n - 1) / n * columns.size_bytes * s_per_byte * shaped
     transfer_s = np.minimum(wire_s, total_s)
     return _Parts(total_s - transfer_s, transfer_s)
+
+
+def _halves_s(model: GlooRing, columns: Columns, s_per_byte: Floats) -> Floats:
+    n, latency_s = columns.ranks, model.segment_s.value
+    wire_s = columns.size_bytes / n / 2 * s_per_byte
+    return np.asarray(2 * (n - 1) * np.maximum(wire_s, (wire_s + latency_s) / 2) + latency_s)
 
 
 def _segments_s(model: GlooRing, columns: Columns, s_per_byte: Floats) -> Floats:
@@ -260,3 +317,11 @@ def _wire_s_per_byte(model: GlooRing, columns: Columns) -> Floats:
     stated = columns.line_rate
     line_rate = np.where(np.isnan(stated), model.line_rate_bytes_per_s, stated)
     return np.asarray(model.wire_bytes_per_byte.value / line_rate)
+
+
+_PARTS: dict[Operation, Callable[[AllReduceModel, Columns], _Parts]] = {
+    "all_reduce": _all_reduce,
+    "broadcast": _broadcast,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+}

@@ -71,6 +71,7 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
             crowded_s_per_byte=found.crowded_slowdown_s_per_byte.value * sent,
             comm_delay_s=found.comm_delay_s.value,
             idle_link_use=found.idle_link_use.value,
+            scatter_turns=2 if is_gloo else 1,  # gloo all-reduces what it scatters
         )
         if found
         else cost,

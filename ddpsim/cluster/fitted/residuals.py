@@ -27,7 +27,7 @@ from ddpsim.cluster.fitted.laws import (
     Point,
     all_reduce_times_s,
 )
-from ddpsim.cluster.transfers import REPLICATED, Operation, WholeTransfer, duration_ns
+from ddpsim.cluster.transfers import REPLICATED, SHARDED, Operation, WholeTransfer, duration_ns
 from ddpsim.importers.profiles.cluster import GlooRing, MeasuredTime
 
 __all__ = ["CorrectedCost", "Correction"]
@@ -103,9 +103,12 @@ class Correction:
 
 @dataclass(frozen=True)
 class CorrectedCost:
-    """A law, with its times corrected, bytes on the link and latency; a CollectiveCost."""
+    """A law, with its times corrected, bytes on the link and latency; a CollectiveCost.
 
-    operations = REPLICATED
+    Reduce-scatters and all-gathers are corrected as all-reduces of their size (assumed).
+    """
+
+    operations = REPLICATED | SHARDED
     law: FittedCost
     all_reduces: Correction
     broadcasts: Correction = Correction()
@@ -113,7 +116,7 @@ class CorrectedCost:
     def transfer(self, operation: Operation, size_bytes: int) -> WholeTransfer:
         """See CollectiveCost; raises InputError where the law has no figures."""
         law = self.law.transfer(operation, size_bytes)
-        correction = self.all_reduces if operation == "all_reduce" else self.broadcasts
+        correction = self.broadcasts if operation == "broadcast" else self.all_reduces
         asked = self.law.model, size_bytes, self.law.line_rate
         whole_ns = round(correction.factor(*asked) * duration_ns(law))
         transfer_ns = min(whole_ns, round(correction.link_factor(*asked) * law.transfer_ns))

@@ -1,4 +1,4 @@
-"""What an NCCL all-reduce costs on a machine that nobody measured: its tuner's choice, priced.
+"""What an NCCL collective costs on a machine that nobody measured: its tuner's choice, priced.
 
 The choice is NCCL's (`ddpsim.cluster.nccl.tuner`). The bytes go over links as the algorithm sends
 them (`ddpsim.cluster.algorithms`). Latencies are NCCL's own table plus what published sweeps show
@@ -20,6 +20,8 @@ from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import (
     REPLICATED,
+    SHARDED,
+    TURNS,
     Operation,
     RingTransfer,
     ScheduledTransfer,
@@ -52,7 +54,7 @@ _HOP_US, _BASE_US = tables(NEWEST).hop_us, tables(NEWEST).base_us
 
 @dataclass(frozen=True)
 class NcclCost:
-    """All-reduces as NCCL would choose and send them, on the cluster's ranks.
+    """Collectives as NCCL would choose and send them, on the cluster's ranks.
 
     `paths` holds bandwidths of bytes on the wire, of which a protocol's flags take their part, and,
     where the scenario states it (not `table_intra`), the latency of one step inside a node; else it
@@ -60,10 +62,11 @@ class NcclCost:
     5 us in NCCL's table, or where the scenario states it (`is_ring_step`) in a ring; None: as the
     table says.
     `message_s`: how long a NIC is busy with a message beside its bytes. `algorithms` and
-    `protocols` restrict the choice, as NCCL_ALGO and NCCL_PROTO do.
+    `protocols` restrict the choice, as NCCL_ALGO and NCCL_PROTO do; `algorithms` that of
+    all-reduces alone, as of the others rings are priced.
     """
 
-    operations = REPLICATED
+    operations = REPLICATED | SHARDED
     graph: Graph
     paths: Paths
     table_intra: bool
@@ -76,8 +79,10 @@ class NcclCost:
 
     def choice(self, size_bytes: int, operation: Operation = "all_reduce") -> Choice:
         """What NCCL takes for a message; for a broadcast it knows no other than a ring."""
-        algorithms = ("ring",) if operation == "broadcast" else self.algorithms
-        return choose(self.graph, size_bytes, algorithms, self.protocols)
+        if operation == "all_reduce":
+            return choose(self.graph, size_bytes, self.algorithms, self.protocols)
+        like: Operation = "all_reduce" if operation == "broadcast" else operation
+        return choose(self.graph, size_bytes, ("ring",), self.protocols, like)
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
@@ -87,13 +92,17 @@ class NcclCost:
         """See CollectiveCost."""
         return replace(self, time_factor=self.time_factor * factor)
 
-    def sent(self, choice: Choice, size_bytes: int) -> Transfer:
+    def sent(
+        self, choice: Choice, size_bytes: int, operation: Operation = "all_reduce"
+    ) -> Transfer:
         """What a choice costs."""
         priced = self._priced(choice, size_bytes).stretched(self.time_factor)
         start_ns = to_ns(self._startup_s(choice) * self.time_factor)
         if choice.algorithm == "ring":
-            steps = 2 * (priced.ranks - 1)
-            return RingTransfer(steps, *ring_hops_ns(priced, size_bytes), start_ns=start_ns)
+            turns = TURNS[operation]
+            hops_ns = ring_hops_ns(priced, size_bytes)
+            steps = turns * (priced.ranks - 1)
+            return RingTransfer(steps, *hops_ns, start_ns=start_ns, turns=turns)
         return ScheduledTransfer(choice.algorithm, priced, size_bytes, start_ns=start_ns)
 
     def broadcast(self, choice: Choice, size_bytes: int) -> WholeTransfer:
@@ -187,5 +196,6 @@ def _waits_for_network(cost: NcclCost) -> bool:
 def _transfer(cost: NcclCost, operation: Operation, size_bytes: int) -> Transfer:
     """A step asks for the same sizes again and again."""
     choice = cost.choice(size_bytes, operation)
-    send = cost.broadcast if operation == "broadcast" else cost.sent
-    return send(choice, size_bytes)
+    if operation == "broadcast":
+        return cost.broadcast(choice, size_bytes)
+    return cost.sent(choice, size_bytes, operation)

@@ -1,9 +1,14 @@
-"""Which algorithm and protocol NCCL takes for an all-reduce: its tuner's own estimate.
+"""Which algorithm and protocol NCCL takes for a collective: its tuner's own estimate.
 
 Formulas of NCCL 2.30 (src/graph/tuning.cc, topo.h, search.cc, enqueue.cc) with the tables of the
 version asked for (`ddpsim.cluster.nccl.tables`), in its own units: GB/s and us. It serves to
 choose, as in NCCL, and never as the answer: its latencies are half of what is measured (nccl-tests
 issue 123). What the choice costs: `ddpsim.cluster.nccl.cost`.
+
+For reduce-scatters and all-gathers NCCL has rings; trees for all-reduces alone. Left out, so that
+rings are taken there too: all-gathers by NVLS on one node, and PAT (from 2.23 on, where each node
+has one GPU), as nothing tells what they take. Both lack for the reduce-scatters of `fully_shard`,
+which average: these scale (ncclDevPreMulSum), and so have neither (updateCollCostTable).
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from ddpsim.cluster.nccl.tables import (
     Tables,
     tables,
 )
+from ddpsim.cluster.transfers import TURNS, Operation
 
 __all__ = ["Choice", "Estimate", "Graph", "choose", "estimates", "most_ll_gb_per_s", "tree_part"]
 
@@ -158,32 +164,36 @@ class Choice(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def estimates(graph: Graph) -> tuple[Estimate, ...]:
-    """Every algorithm and protocol that this job may use."""
+def estimates(graph: Graph, operation: Operation = "all_reduce") -> tuple[Estimate, ...]:
+    """Every algorithm and protocol that this job may use for an operation."""
     found = []
-    for algorithm in _algorithms(graph):
+    for algorithm in _algorithms(graph, operation):
         for i, protocol in enumerate(PROTOCOLS):
             if algorithm == "nvls" and protocol != "Simple":
                 continue
             if protocol == "LL128" and graph.path == "pcie" and graph.gpus_per_node > 1:
                 continue  # 128 bytes are only sure to arrive together over NVLink
-            bandwidth = _bandwidth(graph, algorithm, i)
+            bandwidth = _bandwidth(graph, algorithm, i, TURNS[operation])
             if bandwidth > 0:
-                latency = _latency(graph, algorithm, i)
+                latency = _latency(graph, algorithm, i, TURNS[operation])
                 found.append(Estimate(algorithm, protocol, latency, bandwidth))
     return tuple(found)
 
 
 def choose(
-    graph: Graph, size_bytes: int, algorithms: Sequence[str] = (), protocols: Sequence[str] = ()
+    graph: Graph,
+    size_bytes: int,
+    algorithms: Sequence[str] = (),
+    protocols: Sequence[str] = (),
+    operation: Operation = "all_reduce",
 ) -> Choice:
     """The fastest by the tuner's estimate, of those named (as by NCCL_ALGO and NCCL_PROTO).
 
     Raises ValueError where none of them can be used.
     """
     named = [
-        Choice(row.algorithm, row.protocol, time_us(graph, row, size_bytes))
-        for row in estimates(graph)
+        Choice(row.algorithm, row.protocol, time_us(graph, row, size_bytes, operation))
+        for row in estimates(graph, operation)
         if (not algorithms or row.algorithm in algorithms)
         and (not protocols or row.protocol in protocols)
     ]
@@ -192,12 +202,15 @@ def choose(
     return min(named, key=lambda choice: choice.time_us)
 
 
-def time_us(graph: Graph, row: Estimate, size_bytes: int) -> float:
+def time_us(
+    graph: Graph, row: Estimate, size_bytes: int, operation: Operation = "all_reduce"
+) -> float:
     """The tuner's estimate for one message."""
     latency, bandwidth = row.latency_us, row.bandwidth_gb_per_s
     if row.algorithm == "tree":
         bandwidth *= tree_part(graph, row.protocol, size_bytes)
-    if (row.algorithm, row.protocol) == ("ring", "Simple") and graph.nodes > 1:
+    is_simple_ring = (row.algorithm, row.protocol) == ("ring", "Simple")
+    if is_simple_ring and graph.nodes > 1 and operation == "all_reduce":
         latency *= _ring_factor(graph, size_bytes)
     return latency + size_bytes / (1000 * bandwidth)
 
@@ -221,21 +234,23 @@ def tree_part(graph: Graph, protocol: Protocol, size_bytes: int) -> float:
     return graph.tables.tree_part[PROTOCOLS.index(protocol)][place] if place <= 22 else 1.0
 
 
-def _algorithms(graph: Graph) -> Iterator[Algorithm]:
+def _algorithms(graph: Graph, operation: Operation) -> Iterator[Algorithm]:
     yield "ring"
+    if operation != "all_reduce":
+        return
     yield "tree"
     least, most = graph.tables.nvls_from_nodes
     if graph.reduces and graph.gpus_per_node > 1 and least <= graph.nodes <= most:
         yield "nvls"
 
 
-def _bandwidth(graph: Graph, algorithm: Algorithm, protocol: int) -> float:
+def _bandwidth(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) -> float:
     """GB/s of the message."""
     known = graph.tables
     limits, column = known.limits[graph.architecture], min(graph.nodes, 3) - 1
     count, speed = graph.channels
     bus, n = min(count * speed, limits.bus), graph.ranks
-    around = n / (2 * (n - 1))
+    around = n / (turns * (n - 1))
     if algorithm == "ring":
         ll128_part = known.single_gpu_ll128_part if graph.gpus_per_node == 1 else 0.92
         ll128 = min(ll128_part * bus, count * limits.ring_ll128[column])
@@ -275,7 +290,7 @@ def _of_cpu(graph: Graph) -> Architecture:
     return "ampere" if graph.cpu_vendor == "amd" else "volta"
 
 
-def _latency(graph: Graph, algorithm: Algorithm, protocol: int) -> float:
+def _latency(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) -> float:
     known = graph.tables
     base = known.base_us[algorithm][protocol]
     intra = known.hop_us[graph.path][algorithm][protocol]
@@ -286,21 +301,22 @@ def _latency(graph: Graph, algorithm: Algorithm, protocol: int) -> float:
         return base + 2 * ((graph.gpus_per_node - 1) * intra + hops * net)
     if algorithm == "nvls":
         return base + intra + 2 * hops * net
-    crossing = _ring_crossings(graph)
+    crossing = _ring_crossings(graph, turns)
     overhead = 0.0
     if known.has_network_overhead and graph.nodes > 1:
         overhead = 2.0 if graph.cpu_vendor == "amd" else 1.0
     step = max(intra, overhead * (3 if protocol == 2 else 1))
-    return base + (2 * (graph.ranks - 1) - crossing) * step + crossing * net
+    return base + (turns * (graph.ranks - 1) - crossing) * step + crossing * net
 
 
-def _ring_crossings(graph: Graph) -> int:
+def _ring_crossings(graph: Graph, turns: int) -> int:
     """Steps of a ring for which the tuner counts the network."""
     if graph.nodes == 1:
         return 0
     if graph.minor <= 6:
-        return 2 * (graph.ranks - 1)  # each step paid for the network
-    return 2 * graph.nodes if graph.tables.crossings_of_all else 2 * (graph.nodes - 1)
+        return turns * (graph.ranks - 1)  # each step paid for the network
+    counts_all = graph.tables.crossings_of_all and turns == 2
+    return turns * (graph.nodes if counts_all else graph.nodes - 1)
 
 
 def _net_us(graph: Graph, algorithm: Algorithm, protocol: int) -> float:

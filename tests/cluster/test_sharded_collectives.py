@@ -1,0 +1,183 @@
+"""Reduce-scatter and all-gather: the two turns of a ring's all-reduce, and what has no price."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clusters.collectives import MIB, cluster
+from clusters.profiles import both, fitted, profile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddpsim.cluster.build import build_network
+from ddpsim.cluster.cost import ScheduledCost
+from ddpsim.cluster.fitted.network import network_from_profile
+from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.cluster.nccl.tuner import Graph, choose, estimates
+from ddpsim.cluster.topology.link import Link
+from ddpsim.cluster.topology.paths import Paths
+from ddpsim.cluster.transfers import Operation, RingTransfer, duration_ns
+from ddpsim.errors import InputError
+from ddpsim.importers.profiles.cluster import ClusterProfile
+from ddpsim.prediction.collective_times import collective_table, load_cluster
+
+HALVES: tuple[Operation, ...] = ("reduce_scatter", "all_gather")
+RING: dict[str, Any] = {"device": "a100-sxm-80gb", "gpus_per_node": 8}
+NVLS: dict[str, Any] = {"device": "h100-sxm-80gb", "gpus_per_node": 8}
+DEVICES = {"nccl": "a100-sxm-80gb", "gloo": "cpu-core"}
+CORES: dict[str, Any] = {"device": "cpu-core", "gpus_per_node": 8}
+NCCL_LAW: dict[str, Any] = {
+    "base_s": fitted(8e-6),
+    "intra_hop_s": fitted(1e-6),
+    "inter_hop_s": fitted(5e-6),
+    "intra_bandwidth_bytes_per_s": fitted(200e9),
+    "inter_bandwidth_bytes_per_s": fitted(40e9),
+}
+
+
+def cost_of(backend: str = "nccl", **keys: Any) -> Any:
+    scenario = load_cluster(cluster(**keys) | {"ddp": {"backend": backend}})
+    return build_network(scenario).plain_cost
+
+
+def fitted_cost(nodes: int, gpus: int, **changes: Any) -> Any:
+    """What a profile says of so many ranks."""
+    changes["valid"] = profile()["valid"] | {"layouts": [[nodes, gpus]]}
+    read = ClusterProfile.model_validate(profile(**changes))
+    scenario = load_cluster(
+        cluster(device=DEVICES[read.backend], nodes=nodes, gpus_per_node=gpus)
+        | {"ddp": {"backend": read.backend}}
+    )
+    return network_from_profile(scenario, read).cost
+
+
+def times_ns(cost: Any, size: int = 64 * MIB) -> Iterator[int]:
+    for operation in ("all_reduce", *HALVES):
+        yield duration_ns(cost.transfer(operation, size))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 4), st.sampled_from([2, 4, 8]), st.integers(1, 2**30))
+def test_nccl_sends_one_turn_around_the_all_reduces_ring(nodes: int, gpus: int, size: int) -> None:
+    """In the protocol that its tuner takes for the operation, whatever the all-reduce takes."""
+    cost = cost_of(**RING | {"nodes": nodes, "gpus_per_node": gpus})
+    assert isinstance(cost, NcclCost)
+    for operation in HALVES:
+        choice = cost.choice(size, operation)
+        half, whole = cost.transfer(operation, size), cost.sent(choice, size)
+        assert choice.algorithm == "ring"
+        assert isinstance(half, RingTransfer)
+        assert isinstance(whole, RingTransfer)
+        assert (half.busy_ns, half.latency_ns) == (whole.busy_ns, whole.latency_ns)
+        assert (half.steps, half.ranks) == (nodes * gpus - 1, whole.ranks)
+
+
+def test_the_tuner_counts_one_turn_and_no_trees() -> None:
+    """7 steps of 3.4 us after 8.4 us (NCCL's table), and n / (n-1) of the bus bandwidth."""
+    graph = Graph("ampere", 1, 8, 240.0)
+    of_all = {row[:2]: row for row in estimates(graph)}
+    for operation in HALVES:
+        rows = estimates(graph, operation)
+        assert {row.algorithm for row in rows} == {"ring"}
+        simple = rows[-1]
+        assert simple.protocol == "Simple"
+        assert simple.latency_us == pytest.approx(8.4 + 7 * 3.4)
+        assert simple.bandwidth_gb_per_s == pytest.approx(240 * 8 / 7)
+        twice = of_all["ring", "Simple"]
+        assert simple.bandwidth_gb_per_s == pytest.approx(2 * twice.bandwidth_gb_per_s)
+        assert choose(graph, 2**30, operation=operation).protocol == "Simple"
+
+
+def test_an_algorithm_that_is_asked_for_is_that_of_all_reduces() -> None:
+    """NCCL has no tree for the others."""
+    cost = cost_of(**RING | {"nodes": 2, "algorithm": "tree"})
+    assert cost.choice(64 * MIB).algorithm == "tree"
+    assert isinstance(cost.transfer("all_gather", 64 * MIB), RingTransfer)
+
+
+def test_gloo_reduces_all_of_what_it_scatters_and_gathers_in_halves() -> None:
+    """An all-gather of 4 ranks: six half shards of 1 ms, two in flight, and the latency once."""
+    cost = ScheduledCost("gloo_ring", Paths(4, 1, None, Link(50e-6, 1e9)))
+    whole_ns, scattered_ns, gathered_ns = times_ns(cost, 8_000_000)
+    assert scattered_ns == whole_ns
+    assert gathered_ns == 6 * 1_000_000 + 50_000
+
+
+def test_other_algorithms_have_no_price() -> None:
+    links = {"intra_node": {"bandwidth": "10 GB/s", "latency": "5 us"}}
+    cost = cost_of("gloo", **CORES | links | {"algorithm": "halving_doubling"})
+    assert cost.operations == {"all_reduce", "broadcast"}
+    scenario = load_cluster(cluster(**RING | {"algorithm": "direct"}))
+    with pytest.raises(InputError, match="all_gather has no price here; leave algorithm out"):
+        collective_table(scenario, "all_gather", [MIB])
+
+
+def test_a_fitted_ring_is_two_turns() -> None:
+    """Half of the hops and of the bytes; the start of a collective is in each."""
+    regimes = [NCCL_LAW | {"shape": "ring"}, NCCL_LAW | {"shape": "tree", "base_s": fitted(0.0)}]
+    law = {"kind": "fastest-of", "regimes": regimes}
+    cost = fitted_cost(2, 4, backend="nccl", all_reduce=law)
+    _, *halves_ns = times_ns(cost)
+    half_s = 8e-6 + 6 * 1e-6 + 1 * 5e-6 + 7 / 8 * 64 * MIB / 40e9
+    assert halves_ns == [round(half_s * 1e9)] * 2
+
+
+def test_fitted_trees_tell_nothing_of_it() -> None:
+    law = {"kind": "fastest-of", "regimes": [NCCL_LAW | {"shape": "tree"}]}
+    cost = fitted_cost(2, 4, backend="nccl", all_reduce=law)
+    with pytest.raises(InputError, match="all-reduces that no ring explains"):
+        cost.transfer("all_gather", MIB)
+
+
+def test_a_fitted_gloo_gathers_for_half_of_what_it_reduces() -> None:
+    """Without latency: (n-1)/n of the bytes on the wire, twice for an all-reduce."""
+    whole_ns, scattered_ns, gathered_ns = times_ns(fitted_cost(2, 1))
+    assert scattered_ns == whole_ns == pytest.approx(2 * gathered_ns, rel=1e-5)
+    assert gathered_ns == pytest.approx(64 * MIB / 2 / (0.94 * 125e6) * 1e9, rel=1e-6)
+
+
+def test_compute_suffers_by_the_bytes_that_a_rank_sends() -> None:
+    """An all-gather sends half as much as an all-reduce in half of its time."""
+    whole, scattered, gathered = (
+        fitted_cost(2, 1, **both(1.0, 1.0, 5e-9)).transfer(operation, 64 * MIB).interference
+        for operation in ("all_reduce", *HALVES)
+    )
+    assert whole.compute > 1
+    assert whole.compute == scattered.compute == gathered.compute
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    path = tmp_path / "log.csv"
+    path.write_text("size_bytes,time_us,nodes,gpus_per_node\n1048576,80,1,8\n67108864,800,1,8\n")
+    return str(path)
+
+
+def test_a_log_of_rings_gives_half_of_its_times(log: str) -> None:
+    whole_ns, *halves_ns = times_ns(cost_of(**RING | {"all_reduce": log}))
+    assert halves_ns == [whole_ns / 2] * 2
+    gloo_ns = [*times_ns(cost_of("gloo", **CORES | {"all_reduce": log}))]
+    assert gloo_ns == [whole_ns, whole_ns, whole_ns / 2]
+
+
+def test_a_log_of_switches_that_sum_gives_none(log: str) -> None:
+    """NVLS's all-reduce is faster than two turns around a ring; stated links answer."""
+    cost = cost_of(**NVLS | {"all_reduce": log})
+    assert cost.operations == {"all_reduce", "broadcast"}
+    stated = {"bandwidth": "365 GB/s", "latency": "1 us", "switch_bandwidth": "480 GB/s"}
+    links = cost_of(**NVLS | {"intra_node": stated})
+    held = cost_of(**NVLS | {"intra_node": stated, "all_reduce": log})
+    assert held.transfer("all_gather", 64 * MIB) == links.transfer("all_gather", 64 * MIB)
+
+
+def test_the_table_counts_the_bytes_of_one_turn(cli: Callable[..., Any]) -> None:
+    """nccl-tests' PERFORMANCE.md: a bus bandwidth of (n-1)/n size over time."""
+    for operation in HALVES:
+        asked = ("--machine", "dgx-a100", "--op", operation, "--sizes", "64M")
+        (row,) = json.loads(cli("collective", *asked, "--json").out)["rows"]
+        assert row["choice"] == "ring Simple"
+        assert row["busbw_bytes_per_s"] == pytest.approx(7 / 8 * row["algbw_bytes_per_s"])
