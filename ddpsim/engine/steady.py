@@ -115,6 +115,8 @@ def _works_before_beginning(
                 left_ns -= work_ns * slowest + _ROUNDED_NS
             case Compute(device_ns=work_ns):
                 before_ns.append(work_ns)
+            case Communicate(waits_for=recorded) if recorded is not None:
+                return None  # works before it may come after the Record
             case Communicate() if not is_sent:
                 sent, is_sent = (
                     request.cost.transfer(instruction.operation, instruction.size_bytes),

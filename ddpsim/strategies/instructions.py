@@ -21,6 +21,7 @@ __all__ = [
     "Instruction",
     "LoadBatch",
     "Mark",
+    "Record",
     "Synchronize",
     "compute",
     "compute_all",
@@ -44,7 +45,9 @@ class Communicate(NamedTuple):
     """Launch a collective on what the compute stream holds so far.
 
     `number` is its place among the iteration's collectives; `bucket` is -1 for other ones. `cause`
-    names what is sent.
+    names what is sent. `waits_for`: the number of a Record, up to which alone the collective waits
+    for the compute stream, as on a stream of its own; None: for all of it. `before_ns`: its own
+    work on that stream before it.
     """
 
     number: int
@@ -56,6 +59,8 @@ class Communicate(NamedTuple):
     num_params: int = 0
     after_ns: int = 0
     cause: str = ""
+    waits_for: int | None = None
+    before_ns: int = 0
 
     def span(self, ready_ns: int, joined_ns: int, met_ns: int, end_ns: int) -> CommSpan:
         """The collective as one rank saw it."""
@@ -82,7 +87,13 @@ class Mark(NamedTuple):
     place: Literal["backward_starts", "step_ends"]
 
 
-Instruction = LoadBatch | Compute | Communicate | Await | Synchronize | Mark
+class Record(NamedTuple):
+    """Remember how far the compute stream has come, for collectives launched later in the step."""
+
+    number: int
+
+
+Instruction = LoadBatch | Compute | Communicate | Await | Synchronize | Mark | Record
 
 
 def compute(kind: Kind, work: Launch) -> Compute:

@@ -22,7 +22,7 @@ from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer
 from ddpsim.cluster.transfers import duration_ns as transfer_ns
-from ddpsim.engine.fast.vectorised import collective_ends_ns
+from ddpsim.engine.fast.collectives import collective_ends_ns
 from ddpsim.engine.reference.network import Network
 from ddpsim.engine.reference.shared_link import fair_share
 

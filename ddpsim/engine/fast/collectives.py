@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpsim.cluster.algorithms.max_plus import Ticks
-from ddpsim.cluster.transfers import Transfer
-from ddpsim.engine.fast.scalar import Met
+from ddpsim.cluster.algorithms.max_plus import Ticks, ring_ends_ns
+from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer, duration_ns
+from ddpsim.engine.fast.scalar import Met, closed_form
 
-__all__ = ["Collective", "Waits"]
+__all__ = ["Collective", "Waits", "collective_ends_ns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +46,17 @@ class Waits:
         self.comm_ns += times * more.comm_ns
         self.exposed_ns += times * more.exposed_ns
         self.late_ns += times * more.late_ns
+
+
+def collective_ends_ns(transfer: Transfer, joined_ns: Ticks) -> tuple[Ticks, str]:
+    """When each rank ends a collective that it joins, [..., ranks], and how that was found."""
+    if isinstance(transfer, RingTransfer):
+        begun_ns = joined_ns + transfer.start_ns
+        ends, way = ring_ends_ns(transfer.busy_ns, transfer.latency_ns, transfer.steps, begun_ns)
+        return ends, f"ring:{way}"
+    last = joined_ns.max(axis=-1, keepdims=True)
+    if isinstance(transfer, ScheduledTransfer) and (joined_ns != last).any():
+        ends, way = transfer.ends_ns(joined_ns), f"{transfer.algorithm}:recurrence"
+    else:
+        ends, way = last + duration_ns(transfer), closed_form(transfer)
+    return np.broadcast_to(ends, joined_ns.shape), way

@@ -8,13 +8,20 @@ each rank's clock goes on from there. (A CPU's host computes itself; `Rank` alon
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from ddpsim.engine.fast.batches import Batches
 from ddpsim.engine.program import Program
-from ddpsim.strategies.instructions import Communicate, Compute, Instruction, LoadBatch, Synchronize
+from ddpsim.strategies.instructions import (
+    Communicate,
+    Compute,
+    Instruction,
+    LoadBatch,
+    Record,
+    Synchronize,
+)
 
 __all__ = ["Host", "Script"]
 
@@ -23,9 +30,12 @@ __all__ = ["Host", "Script"]
 class Script:
     """The instructions of an iteration, each with its moment: ticks since the host last waited.
 
-    It waits for a batch, or for the device. `between_ns`: from each batch to the request for the
-    next one, or to the iteration's end, where it waits for batches alone. `last_ns`: from the last
-    wait to the iteration's end.
+    In the order of their launch, but that a collective which waits for a Record alone comes right
+    after it, or after the collective before it: the device may come to it before works that were
+    launched earlier, which it then slows down.
+    The host waits for a batch, or for the device. `between_ns`: from each batch to the request for
+    the next one, or to the iteration's end, where it waits for batches alone. `last_ns`: from the
+    last wait to the iteration's end.
     """
 
     instructions: tuple[tuple[int, Instruction], ...]
@@ -43,10 +53,26 @@ class Script:
                 now_ns += instruction.host_ns
             if isinstance(instruction, LoadBatch) and timed:
                 between_ns.append(now_ns)
-            timed.append((now_ns, instruction))
+            timed.insert(_place(timed, instruction), (now_ns, instruction))
             if isinstance(instruction, LoadBatch | Synchronize):
                 now_ns = 0
         return cls(tuple(timed), (*between_ns, now_ns), now_ns)
+
+
+def _place(timed: Sequence[tuple[int, Instruction]], instruction: Instruction) -> int:
+    """Where an instruction stands among those that are launched before it."""
+    place = len(timed)
+    if isinstance(instruction, Communicate) and instruction.waits_for is not None:
+        while not _is_before(timed[place - 1][1], instruction.waits_for):
+            place -= 1
+    return place
+
+
+def _is_before(instruction: Instruction, record: int) -> bool:
+    """Whether a collective that waits for a Record cannot come ahead of an instruction."""
+    if isinstance(instruction, Record):
+        return instruction.number == record
+    return isinstance(instruction, Communicate | LoadBatch | Synchronize)
 
 
 @dataclass(frozen=True)

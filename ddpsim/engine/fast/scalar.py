@@ -17,7 +17,16 @@ from ddpsim.cluster.transfers import RingTransfer, Transfer, WholeTransfer
 from ddpsim.engine.fast.batches import Batches
 from ddpsim.engine.fast.host import Host
 from ddpsim.result.timeline import Kind, RankTimeline, Span
-from ddpsim.strategies.instructions import Await, Communicate, Compute, LoadBatch, Synchronize
+from ddpsim.strategies.instructions import (
+    Await,
+    Communicate,
+    Compute,
+    Instruction,
+    LoadBatch,
+    Mark,
+    Record,
+    Synchronize,
+)
 
 __all__ = ["PER_MILLE", "Lane", "Met", "Slow", "closed_form", "work_end_ns"]
 
@@ -99,7 +108,8 @@ class Lane:
         self._comm_ns = 0  # when the communication lane has
         self._slow: deque[Slow] = deque()
         self._done_ns: list[int] = []  # of each collective of the iteration
-        self._waited = False  # the device, for a launch
+        self._recorded_ns: dict[int, int] = {}
+        self._waited = False  # the device, or a collective, for a launch
 
     def train(self, steps: int | None = None) -> tuple[int, int]:
         """So many steps; None: until the first that all after it are like, or else all.
@@ -139,20 +149,27 @@ class Lane:
                 if work_ns := instruction.device_ns:
                     scaled_ns = work_ns if factor is None else round(work_ns * factor)
                     self._compute(instruction.kind, launched_ns, scaled_ns)
-            elif isinstance(instruction, Communicate):
+            else:
+                self._carry_out(instruction, launched_ns)
+        self._host_ns += script.last_ns
+
+    def _carry_out(self, instruction: Instruction, launched_ns: int) -> None:
+        match instruction:
+            case Communicate():
                 self._communicate(instruction, launched_ns)
-            elif isinstance(instruction, Await):
+            case Await():
                 self._await(instruction, launched_ns)
-            elif isinstance(instruction, LoadBatch):
+            case LoadBatch():
                 self._host_ns = self._batches.take(launched_ns)
                 if self._host.program.loader:
                     self.timeline.host.append(Span("data_wait", launched_ns, self._host_ns))
-            elif isinstance(instruction, Synchronize):
+            case Synchronize():
                 self._synchronize(launched_ns)
-            else:
+            case Record(number):
+                self._recorded_ns[number] = self._compute_ns
+            case Mark(place):
                 self._launched(launched_ns)
-                getattr(self.timeline, f"{instruction.place}_ns").append(self._compute_ns)
-        self._host_ns += script.last_ns
+                getattr(self.timeline, f"{place}_ns").append(self._compute_ns)
 
     def _synchronize(self, asked_ns: int) -> None:
         """The host goes on when the stream is done."""
@@ -179,8 +196,7 @@ class Lane:
             self.timeline.compute.append(Span(kind, start_ns, self._compute_ns))
 
     def _communicate(self, launched: Communicate, launched_ns: int) -> None:
-        self._launched(launched_ns)
-        ready_ns = self._compute_ns
+        ready_ns = self._ready_ns(launched, launched_ns)
         joined_ns = max(ready_ns, self._comm_ns)
         met_ns, end_ns, slowdown = self._meet(launched, joined_ns)
         if slowdown != 1 and end_ns > joined_ns:
@@ -188,6 +204,14 @@ class Lane:
         self._comm_ns = end_ns
         self._done_ns.append(end_ns + launched.after_ns)
         self.timeline.comm.append(launched.span(ready_ns, joined_ns, met_ns, end_ns))
+
+    def _ready_ns(self, launched: Communicate, launched_ns: int) -> int:
+        if launched.waits_for is not None:
+            recorded_ns = self._recorded_ns[launched.waits_for]
+            self._waited |= recorded_ns < launched_ns
+            return max(launched_ns, recorded_ns) + launched.before_ns
+        self._launched(launched_ns)
+        return self._compute_ns + launched.before_ns
 
     def _await(self, awaited: Await, launched_ns: int) -> None:
         self._launched(launched_ns)

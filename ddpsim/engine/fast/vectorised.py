@@ -16,19 +16,19 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ddpsim.cluster.algorithms.max_plus import Ticks, ring_ends_ns
-from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer, duration_ns
+from ddpsim.cluster.algorithms.max_plus import Ticks
+from ddpsim.cluster.transfers import Transfer, duration_ns
 from ddpsim.engine.fast.clocks import Clocks
-from ddpsim.engine.fast.collectives import Collective, Waits
+from ddpsim.engine.fast.collectives import Collective, Waits, collective_ends_ns
 from ddpsim.engine.fast.scalar import PER_MILLE, Lane, closed_form
 from ddpsim.engine.fast.slow_periods import SlowPeriods
 from ddpsim.engine.fast.trials import Trial, TrialStep, TrialWork, column, distinct, side_by_side
 from ddpsim.engine.noise import vary
 from ddpsim.result.summary import SteadyStep
 from ddpsim.result.timeline import RankTimeline, Timeline
-from ddpsim.strategies.instructions import Await, Communicate, LoadBatch, Mark, Synchronize
+from ddpsim.strategies.instructions import Await, Communicate, LoadBatch, Mark, Record, Synchronize
 
-__all__ = ["Lanes", "collective_ends_ns"]
+__all__ = ["Lanes"]
 
 _FIT, _PIECES = 2**15, 16  # figures that fit a cache; in no more pieces than these
 _FEW_WORKS = 32  # with fewer at a time of all lanes, some lanes at a time are quicker
@@ -63,6 +63,8 @@ class Lanes:
         self._launched: list[Collective] = []  # of the iteration, as the two that follow
         self._joined_ns: list[Ticks] = []
         self._done_ns: list[Ticks] = []
+        self._recorded: dict[int, Ticks] = {}
+        self._ended = 0  # so many collectives have ended
         self._repeats = 0
         self._counts = True  # how long ranks wait, and not only when they end
         self._known_transfers: dict[int, Sequence[Transfer]] = {}
@@ -113,7 +115,7 @@ class Lanes:
 
     @property
     def waited(self) -> bool:
-        """Whether a device has waited for a launch in the last step."""
+        """Whether a device, or a collective, has waited for a launch in the last step."""
         return bool(self._waited.any())
 
     def _repeat_from(self, number: int, lengths: Ticks) -> list[bool]:
@@ -146,29 +148,34 @@ class Lanes:
         self._waited[:] = False
         self._now = Waits.none(self._shape)
         self._launched, self._joined_ns, self._done_ns = [], [], []
+        self._ended = 0
         if stalls_ns is not None:
             self._launch(self._clocks.at_ns)
             self._come_to(self._compute + stalls_ns)
         for step in self._steps[self._program.kind(number)]:
             if isinstance(step, TrialWork):
                 self._compute_works(step, factors)
-                continue
-            launched_ns = self._clocks.at_ns + step.offset_ns
-            match step.each[0]:
-                case Communicate():
-                    self._communicate(step, launched_ns)
-                case Await(place):
-                    self._await(place, launched_ns)
-                case LoadBatch():
-                    self._clocks.load(launched_ns)
-                case Synchronize():
-                    self._clocks.synchronize(launched_ns, self._compute)
-                case Mark(place):
-                    self._launch(launched_ns)
-                    if place == "step_ends":
-                        self._step_ends_ns.append(self._compute.copy())
+            else:
+                self._carry_out(step, self._clocks.at_ns + step.offset_ns)
         self._clocks.end(number)
         _check_exact(self._compute.max(), _LATEST_NS)
+
+    def _carry_out(self, step: TrialStep, launched_ns: Ticks | float) -> None:
+        match step.each[0]:
+            case Communicate():
+                self._communicate(step, launched_ns)
+            case Await(place):
+                self._await(place, launched_ns)
+            case LoadBatch():
+                self._clocks.load(launched_ns)
+            case Synchronize():
+                self._clocks.synchronize(launched_ns, self._compute)
+            case Record(number):
+                self._recorded[number] = self._compute
+            case Mark(place):
+                self._launch(launched_ns)
+                if place == "step_ends":
+                    self._step_ends_ns.append(self._compute.copy())
 
     def _launch(self, launched_ns: Ticks | float) -> None:
         """Streams come to a launch: some may have to wait for it."""
@@ -223,8 +230,7 @@ class Lanes:
         return of_lanes + offsets_ns
 
     def _communicate(self, step: TrialStep, launched_ns: Ticks | float) -> None:
-        self._launch(launched_ns)
-        joined = np.maximum(self._compute, self._comm)
+        joined = np.maximum(self._ready(step, launched_ns), self._comm)
         transfers = self._transfers(step)
         ends = self._ends(transfers, joined)
         _check_exact(ends.max(), _LATEST_NS)
@@ -244,14 +250,26 @@ class Lanes:
         if self._counts:
             self._now.comm_ns += ends - joined
 
+    def _ready(self, step: TrialStep, launched_ns: Ticks | float) -> Ticks:
+        """When the data of a collective is there."""
+        launches = [launch for launch in step.each if isinstance(launch, Communicate)]
+        before = column([launch.before_ns for launch in launches])
+        if launches[0].waits_for is not None:
+            recorded = self._recorded[launches[0].waits_for]
+            self._waited |= (recorded < launched_ns).any(axis=1)
+            return np.maximum(recorded, launched_ns) + before
+        self._launch(launched_ns)
+        return self._compute + before
+
     def _await(self, place: int, launched_ns: Ticks | float) -> None:
-        """Waits come in the order of collectives: those before this one have ended.
+        """Collectives end in the order of their launch: those up to one that was awaited have.
 
         Later ones are in flight in the wait as far as it is for a hook's work.
         """
         self._launch(launched_ns)
-        done = self._done_ns[place]
-        later = zip(self._launched[place:], self._joined_ns[place:], strict=True)
+        done, first = self._done_ns[place], self._ended
+        self._ended = max(first, place)
+        later = zip(self._launched[first:], self._joined_ns[first:], strict=True)
         for collective, joined in later:
             if not self._counts:
                 break
@@ -365,20 +383,6 @@ class Lanes:
         lane = Lane(told.host, lambda *_: next(met), slowdown, stalls_ns)
         lane.train(len(self._step_ends_ns))
         return lane.timeline
-
-
-def collective_ends_ns(transfer: Transfer, joined_ns: Ticks) -> tuple[Ticks, str]:
-    """When each rank ends a collective that it joins, [..., ranks], and how that was found."""
-    if isinstance(transfer, RingTransfer):
-        begun_ns = joined_ns + transfer.start_ns
-        ends, way = ring_ends_ns(transfer.busy_ns, transfer.latency_ns, transfer.steps, begun_ns)
-        return ends, f"ring:{way}"
-    last = joined_ns.max(axis=-1, keepdims=True)
-    if isinstance(transfer, ScheduledTransfer) and (joined_ns != last).any():
-        ends, way = transfer.ends_ns(joined_ns), f"{transfer.algorithm}:recurrence"
-    else:
-        ends, way = last + duration_ns(transfer), closed_form(transfer)
-    return np.broadcast_to(ends, joined_ns.shape), way
 
 
 def _check_exact(largest: float, limit: float) -> None:

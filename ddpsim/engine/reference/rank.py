@@ -24,6 +24,7 @@ from ddpsim.strategies.instructions import (
     Instruction,
     LoadBatch,
     Mark,
+    Record,
     Synchronize,
 )
 
@@ -81,6 +82,7 @@ class Rank:
         self._sequence = 0
         self._sent_bytes = 0  # in this iteration
         self._collectives: list[Event] = []  # the end of each in this iteration
+        self._recorded: dict[int, Event] = {}  # in this iteration
         self._steps: list[Event] = []  # when the device has done each
         self._batches = self._start_loader()
 
@@ -100,6 +102,7 @@ class Rank:
     def _begin(self, number: int) -> None:
         self._iteration = number
         self._collectives = []
+        self._recorded = {}
         self._factor = self._slowdown[number] if self._slowdown else 1.0
         self._sent_bytes = 0
         if self._stalls_ns and self._stalls_ns[number]:
@@ -119,6 +122,8 @@ class Rank:
                 yield from self._synchronize()
             case Mark():
                 self._mark(instruction)
+            case Record():
+                self._recorded[instruction.number] = self.compute.record()
 
     def _launch(self, work: Compute) -> Doing:
         """Spend the host's time, then append the work to the compute stream."""
@@ -134,9 +139,28 @@ class Rank:
         self._sequence += 1
         done = self.env.event()
         self._collectives.append(done)
-        ready, deviations = self.compute.record(), self._deviations()
+        ready, deviations = self._ready(launched), self._deviations()
         self.comm.launch(Collective(self._sequence, launched, ready, done, deviations))
         self._sent_bytes += launched.size_bytes
+
+    def _ready(self, launched: Communicate) -> Event:
+        """Fires with the moment at which the data is there."""
+        if launched.waits_for is None:
+            recorded = self.compute.record()
+        else:
+            recorded = self._recorded[launched.waits_for]
+        if launched.waits_for is None and not launched.before_ns:
+            return recorded
+        ready = self.env.event()
+
+        def prepare() -> Doing:
+            if not recorded.processed:
+                yield recorded
+            yield self.env.timeout(launched.before_ns)
+            ready.succeed(self.env.now)
+
+        self.env.process(prepare())
+        return ready
 
     def _deviations(self) -> float:
         if self._kept_deviations is None:
