@@ -29,6 +29,8 @@ _SECTIONS = {  # of a scenario, in the order of the page: where each stands, by 
     "Optimizer": "workload.optimizer",
     "DataLoader": "workload.data",
     "Ddp": "ddp",
+    "FullyShard": "ddp.fully_shard",
+    "MixedPrecision": "ddp.fully_shard.mixed_precision",
     "Cluster": "cluster",
     "IntraNode": "cluster.intra_node",
     "InterNode": "cluster.inter_node",

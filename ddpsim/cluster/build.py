@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -44,6 +44,13 @@ OTHER_GPUS = Uncertainty(0.20, "assumed: a log of other GPUs")
 _NEGLIGIBLE = 0.01
 _TELLING = 0.05  # of the all-reduces' time, outside what was measured, to count
 _OF_LINKS = (LinkCost, NcclCost, ScheduledCost)
+_NAMES: dict[Operation, str] = {
+    "all_reduce": "all-reduce",
+    "reduce_scatter": "reduce-scatter",
+    "all_gather": "all-gather",
+}
+_DERIVED = "times of reduce-scatters and all-gathers are derived from those of all-reduces"
+Sent = tuple[Operation, int]  # a collective and its bytes
 
 PRIOR_SLOWDOWN = 1.189
 PRIOR_INTERFERENCE = Uncertainty(0.58, "published average and largest, arXiv 2507.03114")
@@ -129,49 +136,54 @@ def _from_profile(scenario: Scenario, profile: ClusterProfile) -> Network:
 
 
 def with_sent_sizes(
-    network: Network, sizes_bytes: Collection[int], broadcast_bytes: Collection[int]
+    network: Network, sent: Collection[Sent], broadcast_bytes: Collection[int]
 ) -> Network:
-    """The network with what arises from the all-reduces and broadcasts that will really be sent.
+    """The network with what arises from the collectives and broadcasts that will really be sent.
 
     How a broadcast goes counts where they take more than next to nothing.
     """
     cost = network.plain_cost
     is_assumed = isinstance(cost, (*_OF_LINKS, AllReduceLogCost))
-    if is_assumed and (
-        _share_of_broadcasts(network.cost, sizes_bytes, broadcast_bytes) > _NEGLIGIBLE
-    ):
+    if is_assumed and _share_of_broadcasts(network.cost, sent, broadcast_bytes) > _NEGLIGIBLE:
         network = _with(network, Provenance("broadcast time", broadcast_way(cost), "assumed"))
     if isinstance(cost, NcclCost):
-        chosen = algorithm_choices(cost, sizes_bytes)
         version = f"2.{cost.graph.minor}"
-        source = f"{chosen}; as NCCL's tuner chooses ({version}), priced by the links"
-        network = _with(network, Provenance("all-reduce algorithm", source, "published"))
-        return replace(network, uncertainty=_of_sent(network, sizes_bytes))
+        for operation, name in _NAMES.items():
+            if chosen := algorithm_choices(cost, _sizes(sent, operation), operation):
+                source = f"{chosen}; as NCCL's tuner chooses ({version}), priced by the links"
+                network = _with(network, Provenance(f"{name} algorithm", source, "published"))
+        return replace(network, uncertainty=_of_sent(network, sent))
+    if any(operation != "all_reduce" for operation, _ in sent) and not isinstance(cost, _OF_LINKS):
+        network = _with(network, Provenance("sharded collectives", _DERIVED, "assumed"))
     if isinstance(cost, AllReduceLogCost):
-        return _doubt_log(network, cost, sizes_bytes)
+        return _doubt_log(network, cost, sent)
     if network.measured_bytes:
-        return _doubt_profile(network, network.measured_bytes, sizes_bytes)
+        return _doubt_profile(network, network.measured_bytes, sent)
     return network
 
 
-def _of_sent(network: Network, sizes_bytes: Collection[int]) -> Uncertainty | None:
-    """That of the sizes on which the all-reduces spend most of their time."""
+def _sizes(sent: Iterable[Sent], operation: Operation) -> list[int]:
+    return [size for each, size in sent if each == operation]
+
+
+def _of_sent(network: Network, sent: Collection[Sent]) -> Uncertainty | None:
+    """That of the sizes on which collectives spend most of their time."""
     if not network.by_size:
         return network.uncertainty
     spent_ns: Counter[Uncertainty] = Counter()
-    for size in sizes_bytes:
+    for operation, size in sent:
         known = network.uncertainty_of(size)
         if known:
-            spent_ns[known] += duration_ns(network.cost.transfer("all_reduce", size))
+            spent_ns[known] += duration_ns(network.cost.transfer(operation, size))
     return max(spent_ns, key=lambda known: spent_ns[known], default=network.uncertainty)
 
 
 def _share_of_broadcasts(
-    cost: CollectiveCost, sizes_bytes: Collection[int], broadcast_bytes: Collection[int]
+    cost: CollectiveCost, sent: Collection[Sent], broadcast_bytes: Collection[int]
 ) -> float:
     """Of the time of all collectives, each size taken once."""
     sent_ns = sum(duration_ns(cost.transfer("broadcast", size)) for size in broadcast_bytes)
-    reduced_ns = sum(duration_ns(cost.transfer("all_reduce", size)) for size in sizes_bytes)
+    reduced_ns = sum(duration_ns(cost.transfer(*each)) for each in sent)
     return sent_ns / max(1, sent_ns + reduced_ns)
 
 
@@ -180,42 +192,42 @@ def _with(network: Network, entry: Provenance) -> Network:
 
 
 def _doubt_profile(
-    network: Network, measured_bytes: tuple[int, int], sizes_bytes: Collection[int]
+    network: Network, measured_bytes: tuple[int, int], sent: Collection[Sent]
 ) -> Network:
-    """All-reduces outside the sizes that a profile was fitted to: its law goes on, with a word."""
+    """Collectives outside the sizes that a profile was fitted to: its law goes on, with a word."""
     low, high = measured_bytes
-    outside = sorted(size for size in sizes_bytes if not low <= size <= high)
+    outside = [each for each in sent if not low <= each[1] <= high]
     if not outside:
         return network
-    times_ns = {
-        size: duration_ns(network.cost.transfer("all_reduce", size)) for size in sizes_bytes
-    }
-    if sum(times_ns[size] for size in outside) <= _TELLING * sum(times_ns.values()):
+    times_ns = {each: duration_ns(network.cost.transfer(*each)) for each in sent}
+    if sum(times_ns[each] for each in outside) <= _TELLING * sum(times_ns.values()):
         return network
     known = "that the profile was fitted to"
-    warning = _outside(outside, len(sizes_bytes), known, measured_bytes)
+    warning = _outside(outside, sent, known, measured_bytes)
     return replace(network, warnings=(*network.warnings, warning))
 
 
 def _outside(
-    outside: Sequence[int], count: int, known: str, measured_bytes: tuple[int, int]
+    outside: Collection[Sent], sent: Collection[Sent], known: str, measured_bytes: tuple[int, int]
 ) -> str:
-    """A warning of so many of `count` sizes, which are `outside` (ascending) what is known."""
+    """A warning of what is sent in sizes outside of what is known."""
     low, high = measured_bytes
+    sizes = sorted(size for _, size in outside)
+    are_reduced = all(operation == "all_reduce" for operation, _ in sent)
     return (
-        f"{len(outside)} of {count} all-reduce sizes ({format_bytes(outside[0])} to "
-        f"{format_bytes(outside[-1])}) lie outside those {known} "
+        f"{len(sizes)} of {len(sent)} {'all-reduce' if are_reduced else 'collective'} sizes "
+        f"({format_bytes(sizes[0])} to {format_bytes(sizes[-1])}) lie outside those {known} "
         f"({format_bytes(low)} to {format_bytes(high)}): their times are extrapolated"
     )
 
 
-def _doubt_log(network: Network, cost: AllReduceLogCost, sizes_bytes: Collection[int]) -> Network:
-    """All-reduces outside a log's sizes: the links that answer, or an extrapolation."""
-    outside = sorted(size for size in sizes_bytes if not cost.covers(size))
+def _doubt_log(network: Network, cost: AllReduceLogCost, sent: Collection[Sent]) -> Network:
+    """Collectives outside a log's sizes: the links that answer, or an extrapolation."""
+    outside = [each for each in sent if not cost.covers(each[1])]
     if not outside:
         return network
-    times_ns = {size: duration_ns(cost.transfer("all_reduce", size)) for size in sizes_bytes}
-    share = sum(times_ns[size] for size in outside) / max(1, sum(times_ns.values()))
+    times_ns = {each: duration_ns(cost.transfer(*each)) for each in sent}
+    share = sum(times_ns[each] for each in outside) / max(1, sum(times_ns.values()))
     if network.beyond:
         if share < 0.5:
             return network
@@ -223,7 +235,7 @@ def _doubt_log(network: Network, cost: AllReduceLogCost, sizes_bytes: Collection
         return replace(network, uncertainty=links.uncertainty, bottleneck=links.bottleneck)
     (low, _), (high, _) = cost.log.samples[0], cost.log.samples[-1]
     known = f"measured in {cost.log.source}"
-    warning = _outside(outside, len(sizes_bytes), known, (low, high))
+    warning = _outside(outside, sent, known, (low, high))
     doubt = network.uncertainty
     if share > _TELLING:
         doubt = _at_least(EXTRAPOLATED_LOG, cost.log)

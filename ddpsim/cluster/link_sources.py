@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.cluster.transfers import Operation
 from ddpsim.cluster.wires import Kind, Wires, rate_of
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.scenario.cluster import Cluster
@@ -117,9 +118,11 @@ def preset_source(cluster: Cluster, key: str) -> str:
     return f"preset {cluster.device.name}: {cluster.device.sources.get(key, 'no source given')}"
 
 
-def algorithm_choices(cost: NcclCost, sizes_bytes: Iterable[int]) -> str:
+def algorithm_choices(
+    cost: NcclCost, sizes_bytes: Iterable[int], operation: Operation = "all_reduce"
+) -> str:
     """What NCCL takes for these sizes, in words: "ring LL to 256 KiB, tree Simple above"."""
-    chosen = [(size, cost.choice(size)) for size in sorted(sizes_bytes)]
+    chosen = [(size, cost.choice(size, operation)) for size in sorted(sizes_bytes)]
     runs = [
         (name, [size for size, _ in group])
         for name, group in groupby(chosen, key=lambda c: f"{c[1].algorithm} {c[1].protocol}")

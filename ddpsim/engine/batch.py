@@ -77,7 +77,9 @@ def _structure(host: Host) -> Hashable:
     kinds = tuple(program.kind(number) for number in range(host.steps))
     loops = tuple(
         tuple(
-            type(i) if isinstance(i, Compute) else (type(i), getattr(i, "number", None))
+            type(i)
+            if isinstance(i, Compute)
+            else (type(i), getattr(i, "number", None), getattr(i, "waits_for", None))
             for _, i in script.instructions
         )
         for script in host.scripts

@@ -31,7 +31,7 @@ _CAPS_MB = (1, 10, 25, 50, 100)
 _SOURCES = ("model", "profile", "trace", "parameters")
 _ROUNDS = "gradients are rounded to 16 bits on the wire"
 
-_AS_DDP = ("ddp.strategy=ddp", "ddp.local_sgd=null")
+_AS_DDP = ("ddp.strategy=ddp", "ddp.local_sgd=null", "ddp.fully_shard=null")
 _EVERY = 4  # as in the example of torch's PeriodicModelAverager
 _DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()}
 _USUAL = {  # settings that take back what is DDP's alone
@@ -247,6 +247,8 @@ def each_strategy(document: Document) -> Iterator[Option]:
         yield option(document, title, *own, title=title, note=_unlike(scenario))
     local = ("ddp.strategy=local_sgd", f"ddp.local_sgd.every={_EVERY}")
     yield option(document, *local, *synced, title=", ".join(local), note="another training")
+    sharded = "ddp.strategy=fully_shard"
+    yield option(document, sharded, *usual, title=sharded, note=_unlike(scenario))
 
 
 def _unlike(scenario: Scenario) -> str:
@@ -286,5 +288,5 @@ def _accumulation(ddp: Ddp) -> Iterator[tuple[Sequence[str], str]]:
     for steps in (1, 2, 4):
         if steps != ddp.accumulation_steps:
             yield [f"ddp.accumulation_steps={steps}"], "another global batch"
-    if ddp.accumulation_steps > 1 and ddp.strategy in ("ddp", "per_parameter"):
+    if ddp.accumulation_steps > 1 and ddp.strategy in ("ddp", "per_parameter", "fully_shard"):
         yield [f"ddp.no_sync={str(not ddp.no_sync).lower()}"], ""

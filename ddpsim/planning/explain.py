@@ -71,7 +71,8 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
         for what, changed in networks:
             if changed is not None:
                 yield effect(what, replace(job, network=changed).step_s())
-        yield effect("all-reduces 10 % faster", job.step_s(network=1 / 1.1))
+        sent = "collectives" if job.scenario.ddp.strategy == "fully_shard" else "all-reduces"
+        yield effect(f"{sent} 10 % faster", job.step_s(network=1 / 1.1))
         yield effect("a network that takes no time", job.step_s(network=1 / _ENDLESS))
     if job.program.loader:
         yield effect("a loader that never waits", job.step_s(data=1 / _ENDLESS))
@@ -102,9 +103,11 @@ def _phases(path: Sequence[CriticalPart], words: Mapping[str, str]) -> Iterator[
 
 def _kind(kind: str) -> str:
     merged = {"bucket_copy": "backward", "broadcast": "buffers"}
-    return "all_reduce" if kind.startswith("all_reduce") else merged.get(kind, kind)
+    operation = kind.partition(" of bucket ")[0]
+    return operation if operation in _REDUCTIONS else merged.get(kind, kind)
 
 
+_REDUCTIONS = ("all_reduce", "reduce_scatter")
 _WORDS = {
     "buffers": "the buffers' broadcast, with its copies",
     "forward": "forward",
@@ -140,6 +143,12 @@ _OF_STRATEGY: dict[str, dict[str, str]] = {
         "all_reduce": "the all-reduce of all gradients",
     },
     "per_parameter": _ONE_BY_ONE,
+    "fully_shard": {
+        "backward": "backward, with the gradients' copies",
+        "unshard": "copies of gathered parameters",
+        "all_gather": "all-gathers of parameters",
+        "reduce_scatter": "reduce-scatters of gradients",
+    },
     "local_sgd": {
         "backward": "backward",
         "all_reduce": "the average of the parameters",

@@ -165,7 +165,7 @@ class Job:
         uneven = isinstance(cost, InterferingCost) and any(point.spread for point in cost.kept)
         if not uneven or not steps_vary(self.scenario.run, self.observed_s):
             return None
-        sent_bytes = sum(launched.size_bytes for launched in self._reductions)
+        sent_bytes = sum(launched.size_bytes for launched in self._sent)
         return draw_kept_deviations(self.scenario.run.seed, ranks, iterations, sent_bytes, warmup)
 
     @property
@@ -215,21 +215,28 @@ class Job:
         """The naive answers: no communication, none of it hidden, all of it hidden."""
         bare = self._bare()
         compute_s = mean_step_s(bare)
-        reductions, period = self._reductions, self.program.strategy.period
-        backwards = sum(launched.bucket == 0 for launched in reductions) / period
-        backward_ns = backwards * steps_of(bare.slowest)[-1].backward_ns()
+        sent, period = self._sent, self.program.strategy.period
         cost = self.network.cost
-        transfers = [cost.transfer("all_reduce", launched.size_bytes) for launched in reductions]
+        transfers = [cost.transfer(each.operation, each.size_bytes) for each in sent]
         comm_s = sum(duration_ns(transfer) for transfer in transfers) / period / NS_PER_S
-        uncovered_s = max(0.0, comm_s - backward_ns / NS_PER_S)
+        uncovered_s = max(0.0, comm_s - self._covering_ns(bare) / NS_PER_S)
         return Baselines(compute_s, compute_s + comm_s, compute_s + uncovered_s)
 
+    def _covering_ns(self, bare: Timeline) -> float:
+        """What may hide communication: the backwards that reduce; all passes that gather."""
+        step, sent = steps_of(bare.slowest)[-1], self._sent
+        if any(launched.operation == "all_gather" for launched in sent):
+            parts = step.breakdown()
+            return parts.forward + parts.backward_compute
+        backwards = sum(launched.bucket == 0 for launched in sent)
+        return backwards / self.program.strategy.period * step.backward_ns()
+
     @property
-    def _reductions(self) -> list[Communicate]:
-        """The all-reduces of gradients or parameters in a period of steady steps."""
+    def _sent(self) -> list[Communicate]:
+        """The collectives of gradients or parameters in a period of steady steps."""
         period = self.program.steady_period
         launched = (i for step in period for i in step if isinstance(i, Communicate))
-        return [each for each in launched if each.bucket >= 0]
+        return [each for each in launched if each.bucket >= 0 or each.operation == "all_gather"]
 
     def memory(self) -> Memory:
         """Bytes on one device."""
@@ -347,6 +354,9 @@ def _cost_provenance(ddp: Ddp) -> Provenance:
     if ddp.is_ddp:
         reducer = "torch's reducer: kernels and bytes; host time per hook measured on CPU tensors"
         return Provenance("DDP's own cost", reducer, "published")
+    if ddp.strategy == "fully_shard":
+        hooks = "host time of its hooks measured on CPU tensors; copies by their bytes"
+        return Provenance("cost of fully_shard", hooks, "published")
     call = f"{format_duration(PYTHON_COLLECTIVE_S)} a call of torch.distributed"
     calls = f"{call}; copies and divisions by their bytes"
     return Provenance(f"cost of {ddp.strategy}", calls, "assumed")

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tuner import estimates
 from ddpsim.errors import ScenarioError
+from ddpsim.prediction.fitting import sharded_instead
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
@@ -32,11 +33,14 @@ _Spec = TypeVar("_Spec", bound=BaseModel)
 
 
 def next_steps(job: Job, result: Result) -> tuple[NextStep, ...]:
-    """What would ease the bottleneck, then what would narrow the interval; nothing without effect.
+    """What would fit, what would ease the bottleneck, then what would narrow the interval.
 
-    A change is simulated, without noise, and named if it raises the throughput.
+    Nothing without effect: a change is simulated, without noise, and named if it raises the
+    throughput.
     """
-    return (*_easing(job, result), *_narrowing(job, result))
+    sharded = sharded_instead(job)
+    fits = () if sharded is None else (sharded,)
+    return (*fits, *_easing(job, result), *_narrowing(job, result))
 
 
 def two_byte_hooks(cluster: Cluster) -> tuple[str, str]:

@@ -50,9 +50,10 @@ class Parts:
     def model(self, scenario: Scenario) -> Model:
         """See build_model, and compiled_model of one that is."""
         ddp, device = scenario.ddp, scenario.cluster.device
-        asked = (scenario.workload, device, scenario.may_leave_unused, ddp.backend)
+        of_ddp = (scenario.may_leave_unused, ddp.backend, ddp.gathers_half)
+        asked = (scenario.workload, device, *of_ddp)
         model = self.get("model", asked, lambda: build_model(scenario))
-        if not model.is_compiled:
+        if not model.is_compiled or ddp.strategy == "fully_shard":  # whose hooks break graphs
             return model
         graphs = (id(model), model, ddp.bucket_cap_mb, ddp.optimize_ddp, ddp.strategy)
         return self.get("compiled model", graphs, lambda: compiled_model(model, ddp))
@@ -112,7 +113,10 @@ class Parts:
         scenario = job.scenario
         ddp, others = scenario.ddp, scenario.cluster.other_nodes
         accumulates = ddp.accumulation_steps > 1
-        of_ddp = (ddp.strategy, ddp.gradient_as_bucket_view, accumulates, ddp.no_sync)
+        of_ddp = (
+            *(ddp.strategy, ddp.gradient_as_bucket_view, accumulates, ddp.no_sync),
+            *(ddp.fully_shard, _shards(scenario)),
+        )
         asked = (id(job.model), job.model, scenario.cluster.device, others, of_ddp)
         return self.get("memory", (*asked, scenario.workload.optimizer), job.memory)
 
@@ -122,9 +126,15 @@ def _program_inputs(
 ) -> tuple[object, ...]:
     """All that a program depends on beside the options of DDP."""
     cluster, workload = scenario.cluster, scenario.workload
-    of_cluster = (cluster.device, cluster.algorithm, cluster.gpus_per_node)
+    of_cluster = (cluster.device, cluster.algorithm, cluster.gpus_per_node, _shards(scenario))
     of_workload = (workload.batch_per_rank, workload.data, scenario.run.iterations)
     return id(model), model, overheads, of_cluster, of_workload
+
+
+def _shards(scenario: Scenario) -> int | None:
+    """Over so many ranks parameters are sharded; None: each rank has all of them."""
+    sharded = scenario.ddp.strategy == "fully_shard"
+    return scenario.cluster.world_size if sharded else None
 
 
 def cluster_profile(scenario: Scenario) -> ClusterProfile | None:

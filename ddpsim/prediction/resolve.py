@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ddpsim.cluster.build import build_network, with_sent_sizes
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.network import Network
+from ddpsim.cluster.transfers import TURNS
 from ddpsim.errors import InputError, Problem, ScenarioError, shown
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Built, Parts
@@ -55,7 +56,9 @@ def resolve(
     ddp_times = attempt(lambda: parts.ddp_times(scenario, model, overheads))
     if ddp_times is None:
         raise ScenarioError(problems)
-    program = parts.program(scenario, model, overheads, ddp_times)
+    program = attempt(lambda: parts.program(scenario, model, overheads, ddp_times))
+    if program is None:
+        raise ScenarioError(problems)
     steady, knows_warmup = parts.get("steady", (id(program), program), program.steady), True
     try:  # everything that will be sent has a price, so that no error waits for the run
         program.transfers(network.cost)
@@ -67,7 +70,7 @@ def resolve(
         raise ScenarioError(problems)
     network = with_sent_sizes(
         _with_model_interference(network, model),
-        frozenset(steady.sent_bytes("all_reduce")),
+        frozenset((op, size) for op in TURNS for size in steady.sent_bytes(op)),
         steady.sent_bytes("broadcast"),
     )
     ranks_measured = profile is not None and profile.jitter is not None

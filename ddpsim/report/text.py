@@ -42,7 +42,8 @@ PARTS = {
     "other": "other",
 }
 
-_REDUCED = {"ddp": "bucket", "data_parallel": "bucket"}  # what a row of the table is, by strategy
+# what a row of the table is, by strategy
+_REDUCED = {"ddp": "bucket", "data_parallel": "bucket", "fully_shard": "reduce-scatter"}
 
 
 def render(

@@ -26,6 +26,7 @@ _WORK = {
     "bucket_copy": "gradient to bucket",
     "copy_back": "bucket to gradients",
     "buffers": "buffers to and from their broadcast",
+    "unshard": "gathered parameters, copied out",
     "optimizer": "optimizer",
     "unscale": "gradients unscaled and checked",
     "clip": "gradients' norm and scaling",
@@ -40,7 +41,12 @@ _WAITS = {
 }
 # names of NCCL's kernels go on with type, algorithm and protocol, which a timeline does not know;
 # HTA takes what matches ^nccl.*Kernel for communication
-_NCCL = {"all_reduce": "ncclDevKernel_AllReduce", "broadcast": "ncclDevKernel_Broadcast"}
+_NCCL = {
+    "all_reduce": "ncclDevKernel_AllReduce",
+    "all_gather": "ncclDevKernel_AllGather",
+    "reduce_scatter": "ncclDevKernel_ReduceScatter",
+    "broadcast": "ncclDevKernel_Broadcast",
+}
 _OTHERS = {"all_reduce": "all_reduce of the map of used parameters"}  # of no bucket
 _COMPUTE_STREAM, _NCCL_STREAM = 7, 20  # as PyTorch's profiler often numbers them
 _CPU_PID = 100_000  # a process of its own, apart from those named after GPUs

@@ -329,6 +329,8 @@ def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> tuple[C
         return longest, _late(step, buckets, reduced)
     if longest.operation == "broadcast":
         return longest, f"mostly {broadcast} before the forward"
+    if longest.operation == "all_gather":
+        return longest, "mostly all-gathers of parameters"
     return longest, "mostly the all-reduce that tells which parameters are unused"
 
 

@@ -18,6 +18,7 @@ Kind = Literal[
     "comm_wait",  # the compute lane waits for communication
     "copy_back",  # bucket to gradient, and a division after the all-reduce
     "buffers",  # flatten and unflatten around the buffer broadcast
+    "unshard",  # copies of gathered parameters
     "optimizer",
     "unscale",  # GradScaler's pass over the gradients, and its update
     "clip",  # the gradients' norm, and their scaling

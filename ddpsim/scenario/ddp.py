@@ -17,11 +17,11 @@ from pydantic import (
 )
 
 from ddpsim.errors import shown
-from ddpsim.scenario.base import Spec, fail
+from ddpsim.scenario.base import Spec, fail, given
 
-__all__ = ["Ddp", "StrategyName"]
+__all__ = ["Ddp", "FullyShard", "StrategyName"]
 
-StrategyName = Literal["ddp", "naive", "naive_flat", "per_parameter", "local_sgd"]
+StrategyName = Literal["ddp", "naive", "naive_flat", "per_parameter", "local_sgd", "fully_shard"]
 
 
 def _know_newer_names(schema: dict[str, Any]) -> None:
@@ -99,6 +99,60 @@ class LocalSgd(Spec):
     )
 
 
+def _units(value: Any) -> Any:
+    """`blocks`, or names of modules, each once."""
+    if value == "blocks":
+        return value
+    names = list(value) if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, str) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(
+            f"{shown(value)} is no choice of units; write blocks, or a list of modules' names in "
+            'quotes, such as ["layers.0", "layers.1"]'
+        )
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    if twice:
+        raise ValueError(f"{shown(twice[0])} is listed twice; name each module once")
+    return tuple(names)
+
+
+_Units = Annotated[
+    Literal["blocks"] | tuple[str, ...],
+    BeforeValidator(_units),
+    WithJsonSchema(
+        {"anyOf": [{"const": "blocks"}, {"type": "array", "items": {"type": "string"}}]}
+    ),
+]
+
+
+class MixedPrecision(Spec):
+    """What is sent, as torch's MixedPrecisionPolicy has it; omitted: as the parameters are."""
+
+    param: Literal["bfloat16", "float16"] | None = Field(
+        None, description="param_dtype: of gathered parameters, and of compute"
+    )
+    reduce: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="reduce_dtype: of reduced gradients; omitted: as param"
+    )
+
+
+class FullyShard(Spec):
+    """Options of strategy: fully_shard."""
+
+    units: _Units = Field(
+        "blocks",
+        description="modules that are sharded on their own: blocks (numbered modules, such as "
+        "layers.0), or a list of names; all other parameters are the root's",
+    )
+    reshard_after_forward: bool = Field(
+        default=True,
+        description="parameters are freed after the forward (ZeRO-3); false: after the backward "
+        "(ZeRO-2)",
+    )
+    mixed_precision: Annotated[
+        MixedPrecision, BeforeValidator(given, json_schema_input_type=MixedPrecision | None)
+    ] = Field(default_factory=MixedPrecision, description="omitted: none")
+
+
 class Ddp(Spec):
     """How gradients are shared: DistributedDataParallel's options, or another strategy."""
 
@@ -113,9 +167,13 @@ class Ddp(Spec):
         "ddp",
         description="ddp; naive: one all-reduce per gradient, after the backward; naive_flat: one "
         "of all gradients, after the backward; per_parameter: one per gradient, from its hook; "
-        "local_sgd: parameters are averaged every few steps",
+        "local_sgd: parameters are averaged every few steps; fully_shard: parameters, gradients "
+        "and optimizer are sharded (FSDP2, ZeRO-3)",
     )
     local_sgd: LocalSgd | None = Field(None, description="of strategy: local_sgd, which needs it")
+    fully_shard: FullyShard | None = Field(
+        None, description="of strategy: fully_shard; omitted: torch's defaults, blocks as units"
+    )
     bucket_cap_mb: BucketCaps = Field(
         None,
         description="MiB, as torch: default = 1 MiB first, then 25; a number = that for the first "
@@ -136,7 +194,9 @@ class Ddp(Spec):
         "fill (DDPOptimizer); false: all gradients come at the end of the backward",
     )
     accumulation_steps: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        1, description="micro-batches per optimizer step, no_sync on all but the last"
+        1,
+        description="micro-batches per optimizer step, no_sync (set_requires_gradient_sync(False) "
+        "of fully_shard) on all but the last",
     )
     no_sync: bool = Field(
         default=True, description="false: every micro-batch reduces its gradients (no no_sync)"
@@ -146,6 +206,16 @@ class Ddp(Spec):
     def is_ddp(self) -> bool:
         """Whether the module is wrapped in DistributedDataParallel."""
         return self.strategy == "ddp"
+
+    @property
+    def sharding(self) -> FullyShard:
+        """How fully_shard shards."""
+        return self.fully_shard or FullyShard()
+
+    @property
+    def gathers_half(self) -> bool:
+        """Whether a module's weights come in half precision, of which the shards are not."""
+        return self.strategy == "fully_shard" and self.sharding.mixed_precision.param is not None
 
     @property
     def splits_graphs(self) -> bool:
@@ -190,7 +260,7 @@ class Ddp(Spec):
     @classmethod
     def _reduces_in_the_backward(cls, value: Any, info: ValidationInfo) -> Any:
         strategy = info.data.get("strategy", "ddp")
-        if not value and strategy not in ("ddp", "per_parameter"):
+        if not value and strategy not in ("ddp", "per_parameter", "fully_shard"):
             raise fail(
                 f"strategy: {strategy} reduces nothing in a backward, so it has no no_sync; "
                 "leave it out"
@@ -203,7 +273,9 @@ class Ddp(Spec):
             raise fail("local_sgd needs local_sgd: {every: STEPS}", "strategy")
         if self.strategy != "local_sgd" and self.local_sgd is not None:
             raise fail(f"is of strategy: local_sgd, not {self.strategy}; drop one", "local_sgd")
-        if self.torch == "1.4" and self.strategy in ("per_parameter", "local_sgd"):
+        if self.strategy != "fully_shard" and self.fully_shard is not None:
+            raise fail(f"is of strategy: fully_shard, not {self.strategy}; drop one", "fully_shard")
+        if self.torch == "1.4" and self.strategy in ("per_parameter", "local_sgd", "fully_shard"):
             raise fail(f"torch 1.4 had no {self.strategy}; choose a newer ddp.torch", "strategy")
         return self
 

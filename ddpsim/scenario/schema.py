@@ -68,3 +68,15 @@ class Scenario(Spec):
                 "gloo on GPU tensors is not modelled; write ddp.backend: nccl", "ddp.backend"
             )
         return self
+
+    @model_validator(mode="after")
+    def _computes_in_what_is_gathered(self) -> Scenario:
+        sent, workload = self.ddp.sharding.mixed_precision.param, self.workload
+        wanted = {"bfloat16": ("amp-bf16", "bf16"), "float16": ("amp-fp16",)}
+        if sent and workload.model and workload.precision not in wanted[sent]:
+            raise fail(
+                f"{sent} is computed in, but the times would be those of workload.precision "
+                f"{workload.precision}; write workload.precision: {wanted[sent][0]}",
+                "ddp.fully_shard.mixed_precision.param",
+            )
+        return self

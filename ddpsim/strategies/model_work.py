@@ -11,7 +11,7 @@ from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.training_loop import AroundOptimizer
 from ddpsim.workload.model import Model, Work, scale
 
-__all__ = ["MicroBatch", "ModelWork"]
+__all__ = ["MicroBatch", "ModelWork", "with_additions"]
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,13 @@ class ModelWork:
 def _later(model: Model, costs: DdpCosts) -> tuple[Iterable[Work], Iterable[Work]]:
     """Forward and backward of a later micro-batch: as measured, or with the additions priced."""
     if model.later is None:
-        return model.forward, _with_additions(model, costs)
+        return model.forward, with_additions(model, costs)
     forward, backward = model.later
     return scale(model.forward, forward), scale(model.backward, backward)
 
 
-def _with_additions(model: Model, costs: DdpCosts) -> Iterator[Work]:
+def with_additions(model: Model, costs: DdpCosts) -> Iterator[Work]:
+    """The backward of a micro-batch whose gradients are added to those that are there."""
     *works, tail = model.backward
     for parameter, work in zip(model.ready_order, works, strict=True):
         added = costs.accumulated(model.parameters[parameter])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpsim.scenario.schema import Scenario
@@ -12,6 +12,8 @@ from ddpsim.strategies.all_reduces import AllReduces
 from ddpsim.strategies.data_parallel import DataParallel
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
+from ddpsim.strategies.fully_shard.groups import Groups
+from ddpsim.strategies.fully_shard.strategy import FullyShard
 from ddpsim.strategies.local_sgd import LocalSgd
 from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.per_parameter import PerParameter
@@ -102,12 +104,20 @@ def _local_sgd(asked: Asked) -> LocalSgd:
     return LocalSgd(asked.work, asked.all_reduces.averaged(), every)
 
 
+def _fully_shard(asked: Asked) -> FullyShard:
+    scenario, ranks = asked.scenario, asked.scenario.cluster.world_size
+    groups = Groups(asked.model, scenario.ddp.sharding, asked.costs, asked.ticks, ranks)
+    sharded = replace(asked, model=groups.sharded_model)
+    return FullyShard.of(asked.model, scenario.ddp, groups, sharded.around_optimizer)
+
+
 STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
     "ddp": _ddp,
     "naive": _naive,
     "naive_flat": _naive_flat,
     "per_parameter": _per_parameter,
     "local_sgd": _local_sgd,
+    "fully_shard": _fully_shard,
     "data_parallel": _data_parallel,
 }
 

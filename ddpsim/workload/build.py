@@ -60,7 +60,8 @@ def _source_model(scenario: Scenario) -> Model:
     if workload.trace:
         return _traced(scenario, workload.trace)
     if workload.model is not None:
-        return zoo_model(catalog.model_table(workload.model), workload, device)
+        table, half = catalog.model_table(workload.model), scenario.ddp.gathers_half
+        return zoo_model(table, workload, device, half_weights=half)
     from ddpsim.importers.profiles.model import read_parameters, read_profile  # noqa: PLC0415 -- the zoo does without
     from ddpsim.workload.measured import listed_model, profiled_model  # noqa: PLC0415
 

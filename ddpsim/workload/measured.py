@@ -139,8 +139,10 @@ def _activation_bytes(profile: ModelProfile, workload: Workload) -> int | None:
 
 def _parameters(listed: Sequence[ProfiledParameter], workload: Workload) -> tuple[Parameter, ...]:
     if workload.precision == "bf16":  # other bytes than a hook was measured with
-        return tuple(Parameter(p.name, p.numel, "bfloat16", p.sparse) for p in listed)
-    return tuple(Parameter(p.name, p.numel, p.dtype, p.sparse, p.ddp_hook_s) for p in listed)
+        return tuple(Parameter(p.name, p.numel, "bfloat16", p.sparse, rows=p.rows) for p in listed)
+    return tuple(
+        Parameter(p.name, p.numel, p.dtype, p.sparse, p.ddp_hook_s, p.rows) for p in listed
+    )
 
 
 def _ready_order(listed: Sequence[ProfiledParameter]) -> tuple[int, ...]:

@@ -55,7 +55,8 @@ class Parameter(NamedTuple):
     """One trainable tensor; `dtype` is also its gradient's.
 
     `ddp_hook_s`: what DDP's hook on it takes a CPU under torch's default options, copy into the
-    bucket and all, where it was measured in the model's own backward.
+    bucket and all, where it was measured in the model's own backward. `rows`: the extent of its
+    first dimension; None: not known.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Parameter(NamedTuple):
     dtype: str
     sparse: bool = False
     ddp_hook_s: float | None = None
+    rows: int | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -106,6 +108,8 @@ class Model:
     `with_ddp_s`: the whole step under DDP on one device alone, where it was measured with the rest.
     `interference_exponent`: of `ddpsim.importers.profiles`; None: not measured. `is_compiled`: the
     times are those of the model under torch.compile, `backward` as if it came without.
+    `forward_modules`: the name of the module that each work of `forward` is of ("": of several);
+    none where they are not known.
     """
 
     parameters: tuple[Parameter, ...]
@@ -126,6 +130,7 @@ class Model:
     with_ddp_s: float | None = None
     interference_exponent: InterferenceExponent | None = None
     is_compiled: bool = False
+    forward_modules: tuple[str, ...] = ()
 
     @property
     def gradient_bytes(self) -> int:

@@ -36,8 +36,13 @@ from ddpsim.workload.zoo_table import (
 __all__ = ["zoo_model"]
 
 
-def zoo_model(table: dict[str, Any], workload: Workload, device: Device) -> Model:
-    """A zoo table (schema `ddpsim.model/1`) as a model on a device; raises InputError."""
+def zoo_model(
+    table: dict[str, Any], workload: Workload, device: Device, *, half_weights: bool = False
+) -> Model:
+    """A zoo table (schema `ddpsim.model/1`) as a model on a device; raises InputError.
+
+    `half_weights`: they are half already where the model is called, so that autocast casts none.
+    """
     arithmetic = arithmetic_of(workload.precision, device).of(table)
     size = input_size_of(table["size"], workload)
     check_options(table, workload)
@@ -47,7 +52,8 @@ def zoo_model(table: dict[str, Any], workload: Workload, device: Device) -> Mode
     step = _Step(workload, size, device, arithmetic, other_left(table, workload))
     forward = tuple(step.works(table["forward"], in_forward, _WRITTEN_OUT_FORWARD))
     backward = tuple(step.works(table["backward"], in_backward, _WRITTEN_OUT_BACKWARD))
-    if arithmetic.casts:
+    casts_weights = arithmetic.casts and not half_weights
+    if casts_weights:
         forward, backward = _with_casts(forward, backward, table, step)
     return Model(
         parameters=parameters,
@@ -57,7 +63,7 @@ def zoo_model(table: dict[str, Any], workload: Workload, device: Device) -> Mode
         backward=backward,
         optimizer=optimizer_work(workload.optimizer, parameters, device),
         launch_s=device.launch_s,
-        activation_bytes=_activations(table, workload, size, arithmetic),
+        activation_bytes=_activations(table, step, casts_weights=casts_weights),
         provenance=roofline_provenance(
             table, workload, device, arithmetic, convolutions=any(in_forward)
         ),
@@ -65,6 +71,7 @@ def zoo_model(table: dict[str, Any], workload: Workload, device: Device) -> Mode
         # images in three channels of float32, tokens as int64
         sample_bytes=(12 if table["size"]["key"] == "image_size" else 8)
         * input_values(table, size),
+        forward_modules=tuple(table["forward"]["module"]),
     )
 
 
@@ -205,17 +212,16 @@ def _with_casts(
     return tuple(cast_forward), tuple(map(joined, zip(backward, back, strict=True)))
 
 
-def _activations(
-    table: dict[str, Any], workload: Workload, size: int, arithmetic: Arithmetic
-) -> float:
+def _activations(table: dict[str, Any], step: _Step, *, casts_weights: bool) -> float:
     """Bytes kept for the backward; stored for fp32, scaled by the width that they have.
 
     Of attention that is written out also the softmax, what dropout left of it, and its mask. Under
     autocast autograd keeps its half copies of the weights too (ATen/autocast_mode.cpp).
     """
+    workload, size, arithmetic = step.workload, step.size, step.arithmetic
     columns = {key: [value] for key, value in table["saved_bytes"].items()}
     in_fp32 = polynomial_values(columns, workload.batch_per_rank, size, rows=1)[0]
-    copies = arithmetic.matmul_bytes * multiplied_weights(table) if arithmetic.casts else 0.0
+    copies = arithmetic.matmul_bytes * multiplied_weights(table) if casts_weights else 0.0
     scores = sum(_scores(table["forward"], workload, size, _WRITTEN_OUT_FORWARD))
     kept = scores * (arithmetic.softmax_bytes + arithmetic.matmul_bytes + 1)
     return in_fp32 * arithmetic.other_bytes / 4 + copies + kept

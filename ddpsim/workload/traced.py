@@ -81,6 +81,7 @@ def traced_model(trace: KinetoTrace, known: Model, workload: Workload, device: D
         parameters=tuple(parameters),
         ready_order=ready_order,
         forward=tuple(_coarse(step.forward)),
+        forward_modules=(),
         backward=tuple(Work(piece.device_s, 0, piece.host_s) for piece in step.backward),
         optimizer=Work(step.optimizer.device_s, 0, step.optimizer.host_s),
         provenance=(_provenance(trace), *_kept(known.provenance)),

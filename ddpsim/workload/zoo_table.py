@@ -70,7 +70,7 @@ def read_parameters(columns: dict[str, Any], precision: Precision) -> tuple[Para
     """The table's parameters, in registration order."""
     dtype = "bfloat16" if precision == "bf16" else "float32"
     return tuple(
-        Parameter(name, product_of(shape), dtype)
+        Parameter(name, product_of(shape), dtype, rows=shape[0] if shape else None)
         for name, shape in zip(columns["name"], columns["shape"], strict=True)
     )
 

@@ -34,9 +34,9 @@ def test_no_broadcast_is_faster_than_its_slowest_link(algorithm: str, nodes: int
     slowest = min(link.bandwidth_bytes_per_s for link in Wires.of(scenario.cluster).ring)
     (row,) = collective_table(scenario, "broadcast", [2**30]).rows
     assert row.busbw_bytes_per_s == row.algbw_bytes_per_s < slowest
-    network = with_sent_sizes(build_network(scenario), [4], [2**30])
+    network = with_sent_sizes(build_network(scenario), [("all_reduce", 4)], [2**30])
     (told,) = (entry for entry in network.provenance if entry.input == "broadcast time")
     assert ("once round a ring" in told.source) == (algorithm != "parameter_server")
     assert told.trust == "assumed"
-    negligible = with_sent_sizes(build_network(scenario), [2**30], [4])
+    negligible = with_sent_sizes(build_network(scenario), [("all_reduce", 2**30)], [4])
     assert not any(entry.input == "broadcast time" for entry in negligible.provenance)

@@ -27,6 +27,18 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "local_sgd": st.builds(
         lambda every: {"local_sgd": {"every": every}, "accumulation_steps": 1}, st.integers(1, 3)
     ),
+    "fully_shard": st.fixed_dictionaries(
+        {
+            "fully_shard": st.fixed_dictionaries(
+                {
+                    "units": st.sampled_from(["blocks", ["m.0"], ["m", "m.0"], ["m"]]),
+                    "reshard_after_forward": st.booleans(),
+                }
+            ),
+            "accumulation_steps": st.integers(1, 2),
+            "no_sync": st.booleans(),
+        }
+    ),
     "ddp": st.builds(lambda own, synced: own | synced, ddp_options(), SYNCED),
 }
 

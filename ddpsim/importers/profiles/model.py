@@ -65,7 +65,7 @@ class ProfiledParameter:
     """One parameter; `ready_s` counts from the profile's origin, None if never ready.
 
     `ddp_hook_s`: DDP's hook, copy into the bucket and all, under torch's default options; None:
-    not measured.
+    not measured. `rows`: the extent of the first dimension.
     """
 
     name: str
@@ -75,6 +75,7 @@ class ProfiledParameter:
     ready_s: float | None = None
     sparse: bool = False
     ddp_hook_s: float | None = None
+    rows: int | None = None
 
 
 class InterferenceExponent(NamedTuple):
@@ -147,7 +148,12 @@ def read_parameters(source: SourceFile) -> ModelProfile:
         shape = _shape(source.given, line, row["shape"])
         whole(source.given, line, math.prod(shape), "the number of elements")
         dtype = _dtype(source.given, line, row["dtype"])
-        parameters.append(ProfiledParameter(row["name"], math.prod(shape), dtype, len(shape)))
+        parameters.append(
+            ProfiledParameter(
+                *(row["name"], math.prod(shape), dtype, len(shape)),
+                rows=shape[0] if shape else None,
+            )
+        )
     return ModelProfile(source.given, tuple(parameters), in_registration_order=True)
 
 

@@ -41,6 +41,7 @@ LOOKS = {
     "bucket_copy": Look(_COPIES, "--copies"),
     "copy_back": Look(_COPIES, "--copies"),
     "buffers": Look(_COPIES, "--copies"),
+    "unshard": Look(_COPIES, "--copies"),
     "optimizer": Look("optimizer", "--optimizer", "optimizer"),
     "unscale": Look("optimizer", "--optimizer", "optimizer"),
     "clip": Look("optimizer", "--optimizer", "optimizer"),

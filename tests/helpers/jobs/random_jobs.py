@@ -22,7 +22,9 @@ def models(draw: st.DrawFn) -> Model:
     count = len(order) + 1
     buffers = st.builds(Buffer, st.sampled_from(["float32", "int64"]), st.integers(1, 999))
     return Model(
-        parameters=tuple(Parameter(f"p{i}", numel, "float32") for i, numel in enumerate(numels)),
+        parameters=tuple(
+            Parameter(f"m.{i // 3}.p{i}", numel, "float32") for i, numel in enumerate(numels)
+        ),
         ready_order=order,
         buffers=tuple(draw(st.lists(buffers, max_size=2))),
         forward=tuple(draw(st.lists(works, min_size=1, max_size=3))),

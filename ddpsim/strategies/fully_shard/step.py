@@ -1,0 +1,295 @@
+"""One step under fully_shard: what torch's hooks do, in their order.
+
+Source: torch 2.13's torch/distributed/fsdp/_fully_shard (_fsdp_param_group.py, _fsdp_state.py).
+On a GPU all-gathers and reduce-scatters have a stream each, but one communicator, whose operations
+go one after the other (_set_separate_reduce_scatter_group: "so the two can overlap"). On a CPU each
+is waited for where it is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ddpsim.strategies.fully_shard.groups import Group
+from ddpsim.strategies.fully_shard.units import ROOT
+from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, Record, compute
+from ddpsim.strategies.ticks import Launch
+
+__all__ = ["Held", "LaunchedPiece", "Pass", "Step"]
+
+_OF_ROOT = "the root"
+
+
+class LaunchedPiece(NamedTuple):
+    """Work of the innermost of some units, in ticks; see `units.Piece`.
+
+    `gradient_bytes`: of the gradient that it makes, as the parameter is gathered.
+    """
+
+    chain: tuple[int, ...]
+    launch: Launch
+    gradient_bytes: int = 0
+
+
+class Pass(NamedTuple):
+    """Forward and backward of one micro-batch."""
+
+    forward: Sequence[LaunchedPiece]
+    backward: Sequence[LaunchedPiece]
+
+
+@dataclass
+class Held:
+    """Bytes of gradients and of what is not sharded, and the most that there ever was."""
+
+    now: int = 0
+    peak: int = 0
+
+    def add(self, size_bytes: int) -> None:
+        """Allocate, or free a negative number."""
+        self.now += size_bytes
+        self.peak = max(self.peak, self.now)
+
+
+@dataclass
+class Step:
+    """The groups' states in one step, as torch keeps them.
+
+    `sends`: there is more than one rank. `blocking`: the host waits where it launches a collective.
+    """
+
+    groups: Sequence[Group]
+    reshards: bool
+    sends: bool
+    blocking: bool
+    held: Held = field(default_factory=Held)
+    scattered: list[Group] = field(default_factory=list)  # in the last backward, in order
+    _collectives: int = 0
+    _records: int = 0
+    _waits_for: int = 0  # all-gathers wait for this record
+    _copied_out: int | None = None  # a record: the forward's last all-gather is held until then
+    _held_output: int = 0  # bytes of that all-gather
+    _pending: dict[int, int] = field(default_factory=dict)  # all-gathers by group
+    _whole: set[int] = field(default_factory=set)  # groups that are not sharded
+    _forward_order: list[int] = field(default_factory=list)
+    _reducing: list[tuple[int, int]] = field(default_factory=list)  # collective, bytes of its input
+    _unfinished: int | None = None  # the last reduce-scatter that no callback has waited for
+    _gradients: dict[int, int] = field(default_factory=dict)  # their bytes, by group
+    _accumulated: set[int] = field(default_factory=set)  # groups with unreduced gradients
+    _reduced: set[int] = field(default_factory=set)  # groups with gradients on their shards
+
+    def forward(self, work: Pass) -> Iterator[Instruction]:
+        """All-gather unit by unit, each as its module is called."""
+        yield from self._record()
+        entered: list[int] = []
+        for chain, launch, _ in work.forward:
+            while tuple(entered) != chain[: len(entered)]:
+                yield from self._post_forward(entered.pop())
+            for unit in chain[len(entered) :]:
+                entered.append(unit)
+                yield from self._unshard(unit, "forward")
+                yield from self._wait_for_unshard(unit, in_forward=True)
+            yield compute("forward", launch)
+        while entered:
+            yield from self._post_forward(entered.pop())
+        self._free_output()
+
+    def backward(self, work: Pass, *, reduces: bool, accumulates: bool) -> Iterator[Instruction]:
+        """All-gather each unit ahead of its gradients, and reduce them once all are there.
+
+        `reduces`: not under set_requires_gradient_sync(False). `accumulates`: there are gradients
+        of earlier micro-batches on the shards.
+        """
+        self.scattered.clear()
+        first, last = _spans(work.backward)
+        ended: set[int] = set()
+        for i, (chain, launch, gradient_bytes) in enumerate(work.backward):
+            for unit in (unit for unit in chain if first[unit] == i):
+                yield from self._pre_backward(unit)
+            yield compute("backward", launch)
+            self._hold_gradient(chain[-1], gradient_bytes)
+            for unit in reversed([unit for unit in chain if last[unit] == i]):
+                if not self.groups[unit].begins_model:
+                    ended.add(unit)
+                    yield from self._post_backward(unit, reduces, accumulates)
+        for unit in range(len(self.groups)):  # the final callback
+            if unit not in ended:
+                yield from self._post_backward(unit, reduces, accumulates)
+            if self._unfinished is not None:
+                yield from self._await(self._unfinished)
+                self._unfinished = None
+        self._free_inputs()
+        self._forward_order.clear()
+
+    def _record(self) -> Iterator[Instruction]:
+        """What all-gathers launched from now on wait for."""
+        self._waits_for = self._records
+        self._records += 1
+        if not self.blocking:
+            yield Record(self._waits_for)
+
+    def _unshard(self, unit: int, phase: str) -> Iterator[Instruction]:
+        """Launch the all-gather, unless that is done."""
+        group = self.groups[unit]
+        if group.is_empty or unit in self._pending or unit in self._whole:
+            return
+        self.held.add(group.gathered_bytes)
+        self._pending[unit] = self._collectives
+        host_ns, copies_ns = group.gather
+        if self.blocking or not self.sends:
+            yield Compute("unshard", host_ns, copies_ns if self.sends else 0)
+            host_ns = copies_ns = 0
+        gather = Communicate(
+            self._collectives,
+            host_ns,
+            "all_gather",
+            group.gathered_bytes,
+            cause=f"parameters of {group.name or _OF_ROOT}, {phase}",
+            waits_for=None if self.blocking else self._waits_for,
+            before_ns=copies_ns,
+        )
+        yield from self._send(gather)
+
+    def _send(self, launched: Communicate) -> Iterator[Instruction]:
+        """Launch a collective, if there is somebody to send to; a CPU waits for it at once."""
+        if self.sends:
+            self._collectives += 1
+            yield launched
+            if self.blocking:
+                yield Await(launched.number)
+
+    def _await(self, collective: int) -> Iterator[Instruction]:
+        """Unless it was waited for at its launch, or nothing was sent."""
+        if self.sends and not self.blocking:
+            yield Await(collective)
+
+    def _wait_for_unshard(self, unit: int, *, in_forward: bool) -> Iterator[Instruction]:
+        """Copy the parameters out. In the forward the output stays until the next copy-out.
+
+        So at most two all-gathers are in flight or not copied out.
+        """
+        if unit not in self._pending:
+            return
+        group = self.groups[unit]
+        yield from self._await(self._pending.pop(unit))
+        self._whole.add(unit)
+        self.held.add(group.gathered_bytes)
+        if in_forward:
+            self._free_output()
+        yield compute("unshard", group.copy_out)
+        waited_for = self._waits_for
+        yield from self._record()
+        if in_forward:
+            self._copied_out, self._held_output = self._waits_for, group.gathered_bytes
+            self._waits_for = waited_for
+        else:
+            self.held.add(-group.gathered_bytes)
+
+    def _free_output(self) -> None:
+        """Later all-gathers wait until the forward's last one is copied out."""
+        if self._copied_out is not None:
+            self._waits_for, self._copied_out = self._copied_out, None
+            self.held.add(-self._held_output)
+
+    def _shard(self, unit: int) -> None:
+        if unit in self._whole:
+            self._whole.remove(unit)
+            self.held.add(-self.groups[unit].gathered_bytes)
+
+    def _post_forward(self, unit: int) -> Iterator[Instruction]:
+        """The root's parameters stay: they would be gathered again at once."""
+        if self.groups[unit].is_empty:
+            return
+        if self.reshards and unit != ROOT:
+            self._shard(unit)
+        self._forward_order.append(unit)
+        yield Compute("forward", self.groups[unit].post_forward_ns, 0)
+
+    def _pre_backward(self, unit: int) -> Iterator[Instruction]:
+        """Copy this unit's parameters out, and gather those of the next one."""
+        if self.groups[unit].is_empty:
+            return
+        yield from self._unshard(unit, "backward")
+        yield from self._wait_for_unshard(unit, in_forward=False)
+        if place := self._forward_order.index(unit):
+            yield from self._unshard(self._forward_order[place - 1], "backward, ahead")
+
+    def _post_backward(self, unit: int, reduces: bool, accumulates: bool) -> Iterator[Instruction]:  # noqa: FBT001
+        """Shard the parameters, and reduce the gradients once the reduction before is done."""
+        group = self.groups[unit]
+        if group.is_empty:
+            return
+        self._accumulate(unit, group, reduces)
+        self._shard(unit)
+        if not reduces:
+            return
+        while self._reducing:
+            yield from self._await(self._reducing[0][0])
+            self._free_inputs()
+        if group.scattered_bytes:
+            yield from self._reduce(unit, group, accumulates)
+
+    def _reduce(self, unit: int, group: Group, accumulates: bool) -> Iterator[Instruction]:  # noqa: FBT001
+        """Copy the gradients together, and launch their reduce-scatter."""
+        self.held.add(group.scattered_bytes)
+        yield compute("bucket_copy", group.copy_in)
+        self.held.add(-self._gradients.pop(unit, 0))
+        self._accumulated.discard(unit)
+        self._hold_reduced(unit, group)
+        self._reducing.append((self._collectives, group.scattered_bytes))
+        self.scattered.append(group)
+        after_ns = group.after_ns + accumulates * group.accumulate_ns
+        if not self.sends:
+            yield Compute("bucket_copy", 0, after_ns)
+            return
+        self._unfinished = self._collectives
+        scatter = Communicate(
+            self._collectives,
+            0,
+            "reduce_scatter",
+            group.scattered_bytes,
+            bucket=len(self.scattered) - 1,
+            bucket_bytes=group.scattered_bytes,
+            num_params=len(group.parameters),
+            after_ns=after_ns,
+            cause=f"gradients of {group.name or _OF_ROOT}",
+        )
+        yield from self._send(scatter)
+
+    def _hold_gradient(self, unit: int, size_bytes: int) -> None:
+        """Unless it is added to an earlier micro-batch's in place."""
+        group = self.groups[unit]
+        if unit in self._accumulated and group.gradient_bytes == group.scattered_bytes:
+            return
+        self._gradients[unit] = self._gradients.get(unit, 0) + size_bytes
+        self.held.add(size_bytes)
+
+    def _accumulate(self, unit: int, group: Group, reduces: bool) -> None:  # noqa: FBT001
+        """Gradients that are not reduced stay, as the type in which they will be."""
+        quiet = unit in self._accumulated
+        if (not reduces or quiet) and group.scattered_bytes:
+            self.held.add(group.scattered_bytes - self._gradients.get(unit, 0))
+            self._gradients[unit] = group.scattered_bytes
+            self._accumulated.add(unit)
+
+    def _hold_reduced(self, unit: int, group: Group) -> None:
+        if unit not in self._reduced:
+            self._reduced.add(unit)
+            self.held.add(group.shard_bytes)
+
+    def _free_inputs(self) -> None:
+        while self._reducing:
+            self.held.add(-self._reducing.pop(0)[1])
+
+
+def _spans(pieces: Sequence[LaunchedPiece]) -> tuple[dict[int, int], dict[int, int]]:
+    """The first and the last piece of each unit, those of units inside it counted."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for i, (chain, *_) in enumerate(pieces):
+        for unit in chain:
+            first.setdefault(unit, i)
+            last[unit] = i
+    return first, last

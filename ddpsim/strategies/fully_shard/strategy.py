@@ -1,0 +1,139 @@
+"""The strategy of torch's `fully_shard`: ZeRO-3, or ZeRO-2 where parameters stay in the forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from ddpsim.scenario.ddp import Ddp
+from ddpsim.strategies.fully_shard.groups import Group, Groups
+from ddpsim.strategies.fully_shard.step import LaunchedPiece, Pass, Step
+from ddpsim.strategies.fully_shard.units import (
+    Unit,
+    backward_pieces,
+    forward_pieces,
+    plan_units,
+)
+from ddpsim.strategies.instructions import Instruction, LoadBatch, Mark, compute
+from ddpsim.strategies.model_work import with_additions
+from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
+from ddpsim.strategies.ticks import Launch
+from ddpsim.strategies.training_loop import AroundOptimizer
+from ddpsim.workload.model import Model, Work
+
+__all__ = ["FullyShard"]
+
+
+@dataclass(frozen=True)
+class FullyShard(Strategy):
+    """All-gather parameters ahead of their use, reduce-scatter gradients, optimize shards.
+
+    `first` and `later`: the passes of the first micro-batch and of others. `shard_bytes`: of the
+    parameters of one rank. `no_sync`: only the last micro-batch reduces.
+    """
+
+    groups: tuple[Group, ...]
+    first: Pass
+    later: Pass
+    optimizer: Launch
+    shard_bytes: int
+    ranks: int
+    reshards: bool
+    micro_batches: int
+    no_sync: bool
+    blocking: bool
+    around: AroundOptimizer
+    reduced: str = "reduce-scatter"
+
+    @classmethod
+    def of(cls, model: Model, ddp: Ddp, groups: Groups, around: AroundOptimizer) -> FullyShard:
+        """A model's step; raises InputError for units that torch refuses.
+
+        `around`: what the loop does around the optimizer, on shards.
+        """
+        units = plan_units(model, ddp.sharding)
+        first, later = _passes(model, units, groups, adds=ddp.no_sync)
+        return cls(
+            groups=tuple(groups.of(unit) for unit in units),
+            first=first,
+            later=later,
+            optimizer=groups.optimizer(),
+            shard_bytes=groups.shard_bytes,
+            ranks=groups.ranks,
+            reshards=ddp.sharding.reshard_after_forward,
+            micro_batches=ddp.accumulation_steps,
+            no_sync=ddp.no_sync,
+            blocking=groups.costs.device.kind == "cpu",
+            around=around,
+        )
+
+    def step(self, kind: int) -> Iterator[Instruction]:  # noqa: ARG002
+        """See Strategy."""
+        yield from self._instructions(self._begun())
+
+    def buckets(self, kind: int) -> tuple[Bucket, ...]:  # noqa: ARG002
+        """See Strategy: the gradients of each unit, in the order of the last backward."""
+        return tuple(
+            Bucket(group.parameters, group.scattered_bytes, group.scattered_bytes)
+            for group in self._walked().scattered
+        )
+
+    def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
+        """See Strategy; `buckets`: what is whole as the most is held, found by walking the step.
+
+        Parameters that are gathered, gradients that are not yet reduced, and what is sent.
+        """
+        used = sum(parameter.size_bytes for parameter in model.used)
+        gradients = self.shard_bytes * used // max(1, model.gradient_bytes)
+        optimizer = ceil(optimizer_bytes / self.ranks)
+        whole = max(0, self._walked().held.peak - gradients)
+        return ResidentBytes(self.shard_bytes, gradients, whole, optimizer)
+
+    def _walked(self) -> Step:
+        """At the end of a step."""
+        step = self._begun()
+        for _ in self._instructions(step):
+            pass
+        return step
+
+    def _begun(self) -> Step:
+        return Step(self.groups, self.reshards, self.ranks > 1, self.blocking)
+
+    def _instructions(self, step: Step) -> Iterator[Instruction]:
+        for number in range(self.micro_batches):
+            is_last = number == self.micro_batches - 1
+            work = self.later if number else self.first
+            yield LoadBatch()
+            yield from step.forward(work)
+            if is_last:
+                yield Mark("backward_starts")
+            reduces = is_last or not self.no_sync
+            accumulates = number > 0 and not self.no_sync
+            yield from step.backward(work, reduces=reduces, accumulates=accumulates)
+        yield from self.around.before
+        yield compute("optimizer", self.optimizer)
+        yield from self.around.after
+        yield Mark("step_ends")
+
+
+def _passes(
+    model: Model, units: Sequence[Unit], groups: Groups, *, adds: bool
+) -> tuple[Pass, Pass]:
+    """Of the first micro-batch and of others, whose gradients a later one `adds` in place."""
+    forward = [
+        LaunchedPiece(chain, groups.ticks.launch(work))
+        for chain, work in forward_pieces(model, units)
+    ]
+    made = [*(groups.gradient_bytes(i) for i in model.ready_order), 0]
+    pieces = backward_pieces(model, units)
+
+    def backward(works: Iterable[Work]) -> list[LaunchedPiece]:
+        each = zip(pieces, works, made, strict=True)
+        return [
+            LaunchedPiece(piece.chain, groups.ticks.launch(work), size_bytes)
+            for piece, work, size_bytes in each
+        ]
+
+    added = with_additions(model, groups.costs) if adds else model.backward
+    return Pass(forward, backward(model.backward)), Pass(forward, backward(added))

@@ -1,0 +1,142 @@
+"""Units of sharding: modules with their parameters, and the model's work in their order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+from ddpsim.errors import InputError, shown
+from ddpsim.scenario.ddp import FullyShard
+from ddpsim.workload.model import Model, Work, joined
+
+__all__ = ["ROOT", "Piece", "Unit", "backward_pieces", "chain_of", "forward_pieces", "plan_units"]
+
+ROOT = 0
+_BLOCK = re.compile(r"(.*_)?\d+")  # the name of a module in a list of them
+_SOME = 3  # names in a message
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A module that is sharded on its own; the root has the name "".
+
+    `parameters`: those of no unit inside it, in registration order. `begins_model`: its input is
+    the model's, which needs no gradient.
+    """
+
+    name: str
+    parameters: tuple[int, ...]
+    begins_model: bool
+
+
+class Piece(NamedTuple):
+    """Work of the innermost of some units, each inside the one before it; the root is the first."""
+
+    chain: tuple[int, ...]
+    work: Work
+
+
+def plan_units(model: Model, spec: FullyShard) -> tuple[Unit, ...]:
+    """The root, then the units in registration order; raises InputError for a name of nothing."""
+    names = [parameter.name for parameter in model.parameters]
+    prefixes = _blocks(names) if spec.units == "blocks" else spec.units
+    if spec.units == "blocks" and not prefixes:
+        raise InputError(
+            "ddp.fully_shard.units",
+            "this model's parameters name no numbered modules (such as layers.0) to be blocks; "
+            "list the modules to shard on their own, or write [] for the root alone",
+        )
+    for prefix in prefixes:
+        if not any(name.startswith(f"{prefix}.") for name in names):
+            raise InputError("ddp.fully_shard.units", _no_such_module(prefix, names))
+    first = {prefix: _first_in(names, prefix) for prefix in prefixes}
+    ordered = ("", *sorted(prefixes, key=lambda prefix: (first[prefix], len(prefix))))
+    owners = [chain_of(name, ordered)[-1] for name in names]
+    return tuple(
+        Unit(
+            prefix,
+            tuple(i for i, owner in enumerate(owners) if owner == number),
+            begins_model=number == ROOT or first[prefix] == 0,
+        )
+        for number, prefix in enumerate(ordered)
+    )
+
+
+def chain_of(module: str, prefixes: Sequence[str]) -> tuple[int, ...]:
+    """The places of the units that hold a module, or a parameter, from the root inwards."""
+    held = [i for i, prefix in enumerate(prefixes) if _is_in(module, prefix)]
+    return tuple(sorted(held, key=lambda i: len(prefixes[i])))
+
+
+def _is_in(name: str, prefix: str) -> bool:
+    return not prefix or name == prefix or name.startswith(f"{prefix}.")
+
+
+def _first_in(names: Sequence[str], prefix: str) -> int:
+    return next(i for i, name in enumerate(names) if _is_in(name, prefix))
+
+
+def _blocks(names: Sequence[str]) -> tuple[str, ...]:
+    """Numbered modules, such as layers.0 and encoder_layer_0, the outermost of each parameter."""
+    found: dict[str, None] = {}
+    for name in names:
+        modules = name.split(".")[:-1]
+        numbered = (i for i, module in enumerate(modules, 1) if _BLOCK.fullmatch(module))
+        if (end := next(numbered, None)) is not None:
+            found[".".join(modules[:end])] = None
+    return tuple(found)
+
+
+def _no_such_module(prefix: str, names: Sequence[str]) -> str:
+    known = list(dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name))
+    some = ", ".join(known[:_SOME]) + (", ..." if len(known) > _SOME else "")
+    return (
+        f"{shown(prefix)} holds no parameter: name a module of this model, the part of its "
+        f"parameters' names before a dot (such as {some})"
+        if known
+        else f"{shown(prefix)} holds no parameter: the names of this model's parameters name no "
+        "modules; give workload.parameters, or leave units out"
+    )
+
+
+def backward_pieces(model: Model, units: Sequence[Unit]) -> list[Piece]:
+    """The work before each gradient, in their order, and the tail, which is the root's."""
+    prefixes = [unit.name for unit in units]
+    owners = [chain_of(model.parameters[i].name, prefixes) for i in model.ready_order]
+    return [Piece(*each) for each in zip([*owners, (ROOT,)], model.backward, strict=True)]
+
+
+def forward_pieces(model: Model, units: Sequence[Unit]) -> list[Piece]:
+    """The forward in the order of units: as its modules are named.
+
+    Where they are not, in the reverse of the backward's order, each unit with the share that it has
+    of the backward's time (assumed).
+    """
+    prefixes = [unit.name for unit in units]
+    backward = backward_pieces(model, units)
+    if model.forward_modules:
+        named = [chain_of(module, prefixes) for module in model.forward_modules]
+        pieces = [Piece(*each) for each in zip(named, model.forward, strict=True)]
+        if _entered(pieces) >= _entered(backward):
+            return pieces
+    return list(_mirrored(model, backward))
+
+
+def _entered(pieces: Sequence[Piece]) -> set[int]:
+    return {unit for piece in pieces for unit in piece.chain}
+
+
+def _mirrored(model: Model, backward: Sequence[Piece]) -> Iterator[Piece]:
+    whole = joined(model.forward) if model.forward else Work(0.0)
+    host_s = whole.kernels * model.launch_s + whole.host_s
+    alike = [
+        (chain, sum(piece.work.device_s for piece in pieces))
+        for chain, pieces in groupby(backward, key=lambda piece: piece.chain)
+    ]
+    total_s = sum(device_s for _, device_s in alike)
+    for chain, device_s in reversed(alike):
+        share = device_s / total_s if total_s else 1 / len(alike)
+        yield Piece(chain, Work(share * whole.device_s, 0, share * host_s))

@@ -1,0 +1,256 @@
+"""Collectives that torch's fully_shard launches: run as rank 0 and 1 of a gloo job, writes JSON.
+
+python tests/helpers/fully_shard_oracle.py RANK STORE_FILE OUTPUT
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from two_ranks import run_as_rank
+
+STEPS = 2
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, None: None}
+Calls = list[tuple[str, int, int]]
+
+
+@contextmanager
+def logged(calls: Calls) -> Iterator[None]:
+    """Append each all-gather's output and each reduce-scatter's input: elements and their bytes."""
+    names = {"all_gather_single": "all_gather", "all_gather_into_tensor": "all_gather"}
+    names |= dict.fromkeys(("reduce_scatter_single", "reduce_scatter_tensor"), "reduce_scatter")
+    real = {name: getattr(dist, name) for name in names if hasattr(dist, name)}
+
+    def watched(name: str):  # type: ignore[no-untyped-def]
+        def call(*args: Any, **options: Any) -> Any:
+            whole = "output_tensor" if names[name] == "all_gather" else "input"
+            tensors = [options.get(whole), options.get(f"{whole}_tensor"), *args]
+            sizes = [t for t in (*tensors, *options.values()) if isinstance(t, torch.Tensor)]
+            largest = max(sizes, key=torch.Tensor.numel)
+            calls.append((names[name], largest.numel(), largest.element_size()))
+            return real[name](*args, **options)
+
+        return call
+
+    for name in real:
+        setattr(dist, name, watched(name))
+    try:
+        yield
+    finally:
+        for name, function in real.items():
+            setattr(dist, name, function)
+
+
+class Residual(nn.Module):
+    """A branch beside the input, of one or more layers."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.branch(x)
+
+
+class Decoder(nn.Module):
+    """An embedding, blocks and a head, as language models have them."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        width = draw.choice([3, 8, 10])
+        self.embed = nn.Embedding(draw.choice([7, 20]), width)
+        self.layers = nn.ModuleList(block(draw, width) for _ in range(draw.randint(1, 4)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 5, bias=draw.random() < 0.5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+def block(draw: random.Random, width: int) -> nn.Module:
+    inner = draw.choice([5, 12])
+    layers = [nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width, bias=draw.random() < 0.7)]
+    return Residual(*([nn.LayerNorm(width)] if draw.random() < 0.5 else []), *layers)
+
+
+def dense(draw: random.Random) -> nn.Module:
+    """Blocks alone: the first one's input needs no gradient."""
+    width = draw.choice([4, 9])
+    return nn.Sequential(*(block(draw, width) for _ in range(draw.randint(2, 4))))
+
+
+def built(model: str, seed: int) -> tuple[nn.Module, torch.Tensor]:
+    """The same on both ranks."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    if model == "decoder":
+        return Decoder(draw), torch.arange(6).reshape(2, 3)
+    module = dense(draw)
+    return module, torch.ones(2, next(iter(module.parameters())).shape[-1])
+
+
+def ready_order(module: nn.Module, x: torch.Tensor) -> list[int]:
+    """Parameters by registration, in the order in which a backward makes their gradients."""
+    found: list[int] = []
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(lambda _, i=i: found.append(i))
+        for i, parameter in enumerate(module.parameters())
+    ]
+    module(x).sum().backward()
+    for hook in hooks:
+        hook.remove()
+    module.zero_grad()
+    return found
+
+
+def units_of(module: nn.Module, choice: str) -> list[str]:
+    """Names of modules to shard on their own, the inner ones of nested ones too."""
+    names = [name for name, child in module.named_modules() if isinstance(child, Residual)]
+    if choice == "one":
+        return names[-1:]
+    if choice == "nested":
+        return [name for outer in names for name in (outer, f"{outer}.branch")]
+    if choice == "embedding":
+        return [*(["embed"] if hasattr(module, "embed") else []), *names]
+    return names
+
+
+def observe(
+    model: str,
+    seed: int,
+    choice: str,
+    reshard: bool,
+    micro_batches: int,
+    no_sync: bool,
+    mixed: bool,
+) -> dict[str, Any]:
+    """Train a few steps and return what was called in each."""
+    module, x = built(model, seed)
+    listed = parameters_of(module)
+    order, units = ready_order(module, x), units_of(module, choice)
+    precision, options = policy_of(mixed)
+    for name in reversed(units):  # inner ones first
+        fully_shard(module.get_submodule(name), reshard_after_forward=reshard, **options)
+    fully_shard(module, **options)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    steps: list[Calls] = []
+    for _ in range(STEPS):
+        steps.append([])
+        with logged(steps[-1]):
+            optimizer.zero_grad()
+            for number in range(micro_batches):
+                module.set_requires_gradient_sync(number == micro_batches - 1 or not no_sync)
+                module(x).sum().backward()
+            optimizer.step()
+    return {
+        "parameters": listed,
+        "ready_order": order,
+        "options": {
+            "accumulation_steps": micro_batches,
+            "no_sync": no_sync,
+            "fully_shard": {
+                "units": units,
+                "reshard_after_forward": reshard,
+                "mixed_precision": precision,
+            },
+        },
+        "case": [model, seed, choice, reshard, micro_batches, no_sync, mixed],
+        "steps": steps,
+    }
+
+
+class Wide(nn.Module):
+    """Blocks whose parameters are all that takes memory."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(width, width)
+        self.layers = nn.ModuleList(
+            Residual(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+            for _ in range(5)
+        )
+        self.head = nn.Linear(width, 3 * width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def observe_peak(reshard: bool, mixed: bool) -> dict[str, Any]:
+    """The most that is allocated in a step, by torch's own tracker.
+
+    In a group that sends nothing: gloo would copy what it scatters once more.
+    """
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.get_backend() != "fake":
+        dist.destroy_process_group()
+        dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    module, x = Wide(96), torch.ones(1, 96)
+    listed = parameters_of(module)
+    order, (precision, options) = ready_order(module, x), policy_of(mixed)
+    for layer in module.layers:
+        fully_shard(layer, reshard_after_forward=reshard, **options)
+    fully_shard(module, **options)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)  # it holds nothing of its own
+    tracker = FSDPMemTracker(module, optimizer)
+    with tracker:
+        for _ in range(2):
+            module(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            tracker.reset_mod_stats()
+    peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
+    return {
+        "parameters": listed,
+        "ready_order": order,
+        "options": {
+            "fully_shard": {"reshard_after_forward": reshard, "mixed_precision": precision}
+        },
+        "peak_bytes": sum(size for kind, size in peak.items() if "Total" in str(kind)),
+    }
+
+
+def parameters_of(module: nn.Module) -> list[tuple[str, int, int]]:
+    return [(name, p.numel(), p.shape[0]) for name, p in module.named_parameters()]
+
+
+def policy_of(mixed: bool) -> tuple[dict[str, str], dict[str, Any]]:
+    precision = {"param": "bfloat16", "reduce": "float32"} if mixed else {}
+    policy = MixedPrecisionPolicy(
+        param_dtype=DTYPES[precision.get("param")], reduce_dtype=DTYPES[precision.get("reduce")]
+    )
+    return precision, {"mp_policy": policy}
+
+
+def cases() -> list[tuple[Any, ...]]:
+    """Random models and precisions, each choice of units with a few of the other options."""
+    draw = random.Random(7)
+    options = [(True, 1, True), (False, 1, True), (True, 2, True), (False, 2, False)]
+    return [
+        ("calls", model, seed, choice, *each, draw.random() < 0.5)
+        for model in ("decoder", "dense")
+        for choice in ("blocks", "one", "nested", "embedding")
+        for seed in [draw.randrange(1000)]
+        for each in options
+    ]
+
+
+KINDS = {"calls": observe, "peak": observe_peak}
+PEAKS = [("peak", True, False), ("peak", True, True), ("peak", False, False)]
+
+if __name__ == "__main__":
+    run_as_rank(lambda kind, *case: KINDS[kind](*case), [*cases(), *PEAKS])
