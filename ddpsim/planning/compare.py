@@ -226,7 +226,7 @@ def each_flag(document: Document) -> Iterator[Option]:
 
 def ddp_settings(document: Document) -> tuple[str, ...]:
     """What makes a scenario's strategy DDP; nothing where it is. Raises ScenarioError."""
-    return () if parse(document).ddp.is_ddp else _AS_DDP
+    return () if parse(document).ddp.strategy == "ddp" else _AS_DDP
 
 
 def each_strategy(document: Document) -> Iterator[Option]:
@@ -247,7 +247,8 @@ def each_strategy(document: Document) -> Iterator[Option]:
         yield option(document, title, *own, title=title, note=_unlike(scenario))
     local = ("ddp.strategy=local_sgd", f"ddp.local_sgd.every={_EVERY}")
     yield option(document, *local, *synced, title=", ".join(local), note="another training")
-    sharded = "ddp.strategy=fully_shard"
+    zero1, sharded = "ddp.strategy=zero1", "ddp.strategy=fully_shard"
+    yield option(document, zero1, title=zero1)
     yield option(document, sharded, *usual, title=sharded, note=_unlike(scenario))
 
 
@@ -288,5 +289,6 @@ def _accumulation(ddp: Ddp) -> Iterator[tuple[Sequence[str], str]]:
     for steps in (1, 2, 4):
         if steps != ddp.accumulation_steps:
             yield [f"ddp.accumulation_steps={steps}"], "another global batch"
-    if ddp.accumulation_steps > 1 and ddp.strategy in ("ddp", "per_parameter", "fully_shard"):
+    reduces = ddp.is_ddp or ddp.strategy in ("per_parameter", "fully_shard")
+    if ddp.accumulation_steps > 1 and reduces:
         yield [f"ddp.no_sync={str(not ddp.no_sync).lower()}"], ""

@@ -136,6 +136,7 @@ _ONE_BY_ONE = {
 }
 _OF_STRATEGY: dict[str, dict[str, str]] = {
     "ddp": {},
+    "zero1": {"buffers": "broadcasts of parameters and buffers"},
     "naive": _ONE_BY_ONE,
     "naive_flat": {
         "backward": "backward, with the gradients' copies into one tensor",

@@ -132,8 +132,8 @@ def _program_inputs(
 
 
 def _shards(scenario: Scenario) -> int | None:
-    """Over so many ranks parameters are sharded; None: each rank has all of them."""
-    sharded = scenario.ddp.strategy == "fully_shard"
+    """Over so many ranks parameters or the optimizer are sharded; None: each rank has all."""
+    sharded = scenario.ddp.strategy in ("fully_shard", "zero1")
     return scenario.cluster.world_size if sharded else None
 
 

@@ -43,7 +43,10 @@ PARTS = {
 }
 
 # what a row of the table is, by strategy
-_REDUCED = {"ddp": "bucket", "data_parallel": "bucket", "fully_shard": "reduce-scatter"}
+_REDUCED = {
+    **dict.fromkeys(("ddp", "zero1", "data_parallel"), "bucket"),
+    "fully_shard": "reduce-scatter",
+}
 
 
 def render(
@@ -180,7 +183,7 @@ def _trust(result: Result) -> Iterator[str]:
     yield from labelled("memory", f"{needed} of {device} a rank{without}")
     if result.warmup_s:
         rebuilt = result.buckets_rebuilt_at
-        never = ", buckets never rebuilt" if result.strategy == "ddp" else ""
+        never = ", buckets never rebuilt" if result.strategy in ("ddp", "zero1") else ""
         when = never if rebuilt is None else " before the bucket rebuild"
         first = format_duration(result.warmup_s[0])
         yield from labelled("warm-up", f"first iteration {first}{when}, start-up costs not counted")

@@ -21,7 +21,9 @@ from ddpsim.scenario.base import Spec, fail, given
 
 __all__ = ["Ddp", "FullyShard", "StrategyName"]
 
-StrategyName = Literal["ddp", "naive", "naive_flat", "per_parameter", "local_sgd", "fully_shard"]
+StrategyName = Literal[
+    "ddp", "naive", "naive_flat", "per_parameter", "local_sgd", "zero1", "fully_shard"
+]
 
 
 def _know_newer_names(schema: dict[str, Any]) -> None:
@@ -32,6 +34,7 @@ def _know_newer_names(schema: dict[str, Any]) -> None:
 _KnownTorch = Literal["1.4", "2.11", "2.12", "2.13", "2.14", "2.15"]
 _KNOWN_TORCH: tuple[str, ...] = get_args(_KnownTorch)
 _LARGEST_CAP = 1_000_000
+_DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
 _OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
     *("broadcast_buffers", "comm_hook", "optimize_ddp"),
@@ -168,7 +171,7 @@ class Ddp(Spec):
         description="ddp; naive: one all-reduce per gradient, after the backward; naive_flat: one "
         "of all gradients, after the backward; per_parameter: one per gradient, from its hook; "
         "local_sgd: parameters are averaged every few steps; fully_shard: parameters, gradients "
-        "and optimizer are sharded (FSDP2, ZeRO-3)",
+        "and optimizer are sharded (FSDP2, ZeRO-3); zero1: ddp with ZeroRedundancyOptimizer",
     )
     local_sgd: LocalSgd | None = Field(None, description="of strategy: local_sgd, which needs it")
     fully_shard: FullyShard | None = Field(
@@ -205,7 +208,7 @@ class Ddp(Spec):
     @property
     def is_ddp(self) -> bool:
         """Whether the module is wrapped in DistributedDataParallel."""
-        return self.strategy == "ddp"
+        return self.strategy in _DDP
 
     @property
     def sharding(self) -> FullyShard:
@@ -252,7 +255,7 @@ class Ddp(Spec):
     def _of_ddp_alone(cls, value: Any, info: ValidationInfo) -> Any:
         strategy = info.data.get("strategy", "ddp")
         usual = cls.model_fields[str(info.field_name)].default
-        if strategy != "ddp" and value != usual:
+        if strategy not in _DDP and value != usual:
             raise fail(f"is an option of DDP, and strategy: {strategy} has none; leave it out")
         return value
 
@@ -260,7 +263,7 @@ class Ddp(Spec):
     @classmethod
     def _reduces_in_the_backward(cls, value: Any, info: ValidationInfo) -> Any:
         strategy = info.data.get("strategy", "ddp")
-        if not value and strategy not in ("ddp", "per_parameter", "fully_shard"):
+        if not value and strategy not in (*_DDP, "per_parameter", "fully_shard"):
             raise fail(
                 f"strategy: {strategy} reduces nothing in a backward, so it has no no_sync; "
                 "leave it out"
@@ -275,7 +278,7 @@ class Ddp(Spec):
             raise fail(f"is of strategy: local_sgd, not {self.strategy}; drop one", "local_sgd")
         if self.strategy != "fully_shard" and self.fully_shard is not None:
             raise fail(f"is of strategy: fully_shard, not {self.strategy}; drop one", "fully_shard")
-        if self.torch == "1.4" and self.strategy in ("per_parameter", "local_sgd", "fully_shard"):
+        if self.torch == "1.4" and self.strategy not in ("ddp", "naive", "naive_flat"):
             raise fail(f"torch 1.4 had no {self.strategy}; choose a newer ddp.torch", "strategy")
         return self
 

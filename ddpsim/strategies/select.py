@@ -12,6 +12,7 @@ from ddpsim.strategies.all_reduces import AllReduces
 from ddpsim.strategies.data_parallel import DataParallel
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
+from ddpsim.strategies.ddp.zero_redundancy import ZeroRedundancy, largest_part, partition
 from ddpsim.strategies.fully_shard.groups import Groups
 from ddpsim.strategies.fully_shard.strategy import FullyShard
 from ddpsim.strategies.local_sgd import LocalSgd
@@ -79,6 +80,13 @@ def _ddp(asked: Asked) -> DistributedDataParallel:
     )
 
 
+def _zero1(asked: Asked) -> ZeroRedundancy:
+    parts = partition(asked.model.parameters, asked.scenario.cluster.world_size)
+    optimizer = largest_part(asked.model, parts, asked.costs)
+    own = replace(asked, model=replace(asked.model, optimizer=optimizer))
+    return ZeroRedundancy.of(_ddp(own), own.model, parts, asked.ticks)
+
+
 def _data_parallel(asked: Asked) -> DataParallel:
     gpus, batch = asked.scenario.cluster.gpus_per_node, asked.scenario.workload.batch_per_rank
     launch_s = asked.costs.launch_collective_s
@@ -113,6 +121,7 @@ def _fully_shard(asked: Asked) -> FullyShard:
 
 STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
     "ddp": _ddp,
+    "zero1": _zero1,
     "naive": _naive,
     "naive_flat": _naive_flat,
     "per_parameter": _per_parameter,

@@ -39,6 +39,7 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
             "no_sync": st.booleans(),
         }
     ),
+    "zero1": ddp_options(),
     "ddp": st.builds(lambda own, synced: own | synced, ddp_options(), SYNCED),
 }
 

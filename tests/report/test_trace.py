@@ -65,6 +65,7 @@ def assert_says_what(result: ddpsim.Result, rank: Read, steps: int) -> None:
     assert mean_s(rank.ticks("optimizer")) == parts.optimizer
     assert mean_s(rank.ticks("wait for a batch")) == parts.data_wait
     others = rank.ticks("bucket to gradients", "buffers to and from their broadcast")
+    others += rank.ticks("gathered parameters, copied out")
     others += rank.ticks("stall", "wait for the host") + covered(waits) - exposed_ns
     assert mean_s(others) == parts.other
     if result.overlap_fraction is not None:
@@ -142,7 +143,9 @@ def assert_arrows(merged: Read) -> None:
         assert [event["ph"] for event in flow] in (["s", "f"], ["s", "t", "f"])
         assert flow[-1]["bp"] == "e"
         work, sent, *back = (places[e["pid"], e["tid"], e["at_ns"]] for e in flow)
-        assert sent.name == f"all_reduce {flow[0]['name']}" == f"all_reduce bucket {_of(sent)}"
+        operation = sent.name.partition(" ")[0]
+        assert operation in ("all_reduce", "reduce_scatter")
+        assert sent.name == f"{operation} {flow[0]['name']}" == f"{operation} bucket {_of(sent)}"
         assert work.end_ns <= sent.args["ready_us"] * 1000 <= sent.start_ns
         for copy in back:
             assert copy.name == "bucket to gradients"

@@ -24,6 +24,7 @@ from ddpsim.result.metrics import Step, steps_of
 from ddpsim.scenario.ddp import FullyShard
 from ddpsim.scenario.document import load
 from ddpsim.scenario.schema import Scenario
+from ddpsim.strategies.ddp.zero_redundancy import partition
 from ddpsim.strategies.fully_shard.units import forward_pieces, plan_units
 from ddpsim.strategies.instructions import Communicate
 from ddpsim.units import format_bytes, format_duration
@@ -79,6 +80,25 @@ def test_bytes_are_those_of_zero(ranks: int) -> None:
     assert sent_bytes(scenario_of(ranks), model, ranks) == pytest.approx(1.5 * ddp)
 
 
+def test_zero1_sends_as_much_and_optimizes_a_part() -> None:
+    """DDP's all-reduces, and each parameter once from its owner: another (N-1)/N M, or half.
+
+    A ring's broadcast passes each byte on: its root sends M, as all but the last do.
+    """
+    model = blocks()
+    zero1, ddp = scenario_of(strategy="zero1"), scenario_of(strategy="ddp")
+    step = compile_program(zero1, model).steady_step
+    sent = [i for i in step if isinstance(i, Communicate) and i.operation == "broadcast"]
+    assert sum(launched.size_bytes for launched in sent) == model.gradient_bytes
+    states = 2 * model.gradient_bytes
+    held, whole = (
+        compile_program(each, model).strategy.resident_bytes(model, states) for each in (zero1, ddp)
+    )
+    assert held == whole._replace(optimizer=states // 4)
+    alone = compile_program(scenario_of(1, strategy="zero1"), model).steady_step
+    assert alone == compile_program(scenario_of(1, strategy="ddp"), model).steady_step
+
+
 def test_half_precision_halves_what_is_gathered() -> None:
     mixed = {"mixed_precision": {"param": "bfloat16", "reduce": "float32"}}
     scenario = load_scenario(GPT2_XL, ["ddp.accumulation_steps=1"])
@@ -104,6 +124,17 @@ def test_one_rank_sends_nothing_and_holds_all() -> None:
     held, whole = (each.resident_bytes(model, 8 * 10**6) for each in (strategy, ddp))
     assert (held.parameters, held.gradients) == (whole.parameters, whole.gradients)
     assert held.optimizer == whole.optimizer == 8 * 10**6
+
+
+@settings(max_examples=25, deadline=None)
+@given(models(), st.integers(1, 5))
+def test_parts_of_the_optimizer_are_even(model: Model, ranks: int) -> None:
+    """Each parameter has one owner, and no rank has more than another by more than a parameter."""
+    parts = partition(model.parameters, ranks)
+    assert sorted(i for part in parts for i in part) == list(range(len(model.parameters)))
+    elements = [sum(model.parameters[i].numel for i in part) for part in parts]
+    largest = max(parameter.numel for parameter in model.parameters)
+    assert max(elements) - min(elements) <= largest
 
 
 @settings(max_examples=25, deadline=None)
@@ -251,17 +282,26 @@ def test_what_does_not_fit_is_said(settings_: list[str], message: str) -> None:
         load_scenario(GPT2_XL, settings_)
 
 
-def test_a_unit_of_two_dtypes_is_refused(tmp_path: Any) -> None:
-    """torch: "FSDP expects uniform original parameter dtype"."""
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("fully_shard", "unit 1 has parameters of bfloat16 and float32"),
+        ("zero1", "wants parameters of one dtype, not bfloat16 and float32"),
+    ],
+)
+def test_two_dtypes_are_refused_where_torch_does(
+    tmp_path: Any, strategy: str, message: str
+) -> None:
+    """torch: "FSDP expects uniform original parameter dtype", and "same dense type"."""
     listed = tmp_path / "parameters.csv"
     listed.write_text("name,shape,dtype\n1.weight,8x8,float32\n1.bias,8,bfloat16\n")
     keys = {
         "schema": "ddpsim/1",
         "workload": {"parameters": str(listed), "batch_per_rank": 1, "step_time": "10 ms"},
-        "ddp": {"strategy": "fully_shard"},
+        "ddp": {"strategy": strategy},
         "cluster": {"machine": "dgx-a100", "nodes": 1},
     }
-    with pytest.raises(ScenarioError, match="unit 1 has parameters of bfloat16 and float32"):
+    with pytest.raises(ScenarioError, match=message):
         load_scenario(keys)
 
 
@@ -296,8 +336,7 @@ def test_what_does_not_fit_under_ddp_is_offered_sharded() -> None:
     assert sharded.model.activation_bytes == job.model.activation_bytes
     needed, step = format_bytes(sharded.memory().total), format_duration(sharded.step_s())
     assert offered.why == (
-        f"does not fit under DDP (41.2 GB of 23.8 GB); fully_shard needs {needed} and {step} a "
-        "step"
+        f"does not fit under DDP (41.2 GB of 23.8 GB); fully_shard needs {needed} and {step} a step"
     )
     larger = [*AS_DDP, "cluster.device=a100-sxm-80gb"]
     assert sharded_instead(resolve(load_scenario(GPT2_XL, larger))) is None

@@ -1,0 +1,122 @@
+"""DDP with torch's ZeroRedundancyOptimizer (ZeRO-1): each rank optimizes some of the parameters.
+
+Source: torch 2.13's torch/distributed/optim/zero_redundancy_optimizer.py (_partition_parameters,
+_sync_params), without overlap_with_ddp and parameters_as_bucket_view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from ddpsim.errors import InputError
+from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
+from ddpsim.strategies.ddp.strategy import DistributedDataParallel
+from ddpsim.strategies.instructions import Await, Communicate, Instruction, Mark
+from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
+from ddpsim.strategies.ticks import Ticks
+from ddpsim.workload.model import Model, Parameter, Work
+
+__all__ = ["ZeroRedundancy", "largest_part", "partition"]
+
+_Partition = tuple[tuple[int, ...], ...]
+
+
+def partition(parameters: Sequence[Parameter], ranks: int) -> _Partition:
+    """The parameters of each rank: the largest first, each to the rank with the fewest elements.
+
+    Raises InputError where torch would refuse them.
+    """
+    dtypes = sorted({parameter.dtype for parameter in parameters})
+    if len(dtypes) > 1:
+        raise InputError(
+            "ddp.strategy",
+            f"ZeroRedundancyOptimizer wants parameters of one dtype, not {' and '.join(dtypes)}; "
+            "choose fully_shard, with units of one dtype each",
+        )
+    parts: list[list[int]] = [[] for _ in range(ranks)]
+    elements = [0] * ranks
+    for i in sorted(range(len(parameters)), key=lambda i: -parameters[i].numel):
+        rank = elements.index(min(elements))
+        parts[rank].append(i)
+        elements[rank] += parameters[i].numel
+    return tuple(map(tuple, parts))
+
+
+def largest_part(model: Model, parts: _Partition, costs: DdpCosts) -> Work:
+    """The optimizer on the rank with the most elements, which all others wait for."""
+    whole, parameters = model.optimizer, model.parameters
+    elements = [sum(parameters[i].numel for i in part) for part in parts]
+    share = max(elements) / max(1, sum(elements))
+    few = max(len(part) for part in parts) / max(1, len(parameters))
+    kernels = ceil(whole.kernels * few)
+    floor_s = min(kernels * costs.device.kernel_floor_s, whole.device_s)
+    return Work(max(floor_s, share * whole.device_s), kernels, few * whole.host_s)
+
+
+@dataclass(frozen=True)
+class ZeroRedundancy(Strategy):
+    """DDP's step, whose optimizer is that of a part; then each rank sends its parameters to all.
+
+    `sent_bytes`: of each parameter, in the order of the broadcasts. All are launched, then awaited.
+    `share`: what the rank with the most holds of the optimizer's state.
+    """
+
+    ddp: DistributedDataParallel
+    sent_bytes: tuple[int, ...]
+    launch_ns: int
+    share: float
+    broadcast: str = "the broadcasts of updated parameters"
+
+    @classmethod
+    def of(
+        cls, ddp: DistributedDataParallel, model: Model, parts: _Partition, ticks: Ticks
+    ) -> ZeroRedundancy:
+        """`ddp`: with the optimizer of the largest part."""
+        sizes = [[model.parameters[i].size_bytes for i in part] for part in parts]
+        ordered = tuple(size for part in sizes for size in part)
+        share = max(map(sum, sizes)) / max(1, sum(ordered))
+        sent = ordered if len(parts) > 1 else ()
+        return cls(ddp, sent, ticks.host_ns(PYTHON_COLLECTIVE_S), share)
+
+    @property
+    def kinds(self) -> int:
+        """See Strategy."""
+        return self.ddp.kinds
+
+    @property
+    def steady_from(self) -> int | None:
+        """See Strategy."""
+        return self.ddp.steady_from
+
+    def kind(self, number: int) -> int:
+        """See Strategy."""
+        return self.ddp.kind(number)
+
+    def buckets(self, kind: int) -> tuple[Bucket, ...]:
+        """See Strategy."""
+        return self.ddp.buckets(kind)
+
+    def step(self, kind: int) -> Iterator[Instruction]:
+        """See Strategy."""
+        launched = 0
+        for instruction in self.ddp.step(kind):
+            if isinstance(instruction, Communicate):
+                launched += 1
+            if isinstance(instruction, Mark) and instruction.place == "step_ends":
+                yield from self._send_parameters(launched)
+            yield instruction
+
+    def _send_parameters(self, launched: int) -> Iterator[Instruction]:
+        numbers = range(launched, launched + len(self.sent_bytes))
+        for number, size_bytes in zip(numbers, self.sent_bytes, strict=True):
+            yield Communicate(
+                number, self.launch_ns, "broadcast", size_bytes, cause="updated parameter"
+            )
+        for number in numbers:
+            yield Await(number)
+
+    def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
+        """See Strategy."""
+        return self.ddp.resident_bytes(model, ceil(self.share * optimizer_bytes))
