@@ -102,6 +102,11 @@ loader that is slower than the step is slower whatever the prefetch.""",
     "protocol": """\
 How NCCL knows that data has come (cluster.protocol): LL flags every 4 bytes, LL128 every
 120, Simple whole chunks. The first is quick and wastes half of the bandwidth.""",
+    "rank": """\
+One process of the job, and its GPU: 2 nodes of 8 GPUs have ranks 0 to 15.""",
+    "rank variation": """\
+GPUs, hosts and data loaders of one cluster differ, and DDP waits for the slowest. Where a
+scenario does not say how, the interval's upper edge is raised. docs/explanation/stragglers.md.""",
     "rebuild": """\
 After its first iteration DDP regroups its buckets by the order in which gradients
 really became ready. Until then all gradients of a dtype are one bucket, and nothing
@@ -152,6 +157,8 @@ convergence is not modelled. Strong scaling keeps the global batch (`ddpsim plan
 }
 
 _ALIASES = {
+    "bucket rebuild": "rebuild",
+    "hop": "latency",
     "dataparallel": "data parallel",
     "data_parallel": "data parallel",
     "machines": "machine",

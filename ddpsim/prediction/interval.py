@@ -173,5 +173,5 @@ def _effect(
     low, high = edges(uncertainty)
     low_s = max(0.0, base_s - step_s(low)) * scale
     high_s = max(0.0, step_s(high) - base_s) * scale
-    basis = f"{low - 1:.0%} / {high - 1:+.0%}: {uncertainty.basis}"
+    basis = f"input {low - 1:.0%} / {high - 1:+.0%}: {uncertainty.basis}"
     return IntervalSource(_INPUTS[term], low_s, high_s, basis)

@@ -135,8 +135,8 @@ def _breakdown(result: Result) -> Iterator[str]:
     yield from indented(
         f"{'  ' if result.is_disturbed else 'for comparison: '}"
         f"compute only {format_duration(naive.compute_only)}, "
-        f"all communication hidden {format_duration(naive.perfect_overlap)}, "
-        f"none {format_duration(naive.no_overlap)}"
+        f"perfect overlap {format_duration(naive.perfect_overlap)}, "
+        f"no overlap {format_duration(naive.no_overlap)}"
     )
 
 

@@ -35,6 +35,7 @@ _DEEPEST = 50
 _YAML_HINTS = {
     "mapping values are not allowed": "look for uneven indentation or a colon without a space",
     "expected ',' or": "a bracket is not closed",
+    "expected <block end>": "keys of one level start in the same column",
     "\\t": "indent with spaces, not tabs",
     "expected a single document": "keep one scenario a file",
     "unexpected end of stream": "a quote is not closed",

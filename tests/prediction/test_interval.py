@@ -70,7 +70,7 @@ def test_what_is_uncertain_adds_in_quadrature_but_for_what_always_lengthens() ->
     above_s = math.hypot(*slower.values(), 0.4) + 0.22 * 1.5 + 0.12 * 8.8
     assert found.low == pytest.approx(8.8 - math.hypot(*faster.values(), 0.3))
     assert found.high == pytest.approx(8.8 + above_s)
-    assert found.sources[1].basis == "-47% / +90%: b"
+    assert found.sources[1].basis == "input -47% / +90%: b"
 
 
 def test_where_all_is_known_only_inputs_are_uncertain_and_no_step_ends_before_it_began() -> None:
