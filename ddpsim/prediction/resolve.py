@@ -70,7 +70,7 @@ def resolve(
         raise ScenarioError(problems)
     network = with_sent_sizes(
         _with_model_interference(network, model),
-        frozenset((op, size) for op in TURNS for size in steady.sent_bytes(op)),
+        sorted({(op, size) for op in TURNS for size in steady.sent_bytes(op)}),
         steady.sent_bytes("broadcast"),
     )
     ranks_measured = profile is not None and profile.jitter is not None

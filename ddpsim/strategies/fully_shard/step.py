@@ -213,7 +213,7 @@ class Step:
             return
         yield from self._unshard(unit, "backward")
         yield from self._wait_for_unshard(unit, in_forward=False)
-        if place := self._forward_order.index(unit):
+        if place := max(i for i, each in enumerate(self._forward_order) if each == unit):
             yield from self._unshard(self._forward_order[place - 1], "backward, ahead")
 
     def _post_backward(self, unit: int, reduces: bool, accumulates: bool) -> Iterator[Instruction]:  # noqa: FBT001
