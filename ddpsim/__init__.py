@@ -12,13 +12,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ddpsim.diagnosis.diagnose import diagnose, judge
     from ddpsim.errors import DdpsimError, ScenarioError, SimulationError
     from ddpsim.planning.capacity_plan.plan import plan_capacity
     from ddpsim.planning.many import simulate_many
     from ddpsim.planning.sweeps.grid import Grid
     from ddpsim.planning.sweeps.sweep import sweep
-    from ddpsim.prediction.api import judge, load_scenario, observe, simulate
+    from ddpsim.prediction.api import load_scenario, observe, simulate
     from ddpsim.result.capacity import CapacityPlan
+    from ddpsim.result.diagnosis import Diagnosis
     from ddpsim.result.model import Brief, Result
     from ddpsim.result.sweep import Sweep
     from ddpsim.scenario.schema import Scenario
@@ -28,6 +30,7 @@ __all__ = [
     "Brief",
     "CapacityPlan",
     "DdpsimError",
+    "Diagnosis",
     "Grid",
     "Result",
     "Scenario",
@@ -35,6 +38,7 @@ __all__ = [
     "SimulationError",
     "Sweep",
     "__version__",
+    "diagnose",
     "judge",
     "load_scenario",
     "observe",
@@ -49,6 +53,7 @@ _HOMES = {
     "Brief": "ddpsim.result.model",
     "CapacityPlan": "ddpsim.result.capacity",
     "DdpsimError": "ddpsim.errors",
+    "Diagnosis": "ddpsim.result.diagnosis",
     "Grid": "ddpsim.planning.sweeps.grid",
     "Result": "ddpsim.result.model",
     "Scenario": "ddpsim.scenario.schema",
@@ -56,7 +61,8 @@ _HOMES = {
     "SimulationError": "ddpsim.errors",
     "Sweep": "ddpsim.result.sweep",
     "__version__": "ddpsim.version",
-    "judge": "ddpsim.prediction.api",
+    "diagnose": "ddpsim.diagnosis.diagnose",
+    "judge": "ddpsim.diagnosis.diagnose",
     "load_scenario": "ddpsim.prediction.api",
     "observe": "ddpsim.prediction.api",
     "plan_capacity": "ddpsim.planning.capacity_plan.plan",

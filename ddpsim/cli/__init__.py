@@ -3,6 +3,7 @@
 # their order is that of --help
 # isort: off
 from ddpsim.cli import run
+from ddpsim.cli import diagnose
 from ddpsim.cli import sweep
 from ddpsim.cli import plan
 from ddpsim.cli import files
@@ -11,6 +12,7 @@ from ddpsim.cli.app import app, main, new_app, parsed, run_app
 
 __all__ = [
     "app",
+    "diagnose",
     "files",
     "main",
     "new_app",

@@ -38,7 +38,8 @@ def run(
     ddpsim run scenario.yaml
     ddpsim run scenario.yaml --set cluster.nodes=4 --json
     """
-    from ddpsim.prediction.api import judge, load_scenario, simulate
+    from ddpsim.diagnosis.diagnose import judge
+    from ddpsim.prediction.api import load_scenario, simulate
     from ddpsim.report.text import render
     from ddpsim.units import parse_duration
 

@@ -1,6 +1,6 @@
 """From a scenario to an answer.
 
-- `api`: what users call: load, simulate, observe, judge
+- `api`: what users call: load, simulate, observe
 - `resolve`: a scenario and its files, checked, to a job; `parts` keeps what jobs share
 - `job`: one question, ready to be simulated; `program`: the loop that every rank runs
 - `uncertainty`, `interval`: how wrong each input may be, and the step with it

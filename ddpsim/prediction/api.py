@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -19,12 +18,10 @@ from ddpsim.prediction.measured_step import as_stated, check_measured
 from ddpsim.prediction.next_steps import next_steps
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stragglers import stragglers
-from ddpsim.prediction.stretches import stretches
 from ddpsim.prediction.uncertainty import host_provenance, uncertainties
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, spread_of_means, summarise
 from ddpsim.result.timeline import CommSpan, MessageSpan, Timeline
-from ddpsim.result.verdict import Verdict, is_normal, verdict
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
@@ -35,7 +32,14 @@ from ddpsim.wording import counted
 if TYPE_CHECKING:
     from ddpsim.cluster.transfers import Operation
 
-__all__ = ["checked", "judge", "load_scenario", "observe", "simulate", "simulate_and_observe"]
+__all__ = [
+    "checked",
+    "load_scenario",
+    "observe",
+    "predict",
+    "simulate",
+    "simulate_and_observe",
+]
 
 
 def load_scenario(
@@ -72,6 +76,12 @@ def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
     return _result(job, run(job.request(), engine), engine)
 
 
+def predict(scenario: Scenario) -> Result:
+    """What `simulate` returns but for the next steps, which are most of its work."""
+    job = resolve(scenario)
+    return _predicted(job, run(job.request()), "auto")
+
+
 def simulate_and_observe(scenario: Scenario, ranks: Iterable[int]) -> tuple[Result, Timeline]:
     """What `simulate` and `observe` return, of one run; raises as they do."""
     job = resolve(scenario)
@@ -81,11 +91,15 @@ def simulate_and_observe(scenario: Scenario, ranks: Iterable[int]) -> tuple[Resu
 
 
 def _result(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
+    result = _predicted(job, simulated, engine)
+    return replace(result, next_steps=next_steps(job, result))
+
+
+def _predicted(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
     result = summarise(simulated.timeline, _context(job, simulated, engine))
     spread_s = spread_of_means(simulated.timeline, job.program.strategy.period)
     result = replace(result, prediction_interval_s=_interval(job, result, spread_s))
-    result = replace(result, stragglers=_stragglers(job, result, engine))
-    return replace(result, next_steps=next_steps(job, result))
+    return replace(result, stragglers=_stragglers(job, result, engine))
 
 
 def observe(
@@ -144,24 +158,6 @@ def _stragglers(job: Job, result: Result, engine: EngineMode) -> tuple[Straggler
         text = f"another job's {format_bytes_per_s(background.rate_bytes_per_s)} a node"
         found.append(Straggler("traffic", text, cost_s("cluster", "background")))
     return tuple(sorted(found, key=lambda straggler: -straggler.cost_s))
-
-
-def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
-    """Hold a measured iteration time, in seconds, against a scenario's result: is it normal?
-
-    Where it is not, simulates which term alone could explain it. Raises ValueError for a time that
-    no step can take, and for the result of another scenario, as far as its ranks tell.
-    """
-    if not (isfinite(measured_s) and measured_s > 0):
-        raise ValueError(f"measured_s is {measured_s}; wanted seconds, above 0")
-    if result.world_size != scenario.cluster.world_size:
-        raise ValueError(
-            f"the result is of {result.world_size} ranks, and the scenario has "
-            f"{scenario.cluster.world_size}; give what simulate returns for this very scenario"
-        )
-    if is_normal(result, measured_s):
-        return verdict(result, measured_s)
-    return verdict(result, measured_s, stretches(resolve(scenario), result, measured_s))
 
 
 def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:

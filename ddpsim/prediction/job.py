@@ -191,12 +191,15 @@ class Job:
         loader = self.program.loader
         return loader.batch_ns * self.program.micro_batches / NS_PER_S if loader else 0.0
 
-    def compute_only_s(self) -> float:
-        """The step of one device without DDP and without a loader."""
-        return mean_step_s(self._bare())
+    def compute_only_s(self, *, compute: float = 1.0, host: float = 1.0) -> float:
+        """The step of one device without DDP and without a loader, its times stretched."""
+        return mean_step_s(self._bare(compute, host))
 
-    def _bare(self) -> Timeline:
-        return on_one_rank(compile_program(self.scenario, self.model, self.overheads, ddp=False))
+    def _bare(self, compute: float = 1.0, host: float = 1.0) -> Timeline:
+        model = self.model if compute == 1 else self.model.stretched(compute)
+        return on_one_rank(
+            compile_program(self.scenario, model, self.overheads, ddp=False, host_factor=host)
+        )
 
     @property
     def observed_s(self) -> tuple[tuple[float, ...], ...]:

@@ -102,11 +102,15 @@ class Parts:
             ),
         )
 
-    def compute_only_s(self, job: Job) -> float:
+    def compute_only_s(self, job: Job, *, compute: float = 1.0, host: float = 1.0) -> float:
         """See Job.compute_only_s."""
         any_caps = job.scenario.ddp.model_copy(update={"bucket_cap_mb": None})
-        asked = (any_caps, *_program_inputs(job.scenario, job.model, job.overheads))
-        return self.get("compute", asked, job.compute_only_s)
+        inputs = _program_inputs(job.scenario, job.model, job.overheads)
+        return self.get(
+            "compute",
+            (any_caps, compute, host, *inputs),
+            lambda: job.compute_only_s(compute=compute, host=host),
+        )
 
     def memory(self, job: Job) -> Memory:
         """See Job.memory."""

@@ -10,8 +10,8 @@ from ddpsim.result.model import Result, Stretch
 
 __all__ = ["stretches"]
 
-_LEAST, _MOST = 0.2, 20.0  # believable factors on a term's times
-_HALVINGS = 12
+_LEAST, _MOST = 0.2, 1000.0  # factors on a term's times
+_HALVINGS = 15
 
 
 def stretches(job: Job, result: Result, measured_s: float) -> tuple[Stretch, ...]:

@@ -34,15 +34,24 @@ def screen_width() -> int:
     return min(max(get_terminal_size().columns, _NARROWEST), _WIDEST)
 
 
-def command(file: str, settings: Sequence[str], changes: Sequence[str] = ()) -> Iterator[str]:
+def command(
+    file: str,
+    settings: Sequence[str],
+    changes: Sequence[str] = (),
+    *,
+    name: str = "run",
+    options: Sequence[str] = (),
+) -> Iterator[str]:
     """What to run next: one line, or one an option with a backslash between.
 
-    `changes` come after the user's own `settings`, and in place of those of the same keys.
+    `changes` come after the user's own `settings`, and in place of those of the same keys; then
+    `options` of the command `name`.
     """
     replaced = {Setting.parse(change).key for change in changes}
     kept = [text for text in settings if Setting.parse(text).key not in replaced]
-    parts = [f"ddpsim run {shlex.quote(file)}"]
+    parts = [f"ddpsim {name} {shlex.quote(file)}"]
     parts += [f"--set {shlex.quote(setting)}" for setting in (*kept, *changes)]
+    parts += [shlex.join(options)] if options else []
     indent = " " * 12
     if len(line := indent + " ".join(parts)) <= screen_width():
         yield line

@@ -64,7 +64,7 @@ def render(
     """
     lines = [
         *_answer(result),
-        *(_verdict(verdict) if verdict else ()),
+        *(_verdict(verdict, file, settings) if verdict else ()),
         "",
         *_breakdown(result),
         "",
@@ -109,10 +109,14 @@ def _interval(result: Result) -> str:
     return interval_in_words(interval)
 
 
-def _verdict(verdict: Verdict) -> Iterator[str]:
+def _verdict(verdict: Verdict, file: str, settings: Sequence[str]) -> Iterator[str]:
     yield from labelled("measured", verdict.text)
     for explanation in verdict.explanations:
         yield from labelled("", f"- {explanation}")
+    if verdict.explanations:
+        yield from labelled("", "what tells them apart, and what each would be without it:")
+        measured = f"{1e3 * verdict.measured_s:.4g} ms"
+        yield from command(file, settings, name="diagnose", options=("--measured", measured))
 
 
 def _breakdown(result: Result) -> Iterator[str]:

@@ -1,0 +1,84 @@
+"""The command `diagnose`. Heavy imports wait until it runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from ddpsim.cli.app import File, Settings, app
+
+__all__: list[str] = []
+
+
+@app.command(rich_help_panel="Predict")
+def diagnose(
+    file: File,
+    measured: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEPS",
+            help='The step: "916 ms", or of several sizes "1 GPU: 192 ms, 2: 259 ms, 2x4: 1.2 s".',
+        ),
+    ] = None,
+    settings: Settings = None,
+    *,
+    without_sync: Annotated[
+        str | None,
+        typer.Option(
+            "--measured-without-sync", metavar="TIME", help="A step under model.no_sync(), rank 0."
+        ),
+    ] = None,
+    exposed: Annotated[
+        str | None,
+        typer.Option(
+            "--measured-exposed",
+            metavar="TIME",
+            help="Of a step: the GPU waits for communication, as a profiler shows it.",
+        ),
+    ] = None,
+    data_wait: Annotated[
+        str | None,
+        typer.Option(
+            "--measured-data-wait", metavar="TIME", help="Of a step: it waits for the next batch."
+        ),
+    ] = None,
+    all_reduce: Annotated[
+        str | None,
+        typer.Option(
+            "--measured-all-reduce", metavar="ROWS", help='Of nccl-tests: "64 MiB: 12 ms, ...".'
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.diagnosis/1.")] = False,
+) -> None:
+    """Say why a real job is slow, and what to look at.
+
+    \b
+    ddpsim diagnose scenario.yaml --measured "916 ms"
+    ddpsim diagnose scenario.yaml --measured "1 GPU: 192 ms, 8: 916 ms"
+    ddpsim diagnose scenario.yaml --measured "916 ms" --measured-without-sync "192 ms"
+    """
+    from ddpsim.diagnosis.diagnose import diagnose
+    from ddpsim.errors import InputError
+    from ddpsim.prediction.api import load_scenario
+    from ddpsim.report.diagnosis import render_diagnosis
+
+    scenario = load_scenario(file, settings or ())
+    try:
+        found = diagnose(
+            scenario,
+            measured,
+            without_sync=without_sync,
+            exposed=exposed,
+            data_wait=data_wait,
+            all_reduce=all_reduce,
+        )
+    except InputError as error:
+        name = error.key.replace("_", "-")
+        option = "--measured" if name == "measured" else f"--measured-{name}"
+        raise typer.BadParameter(error.message, param_hint=option) from None
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print(render_diagnosis(found, str(file), settings or ()))

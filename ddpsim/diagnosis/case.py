@@ -1,0 +1,162 @@
+"""A scenario on one number of GPUs, as it was stated: what a hypothesis changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ddpsim.cluster.cost import LinkCost, ScheduledCost
+from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.parts import Parts
+from ddpsim.prediction.resolve import resolve
+from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.document import Document
+from ddpsim.scenario.links import InterNode, IntraNode
+from ddpsim.scenario.load import parse
+from ddpsim.scenario.schema import Scenario
+
+__all__ = ["Case", "Change"]
+
+_STEPS = 3
+_FILES = {"workload": ("profile", "trace", "parameters"), "cluster": ("all_reduce", "profile")}
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is different in a job: settings as `--set` takes them, and factors without a key.
+
+    `factors`: as `Job.step_s` takes them.
+    """
+
+    settings: tuple[str, ...] = ()
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A scenario and its job on one layout; `whole`: on all of the scenario's own ranks."""
+
+    document: Document
+    job: Job
+    parts: Parts
+    whole: bool
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> Case:
+        """The scenario as it stands; raises ScenarioError.
+
+        Its noise is left out, and of other traffic, which comes and goes, few steps are simulated.
+        """
+        parts, run = Parts(), scenario.run
+        few = run.model_copy(update={"iterations": min(run.iterations, _STEPS)})
+        scenario = scenario.model_copy(update={"run": few})
+        return cls(_document(scenario), resolve(scenario, parts=parts), parts, whole=True)
+
+    def on(self, nodes: int, gpus_per_node: int) -> Case:
+        """The same on other ranks, the first ones; raises ScenarioError where it does not fit.
+
+        A log of the scenario's own ranks says nothing of others: there the links answer.
+        """
+        if (nodes, gpus_per_node) == (self.cluster.nodes, self.cluster.gpus_per_node):
+            return self
+        changes = [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus_per_node}"]
+        changes += _without_others(self.cluster, nodes, gpus_per_node)
+        document = self.document.changed(changes)
+        job = resolve(parse(document), parts=self.parts)
+        return Case(document, job, self.parts, whole=False)
+
+    def changed(self, change: Change) -> Job:
+        """The job with a change; raises ScenarioError where it does not fit this scenario."""
+        if not change.settings:
+            return self.job
+        return resolve(parse(self.document.changed(change.settings)), parts=self.parts)
+
+    @property
+    def scenario(self) -> Scenario:
+        """As stated."""
+        return self.job.scenario
+
+    @property
+    def cluster(self) -> Cluster:
+        """As stated."""
+        return self.job.scenario.cluster
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether compute is: then its options are not those of a measured step."""
+        return self.job.model.basis == "roofline"
+
+    @property
+    def is_ddp(self) -> bool:
+        """Whether gradients go through DDP's buckets."""
+        return self.cluster.algorithm != "data_parallel" and self.scenario.ddp.is_ddp
+
+    @property
+    def has_links(self) -> bool:
+        """Whether NCCL's all-reduces are priced by links, which can be others."""
+        return isinstance(self.job.network.plain_cost, NcclCost)
+
+    @property
+    def sends(self) -> bool:
+        """Whether ranks send over links at all, of NCCL or gloo."""
+        return isinstance(self.job.network.plain_cost, (NcclCost, LinkCost, ScheduledCost))
+
+    @property
+    def intra(self) -> IntraNode | None:
+        """The links in a node, where all-reduces use them."""
+        link = self.cluster.link("intra_node") if self.cluster.gpus_per_node > 1 else None
+        return link if isinstance(link, IntraNode) and self.has_links else None
+
+    @property
+    def inter(self) -> InterNode | None:
+        """The network between nodes, where all-reduces use it."""
+        link = self.cluster.link("inter_node") if self.cluster.nodes > 1 else None
+        return link if isinstance(link, InterNode) and self.has_links else None
+
+    @cached_property
+    def step_s(self) -> float:
+        """The step as predicted, without noise."""
+        return self.job.step_s()
+
+    def inter_node(self, **stated: Any) -> tuple[str, ...]:
+        """Settings of the network: what is `stated`, and what would be lost by stating it.
+
+        A bandwidth stated beside a device's preset replaces all of it.
+        """
+        own, link = self.cluster.inter_node, self.inter
+        kept = self.cluster.machine or (own and own.bandwidth_bytes_per_s)
+        if kept or link is None or "bandwidth" not in stated:
+            return tuple(f"cluster.inter_node.{key}={value}" for key, value in stated.items())
+        usual = {key: value for key, value in link.model_dump().items() if key != "latency"}
+        return (f"cluster.inter_node={json.dumps(usual | stated)}",)
+
+
+def _document(scenario: Scenario) -> Document:
+    """A scenario as data that can be changed; its files stay where they are."""
+    data = scenario.model_dump()
+    for section, keys in _FILES.items():
+        of = getattr(scenario, section)
+        data[section] |= {key: getattr(of, key) for key in keys if getattr(of, key)}
+    return Document.from_mapping(data, Path())
+
+
+def _without_others(cluster: Cluster, nodes: int, gpus_per_node: int) -> list[str]:
+    """Settings that take away what is known of ranks and nodes that are not there."""
+    settings = []
+    if cluster.all_reduce:
+        settings.append("cluster.all_reduce=null")
+    if cluster.background and nodes == 1:
+        settings.append("cluster.background=null")
+    factors = cluster.stragglers.factors if cluster.stragglers else None
+    known: Sequence[tuple[str, Mapping[int, Any] | None, int]] = (
+        ("cluster.weak_links", cluster.weak_links, nodes * gpus_per_node),
+        ("cluster.stragglers", factors, nodes * gpus_per_node),
+        ("cluster.other_nodes", cluster.other_nodes, nodes),
+    )
+    settings += [f"{key}=null" for key, of, count in known if of and max(of) >= count]
+    return settings

@@ -1,0 +1,191 @@
+"""Observations that tell causes apart, and the cheapest one that tells the likely ones apart."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+
+from ddpsim.diagnosis.case import Case
+from ddpsim.diagnosis.hypotheses import Hypothesis
+from ddpsim.result.diagnosis import CheckToRun, Predicted
+from ddpsim.units import format_bytes, format_duration
+
+__all__ = ["CHECKS", "Check", "Suspect", "cheapest"]
+
+_ENOUGH = 0.6  # of what the best check would tell
+_LEAST_BITS = 0.02
+_ALIKE = 1.3  # times as long, of two predicted times that a check does not tell apart
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A likely cause, with what it predicts."""
+
+    hypothesis: Hypothesis
+    probability: float
+    predicted: Predicted
+
+
+@dataclass(frozen=True)
+class Check:
+    """An observation: what it shows `usual`ly, or the time that it measures.
+
+    `minutes` are those of the person who makes it (assumed). `replaces`: the quantity that tells
+    the same, where it was measured.
+    """
+
+    key: str
+    minutes: float
+    text: str
+    command: Callable[[Case], str]
+    applies: Callable[[Case], bool]
+    usual: Callable[[Case], str] | None = None
+    time_s: Callable[[Predicted], float | None] | None = None
+    replaces: str = ""
+
+    def outcome(self, case: Case, suspect: Suspect) -> tuple[int | str, str]:
+        """What a cause lets it show: equal labels are not told apart; the same in words."""
+        if self.usual is not None:
+            shown = suspect.hypothesis.signs.get(self.key, self.usual(case))
+            return shown, shown
+        seconds = self.time_s(suspect.predicted) if self.time_s else None
+        if not seconds:
+            return "none", "none"
+        return round(log(seconds) / log(_ALIKE)), format_duration(seconds)
+
+
+def cheapest(
+    case: Case, suspects: Sequence[Suspect], measured: Collection[str]
+) -> CheckToRun | None:
+    """The check of least effort that tells most of what any would; None where none tells."""
+    told = {
+        check: _bits(check, case, suspects)
+        for check in CHECKS
+        if check.applies(case) and check.replaces not in measured
+    }
+    best = max(told.values(), default=0.0)
+    if best < _LEAST_BITS:
+        return None
+    enough = [check for check, bits in told.items() if bits >= _ENOUGH * best]
+    check = min(enough, key=lambda check: (check.minutes, -told[check]))
+    outcomes = {each.hypothesis.key: check.outcome(case, each)[1] for each in suspects}
+    return CheckToRun(check.key, check.text, check.command(case), outcomes)
+
+
+def _bits(check: Check, case: Case, suspects: Sequence[Suspect]) -> float:
+    """What its outcome is expected to tell of which cause it is."""
+    likely: Mapping[int | str, float] = defaultdict(float)
+    whole = sum(each.probability for each in suspects)
+    for each in suspects:
+        label, _ = check.outcome(case, each)
+        likely[label] += each.probability / whole  # type: ignore[index]
+    return -sum(part * log(part, 2) for part in likely.values() if part)
+
+
+def _nccl_log(case: Case) -> str:
+    cluster = case.cluster
+    nodes = f"--nnodes {cluster.nodes} " if cluster.nodes > 1 else ""
+    launched = f"torchrun {nodes}--nproc-per-node {cluster.gpus_per_node} train.py"
+    return f"NCCL_DEBUG=INFO {launched} 2>&1 | grep -E 'via|NET/|set by'"
+
+
+def _nccl_tests(case: Case) -> str:
+    cluster, size = case.cluster, format_bytes(largest_bytes(case) or 0)
+    amount = size.replace(" ", "").rstrip("B")
+    of_size = f"-b {amount} -e {amount}"
+    if cluster.nodes == 1:
+        return f"all_reduce_perf {of_size} -g {cluster.gpus_per_node}"
+    return f"mpirun -np {cluster.world_size} -N {cluster.gpus_per_node} all_reduce_perf {of_size}"
+
+
+def largest_bytes(case: Case) -> int | None:
+    """The largest all-reduce of a step; None where there is none."""
+    sent = case.job.program.steady().sent_bytes("all_reduce")
+    return max(sent, default=None) if case.cluster.world_size > 1 else None
+
+
+def _with_nccl(case: Case) -> bool:
+    return case.cluster.world_size > 1 and case.scenario.ddp.backend == "nccl"
+
+
+def _transport(case: Case) -> str:
+    inter = case.inter
+    if inter is None:
+        return "P2P between GPUs of one node"
+    return "NET/Socket on the fast interface" if inter.transport == "tcp" else "NET/IB, or a plugin"
+
+
+def _always(text: str) -> Callable[[Case], str]:
+    return lambda _case: text
+
+
+CHECKS = (
+    Check(
+        "code",
+        1,
+        "what the training script asks for",
+        _always(
+            "grep -nE 'find_unused|no_sync|DataParallel|bucket_cap|comm_hook|autocast|batch_size' "
+            "train.py"
+        ),
+        lambda _case: True,
+        _always("as the scenario says"),
+    ),
+    Check(
+        "gpu_state",
+        2,
+        "clocks and load of the GPUs of each node, while it trains",
+        _always(
+            "nvidia-smi --query-gpu=index,utilization.gpu,clocks.sm,clocks.max.sm,power.draw "
+            "--format=csv"
+        ),
+        lambda case: case.cluster.device.kind == "gpu",
+        _always("all GPUs busy, at full clocks"),
+    ),
+    Check(
+        "nccl_log",
+        2,
+        "what NCCL says that it sends over",
+        _nccl_log,
+        _with_nccl,
+        _transport,
+    ),
+    Check(
+        "one_batch",
+        4,
+        "the step of a loop that trains on one batch again and again, without the loader",
+        _always("batch = next(iter(loader)); [train_step(batch) for _ in range(50)]"),
+        lambda _case: True,
+        time_s=lambda predicted: predicted.step_s - predicted.data_wait_s,
+        replaces="data_wait",
+    ),
+    Check(
+        "without_sync",
+        5,
+        "the step under model.no_sync(), and then diagnose with --measured-without-sync",
+        _always("with model.no_sync(): [train_step(batch) for _ in range(50)]"),
+        lambda case: case.is_ddp and case.cluster.world_size > 1,
+        time_s=lambda predicted: predicted.without_sync_s,
+        replaces="without_sync",
+    ),
+    Check(
+        "per_rank",
+        6,
+        "the time of the forward pass, printed by each rank",
+        _always("torch.cuda.synchronize() before and after model(batch); print(rank, seconds)"),
+        lambda case: case.cluster.world_size > 1,
+        _always("as predicted on all ranks"),
+    ),
+    Check(
+        "all_reduce",
+        10,
+        "the largest all-reduce of the step by itself (nccl-tests), and then diagnose with "
+        "--measured-all-reduce",
+        _nccl_tests,
+        _with_nccl,
+        time_s=lambda predicted: predicted.all_reduce_s,
+        replaces="all_reduce",
+    ),
+)

@@ -1,0 +1,250 @@
+"""From what was measured of a job to the likely causes, and what to look at next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddpsim.diagnosis.case import Case, Change
+from ddpsim.diagnosis.checks import Suspect, cheapest, largest_bytes
+from ddpsim.diagnosis.hypotheses import (
+    NOTHING,
+    SHARED_LOADER,
+    UNKNOWN,
+    UNKNOWN_ODDS,
+    Hypothesis,
+    asked,
+)
+from ddpsim.diagnosis.measurements import measurements_in
+from ddpsim.diagnosis.posterior import NOISE, Fit, Seen, fit, posterior, unknown_log_likelihood
+from ddpsim.diagnosis.predictions import Array, Changed, Predictor
+from ddpsim.errors import ScenarioError
+from ddpsim.prediction.api import predict
+from ddpsim.prediction.resolve import resolve
+from ddpsim.prediction.stretches import stretches
+from ddpsim.result.diagnosis import (
+    Cause,
+    CheckToRun,
+    Diagnosis,
+    Measured,
+    Measurement,
+    Predicted,
+    Quantity,
+)
+from ddpsim.result.verdict import Verdict, is_normal, verdict
+
+if TYPE_CHECKING:
+    from ddpsim.result.model import Result
+    from ddpsim.scenario.schema import Scenario
+
+__all__ = ["diagnose", "judge"]
+
+_LIKELY = 0.02  # of a cause that is worth simulating once more for what else it predicts
+_SUSPECTS = 5
+_SEEN = 0.01  # of any measurement: what changes them by less is no cause
+_SURE = 0.95  # of one cause: nothing needs to be told apart
+_NOISE = f"noise of a step {NOISE['step']:.0%}, of a wait or an all-reduce {NOISE['exposed']:.0%}"
+_ASSUMPTIONS = (
+    "odds of the causes before anything was measured (docs/explanation/diagnosis.md)",
+    _NOISE,
+    "one cause at a time",
+)
+
+
+def diagnose(
+    scenario: Scenario,
+    measured: str | None = None,
+    *,
+    without_sync: str | None = None,
+    exposed: str | None = None,
+    data_wait: str | None = None,
+    all_reduce: str | None = None,
+) -> Diagnosis:
+    """Hold every cause that can apply against what was measured of a real job, and rank them.
+
+    `measured` is the step, as in `"916 ms"`, or steps on several numbers of GPUs, as in
+    `"1 GPU: 192 ms, 2: 259 ms, 2x4: 1.2 s"`. The rest is of the scenario's own ranks:
+    `without_sync` a step under `model.no_sync()`; of a step, `exposed` the time in which the GPU
+    waits for communication, and `data_wait` that in which it waits for a batch; `all_reduce` rows
+    of nccl-tests, as in `"25 MiB: 3 ms"`. Raises InputError for text that does not say this, and
+    ScenarioError for numbers of GPUs that the scenario does not fit.
+    """
+    texts = {
+        "measured": measured,
+        "without_sync": without_sync,
+        "exposed": exposed,
+        "data_wait": data_wait,
+        "all_reduce": all_reduce,
+    }
+    found = measurements_in(scenario.cluster, texts)
+    return _Diagnosing(scenario, found, predict(scenario)).diagnosis()
+
+
+def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
+    """Hold a measured iteration time, in seconds, against a scenario's result: is it normal?
+
+    Where it is not, says what could explain it: the causes that `diagnose` finds, and by what
+    factor one term alone, compute, host or network, would have to be longer. Raises ValueError for
+    a time that no step can take, and for the result of another scenario, as far as its ranks tell.
+    """
+    cluster = scenario.cluster
+    if not (isfinite(measured_s) and measured_s > 0):
+        raise ValueError(f"measured_s is {measured_s}; wanted seconds, above 0")
+    if result.world_size != cluster.world_size:
+        raise ValueError(
+            f"the result is of {result.world_size} ranks, and the scenario has "
+            f"{cluster.world_size}; give what simulate returns for this very scenario"
+        )
+    if is_normal(result, measured_s):
+        return verdict(result, measured_s)
+    step = Measurement("step", measured_s, cluster.nodes, cluster.gpus_per_node)
+    causes = _Diagnosing(scenario, [step], result).diagnosis().causes
+    return verdict(result, measured_s, stretches(resolve(scenario), result, measured_s), causes)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A hypothesis, and how well it fits what was measured."""
+
+    hypothesis: Hypothesis
+    fit: Fit
+
+
+class _Diagnosing:
+    """One job and its measurements."""
+
+    def __init__(self, scenario: Scenario, measured: Sequence[Measurement], result: Result) -> None:
+        case = Case.of(scenario)
+        self.case, self.measured, self.result = case, measured, result
+        layouts = [(each.nodes, each.gpus_per_node) for each in measured]
+        known = {layout: case.on(*layout) for layout in layouts}
+        self.cases = [known[layout] for layout in layouts]
+        self.one_gpu = case.on(1, 1)
+        self.pace = result.iteration_time_s.mean / case.step_s
+        self.predictor = Predictor(self.cases, measured, self.pace)
+        noise = np.array([NOISE[each.quantity] for each in measured])
+        self.seen = Seen(self.predictor.measured, noise)
+        self.healthy = self.predictor.values([Change() for _ in measured])
+
+    def diagnosis(self) -> Diagnosis:
+        """All causes, the likeliest first, and the check."""
+        found = {each.key: known for each in self._asked() if (known := self._found(each))}
+        odds = {key: each.hypothesis.odds for key, each in found.items()} | {UNKNOWN: UNKNOWN_ODDS}
+        logs = {key: each.fit.log_likelihood for key, each in found.items()}
+        logs[UNKNOWN] = unknown_log_likelihood(self.seen, self.healthy)
+        likely, whole = posterior(odds, logs), sum(odds.values())
+        order = sorted(likely, key=lambda key: -likely[key])
+        causes = [self._cause(found.get(key), odds[key] / whole, likely[key]) for key in order]
+        own_s = self._own_step_s()
+        cluster = self.case.cluster
+        return Diagnosis(
+            *(self.case.scenario.name, cluster.nodes, cluster.gpus_per_node),
+            measured=self._beside_predictions(),
+            interval=self.result.prediction_interval_s,
+            normal=None if own_s is None else is_normal(self.result, own_s),
+            causes=tuple(causes),
+            check=self._check(found, causes),
+            all_reduce_bytes=largest_bytes(self.case),
+            assumptions=_ASSUMPTIONS,
+        )
+
+    def _asked(self) -> list[Hypothesis]:
+        """A loader that a node shares is told from one of each rank by other ranks alone."""
+        per_node = {case.cluster.gpus_per_node for case in self.cases}
+        hypotheses = asked(self.case)
+        if len(per_node) > 1:
+            return hypotheses
+        return [each for each in hypotheses if each.key != SHARED_LOADER]
+
+    def _found(self, hypothesis: Hypothesis) -> _Found | None:
+        """None where no size of it fits the scenario, or none would change what was measured."""
+        known = {size: self._values(hypothesis, size) for size in hypothesis.sizes(self.case)}
+        values = {size: each for size, each in known.items() if each is not None}
+        if not any(hypothesis is NOTHING or self._is_seen(each) for each in values.values()):
+            return None
+        # the inputs' effects are those at the size that lies nearest: others count little
+        nearest = min(values, key=lambda size: float(np.sum((values[size] - self.seen.logs) ** 2)))
+        effects = self.predictor.effects(self._changes(hypothesis, nearest))
+        graded, falls = hypothesis.graded, hypothesis.falls
+        sizes, predicted = list(values), list(values.values())
+        found = fit(self.seen, sizes, predicted, effects, graded=graded, falls=falls)
+        return _Found(hypothesis, found)
+
+    def _is_seen(self, values: Array) -> bool:
+        return bool(np.max(np.abs(values - self.healthy)) >= _SEEN)
+
+    def _values(self, hypothesis: Hypothesis, size: float) -> Array | None:
+        try:
+            return self.predictor.values(self._changes(hypothesis, size))
+        except ScenarioError:
+            return None
+
+    def _changes(self, hypothesis: Hypothesis, size: float) -> list[Change]:
+        """Of each measurement's case."""
+        return [_change(hypothesis, case, size) for case in self.cases]
+
+    def _own_step_s(self) -> float | None:
+        """The step that was measured on the scenario's own ranks."""
+        pairs = zip(self.cases, self.measured, strict=True)
+        return next((m.seconds for c, m in pairs if c.whole and m.quantity == "step"), None)
+
+    def _beside_predictions(self) -> tuple[Measured, ...]:
+        pairs = zip(self.cases, self.measured, strict=True)
+        healthy = Change()
+        return tuple(Measured(m, Changed.of(c, healthy).seconds(m, self.pace)) for c, m in pairs)
+
+    def _cause(self, found: _Found | None, prior: float, probability: float) -> Cause:
+        if found is None:
+            text, remedy = "a cause that is not in this list", "measure more, and diagnose again"
+            return Cause(UNKNOWN, text, prior, probability, remedy, (), {}, None, None)
+        hypothesis, size = found.hypothesis, found.fit.size
+        change = hypothesis.change(self.case, size)
+        predicted = self._predicted(hypothesis, size) if probability >= _LIKELY else None
+        own_s = self._own_step_s()
+        mended_s = None
+        if predicted and own_s is not None:
+            mended_s = own_s * self.pace * self.case.step_s / predicted.step_s
+        return Cause(
+            *(hypothesis.key, hypothesis.in_words(size), prior, probability, hypothesis.remedy),
+            *(change.settings, dict(change.factors), mended_s, predicted),
+        )
+
+    def _predicted(self, hypothesis: Hypothesis, size: float) -> Predicted:
+        """Simulated once more, at the size that fits best; where it cannot apply, healthy."""
+        whole, alone = (
+            Changed.of(case, _change(hypothesis, case, size)) for case in (self.case, self.one_gpu)
+        )
+        own = (self.case.cluster.nodes, self.case.cluster.gpus_per_node)
+        largest = largest_bytes(self.case)
+
+        def seconds(quantity: Quantity) -> float:
+            return whole.seconds(Measurement(quantity, 0.0, *own, largest), self.pace)
+
+        return Predicted(
+            step_s=seconds("step"),
+            one_gpu_s=alone.seconds(Measurement("step", 0.0, 1, 1), self.pace),
+            without_sync_s=seconds("without_sync"),
+            exposed_s=seconds("exposed"),
+            data_wait_s=seconds("data_wait"),
+            all_reduce_s=None if largest is None else seconds("all_reduce"),
+        )
+
+    def _check(self, found: Mapping[str, _Found], causes: Sequence[Cause]) -> CheckToRun | None:
+        if causes[0].probability >= _SURE:
+            return None
+        likely = [each for each in causes if each.predicts and each.key in found][:_SUSPECTS]
+        suspects = [
+            Suspect(found[each.key].hypothesis, each.probability, each.predicts)
+            for each in likely
+            if each.predicts
+        ]
+        return cheapest(self.case, suspects, {each.quantity for each in self.measured})
+
+
+def _change(hypothesis: Hypothesis, case: Case, size: float) -> Change:
+    """None where it cannot apply: fewer ranks are as they should be."""
+    return hypothesis.change(case, size) if hypothesis.sizes(case) else Change()

@@ -1,0 +1,368 @@
+"""What may be wrong with a job: each cause with its odds, its change of the scenario, its signs.
+
+Odds are assumptions, in proportion to how often 201 public threads about slow jobs end with such a
+cause, and to what clouds are known for (docs/explanation/diagnosis.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddpsim.diagnosis import links, own_work
+from ddpsim.diagnosis.case import Case, Change
+from ddpsim.result.diagnosis import HEALTHY
+
+__all__ = [
+    "HYPOTHESES",
+    "NOTHING",
+    "SHARED_LOADER",
+    "UNKNOWN",
+    "UNKNOWN_ODDS",
+    "Hypothesis",
+    "asked",
+]
+
+SHARED_LOADER = "shared_loader"
+UNKNOWN, UNKNOWN_ODDS = "unknown", 4.0
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One cause. `odds` are those before anything was measured, against the others'.
+
+    `sizes`: how large it may be in a case, the mildest first, none where it cannot apply; a
+    `graded` one may have any size between two of them. By logarithm all are equally likely, or less
+    by the power `falls` of the distance to the mildest. `said`: a size in words, for `{size}` in
+    `text`. `signs`: what a check shows, by the check's key; usual signs are left out.
+    """
+
+    key: str
+    odds: float
+    text: str
+    remedy: str
+    sizes: Callable[[Case], Sequence[float]]
+    change: Callable[[Case, float], Change]
+    said: Callable[[float], str] = str
+    graded: bool = True
+    falls: float = 0.0
+    signs: Mapping[str, str] = field(default_factory=dict)
+
+    def in_words(self, size: float) -> str:
+        """The cause with its size."""
+        return self.text.format(size=self.said(size))
+
+
+def asked(case: Case) -> list[Hypothesis]:
+    """Those that can apply to a case."""
+    return [each for each in HYPOTHESES if each.sizes(case)]
+
+
+def _set(*settings: str) -> Callable[[Case, float], Change]:
+    return lambda _case, _size: Change(settings)
+
+
+def _times(times: float) -> str:
+    return f"{times:.3g} times"
+
+
+def _percent(part: float) -> str:
+    return f"{part:.0%}"
+
+
+def _gbit(rate: float) -> str:
+    return f"{rate * 8 / 1e9:.2g} Gbit/s"
+
+
+_AS_STATED = "make the job what the scenario says, or make the scenario say what the job is"
+_IN_NODES = (
+    Hypothesis(
+        "no_peer_to_peer",
+        5.0,
+        "peer-to-peer is not used: the GPUs of a node share {size} through host memory",
+        "unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; look at nvidia-smi topo -m; in a container "
+        "pass all GPUs, with --ipc=host; in a virtual machine turn ACS off",
+        links.host_rates,
+        links.through_host,
+        lambda rate: f"{rate / 1e9:.2g} GB/s",
+        signs={"nccl_log": "SHM or NET/Socket between GPUs of one node"},
+    ),
+    Hypothesis(
+        "weak_link",
+        2.0,
+        "one link is weak: {size} of the bandwidth to the last node or GPU is left",
+        "compare the nodes pair by pair with nccl-tests; look at ibstat, ethtool, and at PCIe's "
+        "width with nvidia-smi --query-gpu=pcie.link.width.current --format=csv",
+        links.lame_links,
+        links.weak_link,
+        _percent,
+    ),
+    Hypothesis(
+        "low_latency_protocol",
+        0.5,
+        "NCCL_PROTO=LL is left over, which halves the bandwidth",
+        "unset NCCL_PROTO and NCCL_ALGO, and look into /etc/nccl.conf",
+        links.left_over_protocol,
+        links.low_latency,
+        graded=False,
+        signs={"nccl_log": "NCCL_PROTO set by environment"},
+    ),
+)
+_BETWEEN_NODES = (
+    Hypothesis(
+        "sockets",
+        8.0,
+        "RDMA is not used between nodes: TCP over the same NICs",
+        "unset NCCL_IB_DISABLE; load the NIC's verbs library, or the cloud's plugin, in the "
+        "container; pass /dev/infiniband",
+        links.sockets,
+        links.over_sockets,
+        graded=False,
+        signs={"nccl_log": "NET/Socket"},
+    ),
+    Hypothesis(
+        "management_network",
+        5.0,
+        "traffic between nodes goes over another network: TCP on one port of {size}",
+        "set NCCL_SOCKET_IFNAME (NCCL_IB_HCA for RDMA) to the fast interface",
+        links.management_networks,
+        links.over_management,
+        _gbit,
+        graded=False,
+        signs={"nccl_log": "NET/Socket on a slow interface"},
+    ),
+    Hypothesis(
+        "tcp_stream_limit",
+        8.0,
+        "one TCP connection carries only {size}",
+        "set NCCL_SOCKET_NTHREADS=4 and NCCL_NSOCKS_PERTHREAD=4; ask the cloud for its limit of a "
+        "flow, or for RDMA",
+        links.stream_limits,
+        links.tcp_limited,
+        _gbit,
+        signs={"nccl_log": "NET/Socket, one connection a channel"},
+    ),
+    Hypothesis(
+        "fewer_nics",
+        3.0,
+        "only {size} of a node's NICs is used",
+        "unset NCCL_IB_HCA, pass all NICs to the container, look at NCCL's line NET/IB : Using",
+        links.few_nics,
+        links.fewer_nics,
+        lambda nics: f"{nics:.0f}",
+        graded=False,
+        signs={"nccl_log": "fewer NICs in the line NET/IB : Using"},
+    ),
+    Hypothesis(
+        "no_gpudirect",
+        3.0,
+        "NICs do not reach GPU memory (no GPUDirect RDMA): {size} of their rate is left",
+        "load nvidia-peermem (or use dma-buf), turn ACS off, look at nvidia-smi topo -m",
+        lambda case: (0.65, 0.4, 0.25) if links.sockets(case) else (),
+        links.without_gpudirect,
+        _percent,
+        signs={"nccl_log": "no GDRDMA behind NET/IB"},
+    ),
+    Hypothesis(
+        "congestion",
+        4.0,
+        "the network between nodes is shared: its uplinks are asked for {size} what they carry",
+        "repeat the run at another hour; ask for nodes of one switch (placement group, topology)",
+        links.congestion,
+        links.congested,
+        _times,
+        falls=0.5,
+    ),
+)
+_COLLECTIVES = (
+    Hypothesis(
+        "slow_collectives",
+        1.0,
+        "collectives take {size} as long as predicted, for a reason that is not in this list",
+        "run nccl-tests on the same ranks and set cluster.all_reduce",
+        links.slow_collectives,
+        links.slower_collectives,
+        _times,
+    ),
+)
+_COMPUTE = (
+    Hypothesis(
+        "slow_rank",
+        5.0,
+        "one rank is slow: it computes {size} as long as the others",
+        "look for another process on that GPU or its host, and for its clock; leave that node out",
+        own_work.slow_ranks,
+        own_work.slow_rank,
+        _times,
+        falls=1.5,
+        signs={"gpu_state": "one GPU at a lower clock", "per_rank": "longer on one rank"},
+    ),
+    Hypothesis(
+        "slow_gpus",
+        3.0,
+        "all GPUs are slow: they compute {size} as long as they should",
+        "look at power caps and temperature (nvidia-smi -q -d PERFORMANCE), and for other "
+        "processes on the GPUs",
+        own_work.throttled_ranks,
+        own_work.throttled,
+        _times,
+        falls=2.0,
+        signs={"gpu_state": "all clocks low", "per_rank": "longer on all ranks"},
+    ),
+    Hypothesis(
+        "busy_host",
+        4.0,
+        "hosts launch slowly: {size} as long for each operator",
+        "give each rank cores of its own (--cpus-per-task, OMP_NUM_THREADS); turn off "
+        "TORCH_DISTRIBUTED_DEBUG, anomaly detection, CUDA_LAUNCH_BLOCKING and .item() in the loop; "
+        "try torch.compile",
+        own_work.slow_hosts,
+        own_work.busy_hosts,
+        _times,
+        falls=1.0,
+        signs={"gpu_state": "utilization below 90 %", "per_rank": "longer on all ranks"},
+    ),
+    Hypothesis(
+        "other_precision",
+        4.0,
+        "compute is done in {size}",
+        _AS_STATED,
+        own_work.precisions,
+        own_work.other_precision,
+        own_work.precision_of,
+        graded=False,
+        signs={"code": "another precision", "per_rank": "longer on all ranks"},
+    ),
+    Hypothesis(
+        "other_batch",
+        3.0,
+        "a rank works on {size} as many samples a step as stated",
+        _AS_STATED,
+        own_work.batches,
+        own_work.other_batch,
+        _times,
+        graded=False,
+        signs={"code": "another batch", "per_rank": "longer on all ranks"},
+    ),
+    Hypothesis(
+        "eager_attention",
+        2.0,
+        "attention is written out: the fused kernels are not used",
+        "set attn_implementation='sdpa'; look at masks and dtypes that fused kernels do not take",
+        own_work.eager,
+        _set("workload.attention=eager"),
+        graded=False,
+        signs={"code": "eager attention", "per_rank": "longer on all ranks"},
+    ),
+    Hypothesis(
+        "not_compiled",
+        2.0,
+        "torch.compile has no effect: the model runs as it is written",
+        "run with TORCH_LOGS=graph_breaks,recompiles",
+        lambda case: own_work.switch(case.scenario.workload.compile and case.is_estimated),
+        _set("workload.compile=false"),
+        graded=False,
+        signs={"code": "no torch.compile", "per_rank": "longer on all ranks"},
+    ),
+)
+_DATA = (
+    Hypothesis(
+        "slow_loader",
+        8.0,
+        "the data loader of a rank delivers only {size}",
+        "more workers (num_workers), persistent_workers=True, pin_memory=True, data that is "
+        "decoded ahead; look at the disk and at the cores that a rank may use",
+        own_work.late_batches,
+        own_work.slow_loader,
+        lambda rate: f"{rate:.3g} samples/s",
+        falls=0.5,
+        signs={"gpu_state": "utilization below 90 %"},
+    ),
+    Hypothesis(
+        SHARED_LOADER,
+        5.0,
+        "the loaders of a node share what limits them (cores, disk, network): {size} together",
+        "fewer workers than cores on a node; a local or faster disk; data that is decoded ahead",
+        lambda case: [rate * case.cluster.gpus_per_node for rate in own_work.late_batches(case)],
+        own_work.shared_loader,
+        lambda rate: f"{rate:.3g} samples/s",
+        falls=0.5,
+        signs={"gpu_state": "utilization below 90 %"},
+    ),
+)
+_OPTIONS = (
+    Hypothesis(
+        "unused_parameters",
+        4.0,
+        "find_unused_parameters=True is left on",
+        "pass find_unused_parameters=False, or static_graph=True where the graph stays the same",
+        own_work.find_unused,
+        _set("ddp.find_unused_parameters=true"),
+        graded=False,
+        signs={"code": "find_unused_parameters=True"},
+    ),
+    Hypothesis(
+        "without_no_sync",
+        6.0,
+        "every micro-batch reduces its gradients: accumulation without no_sync",
+        "wrap all micro-batches but the last in model.no_sync()",
+        own_work.every_micro_batch,
+        _set("ddp.no_sync=false"),
+        graded=False,
+        signs={"code": "backward of all micro-batches outside no_sync()"},
+    ),
+    Hypothesis(
+        "small_buckets",
+        1.0,
+        "buckets are small: bucket_cap_mb=1",
+        "leave bucket_cap_mb out, or see ddpsim tune",
+        own_work.small_buckets,
+        _set("ddp.bucket_cap_mb=1"),
+        graded=False,
+        signs={"code": "bucket_cap_mb is set"},
+    ),
+    Hypothesis(
+        "no_overlap",
+        3.0,
+        "no communication overlaps the backward: all gradients are reduced after it",
+        "leave bucket_cap_mb as it is; turn off CUDA_LAUNCH_BLOCKING and host syncs in backward "
+        "hooks; leave torch._dynamo.config.optimize_ddp on",
+        own_work.nothing_overlaps,
+        _set("ddp.bucket_cap_mb=100000"),
+        graded=False,
+        signs={"code": "a large bucket_cap_mb, or a sync in a hook"},
+    ),
+    Hypothesis(
+        "data_parallel",
+        3.0,
+        "the model is wrapped in nn.DataParallel: one process feeds all GPUs",
+        "start the job with torchrun and wrap the model in DistributedDataParallel",
+        own_work.of_data_parallel,
+        _set("cluster.algorithm=data_parallel"),
+        graded=False,
+        signs={"code": "nn.DataParallel", "nccl_log": "one process alone"},
+    ),
+    Hypothesis(
+        "hook_missing",
+        2.0,
+        "the communication hook is not registered: gradients travel in full",
+        "call model.register_comm_hook after wrapping the model",
+        lambda case: own_work.switch(case.scenario.ddp.sent_dtype is not None),
+        _set("ddp.comm_hook=none"),
+        graded=False,
+        signs={"code": "no register_comm_hook"},
+    ),
+)
+NOTHING = Hypothesis(
+    HEALTHY,
+    30.0,
+    "nothing is wrong: the step is as long as predicted, within its uncertainty",
+    "see ddpsim explain-step for what the step is made of",
+    lambda _case: (1.0,),
+    _set(),
+    graded=False,
+)
+HYPOTHESES: tuple[Hypothesis, ...] = (
+    *(NOTHING, *_IN_NODES, *_BETWEEN_NODES, *_COLLECTIVES),
+    *(*_COMPUTE, *_DATA, *_OPTIONS),
+)

@@ -1,0 +1,134 @@
+"""What was measured, from text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from ddpsim.errors import InputError, shown
+from ddpsim.result.diagnosis import Measurement, Quantity
+from ddpsim.scenario.cluster import Cluster
+from ddpsim.units import parse_bytes, parse_duration
+
+__all__ = ["measurements_in"]
+
+_LONGEST = 500
+_LONGEST_S = 3.6e6
+_RANKS = re.compile(r"(?P<count>\d{1,7}) ?(?:gpus?|ranks?)?", re.IGNORECASE)
+_LAYOUT = re.compile(r"(?P<nodes>\d{1,7}) ?[x×] ?(?P<gpus>\d{1,4})")  # noqa: RUF001 -- people write it
+_STEPS = 'write "916 ms", or for several "1 GPU: 192 ms, 2: 259 ms, 2x4: 1.2 s"'
+_SIZES = 'write the row of nccl-tests as "64 MiB: 12 ms"'
+
+
+def measurements_in(cluster: Cluster, texts: Mapping[str, str | None]) -> list[Measurement]:
+    """All that was measured, from texts by their names.
+
+    `measured` are steps; the others have the name of a `Measurement`'s quantity. Raises InputError,
+    with the name of the text as its key.
+    """
+    found: list[Measurement] = []
+    for name, text in texts.items():
+        if text is None:
+            continue
+        try:
+            found += _READERS[name](text, cluster)
+        except ValueError as error:
+            raise InputError(name, str(error)) from None
+    if not found:
+        raise InputError("measured", 'nothing was measured; give a step such as "916 ms"')
+    return found
+
+
+def _steps(text: str, cluster: Cluster) -> list[Measurement]:
+    """Steps in `"916 ms"`, or in `"1 GPU: 192 ms, 2: 259 ms, 2x4: 1.2 s"`.
+
+    A number of GPUs is filled node by node; a time alone is of the scenario's own ranks.
+    """
+    found: dict[tuple[int, int], Measurement] = {}
+    for label, seconds in _entries(text, _STEPS):
+        layout = (cluster.nodes, cluster.gpus_per_node)
+        if label is not None:
+            layout = _layout(label, cluster)
+        if layout in found:
+            raise ValueError(f"{shown(text)} has two times for {layout[0]} x {layout[1]}; keep one")
+        found[layout] = Measurement("step", seconds, *layout)
+    return list(found.values())
+
+
+def _all_reduces(text: str, cluster: Cluster) -> list[Measurement]:
+    """All-reduces on the scenario's own ranks in `"25 MiB: 3 ms, 64 MiB: 8 ms"`."""
+    found: dict[int, Measurement] = {}
+    for label, seconds in _entries(text, _SIZES):
+        if label is None:
+            raise ValueError(f"{shown(text)} lacks the size of the all-reduce; {_SIZES}")
+        size = round(parse_bytes(label))
+        if size < 4:
+            raise ValueError(f"{shown(label)} is too small; {_SIZES}")
+        found[size] = Measurement(
+            "all_reduce", seconds, cluster.nodes, cluster.gpus_per_node, size_bytes=size
+        )
+    return list(found.values())
+
+
+def _own(quantity: Quantity, *, may_be_none: bool) -> Callable[[str, Cluster], list[Measurement]]:
+    """A reader of one time on the scenario's own ranks; that of a wait may be 0."""
+
+    def read(text: str, cluster: Cluster) -> list[Measurement]:
+        seconds = _seconds(text, may_be_none=may_be_none)
+        return [Measurement(quantity, seconds, cluster.nodes, cluster.gpus_per_node)]
+
+    return read
+
+
+def _entries(text: str, grammar: str) -> Iterator[tuple[str | None, float]]:
+    """What stands before each colon, if there is one, and the seconds after it."""
+    if len(text) > _LONGEST:
+        raise ValueError(f"{shown(text)} is too long; {grammar}")
+    for part in text.split(","):
+        label, colon, duration = part.rpartition(":")
+        if not part.strip() or (colon and not label.strip()):
+            raise ValueError(f"{shown(text)} has an entry without a time; {grammar}")
+        yield " ".join(label.split()) if colon else None, _seconds(duration)
+
+
+def _seconds(text: str, *, may_be_none: bool = False) -> float:
+    seconds = parse_duration(text.strip())
+    if seconds == 0 and not may_be_none:
+        raise ValueError("a step takes longer than 0 s")
+    if not seconds <= _LONGEST_S:
+        raise ValueError(f"{text.strip()} is out of range: wanted at most 1000 h")
+    return seconds
+
+
+def _layout(label: str, cluster: Cluster) -> tuple[int, int]:
+    """Nodes and GPUs of each, in "8 GPUs" or "2x4"."""
+    if both := _LAYOUT.fullmatch(label):
+        layout = int(both["nodes"]), int(both["gpus"])
+    elif ranks := _RANKS.fullmatch(label):
+        layout = _filled(int(ranks["count"]), cluster)
+    else:
+        raise ValueError(f"{shown(label)} is no number of GPUs; {_STEPS}")
+    if 0 in layout:
+        raise ValueError(f"{shown(label)} has no GPU; {_STEPS}")
+    return layout
+
+
+def _filled(count: int, cluster: Cluster) -> tuple[int, int]:
+    of_a_node = cluster.gpus_per_node
+    if count <= of_a_node:
+        return 1, count
+    if count % of_a_node:
+        raise ValueError(
+            f"{count} GPUs do not fill nodes of {of_a_node}; say how they were spread, as in "
+            f"{-(-count // of_a_node)}x{of_a_node} (nodes x GPUs)"
+        )
+    return count // of_a_node, of_a_node
+
+
+_READERS: dict[str, Callable[[str, Cluster], list[Measurement]]] = {
+    "measured": _steps,
+    "without_sync": _own("without_sync", may_be_none=False),
+    "exposed": _own("exposed", may_be_none=True),
+    "data_wait": _own("data_wait", may_be_none=True),
+    "all_reduce": _all_reduces,
+}

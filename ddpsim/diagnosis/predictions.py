@@ -1,0 +1,146 @@
+"""What a changed job predicts of each measurement, and what its uncertain inputs do to that.
+
+Times are compared by their logarithm. Of waits, which may be none, so much of a step is added that
+what is less does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, log, sqrt
+
+import numpy as np
+
+from ddpsim.cluster.transfers import duration_ns
+from ddpsim.diagnosis.case import Case, Change
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.parts import Parts
+from ddpsim.prediction.uncertainty import uncertainties
+from ddpsim.result.diagnosis import Measurement
+from ddpsim.units import NS_PER_S
+
+__all__ = ["Array", "Changed", "Predictor"]
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+_MOVED = ("compute", "host", "network", "data")
+_UNCOUNTED = 0.1  # of a step, in a wait
+# a network's model is wrong in part alike, in part on each number of ranks by itself: half of the
+# variance each (assumed)
+# how much longer published jobs of several GPUs take than one GPU and the communication say: half
+# 1 to 6 %, nine in ten at most 12 % (docs/validation.md, section 1)
+_RANKS, _RANKS_SIGMA = 0.04, 0.06
+_SMALL = 0.03  # an uncertainty within the noise of a measured step
+_NO_TIME = 1e-6
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A changed job, all its terms stretched by `factors`."""
+
+    job: Job
+    factors: Mapping[str, float]
+    parts: Parts
+
+    @classmethod
+    def of(cls, case: Case, change: Change) -> Changed:
+        """A case with a change; raises ScenarioError where that does not fit it."""
+        return cls(case.changed(change), change.factors, case.parts)
+
+    def stretched(self, term: str, factor: float) -> Changed:
+        """The same with one term longer still."""
+        return replace(self, factors={**self.factors, term: self._factor(term) * factor})
+
+    def seconds(self, measurement: Measurement, pace: float) -> float:
+        """What it predicts of a measurement; `pace`: a noisy step over a calm one."""
+        quantity = measurement.quantity
+        if quantity == "step":
+            return pace * self._step_s()
+        if quantity == "without_sync":
+            return self._alone_s()
+        if quantity == "exposed":
+            return max(0.0, self._step_s() - self._alone_s())
+        if quantity == "data_wait":
+            return self._data_wait_s()
+        cost = self.job.network.cost.stretched(self._factor("network"))
+        return duration_ns(cost.transfer("all_reduce", measurement.size_bytes or 0)) / NS_PER_S
+
+    def _factor(self, term: str) -> float:
+        return self.factors.get(term, 1.0)
+
+    def _step_s(self, **other: float) -> float:
+        return self.job.step_s(**{**self.factors, **other})
+
+    def _data_wait_s(self) -> float:
+        if self.job.program.loader is None:
+            return 0.0
+        return max(0.0, self._step_s() - self._step_s(data=_NO_TIME))
+
+    def _alone_s(self) -> float:
+        """A usual rank's step without communication.
+
+        Its loader works ahead: the longer of its own work and the loader's sets the pace.
+        """
+        factors = {"compute": self._factor("compute"), "host": self._factor("host")}
+        own_s = self.parts.compute_only_s(self.job, **factors)
+        return max(own_s, self.job.batches_s * self._factor("data"))
+
+
+class Predictor:
+    """Predicts the same measurements of one scenario under many changes, as logarithms.
+
+    `pace`: how many times as long as a calm step the scenario's noise makes it. `measured`: what
+    was measured.
+    """
+
+    def __init__(self, cases: Sequence[Case], measured: Sequence[Measurement], pace: float) -> None:
+        self._cases, self._measurements, self._pace = cases, measured, pace
+        self._layouts = list(dict.fromkeys(cases))
+        own = [self._log_of(index, each.seconds) for index, each in enumerate(measured)]
+        self.measured: Array = np.array(own)
+
+    def values(self, changes: Sequence[Change]) -> Array:
+        """With a change of each measurement's case; raises ScenarioError where one does not fit."""
+        changed = [Changed.of(*pair) for pair in zip(self._cases, changes, strict=True)]
+        ranks = [_RANKS if self._is_unequal(i, each) else 0.0 for i, each in enumerate(changed)]
+        return np.array([self._logged(i, each) for i, each in enumerate(changed)]) + ranks
+
+    def effects(self, changes: Sequence[Change]) -> Array:
+        """What a standard deviation of each input adds to the `values` of the same changes.
+
+        One row for each input: compute, host, the network in a node and that between nodes, loader,
+        how ranks differ, and the network on each number of ranks by itself.
+        """
+        changed = [Changed.of(*pair) for pair in zip(self._cases, changes, strict=True)]
+        return np.array([self._column(i, each) for i, each in enumerate(changed)]).T
+
+    def _logged(self, index: int, changed: Changed) -> float:
+        return self._log_of(index, changed.seconds(self._measurements[index], self._pace))
+
+    def _log_of(self, index: int, seconds: float) -> float:
+        """The logarithm by which the time of a measurement is compared."""
+        if self._measurements[index].quantity not in ("exposed", "data_wait"):
+            return log(max(seconds, _NO_TIME))
+        return log(max(seconds, 0.0) + _UNCOUNTED * self._cases[index].step_s)
+
+    def _is_unequal(self, index: int, changed: Changed) -> bool:
+        """Whether ranks that are taken as equal lengthen it."""
+        is_step = self._measurements[index].quantity == "step"
+        return changed.job.ranks_taken_as_equal and is_step
+
+    def _column(self, index: int, changed: Changed) -> list[float]:
+        """What moves one measurement."""
+        known, value = uncertainties(changed.job), self._logged(index, changed)
+        moved = {
+            term: self._logged(index, changed.stretched(term, exp(known[term].sigma))) - value
+            for term in _MOVED
+            if term in known and known[term].sigma > _SMALL
+        }
+        network = moved.get("network", 0.0) * sqrt(0.5)
+        inside = changed.job.scenario.cluster.nodes == 1
+        return [
+            *(moved.get("compute", 0.0), moved.get("host", 0.0)),
+            *(network if inside else 0.0, 0.0 if inside else network),
+            *(moved.get("data", 0.0), _RANKS_SIGMA if self._is_unequal(index, changed) else 0.0),
+            *(network if case is self._cases[index] else 0.0 for case in self._layouts),
+        ]

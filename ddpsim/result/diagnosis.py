@@ -1,0 +1,132 @@
+"""What slows a job down, how surely, and the check that tells the likely causes apart."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ddpsim.result.model import PredictionInterval, rounded
+
+__all__ = [
+    "HEALTHY",
+    "Cause",
+    "CheckToRun",
+    "Diagnosis",
+    "Measured",
+    "Measurement",
+    "Predicted",
+    "Quantity",
+]
+
+DIAGNOSIS_SCHEMA = "ddpsim.diagnosis/1"
+HEALTHY = "healthy"  # the key of the cause that is none
+
+Quantity = Literal["step", "without_sync", "exposed", "data_wait", "all_reduce"]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Seconds that somebody measured on `nodes` nodes of `gpus_per_node` ranks.
+
+    `quantity`: a step; a step under `no_sync` on a usual rank; of a step the time in which the
+    device waits for communication; the time in which it waits for a batch; or one all-reduce of
+    `size_bytes`.
+    """
+
+    quantity: Quantity
+    seconds: float
+    nodes: int
+    gpus_per_node: int
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measurement beside what the scenario predicts of it, in seconds."""
+
+    measurement: Measurement
+    predicted_s: float
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a cause predicts of other things that can be looked at, in seconds.
+
+    `one_gpu_s`: a step on one GPU; the others on the scenario's own ranks, as of `Measurement`.
+    None: there is no such thing.
+    """
+
+    step_s: float
+    one_gpu_s: float
+    without_sync_s: float
+    exposed_s: float
+    data_wait_s: float
+    all_reduce_s: float | None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A hypothesis, with its probability before (`prior`) and after what was measured.
+
+    `settings` are the changes of the scenario that were simulated, as `--set` takes them; `factors`
+    those that have no key: how many times as long compute, host or network takes. `mended_s`: the
+    measured step without this cause; None where the step on the scenario's ranks was not measured.
+    """
+
+    key: str
+    text: str
+    prior: float
+    probability: float
+    remedy: str
+    settings: tuple[str, ...]
+    factors: dict[str, float]
+    mended_s: float | None
+    predicts: Predicted | None
+
+
+@dataclass(frozen=True)
+class CheckToRun:
+    """An observation that tells likely causes apart: by `outcomes`, what each cause lets it show.
+
+    `outcomes` are by the causes' keys.
+    """
+
+    key: str
+    text: str
+    command: str
+    outcomes: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Causes by probability, the likeliest first, of what was measured.
+
+    `normal`: the measured step lies in the prediction interval; None where no step was measured on
+    the scenario's own ranks, or there is no interval. `all_reduce_bytes`: the size of `Predicted`.
+    """
+
+    name: str
+    nodes: int
+    gpus_per_node: int
+    measured: tuple[Measured, ...]
+    interval: PredictionInterval | None
+    normal: bool | None
+    causes: tuple[Cause, ...]
+    check: CheckToRun | None
+    all_reduce_bytes: int | None
+    assumptions: tuple[str, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing is likelier than that nothing is wrong."""
+        return self.causes[0].key == HEALTHY
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON's types (schema `ddpsim.diagnosis/1`), floats to 12 decimals."""
+        plain = rounded(asdict(self))
+        return {"schema": DIAGNOSIS_SCHEMA, **plain, "healthy": self.is_healthy}

@@ -1,0 +1,213 @@
+"""What a diagnosis says of itself, and the arithmetic behind it."""
+
+from __future__ import annotations
+
+from math import exp, log
+from typing import Any
+
+import numpy as np
+import pytest
+from faulty_jobs import BERT, IB_NODES, ONE_NODE, RESNET, TCP_NODES, Job
+from shipped_scenarios import load
+
+import ddpsim
+from ddpsim.diagnosis.case import Case
+from ddpsim.diagnosis.hypotheses import HYPOTHESES, asked
+from ddpsim.diagnosis.posterior import Seen, fit, log_likelihood, posterior
+from ddpsim.errors import InputError
+from ddpsim.prediction.resolve import resolve
+from ddpsim.report.diagnosis import render_diagnosis
+
+
+def scenario(cluster: dict[str, Any], **workload: Any) -> ddpsim.Scenario:
+    return Job("a job", "healthy", {**RESNET, **workload}, cluster).scenario()
+
+
+@pytest.fixture(scope="module")
+def slow() -> ddpsim.Diagnosis:
+    return ddpsim.diagnose(scenario(ONE_NODE), "150 ms", without_sync="75 ms")
+
+
+def test_probabilities_are_of_all_causes(slow: ddpsim.Diagnosis) -> None:
+    for of in ("prior", "probability"):
+        assert sum(getattr(cause, of) for cause in slow.causes) == pytest.approx(1)
+    likely = [cause.probability for cause in slow.causes]
+    assert likely == sorted(likely, reverse=True)
+    assert not slow.is_healthy
+    assert slow.normal is False
+
+
+def test_what_a_cause_predicts_is_simulated(slow: ddpsim.Diagnosis) -> None:
+    """Pasting its settings into the scenario gives the same step."""
+    stated = [cause for cause in slow.causes if cause.predicts and cause.settings]
+    assert stated
+    for cause in stated:
+        changed = Job("a job", "", RESNET, ONE_NODE).scenario(*cause.settings)
+        assert cause.predicts
+        assert resolve(changed).step_s() == pytest.approx(cause.predicts.step_s)
+
+
+def test_a_step_without_its_cause_is_as_much_shorter_as_predicted(slow: ddpsim.Diagnosis) -> None:
+    cause = slow.causes[0]
+    assert cause.predicts
+    healthy_s = resolve(scenario(ONE_NODE)).step_s()
+    assert cause.mended_s == pytest.approx(0.150 * healthy_s / cause.predicts.step_s)
+
+
+def test_the_check_tells_the_two_likeliest_apart(slow: ddpsim.Diagnosis) -> None:
+    first, second = slow.causes[:2]
+    assert slow.check
+    assert slow.check.outcomes[first.key] != slow.check.outcomes[second.key]
+    assert slow.check.key != "without_sync"
+
+
+def test_more_measurements_narrow_it() -> None:
+    """A slow rank and a slow network make the same step; an all-reduce tells them apart."""
+    job = scenario(IB_NODES)
+    few = ddpsim.diagnose(job, "130 ms", exposed="50 ms")
+    more = ddpsim.diagnose(job, "130 ms", exposed="50 ms", all_reduce="64 MiB: 1.8 ms")
+    known = {cause.key: cause.probability for cause in few.causes}
+    assert known["slow_rank"] < 0.6
+    assert more.causes[0].key == "slow_rank"
+    assert more.causes[0].probability > 0.95
+    assert more.check is None
+
+
+def keys(case: ddpsim.Scenario) -> set[str]:
+    return {hypothesis.key for hypothesis in asked(Case.of(case))}
+
+
+def test_only_what_can_apply_is_asked() -> None:
+    one_node, over_ib, over_tcp = (keys(scenario(c)) for c in (ONE_NODE, IB_NODES, TCP_NODES))
+    between = {"sockets", "no_gpudirect", "fewer_nics", "congestion", "management_network"}
+    assert not between & one_node
+    assert between <= over_ib
+    assert "no_peer_to_peer" in one_node & over_ib
+    assert "no_peer_to_peer" not in over_tcp
+    assert "tcp_stream_limit" in over_tcp - over_ib
+    assert {"sockets", "fewer_nics"}.isdisjoint(over_tcp)
+    assert "other_precision" not in one_node  # whose step was measured
+    assert "hook_missing" not in one_node
+    alone = keys(scenario({**ONE_NODE, "gpus_per_node": 1}))
+    assert alone <= {"healthy", "slow_gpus", "other_batch", "slow_loader", "shared_loader"} | {
+        *("unused_parameters", "small_buckets")
+    }
+    measured = keys(load("resnet50-nccl-log"))
+    assert "no_peer_to_peer" not in measured  # the log says what the links do
+    assert "slow_collectives" in measured
+    assert "busy_host" not in keys(load("gloo-cpu"))
+
+
+def test_every_cause_is_whole() -> None:
+    names = [hypothesis.key for hypothesis in HYPOTHESES]
+    assert len(names) == len(set(names)) > 20
+    for hypothesis in HYPOTHESES:
+        assert hypothesis.remedy
+        assert hypothesis.odds > 0
+        assert "{" not in hypothesis.in_words(1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        ("gloo-cpu", 3.0),
+        ("data-parallel", 0.9),
+        ("own-model", 0.4),
+        ("straggler", 0.4),
+    ],
+)
+def test_every_kind_of_scenario_is_diagnosed(name: str, seconds: float) -> None:
+    found = ddpsim.diagnose(load(name), f"{seconds} s")
+    assert found.causes
+    assert found.normal is False
+    text = render_diagnosis(found, f"{name}.yaml")
+    for row in text.splitlines():  # but for what a shell must find on one line
+        assert len(row) <= 100 or "--" in row or "grep" in row
+    assert found.to_dict()["schema"] == "ddpsim.diagnosis/1"
+
+
+def test_steps_on_fewer_gpus_are_of_what_is_there() -> None:
+    """Of a straggler and a log on eight ranks, a step on fewer has neither."""
+    found = ddpsim.diagnose(load("straggler"), "2: 0.165 s, 8: 0.2 s")
+    two, eight = found.measured
+    assert two.predicted_s < 0.9 * eight.predicted_s
+    logged = ddpsim.diagnose(load("resnet50-nccl-log"), "1 GPU: 75 ms, 8: 76 ms")
+    assert logged.is_healthy
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({}, 'measured: nothing was measured; give a step such as "916 ms"'),
+        ({"measured": "916"}, "measured: 916 has no unit"),
+        ({"measured": "0 ms"}, "measured: a step takes longer than 0 s"),
+        ({"measured": "2 GPUs 5 ms"}, "measured: '2 GPUs 5 ms' has the unknown unit"),
+        ({"measured": "two: 5 ms"}, "measured: 'two' is no number of GPUs; write"),
+        ({"measured": "0: 5 ms"}, "measured: '0' has no GPU; write"),
+        ({"measured": "9: 5 ms"}, "measured: 9 GPUs do not fill nodes of 8; .* in 2x8"),
+        ({"measured": "8: 5 ms, 8 GPUs: 6 ms"}, "has two times for 1 x 8; keep one"),
+        ({"measured": "5 ms,"}, "has an entry without a time"),
+        ({"measured": "2000 h"}, "out of range: wanted at most 1000 h"),
+        ({"measured": "1: 1 ms," * 200}, "is too long"),
+        ({"exposed": "-1 ms"}, "exposed: '-1 ms' is negative"),
+        ({"all_reduce": "5 ms"}, "all_reduce: '5 ms' lacks the size of the all-reduce; write"),
+        ({"all_reduce": "1 B: 5 ms"}, "all_reduce: '1 B' is too small"),
+    ],
+)
+def test_text_that_says_nothing_is_refused(texts: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message) as refused:
+        ddpsim.diagnose(scenario(ONE_NODE), **texts)
+    assert f"{refused.value.key}:" in str(refused.value)
+
+
+def test_a_layout_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ddpsim.ScenarioError, match=r"cluster\.gpus_per_node"):
+        ddpsim.diagnose(load("machines-64xh100"), "1x16: 5 ms")
+
+
+def seen(*logs: float, noise: float = 0.1) -> Seen:
+    return Seen(np.array(logs), np.full(len(logs), noise))
+
+
+def test_the_likelihood_integrates_over_the_uncertain_inputs() -> None:
+    """Against a sum over the values of two shared inputs, each measurement then on its own."""
+    effects, values = np.array([[0.3, 0.1], [0.0, 0.2]]), np.array([1.0, 2.0])
+    measured = seen(1.2, 2.3)
+    grid = np.linspace(-8, 8, 801)
+    weight = np.exp(-0.5 * grid**2) / np.sqrt(2 * np.pi) * (grid[1] - grid[0])
+    total = 0.0
+    for own, part in zip(grid, weight, strict=True):
+        shifted = values[:, None] + own * effects[0][:, None] + grid * effects[1][:, None]
+        off = (measured.logs[:, None] - shifted) / measured.noise[:, None]
+        normal = np.exp(-0.5 * off**2) / (measured.noise[:, None] * np.sqrt(2 * np.pi))
+        total += part * float(np.sum(weight * normal.prod(axis=0)))
+    assert log_likelihood(measured, values, effects) == pytest.approx(log(total), abs=1e-6)
+
+
+def test_a_graded_cause_may_have_any_size() -> None:
+    values = [np.array([0.0]), np.array([1.0])]
+    none = np.zeros((1, 1))
+    between = fit(seen(0.5), (1.0, 4.0), values, none, graded=True)
+    assert between.size == pytest.approx(2.0)
+    steps = fit(seen(0.5), (1.0, 4.0), values, none, graded=False)
+    assert between.log_likelihood > steps.log_likelihood
+    milder = fit(seen(0.5), (1.0, 4.0), values, none, graded=True, falls=2.0)
+    assert milder.log_likelihood < between.log_likelihood
+
+
+def test_the_posterior_is_bayes_rule() -> None:
+    found = posterior({"a": 3.0, "b": 1.0}, {"a": log(0.2), "b": log(0.6)})
+    assert found == {"a": pytest.approx(0.5), "b": pytest.approx(0.5)}
+    far = posterior({"a": 1.0, "b": 1.0}, {"a": -2000.0, "b": -1000.0})
+    assert far["b"] == pytest.approx(1.0)
+    assert far["a"] == pytest.approx(exp(-1000.0))
+
+
+def test_a_healthy_bert_is_no_slow_one() -> None:
+    """What is measured as predicted is healthy, whatever else is measured of it."""
+    job = Job("b", "", BERT, ONE_NODE).scenario()
+    step_s = resolve(job).step_s()
+    for texts in ({}, {"without_sync": "110 ms"}, {"data_wait": "0 s"}):
+        found = ddpsim.diagnose(job, f"{1e3 * step_s} ms", **texts)
+        assert found.is_healthy
+        assert found.normal

@@ -1,0 +1,130 @@
+"""Jobs whose cause is known: it is found, from step times and one or two figures more.
+
+Odds were set on the published jobs, on faults of links (`IN_NODES`, `BETWEEN_NODES`) and on
+attention; they are judged on all others.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty_jobs import BETWEEN_NODES, COMPUTE, DATA, HEALTHY, IN_NODES, OPTIONS, Job
+
+import ddpsim
+
+FAULTY = (*IN_NODES, *BETWEEN_NODES, *COMPUTE, *DATA, *OPTIONS)
+JUDGED = tuple(
+    job for job in (*HEALTHY, *COMPUTE, *DATA, *OPTIONS) if job.cause != "eager_attention"
+)
+
+needs_reference = pytest.mark.skipif(
+    not os.environ.get("DDPSIM_REFERENCE_DATA"),
+    reason="DDPSIM_REFERENCE_DATA is not set: no published steps",
+)
+
+
+def place_of(cause: str, diagnosis: ddpsim.Diagnosis) -> int:
+    """Of a cause among all, the likeliest at 1."""
+    return [each.key for each in diagnosis.causes].index(cause) + 1
+
+
+@pytest.fixture(scope="module")
+def places() -> dict[str, int]:
+    """Of the true cause of each job."""
+    return {
+        job.name: place_of(job.cause, ddpsim.diagnose(job.scenario(), **job.texts()))
+        for job in (*HEALTHY, *FAULTY)
+    }
+
+
+def share(places: dict[str, int], jobs: Sequence[Job], at_most: int) -> float:
+    return sum(places[job.name] <= at_most for job in jobs) / len(jobs)
+
+
+def test_true_causes_come_first(places: dict[str, int]) -> None:
+    assert len(places) >= 30
+    assert len({job.cause for job in FAULTY}) >= 18
+    everything = (*HEALTHY, *FAULTY)
+    assert share(places, everything, 1) >= 0.8
+    assert share(places, everything, 3) >= 0.95
+
+
+def test_odds_hold_for_jobs_that_they_were_not_set_on(places: dict[str, int]) -> None:
+    assert len(JUDGED) >= 18
+    assert share(places, JUDGED, 1) >= 0.8
+    assert share(places, JUDGED, 3) >= 0.95
+
+
+def test_healthy_jobs_are_called_healthy(places: dict[str, int]) -> None:
+    assert {job.name: places[job.name] for job in HEALTHY} == {job.name: 1 for job in HEALTHY}
+
+
+def published(name: str) -> list[dict[str, str]]:
+    path = Path(os.environ["DDPSIM_REFERENCE_DATA"]) / "published" / name
+    return list(csv.DictReader(path.read_text("utf-8").splitlines()))
+
+
+def bert(batch: int, alone_s: str, cluster: dict[str, Any]) -> ddpsim.Scenario:
+    """The published job, whose step on one GPU is known."""
+    workload = {
+        "model": "bert-base",
+        "batch_per_rank": batch,
+        "seq_len": 384,
+        "step_time": f"{alone_s} s",
+        "optimizer": {"name": "adamw"},
+    }
+    return ddpsim.load_scenario({"schema": "ddpsim/1", "workload": workload, "cluster": cluster})
+
+
+@needs_reference
+def test_a_published_machine_without_nvlink() -> None:
+    """One rate of host memory, shared by all GPUs, explains the steps on 1 to 8 of them."""
+    rows = [row for row in published("v100-slow-all-reduce.csv") if row["gpus_per_node"] in "1248"]
+    cluster = {"device": "v100-sxm-16gb", "nodes": 1, "gpus_per_node": 8}
+    scenario = bert(4, rows[0]["step_s"], cluster)
+    steps = ", ".join(f"{row['gpus_per_node']}: {row['step_s']} s" for row in rows)
+    last = rows[-1]
+    for texts in (
+        {"measured": steps},
+        {"measured": f"{last['step_s']} s", "exposed": f"{last['exposed_sync_s']} s"},
+    ):
+        found = ddpsim.diagnose(scenario, **texts)
+        assert place_of("no_peer_to_peer", found) == 1
+        assert found.causes[0].probability > 0.6
+        assert found.causes[0].mended_s == pytest.approx(float(rows[0]["step_s"]), rel=0.1)
+    alone = ddpsim.diagnose(scenario, f"{last['step_s']} s")
+    assert place_of("no_peer_to_peer", alone) <= 3
+
+
+G4DN = {"machine": "g4dn.12xlarge", "nccl": "2.7", "gpus_per_node": 4}
+
+
+def t4(batch: str, largest: int) -> tuple[str, str]:
+    """The step of one GPU, and those of up to so many nodes, all their GPUs used."""
+    rows = [r for r in published("t4-tcp-bert-steps.csv") if r["batch_per_rank"] == batch]
+    alone = next(row["step_s"] for row in rows if row["placement"] == "1")
+    whole = [r for r in rows if r["gpus_per_node"] == "4" and int(r["nodes"]) <= largest]
+    return alone, ", ".join(f"{row['nodes']}x4: {row['step_s']} s" for row in whole)
+
+
+@needs_reference
+@pytest.mark.parametrize("batch", ["6", "11"])
+def test_published_nodes_whose_connections_are_limited(batch: str) -> None:
+    """Their NICs have 50 Gbit/s, which is all that the owner of such a job knows."""
+    alone, steps = t4(batch, 4)
+    network = {"bandwidth": "50 Gbit/s", "flow_bandwidth": "10 Gbit/s"}
+    scenario = bert(int(batch), alone, {**G4DN, "nodes": 4, "inter_node": network})
+    assert place_of("tcp_stream_limit", ddpsim.diagnose(scenario, steps)) == 1
+
+
+@needs_reference
+def test_the_same_nodes_are_healthy_where_the_limit_is_known() -> None:
+    """The preset has it, set on the batches of 4 and 8."""
+    alone, steps = t4("6", 4)
+    scenario = bert(6, alone, {**G4DN, "nodes": 4})
+    assert place_of("healthy", ddpsim.diagnose(scenario, steps)) == 1

@@ -1,0 +1,419 @@
+"""Jobs with a fault that is known, and what somebody would measure of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from math import exp
+from typing import Any
+
+import ddpsim
+from ddpsim.cluster.transfers import duration_ns
+from ddpsim.prediction.job import Job as Prepared
+from ddpsim.prediction.resolve import resolve
+from ddpsim.result.metrics import steps_of
+from ddpsim.units import NS_PER_S
+
+RESNET = {"model": "resnet50", "batch_per_rank": 64, "step_time": "75 ms"}
+BERT = {
+    "model": "bert-base",
+    "batch_per_rank": 16,
+    "seq_len": 384,
+    "precision": "amp-bf16",
+    "step_time": "110 ms",
+    "optimizer": {"name": "adamw"},
+}
+IB = {"bandwidth": "100 Gbit/s", "nics_per_node": 4, "transport": "rdma"}
+ONE_NODE = {"device": "a100-sxm-80gb", "nodes": 1, "gpus_per_node": 8}
+IB_NODES = {"device": "a100-sxm-80gb", "nodes": 2, "gpus_per_node": 4, "inter_node": IB}
+TCP_NODES = {
+    "device": "a100-sxm-80gb",
+    "nodes": 4,
+    "gpus_per_node": 1,
+    "inter_node": {"bandwidth": "100 Gbit/s", "transport": "tcp"},
+}
+PCIE_NODE = {"device": "rtx-4090", "nodes": 1, "gpus_per_node": 4}
+
+
+A100, H100 = "a100-sxm-80gb", "h100-sxm-80gb"
+ESTIMATED = {"model": "resnet50", "batch_per_rank": 64, "precision": "amp-bf16"}
+FAST = {**BERT, "step_time": "35 ms"}
+SMALL = {"model": "resnet50", "batch_per_rank": 8, "precision": "amp-bf16"}
+COMPUTE_SIGMA, LINK_SIGMA, RANK_SIGMA, NOISE = 0.02, 0.1, 0.01, 0.02
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a scenario says, what is otherwise in truth, and what is measured.
+
+    `cause`: the key of the true one. `fault`: settings; `slow`: ranks, with how many times as long
+    they compute; `all_slow`: all of them. `measured`: quantities beside the step; `steps_on`:
+    numbers of GPUs on which the step is measured too.
+    """
+
+    name: str
+    cause: str
+    workload: Mapping[str, Any]
+    cluster: Mapping[str, Any]
+    fault: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
+    steps_on: tuple[int, ...] = ()
+    slow: Mapping[int, float] = field(default_factory=dict)
+    all_slow: float = 1.0
+    ddp: Mapping[str, Any] = field(default_factory=dict)
+
+    def scenario(self, *settings: str) -> ddpsim.Scenario:
+        """As its owner states it, but for settings."""
+        sections = {"workload": self.workload, "ddp": self.ddp, "cluster": self.cluster}
+        document = {"schema": "ddpsim/1", "name": self.name, **sections}
+        return ddpsim.load_scenario(deepcopy(document), settings)
+
+    def texts(self) -> dict[str, str]:
+        """What is measured of it, as `diagnose` takes it; the noise is drawn from its name."""
+        return Truth(self, random.Random(self.name)).texts()
+
+
+class Truth:
+    """A job as it is: with its fault, other links and compute than stated, and unequal ranks."""
+
+    def __init__(self, job: Job, draw: random.Random) -> None:
+        self.job, self.draw = job, draw
+        whole = job.scenario(*job.fault)
+        self.size, self.per_node = whole.cluster.world_size, whole.cluster.gpus_per_node
+        sigma = COMPUTE_SIGMA if whole.workload.step_time else 0.1
+        common = job.all_slow * exp(draw.gauss(0, sigma))
+        self.factors = {
+            rank: common * exp(draw.gauss(0, RANK_SIGMA)) * job.slow.get(rank, 1.0)
+            for rank in range(self.size)
+        }
+        self.links = {
+            f"cluster.{key}.bandwidth": link.bandwidth_bytes_per_s * exp(draw.gauss(0, LINK_SIGMA))
+            for key in ("intra_node", "inter_node")
+            if (link := getattr(whole.cluster, key)) and link.bandwidth_bytes_per_s
+        }
+
+    def on(self, gpus: int) -> Prepared:
+        """The true job on the first GPUs."""
+        nodes = max(1, gpus // self.per_node)
+        factors = {rank: self.factors[rank] for rank in range(gpus)}
+        settings = [
+            *self.job.fault,
+            *(f"{key}={rate} B/s" for key, rate in self.links.items()),
+            *(f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus // nodes}"),
+            f"cluster.stragglers={{factors: {factors}}}",
+            "run.iterations=4",
+        ]
+        return resolve(self.job.scenario(*settings))
+
+    def texts(self) -> dict[str, str]:
+        """Each quantity, noisy."""
+        whole = self.on(self.size)
+        steps = [f"{gpus}: {self.seen(self.on(gpus).step_s())}" for gpus in self.job.steps_on]
+        found = {"measured": ", ".join([*steps, f"{self.size}: {self.seen(whole.step_s())}"])}
+        for quantity in self.job.measured:
+            found[quantity] = getattr(self, quantity)(whole)
+        return found
+
+    def seen(self, seconds: float) -> str:
+        """With a measurement's noise."""
+        return f"{1e3 * seconds * exp(self.draw.gauss(0, NOISE))} ms"
+
+    def without_sync(self, whole: Prepared) -> str:
+        """Of rank 0, whose loader works ahead."""
+        return self.seen(max(self.factors[0] * whole.compute_only_s(), whole.batches_s))
+
+    def exposed(self, whole: Prepared) -> str:
+        """Of rank 0, as a profiler shows it."""
+        return self.seen(self._of_rank_0(whole, "exposed_comm"))
+
+    def data_wait(self, whole: Prepared) -> str:
+        """Of rank 0."""
+        return self.seen(self._of_rank_0(whole, "data_wait"))
+
+    def all_reduce(self, whole: Prepared) -> str:
+        """Of 64 MiB, as nccl-tests shows it."""
+        spent_ns = duration_ns(whole.network.cost.transfer("all_reduce", 2**26))
+        return f"64 MiB: {self.seen(spent_ns / NS_PER_S)}"
+
+    def _of_rank_0(self, whole: Prepared, part: str) -> float:
+        lane = ddpsim.observe(whole.scenario, [0]).ranks[0]
+        steps = steps_of(lane)[-3:]
+        return sum(getattr(step.breakdown(), part) for step in steps) / len(steps) / NS_PER_S
+
+
+EXPOSED, ALONE = ("exposed",), ("without_sync",)
+HEALTHY = (
+    Job("healthy on one node", "healthy", RESNET, ONE_NODE),
+    Job("healthy over InfiniBand", "healthy", BERT, IB_NODES, measured=EXPOSED),
+    Job("healthy over TCP", "healthy", BERT, TCP_NODES, measured=EXPOSED),
+    Job("healthy, compute estimated", "healthy", ESTIMATED, ONE_NODE),
+    Job("healthy loader", "healthy", RESNET, ONE_NODE, measured=("data_wait", "without_sync")),
+    Job("healthy on 1 to 8 GPUs", "healthy", RESNET, ONE_NODE, steps_on=(1, 2, 4)),
+)
+P2P = "cluster.nccl_env={NCCL_P2P_DISABLE: 1}"
+IN_NODES = (
+    Job(
+        "NVLink not used",
+        "no_peer_to_peer",
+        BERT,
+        ONE_NODE,
+        (P2P, "cluster.intra_node.bandwidth=1.3 GB/s"),
+        measured=EXPOSED,
+    ),
+    Job(
+        "NVLink not used, host memory shared",
+        "no_peer_to_peer",
+        BERT,
+        ONE_NODE,
+        (P2P, "cluster.intra_node.bandwidth=1.1 GB/s"),
+        measured=("without_sync", "all_reduce"),
+    ),
+    Job(
+        "NCCL_PROTO=LL in nccl.conf",
+        "low_latency_protocol",
+        BERT,
+        {**ONE_NODE, "intra_node": {"bandwidth": "230 GB/s"}},
+        ("cluster.nccl_env={NCCL_PROTO: LL}",),
+        measured=("all_reduce", "without_sync"),
+    ),
+    Job(
+        "a GPU with a narrow slot",
+        "weak_link",
+        BERT,
+        ONE_NODE,
+        ("cluster.weak_links={7: 0.03}",),
+        measured=("all_reduce", "without_sync"),
+    ),
+)
+MANAGEMENT = "{bandwidth: %s, transport: tcp, nics_per_node: 1}"
+BETWEEN_NODES = (
+    Job(
+        "NCCL_IB_DISABLE=1",
+        "sockets",
+        BERT,
+        IB_NODES,
+        ("cluster.nccl_env={NCCL_IB_DISABLE: 1}",),
+        measured=("exposed", "all_reduce"),
+    ),
+    Job(
+        "no verbs in the container",
+        "sockets",
+        {**BERT, "step_time": "60 ms"},
+        {**IB_NODES, "inter_node": {**IB, "nics_per_node": 2}},
+        ("cluster.nccl_env={NCCL_IB_DISABLE: 1}",),
+        measured=("all_reduce", "without_sync"),
+    ),
+    Job(
+        "over 10 Gbit/s Ethernet",
+        "management_network",
+        BERT,
+        IB_NODES,
+        (f"cluster.inter_node={MANAGEMENT % '10 Gbit/s'}",),
+        measured=EXPOSED,
+    ),
+    Job(
+        "over 1 Gbit/s Ethernet",
+        "management_network",
+        RESNET,
+        IB_NODES,
+        (f"cluster.inter_node={MANAGEMENT % '1 Gbit/s'}",),
+        measured=ALONE,
+    ),
+    Job(
+        "a cloud's limit of a flow",
+        "tcp_stream_limit",
+        BERT,
+        TCP_NODES,
+        ("cluster.inter_node.flow_bandwidth=1.5 Gbit/s",),
+        measured=EXPOSED,
+    ),
+    Job(
+        "a limit of a flow, 1 to 4 nodes",
+        "tcp_stream_limit",
+        RESNET,
+        TCP_NODES,
+        ("cluster.inter_node.flow_bandwidth=0.7 Gbit/s",),
+        steps_on=(1, 2),
+    ),
+    Job(
+        "one NIC of four",
+        "fewer_nics",
+        FAST,
+        IB_NODES,
+        ("cluster.inter_node.nics_per_node=1",),
+        measured=("all_reduce", "exposed"),
+    ),
+    Job(
+        "no GPUDirect RDMA",
+        "no_gpudirect",
+        FAST,
+        IB_NODES,
+        ("cluster.inter_node.bandwidth=55 Gbit/s",),
+        measured=("all_reduce", "exposed"),
+    ),
+    Job(
+        "an oversubscribed switch",
+        "congestion",
+        FAST,
+        {**IB_NODES, "inter_node": {**IB, "nics_per_node": 1}},
+        ("cluster.inter_node.oversubscription=5",),
+        measured=("all_reduce", "exposed"),
+    ),
+)
+COMPUTE = (
+    Job("a slow rank", "slow_rank", RESNET, ONE_NODE, slow={5: 1.6}, measured=ALONE),
+    Job(
+        "a rank that another process slows down",
+        "slow_rank",
+        BERT,
+        IB_NODES,
+        slow={2: 1.35},
+        measured=("exposed", "all_reduce"),
+    ),
+    Job(
+        "a hot rank over TCP",
+        "slow_rank",
+        RESNET,
+        TCP_NODES,
+        slow={3: 2.0},
+        measured=("exposed", "all_reduce"),
+    ),
+    Job(
+        "clocks capped",
+        "slow_gpus",
+        RESNET,
+        ONE_NODE,
+        all_slow=1.45,
+        measured=("without_sync", "data_wait"),
+    ),
+    Job(
+        "clocks capped on 1 to 8 GPUs",
+        "slow_gpus",
+        BERT,
+        ONE_NODE,
+        all_slow=1.25,
+        steps_on=(1, 4),
+        measured=("data_wait",),
+    ),
+    Job(
+        "fp32 where amp is stated",
+        "other_precision",
+        ESTIMATED,
+        ONE_NODE,
+        ("workload.precision=fp32",),
+        measured=("data_wait", "without_sync"),
+    ),
+    Job(
+        "four times the batch",
+        "other_batch",
+        ESTIMATED,
+        ONE_NODE,
+        ("workload.batch_per_rank=256",),
+        measured=("data_wait", "without_sync"),
+    ),
+    Job(
+        "the global batch on each of 8 ranks",
+        "other_batch",
+        RESNET,
+        ONE_NODE,
+        all_slow=8.0,
+        measured=("without_sync", "data_wait"),
+    ),
+    Job(
+        "no fused attention",
+        "eager_attention",
+        {"model": "bert-base", "batch_per_rank": 32, "seq_len": 512, "precision": "amp-bf16"},
+        ONE_NODE,
+        ("workload.attention=eager",),
+        measured=("data_wait", "without_sync"),
+    ),
+    Job(
+        "a host of too few cores",
+        "busy_host",
+        SMALL,
+        {**ONE_NODE, "device": H100},
+        ("cluster.device={preset: h100-sxm-80gb, operator: 90 us, launch: 18 us}",),
+        measured=("data_wait", "without_sync"),
+    ),
+    Job(
+        "no compilation",
+        "not_compiled",
+        {**SMALL, "compile": True},
+        {**ONE_NODE, "device": H100},
+        ("workload.compile=false",),
+        measured=("data_wait", "without_sync"),
+    ),
+)
+DATA = (
+    Job(
+        "too few workers",
+        "slow_loader",
+        RESNET,
+        ONE_NODE,
+        ("workload.data={rate: 500 samples/s, workers: 2}",),
+        measured=("data_wait",),
+    ),
+    Job(
+        "a slow disk",
+        "slow_loader",
+        RESNET,
+        IB_NODES,
+        ("workload.data={rate: 280 samples/s, workers: 8}",),
+        measured=("exposed", "data_wait"),
+    ),
+    Job(
+        "a loader slower than stated",
+        "slow_loader",
+        {**RESNET, "data": {"rate": "1500 samples/s", "workers": 4}},
+        ONE_NODE,
+        ("workload.data.rate=330 samples/s",),
+        measured=("exposed",),
+    ),
+)
+OPTIONS = (
+    Job(
+        "accumulation without no_sync over InfiniBand",
+        "without_no_sync",
+        FAST,
+        {**IB_NODES, "inter_node": {**IB, "nics_per_node": 1}},
+        ("ddp.no_sync=false",),
+        measured=("exposed", "all_reduce"),
+        ddp={"accumulation_steps": 3},
+    ),
+    Job(
+        "nothing overlaps",
+        "no_overlap",
+        {**BERT, "step_time": "300 ms"},
+        TCP_NODES,
+        ("ddp.bucket_cap_mb=100000",),
+        measured=("exposed", "all_reduce"),
+    ),
+    Job(
+        "nn.DataParallel",
+        "data_parallel",
+        {**BERT, "batch_per_rank": 4, "step_time": "30 ms"},
+        {**PCIE_NODE, "intra_node": {"bandwidth": "12 GB/s", "latency": "8 us"}},
+        ("cluster.algorithm=data_parallel",),
+        measured=("all_reduce", "without_sync"),
+    ),
+    Job(
+        "the hook is not registered",
+        "hook_missing",
+        BERT,
+        TCP_NODES,
+        ("ddp.comm_hook=none",),
+        measured=("all_reduce", "without_sync"),
+        ddp={"comm_hook": "bf16_compress"},
+    ),
+    Job(
+        "find_unused_parameters in a loop that waits for its host",
+        "unused_parameters",
+        SMALL,
+        {**ONE_NODE, "device": {"preset": "h100-sxm-80gb", "operator": "25 us"}},
+        ("ddp.find_unused_parameters=true",),
+        measured=("all_reduce", "without_sync"),
+    ),
+)
+FAULTY = (*IN_NODES, *BETWEEN_NODES, *COMPUTE, *DATA, *OPTIONS)
