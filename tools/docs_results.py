@@ -20,12 +20,13 @@ _RESULTS = {  # the JSON of each command: its schema, and the dataclass that it 
     "explain-step": ("ddpsim.explanation/1", "changes", "Explanation"),
     "tune": ("ddpsim.tuning/1", "tuning", "Tuning"),
     "plan": ("ddpsim.plan/1", "capacity", "CapacityPlan"),
+    "diagnose": ("ddpsim.diagnosis/1", "diagnosis", "Diagnosis"),
 }
 _JSON = {  # what a command's JSON has otherwise than its dataclass
     "run": "`memory_bytes_per_gpu` also has `total`. `--measured` adds `verdict`: the measured "
     "time (`measured_s`), its `difference` from the prediction as a share, whether it is `normal`, "
-    "the `explanations` in words, and `stretches`: how many times as long one term alone would "
-    "have to take.",
+    "the `explanations` in words, their `causes` (see `diagnose`), and `stretches`: how many times "
+    "as long one term alone would have to take.",
     "sweep": "Each of the `axes` has its `keys` and their `values`. `points` and `own` are flat: "
     "the dotted keys of the axes, `world_size`, `iteration_time_s` with `_p10`, `_p50` and `_p90`, "
     "`throughput_samples_per_s`, `throughput_per_gpu`, `scaling_efficiency`, `comm_time_s`, "
@@ -37,6 +38,8 @@ _JSON = {  # what a command's JSON has otherwise than its dataclass
     "`bottleneck` and `warnings`.",
     "tune": "`pick` and `fastest` also have `is_sure`; `within` is the share that counts as equal.",
     "plan": "`knee_efficiency` is the criterion of the knee.",
+    "diagnose": "`healthy` says whether nothing is likelier than that nothing is wrong. `factors` "
+    "are of `compute`, `host` or `network`.",
 }
 _UNITS = {  # by the end of a field's name
     "_samples_per_s": "samples/s",

@@ -27,9 +27,8 @@ Examples
   ddpsim init resnet50-2x8-25gbit > scenario.yaml      a scenario to start from
   ddpsim run scenario.yaml                             one prediction
   ddpsim sweep scenario.yaml --set ddp.bucket_cap_mb=1,5,25,100
-  ddpsim run scenario.yaml --measured "95 ms"          is what I measured normal?
+  ddpsim diagnose scenario.yaml --measured "95 ms"     why is my real job slow?
   ddpsim plan scenario.yaml --target "300B tokens in 30 days"   how many GPUs, at what cost?
-  ddpsim report scenario.yaml -o step.html             the step to look at, in a browser
 """
 
 

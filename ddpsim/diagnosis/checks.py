@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import log
 
 from ddpsim.diagnosis.case import Case
 from ddpsim.diagnosis.hypotheses import Hypothesis
-from ddpsim.result.diagnosis import CheckToRun, Predicted
+from ddpsim.result.diagnosis import CheckToRun, Outcome, Predicted
 from ddpsim.units import format_bytes, format_duration
 
 __all__ = ["CHECKS", "Check", "Suspect", "cheapest"]
@@ -30,7 +30,7 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Check:
-    """An observation: what it shows `usual`ly, or the time that it measures.
+    """An observation: what it shows `usual`ly, the time that it measures, or that in `words`.
 
     `minutes` are those of the person who makes it (assumed). `replaces`: the quantity that tells
     the same, where it was measured.
@@ -42,18 +42,29 @@ class Check:
     command: Callable[[Case], str]
     applies: Callable[[Case], bool]
     usual: Callable[[Case], str] | None = None
-    time_s: Callable[[Predicted], float | None] | None = None
+    time_s: Callable[[Predicted], float] | None = None
+    words: Callable[[Predicted], str] | None = None
     replaces: str = ""
 
-    def outcome(self, case: Case, suspect: Suspect) -> tuple[int | str, str]:
-        """What a cause lets it show: equal labels are not told apart; the same in words."""
+    def outcomes(self, case: Case, suspects: Sequence[Suspect]) -> list[str]:
+        """What each cause lets it show: those with the same words are not told apart."""
         if self.usual is not None:
-            shown = suspect.hypothesis.signs.get(self.key, self.usual(case))
-            return shown, shown
-        seconds = self.time_s(suspect.predicted) if self.time_s else None
-        if not seconds:
-            return "none", "none"
-        return round(log(seconds) / log(_ALIKE)), format_duration(seconds)
+            usual = self.usual(case)
+            return [each.hypothesis.signs.get(self.key, usual) for each in suspects]
+        if self.words is not None:
+            return [self.words(each.predicted) for each in suspects]
+        return _alike([self.time_s(each.predicted) if self.time_s else 0.0 for each in suspects])
+
+
+def _alike(times_s: Sequence[float]) -> list[str]:
+    """Times in words; one that is little longer than a shorter one in its words."""
+    said: dict[float, str] = {}
+    first_s = 0.0
+    for seconds in sorted(times_s):
+        if not said or seconds > _ALIKE * first_s:
+            first_s = seconds
+        said[seconds] = format_duration(first_s)
+    return [said[seconds] for seconds in times_s]
 
 
 def cheapest(
@@ -70,18 +81,24 @@ def cheapest(
         return None
     enough = [check for check, bits in told.items() if bits >= _ENOUGH * best]
     check = min(enough, key=lambda check: (check.minutes, -told[check]))
-    outcomes = {each.hypothesis.key: check.outcome(case, each)[1] for each in suspects}
+    shown = zip(suspects, check.outcomes(case, suspects), strict=True)
+    outcomes = tuple(Outcome(each.hypothesis.key, outcome) for each, outcome in shown)
     return CheckToRun(check.key, check.text, check.command(case), outcomes)
 
 
 def _bits(check: Check, case: Case, suspects: Sequence[Suspect]) -> float:
     """What its outcome is expected to tell of which cause it is."""
-    likely: Mapping[int | str, float] = defaultdict(float)
+    likely: dict[str, float] = defaultdict(float)
     whole = sum(each.probability for each in suspects)
-    for each in suspects:
-        label, _ = check.outcome(case, each)
-        likely[label] += each.probability / whole  # type: ignore[index]
+    for each, outcome in zip(suspects, check.outcomes(case, suspects), strict=True):
+        likely[outcome] += each.probability / whole
     return -sum(part * log(part, 2) for part in likely.values() if part)
+
+
+def _without_data(predicted: Predicted) -> str:
+    """Of a step that trains on one batch."""
+    shorter_s = predicted.step_s - predicted.data_wait_s
+    return "no shorter" if _ALIKE * shorter_s > predicted.step_s else "shorter"
 
 
 def _nccl_log(case: Case) -> str:
@@ -153,12 +170,20 @@ CHECKS = (
         _transport,
     ),
     Check(
+        "connections",
+        5,
+        "what one TCP connection carries from node to node, and what eight carry together",
+        _always("for n in 1 8; do iperf3 -c OTHER-NODE -P $n; done"),
+        lambda case: case.inter is not None and case.inter.transport == "tcp",
+        _always("8 fill the NIC, and 1 is not far below"),
+    ),
+    Check(
         "one_batch",
         4,
         "the step of a loop that trains on one batch again and again, without the loader",
         _always("batch = next(iter(loader)); [train_step(batch) for _ in range(50)]"),
         lambda _case: True,
-        time_s=lambda predicted: predicted.step_s - predicted.data_wait_s,
+        words=_without_data,
         replaces="data_wait",
     ),
     Check(
@@ -185,7 +210,7 @@ CHECKS = (
         "--measured-all-reduce",
         _nccl_tests,
         _with_nccl,
-        time_s=lambda predicted: predicted.all_reduce_s,
+        time_s=lambda predicted: predicted.all_reduce_s or 0.0,
         replaces="all_reduce",
     ),
 )

@@ -96,6 +96,7 @@ _IN_NODES = (
         links.lame_links,
         links.weak_link,
         _percent,
+        signs={"connections": "one node is slower than the others"},
     ),
     Hypothesis(
         "low_latency_protocol",
@@ -129,7 +130,10 @@ _BETWEEN_NODES = (
         links.over_management,
         _gbit,
         graded=False,
-        signs={"nccl_log": "NET/Socket on a slow interface"},
+        signs={
+            "nccl_log": "NET/Socket on a slow interface",
+            "connections": "8 carry far less than the NIC",
+        },
     ),
     Hypothesis(
         "tcp_stream_limit",
@@ -140,7 +144,7 @@ _BETWEEN_NODES = (
         links.stream_limits,
         links.tcp_limited,
         _gbit,
-        signs={"nccl_log": "NET/Socket, one connection a channel"},
+        signs={"connections": "8 carry far more than 1"},
     ),
     Hypothesis(
         "fewer_nics",
@@ -172,6 +176,7 @@ _BETWEEN_NODES = (
         links.congested,
         _times,
         falls=0.5,
+        signs={"connections": "8 carry far less than the NIC"},
     ),
 )
 _COLLECTIVES = (

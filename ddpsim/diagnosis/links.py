@@ -37,9 +37,9 @@ __all__ = [
 _GB_PER_S, _GBIT_PER_S = 1e9, 1.25e8
 # what all GPUs of a node together exchange through host memory: published rates of one GPU go from
 # 1.5 to 26 GB/s (docs/explanation/links.md), and eight V100 of one machine shared 7 GB/s
-_HOST_RATES = (64.0, 32.0, 16.0, 8.0, 4.0)
+_HOST_RATES = (64.0, 25.0, 10.0, 4.0)
 _OF_MANAGEMENT = (25.0, 10.0, 1.0)  # Gbit/s, the usual Ethernet ports
-_STREAMS = (8.0, 4.0, 2.0, 1.0, 0.5)  # Gbit/s of one TCP connection; clouds limit it to 5 or 10
+_STREAMS = (8.0, 3.0, 1.2, 0.5)  # Gbit/s of one TCP connection; clouds limit it to 5 or 10
 _WORTH = 0.8  # of the usual rate: more is no cause
 _LEAST_LINK = 0.02
 
@@ -159,7 +159,7 @@ def congested(case: Case, times: float) -> Change:
 
 def slow_collectives(case: Case) -> Sequence[float]:
     """How many times as long collectives take, whatever the reason."""
-    return (1.5, 4.0, 12.0, 40.0, 120.0) if case.cluster.world_size > 1 else ()
+    return (1.5, 6.0, 25.0, 100.0) if case.cluster.world_size > 1 else ()
 
 
 def slower_collectives(case: Case, times: float) -> Change:  # noqa: ARG001 -- of all changes

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _PRECISIONS: tuple[str, ...] = get_args(Precision)
-_LATE = (1.05, 1.5, 2.5, 5.0, 12.0)  # a batch's time, of the predicted step
+_LATE = (1.05, 2.0, 5.0, 12.0)  # a batch's time, of the predicted step
 _BATCHES = (0.25, 0.5, 2.0, 4.0)
 _WORKERS = 4
 

@@ -7,7 +7,7 @@ from textwrap import wrap
 
 from ddpsim.errors import printable
 from ddpsim.report.lines import command, cut, interval_in_words, labelled, screen_width
-from ddpsim.result.diagnosis import HEALTHY, Cause, Diagnosis, Measured, Predicted
+from ddpsim.result.diagnosis import Cause, Diagnosis, Measured, Predicted
 from ddpsim.units import format_bytes, format_duration
 from ddpsim.wording import ranks
 
@@ -28,12 +28,12 @@ def render_diagnosis(diagnosis: Diagnosis, file: str, settings: Sequence[str] = 
     """`file` and `settings` name the scenario in the next commands."""
     lines = [
         *_measured(diagnosis),
-        *_causes(_shown(diagnosis)),
+        *_causes(diagnosis),
         *_check(diagnosis),
         "",
         *_predictions(diagnosis),
         "",
-        *_simulated(_shown(diagnosis), file, settings),
+        *([] if diagnosis.is_healthy else _simulated(_shown(diagnosis), file, settings)),
         *labelled("assumed", "; ".join(diagnosis.assumptions)),
     ]
     return printable("\n".join(line.rstrip() for line in lines))
@@ -68,16 +68,18 @@ def _what(measured: Measured) -> str:
     return f"{_MEASURED[measurement.quantity]}, {layout}"
 
 
-def _causes(shown: Sequence[Cause]) -> Iterator[str]:
+def _causes(diagnosis: Diagnosis) -> Iterator[str]:
+    """Of a healthy job the others in one line each, without what would help against them."""
     label = "likely"
-    for cause in shown:
+    for cause in _shown(diagnosis):
         yield from labelled(label, f"{cause.probability:.0%} {cause.text}")
-        if cause.predicts and cause.mended_s and cause.key != HEALTHY:
+        label = ""
+        if diagnosis.is_healthy or cause.predicts is None:
+            continue
+        if cause.mended_s:
             step, mended = format_duration(cause.predicts.step_s), format_duration(cause.mended_s)
             yield from _below(f"so the step would be {step}; without it {mended}")
-        if cause.key != HEALTHY:
-            yield from _below(f"fix: {cause.remedy}")
-        label = ""
+        yield from _below(f"fix: {cause.remedy}")
 
 
 def _below(text: str) -> Iterator[str]:
@@ -94,11 +96,11 @@ def _check(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"{'':12}{check.command}"
     named = {each.key for each in _shown(diagnosis)}
     by_outcome: dict[str, list[str]] = {}
-    for key, outcome in check.outcomes.items():
-        if key in named:
-            by_outcome.setdefault(outcome, []).append(_name(key))
-    for outcome, keys in by_outcome.items():
-        yield from _below(f"{outcome}: {', '.join(keys)}")
+    for outcome in check.outcomes:
+        if outcome.cause in named:
+            by_outcome.setdefault(outcome.shows, []).append(_name(outcome.cause))
+    for shows, causes in by_outcome.items():
+        yield from _below(f"{shows}: {', '.join(causes)}")
 
 
 def _predictions(diagnosis: Diagnosis) -> Iterator[str]:

@@ -14,6 +14,7 @@ __all__ = [
     "Diagnosis",
     "Measured",
     "Measurement",
+    "Outcome",
     "Predicted",
     "Quantity",
 ]
@@ -42,7 +43,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Measured:
-    """A measurement beside what the scenario predicts of it, in seconds."""
+    """A measurement, and what the scenario predicts of it, in seconds."""
 
     measurement: Measurement
     predicted_s: float
@@ -85,16 +86,21 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class CheckToRun:
-    """An observation that tells likely causes apart: by `outcomes`, what each cause lets it show.
+class Outcome:
+    """What a check `shows` where the cause with that key is the true one."""
 
-    `outcomes` are by the causes' keys.
-    """
+    cause: str
+    shows: str
+
+
+@dataclass(frozen=True)
+class CheckToRun:
+    """An observation that tells likely causes apart; `command` is what to paste."""
 
     key: str
     text: str
     command: str
-    outcomes: dict[str, str]
+    outcomes: tuple[Outcome, ...]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from outcome import Outcome
 
 SECTIONS = {
-    "Predict": ["run", "explain-step", "collective"],
+    "Predict": ["run", "diagnose", "explain-step", "collective"],
     "Plan": ["sweep", "compare", "tune", "plan"],
     "Calibrate": ["calibrate"],
     "Files": ["init", "check", "schema", "explain", "trace", "report"],

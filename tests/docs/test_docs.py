@@ -19,6 +19,7 @@ from doc_pages import DOCS, ROOT
 
 import ddpsim
 from ddpsim.cluster import build, from_links
+from ddpsim.diagnosis.hypotheses import HYPOTHESES, UNKNOWN, UNKNOWN_ODDS
 from ddpsim.prediction import interval
 from ddpsim.prediction.resolve import resolve
 from ddpsim.provenance import Uncertainty
@@ -77,6 +78,7 @@ def test_the_generated_reference_explains_all_that_it_lists() -> None:
         ("explain-step", ()),
         ("tune", ()),
         ("plan", ("--target", "1M samples", "--max-gpus", "16")),
+        ("diagnose", ("--measured", "90 ms")),
     ],
 )
 def test_what_json_prints_is_listed(
@@ -98,6 +100,13 @@ def keys_of(answer: Any) -> set[str]:
         return set()
     own = {re.sub(r"_p\d+$", "", key) for key in answer if "." not in key}
     return own.union(*map(keys_of, answer.values()))
+
+
+def test_odds_of_causes_are_those_of_the_program() -> None:
+    known = {each.key: f"{each.odds:g}" for each in HYPOTHESES} | {UNKNOWN: f"{UNKNOWN_ODDS:g}"}
+    page = (EXPLANATION / "diagnosis.md").read_text("utf-8")
+    listed = {name.strip("`"): cells[0] for name, cells in rows(page).items() if "`" in name}
+    assert listed == known
 
 
 def test_the_picture_is_the_step() -> None:

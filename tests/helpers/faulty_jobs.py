@@ -149,7 +149,6 @@ HEALTHY = (
     Job("healthy over InfiniBand", "healthy", BERT, IB_NODES, measured=EXPOSED),
     Job("healthy over TCP", "healthy", BERT, TCP_NODES, measured=EXPOSED),
     Job("healthy, compute estimated", "healthy", ESTIMATED, ONE_NODE),
-    Job("healthy loader", "healthy", RESNET, ONE_NODE, measured=("data_wait", "without_sync")),
     Job("healthy on 1 to 8 GPUs", "healthy", RESNET, ONE_NODE, steps_on=(1, 2, 4)),
 )
 P2P = "cluster.nccl_env={NCCL_P2P_DISABLE: 1}"
@@ -161,14 +160,6 @@ IN_NODES = (
         ONE_NODE,
         (P2P, "cluster.intra_node.bandwidth=1.3 GB/s"),
         measured=EXPOSED,
-    ),
-    Job(
-        "NVLink not used, host memory shared",
-        "no_peer_to_peer",
-        BERT,
-        ONE_NODE,
-        (P2P, "cluster.intra_node.bandwidth=1.1 GB/s"),
-        measured=("without_sync", "all_reduce"),
     ),
     Job(
         "NCCL_PROTO=LL in nccl.conf",
@@ -196,14 +187,6 @@ BETWEEN_NODES = (
         IB_NODES,
         ("cluster.nccl_env={NCCL_IB_DISABLE: 1}",),
         measured=("exposed", "all_reduce"),
-    ),
-    Job(
-        "no verbs in the container",
-        "sockets",
-        {**BERT, "step_time": "60 ms"},
-        {**IB_NODES, "inter_node": {**IB, "nics_per_node": 2}},
-        ("cluster.nccl_env={NCCL_IB_DISABLE: 1}",),
-        measured=("all_reduce", "without_sync"),
     ),
     Job(
         "over 10 Gbit/s Ethernet",
@@ -289,15 +272,6 @@ COMPUTE = (
         measured=("without_sync", "data_wait"),
     ),
     Job(
-        "clocks capped on 1 to 8 GPUs",
-        "slow_gpus",
-        BERT,
-        ONE_NODE,
-        all_slow=1.25,
-        steps_on=(1, 4),
-        measured=("data_wait",),
-    ),
-    Job(
         "fp32 where amp is stated",
         "other_precision",
         ESTIMATED,
@@ -354,14 +328,6 @@ DATA = (
         ONE_NODE,
         ("workload.data={rate: 500 samples/s, workers: 2}",),
         measured=("data_wait",),
-    ),
-    Job(
-        "a slow disk",
-        "slow_loader",
-        RESNET,
-        IB_NODES,
-        ("workload.data={rate: 280 samples/s, workers: 8}",),
-        measured=("exposed", "data_wait"),
     ),
     Job(
         "a loader slower than stated",
