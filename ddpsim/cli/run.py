@@ -38,7 +38,6 @@ def run(
     ddpsim run scenario.yaml
     ddpsim run scenario.yaml --set cluster.nodes=4 --json
     """
-    from ddpsim.diagnosis.diagnose import judge
     from ddpsim.prediction.api import load_scenario, simulate
     from ddpsim.report.text import render
     from ddpsim.units import parse_duration
@@ -50,7 +49,11 @@ def run(
         raise typer.BadParameter("a step takes longer than 0 s", param_hint="--measured")
     scenario = load_scenario(file, settings or ())
     result = simulate(scenario, engine)  # type: ignore[arg-type]
-    verdict = judge(scenario, result, measured_s) if measured_s else None
+    verdict = None
+    if measured_s:
+        from ddpsim.diagnosis.diagnose import judge
+
+        verdict = judge(scenario, result, measured_s)
     if as_json:
         shown = result.to_dict() | ({"verdict": asdict(verdict)} if verdict else {})
         print(json.dumps(shown, indent=2))

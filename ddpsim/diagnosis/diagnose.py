@@ -161,21 +161,27 @@ class _Diagnosing:
         return [each for each in hypotheses if each.key != SHARED_LOADER]
 
     def _found(self, hypothesis: Hypothesis) -> _Found | None:
-        """None where no size of it fits the scenario, or none would change what was measured."""
+        """None where no size of it fits the scenario, or none explains more than nothing does."""
         known = {size: self._values(hypothesis, size) for size in hypothesis.sizes(self.case)}
         values = {size: each for size, each in known.items() if each is not None}
-        if not any(hypothesis is NOTHING or self._is_seen(each) for each in values.values()):
+        nearest = min(values, key=lambda size: self._distance(values[size]), default=None)
+        if nearest is None or not (hypothesis is NOTHING or self._explains(values[nearest])):
             return None
         # the inputs' effects are those at the size that lies nearest: others count little
-        nearest = min(values, key=lambda size: float(np.sum((values[size] - self.seen.logs) ** 2)))
         effects = self.predictor.effects(self._changes(hypothesis, nearest))
         graded, falls = hypothesis.graded, hypothesis.falls
         sizes, predicted = list(values), list(values.values())
         found = fit(self.seen, sizes, predicted, effects, graded=graded, falls=falls)
         return _Found(hypothesis, found)
 
-    def _is_seen(self, values: Array) -> bool:
-        return bool(np.max(np.abs(values - self.healthy)) >= _SEEN)
+    def _distance(self, values: Array) -> float:
+        """Of predictions from what was measured, in standard deviations of the noise."""
+        return float(np.linalg.norm((values - self.seen.logs) / self.seen.noise))
+
+    def _explains(self, values: Array) -> bool:
+        """Whether it would be noticed, and is nearer to what was measured than a healthy job."""
+        is_seen = np.max(np.abs(values - self.healthy)) >= _SEEN
+        return bool(is_seen) and self._distance(values) < self._distance(self.healthy)
 
     def _values(self, hypothesis: Hypothesis, size: float) -> Array | None:
         try:

@@ -239,9 +239,9 @@ BETWEEN_NODES = (
     Job(
         "an oversubscribed switch",
         "congestion",
-        FAST,
-        {**IB_NODES, "inter_node": {**IB, "nics_per_node": 1}},
-        ("cluster.inter_node.oversubscription=5",),
+        RESNET,
+        TCP_NODES,
+        ("cluster.inter_node.oversubscription=12",),
         measured=("all_reduce", "exposed"),
     ),
 )

@@ -15,7 +15,7 @@ def stretches(name: str, measured_s: float, *settings: str) -> dict[str, Stretch
     scenario = load(name, *settings)
     verdict = ddpsim.judge(scenario, ddpsim.simulate(scenario), measured_s)
     assert verdict.normal is False
-    assert all(0.2 <= stretch.factor <= 20 for stretch in verdict.stretches)
+    assert all(0.2 <= stretch.factor <= 1000 for stretch in verdict.stretches)
     return {stretch.term: stretch for stretch in verdict.stretches}
 
 
@@ -49,9 +49,9 @@ def test_compute_so_much_slower_gives_the_measured_step() -> None:
 def test_what_cannot_explain_a_measurement_is_said_to() -> None:
     """The network is hidden, or far too small a part; nothing is more than 100 % faster."""
     slow, fast = (stretches("straggler", seconds)["network"] for seconds in (0.4, 0.15))
-    assert (slow.factor, slow.suffices) == (20, False)
+    assert slow.suffices
+    assert 30 < slow.factor < 300
     assert (fast.factor, fast.suffices) == (0.2, False)
-    assert slow.step_s < 0.4
     assert fast.step_s > 0.15
     assert not stretches("resnet50-2x8-25gbit", 0.03)["compute"].suffices
 
@@ -71,12 +71,13 @@ def test_a_host_so_much_slower_gives_the_measured_step() -> None:
     assert "host" not in stretches("resnet50-8xa100", 0.06, *measured)
 
 
-def test_explanations_are_those_of_the_stretches() -> None:
+def test_explanations_are_those_of_the_causes() -> None:
     scenario = load("straggler")
     result = ddpsim.simulate(scenario)
-    verdict = ddpsim.judge(scenario, result, 0.15)
+    verdict = ddpsim.judge(scenario, result, 0.4)
     shown = " ".join(render(result, "x.yaml", verdict).split())
+    assert verdict.explanations
     assert all(explanation in shown for explanation in verdict.explanations)
-    network = next(stretch for stretch in verdict.stretches if stretch.term == "network")
-    assert not network.suffices
-    assert any(text.startswith("not network alone: 0.2 x") for text in verdict.explanations)
+    assert "ddpsim diagnose x.yaml --measured '400 ms'" in shown
+    found = ddpsim.diagnose(scenario, "400 ms").causes
+    assert [cause.key for cause in verdict.causes] == [cause.key for cause in found]
