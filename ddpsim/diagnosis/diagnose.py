@@ -45,6 +45,7 @@ __all__ = ["diagnose", "judge"]
 
 _LIKELY = 0.02  # of a cause that is worth simulating once more for what else it predicts
 _SUSPECTS = 5
+_FARTHER = 1.0  # standard deviations of the noise
 _SEEN = 0.01  # of any measurement: what changes them by less is no cause
 _SURE = 0.95  # of one cause: nothing needs to be told apart
 _NOISE = f"noise of a step {NOISE['step']:.0%}, of a wait or an all-reduce {NOISE['exposed']:.0%}"
@@ -161,7 +162,7 @@ class _Diagnosing:
         return [each for each in hypotheses if each.key != SHARED_LOADER]
 
     def _found(self, hypothesis: Hypothesis) -> _Found | None:
-        """None where no size of it fits the scenario, or none explains more than nothing does."""
+        """None where no size of it fits the scenario, or none explains as much as nothing does."""
         known = {size: self._values(hypothesis, size) for size in hypothesis.sizes(self.case)}
         values = {size: each for size, each in known.items() if each is not None}
         nearest = min(values, key=lambda size: self._distance(values[size]), default=None)
@@ -179,9 +180,12 @@ class _Diagnosing:
         return float(np.linalg.norm((values - self.seen.logs) / self.seen.noise))
 
     def _explains(self, values: Array) -> bool:
-        """Whether it would be noticed, and is nearer to what was measured than a healthy job."""
+        """Whether it would be noticed, and is not farther from what was measured than nothing is.
+
+        A fault of the network, of which little is known, else explains a step that is too short.
+        """
         is_seen = np.max(np.abs(values - self.healthy)) >= _SEEN
-        return bool(is_seen) and self._distance(values) < self._distance(self.healthy)
+        return bool(is_seen) and self._distance(values) < self._distance(self.healthy) + _FARTHER
 
     def _values(self, hypothesis: Hypothesis, size: float) -> Array | None:
         try:
