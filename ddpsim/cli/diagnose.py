@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -50,6 +51,12 @@ def diagnose(
             "--measured-all-reduce", metavar="ROWS", help='Of nccl-tests: "64 MiB: 12 ms, ...".'
         ),
     ] = None,
+    nccl_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What the job printed under NCCL_DEBUG=INFO.", show_default=False
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.diagnosis/1.")] = False,
 ) -> None:
     """Say why a real job is slow, and what to look at.
@@ -73,6 +80,7 @@ def diagnose(
             exposed=exposed,
             data_wait=data_wait,
             all_reduce=all_reduce,
+            nccl_log=nccl_log,
         )
     except InputError as error:
         name = error.key.replace("_", "-")

@@ -2,8 +2,10 @@
 
 - `diagnose`: what users call
 - `measurements`: what was measured, from the text of options
-- `hypotheses`: the table of causes; `inside_nodes`, `between_nodes`, `own_work`: their changes
+- `case`: a scenario on one number of GPUs, and what it is with a change
+- `hypotheses`: the table of causes; `links`, `own_work`: their changes
 - `predictions`: what a changed scenario predicts of each measurement
 - `posterior`: how likely a prediction makes what was measured
+- `nccl_log`: what NCCL's own log says of the causes
 - `checks`: the cheapest observation that tells the likely causes apart
 """

@@ -164,10 +164,11 @@ CHECKS = (
     Check(
         "nccl_log",
         2,
-        "what NCCL says that it sends over",
+        "what NCCL says that it sends over; diagnose reads the whole log with --nccl-log",
         _nccl_log,
         _with_nccl,
         _transport,
+        replaces="nccl_log",
     ),
     Check(
         "connections",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,9 +21,11 @@ from ddpsim.diagnosis.hypotheses import (
     asked,
 )
 from ddpsim.diagnosis.measurements import measurements_in
+from ddpsim.diagnosis.nccl_log import facts_of, log_probability
 from ddpsim.diagnosis.posterior import NOISE, Fit, Seen, fit, posterior, unknown_log_likelihood
 from ddpsim.diagnosis.predictions import Array, Changed, Predictor
 from ddpsim.errors import ScenarioError
+from ddpsim.importers.nccl.debug_log import read_debug_log
 from ddpsim.prediction.api import predict
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stretches import stretches
@@ -36,8 +39,10 @@ from ddpsim.result.diagnosis import (
     Quantity,
 )
 from ddpsim.result.verdict import Verdict, is_normal, verdict
+from ddpsim.scenario.quantity import SourceFile
 
 if TYPE_CHECKING:
+    from ddpsim.importers.nccl.debug_log import DebugLog
     from ddpsim.result.model import Result
     from ddpsim.scenario.schema import Scenario
 
@@ -64,6 +69,7 @@ def diagnose(
     exposed: str | None = None,
     data_wait: str | None = None,
     all_reduce: str | None = None,
+    nccl_log: str | Path | None = None,
 ) -> Diagnosis:
     """Hold every cause that can apply against what was measured of a real job, and rank them.
 
@@ -71,8 +77,11 @@ def diagnose(
     `"1 GPU: 192 ms, 2: 259 ms, 2x4: 1.2 s"`. The rest is of the scenario's own ranks:
     `without_sync` a step under `model.no_sync()`; of a step, `exposed` the time in which the GPU
     waits for communication, and `data_wait` that in which it waits for a batch; `all_reduce` rows
-    of nccl-tests, as in `"25 MiB: 3 ms"`. Raises InputError for text that does not say this, and
-    ScenarioError for numbers of GPUs that the scenario does not fit.
+    of nccl-tests, as in `"25 MiB: 3 ms"`. `nccl_log` is a file with what the job printed under
+    NCCL_DEBUG=INFO.
+
+    Raises InputError for text that does not say this, ImportFailedError for a file in which NCCL
+    says nothing, and ScenarioError for numbers of GPUs that the scenario does not fit.
     """
     texts = {
         "measured": measured,
@@ -82,7 +91,8 @@ def diagnose(
         "all_reduce": all_reduce,
     }
     found = measurements_in(scenario.cluster, texts)
-    return _Diagnosing(scenario, found, predict(scenario)).diagnosis()
+    debug = read_debug_log(SourceFile(str(nccl_log), Path(nccl_log))) if nccl_log else None
+    return _Diagnosing(scenario, found, predict(scenario), debug).diagnosis()
 
 
 def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
@@ -118,13 +128,20 @@ class _Found:
 class _Diagnosing:
     """One job and its measurements."""
 
-    def __init__(self, scenario: Scenario, measured: Sequence[Measurement], result: Result) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        measured: Sequence[Measurement],
+        result: Result,
+        debug: DebugLog | None = None,
+    ) -> None:
         case = Case.of(scenario)
         self.case, self.measured, self.result = case, measured, result
         layouts = [(each.nodes, each.gpus_per_node) for each in measured]
         known = {layout: case.on(*layout) for layout in layouts}
         self.cases = [known[layout] for layout in layouts]
         self.one_gpu = case.on(1, 1)
+        self.facts = facts_of(debug, case) if debug else ()
         self.pace = result.iteration_time_s.mean / case.step_s
         self.predictor = Predictor(self.cases, measured, self.pace)
         noise = np.array([NOISE[each.quantity] for each in measured])
@@ -135,8 +152,12 @@ class _Diagnosing:
         """All causes, the likeliest first, and the check."""
         found = {each.key: known for each in self._asked() if (known := self._found(each))}
         odds = {key: each.hypothesis.odds for key, each in found.items()} | {UNKNOWN: UNKNOWN_ODDS}
-        logs = {key: each.fit.log_likelihood for key, each in found.items()}
-        logs[UNKNOWN] = unknown_log_likelihood(self.seen, self.healthy)
+        logs = {
+            key: each.fit.log_likelihood + log_probability(self.facts, each.hypothesis.log)
+            for key, each in found.items()
+        }
+        unknown = unknown_log_likelihood(self.seen, self.healthy)
+        logs[UNKNOWN] = unknown + log_probability(self.facts, None)
         likely, whole = posterior(odds, logs), sum(odds.values())
         order = sorted(likely, key=lambda key: -likely[key])
         causes = [self._cause(found.get(key), odds[key] / whole, likely[key]) for key in order]
@@ -151,6 +172,7 @@ class _Diagnosing:
             check=self._check(found, causes),
             all_reduce_bytes=largest_bytes(self.case),
             assumptions=_ASSUMPTIONS,
+            log=self.facts,
         )
 
     def _asked(self) -> list[Hypothesis]:
@@ -252,7 +274,8 @@ class _Diagnosing:
             for each in likely
             if each.predicts
         ]
-        return cheapest(self.case, suspects, {each.quantity for each in self.measured})
+        known = {each.quantity for each in self.measured} | ({"nccl_log"} if self.facts else set())
+        return cheapest(self.case, suspects, known)
 
 
 def _change(hypothesis: Hypothesis, case: Case, size: float) -> Change:

@@ -12,6 +12,7 @@ __all__ = [
     "Cause",
     "CheckToRun",
     "Diagnosis",
+    "LogFact",
     "Measured",
     "Measurement",
     "Outcome",
@@ -86,6 +87,15 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class LogFact:
+    """What NCCL's log shows of a job, and what it shows of a job as the scenario says."""
+
+    name: str
+    expected: str
+    seen: str
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a check `shows` where the cause with that key is the true one."""
 
@@ -109,6 +119,7 @@ class Diagnosis:
 
     `normal`: the measured step lies in the prediction interval; None where no step was measured on
     the scenario's own ranks, or there is no interval. `all_reduce_bytes`: the size of `Predicted`.
+    `log`: what NCCL's log shows, where one was given.
     """
 
     name: str
@@ -121,6 +132,7 @@ class Diagnosis:
     check: CheckToRun | None
     all_reduce_bytes: int | None
     assumptions: tuple[str, ...]
+    log: tuple[LogFact, ...] = ()
 
     @property
     def world_size(self) -> int:

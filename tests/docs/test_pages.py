@@ -71,7 +71,7 @@ class Reader:
     def _formula(self, text: str) -> None:
         """Nothing to run."""
 
-    _csv = _formula
+    _csv = _log = _formula
 
     def _sh(self, text: str) -> None:
         for line in text.replace("\\\n", " ").splitlines():

@@ -1,0 +1,76 @@
+"""What NCCL says that it sends over: logs of jobs that ran with NCCL_DEBUG=INFO.
+
+Source of the lines: nccl src/transport/p2p.cc, shm.cc, net.cc and src/misc/param.cc; logs in nccl
+issues 629, 1189 and 1814.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ddpsim.errors import ImportFailedError
+from ddpsim.importers.text import read_text
+from ddpsim.scenario.quantity import SourceFile
+
+__all__ = ["Connection", "DebugLog", "read_debug_log"]
+
+_WANTED = "the output of a job that ran with NCCL_DEBUG=INFO"
+_CHANNEL = re.compile(
+    r"Channel \d+(?:/\d+)? : (?P<sender>\d{1,7})\[\w+\] -> (?P<receiver>\d{1,7})\[\w+\]"
+    r"(?: \[(?:send|receive)\])? via (?P<way>[\w-]+)(?:/(?P<kind>[^/\n]+))?(?P<rest>[^\n]*)"
+)
+_NIC = re.compile(r"/(\d{1,4})(?:$|[/(\s])")
+_SET = re.compile(r"(?P<name>NCCL_\w+) set by environment to (?P<value>\w+)")
+
+
+class Connection(NamedTuple):
+    """One channel from a rank to another.
+
+    `way` is P2P, SHM or NET; `kind` of a network its plugin, such as IB or Socket, and `nic` the
+    number of the NIC; `is_direct`: by GPUDirect RDMA.
+    """
+
+    sender: int
+    receiver: int
+    way: str
+    kind: str
+    nic: int | None
+    is_direct: bool
+
+
+@dataclass(frozen=True)
+class DebugLog:
+    """The connections of a job, each once, and NCCL's variables that were set."""
+
+    name: str
+    connections: tuple[Connection, ...]
+    variables: dict[str, str]
+
+
+def read_debug_log(source: SourceFile) -> DebugLog:
+    """Read a log, whatever else stands in it; raises ImportFailedError where NCCL says nothing."""
+    text = read_text(source, _WANTED, of_many_programs=True)
+    found = dict.fromkeys(_connection(match) for match in _CHANNEL.finditer(text))
+    if not found:
+        raise ImportFailedError(
+            source.given,
+            "holds no line of NCCL such as 'Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM'; wanted "
+            f"{_WANTED}, from its beginning",
+        )
+    variables = {match["name"]: match["value"] for match in _SET.finditer(text)}
+    return DebugLog(source.given, tuple(found), variables)
+
+
+def _connection(match: re.Match[str]) -> Connection:
+    way, rest = match["way"], match["rest"]
+    nic = _NIC.match(rest) if way == "NET" else None
+    return Connection(
+        int(match["sender"]),
+        int(match["receiver"]),
+        way,
+        (match["kind"] or "").strip(),
+        int(nic[1]) if nic else None,
+        "GDRDMA" in rest,
+    )

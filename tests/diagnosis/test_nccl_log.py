@@ -1,0 +1,127 @@
+"""What NCCL's log of a job says, and that it settles what step times leave open."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from faulty_jobs import BERT, BETWEEN_NODES, IB_NODES, ONE_NODE, PCIE_NODE, TCP_NODES, Job
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ddpsim
+from ddpsim.diagnosis.case import Case
+from ddpsim.diagnosis.nccl_log import facts_of
+from ddpsim.errors import ImportFailedError
+from ddpsim.importers.nccl.debug_log import Connection, read_debug_log
+from ddpsim.scenario.quantity import SourceFile
+
+PREFIX = "[1,0]<stdout>:gpu-node-7:41:97 [0] NCCL INFO "
+
+
+def log(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "nccl.log"
+    path.write_text(
+        "\n".join(["loss 3.1", *(PREFIX + line for line in lines), "loss 3.0"]), "utf-8"
+    )
+    return path
+
+
+def read(path: Path) -> tuple[Connection, ...]:
+    return read_debug_log(SourceFile(path.name, path)).connections
+
+
+def channels(inside: str, between: str, nics: int = 1) -> list[str]:
+    """Those of 2 x 4 ranks in a ring."""
+    within = [f"Channel 00/0 : {i}[{i}] -> {i + 1}[{i + 1}] via {inside}" for i in (0, 1, 2)]
+    across = [
+        f"Channel 0{n}/0 : 3[3] -> 4[0] [send] via {between.replace('#', str(n))}"
+        for n in range(nics)
+    ]
+    return within + across
+
+
+@pytest.mark.parametrize(
+    ("line", "connection"),
+    [
+        ("0[0] -> 1[1] via P2P/CUMEM/read", Connection(0, 1, "P2P", "CUMEM", None, False)),
+        ("14[e1000] -> 13[a7000] via P2P/direct pointer/read",
+         Connection(14, 13, "P2P", "direct pointer", None, False)),
+        ("0[0] -> 1[1] via P2P/indirect/2[2]", Connection(0, 1, "P2P", "indirect", None, False)),
+        ("1[1] -> 0[0] via SHM/direct/direct", Connection(1, 0, "SHM", "direct", None, False)),
+        ("3[1] -> 1[1] [send] via NET/IB/2/GDRDMA", Connection(3, 1, "NET", "IB", 2, True)),
+        ("3[1] -> 0[0] [send] via NET/IB/12/GDRDMA/Shared",
+         Connection(3, 0, "NET", "IB", 12, True)),
+        ("26[2] -> 33[1] [receive] via NET/IBext_v8/4",
+         Connection(26, 33, "NET", "IBext_v8", 4, False)),
+        ("0[0] -> 8[0] [send] via NET/Socket/0", Connection(0, 8, "NET", "Socket", 0, False)),
+        ("0[0] -> 8[0] [send] via NET/AWS Libfabric/3(0)/GDRDMA",
+         Connection(0, 8, "NET", "AWS Libfabric", 3, True)),
+    ],
+)  # fmt: skip
+def test_lines_of_many_versions_are_read(tmp_path: Path, line: str, connection: Connection) -> None:
+    assert read(log(tmp_path, f"Channel 00/0 : {line}")) == (connection,)
+    assert read(log(tmp_path, f"Channel 00 : {line}")) == (connection,)
+
+
+def test_a_file_in_which_nccl_says_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ImportFailedError, match=r"holds no line of NCCL such as 'Channel 00/0"):
+        read(log(tmp_path, "Bootstrap : Using eth0:10.0.0.1<0>"))
+    with pytest.raises(ImportFailedError, match="cannot be read"):
+        read(tmp_path / "nothing.log")
+
+
+@given(text=st.text(max_size=300))
+def test_any_text_is_read_or_refused(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.log"
+    path.write_text(f"Channel 00 : 0[0] -> 1[1] via {text}", "utf-8", errors="replace")
+    try:
+        found = read(path)
+    except ImportFailedError:
+        return
+    assert all(connection.sender == 0 for connection in found[:1])
+
+
+def facts(tmp_path: Path, cluster: dict[str, object], *lines: str) -> dict[str, tuple[str, str]]:
+    debug = read_debug_log(SourceFile("nccl.log", log(tmp_path, *lines)))
+    found = facts_of(debug, Case.of(Job("a job", "", BERT, cluster).scenario()))
+    return {fact.name: (fact.expected, fact.seen) for fact in found}
+
+
+def test_what_is_expected_follows_the_scenario(tmp_path: Path) -> None:
+    good = facts(tmp_path, IB_NODES, *channels("P2P/CUMEM", "NET/IB/#/GDRDMA", nics=4))
+    assert len(good) == 5
+    assert all(expected == seen for expected, seen in good.values())
+    bad = facts(tmp_path, IB_NODES, *channels("SHM/direct", "NET/Socket/0"))
+    assert bad["inside a node"] == ("P2P", "host memory")
+    assert bad["between nodes"] == ("RDMA", "TCP")
+    few = facts(tmp_path, IB_NODES, *channels("P2P/CUMEM", "NET/IB/#", nics=2))
+    assert few["GPUDirect RDMA"] == ("yes", "no")
+    assert few["NICs of a node"] == ("all", "fewer")
+    tcp = facts(tmp_path, TCP_NODES, "Channel 00 : 0[0] -> 1[0] [send] via NET/Socket/0")
+    assert tcp["between nodes"] == ("TCP", "TCP")
+    set_by = "NCCL_PROTO set by environment to LL."
+    assert facts(tmp_path, ONE_NODE, *channels("P2P/x", "P2P/x"), set_by)["protocol"][1] == "LL"
+    pcie = facts(tmp_path, PCIE_NODE, "Channel 00 : 0[0] -> 1[0] via SHM/direct/direct")
+    assert "inside a node" not in pcie
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("one NIC of four", channels("P2P/CUMEM", "NET/IB/0/GDRDMA")),
+        ("no GPUDirect RDMA", channels("P2P/CUMEM", "NET/IB/#", nics=4)),
+        ("NCCL_IB_DISABLE=1", channels("P2P/CUMEM", "NET/Socket/0")),
+    ],
+)
+def test_a_log_settles_which_part_of_the_network_it_is(
+    tmp_path: Path, name: str, lines: list[str]
+) -> None:
+    """Step times leave these open."""
+    job = next(job for job in BETWEEN_NODES if job.name == name)
+    found = ddpsim.diagnose(job.scenario(), **job.texts(), nccl_log=log(tmp_path, *lines))
+    assert found.causes[0].key == job.cause
+    assert found.causes[0].probability > 0.6
+    assert found.check is None or found.check.key != "nccl_log"
+    assert re.fullmatch(r"ddpsim\.diagnosis/1", found.to_dict()["schema"])
