@@ -144,7 +144,7 @@ CHECKS = (
         1,
         "what the training script asks for",
         _always(
-            "grep -nE 'find_unused|no_sync|DataParallel|bucket_cap|comm_hook|autocast|batch_size' "
+            "grep -nE 'find_unused|no_sync|DataParallel|bucket_cap|comm_hook|autocast|item\\(' "
             "train.py"
         ),
         lambda _case: True,

@@ -236,6 +236,16 @@ _COMPUTE = (
         signs={"gpu_state": "utilization below 90 %", "per_rank": "longer on all ranks"},
     ),
     Hypothesis(
+        "loss_read",
+        4.0,
+        "the loop reads the loss in every step: the host waits for the GPU",
+        "call loss.item() every 50 steps; log, print and check for NaN as rarely",
+        own_work.unread_losses,
+        _set("workload.read_loss_every=1"),
+        graded=False,
+        signs={"code": ".item(), or a print, in every step"},
+    ),
+    Hypothesis(
         "other_precision",
         4.0,
         "compute is done in {size}",

@@ -30,6 +30,7 @@ __all__ = [
     "switch",
     "throttled",
     "throttled_ranks",
+    "unread_losses",
 ]
 
 _PRECISIONS: tuple[str, ...] = get_args(Precision)
@@ -72,6 +73,12 @@ def slow_hosts(case: Case) -> Sequence[float]:
 def busy_hosts(case: Case, times: float) -> Change:  # noqa: ARG001 -- of all changes
     """All that a host does."""
     return Change(factors={"host": times})
+
+
+def unread_losses(case: Case) -> Sequence[float]:
+    """Where a GPU's host runs ahead from step to step, as far as stated."""
+    is_gpu = case.cluster.device.kind == "gpu"
+    return switch(is_gpu and case.scenario.workload.read_loss_every is None)
 
 
 def precisions(case: Case) -> Sequence[float]:

@@ -91,7 +91,7 @@ def test_only_what_can_apply_is_asked() -> None:
     assert "hook_missing" not in one_node
     alone = keys(scenario({**ONE_NODE, "gpus_per_node": 1}))
     assert alone <= {"healthy", "slow_gpus", "other_batch", "slow_loader", "shared_loader"} | {
-        *("unused_parameters", "small_buckets")
+        *("unused_parameters", "small_buckets", "loss_read")
     }
     measured = keys(load("resnet50-nccl-log"))
     assert "no_peer_to_peer" not in measured  # the log says what the links do
