@@ -57,6 +57,14 @@ def diagnose(
             metavar="FILE", help="What the job printed under NCCL_DEBUG=INFO.", show_default=False
         ),
     ] = None,
+    traces: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Traces of PyTorch's profiler, one a rank: steps, waits, all-reduces.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.diagnosis/1.")] = False,
 ) -> None:
     """Say why a real job is slow, and what to look at.
@@ -81,6 +89,7 @@ def diagnose(
             data_wait=data_wait,
             all_reduce=all_reduce,
             nccl_log=nccl_log,
+            traces=traces,
         )
     except InputError as error:
         name = error.key.replace("_", "-")

@@ -6,6 +6,6 @@
 - `hypotheses`: the table of causes; `links`, `own_work`: their changes
 - `predictions`: what a changed scenario predicts of each measurement
 - `posterior`: how likely a prediction makes what was measured
-- `nccl_log`: what NCCL's own log says of the causes
+- `nccl_log`, `traces`: what NCCL's own log and traces of ranks say of the causes
 - `checks`: the cheapest observation that tells the likely causes apart
 """

@@ -203,6 +203,7 @@ CHECKS = (
         _always("torch.cuda.synchronize() before and after model(batch); print(rank, seconds)"),
         lambda case: case.cluster.world_size > 1,
         _always("as predicted on all ranks"),
+        replaces="per_rank",
     ),
     Check(
         "all_reduce",

@@ -24,7 +24,9 @@ from ddpsim.diagnosis.measurements import measurements_in
 from ddpsim.diagnosis.nccl_log import facts_of, log_probability
 from ddpsim.diagnosis.posterior import NOISE, Fit, Seen, fit, posterior, unknown_log_likelihood
 from ddpsim.diagnosis.predictions import Array, Changed, Predictor
-from ddpsim.errors import ScenarioError
+from ddpsim.diagnosis.traces import RANKS, measured_in, rank_facts
+from ddpsim.errors import InputError, ScenarioError
+from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.nccl.debug_log import read_debug_log
 from ddpsim.prediction.api import predict
 from ddpsim.prediction.resolve import resolve
@@ -33,6 +35,7 @@ from ddpsim.result.diagnosis import (
     Cause,
     CheckToRun,
     Diagnosis,
+    Fact,
     Measured,
     Measurement,
     Predicted,
@@ -42,7 +45,6 @@ from ddpsim.result.verdict import Verdict, is_normal, verdict
 from ddpsim.scenario.quantity import SourceFile
 
 if TYPE_CHECKING:
-    from ddpsim.importers.nccl.debug_log import DebugLog
     from ddpsim.result.model import Result
     from ddpsim.scenario.schema import Scenario
 
@@ -70,6 +72,7 @@ def diagnose(
     data_wait: str | None = None,
     all_reduce: str | None = None,
     nccl_log: str | Path | None = None,
+    traces: str | Path | None = None,
 ) -> Diagnosis:
     """Hold every cause that can apply against what was measured of a real job, and rank them.
 
@@ -78,10 +81,10 @@ def diagnose(
     `without_sync` a step under `model.no_sync()`; of a step, `exposed` the time in which the GPU
     waits for communication, and `data_wait` that in which it waits for a batch; `all_reduce` rows
     of nccl-tests, as in `"25 MiB: 3 ms"`. `nccl_log` is a file with what the job printed under
-    NCCL_DEBUG=INFO.
+    NCCL_DEBUG=INFO, `traces` a folder with PyTorch profiler's traces of its ranks.
 
-    Raises InputError for text that does not say this, ImportFailedError for a file in which NCCL
-    says nothing, and ScenarioError for numbers of GPUs that the scenario does not fit.
+    Raises InputError for text that does not say this, ImportFailedError for files that are
+    not of this job, and ScenarioError for numbers of GPUs that the scenario does not fit.
     """
     texts = {
         "measured": measured,
@@ -91,8 +94,19 @@ def diagnose(
         "all_reduce": all_reduce,
     }
     found = measurements_in(scenario.cluster, texts)
-    debug = read_debug_log(SourceFile(str(nccl_log), Path(nccl_log))) if nccl_log else None
-    return _Diagnosing(scenario, found, predict(scenario), debug).diagnosis()
+    facts: list[Fact] = []
+    case = Case.of(scenario)
+    if traces:
+        recorded = read_rank_traces(Path(traces))
+        is_known = any(each.quantity == "step" for each in found)
+        found += measured_in(recorded, scenario.cluster, with_step=not is_known)
+        facts += rank_facts(recorded, case)
+    if nccl_log:
+        debug = read_debug_log(SourceFile(str(nccl_log), Path(nccl_log)))
+        facts += facts_of(debug, case)
+    if not found:
+        raise InputError("measured", 'nothing was measured; give a step such as "916 ms"')
+    return _Diagnosing(case, found, predict(scenario), facts).diagnosis()
 
 
 def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
@@ -113,7 +127,7 @@ def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
     if is_normal(result, measured_s):
         return verdict(result, measured_s)
     step = Measurement("step", measured_s, cluster.nodes, cluster.gpus_per_node)
-    causes = _Diagnosing(scenario, [step], result).diagnosis().causes
+    causes = _Diagnosing(Case.of(scenario), [step], result).diagnosis().causes
     return verdict(result, measured_s, stretches(resolve(scenario), result, measured_s), causes)
 
 
@@ -130,18 +144,17 @@ class _Diagnosing:
 
     def __init__(
         self,
-        scenario: Scenario,
+        case: Case,
         measured: Sequence[Measurement],
         result: Result,
-        debug: DebugLog | None = None,
+        facts: Sequence[Fact] = (),
     ) -> None:
-        case = Case.of(scenario)
         self.case, self.measured, self.result = case, measured, result
         layouts = [(each.nodes, each.gpus_per_node) for each in measured]
         known = {layout: case.on(*layout) for layout in layouts}
         self.cases = [known[layout] for layout in layouts]
         self.one_gpu = case.on(1, 1)
-        self.facts = facts_of(debug, case) if debug else ()
+        self.facts = tuple(facts)
         self.pace = result.iteration_time_s.mean / case.step_s
         self.predictor = Predictor(self.cases, measured, self.pace)
         noise = np.array([NOISE[each.quantity] for each in measured])
@@ -153,7 +166,7 @@ class _Diagnosing:
         found = {each.key: known for each in self._asked() if (known := self._found(each))}
         odds = {key: each.hypothesis.odds for key, each in found.items()} | {UNKNOWN: UNKNOWN_ODDS}
         logs = {
-            key: each.fit.log_likelihood + log_probability(self.facts, each.hypothesis.log)
+            key: each.fit.log_likelihood + log_probability(self.facts, each.hypothesis.shows)
             for key, each in found.items()
         }
         unknown = unknown_log_likelihood(self.seen, self.healthy)
@@ -172,7 +185,7 @@ class _Diagnosing:
             check=self._check(found, causes),
             all_reduce_bytes=largest_bytes(self.case),
             assumptions=_ASSUMPTIONS,
-            log=self.facts,
+            facts=self.facts,
         )
 
     def _asked(self) -> list[Hypothesis]:
@@ -274,7 +287,8 @@ class _Diagnosing:
             for each in likely
             if each.predicts
         ]
-        known = {each.quantity for each in self.measured} | ({"nccl_log"} if self.facts else set())
+        known: set[str] = {each.quantity for each in self.measured}
+        known |= {"per_rank" if fact.name == RANKS else "nccl_log" for fact in self.facts}
         return cheapest(self.case, suspects, known)
 
 

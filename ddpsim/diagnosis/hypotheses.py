@@ -34,8 +34,8 @@ class Hypothesis:
     `sizes`: how large it may be in a case, the mildest first, none where it cannot apply; a
     `graded` one may have any size between two of them. By logarithm all are equally likely, or less
     by the power `falls` of the distance to the mildest. `said`: a size in words, for `{size}` in
-    `text`. `signs`: what a check shows, by the check's key; usual signs are left out. `log`: what
-    NCCL's log shows otherwise than expected, by a `LogFact`'s name.
+    `text`. `signs`: what a check shows, by the check's key; usual signs are left out. `shows`:
+    what NCCL's log or traces show otherwise than expected, by a `Fact`'s name.
     """
 
     key: str
@@ -48,7 +48,7 @@ class Hypothesis:
     graded: bool = True
     falls: float = 0.0
     signs: Mapping[str, str] = field(default_factory=dict)
-    log: Mapping[str, str] = field(default_factory=dict)
+    shows: Mapping[str, str] = field(default_factory=dict)
 
     def in_words(self, size: float) -> str:
         """The cause with its size."""
@@ -88,7 +88,7 @@ _IN_NODES = (
         links.through_host,
         lambda rate: f"{rate / 1e9:.2g} GB/s",
         signs={"nccl_log": "SHM or NET/Socket between GPUs of one node"},
-        log={"inside a node": "host memory"},
+        shows={"inside a node": "host memory"},
     ),
     Hypothesis(
         "weak_link",
@@ -110,7 +110,7 @@ _IN_NODES = (
         links.low_latency,
         graded=False,
         signs={"nccl_log": "NCCL_PROTO set by environment"},
-        log={"protocol": "LL"},
+        shows={"protocol": "LL"},
     ),
 )
 _BETWEEN_NODES = (
@@ -124,7 +124,7 @@ _BETWEEN_NODES = (
         links.over_sockets,
         graded=False,
         signs={"nccl_log": "NET/Socket"},
-        log={"between nodes": "TCP"},
+        shows={"between nodes": "TCP"},
     ),
     Hypothesis(
         "management_network",
@@ -139,7 +139,7 @@ _BETWEEN_NODES = (
             "nccl_log": "NET/Socket on a slow interface",
             "connections": "8 carry far less than the NIC",
         },
-        log={"between nodes": "TCP"},
+        shows={"between nodes": "TCP"},
     ),
     Hypothesis(
         "tcp_stream_limit",
@@ -162,7 +162,7 @@ _BETWEEN_NODES = (
         lambda nics: f"{nics:.0f}",
         graded=False,
         signs={"nccl_log": "fewer NICs in the line NET/IB : Using"},
-        log={"NICs of a node": "fewer"},
+        shows={"NICs of a node": "fewer"},
     ),
     Hypothesis(
         "no_gpudirect",
@@ -173,7 +173,7 @@ _BETWEEN_NODES = (
         links.without_gpudirect,
         _percent,
         signs={"nccl_log": "no GDRDMA behind NET/IB"},
-        log={"GPUDirect RDMA": "no"},
+        shows={"GPUDirect RDMA": "no"},
     ),
     Hypothesis(
         "congestion",
@@ -209,6 +209,7 @@ _COMPUTE = (
         _times,
         falls=1.5,
         signs={"gpu_state": "one GPU at a lower clock", "per_rank": "longer on one rank"},
+        shows={"ranks": "one slower"},
     ),
     Hypothesis(
         "slow_gpus",

@@ -7,14 +7,14 @@ from math import log
 
 from ddpsim.diagnosis.case import Case
 from ddpsim.importers.nccl.debug_log import Connection, DebugLog
-from ddpsim.result.diagnosis import LogFact
+from ddpsim.result.diagnosis import Fact
 
 __all__ = ["facts_of", "log_probability"]
 
 _RIGHT = 0.95  # how surely a log shows what a cause makes NCCL do (assumed)
 
 
-def facts_of(debug: DebugLog, case: Case) -> tuple[LogFact, ...]:
+def facts_of(debug: DebugLog, case: Case) -> tuple[Fact, ...]:
     """Those that the scenario has an opinion of."""
     per_node = case.cluster.gpus_per_node
 
@@ -26,7 +26,7 @@ def facts_of(debug: DebugLog, case: Case) -> tuple[LogFact, ...]:
     return (*_inside(case, within), *_between(case, between), *_protocol(case, debug))
 
 
-def log_probability(facts: Sequence[LogFact], shows: Mapping[str, str] | None) -> float:
+def log_probability(facts: Sequence[Fact], shows: Mapping[str, str] | None) -> float:
     """Logarithm of a log's probability: `shows` is what a cause has otherwise than expected.
 
     None: nothing is known of the cause.
@@ -37,36 +37,36 @@ def log_probability(facts: Sequence[LogFact], shows: Mapping[str, str] | None) -
     return sum(log(_RIGHT if each else 1 - _RIGHT) for each in right)
 
 
-def _inside(case: Case, connections: Sequence[Connection]) -> Iterator[LogFact]:
+def _inside(case: Case, connections: Sequence[Connection]) -> Iterator[Fact]:
     """Only where GPUs have NVLink: others may lack peer-to-peer by nature."""
     path = case.intra and (case.intra.path or "nvlink")
     if not connections or path != "nvlink":
         return
     direct = sum(each.way == "P2P" for each in connections)
     seen = "P2P" if 2 * direct > len(connections) else "host memory"
-    yield LogFact("inside a node", "P2P", seen)
+    yield Fact("inside a node", "P2P", seen)
 
 
-def _between(case: Case, connections: Sequence[Connection]) -> Iterator[LogFact]:
+def _between(case: Case, connections: Sequence[Connection]) -> Iterator[Fact]:
     network = [each for each in connections if each.way == "NET"]
     if not network or case.inter is None:
         return
     expected = "TCP" if case.inter.transport == "tcp" else "RDMA"
     by_tcp = sum(each.kind == "Socket" for each in network)
     seen = "TCP" if 2 * by_tcp > len(network) else "RDMA"
-    yield LogFact("between nodes", expected, seen)
+    yield Fact("between nodes", expected, seen)
     of_ib = [each for each in network if each.kind == "IB"]
     if expected == seen == "RDMA" and of_ib:
         direct = sum(each.is_direct for each in of_ib)
-        yield LogFact("GPUDirect RDMA", "yes", "yes" if 2 * direct > len(of_ib) else "no")
+        yield Fact("GPUDirect RDMA", "yes", "yes" if 2 * direct > len(of_ib) else "no")
     nics = {each.nic for each in network if each.nic is not None}
     if expected == seen and nics and case.inter.nics_per_node > 1:
         fewer = len(nics) < case.inter.nics_per_node
-        yield LogFact("NICs of a node", "all", "fewer" if fewer else "all")
+        yield Fact("NICs of a node", "all", "fewer" if fewer else "all")
 
 
-def _protocol(case: Case, debug: DebugLog) -> Iterator[LogFact]:
+def _protocol(case: Case, debug: DebugLog) -> Iterator[Fact]:
     known = case.cluster.protocol == "auto" and "NCCL_PROTO" not in case.cluster.nccl_variables
     if case.has_links and known:
         is_low = debug.variables.get("NCCL_PROTO", "").upper() == "LL"
-        yield LogFact("protocol", "NCCL's choice", "LL" if is_low else "NCCL's choice")
+        yield Fact("protocol", "NCCL's choice", "LL" if is_low else "NCCL's choice")

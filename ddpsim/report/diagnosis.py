@@ -54,8 +54,8 @@ def _measured(diagnosis: Diagnosis) -> Iterator[str]:
         row = f"{_what(each):<30}{format_duration(seconds):>10}"
         yield from labelled(label, f"{row}   predicted {format_duration(predicted):>10}")
         label = ""
-    label = "NCCL's log"
-    for fact in diagnosis.log:
+    label = "seen"
+    for fact in diagnosis.facts:
         as_is = "as expected" if fact.seen == fact.expected else f"expected {fact.expected}"
         yield from labelled(label, f"{fact.name}: {fact.seen}, {as_is}")
         label = ""

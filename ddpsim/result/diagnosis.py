@@ -12,7 +12,7 @@ __all__ = [
     "Cause",
     "CheckToRun",
     "Diagnosis",
-    "LogFact",
+    "Fact",
     "Measured",
     "Measurement",
     "Outcome",
@@ -87,8 +87,8 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class LogFact:
-    """What NCCL's log shows of a job, and what it shows of a job as the scenario says."""
+class Fact:
+    """What NCCL's log or traces show of a job, and what they show of one as the scenario says."""
 
     name: str
     expected: str
@@ -119,7 +119,7 @@ class Diagnosis:
 
     `normal`: the measured step lies in the prediction interval; None where no step was measured on
     the scenario's own ranks, or there is no interval. `all_reduce_bytes`: the size of `Predicted`.
-    `log`: what NCCL's log shows, where one was given.
+    `facts`: what NCCL's log and the traces show, where they were given.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Diagnosis:
     check: CheckToRun | None
     all_reduce_bytes: int | None
     assumptions: tuple[str, ...]
-    log: tuple[LogFact, ...] = ()
+    facts: tuple[Fact, ...] = ()
 
     @property
     def world_size(self) -> int:

@@ -37,6 +37,7 @@ class KinetoTrace:
     device: str | None
     world_size: int | None
     lost: Lost
+    rank: int | None = None
 
 
 def read_trace(source: SourceFile) -> KinetoTrace:
@@ -63,12 +64,18 @@ def read_trace(source: SourceFile) -> KinetoTrace:
         device=file.devices.get(trace.device) if trace.kernels else None,
         world_size=_world_size(file),
         lost=trace.lost,
+        rank=_whole(file, "rank"),
     )
 
 
 def _world_size(file: TraceFile) -> int | None:
-    size = file.distributed.get("world_size")
-    return size if isinstance(size, int) else None
+    return _whole(file, "world_size")
+
+
+def _whole(file: TraceFile, key: str) -> int | None:
+    """A whole number of the head's distributedInfo."""
+    number = file.distributed.get(key)
+    return number if isinstance(number, int) else None
 
 
 def _check_alike(file: TraceFile, steady: Sequence[KinetoStep]) -> None:

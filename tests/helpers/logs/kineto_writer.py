@@ -21,7 +21,8 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 class Step:
     """Microseconds of kernels; `backward[i]` are those before gradient i is there.
 
-    `reduced` maps a gradient to the elements of the all-reduce that its hook launches.
+    `reduced` maps a gradient to the elements of the all-reduce that its hook launches. `waits`: the
+    host waits for the device before the optimizer and at the end.
     """
 
     forward: Sequence[float]
@@ -32,6 +33,8 @@ class Step:
     copies: bool = False
     loader_us: float = 0.0
     launch_us: float = 1.0
+    reduce_us: float = 40.0
+    waits: bool = False
 
 
 @dataclass
@@ -54,12 +57,12 @@ class CpuStep:
 class Writer:
     """Writes step after step; the host runs ahead of the device."""
 
-    def __init__(self, *, old: bool = False, world_size: int | None = None) -> None:
+    def __init__(self, *, old: bool = False, world_size: int | None = None, rank: int = 0) -> None:
         self.events: list[dict[str, Any]] = []
         self.now = 1000.0
         self.free_us = {COMPUTE: 0.0, NCCL: 0.0}
         self._old = old
-        self._world_size = world_size
+        self._world_size, self._rank = world_size, rank
         self._correlation = 0
         self._steps = 0
         self.device = 0
@@ -113,12 +116,20 @@ class Writer:
                 at = self.now
                 self.kernel(3.0, ENGINE, step.launch_us)
                 self.op("torch.distributed.ddp.reducer::copy_bucket_to_grad", at, ENGINE)
+        self._wait(step)
         at = self.now
         for lasts in step.optimizer:
             self.kernel(lasts, MAIN, step.launch_us)
         self.op("Optimizer.step#SGD.step", at, MAIN)
+        self._wait(step)
         self.op(f"ProfilerStep#{self._steps}", began, MAIN)
         self._steps += 1
+
+    def _wait(self, step: Step) -> None:
+        """For all that the device has been given."""
+        if step.waits:
+            at, self.now = self.now, max(self.now, *self.free_us.values())
+            self._add("cuda_runtime", "cudaDeviceSynchronize", at, self.now, MAIN, {})
 
     def _node(self, step: Step, number: int, kernels: Sequence[float]) -> None:
         at = self.now
@@ -136,7 +147,8 @@ class Writer:
             self.kernel(2.0, ENGINE, step.launch_us)
             self.op("torch::distributed::reducer::mul_out", hooked, ENGINE)
         if number in step.reduced:
-            self.kernel(40.0, ENGINE, step.launch_us, elements=step.reduced[number])
+            elements = step.reduced[number]
+            self.kernel(step.reduce_us, ENGINE, step.launch_us, elements=elements)
         if not self._old:
             self.op(NODE + ACCUMULATE, at, ENGINE)
 
@@ -174,7 +186,7 @@ class Writer:
     def document(self) -> dict[str, Any]:
         """The whole file."""
         size = self._world_size
-        told = {"distributedInfo": {"backend": "nccl", "rank": 0, "world_size": size}}
+        told = {"distributedInfo": {"backend": "nccl", "rank": self._rank, "world_size": size}}
         return {
             "schemaVersion": 1,
             "deviceProperties": [{"id": 0, "name": "Tesla V100-SXM2-32GB"}],
