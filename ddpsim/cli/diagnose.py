@@ -75,7 +75,7 @@ def diagnose(
     ddpsim diagnose scenario.yaml --measured "916 ms" --measured-without-sync "192 ms"
     """
     from ddpsim.diagnosis.diagnose import diagnose
-    from ddpsim.errors import InputError
+    from ddpsim.errors import InputError, Problem, ScenarioError
     from ddpsim.prediction.api import load_scenario
     from ddpsim.report.diagnosis import render_diagnosis
 
@@ -92,6 +92,8 @@ def diagnose(
             traces=traces,
         )
     except InputError as error:
+        if "." in error.key:  # of the scenario
+            raise ScenarioError([Problem(str(file), error.key, error.message)]) from None
         name = error.key.replace("_", "-")
         option = "--measured" if name == "measured" else f"--measured-{name}"
         raise typer.BadParameter(error.message, param_hint=option) from None

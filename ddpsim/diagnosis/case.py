@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ddpsim.cluster.cost import LinkCost, ScheduledCost
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Parts
@@ -22,7 +21,7 @@ from ddpsim.scenario.schema import Scenario
 
 __all__ = ["Case", "Change"]
 
-_STEPS = 3
+_STEPS = 3  # of a run with other traffic
 _FILES = {"workload": ("profile", "trace", "parameters"), "cluster": ("all_reduce", "profile")}
 
 
@@ -100,11 +99,6 @@ class Case:
     def has_links(self) -> bool:
         """Whether NCCL's all-reduces are priced by links, which can be others."""
         return isinstance(self.job.network.plain_cost, NcclCost)
-
-    @property
-    def sends(self) -> bool:
-        """Whether ranks send over links at all, of NCCL or gloo."""
-        return isinstance(self.job.network.plain_cost, (NcclCost, LinkCost, ScheduledCost))
 
     @property
     def intra(self) -> IntraNode | None:

@@ -293,5 +293,5 @@ class _Diagnosing:
 
 
 def _change(hypothesis: Hypothesis, case: Case, size: float) -> Change:
-    """None where it cannot apply: fewer ranks are as they should be."""
+    """Nothing where it cannot apply: fewer ranks are as they should be."""
     return hypothesis.change(case, size) if hypothesis.sizes(case) else Change()

@@ -55,6 +55,8 @@ def _steps(text: str, cluster: Cluster) -> list[Measurement]:
 
 def _all_reduces(text: str, cluster: Cluster) -> list[Measurement]:
     """All-reduces on the scenario's own ranks in `"25 MiB: 3 ms, 64 MiB: 8 ms"`."""
+    if cluster.world_size == 1:
+        raise ValueError("one rank has no all-reduce; leave it out")
     found: dict[int, Measurement] = {}
     for label, seconds in _entries(text, _SIZES):
         if label is None:

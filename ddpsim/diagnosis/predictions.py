@@ -25,11 +25,11 @@ __all__ = ["Array", "Changed", "Predictor"]
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 _MOVED = ("compute", "host", "network", "data")
 _UNCOUNTED = 0.1  # of a step, in a wait
-# a network's model is wrong in part alike, in part on each number of ranks by itself: half of the
-# variance each (assumed)
 # how much longer published jobs of several GPUs take than one GPU and the communication say: half
 # 1 to 6 %, nine in ten at most 12 % (docs/validation.md, section 1)
 _RANKS, _RANKS_SIGMA = 0.04, 0.06
+# assumed: half of the variance of a network's model is the same on all numbers of ranks
+_OF_NETWORK = sqrt(0.5)
 _SMALL = 0.03  # an uncertainty within the noise of a measured step
 _NO_TIME = 1e-6
 
@@ -136,7 +136,7 @@ class Predictor:
             for term in _MOVED
             if term in known and known[term].sigma > _SMALL
         }
-        network = moved.get("network", 0.0) * sqrt(0.5)
+        network = moved.get("network", 0.0) * _OF_NETWORK
         inside = changed.job.scenario.cluster.nodes == 1
         return [
             *(moved.get("compute", 0.0), moved.get("host", 0.0)),

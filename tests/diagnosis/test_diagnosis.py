@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import exp, log
 from typing import Any
 
 import numpy as np
 import pytest
 from faulty_jobs import BERT, IB_NODES, ONE_NODE, RESNET, TCP_NODES, Job
-from shipped_scenarios import load
+from shipped_scenarios import ROOT, load
 
 import ddpsim
 from ddpsim.diagnosis.case import Case
@@ -159,6 +160,27 @@ def test_text_that_says_nothing_is_refused(texts: dict[str, str], message: str) 
     with pytest.raises(InputError, match=message) as refused:
         ddpsim.diagnose(scenario(ONE_NODE), **texts)
     assert f"{refused.value.key}:" in str(refused.value)
+
+
+def test_all_reduces_that_nothing_is_known_of_are_refused(cli: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match="one rank has no all-reduce; leave it out"):
+        ddpsim.diagnose(scenario({**ONE_NODE, "gpus_per_node": 1}), all_reduce="1 MiB: 1 ms")
+    logged = str(ROOT / "scenarios" / "resnet50-nccl-log.yaml")
+    done = cli("diagnose", logged, "--measured-all-reduce", "8 B: 1 us")
+    assert done.code == 2
+    assert "cluster.all_reduce: a bucket of 8 B lies outside the sizes measured" in done.err
+
+
+def test_bad_options_are_named(cli: Callable[..., Any]) -> None:
+    path = str(ROOT / "scenarios" / "slow-job.yaml")
+    for options, message in (
+        ((), "Invalid value for --measured: nothing was measured"),
+        (("--measured", "5"), "Invalid value for --measured: 5 has no unit"),
+        (("--measured-data-wait", "x"), "Invalid value for --measured-data-wait: 'x' is not"),
+    ):
+        done = cli("diagnose", path, *options)
+        assert done.code == 2
+        assert message in " ".join(done.err.split())
 
 
 def test_a_layout_that_does_not_fit_is_refused() -> None:
