@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty_jobs import BERT, IB_NODES, ONE_NODE, RESNET, TCP_NODES, Job
+from jobs.faulty_jobs import BERT, IB_NODES, ONE_NODE, RESNET, TCP_NODES, Job
 from shipped_scenarios import ROOT, load
 
 import ddpsim

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_jobs import BETWEEN_NODES, COMPUTE, DATA, HEALTHY, IN_NODES, OPTIONS, Job
+from jobs.faulty_jobs import BETWEEN_NODES, COMPUTE, DATA, HEALTHY, IN_NODES, OPTIONS, Job
 
 import ddpsim
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from faulty_jobs import BERT, BETWEEN_NODES, IB_NODES, ONE_NODE, PCIE_NODE, TCP_NODES, Job
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs.faulty_jobs import BERT, BETWEEN_NODES, IB_NODES, ONE_NODE, PCIE_NODE, TCP_NODES, Job
 
 import ddpsim
 from ddpsim.diagnosis.case import Case

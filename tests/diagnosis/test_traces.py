@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from faulty_jobs import ONE_NODE, RESNET, Job
+from jobs.faulty_jobs import ONE_NODE, RESNET, Job
 from logs.kineto_writer import Step, Writer
 from two_ranks import observed_of
 
