@@ -24,6 +24,7 @@ from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.workload import Workload
 
 __all__ = ["Option", "compare", "ddp_settings", "each_flag", "each_strategy", "option"]
 
@@ -220,7 +221,7 @@ def each_flag(document: Document) -> Iterator[Option]:
     scenario = parse(document)
     alone = scenario.cluster.algorithm == "data_parallel"
     flags = () if alone else (*_flags(scenario), *_accumulation(scenario.ddp))
-    for settings, note in (*flags, _fused(scenario)):
+    for settings, note in (*flags, *_norms(scenario.workload), _fused(scenario)):
         yield option(document, *settings, note=note)
 
 
@@ -254,6 +255,11 @@ def each_strategy(document: Document) -> Iterator[Option]:
 
 def _unlike(scenario: Scenario) -> str:
     return "buffers differ between ranks" if scenario.ddp.broadcast_buffers else ""
+
+
+def _norms(workload: Workload) -> Iterator[tuple[Sequence[str], str]]:
+    if workload.sync_batch_norm:
+        yield ["workload.sync_batch_norm=false"], "statistics of each rank alone"
 
 
 def _fused(scenario: Scenario) -> tuple[Sequence[str], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -28,6 +29,7 @@ _WORTH = 0.01  # of the step
 _HELPS = 3
 _ENDLESS = 1e6
 _SHORT = 0.001  # of the step
+_MOST_PHASES = 24
 _DISTURBED = {
     "stragglers": "stragglers",
     "weak_links": "weak links",
@@ -90,33 +92,54 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
 
 
 def _phases(path: Sequence[CriticalPart], words: Mapping[str, str]) -> Iterator[Phase]:
-    """Consecutive parts of the same kind as one phase, in words; very short parts join it."""
+    """Consecutive parts of the same kind as one phase, in words; very short parts join it.
+
+    Where layers take turns with something else, all parts of a kind are one phase.
+    """
     short_s = _SHORT * (path[-1].end_s - path[0].start_s)
     kinds: list[str] = []
     for part in path:
         follows = bool(kinds) and part.end_s - part.start_s < short_s
         kinds.append(kinds[-1] if follows else _kind(part.kind))
-    for kind, group in groupby(zip(kinds, path, strict=True), key=itemgetter(0)):
-        parts = [part for _, part in group]
+    phases = [
+        (kind, [part for _, part in group])
+        for kind, group in groupby(zip(kinds, path, strict=True), key=itemgetter(0))
+    ]
+    if len(phases) > _MOST_PHASES:
+        yield from _whole_phases(path, words)
+        return
+    for kind, parts in phases:
         yield Phase(_said(kind, parts, words), sum(part.end_s - part.start_s for part in parts))
 
 
+def _whole_phases(path: Sequence[CriticalPart], words: Mapping[str, str]) -> Iterator[Phase]:
+    """All parts of a kind as one phase, in the order in which kinds first come."""
+    of_kind: dict[str, list[CriticalPart]] = defaultdict(list)
+    for part in path:
+        of_kind[_kind(part.kind)].append(part)
+    for kind, parts in of_kind.items():
+        several = f", in {len(parts)} parts" if len(parts) > 1 else ""
+        whole_s = sum(part.end_s - part.start_s for part in parts)
+        yield Phase(_said(kind, parts, words) + several, whole_s)
+
+
 def _kind(kind: str) -> str:
-    merged = {"bucket_copy": "backward", "broadcast": "buffers"}
+    merged = {"bucket_copy": "backward", "broadcast": "buffers"} | _AROUND_OPTIMIZER
     operation = kind.partition(" of bucket ")[0]
     return operation if operation in _REDUCTIONS else merged.get(kind, kind)
 
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
+_AROUND_OPTIMIZER = dict.fromkeys(("unscale", "clip", "item"), "optimizer")
 _WORDS = {
     "buffers": "the buffers' broadcast, with its copies",
+    "sync_batch_norm": "statistics of SyncBatchNorm from all ranks",
     "forward": "forward",
     "backward": "backward, with the gradients' copies into buckets",
     "copy_back": "copies from buckets back to gradients",
     "optimizer": "optimizer",
-    "unscale": "gradients unscaled and checked for infinities",
-    "clip": "gradient clipping",
-    "item": "a value copied to the host",
     "data_wait": "waiting for the data loader",
     "stall": "standing still",
     "host": "waiting for the host",

@@ -172,7 +172,8 @@ def _collectives(collectives: tuple[CollectiveTimes, ...]) -> Iterator[str]:
         moments = (each.ready_s, each.start_s, each.end_s)
         times = "".join(f"{format_duration(moment):>11}" for moment in moments)
         size = format_bytes(each.size_bytes)
-        cause = cut(each.cause, screen_width() - 68)
+        room = screen_width() - 68
+        cause = each.cause if len(each.cause) <= room else f"...{each.cause[3 - room :]}"
         yield f"  {each.operation:<14}{size:>10}{times}  {each.group:<7}{cause}"
     more = len(collectives) - _COLLECTIVE_ROWS
     listed = f"; {more} more (--json lists them all)" if more > 0 else ""

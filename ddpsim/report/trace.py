@@ -320,6 +320,8 @@ _TAIL = "25"
 def _called(span: CommSpan) -> str:
     if span.bucket >= 0:
         return f"{span.operation} bucket {span.bucket}"
+    if span.is_of_norm:
+        return f"{span.operation} of {span.cause}"
     return _OTHERS.get(span.operation, span.operation)
 
 

@@ -200,11 +200,16 @@ class Step:
             return [CriticalSpan("host", self.start_ns, now)], False
         span = max(ended, key=lambda comm: comm.end_ns)
         links = [CriticalSpan("comm_hook", span.end_ns, now)] if span.end_ns < now else []
-        name = f"{span.operation} of bucket {span.bucket}" if span.bucket >= 0 else span.operation
-        links.append(CriticalSpan(name, span.met_ns, span.end_ns))
+        links.append(CriticalSpan(_called(span), span.met_ns, span.end_ns))
         if span.met_ns > span.joined_ns:
             links.append(CriticalSpan("late peer", span.joined_ns, span.met_ns))
         return links, span.joined_ns > span.ready_ns
+
+
+def _called(span: CommSpan) -> str:
+    if span.bucket >= 0:
+        return f"{span.operation} of bucket {span.bucket}"
+    return "sync_batch_norm" if span.is_of_norm else span.operation
 
 
 _MOMENTS = ("ready_ns", "joined_ns", "met_ns", "end_ns")

@@ -327,6 +327,8 @@ def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> tuple[C
     )
     if are_late:
         return longest, _late(step, buckets, reduced)
+    if longest.is_of_norm:
+        return longest, "mostly the statistics of SyncBatchNorm"
     if longest.operation == "broadcast":
         return longest, f"mostly {broadcast} before the forward"
     if longest.operation == "all_gather":

@@ -55,6 +55,11 @@ class CommSpan(NamedTuple):
     wire_bytes: int = 0
     cause: str = ""
 
+    @property
+    def is_of_norm(self) -> bool:
+        """Whether it is a batch norm's, whose statistics are those of all ranks."""
+        return self.cause.startswith("sync_batch_norm")
+
 
 class MessageSpan(NamedTuple):
     """One message of a collective, on its way to a rank."""

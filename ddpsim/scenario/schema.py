@@ -59,6 +59,7 @@ class Scenario(Spec):
             )
         if algorithm == "data_parallel" and self.ddp.accumulation_steps > 1:
             raise fail("DataParallel has no no_sync; write 1", "ddp.accumulation_steps")
+        self._check_synced_norms()
         if self.workload.compile and self.ddp.torch == "1.4":
             raise fail(
                 "torch 1.4 had no torch.compile; choose a newer ddp.torch", "workload.compile"
@@ -80,3 +81,18 @@ class Scenario(Spec):
                 "ddp.fully_shard.mixed_precision.param",
             )
         return self
+
+    def _check_synced_norms(self) -> None:
+        """Raise where torch or ddpsim has no SyncBatchNorm."""
+        if not self.workload.sync_batch_norm:
+            return
+        reasons = {
+            "torch refuses a CPU's tensors (nn/modules/batchnorm.py)": self.cluster.device.kind
+            == "cpu",
+            "needs a process for each GPU, and DataParallel has one for all": self.cluster.algorithm
+            == "data_parallel",
+            "that of torch 1.4 is not known; choose a newer ddp.torch": self.ddp.torch == "1.4",
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise fail(f"{reason}; drop it", "workload.sync_batch_norm")

@@ -195,6 +195,10 @@ class Workload(Spec):
     optimizer: Annotated[
         Optimizer, BeforeValidator(given, json_schema_input_type=Optimizer | None)
     ] = Field(default_factory=Optimizer, description="default: plain SGD")
+    sync_batch_norm: bool = Field(
+        default=False,
+        description="torch.nn.SyncBatchNorm in place of every batch norm: statistics of all ranks",
+    )
     grad_scaler: bool | None = Field(
         None,
         description="torch.amp.GradScaler: gradients are unscaled, and the host waits for the "
@@ -249,6 +253,12 @@ class Workload(Spec):
         for key in ("seq_len", "image_size", "memory_format", "attention"):
             if self.model is None and getattr(self, key) is not None:
                 raise fail("has no effect without a zoo model: times are measured; drop it", key)
+        if self.sync_batch_norm and self.trace:
+            raise fail(
+                "needs the layers' places in the forward, which a trace does not tell; give a zoo "
+                "model or a profile without it",
+                "sync_batch_norm",
+            )
         if self.grad_scaler and self.precision != "amp-fp16":
             raise fail(
                 f"scales float16 gradients, which {self.precision} has none of; drop it, or write "

@@ -6,6 +6,7 @@ A strategy yields the instructions of a step; the engines carry them out and kno
 - `strategy`: what every strategy is
 - `ticks`: seconds to integer nanoseconds, rounded once
 - `training_loop`: unscaling, clipping and a loss that is read, around the optimizer
+- `synced_norms`: SyncBatchNorm's collectives in the midst of the model's work
 - `model_work`: the model's forward, backward and optimizer, in ticks
 - `ddp`: DistributedDataParallel: reducer, buckets, costs, graphs of torch.compile
 - `fully_shard`: parameters, gradients and optimizer sharded over the ranks (FSDP2)

@@ -18,13 +18,16 @@ __all__ = [
     "Await",
     "Communicate",
     "Compute",
+    "Exchange",
     "Instruction",
     "LoadBatch",
     "Mark",
+    "Piece",
     "Record",
     "Synchronize",
     "compute",
     "compute_all",
+    "numbered",
 ]
 
 
@@ -96,11 +99,42 @@ class Record(NamedTuple):
 Instruction = LoadBatch | Compute | Communicate | Await | Synchronize | Mark | Record
 
 
+class Exchange(NamedTuple):
+    """A layer's work with collectives in its midst, each of which it awaits before the next."""
+
+    instructions: tuple[Instruction, ...]
+
+
+Piece = Launch | Exchange
+
+
 def compute(kind: Kind, work: Launch) -> Compute:
     """Launch one piece of work."""
     return Compute(kind, work.host_ns, work.device_ns)
 
 
-def compute_all(kind: Kind, works: Iterable[Launch]) -> Iterator[Compute]:
+def compute_all(kind: Kind, works: Iterable[Piece]) -> Iterator[Instruction]:
     """Launch several pieces of work, one after the other."""
-    return (compute(kind, work) for work in works)
+    for work in works:
+        if isinstance(work, Exchange):
+            yield from work.instructions
+        else:
+            yield compute(kind, work)
+
+
+def numbered(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
+    """A step's instructions with collectives numbered by their place among all of the step.
+
+    A strategy numbers those that it knows of; an exchange has a number that comes again.
+    """
+    places: dict[int, int] = {}
+    count = 0
+    for instruction in instructions:
+        if isinstance(instruction, Communicate):
+            places[instruction.number] = count
+            yield instruction._replace(number=count)
+            count += 1
+        elif isinstance(instruction, Await):
+            yield Await(places[instruction.number])
+        else:
+            yield instruction

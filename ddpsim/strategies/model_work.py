@@ -6,7 +6,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ddpsim.strategies.ddp.costs import DdpCosts
-from ddpsim.strategies.instructions import Instruction, LoadBatch, Mark, compute, compute_all
+from ddpsim.strategies.instructions import (
+    Instruction,
+    LoadBatch,
+    Mark,
+    Piece,
+    compute,
+    compute_all,
+)
+from ddpsim.strategies.synced_norms import SyncedNorms
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.training_loop import AroundOptimizer
 from ddpsim.workload.model import Model, Work, scale
@@ -21,8 +29,8 @@ class MicroBatch:
     `backward[i]` ends with the gradient of `ready_order[i]`; one more is the tail.
     """
 
-    forward: tuple[Launch, ...]
-    backward: tuple[Launch, ...]
+    forward: tuple[Piece, ...]
+    backward: tuple[Piece, ...]
     is_first: bool
     is_last: bool
 
@@ -37,8 +45,8 @@ class ModelWork:
 
     ready_order: tuple[int, ...]
     accumulation_steps: int
-    first: tuple[tuple[Launch, ...], tuple[Launch, ...]]
-    later: tuple[tuple[Launch, ...], tuple[Launch, ...]]
+    first: tuple[tuple[Piece, ...], tuple[Piece, ...]]
+    later: tuple[tuple[Piece, ...], tuple[Piece, ...]]
     optimizer: Launch
     around: AroundOptimizer
 
@@ -50,13 +58,14 @@ class ModelWork:
         costs: DdpCosts,
         accumulation_steps: int,
         around: AroundOptimizer,
+        norms: SyncedNorms,
     ) -> ModelWork:
         """A model's work; `costs` price the addition of gradients where nothing was measured."""
-        first = ticks.launches(model.forward), ticks.launches(model.backward)
+        first = norms.forward(model.forward), norms.backward(model.backward)
         later = first
         if accumulation_steps > 1:
             forward, backward = _later(model, costs)
-            later = ticks.launches(forward), ticks.launches(backward)
+            later = norms.forward(forward), norms.backward(backward)
         optimizer = ticks.launch(model.optimizer)
         return cls(model.ready_order, accumulation_steps, first, later, optimizer, around)
 

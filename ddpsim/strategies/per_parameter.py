@@ -10,12 +10,12 @@ from ddpsim.strategies.instructions import (
     Instruction,
     LoadBatch,
     Mark,
+    Piece,
     compute,
     compute_all,
 )
 from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.strategy import Bucket, Strategy
-from ddpsim.strategies.ticks import Launch
 
 __all__ = ["PerParameter"]
 
@@ -55,13 +55,13 @@ class PerParameter(Strategy):
         """See Strategy."""
         return tuple(each.bucket for each in self._all_reduces)
 
-    def _backward(self, backward: Sequence[Launch], launched: int) -> Iterator[Instruction]:
+    def _backward(self, backward: Sequence[Piece], launched: int) -> Iterator[Instruction]:
         """After `launched` collectives of the same step."""
         *works, tail = backward
         for index, (work, each) in enumerate(zip(works, self._all_reduces, strict=True)):
-            yield compute("backward", work)
+            yield from compute_all("backward", [work])
             yield each.launched(launched + index, index)
-        yield compute("backward", tail)
+        yield from compute_all("backward", [tail])
         for index, each in enumerate(self._all_reduces):
             yield Await(launched + index)
             yield compute("copy_back", each.bucket.copy_back)

@@ -20,9 +20,10 @@ from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.per_parameter import PerParameter
 from ddpsim.strategies.single_device import SingleDevice
 from ddpsim.strategies.strategy import Strategy
+from ddpsim.strategies.synced_norms import SyncedNorms
 from ddpsim.strategies.ticks import Ticks
 from ddpsim.strategies.training_loop import AroundOptimizer, LossReads
-from ddpsim.workload.model import Model
+from ddpsim.workload.model import BatchNorm, Model
 
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
@@ -57,8 +58,19 @@ class Asked:
     @property
     def work(self) -> ModelWork:
         """The model's own work."""
-        steps = self.scenario.ddp.accumulation_steps
-        return ModelWork.of(self.model, self.ticks, self.costs, steps, self.around_optimizer)
+        synced = self.scenario.workload.sync_batch_norm and self.scenario.cluster.world_size > 1
+        return self._work(self.model.batch_norms if synced else ())
+
+    @property
+    def work_alone(self) -> ModelWork:
+        """The same on one device, where no statistics are synchronised."""
+        return self._work(())
+
+    def _work(self, synced: tuple[BatchNorm, ...]) -> ModelWork:
+        scenario, ticks = self.scenario, self.ticks
+        cluster, steps = scenario.cluster, scenario.ddp.accumulation_steps
+        norms = SyncedNorms(synced, cluster.world_size, cluster.device, ticks)
+        return ModelWork.of(self.model, ticks, self.costs, steps, self.around_optimizer, norms)
 
     @property
     def around_optimizer(self) -> AroundOptimizer:
@@ -151,4 +163,4 @@ def strategy_name(scenario: Scenario) -> str:
 
 def without_data_parallelism(asked: Asked) -> Strategy:
     """The same steps of the bare module on one device."""
-    return _with_loss_reads(SingleDevice(asked.work, select(asked).warmup), asked)
+    return _with_loss_reads(SingleDevice(asked.work_alone, select(asked).warmup), asked)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-from ddpsim.strategies.instructions import Instruction
+from ddpsim.strategies.instructions import Instruction, numbered
 from ddpsim.strategies.ticks import Launch
 from ddpsim.workload.model import Model
 
@@ -81,7 +81,7 @@ class Strategy(ABC):
     @cached_property
     def steps(self) -> tuple[tuple[Instruction, ...], ...]:
         """The instructions of each kind of step."""
-        return tuple(tuple(self.step(kind)) for kind in range(self.kinds))
+        return tuple(tuple(numbered(self.step(kind))) for kind in range(self.kinds))
 
     @property
     def warmup(self) -> int:

@@ -9,7 +9,7 @@ from ddpsim.provenance import Provenance
 from ddpsim.scenario import catalog
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
-from ddpsim.scenario.workload import StepTime
+from ddpsim.scenario.workload import StepTime, Workload
 from ddpsim.workload.model import Model, scale, total_s
 from ddpsim.workload.roofline import zoo_model
 
@@ -32,7 +32,27 @@ def build_model(scenario: Scenario) -> Model:
     if not scenario.workload.trace or scenario.workload.step_time:  # a trace says what it took
         model = _within_host_reach(model)
     model = replace(model, is_compiled=model.is_compiled or scenario.workload.compile)
+    if scenario.workload.sync_batch_norm:
+        _check_batch_norms(scenario.workload, model)
     return _with_sparse_warning(model, scenario.ddp.backend)
+
+
+def _check_batch_norms(workload: Workload, model: Model) -> None:
+    """Raise InputError where there are none, or where they would split a compiled graph."""
+    if model.is_compiled:
+        reason = "is not modelled for a compiled model; drop one of the two"
+    elif model.batch_norms:
+        return
+    elif workload.parameters:
+        reason = "a parameter list tells no batch norms; give a zoo model, or a profile"
+    elif workload.profile:
+        reason = (
+            "the profile's buffers hold no batch norm (two of C floats, then an int64 count; a "
+            "weight and a bias of C elements); drop it, or profile the model with its batch norms"
+        )
+    else:
+        reason = f"{workload.model} has no batch norm; drop it"
+    raise InputError("workload.sync_batch_norm", reason)
 
 
 def _with_sparse_warning(model: Model, backend: str) -> Model:

@@ -14,6 +14,7 @@ from ddpsim.scenario.device import Device
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.model import Buffer, Model, Parameter, Work
 from ddpsim.workload.optimizer import optimizer_work
+from ddpsim.workload.profiled_norms import forward_rows, profiled_batch_norms
 
 __all__ = ["listed_model", "profiled_model"]
 
@@ -28,11 +29,13 @@ def profiled_model(profile: ModelProfile, workload: Workload, device: Device) ->
     backward = _backward(profile, workload, [listed[i].ready_s or 0.0 for i in ready_order])
     forward_s = _forward_s(profile, workload, sum(work.device_s for work in backward))
     measured_s = profile.optimizer_s
+    synced = workload.sync_batch_norm
+    norms = profiled_batch_norms(profile, parameters, ready_order) if synced else ()
     return Model(
         parameters=parameters,
         ready_order=ready_order,
         buffers=tuple(Buffer(dtype, numel) for dtype, numel in profile.buffers),
-        forward=(Work(forward_s),),
+        forward=forward_rows(forward_s, backward) if norms else (Work(forward_s),),
         backward=backward,
         optimizer=estimated if measured_s is None else Work(measured_s),
         launch_s=device.launch_s,
@@ -46,6 +49,7 @@ def profiled_model(profile: ModelProfile, workload: Workload, device: Device) ->
         with_ddp_s=None if profile.scaled_to else profile.with_ddp_s,
         interference_exponent=None if profile.scaled_to else profile.interference_exponent,
         is_compiled=profile.compiled,
+        batch_norms=norms,
     )
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ITEM_BYTES",
     "Basis",
+    "BatchNorm",
     "Buffer",
     "Model",
     "Parameter",
@@ -84,6 +85,15 @@ class Buffer(NamedTuple):
         return self.numel * ITEM_BYTES[self.dtype]
 
 
+class BatchNorm(NamedTuple):
+    """A batch norm of so many channels, and the rows of forward and backward that hold its work."""
+
+    name: str
+    channels: int
+    forward: int
+    backward: int
+
+
 class Work(NamedTuple):
     """Work for the device (seconds), and what the host does to launch it.
 
@@ -110,6 +120,7 @@ class Model:
     times are those of the model under torch.compile, `backward` as if it came without.
     `forward_modules`: the name of the module that each work of `forward` is of ("": of several);
     none where they are not known.
+    `batch_norms`: in the order of their calls, where the source tells of them.
     """
 
     parameters: tuple[Parameter, ...]
@@ -131,6 +142,7 @@ class Model:
     interference_exponent: InterferenceExponent | None = None
     is_compiled: bool = False
     forward_modules: tuple[str, ...] = ()
+    batch_norms: tuple[BatchNorm, ...] = ()
 
     @property
     def gradient_bytes(self) -> int:

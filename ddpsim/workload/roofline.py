@@ -22,6 +22,7 @@ from ddpsim.workload.model import Model, Work, joined
 from ddpsim.workload.optimizer import optimizer_work
 from ddpsim.workload.roofline_sources import roofline_provenance
 from ddpsim.workload.zoo_table import (
+    batch_norms_of,
     check_options,
     input_size_of,
     input_values,
@@ -72,6 +73,7 @@ def zoo_model(
         sample_bytes=(12 if table["size"]["key"] == "image_size" else 8)
         * input_values(table, size),
         forward_modules=tuple(table["forward"]["module"]),
+        batch_norms=batch_norms_of(table),
     )
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from ddpsim.errors import InputError
 from ddpsim.scenario.workload import Precision, Workload
-from ddpsim.workload.model import Buffer, Parameter
+from ddpsim.workload.model import BatchNorm, Buffer, Parameter
 
 __all__ = [
+    "batch_norms_of",
     "check_options",
     "input_size_of",
     "input_values",
@@ -82,6 +83,20 @@ def read_buffers(columns: dict[str, Any]) -> tuple[Buffer, ...]:
     return tuple(
         Buffer(dtype, product_of(shape))
         for dtype, shape in zip(names, columns["shape"], strict=True)
+    )
+
+
+def batch_norms_of(table: dict[str, Any]) -> tuple[BatchNorm, ...]:
+    """Modules with a running mean, in the order of their calls."""
+    buffers = zip(table["buffers"]["name"], table["buffers"]["shape"], strict=True)
+    mean = ".running_mean"
+    channels = {n.removesuffix(mean): shape[0] for n, shape in buffers if n.endswith(mean)}
+    names = table["parameters"]["name"]
+    owners = [names[index].rpartition(".")[0] for index in table["ready_order"]]
+    return tuple(
+        BatchNorm(module, channels[module], row, owners.index(module))
+        for row, module in enumerate(table["forward"]["module"])
+        if module in channels
     )
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ddp_oracle import MODELS
+from cpu_synced_norm import CpuSyncBatchNorm, synced
+from ddp_oracle import MODELS as PLAIN
 from torch import nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
@@ -19,6 +20,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from two_ranks import run_as_rank
 
+MODELS = PLAIN | {"synced": (synced, lambda: torch.randn(6, 64))}
 EVERY = 3
 STEPS = 7
 Calls = list[tuple[str, int]]
@@ -26,12 +28,19 @@ Calls = list[tuple[str, int]]
 
 @contextmanager
 def logged(calls: Calls) -> Iterator[None]:
-    """Append every all-reduce called in Python, and DDP's broadcasts of buffers, by dtype."""
+    """Append what is called in Python, and DDP's broadcasts of buffers, by dtype."""
     all_reduce, coalesced = dist.all_reduce, dist._broadcast_coalesced
+    all_gather = dist.all_gather
 
     def reduce(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
         calls.append(("all_reduce", tensor.nbytes))
         return all_reduce(tensor, *args, **options)
+
+    def gather(
+        gathered: list[torch.Tensor], tensor: torch.Tensor, *args: Any, **options: Any
+    ) -> Any:
+        calls.append(("all_gather", tensor.nbytes * len(gathered)))
+        return all_gather(gathered, tensor, *args, **options)
 
     def broadcast(group: Any, tensors: list[torch.Tensor], *args: Any) -> Any:
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
@@ -40,10 +49,12 @@ def logged(calls: Calls) -> Iterator[None]:
         return coalesced(group, tensors, *args)
 
     dist.all_reduce, dist._broadcast_coalesced = reduce, broadcast
+    dist.all_gather = gather
     try:
         yield
     finally:
         dist.all_reduce, dist._broadcast_coalesced = all_reduce, coalesced
+        dist.all_gather = all_gather
 
 
 class Loop:
@@ -234,6 +245,11 @@ def observe(model: str, loop: str, micro_batches: int) -> dict[str, Any]:
             (str(buffer.dtype).removeprefix("torch."), buffer.numel())
             for buffer in module.buffers()
         ],
+        "batch_norms": [
+            (name, layer.num_features)
+            for name, layer in module.named_modules()
+            if isinstance(layer, CpuSyncBatchNorm)
+        ],
         "steps": steps,
     }
 
@@ -242,7 +258,7 @@ def cases() -> list[tuple[str, str, int]]:
     """Model, loop and micro-batches; DDP stops at unused parameters, ZeRO-1 at two dtypes."""
     return [
         (model, loop, micro_batches)
-        for model in ("dense", "tied", "mixed", "unused")
+        for model in ("dense", "tied", "mixed", "unused", "synced")
         for loop in LOOPS
         for micro_batches in (1, 3)
         if not (model == "unused" and loop.startswith("ddp"))

@@ -10,7 +10,7 @@ from two_ranks import observed_of
 from ddpsim.prediction.program import compile_program
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Communicate
-from ddpsim.workload.model import Buffer, Model, Parameter, Work
+from ddpsim.workload.model import BatchNorm, Buffer, Model, Parameter, Work
 
 
 @pytest.fixture(scope="module")
@@ -26,25 +26,38 @@ def model_of(case: dict[str, Any]) -> Model:
         parameters=tuple(Parameter(*each) for each in case["parameters"]),
         ready_order=order,
         buffers=tuple(Buffer(*each) for each in case["buffers"]),
-        forward=(nothing,),
+        forward=(nothing,) * max(1, len(case["batch_norms"])),
         backward=(nothing,) * (len(order) + 1),
         optimizer=nothing,
         launch_s=0.0,
         activation_bytes=None,
         basis="measured",
         provenance=(),
+        batch_norms=batch_norms_of(case),
+    )
+
+
+def batch_norms_of(case: dict[str, Any]) -> tuple[BatchNorm, ...]:
+    """With a row of the forward each, in the backward in that of their weight."""
+    owners = [case["parameters"][index][0].rpartition(".")[0] for index in case["ready_order"]]
+    return tuple(
+        BatchNorm(name, channels, row, owners.index(name))
+        for row, (name, channels) in enumerate(case["batch_norms"])
     )
 
 
 def predicted(case: dict[str, Any], options: dict[str, Any]) -> list[list[list[Any]]]:
     """What the loop sends in each of the steps that were observed."""
-    ddp = {"backend": "gloo", "torch": "2.13", "accumulation_steps": case["micro_batches"]}
+    synced = bool(case["batch_norms"])  # of CPU tensors, where torch would refuse them
+    backend, device = ("nccl", "a100-sxm-40gb") if synced else ("gloo", "cpu-core")
+    ddp = {"backend": backend, "torch": "2.13", "accumulation_steps": case["micro_batches"]}
+    workload = {"model": "resnet18", "batch_per_rank": 1, "sync_batch_norm": synced}
     scenario = Scenario.model_validate(
         {
             "schema": "ddpsim/1",
-            "workload": {"model": "resnet18", "batch_per_rank": 1},
+            "workload": workload,
             "ddp": ddp | options,
-            "cluster": {"nodes": 1, "gpus_per_node": 2, "device": "cpu-core"},
+            "cluster": {"nodes": 1, "gpus_per_node": 2, "device": device},
         }
     )
     program = compile_program(scenario, model_of(case))
@@ -74,4 +87,5 @@ def test_the_oracle_sends_what_the_loops_are_about(observed: list[dict[str, Any]
     assert sent["dense", "per_parameter synced"] == [24] * 7
     assert sent["mixed", "naive_flat"] == [2] * 7
     assert sent["tied", "local_sgd"] == [1, 0, 0, 1, 0, 0, 1]
+    assert sent["synced", "naive"] == [3 * 2 * 2 + 10] * 7  # an exchange each way and layer
     assert sent["dense", "ddp synced"][-1] == 3 * sent["dense", "ddp"][-1]

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddpsim.cluster.transfers import Operation
-from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, compute
+from ddpsim.strategies.instructions import (
+    Await,
+    Communicate,
+    Compute,
+    Instruction,
+    Piece,
+    compute,
+    compute_all,
+)
 from ddpsim.strategies.strategy import Bucket
 from ddpsim.strategies.ticks import Launch
 
@@ -87,16 +95,16 @@ class Reducer:
         yield Await(number)
         yield compute("buffers", unflatten)
 
-    def backward(self, backward: Sequence[Launch]) -> Iterator[Instruction]:
+    def backward(self, backward: Sequence[Piece]) -> Iterator[Instruction]:
         """Gradients become ready one after the other; at the end all buckets are waited for."""
         *works, tail = backward
         unused = self._work.unused
         for parameter, launch in zip(self._work.ready_order, works, strict=True):
-            yield compute("backward", launch)
+            yield from compute_all("backward", [launch])
             for ready in (*unused, parameter):  # the unused on the first hook (torch: reducer.cpp)
                 yield from self._mark_ready(ready)
             unused = ()
-        yield compute("backward", tail)
+        yield from compute_all("backward", [tail])
         yield from self._finalize()
 
     def _communicate(

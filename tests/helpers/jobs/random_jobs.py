@@ -7,33 +7,42 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ddpsim.scenario.schema import Scenario
-from ddpsim.workload.model import Buffer, Model, Parameter, Work
+from ddpsim.workload.model import BatchNorm, Buffer, Model, Parameter, Work
 
 _SECONDS = st.floats(0, 2e-3, allow_nan=False)
 
 
 @st.composite
 def models(draw: st.DrawFn) -> Model:
-    """A model of up to ten parameters, some unused, with arbitrary ready order and times."""
+    """A model of up to ten parameters, some unused, with arbitrary ready order and times.
+
+    Some of its rows are batch norms.
+    """
     numels = draw(st.lists(st.integers(1, 400_000), min_size=1, max_size=10))
     order = tuple(draw(st.permutations(range(len(numels)))))
     order = order[draw(st.integers(0, len(order) - 1)) if draw(st.booleans()) else 0 :]
     works = st.builds(Work, _SECONDS, st.integers(0, 6), st.sampled_from([0.0, 0.0, 3e-5]))
     count = len(order) + 1
     buffers = st.builds(Buffer, st.sampled_from(["float32", "int64"]), st.integers(1, 999))
+    forward = tuple(draw(st.lists(works, min_size=1, max_size=3)))
+    norms = draw(st.integers(0, min(len(forward), len(order))))
     return Model(
         parameters=tuple(
             Parameter(f"m.{i // 3}.p{i}", numel, "float32") for i, numel in enumerate(numels)
         ),
         ready_order=order,
         buffers=tuple(draw(st.lists(buffers, max_size=2))),
-        forward=tuple(draw(st.lists(works, min_size=1, max_size=3))),
+        forward=forward,
         backward=tuple(draw(st.lists(works, min_size=count, max_size=count))),
         optimizer=draw(works),
         launch_s=draw(st.sampled_from([0.0, 5e-6, 4e-5])),
         activation_bytes=None,
         basis="measured",
         provenance=(),
+        batch_norms=tuple(
+            BatchNorm(f"norm {i}", draw(st.integers(1, 3000)), i, norms - 1 - i)
+            for i in range(norms)
+        ),
     )
 
 
@@ -65,6 +74,7 @@ def scenarios(
                 "model": "resnet18",
                 "batch_per_rank": 1,
                 "data": draw(loaders()),
+                "sync_batch_norm": not gloo and draw(st.booleans()),
                 **draw(loop_options()),
             },
             "ddp": draw(ddp_options()) | {"backend": "gloo" if gloo else "nccl"},
