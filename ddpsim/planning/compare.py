@@ -26,7 +26,15 @@ from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import Workload
 
-__all__ = ["Option", "compare", "ddp_settings", "each_flag", "each_strategy", "option"]
+__all__ = [
+    "Option",
+    "compare",
+    "ddp_settings",
+    "each_flag",
+    "each_strategy",
+    "hook_settings",
+    "option",
+]
 
 _CAPS_MB = (1, 10, 25, 50, 100)
 _SOURCES = ("model", "profile", "trace", "parameters")
@@ -42,6 +50,7 @@ _USUAL = {  # settings that take back what is DDP's alone
     "static_graph": "ddp.static_graph=false",
     "broadcast_buffers": "ddp.broadcast_buffers=true",
     "comm_hook": "ddp.comm_hook=none",
+    "power_sgd": "ddp.power_sgd=null",
     "optimize_ddp": "ddp.optimize_ddp=true",
 }
 
@@ -230,6 +239,12 @@ def ddp_settings(document: Document) -> tuple[str, ...]:
     return () if parse(document).ddp.strategy == "ddp" else _AS_DDP
 
 
+def hook_settings(ddp: Ddp, hook: str) -> tuple[str, ...]:
+    """What sets a hook, without the options of another one."""
+    drops = ddp.power_sgd is not None and hook != "powerSGD"
+    return (f"ddp.comm_hook={hook}", *(("ddp.power_sgd=null",) if drops else ()))
+
+
 def each_strategy(document: Document) -> Iterator[Option]:
     """A scenario of DDP with every other strategy, without DDP's options; raises ScenarioError.
 
@@ -285,7 +300,7 @@ def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
         yield [f"ddp.{key}={str(on).lower()}"], "" if on else price
     for hook in ("none", "allreduce", *two_byte_hooks(scenario.cluster)):
         if hook != ddp.comm_hook:
-            yield [f"ddp.comm_hook={hook}"], _ROUNDS if hook.endswith("compress") else ""
+            yield hook_settings(ddp, hook), _ROUNDS if hook.endswith("compress") else ""
     for cap in (*_CAPS_MB, "default"):
         if cap != ("default" if ddp.bucket_cap_mb is None else ddp.bucket_cap_mb):
             yield [f"ddp.bucket_cap_mb={cap}"], ""

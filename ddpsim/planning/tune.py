@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from ddpsim.errors import DdpsimError, Problem, ScenarioError
-from ddpsim.planning.compare import compare, option
+from ddpsim.planning.compare import compare, hook_settings, option
 from ddpsim.planning.many import attempt_many
 from ddpsim.prediction.next_steps import two_byte_hooks
 from ddpsim.prediction.resolve import resolve
@@ -223,7 +223,7 @@ class _Search:
             hooks |= {two_byte_hooks(self.scenario.cluster)[0]}
         elif own.endswith("compress"):
             hooks = {own}
-        return [(f"ddp.comm_hook={hook}",) for hook in sorted(hooks)]
+        return [hook_settings(self.scenario.ddp, hook) for hook in sorted(hooks)]
 
     def _batches(self) -> list[tuple[str, ...]]:
         """Ways to make the global batch of micro-batches."""

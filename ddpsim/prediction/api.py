@@ -172,7 +172,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         broadcast=job.program.strategy.broadcast,
         reduced=job.program.strategy.reduced,
         knows_warmup=job.knows_warmup,
-        buckets_rebuilt_at=job.program.strategy.steady_from,
+        buckets_rebuilt_at=job.program.strategy.rebuilt_from,
         memory=job.memory(),
         baselines=job.baselines(),
         provenance=(*job.provenance(), *host_provenance(job)),

@@ -231,7 +231,7 @@ class Job:
         if any(launched.operation == "all_gather" for launched in sent):
             parts = step.breakdown()
             return parts.forward + parts.backward_compute
-        backwards = sum(launched.bucket == 0 for launched in sent)
+        backwards = sum(launched.bucket == 0 and launched.num_params > 0 for launched in sent)
         return backwards / self.program.strategy.period * step.backward_ns()
 
     @property

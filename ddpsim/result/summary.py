@@ -217,16 +217,25 @@ def _seconds(breakdown: BreakdownNs, steps: int) -> Breakdown:
 
 
 def _buckets(step: Step) -> tuple[BucketTimes, ...]:
-    """Those of the last backward, where every micro-batch reduces its gradients."""
+    """Those of the last backward, where every micro-batch reduces its gradients.
+
+    A bucket may take several all-reduces, the last of which alone counts its parameters.
+    """
     origin_ns = step.backward_start_ns
-    last = {span.bucket: span for span in _launched(step) if span.bucket >= 0}
+    first: dict[int, CommSpan] = {}
+    last: dict[int, CommSpan] = {}
+    for span in _launched(step):
+        if span.bucket >= 0:
+            goes_on = span.bucket in last and not last[span.bucket].num_params
+            first[span.bucket] = first[span.bucket] if goes_on else span
+            last[span.bucket] = span
     return tuple(
         BucketTimes(
             index=index,
             size_bytes=span.size_bytes,
             num_params=span.num_params,
-            ready_s=(span.ready_ns - origin_ns) / NS_PER_S,
-            start_s=(span.met_ns - origin_ns) / NS_PER_S,
+            ready_s=(first[index].ready_ns - origin_ns) / NS_PER_S,
+            start_s=(first[index].met_ns - origin_ns) / NS_PER_S,
             end_s=(span.end_ns - origin_ns) / NS_PER_S,
         )
         for index, span in sorted(last.items())
@@ -340,6 +349,9 @@ def _late(step: Step, reduced: list[CommSpan], called: str) -> str:
     """How many buckets, or what else is reduced and `called` so, end after the backward."""
     end_ns = max((s.end_ns for s in step.compute if s.kind == "backward"), default=step.start_ns)
     late = sum(span.end_ns > end_ns for span in reduced)
+    buckets = sum(span.num_params > 0 for span in reduced)
+    if 0 < buckets < len(reduced):  # others are stages of one, before its last
+        return f"each of {buckets} {called}s is waited for in its hook"
     if len(reduced) == 1:
         return f"its one {called} ends after the backward"
     if late == 1:

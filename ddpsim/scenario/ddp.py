@@ -19,7 +19,7 @@ from pydantic import (
 from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, fail, given
 
-__all__ = ["Ddp", "FullyShard", "StrategyName"]
+__all__ = ["Ddp", "FullyShard", "PowerSgd", "StrategyName"]
 
 StrategyName = Literal[
     "ddp", "naive", "naive_flat", "per_parameter", "local_sgd", "zero1", "fully_shard"
@@ -37,7 +37,7 @@ _LARGEST_CAP = 1_000_000
 _DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
 _OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
-    *("broadcast_buffers", "comm_hook", "optimize_ddp"),
+    *("broadcast_buffers", "comm_hook", "power_sgd", "optimize_ddp"),
 )
 
 
@@ -156,6 +156,20 @@ class FullyShard(Spec):
     ] = Field(default_factory=MixedPrecision, description="omitted: none")
 
 
+class PowerSgd(Spec):
+    """PowerSGD: gradients as products of narrow matrices. Keys are torch's PowerSGDState's."""
+
+    matrix_approximation_rank: Annotated[int, Field(ge=1, le=2)] = Field(
+        1, description="columns of the matrices; more than 2 need a QR, which is not priced"
+    )
+    start_powerSGD_iter: Annotated[int, Field(ge=2, le=1000)] = Field(  # noqa: N815 -- torch's name
+        2, description="backwards before, of plain all-reduces; torch's default is 1000"
+    )
+    min_compression_rate: Annotated[float, Field(gt=0, le=1000)] = Field(
+        2.0, description="a parameter that would shrink by less is reduced as it is"
+    )
+
+
 class Ddp(Spec):
     """How gradients are shared: DistributedDataParallel's options, or another strategy."""
 
@@ -188,9 +202,10 @@ class Ddp(Spec):
     broadcast_buffers: bool = Field(
         default=True, description="every forward; also accepted as forward_sync_buffers (2.13)"
     )
-    comm_hook: Literal["none", "allreduce", "fp16_compress", "bf16_compress"] = Field(
-        "none", description="torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+    comm_hook: Literal["none", "allreduce", "fp16_compress", "bf16_compress", "powerSGD"] = Field(
+        "none", description="torch.distributed.algorithms.ddp_comm_hooks"
     )
+    power_sgd: PowerSgd | None = Field(None, description="of comm_hook: powerSGD")
     optimize_ddp: bool = Field(
         default=True,
         description="torch._dynamo.config's: under torch.compile the graph is split where buckets "
@@ -229,6 +244,11 @@ class Ddp(Spec):
     def finds_unused(self) -> bool:
         """Whether every iteration looks for unused parameters: a static graph does so once."""
         return self.find_unused_parameters and not self.static_graph
+
+    @property
+    def powers(self) -> PowerSgd | None:
+        """The options of PowerSGD; None where it is not the hook."""
+        return (self.power_sgd or PowerSgd()) if self.comm_hook == "powerSGD" else None
 
     @property
     def sent_dtype(self) -> Literal["float16", "bfloat16"] | None:
@@ -280,6 +300,18 @@ class Ddp(Spec):
             raise fail(f"is of strategy: fully_shard, not {self.strategy}; drop one", "fully_shard")
         if self.torch == "1.4" and self.strategy not in ("ddp", "naive", "naive_flat"):
             raise fail(f"torch 1.4 had no {self.strategy}; choose a newer ddp.torch", "strategy")
+        return self
+
+    @model_validator(mode="after")
+    def _hook_is_whole(self) -> Ddp:
+        if self.power_sgd and self.comm_hook != "powerSGD":
+            raise fail(f"is of comm_hook: powerSGD, not {self.comm_hook}; drop one", "power_sgd")
+        if self.comm_hook == "powerSGD" and self.backend == "gloo":
+            raise fail(
+                "powerSGD is modelled on GPUs: with gloo its chain runs on gloo's threads; write "
+                "none, allreduce, fp16_compress or bf16_compress",
+                "comm_hook",
+            )
         return self
 
     @model_validator(mode="after")

@@ -57,6 +57,8 @@ class Scenario(Spec):
                 "cluster.algorithm: data_parallel is a strategy of its own; drop one",
                 "ddp.strategy",
             )
+        if algorithm == "data_parallel" and self.ddp.powers:
+            raise fail("DataParallel has no communication hooks; drop it", "ddp.comm_hook")
         if algorithm == "data_parallel" and self.ddp.accumulation_steps > 1:
             raise fail("DataParallel has no no_sync; write 1", "ddp.accumulation_steps")
         self._check_synced_norms()

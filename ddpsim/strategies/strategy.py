@@ -11,13 +11,25 @@ from ddpsim.strategies.instructions import Instruction, numbered
 from ddpsim.strategies.ticks import Launch
 from ddpsim.workload.model import Model
 
-__all__ = ["Bucket", "ResidentBytes", "Strategy"]
+__all__ = ["Bucket", "ResidentBytes", "Stage", "Strategy"]
 
 _NOTHING = Launch(0, 0)
 
 
+class Stage(NamedTuple):
+    """One of the all-reduces of a bucket that come one after another, and the work before it."""
+
+    before: Launch
+    size_bytes: int
+    what: str
+
+
 class Bucket(NamedTuple):
-    """Gradients that are sent together: `wire_bytes` of them, and the work around it."""
+    """Gradients that are sent together: `wire_bytes` of them, and the work around it.
+
+    `stages`: in place of one all-reduce; the host waits for the device `before_wait` and does
+    `after_wait` then.
+    """
 
     parameters: tuple[int, ...]
     size_bytes: int
@@ -25,6 +37,9 @@ class Bucket(NamedTuple):
     before: Launch = _NOTHING
     after_ns: int = 0
     copy_back: Launch = _NOTHING
+    stages: tuple[Stage, ...] = ()
+    before_wait: Launch = _NOTHING
+    after_wait: Launch = _NOTHING
 
 
 class ResidentBytes(NamedTuple):
@@ -54,6 +69,11 @@ class Strategy(ABC):
     @property
     def steady_from(self) -> int | None:
         """The first step, from 0, that all later ones are like; None: they are all alike."""
+        return None
+
+    @property
+    def rebuilt_from(self) -> int | None:
+        """The first step, from 0, whose buckets are the rebuilt ones; None: they never are."""
         return None
 
     @property

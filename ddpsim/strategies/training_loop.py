@@ -114,6 +114,11 @@ class LossReads(Strategy):
         return self._inner.steady_from
 
     @property
+    def rebuilt_from(self) -> int | None:
+        """See Strategy."""
+        return self._inner.rebuilt_from
+
+    @property
     def period(self) -> int:
         """See Strategy."""
         return lcm(self._inner.period, self._every)

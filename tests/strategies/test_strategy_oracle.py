@@ -23,7 +23,7 @@ def model_of(case: dict[str, Any]) -> Model:
     order = tuple(case["ready_order"])
     nothing = Work(0.0)
     return Model(
-        parameters=tuple(Parameter(*each) for each in case["parameters"]),
+        parameters=tuple(Parameter(*each, rows=rows) for *each, rows in case["parameters"]),
         ready_order=order,
         buffers=tuple(Buffer(*each) for each in case["buffers"]),
         forward=(nothing,) * max(1, len(case["batch_norms"])),
@@ -49,7 +49,8 @@ def batch_norms_of(case: dict[str, Any]) -> tuple[BatchNorm, ...]:
 def predicted(case: dict[str, Any], options: dict[str, Any]) -> list[list[list[Any]]]:
     """What the loop sends in each of the steps that were observed."""
     synced = bool(case["batch_norms"])  # of CPU tensors, where torch would refuse them
-    backend, device = ("nccl", "a100-sxm-40gb") if synced else ("gloo", "cpu-core")
+    as_on_gpu = synced or options.get("comm_hook") == "powerSGD"
+    backend, device = ("nccl", "a100-sxm-40gb") if as_on_gpu else ("gloo", "cpu-core")
     ddp = {"backend": backend, "torch": "2.13", "accumulation_steps": case["micro_batches"]}
     workload = {"model": "resnet18", "batch_per_rank": 1, "sync_batch_norm": synced}
     scenario = Scenario.model_validate(

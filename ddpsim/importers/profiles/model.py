@@ -64,6 +64,8 @@ Origin = Literal["first_gradient", "backward_start"]
 class ProfiledParameter:
     """One parameter; `ready_s` counts from the profile's origin, None if never ready.
 
+    `rows`: the extent of its first dimension, where its shape is told.
+
     `ddp_hook_s`: DDP's hook, copy into the bucket and all, under torch's default options; None:
     not measured. `rows`: the extent of the first dimension.
     """

@@ -139,7 +139,7 @@ class DdpCosts:
             measured = self.overheads if dtype == "float32" else None
             before = self._compress(size_bytes, wire_bytes, measured)
             return HookWork(before, wire_bytes, self._decompress(size_bytes, wire_bytes, measured))
-        divides = self.ddp.torch == "1.4" or self.ddp.comm_hook == "allreduce"
+        divides = self.ddp.torch == "1.4" or self.ddp.comm_hook in ("allreduce", "powerSGD")
         before = self.moved(2 * size_bytes) if divides else Work(0.0)
         return HookWork(before, size_bytes, Work(0.0))
 

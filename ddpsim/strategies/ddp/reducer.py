@@ -18,6 +18,7 @@ from ddpsim.strategies.instructions import (
     Compute,
     Instruction,
     Piece,
+    Synchronize,
     compute,
     compute_all,
 )
@@ -127,23 +128,46 @@ class Reducer:
         """All-reduce the next bucket in order, and after the last one the map of used ones."""
         index = len(self._launched)
         bucket = self._buckets[index]
-        yield compute("bucket_copy", bucket.before)
-        sent = self._communicate(
-            "all_reduce",
-            bucket.wire_bytes,
-            f"bucket {index}",
-            bucket=index,
-            bucket_bytes=bucket.size_bytes,
-            num_params=len(bucket.parameters),
-            after_ns=bucket.after_ns,
-        )
-        yield sent
-        self._launched.append(sent.number)
+        if bucket.stages:
+            yield from self._launch_stages(bucket, index)
+        else:
+            yield compute("bucket_copy", bucket.before)
+            sent = self._communicate(
+                "all_reduce",
+                bucket.wire_bytes,
+                f"bucket {index}",
+                bucket=index,
+                bucket_bytes=bucket.size_bytes,
+                num_params=len(bucket.parameters),
+                after_ns=bucket.after_ns,
+            )
+            yield sent
+            self._launched.append(sent.number)
         if len(self._launched) == len(self._buckets) and self._work.used_map_bytes:
             map_bytes = self._work.used_map_bytes
             used_map = self._communicate("all_reduce", map_bytes, "map of used parameters")
             yield used_map
             self._used_map = used_map.number
+
+    def _launch_stages(self, bucket: Bucket, index: int) -> Iterator[Instruction]:
+        """All-reduces one after another, and the host's wait, before the backward goes on."""
+        *_, last = bucket.stages
+        for stage in bucket.stages:
+            yield compute("bucket_copy", stage.before)
+            sent = self._communicate(
+                "all_reduce",
+                stage.size_bytes,
+                f"bucket {index}: {stage.what}",
+                bucket=index,
+                bucket_bytes=bucket.size_bytes,
+                num_params=len(bucket.parameters) if stage is last else 0,
+            )
+            yield sent
+            yield Await(sent.number)
+        self._launched.append(sent.number)
+        yield compute("bucket_copy", bucket.before_wait)
+        yield Synchronize()
+        yield compute("bucket_copy", bucket.after_wait)
 
     def _finalize(self) -> Iterator[Instruction]:
         """Wait bucket by bucket and copy each back while the next is still under way.

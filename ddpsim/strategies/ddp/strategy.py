@@ -10,6 +10,7 @@ from math import ceil
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.buckets import Assignment, plan_buckets
 from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.power_sgd import in_stages, kept_bytes
 from ddpsim.strategies.ddp.reducer import Buffers, Reducer, ReducerWork
 from ddpsim.strategies.instructions import Compute, Instruction, LoadBatch, Mark, compute_all
 from ddpsim.strategies.model_work import ModelWork
@@ -19,7 +20,7 @@ from ddpsim.workload.model import Model, Work
 
 __all__ = ["DistributedDataParallel"]
 
-_INITIAL, _REBUILT = 0, 1
+_INITIAL, _REBUILT, _COMPRESSED = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class DistributedDataParallel(Strategy):
 
     Its first backwards that reduce have buckets by registration order, those from `rebuilt_at` on
     by ready order; None: never rebuilt. `bucket_view`: gradients live in the buckets. `no_sync`:
-    only the last micro-batch reduces.
+    only the last micro-batch reduces. Under PowerSGD backwards from `compressed_at` on have
+    `compressed_buckets`.
     """
 
     model: ModelWork
@@ -39,6 +41,8 @@ class DistributedDataParallel(Strategy):
     rebuilt_at: int | None
     bucket_view: bool = False
     no_sync: bool = True
+    compressed_buckets: tuple[Bucket, ...] = ()
+    compressed_at: int | None = None
 
     @classmethod
     def of(
@@ -66,15 +70,25 @@ class DistributedDataParallel(Strategy):
             plan.rebuilt_at,
             spec.gradient_as_bucket_view,
             spec.no_sync,
+            own.compressed(plan.initial if plan.rebuilt_at is None else plan.rebuilt, spec),
+            spec.powers.start_powerSGD_iter if spec.powers else None,
         )
 
     @cached_property
     def kinds(self) -> int:
         """See Strategy."""
+        if self.compressed_buckets:
+            return 3
         return 1 if self.initial_buckets == self.rebuilt_buckets else 2
 
     @property
     def steady_from(self) -> int | None:
+        """See Strategy."""
+        changes = [at for at in (self.rebuilt_at, self.compressed_at) if at is not None]
+        return ceil(max(changes) / self._reductions) if changes else None
+
+    @property
+    def rebuilt_from(self) -> int | None:
         """See Strategy."""
         return None if self.rebuilt_at is None else ceil(self.rebuilt_at / self._reductions)
 
@@ -85,8 +99,13 @@ class DistributedDataParallel(Strategy):
 
     def kind(self, number: int) -> int:
         """See Strategy."""
-        rebuilt = self.steady_from is not None and number >= self.steady_from
-        return _REBUILT if rebuilt and self.kinds > 1 else _INITIAL
+        if self._is_after(number, self.compressed_at):
+            return _COMPRESSED
+        return _REBUILT if self._is_after(number, self.rebuilt_at) and self.kinds > 1 else _INITIAL
+
+    def _is_after(self, number: int, backward: int | None) -> bool:
+        """Whether a step begins with a backward that reduces no earlier than this one."""
+        return backward is not None and number >= ceil(backward / self._reductions)
 
     def step(self, kind: int) -> Iterator[Instruction]:
         """See Strategy."""
@@ -112,11 +131,14 @@ class DistributedDataParallel(Strategy):
     def _buckets_of(self, kind: int, backward: int) -> tuple[Bucket, ...]:
         """Those of a backward of a step without no_sync: the rebuild may come within the first."""
         is_rebuilt = self.rebuilt_at is not None and backward >= self.rebuilt_at
+        if kind == _COMPRESSED:
+            return self.compressed_buckets
         return self.rebuilt_buckets if is_rebuilt else self.buckets(kind)
 
     def buckets(self, kind: int) -> tuple[Bucket, ...]:
         """See Strategy."""
-        return self.rebuilt_buckets if kind == _REBUILT else self.initial_buckets
+        of_kind = (self.initial_buckets, self.rebuilt_buckets, self.compressed_buckets)
+        return of_kind[kind]
 
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
         """See Strategy; under gradient_as_bucket_view gradients live in the buckets.
@@ -125,7 +147,8 @@ class DistributedDataParallel(Strategy):
         activations there are both. A parameter without a gradient has a place in a bucket alone.
         """
         held = super().resident_bytes(model, optimizer_bytes)
-        held = held._replace(buckets=model.gradient_bytes)
+        kept = sum(kept_bytes(bucket) for bucket in self.compressed_buckets)
+        held = held._replace(buckets=model.gradient_bytes + kept)
         is_view = self.bucket_view and self._reductions == self.model.accumulation_steps
         return held._replace(gradients=0) if is_view else held
 
@@ -168,6 +191,22 @@ class _OwnWork:
     def buckets(self, assignment: Assignment) -> tuple[Bucket, ...]:
         unused = frozenset(self.model.unused)
         return tuple(self._bucket(members, unused) for members in assignment)
+
+    def compressed(self, assignment: Assignment, spec: Ddp) -> tuple[Bucket, ...]:
+        """The same under PowerSGD, if that is the hook; raises InputError."""
+        powers = spec.powers
+        if powers is None:
+            return ()
+        return tuple(
+            in_stages(
+                bucket,
+                [self.model.parameters[i] for i in bucket.parameters],
+                powers,
+                self.costs,
+                self.ticks,
+            )
+            for bucket in self.buckets(assignment)
+        )
 
     def _bucket(self, members: tuple[int, ...], unused: frozenset[int]) -> Bucket:
         parameters = [self.model.parameters[i] for i in members]

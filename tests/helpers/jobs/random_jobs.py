@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Any
 
 from hypothesis import strategies as st
@@ -28,7 +29,8 @@ def models(draw: st.DrawFn) -> Model:
     norms = draw(st.integers(0, min(len(forward), len(order))))
     return Model(
         parameters=tuple(
-            Parameter(f"m.{i // 3}.p{i}", numel, "float32") for i, numel in enumerate(numels)
+            Parameter(f"m.{i // 3}.p{i}", numel, "float32", rows=isqrt(numel))
+            for i, numel in enumerate(numels)
         ),
         ready_order=order,
         buffers=tuple(draw(st.lists(buffers, max_size=2))),
@@ -63,6 +65,9 @@ def scenarios(
         "intra_node": {"bandwidth": draw(rates), "latency": draw(latencies)},
         "inter_node": {"bandwidth": draw(rates), "latency": draw(latencies)},
     }
+    ddp = draw(ddp_options()) | {"backend": "gloo" if gloo else "nccl"}
+    if not gloo and draw(st.integers(0, 3)) == 0:
+        ddp["comm_hook"] = "powerSGD"
     run: dict[str, Any] = {"iterations": 2, "seed": draw(st.integers(0, 99))}
     if noisy:
         cluster["stragglers"] = {"distribution": "lognormal", "sigma": draw(st.floats(0.01, 0.5))}
@@ -77,7 +82,7 @@ def scenarios(
                 "sync_batch_norm": not gloo and draw(st.booleans()),
                 **draw(loop_options()),
             },
-            "ddp": draw(ddp_options()) | {"backend": "gloo" if gloo else "nccl"},
+            "ddp": ddp,
             "cluster": cluster,
             "run": run,
         }

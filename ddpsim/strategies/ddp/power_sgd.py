@@ -1,0 +1,134 @@
+"""PowerSGD's hook on one bucket: three all-reduces, one after another, and the work around them.
+
+Source: torch 2.13 torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py. A parameter is a
+matrix of n rows and m columns. It is compressed where (n + m) r is small beside n m (79-104); the
+others are reduced together as they are (563). Then P = M Q (557) is reduced, orthogonalised, and
+Q = M^T P (593) is (602); M is P Q^T (614). The callbacks run within the hook, on the host's thread,
+and `torch.cuda.synchronize` (628) ends it: no backward goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ddpsim.errors import InputError
+from ddpsim.scenario.ddp import PowerSgd
+from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.strategy import Bucket, Stage
+from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.workload.model import ITEM_BYTES, Parameter, Work, joined
+
+__all__ = ["in_stages", "kept_bytes"]
+
+
+class _Matrix(NamedTuple):
+    """A compressed parameter: its bytes, its rows and columns, the columns of P and Q."""
+
+    size_bytes: int
+    rows: int
+    columns: int
+    rank: int
+
+
+def in_stages(
+    bucket: Bucket, parameters: Sequence[Parameter], spec: PowerSgd, costs: DdpCosts, ticks: Ticks
+) -> Bucket:
+    """A bucket of these parameters under PowerSGD; raises InputError where no shape is known."""
+    work = _Hook(parameters, spec, costs, ticks)
+    item_bytes = ITEM_BYTES[parameters[0].dtype]
+    p_bytes = item_bytes * sum(m.rows * m.rank for m in work.matrices)
+    q_bytes = item_bytes * sum(m.columns * m.rank for m in work.matrices)
+    others_bytes = sum(parameter.size_bytes for parameter in work.others)
+    return bucket._replace(
+        wire_bytes=others_bytes + p_bytes + q_bytes,
+        stages=(
+            Stage(work.before(bucket.size_bytes), others_bytes, "uncompressed gradients"),
+            Stage(work.unpacked(others_bytes), p_bytes, "PowerSGD's P"),
+            Stage(work.orthogonal_and_multiplied(), q_bytes, "PowerSGD's Q"),
+        ),
+        before_wait=work.decompressed(q_bytes),
+        after_wait=work.error(bucket.size_bytes),
+    )
+
+
+def kept_bytes(bucket: Bucket) -> int:
+    """What stays of a bucket from step to step: its error, P and Q."""
+    return bucket.size_bytes + sum(stage.size_bytes for stage in bucket.stages[1:])
+
+
+class _Hook:
+    """The hook's work on one bucket, each operator of it launched by the host."""
+
+    def __init__(
+        self, parameters: Sequence[Parameter], spec: PowerSgd, costs: DdpCosts, ticks: Ticks
+    ) -> None:
+        self._costs = costs
+        self._ticks = ticks
+        shaped = [(parameter, _matrix(parameter, spec)) for parameter in parameters]
+        self.matrices = [matrix for _, matrix in shaped if matrix]
+        self.others = [parameter for parameter, matrix in shaped if not matrix]
+
+    def before(self, size_bytes: int) -> Launch:
+        """The last error added, a copy kept, the others in one tensor; Q orthogonal, P = M Q."""
+        others_bytes = sum(parameter.size_bytes for parameter in self.others)
+        passes = [self._moved(3 * size_bytes), self._moved(2 * size_bytes)]
+        return self._launch(
+            [
+                *passes,
+                self._moved(2 * others_bytes),
+                *self._orthogonal("columns"),
+                *self._products(),
+            ]
+        )
+
+    def unpacked(self, others_bytes: int) -> Launch:
+        """The others divided, and each copied back."""
+        copies = [self._moved(2 * parameter.size_bytes) for parameter in self.others]
+        return self._launch([self._moved(2 * others_bytes), *copies])
+
+    def orthogonal_and_multiplied(self) -> Launch:
+        """P orthogonal, Q = M^T P."""
+        return self._launch([*self._orthogonal("rows"), *self._products()])
+
+    def decompressed(self, q_bytes: int) -> Launch:
+        """Q divided, M = P Q^T."""
+        return self._launch([self._moved(2 * q_bytes), *self._products()])
+
+    def error(self, size_bytes: int) -> Launch:
+        """What the compression has lost: the copy less the bucket."""
+        return self._launch([self._moved(3 * size_bytes)])
+
+    def _products(self) -> list[Work]:
+        """One of each matrix, which reads or writes all of it: bound by memory."""
+        return [self._moved(matrix.size_bytes) for matrix in self.matrices]
+
+    def _orthogonal(self, side: str) -> list[Work]:
+        """Gram-Schmidt, an operator each: norm and quotient of a column, the rest projected."""
+        found: list[Work] = []
+        for matrix in self.matrices:
+            column_bytes = 4 * (matrix.rows if side == "rows" else matrix.columns)
+            operators = 2 * matrix.rank + 4 * (matrix.rank - 1)
+            found += operators * [self._moved(2 * column_bytes)]
+        return found
+
+    def _moved(self, size_bytes: int) -> Work:
+        return self._costs.operator(self._costs.moved(size_bytes))
+
+    def _launch(self, works: Sequence[Work]) -> Launch:
+        return self._ticks.launch(joined([Work(0.0), *works]))
+
+
+def _matrix(parameter: Parameter, spec: PowerSgd) -> _Matrix | None:
+    """The parameter as PowerSGD compresses it; None where that would save too little."""
+    if parameter.rows is None:
+        raise InputError(
+            "ddp.comm_hook",
+            f"powerSGD needs the shape of {parameter.name}, which the profile or trace does not "
+            "tell; give a zoo model or a parameter list",
+        )
+    rows, columns = parameter.rows, parameter.numel // parameter.rows
+    rank = min(rows, columns, spec.matrix_approximation_rank)
+    if (rows + columns) * rank * spec.min_compression_rate >= rows * columns:
+        return None
+    return _Matrix(parameter.size_bytes, rows, columns, rank)
