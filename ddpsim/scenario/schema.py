@@ -93,6 +93,7 @@ class Scenario(Spec):
             == "cpu",
             "needs a process for each GPU, and DataParallel has one for all": self.cluster.algorithm
             == "data_parallel",
+            "is not modelled under fully_shard": self.ddp.strategy == "fully_shard",
             "that of torch 1.4 is not known; choose a newer ddp.torch": self.ddp.torch == "1.4",
         }
         for reason, holds in reasons.items():
