@@ -14,6 +14,7 @@ from ddpsim.wording import ranks
 __all__ = ["render_diagnosis"]
 
 _SHOWN, _WORTH_SAYING = 3, 0.05
+_NOT_LISTED = "look at: the unit, debug settings, and whether the scenario is the job's own"
 _MEASURED = {
     "step": "step",
     "without_sync": "step without sync",
@@ -32,7 +33,6 @@ def render_diagnosis(diagnosis: Diagnosis, file: str, settings: Sequence[str] = 
         *_check(diagnosis),
         "",
         *_predictions(diagnosis),
-        "",
         *([] if diagnosis.is_healthy else _simulated(_shown(diagnosis), file, settings)),
         *labelled("assumed", "; ".join(diagnosis.assumptions)),
     ]
@@ -79,7 +79,10 @@ def _causes(diagnosis: Diagnosis) -> Iterator[str]:
     for cause in _shown(diagnosis):
         yield from labelled(label, f"{cause.probability:.0%} {cause.text}")
         label = ""
-        if diagnosis.is_healthy or cause.predicts is None:
+        if diagnosis.is_healthy:
+            continue
+        if cause.predicts is None:
+            yield from _below(_NOT_LISTED)
             continue
         if cause.mended_s:
             step, mended = format_duration(cause.predicts.step_s), format_duration(cause.mended_s)
@@ -109,7 +112,9 @@ def _check(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _predictions(diagnosis: Diagnosis) -> Iterator[str]:
-    """One row for each likely cause: what else could be looked at."""
+    """One row for each likely cause: what else could be looked at, and an empty line."""
+    if not any(cause.predicts for cause in diagnosis.causes):
+        return
     size = diagnosis.all_reduce_bytes
     last = f"{f'{format_bytes(size)} all-reduce':>21}" if size else ""
     titles = "".join(f"{title:>11}" for title in _TITLES)
@@ -117,6 +122,7 @@ def _predictions(diagnosis: Diagnosis) -> Iterator[str]:
     for cause in diagnosis.causes:
         if cause.predicts:
             yield f"  {_name(cause.key):<20}{_times(cause.predicts)}"
+    yield ""
 
 
 def _times(predicted: Predicted) -> str:

@@ -115,7 +115,7 @@ def _verdict(verdict: Verdict, file: str, settings: Sequence[str]) -> Iterator[s
         yield from labelled("", f"- {explanation}")
     if verdict.explanations:
         yield from labelled("", "what tells them apart, and what each would be without it:")
-        measured = f"{1e3 * verdict.measured_s:.4g} ms"
+        measured = f"{1e3 * verdict.measured_s:.10g} ms"
         yield from command(file, settings, name="diagnose", options=("--measured", measured))
 
 

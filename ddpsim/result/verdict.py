@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from ddpsim.result.diagnosis import Cause
 from ddpsim.result.model import Result, Stretch
-from ddpsim.units import format_duration
+from ddpsim.units import format_duration, format_number, format_percent
 
 __all__ = ["Verdict", "is_normal", "verdict"]
 
 _WORTH_SAYING, _MOST = 0.05, 4
+_MANY_TIMES = 20  # beyond which a percentage is hard to read
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ def verdict(
     predicted_s = result.iteration_time_s.mean
     difference = measured_s / predicted_s - 1
     interval, normal = result.prediction_interval_s, is_normal(result, measured_s)
-    side = "above" if difference >= 0 else "below"
-    text = f"{format_duration(measured_s)} is {abs(difference):.1%} {side} the prediction: "
+    text = f"{format_duration(measured_s)} is {_compared(measured_s, predicted_s)}: "
     if interval is None:
         text += "without an interval nobody can say whether that is normal"
     elif normal:
@@ -58,3 +58,13 @@ def verdict(
     likely = [each for each in causes if each.probability >= _WORTH_SAYING][:_MOST]
     said = tuple(f"{each.probability:.0%} {each.text}" for each in likely)
     return Verdict(measured_s, difference, normal, text, tuple(stretches), said, tuple(causes))
+
+
+def _compared(measured_s: float, predicted_s: float) -> str:
+    """`12.3% above the prediction`; far from it, how many times the prediction."""
+    times = measured_s / predicted_s
+    if times < 1:
+        return f"{format_percent(1 - times)} below the prediction"
+    if times < _MANY_TIMES:
+        return f"{format_percent(times - 1)} above the prediction"
+    return f"{format_number(times)} times the prediction (look at its unit)"
