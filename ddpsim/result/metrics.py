@@ -235,8 +235,8 @@ def steps_of(rank: RankTimeline) -> list[Step]:
         compute[bisect_left(ends_ns, span.end_ns)].append(span)
     for collective in rank.comm:
         step = bisect_left(ends_ns, collective.end_ns)
-        if collective.ready_ns == ends_ns[step] and _has(comm[step], collective.number):
-            step += 1  # it took no time at the very start of the next step
+        while collective.ready_ns == ends_ns[step] and _has(comm[step], collective.number):
+            step += 1  # it took no time at the very start of a later step
         comm[step].append(collective)
     for wait in rank.host:  # the host runs ahead: a wait may last into several steps
         for step in range(bisect_right(ends_ns, wait.start_ns), len(ends_ns)):

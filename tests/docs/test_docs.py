@@ -229,7 +229,7 @@ def test_accuracy_of_the_benchmark() -> None:
     assert knowing
     benchmark = next(cells for row, cells in table.items() if row.startswith("PyTorch's own"))
     assert benchmark == ["20", f"{levels[1]} %", f"{levels[2]} %", "-"]
-    with_ddp = next(cells for row, cells in table.items() if row.startswith("the same, from one"))
+    with_ddp = next(cells for row, cells in table.items() if row.startswith("the same, given also"))
     assert with_ddp == ["16", f"{knowing[1]} %", f"{knowing[2]} %", "-"]
     naive = re.findall(r"\*\* \|[^|]*\| \S+% \| (\S+)% \|", VALIDATION.split("Bucket 1 MiB:", 1)[0])
     assert len(naive) == 20
@@ -303,7 +303,7 @@ def test_known_errors() -> None:
     known, others = (
         100 * float(rms) for rms in re.findall(r"used on .* \| \d+ \| (\S+) \|", compute)
     )
-    assert f"One standard deviation is {known:.0f} % on GPUs with published steps" in text
+    assert f"The typical error is {known:.0f} % on GPUs with published steps" in text
     assert f"{others:.0f} % on others" in text
     jobs = VALIDATION.split("### Published throughputs", 1)[1].split("\n## ", 1)[0]
     longer = [

@@ -75,8 +75,8 @@ def test_accuracy_is_told_as_on_its_page() -> None:
     told = " ".join(TEXT.split("## What it does not do")[1].split("\n## ")[0].split())
     for words in (
         "BERT steps on g4dn nodes are predicted within 8 % (median).",
-        "another setup got four times that network rate.",
-        "One standard deviation is 13 % on GPUs with published steps and 30 % on others.",
+        "In another setup the network was four times as fast.",
+        "The typical error is 13 % on GPUs with published steps and 30 % on others.",
     ):
         assert words in told
         assert words in " ".join(page.split())

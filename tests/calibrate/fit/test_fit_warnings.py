@@ -171,10 +171,10 @@ def test_residuals_as_text_and_as_a_figure(tmp_path: Path) -> None:
     assert what.startswith("measured: the mean of the middle four fifths")
     assert table == [
         "    ranks   line rate      size  measured predicted   error",
-        "    1 x 4              1.024 kB  13.46 us  10.77 us  -20.0 %",
+        "    1 x 4               1.02 kB   13.5 us   10.8 us  -20.0 %",
         "1 samples: median error 20.0 %, nine in ten within 20.0 %, largest 20.0 %",
     ]
-    assert "62.50 MB/s" in residual_table(gloo_ring(), samples[1:])
+    assert "62.5 MB/s" in residual_table(gloo_ring(), samples[1:])
     path = tmp_path / "residuals.html"
     write_residual_figure(gloo_ring(), samples[1:], path)
     text = path.read_text(encoding="utf-8")
@@ -196,6 +196,6 @@ def test_a_data_loader_is_told_where_it_is_wanted() -> None:
     loader = Measurement(kind="data_loader", variant="mine:batches", samples_s=(0.01, 0.01, 0.02))
     (line,) = data_loaders([gloo_record().with_measurement(loader)])
     assert line == (
-        "data loader mine:batches: a batch in 10.00 ms (median); its samples over that are "
+        "data loader mine:batches: a batch in 10.0 ms (median); its samples over that are "
         "workload.data.rate"
     )

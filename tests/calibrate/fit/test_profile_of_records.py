@@ -25,7 +25,7 @@ def test_measured_broadcasts_are_in_the_profile() -> None:
     found = fit_profile([whole], "cluster").measured_broadcasts
     assert [(each.size_bytes, each.time_s) for each in found] == [(2**16, 0.002), (2**20, 0.03)]
     assert {(each.nodes, each.line_rate_bytes_per_s) for each in found} == {(2, 62.5e6)}
-    assert "broadcasts: 65.54 kB to 1.049 MB" in show(fit_profile([whole], "cluster"))
+    assert "broadcasts: 65.5 kB to 1.05 MB" in show(fit_profile([whole], "cluster"))
     assert fit_profile([record], "cluster").measured_broadcasts == ()
 
 

@@ -114,9 +114,9 @@ def test_up_stays_until_down(
     options = ("--hosts", "2", "--rate", "1Gbit/s", "--rate-of", "1=200 Mbit/s", "--name", name)
     shown = invoke(monkeypatch, capsys, "up", *options).splitlines()
     assert shown[0].startswith("h0  10.")
-    assert shown[1].endswith(f"   25.00 MB/s  ip netns exec {name}-h1 COMMAND")
+    assert shown[1].endswith(f"   25.0 MB/s  ip netns exec {name}-h1 COMMAND")
     listed = invoke(monkeypatch, capsys, "list")
-    assert f"{name}: 2 hosts, 125.0 MB/s and 25.00 MB/s, up\n" in listed
+    assert f"{name}: 2 hosts, 125 MB/s and 25.0 MB/s, up\n" in listed
     inside = subprocess.Popen(
         ["ip", "netns", "exec", f"{name}-h0", "sh", "-c", "echo; exec sleep 60"],
         stdout=subprocess.PIPE,

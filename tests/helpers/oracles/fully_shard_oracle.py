@@ -1,6 +1,6 @@
 """Collectives that torch's fully_shard launches: run as rank 0 and 1 of a gloo job, writes JSON.
 
-python tests/helpers/fully_shard_oracle.py RANK STORE_FILE OUTPUT
+python tests/helpers/oracles/fully_shard_oracle.py RANK STORE_FILE OUTPUT
 """
 
 from __future__ import annotations
