@@ -1,7 +1,6 @@
 """What may be wrong with a job: each cause with its odds, its change of the scenario, its signs.
 
-Odds are assumptions, in proportion to how often 201 public threads about slow jobs end with such a
-cause, and to what clouds are known for (docs/explanation/diagnosis.md).
+Odds are assumptions: nobody publishes how often each cause occurs (docs/explanation/diagnosis.md).
 """
 
 from __future__ import annotations
