@@ -184,7 +184,7 @@ def of(scenario: Scenario, timeline: Any) -> Traced:
     return Traced(timeline, ranks, steps, "all", "any", size, 2, "some device", backend)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(scenarios(noisy=True), models())
 def test_any_job_gives_well_formed_files(scenario: Scenario, model: Model) -> None:
     traced = of(scenario, simulated(scenario, model).timeline)

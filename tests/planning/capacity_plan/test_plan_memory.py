@@ -48,7 +48,7 @@ def test_unknown_activations_are_said() -> None:
 @pytest.mark.slow
 def test_micro_batches_of_a_global_batch_are_split_where_memory_needs_it() -> None:
     asked = scenario("gpt2-bucket-choice", "workload.model=gpt2-xl", "cluster.nodes=1")
-    plan = plan_capacity(asked, "1B tokens in 24 h", global_batch=64, max_gpus=16)
+    plan = plan_capacity(asked, "1B tokens in 24 h", global_batch=64, max_gpus=8)
     assert {size.global_batch for size in plan.sizes} == {64}
     for size in plan.sizes:
         assert size.batch_per_rank * size.accumulation_steps * size.gpus == 64
