@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 from math import ceil
 
 from ddpsim.errors import InputError
@@ -36,11 +37,11 @@ def partition(parameters: Sequence[Parameter], ranks: int) -> _Partition:
             "choose fully_shard, with units of one dtype each",
         )
     parts: list[list[int]] = [[] for _ in range(ranks)]
-    elements = [0] * ranks
+    fewest = [(0, rank) for rank in range(ranks)]  # a heap; of equal ranks the lowest comes first
     for i in sorted(range(len(parameters)), key=lambda i: -parameters[i].numel):
-        rank = elements.index(min(elements))
+        elements, rank = fewest[0]
         parts[rank].append(i)
-        elements[rank] += parameters[i].numel
+        heapreplace(fewest, (elements + parameters[i].numel, rank))
     return tuple(map(tuple, parts))
 
 

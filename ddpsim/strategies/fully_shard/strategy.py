@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
 from ddpsim.scenario.ddp import Ddp
@@ -76,7 +77,7 @@ class FullyShard(Strategy):
         """See Strategy: the gradients of each unit, in the order of the last backward."""
         return tuple(
             Bucket(group.parameters, group.scattered_bytes, group.scattered_bytes)
-            for group in self._walked().scattered
+            for group in self._walked.scattered
         )
 
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
@@ -87,9 +88,10 @@ class FullyShard(Strategy):
         used = sum(parameter.size_bytes for parameter in model.used)
         gradients = self.shard_bytes * used // max(1, model.gradient_bytes)
         optimizer = ceil(optimizer_bytes / self.ranks)
-        whole = max(0, self._walked().held.peak - gradients)
+        whole = max(0, self._walked.held.peak - gradients)
         return ResidentBytes(self.shard_bytes, gradients, whole, optimizer)
 
+    @cached_property
     def _walked(self) -> Step:
         """At the end of a step."""
         step = self._begun()
