@@ -7,13 +7,13 @@ from textwrap import wrap
 
 from ddpsim.errors import printable
 from ddpsim.report.lines import command, cut, interval_in_words, labelled, screen_width
-from ddpsim.result.diagnosis import Cause, Diagnosis, Measured, Predicted
+from ddpsim.result.diagnosis import WORTH_SAYING, Cause, Diagnosis, Measured, Predicted
 from ddpsim.units import format_bytes, format_duration
 from ddpsim.wording import ranks
 
 __all__ = ["render_diagnosis"]
 
-_SHOWN, _WORTH_SAYING = 3, 0.05
+_SHOWN = 3
 _NOT_LISTED = "look at: the unit, debug settings, and whether the scenario is the job's own"
 _MEASURED = {
     "step": "step",
@@ -42,7 +42,7 @@ def render_diagnosis(diagnosis: Diagnosis, file: str, settings: Sequence[str] = 
 def _shown(diagnosis: Diagnosis) -> list[Cause]:
     """The likeliest, and up to two more that are worth a look."""
     first, *others = diagnosis.causes[:_SHOWN]
-    return [first, *(each for each in others if each.probability >= _WORTH_SAYING)]
+    return [first, *(each for each in others if each.probability >= WORTH_SAYING)]
 
 
 def _measured(diagnosis: Diagnosis) -> Iterator[str]:

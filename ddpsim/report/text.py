@@ -114,7 +114,7 @@ def _verdict(verdict: Verdict, file: str, settings: Sequence[str]) -> Iterator[s
     for explanation in verdict.explanations:
         yield from labelled("", f"- {explanation}")
     if verdict.explanations:
-        yield from labelled("", "what tells them apart, and what each would be without it:")
+        yield from labelled("", "to tell them apart, and to see the step without each cause:")
         measured = f"{1e3 * verdict.measured_s:.10g} ms"
         yield from command(file, settings, name="diagnose", options=("--measured", measured))
 

@@ -9,6 +9,7 @@ from ddpsim.result.model import PredictionInterval, rounded
 
 __all__ = [
     "HEALTHY",
+    "WORTH_SAYING",
     "Cause",
     "CheckToRun",
     "Diagnosis",
@@ -22,6 +23,7 @@ __all__ = [
 
 DIAGNOSIS_SCHEMA = "ddpsim.diagnosis/1"
 HEALTHY = "healthy"  # the key of the cause that is none
+WORTH_SAYING = 0.05  # probability of a cause from which a screen names it
 
 Quantity = Literal["step", "without_sync", "exposed", "data_wait", "all_reduce"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpsim.result.diagnosis import Cause
+from ddpsim.result.diagnosis import WORTH_SAYING, Cause
 from ddpsim.result.model import Result, Stretch
 from ddpsim.units import format_duration, format_number, format_percent
 
 __all__ = ["Verdict", "is_normal", "verdict"]
 
-_WORTH_SAYING, _MOST = 0.05, 4
+_MOST = 4  # causes in words
 _MANY_TIMES = 20  # beyond which a percentage is hard to read
 
 
@@ -55,7 +55,7 @@ def verdict(
         text += f"normal, inside the {interval.level:.0%} interval"
     else:
         text += "not normal, outside the interval; what could explain it:"
-    likely = [each for each in causes if each.probability >= _WORTH_SAYING][:_MOST]
+    likely = [each for each in causes if each.probability >= WORTH_SAYING][:_MOST]
     said = tuple(f"{each.probability:.0%} {each.text}" for each in likely)
     return Verdict(measured_s, difference, normal, text, tuple(stretches), said, tuple(causes))
 
