@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 __all__ = ["counted", "ranks"]
+
+_MOST_SHOWN = 8  # nodes unlike each other, of which each is counted
 
 
 def counted(number: int, noun: str) -> str:
@@ -10,7 +14,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def ranks(nodes: int, gpus_per_node: int) -> str:
-    """A cluster's size in words: `16 ranks (2 x 8)`."""
-    count = nodes * gpus_per_node
-    return f"{count} rank{'s' * (count > 1)} ({nodes} x {gpus_per_node})"
+def ranks(nodes: int, gpus_per_node: int, by_node: Sequence[int] | None = None) -> str:
+    """A cluster's size in words: `16 ranks (2 x 8)`; of nodes unlike each other `6 ranks (4 + 2)`.
+
+    `by_node`: the ranks of each node, where they differ.
+    """
+    count = sum(by_node) if by_node else nodes * gpus_per_node
+    many = by_node and len(by_node) > _MOST_SHOWN
+    layout = f"{nodes} x {gpus_per_node}" if not by_node else " + ".join(map(str, by_node))
+    if many:
+        layout = f"{nodes} nodes of up to {gpus_per_node}"
+    return f"{count} rank{'s' * (count > 1)} ({layout})"

@@ -61,7 +61,7 @@ def check(file: File, settings: Settings = None) -> None:
     from ddpsim.wording import ranks
 
     cluster = load_scenario(file, settings or ()).cluster
-    print(f"{file}: ok, {ranks(cluster.nodes, cluster.gpus_per_node)}")
+    print(f"{file}: ok, {ranks(cluster.nodes, cluster.gpus_per_node, cluster.gpus_by_node)}")
 
 
 @app.command(rich_help_panel="Files")

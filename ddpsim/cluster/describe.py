@@ -34,7 +34,9 @@ def _drawn(scenario: Scenario) -> Iterator[str]:
     wires = Wires.of(cluster, scenario.run.seed)
     machine = f"{cluster.machine.name}: " if cluster.machine else ""
     nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
-    yield f"{machine}{nodes} x {cluster.gpus_per_node} {cluster.device.name}"
+    each = cluster.gpus_by_node
+    gpus = "of " + " + ".join(map(str, each)) if each else f"x {cluster.gpus_per_node}"
+    yield f"{machine}{nodes} {gpus} {cluster.device.name}"
     yield ""
     if cluster.nodes > 1 and wires.inter:
         yield from _network(wires.inter, wires, cluster)
@@ -64,12 +66,11 @@ def _network(inter: InterNode, wires: Wires, cluster: Cluster) -> Iterator[str]:
 
 
 def _node(cluster: Cluster, wires: Wires, node: int) -> Iterator[str]:
-    g = cluster.gpus_per_node
-    first = node * g
-    shown = list(range(first, first + min(g, _DRAWN_GPUS)))
-    more = f" ... {first + g - 1}" if g > _DRAWN_GPUS else ""
+    ranks = cluster.ranks_of(node)
+    shown = ranks[:_DRAWN_GPUS]
+    more = f" ... {ranks[-1]}" if len(ranks) > _DRAWN_GPUS else ""
     weak = {rank for rank, _, _ in wires.weak}
-    weak |= {rank for other, _, _ in wires.unlike for rank in range(other * g, (other + 1) * g)}
+    weak |= {rank for other, _, _ in wires.unlike for rank in cluster.ranks_of(other)}
     gpus = " ".join(f"{rank}!" if rank in weak else str(rank) for rank in shown)
     stem = "    +-- " if cluster.nodes > 1 else "  "
     yield f"{stem}node {node}: ranks {gpus}{more}"

@@ -46,8 +46,8 @@ def bottleneck(cluster: Cluster, wires: Wires, kind: Kind) -> str:
 
 def _slower_node(wires: Wires, rank: int) -> int | None:
     """Of the nodes of a rank and of its left neighbour the one with slower links than usual."""
-    g = wires.gpus_per_node
-    here, left = rank // g, (rank - 1) % (wires.nodes * g) // g
+    paths = wires.paths
+    here, left = paths.node_of(rank), paths.node_of((rank - 1) % paths.ranks)
     of_kind = 1 if here == left else 2
     slower = {node[0]: node[of_kind] for node in wires.unlike if node[of_kind] < 1}
     return min({here, left} & set(slower), key=lambda node: slower[node], default=None)

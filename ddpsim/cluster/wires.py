@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Literal
@@ -55,6 +55,7 @@ class Wires:
     environment: Environment
     weak: tuple[tuple[int, float, float], ...] = ()
     unlike: tuple[tuple[int, float, float], ...] = ()
+    smaller: tuple[tuple[int, int], ...] = ()
     provenance: tuple[Provenance, ...] = ()
 
     @classmethod
@@ -95,6 +96,7 @@ class Wires:
             environment,
             _weak(cluster),
             unlike_nodes(cluster, rate_of),
+            cluster.smaller_nodes,
             (*changes, *collisions),
         )
 
@@ -110,7 +112,8 @@ class Wires:
         n = self.gpus_per_node
         summed = None if switch is None else Link(0.0, switch * n / (2 * (n - 1)))
         links = (self._within, self._between, summed)
-        return Paths(self.nodes, n, *links, weak=self.weak, unlike=self.unlike)
+        even = Paths(self.nodes, n, *links)
+        return replace(even, weak=self.weak, unlike=self.unlike, smaller=self.smaller)
 
     @property
     def slowest(self) -> Kind:
@@ -144,7 +147,8 @@ class Wires:
             inter.nics_per_node if inter else 0,
             rate_of(inter) / 1e9 if inter else 0.0,
             "nvlink" if path == "nvlink" else "pcie",
-            reduces=self._switch_sums and environment.uses_nvls,
+            fewer=cluster.nodes * cluster.gpus_per_node - cluster.world_size,
+            reduces=self._switch_sums and environment.uses_nvls and not self.smaller,
             cpu_vendor=cluster.machine.cpu_vendor if cluster.machine else "intel",
             minor=cluster.nccl_minor,
             net_latency_us=declared_us(inter),

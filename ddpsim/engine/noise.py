@@ -99,10 +99,10 @@ def _lasting_factors(
     """The same, [ranks]."""
     import numpy as np  # noqa: PLC0415 -- see above
 
-    stragglers, g = cluster.stragglers, cluster.gpus_per_node
+    stragglers = cluster.stragglers
     factors = np.ones(cluster.world_size)
     for node, times in node_times.items():
-        factors[node * g : (node + 1) * g] = times
+        factors[cluster.ranks_of(node)] = times
     if stragglers and stragglers.sigma:
         stream = np.random.SeedSequence(seed).spawn(2)[0]
         draws = np.random.default_rng(stream).standard_normal(cluster.world_size)

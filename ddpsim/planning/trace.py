@@ -36,7 +36,8 @@ def trace(
     """
     cluster = scenario.cluster
     size = cluster.world_size
-    wanted = sample_ranks(size, cluster.gpus_per_node) if ranks is None else sorted(set(ranks))
+    nodes = [cluster.ranks_of(node) for node in range(cluster.nodes)]
+    wanted = sample_ranks(nodes) if ranks is None else sorted(set(ranks))
     timeline = observe(scenario, wanted)
     if ranks is None:
         wanted = list(timeline.ranks)
@@ -50,7 +51,7 @@ def trace(
         _choice(ranks, wanted, size, timeline.slowest_rank),
         scenario.name,
         size,
-        cluster.gpus_per_node,
+        [node.start for node in nodes],
         cluster.device.name,
         scenario.ddp.backend,
     )
@@ -92,12 +93,12 @@ def _gzipped(content: bytes) -> bytes:
     return packed.getvalue()
 
 
-def sample_ranks(world_size: int, gpus_per_node: int) -> list[int]:
+def sample_ranks(nodes: Sequence[range]) -> list[int]:
     """At most 16 ranks: all, or 15 (the slowest is added) spread evenly, node ends first."""
+    world_size = nodes[-1].stop
     if world_size <= SAMPLED:
         return list(range(world_size))
-    starts = range(0, world_size, gpus_per_node)
-    ends = sorted({*starts, *(start + gpus_per_node - 1 for start in starts)})
+    ends = sorted({end for node in nodes for end in (node[0], node[-1])})
     chosen = _spread(ends, SAMPLED - 1)
     if len(chosen) < SAMPLED - 1:
         others = sorted(set(range(world_size)) - set(chosen))

@@ -166,6 +166,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         name=scenario.name,
         nodes=scenario.cluster.nodes,
         gpus_per_node=scenario.cluster.gpus_per_node,
+        gpus_by_node=scenario.cluster.gpus_by_node,
         samples_per_rank=job.samples_per_rank,
         network=partial(_limit_of, job),
         strategy=strategy_name(scenario),

@@ -80,7 +80,8 @@ def render(
 
 
 def _answer(result: Result) -> Iterator[str]:
-    yield f"{cut(result.name, 70)}   {ranks(result.nodes, result.gpus_per_node)}"
+    size = ranks(result.nodes, result.gpus_per_node, result.gpus_by_node)
+    yield f"{cut(result.name, 70)}   {size}"
     yield ""
     times = result.iteration_time_s
     spread = ""

@@ -100,7 +100,7 @@ class Traced:
     choice: str
     name: str
     world_size: int
-    gpus_per_node: int
+    first_ranks: Sequence[int]
     device: str
     backend: str
 
@@ -108,6 +108,11 @@ class Traced:
     def has_kernels(self) -> bool:
         """Whether anything runs on GPUs; gloo's jobs run on CPUs."""
         return self.backend == "nccl"
+
+    def _place(self, rank: int) -> tuple[int, int]:
+        """Its node, and its number there."""
+        node = bisect_right(self.first_ranks, rank) - 1
+        return node, rank - self.first_ranks[node]
 
     def overlap(self, rank: int) -> Overlap:
         """Of one rank, over the steps shown."""
@@ -120,7 +125,7 @@ class Traced:
 
     def of_rank(self, rank: int) -> str:
         """One rank's file in the dialect of PyTorch's profiler (Kineto)."""
-        gpu, lanes = rank % self.gpus_per_node, self._lanes(rank)
+        gpu, lanes = self._place(rank)[1], self._lanes(rank)
         header = {
             "schemaVersion": 1,
             "deviceProperties": [{"id": gpu, "name": self.device}] if self.has_kernels else [],
@@ -206,7 +211,7 @@ class Traced:
 
     def _process(self, rank: int, lanes: _Lanes, flows: Iterator[int]) -> Iterator[str]:
         """A rank in the merged file."""
-        node, device = divmod(rank, self.gpus_per_node)
+        node, device = self._place(rank)
         kind = "GPU" if self.has_kernels else "process"
         label = "the slowest" if rank == self.timeline.slowest_rank else ""
         threads = {_STEPS_TID: "steps"}

@@ -222,6 +222,7 @@ class Brief:
 class Result:
     """One prediction. Times in seconds, on the rank that ends last, for steady iterations.
 
+    `gpus_by_node`: the ranks of each node, where they differ; else None.
     `throughput_samples_per_s` is global; `scaling_efficiency` compares the throughput per GPU
     with one device's without DDP. `comm_time_s` is the union of the times in which a collective
     is in flight, `skew_s` the part of it spent waiting for late peers, `overlap_fraction`
@@ -235,6 +236,7 @@ class Result:
     world_size: int
     nodes: int
     gpus_per_node: int
+    gpus_by_node: tuple[int, ...] | None
     iteration_time_s: Distribution
     prediction_interval_s: PredictionInterval | None
     throughput_samples_per_s: float

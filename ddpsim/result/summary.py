@@ -50,6 +50,7 @@ class Context:
     name: str
     nodes: int
     gpus_per_node: int
+    gpus_by_node: tuple[int, ...] | None
     samples_per_rank: int
     network: Callable[[CommSpan], str]
     strategy: str
@@ -148,13 +149,15 @@ def summarise(timeline: Timeline, context: Context) -> Result:
     breakdown = sum((step.breakdown() for step in steady), BreakdownNs())
     comm_s, skew_s = (_mean(sum(ticks), steady) for ticks in _comm_ticks(steady))
     exposed_s = _mean(breakdown.exposed_comm, steady)
-    world_size = context.nodes * context.gpus_per_node
+    by_node = context.gpus_by_node
+    world_size = sum(by_node) if by_node else context.nodes * context.gpus_per_node
     per_gpu = context.samples_per_rank / times.mean
     return Result(
         name=context.name,
         world_size=world_size,
         nodes=context.nodes,
         gpus_per_node=context.gpus_per_node,
+        gpus_by_node=by_node,
         iteration_time_s=times,
         prediction_interval_s=None,
         throughput_samples_per_s=per_gpu * world_size,

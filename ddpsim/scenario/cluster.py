@@ -8,16 +8,14 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ddpsim.errors import InputError, shown
-from ddpsim.scenario import catalog
 from ddpsim.scenario.base import MOST_RANKS, Fraction, Number, Sigma, Spec, fail
-from ddpsim.scenario.device import AnyDevice, Device, read_device
+from ddpsim.scenario.device import AnyDevice, Device, Machine, read_device, read_machine
 from ddpsim.scenario.links import (
     InterNode,
     IntraNode,
     LinkKind,
     StatedInter,
     StatedIntra,
-    link_of_preset,
     with_transport,
     with_usual_latency,
 )
@@ -30,7 +28,6 @@ __all__ = [
     "OLDEST_NCCL",
     "Background",
     "Cluster",
-    "Machine",
     "OtherNode",
     "Stragglers",
 ]
@@ -55,35 +52,6 @@ class Stragglers(Spec):
         return self
 
 
-class Machine(Spec):
-    """A machine one can buy or rent: its device, how many, and its network."""
-
-    name: str = Field("custom", description="shown in the answer")
-    device: str = Field(description="a device preset's name")
-    gpus_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="devices in it")
-    intra_node: IntraNode | None = Field(None, description="default: the device's")
-    inter_node: InterNode | None = Field(None, description="default: the device's")
-    cpu_vendor: Literal["intel", "amd", "other"] = Field(
-        "intel", description="NCCL's limit of LL between nodes depends on it"
-    )
-    nccl_env: dict[str, str | int] = Field(
-        default_factory=dict, description="NCCL's environment variables that its images set"
-    )
-    sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
-
-
-def _machine(value: Any) -> Any:
-    if isinstance(value, (dict, Machine)):
-        return value
-    if not isinstance(value, str):
-        raise ValueError(f"{shown(value)} is not a machine: write a preset's name, or its values")
-    name = catalog.resolve("machine", value)
-    table = catalog.machine_table(name)
-    keys = ("device", "gpus_per_node", "cpu_vendor", "nccl_env", "sources")
-    kept = {key: table[key] for key in keys if key in table}
-    return kept | {"name": name, "inter_node": link_of_preset(table["inter_node"])}
-
-
 _TELLING = {  # of a node unlike the others; of the rest the others' holds
     "intra_node": ("bandwidth",),
     "inter_node": ("bandwidth", "nics_per_node", "oversubscription"),
@@ -96,6 +64,9 @@ class OtherNode(Spec):
     device: (
         Annotated[Device, BeforeValidator(read_device, json_schema_input_type=AnyDevice)] | None
     ) = Field(None, description="its devices: slower or faster as the model's roofline says")
+    gpus_per_node: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="its ranks, fewer than the others': 2 of a job on 4 + 2 GPUs"
+    )
     intra_node: StatedIntra = Field(
         None, description="its bandwidth, if another; no other key is for one node"
     )
@@ -152,6 +123,9 @@ Algorithm = Literal[
 ]
 
 
+_OF_UNEQUAL_NODES = ("auto", "ring", "tree", "gloo_ring")  # nodes with unlike numbers of GPUs
+
+
 def _a_machine_is_enough(schema: dict[str, Any]) -> None:
     """It brings its device, and how many of them."""
     brought = ["device", "gpus_per_node"]
@@ -167,7 +141,8 @@ class Cluster(Spec):
     nodes: Annotated[int, Field(ge=1, le=MOST_RANKS)] = Field(description="machines")
     gpus_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="ranks per machine")
     machine: (
-        Annotated[Machine, BeforeValidator(_machine, json_schema_input_type=Machine | str)] | None
+        Annotated[Machine, BeforeValidator(read_machine, json_schema_input_type=Machine | str)]
+        | None
     ) = Field(None, description="a preset's name, or its values: gives device and gpus_per_node")
     device: Annotated[Device, BeforeValidator(read_device, json_schema_input_type=AnyDevice)] = (
         Field(description="a preset's name, {preset: NAME, ...} or the values themselves")
@@ -206,8 +181,29 @@ class Cluster(Spec):
 
     @property
     def world_size(self) -> int:
-        """Ranks in the job: nodes x gpus_per_node."""
-        return self.nodes * self.gpus_per_node
+        """Ranks in the job: nodes x gpus_per_node, less where a node has fewer."""
+        fewer = sum(self.gpus_per_node - gpus for _, gpus in self.smaller_nodes)
+        return self.nodes * self.gpus_per_node - fewer
+
+    @property
+    def smaller_nodes(self) -> tuple[tuple[int, int], ...]:
+        """Nodes with fewer ranks than gpus_per_node, and their ranks."""
+        own = ((node, other.gpus_per_node) for node, other in (self.other_nodes or {}).items())
+        return tuple(sorted((node, n) for node, n in own if n and n != self.gpus_per_node))
+
+    @property
+    def gpus_by_node(self) -> tuple[int, ...] | None:
+        """Ranks of each node; None where all have as many."""
+        if not self.smaller_nodes:
+            return None
+        own = dict(self.smaller_nodes)
+        return tuple(own.get(node, self.gpus_per_node) for node in range(self.nodes))
+
+    def ranks_of(self, node: int) -> range:
+        """The ranks of a node; ranks are numbered node by node."""
+        fewer = sum(self.gpus_per_node - n for other, n in self.smaller_nodes if other < node)
+        first = node * self.gpus_per_node - fewer
+        return range(first, first + dict(self.smaller_nodes).get(node, self.gpus_per_node))
 
     @property
     def nccl_minor(self) -> int:
@@ -256,6 +252,12 @@ class Cluster(Spec):
 
     def resized(self, nodes: int, gpus_per_node: int) -> Cluster:
         """The same machines in another number; raises InputError for a key that does not fit."""
+        if self.smaller_nodes:
+            node, _ = self.smaller_nodes[0]
+            raise InputError(
+                f"cluster.other_nodes.{node}.gpus_per_node",
+                "is of this job alone: other numbers of nodes are of one size; drop it",
+            )
         changed = self.model_copy(update={"nodes": nodes, "gpus_per_node": gpus_per_node})
         try:
             changed._ranks_exist()  # type: ignore[operator]  # noqa: SLF001 -- its own class's
@@ -271,7 +273,7 @@ class Cluster(Spec):
         """A machine brings its device and how many of them it has."""
         machine = data.get("machine") if isinstance(data, dict) else None
         try:
-            known = _machine(machine) if isinstance(machine, str) else machine
+            known = read_machine(machine) if isinstance(machine, str) else machine
         except ValueError as error:
             raise fail(str(error), "machine") from None
         if isinstance(known, dict):
@@ -313,6 +315,29 @@ class Cluster(Spec):
         return self
 
     @model_validator(mode="after")
+    def _nodes_fit_together(self) -> Cluster:
+        """Fewer GPUs in a node: NCCL and gloo's ring know what to do, other algorithms do not."""
+        for node, gpus in self.smaller_nodes:
+            key = f"other_nodes.{node}.gpus_per_node"
+            if gpus > self.gpus_per_node:
+                raise fail(
+                    f"{gpus} is more than cluster.gpus_per_node: write the largest node's there, "
+                    "and the others' here",
+                    key,
+                )
+            if self.algorithm not in _OF_UNEQUAL_NODES:
+                raise fail(
+                    f"{self.algorithm} needs nodes with as many GPUs each; choose one of "
+                    f"{', '.join(_OF_UNEQUAL_NODES)}",
+                    "algorithm",
+                )
+        if len(self.smaller_nodes) == self.nodes:
+            raise fail(
+                "no node has so many: write the largest node's number of GPUs", "gpus_per_node"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _algorithm_fits(self) -> Cluster:
         if self.servers is not None and self.algorithm != "parameter_server":
             raise fail("belongs to algorithm: parameter_server; drop it", "servers")
@@ -344,4 +369,6 @@ class Cluster(Spec):
 
     def _product(self) -> str:
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
-        return f"{nodes} x {self.gpus_per_node} GPUs = {self.world_size} ranks"
+        each = self.gpus_by_node
+        gpus = "of " + " + ".join(map(str, each)) if each else f"x {self.gpus_per_node}"
+        return f"{nodes} {gpus} GPUs = {self.world_size} ranks"

@@ -1,8 +1,8 @@
-"""The device of a rank: a preset by name, a preset with changes, or its figures."""
+"""The device of a rank, by name, with changes or by its figures; the machine that it is in."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -12,7 +12,7 @@ from ddpsim.scenario.base import Fraction, Spec
 from ddpsim.scenario.links import InterNode, IntraNode, link_of_preset
 from ddpsim.scenario.quantity import Bandwidth, Duration, FlopsPerSecond, Size
 
-__all__ = ["AnyDevice", "Device", "Rate", "read_device"]
+__all__ = ["AnyDevice", "Device", "Machine", "Rate", "read_device", "read_machine"]
 
 _LONGEST_LAUNCH_S = 0.01
 Rate = Literal["fp32", "tf32", "fp16", "bf16"]  # of matrix products, by their inputs
@@ -140,3 +140,33 @@ def _preset_device(value: Any) -> dict[str, Any]:
         "intra_node": link_of_preset(table["intra_node"]),
         "inter_node": link_of_preset(table["inter_node"]),
     }
+
+
+class Machine(Spec):
+    """A machine one can buy or rent: its device, how many, and its network."""
+
+    name: str = Field("custom", description="shown in the answer")
+    device: str = Field(description="a device preset's name")
+    gpus_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="devices in it")
+    intra_node: IntraNode | None = Field(None, description="default: the device's")
+    inter_node: InterNode | None = Field(None, description="default: the device's")
+    cpu_vendor: Literal["intel", "amd", "other"] = Field(
+        "intel", description="NCCL's limit of LL between nodes depends on it"
+    )
+    nccl_env: dict[str, str | int] = Field(
+        default_factory=dict, description="NCCL's environment variables that its images set"
+    )
+    sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
+
+
+def read_machine(value: Any) -> Any:
+    """A machine's values, of a preset's name too; raises ValueError."""
+    if isinstance(value, (dict, Machine)):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is not a machine: write a preset's name, or its values")
+    name = catalog.resolve("machine", value)
+    table = catalog.machine_table(name)
+    keys = ("device", "gpus_per_node", "cpu_vendor", "nccl_env", "sources")
+    kept = {key: table[key] for key in keys if key in table}
+    return kept | {"name": name, "inter_node": link_of_preset(table["inter_node"])}

@@ -32,10 +32,13 @@ LINKS = st.builds(
 )
 SIZES = st.integers(1, 2**28)
 NAMES = sorted(ALGORITHMS)
+OF_UNEQUAL_NODES = ("ring", "tree", "gloo_ring", "gloo_all_gather")
 
 
 def layout_of(name: str, layout: Paths) -> Paths:
     """A layout that the algorithm is for: gather knows one node, with all its GPUs."""
+    if name not in OF_UNEQUAL_NODES:
+        layout = replace(layout, smaller=())
     if name != "gather":
         return replace(layout, switch=layout.switch if name == "nvls" else None)
     gpus, unlike = max(2, layout.ranks), tuple(node for node in layout.unlike if node[0] == 0)
@@ -47,7 +50,8 @@ def paths(draw: st.DrawFn, *, most_ranks: int = 24, weak: bool = False) -> Paths
     """Up to `most_ranks` ranks, with links of any kind; the same inside and between, or not."""
     gpus = draw(st.integers(1, 8))
     nodes = draw(st.integers(1 if gpus > 1 else 2, max(2, most_ranks // gpus)))
-    ranks = nodes * gpus
+    last = draw(st.integers(1, gpus)) if weak and nodes > 1 else gpus
+    ranks = nodes * gpus - (gpus - last)
     parts = st.integers(1, 150).map(lambda percent: percent / 100)
 
     def left(count: int) -> st.SearchStrategy[list[tuple[int, float, float]]]:
@@ -64,6 +68,7 @@ def paths(draw: st.DrawFn, *, most_ranks: int = 24, weak: bool = False) -> Paths
         chunk_bytes=draw(st.sampled_from([None, 2**23, 30_000_001])),
         weak=tuple(sorted(draw(left(ranks)))) if weak else (),
         unlike=tuple(sorted(draw(left(nodes)))) if weak else (),
+        smaller=((nodes - 1, last),) if last < gpus else (),
         most=draw(st.sampled_from([inf, 1e9, 2e10])),
     )
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters.collectives import MIB, simulated, time_of
+from clusters.collectives import BASE, MIB, simulated, time_of
 
 from ddpsim.cluster.network import Network
 from ddpsim.errors import ScenarioError
-from ddpsim.prediction.api import load_scenario
+from ddpsim.prediction.api import load_scenario, simulate
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.uncertainty import uncertainties
 from ddpsim.scenario.catalog import device_table
@@ -180,3 +180,58 @@ def test_an_oversubscribed_leaf_is_none_within_it() -> None:
     asked = {"machine": "dgx-h100", "nodes": 2, "algorithm": "ring", "inter_node": leaf}
     one = {1: {"inter_node": {"oversubscription": 8}}}
     assert time_of(**asked, other_nodes=one) == time_of(**asked)
+
+
+FOUR_AND_TWO = {
+    "device": "v100-sxm-16gb",
+    "nodes": 2,
+    "gpus_per_node": 4,
+    "other_nodes": {1: {"gpus_per_node": 2}},
+    "inter_node": {"bandwidth": "625 Mbit/s", "latency": "50 us"},
+}
+
+
+def test_a_node_may_have_fewer_gpus() -> None:
+    """Six ranks: 2(n-1)/n of the message passes each NIC of a ring, and in a tree all of it."""
+    size, rate = 100 * MIB, 625e6 / 8
+    asked = FOUR_AND_TWO | {"protocol": "Simple"}
+    times = {name: time_of(size, **asked, algorithm=name) for name in ("ring", "tree")}
+    tcp_rate = times["ring"] / (2 * 5 / 6 * size / rate)
+    assert 1 < tcp_rate < 1.08  # what TCP leaves of the line
+    assert times["tree"] == pytest.approx(tcp_rate * size / rate, rel=0.03)
+    changes = [f"cluster={FOUR_AND_TWO}", "run.jitter={sigma: 0.05}"]
+    result = simulated(*changes, "cluster.stragglers={factors: {5: 1.3}}")
+    assert (result.world_size, result.gpus_by_node) == (6, (4, 2))
+    assert result.stragglers[0].text.startswith("rank 5, whose compute takes 1.30 x")
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_both_engines_agree_where_a_node_has_fewer_gpus(backend: str) -> None:
+    changes = [f"cluster={FOUR_AND_TWO}", "run.jitter={sigma: 0.05}"]
+    if backend == "gloo":
+        inside = {"bandwidth": "5 GB/s", "latency": "5 us"}
+        asked = FOUR_AND_TWO | {"device": "cpu-core", "intra_node": inside}
+        changes = [f"cluster={asked}", "ddp.backend=gloo", "run.jitter={sigma: 0.05}"]
+    asked = load_scenario(BASE, changes)
+    plain, fast = simulate(asked, engine="reference"), simulate(asked)
+    assert plain.iteration_time_s == fast.iteration_time_s
+    assert plain.collectives == fast.collectives
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("cluster.algorithm=direct", "direct needs nodes with as many GPUs each"),
+        ("cluster.other_nodes={1: {gpus_per_node: 8}}", "8 is more than cluster.gpus_per_node"),
+        ("cluster.gpus_per_node=3", None),
+        ("cluster.other_nodes={0: {gpus_per_node: 2}, 1: {gpus_per_node: 2}}", "no node has so"),
+        ("cluster.weak_links={6: 0.5}", "rank 6 does not exist: 2 nodes of 4 \\+ 2 GPUs"),
+    ],
+)
+def test_what_unequal_nodes_cannot_have(change: str, message: str | None) -> None:
+    asked = [f"cluster={FOUR_AND_TWO}", change]
+    if message is None:
+        assert simulated(*asked).world_size == 5
+        return
+    with pytest.raises(ScenarioError, match=message):
+        simulated(*asked)

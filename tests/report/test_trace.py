@@ -181,7 +181,9 @@ def of(scenario: Scenario, timeline: Any) -> Traced:
     steps = range(len(timeline.slowest.step_ends_ns) + timeline.repeats)
     size, backend = scenario.cluster.world_size, scenario.ddp.backend
     ranks = list(timeline.ranks)
-    return Traced(timeline, ranks, steps, "all", "any", size, 2, "some device", backend)
+    return Traced(
+        timeline, ranks, steps, "all", "any", size, range(0, size, 2), "some device", backend
+    )
 
 
 @settings(max_examples=20, deadline=None)

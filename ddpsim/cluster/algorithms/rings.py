@@ -89,7 +89,7 @@ def ring(paths: Paths) -> tuple[Link, ...]:
     hops, n = _hops(paths), paths.ranks
     if paths.is_even:
         return hops
-    links = list(hops * paths.nodes)
+    links = [hop for size in paths.sizes for hop in hops[:size]]
     ranks = {end for end in paths.touched if end < n}
     for rank in ranks | {(rank + 1) % n for rank in ranks}:
         links[rank] = _hop(paths, ((rank - 1) % n, rank))

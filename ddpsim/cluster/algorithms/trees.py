@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.algorithms.pipeline import (
@@ -77,20 +78,24 @@ def _gathering(ranks: int) -> Pipeline:
 
 
 def _both_trees(paths: Paths, *, alike: bool = False) -> tuple[Pipeline, ...]:
-    return tuple(_tree(paths.nodes, paths.gpus_per_node, tree, alike=alike) for tree in (0, 1))
+    return tuple(_tree(paths.sizes, tree, alike=alike) for tree in (0, 1))
 
 
 @lru_cache(maxsize=32)
-def _tree(nodes: int, g: int, tree: int, *, alike: bool) -> Pipeline:
-    """`alike`: one node's chain stands for all, where ranks join at once over usual links."""
-    pipe = Pipeline(_chain)
-    heads = range(0, nodes * g, g)
-    chains = [_up_a_chain(pipe, head, g) for head in (heads[:1] if alike else heads)]
+def _tree(sizes: tuple[int, ...], tree: int, *, alike: bool) -> Pipeline:
+    """Of nodes with so many ranks.
+
+    `alike`: one node's chain stands for all, where ranks join at once over usual links.
+    """
+    pipe, nodes = Pipeline(_chain), len(sizes)
+    heads = list(accumulate(sizes[:-1], initial=0))
+    shown = list(zip(heads, sizes, strict=True))[: 1 if alike else nodes]
+    chains = [_up_a_chain(pipe, head, g) for head, g in shown]
     ready = chains * nodes if alike else chains
     brought = pipe.over_nodes(nodes, tree, heads, ready) if nodes > 1 else ready
     if alike:
         brought = [[place for result in brought for place in result]]
-    for head, result in zip(heads, brought, strict=False):
+    for (head, g), result in zip(shown, brought, strict=True):
         last = result
         for gpu in range(head, head + g - 1):
             last = pipe.add(gpu, gpu + 1, last)

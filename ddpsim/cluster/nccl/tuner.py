@@ -51,7 +51,9 @@ _MOST_CHANNELS = 32  # of the search
 class Graph:
     """What NCCL's search knows of a job: GB/s of one GPU, and of a node's NICs together.
 
-    `path` of GPUs in a node: nvlink or pcie. `reduces`: the switch sums (NVLS). `minor`: of NCCL 2.
+    `path` of GPUs in a node: nvlink or pcie. `fewer`: GPUs that all nodes together have less than
+    `gpus_per_node` each. `reduces`: the switch sums (NVLS; assumed: only where nodes are equally
+    large). `minor`: of NCCL 2.
     `net_latency_us`: what the network's plugin declares; InfiniBand and sockets declare none.
     `min_channels`, `max_channels` and `buffer_bytes`: as NCCL's variables set them; 0: not set.
     """
@@ -63,6 +65,7 @@ class Graph:
     nics: int = 0
     nic_gb_per_s: float = 0.0
     path: Literal["nvlink", "pcie"] = "nvlink"
+    fewer: int = 0
     reduces: bool = False
     cpu_vendor: Literal["intel", "amd", "other"] = "intel"
     minor: int = NEWEST
@@ -79,7 +82,7 @@ class Graph:
     @property
     def ranks(self) -> int:
         """Ranks in all."""
-        return self.nodes * self.gpus_per_node
+        return self.nodes * self.gpus_per_node - self.fewer
 
     @cached_property
     def channels(self) -> tuple[int, float]:
@@ -298,7 +301,7 @@ def _latency(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) -> f
         intra *= known.ll_hop_factor
     net, hops = _net_us(graph, algorithm, protocol), floor(log2(graph.nodes))
     if algorithm == "tree":
-        return base + 2 * ((graph.gpus_per_node - 1) * intra + hops * net)
+        return base + 2 * ((graph.ranks // graph.nodes - 1) * intra + hops * net)
     if algorithm == "nvls":
         return base + intra + 2 * hops * net
     crossing = _ring_crossings(graph, turns)

@@ -6,6 +6,7 @@ it, so that a schedule never promises more than the wire has.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -27,8 +28,9 @@ class Paths:
     A layout of one node needs no `inter`, one GPU per node no `intra`. `servers` are those of a
     parameter server, each with a link like a node's (of one node: like a GPU's). `weak`: ranks with
     the parts of their bandwidths that the links to them have, inside the node and from outside.
-    `unlike`: nodes with the parts that their own links have, in both directions. `most`: bytes per
-    second that no hop exceeds, however fast its link (LL).
+    `unlike`: nodes with the parts that their own links have, in both directions. `smaller`: nodes
+    with fewer ranks than `gpus_per_node`, and their ranks. `most`: bytes per second that no hop
+    exceeds, however fast its link (LL).
     `chunk_bytes`: how much of a message a pipeline passes on at a time; None: a usual part of it.
     """
 
@@ -40,18 +42,36 @@ class Paths:
     servers: int = 1
     weak: tuple[tuple[int, float, float], ...] = ()
     unlike: tuple[tuple[int, float, float], ...] = ()
+    smaller: tuple[tuple[int, int], ...] = ()
     most: float = inf
     chunk_bytes: int | None = None
 
     @property
     def ranks(self) -> int:
         """Ranks in all."""
-        return self.nodes * self.gpus_per_node
+        return self.first_of(self.nodes)
 
     @property
     def is_even(self) -> bool:
-        """Whether all links of a kind are alike."""
-        return not (self.weak or self.unlike)
+        """Whether all links of a kind are alike, and all nodes as large."""
+        return not (self.weak or self.unlike or self.smaller)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Ranks of each node."""
+        own = dict(self.smaller)
+        return tuple(own.get(node, self.gpus_per_node) for node in range(self.nodes))
+
+    def first_of(self, node: int) -> int:
+        """A node's first rank; beyond the last node the number of ranks."""
+        fewer = sum(self.gpus_per_node - size for other, size in self.smaller if other < node)
+        return node * self.gpus_per_node - fewer
+
+    def node_of(self, rank: int) -> int:
+        """Whose rank it is."""
+        if not self.smaller:
+            return rank // self.gpus_per_node
+        return bisect_right(self._starts, rank) - 1
 
     def within(self, ends: Ends | None = None) -> Link:
         """Between GPUs of one node: these, or any of a usual one; ValueError if none is known."""
@@ -100,14 +120,18 @@ class Paths:
         links = (self.direct(ends, inside=self.nodes == 1) for ends in (None, *held))
         return min(links, key=lambda link: link.bandwidth_bytes_per_s)
 
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [self.first_of(node) for node in range(self.nodes)]
+
     @property
     def least_network(self) -> Link:
         """Of the ring's hops between nodes the one with the least left of a node's network.
 
         Raises ValueError where none is known.
         """
-        g = self.gpus_per_node
-        unlike = {rank // g * g for rank in self.touched if rank < self.ranks}
+        of_nodes = {self.node_of(rank) for rank in self.touched if rank < self.ranks}
+        unlike = {self.first_of(node) for node in of_nodes}
         hops = [((rank - 1) % self.ranks, rank) for rank in unlike]
         usual = [None] if len(unlike) < self.nodes else []
         links = (self.between(ends) for ends in (*usual, *hops))
@@ -116,10 +140,10 @@ class Paths:
     @cached_property
     def touched(self) -> frozenset[int]:
         """Ranks, and switches of nodes, that a link unlike the others leads to or from."""
-        g, n = self.gpus_per_node, self.ranks
-        weak = {end for rank, *_ in self.weak for end in (rank, n + rank // g)}
+        n = self.ranks
+        weak = {end for rank, *_ in self.weak for end in (rank, n + self.node_of(rank))}
         nodes = [node for node, *_ in self.unlike]
-        own = (range(node * g, (node + 1) * g) for node in nodes)
+        own = (range(self.first_of(node), self.first_of(node + 1)) for node in nodes)
         return frozenset(weak.union(*own, (n + node for node in nodes)))
 
     def stretched(self, factor: float) -> Paths:
@@ -138,7 +162,7 @@ class Paths:
     def _node(self, end: int) -> int:
         """Of a rank, or of a node's switch; a server is in none of them: -1."""
         if end < self.ranks:
-            return end // self.gpus_per_node
+            return self.node_of(end)
         return end - self.ranks if self.switch else -1
 
     def _parts(self, ends: Ends | None) -> tuple[float, float]:
@@ -161,7 +185,7 @@ class Paths:
         """Parts that lead to ranks; to a switch what its slowest GPU has, as all have as much."""
         parts = {rank: (inside, outside) for rank, inside, outside in self.weak}
         for rank, (_, outside) in list(parts.items()):
-            switch = self.ranks + rank // self.gpus_per_node
+            switch = self.ranks + self.node_of(rank)
             parts[switch] = (1.0, min(outside, parts.get(switch, _WHOLE)[1]))
         return parts
 

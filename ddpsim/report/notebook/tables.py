@@ -28,7 +28,10 @@ __all__ = ["comparison_table", "plan_table", "result_table", "sweep_table"]
 
 def result_table(result: Result) -> str:
     """Step, interval, throughput and bottleneck, then each part of the step with its share."""
-    return _table(f"{result.name}, {ranks(result.nodes, result.gpus_per_node)}", _answer(result))
+    return _table(
+        f"{result.name}, {ranks(result.nodes, result.gpus_per_node, result.gpus_by_node)}",
+        _answer(result),
+    )
 
 
 def _answer(result: Result) -> Iterator[tuple[str, str, str]]:

@@ -44,7 +44,7 @@ def page(board: Storyboard) -> str:
         scaling=board.scaling,
         sensitivity=board.sensitivity,
         left_out=board.left_out,
-        ranks=ranks(result.nodes, result.gpus_per_node),
+        ranks=ranks(result.nodes, result.gpus_per_node, result.gpus_by_node),
         sections=_SECTIONS,
         rank_options=rank_options(board),
         legend=legend(board),
