@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from math import log, log1p, sqrt
+from math import log, log1p, log2, sqrt
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -119,6 +119,7 @@ ELSEWHERE = (
         "abci-V-16x4",
     ),
     ("V, 1 x 4 + 2 x 4 -> 16 x 4", ("abci-V-1x4", "abci-V-2x4"), "abci-V-16x4"),
+    ("A, 1 x 8 + 4 x 8 -> 2 x 8", ("abci-A-1x8", "abci-A-4x8"), "abci-A-2x8"),
 )
 
 
@@ -365,11 +366,49 @@ def coverage(band: tuple[int, int]) -> float:
     return fmean(held)
 
 
+def _doublings(measured: Sequence[str], asked: str) -> float:
+    """How often the measured nodes must be doubled or halved; 0: none was measured over nodes."""
+    nodes = [sweeps()[name].nodes for name in measured if sweeps()[name].nodes > 1]
+    wanted = sweeps()[asked].nodes
+    return max(log2(wanted / max(nodes)), log2(min(nodes) / wanted)) if nodes else 0.0
+
+
+def _rms(points: Sequence[Point]) -> float:
+    """Of the logarithms of predicted over measured times."""
+    return sqrt(fmean(log1p(point.error) ** 2 for point in points))
+
+
+def per_doubling() -> dict[str, float]:
+    """The root mean square error for each doubling of the nodes, by device, and of all devices."""
+    found: dict[str, list[float]] = {}
+    for said, measured, asked in ELSEWHERE:
+        if doublings := _doublings(measured, asked):
+            found.setdefault(said[0], []).append(_rms(elsewhere(measured, asked)) / doublings)
+    each = {name: sqrt(fmean(rms**2 for rms in values)) for name, values in found.items()}
+    return each | {"all": sqrt(fmean(rms**2 for rms in each.values()))}
+
+
+def carried_table() -> Iterator[str]:
+    """Sweeps by fits of other numbers of nodes, from 64 KiB."""
+    yield "| ABCI: fitted -> predicted | doublings of the nodes | median | worst | rows | RMS |"
+    yield "|---|---|---|---|---|---|"
+    for said, measured, asked in ELSEWHERE:
+        points = elsewhere(measured, asked)
+        errors = [abs(point.error) for point in points]
+        doublings = _doublings(measured, asked)
+        yield (
+            f"| {said} | {f'{doublings:g}' if doublings else 'from one node'} | "
+            f"{median(errors):.1%} | {max(errors):.1%} | {len(errors)} | {_rms(points):.2f} |"
+        )
+
+
 def levels() -> dict[str, str]:
     """Figures of the fits, in words."""
     found = {"odd rows of all sweeps, fitted to the even ones": _level(pooled_odd_rows())}
-    for said, measured, asked in ELSEWHERE:
-        found[f"ABCI {said}, from 64 KiB"] = _level(elsewhere(measured, asked))
+    each = per_doubling()
+    found["root mean square error for each doubling of the nodes"] = (
+        f"V100 {each['V']:.2f}, A100 {each['A']:.2f}, both {each['all']:.2f}"
+    )
     steps = (
         "ResNet-50's step on ABCI V, 1 x 4 + 2 x 4 -> 8 x 4, beside the same by the log of 8 x 4"
     )
@@ -387,5 +426,6 @@ def _level(points: Sequence[Point]) -> str:
 if __name__ == "__main__":
     print("\n".join(table()))
     print("\n".join(left_out_table()))
+    print("\n".join(carried_table()))
     for what, level in levels().items():
         print(f"{what}: {level}")

@@ -8,6 +8,8 @@ from statistics import median
 import nccl_sweeps
 import pytest
 
+from ddpsim.cluster.fitted.network import PER_DOUBLING
+
 LATER = ("A, 1 x 8 + 2 x 8 -> 4 x 8", "V, 1 x 4 + 2 x 4 -> 16 x 4")
 
 needs_reference = pytest.mark.skipif(
@@ -68,6 +70,11 @@ def test_some_ranks_predict_others(said: str, measured: tuple[str, ...], asked: 
     points = nccl_sweeps.elsewhere(measured, asked)
     limit = 0.2 if "NICs" in said else 0.11 if said in LATER else 0.06
     assert median(abs(point.error) for point in points) <= limit
+
+
+@needs_reference
+def test_the_interval_uses_what_carried_profiles_err_by() -> None:
+    assert round(nccl_sweeps.per_doubling()["all"], 2) == PER_DOUBLING
 
 
 @needs_reference

@@ -80,6 +80,7 @@ def _figures() -> dict[str, str]:
         "BY_RATE": by_rate_table(),
         "PRESETS": preset_table(),
         "SWEEPS": "\n".join(nccl_sweeps.table()),
+        "CARRIED": "\n".join(nccl_sweeps.carried_table()),
         "LEFT_OUT": "\n".join(nccl_sweeps.left_out_table()),
         "SWEEP_LEVELS": "\n".join(f"- {k}: {v}" for k, v in nccl_sweeps.levels().items()),
         "CS336": row_table(cs336_rows(), "bucket, MB"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import hypot, log
+from math import hypot, log, log2
 
 import numpy as np
 
@@ -29,10 +29,12 @@ from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s
 
-__all__ = ["network_from_profile"]
+__all__ = ["PER_DOUBLING", "network_from_profile"]
 
-# assumed of a layout that was not measured: ABCI's 8 x 4 V100 is 5.4 % off from 1 and 2 nodes
-_UNMEASURED_LAYOUT = 0.15
+# of NCCL's times, for each doubling of the ranks beyond those measured: root mean square error on
+# ABCI's V100 (0.05) and A100 (0.18), each carried from other numbers of nodes (docs/validation.md)
+PER_DOUBLING = 0.14
+_OTHER_GLOO_RANKS = 0.15  # assumed
 _BEYOND_ONE_NODE = 0.37  # ABCI A, 1 x 8 and its NICs: 2 x 8 and 4 x 8 err by 20 and 26 %
 _USUAL_BYTES = 16 * 2**20
 _LEAST_SIGMA = 0.02  # assumed: another day's network, where nothing was measured twice
@@ -122,12 +124,29 @@ def _uncertainty(cluster: Cluster, profile: ClusterProfile, rate: float | None) 
         basis = "the residuals of the profile's fit, and assumed between nodes"
         return Uncertainty(hypot(sigma, _BEYOND_ONE_NODE), basis)
     if not _is_measured(cluster, profile):
-        basis = "the residuals of the profile's fit, and assumed for ranks that were not measured"
-        return Uncertainty(hypot(sigma, _UNMEASURED_LAYOUT), basis)
+        return _carried(sigma, cluster, profile)
     if not profile.measured_sigma:
         return Uncertainty(sigma, "the residuals of the profile's fit")
     basis = "the profile's measurements, each left out in turn or made twice"
     return Uncertainty(_measured_sigma(profile, rate), basis)
+
+
+def _carried(sigma: float, cluster: Cluster, profile: ClusterProfile) -> Uncertainty:
+    """On ranks that were not measured: the further from those that were, the wider."""
+    basis = "the residuals of the profile's fit, and "
+    if isinstance(profile.all_reduce, GlooRing):
+        said = "assumed for ranks that were not measured"
+        return Uncertainty(hypot(sigma, _OTHER_GLOO_RANKS), basis + said)
+    doublings = max(1.0, _doublings(cluster.world_size, profile.valid.layouts))
+    said = f"{PER_DOUBLING:.0%} for each doubling of the ranks that were measured"
+    return Uncertainty(hypot(sigma, PER_DOUBLING * doublings), basis + said)
+
+
+def _doublings(ranks: int, layouts: Sequence[tuple[int, int]]) -> float:
+    """How often the measured ranks must be doubled, or halved, to become as many; 0 between."""
+    over_nodes = [nodes * gpus for nodes, gpus in layouts if nodes > 1]
+    measured = over_nodes or [nodes * gpus for nodes, gpus in layouts]
+    return max(0.0, log2(ranks / max(measured)), log2(min(measured) / ranks))
 
 
 def _measured_sigma(profile: ClusterProfile, rate: float | None) -> float:

@@ -93,7 +93,10 @@ def test_one_node_says_little_of_the_network_beyond() -> None:
     assert beyond.uncertainty is not None
     assert more.uncertainty is not None
     assert beyond.uncertainty.sigma == pytest.approx(math.hypot(0.37, 0.03))
-    assert more.uncertainty.sigma == pytest.approx(math.hypot(0.15, 0.03))
+    assert more.uncertainty.sigma == pytest.approx(math.hypot(0.14, 0.03))
+    far = nccl_network(16, [[1, 8], [2, 8]])
+    assert far.uncertainty is not None
+    assert far.uncertainty.sigma == pytest.approx(math.hypot(3 * 0.14, 0.03))
     stated = [entry for entry in beyond.provenance if entry.input == "cluster.inter_node"]
     assert [entry.trust for entry in stated] == ["stated"]
 
