@@ -5,8 +5,9 @@ earlier where x is later, and later by d where all of x are: a collective waits 
 and works follow each other. So the shortest and the longest of a step's lengths on all ranks hold
 those of every later step (if x(k+1) >= x(k) + m on all ranks, x(k+2) >= x(k+1) + m). That needs
 
-- a host that never waits again, nor for its device: launches come no later, seen from steps of the
-  shortest length;
+- a host that never waits again: launches come no later, seen from steps of the shortest length. A
+  host that waits for its device in every step has its clock in x beside the device's, and is held
+  by the same lengths;
 - compute that all collectives slow down alike: then it is slow while any is in flight, which a
   later rank sees no less of;
 - ranks that await all collectives in a step, as those of every strategy do.
@@ -42,12 +43,13 @@ def steady_ranges_s(request: Request) -> Iterator[tuple[float, float]]:
 
     `request` has one kind of step, one step of warm-up, and nothing that varies.
     """
+    program = request.program
     knows = request.sums is not None and request.plan.needs_no_events
-    if not knows or request.program.synchronizes:
+    if not knows or (program.synchronizes and program.loader):
         exact_s = mean_step_s(run(request).timeline)
         yield exact_s, exact_s
         return
-    length_ns = _together_ns(request)
+    length_ns = None if program.synchronizes else _together_ns(request)
     if length_ns is not None:
         yield length_ns / NS_PER_S, length_ns / NS_PER_S
         return
@@ -57,16 +59,26 @@ def steady_ranges_s(request: Request) -> Iterator[tuple[float, float]]:
 def _narrowing_s(request: Request) -> Iterator[tuple[float, float]]:
     """Step by step."""
     host, lanes = _lanes(request)
-    slowed_alike = _slowed_alike(request)
+    slowed_alike, waits = _slowed_alike(request), request.program.synchronizes
+    hosts_ns = lanes.hosts_ns
     try:
         for number, lengths_ns in enumerate(lanes.trained()):
-            least_ns, most_ns = int(lengths_ns.min()), int(lengths_ns.max())
-            if (
-                slowed_alike
-                and not lanes.waited
-                and host.repeats_from(number, least_ns, waited=False)
-            ):
-                yield least_ns / NS_PER_S, most_ns / NS_PER_S
+            if not slowed_alike:
+                continue
+            least_ns, most_ns = lengths_ns.min(), lengths_ns.max()
+            if waits:
+                of_hosts_ns, hosts_ns = lanes.hosts_ns - hosts_ns, lanes.hosts_ns
+                least_ns, most_ns = (
+                    min(least_ns, of_hosts_ns.min()),
+                    max(most_ns, of_hosts_ns.max()),
+                )
+                is_told = host.goes_on_alike(number)
+            else:
+                is_told = not lanes.waited and host.repeats_from(
+                    number, int(least_ns), waited=False
+                )
+            if is_told:
+                yield int(least_ns) / NS_PER_S, int(most_ns) / NS_PER_S
     except OverflowError:
         exact_s = mean_step_s(run(request).timeline)
     else:

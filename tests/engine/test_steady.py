@@ -107,3 +107,15 @@ def test_ranks_that_do_not_are_told_more_closely_step_by_step() -> None:
     cluster = {"nodes": 512, "algorithm": "ring", "inter_node": {"bandwidth": "100 Gbit/s"}}
     asked = job(cluster=cluster, ddp={"broadcast_buffers": False})
     assert check(asked.calm_request()) > 2
+
+
+def test_hosts_that_wait_in_each_step_are_told_step_by_step() -> None:
+    """A GradScaler's wait: the clock of each host is a part of what a step begins with."""
+    cluster = {"nodes": 64, "algorithm": "ring", "inter_node": {"bandwidth": "100 Gbit/s"}}
+    asked = job(
+        cluster=cluster,
+        workload={"model": "resnet18", "batch_per_rank": 32, "precision": "amp-fp16"},
+        ddp={"broadcast_buffers": False},
+    )
+    assert asked.program.synchronizes
+    assert check(asked.calm_request()) > 2

@@ -114,6 +114,11 @@ class Lanes:
         return self._compute - start_ns
 
     @property
+    def hosts_ns(self) -> Ticks:
+        """The clock of each host, as many as keep a time of their own."""
+        return np.asarray(self._clocks.at_ns)
+
+    @property
     def waited(self) -> bool:
         """Whether a device, or a collective, has waited for a launch in the last step."""
         return bool(self._waited.any())
