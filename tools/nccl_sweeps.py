@@ -25,7 +25,7 @@ from ddpsim.cluster.transfers import duration_ns
 from ddpsim.cluster.transports import TRANSPORTS
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.importers.profiles.cluster import ClusterProfile
-from ddpsim.prediction.api import load_scenario, simulate
+from ddpsim.prediction.api import load_scenario, predict
 from ddpsim.prediction.collective_times import collective_table, load_cluster
 from ddpsim.scenario.links import InterNode
 from ddpsim.units import NS_PER_S
@@ -242,7 +242,7 @@ def _step_s(compute_ms: int, **network: str) -> float:
     cluster = {"nodes": 8, "gpus_per_node": 4, "device": "v100-sxm-16gb"}
     workload = {"model": "resnet50", "batch_per_rank": 64, "step_time": f"{compute_ms} ms"}
     scenario = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster | network}
-    return simulate(load_scenario(scenario)).iteration_time_s.mean
+    return predict(load_scenario(scenario)).iteration_time_s.mean
 
 
 def _predicted(

@@ -19,7 +19,7 @@ from calibrate.validate.step_parts import adding_up
 from ddpsim.engine.program import Program
 from ddpsim.errors import DdpsimError, shown
 from ddpsim.importers.profiles.cluster import read_cluster_profile
-from ddpsim.prediction.api import load_scenario, simulate_and_observe
+from ddpsim.prediction.api import load_scenario, predict_and_observe
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Result
 from ddpsim.result.timeline import Timeline
@@ -45,7 +45,7 @@ class Inputs:
         scenario = load_scenario(self.scenario(variant))
         program = resolve(scenario).program
         if program not in self._simulated:
-            self._simulated[program] = simulate_and_observe(scenario, ranks)
+            self._simulated[program] = predict_and_observe(scenario, ranks)
         return self._simulated[program]
 
     @property

@@ -37,8 +37,8 @@ __all__ = [
     "load_scenario",
     "observe",
     "predict",
+    "predict_and_observe",
     "simulate",
-    "simulate_and_observe",
 ]
 
 
@@ -82,12 +82,12 @@ def predict(scenario: Scenario) -> Result:
     return _predicted(job, run(job.request()), "auto")
 
 
-def simulate_and_observe(scenario: Scenario, ranks: Iterable[int]) -> tuple[Result, Timeline]:
-    """What `simulate` and `observe` return, of one run; raises as they do."""
+def predict_and_observe(scenario: Scenario, ranks: Iterable[int]) -> tuple[Result, Timeline]:
+    """What `predict` and `observe` return, of one run; raises as they do."""
     job = resolve(scenario)
     wanted, request = _existing(scenario, ranks), job.request()
     simulated, period = _observed(request, wanted)
-    return _result(job, simulated, "auto"), _of_ranks(simulated.timeline, wanted, period)
+    return _predicted(job, simulated, "auto"), _of_ranks(simulated.timeline, wanted, period)
 
 
 def _result(job: Job, simulated: Simulated, engine: EngineMode) -> Result:

@@ -10,6 +10,7 @@ from statistics import median
 import pytest
 
 import ddpsim
+from ddpsim.prediction.api import predict
 
 needs_reference = pytest.mark.skipif(
     not os.environ.get("DDPSIM_REFERENCE_DATA"),
@@ -36,7 +37,7 @@ def test_steps_over_tcp_are_predicted_by_those_of_other_batches() -> None:
             "workload": {"model": "bert-base", **step},
             "cluster": {"machine": "g4dn.12xlarge", "nccl": "2.7", **layout},
         }
-        result = ddpsim.simulate(ddpsim.load_scenario(scenario))
+        result = predict(ddpsim.load_scenario(scenario))
         interval = result.prediction_interval_s
         assert interval
         errors.append(result.iteration_time_s.mean / measured_s - 1)

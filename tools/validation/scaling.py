@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from statistics import quantiles
 
-from ddpsim.prediction.api import simulate
+from ddpsim.prediction.api import predict
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from validation.benchmark import benchmark_rows
@@ -84,7 +84,7 @@ def _scaled(figure: dict[str, str], one_gpu_s: float, measured_s: float) -> Scal
             **network,
         },
     }
-    result = simulate(parse(Document.from_mapping({"schema": "ddpsim/1"} | scenario, Path())))
+    result = predict(parse(Document.from_mapping({"schema": "ddpsim/1"} | scenario, Path())))
     interval = result.prediction_interval_s
     return Scaled(
         figure["source"],
