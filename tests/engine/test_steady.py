@@ -50,7 +50,7 @@ def job(model: str = "resnet18", **sections: Any) -> Job:
     return resolve(Scenario.model_validate(asked | sections))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(models(), scenarios(gloo=False), st.floats(0.01, 0.5), st.sampled_from(["ring", "tree"]))
 def test_random_jobs(model: Model, scenario: Scenario, sigma: float, algorithm: str) -> None:
     cluster = scenario.cluster.model_copy(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import ddpsim
+from ddpsim.prediction import api
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -14,7 +15,7 @@ def load(name: str, *overrides: str) -> ddpsim.Scenario:
 
 
 def predict(name: str, *overrides: str) -> ddpsim.Result:
-    return ddpsim.simulate(load(name, *overrides))
+    return api.predict(load(name, *overrides))
 
 
 def mean_ms(name: str, *overrides: str) -> float:
@@ -23,7 +24,8 @@ def mean_ms(name: str, *overrides: str) -> float:
 
 def suggested(name: str, *overrides: str) -> list[str]:
     """The settings of all next steps."""
-    return [setting for step in predict(name, *overrides).next_steps for setting in step.settings]
+    steps = ddpsim.simulate(load(name, *overrides)).next_steps
+    return [setting for step in steps for setting in step.settings]
 
 
 LEADS = {  # the host is the slower one, but has a head start after the first iterations

@@ -14,6 +14,7 @@ from campaigns import unpacked
 import ddpsim
 from calibrate.validate.report import Sweep, Validation
 from ddpsim.planning.tune import Limits, TuneError, tune
+from ddpsim.prediction.api import predict
 from ddpsim.report.tuning import render_tuning
 from ddpsim.result.sweep import FLAT
 from ddpsim.scenario.document import Document, load
@@ -27,7 +28,7 @@ def document(name: str, *settings: str) -> Document:
 
 
 def sample_s(name: str, *settings: str) -> float:
-    return 1 / ddpsim.simulate(parse(document(name, *settings))).throughput_samples_per_s
+    return 1 / predict(parse(document(name, *settings))).throughput_samples_per_s
 
 
 CAPS = ("default", *map(str, (1, 2, 5, 10, 15, 25, 35, 50, 75, 100, 150, 250, 500)))
