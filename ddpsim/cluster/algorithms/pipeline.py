@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -110,11 +110,8 @@ class Pipeline:
         As `ends_ns`, with a number in place of each array.
         """
         if len(self.edges) > _MOST_EDGES:
-            import numpy as np  # noqa: PLC0415 -- slow to import, and short pipelines do without
-
-            ranks = 1 + max(max(edge[:2]) for edge in self.edges)
             usual = replace(paths, weak=(), unlike=())
-            return int(self.ends_ns(usual, size_bytes, np.zeros(ranks)))
+            return int(self.ways_ns(usual, size_bytes).max())
         chunks = Chunks.of(paths, size_bytes)
         times = {flows: chunks.times_ns(link) for flows, link in self._links(paths).items()}
         first: list[dict[int, int]] = []  # by edge: of the latest way of each pace
@@ -137,39 +134,48 @@ class Pipeline:
     def ends_ns(self, paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
         """When the last chunk has come over the last edge: [..., ranks] to [...].
 
+        Each chunk's times are the latest of sums, so that what a rank's joining adds to is the same
+        whenever it joins (`ways_ns`).
+        """
+        return _latest_ns(joined_ns, self.ways_ns(paths, size_bytes))
+
+    def ways_ns(self, paths: Paths, size_bytes: int) -> Ticks:
+        """From the joining of each rank to the end of what waits for it, [ranks]: the longest way.
+
         Exact, without following each chunk. Of equal chunks, chunk j leaves an edge at the latest
         of end + j x pace over the ways to it. A way begins at a rank's joining; its pace is that of
         its slowest edge. By induction: the wait for chunk i and the edge's own pace from there on
-        are linear in i, so that only the first chunk and the last count. Of the ways to an edge
-        only the latest of each pace matters, and there are as many paces as kinds of edge. The last
-        chunk, which may be smaller, leaves an edge once it has come and the one before it has left.
+        are linear in i, so that only the first chunk and the last count. Of the ways from an edge
+        only the longest of each pace matters, and there are as many paces as kinds of edge. The
+        last chunk, which may be smaller, leaves an edge once it has come and the one before it has
+        left. Edges are gone through from the last to the first.
         """
         import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
 
         chunks = Chunks.of(paths, size_bytes)
         takes_ns, leaves_ns, takes_last_ns = self._times(paths, chunks)
         paces_ns = np.unique(np.append(leaves_ns, 0.0))
-        pace = np.searchsorted(paces_ns, leaves_ns)
-        nobody = np.full((*joined_ns.shape[:-1], 1 + self._layers.outside), -np.inf)
-        joined_ns = np.concatenate([joined_ns, nobody], axis=-1)
-        shape = (*joined_ns.shape[:-1], len(self.edges) + 1, len(paces_ns))
-        ends_ns = np.full(shape, -np.inf)  # of the latest way of each pace; the last edge is none
-        last_ns = np.full(shape[:-1], -np.inf)
-        kinds = np.arange(len(paces_ns))
-        for edges, before, source, target in self._layers.each:
-            come_ns = ends_ns[..., before, :].max(axis=-2)
-            begun_ns = np.maximum(joined_ns[..., source], joined_ns[..., target])
-            come_ns[..., 0] = np.maximum(come_ns[..., 0], begun_ns)
-            own = pace[edges, np.newaxis]
-            slowed_ns = np.where(kinds <= own, come_ns, -np.inf).max(axis=-1, keepdims=True)
-            come_ns = np.where(kinds == own, slowed_ns, np.where(kinds < own, -np.inf, come_ns))
-            ends_ns[..., edges, :] = come_ns + takes_ns[edges, np.newaxis]
-            come_last_ns = np.maximum(last_ns[..., before].max(axis=-1), begun_ns)
+        pace, kinds = np.searchsorted(paces_ns, leaves_ns), np.arange(len(paces_ns))
+        # from the end of the first chunk on an edge, by the pace of its way; from that of the last
+        first_ns = np.full((len(self.edges) + 1, len(paces_ns)), -np.inf)
+        last_ns = np.full(len(self.edges) + 1, 0.0)  # the last edge is none
+        ways_ns = np.full(1 + self._layers.outside, -np.inf)
+        for edges, before, source, target in reversed(self._layers.each):
+            come_last_ns = last_ns[edges] + takes_last_ns[edges]
+            after_ns = first_ns[edges] + takes_ns[edges, np.newaxis]
             if chunks.number > 1:
-                behind_ns = (come_ns + (chunks.number - 2) * paces_ns).max(axis=-1)
-                come_last_ns = np.maximum(come_last_ns, behind_ns + leaves_ns[edges])
-            last_ns[..., edges] = come_last_ns + takes_last_ns[edges]
-        return np.asarray(last_ns.max(axis=-1))
+                behind_ns = (come_last_ns + leaves_ns[edges])[:, np.newaxis]
+                after_ns = np.maximum(after_ns, behind_ns + (chunks.number - 2) * paces_ns)
+            own = pace[edges, np.newaxis]
+            slowed_ns = np.take_along_axis(after_ns, own, axis=1)
+            come_ns = np.where(kinds <= own, slowed_ns, after_ns)
+            begun_ns = np.maximum(come_last_ns, come_ns[:, 0])
+            for ends in (source, target):
+                np.maximum.at(ways_ns, ends, begun_ns)
+            for known in before.T:
+                np.maximum.at(first_ns, known, come_ns)
+                np.maximum.at(last_ns, known, come_last_ns)
+        return ways_ns[: paths.ranks]
 
     def _times(self, paths: Paths, chunks: Chunks) -> tuple[Ticks, Ticks, Ticks]:
         """Of each edge, as `Chunks.times_ns` has them."""
@@ -266,14 +272,25 @@ class Chunks(NamedTuple):
 
 
 def ends_ns(
-    pipelines: Sequence[Pipeline], paths: Paths, size_bytes: int, joined_ns: Ticks
+    pipelines: tuple[Pipeline, ...], paths: Paths, size_bytes: int, joined_ns: Ticks
 ) -> Ticks:
     """When the last of two pipelines ends, each with half of the bytes."""
+    return _latest_ns(joined_ns, _ways_ns(pipelines, paths, ceil(size_bytes / 2)))
+
+
+@lru_cache(maxsize=16)
+def _ways_ns(pipelines: tuple[Pipeline, ...], paths: Paths, size_bytes: int) -> Ticks:
+    """The longer way of each rank, [ranks]; steps ask for the same sizes again and again."""
     import numpy as np  # noqa: PLC0415 -- see above
 
-    half = ceil(size_bytes / 2)
-    ends_ns = [pipeline.ends_ns(paths, half, joined_ns) for pipeline in pipelines]
-    return np.asarray(np.max(ends_ns, axis=0))
+    each_ns = [pipeline.ways_ns(paths, size_bytes) for pipeline in pipelines]
+    return np.asarray(np.max(each_ns, axis=0))
+
+
+def _latest_ns(joined_ns: Ticks, ways_ns: Ticks) -> Ticks:
+    import numpy as np  # noqa: PLC0415 -- see above
+
+    return np.asarray((joined_ns + ways_ns).max(axis=-1))
 
 
 def side_by_side(pipelines: Sequence[Pipeline], paths: Paths, size_bytes: int) -> Schedule:
