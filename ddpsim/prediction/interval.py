@@ -25,6 +25,8 @@ __all__ = [
     "DATA",
     "GLOO_SLOWDOWN",
     "HOST",
+    "MEASURED_DEVICE",
+    "MEASURED_HOST",
     "ROOFLINE",
     "STATED_HOST",
     "UNEQUAL_RANKS",
@@ -55,6 +57,8 @@ COMPUTE = {
 HOST = Uncertainty(0.51, "assumed 30 us an operator; 8 published hosts are so far from it")
 COMPILED_HOST = Uncertainty(0.51, "assumed: compiled code's launches as uncertain as operators")
 STATED_HOST = Uncertainty(0.10, "assumed: the host's times as stated in the scenario")
+MEASURED_HOST = Uncertainty(0.10, "assumed: the host's times as measured by `calibrate device`")
+MEASURED_DEVICE = "the device file's error, where half of the zoo's models predict the others"
 DATA = Uncertainty(0.10, "assumed: a loader's rate as stated in the scenario")
 # compute while a gloo collective is in flight, on a shared-core testbed (docs/validation.md)
 GLOO_SLOWDOWN = 0.22

@@ -11,6 +11,8 @@ from ddpsim.prediction.interval import (
     COMPUTE,
     DATA,
     HOST,
+    MEASURED_DEVICE,
+    MEASURED_HOST,
     ROOFLINE,
     STATED_HOST,
     UNKNOWN_DEVICE,
@@ -54,6 +56,9 @@ def _of_compute(job: Job) -> Uncertainty:
 def _of_roofline(job: Job) -> Uncertainty:
     """By what is known of the device's arithmetic, as the model's provenance says."""
     (reached,) = (p.trust for p in job.model.provenance if p.input == "compute efficiency")
+    measured = job.scenario.cluster.device.measured
+    if measured and reached == "measured" and not job.model.is_compiled:
+        return Uncertainty(measured.sigma, MEASURED_DEVICE)
     if reached == "assumed":
         return UNKNOWN_DEVICE
     return COMPILED if job.model.is_compiled else ROOFLINE
@@ -72,8 +77,9 @@ def _of_host(job: Job) -> Uncertainty | None:
 
 def _of_launches(job: Job) -> Uncertainty:
     compiled = job.model.is_compiled
-    if job.scenario.cluster.device.launching_trust(compiled=compiled) == "stated":
-        return STATED_HOST
+    trust = job.scenario.cluster.device.launching_trust(compiled=compiled)
+    if trust in ("measured", "stated"):
+        return MEASURED_HOST if trust == "measured" else STATED_HOST
     return COMPILED_HOST if compiled else HOST
 
 

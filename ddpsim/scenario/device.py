@@ -1,21 +1,56 @@
-"""The device of a rank, by name, with changes or by its figures; the machine that it is in."""
+"""The device of a rank, by name, file or figures; and the machine that it is in."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
 from ddpsim.errors import shown
 from ddpsim.scenario import catalog
 from ddpsim.scenario.base import Fraction, Spec
 from ddpsim.scenario.links import InterNode, IntraNode, link_of_preset
-from ddpsim.scenario.quantity import Bandwidth, Duration, FlopsPerSecond, Size
+from ddpsim.scenario.quantity import (
+    Bandwidth,
+    Duration,
+    FlopsPerSecond,
+    Size,
+    source_file,
+)
 
-__all__ = ["AnyDevice", "Device", "Machine", "Rate", "read_device", "read_machine"]
+__all__ = [
+    "DEVICE_SCHEMA",
+    "AnyDevice",
+    "Architecture",
+    "Device",
+    "DeviceFile",
+    "Machine",
+    "MeasuredDevice",
+    "Rate",
+    "read_device",
+    "read_machine",
+]
 
-_LONGEST_LAUNCH_S = 0.01
+DEVICE_SCHEMA = "ddpsim.device/1"
 Rate = Literal["fp32", "tf32", "fp16", "bf16"]  # of matrix products, by their inputs
+Architecture = Literal["volta", "ampere", "hopper", "blackwell"]
+_LONGEST_LAUNCH_S = 0.01
+_Seconds = Annotated[float, Field(ge=0, le=_LONGEST_LAUNCH_S)]
+_PerSecond = Annotated[float, Field(gt=0)]
+
+
+class MeasuredDevice(Spec):
+    """What a device file rests on."""
+
+    record: str = Field(description="the record: its file, machine, torch and time")
+    steps: dict[Rate, Annotated[int, Field(ge=0)]] = Field(
+        description="steps of zoo models that were measured, by the type of their products"
+    )
+    sigma: Annotated[float, Field(gt=0, le=2)] = Field(
+        description="of the logarithm of a step, where half of the models predict the others"
+    )
 
 
 class Device(Spec):
@@ -23,7 +58,7 @@ class Device(Spec):
 
     name: str = Field("custom", description="shown in the answer")
     kind: Literal["gpu", "cpu"] = Field("gpu", description="a cpu computes on the host lane")
-    architecture: Literal["volta", "ampere", "hopper", "blackwell"] = Field(
+    architecture: Architecture = Field(
         "ampere", description="row of NCCL's tables: Turing as volta, Ada as ampere"
     )
     peak_flops_per_s: dict[Rate, FlopsPerSecond] = Field(
@@ -44,6 +79,9 @@ class Device(Spec):
         alias="memory_bandwidth", description="peak rate of the device's memory"
     )
     memory_efficiency: Fraction = Field(0.85, description="assumed fraction of the peak bandwidth")
+    optimizer_efficiency: Fraction | None = Field(
+        None, description="the same of optimizers, where it is another"
+    )
     kernel_floor_s: Duration = Field(
         3e-6, alias="kernel_floor", description="shortest time of a kernel with its gap"
     )
@@ -59,15 +97,34 @@ class Device(Spec):
     )
     intra_node: IntraNode | None = Field(None, description="links of the usual machine")
     inter_node: InterNode | None = Field(None, description="network of the usual machine")
+    measured: MeasuredDevice | None = Field(
+        None, description="what a device file rests on; None: no such file"
+    )
     sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
 
-    def efficiency_trust(self, rate: Rate) -> Literal["published", "assumed"]:
+    @property
+    def optimizer_bytes_per_s(self) -> float:
+        """The rate at which an optimizer moves its bytes."""
+        reached = self.optimizer_efficiency or self.memory_efficiency
+        return self.memory_bandwidth_bytes_per_s * reached
+
+    def rates_trust(self) -> Literal["measured", "datasheet", "stated"]:
+        """What the peak rates rest on."""
+        if self.measured:
+            return "measured"
+        return "datasheet" if self.sources else "stated"
+
+    def efficiency_trust(self, rate: Rate) -> Literal["measured", "published", "assumed"]:
         """What the fractions of a rate rest on."""
+        if self.measured and self.measured.steps.get(rate):
+            return "measured"
         return "published" if rate in self.published_steps else "assumed"
 
-    def launching_trust(self, *, compiled: bool) -> Literal["stated", "assumed"]:
+    def launching_trust(self, *, compiled: bool) -> Literal["measured", "stated", "assumed"]:
         """What the host's times rest on: of eager code an operator's, of compiled a launch's."""
         key = "launch_s" if compiled else "operator_s"
+        if self.measured and key in self.sources:
+            return "measured"
         stated = key in self.model_fields_set and key not in self.sources
         return "stated" if stated else "assumed"
 
@@ -75,6 +132,33 @@ class Device(Spec):
         """Fraction of the peak rate that is reached in training."""
         usual = self.matmul_efficiency.get(rate, 0.45)
         return self.convolution_efficiency.get(rate, usual) if convolution else usual
+
+
+class DeviceFile(BaseModel):
+    """A device as measured: JSON, as `calibrate fit-device` writes it, in SI units."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True
+    )
+
+    schema_: Literal["ddpsim.device/1"] = Field("ddpsim.device/1", alias="schema")
+    name: str
+    kind: Literal["gpu", "cpu"]
+    architecture: Architecture = "ampere"
+    peak_flops: dict[Rate, _PerSecond] = Field(min_length=1)
+    matmul_efficiency: dict[Rate, Fraction]
+    convolution_efficiency: dict[Rate, Fraction] = Field(default_factory=dict)
+    memory_bytes: int = Field(gt=0)
+    memory_bandwidth_bytes_per_s: _PerSecond
+    memory_efficiency: Fraction
+    optimizer_efficiency: Fraction | None = None
+    kernel_floor_s: _Seconds
+    launch_s: _Seconds
+    operator_s: _Seconds
+    intra_node: dict[str, Any] | None = Field(None, description="of the preset of that name")
+    inter_node: dict[str, Any] | None = Field(None, description="likewise")
+    measured: MeasuredDevice
+    sources: dict[str, str]
 
 
 class _ChangedPreset(Spec):
@@ -90,28 +174,64 @@ AnyDevice = Device | _ChangedPreset | str
 _SET_BY_STEPS = frozenset(
     (
         *("peak_flops", "matmul_efficiency", "convolution_efficiency"),
-        *("memory_bandwidth", "memory_efficiency"),
+        *("memory_bandwidth", "memory_efficiency", "optimizer_efficiency"),
     )
 )
 
 
-def read_device(value: Any) -> Any:
-    """A device as a scenario gives it, with the figures of the preset that it names."""
+def read_device(value: Any, info: ValidationInfo) -> Any:
+    """A device as a scenario gives it, with the figures of the preset or the file that it names."""
     if isinstance(value, dict) and "preset" in value:
         own = {key: figure for key, figure in value.items() if key != "preset"}
-        known = _preset_device(value["preset"])
+        known = _named_device(value["preset"], info)
         sources = {key: text for key, text in known["sources"].items() if _figure(key) not in own}
         if not _SET_BY_STEPS.isdisjoint(own):
             known.pop("published_steps", None)
+            known.pop("measured", None)
         return known | {"sources": sources} | own
     if isinstance(value, (dict, Device)):
         return value
-    return _preset_device(value)
+    return _named_device(value, info)
 
 
 def _figure(source: str) -> str:
     """The key whose figure a preset's source is of."""
     return source.removesuffix("_s")
+
+
+def _named_device(value: Any, info: ValidationInfo) -> dict[str, Any]:
+    if not isinstance(value, str) or not value.endswith(".json"):
+        return _preset_device(value)
+    source = source_file(value, info)
+    read = _read_device_file(source.given, source.path)
+    return _of_table(read.name, read.model_dump(exclude_none=True))
+
+
+def _read_device_file(given: str, path: Path) -> DeviceFile:
+    """Read a device file, which a scenario calls `given`; raises ValueError with what is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        document = json.loads(text)
+    except OSError as error:
+        raise ValueError(f"{shown(given)} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{shown(given)} is no JSON: {error}") from None
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != DEVICE_SCHEMA:
+        is_record = isinstance(schema, str) and schema.startswith("ddpsim.device-record/")
+        hint = "; `calibrate fit-device` makes one of this record" if is_record else ""
+        raise ValueError(
+            f"{shown(given)} is no {DEVICE_SCHEMA}: its schema is {shown(schema)}{hint}"
+        )
+    try:
+        return DeviceFile.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(
+            f"{shown(given)} is no {DEVICE_SCHEMA}: {place}: {first['msg']}; make it anew with "
+            "`calibrate fit-device`"
+        ) from None
 
 
 def _preset_device(value: Any) -> dict[str, Any]:
@@ -124,12 +244,22 @@ def _preset_device(value: Any) -> dict[str, Any]:
             f"{error}. Or its own values: {{memory: 48 GiB, memory_bandwidth: 1 TB/s, peak_flops: "
             "{fp32: 50 TFLOP/s}}"
         ) from None
-    table = catalog.device_table(name)
+    return _of_table(name, catalog.device_table(name))
+
+
+def _of_table(name: str, table: dict[str, Any]) -> dict[str, Any]:
+    """A preset's or a file's figures in SI units as a scenario would state them."""
     plain = ("kind", "matmul_efficiency", "memory_efficiency", "sources")
-    optional = ("convolution_efficiency", "published_steps", "architecture")
+    optional = (
+        *("convolution_efficiency", "published_steps", "architecture", "optimizer_efficiency"),
+        "measured",
+    )
     device = {key: table[key] for key in (*plain, *(key for key in optional if key in table))}
     rates = {rate: f"{flops!r} FLOP/s" for rate, flops in table["peak_flops"].items()}
-    return device | {
+    links = {
+        key: link_of_preset(table[key]) for key in ("intra_node", "inter_node") if key in table
+    }
+    stated: dict[str, Any] = {
         "name": name,
         "peak_flops": rates,
         "memory": f"{table['memory_bytes']!r} B",
@@ -137,9 +267,8 @@ def _preset_device(value: Any) -> dict[str, Any]:
         "kernel_floor": f"{table['kernel_floor_s']!r} s",
         "launch": f"{table['launch_s']!r} s",
         "operator": f"{table['operator_s']!r} s",
-        "intra_node": link_of_preset(table["intra_node"]),
-        "inter_node": link_of_preset(table["inter_node"]),
     }
+    return device | stated | links
 
 
 class Machine(Spec):

@@ -27,6 +27,7 @@ __all__ = [
     "Size",
     "SourceFile",
     "SourceFileField",
+    "source_file",
 ]
 
 
@@ -102,7 +103,8 @@ class SourceFile:
     path: Path
 
 
-def _source_file(value: Any, info: ValidationInfo) -> SourceFile:
+def source_file(value: Any, info: ValidationInfo) -> SourceFile:
+    """The file that a scenario names, from the scenario's folder; raises ValueError."""
     if isinstance(value, SourceFile):
         return value
     if not isinstance(value, (str, Path)) or not str(value):
@@ -130,7 +132,7 @@ def _where(name: str, base: Path) -> str:
 
 SourceFileField = Annotated[
     SourceFile,
-    PlainValidator(_source_file),
+    PlainValidator(source_file),
     PlainSerializer(lambda source: source.given),
     WithJsonSchema({"type": "string"}),
 ]

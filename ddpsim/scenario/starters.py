@@ -11,7 +11,9 @@ from ddpsim.scenario.suggest import did_you_mean
 
 __all__ = ["copy_preset", "preset_files", "preset_text", "presets"]
 
-_FILE = re.compile(r"^\s+(?:all_reduce|profile|trace|parameters):\s*(\S+)", re.MULTILINE)
+_FILE = re.compile(
+    r"^\s+(?:all_reduce|profile|trace|parameters|device(?=:\s*\S+\.json$)):\s*(\S+)", re.MULTILINE
+)
 
 
 def presets() -> dict[str, str]:

@@ -32,9 +32,8 @@ def optimizer_work(optimizer: Optimizer, parameters: Sequence[Parameter], device
     """Device time of one step over all parameters, and its kernel launches."""
     per_element, operations = _bytes_and_operations(optimizer)
     moved_bytes = per_element * sum(parameter.size_bytes for parameter in parameters) / 4
-    bytes_per_s = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
     launches = operations * math.ceil(len(parameters) / TENSORS_PER_LAUNCH)
-    moved_s = moved_bytes / bytes_per_s
+    moved_s = moved_bytes / device.optimizer_bytes_per_s
     host_s = 0.0 if device.kind == "cpu" else _host_s(optimizer) * len(parameters)
     return Work(max(moved_s, launches * device.kernel_floor_s), launches, host_s)
 

@@ -52,7 +52,7 @@ def roofline_provenance(
             "compute time",
             f"roofline of {device.name}: {', '.join(peaks)}{others}, "
             f"{device.memory_bandwidth_bytes_per_s / 1e9:g} GB/s",
-            "datasheet" if device.sources else "stated",
+            device.rates_trust(),
         ),
         Provenance(
             "compute efficiency",
@@ -65,5 +65,7 @@ def roofline_provenance(
 
 
 def _told_by(device: Device, rate: Rate) -> str:
+    if device.measured and (steps := device.measured.steps.get(rate)):
+        return f"; set by {steps} steps in {device.measured.record}"
     steps = device.published_steps.get(rate)
     return f"; set by {steps} published steps" if steps else ""

@@ -148,6 +148,7 @@ def test_ddps_own_costs() -> None:
         ("compute: trace that waits for its host", interval.COMPUTE["slowed"]),
         ("host: estimated operators", interval.HOST),
         ("host: stated `operator`", interval.STATED_HOST),
+        ("host: device file", interval.MEASURED_HOST),
         ("network: log of these ranks", build.LOG),
         ("network: stated links", from_links.STATED_LINKS),
         ("network: preset links in a node", from_links.PRESET_LINKS),
