@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from calibrate.cli_device import device, fit_device
 from calibrate.cli_options import (
     Batch,
     Function,
@@ -52,6 +53,8 @@ Examples
   python -m calibrate fit record.json -o cluster.json               then: cluster.profile
   python -m calibrate import nccl-tests *.txt -o cluster.json       from logs alone
   python -m calibrate profile mymodel:make -o model.json            then: workload.profile
+  python -m calibrate device -o record.json                         one GPU, eight minutes
+  python -m calibrate fit-device record.json -o device.json         then: cluster.device
   torchrun --nproc-per-node 8 -m calibrate rounds mymodel:make -o rounds.json   real DDP, then:
   python -m calibrate validate rounds.json --profile cluster.json   hold the simulation against it
 """
@@ -62,6 +65,8 @@ app.add_typer(
     testbed, name="testbed", short_help="Build a real network of hosts on this machine (Linux)."
 )
 app.add_typer(imports, name="import")
+app.command(short_help="Measure one GPU or CPU core: kernels, host, zoo models.")(device)
+app.command("fit-device", short_help="Fit such a record; write a device file.")(fit_device)
 
 
 @app.command(short_help="Measure collectives, copies, interference and jitter.")

@@ -21,7 +21,9 @@ from calibrate.records.record import PROCESSOR, Environment, Record
 __all__ = [
     "Facts",
     "check_same",
+    "check_same_environment",
     "check_same_machine",
+    "device_environment",
     "environment",
     "one_host_as_several",
     "rank_facts",
@@ -51,17 +53,21 @@ class Facts:
 
 def rank_facts(job: Job) -> Facts:
     """The facts of this rank."""
-    nccl = job.backend == "nccl"
+    return _facts(job.device, job.backend, job.place.local_world_size)
+
+
+def _facts(where: torch.device, backend: str, ranks: int) -> Facts:
+    nccl = backend == "nccl"
     library = _nccl_version() if nccl else str(torch.__version__)
-    device = torch.cuda.get_device_name(job.device) if nccl else "cpu"
+    device = torch.cuda.get_device_name(where) if nccl else "cpu"
     return Facts(
         torch=str(torch.__version__),
-        backend=job.backend,
+        backend=backend,
         library=library,
         device=device,
-        local_world_size=job.place.local_world_size,
+        local_world_size=ranks,
         host=socket.gethostname(),
-        gpu=str(getattr(torch.cuda.get_device_properties(job.device), "uuid", "")) if nccl else "",
+        gpu=str(getattr(torch.cuda.get_device_properties(where), "uuid", "")) if nccl else "",
     )
 
 
@@ -114,6 +120,16 @@ def one_host_as_several(facts: Sequence[Facts]) -> str:
 
 def environment(job: Job, facts: Facts, root: Path = Path("/")) -> Environment:
     """The environment of this rank's machine; `root` is where /proc and /sys are looked for."""
+    return _environment(facts, job.gloo_threads, root)
+
+
+def device_environment(device: torch.device) -> Environment:
+    """The environment of one device, which is in no job."""
+    facts = _facts(device, "nccl" if device.type == "cuda" else "gloo", 1)
+    return _environment(facts, "", Path("/"))
+
+
+def _environment(facts: Facts, gloo_threads: str, root: Path) -> Environment:
     cores = os.cpu_count() or 1
     machine = facts.device if facts.backend == "nccl" else _cpu(root, cores)
     return Environment(
@@ -124,37 +140,48 @@ def environment(job: Job, facts: Facts, root: Path = Path("/")) -> Environment:
         backend="nccl" if facts.backend == "nccl" else "gloo",
         library=facts.library,
         variables=_variables(os.environ),
-        details=_details(root, cores, job.gloo_threads),
+        details=_details(root, cores, gloo_threads),
     )
 
 
 def check_same_machine(record: Record, fresh: Record, path: Path) -> None:
     """Raise MeasureError where a record to resume is of another machine, software or setting."""
-    old, new = record.environment, fresh.environment
     pairs = [
+        (name, getattr(record.layout, name), getattr(fresh.layout, name))
+        for name in ("nodes", "gpus_per_node")
+    ]
+    rates = record.layout.line_rate_bytes_per_s, fresh.layout.line_rate_bytes_per_s
+    if None not in rates:
+        was_rate, now_rate = (f"{8e-9 * (rate or 0.0):g} Gbit/s" for rate in rates)
+        pairs.append(("--line-rate", was_rate, now_rate))
+    check_same_environment(record.environment, fresh.environment, path, pairs)
+
+
+def check_same_environment(
+    old: Environment,
+    new: Environment,
+    path: Path,
+    others: Sequence[tuple[str, object, object]] = (),
+    here: str = "this job",
+) -> None:
+    """The same of what a record's environment tells, and of `others`: name, was, is."""
+    pairs: list[tuple[str, object, object]] = [
         (name, getattr(old, name), getattr(new, name))
         for name in ("machine", "device", "torch", "backend", "library")
     ]
     if old.processor and new.processor:
         pairs.append((PROCESSOR, old.processor, new.processor))
-    pairs += [
-        (name, getattr(record.layout, name), getattr(fresh.layout, name))
-        for name in ("nodes", "gpus_per_node")
-    ]
+    pairs += others
     unmeasured = ("GLOO_",) if new.backend == "nccl" else ()  # the ranks talk by it
     pairs += [
         (name, old.variables.get(name, "none"), new.variables.get(name, "none"))
         for name in sorted({*old.variables, *new.variables})
         if not name.startswith(unmeasured)
     ]
-    rates = record.layout.line_rate_bytes_per_s, fresh.layout.line_rate_bytes_per_s
-    if None not in rates:
-        was_rate, now_rate = (f"{8e-9 * (rate or 0.0):g} Gbit/s" for rate in rates)
-        pairs.append(("--line-rate", was_rate, now_rate))
     for name, was, now in pairs:
         if was != now:
             raise MeasureError(
-                f"{path} was measured with {name} {was}, but this job has {now}: name another file"
+                f"{path} was measured with {name} {was}, but {here} has {now}: name another file"
             )
 
 

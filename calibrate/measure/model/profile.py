@@ -55,6 +55,7 @@ from ddpsim.wording import counted
 
 __all__ = [
     "ProfileOptions",
+    "device_of",
     "profile",
     "profile_alone",
     "profile_in_job",
@@ -119,7 +120,7 @@ def profile(
     """
     if iterations < 1:
         raise MeasureError(f"{iterations} iterations measure nothing: wanted 1 or more")
-    where = job.device if job else _device(device)
+    where = job.device if job else device_of(device)
     if threads > (cores := os.cpu_count() or threads):
         raise MeasureError(f"--threads {threads}: this machine has {counted(cores, 'core')}")
     with compute_threads(threads):
@@ -215,7 +216,7 @@ def _check_before(options: ProfileOptions, job: Job | None) -> None:
     elif problem:
         raise MeasureError(problem)
     if options.scale:
-        device = _device(options.device) if job is None else job.device
+        device = device_of(options.device) if job is None else job.device
         check_scaled_from(device_name(device), options.scale[0])
 
 
@@ -241,7 +242,8 @@ def write_profile(document: Document, path: Path) -> None:
         raise MeasureError(f"{path} cannot be written: {error.strerror}. {kept}") from None
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device of auto, cpu or cuda:N; raises MeasureError."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:

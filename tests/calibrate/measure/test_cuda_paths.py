@@ -16,14 +16,17 @@ import pytest
 
 pytest.importorskip("torch", reason="measuring needs torch")
 
+from calibrate.fit.device.fit import fit_device
 from calibrate.fit.profile import fit_profile
 from calibrate.measure.cluster.session import Options, measure_locally
 from calibrate.measure.ddp.rounds import measure_rounds_locally
 from calibrate.measure.errors import MeasureError
+from calibrate.records.device_record import load_device_record
 from calibrate.records.record import COPIES_BACK, COPIES_IN, HALF, RESTED, Kind, Record
 from calibrate.records.rounds import RoundOptions, Rounds, Variant
 from calibrate.validate.validate import validate
 from ddpsim import load_scenario, simulate
+from ddpsim.scenario.catalog import device_table
 
 HERE = Path(__file__).parents[2]
 STANDIN = HERE / "helpers" / "cuda_standin"
@@ -141,6 +144,56 @@ def test_a_model_on_a_gpu(device: str, tmp_path: Path) -> None:
     assert A100 in model["source"]
     assert model["peak_memory"] == {"bytes": 2**28, "of": "tensors on the device"}
     assert all(parameter["ddp_hook_s"] is None for parameter in model["parameters"])
+
+
+_DEVICE = """
+from pathlib import Path
+from calibrate.measure.device.session import DeviceOptions, measure_device
+from calibrate.records.device_record import Case
+step = Case(kind="step", model="resnet18", batch=2, size=64)
+plan = [Case(kind="launch", variant=v) for v in ("operator", "step", "kernel", "graph")]
+for rate in ("fp32", "tf32", "fp16", "bf16"):
+    plan.append(Case(kind="product", precision=rate, shape=(32, 32, 32)))
+    plan.append(Case(kind="convolution", precision=rate, shape=(2, 8, 8, 8, 3, 1, 1)))
+plan += [
+    Case(kind="convolution", precision="bf16", shape=(2, 8, 8, 8, 3, 1, 1), channels_last=True),
+    Case(kind="memory", variant="copy", shape=(2**16,)),
+    Case(kind="optimizer", variant="sgd foreach", shape=(4, 1024)),
+    *(step.model_copy(update={"precision": p}) for p in ("fp32", "bf16")),
+    step.model_copy(update={"precision": "amp-bf16", "channels_last": True}),
+    Case(kind="ddp", model="resnet18", batch=1, size=64),
+    Case(kind="grad_scaler", model="resnet18", precision="amp-fp16", batch=1, size=64),
+]
+measure_device(DeviceOptions(Path("record.json"), 300, rounds=1, plan=plan, trace=False))
+"""
+
+
+def test_a_device_record_of_a_gpu_gives_a_device_file(tmp_path: Path) -> None:
+    paths = (STANDIN, HERE / "helpers", HERE.parent)
+    subprocess.run(
+        [sys.executable, "-c", _DEVICE],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+        cwd=tmp_path,
+        check=True,
+    )
+    record = load_device_record(tmp_path / "record.json")
+    assert (record.environment.device, record.capability) == (A100, (8, 0))
+    assert set(record.skipped) == {"launch graph fp32"}  # there is no graph without CUDA
+    assert {m.peak_bytes for m in record.of("step")} == {2**28}
+    fitted = fit_device(record, None, "record.json").file
+    assert (fitted.name, fitted.kind, fitted.architecture) == (A100, "gpu", "ampere")
+    assert set(fitted.peak_flops) == {"fp32", "tf32", "fp16", "bf16"}
+    assert fitted.measured.steps == {"fp32": 1, "bf16": 2}
+    assert fitted.intra_node == device_table("a100-sxm-80gb")["intra_node"]
+    (tmp_path / "device.json").write_text(fitted.model_dump_json(by_alias=True))
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(
+        "schema: ddpsim/1\nworkload: {model: resnet50, batch_per_rank: 64, precision: amp-bf16}\n"
+        "cluster: {nodes: 2, gpus_per_node: 8, device: device.json}\n"
+    )
+    result = simulate(load_scenario(scenario))
+    told = {p.input: p.trust for p in result.provenance}
+    assert told["compute time"] == told["compute efficiency"] == "measured"
 
 
 def test_rounds_of_two_gpus_are_held_against_their_profile(

@@ -95,9 +95,14 @@ def _install() -> None:
     cuda.current_stream = partial(Stream)
     cuda.mem_get_info = lambda _device: (8 * 2**30, 16 * 2**30)
     cuda.max_memory_allocated = lambda _device: 2**28
+    cuda.reset_peak_memory_stats = lambda _device: None
+    cuda.is_bf16_supported = lambda **_: True
+    cuda.get_device_capability = lambda _device: (8, 0)
     cuda.get_device_name = lambda _device: "NVIDIA A100-SXM4-80GB"
     number = os.environ.get("STANDIN_GPU", os.environ.get("RANK", "0"))
-    cuda.get_device_properties = lambda _device: SimpleNamespace(uuid=f"GPU-{number}")
+    cuda.get_device_properties = lambda _device: SimpleNamespace(
+        uuid=f"GPU-{number}", total_memory=16 * 2**30
+    )
     cuda.nccl.version = lambda: (2, 27, 5)
     _install_nccl()
     work._GEMM["cuda"], work._MEMORY["cuda"] = 64, (2**12, 4)

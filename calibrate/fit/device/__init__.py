@@ -1,0 +1,1 @@
+"""A device record fitted: what the device reaches, mechanism by mechanism, as a device file."""

@@ -1,0 +1,270 @@
+"""A device record to a device file: kernels first, then steps of the zoo correct them.
+
+Kernels alone tell each mechanism's rate over a few shapes; a model's layers have other shapes. So
+the fractions that are reached are those which the steps' forward and backward want most, leaning on
+what the kernels say: least squares of logarithms, in which an outlier counts little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from calibrate.fit.device.kernels import (
+    bandwidth_bytes_per_s,
+    launch_figures,
+    peaks,
+    reached,
+    reached_bandwidth,
+)
+from calibrate.fit.device.steps import MeasuredStep, halves, measured_steps
+from calibrate.records.device_record import DeviceRecord
+from ddpsim.provenance import Z_80
+from ddpsim.scenario import catalog
+from ddpsim.scenario.device import Architecture, Device, DeviceFile, MeasuredDevice, Rate
+from ddpsim.workload.arithmetic import arithmetic_of
+
+__all__ = ["FittedDevice", "errors_of_halves", "fit_device"]
+
+Floats = npt.NDArray[np.float64]
+_LEAST, _MOST = 0.001, 1.0  # of a fraction
+_UNSURE = 0.3  # of the logarithm: how far layers' rates are from those of kernels (assumed)
+_UNSURE_FLOOR = 0.7  # of the shortest kernel's, likewise
+_OUTLIER = 0.1  # relative errors beyond count little
+_FROM_BOUND = 0.1  # of a logarithm: a search that begins at its bound goes nowhere
+_NOT_KNOWN = 0.30  # sigma where no half of the models can predict the other (as of other presets)
+_HOST_BOUND = 0.5  # a step takes the host's pace if kernels alone would take less of it
+_ROWS: dict[int, Architecture] = {7: "volta", 8: "ampere", 9: "hopper"}  # compute capability
+
+
+class FittedDevice(NamedTuple):
+    """A device file, and by how much steps differ that half of the models predict."""
+
+    file: DeviceFile
+    errors: list[tuple[MeasuredStep, float]]
+
+
+def fit_device(record: DeviceRecord, name: str | None, file: str) -> FittedDevice:
+    """The device of a record; `file` is the record's name. Raises ImportFailedError."""
+    steps = measured_steps(record)
+    fitted = _fitted(_of_kernels(record), steps)
+    errors = errors_of_halves(record)
+    counted: dict[Rate, int] = {}
+    for step in steps:
+        rate = step.rate(fitted)
+        counted[rate] = counted.get(rate, 0) + 1
+    here = record.environment
+    said = f"{file}: {here.machine}, torch {here.torch}, {here.created}"
+    measured = MeasuredDevice(record=said, steps=counted, sigma=_sigma(errors))
+    return FittedDevice(_file(record, fitted, name, measured), errors)
+
+
+def errors_of_halves(record: DeviceRecord) -> list[tuple[MeasuredStep, float]]:
+    """Relative errors of steps that are predicted from the other half of the models."""
+    steps, start = measured_steps(record), _of_kernels(record)
+    found = list[tuple[MeasuredStep, float]]()
+    for fit, predicted in halves(steps):
+        device = _fitted(start, [step for step in steps if step.model in fit])
+        for step in steps:
+            if step.model in predicted:
+                found.append((step, sum(step.predicted_s(device)) / sum(step.parts_s) - 1))
+    return found
+
+
+def _sigma(errors: Sequence[tuple[MeasuredStep, float]]) -> float:
+    """Such that 80 % of the errors lie within the 80 % interval."""
+    if not errors:
+        return _NOT_KNOWN
+    sizes = sorted(abs(log(1 + error)) for _, error in errors)
+    return max(0.01, float(np.quantile(sizes, 0.8)) / Z_80)
+
+
+def _of_kernels(record: DeviceRecord) -> Device:
+    """What kernels alone tell."""
+    peak, bandwidth = peaks(record), bandwidth_bytes_per_s(record)
+    usual, optimizers = reached_bandwidth(record, bandwidth)
+    floor_s, launch_s = launch_figures(record)
+    device = Device.model_validate(
+        {
+            "name": "measured",
+            "kind": "gpu" if record.is_gpu else "cpu",
+            "peak_flops": {rate: f"{flops!r} FLOP/s" for rate, flops in peak.items()},
+            "matmul_efficiency": reached(record, peak, "product"),
+            "convolution_efficiency": reached(record, peak, "convolution"),
+            "memory": f"{record.memory_bytes} B",
+            "memory_bandwidth": f"{bandwidth!r} B/s",
+            "memory_efficiency": usual,
+            "optimizer_efficiency": optimizers,
+            "kernel_floor": f"{floor_s!r} s",
+            "launch": f"{launch_s!r} s",
+            "operator": "0 s",
+        }
+    )
+    return device.model_copy(update={"operator_s": _operator_s(record, device)})
+
+
+def _operator_s(record: DeviceRecord, device: Device) -> float:
+    """The host's time an operator beside its launches, from steps that wait for it; median."""
+    if not record.is_gpu:
+        return 0.0
+    found = []
+    for step in measured_steps(record):
+        forward_s, backward_s, _ = step.parts_s
+        if sum(step.predicted_s(device)[:2]) > _HOST_BOUND * (forward_s + backward_s):
+            continue
+        operators, kernels = step.operators(device)
+        found.append((forward_s + backward_s - kernels * device.launch_s) / operators)
+    return max(0.0, median(found)) if found else 0.0
+
+
+def _fitted(start: Device, steps: Sequence[MeasuredStep]) -> Device:
+    """The device whose fractions steps correct; as it is without steps."""
+    if not steps:
+        return start
+    from scipy.optimize import least_squares  # noqa: PLC0415 -- most of a second to import
+
+    names, predict = _Names.of(start, steps), _Predictions()
+    before = names.values(start)
+    measured = np.log([s for step in steps for s in step.parts_s[:2]])
+
+    def residuals(values: Floats) -> Floats:
+        device = names.device(start, values)
+        predicted = np.log([s for step in steps for s in predict(step, device)])
+        robust = _OUTLIER * np.sign(predicted - measured)
+        far = np.abs(predicted - measured) / _OUTLIER
+        return np.concatenate(
+            [
+                robust * np.sqrt(2 * (np.sqrt(1 + far**2) - 1)),
+                _OUTLIER * (values - before) / names.unsure,
+            ]
+        )
+
+    low, high = names.bounds(before)
+    begin = np.minimum(before, high - _FROM_BOUND)
+    found = least_squares(
+        residuals, begin, bounds=(low, high), diff_step=1e-3, xtol=1e-4, ftol=1e-4
+    )
+    return names.device(start, found.x)
+
+
+class _Predictions:
+    """Forward and backward of steps; again only where a figure that they depend on has changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[tuple[float, ...], tuple[float, float]]] = {}
+
+    def __call__(self, step: MeasuredStep, device: Device) -> tuple[float, float]:
+        rate = step.rate(device)
+        convolved = arithmetic_of(step.workload.precision, device).convolution_rate(device)
+        figures = (
+            *(device.efficiency(rate), device.efficiency(convolved, convolution=True)),
+            *(device.memory_efficiency, device.kernel_floor_s),
+        )
+        known = self._known.get(id(step))
+        if known is None or known[0] != figures:
+            known = figures, step.predicted_s(device)[:2]
+            self._known[id(step)] = known
+        return known[1]
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The figures that are fitted: fractions by key and type, and on a CPU the shortest kernel."""
+
+    products: tuple[Rate, ...]
+    convolutions: tuple[Rate, ...]
+    floor: bool
+
+    @classmethod
+    def of(cls, device: Device, steps: Sequence[MeasuredStep]) -> _Names:
+        """Those that the steps tell of."""
+        used = {step.rate(device) for step in steps}
+        products = tuple(rate for rate in device.peak_flops_per_s if rate in used)
+        convolved = {
+            "tf32" if rate == "fp32" and "tf32" in device.peak_flops_per_s else rate
+            for rate in used
+        }
+        convolutions = tuple(rate for rate in device.peak_flops_per_s if rate in convolved)
+        return cls(products, convolutions, device.kind == "cpu")
+
+    @property
+    def unsure(self) -> Floats:
+        """How far each may be from what kernels say, of its logarithm."""
+        fractions = [_UNSURE] * (len(self.products) + len(self.convolutions) + 1)
+        return np.array(fractions + [_UNSURE_FLOOR] * self.floor)
+
+    def values(self, device: Device) -> Floats:
+        """Logarithms of a device's figures."""
+        figures = [
+            *(device.efficiency(rate) for rate in self.products),
+            *(device.efficiency(rate, convolution=True) for rate in self.convolutions),
+            device.memory_efficiency,
+            *([device.kernel_floor_s] * self.floor),
+        ]
+        return np.asarray(np.log(np.clip(figures, 1e-9, None)))
+
+    def bounds(self, before: Floats) -> tuple[Floats, Floats]:
+        """Fractions up to one; the shortest kernel within a factor of a thousand."""
+        low, high = np.full(len(before), log(_LEAST)), np.zeros(len(before))
+        if self.floor:
+            low[-1], high[-1] = before[-1] - log(1e3), before[-1] + log(1e3)
+        return low, high
+
+    def device(self, start: Device, values: Floats) -> Device:
+        """The device with these figures in place of its own."""
+        figures = [float(min(exp(value), _MOST)) for value in values]
+        matmul = dict(zip(self.products, figures, strict=False))
+        convolution = dict(zip(self.convolutions, figures[len(self.products) :], strict=False))
+        memory = figures[len(self.products) + len(self.convolutions)]
+        update: dict[str, object] = {
+            "matmul_efficiency": {**start.matmul_efficiency, **matmul},
+            "convolution_efficiency": {**start.convolution_efficiency, **convolution},
+            "memory_efficiency": memory,
+        }
+        if self.floor:
+            update["kernel_floor_s"] = figures[-1]
+        return start.model_copy(update=update)
+
+
+def _file(
+    record: DeviceRecord, device: Device, name: str | None, measured: MeasuredDevice
+) -> DeviceFile:
+    known = _preset(record.environment.device if record.is_gpu else "cpu-core")
+    keys = ("peak_flops", "memory", "kernel_floor_s", "launch_s", "operator_s")
+    major = record.capability[0] if record.capability else 0
+    row: Architecture = _ROWS.get(major, "blackwell" if major >= 10 else "ampere")
+    links = {key: known[key] for key in ("intra_node", "inter_node") if known}
+    sources = dict.fromkeys(keys, "`calibrate device`, as `measured` says")
+    sources |= {key: known["sources"][key] for key in links if key in known["sources"]}
+    return DeviceFile(
+        name=name or (record.environment.device if record.is_gpu else record.environment.machine),
+        kind=device.kind,
+        architecture=row,
+        peak_flops=device.peak_flops_per_s,
+        matmul_efficiency=device.matmul_efficiency,
+        convolution_efficiency=device.convolution_efficiency,
+        memory_bytes=record.memory_bytes,
+        memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        memory_efficiency=device.memory_efficiency,
+        optimizer_efficiency=device.optimizer_efficiency,
+        kernel_floor_s=device.kernel_floor_s,
+        launch_s=device.launch_s,
+        operator_s=device.operator_s,
+        measured=measured,
+        sources=sources,
+        **links,
+    )
+
+
+def _preset(name: str) -> dict[str, Any]:
+    """The preset of that name, whose links are taken; none where none is known."""
+    try:
+        return catalog.device_table(catalog.resolve("device", name))
+    except ValueError:
+        return {}

@@ -1,0 +1,233 @@
+"""`calibrate device`: the plan on one device, round after round, inside a time budget."""
+
+from __future__ import annotations
+
+import gzip
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from calibrate.files import unwritable
+from calibrate.measure.device.bench import Bench, keep_freed_memory, supported_rates
+from calibrate.measure.device.kernels import convolution, launch, memory, product
+from calibrate.measure.device.optimizers import optimizer
+from calibrate.measure.device.plan import device_plan
+from calibrate.measure.device.record_file import DeviceRecordFile
+from calibrate.measure.device.steps import (
+    compiled,
+    grad_scaler,
+    one_rank_ddp,
+    step,
+    sync_batch_norm,
+    trace,
+)
+from calibrate.measure.errors import MeasureError, StoppedError, first_line
+from calibrate.measure.host.machine import free_memory_bytes
+from calibrate.measure.model.profile import device_of
+from calibrate.measure.model.training import compute_threads
+from calibrate.measure.ranks.progress import Reporter
+from calibrate.records.device_record import Case, DeviceMeasurement, DeviceRecord, Kind
+from calibrate.signals import as_exceptions
+from ddpsim.files import write_atomically
+from ddpsim.scenario.catalog import model_table
+from ddpsim.units import format_bytes, format_duration
+
+__all__ = ["DeviceOptions", "measure_device"]
+
+_MEMORY_SHARE = 0.25  # of a CPU's free memory; of a GPU's, which nobody shares:
+_MEMORY_SHARE_GPU = 0.9
+_RUNNERS: dict[Kind, Callable[[Case, Bench], DeviceMeasurement]] = {
+    "product": product,
+    "convolution": convolution,
+    "memory": memory,
+    "launch": launch,
+    "optimizer": optimizer,
+    "step": step,
+    "ddp": one_rank_ddp,
+    "compile": compiled,
+    "sync_batch_norm": sync_batch_norm,
+    "grad_scaler": grad_scaler,
+}
+_COMPILE_S = {True: 60.0, False: 60.0}  # of a model, on a GPU and on a CPU; as seen: 20 to 50 s
+_ONCE: tuple[Kind, ...] = ("compile", "ddp", "sync_batch_norm", "grad_scaler")
+_TRACE_S = 15.0
+_LONGEST_REASON = 200  # characters of what torch said
+# of the products' best rate, what steps reach at least, as seen; and passes that a case makes
+_REACHED, _PASSES_OF_CASE = 0.4, 6
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """Where to, how long, and on what."""
+
+    output: Path
+    time_budget_s: float = 480.0
+    device: str = "auto"
+    resume: bool = False
+    rounds: int = 3
+    trace: bool = True
+    plan: Sequence[Case] | None = field(default=None)
+
+
+def measure_device(options: DeviceOptions) -> DeviceRecord:
+    """Measure what is not in the record yet, and keep it whole after every case.
+
+    Raises MeasureError where the record cannot be written or resumed, or the device fails.
+    """
+    if problem := unwritable(options.output):
+        raise MeasureError(problem)
+    device = device_of(options.device)
+    with compute_threads(1), as_exceptions():
+        allocator = keep_freed_memory() if device.type == "cpu" else ""
+        file = DeviceRecordFile(options.output, device, allocator, resume=options.resume)
+        try:
+            return _Session(options, Bench.of(device), file).run()
+        except KeyboardInterrupt:
+            raise StoppedError(f"stopped. {file.kept}") from None
+
+
+class _Session:
+    """One run on one device."""
+
+    def __init__(self, options: DeviceOptions, bench: Bench, file: DeviceRecordFile) -> None:
+        self._options, self._bench, self._file = options, bench, file
+        self._ends = time.monotonic() + options.time_budget_s
+        self._record = file.first_record()
+
+    def run(self) -> DeviceRecord:
+        """All rounds that the time budget has room for."""
+        bench, held = self._bench, self._record.measurements
+        plan = self._options.plan
+        if plan is None:
+            plan = list(device_plan(supported_rates(bench.device), gpu=bench.on_gpu))
+        with Reporter(len(plan) * self._options.rounds, speaks=True) as reporter:
+            reporter.say(f"measuring {self._record.environment.machine}, one thread")
+            if held:
+                reporter.say(f"{self._options.output} holds {len(held)} measurements already")
+            for number in range(self._options.rounds):
+                self._round(number, plan, reporter)
+                if number == 0:
+                    self._trace(reporter)
+            reporter.say(f"{len(self._record.measurements)} measurements in {self._options.output}")
+        return self._record
+
+    def _round(self, number: int, plan: Sequence[Case], reporter: Reporter) -> None:
+        for case in plan:
+            held = self._record.find(case)
+            if held and (held.rounds > number or case.kind in _ONCE):
+                reporter.done()
+                continue
+            if number and str(case) in self._record.skipped:
+                reporter.done()
+                continue
+            self._one(case, held, reporter)
+
+    def _one(self, case: Case, held: DeviceMeasurement | None, reporter: Reporter) -> None:
+        reporter.begin(str(case))
+        problem = self._unfit(case, held)
+        if not problem:
+            began = time.monotonic()
+            try:
+                measured = _RUNNERS[case.kind](case, self._bench)
+            except torch.AcceleratorError as error:
+                raise MeasureError(
+                    f"the GPU failed at {case}: {first_line(error)}. {self._file.kept}"
+                ) from None
+            except Exception as error:  # noqa: BLE001 -- memory, a type, a compiler: all are told
+                problem = first_line(error)[:_LONGEST_REASON]
+            else:
+                took_s = time.monotonic() - began
+                self._keep(measured.model_copy(update={"took_s": took_s}), reporter)
+            if self._bench.on_gpu:
+                torch.cuda.empty_cache()
+        if problem and not held:
+            skipped = self._record.skipped | {str(case): problem}
+            self._record = self._record.model_copy(update={"skipped": skipped})
+            self._file.save(self._record)
+            reporter.done(f"skipped   {case}: {problem}")
+
+    def _keep(self, measured: DeviceMeasurement, reporter: Reporter) -> None:
+        self._record = self._record.with_measurement(measured)
+        self._file.save(self._record)
+        parts = {part: format_duration(min(s)) for part, s in measured.samples_s.items()}
+        told = ", ".join(f"{part} {text}" for part, text in parts.items())
+        reporter.done(f"measured  {measured.case}: {told}")
+
+    def _unfit(self, case: Case, held: DeviceMeasurement | None) -> str:
+        """Why a case is not measured now; empty if it is."""
+        left_s = self._ends - time.monotonic()
+        if left_s <= 0:
+            return "the time budget is spent"
+        needed_s = held.took_s if held else self._expected_s(case)
+        if needed_s > left_s:
+            return (
+                f"would take {format_duration(needed_s)}, and {format_duration(left_s)} of the "
+                "time budget are left"
+            )
+        needed = _memory_bytes(case)
+        if needed > (has := self._memory_bytes()):
+            return f"needs {format_bytes(needed)} or more, and {format_bytes(has)} may be used"
+        return ""
+
+    def _expected_s(self, case: Case) -> float:
+        """Of a model by its FLOPs and the best product so far; 0 of what is not known."""
+        if not case.model:
+            return 0.0
+        best = max((m.flops / m.best_s() for m in self._record.of("product")), default=0.0)
+        compile_s = _COMPILE_S[self._bench.on_gpu] if case.kind == "compile" else 0.0
+        if not best:
+            return compile_s
+        return compile_s + _PASSES_OF_CASE * _flops(case) / (_REACHED * best)
+
+    def _memory_bytes(self) -> int:
+        if self._bench.on_gpu:
+            return int(_MEMORY_SHARE_GPU * torch.cuda.mem_get_info(self._bench.device)[0])
+        return int(_MEMORY_SHARE * (free_memory_bytes() or self._record.memory_bytes))
+
+    def _trace(self, reporter: Reporter) -> None:
+        """Beside the record, once, if there is time for it."""
+        path = self._options.output.with_suffix(".trace.json.gz")
+        if not self._options.trace or path.exists() or self._ends - time.monotonic() < _TRACE_S:
+            return
+        batch, size = (32, 224) if self._bench.on_gpu else (1, 96)
+        case = Case(kind="step", model="resnet50", batch=batch, size=size)
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / "trace.json"
+            try:
+                trace(case, self._bench, str(made))
+            except Exception as error:  # noqa: BLE001 -- a profiler that fails takes nothing else
+                reporter.say(f"skipped   the profiler's trace: {first_line(error)}")
+                return
+            write_atomically(path, gzip.compress(made.read_bytes()))
+        reporter.say(f"{path}: a step of resnet50 by torch's profiler")
+
+
+def _flops(case: Case) -> float:
+    """Of a step: forward, and twice as many backward."""
+    table = model_table(case.model)
+    pixels = table["size"]["variable"] == "pixels"
+    x = case.size**2 if pixels else case.size
+    flops = table["forward"]["matmul_flops"]
+    per_sample = sum(
+        sum(column) * x**power
+        for power, key in enumerate(("c0", "c1", "c2"))
+        if (column := flops.get(key))
+    )
+    return 3.0 * case.batch * float(per_sample)
+
+
+def _memory_bytes(case: Case) -> float:
+    """At least: weights, gradients, and what autograd keeps of fp32; 0 of kernels."""
+    if not case.model:
+        return 0.0
+    table = model_table(case.model)
+    x = case.size**2 if table["size"]["variable"] == "pixels" else case.size
+    saved = table["saved_bytes"]
+    kept = sum(saved.get(key, 0) * x**power for power, key in enumerate(("c0", "c1", "c2")))
+    half = 0.5 if case.precision not in ("fp32", "tf32") else 1.0
+    copies = 4 if case.kind in ("ddp", "sync_batch_norm", "grad_scaler") else 2
+    return 4.0 * copies * int(table["parameter_count"]) + half * case.batch * float(kept)

@@ -1,0 +1,214 @@
+"""Steps of zoo models: forward, backward, optimizer; and with DDP, compiled, scaled, synced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 -- torch's own custom
+from torch.nn.modules._functions import SyncBatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from calibrate.measure.clock import Mark, no_collection
+from calibrate.measure.device.bench import DTYPES, Bench
+from calibrate.measure.ranks.process_group import process_group
+from calibrate.measure.zoo.models import build, inputs_of, loss_of
+from calibrate.records.device_record import Case, DeviceMeasurement
+
+__all__ = ["compiled", "grad_scaler", "one_rank_ddp", "step", "sync_batch_norm", "trace"]
+
+_WARMUPS = 2
+_WARMUPS_OF_DDP = 12  # its first ten iterations log, and the buckets are built anew
+_RATE = 1e-9  # of learning: the arithmetic is a step's, and the weights stay
+PARTS = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class _Stepper:
+    """A model, its inputs and its optimizer, ready to step."""
+
+    model: nn.Module
+    inputs: Tensor
+    optimizer: torch.optim.Optimizer
+    bench: Bench
+    case: Case
+    scaler: torch.amp.GradScaler | None = None
+
+    def loss(self) -> Tensor:
+        """Forward, under autocast where the precision says so."""
+        with self.bench.precision(self.case.precision):
+            return loss_of(self.model(self.inputs))
+
+    def step_s(self) -> tuple[float, ...]:
+        """Seconds of forward, backward and optimizer."""
+        clock = self.bench.clock
+        marks = [clock.mark()]
+        loss = self.loss()
+        marks.append(clock.mark())
+        with self.bench.precision(self.case.precision):
+            (self.scaler.scale(loss) if self.scaler else loss).backward()  # type: ignore[no-untyped-call]
+        marks.append(clock.mark())
+        self._update()
+        marks.append(clock.mark())
+        self.optimizer.zero_grad()
+        return tuple(clock.seconds(a, b) for a, b in pairwise(marks))
+
+    def _update(self) -> None:
+        if self.scaler is None:
+            self.optimizer.step()
+            return
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def steps_s(self, count: int, warmups: int = _WARMUPS) -> list[tuple[float, ...]]:
+        """Of so many steps after a warm-up."""
+        with no_collection():
+            return [self.step_s() for _ in range(warmups + count)][warmups:]
+
+
+def _stepper(
+    case: Case, bench: Bench, change: Callable[[nn.Module], nn.Module] | None = None
+) -> _Stepper:
+    """Of a case's model, which may be changed before its optimizer is made."""
+    whole_half = case.precision == "bf16"
+    dtype = DTYPES[case.precision] if whole_half else torch.float32
+    model = build(case.model, bench.device, dtype)
+    inputs = inputs_of(model, case.batch, case.size, bench.device)
+    if case.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        inputs = inputs.to(memory_format=torch.channels_last)
+    model = change(model) if change else model
+    return _Stepper(model, inputs, torch.optim.SGD(model.parameters(), lr=_RATE), bench, case)
+
+
+def step(case: Case, bench: Bench) -> DeviceMeasurement:
+    """A model's step, the most memory that it takes on a GPU, and when its gradients are ready."""
+    if bench.on_gpu:
+        torch.cuda.reset_peak_memory_stats(bench.device)
+    stepper = _stepper(case, bench)
+    samples = stepper.steps_s(bench.steps)
+    peak = torch.cuda.max_memory_allocated(bench.device) if bench.on_gpu else None
+    return DeviceMeasurement(
+        case=case, samples_s=_by_part(samples), peak_bytes=peak, ready=_ready(stepper)
+    )
+
+
+def _by_part(samples: list[tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
+    return dict(zip(PARTS, zip(*samples, strict=True), strict=True))
+
+
+def _ready(stepper: _Stepper) -> tuple[float | None, ...]:
+    """Of each parameter the part of a backward after which its gradient is there."""
+    clock, marks = stepper.bench.clock, dict[int, Mark]()
+    parameters = list(stepper.model.parameters())
+
+    def hook(i: int) -> Callable[[Tensor], None]:
+        return lambda _: marks.update({i: clock.mark()})
+
+    handles = [p.register_post_accumulate_grad_hook(hook(i)) for i, p in enumerate(parameters)]  # type: ignore[no-untyped-call]
+    loss = stepper.loss()
+    start = clock.mark()
+    loss.backward()  # type: ignore[no-untyped-call]
+    end = clock.mark()
+    for handle in handles:
+        handle.remove()
+    stepper.optimizer.zero_grad()
+    whole_s = max(clock.seconds(start, end), 1e-9)
+    found = (marks.get(i) for i in range(len(parameters)))
+    return tuple(None if m is None else round(clock.seconds(start, m) / whole_s, 6) for m in found)
+
+
+def one_rank_ddp(case: Case, bench: Bench) -> DeviceMeasurement:
+    """Steps under DDP of this process alone and without it, in turns."""
+    timed = replace(bench, clock=bench.wall)  # gloo has threads of its own
+    with process_group("nccl" if bench.on_gpu else "gloo"):
+        bare = _stepper(case, timed)
+        wrapped = _stepper(case, timed, DistributedDataParallel)
+        found = _in_turns(bare, wrapped, bench.steps, _WARMUPS_OF_DDP if bench.on_gpu else 3)
+    return DeviceMeasurement(case=case, samples_s=_named(("bare", "wrapped"), found))
+
+
+def sync_batch_norm(case: Case, bench: Bench) -> DeviceMeasurement:
+    """Forward and backward of one batch norm: torch's usual one, and SyncBatchNorm's own function.
+
+    The module takes the usual one where a rank is alone; its function does not (torch's
+    nn/modules/_functions.py), and so tells its kernels, the host's wait, and two collectives of one
+    rank. shape: batch, channels, side.
+    """
+    batch, channels, side = case.shape
+    images = torch.rand(batch, channels, side, side, device=bench.device, requires_grad=True)
+    weight, bias = (torch.ones(channels, device=bench.device, requires_grad=True) for _ in "wb")
+    mean, var = (
+        torch.zeros(channels, device=bench.device),
+        torch.ones(channels, device=bench.device),
+    )
+
+    def run(norm: Callable[..., Tensor], *last: object) -> float:
+        bench.wall.finish()
+        start = bench.wall.mark()
+        norm(images, *last).sum().backward()  # type: ignore[no-untyped-call]
+        seconds = bench.wall.seconds(start, bench.wall.mark())
+        images.grad = weight.grad = bias.grad = None
+        return seconds
+
+    plain = mean, var, weight, bias, True
+    with process_group("nccl" if bench.on_gpu else "gloo"):
+        synced = weight, bias, mean, var, 1e-5, 0.1, dist.group.WORLD, 1
+        pairs = [
+            (run(F.batch_norm, *plain), run(SyncBatchNorm.apply, *synced))
+            for _ in range(_WARMUPS + 2 * bench.samples)
+        ][_WARMUPS:]
+    return DeviceMeasurement(case=case, samples_s=_named(("plain", "synced"), pairs))
+
+
+def grad_scaler(case: Case, bench: Bench) -> DeviceMeasurement:
+    """Steps with torch's GradScaler, and without, in turns; host waits included."""
+    timed = replace(bench, clock=bench.wall)
+    plain = _stepper(case, timed)
+    scaler = torch.amp.GradScaler(bench.device.type, init_scale=1.0)
+    scaled = replace(_stepper(case, timed), scaler=scaler)
+    found = _in_turns(plain, scaled, bench.steps, _WARMUPS)
+    return DeviceMeasurement(case=case, samples_s=_named(("plain", "scaled"), found))
+
+
+def _in_turns(
+    first: _Stepper, second: _Stepper, count: int, warmups: int
+) -> list[tuple[float, float]]:
+    """Seconds of whole steps of both, a pair each."""
+    with no_collection():
+        pairs = [(sum(first.step_s()), sum(second.step_s())) for _ in range(warmups + count)]
+    return pairs[warmups:]
+
+
+def _named(
+    names: tuple[str, str], pairs: list[tuple[float, float]]
+) -> dict[str, tuple[float, ...]]:
+    return dict(zip(names, zip(*pairs, strict=True), strict=True))
+
+
+def compiled(case: Case, bench: Bench) -> DeviceMeasurement:
+    """A step under torch.compile, without what it takes to compile it."""
+
+    def change(model: nn.Module) -> nn.Module:
+        model.compile()
+        return model
+
+    samples = _stepper(case, bench, change).steps_s(bench.steps, _WARMUPS + 1)
+    return DeviceMeasurement(case=case, samples_s=_by_part(samples))
+
+
+def trace(case: Case, bench: Bench, path: str) -> None:
+    """One step of a model by torch's profiler, as Chrome's JSON in a file."""
+    stepper = _stepper(case, bench)
+    stepper.steps_s(1)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if bench.on_gpu:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+        stepper.step_s()
+        bench.clock.finish()
+    profiler.export_chrome_trace(path)
