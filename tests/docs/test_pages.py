@@ -57,6 +57,10 @@ class Reader:
         one_node = nccl_log(root=True, nodes=1, gpus=8, times=TIMES)
         Path("one-node.txt").write_text(one_node, "utf-8")
         Path("model.json").write_text(json.dumps(MODEL), "utf-8")
+        core = json.loads((ROOT / "scenarios" / "measured-core.json").read_text("utf-8"))
+        rates = {"fp32": 1e13, "bf16": 1e14}  # a GPU's, nobody's
+        gpu = core | {"kind": "gpu", "peak_flops": rates}
+        Path("device.json").write_text(json.dumps(gpu), "utf-8")
 
     def read(self, block: Block) -> None:
         """Do what a block says."""
