@@ -39,6 +39,7 @@ _SECTIONS = {  # of a scenario, in the order of the page: where each stands, by 
     "Background": "cluster.background",
     "Machine": "cluster.machine",
     "Device": "cluster.device",
+    "MeasuredDevice": "cluster.device.measured",
     "Run": "run",
     "Jitter": "run.jitter",
     "Stalls": "run.stalls",
@@ -63,6 +64,7 @@ a bare number is an error. Unknown and repeated keys are errors. Paths of files 
 scenario's folder. `ddpsim schema` prints this page as JSON Schema, for completion in an editor.
 
 A preset can be changed in single figures: `device: {preset: h100-sxm-80gb, operator: 12 us}`.
+So can a device file's.
 """
 
 

@@ -145,7 +145,10 @@ class Cluster(Spec):
         | None
     ) = Field(None, description="a preset's name, or its values: gives device and gpus_per_node")
     device: Annotated[Device, BeforeValidator(read_device, json_schema_input_type=AnyDevice)] = (
-        Field(description="a preset's name, {preset: NAME, ...} or the values themselves")
+        Field(
+            description="a preset's name, a device file (.json), {preset: EITHER, ...}, or the "
+            "values themselves"
+        )
     )
     all_reduce: SourceFileField | None = Field(
         None, description="an nccl-tests log or our CSV, measured on these very ranks"

@@ -166,7 +166,9 @@ class _ChangedPreset(Spec):
 
     model_config = ConfigDict(extra="allow")
 
-    preset: str = Field(description="a preset's name; other keys change figures of it")
+    preset: str = Field(
+        description="a preset's name, or a device file; other keys change figures of it"
+    )
 
 
 AnyDevice = Device | _ChangedPreset | str

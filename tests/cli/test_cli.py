@@ -112,6 +112,7 @@ def test_init_lists_every_scenario(cli: Cli) -> None:
     assert all(len(line.split()) > 4 for line in lines)
     assert {line.split()[0] for line in lines if line.split()[1] == "+"} == {
         "gloo-cpu",
+        "measured-device",
         "own-model",
         "resnet50-nccl-log",
     }

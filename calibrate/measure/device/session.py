@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import tempfile
 import time
@@ -54,6 +55,9 @@ _RUNNERS: dict[Kind, Callable[[Case, Bench], DeviceMeasurement]] = {
 }
 _COMPILE_S = {True: 60.0, False: 60.0}  # of a model, on a GPU and on a CPU; as seen: 20 to 50 s
 _ONCE: tuple[Kind, ...] = ("compile", "ddp", "sync_batch_norm", "grad_scaler")
+_BEFORE_TRACE: tuple[Kind, ...] = (
+    *("launch", "product", "convolution", "memory", "optimizer", "step"),
+)
 _TRACE_S = 15.0
 _LONGEST_REASON = 200  # characters of what torch said
 # of the products' best rate, what steps reach at least, as seen; and passes that a case makes
@@ -97,6 +101,7 @@ class _Session:
         self._options, self._bench, self._file = options, bench, file
         self._ends = time.monotonic() + options.time_budget_s
         self._record = file.first_record()
+        self._traced = not options.trace
 
     def run(self) -> DeviceRecord:
         """All rounds that the time budget has room for."""
@@ -110,13 +115,13 @@ class _Session:
                 reporter.say(f"{self._options.output} holds {len(held)} measurements already")
             for number in range(self._options.rounds):
                 self._round(number, plan, reporter)
-                if number == 0:
-                    self._trace(reporter)
             reporter.say(f"{len(self._record.measurements)} measurements in {self._options.output}")
         return self._record
 
     def _round(self, number: int, plan: Sequence[Case], reporter: Reporter) -> None:
         for case in plan:
+            if case.kind not in _BEFORE_TRACE:
+                self._trace(reporter)
             held = self._record.find(case)
             if held and (held.rounds > number or case.kind in _ONCE):
                 reporter.done()
@@ -143,6 +148,7 @@ class _Session:
                 took_s = time.monotonic() - began
                 self._keep(measured.model_copy(update={"took_s": took_s}), reporter)
             if self._bench.on_gpu:
+                gc.collect()  # a compiled model is in a cycle with its code
                 torch.cuda.empty_cache()
         if problem and not held:
             skipped = self._record.skipped | {str(case): problem}
@@ -191,8 +197,10 @@ class _Session:
     def _trace(self, reporter: Reporter) -> None:
         """Beside the record, once, if there is time for it."""
         path = self._options.output.with_suffix(".trace.json.gz")
-        if not self._options.trace or path.exists() or self._ends - time.monotonic() < _TRACE_S:
+        left_s = self._ends - time.monotonic()
+        if self._traced or path.exists() or left_s < _TRACE_S:
             return
+        self._traced = True
         batch, size = (32, 224) if self._bench.on_gpu else (1, 96)
         case = Case(kind="step", model="resnet50", batch=batch, size=size)
         with tempfile.TemporaryDirectory() as folder:

@@ -43,8 +43,11 @@ class _Stepper:
         with self.bench.precision(self.case.precision):
             return loss_of(self.model(self.inputs))
 
-    def step_s(self) -> tuple[float, ...]:
-        """Seconds of forward, backward and optimizer."""
+    def step(self) -> list[Mark]:
+        """One step, and the points between forward, backward and optimizer.
+
+        To be read later: a host that waits for each step is never ahead of its device.
+        """
         clock = self.bench.clock
         marks = [clock.mark()]
         loss = self.loss()
@@ -55,7 +58,7 @@ class _Stepper:
         self._update()
         marks.append(clock.mark())
         self.optimizer.zero_grad()
-        return tuple(clock.seconds(a, b) for a, b in pairwise(marks))
+        return marks
 
     def _update(self) -> None:
         if self.scaler is None:
@@ -65,9 +68,11 @@ class _Stepper:
         self.scaler.update()
 
     def steps_s(self, count: int, warmups: int = _WARMUPS) -> list[tuple[float, ...]]:
-        """Of so many steps after a warm-up."""
+        """Seconds of forward, backward and optimizer, of so many steps after a warm-up."""
         with no_collection():
-            return [self.step_s() for _ in range(warmups + count)][warmups:]
+            steps = [self.step() for _ in range(warmups + count)][warmups:]
+        seconds = self.bench.clock.seconds
+        return [tuple(seconds(a, b) for a, b in pairwise(marks)) for marks in steps]
 
 
 def _stepper(
@@ -179,9 +184,10 @@ def _in_turns(
     first: _Stepper, second: _Stepper, count: int, warmups: int
 ) -> list[tuple[float, float]]:
     """Seconds of whole steps of both, a pair each."""
+    seconds = first.bench.clock.seconds
     with no_collection():
-        pairs = [(sum(first.step_s()), sum(second.step_s())) for _ in range(warmups + count)]
-    return pairs[warmups:]
+        pairs = [(first.step(), second.step()) for _ in range(warmups + count)][warmups:]
+    return [(seconds(a[0], a[-1]), seconds(b[0], b[-1])) for a, b in pairs]
 
 
 def _named(
@@ -209,6 +215,6 @@ def trace(case: Case, bench: Bench, path: str) -> None:
     if bench.on_gpu:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
-        stepper.step_s()
+        stepper.step()
         bench.clock.finish()
     profiler.export_chrome_trace(path)
