@@ -97,7 +97,7 @@ def diagnose(
     facts: list[Fact] = []
     case = Case.of(scenario)
     if traces:
-        recorded = read_rank_traces(Path(traces))
+        recorded = read_rank_traces(SourceFile(str(traces), Path(traces)))
         is_known = any(each.quantity == "step" for each in found)
         found += measured_in(recorded, scenario.cluster, with_step=not is_known)
         facts += rank_facts(recorded, case)

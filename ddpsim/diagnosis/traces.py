@@ -14,7 +14,6 @@ from ddpsim.scenario.cluster import Cluster
 __all__ = ["RANKS", "measured_in", "rank_facts"]
 
 RANKS = "ranks"  # the name of the fact
-_SLOWER = 1.08  # times the others' compute: GPUs of a kind differ by 1.5 % (published)
 _MOST_SIZES = 3
 
 
@@ -50,9 +49,7 @@ def rank_facts(traces: RankTraces, case: Case) -> Iterator[Fact]:
     """Whether one rank computes longer than the others; of some ranks alone, only if it does."""
     if len(traces.compute_s) < 2:
         return
-    slowest = max(traces.compute_s, key=lambda rank: traces.compute_s[rank])
-    others = [seconds for rank, seconds in traces.compute_s.items() if rank != slowest]
-    is_slower = traces.compute_s[slowest] > _SLOWER * median(others)
+    is_slower = traces.straggler is not None
     if not is_slower and len(traces.compute_s) < case.cluster.world_size:
         return
     known = case.cluster.stragglers or case.cluster.other_nodes

@@ -11,6 +11,8 @@ from statistics import median
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.bandwidth_table import is_bandwidth_table, read_bandwidth_table
+from ddpsim.importers.kineto.file import is_of_traces
+from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.measured import (
     Layout,
     Measured,
@@ -91,12 +93,33 @@ def read_all_reduce(
 
     `layout` is that of a file which does not list its ranks. `operation` says whose times to take.
     """
+    if is_of_traces(source):
+        return _of_traces(source, operation, layout)
     text = read_text(source, "an nccl-tests log or our CSV", of_many_programs=True)
     if _OF_RCCL.match(text):
         raise ImportFailedError(
             source.given, "is what rccl-tests writes with -Z; wanted what it prints on the screen"
         )
     return _log(source.given, *_read(source.given, text, operation, layout), operation)
+
+
+def _of_traces(source: SourceFile, operation: Operation, layout: Layout | None) -> AllReduceLog:
+    """The all-reduces of a training job, each alone on the links, without waits for late ranks."""
+    traces = read_rank_traces(source)
+    ranks, points = traces.world_size or len(traces.traces), traces.points
+    if operation != "all_reduce":
+        raise OtherCollectiveError(source.given, f"holds all-reduces alone, and no {operation}")
+    if not points:
+        raise ImportFailedError(source.given, "holds no all-reduce whose size is recorded")
+    nodes, gpus = layout or (1, ranks)
+    if nodes * gpus != ranks:
+        raise ImportFailedError(
+            source.given, f"is of {ranks} ranks, and the cluster has {nodes * gpus}; name its own"
+        )
+    waits = f"{source.given} is of one rank: its all-reduces hold the waits for the others"
+    warnings = (waits,) if len(traces.traces) == 1 < ranks else ()
+    measured = Measured((nodes, gpus), list(points.items()), warnings=warnings)
+    return _log(source.given, "profiler's traces", measured, operation)
 
 
 def _read(

@@ -28,6 +28,11 @@ class Intervals:
         index = bisect_right(self.starts, time) - 1
         return index >= 0 and time < self.ends[index]
 
+    def beginning_at(self, start: float) -> float:
+        """How long the one is that begins then; 0 where none does."""
+        index = bisect_right(self.starts, start) - 1
+        return self.ends[index] - start if index >= 0 and self.starts[index] == start else 0.0
+
     def within(self, start: float, end: float) -> float:
         """How much of the time from `start` to `end` they take."""
         return self._until(end) - self._until(start) if end > start else 0.0

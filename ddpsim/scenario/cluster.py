@@ -19,7 +19,7 @@ from ddpsim.scenario.links import (
     with_transport,
     with_usual_latency,
 )
-from ddpsim.scenario.quantity import Bandwidth, Duration, SourceFileField
+from ddpsim.scenario.quantity import Bandwidth, Duration, SourceField, SourceFileField
 
 OLDEST_NCCL, NEWEST_NCCL = 5, 30  # minor versions of NCCL 2 whose tables are known
 
@@ -150,8 +150,10 @@ class Cluster(Spec):
             "values themselves"
         )
     )
-    all_reduce: SourceFileField | None = Field(
-        None, description="an nccl-tests log or our CSV, measured on these very ranks"
+    all_reduce: SourceField | None = Field(
+        None,
+        description="an nccl-tests log, our CSV, or a folder of the profiler's traces, measured on "
+        "these very ranks",
     )
     profile: SourceFileField | None = Field(
         None, description="a cluster profile (ddpsim.profile/1), as `calibrate fit` writes it"

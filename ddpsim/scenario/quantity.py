@@ -25,6 +25,7 @@ __all__ = [
     "FlopsPerSecond",
     "SampleRate",
     "Size",
+    "SourceField",
     "SourceFile",
     "SourceFileField",
     "source_file",
@@ -105,6 +106,13 @@ class SourceFile:
 
 def source_file(value: Any, info: ValidationInfo) -> SourceFile:
     """The file that a scenario names, from the scenario's folder; raises ValueError."""
+    found = _source(value, info)
+    if found.path.is_dir():
+        raise ValueError(f"{shown(found.given)} is a directory; name a file in it")
+    return found
+
+
+def _source(value: Any, info: ValidationInfo) -> SourceFile:
     if isinstance(value, SourceFile):
         return value
     if not isinstance(value, (str, Path)) or not str(value):
@@ -113,12 +121,10 @@ def source_file(value: Any, info: ValidationInfo) -> SourceFile:
     base: Path = (info.context or {}).get("base", Path())
     path = base / name
     try:
-        is_file, is_directory = path.is_file(), path.is_dir()
+        is_there = path.is_file() or path.is_dir()
     except OSError as error:  # a name too long, a folder that may not be searched
         raise ValueError(f"{shown(name)} cannot be read: {error.strerror}") from None
-    if is_directory:
-        raise ValueError(f"{shown(name)} is a directory; name a file in it")
-    if not is_file:
+    if not is_there:
         raise ValueError(f"no such file: {shown(name)} ({_where(name, base)})")
     return SourceFile(name, path)
 
@@ -133,6 +139,12 @@ def _where(name: str, base: Path) -> str:
 SourceFileField = Annotated[
     SourceFile,
     PlainValidator(source_file),
+    PlainSerializer(lambda source: source.given),
+    WithJsonSchema({"type": "string"}),
+]
+SourceField = Annotated[  # a file, or a folder
+    SourceFile,
+    PlainValidator(_source),
     PlainSerializer(lambda source: source.given),
     WithJsonSchema({"type": "string"}),
 ]

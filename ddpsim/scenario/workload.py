@@ -9,7 +9,13 @@ from pydantic import BeforeValidator, Field, model_validator
 from ddpsim.errors import shown
 from ddpsim.scenario import catalog
 from ddpsim.scenario.base import Spec, fail, given
-from ddpsim.scenario.quantity import Duration, SampleRate, Size, SourceFileField
+from ddpsim.scenario.quantity import (
+    Duration,
+    SampleRate,
+    Size,
+    SourceField,
+    SourceFileField,
+)
 
 __all__ = [
     "MEASURED",
@@ -144,10 +150,10 @@ class Workload(Spec):
     profile: SourceFileField | None = Field(
         None, description="measured gradient-ready times: our JSON (ddpsim.model-profile/1) or CSV"
     )
-    trace: SourceFileField | None = Field(
+    trace: SourceField | None = Field(
         None,
-        description="a trace of PyTorch's profiler (prof.export_chrome_trace); add model or "
-        "parameters if it was recorded without shapes",
+        description="a trace of PyTorch's profiler (prof.export_chrome_trace), or a folder with "
+        "one a rank; add model or parameters if it was recorded without shapes",
     )
     parameters: SourceFileField | None = Field(
         None, description="CSV of a model of one's own: name, shape, dtype in registration order"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ddpsim.errors import InputError, blamed_on
 from ddpsim.provenance import Provenance
@@ -13,7 +14,10 @@ from ddpsim.scenario.workload import StepTime, Workload
 from ddpsim.workload.model import Model, scale, total_s
 from ddpsim.workload.roofline import zoo_model
 
-__all__ = ["build_model"]
+if TYPE_CHECKING:
+    from ddpsim.importers.kineto.trace import KinetoTrace
+
+__all__ = ["build_model", "known_model"]
 
 
 def build_model(scenario: Scenario) -> Model:
@@ -96,18 +100,23 @@ def _source_model(scenario: Scenario) -> Model:
 
 def _traced(scenario: Scenario, trace: SourceFile) -> Model:
     """The times of a trace; sizes and names are those of the model or list beside it, if any."""
-    from ddpsim.importers.kineto.trace import read_trace  # noqa: PLC0415 -- few scenarios name one
-    from ddpsim.workload.traced import bare_model, traced_model  # noqa: PLC0415
+    from ddpsim.importers.kineto.ranks import read_rank_traces  # noqa: PLC0415 -- few name one
+    from ddpsim.workload.traced import of_ranks, traced_model  # noqa: PLC0415
 
     workload, device = scenario.workload, scenario.cluster.device
     with blamed_on("workload.trace"):
-        measured = read_trace(trace)
-        known = (
-            _source_model(_without_trace(scenario))
-            if workload.model or workload.parameters
-            else bare_model(measured, device)
-        )
-        return traced_model(measured, known, workload, device)
+        ranks = read_rank_traces(trace)
+        known = known_model(scenario, ranks.typical)
+        return of_ranks(ranks, traced_model(ranks.typical, known, workload, device))
+
+
+def known_model(scenario: Scenario, trace: KinetoTrace) -> Model:
+    """What is known of a traced model without its times; raises InputError, ImportFailedError."""
+    from ddpsim.workload.traced import bare_model  # noqa: PLC0415 -- few scenarios name a trace
+
+    if scenario.workload.model or scenario.workload.parameters:
+        return _source_model(_without_trace(scenario))
+    return bare_model(trace, scenario.cluster.device)
 
 
 def _without_trace(scenario: Scenario) -> Scenario:

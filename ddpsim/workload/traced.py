@@ -6,17 +6,19 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from statistics import mean
 
 from ddpsim.errors import ImportFailedError, InputError
-from ddpsim.importers.kineto.trace import Gradient, KinetoTrace, Piece
+from ddpsim.importers.kineto.ranks import RankTraces
+from ddpsim.importers.kineto.trace import Gradient, KinetoStep, KinetoTrace, Piece
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.workload import Workload
 from ddpsim.units import format_duration
-from ddpsim.workload.model import Model, Parameter, Work
+from ddpsim.workload.model import Buffer, Model, Parameter, Work
 from ddpsim.workload.traced_checkpointing import of_parameters, refuse_checkpoints
 
-__all__ = ["bare_model", "traced_model"]
+__all__ = ["bare_model", "of_ranks", "traced_model"]
 
 _FORWARD_PIECES = 200  # each launched before the device begins it: fine enough to overlap
 _LONG_WAIT = 0.02  # of a step, for a batch
@@ -26,12 +28,13 @@ def bare_model(trace: KinetoTrace, device: Device) -> Model:
     """The parameters that a trace with shapes tells of, without times; raises ImportFailedError."""
     refuse_checkpoints(trace)
     gradients = trace.typical.gradients
+    buffers = tuple(_buffers(trace.typical))
     parameters = tuple(_parameter(trace, i, g) for i, g in enumerate(gradients))[::-1]
     whose = "its registration order is taken as the reverse of the order of its gradients"
     return Model(
         parameters=parameters,
         ready_order=tuple(range(len(parameters)))[::-1],
-        buffers=(),
+        buffers=buffers,
         forward=(),
         backward=(),
         optimizer=Work(0.0),
@@ -41,11 +44,20 @@ def bare_model(trace: KinetoTrace, device: Device) -> Model:
         basis="measured",
         warnings=(
             (
-                f"{trace.source} names no parameters and no buffers: {whose}, and no buffer is "
-                "broadcast; workload.model or workload.parameters beside it would say them"
+                f"{trace.source} names no parameters and no buffers: {whose}, and "
+                f"{'as many bytes of buffers are' if buffers else 'no buffer is'} broadcast"
+                f"{' as recorded' if buffers else ''}; workload.model or workload.parameters "
+                "beside it would say them"
             ),
         ),
     )
+
+
+def _buffers(step: KinetoStep) -> Iterator[Buffer]:
+    """One for each broadcast, which may hold many."""
+    for each in step.collectives:
+        if each.operation == "broadcast" and each.elements and each.dtype:
+            yield Buffer(each.dtype, each.elements)
 
 
 def _parameter(trace: KinetoTrace, number: int, gradient: Gradient) -> Parameter:
@@ -74,6 +86,8 @@ def traced_model(trace: KinetoTrace, known: Model, workload: Workload, device: D
     for index, gradient in zip(ready_order, step.gradients, strict=True):
         if gradient.dtype:
             parameters[index] = parameters[index]._replace(dtype=gradient.dtype)
+        if not trace.on_gpu:
+            parameters[index] = parameters[index]._replace(ddp_hook_s=gradient.hook_s)
     _check_total(trace, parameters)
     listed = [parameters[index] for index in ready_order]
     return replace(
@@ -88,6 +102,29 @@ def traced_model(trace: KinetoTrace, known: Model, workload: Workload, device: D
         basis="slowed" if step.host_s > step.device_s else "measured",
         warnings=(*known.warnings, *_warnings(trace, listed, workload)),
     )
+
+
+def of_ranks(ranks: RankTraces, model: Model) -> Model:
+    """The model of the rank in the middle, with how all that were recorded differ from it."""
+    if len(ranks.traces) == 1:
+        return model
+    usual_s, middle_s = mean(ranks.compute_s.values()), ranks.compute_s[ranks.typical_rank]
+    # what is drawn from is relative to the mean rank, if all ranks are known
+    model = model.stretched(usual_s / middle_s) if ranks.is_whole else model
+    source = f"{len(ranks.traces)} of {ranks.world_size} ranks recorded: their times of each step"
+    return replace(
+        model,
+        iterations_s=ranks.busy_s,
+        provenance=(*model.provenance, Provenance("ranks and jitter", source, "measured")),
+        warnings=(*model.warnings, *_warnings_of_ranks(ranks)),
+    )
+
+
+def _warnings_of_ranks(ranks: RankTraces) -> Iterator[str]:
+    if ranks.straggler:
+        rank, times = ranks.straggler
+        where = ranks.traces[rank].source
+        yield f"rank {rank} computes {times:.2f} x as long as the others ({where})"
 
 
 def _ready_order(trace: KinetoTrace, known: Model) -> tuple[int, ...]:

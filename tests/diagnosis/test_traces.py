@@ -13,7 +13,7 @@ from two_ranks import observed_of
 
 import ddpsim
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.kineto.ranks import read_rank_traces
+from ddpsim.importers.kineto.ranks import RankTraces, read_rank_traces
 from ddpsim.importers.kineto.trace import read_trace
 from ddpsim.scenario.quantity import SourceFile
 
@@ -43,6 +43,10 @@ def slowed(times: float) -> Step:
     return replace(STEP, forward=forward, backward=backward, reduce_us=TRANSFER_US)
 
 
+def read(path: Path) -> RankTraces:
+    return read_rank_traces(SourceFile(str(path), path))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Of four ranks the third computes half as long again, and the others wait for it."""
@@ -53,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_rank_that_waits_least_tells_the_transfer(folder: Path) -> None:
-    found = read_rank_traces(folder)
+    found = read(folder)
     assert found.world_size == RANKS
     assert found.data_wait_s == pytest.approx(200e-6)
     assert [size for size, _ in found.all_reduces] == [4_000_000, 8_000_000]
@@ -101,20 +105,20 @@ def test_what_is_no_folder_of_one_job_is_refused(folder: Path, tmp_path: Path) -
     save(folder, 1, STEP).rename(folder / "again.json")
     save(folder, 1, STEP)
     with pytest.raises(ImportFailedError, match=r"is of rank 1, as .*again\.json is"):
-        read_rank_traces(folder)
+        read(folder)
     (folder / "again.json").unlink()
     save(folder, 1, replace(STEP, reduced={2: 3_000_000}))
     with pytest.raises(ImportFailedError, match="1 to 2 all-reduces of gradients"):
-        read_rank_traces(folder)
+        read(folder)
     save(folder, 1, STEP, world_size=8)
     with pytest.raises(ImportFailedError, match="of jobs of different sizes"):
-        read_rank_traces(folder)
+        read(folder)
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(ImportFailedError, match="holds no trace"):
-        read_rank_traces(empty)
+        read(empty)
     with pytest.raises(ImportFailedError, match="cannot be read"):
-        read_rank_traces(tmp_path / "nothing")
+        read(tmp_path / "nothing")
 
 
 def test_traces_of_two_real_ranks(tmp_path: Path) -> None:
@@ -122,7 +126,7 @@ def test_traces_of_two_real_ranks(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     folder.mkdir()
     observed_of("traced_ranks.py", tmp_path)
-    both = read_rank_traces(folder)
+    both = read(folder)
     assert (both.world_size, sorted(both.compute_s)) == (2, [0, 1])
     assert sum(size for size, _ in both.all_reduces) == 4 * (512 * 512 + 512) * 4
     for rank in (0, 1):

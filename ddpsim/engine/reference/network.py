@@ -62,8 +62,8 @@ class Network:
         """Arrive at a collective; the meeting's `ends[rank]` fires when this rank is done."""
         meeting = self._meetings.get(key)
         if meeting is None:
-            cost = self._cost.transfer(operation, size_bytes)
-            meeting = self._meetings[key] = Meeting(self._env, cost, self._participants)
+            transfer = self.priced(key, operation, size_bytes)
+            meeting = self._meetings[key] = Meeting(self._env, transfer, self._participants)
         meeting.arrivals_ns[rank] = int(self._env.now)
         transfer = meeting.transfer
         if not (isinstance(transfer, WholeTransfer) or self._is_whole(transfer)):
@@ -75,6 +75,10 @@ class Network:
             meeting.met.succeed()
             self._all_met(meeting)
         return meeting
+
+    def priced(self, key: Hashable, operation: Operation, size_bytes: int) -> Transfer:  # noqa: ARG002
+        """How a collective moves: all of its operation and size alike."""
+        return self._cost.transfer(operation, size_bytes)
 
     def computes(self, rank: int, *, busy: bool) -> None:
         """A rank's compute stream begins or ends to have work: transfers may slow or recover."""

@@ -18,7 +18,7 @@ from ddpsim.result.timeline import RankTimeline, Timeline
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["simulate"]
+__all__ = ["run_to_the_end", "simulate"]
 
 
 def simulate(
@@ -56,7 +56,7 @@ def simulate(
         )
         for i in range(participants)
     ]
-    _run_to_the_end(env, ranks, network)
+    run_to_the_end(env, ranks, network)
     return _timeline([rank.timeline for rank in ranks], program.warmup), network.paths
 
 
@@ -71,7 +71,8 @@ def _timeline(ranks: Sequence[RankTimeline], warmup: int) -> Timeline:
     return Timeline(dict(enumerate(ranks)), warmup, keys.index(max(keys)), late)
 
 
-def _run_to_the_end(env: Environment, ranks: Sequence[Rank], network: Network) -> None:
+def run_to_the_end(env: Environment, ranks: Sequence[Rank], network: Network) -> None:
+    """Until every rank has trained; raises SimulationError if one never ends."""
     processes = [env.process(rank.train()) for rank in ranks]
     try:
         env.run(until=env.all_of(processes))

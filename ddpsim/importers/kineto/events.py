@@ -35,6 +35,7 @@ OF_DDP = (
     *("record_param_comms", "aten::flatten_dense_tensors", "aten::unflatten_dense_tensors"),
 )
 _COLLECTIVE_CALL = "c10d::"
+_BROADCAST = "c10d::broadcast_"
 # of torch.utils.checkpoint with use_reentrant=True, Megatron's and DeepSpeed's alike
 _CHECKPOINT = "CheckpointFunctionBackward"
 OPTIMIZER_STEP = "Optimizer.step"
@@ -163,7 +164,13 @@ class TraceEvents:
             found[thread] += zip(hooks.starts, hooks.ends, strict=True)
         for thread in list(found):
             found[thread] += _copies_back(op for op in self.ops if op.thread == thread)
+        found[self.main] += self.broadcasts
         return {thread: Intervals(spans) for thread, spans in found.items()}
+
+    @cached_property
+    def broadcasts(self) -> list[tuple[float, float]]:
+        """When the main thread broadcasts buffers; gloo's host waits in the midst of it."""
+        return list(_broadcasts(op for op in self.ops if op.thread == self.main))
 
     @cached_property
     def checkpoints(self) -> Intervals:
@@ -205,6 +212,13 @@ class TraceEvents:
     def optimizer(self) -> Intervals:
         """When the main thread is in the optimizer, zero_grad included."""
         return self._spans("Optimizer.")
+
+    @cached_property
+    def optimizer_name(self) -> str | None:
+        """As in `Optimizer.step#AdamW.step`, in lower case; None: not told."""
+        named = (op.name for op in self.ops if op.name.startswith(f"{OPTIMIZER_STEP}#"))
+        first = next(named, "#").partition("#")[2].partition(".")[0]
+        return first.lower() or None
 
     def _spans(self, prefix: str) -> Intervals:
         named = (op for op in self.ops if op.name.startswith(prefix) and op.thread == self.main)
@@ -296,6 +310,12 @@ class TraceEvents:
         return [work.launch.start_us for work in self.gpu]
 
     @cached_property
+    def busy(self) -> Intervals:
+        """When anything else than a collective is under way on the device."""
+        kernels = (event for event in self.kernels if not is_communication(event))
+        return Intervals((event.start_us, event.end_us) for event in kernels)
+
+    @cached_property
     def communication(self) -> Intervals:
         """When a collective is under way on the device."""
         kernels = (event for event in self.kernels if is_communication(event))
@@ -330,6 +350,17 @@ def _copies_back(ops: Iterable[Event]) -> Iterator[tuple[float, float]]:
         if follows:
             end_us = op.end_us
             yield op.start_us, op.end_us
+
+
+def _broadcasts(ops: Iterable[Event]) -> Iterator[tuple[float, float]]:
+    """From a broadcast to the unflatten of what it brought."""
+    began_us = None
+    for op in ops:
+        if op.name == _BROADCAST and began_us is None:
+            began_us = op.start_us
+        elif "unflatten_dense_tensors" in op.name and began_us is not None:
+            yield began_us, op.end_us
+            began_us = None
 
 
 def is_communication(event: Event) -> bool:

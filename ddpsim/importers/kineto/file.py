@@ -13,12 +13,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from sys import intern
-from typing import Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 from ddpsim.errors import ImportFailedError, shown
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["Event", "TraceFile", "read_trace_file"]
+__all__ = ["TIMED", "Event", "TraceFile", "is_of_traces", "read_trace_file"]
 
 Kind = Literal["op", "runtime", "gpu"]
 
@@ -31,12 +31,15 @@ _KINDS: dict[str, Kind] = {
 _ARGS: dict[Kind, tuple[str, ...]] = {
     "op": ("Input Dims", "Input type"),
     "runtime": ("correlation",),
-    "gpu": ("correlation", "device", "Collective name", "In msg nelems", "dtype"),
+    "gpu": ("correlation", "device", "Collective name", "In msg nelems", "dtype", "grid"),
 }
-_SIZED = ("torch::autograd::AccumulateGrad", "gloo:")  # ops of which the sizes are read
+# ops in which a CPU spends its time, told apart by the sizes of their inputs
+TIMED = ("aten::mm", "aten::addmm", "aten::bmm", "aten::convolution", "aten::convolution_backward")
+_SIZED = ("torch::autograd::AccumulateGrad", "gloo:", *TIMED)  # ops of which the sizes are read
 _OLD_DEVICES = "computeProperties"  # the key of the first versions
 _NOTHING: dict[str, Any] = {}
 _LARGEST_BYTES = 2**30
+_BEGINNING = 4096
 _LATEST_US = 1e16  # some 300 years: nanoseconds taken for microseconds are beyond it
 _HOW = "wanted a trace that torch.profiler exported (prof.export_chrome_trace)"
 
@@ -85,13 +88,30 @@ def read_trace_file(source: SourceFile) -> TraceFile:
     )
 
 
+def is_of_traces(source: SourceFile) -> bool:
+    """Whether it is a folder, or a file that begins as a trace of PyTorch's profiler does."""
+    if source.path.is_dir():
+        return True
+    try:
+        with _opened(source) as file:
+            return b'"schemaVersion"' in file.read(_BEGINNING)
+    except (OSError, EOFError, zlib.error):
+        return False
+
+
+def _opened(source: SourceFile) -> IO[bytes]:
+    """The file, unzipped where it is zipped."""
+    with source.path.open("rb") as plain:
+        is_zipped = plain.read(2) == b"\x1f\x8b"
+    opened: IO[bytes] = gzip.open(source.path) if is_zipped else source.path.open("rb")
+    return opened
+
+
 def _content(source: SourceFile) -> bytes:
     """The file's bytes, unzipped where it is zipped."""
     name = source.given
     try:
-        with source.path.open("rb") as plain:
-            is_zipped = plain.read(2) == b"\x1f\x8b"
-        with gzip.open(source.path) if is_zipped else source.path.open("rb") as file:
+        with _opened(source) as file:
             content = file.read(_LARGEST_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise ImportFailedError(name, "the gzip file is cut off or broken; copy it anew") from None

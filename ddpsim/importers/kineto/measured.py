@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-__all__ = ["Gradient", "KinetoStep", "MeasuredCollective", "Piece"]
+__all__ = ["Gradient", "KinetoStep", "MeasuredCollective", "Piece", "StepParts"]
+
+
+ITEM_BYTES = {
+    **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2},
+    **{"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1},
+}
 
 
 class Piece(NamedTuple):
@@ -19,12 +25,14 @@ class Piece(NamedTuple):
 class Gradient(NamedTuple):
     """What a trace with shapes tells of a gradient; None without.
 
-    `in_checkpoint`: made by a reentrant checkpoint, which makes them of its inputs too.
+    `in_checkpoint`: made by a reentrant checkpoint, which makes them of its inputs too. `hook_s`:
+    the host's time in DDP's hook on it, copy into the bucket and all; None without DDP.
     """
 
     shape: tuple[int, ...] | None
     dtype: str | None
     in_checkpoint: bool = False
+    hook_s: float | None = None
 
     @property
     def numel(self) -> int | None:
@@ -33,20 +41,52 @@ class Gradient(NamedTuple):
 
 
 class MeasuredCollective(NamedTuple):
-    """One collective of the rank, waiting for late peers included; None: size not recorded."""
+    """One collective of the rank, waiting for late peers included; None: size not recorded.
+
+    `start_s` by the rank's own clock; `kernel`: the name of NCCL's kernel, and `blocks` those that
+    it was launched with, which are its channels; gloo has none.
+    """
 
     operation: str
     elements: int | None
     dtype: str | None
     duration_s: float
     of_gradients: bool
+    start_s: float = 0.0
+    kernel: str = ""
+    blocks: int | None = None
+
+    @property
+    def end_s(self) -> float:
+        """By the rank's own clock."""
+        return self.start_s + self.duration_s
+
+    @property
+    def size_bytes(self) -> int:
+        """What is sent; 0 where it is not recorded."""
+        return (self.elements or 0) * ITEM_BYTES.get(self.dtype or "", 0)
+
+
+class StepParts(NamedTuple):
+    """Seconds of a step by what the device does, on a CPU the main thread; they sum to the step.
+
+    The terms are those of a result's breakdown: `backward` holds DDP's copies into buckets, `other`
+    those out of them and the gaps in which the device waits for the host.
+    """
+
+    data_wait: float = 0.0
+    forward: float = 0.0
+    backward_compute: float = 0.0
+    exposed_comm: float = 0.0
+    optimizer: float = 0.0
+    other: float = 0.0
 
 
 @dataclass(frozen=True)
 class KinetoStep:
     """One step: `backward[i]` ends with `gradients[i]`, one more piece is the tail.
 
-    `length_s` is by the host's clock, `loader_s` its wait for a batch; `beside_comm_s` of the
+    `start_s` and `length_s` are by the host's clock, `loader_s` its wait for a batch; `beside_comm_s` of the
     device's work was done while a collective was under way. `has_optimizer`: whether one stepped.
     """
 
@@ -60,6 +100,8 @@ class KinetoStep:
     loader_s: float
     beside_comm_s: float
     has_optimizer: bool
+    start_s: float = 0.0
+    parts: StepParts = StepParts()
 
     @property
     def device_s(self) -> float:

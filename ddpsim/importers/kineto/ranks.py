@@ -1,91 +1,169 @@
-"""Traces of several ranks of one job, aligned by their steps and by their all-reduces.
-
-The rank that joins a collective last waits for nobody: its time is the transfer's, and what the
-others take longer is their wait.
-"""
+"""Traces of several ranks of one job, aligned by their steps and by their collectives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.kineto.measured import KinetoStep, MeasuredCollective
+from ddpsim.importers.kineto.measured import KinetoStep
 from ddpsim.importers.kineto.trace import KinetoTrace, read_trace
+from ddpsim.importers.kineto.transfers import Transfer, transfers
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = ["RankTraces", "read_rank_traces"]
 
 _SUFFIXES = (".json", ".json.gz")
-_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+_SLOWER = 1.08  # times the others' compute: GPUs of a kind differ by 1.5 % (published)
 
 
 @dataclass(frozen=True)
 class RankTraces:
     """What the traces of a job's ranks say together, in seconds; medians over steps.
 
-    `all_reduces`: bytes and transfer of each all-reduce of gradients, in the order of a step; none
-    of a single rank, whose times hold its waits. `compute_s`: by rank, its own work of a step.
-    `exposed_s`: collectives with no compute of the model under way; None on a CPU.
+    `steps`: by rank, those that every rank recorded; `transfers`: of each of them.
     """
 
     source: str
     world_size: int | None
-    step_s: float
-    data_wait_s: float
-    exposed_s: float | None
-    compute_s: dict[int, float]
-    all_reduces: tuple[tuple[int, float], ...]
+    traces: Mapping[int, KinetoTrace]
+    steps: Mapping[int, tuple[KinetoStep, ...]]
+    transfers: tuple[tuple[Transfer, ...], ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank of the job was recorded."""
+        return len(self.traces) == (self.world_size or 1)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether all are of GPUs."""
+        return all(trace.on_gpu for trace in self.traces.values())
+
+    @cached_property
+    def _every(self) -> list[KinetoStep]:
+        return [step for of_rank in self.steps.values() for step in of_rank]
+
+    @property
+    def step_s(self) -> float:
+        """Of all ranks and steps."""
+        return median(step.length_s for step in self._every)
+
+    @property
+    def data_wait_s(self) -> float:
+        """The wait for a batch, of all ranks and steps."""
+        return median(step.loader_s for step in self._every)
+
+    @property
+    def exposed_s(self) -> float | None:
+        """Collectives with no compute of the model under way; None on a CPU."""
+        return median(map(_exposed_s, self._every)) if self.on_gpu else None
+
+    @cached_property
+    def compute_s(self) -> dict[int, float]:
+        """By rank, its own work of a step."""
+        return {rank: median(s.busy_s for s in of_rank) for rank, of_rank in self.steps.items()}
+
+    @property
+    def typical_rank(self) -> int:
+        """The rank whose work is the median one."""
+        order = sorted(self.traces, key=lambda rank: self.compute_s[rank])
+        return order[(len(order) - 1) // 2]
+
+    @property
+    def typical(self) -> KinetoTrace:
+        """The trace of that rank."""
+        return self.traces[self.typical_rank]
+
+    @property
+    def busy_s(self) -> tuple[tuple[float, ...], ...]:
+        """Each rank's own work in each step, [step][rank]."""
+        return tuple(zip(*([s.busy_s for s in of_it] for of_it in self.steps.values()), strict=True))
+
+    @property
+    def straggler(self) -> tuple[int, float] | None:
+        """The rank that computes longer than the others, and so many times; None: they are alike."""
+        if len(self.compute_s) < 2:
+            return None
+        slowest = max(self.compute_s, key=lambda rank: self.compute_s[rank])
+        others = [seconds for rank, seconds in self.compute_s.items() if rank != slowest]
+        times = self.compute_s[slowest] / median(others) if median(others) else 1.0
+        return (slowest, times) if times > _SLOWER else None
+
+    @property
+    def interference(self) -> float | None:
+        """How many times as long work takes beside a collective; None where none ran both ways."""
+        known = [trace.both_ways for trace in self.traces.values()]
+        alone_s = sum(each.alone_s for each in known)
+        return sum(each.beside_s for each in known) / alone_s if alone_s else None
+
+    @property
+    def all_reduces(self) -> tuple[tuple[int, float], ...]:
+        """Bytes and time alone of each all-reduce of gradients, in the order of a step.
+
+        None of a single rank, whose times hold its waits.
+        """
+        return self._reduced() if len(self.traces) > 1 else ()
+
+    @property
+    def points(self) -> dict[int, float]:
+        """Seconds of an all-reduce by its bytes, alone on the links; of one rank with its waits."""
+        by_size: dict[int, list[float]] = defaultdict(list)
+        for each in (each for of_step in self.transfers for each in of_step):
+            if each.operation == "all_reduce" and each.size_bytes and each.alone_s:
+                by_size[each.size_bytes].append(each.alone_s)
+        return {size: median(by_size[size]) for size in sorted(by_size)}
+
+    def _reduced(self) -> tuple[tuple[int, float], ...]:
+        found: dict[tuple[int, int], list[float]] = defaultdict(list)
+        for each in (each for of_step in self.transfers for each in of_step):
+            if each.of_gradients and each.size_bytes:
+                found[each.size_bytes, each.number].append(each.alone_s)
+        return tuple((size, median(times)) for (size, _), times in found.items())
 
 
-def read_rank_traces(path: Path) -> RankTraces:
+def read_rank_traces(source: SourceFile) -> RankTraces:
     """Read a folder with one trace a rank, or one trace; raises ImportFailedError."""
-    traces = _by_rank(path)
+    traces = _by_rank(source)
     sizes = {trace.world_size for trace in traces.values()}
     if len(sizes) > 1:
         raise ImportFailedError(
-            str(path), "its traces are of jobs of different sizes; keep one job"
+            source.given, "its traces are of jobs of different sizes; keep one job"
         )
-    steps = _common_steps(path, traces)
-    every = [step for of_rank in steps.values() for step in of_rank]
-    on_gpu = all(trace.on_gpu for trace in traces.values())
-    return RankTraces(
-        source=str(path),
-        world_size=sizes.pop(),
-        step_s=median(step.length_s for step in every),
-        data_wait_s=median(step.loader_s for step in every),
-        exposed_s=median(map(_exposed_s, every)) if on_gpu else None,
-        compute_s={rank: median(s.busy_s for s in of_rank) for rank, of_rank in steps.items()},
-        all_reduces=tuple(_transfers(path, steps)) if len(traces) > 1 else (),
-    )
+    steps = _common_steps(source, traces)
+    _check_alike(source, steps)
+    found = tuple(map(tuple, transfers(steps)))
+    return RankTraces(source.given, sizes.pop(), traces, steps, found)
 
 
-def _by_rank(path: Path) -> dict[int, KinetoTrace]:
+def _by_rank(source: SourceFile) -> dict[int, KinetoTrace]:
     found: dict[int, KinetoTrace] = {}
-    for file in _files(path):
-        trace = read_trace(SourceFile(str(file), file))
+    for file in _files(source):
+        trace = read_trace(file)
         rank = 0 if trace.rank is None else trace.rank
         if rank in found:
-            raise ImportFailedError(str(file), f"is of rank {rank}, as {found[rank].source} is")
+            raise ImportFailedError(file.given, f"is of rank {rank}, as {found[rank].source} is")
         found[rank] = trace
     return dict(sorted(found.items()))
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    files = sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES))
-    if not files:
+def _files(source: SourceFile) -> list[SourceFile]:
+    if not source.path.is_dir():
+        return [source]
+    names = sorted(file.name for file in source.path.iterdir() if file.name.endswith(_SUFFIXES))
+    if not names:
         raise ImportFailedError(
-            str(path), f"holds no trace: no file ends in {' or '.join(_SUFFIXES)}"
+            source.given, f"holds no trace: no file ends in {' or '.join(_SUFFIXES)}"
         )
-    return files
+    return [SourceFile(str(Path(source.given) / name), source.path / name) for name in names]
 
 
 def _common_steps(
-    path: Path, traces: Mapping[int, KinetoTrace]
+    source: SourceFile, traces: Mapping[int, KinetoTrace]
 ) -> dict[int, tuple[KinetoStep, ...]]:
     """The steps that every rank recorded, by their names."""
     named = {rank: {s.name: s for s in trace.steps} for rank, trace in traces.items()}
@@ -93,39 +171,25 @@ def _common_steps(
     common = [name for name in first if all(name in steps for steps in named.values())]
     if not common:
         raise ImportFailedError(
-            str(path), "its traces have no step in common; record the same steps on every rank"
+            source.given, "its traces have no step in common; record the same steps on every rank"
         )
     return {rank: tuple(steps[name] for name in common) for rank, steps in named.items()}
+
+
+def _check_alike(source: SourceFile, steps: Mapping[int, tuple[KinetoStep, ...]]) -> None:
+    counts = {
+        sum(each.of_gradients for each in step.collectives)
+        for of_rank in steps.values()
+        for step in of_rank
+    }
+    if len(steps) > 1 and len(counts) > 1:
+        raise ImportFailedError(
+            source.given,
+            f"its steps hold {min(counts)} to {max(counts)} all-reduces of gradients; record whole "
+            "steps of one job, alike on every rank",
+        )
 
 
 def _exposed_s(step: KinetoStep) -> float:
     under_way_s = sum(collective.duration_s for collective in step.collectives)
     return max(0.0, under_way_s - step.beside_comm_s)
-
-
-def _transfers(
-    path: Path, steps: Mapping[int, Sequence[KinetoStep]]
-) -> Iterator[tuple[int, float]]:
-    """Of each all-reduce of a step, in its order."""
-    reduced = {
-        rank: [[c for c in step.collectives if c.of_gradients] for step in of_rank]
-        for rank, of_rank in steps.items()
-    }
-    counts = {len(of_step) for of_rank in reduced.values() for of_step in of_rank}
-    if len(counts) > 1:
-        raise ImportFailedError(
-            str(path),
-            f"its steps hold {min(counts)} to {max(counts)} all-reduces of gradients; record whole "
-            "steps of one job, alike on every rank",
-        )
-    for index in range(counts.pop()):
-        of_it = [[of_step[index] for of_step in of_rank] for of_rank in reduced.values()]
-        size = _size_bytes(of_it[0][0])
-        if size:
-            least_s = (min(c.duration_s for c in at_once) for at_once in zip(*of_it, strict=True))
-            yield size, median(least_s)
-
-
-def _size_bytes(collective: MeasuredCollective) -> int:
-    """0 where it is not recorded."""
-    return (collective.elements or 0) * _BYTES.get(collective.dtype or "", 0)

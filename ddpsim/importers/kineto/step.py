@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod
 from typing import Any
 
@@ -22,7 +22,14 @@ from ddpsim.importers.kineto.events import (
     within,
 )
 from ddpsim.importers.kineto.file import Event
-from ddpsim.importers.kineto.measured import Gradient, KinetoStep, MeasuredCollective, Piece
+from ddpsim.importers.kineto.measured import (
+    Gradient,
+    KinetoStep,
+    MeasuredCollective,
+    Piece,
+    StepParts,
+)
+from ddpsim.importers.kineto.parts import Marks, device_parts, host_parts
 
 __all__ = ["read_step"]
 
@@ -30,7 +37,12 @@ _GLOO = "gloo:"
 _DDP_FORWARD = "DistributedDataParallel.forward"
 _AT_WORK = ("aten::", "Optimizer.", "enumerate(DataLoader)", *OF_DDP)
 _MOST_BETWEEN = 0.1  # of a backward, for what is no part of it
-_DTYPES = {"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16"}
+_DTYPES = {
+    **{"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16"},
+    **{"long int": "int64", "long": "int64", "int": "int32", "short int": "int16"},
+    **{"signed char": "int8", "char": "int8", "unsigned char": "uint8", "byte": "uint8"},
+    **{"bool": "bool"},
+}
 _S = 1e-6
 
 
@@ -61,6 +73,7 @@ class _Step:
         self.backward: list[list[DeviceWork]] = [[] for _ in range(len(self.ready) + 1)]
         self.optimizer: list[DeviceWork] = []
         self.collectives: list[DeviceWork] = []
+        self.copies_in: list[DeviceWork] = []
         for work in trace.launched(window):
             self._put(work)
 
@@ -79,7 +92,8 @@ class _Step:
         if is_communication(work.event):
             self.collectives.append(work)
         elif self.trace.is_left_out(work.launch):
-            return
+            if self.begins_us <= at_us <= self.ends_us:
+                self.copies_in.append(work)
         elif is_main and at_us in self.in_optimizer:
             self.optimizer.append(work)
         elif self.begins_us <= at_us <= self.ends_us:
@@ -145,12 +159,27 @@ class _Step:
             has_optimizer=any(
                 op.name.startswith(OPTIMIZER_STEP) for op in within(self.trace.ops, window)
             ),
+            start_s=window.start_us * _S,
+            parts=self._parts(),
         )
 
+    def _parts(self) -> StepParts:
+        """What the step's time went to."""
+        marks = Marks(self.window, self.begins_us, self.ends_us, self.reduced_us)
+        if not self.trace.kernels:
+            forward_s = sum(piece.device_s for piece in self._forward())
+            return host_parts(self.trace, marks, forward_s, self._optimizer().device_s)
+        backward = [*chain.from_iterable(self.backward), *self.copies_in]
+        return device_parts(self.trace, marks, self.forward, backward, self.optimizer)
+
     def _gradients(self) -> Iterator[Gradient]:
+        is_of_ddp = any(True for _ in self._told_collectives())
         for op in self.ready:
-            in_checkpoint = op.start_us in self.trace.checkpoints
-            yield _gradient(op.args)._replace(in_checkpoint=in_checkpoint)
+            hooks = self.trace.hooks.get(op.thread) if is_of_ddp else None
+            yield _gradient(op.args)._replace(
+                in_checkpoint=op.start_us in self.trace.checkpoints,
+                hook_s=hooks.beginning_at(op.end_us) * _S if hooks else None,
+            )
 
     def _piece(self, works: Iterable[DeviceWork], host_us: float) -> Piece:
         """On a CPU the host is the device."""
@@ -231,6 +260,9 @@ class _Step:
                 self._is_of_gradients(work.launch.start_us)
                 and _operation(name) == "all_reduce"
                 and not self._is_map_of_used(elements, dtype),
+                event.start_us * _S,
+                event.name,
+                _blocks(event.args.get("grid")),
             )
         for op in within(self.trace.ops, self.window):
             if op.name.startswith(_GLOO):
@@ -241,6 +273,7 @@ class _Step:
                     _dtype(dtype),
                     (op.end_us - op.start_us) * _S,
                     self._is_gloo_of_gradients(op) and not self._is_map_of_used(elements, dtype),
+                    op.start_us * _S,
                 )
 
     def _is_map_of_used(self, elements: int | None, dtype: Any) -> bool:
@@ -314,6 +347,10 @@ def _shape(extents: Any) -> tuple[int, ...] | None:
     if not isinstance(extents, list) or not all(isinstance(extent, int) for extent in extents):
         return None
     return tuple(extents) if 0 < prod(extents) <= MOST else None
+
+
+def _blocks(grid: Any) -> int | None:
+    return count_of(grid[0]) if isinstance(grid, list) and grid else None
 
 
 def _dtype(name: Any) -> str | None:

@@ -15,6 +15,7 @@ from statistics import median_low
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.kineto.events import Lost, TraceEvents
 from ddpsim.importers.kineto.file import TraceFile, read_trace_file
+from ddpsim.importers.kineto.interference import BothWays, both_ways
 from ddpsim.importers.kineto.measured import Gradient, KinetoStep, MeasuredCollective, Piece
 from ddpsim.importers.kineto.step import read_step
 from ddpsim.scenario.quantity import SourceFile
@@ -26,7 +27,8 @@ __all__ = ["Gradient", "KinetoStep", "KinetoTrace", "MeasuredCollective", "Piece
 class KinetoTrace:
     """A trace's steps without its first, and the `typical` one: the median by `busy_s`.
 
-    `lost`: kernels that are in no step, as their launch is not recorded.
+    `lost`: kernels that are in no step, as their launch is not recorded. `optimizer`: the name of
+    torch's class, in lower case. `both_ways`: work that ran beside collectives and alone.
     """
 
     source: str
@@ -38,6 +40,8 @@ class KinetoTrace:
     world_size: int | None
     lost: Lost
     rank: int | None = None
+    optimizer: str | None = None
+    both_ways: BothWays = BothWays(0.0, 0.0)
 
 
 def read_trace(source: SourceFile) -> KinetoTrace:
@@ -65,6 +69,8 @@ def read_trace(source: SourceFile) -> KinetoTrace:
         world_size=_world_size(file),
         lost=trace.lost,
         rank=_whole(file, "rank"),
+        optimizer=trace.optimizer_name,
+        both_ways=both_ways(trace),
     )
 
 

@@ -151,11 +151,13 @@ def _versions() -> str:
 
 
 def _digest(file: SourceFile | None) -> str:
-    """A hash of a file's content; a file that cannot be read has a hash of its own."""
+    """A hash of a file's content, or a folder's; what cannot be read has a hash of its own."""
     if file is None:
         return ""
     try:
-        return hashlib.sha256(file.path.read_bytes()).hexdigest()
+        files = sorted(file.path.iterdir()) if file.path.is_dir() else [file.path]
+        contents = [each.read_bytes() for each in files if each.is_file()]
+        return hashlib.sha256(b"".join(contents)).hexdigest()
     except OSError:
         return "unreadable"
 

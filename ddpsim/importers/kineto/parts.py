@@ -1,0 +1,108 @@
+"""What the time of a traced step went to, in the terms of a simulated one's breakdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ddpsim.importers.intervals import Intervals
+from ddpsim.importers.kineto.events import (
+    OF_DDP,
+    DeviceWork,
+    TraceEvents,
+    Window,
+    is_communication,
+    within,
+)
+from ddpsim.importers.kineto.file import Event
+from ddpsim.importers.kineto.measured import StepParts
+
+__all__ = ["Marks", "device_parts", "host_parts"]
+
+_S = 1e-6
+
+
+@dataclass(frozen=True)
+class Marks:
+    """A step's window, and when its backward begins and ends and the optimizer follows."""
+
+    window: Window
+    backward_begins_us: float
+    backward_ends_us: float
+    reduced_us: float
+
+    @property
+    def length_us(self) -> float:
+        """By the host's clock."""
+        return self.window.end_us - self.window.start_us
+
+
+def host_parts(
+    trace: TraceEvents, marks: Marks, forward_s: float, optimizer_s: float
+) -> StepParts:
+    """Of a CPU, where the main thread computes: what it does not do between marks is a wait."""
+    window, ends_us = marks.window, marks.backward_ends_us
+    waits_us = _idle_us(trace, ends_us, marks.reduced_us) + sum(
+        _idle_us(trace, start_us, end_us)
+        for start_us, end_us in trace.broadcasts
+        if window.start_us <= start_us < marks.backward_begins_us
+    )
+    return _parts(
+        marks,
+        data_wait=trace.loader.within(window.start_us, window.end_us) * _S,
+        forward=forward_s,
+        backward_compute=(ends_us - marks.backward_begins_us) * _S,
+        exposed_comm=waits_us * _S,
+        optimizer=optimizer_s,
+    )
+
+
+def _idle_us(trace: TraceEvents, start_us: float, end_us: float) -> float:
+    """How long the main thread carries nothing out."""
+    at_work = Intervals(
+        (op.start_us, op.end_us)
+        for op in within(trace.ops, Window("", start_us, end_us))
+        if op.thread == trace.main and op.name.startswith(("aten::", *OF_DDP))
+    )
+    return max(0.0, end_us - start_us - at_work.within(start_us, end_us))
+
+
+def device_parts(
+    trace: TraceEvents,
+    marks: Marks,
+    forward: Sequence[DeviceWork],
+    backward: Sequence[DeviceWork],
+    optimizer: Sequence[DeviceWork],
+) -> StepParts:
+    """Of a GPU, which may work beyond the end of the host's step as it did at the beginning."""
+    window, loader = marks.window, trace.loader
+    events = [work.event for work in trace.launched(window)]
+    under_way = _merged(event for event in events if is_communication(event))
+    exposed_us = sum(end - start - trace.busy.within(start, end) for start, end in under_way)
+    device = Intervals((event.start_us, event.end_us) for event in events)
+    waits_us = sum(
+        end - start - device.within(start, end)
+        for start, end in zip(loader.starts, loader.ends, strict=True)
+        if window.start_us <= start < window.end_us
+    )
+    return _parts(
+        marks,
+        data_wait=waits_us * _S,
+        forward=_work_s(forward),
+        backward_compute=_work_s(backward),
+        exposed_comm=exposed_us * _S,
+        optimizer=_work_s(optimizer),
+    )
+
+
+def _merged(events: Iterable[Event]) -> Iterator[tuple[float, float]]:
+    spans = Intervals((event.start_us, event.end_us) for event in events)
+    return zip(spans.starts, spans.ends, strict=True)
+
+
+def _work_s(works: Sequence[DeviceWork]) -> float:
+    return sum(work.work_us for work in works) * _S
+
+
+def _parts(marks: Marks, **known: float) -> StepParts:
+    return StepParts(**known, other=marks.length_us * _S - sum(known.values()))

@@ -1,0 +1,112 @@
+"""Collectives of several ranks, aligned: what each takes once all ranks have joined it.
+
+The rank that joins a collective last waits for nobody: its time is the transfer's, and what the
+others take longer is their wait. Ranks leave a collective together, which tells how far their
+clocks are apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from ddpsim.importers.kineto.measured import KinetoStep, MeasuredCollective
+
+__all__ = ["Ranks", "Transfer", "clocks_apart_s", "transfers"]
+
+Ranks = Mapping[int, Sequence[KinetoStep]]  # the same steps of each rank
+
+
+class Transfer(NamedTuple):
+    """One collective of a step: from when the last rank had joined until it ended.
+
+    `alone_s`: what it would have taken with no other in flight, each of which gets an equal part of
+    the link. `late_s`: by rank, how long it had waited for the last one. `number`: its place among
+    those of its operation and size in the step.
+    """
+
+    operation: str
+    size_bytes: int
+    number: int
+    of_gradients: bool
+    start_s: float
+    end_s: float
+    alone_s: float
+    late_s: dict[int, float]
+
+    @property
+    def duration_s(self) -> float:
+        """From the last rank's joining to the end."""
+        return self.end_s - self.start_s
+
+
+def clocks_apart_s(ranks: Ranks) -> dict[int, float]:
+    """How far each rank's clock is ahead of the first one's: 0 where nothing tells."""
+    first = next(iter(ranks.values()))
+    own = {key: each.end_s for step in enumerate(first) for key, each in _keyed(*step)}
+    apart: dict[int, float] = {}
+    for rank, steps in ranks.items():
+        seen = [
+            each.end_s - own[key]
+            for step in enumerate(steps)
+            for key, each in _keyed(*step)
+            if key in own
+        ]
+        apart[rank] = median(seen) if seen else 0.0
+    return apart
+
+
+def transfers(ranks: Ranks) -> list[list[Transfer]]:
+    """Of each step, in the order of their ends; those that every rank recorded."""
+    apart_s = clocks_apart_s(ranks)
+    count = len(next(iter(ranks.values())))
+    return [_of_step(number, ranks, apart_s) for number in range(count)]
+
+
+def _of_step(step: int, ranks: Ranks, apart_s: Mapping[int, float]) -> list[Transfer]:
+    seen: dict[tuple[object, ...], dict[int, MeasuredCollective]] = defaultdict(dict)
+    for rank, steps in ranks.items():
+        for key, each in _keyed(step, steps[step]):
+            seen[key][rank] = each
+    found = [
+        _met(key[-1], by_rank, apart_s)  # type: ignore[arg-type]
+        for key, by_rank in seen.items()
+        if len(by_rank) == len(ranks)
+    ]
+    return _as_if_alone(sorted(found, key=lambda each: each.end_s))
+
+
+def _keyed(
+    number: int, step: KinetoStep
+) -> Iterator[tuple[tuple[object, ...], MeasuredCollective]]:
+    """Collectives by step, operation, size and their place among those."""
+    seen: Counter[tuple[str, int]] = Counter()
+    for each in sorted(step.collectives, key=lambda each: each.start_s):
+        what = each.operation, each.size_bytes
+        yield (number, *what, seen[what]), each
+        seen[what] += 1
+
+
+def _met(
+    number: int, by_rank: Mapping[int, MeasuredCollective], apart_s: Mapping[int, float]
+) -> Transfer:
+    one = next(iter(by_rank.values()))
+    shortest_s = min(each.duration_s for each in by_rank.values())
+    end_s = median(each.end_s - apart_s[rank] for rank, each in by_rank.items())
+    late_s = {rank: each.duration_s - shortest_s for rank, each in by_rank.items()}
+    what = (one.operation, one.size_bytes, number, one.of_gradients)
+    return Transfer(*what, end_s - shortest_s, end_s, shortest_s, late_s)
+
+
+def _as_if_alone(found: Sequence[Transfer]) -> list[Transfer]:
+    """Each gets an equal part of the link while several are in flight."""
+    marks = sorted({moment for each in found for moment in (each.start_s, each.end_s)})
+    alone_s = [0.0] * len(found)
+    for start_s, end_s in pairwise(marks):
+        flying = [i for i, each in enumerate(found) if each.start_s <= start_s < each.end_s]
+        for i in flying:
+            alone_s[i] += (end_s - start_s) / len(flying)
+    return [each._replace(alone_s=own_s) for each, own_s in zip(found, alone_s, strict=True)]

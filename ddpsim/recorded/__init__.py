@@ -1,0 +1,5 @@
+"""Jobs that were recorded: traced steps simulated again, and scenarios from what files say.
+
+- `traced_job`: the scenario that traces tell, and what it assumes
+- `replay`: the traced steps simulated, each rank with its own work
+"""

@@ -1,0 +1,192 @@
+"""Traced steps simulated again: every rank with its own work, every collective with its own time.
+
+What is simulated is when ranks meet, what hides what, and DDP's own work: what the trace records of
+these is only compared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from statistics import median
+
+from ddpsim.engine.program import Program
+from ddpsim.engine.reference.recorded import RecordedRank, RecordedSteps, simulate_recorded
+from ddpsim.errors import blamed_on
+from ddpsim.importers.kineto.measured import KinetoStep
+from ddpsim.importers.kineto.ranks import RankTraces, read_rank_traces
+from ddpsim.importers.kineto.transfers import clocks_apart_s
+from ddpsim.prediction.api import simulate
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.program import compile_program
+from ddpsim.prediction.resolve import resolve
+from ddpsim.recorded.traced_job import traced_job, with_bucket_caps
+from ddpsim.result.metrics import BreakdownNs, Step, steps_of
+from ddpsim.result.model import Breakdown
+from ddpsim.result.replay import Replay, ReplayedCollective, ReplayedStep
+from ddpsim.result.timeline import RankTimeline
+from ddpsim.scenario.document import Document
+from ddpsim.scenario.load import parse
+from ddpsim.scenario.quantity import SourceFile
+from ddpsim.strategies.instructions import Communicate, Instruction
+from ddpsim.units import NS_PER_S, to_ns
+from ddpsim.workload.build import known_model
+from ddpsim.workload.traced import traced_model
+
+__all__ = ["replay"]
+
+
+def replay(path: str | Path, settings: Sequence[str] = ()) -> Replay:
+    """Simulate the steps of a trace, or of a folder with one a rank, as they were recorded.
+
+    `settings` say as `--set` does what no trace tells. Raises ImportFailedError for traces that are
+    not of whole steps, and ScenarioError for settings that do not fit them.
+    """
+    traces = read_rank_traces(SourceFile(str(path), Path(path)))
+    job = traced_job(traces)
+    document = Document.from_mapping(job.document, Path()).changed(settings)
+    scenario = parse(document)
+    known = resolve(scenario, document)
+    if "ddp.bucket_cap_mb" not in {setting.partition("=")[0].strip() for setting in settings}:
+        ddp, said = with_bucket_caps(known.model, scenario.ddp, traces.typical.typical)
+        if said:
+            document = document.changed([f"ddp.bucket_cap_mb={ddp.bucket_cap_mb}"])
+            scenario = parse(document)
+            known = resolve(scenario, document)
+    return _Replaying(traces, known).told(document, job.assumed)
+
+
+@dataclass(frozen=True)
+class _Replaying:
+    """Traces and the job that they tell."""
+
+    traces: RankTraces
+    job: Job
+
+    def told(self, document: Document, assumed: tuple[str, ...]) -> Replay:
+        """Both side by side."""
+        lanes = self._simulated()
+        steps = [_steps(lane, late_ns) for lane, late_ns in zip(lanes, self._late_ns, strict=True)]
+        recorded = list(self.traces.steps.values())
+        return Replay(
+            source=self.traces.source,
+            ranks=len(recorded),
+            world_size=self.job.scenario.cluster.world_size,
+            steps=tuple(_beside(recorded, steps)),
+            traced=_traced_parts(recorded),
+            simulated=_simulated_parts(steps),
+            collectives=tuple(self._collectives(steps)),
+            predicted_s=simulate(self.job.scenario).iteration_time_s.mean,
+            straggler=self.traces.straggler,
+            interference=self.traces.interference,
+            kernels=(),
+            document=document.data,
+            assumed=assumed,
+            warnings=self.job.model.warnings,
+        )
+
+    @property
+    def _late_ns(self) -> list[int]:
+        """How long after the first rank each begins, by one clock."""
+        apart_s = clocks_apart_s(self.traces.steps)
+        begins_s = [of[0].start_s - apart_s[rank] for rank, of in self.traces.steps.items()]
+        return [to_ns(begin_s - min(begins_s)) for begin_s in begins_s]
+
+    def _simulated(self) -> list[RankTimeline]:
+        programs = [self._program(rank) for rank in self.traces.steps]
+        ranks = [
+            RecordedRank(program, late_ns, [to_ns(step.loader_s) for step in of_rank])
+            for program, late_ns, of_rank in zip(
+                programs, self._late_ns, self.traces.steps.values(), strict=True
+            )
+        ]
+        launched = [i for step in programs[0].strategy.steps for i in step]
+        return simulate_recorded(ranks, self.job.network.plain_cost, self._transfers_ns(launched))
+
+    def _program(self, rank: int) -> Program:
+        """A rank's loop: each of its steps with the work that was recorded."""
+        scenario, trace = self.job.scenario, self.traces.traces[rank]
+        with blamed_on("workload.trace"):
+            known = known_model(scenario, trace)
+            models = [
+                traced_model(
+                    replace(trace, typical=step), known, scenario.workload, scenario.cluster.device
+                )
+                for step in self.traces.steps[rank]
+            ]
+        loops = [
+            compile_program(scenario, each, self.job.overheads, ddp_factor=self.job.ddp_times)
+            for each in models
+        ]
+        steps = tuple(loop.steady_step for loop in loops)
+        return replace(
+            loops[0], strategy=RecordedSteps(steps), warmup=0, iterations=len(steps), loader=None
+        )
+
+    def _transfers_ns(self, launched: Iterable[Instruction]) -> dict[int, int]:
+        """Times of the collectives that were recorded, by their number in the loop."""
+        known = [
+            {(each.operation, each.size_bytes, each.number): each.alone_s for each in of_step}
+            for of_step in self.traces.transfers
+        ]
+        sent = [each for each in launched if isinstance(each, Communicate)]
+        found: dict[int, int] = {}
+        step, seen = -1, Counter[tuple[str, int]]()
+        for number, each in enumerate(sent):
+            if each.number == 0:
+                step, seen = step + 1, Counter()
+            what = each.operation, each.size_bytes
+            taken_s = known[step].get((*what, seen[what]))
+            seen[what] += 1
+            if taken_s is not None:
+                found[number] = to_ns(taken_s)
+        return found
+
+    def _collectives(self, steps: Sequence[Sequence[Step]]) -> Iterator[ReplayedCollective]:
+        simulated: dict[tuple[str, int], list[float]] = defaultdict(list)
+        for span in (span for of_rank in steps for step in of_rank for span in step.comm):
+            taken_s = (span.end_ns - span.met_ns) / NS_PER_S
+            simulated[span.operation, span.wire_bytes].append(taken_s)
+        traced = defaultdict(list)
+        for each in (each for of_step in self.traces.transfers for each in of_step):
+            traced[each.operation, each.size_bytes].append(each)
+        for what, of_it in traced.items():
+            known = simulated.get(what)
+            yield ReplayedCollective(
+                *what,
+                count=round(len(of_it) / len(self.traces.transfers)),
+                transfer_s=median(each.duration_s for each in of_it),
+                wait_s=median(median(each.late_s.values()) for each in of_it),
+                simulated_s=median(known) if known else None,
+            )
+
+
+def _steps(lane: RankTimeline, late_ns: int) -> list[Step]:
+    """Without what the rank waits for before it begins."""
+    first, *others = steps_of(lane)
+    return [replace(first, start_ns=late_ns), *others]
+
+
+def _beside(
+    recorded: Sequence[Sequence[KinetoStep]], steps: Sequence[Sequence[Step]]
+) -> Iterator[ReplayedStep]:
+    for number, of_it in enumerate(zip(*recorded, strict=True)):
+        traced_s = [step.length_s for step in of_it]
+        simulated_s = [of_rank[number].length_ns / NS_PER_S for of_rank in steps]
+        count = len(of_it)
+        yield ReplayedStep(of_it[0].name, sum(traced_s) / count, sum(simulated_s) / count)
+
+
+def _traced_parts(recorded: Sequence[Sequence[KinetoStep]]) -> Breakdown:
+    every = [step.parts for of_rank in recorded for step in of_rank]
+    names = (each.name for each in fields(Breakdown))
+    return Breakdown(*(sum(getattr(p, name) for p in every) / len(every) for name in names))
+
+
+def _simulated_parts(steps: Sequence[Sequence[Step]]) -> Breakdown:
+    every = [step.breakdown() for of_rank in steps for step in of_rank]
+    whole = sum(every, BreakdownNs())
+    names = (each.name for each in fields(Breakdown))
+    return Breakdown(*(getattr(whole, name) / len(every) / NS_PER_S for name in names))
