@@ -4,6 +4,7 @@
 # isort: off
 from ddpsim.cli import run
 from ddpsim.cli import diagnose
+from ddpsim.cli import replay
 from ddpsim.cli import sweep
 from ddpsim.cli import plan
 from ddpsim.cli import files
@@ -18,6 +19,7 @@ __all__ = [
     "new_app",
     "parsed",
     "plan",
+    "replay",
     "run",
     "run_app",
     "show",

@@ -7,7 +7,7 @@ these is only compared.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
@@ -17,11 +17,12 @@ from ddpsim.engine.reference.recorded import RecordedRank, RecordedSteps, simula
 from ddpsim.errors import blamed_on
 from ddpsim.importers.kineto.measured import KinetoStep
 from ddpsim.importers.kineto.ranks import RankTraces, read_rank_traces
-from ddpsim.importers.kineto.transfers import clocks_apart_s
+from ddpsim.importers.kineto.transfers import Transfer, clocks_apart_s
 from ddpsim.prediction.api import simulate
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.program import compile_program
 from ddpsim.prediction.resolve import resolve
+from ddpsim.recorded.kernels import kernels_beside
 from ddpsim.recorded.traced_job import traced_job, with_bucket_caps
 from ddpsim.result.metrics import BreakdownNs, Step, steps_of
 from ddpsim.result.model import Breakdown
@@ -30,12 +31,14 @@ from ddpsim.result.timeline import RankTimeline
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
-from ddpsim.strategies.instructions import Communicate, Instruction
+from ddpsim.strategies.instructions import Communicate, Compute, Instruction
 from ddpsim.units import NS_PER_S, to_ns
 from ddpsim.workload.build import known_model
 from ddpsim.workload.traced import traced_model
 
 __all__ = ["replay"]
+
+_OWN = ("bucket_copy", "copy_back", "buffers")  # of DDP
 
 
 def replay(path: str | Path, settings: Sequence[str] = ()) -> Replay:
@@ -81,7 +84,7 @@ class _Replaying:
             predicted_s=simulate(self.job.scenario).iteration_time_s.mean,
             straggler=self.traces.straggler,
             interference=self.traces.interference,
-            kernels=(),
+            kernels=tuple(kernels_beside(self.traces, self.job.scenario)),
             document=document.data,
             assumed=assumed,
             warnings=self.job.model.warnings,
@@ -102,8 +105,7 @@ class _Replaying:
                 programs, self._late_ns, self.traces.steps.values(), strict=True
             )
         ]
-        launched = [i for step in programs[0].strategy.steps for i in step]
-        return simulate_recorded(ranks, self.job.network.plain_cost, self._transfers_ns(launched))
+        return simulate_recorded(ranks, self.job.network.plain_cost, self._transfers_ns())
 
     def _program(self, rank: int) -> Program:
         """A rank's loop: each of its steps with the work that was recorded."""
@@ -120,29 +122,46 @@ class _Replaying:
             compile_program(scenario, each, self.job.overheads, ddp_factor=self.job.ddp_times)
             for each in models
         ]
-        steps = tuple(loop.steady_step for loop in loops)
+        steps = tuple(self._as_recorded(rank, i, loop) for i, loop in enumerate(loops))
         return replace(
             loops[0], strategy=RecordedSteps(steps), warmup=0, iterations=len(steps), loader=None
         )
 
-    def _transfers_ns(self, launched: Iterable[Instruction]) -> dict[int, int]:
-        """Times of the collectives that were recorded, by their number in the loop."""
-        known = [
-            {(each.operation, each.size_bytes, each.number): each.alone_s for each in of_step}
-            for of_step in self.traces.transfers
-        ]
-        sent = [each for each in launched if isinstance(each, Communicate)]
-        found: dict[int, int] = {}
-        step, seen = -1, Counter[tuple[str, int]]()
-        for number, each in enumerate(sent):
-            if each.number == 0:
-                step, seen = step + 1, Counter()
-            what = each.operation, each.size_bytes
-            taken_s = known[step].get((*what, seen[what]))
-            seen[what] += 1
-            if taken_s is not None:
-                found[number] = to_ns(taken_s)
+    def _as_recorded(self, rank: int, step: int, loop: Program) -> tuple[Instruction, ...]:
+        """A step with what the host and the backend's threads took beside the model's work."""
+        if self.traces.on_gpu:
+            own_ns = to_ns(self.traces.steps[rank][step].ddp_host_s)
+            return _with_own_host(loop.steady_step, own_ns)
+        known = self._known(step)
+        return tuple(
+            i._replace(before_ns=to_ns(each.delay_s[rank]), after_ns=to_ns(each.lag_s[rank]))
+            if isinstance(i, Communicate) and (each := known.get(i.number))
+            else i
+            for i in loop.steady_step
+        )
+
+    def _known(self, step: int) -> dict[int, Transfer]:
+        """The recorded collectives of a step by the number of the simulated one."""
+        known = {(t.operation, t.size_bytes, t.number): t for t in self.traces.transfers[step]}
+        found: dict[int, Transfer] = {}
+        seen = Counter[tuple[str, int]]()
+        for each in self.job.program.steady_step:
+            if isinstance(each, Communicate):
+                what = each.operation, each.size_bytes
+                if transfer := known.get((*what, seen[what])):
+                    found[each.number] = transfer
+                seen[what] += 1
         return found
+
+    def _transfers_ns(self) -> dict[int, int]:
+        """Times of the collectives that were recorded, by their number in the whole loop."""
+        step = self.job.program.steady_step
+        count = sum(isinstance(each, Communicate) for each in step)
+        return {
+            number * count + place: to_ns(each.alone_s)
+            for number in range(len(self.traces.transfers))
+            for place, each in self._known(number).items()
+        }
 
     def _collectives(self, steps: Sequence[Sequence[Step]]) -> Iterator[ReplayedCollective]:
         simulated: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -163,6 +182,24 @@ class _Replaying:
             )
 
 
+def _with_own_host(step: Sequence[Instruction], recorded_ns: int) -> tuple[Instruction, ...]:
+    """A step in which DDP itself takes the host as long as was recorded, launches under way.
+
+    The profiler slows it as it slows all that the host does.
+    """
+    own = [i for i in step if isinstance(i, Compute) and i.kind in _OWN]
+    priced_ns = sum(each.host_ns for each in own)
+    if not (priced_ns and recorded_ns):
+        return tuple(step)
+    times = recorded_ns / priced_ns
+    return tuple(
+        i._replace(host_ns=round(times * i.host_ns))
+        if isinstance(i, Compute) and i.kind in _OWN
+        else i
+        for i in step
+    )
+
+
 def _steps(lane: RankTimeline, late_ns: int) -> list[Step]:
     """Without what the rank waits for before it begins."""
     first, *others = steps_of(lane)
@@ -173,7 +210,7 @@ def _beside(
     recorded: Sequence[Sequence[KinetoStep]], steps: Sequence[Sequence[Step]]
 ) -> Iterator[ReplayedStep]:
     for number, of_it in enumerate(zip(*recorded, strict=True)):
-        traced_s = [step.length_s for step in of_it]
+        traced_s = [step.lasts_s for step in of_it]
         simulated_s = [of_rank[number].length_ns / NS_PER_S for of_rank in steps]
         count = len(of_it)
         yield ReplayedStep(of_it[0].name, sum(traced_s) / count, sum(simulated_s) / count)

@@ -9,13 +9,35 @@ from typing import Any
 from ddpsim.importers.kineto.measured import KinetoStep
 from ddpsim.importers.kineto.ranks import RankTraces
 from ddpsim.scenario import catalog
+from ddpsim.scenario.cluster import NEWEST_NCCL, OLDEST_NCCL
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.buckets import plan_buckets
 from ddpsim.workload.model import Model
 
 __all__ = ["TracedJob", "traced_job", "with_bucket_caps"]
 
-_USUAL_CAPS_MB = (None, 1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 40, 50, 64, 100, 128, 200, 256, 512, 1024)
+_USUAL_CAPS_MB = (
+    None,
+    1,
+    2,
+    4,
+    5,
+    8,
+    10,
+    16,
+    20,
+    25,
+    32,
+    40,
+    50,
+    64,
+    100,
+    128,
+    200,
+    256,
+    512,
+    1024,
+)
 _GPUS_PER_NODE = 8
 _OPTIMIZERS = {"sgd": "sgd", "adam": "adam", "adamw": "adamw"}
 
@@ -40,6 +62,8 @@ def traced_job(traces: RankTraces) -> TracedJob:
     cluster: dict[str, Any] = {"device": device, "nodes": nodes, "gpus_per_node": gpus}
     if nodes * gpus > 1 and traces.points:
         cluster["all_reduce"] = traces.source
+    if typical.nccl and OLDEST_NCCL <= int(typical.nccl.split(".")[1]) <= NEWEST_NCCL:
+        cluster["nccl"] = typical.nccl
     document = {
         "schema": "ddpsim/1",
         "name": f"replay of {traces.source}",

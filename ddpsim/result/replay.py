@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpsim.result.model import Breakdown, rounded
 
-__all__ = ["Replay", "ReplayedCollective", "ReplayedStep"]
+__all__ = ["Replay", "ReplayedCollective", "ReplayedKernel", "ReplayedStep"]
 
 REPLAY_SCHEMA = "ddpsim.replay/1"
 
@@ -44,14 +44,36 @@ class ReplayedCollective:
 
 
 @dataclass(frozen=True)
+class ReplayedKernel:
+    """What NCCL ran for all-reduces of a size, as the kernel tells, and what the model chooses.
+
+    `protocol`, `channels`: None where it is not told.
+    """
+
+    size_bytes: int
+    algorithms: tuple[str, ...]
+    protocol: str | None
+    channels: int | None
+    model_algorithm: str
+    model_protocol: str
+    model_channels: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the model's choice may be what ran."""
+        is_protocol = self.protocol in (None, self.model_protocol)
+        return is_protocol and self.model_algorithm in self.algorithms
+
+
+@dataclass(frozen=True)
 class Replay:
     """A traced job simulated with the work of each rank and step as recorded.
 
     `traced` and `simulated` are means over steps and ranks. `predicted_s` is the mean step of the
     scenario alone, whose work is that of a usual rank. `straggler`: the rank that computes longer,
     and how many times; `interference`: how many times as long the same work takes while a
-    collective is in flight (None: not told). `document` is the scenario, `assumed` what no trace
-    tells.
+    collective is in flight (None: not told, or hidden by noise). `kernels`: NCCL's choices by size.
+    `document` is the scenario, `assumed` what no trace tells.
     """
 
     source: str
@@ -64,7 +86,7 @@ class Replay:
     predicted_s: float
     straggler: tuple[int, float] | None
     interference: float | None
-    kernels: tuple[str, ...]
+    kernels: tuple[ReplayedKernel, ...]
     document: dict[str, Any]
     assumed: tuple[str, ...]
     warnings: tuple[str, ...]

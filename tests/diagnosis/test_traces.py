@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import pytest
 from jobs.faulty_jobs import ONE_NODE, RESNET, Job
 from logs.kineto_writer import Step, Writer
-from two_ranks import observed_of
 
 import ddpsim
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.kineto.ranks import RankTraces, read_rank_traces
-from ddpsim.importers.kineto.trace import read_trace
 from ddpsim.scenario.quantity import SourceFile
 
 RANKS = 4
@@ -119,21 +116,3 @@ def test_what_is_no_folder_of_one_job_is_refused(folder: Path, tmp_path: Path) -
         read(empty)
     with pytest.raises(ImportFailedError, match="cannot be read"):
         read(tmp_path / "nothing")
-
-
-def test_traces_of_two_real_ranks(tmp_path: Path) -> None:
-    """Torch's own: each all-reduce is there once, and takes no longer than on either rank."""
-    folder = tmp_path / "traces"
-    folder.mkdir()
-    observed_of("traced_ranks.py", tmp_path)
-    both = read(folder)
-    assert (both.world_size, sorted(both.compute_s)) == (2, [0, 1])
-    assert sum(size for size, _ in both.all_reduces) == 4 * (512 * 512 + 512) * 4
-    for rank in (0, 1):
-        file = folder / f"rank{rank}.json"
-        own = [
-            [c.duration_s for c in step.collectives if c.of_gradients]
-            for step in read_trace(SourceFile(file.name, file)).steps
-        ]
-        for (_, transfer_s), of_it in zip(both.all_reduces, zip(*own, strict=True), strict=True):
-            assert 0 < transfer_s <= median(of_it)

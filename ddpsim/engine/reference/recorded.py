@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from simpy import Environment
 
@@ -43,7 +42,7 @@ class RecordedSteps(Strategy):
 
 @dataclass(frozen=True)
 class RecordedRank:
-    """One rank: it begins `late_ns` after the first one, and waits so long for each step's batch."""
+    """One rank: it begins `late_ns` after the first, and waits so long for each step's batch."""
 
     program: Program
     late_ns: int

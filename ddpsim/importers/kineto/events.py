@@ -310,12 +310,6 @@ class TraceEvents:
         return [work.launch.start_us for work in self.gpu]
 
     @cached_property
-    def busy(self) -> Intervals:
-        """When anything else than a collective is under way on the device."""
-        kernels = (event for event in self.kernels if not is_communication(event))
-        return Intervals((event.start_us, event.end_us) for event in kernels)
-
-    @cached_property
     def communication(self) -> Intervals:
         """When a collective is under way on the device."""
         kernels = (event for event in self.kernels if is_communication(event))

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from sys import intern
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Any, Literal, NamedTuple, cast
 
 from ddpsim.errors import ImportFailedError, shown
 from ddpsim.scenario.quantity import SourceFile
@@ -31,7 +31,10 @@ _KINDS: dict[str, Kind] = {
 _ARGS: dict[Kind, tuple[str, ...]] = {
     "op": ("Input Dims", "Input type"),
     "runtime": ("correlation",),
-    "gpu": ("correlation", "device", "Collective name", "In msg nelems", "dtype", "grid"),
+    "gpu": (
+        *("correlation", "device", "grid", "block"),
+        *("Collective name", "In msg nelems", "dtype"),
+    ),
 }
 # ops in which a CPU spends its time, told apart by the sizes of their inputs
 TIMED = ("aten::mm", "aten::addmm", "aten::bmm", "aten::convolution", "aten::convolution_backward")
@@ -103,8 +106,9 @@ def _opened(source: SourceFile) -> IO[bytes]:
     """The file, unzipped where it is zipped."""
     with source.path.open("rb") as plain:
         is_zipped = plain.read(2) == b"\x1f\x8b"
-    opened: IO[bytes] = gzip.open(source.path) if is_zipped else source.path.open("rb")
-    return opened
+    if is_zipped:
+        return cast("IO[bytes]", gzip.open(source.path))
+    return source.path.open("rb")
 
 
 def _content(source: SourceFile) -> bytes:

@@ -24,8 +24,8 @@ _WHOLE = 0.95  # of an event's time beside a collective, or below 1 - that
 class BothWays(NamedTuple):
     """Seconds of the work that was done beside a collective, and what it takes alone."""
 
-    beside_s: float
-    alone_s: float
+    beside_s: float = 0.0
+    alone_s: float = 0.0
 
 
 def both_ways(trace: TraceEvents) -> BothWays:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
@@ -10,8 +10,10 @@ __all__ = ["Gradient", "KinetoStep", "MeasuredCollective", "Piece", "StepParts"]
 
 
 ITEM_BYTES = {
-    **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2},
-    **{"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1},
+    **dict.fromkeys(("float64", "int64"), 8),
+    **dict.fromkeys(("float32", "int32"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool"), 1),
 }
 
 
@@ -43,8 +45,9 @@ class Gradient(NamedTuple):
 class MeasuredCollective(NamedTuple):
     """One collective of the rank, waiting for late peers included; None: size not recorded.
 
-    `start_s` by the rank's own clock; `kernel`: the name of NCCL's kernel, and `blocks` those that
-    it was launched with, which are its channels; gloo has none.
+    `start_s` by the rank's own clock; `kernel`: the name of NCCL's kernel, launched with so many
+    `blocks` of so many `threads`; gloo has none. `delay_s`: what passed until a thread of gloo
+    that was free had begun it.
     """
 
     operation: str
@@ -55,6 +58,8 @@ class MeasuredCollective(NamedTuple):
     start_s: float = 0.0
     kernel: str = ""
     blocks: int | None = None
+    threads: int | None = None
+    delay_s: float = 0.0
 
     @property
     def end_s(self) -> float:
@@ -86,8 +91,10 @@ class StepParts(NamedTuple):
 class KinetoStep:
     """One step: `backward[i]` ends with `gradients[i]`, one more piece is the tail.
 
-    `start_s` and `length_s` are by the host's clock, `loader_s` its wait for a batch; `beside_comm_s` of the
-    device's work was done while a collective was under way. `has_optimizer`: whether one stepped.
+    `start_s` and `length_s` are by the host's clock, `loader_s` its wait for a batch;
+    `beside_comm_s` of the device's work was done while a collective was under way. `has_optimizer`:
+    whether one stepped. `done_s`: when the device has done all of it, and `lasts_s` how long after
+    the step before; on a CPU those of the host. `ddp_host_s`: what DDP itself takes the host.
     """
 
     name: str
@@ -101,7 +108,10 @@ class KinetoStep:
     beside_comm_s: float
     has_optimizer: bool
     start_s: float = 0.0
-    parts: StepParts = StepParts()
+    done_s: float = 0.0
+    lasts_s: float = 0.0
+    ddp_host_s: float = 0.0
+    parts: StepParts = field(default_factory=StepParts)
 
     @property
     def device_s(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpsim.importers.intervals import Intervals
@@ -14,7 +14,6 @@ from ddpsim.importers.kineto.events import (
     is_communication,
     within,
 )
-from ddpsim.importers.kineto.file import Event
 from ddpsim.importers.kineto.measured import StepParts
 
 __all__ = ["Marks", "device_parts", "host_parts"]
@@ -37,9 +36,7 @@ class Marks:
         return self.window.end_us - self.window.start_us
 
 
-def host_parts(
-    trace: TraceEvents, marks: Marks, forward_s: float, optimizer_s: float
-) -> StepParts:
+def host_parts(trace: TraceEvents, marks: Marks, forward_s: float, optimizer_s: float) -> StepParts:
     """Of a CPU, where the main thread computes: what it does not do between marks is a wait."""
     window, ends_us = marks.window, marks.backward_ends_us
     waits_us = _idle_us(trace, ends_us, marks.reduced_us) + sum(
@@ -77,8 +74,6 @@ def device_parts(
     """Of a GPU, which may work beyond the end of the host's step as it did at the beginning."""
     window, loader = marks.window, trace.loader
     events = [work.event for work in trace.launched(window)]
-    under_way = _merged(event for event in events if is_communication(event))
-    exposed_us = sum(end - start - trace.busy.within(start, end) for start, end in under_way)
     device = Intervals((event.start_us, event.end_us) for event in events)
     waits_us = sum(
         end - start - device.within(start, end)
@@ -90,14 +85,20 @@ def device_parts(
         data_wait=waits_us * _S,
         forward=_work_s(forward),
         backward_compute=_work_s(backward),
-        exposed_comm=exposed_us * _S,
+        exposed_comm=_awaited_us(trace, window) * _S,
         optimizer=_work_s(optimizer),
     )
 
 
-def _merged(events: Iterable[Event]) -> Iterator[tuple[float, float]]:
-    spans = Intervals((event.start_us, event.end_us) for event in events)
-    return zip(spans.starts, spans.ends, strict=True)
+def _awaited_us(trace: TraceEvents, window: Window) -> float:
+    """How long kernels that are launched already wait while a collective is under way."""
+    waited_us, done_us = 0.0, float("-inf")
+    computing = (work for work in trace.launched(window) if not is_communication(work.event))
+    for work in sorted(computing, key=lambda work: work.event.start_us):
+        could_us = max(done_us, work.launch.end_us)
+        waited_us += trace.communication.within(could_us, work.event.start_us)
+        done_us = max(done_us, work.event.end_us)
+    return waited_us
 
 
 def _work_s(works: Sequence[DeviceWork]) -> float:

@@ -82,11 +82,13 @@ class RankTraces:
     @property
     def busy_s(self) -> tuple[tuple[float, ...], ...]:
         """Each rank's own work in each step, [step][rank]."""
-        return tuple(zip(*([s.busy_s for s in of_it] for of_it in self.steps.values()), strict=True))
+        return tuple(
+            zip(*([s.busy_s for s in of_it] for of_it in self.steps.values()), strict=True)
+        )
 
     @property
     def straggler(self) -> tuple[int, float] | None:
-        """The rank that computes longer than the others, and so many times; None: they are alike."""
+        """The rank that computes longer than the others, and how many times; None: none does."""
         if len(self.compute_s) < 2:
             return None
         slowest = max(self.compute_s, key=lambda rank: self.compute_s[rank])
@@ -96,10 +98,13 @@ class RankTraces:
 
     @property
     def interference(self) -> float | None:
-        """How many times as long work takes beside a collective; None where none ran both ways."""
+        """How many times as long the same work takes beside a collective.
+
+        None where nothing ran both ways, or noise hides it: a collective makes no work faster.
+        """
         known = [trace.both_ways for trace in self.traces.values()]
-        alone_s = sum(each.alone_s for each in known)
-        return sum(each.beside_s for each in known) / alone_s if alone_s else None
+        beside_s, alone_s = (sum(times) for times in zip(*known, strict=True))
+        return beside_s / alone_s if beside_s > alone_s else None
 
     @property
     def all_reduces(self) -> tuple[tuple[int, float], ...]:

@@ -22,6 +22,7 @@ from ddpsim.importers.kineto.events import (
     within,
 )
 from ddpsim.importers.kineto.file import Event
+from ddpsim.importers.kineto.gloo_threads import delays_us
 from ddpsim.importers.kineto.measured import (
     Gradient,
     KinetoStep,
@@ -38,10 +39,16 @@ _DDP_FORWARD = "DistributedDataParallel.forward"
 _AT_WORK = ("aten::", "Optimizer.", "enumerate(DataLoader)", *OF_DDP)
 _MOST_BETWEEN = 0.1  # of a backward, for what is no part of it
 _DTYPES = {
-    **{"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16"},
-    **{"long int": "int64", "long": "int64", "int": "int32", "short int": "int16"},
-    **{"signed char": "int8", "char": "int8", "unsigned char": "uint8", "byte": "uint8"},
-    **{"bool": "bool"},
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    **dict.fromkeys(("long int", "long"), "int64"),
+    "int": "int32",
+    **dict.fromkeys(("short int", "short"), "int16"),
+    **dict.fromkeys(("signed char", "char"), "int8"),
+    **dict.fromkeys(("unsigned char", "byte"), "uint8"),
+    "bool": "bool",
 }
 _S = 1e-6
 
@@ -160,8 +167,19 @@ class _Step:
                 op.name.startswith(OPTIMIZER_STEP) for op in within(self.trace.ops, window)
             ),
             start_s=window.start_us * _S,
+            done_s=self._done_us() * _S,
+            lasts_s=(window.end_us - window.start_us) * _S,
+            ddp_host_s=sum(
+                of_thread.within(window.start_us, window.end_us)
+                for of_thread in self.trace.ddp.values()
+            )
+            * _S,
             parts=self._parts(),
         )
+
+    def _done_us(self) -> float:
+        ends_us = [work.event.end_us for work in self.trace.launched(self.window)]
+        return max(ends_us, default=self.window.end_us)
 
     def _parts(self) -> StepParts:
         """What the step's time went to."""
@@ -178,8 +196,21 @@ class _Step:
             hooks = self.trace.hooks.get(op.thread) if is_of_ddp else None
             yield _gradient(op.args)._replace(
                 in_checkpoint=op.start_us in self.trace.checkpoints,
-                hook_s=hooks.beginning_at(op.end_us) * _S if hooks else None,
+                hook_s=self._until_launch_us(op, hooks) * _S if hooks else None,
             )
+
+    def _until_launch_us(self, ready: Event, hooks: Intervals) -> float:
+        """How long a hook takes before it asks for the bucket's all-reduce, if it does."""
+        ends_us = ready.end_us + hooks.beginning_at(ready.end_us)
+        call = self.trace.last_collective_call(ends_us)
+        return (call.start_us if call and call.start_us > ready.end_us else ends_us) - ready.end_us
+
+    def _after_launch_us(self, ready: Event) -> float:
+        """What a hook does after that, before the backward goes on; of a CPU."""
+        hooks = self.trace.hooks.get(ready.thread)
+        if self.trace.kernels or hooks is None:
+            return 0.0
+        return hooks.beginning_at(ready.end_us) - self._until_launch_us(ready, hooks)
 
     def _piece(self, works: Iterable[DeviceWork], host_us: float) -> Piece:
         """On a CPU the host is the device."""
@@ -202,10 +233,11 @@ class _Step:
     def _backward(self) -> Iterator[Piece]:
         threads = [op.thread for op in self.ready]
         marks_us = [self.begins_us, *self.ready_us, self.ends_us]
-        for thread, works, (start_us, end_us) in zip(
-            [*threads, threads[-1]], self.backward, pairwise(marks_us), strict=True
+        hooks_us = [0.0, *map(self._after_launch_us, self.ready)]
+        for thread, works, hook_us, (start_us, end_us) in zip(
+            [*threads, threads[-1]], self.backward, hooks_us, pairwise(marks_us), strict=True
         ):
-            yield self._piece(works, self.trace.host_us(thread, start_us, end_us))
+            yield self._piece(works, hook_us + self.trace.host_us(thread, start_us, end_us))
 
     def _optimizer(self) -> Piece:
         """Also zero_grad, and what follows the backward: clipping, metrics."""
@@ -262,19 +294,24 @@ class _Step:
                 and not self._is_map_of_used(elements, dtype),
                 event.start_us * _S,
                 event.name,
-                _blocks(event.args.get("grid")),
+                _first_count(event.args.get("grid")),
+                _first_count(event.args.get("block")),
             )
-        for op in within(self.trace.ops, self.window):
-            if op.name.startswith(_GLOO):
-                elements, dtype = _gradient(op.args).numel, _first(op.args.get("Input type"))
-                yield MeasuredCollective(
-                    _operation(op.name),
-                    elements,
-                    _dtype(dtype),
-                    (op.end_us - op.start_us) * _S,
-                    self._is_gloo_of_gradients(op) and not self._is_map_of_used(elements, dtype),
-                    op.start_us * _S,
-                )
+        yield from self._told_of_gloo()
+
+    def _told_of_gloo(self) -> Iterator[MeasuredCollective]:
+        ops = [op for op in within(self.trace.ops, self.window) if op.name.startswith(_GLOO)]
+        for op, delay_us in zip(ops, delays_us(self.trace, self.window, ops), strict=True):
+            elements, dtype = _gradient(op.args).numel, _first(op.args.get("Input type"))
+            yield MeasuredCollective(
+                _operation(op.name),
+                elements,
+                _dtype(dtype),
+                (op.end_us - op.start_us) * _S,
+                self._is_gloo_of_gradients(op) and not self._is_map_of_used(elements, dtype),
+                op.start_us * _S,
+                delay_s=delay_us * _S,
+            )
 
     def _is_map_of_used(self, elements: int | None, dtype: Any) -> bool:
         """Whether it is DDP's map of used parameters (find_unused_parameters): int32, one each."""
@@ -349,8 +386,8 @@ def _shape(extents: Any) -> tuple[int, ...] | None:
     return tuple(extents) if 0 < prod(extents) <= MOST else None
 
 
-def _blocks(grid: Any) -> int | None:
-    return count_of(grid[0]) if isinstance(grid, list) and grid else None
+def _first_count(extents: Any) -> int | None:
+    return count_of(_first(extents))
 
 
 def _dtype(name: Any) -> str | None:

@@ -8,8 +8,9 @@ between gradients and buckets, the buffers' broadcast, collectives. A gradient i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median_low
 
 from ddpsim.errors import ImportFailedError
@@ -29,6 +30,7 @@ class KinetoTrace:
 
     `lost`: kernels that are in no step, as their launch is not recorded. `optimizer`: the name of
     torch's class, in lower case. `both_ways`: work that ran beside collectives and alone.
+    `nccl`: its version.
     """
 
     source: str
@@ -41,7 +43,8 @@ class KinetoTrace:
     lost: Lost
     rank: int | None = None
     optimizer: str | None = None
-    both_ways: BothWays = BothWays(0.0, 0.0)
+    both_ways: BothWays = field(default_factory=BothWays)
+    nccl: str | None = None
 
 
 def read_trace(source: SourceFile) -> KinetoTrace:
@@ -49,7 +52,7 @@ def read_trace(source: SourceFile) -> KinetoTrace:
     file = read_trace_file(source)
     trace = TraceEvents(file)
     found = (read_step(trace, window) for window in trace.windows)
-    steps = tuple(step for step in found if step)
+    steps = _lasting(step for step in found if step)
     if not steps:
         raise ImportFailedError(
             file.name, "none of its steps holds a backward; record whole training steps"
@@ -71,11 +74,32 @@ def read_trace(source: SourceFile) -> KinetoTrace:
         rank=_whole(file, "rank"),
         optimizer=trace.optimizer_name,
         both_ways=both_ways(trace),
+        nccl=_nccl(file),
     )
+
+
+def _lasting(steps: Iterable[KinetoStep]) -> tuple[KinetoStep, ...]:
+    """With how long after the one before each is done."""
+    found: list[KinetoStep] = []
+    for step in steps:
+        if not found:
+            found.append(step)
+            continue
+        lasts_s = max(0.0, step.done_s - found[-1].done_s)
+        parts = step.parts._replace(other=step.parts.other + lasts_s - step.length_s)
+        found.append(replace(step, lasts_s=lasts_s, parts=parts))
+    return tuple(found)
 
 
 def _world_size(file: TraceFile) -> int | None:
     return _whole(file, "world_size")
+
+
+def _nccl(file: TraceFile) -> str | None:
+    """NCCL's version, such as 2.17.1."""
+    version = file.distributed.get("nccl_version")
+    is_one = isinstance(version, str) and re.fullmatch(r"2\.\d{1,2}(\.\d{1,2})?", version)
+    return version if is_one else None
 
 
 def _whole(file: TraceFile, key: str) -> int | None:

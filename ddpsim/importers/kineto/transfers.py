@@ -24,8 +24,9 @@ class Transfer(NamedTuple):
     """One collective of a step: from when the last rank had joined until it ended.
 
     `alone_s`: what it would have taken with no other in flight, each of which gets an equal part of
-    the link. `late_s`: by rank, how long it had waited for the last one. `number`: its place among
-    those of its operation and size in the step.
+    the link. By rank, `late_s`: how long it had waited for the last one; `lag_s`: how long after
+    the end it left; `delay_s`: how long a thread took to begin it. `number`: its place among those
+    of its operation and size in the step.
     """
 
     operation: str
@@ -36,6 +37,8 @@ class Transfer(NamedTuple):
     end_s: float
     alone_s: float
     late_s: dict[int, float]
+    lag_s: dict[int, float]
+    delay_s: dict[int, float]
 
     @property
     def duration_s(self) -> float:
@@ -95,10 +98,16 @@ def _met(
 ) -> Transfer:
     one = next(iter(by_rank.values()))
     shortest_s = min(each.duration_s for each in by_rank.values())
-    end_s = median(each.end_s - apart_s[rank] for rank, each in by_rank.items())
-    late_s = {rank: each.duration_s - shortest_s for rank, each in by_rank.items()}
-    what = (one.operation, one.size_bytes, number, one.of_gradients)
-    return Transfer(*what, end_s - shortest_s, end_s, shortest_s, late_s)
+    begun_s = max(each.start_s - apart_s[rank] for rank, each in by_rank.items())
+    end_s = begun_s + shortest_s
+    return Transfer(
+        *(one.operation, one.size_bytes, number, one.of_gradients, begun_s, end_s, shortest_s),
+        late_s={rank: begun_s - each.start_s + apart_s[rank] for rank, each in by_rank.items()},
+        lag_s={
+            rank: max(0.0, each.end_s - apart_s[rank] - end_s) for rank, each in by_rank.items()
+        },
+        delay_s={rank: each.delay_s for rank, each in by_rank.items()},
+    )
 
 
 def _as_if_alone(found: Sequence[Transfer]) -> list[Transfer]:

@@ -1,0 +1,110 @@
+"""Traced steps beside the simulated ones, as text on one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpsim.errors import printable
+from ddpsim.report.lines import labelled, warned
+from ddpsim.result.replay import Replay, ReplayedKernel
+from ddpsim.units import format_bytes, format_duration
+from ddpsim.wording import counted
+
+__all__ = ["render_replay"]
+
+_TERMS = ("data_wait", "forward", "backward_compute", "exposed_comm", "optimizer", "other")
+_LEAST = 0.002  # of a step, in a term that is worth a row
+_MOST_ROWS = 8
+
+
+def render_replay(replay: Replay) -> str:
+    """The steps, where their time goes, collectives, and what else the traces tell."""
+    lines = [
+        f"{replay.source}   {_ranks(replay)}, {counted(len(replay.steps), 'step')}",
+        "",
+        *_terms(replay),
+        "",
+        *_collectives(replay),
+        *_said(replay),
+        *warned(replay.warnings),
+    ]
+    return printable("\n".join(line.rstrip() for line in lines))
+
+
+def _ranks(replay: Replay) -> str:
+    if replay.ranks == replay.world_size:
+        return counted(replay.ranks, "rank")
+    return f"{replay.ranks} of {replay.world_size} ranks"
+
+
+def _terms(replay: Replay) -> Iterator[str]:
+    yield f"{'':<20}{'traced':>12}{'simulated':>12}{'error':>10}"
+    yield _row("step", replay.traced_s, replay.simulated_s)
+    for term in _TERMS:
+        traced_s, simulated_s = getattr(replay.traced, term), getattr(replay.simulated, term)
+        if max(abs(traced_s), simulated_s) > _LEAST * replay.traced_s:
+            yield _row(f"  {term.replace('_', ' ')}", traced_s, simulated_s)
+    yield from labelled("", "")
+    lengths = [step.traced_s for step in replay.steps]
+    spread = f"{format_duration(min(lengths))} to {format_duration(max(lengths))}"
+    yield from labelled("error", f"{replay.error:.1%} of a step, the median of steps of {spread}")
+
+
+def _row(name: str, traced_s: float, simulated_s: float) -> str:
+    error = f"{simulated_s / traced_s - 1:+.1%}" if traced_s > 0 else ""
+    return f"{name:<20}{_signed(traced_s):>12}{format_duration(simulated_s):>12}{error:>10}"
+
+
+def _signed(seconds: float) -> str:
+    """A rest may be below zero, where the host's clock and the device's differ."""
+    return f"-{format_duration(-seconds)}" if seconds < 0 else format_duration(seconds)
+
+
+def _collectives(replay: Replay) -> Iterator[str]:
+    if not replay.collectives:
+        return
+    titles = f"{'size':>10}{'a step':>8}{'transfer':>12}{'simulated':>12}{'wait for ranks':>16}"
+    yield f"{'collective':<16}{titles}"
+    shown = sorted(replay.collectives, key=lambda each: -each.count * each.transfer_s)
+    for each in shown[:_MOST_ROWS]:
+        simulated = "" if each.simulated_s is None else format_duration(each.simulated_s)
+        yield (
+            f"{each.operation:<16}{format_bytes(each.size_bytes):>10}{each.count:>8}"
+            f"{format_duration(each.transfer_s):>12}{simulated:>12}"
+            f"{format_duration(each.wait_s):>16}"
+        )
+    yield ""
+
+
+def _said(replay: Replay) -> Iterator[str]:
+    if replay.straggler:
+        rank, times = replay.straggler
+        yield from labelled(
+            "straggler", f"rank {rank} computes {times:.2f} x as long as the others"
+        )
+    if replay.interference:
+        said = f"the same work takes {replay.interference:.2f} x as long beside a collective"
+        yield from labelled("slowed", said)
+    label = "nccl"
+    for kernel in replay.kernels[-_MOST_ROWS:]:
+        yield from labelled(label, _kernel(kernel))
+        label = ""
+    error = replay.predicted_s / replay.traced_s - 1
+    predicted = f"{format_duration(replay.predicted_s)} ({error:+.1%})"
+    alone = "what run says of the job's scenario (-o writes it), on which what-ifs rest"
+    yield from labelled("predicted", f"{predicted}: {alone}")
+    label = "assumed"
+    for text in replay.assumed:
+        yield from labelled(label, text)
+        label = ""
+
+
+def _kernel(kernel: ReplayedKernel) -> str:
+    ran = " or ".join(kernel.algorithms)
+    channels = f", {kernel.channels} channels" if kernel.channels else ""
+    model = f"{kernel.model_algorithm} {kernel.model_protocol}, {kernel.model_channels} channels"
+    verdict = "as the model" if kernel.agrees else "unlike the model"
+    return (
+        f"{format_bytes(kernel.size_bytes)}: {ran} {kernel.protocol or ''}".rstrip()
+        + f"{channels}; {verdict}: {model}"
+    )
