@@ -7,6 +7,7 @@ issues 629, 1189 and 1814.
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +23,12 @@ _CHANNEL = re.compile(
     r"(?: \[(?:send|receive)\])? via (?P<way>[\w-]+)(?:/(?P<kind>[^/\n]+))?(?P<rest>[^\n]*)"
 )
 _NIC = re.compile(r"/(\d{1,4})(?:$|[/(\s])")
+_RANK = re.compile(
+    r"^(?P<host>[\w.-]{1,253}):\d+:\d+ [^\n]{0,40}NCCL INFO [^\n]{0,200}?"
+    r"rank (?P<rank>\d{1,7}) n[rR]anks (?P<ranks>\d{1,7})\b",
+    re.MULTILINE,
+)
+_VERSION = re.compile(r"NCCL version (?P<version>2\.\d{1,2}(?:\.\d{1,2})?)")
 _SET = re.compile(r"(?P<name>NCCL_\w+) set by environment to (?P<value>\w+)")
 
 
@@ -42,11 +49,16 @@ class Connection(NamedTuple):
 
 @dataclass(frozen=True)
 class DebugLog:
-    """The connections of a job, each once, and NCCL's variables that were set."""
+    """The connections of a job, each once, and NCCL's variables that were set.
+
+    `layout`: nodes and ranks of each, `version` of NCCL; None where the log does not tell.
+    """
 
     name: str
     connections: tuple[Connection, ...]
     variables: dict[str, str]
+    layout: tuple[int, int] | None = None
+    version: str | None = None
 
 
 def read_debug_log(source: SourceFile) -> DebugLog:
@@ -60,7 +72,24 @@ def read_debug_log(source: SourceFile) -> DebugLog:
             f"{_WANTED}, from its beginning",
         )
     variables = {match["name"]: match["value"] for match in _SET.finditer(text)}
-    return DebugLog(source.given, tuple(found), variables)
+    version = _VERSION.search(text)
+    return DebugLog(
+        *(source.given, tuple(found), variables, _layout(text)), version and version["version"]
+    )
+
+
+def _layout(text: str) -> tuple[int, int] | None:
+    """Of the largest communicator, if it tells of all its ranks, as many on each host."""
+    ranks: dict[int, dict[int, str]] = defaultdict(dict)
+    for match in _RANK.finditer(text):
+        ranks[int(match["ranks"])][int(match["rank"])] = match["host"]
+    if not ranks:
+        return None
+    size = max(ranks)
+    on_host = Counter(ranks[size].values())
+    if len(ranks[size]) != size or len(set(on_host.values())) != 1:
+        return None
+    return len(on_host), size // len(on_host)
 
 
 def _connection(match: re.Match[str]) -> Connection:

@@ -1,0 +1,43 @@
+"""The command `import`. Heavy imports wait until it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ddpsim.cli.app import app
+
+__all__: list[str] = []
+
+
+@app.command("import", rich_help_panel="Files")
+def import_files(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Logs, traces and dumps of one job, in any order.", show_default=False),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write a scenario to start from."),
+    ] = None,
+) -> None:
+    """Recognise logs, traces and dumps; start a scenario.
+
+    \b
+    ddpsim import train.log nccl.log -o scenario.yaml
+    ddpsim import traces -o scenario.yaml      a folder of PyTorch profiler's traces
+    """
+    from ddpsim.files import write_atomically
+    from ddpsim.recorded.learned import starting_point
+    from ddpsim.recorded.recognise import recognise
+    from ddpsim.recorded.scenario_file import scenario_text
+    from ddpsim.report.learned import render_learned
+
+    learned = [each for file in files for each in recognise(file)]
+    start = starting_point(learned)
+    if output is not None:
+        notes = [f"assumed: {each}" for each in start.assumed]
+        write_atomically(output, scenario_text(start.document, notes, output.parent))
+    print(render_learned(learned, start.assumed, str(output) if output else None))

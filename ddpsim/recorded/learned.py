@@ -1,0 +1,62 @@
+"""What a file tells of a job: facts in words, keys of a scenario, a measured step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Learned", "StartingPoint", "starting_point"]
+
+_MODEL, _BATCH, _DEVICE = "resnet50", 32, "a100-sxm-80gb"
+
+
+@dataclass(frozen=True)
+class Learned:
+    """One thing that a file turned out to be.
+
+    `keys`: of a scenario, by section; `step_s`: a step that was measured; `option`: one of
+    `ddpsim diagnose` that takes the file.
+    """
+
+    file: str
+    kind: str
+    facts: tuple[str, ...]
+    keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    step_s: float | None = None
+    option: str | None = None
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """A scenario as data, and what in it nobody told."""
+
+    document: dict[str, Any]
+    assumed: tuple[str, ...]
+
+
+def starting_point(learned: Iterable[Learned]) -> StartingPoint:
+    """The scenario that files tell together: of a key that two tell, the first one's holds."""
+    document: dict[str, Any] = {"schema": "ddpsim/1"}
+    assumed: list[str] = []
+    for each in learned:
+        assumed += each.assumed
+        for section, keys in each.keys.items():
+            document[section] = {**deepcopy(dict(keys)), **document.get(section, {})}
+    workload, cluster = document.setdefault("workload", {}), document.setdefault("cluster", {})
+    if not {"model", "trace", "parameters"} & set(workload):
+        workload["model"] = _MODEL
+        assumed.append(f"the model: {_MODEL} stands for yours (workload.model)")
+    if "batch_per_rank" not in workload:
+        workload["batch_per_rank"] = _BATCH
+        assumed.append(f"{_BATCH} samples a rank and step (workload.batch_per_rank)")
+    if not {"device", "machine"} & set(cluster):
+        is_on_cpu = document.get("ddp", {}).get("backend") == "gloo"
+        cluster["device"] = "cpu-core" if is_on_cpu else _DEVICE
+        assumed.append(f"the device: {cluster['device']} stands for yours (cluster.device)")
+    if "nodes" not in cluster:
+        cluster |= {"nodes": 1, "gpus_per_node": cluster.get("gpus_per_node", 1)}
+        assumed.append("one node (cluster.nodes, cluster.gpus_per_node)")
+    return StartingPoint(document, tuple(dict.fromkeys(assumed)))

@@ -1,0 +1,242 @@
+"""What a file is, by what stands in it, and what it tells of a job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ddpsim.errors import ImportFailedError
+from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
+from ddpsim.importers.kineto.file import is_of_traces
+from ddpsim.importers.kineto.ranks import read_rank_traces
+from ddpsim.importers.nccl.debug_log import Connection, read_debug_log
+from ddpsim.importers.text import header_of, read_text
+from ddpsim.importers.training.ddp_logging import DdpLogging, ddp_logging, logged_data
+from ddpsim.importers.training.flight_recorder import flight_recorder, is_dump, unpickled
+from ddpsim.importers.training.step_lines import step_lines
+from ddpsim.importers.training.trainer_state import trainer_state
+from ddpsim.recorded.learned import Learned
+from ddpsim.recorded.traced_job import traced_job
+from ddpsim.scenario import catalog
+from ddpsim.scenario.cluster import NEWEST_NCCL, OLDEST_NCCL
+from ddpsim.scenario.quantity import SourceFile
+from ddpsim.strategies.ddp.buckets import BUCKET_CAP_BYTES
+from ddpsim.units import MIB, format_bytes, format_duration
+from ddpsim.wording import counted, ranks
+
+__all__ = ["KNOWN", "recognise"]
+
+KNOWN = (
+    "a log of NCCL_DEBUG=INFO or of nccl-tests (or OSU's, or all_reduce_bench.py's), our CSV, a "
+    "trace of PyTorch's profiler or a folder of them, a dump of the flight recorder, DDP's logging "
+    "data, trainer_state.json of transformers, and logs with step lines of nanoGPT, torchtitan, "
+    "Lightning or tqdm (accelerate, transformers)"
+)
+_PICKLE = b"\x80"
+_OTHER_BENCHMARKS = ("busbw", "osu_allreduce", "Avg Latency(us)")
+_CSV = ("size_bytes", "time_us", "nodes", "gpus_per_node")
+_MOST_SIZES = 6
+
+
+def recognise(path: Path) -> list[Learned]:
+    """All that a file or folder tells; raises ImportFailedError for what is not known."""
+    source = SourceFile(str(path), path)
+    if is_of_traces(source):
+        return [_traces(source)]
+    if _begins_with(source, _PICKLE):
+        return [_dump(source.given, unpickled(source.given, path.read_bytes()))]
+    text = read_text(source, KNOWN, of_many_programs=True)
+    document = _json(text)
+    if isinstance(document, dict):
+        return [_of_json(source, text, document)]
+    found = [each for read in _OF_TEXT for each in read(source, text)]
+    if not found:
+        raise ImportFailedError(source.given, f"is none of what can be imported: {KNOWN}")
+    return found
+
+
+def _begins_with(source: SourceFile, beginning: bytes) -> bool:
+    try:
+        with source.path.open("rb") as file:
+            return file.read(len(beginning)) == beginning
+    except OSError as error:
+        raise ImportFailedError(source.given, f"cannot be read: {error.strerror}") from None
+
+
+def _json(text: str) -> Any:
+    """None for what is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _of_json(source: SourceFile, text: str, document: dict[str, Any]) -> Learned:
+    if is_dump(document):
+        return _dump(source.given, document)
+    if "log_history" in document:
+        return _trainer(source.given, document)
+    if (logged := logged_data(text)) is not None:
+        return _ddp(source.given, ddp_logging(source.given, logged))
+    if "traceEvents" not in document and "schema" not in document:
+        return _all_reduces(read_all_reduce(source))
+    raise ImportFailedError(source.given, f"is none of what can be imported: {KNOWN}")
+
+
+def _traces(source: SourceFile) -> Learned:
+    found = read_rank_traces(source)
+    job = traced_job(found)
+    keys = {name: each for name, each in job.document.items() if isinstance(each, dict)}
+    steps = counted(len(found.transfers), "common step")
+    shown = [
+        f"{len(found.traces)} of {found.world_size or 1} ranks, {steps}",
+        f"a step takes {format_duration(found.step_s)} under the profiler",
+    ]
+    shown += [
+        f"an all-reduce of {format_bytes(size)} takes {format_duration(seconds)}"
+        for size, seconds in list(found.points.items())[-_MOST_SIZES:]
+    ]
+    if found.straggler:
+        rank, times = found.straggler
+        shown.append(f"rank {rank} computes {times:.2f} x as long as the others")
+    kind = "traces of PyTorch's profiler"
+    return Learned(source.given, kind, tuple(shown), keys, option="--traces", assumed=job.assumed)
+
+
+def _dump(name: str, data: Any) -> Learned:
+    if not is_dump(data):
+        raise ImportFailedError(name, "is a pickle, but no dump of PyTorch's flight recorder")
+    found = flight_recorder(name, data)
+    facts = [
+        f"{count} x all-reduce of {format_bytes(size)}"
+        + (f", {format_duration(found.seconds[size])} each" if size in found.seconds else "")
+        for size, count in list(found.all_reduces.items())[-_MOST_SIZES:]
+    ]
+    keys: dict[str, dict[str, Any]] = {"ddp": {"backend": found.backend}}
+    if found.world_size:
+        facts.insert(0, f"{counted(found.world_size, 'rank')} of {found.backend}")
+        keys["cluster"] = {"nodes": 1, "gpus_per_node": found.world_size}
+    keys.setdefault("cluster", {}).update(_nccl(found.nccl))
+    assumed = ("one node: a dump tells the ranks alone (cluster.nodes)",)
+    return Learned(name, "dump of PyTorch's flight recorder", tuple(facts), keys, assumed=assumed)
+
+
+def _nccl(version: str | None) -> dict[str, str]:
+    """NCCL's version as a key, if its tables are known."""
+    parts = (version or "").split(".")
+    is_known = len(parts) in (2, 3) and all(part.isdecimal() for part in parts) and parts[0] == "2"
+    return (
+        {"nccl": version or ""} if is_known and OLDEST_NCCL <= int(parts[1]) <= NEWEST_NCCL else {}
+    )
+
+
+def _trainer(name: str, document: dict[str, Any]) -> Learned:
+    state = trainer_state(name, document)
+    facts = [f"a step takes {format_duration(state.step_s)}, the whole run's mean"]
+    if state.global_batch:
+        facts.append(f"{state.global_batch} samples a step on all ranks")
+    keys: dict[str, dict[str, Any]] = {}
+    if state.batch_per_rank:
+        keys["workload"] = {"batch_per_rank": state.batch_per_rank}
+        facts.append(f"{state.batch_per_rank} samples a rank and micro-batch")
+    return Learned(name, "trainer_state.json of transformers", tuple(facts), keys, state.step_s)
+
+
+def _ddp(name: str, logged: DdpLogging) -> Learned:
+    ddp: dict[str, Any] = {}
+    if logged.backend in ("nccl", "gloo"):
+        ddp["backend"] = logged.backend
+    if logged.cap_bytes and logged.cap_bytes != BUCKET_CAP_BYTES:
+        ddp["bucket_cap_mb"] = logged.cap_bytes / MIB
+    for key in ("find_unused_parameters", "gradient_as_bucket_view", "static_graph"):
+        if getattr(logged, key):
+            ddp[key] = True
+    if not logged.broadcast_buffers:
+        ddp["broadcast_buffers"] = False
+    sizes = ", ".join(format_bytes(size) for size in logged.bucket_bytes[:_MOST_SIZES])
+    facts = [f"{counted(len(logged.bucket_bytes), 'bucket')}: {sizes}"]
+    if logged.parameters and logged.parameter_bytes:
+        of = format_bytes(logged.parameter_bytes)
+        facts.append(f"{counted(logged.parameters, 'parameter')} of {of}")
+    times = (("forward", logged.forward_s), ("backward", logged.backward_s))
+    facts += [f"{part} {format_duration(seconds)}" for part, seconds in times if seconds]
+    if logged.comm_s:
+        facts.append(
+            f"from the first bucket sent to the last reduced {format_duration(logged.comm_s)}"
+        )
+    keys: dict[str, dict[str, Any]] = {"ddp": ddp}
+    if logged.world_size:
+        facts.insert(0, counted(logged.world_size, "rank"))
+        keys["cluster"] = {"nodes": 1, "gpus_per_node": logged.world_size}
+    assumed = ("one node: DDP logs the ranks alone (cluster.nodes)",) if logged.world_size else ()
+    return Learned(name, "DDP's logging data", tuple(facts), keys, assumed=assumed)
+
+
+def _all_reduces(log: AllReduceLog) -> Learned:
+    (least, least_s), (most, most_s) = log.samples[0], log.samples[-1]
+    span = f"{format_bytes(least)} in {format_duration(least_s)} to {format_bytes(most)}"
+    layout = ranks(log.nodes, log.gpus_per_node) + ("" if log.ranks_listed else " (not listed)")
+    facts = (layout, f"all-reduces of {span} in {format_duration(most_s)}", *log.warnings)
+    cluster: dict[str, Any] = {"nodes": log.nodes, "gpus_per_node": log.gpus_per_node}
+    with suppress(ValueError):  # no preset
+        cluster["device"] = catalog.resolve("device", log.gpus[0] if log.gpus else "")
+    cluster["all_reduce"] = log.source
+    keys = {"cluster": cluster, "run": {"allow_extrapolation": True}}
+    beyond = "all-reduces of other sizes are extrapolated (run.allow_extrapolation)"
+    return Learned(log.source, log.kind, facts, keys, assumed=(beyond,))
+
+
+def _benchmark(source: SourceFile, text: str) -> Iterator[Learned]:
+    lines = text.splitlines()
+    is_one = any(word in text for word in _OTHER_BENCHMARKS)
+    if is_one or header_of(lines, _CSV) is not None:
+        yield _all_reduces(read_all_reduce(source))
+
+
+def _debug(source: SourceFile, text: str) -> Iterator[Learned]:
+    if "NCCL INFO" not in text or " via " not in text:
+        return
+    log = read_debug_log(source)
+    ways = dict.fromkeys(_way(each) for each in log.connections)
+    facts = [f"{counted(len(log.connections), 'connection')}: {', '.join(ways)}"]
+    cluster: dict[str, Any] = dict(_nccl(log.version))
+    if log.layout:
+        facts.insert(0, ranks(*log.layout))
+        cluster |= {"nodes": log.layout[0], "gpus_per_node": log.layout[1]}
+    if log.version:
+        facts.append(f"NCCL {log.version}")
+    if log.variables:
+        cluster["nccl_env"] = dict(log.variables)
+        facts.append("set: " + ", ".join(f"{k}={v}" for k, v in log.variables.items()))
+    kind = "log of NCCL_DEBUG=INFO"
+    yield Learned(source.given, kind, tuple(facts), {"cluster": cluster}, option="--nccl-log")
+
+
+def _way(each: Connection) -> str:
+    return f"{each.way}/{each.kind}" if each.kind else each.way
+
+
+def _steps(source: SourceFile, text: str) -> Iterator[Learned]:
+    lines = step_lines(text)
+    if lines:
+        fact = f"a step takes {format_duration(lines.step_s)}, the median of {lines.lines} lines"
+        keys = {"workload": {"model": "gpt2"}} if lines.program == "nanoGPT" else {}
+        assumed = ("the model: nanoGPT's default, gpt2 (workload.model)",) if keys else ()
+        yield Learned(
+            *(source.given, f"step lines of {lines.program}", (fact,), keys, lines.step_s),
+            assumed=assumed,
+        )
+
+
+def _logged(source: SourceFile, text: str) -> Iterator[Learned]:
+    data = logged_data(text)
+    if data is not None:
+        yield _ddp(source.given, ddp_logging(source.given, data))
+
+
+_OF_TEXT: tuple[Callable[[SourceFile, str], Iterator[Learned]], ...] = (
+    *(_debug, _benchmark, _logged, _steps),
+)

@@ -1,0 +1,63 @@
+"""What files tell of a job, as text on one screen."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from ddpsim.errors import printable
+from ddpsim.report.lines import labelled
+from ddpsim.units import format_duration
+
+__all__ = ["Told", "render_learned"]
+
+
+class Told(Protocol):
+    """One thing that a file turned out to be."""
+
+    @property
+    def file(self) -> str: ...  # noqa: D102
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+    @property
+    def facts(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def step_s(self) -> float | None: ...  # noqa: D102
+    @property
+    def option(self) -> str | None: ...  # noqa: D102
+
+
+def render_learned(learned: Sequence[Told], assumed: Sequence[str], scenario: str | None) -> str:
+    """Each file with what it tells; what was assumed; and what to run next.
+
+    `scenario`: the file that was written; None: none was.
+    """
+    lines = [row for each in learned for row in _told(each)]
+    label = "assumed"
+    for text in assumed:
+        lines += labelled(label, text)
+        label = ""
+    lines += _next(learned, scenario)
+    return printable("\n".join(line.rstrip() for line in lines))
+
+
+def _told(each: Told) -> Iterator[str]:
+    yield f"{each.file}   {each.kind}"
+    for fact in each.facts:
+        yield from labelled("", fact)
+    yield ""
+
+
+def _next(learned: Sequence[Told], scenario: str | None) -> Iterator[str]:
+    if scenario is None:
+        files = " ".join(dict.fromkeys(shlex.quote(each.file) for each in learned))
+        yield f"{'next':<12}ddpsim import {files} -o scenario.yaml"
+        return
+    file = shlex.quote(scenario)
+    yield f"{'next':<12}ddpsim run {file}"
+    step_s = next((each.step_s for each in learned if each.step_s), None)
+    options = [f"--measured {shlex.quote(format_duration(step_s))}"] if step_s else []
+    options += [f"{each.option} {shlex.quote(each.file)}" for each in learned if each.option]
+    if options:
+        yield f"{'':<12}ddpsim diagnose {file} {' '.join(options)}"

@@ -1,0 +1,111 @@
+"""One rank of real gloo DDP with a known fault; tools/record_faults.py starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+LAYERS, WIDTH, BATCH = 4, 1024, 256
+STEPS, TRACED = 12, 5
+_SLEEP_S = 0.35
+
+
+def train(fault: str, folder: Path) -> None:
+    """One rank: its median step, and a trace."""
+    import torch
+    import torch.distributed as dist
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    rank = int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if fault == "alone":
+        os.sched_setaffinity(0, {0})
+    if fault != "alone":
+        dist.init_process_group("gloo")
+    competitor = _compete() if fault == "competing" and rank == 1 else None
+    step = _loop(fault)
+    times_s = [_timed(step) for _ in range(STEPS)]
+    planned = schedule(wait=1, warmup=1, active=TRACED - 2)
+    with profile(
+        activities=[ProfilerActivity.CPU], schedule=planned, record_shapes=True
+    ) as profiler:
+        for _ in range(TRACED):
+            step()
+            profiler.step()
+    if fault != "alone":
+        profiler.export_chrome_trace(str(folder / f"{fault}-rank{rank}.json"))
+        dist.barrier()
+    if competitor:
+        competitor.kill()
+    if rank == 0:
+        (folder / f"{fault}.json").write_text(json.dumps(median(times_s[2:])))
+    sys.stdout.flush()
+    os._exit(0)  # what gloo's threads do while the interpreter ends is of no interest
+
+
+def _loop(fault: str) -> Callable[[], None]:
+    """One optimizer step."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    layers = [m for _ in range(LAYERS) for m in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]
+    model: Any = torch.nn.Sequential(*layers)
+    if fault != "alone":
+        find = fault == "unused_parameters"
+        model = DistributedDataParallel(model, find_unused_parameters=find, bucket_cap_mb=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = _batches(fault)
+    parts = 4 if fault in ("every_micro_batch", "accumulating") else 1
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for part in range(parts):
+            batch = next(batches)
+            if fault == "accumulating" and part < parts - 1:
+                with model.no_sync():
+                    model(batch).sum().backward()
+            else:
+                model(batch).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def _batches(fault: str) -> Iterator[Any]:
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Samples(Dataset):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            return 10**6
+
+        def __getitem__(self, _: int) -> Any:
+            if fault == "slow_loader":
+                time.sleep(_SLEEP_S)
+            return samples
+
+    samples = torch.randn(BATCH, WIDTH)
+    return iter(DataLoader(Samples(), batch_size=None))
+
+
+def _timed(step: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began
+
+
+def _compete() -> subprocess.Popen[bytes]:
+    """Another process on this rank's core."""
+    return subprocess.Popen([sys.executable, "-c", "while True: pass"])
+
+
+if __name__ == "__main__":
+    train(sys.argv[1], Path(sys.argv[2]))
