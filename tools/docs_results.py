@@ -21,6 +21,7 @@ _RESULTS = {  # the JSON of each command: its schema, and the dataclass that it 
     "tune": ("ddpsim.tuning/1", "tuning", "Tuning"),
     "plan": ("ddpsim.plan/1", "capacity", "CapacityPlan"),
     "diagnose": ("ddpsim.diagnosis/1", "diagnosis", "Diagnosis"),
+    "replay": ("ddpsim.replay/1", "replay", "Replay"),
 }
 _JSON = {  # what a command's JSON has otherwise than its dataclass
     "run": "`memory_bytes_per_gpu` also has `total`. `--measured` adds `verdict`: the measured "
@@ -40,6 +41,8 @@ _JSON = {  # what a command's JSON has otherwise than its dataclass
     "plan": "`knee_efficiency` is the criterion of the knee.",
     "diagnose": "`healthy` says whether nothing is likelier than that nothing is wrong. `factors` "
     "are of `compute`, `host` or `network`.",
+    "replay": "`error` is the median over steps of how far the simulated step is off. `document` "
+    "is the scenario, as `-o` writes it.",
 }
 _UNITS = {  # by the end of a field's name
     "_samples_per_s": "samples/s",

@@ -1,16 +1,14 @@
 """Record real gloo DDP with known faults, on a testbed of two hosts: python tools/record_faults.py.
 
-Writes tests/data/faults: `steps.json`, the medians of steps in seconds, and a trace of each rank in
-each fault, without what nobody reads. Needs Linux, root, iproute2 and torch. Arguments: the faults
-to record anew.
+Writes tests/data/faults: `steps.json`, for each fault the median step in seconds and that of the
+bare model on the same two cores just before; and a trace of each rank, without what nobody reads.
+Needs Linux, root, iproute2 and torch. Arguments: the faults to record anew.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,30 +23,35 @@ FAULTS = (
     *("healthy", "slow_link", "competing", "slow_loader", "unused_parameters", "every_micro_batch"),
     "accumulating",
 )
+ROUNDS = 2
 RATE = 125e6  # bytes per second of each host's link
 _KINDS = ("cpu_op", "user_annotation")
-_ALONE = {"RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def record(faults: Sequence[str]) -> None:
-    """One after the other, and the model alone."""
+    """Each a few times, and the fastest kept: what else the machine does only lengthens steps."""
     OUTPUT.mkdir(parents=True, exist_ok=True)
     known = OUTPUT / "steps.json"
-    steps: dict[str, float] = json.loads(known.read_text()) if known.exists() else {}
-    with tempfile.TemporaryDirectory() as name:
-        scratch = Path(name)
-        for fault in faults:
-            command = [sys.executable, str(PROGRAM), fault, name]
-            if fault == "alone":
-                subprocess.run(command, check=True, env={**os.environ, **_ALONE})  # noqa: S603 -- our own
-            else:
-                rates = [RATE, RATE / 5 if fault == "slow_link" else RATE]
-                with Testbed(rates, cores=[{0}, {1}]) as bed:
-                    bed.run([command] * 2, timeout_s=300, on_line=lambda *_: None)
-                for rank in (0, 1):
-                    _keep(scratch / f"{fault}-rank{rank}.json", OUTPUT / fault)
-            steps[fault] = json.loads((scratch / f"{fault}.json").read_text())
-    known.write_text(json.dumps(steps, indent=2) + "\n")
+    steps: dict[str, dict[str, float]] = json.loads(known.read_text()) if known.exists() else {}
+    steps = {fault: each for fault, each in steps.items() if fault not in faults}
+    for fault in [fault for _ in range(ROUNDS) for fault in faults]:
+        with tempfile.TemporaryDirectory() as scratch:
+            found = _run(fault, Path(scratch))
+            if fault not in steps or found["step_s"] < steps[fault]["step_s"]:
+                steps[fault] = found
+                for trace in Path(scratch).glob(f"{fault}-rank*.json"):
+                    _keep(trace, OUTPUT / fault)
+        known.write_text(json.dumps(steps, indent=2) + "\n")
+
+
+def _run(fault: str, scratch: Path) -> dict[str, float]:
+    """The median step of the fault, and of the model alone."""
+    rates = [RATE, RATE / 5 if fault == "slow_link" else RATE]
+    command = [sys.executable, str(PROGRAM), fault, str(scratch)]
+    with Testbed(rates, cores=[{0}, {1}]) as bed:
+        bed.run([command] * 2, timeout_s=300, on_line=lambda *_: None)
+    found: dict[str, float] = json.loads((scratch / "steps.json").read_text())
+    return found
 
 
 def _keep(trace: Path, folder: Path) -> None:
@@ -68,4 +71,4 @@ def _keep(trace: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    record(sys.argv[1:] or ("alone", *FAULTS))
+    record(sys.argv[1:] or FAULTS)

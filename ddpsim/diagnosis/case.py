@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ddpsim.cluster.cost import LinkCost, ScheduledCost
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Parts
@@ -99,6 +100,12 @@ class Case:
     def has_links(self) -> bool:
         """Whether NCCL's all-reduces are priced by links, which can be others."""
         return isinstance(self.job.network.plain_cost, NcclCost)
+
+    @property
+    def is_priced_by_links(self) -> bool:
+        """Whether all-reduces are priced by links, NCCL's or not, each of which can be weak."""
+        costs = (NcclCost, LinkCost, ScheduledCost)
+        return self.cluster.world_size > 1 and isinstance(self.job.network.plain_cost, costs)
 
     @property
     def intra(self) -> IntraNode | None:

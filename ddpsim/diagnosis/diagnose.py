@@ -22,11 +22,29 @@ from ddpsim.diagnosis.hypotheses import (
 )
 from ddpsim.diagnosis.measurements import measurements_in
 from ddpsim.diagnosis.nccl_log import facts_of, log_probability
-from ddpsim.diagnosis.posterior import NOISE, Fit, Seen, fit, posterior, unknown_log_likelihood
+from ddpsim.diagnosis.posterior import (
+    NOISE,
+    Fit,
+    Seen,
+    fit,
+    noise_of,
+    posterior,
+    unknown_log_likelihood,
+)
 from ddpsim.diagnosis.predictions import Array, Changed, Predictor
-from ddpsim.diagnosis.traces import RANKS, measured_in, rank_facts
+from ddpsim.diagnosis.traces import (
+    BUCKETS,
+    RANKS,
+    REDUCING,
+    UNUSED,
+    WORK,
+    loop_facts,
+    measured_in,
+    rank_facts,
+)
 from ddpsim.errors import InputError, ScenarioError
-from ddpsim.importers.kineto.ranks import read_rank_traces
+from ddpsim.importers.kineto.habits import read_habits
+from ddpsim.importers.kineto.ranks import RankTraces, files_of, read_rank_traces
 from ddpsim.importers.nccl.debug_log import read_debug_log
 from ddpsim.prediction.api import predict
 from ddpsim.prediction.resolve import resolve
@@ -55,6 +73,7 @@ _SUSPECTS = 5
 _FARTHER = 1.0  # standard deviations of the noise
 _SEEN = 0.01  # of any measurement: what changes them by less is no cause
 _SURE = 0.95  # of one cause: nothing needs to be told apart
+_TOLD_BY = {RANKS: "per_rank", **dict.fromkeys((BUCKETS, REDUCING, UNUSED, WORK), "loop")}
 _NOISE = f"noise of a step {NOISE['step']:.0%}, of a wait or an all-reduce {NOISE['exposed']:.0%}"
 _ASSUMPTIONS = (
     "odds of the causes before anything was measured (docs/explanation/diagnosis.md)",
@@ -97,16 +116,30 @@ def diagnose(
     facts: list[Fact] = []
     case = Case.of(scenario)
     if traces:
-        recorded = read_rank_traces(SourceFile(str(traces), Path(traces)))
-        is_known = any(each.quantity == "step" for each in found)
-        found += measured_in(recorded, scenario.cluster, with_step=not is_known)
-        facts += rank_facts(recorded, case)
+        of_traces, of_loop = _read_traces(SourceFile(str(traces), Path(traces)), case)
+        facts += of_loop
+        if of_traces is not None:
+            is_known = any(each.quantity == "step" for each in found)
+            found += measured_in(of_traces, case, with_step=not is_known)
+            facts += rank_facts(of_traces, case)
     if nccl_log:
         debug = read_debug_log(SourceFile(str(nccl_log), Path(nccl_log)))
         facts += facts_of(debug, case)
     if not found:
         raise InputError("measured", 'nothing was measured; give a step such as "916 ms"')
     return _Diagnosing(case, found, predict(scenario), facts).diagnosis()
+
+
+def _read_traces(source: SourceFile, case: Case) -> tuple[RankTraces | None, list[Fact]]:
+    """What traces measure, and what they tell of the loop.
+
+    Steps of several micro-batches tell the loop alone.
+    """
+    habits = read_habits(files_of(source)[0])
+    facts = list(loop_facts(habits, case))
+    if habits.micro_batches > 1:
+        return None, facts
+    return read_rank_traces(source), facts
 
 
 def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
@@ -157,7 +190,8 @@ class _Diagnosing:
         self.facts = tuple(facts)
         self.pace = result.iteration_time_s.mean / case.step_s
         self.predictor = Predictor(self.cases, measured, self.pace)
-        noise = np.array([NOISE[each.quantity] for each in measured])
+        backend = case.scenario.ddp.backend
+        noise = np.array([noise_of(each.quantity, backend) for each in measured])
         self.seen = Seen(self.predictor.measured, noise)
         self.healthy = self.predictor.values([Change() for _ in measured])
 
@@ -201,7 +235,8 @@ class _Diagnosing:
         known = {size: self._values(hypothesis, size) for size in hypothesis.sizes(self.case)}
         values = {size: each for size, each in known.items() if each is not None}
         nearest = min(values, key=lambda size: self._distance(values[size]), default=None)
-        if nearest is None or not (hypothesis is NOTHING or self._explains(values[nearest])):
+        is_told = hypothesis is NOTHING or self._is_shown(hypothesis)
+        if nearest is None or not (is_told or self._explains(values[nearest])):
             return None
         # the inputs' effects are those at the size that lies nearest: others count little
         effects = self.predictor.effects(self._changes(hypothesis, nearest))
@@ -213,6 +248,11 @@ class _Diagnosing:
     def _distance(self, values: Array) -> float:
         """Of predictions from what was measured, in standard deviations of the noise."""
         return float(np.linalg.norm((values - self.seen.logs) / self.seen.noise))
+
+    def _is_shown(self, hypothesis: Hypothesis) -> bool:
+        """Whether a log or a trace shows what it makes otherwise than expected."""
+        unexpected = [fact for fact in self.facts if fact.seen != fact.expected]
+        return any(hypothesis.shows.get(fact.name) == fact.seen for fact in unexpected)
 
     def _explains(self, values: Array) -> bool:
         """Whether it would be noticed, and is not farther from what was measured than nothing is.
@@ -288,7 +328,7 @@ class _Diagnosing:
             if each.predicts
         ]
         known: set[str] = {each.quantity for each in self.measured}
-        known |= {"per_rank" if fact.name == RANKS else "nccl_log" for fact in self.facts}
+        known |= {_TOLD_BY.get(fact.name, "nccl_log") for fact in self.facts}
         return cheapest(self.case, suspects, known)
 
 

@@ -75,6 +75,7 @@ def _gbit(rate: float) -> str:
     return f"{rate * 8 / 1e9:.2g} Gbit/s"
 
 
+_LONGER = {"work of a rank": "longer"}  # in traces
 _AS_STATED = "make the job what the scenario says, or make the scenario say what the job is"
 _IN_NODES = (
     Hypothesis(
@@ -208,7 +209,7 @@ _COMPUTE = (
         _times,
         falls=1.5,
         signs={"gpu_state": "one GPU at a lower clock", "per_rank": "longer on one rank"},
-        shows={"ranks": "one slower"},
+        shows={"ranks": "one slower", **_LONGER},
     ),
     Hypothesis(
         "slow_gpus",
@@ -221,6 +222,7 @@ _COMPUTE = (
         _times,
         falls=2.0,
         signs={"gpu_state": "all clocks low", "per_rank": "longer on all ranks"},
+        shows=_LONGER,
     ),
     Hypothesis(
         "busy_host",
@@ -234,6 +236,7 @@ _COMPUTE = (
         _times,
         falls=1.0,
         signs={"gpu_state": "utilization below 90 %", "per_rank": "longer on all ranks"},
+        shows=_LONGER,
     ),
     Hypothesis(
         "loss_read",
@@ -255,6 +258,7 @@ _COMPUTE = (
         own_work.precision_of,
         graded=False,
         signs={"code": "another precision", "per_rank": "longer on all ranks"},
+        shows=_LONGER,
     ),
     Hypothesis(
         "other_batch",
@@ -266,6 +270,7 @@ _COMPUTE = (
         _times,
         graded=False,
         signs={"code": "another batch", "per_rank": "longer on all ranks"},
+        shows=_LONGER,
     ),
     Hypothesis(
         "eager_attention",
@@ -276,6 +281,7 @@ _COMPUTE = (
         _set("workload.attention=eager"),
         graded=False,
         signs={"code": "eager attention", "per_rank": "longer on all ranks"},
+        shows=_LONGER,
     ),
     Hypothesis(
         "not_compiled",
@@ -286,6 +292,7 @@ _COMPUTE = (
         _set("workload.compile=false"),
         graded=False,
         signs={"code": "no torch.compile", "per_rank": "longer on all ranks"},
+        shows=_LONGER,
     ),
 )
 _DATA = (
@@ -323,6 +330,7 @@ _OPTIONS = (
         _set("ddp.find_unused_parameters=true"),
         graded=False,
         signs={"code": "find_unused_parameters=True"},
+        shows={"unused parameters": "looked for"},
     ),
     Hypothesis(
         "without_no_sync",
@@ -333,6 +341,7 @@ _OPTIONS = (
         _set("ddp.no_sync=false"),
         graded=False,
         signs={"code": "backward of all micro-batches outside no_sync()"},
+        shows={"micro-batches that reduce": "all"},
     ),
     Hypothesis(
         "small_buckets",
@@ -354,6 +363,7 @@ _OPTIONS = (
         _set("ddp.bucket_cap_mb=100000"),
         graded=False,
         signs={"code": "a large bucket_cap_mb, or a sync in a hook"},
+        shows={"all-reduces of gradients": "one"},
     ),
     Hypothesis(
         "data_parallel",

@@ -66,7 +66,7 @@ def through_host(case: Case, rate: float) -> Change:
 
 def lame_links(case: Case) -> Sequence[float]:
     """Parts of a link's bandwidth that are left."""
-    return (0.5, 0.2, 0.08, _LEAST_LINK) if case.whole and case.has_links else ()
+    return (0.5, 0.2, 0.08, _LEAST_LINK) if case.whole and case.is_priced_by_links else ()
 
 
 def weak_link(case: Case, part: float) -> Change:

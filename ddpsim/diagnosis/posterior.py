@@ -13,6 +13,7 @@ from math import exp, log, pi
 import numpy as np
 
 from ddpsim.diagnosis.predictions import Array
+from ddpsim.result.diagnosis import Quantity
 
 __all__ = [
     "NOISE",
@@ -20,15 +21,30 @@ __all__ = [
     "Seen",
     "fit",
     "log_likelihood",
+    "noise_of",
     "posterior",
     "unknown_log_likelihood",
 ]
 
 # of one measurement, by its quantity: single runs of the published BERT steps differ by 5 to 10 %,
 # means over many steps by 1 to 2 % (assumed)
-NOISE = {"step": 0.03, "without_sync": 0.03, "exposed": 0.1, "data_wait": 0.1, "all_reduce": 0.1}
+NOISE: dict[Quantity, float] = {
+    "step": 0.03,
+    "without_sync": 0.03,
+    "exposed": 0.1,
+    "data_wait": 0.1,
+    "all_reduce": 0.1,
+}
+# waits for gloo, whose threads share the cores of compute: by so much more (assumed)
+_OF_GLOO = 3.0
 _BROAD = 1.2  # of an unknown cause, which may lengthen each measurement by any factor
 _PARTS = 8  # between two simulated sizes
+
+
+def noise_of(quantity: Quantity, backend: str) -> float:
+    """Standard deviation of the logarithm of one measurement."""
+    more = _OF_GLOO if quantity == "exposed" and backend == "gloo" else 1.0
+    return more * NOISE[quantity]
 
 
 @dataclass(frozen=True)

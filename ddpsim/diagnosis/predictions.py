@@ -59,7 +59,7 @@ class Changed:
         if quantity == "without_sync":
             return self._alone_s()
         if quantity == "exposed":
-            return max(0.0, self._step_s() - self._alone_s())
+            return self._exposed_s()
         if quantity == "data_wait":
             return self._data_wait_s()
         cost = self.job.network.cost.stretched(self._factor("network"))
@@ -71,6 +71,17 @@ class Changed:
     def _step_s(self, **other: float) -> float:
         return self.job.step_s(**{**self.factors, **other})
 
+    def _exposed_s(self) -> float:
+        """Beside a loader too: while a step waits for its batch no communication is under way."""
+        if self.job.program.loader is None:
+            return max(0.0, self._step_s() - self._alone_s())
+        return max(0.0, self._step_s(data=_NO_TIME) - self._own_s())
+
+    def _own_s(self) -> float:
+        """A usual rank's own work."""
+        factors = {"compute": self._factor("compute"), "host": self._factor("host")}
+        return self.parts.compute_only_s(self.job, **factors)
+
     def _data_wait_s(self) -> float:
         if self.job.program.loader is None:
             return 0.0
@@ -81,9 +92,7 @@ class Changed:
 
         Its loader works ahead: the longer of its own work and the loader's sets the pace.
         """
-        factors = {"compute": self._factor("compute"), "host": self._factor("host")}
-        own_s = self.parts.compute_only_s(self.job, **factors)
-        return max(own_s, self.job.batches_s * self._factor("data"))
+        return max(self._own_s(), self.job.batches_s * self._factor("data"))
 
 
 class Predictor:

@@ -7,50 +7,109 @@ from statistics import median
 
 from ddpsim.diagnosis.case import Case
 from ddpsim.errors import ImportFailedError
+from ddpsim.importers.kineto.habits import Habits
 from ddpsim.importers.kineto.ranks import RankTraces
 from ddpsim.result.diagnosis import Fact, Measurement
-from ddpsim.scenario.cluster import Cluster
 
-__all__ = ["RANKS", "measured_in", "rank_facts"]
+__all__ = [
+    "BUCKETS",
+    "RANKS",
+    "REDUCING",
+    "UNUSED",
+    "WORK",
+    "loop_facts",
+    "measured_in",
+    "rank_facts",
+]
 
-RANKS = "ranks"  # the name of the fact
+RANKS = "ranks"  # names of facts
+REDUCING, UNUSED, WORK = "micro-batches that reduce", "unused parameters", "work of a rank"
+BUCKETS = "all-reduces of gradients"
 _MOST_SIZES = 3
+_LEAST_SIZE = 0.1  # of the largest one: of smaller ones the host's delays are much
+_LONGER = 1.3  # times the predicted work, which the profiler lengthens
+_BESIDE_GLOO = 2.0  # the same on a CPU, which keeps half of its speed beside gloo's threads
 
 
-def measured_in(traces: RankTraces, cluster: Cluster, *, with_step: bool) -> list[Measurement]:
+def measured_in(traces: RankTraces, case: Case, *, with_step: bool) -> list[Measurement]:
     """Step, waits and the largest all-reduces; raises ImportFailedError for another job's.
 
     `with_step`: a step that nobody measured without the profiler, which lengthens it.
     """
-    size = traces.world_size or 1
+    size, cluster = traces.world_size or 1, case.cluster
     if size != cluster.world_size:
         raise ImportFailedError(
             traces.source,
             f"is of {size} ranks, but the scenario has {cluster.world_size}; record this job",
         )
-    return list(_measured(traces, cluster, with_step=with_step))
+    return list(_measured(traces, case, with_step=with_step))
 
 
-def _measured(traces: RankTraces, cluster: Cluster, *, with_step: bool) -> Iterator[Measurement]:
+def _measured(traces: RankTraces, case: Case, *, with_step: bool) -> Iterator[Measurement]:
+    cluster = case.cluster
     own = (cluster.nodes, cluster.gpus_per_node)
     if with_step:
         yield Measurement("step", traces.step_s, *own)
     yield Measurement("data_wait", traces.data_wait_s, *own)
-    if traces.exposed_s is not None and cluster.world_size > 1:
+    is_usual = len(traces.traces) > 1 or not _takes_longer(traces, case)  # one that waits
+    if cluster.world_size > 1 and is_usual:
         yield Measurement("exposed", traces.exposed_s, *own)
     by_size: dict[int, list[float]] = {}
     for size, seconds in traces.all_reduces:
         by_size.setdefault(size, []).append(seconds)
-    for size in sorted(by_size)[-_MOST_SIZES:]:
+    # gloo's threads share the cores of a slow rank, whose all-reduces are then slow as well
+    tells_links = traces.on_gpu or traces.straggler is None
+    sizes = [size for size in by_size if tells_links and size > _LEAST_SIZE * max(by_size)]
+    for size in sorted(sizes)[-_MOST_SIZES:]:
         yield Measurement("all_reduce", median(by_size[size]), *own, size_bytes=size)
 
 
+def loop_facts(habits: Habits, case: Case) -> Iterator[Fact]:
+    """Which micro-batches of a step reduce."""
+    if habits.micro_batches > 1 and habits.all_reduce is not None:
+        expected = "the last" if case.scenario.ddp.no_sync else "all"
+        yield Fact(REDUCING, expected, "all" if habits.all_reduce else "the last")
+
+
 def rank_facts(traces: RankTraces, case: Case) -> Iterator[Fact]:
-    """Whether one rank computes longer than the others; of some ranks alone, only if it does."""
-    if len(traces.compute_s) < 2:
-        return
+    """What the ranks that were recorded do otherwise than the scenario says, or each other."""
+    yield from _unused(traces, case)
+    yield from _buckets(traces, case)
+    yield from _work(traces, case)
     is_slower = traces.straggler is not None
-    if not is_slower and len(traces.compute_s) < case.cluster.world_size:
-        return
-    known = case.cluster.stragglers or case.cluster.other_nodes
-    yield Fact(RANKS, "one slower" if known else "alike", "one slower" if is_slower else "alike")
+    is_known = len(traces.compute_s) > 1 and (is_slower or traces.is_whole)
+    if is_known:
+        alike = not (case.cluster.stragglers or case.cluster.other_nodes)
+        expected = "alike" if alike else "one slower"
+        yield Fact(RANKS, expected, "one slower" if is_slower else "alike")
+
+
+def _unused(traces: RankTraces, case: Case) -> Iterator[Fact]:
+    """Whether DDP looks for unused parameters; of a GPU only if it does: sizes may be missing."""
+    words = {True: "looked for", False: "not looked for"}
+    is_stated, is_seen = case.scenario.ddp.finds_unused, traces.looks_for_unused
+    if case.is_ddp and any(traces.transfers) and (is_seen or is_stated or not traces.on_gpu):
+        yield Fact(UNUSED, words[is_stated], words[is_seen])
+
+
+def _buckets(traces: RankTraces, case: Case) -> Iterator[Fact]:
+    """Whether a step has several: a single one overlaps nothing."""
+    counts = [sum(each.of_gradients for each in of_step) for of_step in traces.transfers]
+    if case.is_ddp and case.cluster.world_size > 1 and counts and min(counts):
+        words = {True: "several", False: "one"}
+        expected = len(case.job.program.steady_buckets) > 1
+        yield Fact(BUCKETS, words[expected], words[max(counts) > 1])
+
+
+def _takes_longer(traces: RankTraces, case: Case) -> bool:
+    own_s = case.parts.compute_only_s(case.job)
+    times = _LONGER if traces.on_gpu else _BESIDE_GLOO
+    return max(traces.compute_s.values()) > times * own_s
+
+
+def _work(traces: RankTraces, case: Case) -> Iterator[Fact]:
+    """Whether a rank takes longer for its own work; of one trace alone, only if it does."""
+    if _takes_longer(traces, case):
+        yield Fact(WORK, "as predicted", "longer")
+    elif traces.is_whole:
+        yield Fact(WORK, "as predicted", "as predicted")

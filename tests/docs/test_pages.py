@@ -13,6 +13,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -61,6 +62,7 @@ class Reader:
         rates = {"fp32": 1e13, "bf16": 1e14}  # a GPU's, nobody's
         gpu = core | {"kind": "gpu", "peak_flops": rates}
         Path("device.json").write_text(json.dumps(gpu), "utf-8")
+        copytree(ROOT / "tests" / "data" / "faults" / "competing", "traces")
 
     def read(self, block: Block) -> None:
         """Do what a block says."""

@@ -15,7 +15,7 @@ from ddpsim.importers.kineto.trace import KinetoTrace, read_trace
 from ddpsim.importers.kineto.transfers import Transfer, transfers
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["RankTraces", "read_rank_traces"]
+__all__ = ["RankTraces", "files_of", "read_rank_traces"]
 
 _SUFFIXES = (".json", ".json.gz")
 _SLOWER = 1.08  # times the others' compute: GPUs of a kind differ by 1.5 % (published)
@@ -59,9 +59,27 @@ class RankTraces:
         return median(step.loader_s for step in self._every)
 
     @property
-    def exposed_s(self) -> float | None:
-        """Collectives with no compute of the model under way; None on a CPU."""
-        return median(map(_exposed_s, self._every)) if self.on_gpu else None
+    def exposed_s(self) -> float:
+        """Collectives with no compute of the model under way; on a CPU the main thread's waits.
+
+        Of usual ranks: one that is slow waits for nobody.
+        """
+        slow = self.straggler[0] if self.straggler else None
+        usual = [step for rank, steps in self.steps.items() if rank != slow for step in steps]
+        if self.on_gpu:
+            return median(map(_exposed_s, usual))
+        return median(step.parts.exposed_comm for step in usual)
+
+    @property
+    def looks_for_unused(self) -> bool:
+        """Whether DDP reduces its map of used parameters: an int32 of each."""
+        return any(
+            each.operation == "all_reduce"
+            and each.dtype == "int32"
+            and each.elements == len(step.gradients)
+            for step in self._every
+            for each in step.collectives
+        )
 
     @cached_property
     def compute_s(self) -> dict[int, float]:
@@ -88,13 +106,18 @@ class RankTraces:
 
     @property
     def straggler(self) -> tuple[int, float] | None:
-        """The rank that computes longer than the others, and how many times; None: none does."""
+        """The rank that computes longer than the others in every step, and how many times.
+
+        None: there is no such rank.
+        """
         if len(self.compute_s) < 2:
             return None
         slowest = max(self.compute_s, key=lambda rank: self.compute_s[rank])
         others = [seconds for rank, seconds in self.compute_s.items() if rank != slowest]
         times = self.compute_s[slowest] / median(others) if median(others) else 1.0
-        return (slowest, times) if times > _SLOWER else None
+        place = list(self.steps).index(slowest)
+        is_always = all(of_step[place] == max(of_step) for of_step in self.busy_s)
+        return (slowest, times) if times > _SLOWER and is_always else None
 
     @property
     def interference(self) -> float | None:
@@ -147,7 +170,7 @@ def read_rank_traces(source: SourceFile) -> RankTraces:
 
 def _by_rank(source: SourceFile) -> dict[int, KinetoTrace]:
     found: dict[int, KinetoTrace] = {}
-    for file in _files(source):
+    for file in files_of(source):
         trace = read_trace(file)
         rank = 0 if trace.rank is None else trace.rank
         if rank in found:
@@ -156,7 +179,8 @@ def _by_rank(source: SourceFile) -> dict[int, KinetoTrace]:
     return dict(sorted(found.items()))
 
 
-def _files(source: SourceFile) -> list[SourceFile]:
+def files_of(source: SourceFile) -> list[SourceFile]:
+    """The traces of a folder, or the one trace; raises ImportFailedError where there is none."""
     if not source.path.is_dir():
         return [source]
     names = sorted(file.name for file in source.path.iterdir() if file.name.endswith(_SUFFIXES))

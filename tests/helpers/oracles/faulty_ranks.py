@@ -15,6 +15,7 @@ from typing import Any
 LAYERS, WIDTH, BATCH = 4, 1024, 256
 STEPS, TRACED = 12, 5
 _SLEEP_S = 0.35
+_COMPETITORS = 3
 
 
 def train(fault: str, folder: Path) -> None:
@@ -26,11 +27,11 @@ def train(fault: str, folder: Path) -> None:
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if fault == "alone":
-        os.sched_setaffinity(0, {0})
-    if fault != "alone":
-        dist.init_process_group("gloo")
-    competitor = _compete() if fault == "competing" and rank == 1 else None
+    dist.init_process_group("gloo")
+    dist.barrier()
+    bare = _loop("bare")
+    alone_s = median([_timed(bare) for _ in range(STEPS)][2:])
+    competitors = _compete() if fault == "competing" and rank == 1 else []
     step = _loop(fault)
     times_s = [_timed(step) for _ in range(STEPS)]
     planned = schedule(wait=1, warmup=1, active=TRACED - 2)
@@ -40,13 +41,13 @@ def train(fault: str, folder: Path) -> None:
         for _ in range(TRACED):
             step()
             profiler.step()
-    if fault != "alone":
-        profiler.export_chrome_trace(str(folder / f"{fault}-rank{rank}.json"))
-        dist.barrier()
-    if competitor:
+    profiler.export_chrome_trace(str(folder / f"{fault}-rank{rank}.json"))
+    dist.barrier()
+    for competitor in competitors:
         competitor.kill()
     if rank == 0:
-        (folder / f"{fault}.json").write_text(json.dumps(median(times_s[2:])))
+        found = {"alone_s": alone_s, "step_s": median(times_s[2:])}
+        (folder / "steps.json").write_text(json.dumps(found))
     sys.stdout.flush()
     os._exit(0)  # what gloo's threads do while the interpreter ends is of no interest
 
@@ -58,7 +59,7 @@ def _loop(fault: str) -> Callable[[], None]:
 
     layers = [m for _ in range(LAYERS) for m in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]
     model: Any = torch.nn.Sequential(*layers)
-    if fault != "alone":
+    if fault != "bare":
         find = fault == "unused_parameters"
         model = DistributedDataParallel(model, find_unused_parameters=find, bucket_cap_mb=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -102,9 +103,10 @@ def _timed(step: Callable[[], None]) -> float:
     return time.perf_counter() - began
 
 
-def _compete() -> subprocess.Popen[bytes]:
-    """Another process on this rank's core."""
-    return subprocess.Popen([sys.executable, "-c", "while True: pass"])
+def _compete() -> list[subprocess.Popen[bytes]]:
+    """Other processes on this rank's core."""
+    program = [sys.executable, "-c", "while True: pass"]
+    return [subprocess.Popen(program) for _ in range(_COMPETITORS)]
 
 
 if __name__ == "__main__":
