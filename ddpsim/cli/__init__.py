@@ -7,8 +7,8 @@ from ddpsim.cli import diagnose
 from ddpsim.cli import replay
 from ddpsim.cli import sweep
 from ddpsim.cli import plan
-from ddpsim.cli import import_files
 from ddpsim.cli import files
+from ddpsim.cli import import_files
 from ddpsim.cli import show
 from ddpsim.cli.app import app, main, new_app, parsed, run_app
 

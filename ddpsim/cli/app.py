@@ -26,9 +26,7 @@ _HELP = """Predict PyTorch DDP step time before you book the GPUs.
 Examples
   ddpsim init resnet50-2x8-25gbit > scenario.yaml      a scenario to start from
   ddpsim run scenario.yaml                             one prediction
-  ddpsim sweep scenario.yaml --set ddp.bucket_cap_mb=1,5,25,100
   ddpsim diagnose scenario.yaml --measured "95 ms"     why is my real job slow?
-  ddpsim plan scenario.yaml --target "300B tokens in 30 days"   how many GPUs, at what cost?
 """
 
 

@@ -29,7 +29,7 @@ def replay(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.replay/1.")] = False,
 ) -> None:
-    """Simulate traced steps, beside the real ones.
+    """Simulate traced steps, and compare the two.
 
     \b
     ddpsim replay traces

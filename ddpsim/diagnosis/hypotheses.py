@@ -13,13 +13,8 @@ from ddpsim.diagnosis.case import Case, Change
 from ddpsim.result.diagnosis import HEALTHY
 
 __all__ = [
-    "HYPOTHESES",
-    "NOTHING",
-    "SHARED_LOADER",
-    "UNKNOWN",
-    "UNKNOWN_ODDS",
-    "Hypothesis",
-    "asked",
+    *("HYPOTHESES", "NOTHING", "SHARED_LOADER", "UNKNOWN", "UNKNOWN_ODDS"),
+    *("Hypothesis", "asked"),
 ]
 
 SHARED_LOADER = "shared_loader"

@@ -1,4 +1,4 @@
-"""Traced steps beside the simulated ones, as text on one screen."""
+"""Traced steps compared with the simulated ones, as text on one screen."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def _terms(replay: Replay) -> Iterator[str]:
     yield from labelled("", "")
     lengths = [step.traced_s for step in replay.steps]
     spread = f"{format_duration(min(lengths))} to {format_duration(max(lengths))}"
-    yield from labelled("error", f"{replay.error:.1%} of a step, the median of steps of {spread}")
+    count = counted(len(lengths), "step")
+    yield from labelled("error", f"{replay.error:.1%}, the median of {count} of {spread}")
 
 
 def _row(name: str, traced_s: float, simulated_s: float) -> str:
@@ -83,7 +84,7 @@ def _said(replay: Replay) -> Iterator[str]:
             "straggler", f"rank {rank} computes {times:.2f} x as long as the others"
         )
     if replay.interference:
-        said = f"the same work takes {replay.interference:.2f} x as long beside a collective"
+        said = f"the same work takes {replay.interference:.2f} x as long during a collective"
         yield from labelled("slowed", said)
     label = "nccl"
     for kernel in replay.kernels[-_MOST_ROWS:]:

@@ -1,4 +1,4 @@
-"""Traced steps beside the same steps simulated."""
+"""Traced steps, and the same steps simulated."""
 
 from __future__ import annotations
 

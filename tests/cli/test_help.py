@@ -10,10 +10,10 @@ import pytest
 from outcome import Outcome
 
 SECTIONS = {
-    "Predict": ["run", "diagnose", "explain-step", "collective"],
+    "Predict": ["run", "diagnose", "replay", "explain-step", "collective"],
     "Plan": ["sweep", "compare", "tune", "plan"],
     "Calibrate": ["calibrate"],
-    "Files": ["init", "check", "schema", "explain", "trace", "report"],
+    "Files": ["init", "check", "schema", "explain", "import", "trace", "report"],
 }
 COMMANDS = [name for names in SECTIONS.values() for name in names if name != "calibrate"]
 Cli = Callable[..., Outcome]
