@@ -13,8 +13,13 @@ from ddpsim.diagnosis.case import Case, Change
 from ddpsim.result.diagnosis import HEALTHY
 
 __all__ = [
-    *("HYPOTHESES", "NOTHING", "SHARED_LOADER", "UNKNOWN", "UNKNOWN_ODDS"),
-    *("Hypothesis", "asked"),
+    "HYPOTHESES",
+    "NOTHING",
+    "SHARED_LOADER",
+    "UNKNOWN",
+    "UNKNOWN_ODDS",
+    "Hypothesis",
+    "asked",
 ]
 
 SHARED_LOADER = "shared_loader"
@@ -70,7 +75,6 @@ def _gbit(rate: float) -> str:
     return f"{rate * 8 / 1e9:.2g} Gbit/s"
 
 
-_LONGER = {"work of a rank": "longer"}  # in traces
 _AS_STATED = "make the job what the scenario says, or make the scenario say what the job is"
 _IN_NODES = (
     Hypothesis(
@@ -204,7 +208,7 @@ _COMPUTE = (
         _times,
         falls=1.5,
         signs={"gpu_state": "one GPU at a lower clock", "per_rank": "longer on one rank"},
-        shows={"ranks": "one slower", **_LONGER},
+        shows={"ranks": "one slower", **own_work.LONGER},
     ),
     Hypothesis(
         "slow_gpus",
@@ -217,7 +221,7 @@ _COMPUTE = (
         _times,
         falls=2.0,
         signs={"gpu_state": "all clocks low", "per_rank": "longer on all ranks"},
-        shows=_LONGER,
+        shows=own_work.LONGER,
     ),
     Hypothesis(
         "busy_host",
@@ -231,7 +235,7 @@ _COMPUTE = (
         _times,
         falls=1.0,
         signs={"gpu_state": "utilization below 90 %", "per_rank": "longer on all ranks"},
-        shows=_LONGER,
+        shows=own_work.LONGER,
     ),
     Hypothesis(
         "loss_read",
@@ -253,7 +257,7 @@ _COMPUTE = (
         own_work.precision_of,
         graded=False,
         signs={"code": "another precision", "per_rank": "longer on all ranks"},
-        shows=_LONGER,
+        shows=own_work.LONGER,
     ),
     Hypothesis(
         "other_batch",
@@ -265,7 +269,7 @@ _COMPUTE = (
         _times,
         graded=False,
         signs={"code": "another batch", "per_rank": "longer on all ranks"},
-        shows=_LONGER,
+        shows=own_work.LONGER,
     ),
     Hypothesis(
         "eager_attention",
@@ -276,7 +280,7 @@ _COMPUTE = (
         _set("workload.attention=eager"),
         graded=False,
         signs={"code": "eager attention", "per_rank": "longer on all ranks"},
-        shows=_LONGER,
+        shows=own_work.LONGER,
     ),
     Hypothesis(
         "not_compiled",
@@ -287,7 +291,7 @@ _COMPUTE = (
         _set("workload.compile=false"),
         graded=False,
         signs={"code": "no torch.compile", "per_rank": "longer on all ranks"},
-        shows=_LONGER,
+        shows=own_work.LONGER,
     ),
 )
 _DATA = (

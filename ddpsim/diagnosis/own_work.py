@@ -9,6 +9,7 @@ from ddpsim.diagnosis.case import Case, Change
 from ddpsim.scenario.workload import Precision
 
 __all__ = [
+    "LONGER",
     "batches",
     "busy_hosts",
     "eager",
@@ -33,6 +34,7 @@ __all__ = [
     "unread_losses",
 ]
 
+LONGER = {"work of a rank": "longer"}  # what traces show where all ranks compute longer
 _PRECISIONS: tuple[str, ...] = get_args(Precision)
 _LATE = (1.05, 2.0, 5.0, 12.0)  # a batch's time, of the predicted step
 _BATCHES = (0.25, 0.5, 2.0, 4.0)
