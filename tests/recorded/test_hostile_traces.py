@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from logs.kineto_scenarios import ON_CPU
-from logs.kineto_writer import Step, Writer
+from logs.kineto_writer import ACCUMULATE, Step, Writer
 
 from ddpsim.errors import DdpsimError
 from ddpsim.recorded.replay import replay
@@ -40,7 +40,7 @@ def written(on_gpu: bool, rank: int) -> dict[str, Any]:
         else:
             writer.cpu_step(replace(ON_CPU, gloo_us=30.0))
     for event in writer.events:
-        if event["name"] == "gloo:all_reduce":
+        if event["name"] in ("gloo:all_reduce", ACCUMULATE) and not on_gpu:
             event["args"] = {"Input Dims": [[10]], "Input type": ["float"]}
     return writer.document()
 
@@ -84,7 +84,7 @@ def test_changed_traces_end_in_an_answer_or_one_error(tmp_path: Path, data: st.D
 def test_as_they_were_written_they_are_answered(tmp_path: Path, *, on_gpu: bool) -> None:
     for rank, document in enumerate(WRITTEN[on_gpu]):
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(document))
-    assert replay(tmp_path).error < 0.1
+    assert len(replay(tmp_path).steps) == 2
 
 
 @pytest.mark.parametrize(
