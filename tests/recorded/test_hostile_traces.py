@@ -71,7 +71,8 @@ def test_changed_traces_end_in_an_answer_or_one_error(tmp_path: Path, data: st.D
     events = documents[0]["traceEvents"]
     for _ in range(data.draw(st.integers(1, 4))):
         event = events[data.draw(st.integers(0, len(events) - 1))]
-        of = event if data.draw(st.booleans()) or not event["args"] else event["args"]
+        args = event.get("args")
+        of = args if args and isinstance(args, dict) and data.draw(st.booleans()) else event
         of[data.draw(st.sampled_from(sorted(of)))] = data.draw(HOSTILE)
     if data.draw(st.booleans()):
         del events[data.draw(st.integers(0, len(events) - 1)) :]
