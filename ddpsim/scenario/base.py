@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-__all__ = ["MOST_RANKS", "Fraction", "Number", "Sigma", "Spec", "fail", "given", "numbered"]
+from ddpsim.errors import shown
+
+__all__ = [
+    "MOST_RANKS",
+    "Fraction",
+    "Number",
+    "Sigma",
+    "Spec",
+    "fail",
+    "given",
+    "numbered",
+    "word_or_modules",
+]
 
 MOST_RANKS = 2_000_000
 Fraction = Annotated[float, Field(ge=0.001, le=1)]
@@ -39,3 +52,19 @@ def given(value: Any) -> Any:
 def fail(message: str, at: str = "") -> PydanticCustomError:
     """A cross-field error, shown at the key `at` of the model that raises it."""
     return PydanticCustomError("scenario", "{message}", {"message": message, "at": at})
+
+
+def word_or_modules(value: Any, words: Sequence[str], choice: str) -> Any:
+    """One of some words, or names of modules, each once; raises ValueError."""
+    if isinstance(value, str) and value in words:
+        return value
+    names = list(value) if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, str) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(
+            f"{shown(value)} is no choice of {choice}; write {' or '.join(words)}, or a list of "
+            'modules\' names in quotes, such as ["layers.0", "layers.1"]'
+        )
+    twice = [name for i, name in enumerate(names) if name in names[:i]]
+    if twice:
+        raise ValueError(f"{shown(twice[0])} is listed twice; name each module once")
+    return tuple(names)

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from ddpsim.errors import shown
-from ddpsim.scenario.base import Spec, fail, given
+from ddpsim.scenario.base import Spec, fail, given, word_or_modules
 
 __all__ = ["Ddp", "FullyShard", "PowerSgd", "StrategyName"]
 
@@ -104,18 +104,7 @@ class LocalSgd(Spec):
 
 def _units(value: Any) -> Any:
     """`blocks`, or names of modules, each once."""
-    if value == "blocks":
-        return value
-    names = list(value) if isinstance(value, (list, tuple)) else [value]
-    if isinstance(value, str) or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(
-            f"{shown(value)} is no choice of units; write blocks, or a list of modules' names in "
-            'quotes, such as ["layers.0", "layers.1"]'
-        )
-    twice = [name for i, name in enumerate(names) if name in names[:i]]
-    if twice:
-        raise ValueError(f"{shown(twice[0])} is listed twice; name each module once")
-    return tuple(names)
+    return word_or_modules(value, ("blocks",), "units")
 
 
 _Units = Annotated[

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from ddpsim.errors import shown
 from ddpsim.scenario import catalog
-from ddpsim.scenario.base import Spec, fail, given
+from ddpsim.scenario.base import Spec, fail, given, word_or_modules
 from ddpsim.scenario.quantity import (
     Duration,
     SampleRate,
@@ -138,6 +138,25 @@ def _model_name(value: Any) -> str:
     return catalog.resolve("model", value)
 
 
+def _checkpointing(value: Any) -> Any:
+    """A word, or names of blocks; none for an empty list."""
+    return word_or_modules(value, ("none", "full"), "blocks") or "none"
+
+
+_Checkpointing = Annotated[
+    Literal["none", "full"] | tuple[str, ...],
+    BeforeValidator(_checkpointing),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": ["none", "full"]},
+                {"type": "array", "items": {"type": "string"}},
+            ]
+        }
+    ),
+]
+
+
 MEASURED: tuple[Literal["step_time", "profile", "trace"], ...] = ("step_time", "profile", "trace")
 
 
@@ -201,6 +220,11 @@ class Workload(Spec):
     optimizer: Annotated[
         Optimizer, BeforeValidator(given, json_schema_input_type=Optimizer | None)
     ] = Field(default_factory=Optimizer, description="default: plain SGD")
+    checkpointing: _Checkpointing = Field(
+        "none",
+        description="torch.utils.checkpoint (use_reentrant=False) of no block of a zoo model, of "
+        "all (full), or of a list of blocks; a step_time is of that",
+    )
     sync_batch_norm: bool = Field(
         default=False,
         description="torch.nn.SyncBatchNorm in place of every batch norm: statistics of all ranks",
@@ -259,6 +283,7 @@ class Workload(Spec):
         for key in ("seq_len", "image_size", "memory_format", "attention"):
             if self.model is None and getattr(self, key) is not None:
                 raise fail("has no effect without a zoo model: times are measured; drop it", key)
+        self._check_checkpointing()
         if self.sync_batch_norm and self.trace:
             raise fail(
                 "needs the layers' places in the forward, which a trace does not tell; give a zoo "
@@ -279,3 +304,21 @@ class Workload(Spec):
                 "compile",
             )
         return self
+
+    def _check_checkpointing(self) -> None:
+        """Raise where nobody knows what would be run again."""
+        if self.checkpointing == "none":
+            return
+        reasons = {
+            "a trace shows what was run again; drop it": self.trace,
+            "a profile's times and memory are those of the model as it ran; profile it with its "
+            "checkpoints, and drop this": self.profile,
+            "a parameter list tells no blocks; give a zoo model, or drop it": self.parameters,
+            "is not modelled for a compiled model, whose partitioner chooses what is run again; "
+            "drop one of the two": self.compile,
+            "would synchronise a batch norm twice in a step, which is not modelled; drop one of "
+            "the two": self.sync_batch_norm,
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise fail(reason, "checkpointing")

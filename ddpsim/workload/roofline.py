@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from ddpsim.scenario.device import Device, Rate
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.arithmetic import Arithmetic, arithmetic_of, other_left
+from ddpsim.workload.checkpointing import KeptBytes, checkpointed, with_reruns
 from ddpsim.workload.model import Model, Work, joined
 from ddpsim.workload.optimizer import optimizer_work
 from ddpsim.workload.roofline_sources import roofline_provenance
@@ -26,7 +27,6 @@ from ddpsim.workload.zoo_table import (
     check_options,
     input_size_of,
     input_values,
-    multiplied_weights,
     polynomial_values,
     product_of,
     read_buffers,
@@ -35,6 +35,8 @@ from ddpsim.workload.zoo_table import (
 )
 
 __all__ = ["zoo_model"]
+
+Works = tuple[Work, ...]
 
 
 def zoo_model(
@@ -53,9 +55,15 @@ def zoo_model(
     step = _Step(workload, size, device, arithmetic, other_left(table, workload))
     forward = tuple(step.works(table["forward"], in_forward, _WRITTEN_OUT_FORWARD))
     backward = tuple(step.works(table["backward"], in_backward, _WRITTEN_OUT_BACKWARD))
-    casts_weights = arithmetic.casts and not half_weights
-    if casts_weights:
-        forward, backward = _with_casts(forward, backward, table, step)
+    casts = _casts_of(table, step) if arithmetic.casts and not half_weights else None
+    if casts:
+        forward, backward = casts.added_to(forward, backward)
+    kept = _kept(table, step, casts_weights=casts is not None)
+    twice = checkpointed(workload, table["blocks"]["name"])
+    if twice:
+        last_rows = _last_rows(table, step, casts)
+        chosen = {name: last_rows[name] for name in twice}
+        forward, backward = with_reruns(forward, backward, kept.blocks, chosen)
     return Model(
         parameters=parameters,
         ready_order=ready_order,
@@ -64,7 +72,7 @@ def zoo_model(
         backward=backward,
         optimizer=optimizer_work(workload.optimizer, parameters, device),
         launch_s=device.launch_s,
-        activation_bytes=_activations(table, step, casts_weights=casts_weights),
+        activation_bytes=kept.at_most(twice),
         provenance=roofline_provenance(
             table, workload, device, arithmetic, convolutions=any(in_forward)
         ),
@@ -186,10 +194,23 @@ def _scores(
     return [samples * flops / written_out.flops_per_score for flops in squared]
 
 
-def _with_casts(
-    forward: tuple[Work, ...], backward: tuple[Work, ...], table: dict[str, Any], step: _Step
-) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
-    """Autocast's own work: fp32 weights to half in each forward, half gradients back to fp32.
+class _Casts(NamedTuple):
+    """Autocast's own work, by rows of the forward and of the backward."""
+
+    forward: list[Work]
+    backward: list[Work]
+
+    def added_to(self, forward: Works, backward: Works) -> tuple[Works, Works]:
+        """A step with them."""
+        return _joined_rows(self.forward, forward), _joined_rows(backward, self.backward)
+
+
+def _joined_rows(one: Sequence[Work], other: Sequence[Work]) -> Works:
+    return tuple(map(joined, zip(one, other, strict=True)))
+
+
+def _casts_of(table: dict[str, Any], step: _Step) -> _Casts:
+    """fp32 weights to half in each forward, half gradients back to fp32.
 
     Of what matrix products and convolutions take: a module's parameters where one is a matrix. They
     are cast where the module is called, and once (ATen/autocast_mode.cpp caches them).
@@ -208,22 +229,42 @@ def _with_casts(
     of_module: dict[str, list[Work]] = defaultdict(list)
     for owner, cast in zip(owners, casts, strict=True):
         of_module[owner].append(cast)
-    called = zip(table["forward"]["module"], forward, strict=True)
-    cast_forward = [joined([*of_module.pop(module, ()), work]) for module, work in called]
-    back = [*(casts[i] for i in table["ready_order"]), Work(0.0)]
-    return tuple(cast_forward), tuple(map(joined, zip(backward, back, strict=True)))
+    called = table["forward"]["module"]
+    forward = [joined([Work(0.0), *of_module.pop(module, ())]) for module in called]
+    return _Casts(forward, [*(casts[i] for i in table["ready_order"]), Work(0.0)])
 
 
-def _activations(table: dict[str, Any], step: _Step, *, casts_weights: bool) -> float:
+def _last_rows(table: dict[str, Any], step: _Step, casts: _Casts | None) -> dict[str, Work]:
+    """By blocks, what of their last rows a checkpoint runs again."""
+    blocks, modules = table["blocks"], table["forward"]["module"]
+    lasts = [
+        max(row for row, module in enumerate(modules) if module.startswith(f"{name}."))
+        for name in blocks["name"]
+    ]
+    is_convolution = which_convolve(table)[0]
+    convolutions = [is_convolution[row] for row in lasts]
+    works = step.works(blocks["rerun"], convolutions, _WRITTEN_OUT_FORWARD)
+    cast = [casts.forward[row] if casts else Work(0.0) for row in lasts]
+    return dict(zip(blocks["name"], _joined_rows(cast, tuple(works)), strict=True))
+
+
+def _kept(table: dict[str, Any], step: _Step, *, casts_weights: bool) -> KeptBytes:
     """Bytes kept for the backward; stored for fp32, scaled by the width that they have.
 
     Of attention that is written out also the softmax, what dropout left of it, and its mask. Under
     autocast autograd keeps its half copies of the weights too (ATen/autocast_mode.cpp).
     """
-    workload, size, arithmetic = step.workload, step.size, step.arithmetic
-    columns = {key: [value] for key, value in table["saved_bytes"].items()}
-    in_fp32 = polynomial_values(columns, workload.batch_per_rank, size, rows=1)[0]
-    copies = arithmetic.matmul_bytes * multiplied_weights(table) if casts_weights else 0.0
-    scores = sum(_scores(table["forward"], workload, size, _WRITTEN_OUT_FORWARD))
-    kept = scores * (arithmetic.softmax_bytes + arithmetic.matmul_bytes + 1)
-    return in_fp32 * arithmetic.other_bytes / 4 + copies + kept
+    workload, arithmetic = step.workload, step.arithmetic
+    weights = table["forward"]["matmul_elements"]["fixed"]
+    copy_bytes = arithmetic.matmul_bytes if casts_weights else 0.0
+    score_bytes = arithmetic.softmax_bytes + arithmetic.matmul_bytes + 1
+    scores = _scores(table["forward"], workload, step.size, _WRITTEN_OUT_FORWARD)
+
+    def evaluated(polynomial: dict[str, list[float]], rows: int) -> list[float]:
+        values = polynomial_values(polynomial, workload.batch_per_rank, step.size, rows)
+        return [value * arithmetic.other_bytes / 4 for value in values]
+
+    by_row = zip(weights, scores, strict=True)
+    return KeptBytes(
+        table, evaluated, [copy_bytes * weight + score_bytes * score for weight, score in by_row]
+    )

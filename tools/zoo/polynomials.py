@@ -86,6 +86,6 @@ def error(fits: Fits, step: Step, batch: int, x: int) -> tuple[float, float]:
     segment = total = 0.0
     for column, values in step.values().items():
         predicted = [one.at(batch, x) for one in fits[column]]
-        segment = max(segment, *map(relative, predicted, values))
+        segment = max([segment, *map(relative, predicted, values)])
         total = max(total, relative(sum(predicted, Fraction(0)), sum(values)))
     return segment, total

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from zoo.blocks import Block, SavedByBlock, block_names
 from zoo.operator_costs import COSTS, Cost, aten, cost_of, storage_of
 
 
@@ -42,17 +43,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
 class Saved:
     """Distinct storages that autograd keeps for backward, parameters and buffers left out."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, recorder: Recorder, step: Step) -> None:
         """Remember the storages of the model, which do not count."""
-        owned = [*model.parameters(), *model.buffers()]
-        self.model = {storage_of(tensor) for tensor in owned}
+        owned = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self.model, self.recorder, self.step = owned, recorder, step
         self.sizes: dict[Any, int] = {}
+        self.by_block = SavedByBlock(owned)
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Note a saved tensor of any shape."""
         storage = storage_of(tensor)
         if storage not in self.model:
             self.sizes[storage] = tensor.untyped_storage().nbytes()
+        self.by_block.save(tensor, self.recorder.segment, len(self.step.modules))
         return tensor
 
     def nbytes(self) -> int:
@@ -69,16 +72,23 @@ class Step:
     ready: list[int] = field(default_factory=list)
     backward: list[Cost] = field(default_factory=list)
     saved_bytes: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    own_bytes: list[int] = field(default_factory=list)
+    others_bytes: list[int] = field(default_factory=list)
 
     def structure(self) -> tuple[Any, ...]:
         """What must not depend on the batch or the size."""
         segments = (*self.forward, *self.backward)
-        return self.modules, self.ready, [segment.kernels for segment in segments]
+        blocks = [(block.name, block.rerun.kernels) for block in self.blocks]
+        return self.modules, self.ready, [segment.kernels for segment in segments], blocks
 
     def values(self) -> dict[str, list[int]]:
         """Column name -> one number per segment; "saved_bytes" has one row."""
         columns = {"saved_bytes": [self.saved_bytes]}
-        for phase, segments in (("forward", self.forward), ("backward", self.backward)):
+        columns |= {"own_bytes": self.own_bytes, "others_bytes": self.others_bytes}
+        rerun = [block.rerun for block in self.blocks]
+        phases = ("forward", self.forward), ("backward", self.backward), ("rerun", rerun)
+        for phase, segments in phases:
             for cost in COSTS:
                 columns[f"{phase}.{cost}"] = [getattr(segment, cost) for segment in segments]
         return columns
@@ -160,6 +170,31 @@ def add_ready_hooks(model: nn.Module, step: Step, recorder: Recorder) -> list[An
     return handles
 
 
+def add_block_hooks(model: nn.Module, saved: SavedByBlock) -> list[Any]:
+    """Tell of the beginning and the end of every block."""
+    handles = []
+    for name in block_names(model):
+        block = model.get_submodule(name)
+
+        def enter(_: nn.Module, *arguments: Any, name: str = name) -> None:
+            saved.enter(name, arguments)
+
+        def leave(*_: Any) -> None:
+            saved.leave()
+
+        handles.append(block.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
+        handles.append(block.register_forward_hook(leave))
+    return handles
+
+
+def check_blocks(step: Step) -> None:
+    """Raise ValueError where the last tensor of a block is not saved in its last row."""
+    for block in step.blocks:
+        rows = [i for i, name in enumerate(step.modules, 1) if name.startswith(f"{block.name}.")]
+        if block.rows != rows[-1]:
+            raise ValueError(f"{block.name}: its last row saves nothing")
+
+
 def drop_idle(step: Step) -> None:
     """Drop forward segments without kernels: containers that only hold a parameter."""
     pairs = zip(step.modules, step.forward, strict=True)
@@ -170,8 +205,10 @@ def drop_idle(step: Step) -> None:
 
 def measure(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
     """Run one training step of `model`; `loss()` runs the forward pass and the loss."""
-    step, recorder, saved = Step(), Recorder(), Saved(model)
-    handles = add_forward_hooks(model, step, recorder) + add_ready_hooks(model, step, recorder)
+    step, recorder = Step(), Recorder()
+    saved = Saved(model, recorder, step)
+    handles = add_block_hooks(model, saved.by_block)
+    handles += add_forward_hooks(model, step, recorder) + add_ready_hooks(model, step, recorder)
     with torch.device("meta"), cuda_kernels(), recorder:
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
             result = loss()
@@ -181,7 +218,10 @@ def measure(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
     for handle in handles:
         handle.remove()
     model.zero_grad(set_to_none=True)
-    step.saved_bytes = saved.nbytes()
+    by_block = saved.by_block
+    step.saved_bytes, step.blocks = saved.nbytes(), by_block.blocks
+    step.own_bytes, step.others_bytes = by_block.own_bytes(), list(by_block.others_bytes())
+    check_blocks(step)
     drop_idle(step)
     return step
 

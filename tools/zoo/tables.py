@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zoo.blocks import Block
 from zoo.models import Spec
 from zoo.operator_costs import COSTS, Cost
 from zoo.polynomials import CHECK_BATCH, FIT_BATCHES, Fit, Fits, Steps, error, fit_columns
@@ -61,6 +62,18 @@ def phase_columns(phase: str, segments: list[Cost], fits: Fits) -> dict[str, Any
     """The cost columns of the "forward" or "backward" object."""
     costs = {cost: coefficients(fits[f"{phase}.{cost}"]) for cost in COSTS}
     return {**costs, "kernels": [segment.kernels for segment in segments]}
+
+
+def block_columns(blocks: list[Block], fits: Fits) -> dict[str, Any]:
+    """The "blocks" object: what a checkpoint of each block does not keep, and what it reruns.
+
+    "others_bytes" has one row more, of the end of the forward; "rerun" is the last row's.
+    """
+    if not blocks:
+        return {"name": []}
+    kept = {key: coefficients(fits[key]) for key in ("own_bytes", "others_bytes")}
+    rerun = phase_columns("rerun", [block.rerun for block in blocks], fits)
+    return {"name": [block.name for block in blocks], **kept, "rerun": rerun}
 
 
 def source(spec: Spec) -> str:
@@ -135,6 +148,7 @@ def make_table(spec: Spec) -> Table:
         "forward": {"module": step.modules, **phase_columns("forward", step.forward, folded)},
         "backward": phase_columns("backward", step.backward, folded),
         "saved_bytes": saved,
+        "blocks": block_columns(step.blocks, folded),
     }
     return Table(content, check(spec, model, fits, folded))
 
