@@ -1,6 +1,15 @@
-"""Where DDP does not fit a GPU's memory: what fully_shard needs, and how long its step takes."""
+"""Where a job does not fit a GPU's memory: the fewest changes that make it fit, simulated.
+
+All of them leave the global batch as it is: gradients as views of buckets, activation
+checkpointing, smaller micro-batches, and sharding of the optimizer or of everything.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+from typing import Any
 
 from ddpsim.errors import ScenarioError
 from ddpsim.prediction.job import Job
@@ -8,35 +17,181 @@ from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import NextStep
 from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, format_duration
 
-__all__ = ["sharded_instead"]
+__all__ = ["split_to_fit", "ways_to_fit"]
 
-_KEPT = ("backend", "torch", "accumulation_steps", "no_sync")
+_MOST = 3  # ways that are named
+_KEPT = ("backend", "torch", "accumulation_steps", "no_sync")  # options that fully_shard has too
 
 
-def sharded_instead(job: Job) -> NextStep | None:
-    """The same job under fully_shard, simulated without noise; None where DDP fits, or it does not.
+def ways_to_fit(job: Job) -> tuple[NextStep, ...]:
+    """The fewest changes with which a job fits, those with the shortest step first.
 
-    Options of DDP, which fully_shard has not, would have to go: then nothing is said.
+    Nothing where it fits. Where no changes suffice: those that need least.
     """
-    scenario, memory = job.scenario, job.memory()
-    ddp = scenario.ddp
-    usual = Ddp(**{key: getattr(ddp, key) for key in _KEPT})
-    is_alone = scenario.cluster.algorithm == "data_parallel" or scenario.cluster.world_size == 1
-    if memory.fits or is_alone or ddp != usual or ddp.torch == "1.4":
+    if job.memory().fits:
+        return ()
+    parts, least = Parts(), None
+    for together in _combinations(job):
+        ways = [way for way in (_changed(job, each, parts) for each in together) if way]
+        fitting = [way for way in ways if way.needs_bytes <= way.device_bytes]
+        if fitting:
+            ranked = sorted(fitting, key=lambda way: way.step_s)
+            return tuple(way.as_next_step() for way in ranked[:_MOST])
+        known = [*ways, least] if least else ways
+        least = min(known, key=lambda way: way.needs_bytes, default=None)
+    return (least.as_least(),) if least else ()
+
+
+def split_to_fit(scenario: Scenario, parts: Parts | None = None) -> Scenario | None:
+    """The fewest micro-batches of the same global batch that fit into memory; None: none do."""
+    if scenario.cluster.algorithm == "data_parallel":  # it has no no_sync
         return None
-    sharded = ddp.model_copy(update={"strategy": "fully_shard"})
+    batch = scenario.workload.batch_per_rank
+    if _fits(whole := _split(scenario, 1), parts):
+        return whole
+    if not _fits(smallest := _split(scenario, batch), parts):
+        return None
+    counts = (count for count in range(2, batch) if batch % count == 0)
+    splits = (_split(scenario, count) for count in counts)
+    return next((split for split in splits if _fits(split, parts)), smallest)
+
+
+def _split(scenario: Scenario, count: int) -> Scenario:
+    """Each micro-batch in so many."""
+    batch, steps = scenario.workload.batch_per_rank, scenario.ddp.accumulation_steps
+    smaller = _with(scenario, "workload", batch_per_rank=batch // count)
+    return _with(smaller, "ddp", accumulation_steps=count * steps)
+
+
+def _fits(scenario: Scenario, parts: Parts | None) -> bool:
+    return resolve(scenario, parts=parts).memory().fits
+
+
+def _with(scenario: Scenario, section: str, **values: Any) -> Scenario:
+    changed = getattr(scenario, section).model_copy(update=values)
+    return scenario.model_copy(update={section: changed})
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Changes of a scenario, in words and as settings, and what it needs with them."""
+
+    scenario: Scenario
+    words: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    needs_bytes: int = 0
+    device_bytes: int = 0
+    step_s: float = 0.0
+
+    def and_with(self, scenario: Scenario, words: str, *settings: str) -> _Way:
+        """One more change."""
+        return _Way(scenario, (*self.words, words), (*self.settings, *settings))
+
+    def priced(self, parts: Parts) -> _Way | None:
+        """With what it needs; None where it cannot be had."""
+        try:
+            job = resolve(self.scenario, parts=parts)
+        except ScenarioError:
+            return None
+        memory = job.memory()
+        step_s = job.step_s() if memory.fits else 0.0
+        return replace(self, needs_bytes=memory.total, device_bytes=memory.device, step_s=step_s)
+
+    @property
+    def _changes(self) -> str:
+        *others, last = self.words
+        return f"{', '.join(others)} and {last}" if others else last
+
+    def as_next_step(self) -> NextStep:
+        """It fits."""
+        needs, step = format_bytes(self.needs_bytes), format_duration(self.step_s)
+        return NextStep(f"fits with {self._changes}: {needs}, {step} a step", self.settings)
+
+    def as_least(self) -> NextStep:
+        """It does not fit either."""
+        needs, device = format_bytes(self.needs_bytes), format_bytes(self.device_bytes)
+        why = f"does not fit even with {self._changes}: {needs} of {device}"
+        return NextStep(why, self.settings)
+
+
+_Change = Callable[[_Way], _Way | None]
+
+
+def _combinations(job: Job) -> Iterator[list[Sequence[_Change]]]:
+    """All ways of one change, then all of two, ...; the split comes last, as it fills what is left.
+
+    Compute is known for other batches and with checkpoints only where it is estimated.
+    """
+    estimated = job.model.basis == "roofline"
+    groups: list[tuple[_Change, ...]] = [(_bucket_view,), (_zero1, _fully_shard)]
+    if estimated:
+        groups += [(_checkpoints,), (_micro_batches,)]
+    for count in range(1, len(groups) + 1):
+        yield [chosen for some in combinations(groups, count) for chosen in product(*some)]
+
+
+def _changed(job: Job, changes: Sequence[_Change], parts: Parts) -> _Way | None:
+    way: _Way | None = _Way(job.scenario)
+    for change in changes:
+        way = way and change(way)
+    return way and way.priced(parts)
+
+
+def _is_alone(scenario: Scenario) -> bool:
+    return scenario.cluster.algorithm == "data_parallel" or scenario.cluster.world_size == 1
+
+
+def _bucket_view(way: _Way) -> _Way | None:
+    ddp = way.scenario.ddp
+    if way.scenario.cluster.algorithm == "data_parallel" or not ddp.is_ddp:
+        return None
+    if ddp.gradient_as_bucket_view or ddp.torch == "1.4":
+        return None
+    viewed = _with(way.scenario, "ddp", gradient_as_bucket_view=True)
+    words = "gradient_as_bucket_view"
+    return way.and_with(viewed, words, "ddp.gradient_as_bucket_view=true")
+
+
+def _zero1(way: _Way) -> _Way | None:
+    ddp = way.scenario.ddp
+    if _is_alone(way.scenario) or ddp.strategy != "ddp" or ddp.torch == "1.4":
+        return None
+    return way.and_with(_with(way.scenario, "ddp", strategy="zero1"), "zero1", "ddp.strategy=zero1")
+
+
+def _fully_shard(way: _Way) -> _Way | None:
+    """Options of DDP, which fully_shard has not, would have to go: then it is not tried."""
+    ddp = way.scenario.ddp
+    usual = Ddp(**{key: getattr(ddp, key) for key in _KEPT})
+    refused = way.scenario.workload.sync_batch_norm or ddp.torch == "1.4"
+    if _is_alone(way.scenario) or ddp != usual or refused:
+        return None
+    sharded = _with(way.scenario, "ddp", strategy="fully_shard")
+    return way.and_with(sharded, "fully_shard", "ddp.strategy=fully_shard")
+
+
+def _checkpoints(way: _Way) -> _Way | None:
+    workload = way.scenario.workload
+    refused = workload.compile or workload.sync_batch_norm or workload.checkpointing == "full"
+    if refused or workload.model is None:
+        return None
+    checkpointed = _with(way.scenario, "workload", checkpointing="full")
+    words = "activation checkpointing"
+    return way.and_with(checkpointed, words, "workload.checkpointing=full")
+
+
+def _micro_batches(way: _Way) -> _Way | None:
+    """As many as fit, or the smallest there are."""
+    scenario = way.scenario
+    if scenario.cluster.algorithm == "data_parallel" or scenario.workload.batch_per_rank == 1:
+        return None
     try:
-        other = resolve(scenario.model_copy(update={"ddp": sharded}), parts=Parts())
+        split = split_to_fit(scenario) or _split(scenario, scenario.workload.batch_per_rank)
     except ScenarioError:
         return None
-    needed = other.memory()
-    if not needed.fits:
-        return None
-    needs, device = format_bytes(memory.total), format_bytes(memory.device)
-    return NextStep(
-        f"does not fit under DDP ({needs} of {device}); fully_shard needs "
-        f"{format_bytes(needed.total)} and {format_duration(other.step_s())} a step",
-        ("ddp.strategy=fully_shard",),
-    )
+    batch, steps = split.workload.batch_per_rank, split.ddp.accumulation_steps
+    settings = (f"workload.batch_per_rank={batch}", f"ddp.accumulation_steps={steps}")
+    return way.and_with(split, f"{steps} micro-batches of {batch}", *settings)

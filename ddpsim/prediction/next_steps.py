@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tuner import estimates
 from ddpsim.errors import ScenarioError
-from ddpsim.prediction.fitting import sharded_instead
+from ddpsim.prediction.fitting import ways_to_fit
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
@@ -38,9 +38,7 @@ def next_steps(job: Job, result: Result) -> tuple[NextStep, ...]:
     Nothing without effect: a change is simulated, without noise, and named if it raises the
     throughput.
     """
-    sharded = sharded_instead(job)
-    fits = () if sharded is None else (sharded,)
-    return (*fits, *_easing(job, result), *_narrowing(job, result))
+    return (*ways_to_fit(job), *_easing(job, result), *_narrowing(job, result))
 
 
 def two_byte_hooks(cluster: Cluster) -> tuple[str, str]:

@@ -118,11 +118,8 @@ def _answer(plan: CapacityPlan) -> Iterator[str]:
 def _mend(plan: CapacityPlan) -> str:
     if plan.make_it_fit:
         settings = " ".join(f"--set {setting}" for setting in plan.make_it_fit.settings)
-        return f"{plan.make_it_fit.why}: {settings}"
-    return (
-        "every GPU of DDP holds the whole model; take a device with more memory, a smaller batch "
-        "or another optimizer"
-    )
+        return f"{plan.make_it_fit.why} ({settings})"
+    return "take a device with more memory, a smaller batch or another optimizer"
 
 
 def _why(plan: CapacityPlan) -> str:

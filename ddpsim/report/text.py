@@ -186,7 +186,8 @@ def _trust(result: Result) -> Iterator[str]:
     memory = result.memory_bytes_per_gpu
     without = "" if memory.activations is not None else ", activations unknown"
     needed, device = format_bytes(memory.total), format_bytes(memory.device)
-    yield from labelled("memory", f"{needed} of {device} a rank{without}")
+    verdict = "" if memory.fits else ": does not fit"
+    yield from labelled("memory", f"{needed} of {device} a rank{without}{verdict}")
     if result.warmup_s:
         rebuilt = result.buckets_rebuilt_at
         never = ", buckets never rebuilt" if result.strategy in ("ddp", "zero1") else ""

@@ -17,7 +17,7 @@ from ddpsim.engine.run import run
 from ddpsim.errors import ScenarioError
 from ddpsim.planning.compare import compare, each_strategy
 from ddpsim.prediction.api import load_scenario
-from ddpsim.prediction.fitting import sharded_instead
+from ddpsim.prediction.fitting import ways_to_fit
 from ddpsim.prediction.program import compile_program
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.metrics import Step, steps_of
@@ -328,18 +328,14 @@ AS_DDP = ("ddp.strategy=ddp", "ddp.fully_shard=null")
 def test_what_does_not_fit_under_ddp_is_offered_sharded() -> None:
     """The suggestion's figures are those of the scenario that it names."""
     job = resolve(load_scenario(GPT2_XL, AS_DDP))
-    offered = sharded_instead(job)
-    assert offered is not None
-    assert offered.settings == ("ddp.strategy=fully_shard",)
+    (offered,) = [way for way in ways_to_fit(job) if way.settings == ("ddp.strategy=fully_shard",)]
     sharded = resolve(load_scenario(GPT2_XL, [*AS_DDP[1:], *offered.settings]))
     assert sharded.memory().fits
     assert sharded.model.activation_bytes == job.model.activation_bytes
     needed, step = format_bytes(sharded.memory().total), format_duration(sharded.step_s())
-    assert offered.why == (
-        f"does not fit under DDP (41.2 GB of 23.8 GB); fully_shard needs {needed} and {step} a step"
-    )
+    assert offered.why == f"fits with fully_shard: {needed}, {step} a step"
     larger = [*AS_DDP, "cluster.device=a100-sxm-80gb"]
-    assert sharded_instead(resolve(load_scenario(GPT2_XL, larger))) is None
+    assert ways_to_fit(resolve(load_scenario(GPT2_XL, larger))) == ()
 
 
 def test_each_strategy_has_it() -> None:

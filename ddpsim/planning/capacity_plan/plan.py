@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ddpsim.errors import InputError, Problem, ScenarioError, shown
-from ddpsim.planning.capacity_plan.micro_batches import split_to_fit
 from ddpsim.planning.capacity_plan.next_doubling import next_doubling
 from ddpsim.planning.capacity_plan.question import Question
 from ddpsim.planning.capacity_plan.world_sizes import WorldSizes
 from ddpsim.planning.options import parse_budget, parse_price, parse_target
+from ddpsim.prediction.fitting import ways_to_fit
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.capacity import (
     Capacity,
@@ -113,7 +113,7 @@ class _Planner:
             sure=self._sure(shown[gpus] for gpus in usable),
             knee_gpus=knee({gpus: rates[gpus] for gpus in usable}),
             next_doubling=self._next_doubling(answer),
-            make_it_fit=_make_it_fit(asked) if answer.fits is False else None,
+            make_it_fit=_make_it_fit(asked, answer),
             searched=tried.how_searched(),
             left_out=tuple(tried.left_out.values()),
             most_gpus=asked.max_gpus,
@@ -203,15 +203,9 @@ def _widest(sources: Sequence[IntervalSource]) -> IntervalSource | None:
     return max(sources, key=lambda source: source.low_s + source.high_s, default=None)
 
 
-def _make_it_fit(asked: Question) -> NextStep | None:
-    """Smaller micro-batches of the same global batch that fit; None where none is known to."""
-    if asked.global_batch is not None or resolve(asked.scenario).model.basis != "roofline":
+def _make_it_fit(asked: Question, answer: Capacity) -> NextStep | None:
+    """The least that has to change for the answer's size to fit; None where it does."""
+    if answer.fits is not False:
         return None
-    fitting = split_to_fit(asked.scenario)
-    if fitting is None:
-        return None
-    settings = (
-        f"workload.batch_per_rank={fitting.workload.batch_per_rank}",
-        f"ddp.accumulation_steps={fitting.ddp.accumulation_steps}",
-    )
-    return NextStep("the same global batch in smaller micro-batches fits", settings)
+    ways = ways_to_fit(resolve(asked.at(answer.nodes, answer.gpus_per_node)))
+    return next(iter(ways), None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from ddpsim.errors import InputError
-from ddpsim.planning.capacity_plan.micro_batches import split_to_fit
+from ddpsim.prediction.fitting import split_to_fit
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.capacity import Money, Target
 from ddpsim.scenario.catalog import model_table

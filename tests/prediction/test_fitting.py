@@ -1,0 +1,87 @@
+"""What does not fit says the fewest changes that would, each with the figures of its scenario."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from shipped_scenarios import ROOT
+
+from ddpsim.prediction.api import load_scenario
+from ddpsim.prediction.fitting import split_to_fit, ways_to_fit
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.resolve import resolve
+from ddpsim.units import format_bytes, format_duration
+
+OWN_MODEL = str(ROOT / "scenarios" / "own-model-parameters.csv")
+
+
+def job_of(*settings: str, **workload: Any) -> Job:
+    usual = {"model": "gpt2-large", "precision": "amp-bf16", "optimizer": {"name": "adamw"}}
+    known = {} if "parameters" in workload else usual
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {**known, "batch_per_rank": 4, **workload},
+        "cluster": {"device": "a10g", "nodes": 1, "gpus_per_node": 4},
+    }
+    return resolve(load_scenario(scenario, settings))
+
+
+def test_what_fits_needs_nothing() -> None:
+    assert ways_to_fit(job_of("workload.model=gpt2")) == ()
+
+
+def test_one_change_is_smaller_than_two_and_the_fastest_comes_first() -> None:
+    ways = ways_to_fit(job_of())
+    steps_s = []
+    for way in ways:
+        changed = job_of(*way.settings)
+        needs_bytes = changed.memory().total
+        assert changed.memory().fits
+        steps_s.append(changed.step_s())
+        needs, step = format_bytes(needs_bytes), format_duration(steps_s[-1])
+        assert way.why.startswith("fits with ")
+        assert way.why.endswith(f": {needs}, {step} a step")
+    assert len({len(way.settings) for way in ways if "batch" not in way.settings[0]}) == 1
+    assert steps_s == sorted(steps_s)
+
+
+def test_two_changes_where_one_is_not_enough() -> None:
+    xl = ("workload.model=gpt2-xl", "cluster.device=v100-sxm2-16gb")
+    (first, *_) = ways_to_fit(job_of(*xl, precision="amp-fp16"))
+    assert " and " in first.why
+    assert job_of(*xl, *first.settings, precision="amp-fp16").memory().fits
+
+
+def test_the_global_batch_stays() -> None:
+    job = job_of("workload.seq_len=512", batch_per_rank=16)
+    split = split_to_fit(job.scenario.model_copy(update={"ddp": job.scenario.ddp}))
+    for way in ways_to_fit(job):
+        assert resolve(load_changed(way.settings)).samples_per_rank == job.samples_per_rank
+    assert split is None or split.workload.batch_per_rank * split.ddp.accumulation_steps == 16
+
+
+def load_changed(settings: tuple[str, ...]) -> Any:
+    return job_of("workload.seq_len=512", *settings, batch_per_rank=16).scenario
+
+
+def test_the_least_is_said_where_nothing_is_enough() -> None:
+    (least,) = ways_to_fit(job_of("workload.model=gpt2-xl", "cluster.gpus_per_node=1"))
+    assert least.why.startswith("does not fit even with gradient_as_bucket_view")
+    assert " of 23.8 GB" in least.why
+
+
+def test_of_a_measured_step_no_other_compute_is_claimed() -> None:
+    """Checkpoints and other batches would take another time than was measured."""
+    ways = ways_to_fit(job_of("workload.step_time=900 ms"))
+    said = " ".join(setting for way in ways for setting in way.settings)
+    assert "checkpointing" not in said
+    assert "batch_per_rank" not in said
+
+
+@pytest.mark.parametrize(
+    "settings", [("workload.compile=true",), ("cluster.algorithm=data_parallel",)]
+)
+def test_what_a_scenario_refuses_is_not_tried(settings: tuple[str, ...]) -> None:
+    for way in ways_to_fit(job_of(*settings, batch_per_rank=8)):
+        job_of(*settings, *way.settings, batch_per_rank=8)
