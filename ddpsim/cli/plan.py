@@ -146,6 +146,10 @@ def plan(
         int | None,
         typer.Option(help="Samples a step on any number of GPUs; omitted: batch_per_rank stays."),
     ] = None,
+    critical_batch: Annotated[
+        int | None,
+        typer.Option(help="N: a global batch of B needs 1 + B/N times the target's samples."),
+    ] = None,
     max_gpus: Annotated[int, typer.Option(help="The most GPUs that are tried.")] = 1024,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.plan/1.")] = False,
 ) -> None:
@@ -173,9 +177,10 @@ def plan(
             budget=limit,
             global_batch=global_batch,
             max_gpus=max_gpus,
+            critical_batch=critical_batch,
         )
     except InputError as error:
-        if error.key not in ("target", "budget", "global_batch", "max_gpus"):
+        if error.key not in ("target", "budget", "global_batch", "max_gpus", "critical_batch"):
             raise ScenarioError([Problem(str(file), error.key, error.message)]) from None
         hint = f"--{error.key.replace('_', '-')}"
         raise typer.BadParameter(error.message, param_hint=hint) from None

@@ -16,6 +16,7 @@ from ddpsim.prediction.interval import prediction_interval
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.measured_step import as_stated, check_measured
 from ddpsim.prediction.next_steps import next_steps
+from ddpsim.prediction.program import training_of
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stragglers import stragglers
 from ddpsim.prediction.uncertainty import host_provenance, uncertainties
@@ -98,7 +99,11 @@ def _result(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
 def _predicted(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
     result = summarise(simulated.timeline, _context(job, simulated, engine))
     spread_s = spread_of_means(simulated.timeline, job.program.strategy.period)
-    result = replace(result, prediction_interval_s=_interval(job, result, spread_s))
+    result = replace(
+        result,
+        prediction_interval_s=_interval(job, result, spread_s),
+        training=training_of(job.scenario, job.model, result.iteration_time_s.mean),
+    )
     return replace(result, stragglers=_stragglers(job, result, engine))
 
 

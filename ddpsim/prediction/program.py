@@ -1,4 +1,4 @@
-"""From a scenario and its model to the training loop that every rank runs."""
+"""The training loop that every rank of a scenario runs, and the arithmetic around its steps."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from ddpsim.engine.program import Loader, Program
+from ddpsim.result.training import Training, epoch_of, learning_rate_of
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.select import Asked, select, without_data_parallelism
 from ddpsim.units import to_ns
+from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.model import Model
 
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
 
-__all__ = ["compile_program"]
+__all__ = ["compile_program", "training_of"]
 
 
 def compile_program(
@@ -51,3 +53,38 @@ def _loader(scenario: Scenario) -> Loader | None:
         return None
     batch_s = scenario.workload.batch_per_rank / data.rate_samples_per_s
     return Loader(to_ns(batch_s), data.workers * data.prefetch)
+
+
+def training_of(scenario: Scenario, model: Model, step_s: float) -> Training:
+    """The arithmetic around a step of `step_s`."""
+    workload, steps = scenario.workload, scenario.ddp.accumulation_steps
+    ranks, batch = scenario.cluster.world_size, workload.batch_per_rank
+    if scenario.cluster.algorithm == "data_parallel":  # one process deals its batch out
+        ranks, batch = 1, batch * ranks
+    whole, tokens = ranks * batch * steps, workload.tokens_per_sample
+    epoch, rate = None, None
+    if data := workload.dataset:
+        drops = data.drop_last
+        epoch = epoch_of(data.samples, ranks, batch, steps, drop_last=drops, step_s=step_s)
+    if known := workload.learning_rate:
+        warmup = None if epoch is None else ceil(known.warmup_epochs * epoch.steps)
+        rate = learning_rate_of(known.base_batch, whole, known.value, warmup)
+    return Training(
+        global_batch=whole,
+        micro_batch=workload.batch_per_rank,
+        accumulation_steps=steps,
+        tokens_per_s=None if tokens is None else whole * tokens / step_s,
+        mfu=_mfu(scenario, model, step_s),
+        epoch=epoch,
+        learning_rate=rate,
+    )
+
+
+def _mfu(scenario: Scenario, model: Model, step_s: float) -> float | None:
+    """Of the model's FLOPs and the peak of its arithmetic; None where devices differ."""
+    cluster = scenario.cluster
+    if model.flops is None or any(other.device for other in (cluster.other_nodes or {}).values()):
+        return None
+    rate = arithmetic_of(scenario.workload.precision, cluster.device).rate
+    flops = model.flops * scenario.ddp.accumulation_steps
+    return flops / (step_s * cluster.device.peak_flops_per_s[rate])

@@ -16,6 +16,7 @@ from ddpsim.report.lines import (
     screen_width,
     warned,
 )
+from ddpsim.report.training import step_in_words, training_lines
 from ddpsim.result.model import (
     Breakdown,
     BucketTimes,
@@ -25,11 +26,17 @@ from ddpsim.result.model import (
     Result,
 )
 from ddpsim.result.verdict import Verdict
-from ddpsim.units import format_bytes, format_duration, format_number, format_percent
+from ddpsim.units import (
+    format_bytes,
+    format_duration,
+    format_number,
+    format_percent,
+)
 from ddpsim.wording import ranks
 
 __all__ = ["PARTS", "render"]
 
+_WIDTH = 100  # columns
 _BUCKET_ROWS = 8
 _STRAGGLERS = 3  # lines
 _COLLECTIVE_ROWS = 10
@@ -81,7 +88,9 @@ def render(
 
 def _answer(result: Result) -> Iterator[str]:
     size = ranks(result.nodes, result.gpus_per_node, result.gpus_by_node)
-    yield f"{cut(result.name, 70)}   {size}"
+    if result.training:
+        size += f", {step_in_words(result.training)}"
+    yield f"{cut(result.name, _WIDTH - 3 - len(size))}   {size}"
     yield ""
     times = result.iteration_time_s
     spread = ""
@@ -94,6 +103,8 @@ def _answer(result: Result) -> Iterator[str]:
         f"{format_number(result.throughput_per_gpu)} per GPU   "
         f"scaling {format_percent(result.scaling_efficiency)} of one device without DDP",
     )
+    if result.training:
+        yield from training_lines(result.training)
     yield from labelled("bottleneck", f"{result.bottleneck.kind}: {result.bottleneck.text}")
     label = "held up by"
     for straggler in result.stragglers[:_STRAGGLERS]:

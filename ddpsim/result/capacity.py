@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ddpsim.result.model import IntervalSource, NextStep, rounded
+from ddpsim.result.training import LearningRate
 
 __all__ = [
     "KNEE_EFFICIENCY",
@@ -50,6 +51,8 @@ class Capacity:
     `marginal_efficiency`: throughput over twice that of half the GPUs, None where half of them was
     not simulated. `time_interval_s`: the edges of the step's prediction interval, times the steps.
     `fits`: whether the known memory need fits; None where activations are unknown.
+    `samples_factor`: so many times the target's samples are needed at this global batch, 1 where no
+    critical batch is given; throughputs are then compared over it. `mfu`: as in `Training`.
     """
 
     gpus: int
@@ -71,6 +74,14 @@ class Capacity:
     fits: bool | None
     bottleneck: str
     warnings: tuple[str, ...]
+    samples_factor: float = 1.0
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+
+    @property
+    def progress(self) -> float:
+        """The target's samples a second, which larger batches need more than once."""
+        return self.throughput_samples_per_s / self.samples_factor
 
 
 def usable(sizes: Iterable[Capacity]) -> list[Capacity]:
@@ -107,7 +118,8 @@ class NextDoubling:
     criterion, and `needed_efficiency` what it gives; None where today's does, or no bandwidth does.
     `link` "all_reduce": a log or a profile says the times, and `needed_speedup` divides them.
     `gain_*`: of throughput on the answer's own GPUs, with that network or without any network time.
-    `limit`: what bounds the step where the link's bandwidth is not enough.
+    `limit`: what bounds the step where the link's bandwidth is not enough. `samples_growth`: so
+    many times the samples are needed at the doubled global batch; efficiencies count that.
     """
 
     gpus: int
@@ -124,6 +136,7 @@ class NextDoubling:
     needed_efficiency: float | None = None
     gain_without_doubling: float | None = None
     limit: str = ""
+    samples_growth: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +156,8 @@ class CapacityPlan:
     budget pays for, where the answer is another. `sure`: the smallest of `sizes` that meets the
     target at the slow edge of its interval too. `knee_gpus`: None where every doubling gives at
     least the criterion. `scaling`: weak keeps batch_per_rank, strong the global batch. `widest`:
-    what widens the answer's interval most.
+    what widens the answer's interval most. `critical_batch`: as asked. `learning_rate`: advice for
+    the answer's global batch, where the scenario states one.
     """
 
     name: str
@@ -166,6 +180,8 @@ class CapacityPlan:
     most_gpus: int
     interval_level: float | None
     widest: IntervalSource | None
+    critical_batch: int | None = None
+    learning_rate: LearningRate | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.plan/1`), floats to 12 decimals."""

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddpsim.provenance import Provenance
+from ddpsim.result.training import Training
 
 if TYPE_CHECKING:
     from ddpsim.report.notebook.figures import Figure
@@ -262,6 +263,7 @@ class Result:
     engine: Engine
     collectives: tuple[CollectiveTimes, ...] = ()
     strategy: str = "ddp"
+    training: Training | None = None
 
     @property
     def is_disturbed(self) -> bool:

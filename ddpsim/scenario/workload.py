@@ -21,6 +21,8 @@ __all__ = [
     "MEASURED",
     "ClipGradNorm",
     "DataLoader",
+    "Dataset",
+    "LearningRate",
     "Optimizer",
     "Precision",
     "StepTime",
@@ -125,6 +127,29 @@ class DataLoader(Spec):
         None,
         alias="sample_size",
         description="of a sample read over the nodes' network; omitted: from a disk of the node",
+    )
+
+
+class Dataset(Spec):
+    """The data set of one epoch: it changes no step, but says how many there are."""
+
+    samples: Annotated[int, Field(ge=1, le=10**15)] = Field(description="samples of one epoch")
+    drop_last: bool = Field(
+        default=False,
+        description="of DistributedSampler and DataLoader: what does not divide is left out, "
+        "not padded",
+    )
+
+
+class LearningRate(Spec):
+    """What the learning rate was found with: it changes no step, but is scaled as advice."""
+
+    base_batch: Annotated[int, Field(ge=1, le=10**9)] = Field(
+        description="global batch with which it was found"
+    )
+    value: Annotated[float, Field(gt=0, le=1e6)] | None = Field(None, description="the rate itself")
+    warmup_epochs: Annotated[float, Field(ge=0, le=1000)] = Field(
+        5.0, description="epochs in which it rises; 5 in Goyal et al. 2017"
     )
 
 
@@ -249,11 +274,25 @@ class Workload(Spec):
         "waits for the device; default: never",
     )
     data: DataLoader | None = Field(None, description="omitted: the step never waits for data")
+    dataset: Dataset | None = Field(
+        None, description="one epoch's samples: the answer then says its steps and its time"
+    )
+    learning_rate: LearningRate | None = Field(
+        None, description="the answer then says what it becomes for the global batch"
+    )
 
     @property
     def measured_by(self) -> Literal["step_time", "profile", "trace"] | None:
         """The key that says how long a step takes; None: it is estimated."""
         return next((key for key in MEASURED if getattr(self, key)), None)
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """Of a model over tokens; None where a sample has none, or nobody knows."""
+        if self.model is None:
+            return None
+        size = catalog.model_table(self.model)["size"]
+        return (self.seq_len or int(size["default"])) if size["key"] == "seq_len" else None
 
     @property
     def scales_loss(self) -> bool:

@@ -120,7 +120,8 @@ class Model:
     times are those of the model under torch.compile, `backward` as if it came without.
     `forward_modules`: the name of the module that each work of `forward` is of ("": of several);
     none where they are not known.
-    `batch_norms`: in the order of their calls, where the source tells of them.
+    `batch_norms`: in the order of their calls, where the source tells of them. `flops`: of matrix
+    products and convolutions, forward and backward, where the source tells of them.
     """
 
     parameters: tuple[Parameter, ...]
@@ -143,6 +144,7 @@ class Model:
     is_compiled: bool = False
     forward_modules: tuple[str, ...] = ()
     batch_norms: tuple[BatchNorm, ...] = ()
+    flops: float | None = None
 
     @property
     def gradient_bytes(self) -> int:

@@ -82,6 +82,7 @@ def zoo_model(
         * input_values(table, size),
         forward_modules=tuple(table["forward"]["module"]),
         batch_norms=batch_norms_of(table),
+        flops=step.flops(table),
     )
 
 
@@ -171,6 +172,13 @@ class _Step:
         """
         channels_last = self.workload.memory_format == "channels_last" or self.workload.compile
         return self.arithmetic.is_half and not channels_last
+
+    def flops(self, table: dict[str, Any]) -> float:
+        """Those of matrix products and convolutions in forward and backward."""
+        phases = [table["forward"], table["backward"]]
+        return sum(
+            sum(self._evaluated(phase["matmul_flops"], len(phase["kernels"]))) for phase in phases
+        )
 
     def _evaluated(self, polynomial: dict[str, list[float]], rows: int) -> list[float]:
         return polynomial_values(polynomial, self.workload.batch_per_rank, self.size, rows)

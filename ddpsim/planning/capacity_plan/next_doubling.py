@@ -22,13 +22,15 @@ _NO_TIME = 1e-6  # of the network's times
 _HALVINGS = 8
 
 
-def next_doubling(today: Scenario, doubled: Scenario) -> NextDoubling:
+def next_doubling(today: Scenario, doubled: Scenario, growth: float = 1.0) -> NextDoubling:
     """Compare the doubled scenario with twice the throughput of today's; find the network it needs.
+
+    `growth`: so many times the samples are needed at the doubled global batch.
 
     The search is over the bandwidth of the links between nodes (inside the node, where there is
     one node), and over all times where a log or a profile says them.
     """
-    wanted = 2 * _throughput(today)
+    wanted = 2 * growth * _throughput(today)
     efficiency, free = _throughput(doubled) / wanted, _stretched(doubled, _NO_TIME) / wanted
     cluster = doubled.cluster
     known_times = bool(cluster.all_reduce or cluster.profile)
@@ -41,7 +43,8 @@ def next_doubling(today: Scenario, doubled: Scenario) -> NextDoubling:
         gpus_per_node=cluster.gpus_per_node,
         efficiency=efficiency,
         without_network_time=free,
-        gain_without_network_time=2 * _stretched(today, _NO_TIME) / wanted - 1,
+        gain_without_network_time=2 * growth * _stretched(today, _NO_TIME) / wanted - 1,
+        samples_growth=growth,
         link=link,
         bandwidth_bytes_per_s=rate,
     )
@@ -83,6 +86,8 @@ def _faster_all_reduce(
     if found.without_network_time < KNEE_EFFICIENCY:
         return replace(found, limit=_limit(found, doubled, wanted))
 
+    growth = found.samples_growth
+
     def efficiency(speedup: float) -> float:
         return _stretched(doubled, 1 / speedup) / wanted
 
@@ -91,7 +96,7 @@ def _faster_all_reduce(
         found,
         needed_speedup=speedup,
         needed_efficiency=efficiency(speedup),
-        gain_without_doubling=2 * _stretched(today, 1 / speedup) / wanted - 1,
+        gain_without_doubling=2 * growth * _stretched(today, 1 / speedup) / wanted - 1,
     )
 
 
@@ -111,7 +116,10 @@ def _faster_link(
         return replace(found, limit=_limit(found, unlimited, wanted))
     speedup = _three_digits(_least(efficiency, most) * rate) / rate
     alone = today.cluster.nodes > 1 or (key == "intra_node" and today.cluster.gpus_per_node > 1)
-    gain = 2 * _throughput(with_bandwidth(today, key, speedup * rate)) / wanted - 1 if alone else 0
+    gain = 0.0
+    if alone:
+        faster = _throughput(with_bandwidth(today, key, speedup * rate))
+        gain = 2 * found.samples_growth * faster / wanted - 1
     return replace(
         found,
         needed_speedup=speedup,
@@ -123,6 +131,8 @@ def _faster_link(
 
 def _limit(found: NextDoubling, doubled: Scenario, wanted: float) -> str:
     """What limits the step where the network, or one kind of link, is unlimited."""
+    if found.samples_growth > 1 / KNEE_EFFICIENCY:
+        return "the samples needed, which grow with the global batch"
     bottleneck = simulate(doubled).bottleneck
     said = f"{bottleneck.kind}: {bottleneck.text}"
     if bottleneck.kind != "communication":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from ddpsim.errors import InputError, Problem, ScenarioError, shown
 from ddpsim.planning.capacity_plan.next_doubling import next_doubling
@@ -22,6 +23,7 @@ from ddpsim.result.capacity import (
     marginal_efficiencies,
 )
 from ddpsim.result.model import IntervalSource, NextStep
+from ddpsim.result.training import LearningRate, learning_rate_of
 from ddpsim.scenario.schema import Scenario
 
 __all__ = ["plan_capacity"]
@@ -42,14 +44,16 @@ def plan_capacity(
     budget: Money | str | None = None,
     global_batch: int | None = None,
     max_gpus: int = _MOST_GPUS,
+    critical_batch: int | None = None,
 ) -> CapacityPlan:
     """World sizes for a piece of work: the fewest nodes in time, or the fastest in a budget.
 
     Nodes of the scenario's kind are added, or of one node GPUs; batch_per_rank stays (weak
-    scaling), or with `global_batch` that does (strong). `price` is of a GPU-hour. Raises
-    ValueError for text that cannot be read, TypeError for money that is neither text nor Money,
-    InputError for what does not fit the scenario (`key` is the argument), ScenarioError where its
-    all-reduce times are a log's of one world size.
+    scaling), or with `global_batch` that does (strong). With `critical_batch` N a global batch of B
+    needs 1 + B/N times the target's samples (McCandlish et al. 2018). `price` is of a GPU-hour.
+    Raises ValueError for text that cannot be read, TypeError for money that is neither text nor
+    Money, InputError for what does not fit the scenario (`key` is the argument), ScenarioError
+    where its all-reduce times are a log's of one world size.
     """
     asked = Question(
         scenario,
@@ -58,6 +62,7 @@ def plan_capacity(
         _money("budget", budget, parse_budget),
         global_batch,
         max_gpus,
+        critical_batch,
     )
     if scenario.cluster.all_reduce:
         raise ScenarioError([Problem("scenario", "cluster.all_reduce", _LOG)])
@@ -90,7 +95,7 @@ class _Planner:
         answer, met, within_budget = self._chosen()
         if answer.fits is False and met is not None:
             met, within_budget = False, None
-        rates = {gpus: size.throughput_samples_per_s for gpus, size in tried.sizes.items()}
+        rates = {gpus: size.progress for gpus, size in tried.sizes.items()}
         usable = [size.gpus for size in tried.usable()]
         marginal = marginal_efficiencies(rates)
         shown = {
@@ -119,6 +124,8 @@ class _Planner:
             most_gpus=asked.max_gpus,
             interval_level=interval.level if interval else None,
             widest=_widest(interval.sources if interval else ()),
+            critical_batch=asked.critical_batch,
+            learning_rate=self._learning_rate(answer),
         )
 
     def _chosen(self) -> tuple[Capacity, bool | None, Capacity | None]:
@@ -135,7 +142,7 @@ class _Planner:
             if affordable:
                 return affordable, True, None
             return min(usable, key=lambda size: size.gpu_hours), False, None
-        bend = knee({size.gpus: size.throughput_samples_per_s for size in usable})
+        bend = knee({size.gpus: size.progress for size in usable})
         return self.tried.sizes[bend or usable[-1].gpus], None, None
 
     def _fewest_in_time(self, usable: Sequence[Capacity]) -> Capacity | None:
@@ -193,10 +200,26 @@ class _Planner:
             nodes, gpus_per_node = 2 * answer.nodes, answer.gpus_per_node
         try:
             doubled = self.asked.at(nodes, gpus_per_node)
-            return next_doubling(self.asked.at(answer.nodes, answer.gpus_per_node), doubled)
+            today = self.asked.at(answer.nodes, answer.gpus_per_node)
+            growth = self.asked.growth(doubled) / self.asked.growth(today)
+            return next_doubling(today, doubled, growth)
         except (InputError, ScenarioError) as error:
             self.tried.leave_out(nodes, gpus_per_node, error)
         return None
+
+    def _learning_rate(self, answer: Capacity) -> LearningRate | None:
+        """Advice for the answer's global batch; warm-up counts steps where samples are one epoch's.
+
+        None where the scenario says nothing of a learning rate.
+        """
+        known = self.asked.scenario.workload.learning_rate
+        if known is None:
+            return None
+        warmup = None
+        if self.asked.target.epochs > 1:
+            steps = ceil(self.asked.samples / answer.global_batch)
+            warmup = ceil(known.warmup_epochs * steps)
+        return learning_rate_of(known.base_batch, answer.global_batch, known.value, warmup)
 
 
 def _widest(sources: Sequence[IntervalSource]) -> IntervalSource | None:

@@ -9,7 +9,6 @@ from ddpsim.errors import InputError
 from ddpsim.prediction.fitting import split_to_fit
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.capacity import Money, Target
-from ddpsim.scenario.catalog import model_table
 from ddpsim.scenario.schema import Scenario
 
 __all__ = ["Question", "global_batch_of", "gpu_hours"]
@@ -28,6 +27,7 @@ class Question:
     budget: Money | None
     global_batch: int | None
     max_gpus: int
+    critical_batch: int | None = None
 
     def check(self) -> None:
         """Raise InputError for what does not fit together."""
@@ -41,6 +41,9 @@ class Question:
             _check_currency(self.budget, self.price)
         if self.global_batch is not None:
             self._check_global_batch(self.global_batch)
+        if self.critical_batch is not None and not 1 <= self.critical_batch <= 10**12:
+            reason = f"{self.critical_batch} is out of range: wanted 1 to 10^12 samples"
+            raise InputError("critical_batch", reason)
         _ = self.samples
 
     def _check_global_batch(self, wanted: int) -> None:
@@ -58,11 +61,7 @@ class Question:
     @property
     def seq_len(self) -> int | None:
         """Tokens in a sample; None where the model has no such thing."""
-        workload = self.scenario.workload
-        if workload.model is None:
-            return None
-        size = model_table(workload.model)["size"]
-        return (workload.seq_len or int(size["default"])) if size["key"] == "seq_len" else None
+        return self.scenario.workload.tokens_per_sample
 
     @property
     def samples(self) -> int:
@@ -107,7 +106,17 @@ class Question:
 
     def steps(self, scenario: Scenario) -> int:
         """Steps of all epochs; the last of each is whole, as torch's DistributedSampler pads it."""
-        return self.target.epochs * ceil(self.samples / global_batch_of(scenario))
+        steps = self.target.epochs * ceil(self.samples / global_batch_of(scenario))
+        return steps if self.critical_batch is None else ceil(steps * self.growth(scenario))
+
+    def growth(self, scenario: Scenario) -> float:
+        """How many times the target's samples a global batch needs: 1 + B / critical batch.
+
+        Source: McCandlish et al. 2018 (arXiv:1812.06162). 1 where it is not known.
+        """
+        if self.critical_batch is None:
+            return 1.0
+        return 1 + global_batch_of(scenario) / self.critical_batch
 
     def cost(self, gpus: int, time_s: float) -> float | None:
         """Cost at the price of a GPU-hour; None without a price."""

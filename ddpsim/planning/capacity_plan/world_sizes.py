@@ -154,4 +154,7 @@ def _capacity(asked: Question, scenario: Scenario, result: Result) -> Capacity:
         fits=None if fits and memory.activations is None else fits,
         bottleneck=f"{result.bottleneck.kind}: {result.bottleneck.text}",
         warnings=tuple(said for said in result.warnings if fits or _OUT_OF_MEMORY not in said),
+        samples_factor=asked.growth(scenario),
+        tokens_per_s=result.training.tokens_per_s if result.training else None,
+        mfu=result.training.mfu if result.training else None,
     )

@@ -1,0 +1,54 @@
+"""The arithmetic around a step, in words: global batch, epoch, learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpsim.report.lines import labelled
+from ddpsim.result.training import Epoch, LearningRate, Training
+from ddpsim.units import format_long_duration, format_number, format_percent
+from ddpsim.wording import counted
+
+__all__ = ["learning_rate_in_words", "step_in_words", "training_lines"]
+
+
+def step_in_words(training: Training) -> str:
+    """`1,024 samples a step, MFU 8.9%`."""
+    mfu = f", MFU {format_percent(training.mfu)}" if training.mfu else ""
+    return f"{training.global_batch:,} samples a step{mfu}"
+
+
+def training_lines(training: Training) -> Iterator[str]:
+    """What is known of tokens, epochs and the learning rate."""
+    if training.tokens_per_s and (training.epoch or training.learning_rate):
+        yield from labelled("tokens", f"{format_number(training.tokens_per_s)} a second")
+    if epoch := training.epoch:
+        yield from labelled("epoch", _epoch(epoch))
+    if rate := training.learning_rate:
+        yield from labelled("advice", learning_rate_in_words(rate, training.global_batch))
+
+
+def _epoch(epoch: Epoch) -> str:
+    if not epoch.steps:
+        return f"no step: {epoch.samples:,} samples fill no batch on every rank, and are dropped"
+    others = ""
+    if epoch.padded_samples:
+        others = f", {epoch.padded_samples:,} of them taken twice to pad"
+    if epoch.dropped_samples:
+        others = f", {epoch.dropped_samples:,} of them dropped"
+    took = format_long_duration(epoch.time_s)
+    return f"{counted(epoch.steps, 'step')}, {took}: {epoch.samples:,} samples{others}"
+
+
+def learning_rate_in_words(rate: LearningRate, global_batch: int) -> str:
+    """What a rate becomes for a global batch, by both rules, and its warm-up."""
+    linear, root = f"x {rate.times_linear:.3g}", f"x {rate.times_square_root:.3g}"
+    if rate.linear is not None and rate.square_root is not None:
+        linear, root = f"{rate.linear:.3g} ({linear})", f"{rate.square_root:.3g} ({root})"
+    said = (
+        f"learning rate for {global_batch:,} samples in place of {rate.base_batch:,}: {linear} by "
+        f"the linear rule (Goyal et al. 2017), {root} by the square root"
+    )
+    if rate.warmup_steps is None:
+        return f"{said}; with warm-up"
+    return f"{said}; warm-up over {counted(rate.warmup_steps, 'step')}"
