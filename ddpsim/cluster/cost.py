@@ -63,6 +63,9 @@ class CollectiveCost(Protocol):
         ...
 
 
+_ONE_WAY: tuple[Operation, ...] = ("broadcast", "reduce")
+
+
 @dataclass(frozen=True)
 class SingleRankCost:
     """One rank sends nothing: in place, NCCL launches no kernel (nccl src/enqueue.cc)."""
@@ -89,7 +92,8 @@ class LinkCost:
     links a chunk's latency passes while the next one leaves, so that the slowest link sets the pace
     by its bandwidth, or all of them by a turn around the ring.
     Reduce-scatter and all-gather: the first and the last N-1 steps of that.
-    Broadcast: N-1 latencies, then the message once (pipelined in chunks small beside it).
+    Broadcast: N-1 latencies, then the message once (pipelined in chunks small beside it). A reduce
+    is that backwards.
     Assumes: one ring, full-duplex links that nobody else uses.
     `time_factor` stretches every time, to ask what another network would do.
     """
@@ -102,7 +106,7 @@ class LinkCost:
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
         ranks = self.ranks or len(self.links)
-        if operation == "broadcast":
+        if operation in _ONE_WAY:
             periods = ranks // len(self.links)
             latency_s = periods * math.fsum(link.latency_s for link in self.links)
             latency_s -= self.links[0].latency_s
@@ -138,7 +142,8 @@ class ScheduledCost:
     A broadcast goes round a ring as LinkCost's does (assumed), of parameter servers out of their
     links alone, which is half of an all-reduce; gloo sends it whole down a binomial tree
     (gloo/broadcast.cc). What torch's DataParallel gathers on GPU 0 is broadcast backwards, and
-    takes as long (torch/nn/parallel/comm.py: NCCL's reduce and broadcast).
+    takes as long (torch/nn/parallel/comm.py: NCCL's reduce and broadcast). So does a reduce. Gloo's
+    alone reduces and scatters around its ring, then gathers (gloo/reduce.cc): about an all-reduce.
     Of reduce-scatters and all-gathers gloo's alone are known. torch 2.13 has gloo all-reduce the
     whole input of a reduce-scatter, of which each rank keeps its shard (the profiler's ranges).
     """
@@ -156,7 +161,9 @@ class ScheduledCost:
         if operation == "all_gather":
             return ScheduledTransfer("gloo_all_gather", self.paths, size_bytes)
         transfer = ScheduledTransfer(self.algorithm, self.paths, size_bytes)
-        if operation != "broadcast" or self.algorithm == "gather":
+        if operation == "all_reduce" or self.algorithm == "gather":
+            return transfer
+        if self.algorithm == "gloo_ring" and operation != "broadcast":
             return transfer
         if self.algorithm == "parameter_server":
             return WholeTransfer(0, round(duration_ns(transfer) / 2))
@@ -181,7 +188,8 @@ class AllReduceLogCost:
     Outside the measured sizes `beyond` answers if there is one (links that the scenario states);
     otherwise it is an error, unless `extrapolate`: above, the last two sizes' bandwidth goes on;
     below, the smallest size's time holds. A broadcast is priced as half an all-reduce (assumed:
-    a ring's N-1 hops against 2(N-1)), and below the smallest size as half of that one's time.
+    a ring's N-1 hops against 2(N-1)), and below the smallest size as half of that one's time. So is
+    a reduce.
     `parts`: what of an all-reduce's time reduce-scatters and all-gathers of its size take, where
     that can be told; else `beyond` answers for them.
     A log does not say which part of a time is latency: where transfers share a link (gloo), all
@@ -202,10 +210,13 @@ class AllReduceLogCost:
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
-        parts = dict[Operation, float](self.parts) | {"all_reduce": 1.0, "broadcast": 0.5}
+        parts = dict[Operation, float](self.parts) | {
+            "all_reduce": 1.0,
+            **dict.fromkeys(_ONE_WAY, 0.5),
+        }
         if self.beyond and (operation not in parts or not self.covers(size_bytes)):
             return self.beyond.transfer(operation, size_bytes)
-        if operation == "broadcast":
+        if operation in _ONE_WAY:
             size_bytes = max(size_bytes, self.log.samples[0][0])
         return self._whole(parts[operation] * self._all_reduce_s(size_bytes))
 

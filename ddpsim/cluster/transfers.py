@@ -38,7 +38,7 @@ __all__ = [
 
 # in torch's words; a cost model says which of them it knows (CollectiveCost.operations)
 Operation = Literal["all_reduce", "broadcast", "reduce_scatter", "all_gather", "reduce", "send"]
-REPLICATED: frozenset[Operation] = frozenset({"all_reduce", "broadcast"})
+REPLICATED: frozenset[Operation] = frozenset({"all_reduce", "broadcast", "reduce"})
 SHARDED: frozenset[Operation] = frozenset({"reduce_scatter", "all_gather"})
 # how often the chunks of a message go around a ring, N-1 steps each time
 TURNS: dict[Operation, int] = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}

@@ -40,7 +40,10 @@ _CAPS_MB = (1, 10, 25, 50, 100)
 _SOURCES = ("model", "profile", "trace", "parameters")
 _ROUNDS = "gradients are rounded to 16 bits on the wire"
 
-_AS_DDP = ("ddp.strategy=ddp", "ddp.local_sgd=null", "ddp.fully_shard=null")
+_AS_DDP = (
+    "ddp.strategy=ddp",
+    *("ddp.local_sgd=null", "ddp.parameter_server=null", "ddp.fully_shard=null"),
+)
 _EVERY = 4  # as in the example of torch's PeriodicModelAverager
 _DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()}
 _USUAL = {  # settings that take back what is DDP's alone
@@ -261,6 +264,8 @@ def each_strategy(document: Document) -> Iterator[Option]:
         own = usual if strategy == "per_parameter" else synced
         title = f"ddp.strategy={strategy}"
         yield option(document, title, *own, title=title, note=_unlike(scenario))
+    server = "ddp.strategy=parameter_server"
+    yield option(document, server, *synced, title=server, note=_unlike(scenario))
     local = ("ddp.strategy=local_sgd", f"ddp.local_sgd.every={_EVERY}")
     yield option(document, *local, *synced, title=", ".join(local), note="another training")
     zero1, sharded = "ddp.strategy=zero1", "ddp.strategy=fully_shard"

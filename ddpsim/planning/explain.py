@@ -167,6 +167,12 @@ _OF_STRATEGY: dict[str, dict[str, str]] = {
         "all_reduce": "the all-reduce of all gradients",
     },
     "per_parameter": _ONE_BY_ONE,
+    "parameter_server": {
+        "backward": "backward",
+        "copy_back": "divisions on the servers",
+        "reduce": "gradients reduced to their servers",
+        "broadcast": "parameters sent from their servers",
+    },
     "fully_shard": {
         "backward": "backward, with the gradients' copies",
         "unshard": "copies of gathered parameters",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, TypeVar
 
@@ -55,6 +55,7 @@ class _Change:
     path: str
     value: Any
     setting: str
+    also: tuple[str, ...] = ()  # settings that drop what the change leaves without effect
 
     @classmethod
     def of(cls, why: str, path: str, value: Any) -> _Change:
@@ -150,7 +151,8 @@ def _easing(job: Job, result: Result) -> Iterator[NextStep]:
         for change in changes(trials):
             gain = trials.gain(change, before)
             if gain:
-                yield NextStep(f"{change.why}: throughput {gain}{beside}", (change.setting,))
+                why = f"{change.why}: throughput {gain}{beside}"
+                yield NextStep(why, (change.setting, *change.also))
                 break
 
 
@@ -209,7 +211,9 @@ def _less_communication(trials: _Trials) -> Iterator[_Change]:
         return
     if not job.scenario.ddp.is_ddp:
         why = "DDP: buckets of gradients, sent during the backward"
-        yield _Change.of(why, "ddp.strategy", "ddp")
+        key = job.scenario.ddp.strategy  # may have options of its own
+        also = (f"ddp.{key}=null",) if getattr(job.scenario.ddp, key, None) else ()
+        yield replace(_Change.of(why, "ddp.strategy", "ddp"), also=also)
     yield from trials.in_order([*_two_bytes(job), *_own_buffers(job)])
     micro_batches = 4 * job.scenario.ddp.accumulation_steps
     why = f"communication once in {micro_batches} micro-batches (a larger global batch)"

@@ -119,7 +119,7 @@ class Parts:
         accumulates = ddp.accumulation_steps > 1
         of_ddp = (
             *(ddp.strategy, ddp.gradient_as_bucket_view, accumulates, ddp.no_sync),
-            *(ddp.fully_shard, ddp.powers, _shards(scenario)),
+            *(ddp.fully_shard, ddp.powers, ddp.parameter_server, _shards(scenario)),
         )
         asked = (id(job.model), job.model, scenario.cluster.device, others, of_ddp)
         return self.get("memory", (*asked, scenario.workload.optimizer), job.memory)

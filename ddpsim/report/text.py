@@ -53,6 +53,7 @@ PARTS = {
 _REDUCED = {
     **dict.fromkeys(("ddp", "zero1", "data_parallel"), "bucket"),
     "fully_shard": "reduce-scatter",
+    "parameter_server": "reduce",
 }
 
 

@@ -22,7 +22,14 @@ from ddpsim.scenario.base import Spec, fail, given, word_or_modules
 __all__ = ["Ddp", "FullyShard", "PowerSgd", "StrategyName"]
 
 StrategyName = Literal[
-    "ddp", "naive", "naive_flat", "per_parameter", "local_sgd", "zero1", "fully_shard"
+    "ddp",
+    "naive",
+    "naive_flat",
+    "per_parameter",
+    "parameter_server",
+    "local_sgd",
+    "zero1",
+    "fully_shard",
 ]
 
 
@@ -102,6 +109,14 @@ class LocalSgd(Spec):
     )
 
 
+class ParameterServers(Spec):
+    """Options of strategy: parameter_server."""
+
+    servers: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        1, description="ranks that hold the optimizer, each of a part of the parameters"
+    )
+
+
 def _units(value: Any) -> Any:
     """`blocks`, or names of modules, each once."""
     return word_or_modules(value, ("blocks",), "units")
@@ -173,10 +188,14 @@ class Ddp(Spec):
         "ddp",
         description="ddp; naive: one all-reduce per gradient, after the backward; naive_flat: one "
         "of all gradients, after the backward; per_parameter: one per gradient, from its hook; "
+        "parameter_server: gradients are reduced to servers, which send parameters back; "
         "local_sgd: parameters are averaged every few steps; fully_shard: parameters, gradients "
         "and optimizer are sharded (FSDP2, ZeRO-3); zero1: ddp with ZeroRedundancyOptimizer",
     )
     local_sgd: LocalSgd | None = Field(None, description="of strategy: local_sgd, which needs it")
+    parameter_server: ParameterServers | None = Field(
+        None, description="of strategy: parameter_server; omitted: one server"
+    )
     fully_shard: FullyShard | None = Field(
         None, description="of strategy: fully_shard; omitted: torch's defaults, blocks as units"
     )
@@ -285,9 +304,19 @@ class Ddp(Spec):
             raise fail("local_sgd needs local_sgd: {every: STEPS}", "strategy")
         if self.strategy != "local_sgd" and self.local_sgd is not None:
             raise fail(f"is of strategy: local_sgd, not {self.strategy}; drop one", "local_sgd")
+        if self.strategy != "parameter_server" and self.parameter_server is not None:
+            raise fail(
+                f"is of strategy: parameter_server, not {self.strategy}; drop one",
+                "parameter_server",
+            )
         if self.strategy != "fully_shard" and self.fully_shard is not None:
             raise fail(f"is of strategy: fully_shard, not {self.strategy}; drop one", "fully_shard")
-        if self.torch == "1.4" and self.strategy not in ("ddp", "naive", "naive_flat"):
+        if self.torch == "1.4" and self.strategy not in (
+            "ddp",
+            "naive",
+            "naive_flat",
+            "parameter_server",
+        ):
             raise fail(f"torch 1.4 had no {self.strategy}; choose a newer ddp.torch", "strategy")
         return self
 

@@ -61,6 +61,7 @@ class Scenario(Spec):
             raise fail("DataParallel has no communication hooks; drop it", "ddp.comm_hook")
         if algorithm == "data_parallel" and self.ddp.accumulation_steps > 1:
             raise fail("DataParallel has no no_sync; write 1", "ddp.accumulation_steps")
+        self._check_servers()
         self._check_synced_norms()
         if self.workload.compile and self.ddp.torch == "1.4":
             raise fail(
@@ -83,6 +84,15 @@ class Scenario(Spec):
                 "ddp.fully_shard.mixed_precision.param",
             )
         return self
+
+    def _check_servers(self) -> None:
+        """Raise where there are more parameter servers than ranks."""
+        spec, ranks = self.ddp.parameter_server, self.cluster.world_size
+        if spec and spec.servers > ranks:
+            raise fail(
+                f"{spec.servers} is more than the {ranks} ranks; write at most that",
+                "ddp.parameter_server.servers",
+            )
 
     def _check_synced_norms(self) -> None:
         """Raise where torch or ddpsim has no SyncBatchNorm."""

@@ -12,11 +12,17 @@ from ddpsim.strategies.all_reduces import AllReduces
 from ddpsim.strategies.data_parallel import DataParallel
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
-from ddpsim.strategies.ddp.zero_redundancy import ZeroRedundancy, largest_part, partition
+from ddpsim.strategies.ddp.zero_redundancy import (
+    ZeroRedundancy,
+    largest_part,
+    partition,
+    spread,
+)
 from ddpsim.strategies.fully_shard.groups import Groups
 from ddpsim.strategies.fully_shard.strategy import FullyShard
 from ddpsim.strategies.local_sgd import LocalSgd
 from ddpsim.strategies.model_work import ModelWork
+from ddpsim.strategies.parameter_server import ParameterServer
 from ddpsim.strategies.per_parameter import PerParameter
 from ddpsim.strategies.single_device import SingleDevice
 from ddpsim.strategies.strategy import Strategy
@@ -124,6 +130,14 @@ def _local_sgd(asked: Asked) -> LocalSgd:
     return LocalSgd(asked.work, asked.all_reduces.averaged(), every)
 
 
+def _parameter_server(asked: Asked) -> ParameterServer:
+    spec = asked.scenario.ddp.parameter_server
+    parts = spread(asked.model.parameters, spec.servers if spec else 1)
+    optimizer = largest_part(asked.model, parts, asked.costs)
+    own = replace(asked, model=replace(asked.model, optimizer=optimizer))
+    return ParameterServer.of(asked.model, own.work, parts, asked.costs, asked.ticks)
+
+
 def _fully_shard(asked: Asked) -> FullyShard:
     scenario, ranks = asked.scenario, asked.scenario.cluster.world_size
     groups = Groups(asked.model, scenario.ddp.sharding, asked.costs, asked.ticks, ranks)
@@ -138,6 +152,7 @@ STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
     "naive_flat": _naive_flat,
     "per_parameter": _per_parameter,
     "local_sgd": _local_sgd,
+    "parameter_server": _parameter_server,
     "fully_shard": _fully_shard,
     "data_parallel": _data_parallel,
 }

@@ -110,7 +110,7 @@ def test_gloo_reduces_all_of_what_it_scatters_and_gathers_in_halves() -> None:
 def test_other_algorithms_have_no_price() -> None:
     links = {"intra_node": {"bandwidth": "10 GB/s", "latency": "5 us"}}
     cost = cost_of("gloo", **CORES | links | {"algorithm": "halving_doubling"})
-    assert cost.operations == {"all_reduce", "broadcast"}
+    assert cost.operations == {"all_reduce", "broadcast", "reduce"}
     scenario = load_cluster(cluster(**RING | {"algorithm": "direct"}))
     with pytest.raises(InputError, match="all_gather has no price here; leave algorithm out"):
         collective_table(scenario, "all_gather", [MIB])
@@ -167,7 +167,7 @@ def test_a_log_of_rings_gives_half_of_its_times(log: str) -> None:
 def test_a_log_of_switches_that_sum_gives_none(log: str) -> None:
     """NVLS's all-reduce is faster than two turns around a ring; stated links answer."""
     cost = cost_of(**NVLS | {"all_reduce": log})
-    assert cost.operations == {"all_reduce", "broadcast"}
+    assert cost.operations == {"all_reduce", "broadcast", "reduce"}
     stated = {"bandwidth": "365 GB/s", "latency": "1 us", "switch_bandwidth": "480 GB/s"}
     links = cost_of(**NVLS | {"intra_node": stated})
     held = cost_of(**NVLS | {"intra_node": stated, "all_reduce": log})
@@ -181,3 +181,15 @@ def test_the_table_counts_the_bytes_of_one_turn(cli: Callable[..., Any]) -> None
         (row,) = json.loads(cli("collective", *asked, "--json").out)["rows"]
         assert row["choice"] == "ring Simple"
         assert row["busbw_bytes_per_s"] == pytest.approx(7 / 8 * row["algbw_bytes_per_s"])
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "parameter_server", "halving_doubling"])
+def test_a_reduce_is_a_broadcast_backwards(algorithm: str) -> None:
+    cost = cost_of(**RING | {"nodes": 2, "algorithm": algorithm})
+    for size in (4, MIB, 256 * MIB):
+        assert cost.transfer("reduce", size) == cost.transfer("broadcast", size)
+
+
+def test_gloos_reduce_scatters_and_gathers_as_its_all_reduce_does() -> None:
+    cost = ScheduledCost("gloo_ring", Paths(4, 1, None, Link(50e-6, 1e9)))
+    assert cost.transfer("reduce", MIB) == cost.transfer("all_reduce", MIB)

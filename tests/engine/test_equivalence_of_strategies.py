@@ -24,6 +24,9 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "naive": MICRO_BATCHES,
     "naive_flat": MICRO_BATCHES,
     "per_parameter": MICRO_BATCHES | SYNCED,
+    "parameter_server": st.builds(
+        lambda servers: {"parameter_server": {"servers": servers}}, st.integers(1, 2)
+    ),
     "local_sgd": st.builds(
         lambda every: {"local_sgd": {"every": every}, "accumulation_steps": 1}, st.integers(1, 3)
     ),

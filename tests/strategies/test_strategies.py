@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # those whose ranks share gradients, and whose options all strategies know
 SHIPPED = ["accumulation", "bert-large-4x8-ib", "gloo-cpu", "machines-64xh100", "own-model"]
 SHIPPED += ["resnet50-2x8-25gbit", "resnet50-8xa100", "shared-network", "straggler"]
+SERVER = "ddp.strategy=parameter_server"
 SHARDED = ["ddp.strategy=zero1", "ddp.strategy=fully_shard"]
 NAIVE, FLAT, PER_PARAMETER = (
     f"ddp.strategy={name}" for name in ("naive", "naive_flat", "per_parameter")
@@ -208,7 +209,7 @@ def test_each_strategy_is_compared_with_ddp() -> None:
     as_ddp = document("naive-vs-ddp", "ddp.accumulation_steps=2", *ddp_settings(base))
     changes = {c.title: c for c in compare(parse(as_ddp), each_strategy(as_ddp)).changes}
     averaged = "ddp.strategy=local_sgd, " + local(4)[1]
-    assert list(changes) == [NAIVE, FLAT, PER_PARAMETER, averaged, *SHARDED]
+    assert list(changes) == [NAIVE, FLAT, PER_PARAMETER, SERVER, averaged, *SHARDED]
     first = ddpsim.simulate(parse(as_ddp)).iteration_time_s.mean
     for title, change in changes.items():
         settings = local(4) if "local" in title else (title,)
@@ -221,7 +222,7 @@ def test_each_strategy_leaves_ddps_options_out() -> None:
     options = ("ddp.comm_hook=fp16_compress", "ddp.bucket_cap_mb=5", "ddp.no_sync=false")
     base = document("accumulation", *options)
     changes = compare(parse(base), each_strategy(base)).changes
-    assert [change.problem for change in changes] == [None] * 6
+    assert [change.problem for change in changes] == [None] * 7
     hooks = next(change for change in changes if change.title == PER_PARAMETER)
     assert "ddp.no_sync=true" not in hooks.settings
     with pytest.raises(DdpsimError, match="data_parallel is a strategy of its own"):
@@ -249,6 +250,7 @@ def test_explanations_say_what_a_strategy_does() -> None:
     assert next(each.settings for each in each_flag(base)) == (
         "ddp.strategy=ddp",
         "ddp.local_sgd=null",
+        "ddp.parameter_server=null",
         "ddp.fully_shard=null",
     )
     explained = explain_step(base)

@@ -140,6 +140,13 @@ def _broadcast(model: AllReduceModel, columns: Columns) -> _Parts:
     return _fastest([_nccl_broadcast(regime, columns) for regime in rings], columns)
 
 
+def _reduce(model: AllReduceModel, columns: Columns) -> _Parts:
+    """NCCL's is a broadcast backwards; gloo's scatters around its ring and gathers (reduce.cc)."""
+    if isinstance(model, GlooRing):
+        return _gloo_ring(model, columns)
+    return _broadcast(model, columns)
+
+
 def _reduce_scatter(model: AllReduceModel, columns: Columns) -> _Parts:
     if isinstance(model, GlooRing):
         return _gloo_ring(model, columns)
@@ -322,6 +329,7 @@ def _wire_s_per_byte(model: GlooRing, columns: Columns) -> Floats:
 _PARTS: dict[Operation, Callable[[AllReduceModel, Columns], _Parts]] = {
     "all_reduce": _all_reduce,
     "broadcast": _broadcast,
+    "reduce": _reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
 }

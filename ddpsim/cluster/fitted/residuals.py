@@ -116,7 +116,9 @@ class CorrectedCost:
     def transfer(self, operation: Operation, size_bytes: int) -> WholeTransfer:
         """See CollectiveCost; raises InputError where the law has no figures."""
         law = self.law.transfer(operation, size_bytes)
-        correction = self.broadcasts if operation == "broadcast" else self.all_reduces
+        is_gloo = isinstance(self.law.model, GlooRing)
+        as_broadcast = operation == "broadcast" or (operation == "reduce" and not is_gloo)
+        correction = self.broadcasts if as_broadcast else self.all_reduces
         asked = self.law.model, size_bytes, self.law.line_rate
         whole_ns = round(correction.factor(*asked) * duration_ns(law))
         transfer_ns = min(whole_ns, round(correction.link_factor(*asked) * law.transfer_ns))

@@ -81,7 +81,7 @@ class NcclCost:
         """What NCCL takes for a message; for a broadcast it knows no other than a ring."""
         if operation == "all_reduce":
             return choose(self.graph, size_bytes, self.algorithms, self.protocols)
-        like: Operation = "all_reduce" if operation == "broadcast" else operation
+        like: Operation = "all_reduce" if operation in ("broadcast", "reduce") else operation
         return choose(self.graph, size_bytes, ("ring",), self.protocols, like)
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
@@ -196,6 +196,6 @@ def _waits_for_network(cost: NcclCost) -> bool:
 def _transfer(cost: NcclCost, operation: Operation, size_bytes: int) -> Transfer:
     """A step asks for the same sizes again and again."""
     choice = cost.choice(size_bytes, operation)
-    if operation == "broadcast":
+    if operation in ("broadcast", "reduce"):  # one backwards is the other (src/device/reduce.h)
         return cost.broadcast(choice, size_bytes)
     return cost.sent(choice, size_bytes, operation)

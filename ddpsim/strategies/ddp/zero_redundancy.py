@@ -19,7 +19,7 @@ from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Ticks
 from ddpsim.workload.model import Model, Parameter, Work
 
-__all__ = ["ZeroRedundancy", "largest_part", "partition"]
+__all__ = ["ZeroRedundancy", "largest_part", "partition", "spread"]
 
 _Partition = tuple[tuple[int, ...], ...]
 
@@ -36,6 +36,11 @@ def partition(parameters: Sequence[Parameter], ranks: int) -> _Partition:
             f"ZeroRedundancyOptimizer wants parameters of one dtype, not {' and '.join(dtypes)}; "
             "choose fully_shard, with units of one dtype each",
         )
+    return spread(parameters, ranks)
+
+
+def spread(parameters: Sequence[Parameter], ranks: int) -> _Partition:
+    """The largest first, each to the rank with the fewest elements."""
     parts: list[list[int]] = [[] for _ in range(ranks)]
     fewest = [(0, rank) for rank in range(ranks)]  # a heap; of equal ranks the lowest comes first
     for i in sorted(range(len(parameters)), key=lambda i: -parameters[i].numel):

@@ -143,6 +143,41 @@ class LocalSgd(Loop):
         self.averager.average_parameters(self.module.parameters())
 
 
+class Server(Loop):
+    """Servers hold the parameters in parts: the largest first, each to the one with the fewest."""
+
+    servers = 1
+
+    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
+        super().__init__(module, make_input)
+        elements = [0] * self.servers
+        self.server_of: dict[nn.Parameter, int] = {}
+        for parameter in sorted(module.parameters(), key=lambda each: -each.numel()):
+            server = min(range(self.servers), key=lambda i: elements[i])
+            self.server_of[parameter] = server
+            elements[server] += parameter.numel()
+
+    def step(self, calls: Calls, micro_batches: int) -> None:
+        self.optimizer.zero_grad()
+        for _ in range(micro_batches):
+            self.backward()
+        used = [each for each in self.module.parameters() if each.grad is not None]
+        for parameter in used:
+            calls.append(("reduce", parameter.grad.nbytes))
+            dist.reduce(parameter.grad, self.server_of[parameter])
+        own = [each for each in used if self.server_of[each] == dist.get_rank()]
+        for parameter in own:
+            parameter.grad.div_(dist.get_world_size())
+            parameter.data.sub_(parameter.grad, alpha=0.01)
+        for parameter in used:
+            calls.append(("broadcast", parameter.nbytes))
+            dist.broadcast(parameter.data, self.server_of[parameter])
+
+
+class Servers(Server):
+    servers = 2
+
+
 class Ddp(Loop):
     """DDP in buckets of 0.2 MiB, whose reducer tells of each through a hook."""
 
@@ -220,6 +255,8 @@ LOOPS: dict[str, tuple[type[Loop], dict[str, Any]]] = {
     "naive_flat": (NaiveFlat, {"strategy": "naive_flat"}),
     "per_parameter": (PerParameter, {"strategy": "per_parameter"}),
     "per_parameter synced": (PerParameterSynced, {"strategy": "per_parameter", "no_sync": False}),
+    "server": (Server, {"strategy": "parameter_server"}),
+    "servers": (Servers, {"strategy": "parameter_server", "parameter_server": {"servers": 2}}),
     "local_sgd": (LocalSgd, {"strategy": "local_sgd", "local_sgd": {"every": EVERY}}),
     "ddp": (Ddp, {"bucket_cap_mb": 0.2}),
     "ddp zero1": (Zero1, {"strategy": "zero1", "bucket_cap_mb": 0.2}),
@@ -301,6 +338,7 @@ def cases() -> list[tuple[str, str, int]]:
         for micro_batches in (1, 3)
         if not (model == "unused" and loop.startswith("ddp"))
         and not (model == "mixed" and loop == "ddp zero1")
+        and not (loop.startswith("server") and (model in ("dense", "synced") or micro_batches > 1))
         and not ("powerSGD" in loop and (model not in ("tied", "synced") or micro_batches > 1))
     ]
 
