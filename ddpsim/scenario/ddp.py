@@ -163,8 +163,11 @@ class FullyShard(Spec):
 class PowerSgd(Spec):
     """PowerSGD: gradients as products of narrow matrices. Keys are torch's PowerSGDState's."""
 
-    matrix_approximation_rank: Annotated[int, Field(ge=1, le=2)] = Field(
-        1, description="columns of the matrices; more than 2 need a QR, which is not priced"
+    matrix_approximation_rank: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="columns of the matrices; more than 2 need a wrapper"
+    )
+    wrapper: Literal["fp16_compress", "bf16_compress"] | None = Field(
+        None, description="torch's fp16_compress_wrapper or bf16_compress_wrapper around the hook"
     )
     start_powerSGD_iter: Annotated[int, Field(ge=2, le=1000)] = Field(  # noqa: N815 -- torch's name
         2, description="backwards before, of plain all-reduces; torch's default is 1000"
@@ -172,6 +175,17 @@ class PowerSgd(Spec):
     min_compression_rate: Annotated[float, Field(gt=0, le=1000)] = Field(
         2.0, description="a parameter that would shrink by less is reduced as it is"
     )
+
+    @model_validator(mode="after")
+    def _is_orthogonalised_by_gram_schmidt(self) -> PowerSgd:
+        """Torch takes a QR for float32 and more than two columns (powerSGD_hook.py, 31)."""
+        if self.matrix_approximation_rank > 2 and self.wrapper is None:
+            raise fail(
+                f"{self.matrix_approximation_rank} columns of float32 need a QR, which is not "
+                "priced; write at most 2, or a wrapper",
+                "matrix_approximation_rank",
+            )
+        return self
 
 
 class Ddp(Spec):
@@ -260,10 +274,11 @@ class Ddp(Spec):
 
     @property
     def sent_dtype(self) -> Literal["float16", "bfloat16"] | None:
-        """What a compressing hook sends; None: gradients as they are."""
-        if self.comm_hook == "fp16_compress":
+        """What a compressing hook, or a wrapper, casts to; None: gradients stay as they are."""
+        hook = self.powers.wrapper if self.powers else self.comm_hook
+        if hook == "fp16_compress":
             return "float16"
-        return "bfloat16" if self.comm_hook == "bf16_compress" else None
+        return "bfloat16" if hook == "bf16_compress" else None
 
     @model_validator(mode="before")
     @classmethod

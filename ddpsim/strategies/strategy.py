@@ -28,7 +28,7 @@ class Bucket(NamedTuple):
     """Gradients that are sent together: `wire_bytes` of them, and the work around it.
 
     `stages`: in place of one all-reduce; the host waits for the device `before_wait` and does
-    `after_wait` then.
+    `after_wait` then. `kept_bytes`: what else stays of it from step to step.
     """
 
     parameters: tuple[int, ...]
@@ -40,6 +40,7 @@ class Bucket(NamedTuple):
     stages: tuple[Stage, ...] = ()
     before_wait: Launch = _NOTHING
     after_wait: Launch = _NOTHING
+    kept_bytes: int = 0
 
 
 class ResidentBytes(NamedTuple):

@@ -30,16 +30,17 @@ def scenario_of(hook: str = "powerSGD", rate: str = "3 Gbit/s", **ddp: Any) -> S
     )
 
 
-@pytest.mark.parametrize("rank", [1, 2])
-def test_it_sends_narrow_matrices(rank: int) -> None:
+@pytest.mark.parametrize(("rank", "wrapper"), [(1, None), (2, None), (4, "fp16_compress")])
+def test_it_sends_narrow_matrices(rank: int, wrapper: str | None) -> None:
     """Of each weight n r and m r elements where that is less than half of n m; others whole."""
-    scenario = scenario_of(power_sgd={"matrix_approximation_rank": rank})
+    asked = {"matrix_approximation_rank": rank, "wrapper": wrapper}
+    scenario, item_bytes = scenario_of(power_sgd=asked), 2 if wrapper else 4
     wanted = 0
     for parameter in resolve(scenario).model.parameters:
         n = parameter.rows or 0
         m = parameter.numel // n
         narrow = (n + m) * min(n, m, rank)
-        wanted += 4 * (narrow if 2 * narrow < n * m else n * m)
+        wanted += item_bytes * (narrow if 2 * narrow < n * m else n * m)
     listed = ddpsim.simulate(scenario).collectives
     sent = [each.size_bytes for each in listed if each.operation == "all_reduce"]
     assert sum(sent) == wanted
@@ -67,6 +68,21 @@ def test_its_error_is_kept_beside_the_buckets() -> None:
     )
     assert power.buckets > 2 * plain.buckets
     assert power.buckets < 2.1 * plain.buckets
+
+
+def test_a_wrapper_halves_what_is_sent_and_kept_and_costs_two_casts() -> None:
+    plain, half = (
+        ddpsim.simulate(scenario_of(rate="100 Gbit/s", power_sgd={"wrapper": wrapper}))
+        for wrapper in (None, "bf16_compress")
+    )
+    sent = [
+        sum(each.size_bytes for each in result.collectives if each.operation == "all_reduce")
+        for result in (plain, half)
+    ]
+    assert sent[0] == 2 * sent[1]
+    buckets = resolve(scenario_of("none")).memory().buckets
+    kept = [result.memory_bytes_per_gpu.buckets - buckets for result in (plain, half)]
+    assert kept[0] == 2 * kept[1]
 
 
 def test_plain_all_reduces_come_first() -> None:

@@ -4,7 +4,8 @@ Source: torch 2.13 torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py.
 matrix of n rows and m columns. It is compressed where (n + m) r is small beside n m (79-104); the
 others are reduced together as they are (563). Then P = M Q (557) is reduced, orthogonalised, and
 Q = M^T P (593) is (602); M is P Q^T (614). The callbacks run within the hook, on the host's thread,
-and `torch.cuda.synchronize` (628) ends it: no backward goes on meanwhile.
+and `torch.cuda.synchronize` (628) ends it: no backward goes on meanwhile. A wrapper casts the
+bucket before all that, and back after it (default_hooks.py: fp16_compress_wrapper).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ddpsim.strategies.strategy import Bucket, Stage
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.workload.model import ITEM_BYTES, Parameter, Work, joined
 
-__all__ = ["in_stages", "kept_bytes"]
+__all__ = ["in_stages"]
 
 
 class _Matrix(NamedTuple):
@@ -29,13 +30,18 @@ class _Matrix(NamedTuple):
     rows: int
     columns: int
     rank: int
+    item_bytes: int
 
 
 def in_stages(
     bucket: Bucket, parameters: Sequence[Parameter], spec: PowerSgd, costs: DdpCosts, ticks: Ticks
 ) -> Bucket:
     """A bucket of these parameters under PowerSGD; raises InputError where no shape is known."""
-    work = _Hook(parameters, spec, costs, ticks)
+    dtype = costs.ddp.sent_dtype or parameters[0].dtype
+    parameters = [parameter._replace(dtype=dtype) for parameter in parameters]
+    size_bytes = sum(parameter.size_bytes for parameter in parameters)
+    wrapped = [costs.moved(bucket.size_bytes + size_bytes)] if costs.ddp.sent_dtype else []
+    work = _Hook(parameters, spec, costs, ticks, [costs.operator(cast) for cast in wrapped])
     item_bytes = ITEM_BYTES[parameters[0].dtype]
     p_bytes = item_bytes * sum(m.rows * m.rank for m in work.matrices)
     q_bytes = item_bytes * sum(m.columns * m.rank for m in work.matrices)
@@ -43,27 +49,30 @@ def in_stages(
     return bucket._replace(
         wire_bytes=others_bytes + p_bytes + q_bytes,
         stages=(
-            Stage(work.before(bucket.size_bytes), others_bytes, "uncompressed gradients"),
+            Stage(work.before(size_bytes), others_bytes, "uncompressed gradients"),
             Stage(work.unpacked(others_bytes), p_bytes, "PowerSGD's P"),
             Stage(work.orthogonal_and_multiplied(), q_bytes, "PowerSGD's Q"),
         ),
         before_wait=work.decompressed(q_bytes),
-        after_wait=work.error(bucket.size_bytes),
+        after_wait=work.error(size_bytes),
+        kept_bytes=size_bytes + p_bytes + q_bytes,
     )
-
-
-def kept_bytes(bucket: Bucket) -> int:
-    """What stays of a bucket from step to step: its error, P and Q."""
-    return bucket.size_bytes + sum(stage.size_bytes for stage in bucket.stages[1:])
 
 
 class _Hook:
     """The hook's work on one bucket, each operator of it launched by the host."""
 
     def __init__(
-        self, parameters: Sequence[Parameter], spec: PowerSgd, costs: DdpCosts, ticks: Ticks
+        self,
+        parameters: Sequence[Parameter],
+        spec: PowerSgd,
+        costs: DdpCosts,
+        ticks: Ticks,
+        casts: Sequence[Work] = (),
     ) -> None:
+        """`casts`: of a wrapper, of the bucket before the hook, and back after it."""
         self._costs = costs
+        self._casts = casts
         self._ticks = ticks
         shaped = [(parameter, _matrix(parameter, spec)) for parameter in parameters]
         self.matrices = [matrix for _, matrix in shaped if matrix]
@@ -75,6 +84,7 @@ class _Hook:
         passes = [self._moved(3 * size_bytes), self._moved(2 * size_bytes)]
         return self._launch(
             [
+                *self._casts,
                 *passes,
                 self._moved(2 * others_bytes),
                 *self._orthogonal("columns"),
@@ -97,7 +107,7 @@ class _Hook:
 
     def error(self, size_bytes: int) -> Launch:
         """What the compression has lost: the copy less the bucket."""
-        return self._launch([self._moved(3 * size_bytes)])
+        return self._launch([self._moved(3 * size_bytes), *self._casts])
 
     def _products(self) -> list[Work]:
         """One of each matrix, which reads or writes all of it: bound by memory."""
@@ -107,7 +117,7 @@ class _Hook:
         """Gram-Schmidt, an operator each: norm and quotient of a column, the rest projected."""
         found: list[Work] = []
         for matrix in self.matrices:
-            column_bytes = 4 * (matrix.rows if side == "rows" else matrix.columns)
+            column_bytes = matrix.item_bytes * (matrix.rows if side == "rows" else matrix.columns)
             operators = 2 * matrix.rank + 4 * (matrix.rank - 1)
             found += operators * [self._moved(2 * column_bytes)]
         return found
@@ -131,4 +141,4 @@ def _matrix(parameter: Parameter, spec: PowerSgd) -> _Matrix | None:
     rank = min(rows, columns, spec.matrix_approximation_rank)
     if (rows + columns) * rank * spec.min_compression_rate >= rows * columns:
         return None
-    return _Matrix(parameter.size_bytes, rows, columns, rank)
+    return _Matrix(parameter.size_bytes, rows, columns, rank, ITEM_BYTES[parameter.dtype])

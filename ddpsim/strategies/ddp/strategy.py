@@ -10,7 +10,7 @@ from math import ceil
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.buckets import Assignment, plan_buckets
 from ddpsim.strategies.ddp.costs import DdpCosts
-from ddpsim.strategies.ddp.power_sgd import in_stages, kept_bytes
+from ddpsim.strategies.ddp.power_sgd import in_stages
 from ddpsim.strategies.ddp.reducer import Buffers, Reducer, ReducerWork
 from ddpsim.strategies.instructions import Compute, Instruction, LoadBatch, Mark, compute_all
 from ddpsim.strategies.model_work import ModelWork
@@ -147,7 +147,7 @@ class DistributedDataParallel(Strategy):
         activations there are both. A parameter without a gradient has a place in a bucket alone.
         """
         held = super().resident_bytes(model, optimizer_bytes)
-        kept = sum(kept_bytes(bucket) for bucket in self.compressed_buckets)
+        kept = sum(bucket.kept_bytes for bucket in self.compressed_buckets)
         held = held._replace(buckets=model.gradient_bytes + kept)
         is_view = self.bucket_view and self._reductions == self.model.accumulation_steps
         return held._replace(gradients=0) if is_view else held
