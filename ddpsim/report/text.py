@@ -36,7 +36,6 @@ from ddpsim.wording import ranks
 
 __all__ = ["PARTS", "render"]
 
-_WIDTH = 100  # columns
 _BUCKET_ROWS = 8
 _STRAGGLERS = 3  # lines
 _COLLECTIVE_ROWS = 10
@@ -89,9 +88,10 @@ def render(
 
 def _answer(result: Result) -> Iterator[str]:
     size = ranks(result.nodes, result.gpus_per_node, result.gpus_by_node)
-    if result.training:
-        size += f", {step_in_words(result.training)}"
-    yield f"{cut(result.name, _WIDTH - 3 - len(size))}   {size}"
+    head = f"{cut(result.name, 70)}   {size}"
+    batch = step_in_words(result.training) if result.training else ""
+    has_room = len(f"{head}, {batch}") <= screen_width()
+    yield f"{head}, {batch}" if batch and has_room else head
     yield ""
     times = result.iteration_time_s
     spread = ""
@@ -105,6 +105,7 @@ def _answer(result: Result) -> Iterator[str]:
         f"scaling {format_percent(result.scaling_efficiency)} of one device without DDP",
     )
     if result.training:
+        yield from labelled("batch", batch) if not has_room else ()
         yield from training_lines(result.training)
     yield from labelled("bottleneck", f"{result.bottleneck.kind}: {result.bottleneck.text}")
     label = "held up by"

@@ -14,7 +14,6 @@ __all__ = [
     "input_size_of",
     "input_values",
     "is_convolutional",
-    "multiplied_weights",
     "polynomial_values",
     "product_of",
     "read_buffers",
@@ -127,8 +126,3 @@ def polynomial_values(
         a + batch * (b + size * (c + size * d))
         for a, b, c, d in zip(fixed, c0, c1, c2, strict=True)
     ]
-
-
-def multiplied_weights(table: dict[str, Any]) -> int:
-    """Elements that matrix products and convolutions read whatever the batch: their weights."""
-    return int(sum(table["forward"]["matmul_elements"]["fixed"]))

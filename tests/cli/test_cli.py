@@ -189,13 +189,13 @@ def test_names_are_cut_and_cannot_move_the_cursor(cli: Cli) -> None:
     first = cli("run", GOOD, "--set", f"name={'x' * 200}").out.splitlines()[0]
     assert first == f"{'x' * 66} ...   16 ranks (2 x 8)"
     first = cli("run", GOOD, "--set", 'name="a\\e[31m b\\nc"').out.splitlines()[0]
-    assert first == "a\\x1b[31m b c   16 ranks (2 x 8)"
+    assert first.split(", ")[0] == "a\\x1b[31m b c   16 ranks (2 x 8)"
 
 
 def test_one_rank_is_singular(cli: Cli) -> None:
     alone = ("--set", "cluster.nodes=1", "--set", "cluster.gpus_per_node=1")
     assert cli("check", GOOD, *alone).out == f"{GOOD}: ok, 1 rank (1 x 1)\n"
-    assert cli("run", GOOD, *alone).out.splitlines()[0].endswith("   1 rank (1 x 1)")
+    assert cli("run", GOOD, *alone).out.splitlines()[0].split(", ")[0].endswith("   1 rank (1 x 1)")
 
 
 def test_lines_stay_within_100_columns_with_late_peers(cli: Cli) -> None:
