@@ -18,6 +18,7 @@ from ddpsim.cluster.cost import (
 from ddpsim.cluster.from_links import broadcast_way, links_are_stated, network_from_links
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.link_sources import algorithm_choices
+from ddpsim.cluster.mesh import Sent, with_groups
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import NO_TRAFFIC, Network, Traffic
 from ddpsim.cluster.transfers import Operation, duration_ns
@@ -50,7 +51,6 @@ _NAMES: dict[Operation, str] = {
     "all_gather": "all-gather",
 }
 _DERIVED = "times of reduce-scatters and all-gathers are derived from those of all-reduces"
-Sent = tuple[Operation, int]  # a collective and its bytes
 
 PRIOR_SLOWDOWN = 1.189
 PRIOR_INTERFERENCE = Uncertainty(0.58, "published average and largest, arXiv 2507.03114")
@@ -74,7 +74,12 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
         _refuse_other_links(scenario.cluster)
     network = replace(network, traffic=_traffic(scenario))
     known = fitted is not None and fitted.interference is not None
-    return network if known or scenario.ddp.backend != "nccl" else _with_prior(network)
+    if not known and scenario.ddp.backend == "nccl":
+        network = _with_prior(network)
+    if not scenario.sends_in_groups:
+        return network
+    ddp = scenario.ddp.model_copy(update={"strategy": "ddp"})
+    return with_groups(network, scenario.model_copy(update={"ddp": ddp}), build_network)
 
 
 def _refuse_other_links(cluster: Cluster) -> None:

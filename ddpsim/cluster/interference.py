@@ -112,6 +112,10 @@ class InterferingCost:
         """See CollectiveCost."""
         return replace(self, cost=self.cost.stretched(factor))
 
+    def stronger(self, factor: float, power: float) -> InterferingCost:
+        """The same with the factors so many times as far above 1, and another power for a model."""
+        return replace(self, effect=self.effect * factor, exponent=self.exponent * power)
+
     def _split(self, transfer: Transfer) -> Transfer:
         if not isinstance(transfer, WholeTransfer):
             return transfer

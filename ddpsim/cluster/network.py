@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.interference import InterferingCost
+from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.provenance import Provenance, Uncertainty
 
 __all__ = [
@@ -56,7 +57,8 @@ class Network:
     `interference`: how wrong its effect may be; None: it is not modelled. `beyond`: what answers
     outside the sizes of a log. `traffic`: what else goes over the nodes' network.
     `measured_bytes`: the least and the largest all-reduce that a profile was fitted to. `by_size`:
-    the uncertainty of messages from so many bytes on, where it depends on them.
+    the uncertainty of messages from so many bytes on, where it depends on them. `groups`: the
+    networks of groups of the ranks, whose costs `cost` has.
     """
 
     cost: CollectiveCost
@@ -69,6 +71,11 @@ class Network:
     traffic: Traffic = NO_TRAFFIC
     measured_bytes: tuple[int, int] | None = None
     by_size: tuple[tuple[int, Uncertainty], ...] = ()
+    groups: tuple[tuple[ProcessGroup, Network], ...] = ()
+
+    def of(self, group: str) -> Network:
+        """That of a group of ranks, or of all."""
+        return dict[str, Network](self.groups).get(group, self)
 
     def uncertainty_of(self, size_bytes: int) -> Uncertainty | None:
         """How wrong the time of one message may be."""

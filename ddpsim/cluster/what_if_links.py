@@ -8,6 +8,7 @@ from ddpsim.cluster.cost import AllReduceLogCost, CollectiveCost, LinkCost, Sche
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
+from ddpsim.cluster.process_groups import GroupedCost
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import Operation, Transfer, WholeTransfer, duration_ns
 
@@ -36,6 +37,8 @@ def quickened(network: Network, factor: float) -> Network | None:
 
 
 def _widened(cost: CollectiveCost, factor: float) -> CollectiveCost | None:
+    if isinstance(cost, GroupedCost):
+        return cost.changed(lambda each: _widened(each, factor) or each)  # links alone have groups
     if isinstance(cost, InterferingCost):
         inner = _widened(cost.cost, factor)
         return None if inner is None else replace(cost, cost=inner)

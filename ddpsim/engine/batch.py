@@ -58,7 +58,7 @@ def _groups(jobs: Sequence[Settled]) -> Iterator[tuple[int, list[tuple[int, Tria
     groups: dict[tuple[int, bool, Hashable], list[tuple[int, Trial]]] = defaultdict(list)
     for place, asked in enumerate(job.request for job in jobs):
         plan, program = asked.plan, asked.program
-        if not plan.needs_no_events:
+        if not plan.needs_no_events or program.is_grouped:
             continue
         more = 0 if asked.varies else _MORE
         if (id(program), more) not in hosts:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ddpsim.cluster.cost import CollectiveCost
-from ddpsim.cluster.transfers import Operation, Transfer
+from ddpsim.cluster.process_groups import cost_of
+from ddpsim.cluster.transfers import Operation, ProcessGroup, Transfer
 from ddpsim.errors import InputError
 from ddpsim.strategies.instructions import Communicate, Instruction, LoadBatch, Synchronize
 from ddpsim.strategies.strategy import Bucket, Strategy
@@ -89,12 +90,12 @@ class Program:
         """Batches that a step loads."""
         return sum(isinstance(instruction, LoadBatch) for instruction in self.steady_step)
 
-    def sent(self) -> set[tuple[Operation, int]]:
-        """Every collective that the loop launches: its operation, and its size in bytes."""
+    def sent(self) -> set[tuple[ProcessGroup, Operation, int]]:
+        """Every collective that the loop launches: its ranks, its operation, its size in bytes."""
         kinds = {self.kind(number) for number in range(self.warmup + self.iterations)}
         steps = [self.strategy.steps[kind] for kind in kinds]
         launched = (i for step in steps for i in step if isinstance(i, Communicate))
-        return {(launch.operation, launch.size_bytes) for launch in launched}
+        return {(launch.group, launch.operation, launch.size_bytes) for launch in launched}
 
     def sent_bytes(self, operation: Operation) -> list[int]:
         """The sizes of steady collectives of one operation, in order of launch, over a period."""
@@ -104,12 +105,19 @@ class Program:
 
     def transfers(self, cost: CollectiveCost) -> list[Transfer]:
         """Every collective that the loop launches, at a cost; raises InputError."""
-        unknown = sorted({operation for operation, _ in self.sent()} - cost.operations)
-        if unknown:
-            known = ", ".join(sorted(cost.operations))
-            raise InputError(
-                "cluster",
-                f"{unknown[0]} has no price here, but {known}; leave algorithm out, and state "
-                "intra_node and inter_node beside a log",
-            )
-        return [cost.transfer(*sent) for sent in sorted(self.sent())]
+        costs: dict[ProcessGroup, CollectiveCost] = {}
+        for group, operation, _ in sorted(self.sent()):
+            costs[group] = cost_of(cost, group)
+            if operation not in costs[group].operations:
+                known = ", ".join(sorted(costs[group].operations))
+                raise InputError(
+                    "cluster",
+                    f"{operation} has no price here, but {known}; leave algorithm out, and state "
+                    "intra_node and inter_node beside a log",
+                )
+        return [costs[group].transfer(op, size) for group, op, size in sorted(self.sent())]
+
+    @cached_property
+    def is_grouped(self) -> bool:
+        """Whether some collectives are among a part of the ranks."""
+        return any(group != "world" for group, *_ in self.sent())

@@ -59,16 +59,18 @@ class Request:
 
         Ranks are folded unless noise is drawn for each. No events are needed where hosts run
         ahead, collectives come one at a time, and nothing slows these; slowdowns of compute must
-        be in thousandths for it (`ddpsim.engine.fast.slow_periods`). A host that computes itself
-        begins a step when all is idle, where there is no noise, traffic or loader.
+        be in thousandths for it (`ddpsim.engine.fast.slow_periods`), and where groups of ranks
+        send at once, as large under one collective as under two. A host that computes itself begins
+        a step when all is idle, where there is no noise, traffic or loader.
         """
         program, transfers = self.program, self.program.transfers(self.cost)
+        rings = [] if program.is_grouped else transfers  # links in groups are alike
         slowed = any(transfer.interference.slows_transfer for transfer in transfers)
         whole = program.comm_workers > 1 or slowed or self.traffic != NO_TRAFFIC
         participants = period = self.world_size
         if self.is_calm:
-            period = 1 if whole else _period(transfers)
-            participants = 1 if _waits_for_none(transfers) else period
+            period = 1 if whole else _period(rings)
+            participants = 1 if _waits_for_none(rings) else period
         thousandths = (1000 * transfer.interference.compute for transfer in transfers)
         return Plan(
             participants,
@@ -77,7 +79,8 @@ class Request:
             and self.kept_deviations is None
             and not program.blocking
             and program.comm_spins
-            and all(factor.denominator == 1 for factor in thousandths),
+            and all(factor.denominator == 1 for factor in thousandths)
+            and (not program.is_grouped or _slow_alike(transfers)),
             repeats=self.is_calm
             and program.blocking
             and program.is_uniform
@@ -119,6 +122,18 @@ class Request:
             stalls=None if self.stalls is None else later(self.stalls),
             kept_deviations=None if self.kept_deviations is None else later(self.kept_deviations),
         )
+
+
+def _slow_alike(transfers: Sequence[Transfer]) -> bool:
+    """Whether compute is as slow under any of them as under several, which are in flight at once.
+
+    Those of different groups are.
+    """
+    slowings = (transfer.interference for transfer in transfers)
+    return len({max(each.compute, each.crowded_compute) for each in slowings}) <= 1 and all(
+        transfer.interference.crowded_compute <= transfer.interference.compute
+        for transfer in transfers
+    )
 
 
 def _period(transfers: Sequence[Transfer]) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.network import NO_TRAFFIC
+from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.engine.fast.host import Host
 from ddpsim.engine.fast.scalar import Lane, Met, closed_form
@@ -166,7 +167,8 @@ def _alone(host: Host, cost: CollectiveCost) -> tuple[Timeline, set[str]]:
     paths = {"lane"}
 
     def meet(launched: Communicate, joined_ns: int) -> Met:
-        transfer = cost.transfer(launched.operation, launched.size_bytes)
+        known = cost_of(cost, launched.group)
+        transfer = known.transfer(launched.operation, launched.size_bytes)
         paths.add(closed_form(transfer))
         return Met(joined_ns, joined_ns + duration_ns(transfer), transfer.interference.compute)
 

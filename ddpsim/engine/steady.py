@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import WholeTransfer, duration_ns
 from ddpsim.engine.fast.host import Host
 from ddpsim.engine.fast.scalar import PER_MILLE
@@ -131,7 +132,9 @@ def _works_before_beginning(
                 return None  # works before it may come after the Record
             case Communicate() if not is_sent:
                 sent, is_sent = (
-                    request.cost.transfer(instruction.operation, instruction.size_bytes),
+                    cost_of(request.cost, instruction.group).transfer(
+                        instruction.operation, instruction.size_bytes
+                    ),
                     True,
                 )
                 if not isinstance(sent, WholeTransfer):

@@ -271,6 +271,9 @@ def each_strategy(document: Document) -> Iterator[Option]:
     zero1, sharded = "ddp.strategy=zero1", "ddp.strategy=fully_shard"
     yield option(document, zero1, title=zero1)
     yield option(document, sharded, *usual, title=sharded, note=_unlike(scenario))
+    if scenario.cluster.nodes > 1 and scenario.cluster.gpus_per_node > 1:
+        hybrid = "ddp.strategy=hsdp"
+        yield option(document, hybrid, *usual, title=hybrid, note=_unlike(scenario))
 
 
 def _unlike(scenario: Scenario) -> str:
@@ -315,6 +318,6 @@ def _accumulation(ddp: Ddp) -> Iterator[tuple[Sequence[str], str]]:
     for steps in (1, 2, 4):
         if steps != ddp.accumulation_steps:
             yield [f"ddp.accumulation_steps={steps}"], "another global batch"
-    reduces = ddp.is_ddp or ddp.strategy in ("per_parameter", "fully_shard")
+    reduces = ddp.is_ddp or ddp.is_fully_sharded or ddp.strategy == "per_parameter"
     if ddp.accumulation_steps > 1 and reduces:
         yield [f"ddp.no_sync={str(not ddp.no_sync).lower()}"], ""

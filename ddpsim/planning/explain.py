@@ -73,7 +73,7 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
         for what, changed in networks:
             if changed is not None:
                 yield effect(what, replace(job, network=changed).step_s())
-        sent = "collectives" if job.scenario.ddp.strategy == "fully_shard" else "all-reduces"
+        sent = "collectives" if job.scenario.ddp.is_fully_sharded else "all-reduces"
         yield effect(f"{sent} 10 % faster", job.step_s(network=1 / 1.1))
         yield effect("a network that takes no time", job.step_s(network=1 / _ENDLESS))
     if job.program.loader:
@@ -157,6 +157,12 @@ _ONE_BY_ONE = {
     "copy_back": "divisions after the all-reduces",
     "all_reduce": "all-reduces of gradients, one after another",
 }
+_SHARDED = {
+    "backward": "backward, with the gradients' copies",
+    "unshard": "copies of gathered parameters",
+    "all_gather": "all-gathers of parameters",
+    "reduce_scatter": "reduce-scatters of gradients",
+}
 _OF_STRATEGY: dict[str, dict[str, str]] = {
     "ddp": {},
     "zero1": {"buffers": "broadcasts of parameters and buffers"},
@@ -173,12 +179,8 @@ _OF_STRATEGY: dict[str, dict[str, str]] = {
         "reduce": "gradients reduced to their servers",
         "broadcast": "parameters sent from their servers",
     },
-    "fully_shard": {
-        "backward": "backward, with the gradients' copies",
-        "unshard": "copies of gathered parameters",
-        "all_gather": "all-gathers of parameters",
-        "reduce_scatter": "reduce-scatters of gradients",
-    },
+    "fully_shard": _SHARDED,
+    "hsdp": _SHARDED | {"all_reduce": "all-reduces of gradients between nodes"},
     "local_sgd": {
         "backward": "backward",
         "all_reduce": "the average of the parameters",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.network import NO_TRAFFIC, Network
+from ddpsim.cluster.process_groups import cost_of, interfering
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.engine.noise import (
     KeptDeviations,
@@ -105,12 +106,7 @@ class Job:
         if (compute, host, overheads) != (1, 1, 1):
             program = self._stretched_program(compute, host, overheads)
         cost = self.network.cost.stretched(network)
-        if isinstance(cost, InterferingCost):
-            cost = replace(
-                cost,
-                effect=cost.effect * interference,
-                exponent=cost.exponent * interference_exponent,
-            )
+        cost = interfering(cost, lambda each: each.stronger(interference, interference_exponent))
         loader, traffic, warmup = program.loader, self.network.traffic, 1
         if loader:
             usual_ns, loader = loader.batch_ns, loader.stretched(data)
@@ -220,7 +216,9 @@ class Job:
         compute_s = mean_step_s(bare)
         sent, period = self._sent, self.program.strategy.period
         cost = self.network.cost
-        transfers = [cost.transfer(each.operation, each.size_bytes) for each in sent]
+        transfers = [
+            cost_of(cost, each.group).transfer(each.operation, each.size_bytes) for each in sent
+        ]
         comm_s = sum(duration_ns(transfer) for transfer in transfers) / period / NS_PER_S
         uncovered_s = max(0.0, comm_s - self._covering_ns(bare) / NS_PER_S)
         return Baselines(compute_s, compute_s + comm_s, compute_s + uncovered_s)
@@ -357,9 +355,9 @@ def _cost_provenance(ddp: Ddp) -> Provenance:
     if ddp.is_ddp:
         reducer = "torch's reducer: kernels and bytes; host time per hook measured on CPU tensors"
         return Provenance("DDP's own cost", reducer, "published")
-    if ddp.strategy == "fully_shard":
+    if ddp.is_fully_sharded:
         hooks = "host time of its hooks measured on CPU tensors; copies by their bytes"
-        return Provenance("cost of fully_shard", hooks, "published")
+        return Provenance(f"cost of {ddp.strategy}", hooks, "published")
     call = f"{format_duration(PYTHON_COLLECTIVE_S)} a call of torch.distributed"
     calls = f"{call}; copies and divisions by their bytes"
     return Provenance(f"cost of {ddp.strategy}", calls, "assumed")

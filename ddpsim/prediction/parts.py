@@ -53,7 +53,7 @@ class Parts:
         of_ddp = (scenario.may_leave_unused, ddp.backend, ddp.gathers_half)
         asked = (scenario.workload, device, *of_ddp)
         model = self.get("model", asked, lambda: build_model(scenario))
-        if not model.is_compiled or ddp.strategy == "fully_shard":  # whose hooks break graphs
+        if not model.is_compiled or ddp.is_fully_sharded:  # whose hooks break graphs
             return model
         graphs = (id(model), model, ddp.bucket_cap_mb, ddp.optimize_ddp, ddp.strategy)
         return self.get("compiled model", graphs, lambda: compiled_model(model, ddp))
@@ -135,10 +135,12 @@ def _program_inputs(
     return id(model), model, overheads, of_cluster, of_workload
 
 
-def _shards(scenario: Scenario) -> int | None:
-    """Over so many ranks parameters or the optimizer are sharded; None: each rank has all."""
-    sharded = scenario.ddp.strategy in ("fully_shard", "zero1")
-    return scenario.cluster.world_size if sharded else None
+def _shards(scenario: Scenario) -> tuple[int, ...] | None:
+    """The mesh of ranks over which a model or its optimizer is sharded; None: each has all."""
+    ddp, cluster = scenario.ddp, scenario.cluster
+    if ddp.strategy == "hsdp":
+        return cluster.nodes, cluster.gpus_per_node
+    return (cluster.world_size,) if ddp.is_fully_sharded or ddp.strategy == "zero1" else None
 
 
 def cluster_profile(scenario: Scenario) -> ClusterProfile | None:

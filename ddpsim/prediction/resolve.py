@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.build import build_network, with_sent_sizes
-from ddpsim.cluster.interference import InterferingCost
+from ddpsim.cluster.mesh import with_sent_in_groups
 from ddpsim.cluster.network import Network
+from ddpsim.cluster.process_groups import interfering
 from ddpsim.cluster.transfers import TURNS
+from ddpsim.engine.program import Program
 from ddpsim.errors import InputError, Problem, ScenarioError, shown
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Built, Parts
@@ -68,11 +70,7 @@ def resolve(
         program, knows_warmup = steady, False  # the first iteration's one bucket is outside a log
     if problems:
         raise ScenarioError(problems)
-    network = with_sent_sizes(
-        _with_model_interference(network, model),
-        sorted({(op, size) for op in TURNS for size in steady.sent_bytes(op)}),
-        steady.sent_bytes("broadcast"),
-    )
+    network = _with_sent(_with_model_interference(network, model), steady)
     ranks_measured = profile is not None and profile.jitter is not None
     return Job(
         *(scenario, model, network, program, overheads, knows_warmup, ddp_times, node_times),
@@ -80,16 +78,27 @@ def resolve(
     )
 
 
+def _with_sent(network: Network, steady: Program) -> Network:
+    """The network with what is told by the collectives that steady steps send."""
+    if network.groups:
+        return with_sent_in_groups(
+            network, steady.sent(), lambda part, sent: with_sent_sizes(part, sent, ())
+        )
+    sent = sorted({(op, size) for op in TURNS for size in steady.sent_bytes(op)})
+    return with_sent_sizes(network, sent, steady.sent_bytes("broadcast"))
+
+
 def _with_model_interference(network: Network, model: Model) -> Network:
     """The network's interference as this model feels it, where that was measured."""
     known = model.interference_exponent
-    if known is None or not isinstance(network.cost, InterferingCost):
+    if known is None or network.interference is None:
         return network
+    exponent = known.value
     power = f"compute slows down by what usual layers do, to the power {known.value:.2f}"
     entry = Provenance("interference with this model", f"{power}; workload.profile", "measured")
     return replace(
         network,
-        cost=replace(network.cost, exponent=known.value),
+        cost=interfering(network.cost, lambda each: replace(each, exponent=exponent)),
         provenance=(*network.provenance, entry),
     )
 

@@ -53,6 +53,7 @@ _REDUCED = {
     **dict.fromkeys(("ddp", "zero1", "data_parallel"), "bucket"),
     "fully_shard": "reduce-scatter",
     "parameter_server": "reduce",
+    "hsdp": "reduction",
 }
 
 

@@ -44,7 +44,7 @@ class Context:
     """What a result needs in addition to the timeline.
 
     `network` names what limits a collective, `broadcast` what is sent before the forward, `reduced`
-    what an all-reduce of gradients sends.
+    what an all-reduce of gradients sends. `ranks_of`: the ranks of a rank's group, in words.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Context:
     strategy: str
     broadcast: str
     reduced: str
+    ranks_of: Callable[[str, int], str]
     memory: Memory
     baselines: Baselines
     knows_warmup: bool
@@ -184,7 +185,7 @@ def summarise(timeline: Timeline, context: Context) -> Result:
         next_steps=(),
         seed=context.seed,
         engine=context.engine,
-        collectives=_collectives(communicating, world_size),
+        collectives=_collectives(communicating, lambda group: context.ranks_of(group, slowest)),
         strategy=context.strategy,
     )
 
@@ -245,13 +246,13 @@ def _buckets(step: Step) -> tuple[BucketTimes, ...]:
     )
 
 
-def _collectives(step: Step, world_size: int) -> tuple[CollectiveTimes, ...]:
+def _collectives(step: Step, ranks_of: Callable[[str], str]) -> tuple[CollectiveTimes, ...]:
     origin_ns = step.start_ns
     return tuple(
         CollectiveTimes(
             operation=span.operation,
             size_bytes=span.wire_bytes,
-            group=f"0-{world_size - 1}" if world_size > 1 else "0",
+            group=ranks_of(span.group),
             cause=span.cause,
             ready_s=(span.ready_ns - origin_ns) / NS_PER_S,
             start_s=(span.met_ns - origin_ns) / NS_PER_S,
@@ -351,6 +352,8 @@ def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> tuple[C
 def _late(step: Step, reduced: list[CommSpan], called: str) -> str:
     """How many buckets, or what else is reduced and `called` so, end after the backward."""
     end_ns = max((s.end_ns for s in step.compute if s.kind == "backward"), default=step.start_ns)
+    if any(span.operation == "reduce_scatter" for span in reduced):  # under HSDP before another
+        reduced = [span for span in reduced if span.num_params]
     late = sum(span.end_ns > end_ns for span in reduced)
     buckets = sum(span.num_params > 0 for span in reduced)
     if 0 < buckets < len(reduced):  # others are stages of one, before its last

@@ -40,7 +40,8 @@ class CommSpan(NamedTuple):
 
     `ready_ns`: its data was there; `joined_ns`: the communication lane had come to it; `met_ns`:
     the last peer had joined; `end_ns`: this rank was done. `bucket` is -1 for other collectives.
-    `number`: its place among the step's collectives; `wire_bytes` are sent for `cause`.
+    `number`: its place among the step's collectives; `wire_bytes` are sent for `cause` among the
+    ranks of `group`: the world, a node, or one rank of each node (across_nodes).
     """
 
     operation: str
@@ -54,6 +55,7 @@ class CommSpan(NamedTuple):
     number: int = 0
     wire_bytes: int = 0
     cause: str = ""
+    group: str = "world"
 
     @property
     def is_of_norm(self) -> bool:

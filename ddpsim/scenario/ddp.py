@@ -30,6 +30,7 @@ StrategyName = Literal[
     "local_sgd",
     "zero1",
     "fully_shard",
+    "hsdp",
 ]
 
 
@@ -42,6 +43,7 @@ _KnownTorch = Literal["1.4", "2.11", "2.12", "2.13", "2.14", "2.15"]
 _KNOWN_TORCH: tuple[str, ...] = get_args(_KnownTorch)
 _LARGEST_CAP = 1_000_000
 _DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
+_FULLY_SHARDED = ("fully_shard", "hsdp")
 _OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
     *("broadcast_buffers", "comm_hook", "power_sgd", "optimize_ddp"),
@@ -142,18 +144,36 @@ class MixedPrecision(Spec):
     )
 
 
+def _reshards(value: Any) -> Any:
+    """True, false, or a number of ranks."""
+    if isinstance(value, bool) or (isinstance(value, int) and value > 0):
+        return value
+    raise ValueError(
+        f"{shown(value)} is neither true, nor false, nor a number of ranks; write true to free "
+        "parameters after the forward, false to keep them, or the number of GPUs in a node"
+    )
+
+
+_Reshards = Annotated[
+    bool | int,
+    PlainValidator(_reshards),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 1}]}),
+]
+
+
 class FullyShard(Spec):
-    """Options of strategy: fully_shard."""
+    """Options of strategy: fully_shard, and of hsdp."""
 
     units: _Units = Field(
         "blocks",
         description="modules that are sharded on their own: blocks (numbered modules, such as "
         "layers.0), or a list of names; all other parameters are the root's",
     )
-    reshard_after_forward: bool = Field(
+    reshard_after_forward: _Reshards = Field(
         default=True,
         description="parameters are freed after the forward (ZeRO-3); false: after the backward "
-        "(ZeRO-2)",
+        "(ZeRO-2); a number, which must be gpus_per_node: each node keeps a copy, parted over its "
+        "ranks",
     )
     mixed_precision: Annotated[
         MixedPrecision, BeforeValidator(given, json_schema_input_type=MixedPrecision | None)
@@ -204,14 +224,16 @@ class Ddp(Spec):
         "of all gradients, after the backward; per_parameter: one per gradient, from its hook; "
         "parameter_server: gradients are reduced to servers, which send parameters back; "
         "local_sgd: parameters are averaged every few steps; fully_shard: parameters, gradients "
-        "and optimizer are sharded (FSDP2, ZeRO-3); zero1: ddp with ZeroRedundancyOptimizer",
+        "and optimizer are sharded (FSDP2, ZeRO-3); hsdp: fully_shard inside each node, an "
+        "all-reduce between nodes; zero1: ddp with ZeroRedundancyOptimizer",
     )
     local_sgd: LocalSgd | None = Field(None, description="of strategy: local_sgd, which needs it")
     parameter_server: ParameterServers | None = Field(
         None, description="of strategy: parameter_server; omitted: one server"
     )
     fully_shard: FullyShard | None = Field(
-        None, description="of strategy: fully_shard; omitted: torch's defaults, blocks as units"
+        None,
+        description="of strategy: fully_shard or hsdp; omitted: torch's defaults, blocks as units",
     )
     bucket_cap_mb: BucketCaps = Field(
         None,
@@ -255,7 +277,12 @@ class Ddp(Spec):
     @property
     def gathers_half(self) -> bool:
         """Whether a module's weights come in half precision, of which the shards are not."""
-        return self.strategy == "fully_shard" and self.sharding.mixed_precision.param is not None
+        return self.is_fully_sharded and self.sharding.mixed_precision.param is not None
+
+    @property
+    def is_fully_sharded(self) -> bool:
+        """Whether torch's fully_shard parts parameters, gradients and optimizer."""
+        return self.strategy in _FULLY_SHARDED
 
     @property
     def splits_graphs(self) -> bool:
@@ -306,7 +333,7 @@ class Ddp(Spec):
     @classmethod
     def _reduces_in_the_backward(cls, value: Any, info: ValidationInfo) -> Any:
         strategy = info.data.get("strategy", "ddp")
-        if not value and strategy not in (*_DDP, "per_parameter", "fully_shard"):
+        if not value and strategy not in (*_DDP, "per_parameter", *_FULLY_SHARDED):
             raise fail(
                 f"strategy: {strategy} reduces nothing in a backward, so it has no no_sync; "
                 "leave it out"
@@ -324,8 +351,9 @@ class Ddp(Spec):
                 f"is of strategy: parameter_server, not {self.strategy}; drop one",
                 "parameter_server",
             )
-        if self.strategy != "fully_shard" and self.fully_shard is not None:
-            raise fail(f"is of strategy: fully_shard, not {self.strategy}; drop one", "fully_shard")
+        if not self.is_fully_sharded and self.fully_shard is not None:
+            of = "fully_shard or hsdp"
+            raise fail(f"is of strategy: {of}, not {self.strategy}; drop one", "fully_shard")
         if self.torch == "1.4" and self.strategy not in (
             "ddp",
             "naive",

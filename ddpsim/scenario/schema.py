@@ -94,6 +94,36 @@ class Scenario(Spec):
                 "ddp.parameter_server.servers",
             )
 
+    @model_validator(mode="after")
+    def _reshards_to_nodes(self) -> Scenario:
+        """Torch takes any divisor of the ranks that share a copy."""
+        ranks, cluster = self.ddp.sharding.reshard_after_forward, self.cluster
+        if isinstance(ranks, bool) or not self.ddp.is_fully_sharded:
+            return self
+        known = {1, cluster.gpus_per_node, self.sharding_ranks}
+        if ranks not in known:
+            raise fail(
+                f"{ranks} ranks are neither those of a node ({cluster.gpus_per_node}) nor all that "
+                f"share a copy ({self.sharding_ranks}), and other groups are not modelled; write "
+                f"{cluster.gpus_per_node}, true or false",
+                "ddp.fully_shard.reshard_after_forward",
+            )
+        return self
+
+    @property
+    def sharding_ranks(self) -> int:
+        """How many ranks share a copy of the model under fully_shard or hsdp."""
+        cluster = self.cluster
+        return cluster.gpus_per_node if self.ddp.strategy == "hsdp" else cluster.world_size
+
+    @property
+    def sends_in_groups(self) -> bool:
+        """Whether some collectives are among a part of the ranks."""
+        ranks = self.ddp.sharding.reshard_after_forward
+        is_kept = not isinstance(ranks, bool) and 1 < ranks < self.sharding_ranks
+        several = self.cluster.world_size > 1
+        return several and (self.ddp.strategy == "hsdp" or (self.ddp.is_fully_sharded and is_kept))
+
     def _check_synced_norms(self) -> None:
         """Raise where torch or ddpsim has no SyncBatchNorm."""
         if not self.workload.sync_batch_norm:
@@ -103,7 +133,7 @@ class Scenario(Spec):
             == "cpu",
             "needs a process for each GPU, and DataParallel has one for all": self.cluster.algorithm
             == "data_parallel",
-            "is not modelled under fully_shard": self.ddp.strategy == "fully_shard",
+            f"is not modelled under {self.ddp.strategy}": self.ddp.is_fully_sharded,
             "that of torch 1.4 is not known; choose a newer ddp.torch": self.ddp.torch == "1.4",
         }
         for reason, holds in reasons.items():

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ddpsim.cluster.transfers import Operation
+from ddpsim.cluster.transfers import Operation, ProcessGroup
 from ddpsim.result.timeline import CommSpan, Kind
 from ddpsim.strategies.ticks import Launch
 
@@ -49,8 +49,9 @@ class Communicate(NamedTuple):
 
     `number` is its place among the iteration's collectives; `bucket` is -1 for other ones. `cause`
     names what is sent. `waits_for`: the number of a Record, up to which alone the collective waits
-    for the compute stream, as on a stream of its own; None: for all of it. `before_ns`: its own
-    work on that stream before it.
+    for the compute stream, as on a stream of its own; None: for all of it. `follows`: the number of
+    another collective, whose end alone it waits for. `before_ns`: its own work on that stream
+    before it. `group`: its ranks; the collectives of each group have a communicator of their own.
     """
 
     number: int
@@ -64,13 +65,15 @@ class Communicate(NamedTuple):
     cause: str = ""
     waits_for: int | None = None
     before_ns: int = 0
+    group: ProcessGroup = "world"
+    follows: int | None = None
 
     def span(self, ready_ns: int, joined_ns: int, met_ns: int, end_ns: int) -> CommSpan:
         """The collective as one rank saw it."""
         size_bytes = self.bucket_bytes or self.size_bytes
         seen = (ready_ns, joined_ns, met_ns, end_ns)
         what = (self.operation, self.bucket, size_bytes, self.num_params)
-        return CommSpan(*what, *seen, self.number, self.size_bytes, self.cause)
+        return CommSpan(*what, *seen, self.number, self.size_bytes, self.cause, self.group)
 
 
 class Await(NamedTuple):
@@ -132,7 +135,8 @@ def numbered(instructions: Iterable[Instruction]) -> Iterator[Instruction]:
     for instruction in instructions:
         if isinstance(instruction, Communicate):
             places[instruction.number] = count
-            yield instruction._replace(number=count)
+            follows = None if instruction.follows is None else places[instruction.follows]
+            yield instruction._replace(number=count, follows=follows)
             count += 1
         elif isinstance(instruction, Await):
             yield Await(places[instruction.number])

@@ -139,10 +139,11 @@ def _parameter_server(asked: Asked) -> ParameterServer:
 
 
 def _fully_shard(asked: Asked) -> FullyShard:
-    scenario, ranks = asked.scenario, asked.scenario.cluster.world_size
+    scenario, ranks = asked.scenario, asked.scenario.sharding_ranks
     groups = Groups(asked.model, scenario.ddp.sharding, asked.costs, asked.ticks, ranks)
     sharded = replace(asked, model=groups.sharded_model)
-    return FullyShard.of(asked.model, scenario.ddp, groups, sharded.around_optimizer)
+    replicas = scenario.cluster.world_size // ranks
+    return FullyShard.of(asked.model, scenario.ddp, groups, sharded.around_optimizer, replicas)
 
 
 STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
@@ -154,6 +155,7 @@ STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
     "local_sgd": _local_sgd,
     "parameter_server": _parameter_server,
     "fully_shard": _fully_shard,
+    "hsdp": _fully_shard,
     "data_parallel": _data_parallel,
 }
 

@@ -20,6 +20,18 @@ MICRO_BATCHES = st.fixed_dictionaries({"accumulation_steps": st.integers(1, 3)})
 SYNCED = st.fixed_dictionaries(
     {"accumulation_steps": st.integers(2, 3), "no_sync": st.just(value=False)}
 )
+SHARDED = st.fixed_dictionaries(
+    {
+        "fully_shard": st.fixed_dictionaries(
+            {
+                "units": st.sampled_from(["blocks", ["m.0"], ["m", "m.0"], ["m"]]),
+                "reshard_after_forward": st.booleans(),
+            }
+        ),
+        "accumulation_steps": st.integers(1, 2),
+        "no_sync": st.booleans(),
+    }
+)
 OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "naive": MICRO_BATCHES,
     "naive_flat": MICRO_BATCHES,
@@ -30,18 +42,8 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "local_sgd": st.builds(
         lambda every: {"local_sgd": {"every": every}, "accumulation_steps": 1}, st.integers(1, 3)
     ),
-    "fully_shard": st.fixed_dictionaries(
-        {
-            "fully_shard": st.fixed_dictionaries(
-                {
-                    "units": st.sampled_from(["blocks", ["m.0"], ["m", "m.0"], ["m"]]),
-                    "reshard_after_forward": st.booleans(),
-                }
-            ),
-            "accumulation_steps": st.integers(1, 2),
-            "no_sync": st.booleans(),
-        }
-    ),
+    "fully_shard": SHARDED,
+    "hsdp": SHARDED,
     "zero1": ddp_options(),
     "ddp": st.builds(lambda own, synced: own | synced, ddp_options(), SYNCED),
 }
@@ -71,7 +73,7 @@ def seen(done: Simulated, rank: int) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("strategy", OPTIONS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data(), model=models())
 def test_folded_ranks_equal_the_plain_model(
     strategy: str, data: st.DataObject, model: Model
@@ -85,7 +87,7 @@ def test_folded_ranks_equal_the_plain_model(
 
 
 @pytest.mark.parametrize("strategy", OPTIONS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data(), model=models())
 def test_noisy_ranks_equal_the_plain_model(
     strategy: str, data: st.DataObject, model: Model

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from two_ranks import observed_of
 
+from ddpsim.cluster.process_groups import ranks_of
 from ddpsim.prediction.program import compile_program
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Communicate
@@ -17,7 +18,7 @@ from ddpsim.workload.model import Model, Parameter, Work
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     pytest.importorskip("torch", reason="torch's fully_shard is the oracle of ours")
-    return observed_of("fully_shard_oracle.py", tmp_path_factory.mktemp("fully_shard"))
+    return observed_of("fully_shard_oracle.py", tmp_path_factory.mktemp("fully_shard"), ranks=4)
 
 
 def model_of(case: dict[str, Any]) -> Model:
@@ -45,47 +46,80 @@ def strategy_of(case: dict[str, Any], **device: Any) -> Strategy:
             "schema": "ddpsim/1",
             "workload": {"model": "resnet18", "batch_per_rank": 1, "precision": "bf16"},
             "ddp": {"strategy": "fully_shard", **case["options"], **device.pop("ddp")},
-            "cluster": {"nodes": 1, "gpus_per_node": 2, **device},
+            "cluster": {"nodes": device.pop("nodes", 1), "gpus_per_node": 2, **device},
         }
     )
     return compile_program(scenario, model_of(case)).strategy
 
 
-def predicted(case: dict[str, Any], **device: Any) -> list[list[Any]]:
-    """Operation and bytes of what every step sends, in order."""
+def predicted(case: dict[str, Any], **device: Any) -> list[tuple[Any, ...]]:
+    """Operation, bytes and ranks of what every step sends from rank 0, in order."""
+    nodes = device.get("nodes", 1)
     step = strategy_of(case, **device).steps[0]
-    return [[i.operation, i.size_bytes] for i in step if isinstance(i, Communicate)]
+    return [
+        (i.operation, i.size_bytes, list(ranks_of(i.group, 0, 2 * nodes, 2)))
+        for i in step
+        if isinstance(i, Communicate)
+    ]
+
+
+def assert_called(case: dict[str, Any]) -> None:
+    """Both steps, on a CPU and on a GPU, whose hosts wait at other places."""
+    nodes = case["nodes"]
+    steps = [
+        [(kind, count * width, ranks) for kind, count, width, ranks in step]
+        for step in case["steps"]
+    ]
+    cpu = predicted(case, nodes=nodes, device="cpu-core", ddp={"backend": "gloo"})
+    gpu = predicted(case, nodes=nodes, device="a100-sxm-80gb", ddp={"backend": "nccl"})
+    for step in steps:
+        assert cpu == gpu == step, case["case"]
 
 
 def called(observed: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [case for case in observed if "steps" in case]
 
 
+def one_group(observed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [case for case in called(observed) if case["nodes"] == 1]
+
+
 def test_memory_is_what_torchs_tracker_finds(observed: list[dict[str, Any]]) -> None:
     """Within 1 %: it counts activations too, which are small in these models."""
     peaks = [case for case in observed if "peak_bytes" in case]
-    assert len(peaks) == 3
+    assert len(peaks) == 5
     for case in peaks:
         model = model_of(case)
-        strategy = strategy_of(case, device="a100-sxm-80gb", ddp={"backend": "nccl"})
+        nodes = case["nodes"]
+        strategy = strategy_of(case, nodes=nodes, device="a100-sxm-80gb", ddp={"backend": "nccl"})
         held = strategy.resident_bytes(model, 0)
         assert sum(held) == pytest.approx(case["peak_bytes"], rel=0.01)
 
 
 def test_collectives_equal_those_of_fully_shard(observed: list[dict[str, Any]]) -> None:
-    """Of both steps, on a CPU and on a GPU, whose hosts wait at other places."""
-    for case in called(observed):
-        expected = [[kind, count * width] for kind, count, width in case["steps"][0]]
-        for step in case["steps"]:
-            assert [[kind, count * width] for kind, count, width in step] == expected
-        cpu = predicted(case, device="cpu-core", ddp={"backend": "gloo"})
-        gpu = predicted(case, device="a100-sxm-80gb", ddp={"backend": "nccl"})
-        assert cpu == gpu == expected, case["case"]
+    for case in one_group(observed):
+        assert_called(case)
+
+
+def test_collectives_of_a_mesh_equal_those_of_fully_shard(observed: list[dict[str, Any]]) -> None:
+    """HSDP, and parameters that are gathered again in a node: among which ranks each is."""
+    kinds = set()
+    for case in (case for case in called(observed) if case["nodes"] == 2):
+        assert_called(case)
+        kinds |= {(case["case"][0], kind, *ranks) for kind, _, _, ranks in case["steps"][0]}
+    assert kinds == {
+        ("hsdp", "all_gather", 0, 1),
+        ("hsdp", "reduce_scatter", 0, 1),
+        ("hsdp", "all_reduce", 0, 2),
+        ("fully_shard", "all_gather", 0, 1, 2, 3),
+        ("fully_shard", "all_gather", 0, 1),
+        ("fully_shard", "reduce_scatter", 0, 1, 2, 3),
+    }
 
 
 def test_the_oracle_tells_cases_apart(observed: list[dict[str, Any]]) -> None:
     """Parameters kept are not gathered again, and unsynchronised micro-batches reduce nothing."""
-    cases = called(observed)
+    cases = one_group(observed)
     for place in range(0, len(cases), 4):
         usual, kept, quiet, synced = (
             [call[0] for call in case["steps"][0]] for case in cases[place : place + 4]

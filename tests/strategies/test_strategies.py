@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SHIPPED = ["accumulation", "bert-large-4x8-ib", "gloo-cpu", "machines-64xh100", "own-model"]
 SHIPPED += ["resnet50-2x8-25gbit", "resnet50-8xa100", "shared-network", "straggler"]
 SERVER = "ddp.strategy=parameter_server"
-SHARDED = ["ddp.strategy=zero1", "ddp.strategy=fully_shard"]
+SHARDED = [f"ddp.strategy={name}" for name in ("zero1", "fully_shard", "hsdp")]
 NAIVE, FLAT, PER_PARAMETER = (
     f"ddp.strategy={name}" for name in ("naive", "naive_flat", "per_parameter")
 )

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
 from ddpsim.cluster.algorithms.max_plus import Ticks, ring_ends_ns
-from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer, duration_ns
+from ddpsim.cluster.cost import CollectiveCost
+from ddpsim.cluster.process_groups import GroupedCost
+from ddpsim.cluster.transfers import (
+    ProcessGroup,
+    RingTransfer,
+    ScheduledTransfer,
+    Transfer,
+    duration_ns,
+)
 from ddpsim.engine.fast.scalar import Met, closed_form
 
-__all__ = ["Collective", "Waits", "collective_ends_ns"]
+__all__ = ["Collective", "InFlight", "Waits", "collective_ends_ns"]
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What it is in each trial (or in all), its last arrival [trials, 1], its ends."""
+    """What it is in each trial (or in all), its last arrival [trials, 1 or ranks], its ends."""
 
     transfers: Sequence[Transfer]
     met_ns: Ticks
@@ -25,7 +34,8 @@ class Collective:
     def of(self, trial: int, rank: int) -> Met:
         """As one rank saw it."""
         slowdown = self.transfers[trial % len(self.transfers)].interference.compute
-        return Met(int(self.met_ns[trial, 0]), int(self.ends_ns[trial, rank]), slowdown)
+        met_ns = self.met_ns[trial, rank if self.met_ns.shape[1] > 1 else 0]
+        return Met(int(met_ns), int(self.ends_ns[trial, rank]), slowdown)
 
 
 @dataclass(slots=True)
@@ -46,6 +56,107 @@ class Waits:
         self.comm_ns += times * more.comm_ns
         self.exposed_ns += times * more.exposed_ns
         self.late_ns += times * more.late_ns
+
+
+class InFlight:
+    """The collectives of an iteration, one after the other in each group of ranks.
+
+    Of [trials, ranks], where ranks are all of a mesh or one that stands for them.
+    """
+
+    def __init__(self, shape: tuple[int, int], cost: CollectiveCost) -> None:
+        self._shape = shape
+        self._per_node = cost.gpus_per_node if isinstance(cost, GroupedCost) else shape[1]
+        self._free_ns: dict[ProcessGroup, Ticks | float] = {}  # when a group's lane is
+        self._groups: list[ProcessGroup] = []  # of each collective
+        self._launched: dict[ProcessGroup, list[tuple[Ticks, Collective]]] = {}  # as joined
+        self._ended: dict[ProcessGroup, int] = {}  # so many of them have ended
+
+    def begin(self, start_ns: float | None = None) -> None:
+        """An iteration; at `start_ns`, where nothing is in flight then."""
+        self._groups.clear()
+        self._launched.clear()
+        self._ended.clear()
+        if start_ns is not None:
+            self._free_ns = dict.fromkeys(self._free_ns, start_ns)
+
+    def joined(self, group: ProcessGroup, ready_ns: Ticks) -> Ticks:
+        """When ranks come to a collective that is ready."""
+        return np.maximum(ready_ns, self._free_ns.get(group, 0.0))
+
+    def met(self, group: ProcessGroup, joined_ns: Ticks) -> Ticks:
+        """When the last rank of each group has come."""
+        met_ns: Ticks = self.by_group(group, joined_ns).max(axis=-1, keepdims=True)
+        if met_ns.ndim == joined_ns.ndim:
+            return met_ns
+        members = self._shape[1] // met_ns.shape[1]
+        return self.by_rank(group, np.repeat(met_ns, members, axis=-1))
+
+    def launched(self, group: ProcessGroup, collective: Collective, joined_ns: Ticks) -> None:
+        """One more."""
+        self._free_ns[group] = collective.ends_ns
+        self._groups.append(group)
+        self._launched.setdefault(group, []).append((joined_ns, collective))
+
+    def awaited(self, place: int) -> None:
+        """Those of its group up to this one have ended."""
+        group = self._groups[place]
+        count = self._groups[:place].count(group)
+        self._ended[group] = max(self._ended.get(group, 0), count)
+
+    def within(self, start_ns: Ticks, end_ns: Ticks) -> tuple[Ticks, Ticks]:
+        """Ticks of a wait in which one is in flight, and in which one waits for late peers."""
+        lanes = [
+            _seen(launched[self._ended.get(group, 0) :], start_ns, end_ns)
+            for group, launched in self._launched.items()
+        ]
+        in_flight = [[(joined, ended) for joined, ended, _ in lane] for lane in lanes]
+        late = [[(joined, met) for joined, _, met in lane] for lane in lanes]
+        return _united_ns(in_flight, start_ns), _united_ns(late, start_ns)
+
+    def by_group(self, group: ProcessGroup, of_ranks: Ticks) -> Ticks:
+        """[trials, ranks] to [trials, groups, members], unless all ranks are one group."""
+        if group == "world" or self._shape[1] == 1:
+            return of_ranks
+        meshed = of_ranks.reshape(-1, self._shape[1] // self._per_node, self._per_node)
+        return meshed if group == "node" else meshed.swapaxes(1, 2)
+
+    def by_rank(self, group: ProcessGroup, of_groups: Ticks) -> Ticks:
+        """The reverse."""
+        if of_groups.ndim == len(self._shape):
+            return of_groups
+        meshed = of_groups if group == "node" else of_groups.swapaxes(1, 2)
+        return meshed.reshape(-1, self._shape[1])
+
+
+_Periods = list[tuple[Ticks, Ticks]]
+
+
+def _seen(
+    lane: Sequence[tuple[Ticks, Collective]], start_ns: Ticks, end_ns: Ticks
+) -> list[tuple[Ticks, Ticks, Ticks]]:
+    """Within a wait, of a lane's collectives: from when, to their ends, to the last arrivals.
+
+    In order; a part that ends before it begins is empty.
+    """
+    parts = []
+    for joined_ns, collective in lane:
+        from_ns = np.maximum(start_ns, joined_ns)
+        if (from_ns >= end_ns).all():
+            break
+        ends_ns, met_ns = (np.minimum(end_ns, ns) for ns in (collective.ends_ns, collective.met_ns))
+        parts.append((from_ns, ends_ns, met_ns))
+    return parts
+
+
+def _united_ns(lanes: Sequence[_Periods], like: Ticks) -> Ticks:
+    """Ticks in the periods of one lane or two, each of which has none that overlap."""
+    total_ns = np.zeros_like(like)
+    for start_ns, end_ns in (period for lane in lanes for period in lane):
+        total_ns += np.maximum(0, end_ns - start_ns)
+    for (a_ns, b_ns), (c_ns, d_ns) in product(*lanes) if len(lanes) > 1 else ():
+        total_ns -= np.maximum(0, np.minimum(b_ns, d_ns) - np.maximum(a_ns, c_ns))
+    return total_ns
 
 
 def collective_ends_ns(transfer: Transfer, joined_ns: Ticks) -> tuple[Ticks, str]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import NamedTuple, Protocol
 
-from ddpsim.cluster.transfers import RingTransfer, Transfer, WholeTransfer
+from ddpsim.cluster.transfers import ProcessGroup, RingTransfer, Transfer, WholeTransfer
 from ddpsim.engine.fast.batches import Batches
 from ddpsim.engine.fast.host import Host
 from ddpsim.result.timeline import Kind, RankTimeline, Span
@@ -105,7 +105,7 @@ class Lane:
         self._batches = Batches(host.program.loader)
         self._state: list[int] = []  # of host and loader, since the last step's end
         self._compute_ns = 0  # when the stream has done all that was launched
-        self._comm_ns = 0  # when the communication lane has
+        self._comm_ns: dict[ProcessGroup, int] = {}  # when a group's communication lane has
         self._slow: deque[Slow] = deque()
         self._done_ns: list[int] = []  # of each collective of the iteration
         self._recorded_ns: dict[int, int] = {}
@@ -197,15 +197,19 @@ class Lane:
 
     def _communicate(self, launched: Communicate, launched_ns: int) -> None:
         ready_ns = self._ready_ns(launched, launched_ns)
-        joined_ns = max(ready_ns, self._comm_ns)
+        joined_ns = max(ready_ns, self._comm_ns.get(launched.group, 0))
         met_ns, end_ns, slowdown = self._meet(launched, joined_ns)
         if slowdown != 1 and end_ns > joined_ns:
-            self._slow.append(Slow(joined_ns, end_ns, *slowdown.as_integer_ratio()))
-        self._comm_ns = end_ns
+            slow_while(self._slow, Slow(joined_ns, end_ns, *slowdown.as_integer_ratio()))
+        self._comm_ns[launched.group] = end_ns
         self._done_ns.append(end_ns + launched.after_ns)
         self.timeline.comm.append(launched.span(ready_ns, joined_ns, met_ns, end_ns))
 
     def _ready_ns(self, launched: Communicate, launched_ns: int) -> int:
+        if launched.follows is not None:
+            followed_ns = self._done_ns[launched.follows]
+            self._waited |= followed_ns < launched_ns
+            return max(launched_ns, followed_ns) + launched.before_ns
         if launched.waits_for is not None:
             recorded_ns = self._recorded_ns[launched.waits_for]
             self._waited |= recorded_ns < launched_ns
@@ -221,6 +225,17 @@ class Lane:
             self._compute_ns = done_ns
             while self._slow and self._slow[0].end_ns <= done_ns:
                 self._slow.popleft()
+
+
+def slow_while(known: deque[Slow], more: Slow) -> None:
+    """One more slow period, in order and cut where it overlaps others, which are as slow."""
+    later: list[Slow] = []
+    while known and known[-1].start_ns > more.start_ns:
+        later.append(known.pop())
+    for slow in (more, *reversed(later)):
+        start_ns = max(slow.start_ns, known[-1].end_ns) if known else slow.start_ns
+        if start_ns < slow.end_ns:
+            known.append(slow._replace(start_ns=start_ns))
 
 
 def closed_form(transfer: Transfer) -> str:

@@ -23,7 +23,7 @@ _LATEST = 2**62  # of an int64, with room for a sum
 
 
 class SlowPeriods:
-    """Of so many lanes; factors are in thousandths."""
+    """Of so many lanes; factors are in thousandths, and one where periods may overlap."""
 
     def __init__(self, lanes: int) -> None:
         self._periods: list[tuple[Ticks, Ticks, Ticks]] = []  # start, end, factor of each lane
@@ -33,9 +33,25 @@ class SlowPeriods:
         self._factor = np.full(lanes, PER_MILLE, dtype=np.float64)
 
     def append(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
-        """One more period of every lane, after its others."""
-        self._periods.append((start_ns, end_ns, factor))
-        self._reload(np.flatnonzero(self._at == len(self._periods) - 1))
+        """One more period of every lane, which begins after all that the lane has passed."""
+        known = self._periods
+        if known and (start_ns < known[-1][1]).any():
+            self._insert(start_ns, end_ns, factor)
+            return
+        known.append((start_ns, end_ns, factor))
+        self._reload(np.flatnonzero(self._at == len(known) - 1))
+
+    def _insert(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
+        """Among those to come, in the order of their starts, each without what others cover."""
+        first = int(self._at.min())
+        tail = [*self._periods[first:], (start_ns, end_ns, factor)]
+        starts, ends = (np.stack([period[i] for period in tail]) for i in (0, 1))
+        order = np.argsort(starts, axis=0, kind="stable")
+        starts, ends = (np.take_along_axis(each, order, axis=0) for each in (starts, ends))
+        covered = np.maximum.accumulate(ends, axis=0)
+        starts[1:], ends[1:] = (np.maximum(each[1:], covered[:-1]) for each in (starts, ends))
+        self._periods[first:] = [(*each, factor) for each in zip(starts, ends, strict=True)]
+        self._reload(np.arange(len(self._at)))
 
     def pass_over(self, now_ns: Ticks) -> None:
         """All lanes have come so far."""

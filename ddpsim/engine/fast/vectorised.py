@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
-from ddpsim.cluster.transfers import Transfer, duration_ns
+from ddpsim.cluster.process_groups import cost_of
+from ddpsim.cluster.transfers import ProcessGroup, Transfer, duration_ns
 from ddpsim.engine.fast.clocks import Clocks
-from ddpsim.engine.fast.collectives import Collective, Waits, collective_ends_ns
+from ddpsim.engine.fast.collectives import Collective, InFlight, Waits, collective_ends_ns
 from ddpsim.engine.fast.scalar import PER_MILLE, Lane, closed_form
 from ddpsim.engine.fast.slow_periods import SlowPeriods
 from ddpsim.engine.fast.trials import Trial, TrialStep, TrialWork, column, distinct, side_by_side
@@ -52,7 +53,7 @@ class Lanes:
         self._state: list[Ticks] = []  # of hosts and loaders, since the last step's end
         self._sums = trials[0].sums if len(trials) == 1 else None
         self._compute = np.zeros(self._shape)  # when all that was launched is done
-        self._comm = np.zeros(self._shape)
+        self._comm = InFlight(self._shape, trials[0].cost)
         self._least = np.zeros((len(trials), 1))  # no stream is behind this
         self._slow = SlowPeriods(self._compute.size)
         self._waited = np.zeros(len(trials), dtype=bool)
@@ -60,11 +61,8 @@ class Lanes:
         self._all_comm_ns = np.zeros(self._shape)
         self._step_ends_ns: list[Ticks] = []
         self._collectives: list[Collective] = []
-        self._launched: list[Collective] = []  # of the iteration, as the two that follow
-        self._joined_ns: list[Ticks] = []
-        self._done_ns: list[Ticks] = []
+        self._done_ns: list[Ticks] = []  # of the iteration's collectives
         self._recorded: dict[int, Ticks] = {}
-        self._ended = 0  # so many collectives have ended
         self._repeats = 0
         self._counts = True  # how long ranks wait, and not only when they end
         self._known_transfers: dict[int, Sequence[Transfer]] = {}
@@ -107,8 +105,8 @@ class Lanes:
         No host waits for its device.
         """
         self._clocks.begin(number)
-        for begun in (self._compute, self._comm, self._least):
-            begun[:] = start_ns
+        self._compute[:] = self._least[:] = start_ns
+        self._comm.begin(start_ns)
         self._counts = False
         self._iterate(number)
         return self._compute - start_ns
@@ -152,8 +150,8 @@ class Lanes:
         factors, stalls_ns = self._drawn(number)
         self._waited[:] = False
         self._now = Waits.none(self._shape)
-        self._launched, self._joined_ns, self._done_ns = [], [], []
-        self._ended = 0
+        self._done_ns = []
+        self._comm.begin()
         if stalls_ns is not None:
             self._launch(self._clocks.at_ns)
             self._come_to(self._compute + stalls_ns)
@@ -235,54 +233,46 @@ class Lanes:
         return of_lanes + offsets_ns
 
     def _communicate(self, step: TrialStep, launched_ns: Ticks | float) -> None:
-        joined = np.maximum(self._ready(step, launched_ns), self._comm)
+        launches = [launch for launch in step.each if isinstance(launch, Communicate)]
+        group = launches[0].group
+        joined = self._comm.joined(group, self._ready(launches, launched_ns))
         transfers = self._transfers(step)
-        ends = self._ends(transfers, joined)
+        ends = self._ends(transfers, joined, group)
         _check_exact(ends.max(), _LATEST_NS)
-        collective = Collective(transfers, joined.max(axis=1, keepdims=True), ends)
+        collective = Collective(transfers, self._comm.met(group, joined), ends)
         slowdowns = [transfer.interference.compute for transfer in transfers]
         if any(slowdown != 1 for slowdown in slowdowns) and (ends > joined).any():
             factors = np.array([float(PER_MILLE * s) for s in slowdowns])
             _check_exact(self._longest_ns * factors.max(), _LARGEST)
             each = np.repeat(factors, self._compute.size // len(factors))
             self._slow.append(joined.reshape(-1), ends.reshape(-1), each)
-        after = [launch.after_ns for launch in step.each if isinstance(launch, Communicate)]
-        self._comm = ends
-        self._launched.append(collective)
+        self._comm.launched(group, collective, joined)
         self._collectives.append(collective)
-        self._joined_ns.append(joined)
-        self._done_ns.append(ends + column(after))
+        self._done_ns.append(ends + column([launch.after_ns for launch in launches]))
         if self._counts:
             self._now.comm_ns += ends - joined
 
-    def _ready(self, step: TrialStep, launched_ns: Ticks | float) -> Ticks:
+    def _ready(self, launches: Sequence[Communicate], launched_ns: Ticks | float) -> Ticks:
         """When the data of a collective is there."""
-        launches = [launch for launch in step.each if isinstance(launch, Communicate)]
         before = column([launch.before_ns for launch in launches])
-        if launches[0].waits_for is not None:
-            recorded = self._recorded[launches[0].waits_for]
+        follows, waits_for = launches[0].follows, launches[0].waits_for
+        recorded = None if waits_for is None else self._recorded[waits_for]
+        if follows is not None:
+            recorded = self._done_ns[follows]
+        if recorded is not None:
             self._waited |= (recorded < launched_ns).any(axis=1)
             return np.maximum(recorded, launched_ns) + before
         self._launch(launched_ns)
         return self._compute + before
 
     def _await(self, place: int, launched_ns: Ticks | float) -> None:
-        """Collectives end in the order of their launch: those up to one that was awaited have.
-
-        Later ones are in flight in the wait as far as it is for a hook's work.
-        """
         self._launch(launched_ns)
-        done, first = self._done_ns[place], self._ended
-        self._ended = max(first, place)
-        later = zip(self._launched[first:], self._joined_ns[first:], strict=True)
-        for collective, joined in later:
-            if not self._counts:
-                break
-            waits_from = np.maximum(self._compute, joined)
-            if (waits_from >= done).all():
-                break
-            self._now.exposed_ns += np.maximum(0, np.minimum(done, collective.ends_ns) - waits_from)
-            self._now.late_ns += np.maximum(0, np.minimum(done, collective.met_ns) - waits_from)
+        done = self._done_ns[place]
+        if self._counts:
+            exposed_ns, late_ns = self._comm.within(self._compute, done)
+            self._now.exposed_ns += exposed_ns
+            self._now.late_ns += late_ns
+        self._comm.awaited(place)
         self._come_to(np.maximum(self._compute, done))
 
     @cached_property
@@ -331,22 +321,24 @@ class Lanes:
 
     def _asked_for(self, step: TrialStep) -> Sequence[Transfer]:
         """By each trial; those that share a cost and a size ask once."""
-        found: dict[tuple[int, str, int], Transfer] = {}
+        found: dict[tuple[int, str, str, int], Transfer] = {}
         transfers = []
         each = step.each * (len(self._trials) // len(step.each))
         for trial, launch in zip(self._trials, each, strict=True):
             if isinstance(launch, Communicate):
-                key = (id(trial.cost), launch.operation, launch.size_bytes)
+                key = (id(trial.cost), launch.group, launch.operation, launch.size_bytes)
                 if key not in found:
-                    found[key] = trial.cost.transfer(launch.operation, launch.size_bytes)
+                    cost = cost_of(trial.cost, launch.group)
+                    found[key] = cost.transfer(launch.operation, launch.size_bytes)
                 transfers.append(found[key])
         return transfers
 
-    def _ends(self, transfers: Sequence[Transfer], joined_ns: Ticks) -> Ticks:
+    def _ends(self, transfers: Sequence[Transfer], joined_ns: Ticks, group: ProcessGroup) -> Ticks:
         if len(transfers) == 1:
-            ends, path = collective_ends_ns(transfers[0], joined_ns)
+            of_groups = self._comm.by_group(group, joined_ns)
+            ends, path = collective_ends_ns(transfers[0], of_groups)
             self.paths.add(path)
-            return ends
+            return self._comm.by_rank(group, ends)
         if self._shape[1] == 1:
             self.paths |= {closed_form(transfer) for transfer in transfers}
             return joined_ns + column([duration_ns(transfer) for transfer in transfers])

@@ -75,9 +75,8 @@ class CommLane:
             yield collective.ready
             joined_ns = int(self._env.now)
             launched = collective.launched
-            meeting = self._network.join(
-                collective.key, launched.operation, launched.size_bytes, self._rank
-            )
+            sent = launched.operation, launched.size_bytes
+            meeting = self._network.join(collective.key, *sent, self._rank, launched.group)
             yield from self._take_part(meeting, collective.kept_deviations)
             if self._observe:
                 ready_ns, now = int(collective.ready.value or 0), int(self._env.now)

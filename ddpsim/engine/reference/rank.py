@@ -11,6 +11,7 @@ from typing import Any
 
 from simpy import Environment, Event, Store
 
+from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.engine.noise import BURST_BYTES
 from ddpsim.engine.program import Program
 from ddpsim.engine.reference.comm_lane import Collective, CommLane
@@ -63,16 +64,7 @@ class Rank:
             paced=network.slows_compute,
             tell_busy=lambda busy: network.computes(rank, busy=busy),
         )
-        self.comm = CommLane(
-            env,
-            rank,
-            network,
-            self.compute,
-            timeline.comm.append,
-            workers=program.comm_workers,
-            spins=program.comm_spins,
-            blocking=program.blocking,
-        )
+        self._comm: dict[ProcessGroup, CommLane] = {}  # a communicator of each group
         self._network = network
         self._slowdown = slowdown
         self._stalls_ns = stalls_ns
@@ -140,17 +132,34 @@ class Rank:
         done = self.env.event()
         self._collectives.append(done)
         ready, deviations = self._ready(launched), self._deviations()
-        self.comm.launch(Collective(self._sequence, launched, ready, done, deviations))
+        lane = self._lane(launched.group)
+        lane.launch(Collective(self._sequence, launched, ready, done, deviations))
         self._sent_bytes += launched.size_bytes
+
+    def _lane(self, group: ProcessGroup) -> CommLane:
+        if group not in self._comm:
+            self._comm[group] = CommLane(
+                self.env,
+                self.rank,
+                self._network,
+                self.compute,
+                self.timeline.comm.append,
+                workers=self.program.comm_workers,
+                spins=self.program.comm_spins,
+                blocking=self.program.blocking,
+            )
+        return self._comm[group]
 
     def _ready(self, launched: Communicate) -> Event:
         """Fires with the moment at which the data is there."""
-        if launched.waits_for is None:
-            recorded = self.compute.record()
-        else:
+        if launched.follows is not None:
+            recorded = self._collectives[launched.follows]
+        elif launched.waits_for is not None:
             recorded = self._recorded[launched.waits_for]
-        if launched.waits_for is None and not launched.before_ns:
-            return recorded
+        else:
+            recorded = self.compute.record()
+            if not launched.before_ns:
+                return recorded
         ready = self.env.event()
 
         def prepare() -> Doing:

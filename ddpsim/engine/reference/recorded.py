@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from simpy import Environment
 
 from ddpsim.cluster.cost import CollectiveCost
-from ddpsim.cluster.transfers import Operation, Transfer, WholeTransfer
+from ddpsim.cluster.transfers import Operation, ProcessGroup, Transfer, WholeTransfer
 from ddpsim.engine.program import Program
 from ddpsim.engine.reference.network import Network
 from ddpsim.engine.reference.rank import Doing, Rank
@@ -75,8 +75,10 @@ class _RecordedNetwork(Network):
 
     transfers_ns: Mapping[int, int]
 
-    def priced(self, key: Hashable, operation: Operation, size_bytes: int) -> Transfer:
-        usual = super().priced(key, operation, size_bytes)
+    def priced(
+        self, key: Hashable, operation: Operation, size_bytes: int, group: ProcessGroup
+    ) -> Transfer:
+        usual = super().priced(key, operation, size_bytes, group)
         known_ns = self.transfers_ns.get(key - 1) if isinstance(key, int) else None
         if known_ns is None:
             return usual

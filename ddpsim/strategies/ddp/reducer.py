@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddpsim.cluster.transfers import Operation
 from ddpsim.strategies.instructions import (
@@ -109,7 +109,7 @@ class Reducer:
         yield from self._finalize()
 
     def _communicate(
-        self, operation: Operation, size_bytes: int, cause: str, **bucket: int
+        self, operation: Operation, size_bytes: int, cause: str, **bucket: Any
     ) -> Communicate:
         number = self._collectives
         self._collectives += 1

@@ -47,9 +47,9 @@ class Group:
     Bytes are those of all ranks' shards, with what each parameter is padded by. `gathered_bytes`:
     of the all-gather's output, and of the parameters once copied out of it; `gradient_bytes`: as
     the backward makes them; `scattered_bytes`: of the reduce-scatter's input; 0: no parameter has a
-    gradient. `shard_bytes`: of one rank's reduced gradients. `after_ns`: a cast after the
-    reduce-scatter, on its stream; `accumulate_ns`: there too, where gradients are added to those of
-    an earlier micro-batch.
+    gradient. `sent_shard_bytes`: of one rank's part of them; `shard_bytes`: of its reduced
+    gradients. `after_ns`: a cast after the reduce-scatter, on its stream; `accumulate_ns`: there
+    too, where gradients are added to those of an earlier micro-batch.
     """
 
     name: str
@@ -58,13 +58,17 @@ class Group:
     gathered_bytes: int
     gradient_bytes: int
     scattered_bytes: int
+    sent_shard_bytes: int
     shard_bytes: int
     gather: Launch  # the host's time, and copies of the shards on the all-gather's stream
+    regather: Launch  # the same of shards over the ranks of a node
     copy_out: Launch
     post_forward_ns: int
     copy_in: Launch  # of gradients, with the host's time for the reduce-scatter
     after_ns: int
     accumulate_ns: int
+    kept_bytes: int  # of parameters that a node's ranks keep after the forward, on each of them
+    keep_ns: int  # to copy them
 
     @property
     def is_empty(self) -> bool:
@@ -91,13 +95,17 @@ class Groups:
         gathered, scattered = self._elements(parameters), self._elements(reduced)
         gathered_bytes, gradient_bytes = gathered * ITEM_BYTES[sent], scattered * ITEM_BYTES[sent]
         scattered_bytes = scattered * ITEM_BYTES[summed]
+        sent_shard_bytes = scattered_bytes // self.ranks
         shard_bytes = scattered * ITEM_BYTES[own] // self.ranks
-        cast_bytes = shard_bytes + scattered_bytes // self.ranks if own != summed else 0
+        cast_bytes = shard_bytes + sent_shard_bytes if own != summed else 0
         copied_bytes = gradient_bytes + scattered_bytes
+        kept_bytes = gathered_bytes // (self.kept_by or self.ranks)
+        gather_ns = self._host_ns(_GATHER, parameters)
         return Group(
             *(unit.name, unit.parameters, unit.begins_model),
-            *(gathered_bytes, gradient_bytes, scattered_bytes, shard_bytes),
-            gather=Launch(self._host_ns(_GATHER, parameters), self._copies_ns(gathered, own, sent)),
+            *(gathered_bytes, gradient_bytes, scattered_bytes, sent_shard_bytes, shard_bytes),
+            gather=Launch(gather_ns, self._copies_ns(gathered, own, sent)),
+            regather=Launch(gather_ns, self._moved_ns(2 * kept_bytes)),
             copy_out=Launch(
                 self._host_ns(_COPY_OUT, parameters), self._moved_ns(2 * gathered_bytes)
             ),
@@ -105,7 +113,23 @@ class Groups:
             copy_in=Launch(self._host_ns(_REDUCE, reduced), self._moved_ns(copied_bytes)),
             after_ns=self._moved_ns(cast_bytes),
             accumulate_ns=self._moved_ns(3 * shard_bytes),
+            kept_bytes=kept_bytes,
+            keep_ns=self._moved_ns(2 * kept_bytes),
         )
+
+    @property
+    def kept_by(self) -> int | None:
+        """So many ranks part the parameters after the forward; None: all that share a copy, or all
+        are whole.
+        """
+        ranks = self.spec.reshard_after_forward
+        return None if isinstance(ranks, bool) or ranks in (1, self.ranks) else ranks
+
+    @property
+    def reshards(self) -> bool:
+        """Whether parameters are freed after the forward; torch takes one rank for no."""
+        ranks = self.spec.reshard_after_forward
+        return ranks if isinstance(ranks, bool) else ranks > 1
 
     def gradient_bytes(self, index: int) -> int:
         """Of a parameter's gradient, as the backward makes it."""

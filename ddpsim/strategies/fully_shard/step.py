@@ -2,8 +2,10 @@
 
 Source: torch 2.13's torch/distributed/fsdp/_fully_shard (_fsdp_param_group.py, _fsdp_state.py).
 On a GPU all-gathers and reduce-scatters have a stream each, but one communicator, whose operations
-go one after the other (_set_separate_reduce_scatter_group: "so the two can overlap"). On a CPU each
-is waited for where it is launched.
+go one after the other (_set_separate_reduce_scatter_group: "so the two can overlap"). Under HSDP
+both are among the ranks of a node, and an all-reduce between nodes follows each reduce-scatter, on
+a third stream and another communicator (_fsdp_collectives.py, foreach_reduce). On a CPU each is
+waited for where it is launched.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.strategies.fully_shard.groups import Group
 from ddpsim.strategies.fully_shard.units import ROOT
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, Record, compute
@@ -57,13 +60,20 @@ class Held:
 class Step:
     """The groups' states in one step, as torch keeps them.
 
-    `sends`: there is more than one rank. `blocking`: the host waits where it launches a collective.
+    `sends`: a group shards over more than one rank. `blocking`: the host waits where it launches a
+    collective. `group`: the ranks that share a copy of the model; `replicas`: there are so many
+    copies, whose gradients are all-reduced at `all_reduce_ns` of the host's time each.
+    `keeps_in_node`: after the forward each node keeps a copy, parted over its ranks.
     """
 
     groups: Sequence[Group]
     reshards: bool
     sends: bool
     blocking: bool
+    group: ProcessGroup = "world"
+    replicas: int = 1
+    all_reduce_ns: int = 0
+    keeps_in_node: bool = False
     held: Held = field(default_factory=Held)
     scattered: list[Group] = field(default_factory=list)  # in the last backward, in order
     _collectives: int = 0
@@ -73,9 +83,11 @@ class Step:
     _held_output: int = 0  # bytes of that all-gather
     _pending: dict[int, int] = field(default_factory=dict)  # all-gathers by group
     _whole: set[int] = field(default_factory=set)  # groups that are not sharded
+    _kept: dict[int, int] = field(default_factory=dict)  # groups that nodes keep, and a record
     _forward_order: list[int] = field(default_factory=list)
     _reducing: list[tuple[int, int]] = field(default_factory=list)  # collective, bytes of its input
-    _unfinished: int | None = None  # the last reduce-scatter that no callback has waited for
+    _unfinished: int | None = None  # the last reduction that no callback has waited for
+    _all_reducing: int = 0  # bytes of all-reduces' inputs, held to the end of the backward
     _gradients: dict[int, int] = field(default_factory=dict)  # their bytes, by group
     _accumulated: set[int] = field(default_factory=set)  # groups with unreduced gradients
     _reduced: set[int] = field(default_factory=set)  # groups with gradients on their shards
@@ -118,9 +130,12 @@ class Step:
             if unit not in ended:
                 yield from self._post_backward(unit, reduces, accumulates)
             if self._unfinished is not None:
-                yield from self._await(self._unfinished)
+                if not self.blocking:
+                    yield Await(self._unfinished)
                 self._unfinished = None
         self._free_inputs()
+        self.held.add(-self._all_reducing)
+        self._all_reducing = 0
         self._forward_order.clear()
 
     def _record(self) -> Iterator[Instruction]:
@@ -137,7 +152,9 @@ class Step:
             return
         self.held.add(group.gathered_bytes)
         self._pending[unit] = self._collectives
-        host_ns, copies_ns = group.gather
+        is_kept = unit in self._kept
+        host_ns, copies_ns = group.regather if is_kept else group.gather
+        waits_for = max(self._waits_for, self._kept.get(unit, 0))
         if self.blocking or not self.sends:
             yield Compute("unshard", host_ns, copies_ns if self.sends else 0)
             host_ns = copies_ns = 0
@@ -147,18 +164,19 @@ class Step:
             "all_gather",
             group.gathered_bytes,
             cause=f"parameters of {group.name or _OF_ROOT}, {phase}",
-            waits_for=None if self.blocking else self._waits_for,
+            waits_for=None if self.blocking else waits_for,
             before_ns=copies_ns,
+            group="node" if is_kept else self.group,
         )
-        yield from self._send(gather)
+        if self.sends:
+            yield from self._send(gather)
 
     def _send(self, launched: Communicate) -> Iterator[Instruction]:
-        """Launch a collective, if there is somebody to send to; a CPU waits for it at once."""
-        if self.sends:
-            self._collectives += 1
-            yield launched
-            if self.blocking:
-                yield Await(launched.number)
+        """Launch a collective; a CPU waits for it at once."""
+        self._collectives += 1
+        yield launched
+        if self.blocking:
+            yield Await(launched.number)
 
     def _await(self, collective: int) -> Iterator[Instruction]:
         """Unless it was waited for at its launch, or nothing was sent."""
@@ -174,6 +192,8 @@ class Step:
             return
         group = self.groups[unit]
         yield from self._await(self._pending.pop(unit))
+        if self._kept.pop(unit, None) is not None:
+            self.held.add(-group.kept_bytes)
         self._whole.add(unit)
         self.held.add(group.gathered_bytes)
         if in_forward:
@@ -203,9 +223,19 @@ class Step:
         if self.groups[unit].is_empty:
             return
         if self.reshards and unit != ROOT:
+            if self.keeps_in_node:
+                yield from self._keep(unit)
             self._shard(unit)
         self._forward_order.append(unit)
         yield Compute("forward", self.groups[unit].post_forward_ns, 0)
+
+    def _keep(self, unit: int) -> Iterator[Instruction]:
+        """Copy this rank's part of what its node keeps, which the next all-gather waits for."""
+        group, waited_for = self.groups[unit], self._waits_for
+        self.held.add(group.kept_bytes)
+        yield Compute("unshard", 0, group.keep_ns)
+        yield from self._record()
+        self._kept[unit], self._waits_for = self._waits_for, waited_for
 
     def _pre_backward(self, unit: int) -> Iterator[Instruction]:
         """Copy this unit's parameters out, and gather those of the next one."""
@@ -241,22 +271,52 @@ class Step:
         self._reducing.append((self._collectives, group.scattered_bytes))
         self.scattered.append(group)
         after_ns = group.after_ns + accumulates * group.accumulate_ns
-        if not self.sends:
+        if self.sends:
+            self._unfinished = self._collectives
+            yield from self._send(self._scatter(group, after_ns))
+        if self.replicas > 1:
+            yield from self._all_reduce(group, after_ns)
+        elif not self.sends:
             yield Compute("bucket_copy", 0, after_ns)
-            return
-        self._unfinished = self._collectives
-        scatter = Communicate(
+
+    def _scatter(self, group: Group, after_ns: int) -> Communicate:
+        """Among the ranks of a copy; what is after it waits for an all-reduce, if one follows."""
+        is_last = self.replicas == 1
+        return Communicate(
             self._collectives,
             0,
             "reduce_scatter",
             group.scattered_bytes,
             bucket=len(self.scattered) - 1,
             bucket_bytes=group.scattered_bytes,
-            num_params=len(group.parameters),
-            after_ns=after_ns,
+            num_params=len(group.parameters) if is_last else 0,
+            after_ns=after_ns if is_last else 0,
             cause=f"gradients of {group.name or _OF_ROOT}",
+            group=self.group,
         )
-        yield from self._send(scatter)
+
+    def _all_reduce(self, group: Group, after_ns: int) -> Iterator[Instruction]:
+        """A rank's shard of the gradients, with those of the other copies."""
+        if group.after_ns:  # torch makes a new tensor of another type, and keeps this one
+            self._all_reducing += group.sent_shard_bytes
+            self.held.add(group.sent_shard_bytes)
+        follows = self._unfinished if self.sends else None
+        self._unfinished = self._collectives
+        yield from self._send(
+            Communicate(
+                self._collectives,
+                self.all_reduce_ns,
+                "all_reduce",
+                group.sent_shard_bytes,
+                bucket=len(self.scattered) - 1,
+                bucket_bytes=group.scattered_bytes,
+                num_params=len(group.parameters),
+                after_ns=after_ns,
+                cause=f"gradients of {group.name or _OF_ROOT}, between nodes",
+                group="across_nodes",
+                follows=None if self.blocking else follows,
+            )
+        )
 
     def _hold_gradient(self, unit: int, size_bytes: int) -> None:
         """Unless it is added to an earlier micro-batch's in place."""

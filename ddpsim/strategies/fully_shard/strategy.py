@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
+from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.scenario.ddp import Ddp
+from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
 from ddpsim.strategies.fully_shard.groups import Group, Groups
 from ddpsim.strategies.fully_shard.step import LaunchedPiece, Pass, Step
 from ddpsim.strategies.fully_shard.units import (
@@ -31,7 +33,8 @@ class FullyShard(Strategy):
     """All-gather parameters ahead of their use, reduce-scatter gradients, optimize shards.
 
     `first` and `later`: the passes of the first micro-batch and of others. `shard_bytes`: of the
-    parameters of one rank. `no_sync`: only the last micro-batch reduces.
+    parameters of one rank, of `ranks` that share a copy. `no_sync`: only the last micro-batch
+    reduces. `group`, `replicas`, `all_reduce_ns` and `keeps_in_node`: see `Step`.
     """
 
     groups: tuple[Group, ...]
@@ -46,13 +49,20 @@ class FullyShard(Strategy):
     blocking: bool
     around: AroundOptimizer
     reduced: str = "reduce-scatter"
+    group: ProcessGroup = "world"
+    replicas: int = 1
+    all_reduce_ns: int = 0
+    keeps_in_node: bool = False
 
     @classmethod
-    def of(cls, model: Model, ddp: Ddp, groups: Groups, around: AroundOptimizer) -> FullyShard:
+    def of(
+        cls, model: Model, ddp: Ddp, groups: Groups, around: AroundOptimizer, replicas: int = 1
+    ) -> FullyShard:
         """A model's step; raises InputError for units that torch refuses.
 
         `around`: what the loop does around the optimizer, on shards.
         """
+        reduced = "all-reduce" if replicas > 1 else "reduce-scatter"
         units = plan_units(model, ddp.sharding)
         first, later = _passes(model, units, groups, adds=ddp.no_sync)
         return cls(
@@ -62,11 +72,16 @@ class FullyShard(Strategy):
             optimizer=groups.optimizer(),
             shard_bytes=groups.shard_bytes,
             ranks=groups.ranks,
-            reshards=ddp.sharding.reshard_after_forward,
+            reshards=groups.reshards,
+            keeps_in_node=groups.kept_by is not None,
             micro_batches=ddp.accumulation_steps,
             no_sync=ddp.no_sync,
             blocking=groups.costs.device.kind == "cpu",
             around=around,
+            reduced=reduced,
+            group="node" if ddp.strategy == "hsdp" else "world",
+            replicas=replicas,
+            all_reduce_ns=groups.ticks.host_ns(PYTHON_COLLECTIVE_S),
         )
 
     def step(self, kind: int) -> Iterator[Instruction]:  # noqa: ARG002
@@ -100,7 +115,9 @@ class FullyShard(Strategy):
         return step
 
     def _begun(self) -> Step:
-        return Step(self.groups, self.reshards, self.ranks > 1, self.blocking)
+        sends = self.ranks > 1
+        mesh = self.group, self.replicas, self.all_reduce_ns, self.keeps_in_node
+        return Step(self.groups, self.reshards, sends, self.blocking, *mesh)
 
     def _instructions(self, step: Step) -> Iterator[Instruction]:
         for number in range(self.micro_batches):

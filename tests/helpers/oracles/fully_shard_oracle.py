@@ -1,6 +1,6 @@
-"""Collectives that torch's fully_shard launches: run as rank 0 and 1 of a gloo job, writes JSON.
+"""Collectives that torch's fully_shard launches: run as one of four gloo ranks, writes JSON.
 
-python tests/helpers/oracles/fully_shard_oracle.py RANK STORE_FILE OUTPUT
+python tests/helpers/oracles/fully_shard_oracle.py RANK 4 STORE_FILE OUTPUT
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from two_ranks import run_as_rank
 
 STEPS = 2
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, None: None}
-Calls = list[tuple[str, int, int]]
+Calls = list[tuple[str, int, int, list[int]]]
+NAMES = {"all_gather_single": "all_gather", "all_gather_into_tensor": "all_gather"}
+NAMES |= dict.fromkeys(("reduce_scatter_single", "reduce_scatter_tensor"), "reduce_scatter")
+NAMES["all_reduce"] = "all_reduce"
 
 
 @contextmanager
 def logged(calls: Calls) -> Iterator[None]:
-    """Append each all-gather's output and each reduce-scatter's input: elements and their bytes."""
-    names = {"all_gather_single": "all_gather", "all_gather_into_tensor": "all_gather"}
-    names |= dict.fromkeys(("reduce_scatter_single", "reduce_scatter_tensor"), "reduce_scatter")
-    real = {name: getattr(dist, name) for name in names if hasattr(dist, name)}
+    """Append each all-gather's output and each reduction's input: elements, their bytes, ranks."""
+    real = {name: getattr(dist, name) for name in NAMES if hasattr(dist, name)}
 
     def watched(name: str):  # type: ignore[no-untyped-def]
         def call(*args: Any, **options: Any) -> Any:
-            whole = "output_tensor" if names[name] == "all_gather" else "input"
-            tensors = [options.get(whole), options.get(f"{whole}_tensor"), *args]
-            sizes = [t for t in (*tensors, *options.values()) if isinstance(t, torch.Tensor)]
-            largest = max(sizes, key=torch.Tensor.numel)
-            calls.append((names[name], largest.numel(), largest.element_size()))
+            tensors = [t for t in (*args, *options.values()) if isinstance(t, torch.Tensor)]
+            largest = max(tensors, key=torch.Tensor.numel)
+            ranks = dist.get_process_group_ranks(options["group"])
+            calls.append((NAMES[name], largest.numel(), largest.element_size(), ranks))
             return real[name](*args, **options)
 
         return call
@@ -129,16 +130,21 @@ def observe(
     model: str,
     seed: int,
     choice: str,
-    reshard: bool,
+    reshard: bool | int,
     micro_batches: int,
     no_sync: bool,
     mixed: bool,
+    nodes: int = 1,
+    strategy: str = "fully_shard",
 ) -> dict[str, Any]:
-    """Train a few steps and return what was called in each."""
+    """Train a few steps and return what was called in each, on this many nodes of two ranks."""
     module, x = built(model, seed)
     listed = parameters_of(module)
     order, units = ready_order(module, x), units_of(module, choice)
     precision, options = policy_of(mixed)
+    if nodes == 1 or strategy == "hsdp":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        options["mesh"] = mesh["shard"] if nodes == 1 else mesh
     for name in reversed(units):  # inner ones first
         fully_shard(module.get_submodule(name), reshard_after_forward=reshard, **options)
     fully_shard(module, **options)
@@ -156,6 +162,7 @@ def observe(
         "parameters": listed,
         "ready_order": order,
         "options": {
+            "strategy": strategy,
             "accumulation_steps": micro_batches,
             "no_sync": no_sync,
             "fully_shard": {
@@ -164,7 +171,8 @@ def observe(
                 "mixed_precision": precision,
             },
         },
-        "case": [model, seed, choice, reshard, micro_batches, no_sync, mixed],
+        "nodes": nodes,
+        "case": [strategy, model, seed, choice, reshard, micro_batches, no_sync, mixed],
         "steps": steps,
     }
 
@@ -188,7 +196,9 @@ class Wide(nn.Module):
         return self.head(x)
 
 
-def observe_peak(reshard: bool, mixed: bool) -> dict[str, Any]:
+def observe_peak(
+    reshard: bool | int, mixed: bool, nodes: int = 1, strategy: str = "fully_shard"
+) -> dict[str, Any]:
     """The most that is allocated in a step, by torch's own tracker.
 
     In a group that sends nothing: gloo would copy what it scatters once more.
@@ -196,12 +206,13 @@ def observe_peak(reshard: bool, mixed: bool) -> dict[str, Any]:
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    if dist.get_backend() != "fake":
-        dist.destroy_process_group()
-        dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=2 * nodes, store=FakeStore())
     module, x = Wide(96), torch.ones(1, 96)
     listed = parameters_of(module)
     order, (precision, options) = ready_order(module, x), policy_of(mixed)
+    if strategy == "hsdp":
+        options["mesh"] = init_device_mesh("cpu", (nodes, 2), mesh_dim_names=("replicate", "shard"))
     for layer in module.layers:
         fully_shard(layer, reshard_after_forward=reshard, **options)
     fully_shard(module, **options)
@@ -217,8 +228,10 @@ def observe_peak(reshard: bool, mixed: bool) -> dict[str, Any]:
     return {
         "parameters": listed,
         "ready_order": order,
+        "nodes": nodes,
         "options": {
-            "fully_shard": {"reshard_after_forward": reshard, "mixed_precision": precision}
+            "strategy": strategy,
+            "fully_shard": {"reshard_after_forward": reshard, "mixed_precision": precision},
         },
         "peak_bytes": sum(size for kind, size in peak.items() if "Total" in str(kind)),
     }
@@ -249,8 +262,26 @@ def cases() -> list[tuple[Any, ...]]:
     ]
 
 
+def mesh_cases() -> list[tuple[Any, ...]]:
+    """HSDP, and parameters that are gathered again from the ranks of a node."""
+    meshed = [("hsdp", True, 1, True), ("hsdp", False, 2, False), ("hsdp", True, 2, True)]
+    again = [("fully_shard", 2, 1, True), ("fully_shard", 2, 2, False)]
+    draw = random.Random(11)
+    return [
+        ("calls", model, draw.randrange(1000), choice, *options, draw.random() < 0.5, 2, strategy)
+        for model, choice in (("decoder", "blocks"), ("dense", "nested"))
+        for strategy, *options in (*meshed, *again)
+    ]
+
+
 KINDS = {"calls": observe, "peak": observe_peak}
-PEAKS = [("peak", True, False), ("peak", True, True), ("peak", False, False)]
+PEAKS = [
+    ("peak", True, False),
+    ("peak", True, True),
+    ("peak", False, False),
+    ("peak", 2, False, 2),
+    ("peak", True, True, 2, "hsdp"),
+]
 
 if __name__ == "__main__":
-    run_as_rank(lambda kind, *case: KINDS[kind](*case), [*cases(), *PEAKS])
+    run_as_rank(lambda kind, *case: KINDS[kind](*case), [*cases(), *mesh_cases(), *PEAKS])

@@ -1,0 +1,113 @@
+"""HSDP and parameters kept in nodes: what theory says of their bytes, lanes, links and refusals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from ddpsim.cluster.build import build_network
+from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.cluster.process_groups import GroupedCost, ranks_of
+from ddpsim.cluster.transfers import TURNS, duration_ns
+from ddpsim.errors import InputError, ScenarioError
+from ddpsim.prediction.api import load_scenario, predict
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.resolve import resolve
+from ddpsim.strategies.instructions import Communicate
+from ddpsim.units import NS_PER_S
+
+HSDP = "scenarios/gpt2-xl-hsdp.yaml"
+FEW = ("workload.model=gpt2", "run.iterations=1")
+
+
+def job(*settings: str) -> Job:
+    return resolve(load_scenario(HSDP, [*FEW, *settings]))
+
+
+def sent(job: Job) -> Counter[str]:
+    """Bytes that a rank sends in a step, by its group and the operation."""
+    cluster, total = job.scenario.cluster, Counter[str]()
+    for i in job.program.steady_step:
+        if isinstance(i, Communicate):
+            members = len(ranks_of(i.group, 0, cluster.world_size, cluster.gpus_per_node))
+            part = (members - 1) / members * TURNS[i.operation]
+            total[f"{i.operation} {i.group}"] += round(part * i.size_bytes)
+    return total
+
+
+def test_bytes_are_those_of_zero_in_a_node_and_of_ddp_between_nodes() -> None:
+    """On 4 x 8 ranks: bfloat16 is gathered twice, but the root's; float32 is reduced."""
+    found = job()
+    padded = 4 * sum(group.gathered_bytes // 2 for group in found.program.strategy.groups)  # type: ignore[attr-defined]
+    root = found.program.strategy.groups[0].gathered_bytes  # type: ignore[attr-defined]
+    assert sent(found) == {
+        "all_gather node": pytest.approx(7 / 8 * (padded - root), rel=1e-6),
+        "reduce_scatter node": pytest.approx(7 / 8 * padded, rel=1e-6),
+        "all_reduce across_nodes": pytest.approx(2 * 3 / 4 * padded / 8, rel=1e-6),
+    }
+
+
+def test_one_node_is_sharded_alone_and_one_gpu_a_node_is_replicated() -> None:
+    hsdp, sharded = (
+        predict(load_scenario(HSDP, [*FEW, "cluster.nodes=1", f"ddp.strategy={strategy}"]))
+        for strategy in ("hsdp", "fully_shard")
+    )
+    assert hsdp.iteration_time_s == sharded.iteration_time_s
+    assert hsdp.memory_bytes_per_gpu == sharded.memory_bytes_per_gpu
+    assert set(sent(job("cluster.gpus_per_node=1"))) == {"all_reduce across_nodes"}
+
+
+def test_a_node_keeps_a_copy_which_the_backward_gathers_there() -> None:
+    """The forward's all-gathers cross the network, and the backward's do not."""
+    kept = job("ddp.strategy=fully_shard", "ddp.fully_shard.reshard_after_forward=8")
+    gathers = Counter(i.group for i in kept.program.steady_step if isinstance(i, Communicate))
+    assert gathers == {"world": 13 + 13, "node": 12}  # the root, and blocks; their reductions
+    alone = job("ddp.strategy=fully_shard", "ddp.fully_shard.reshard_after_forward=1")
+    free = job("ddp.strategy=fully_shard", "ddp.fully_shard.reshard_after_forward=false")
+    assert alone.program.steady_step == free.program.steady_step
+
+
+def test_groups_have_links_of_their_own() -> None:
+    """NVLink alone in a node; between nodes an eighth of four NICs, which all groups share."""
+    scenario = load_scenario(HSDP, [*FEW, "cluster.inter_node.nics_per_node=4"])
+    cost = build_network(scenario).cost
+    assert isinstance(cost, GroupedCost)
+    size = 2**28
+    gather_s = duration_ns(cost.node.transfer("all_gather", size)) / NS_PER_S
+    assert gather_s == pytest.approx(7 / 8 * size / 235e9, rel=0.12)
+    reduce_s = duration_ns(cost.across_nodes.transfer("all_reduce", size)) / NS_PER_S
+    assert reduce_s == pytest.approx(2 * 3 / 4 * size / (4 * 12.5e9 / 8), rel=0.12)
+    parts = [getattr(each, "cost", each) for each in (cost.node, cost.across_nodes)]
+    assert [part.graph.ranks for part in parts if isinstance(part, NcclCost)] == [8, 4]
+
+
+def test_an_all_reduce_lets_the_next_reduce_scatter_begin() -> None:
+    """It follows its own reduce-scatter, and has a communicator of its own."""
+    slow = load_scenario(HSDP, [*FEW, "cluster.inter_node.bandwidth=1 GB/s"])
+    collectives = predict(slow).collectives
+    reduces = [each for each in collectives if each.operation == "all_reduce"]
+    scatters = [each for each in collectives if each.operation == "reduce_scatter"]
+    for scatter, reduce in zip(scatters, reduces, strict=True):
+        assert reduce.ready_s == scatter.end_s
+    for reduce, later in pairwise(reduces):
+        assert later.start_s >= reduce.end_s
+    assert scatters[2].start_s < reduces[0].end_s
+    assert (scatters[0].group, reduces[0].group) == ("0-7", "0,8,16,24")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["cluster.weak_links={1: 0.5}"], "cluster.weak_links: is of all ranks, and says nothing"),
+        (["cluster.background={rate: 1 GB/s}"], "cluster.background: is of all ranks"),
+        (["workload.data={rate: 9 samples/s, sample_size: 1 MB}"], "are not modelled under"),
+        (["ddp.fully_shard.reshard_after_forward=3"], "3 ranks are neither those of a node"),
+        (["ddp.fully_shard.reshard_after_forward=half"], "'half' is neither true, nor false"),
+        (["workload.sync_batch_norm=true"], "is not modelled under hsdp"),
+    ],
+)
+def test_what_has_no_groups_is_refused(settings: list[str], message: str) -> None:
+    with pytest.raises((ScenarioError, InputError), match=message):
+        resolve(load_scenario(HSDP, settings))
