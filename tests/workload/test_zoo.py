@@ -8,6 +8,7 @@ import importlib.util
 import json
 import math
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ COSTS = ("matmul_flops", "matmul_elements", "other_elements")
 
 # torchvision: num_params of the model pages, docs.pytorch.org/vision/stable/models.html.
 # GPT-2: github.com/openai/gpt-2 says 124M, 355M, 774M and 1558M; Llama 3.2 1B: its model card says
-# 1.23B; the exact figures are the sums over their shapes. BERT: see test_bert_parameters.
+# 1.23B, those of 3.2 3B 3.21B, of 3.1 8B 8.03B and of 3.1 70B 70.6B, and Llama 2 13.0B; the exact
+# figures are the sums over their shapes. GPT-NeoX-20B: Black et al. 2022, table of its sizes. ViT-g
+# (Zhai et al. 2021: 1011M) with torchvision's head of 1000 classes. BERT: see test_bert_parameters.
 PARAMETERS = {
     "resnet18": 11_689_512,
     "resnet34": 21_797_672,
@@ -38,6 +41,12 @@ PARAMETERS = {
     "gpt2-large": 774_030_080,
     "gpt2-xl": 1_557_611_200,
     "llama-1b": 1_235_814_400,
+    "llama-3b": 3_212_749_824,
+    "llama-8b": 8_030_261_248,
+    "llama-13b": 13_015_864_320,
+    "llama-70b": 70_553_706_496,
+    "gpt-neox-20b": 20_554_567_680,
+    "vit_g_14": 1_012_611_432,
 }
 
 # torchvision's "GFLOPS" of the model pages: 1e9 multiply-adds of one 224 x 224 image.
@@ -104,6 +113,32 @@ def test_bert_parameters(name: str, hidden: int, layers: int, count: int) -> Non
     heads = dense + 2 * hidden + 30522 + 2 * hidden + 2
     assert embeddings + layers * layer + dense + heads == count
     assert load(name)["parameter_count"] == count
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "inner", "layers", "kept"),
+    [
+        ("llama-3b", 3072, 8192, 28, 1 / 3),
+        ("llama-8b", 4096, 14336, 32, 1 / 4),
+        ("llama-13b", 5120, 13824, 40, 1.0),
+        ("llama-70b", 8192, 28672, 80, 1 / 8),
+    ],
+)
+def test_llama_blocks(name: str, width: int, inner: int, layers: int, kept: float) -> None:
+    """Touvron et al. 2023: four projections, of keys and values a part, a gated MLP, two norms."""
+    parameters = load(name)["parameters"]
+    blocks: Counter[str] = Counter()
+    for called, shape in zip(parameters["name"], parameters["shape"], strict=True):
+        blocks[".".join(called.split(".")[:3])] += math.prod(shape)
+    block = round((2 + 2 * kept) * width * width) + 3 * width * inner + 2 * width
+    sizes = [size for called, size in blocks.items() if called.startswith("model.layers.")]
+    assert sizes == [block] * layers
+
+
+def test_vit_g_flops() -> None:
+    """Zhai et al. 2021, table 2: 533.1 GFLOPs forward at 224 x 224."""
+    flops = total(load("vit_g_14"), "forward", "matmul_flops", batch=1)
+    assert flops == pytest.approx(533.1e9, rel=0.01)
 
 
 def test_gpt2_forward_flops() -> None:

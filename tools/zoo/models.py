@@ -94,6 +94,17 @@ def import_transformers() -> Any:
     return import_module("transformers")
 
 
+def transformer(name: str, title: str, size: Size, **sizes: int) -> Spec:
+    """A vision transformer of torchvision's class, with sizes that it has no function for."""
+
+    def build() -> nn.Module:
+        model: nn.Module = import_torchvision().models.VisionTransformer(**sizes)
+        return model
+
+    call = f"VisionTransformer({', '.join(f'{key}={value}' for key, value in sizes.items())})"
+    return Spec(name, title, "vision", "torchvision", call, build, image_loss, size)
+
+
 def vision(name: str, title: str, size: Size) -> Spec:
     """A torchvision model with the default arguments."""
 
@@ -141,27 +152,59 @@ BERT_LARGE = {
 }
 
 
-# https://huggingface.co/meta-llama/Llama-3.2-1B config.json
-LLAMA_1B = {
-    "vocab_size": 128256,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
+# config.json of meta-llama/Llama-2-13b-hf on huggingface.co
+LLAMA_13B = {
+    "vocab_size": 32000,
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 40,
+    "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-05,
-    "tie_word_embeddings": True,
-    "rope_parameters": {
-        "rope_type": "llama3",
-        "rope_theta": 500000.0,
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
+    "tie_word_embeddings": False,
     "use_cache": False,
 }
+# config.json of EleutherAI/gpt-neox-20b on huggingface.co
+NEOX_20B = {
+    "vocab_size": 50432,
+    "hidden_size": 6144,
+    "intermediate_size": 24576,
+    "num_hidden_layers": 44,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 2048,
+    "use_cache": False,
+}
+
+
+def llama3(
+    name: str, title: str, width: int, inner: int, layers: int, heads: int, factor: float
+) -> Spec:
+    """A Llama 3 of 8 key and value heads, as config.json of meta-llama/Llama-3.* has it.
+
+    Up to 3B the head is the embedding. `factor`: of its rope scaling.
+    """
+    config = {
+        "vocab_size": 128256,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-05,
+        "tie_word_embeddings": width < 4096,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "use_cache": False,
+    }
+    return language(name, title, "LlamaForCausalLM", config, tokens(2048, 131072))
 
 
 def bert(name: str, title: str, config: dict[str, Any]) -> Spec:
@@ -188,18 +231,40 @@ ZOO: dict[str, Spec] = {
         vision("vgg16", "VGG-16 (torchvision)", PIXELS),
         vision("vit_b_16", "ViT-B/16 (torchvision)", FIXED),
         vision("vit_l_16", "ViT-L/16 (torchvision)", FIXED),
+        transformer(
+            "vit_g_14",
+            "ViT-g/14 (torchvision)",
+            FIXED,
+            image_size=224,
+            patch_size=14,
+            num_layers=40,
+            num_heads=16,
+            hidden_dim=1408,
+            mlp_dim=6144,
+        ),
         bert("bert-base", "BERT base (transformers)", {}),
         bert("bert-large", "BERT large (transformers)", BERT_LARGE),
         gpt2("gpt2", "GPT-2 124M (transformers)", 768, 12, 12),
         gpt2("gpt2-medium", "GPT-2 medium 355M (transformers)", 1024, 24, 16),
         gpt2("gpt2-large", "GPT-2 large 774M (transformers)", 1280, 36, 20),
         gpt2("gpt2-xl", "GPT-2 XL 1.5B (transformers)", 1600, 48, 25),
+        llama3("llama-1b", "Llama 3.2 1B (transformers)", 2048, 8192, 16, 32, 32.0),
+        llama3("llama-3b", "Llama 3.2 3B (transformers)", 3072, 8192, 28, 24, 32.0),
+        llama3("llama-8b", "Llama 3.1 8B (transformers)", 4096, 14336, 32, 32, 8.0),
         language(
-            "llama-1b",
-            "Llama 3.2 1B (transformers)",
+            "llama-13b",
+            "Llama 2 13B (transformers)",
             "LlamaForCausalLM",
-            LLAMA_1B,
-            tokens(2048, 131072),
+            LLAMA_13B,
+            tokens(2048, 4096),
+        ),
+        llama3("llama-70b", "Llama 3.1 70B (transformers)", 8192, 28672, 80, 64, 8.0),
+        language(
+            "gpt-neox-20b",
+            "GPT-NeoX 20B (transformers)",
+            "GPTNeoXForCausalLM",
+            NEOX_20B,
+            tokens(2048, 2048),
         ),
     )
 }
