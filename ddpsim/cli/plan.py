@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -101,6 +102,10 @@ def tune(
     trials: Annotated[
         int, typer.Option(min=0, help="Lists of any caps that Optuna tries after the grid.")
     ] = 0,
+    strategies: Annotated[
+        bool,
+        typer.Option("--each-strategy", help="zero1, fully_shard and hsdp may be chosen too."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.tuning/1.")] = False,
 ) -> None:
     """Find the best bucket caps and options.
@@ -118,7 +123,8 @@ def tune(
     room = parsed(parse_bytes, memory, "--memory")
     document = load(file, settings or ())
     checked(document)
-    found = tune(document, Limits(room, global_batch, may_round=rounding, trials=trials))
+    limits = Limits(room, global_batch, may_round=rounding, trials=trials, each_strategy=strategies)
+    found = tune(document, limits)
     text = render_tuning(found, str(file), settings or ())
     print(json.dumps(found.to_dict(), indent=2) if as_json else text)
 
@@ -151,6 +157,10 @@ def plan(
         typer.Option(help="N: a global batch of B needs 1 + B/N times the target's samples."),
     ] = None,
     max_gpus: Annotated[int, typer.Option(help="The most GPUs that are tried.")] = 1024,
+    strategies: Annotated[
+        bool,
+        typer.Option("--each-strategy", help="Under DDP, zero1, fully_shard or hsdp."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.plan/1.")] = False,
 ) -> None:
     """Say how many GPUs are needed, and what they cost.
@@ -160,31 +170,48 @@ def plan(
     ddpsim plan gpt2.yaml --target "300B tokens" --price "2 EUR" --budget "5000 EUR"
     """
     from ddpsim.errors import InputError, Problem, ScenarioError
+    from ddpsim.planning.capacity_plan.each_strategy import StrategyPlan, plan_each_strategy
     from ddpsim.planning.capacity_plan.plan import plan_capacity
     from ddpsim.planning.options import parse_budget, parse_price, parse_target
-    from ddpsim.prediction.api import load_scenario
-    from ddpsim.report.capacity import render_plan
+    from ddpsim.prediction.api import checked
+    from ddpsim.report.capacity import render_plan, render_strategies
+    from ddpsim.scenario.document import load
 
     work = parsed(parse_target, target, "--target")
     of_an_hour = parsed(parse_price, price, "--price")
     limit = parsed(parse_budget, budget, "--budget")
-    scenario = load_scenario(file, settings or ())
+    document = load(file, settings or ())
+    scenario, each = checked(document), list[StrategyPlan]()
+    question = partial(
+        plan_capacity,
+        target=work,
+        price=of_an_hour,
+        budget=limit,
+        global_batch=global_batch,
+        max_gpus=max_gpus,
+        critical_batch=critical_batch,
+    )
     try:
-        found = plan_capacity(
-            scenario,
-            work,
-            price=of_an_hour,
-            budget=limit,
-            global_batch=global_batch,
-            max_gpus=max_gpus,
-            critical_batch=critical_batch,
-        )
+        if strategies:
+            each = plan_each_strategy(document, question)
+        found = next((best.plan for best in each if best.plan), None) or question(scenario)
     except InputError as error:
-        if error.key not in ("target", "budget", "global_batch", "max_gpus", "critical_batch"):
+        if error.key not in (
+            "target",
+            "budget",
+            "global_batch",
+            "max_gpus",
+            "critical_batch",
+            "each_strategy",
+        ):
             raise ScenarioError([Problem(str(file), error.key, error.message)]) from None
         hint = f"--{error.key.replace('_', '-')}"
         raise typer.BadParameter(error.message, param_hint=hint) from None
     if as_json:
-        print(json.dumps(found.to_dict(), indent=2))
-    else:
-        print(render_plan(found, str(file), settings or ()))
+        others = {"strategies": [one.to_dict() for one in each]} if each else {}
+        print(json.dumps(found.to_dict() | others, indent=2))
+        return
+    if each:
+        print(render_strategies([(one.settings, one.plan, one.problem) for one in each]))
+    taken = each[0].settings if each else ()
+    print(render_plan(found, str(file), (*(settings or ()), *taken)))

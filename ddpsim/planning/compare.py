@@ -34,6 +34,7 @@ __all__ = [
     "each_strategy",
     "hook_settings",
     "option",
+    "without_ddp_options",
 ]
 
 _CAPS_MB = (1, 10, 25, 50, 100)
@@ -248,6 +249,11 @@ def hook_settings(ddp: Ddp, hook: str) -> tuple[str, ...]:
     return (f"ddp.comm_hook={hook}", *(("ddp.power_sgd=null",) if drops else ()))
 
 
+def without_ddp_options(ddp: Ddp) -> tuple[str, ...]:
+    """What takes back the options that are DDP's alone."""
+    return tuple(setting for key, setting in _USUAL.items() if getattr(ddp, key) != _DEFAULT[key])
+
+
 def each_strategy(document: Document) -> Iterator[Option]:
     """A scenario of DDP with every other strategy, without DDP's options; raises ScenarioError.
 
@@ -258,7 +264,7 @@ def each_strategy(document: Document) -> Iterator[Option]:
         key, reason = "cluster.algorithm", "data_parallel is a strategy of its own; write auto"
         raise ScenarioError([document.blame(InputError(key, reason))])
     ddp = scenario.ddp
-    usual = tuple(setting for key, setting in _USUAL.items() if getattr(ddp, key) != _DEFAULT[key])
+    usual = without_ddp_options(ddp)
     synced = usual if ddp.no_sync else (*usual, "ddp.no_sync=true")
     for strategy in ("naive", "naive_flat", "per_parameter"):
         own = usual if strategy == "per_parameter" else synced

@@ -1,19 +1,21 @@
 """The best options of DDP for a scenario: a grid where it is small enough, else a sampler.
 
 Only what leaves the training as it is: bucket caps, gradient_as_bucket_view, and, where a global
-batch is given, how it is split into micro-batches. Hooks that round gradients must be asked for.
+batch is given, how it is split into micro-batches. Hooks that round gradients, and strategies that
+shard the model, must be asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from ddpsim.errors import DdpsimError, Problem, ScenarioError
 from ddpsim.planning.compare import compare, hook_settings, option
 from ddpsim.planning.many import attempt_many
+from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings
 from ddpsim.prediction.next_steps import two_byte_hooks
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.changes import Change
@@ -43,7 +45,8 @@ class Limits:
     """The limits of a search.
 
     `memory_bytes` of a GPU (None: the device's); `global_batch` samples a step (None: the
-    scenario's batch and accumulation stay); `may_round`: hooks that send 16 bits may be chosen.
+    scenario's batch and accumulation stay); `may_round`: hooks that send 16 bits may be chosen;
+    `each_strategy`: so may zero1, fully_shard and hsdp.
     `trials`: scenarios that a sampler tries beside the grid, with lists of any caps.
     """
 
@@ -51,6 +54,7 @@ class Limits:
     global_batch: int | None = None
     may_round: bool = False
     trials: int = 0
+    each_strategy: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,11 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
     search = _Search(document, limits)
     if search.scenario.cluster.algorithm == "data_parallel":
         raise TuneError("DataParallel has no buckets and none of DDP's options: nothing to tune")
-    if not search.scenario.ddp.is_ddp:
-        strategy = search.scenario.ddp.strategy
+    ddp, searches = search.scenario.ddp, limits.each_strategy and is_sharding(search.scenario)
+    if not (ddp.is_ddp or searches):
+        what = "search all: ddpsim tune" if ddp.is_fully_sharded else "compare it: ddpsim compare"
         raise TuneError(
-            f"ddp.strategy: {strategy} has no buckets to tune; compare it with DDP: "
-            "ddpsim compare FILE --each-strategy"
+            f"ddp.strategy: {ddp.strategy} has no buckets to tune; {what} FILE --each-strategy"
         )
     own = search.simulated([()])
     if not own:
@@ -94,8 +98,8 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
         limit = format_bytes(search.memory_limit_bytes)
         raise TuneError(
             f"none of {len(search.choices)} combinations fits into {limit} a "
-            f"GPU: the least needs {format_bytes(least)}; take a smaller batch_per_rank, or a "
-            "model that is sharded (FSDP), which ddpsim does not know"
+            f"GPU: the least needs {format_bytes(least)}; take a smaller batch_per_rank, or more "
+            f"GPUs{'' if limits.each_strategy else ', or shard the model: add --each-strategy'}"
         )
     fastest = min(fitting, key=lambda choice: choice.sample_s)
     good = [c for c in fitting if c.sample_s <= fastest.sample_s * (1 + FLAT)]
@@ -133,6 +137,8 @@ def _said(limits: Limits) -> Iterator[str]:
     if limits.global_batch:
         yield f"{limits.global_batch:,} samples a step"
     yield "gradients may be rounded to 16 bits" if limits.may_round else "no rounding of gradients"
+    if limits.each_strategy:
+        yield "strategies that shard the model too"
 
 
 class _Search:
@@ -192,8 +198,11 @@ class _Search:
 
     def grid(self) -> Iterator[tuple[str, ...]]:
         """All combinations, each with the settings that differ from the scenario's own."""
-        axes = (self._batches(), self._hooks(), self._views(), [_cap(c) for c in self._caps()])
-        for chosen in product(*axes):
+        caps, is_ddp = [_cap(cap) for cap in self._caps()], self.scenario.ddp.is_ddp
+        as_ddp = [() if is_ddp else AS_DDP]
+        of_ddp = product(self._batches(), as_ddp, self._hooks(), self._views(), caps)
+        sharded = shardings(self.scenario) if self.limits.each_strategy else []
+        for chosen in chain(of_ddp, product(self._batches(), sharded)):
             yield self.differing([setting for settings in chosen for setting in settings])
 
     def differing(self, settings: Sequence[str]) -> tuple[str, ...]:

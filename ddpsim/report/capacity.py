@@ -26,7 +26,7 @@ from ddpsim.units import (
 )
 from ddpsim.wording import counted
 
-__all__ = ["render_plan"]
+__all__ = ["render_plan", "render_strategies"]
 
 _WORTH_SAYING = 0.1  # of the throughput
 _MORE_THAN_TWICE = 1.01
@@ -48,6 +48,25 @@ def render_plan(plan: CapacityPlan, file: str, settings: Sequence[str] = ()) -> 
         *_next(plan, file, settings),
     ]
     return printable("\n".join(line.rstrip() for line in lines))
+
+
+def render_strategies(
+    plans: Sequence[tuple[Sequence[str], CapacityPlan | None, str]],
+) -> str:
+    """A row of each strategy's settings with its answer, in the order given."""
+    lines = ["GPUs         time  GPU-hours     memory   strategy"]
+    for settings, plan, problem in plans:
+        named = ", ".join(s for s in settings if "mixed_precision" not in s) or "as it is"
+        called = named.replace("ddp.strategy=", "").replace("ddp.fully_shard.", "")
+        if plan is None:
+            lines.append(cut(f"{'-':>4} {'-':>12} {'-':>10} {'-':>10}   {called}: {problem}", 100))
+            continue
+        size = plan.answer
+        said = " does not fit" if size.fits is False else " not met" if plan.met is False else ""
+        times = f"{format_long_duration(size.time_s):>12} {format_number(size.gpu_hours):>10}"
+        memory = f"{format_bytes(size.memory_bytes):>10}"
+        lines.append(f"{size.gpus:>4} {times} {memory}   {called}{said and ':'}{said}")
+    return printable("\n".join([*lines, ""]))
 
 
 def _work(target: Target) -> str:
