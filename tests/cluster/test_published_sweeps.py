@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from statistics import median
 
+import nccl_carried
 import nccl_sweeps
 import pytest
 
@@ -61,30 +62,30 @@ def test_a_fit_of_half_the_rows_predicts_the_others() -> None:
 
 
 @needs_reference
-@pytest.mark.parametrize(("said", "measured", "asked"), nccl_sweeps.ELSEWHERE)
+@pytest.mark.parametrize(("said", "measured", "asked"), nccl_carried.ELSEWHERE)
 def test_some_ranks_predict_others(said: str, measured: tuple[str, ...], asked: str) -> None:
     """Median error from 64 KiB up: 6 % from few nodes to four times as many; from one node 20 %.
 
     From two to eight times as many, and on A100, 11 %.
     """
-    points = nccl_sweeps.elsewhere(measured, asked)
+    points = nccl_carried.elsewhere(measured, asked)
     limit = 0.2 if "NICs" in said else 0.11 if said in LATER else 0.06
     assert median(abs(point.error) for point in points) <= limit
 
 
 @needs_reference
 def test_the_interval_uses_what_carried_profiles_err_by() -> None:
-    assert round(nccl_sweeps.per_doubling()["all"], 2) == PER_DOUBLING
+    assert round(nccl_carried.per_doubling()["all"], 2) == PER_DOUBLING
 
 
 @needs_reference
 def test_steps_of_four_times_the_ranks_are_predicted_from_two_nodes() -> None:
     """Within 6 %, however much of a step is communication."""
-    assert all(abs(error) <= 0.06 for error in nccl_sweeps.steps_elsewhere().values())
+    assert all(abs(error) <= 0.06 for error in nccl_carried.steps_elsewhere().values())
 
 
 @needs_reference
 def test_three_numbers_of_nodes_predict_a_fourth() -> None:
     """Their hops are fitted, and none is assumed."""
-    points = nccl_sweeps.elsewhere(("abci-V-1x4", "abci-V-2x4", "abci-V-4x4"), "abci-V-8x4")
+    points = nccl_carried.elsewhere(("abci-V-1x4", "abci-V-2x4", "abci-V-4x4"), "abci-V-8x4")
     assert median(abs(point.error) for point in points) <= 0.03

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
+import nccl_carried
 import nccl_sweeps
 from published_hosts import preset_operator_s, published_hosts, spread, usual_s
 
@@ -80,9 +81,9 @@ def _figures() -> dict[str, str]:
         "BY_RATE": by_rate_table(),
         "PRESETS": preset_table(),
         "SWEEPS": "\n".join(nccl_sweeps.table()),
-        "CARRIED": "\n".join(nccl_sweeps.carried_table()),
+        "CARRIED": "\n".join(nccl_carried.carried_table()),
         "LEFT_OUT": "\n".join(nccl_sweeps.left_out_table()),
-        "SWEEP_LEVELS": "\n".join(f"- {k}: {v}" for k, v in nccl_sweeps.levels().items()),
+        "SWEEP_LEVELS": "\n".join(f"- {k}: {v}" for k, v in nccl_carried.levels().items()),
         "CS336": row_table(cs336_rows(), "bucket, MB"),
         "CS336_LEVELS": levels_text(cs336_rows()),
         "NODE_SIGMA": f"{preset_sigma(several_nodes=False):.2f}",
