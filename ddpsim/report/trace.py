@@ -46,6 +46,8 @@ _NCCL = {
     "all_gather": "ncclDevKernel_AllGather",
     "reduce_scatter": "ncclDevKernel_ReduceScatter",
     "broadcast": "ncclDevKernel_Broadcast",
+    "reduce": "ncclDevKernel_Reduce",
+    "send": "ncclDevKernel_SendRecv",
 }
 _OTHERS = {"all_reduce": "all_reduce of the map of used parameters"}  # of no bucket
 _COMPUTE_STREAM, _NCCL_STREAM = 7, 20  # as PyTorch's profiler often numbers them
@@ -184,7 +186,7 @@ class Traced:
         return _Lanes(self._steps(rank, self._origin_ns))
 
     def _kernels(self, lanes: _Lanes, gpu: int) -> Iterator[str]:
-        streams = {_COMPUTE_STREAM: "compute stream", _NCCL_STREAM: "NCCL stream"}
+        streams = {_COMPUTE_STREAM: "compute stream", **_nccl_streams(lanes, _NCCL_STREAM)}
         yield from _named(gpu, "python", f"GPU {gpu}", streams)
         yield from _named(_CPU_PID, "python", "CPU", {1: "what the compute stream waits for"})
         on = {"cat": "kernel", "pid": gpu}
@@ -194,10 +196,11 @@ class Traced:
             else:
                 stream = {"device": gpu, "stream": _COMPUTE_STREAM}
                 yield _complete(piece, {**on, "tid": _COMPUTE_STREAM}, stream)
-        for span in lanes.comm:
-            stream = {"device": gpu, "stream": _NCCL_STREAM}
+        for thread, span in lanes.threaded:
+            number = _NCCL_STREAM + thread
+            stream = {"device": gpu, "stream": number}
             kernel = _Slice(_NCCL[span.operation], span.joined_ns, span.end_ns)
-            yield _complete(kernel, {**on, "tid": _NCCL_STREAM}, stream | self._facts(span))
+            yield _complete(kernel, {**on, "tid": number}, stream | self._facts(span))
 
     def _cpu_work(self, lanes: _Lanes, rank: int) -> Iterator[str]:
         threads = {1: "main thread"} | {tid: f"gloo thread {tid - 1}" for tid in lanes.threads(2)}
@@ -216,7 +219,7 @@ class Traced:
         label = "the slowest" if rank == self.timeline.slowest_rank else ""
         threads = {_STEPS_TID: "steps"}
         if self.has_kernels:
-            threads |= {_COMPUTE_TID: "compute stream", _COMM_TID: "NCCL stream"}
+            threads |= {_COMPUTE_TID: "compute stream", **_nccl_streams(lanes, _COMM_TID)}
         else:
             comm = {tid: f"gloo thread {tid - 2}" for tid in lanes.threads(_COMM_TID)}
             threads |= {_COMPUTE_TID: "main thread", **comm}
@@ -320,6 +323,12 @@ class _Arrow(NamedTuple):
 # Perfetto multiplies by 1000 in floating point and cuts: a quarter of a nanosecond more keeps each
 # moment exact, and so slices that touch from overlapping (json_utils.cc, CoerceToTs)
 _TAIL = "25"
+
+
+def _nccl_streams(lanes: _Lanes, first: int) -> dict[int, str]:
+    """Their names by number: one, or one for each group of ranks that communicate at once."""
+    others = {tid: f"NCCL stream {tid - first + 1}" for tid in lanes.threads(first)}
+    return others | {first: "NCCL stream"}
 
 
 def _called(span: CommSpan) -> str:

@@ -98,11 +98,11 @@ def test_nothing_is_hidden_after_the_backward(scenario: Scenario, model: Model) 
 
 
 def test_an_operation_without_a_price_is_refused() -> None:
-    """No cost model of today knows a reduction to one rank."""
+    """No cost model of today knows a message from one rank to another."""
     cluster = {"machine": "dgx-a100", "nodes": 1}
     workload = {"model": "resnet18", "batch_per_rank": 8}
     scenario = load_scenario({"schema": "ddpsim/1", "workload": workload, "cluster": cluster})
-    strategy = AfterBackward(resolve(scenario).model, ("reduce",))
+    strategy = AfterBackward(resolve(scenario).model, ("send",))
     program = Program(strategy, warmup=1, iterations=1)
-    with pytest.raises(InputError, match="reduce has no price here, but all_gather, all_reduce, b"):
+    with pytest.raises(InputError, match="send has no price here, but all_gather, all_reduce, b"):
         program.transfers(build_network(scenario).cost)
