@@ -103,5 +103,5 @@ part measure 45 "${calibrate[@]}" measure --local 1 -o "$folder/measure.json" \
     --time-budget-s "$(share 35)" $(resumed measure.json)
 part tests 60 "$python" -m pytest -q -rs -p no:cacheprovider \
     tests/calibrate/measure/device/test_on_gpu.py
-part fit 25 "${calibrate[@]}" fit-device "$folder/device-record.json" -o "$folder/device.json"
+part fit 60 "${calibrate[@]}" fit-device "$folder/device-record.json" -o "$folder/device.json"
 cat "$folder/summary.tsv"
