@@ -113,7 +113,7 @@ ALGORITHMS = ["auto", "ring", "tree", "hierarchical", "halving_doubling", "direc
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data(), scenarios(noisy=True, gloo=False), models())
 def test_ranks_without_events_equal_the_plain_model(
     data: st.DataObject, scenario: Scenario, model: Model
