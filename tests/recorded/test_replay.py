@@ -32,6 +32,7 @@ Cli = Callable[..., Outcome]
 needs_reference = pytest.mark.skipif(
     REFERENCE is None, reason="DDPSIM_REFERENCE_DATA names no folder of traces"
 )
+FAULTS = Path(__file__).parents[1] / "data" / "faults"
 ON_A100, RESNET50 = "resnet50-ddp-2xA100-rank0", ("workload.model=resnet50",)
 
 
@@ -48,10 +49,16 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("name", ["healthy", "competing", "slow_link", "slow_loader"])
+def test_recorded_steps_are_simulated_to_their_length(name: str) -> None:
+    """Real jobs of two hosts, each with cores of its own."""
+    assert replayed(FAULTS / name).error < 0.005
+
+
 def test_real_steps_are_simulated_to_their_length(real: Path) -> None:
-    """The median of all of both jobs: others use this machine's cores too."""
+    """Roughly: ranks and other tests share two cores, and communication is slowed unevenly."""
     steps = [step for ranks in (2, 4) for step in replayed(real / str(ranks)).steps]
-    assert median(abs(step.error) for step in steps) < 0.05
+    assert median(abs(step.error) for step in steps) < 0.2
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
