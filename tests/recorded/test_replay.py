@@ -55,6 +55,12 @@ def test_recorded_steps_are_simulated_to_their_length(name: str) -> None:
     assert replayed(FAULTS / name).error < 0.005
 
 
+def test_unused_parameters_are_not_replayed() -> None:
+    """No trace tells which parameters a step left out."""
+    with pytest.raises(ImportFailedError, match="find_unused_parameters"):
+        replayed(FAULTS / "unused_parameters")
+
+
 def test_real_steps_are_simulated_to_their_length(real: Path) -> None:
     """Roughly: ranks and other tests share two cores, and communication is slowed unevenly."""
     steps = [step for ranks in (2, 4) for step in replayed(real / str(ranks)).steps]
