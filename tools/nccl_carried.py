@@ -10,13 +10,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from math import log1p, log2, sqrt
+from math import log1p, sqrt
 from pathlib import Path
 from statistics import fmean, median
 
 from nccl_sweeps import PRESETS, Point, pooled_odd_rows, sweeps
 
 from calibrate.fit.profile import fit_logs
+from ddpsim.cluster.fitted.network import doublings
 from ddpsim.importers.profiles.cluster import ClusterProfile
 from ddpsim.prediction.api import load_scenario, predict
 from ddpsim.prediction.collective_times import collective_table, load_cluster
@@ -97,9 +98,11 @@ def _step_s(compute_ms: int, **network: str) -> float:
 
 def _doublings(measured: Sequence[str], asked: str) -> float:
     """How often the measured nodes must be doubled or halved; 0: none was measured over nodes."""
-    nodes = [sweeps()[name].nodes for name in measured if sweeps()[name].nodes > 1]
-    wanted = sweeps()[asked].nodes
-    return max(log2(wanted / max(nodes)), log2(min(nodes) / wanted)) if nodes else 0.0
+    logs = [sweeps()[name] for name in measured]
+    if all(log.nodes == 1 for log in logs):
+        return 0.0
+    layouts = [(log.nodes, log.gpus_per_node) for log in logs]
+    return doublings(sweeps()[asked].world_size, layouts)
 
 
 def _rms(points: Sequence[Point]) -> float:
@@ -111,8 +114,8 @@ def per_doubling() -> dict[str, float]:
     """The root mean square error for each doubling of the nodes, by device, and of all devices."""
     found: dict[str, list[float]] = {}
     for said, measured, asked in ELSEWHERE:
-        if doublings := _doublings(measured, asked):
-            found.setdefault(said[0], []).append(_rms(elsewhere(measured, asked)) / doublings)
+        if times := _doublings(measured, asked):
+            found.setdefault(said[0], []).append(_rms(elsewhere(measured, asked)) / times)
     each = {name: sqrt(fmean(rms**2 for rms in values)) for name, values in found.items()}
     return each | {"all": sqrt(fmean(rms**2 for rms in each.values()))}
 
@@ -124,9 +127,9 @@ def carried_table() -> Iterator[str]:
     for said, measured, asked in ELSEWHERE:
         points = elsewhere(measured, asked)
         errors = [abs(point.error) for point in points]
-        doublings = _doublings(measured, asked)
+        times = _doublings(measured, asked)
         yield (
-            f"| {said} | {f'{doublings:g}' if doublings else 'from one node'} | "
+            f"| {said} | {f'{times:g}' if times else 'from one node'} | "
             f"{median(errors):.1%} | {max(errors):.1%} | {len(errors)} | {_rms(points):.2f} |"
         )
 

@@ -64,22 +64,16 @@ def _narrowing_s(request: Request) -> Iterator[tuple[float, float]]:
     hosts_ns = lanes.hosts_ns
     try:
         for number, lengths_ns in enumerate(lanes.trained()):
-            if not slowed_alike:
-                continue
-            least_ns, most_ns = lengths_ns.min(), lengths_ns.max()
+            least_ns, most_ns = int(lengths_ns.min()), int(lengths_ns.max())
             if waits:
                 of_hosts_ns, hosts_ns = lanes.hosts_ns - hosts_ns, lanes.hosts_ns
-                least_ns, most_ns = (
-                    min(least_ns, of_hosts_ns.min()),
-                    max(most_ns, of_hosts_ns.max()),
-                )
+                least_ns = min(least_ns, int(of_hosts_ns.min()))
+                most_ns = max(most_ns, int(of_hosts_ns.max()))
                 is_told = host.goes_on_alike(number)
             else:
-                is_told = not lanes.waited and host.repeats_from(
-                    number, int(least_ns), waited=False
-                )
-            if is_told:
-                yield int(least_ns) / NS_PER_S, int(most_ns) / NS_PER_S
+                is_told = not lanes.waited and host.repeats_from(number, least_ns, waited=False)
+            if slowed_alike and is_told:
+                yield least_ns / NS_PER_S, most_ns / NS_PER_S
     except OverflowError:
         exact_s = mean_step_s(run(request).timeline)
     else:

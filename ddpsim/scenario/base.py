@@ -17,8 +17,10 @@ __all__ = [
     "Sigma",
     "Spec",
     "fail",
+    "first_rank",
     "given",
     "numbered",
+    "ranks_by_node",
     "word_or_modules",
 ]
 
@@ -52,6 +54,20 @@ def given(value: Any) -> Any:
 def fail(message: str, at: str = "") -> PydanticCustomError:
     """A cross-field error, shown at the key `at` of the model that raises it."""
     return PydanticCustomError("scenario", "{message}", {"message": message, "at": at})
+
+
+def first_rank(node: int, usual: int, smaller: Sequence[tuple[int, int]]) -> int:
+    """A node's first rank, where ranks are numbered node by node; behind the last node: all ranks.
+
+    `usual`: ranks of a node; `smaller`: nodes with fewer, and their ranks.
+    """
+    return node * usual - sum(usual - size for other, size in smaller if other < node)
+
+
+def ranks_by_node(nodes: int, usual: int, smaller: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Ranks of each node, see `first_rank`."""
+    own = dict(smaller)
+    return tuple(own.get(node, usual) for node in range(nodes))
 
 
 def word_or_modules(value: Any, words: Sequence[str], choice: str) -> Any:

@@ -8,7 +8,16 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ddpsim.errors import InputError, shown
-from ddpsim.scenario.base import MOST_RANKS, Fraction, Number, Sigma, Spec, fail
+from ddpsim.scenario.base import (
+    MOST_RANKS,
+    Fraction,
+    Number,
+    Sigma,
+    Spec,
+    fail,
+    first_rank,
+    ranks_by_node,
+)
 from ddpsim.scenario.device import AnyDevice, Device, Machine, read_device, read_machine
 from ddpsim.scenario.links import (
     InterNode,
@@ -187,8 +196,7 @@ class Cluster(Spec):
     @property
     def world_size(self) -> int:
         """Ranks in the job: nodes x gpus_per_node, less where a node has fewer."""
-        fewer = sum(self.gpus_per_node - gpus for _, gpus in self.smaller_nodes)
-        return self.nodes * self.gpus_per_node - fewer
+        return first_rank(self.nodes, self.gpus_per_node, self.smaller_nodes)
 
     @property
     def smaller_nodes(self) -> tuple[tuple[int, int], ...]:
@@ -201,14 +209,13 @@ class Cluster(Spec):
         """Ranks of each node; None where all have as many."""
         if not self.smaller_nodes:
             return None
-        own = dict(self.smaller_nodes)
-        return tuple(own.get(node, self.gpus_per_node) for node in range(self.nodes))
+        return ranks_by_node(self.nodes, self.gpus_per_node, self.smaller_nodes)
 
     def ranks_of(self, node: int) -> range:
         """The ranks of a node; ranks are numbered node by node."""
-        fewer = sum(self.gpus_per_node - n for other, n in self.smaller_nodes if other < node)
-        first = node * self.gpus_per_node - fewer
-        return range(first, first + dict(self.smaller_nodes).get(node, self.gpus_per_node))
+        smaller = self.smaller_nodes
+        ends = (first_rank(each, self.gpus_per_node, smaller) for each in (node, node + 1))
+        return range(*ends)
 
     @property
     def nccl_minor(self) -> int:

@@ -13,13 +13,14 @@ from statistics import median
 from calibrate.fit.device.steps import MeasuredStep, measured_steps
 from calibrate.records.device_record import DeviceRecord, load_device_record
 from ddpsim.prediction.collective_times import load_cluster
+from ddpsim.scenario.catalog import model_table
+from ddpsim.workload.zoo_table import is_convolutional
 from validation.folders import DATA
 from validation.markdown import markdown
 
 __all__ = ["DEVICES", "device_table", "errors_of", "record_of"]
 
 DEVICES = ("h100-sxm-80gb", "h200-sxm-141gb")
-_CONVOLUTIONAL = ("res", "vgg")
 
 
 @cache
@@ -48,7 +49,7 @@ def errors_of(device: str) -> dict[str, list[float]]:
 
 def _kind(step: MeasuredStep) -> str:
     case = step.measurement.case
-    what = "convolutions" if case.model.startswith(_CONVOLUTIONAL) else "attention"
+    what = "convolutions" if is_convolutional(model_table(case.model)) else "attention"
     return f"{what}, {case.precision}"
 
 

@@ -107,7 +107,7 @@ class Pipeline:
     def duration_ns(self, paths: Paths, size_bytes: int) -> int:
         """When the last chunk has come over the last edge, if all join at once over usual links.
 
-        As `ends_ns`, with a number in place of each array.
+        As `ways_ns`, with a number in place of each array, from the first edge to the last.
         """
         if len(self.edges) > _MOST_EDGES:
             usual = replace(paths, weak=(), unlike=())

@@ -19,6 +19,7 @@ from ddpsim.cluster.algorithms.pipeline import (
 from ddpsim.cluster.algorithms.schedule import Schedule
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Ends, Paths, part
+from ddpsim.scenario.base import ranks_by_node
 
 if TYPE_CHECKING:
     from ddpsim.cluster.algorithms.max_plus import Ticks
@@ -78,16 +79,16 @@ def _gathering(ranks: int) -> Pipeline:
 
 
 def _both_trees(paths: Paths, *, alike: bool = False) -> tuple[Pipeline, ...]:
-    return tuple(_tree(paths.sizes, tree, alike=alike) for tree in (0, 1))
+    nodes = paths.nodes, paths.gpus_per_node, paths.smaller
+    return tuple(_tree(*nodes, tree, alike=alike) for tree in (0, 1))
 
 
 @lru_cache(maxsize=32)
-def _tree(sizes: tuple[int, ...], tree: int, *, alike: bool) -> Pipeline:
-    """Of nodes with so many ranks.
-
-    `alike`: one node's chain stands for all, where ranks join at once over usual links.
-    """
-    pipe, nodes = Pipeline(_chain), len(sizes)
+def _tree(
+    nodes: int, gpus: int, smaller: tuple[tuple[int, int], ...], tree: int, *, alike: bool
+) -> Pipeline:
+    """`alike`: one node's chain stands for all, where ranks join at once over usual links."""
+    pipe, sizes = Pipeline(_chain), ranks_by_node(nodes, gpus, smaller)
     heads = list(accumulate(sizes[:-1], initial=0))
     shown = list(zip(heads, sizes, strict=True))[: 1 if alike else nodes]
     chains = [_up_a_chain(pipe, head, g) for head, g in shown]

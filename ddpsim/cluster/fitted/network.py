@@ -29,7 +29,7 @@ from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s
 
-__all__ = ["PER_DOUBLING", "network_from_profile"]
+__all__ = ["PER_DOUBLING", "doublings", "network_from_profile"]
 
 # of NCCL's times, for each doubling of the ranks beyond those measured: root mean square error on
 # ABCI's V100 (0.05) and A100 (0.18), each carried from other numbers of nodes (docs/validation.md)
@@ -137,12 +137,12 @@ def _carried(sigma: float, cluster: Cluster, profile: ClusterProfile) -> Uncerta
     if isinstance(profile.all_reduce, GlooRing):
         said = "assumed for ranks that were not measured"
         return Uncertainty(hypot(sigma, _OTHER_GLOO_RANKS), basis + said)
-    doublings = max(1.0, _doublings(cluster.world_size, profile.valid.layouts))
+    times = max(1.0, doublings(cluster.world_size, profile.valid.layouts))
     said = f"{PER_DOUBLING:.0%} for each doubling of the ranks that were measured"
-    return Uncertainty(hypot(sigma, PER_DOUBLING * doublings), basis + said)
+    return Uncertainty(hypot(sigma, PER_DOUBLING * times), basis + said)
 
 
-def _doublings(ranks: int, layouts: Sequence[tuple[int, int]]) -> float:
+def doublings(ranks: int, layouts: Sequence[tuple[int, int]]) -> float:
     """How often the measured ranks must be doubled, or halved, to become as many; 0 between."""
     over_nodes = [nodes * gpus for nodes, gpus in layouts if nodes > 1]
     measured = over_nodes or [nodes * gpus for nodes, gpus in layouts]

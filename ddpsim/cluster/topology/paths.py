@@ -12,6 +12,7 @@ from functools import cached_property
 from math import inf
 
 from ddpsim.cluster.topology.link import Link
+from ddpsim.scenario.base import first_rank, ranks_by_node
 from ddpsim.units import to_ns
 
 __all__ = ["Ends", "Paths", "leaving_ns", "part", "step_ns"]
@@ -59,13 +60,11 @@ class Paths:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Ranks of each node."""
-        own = dict(self.smaller)
-        return tuple(own.get(node, self.gpus_per_node) for node in range(self.nodes))
+        return ranks_by_node(self.nodes, self.gpus_per_node, self.smaller)
 
     def first_of(self, node: int) -> int:
         """A node's first rank; beyond the last node the number of ranks."""
-        fewer = sum(self.gpus_per_node - size for other, size in self.smaller if other < node)
-        return node * self.gpus_per_node - fewer
+        return first_rank(node, self.gpus_per_node, self.smaller)
 
     def node_of(self, rank: int) -> int:
         """Whose rank it is."""
