@@ -132,8 +132,9 @@ def _kind(kind: str) -> str:
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
-_AROUND_OPTIMIZER = dict.fromkeys(("unscale", "clip", "item"), "optimizer")
+_AROUND_OPTIMIZER = dict.fromkeys(("unscale", "clip", "zero_grad", "item"), "optimizer")
 _WORDS = {
+    "input_copy": "the inputs' copy to the device",
     "buffers": "the buffers' broadcast, with its copies",
     "sync_batch_norm": "statistics of SyncBatchNorm from all ranks",
     "forward": "forward",

@@ -26,10 +26,12 @@ _WORK = {
     "bucket_copy": "gradient to bucket",
     "copy_back": "bucket to gradients",
     "buffers": "buffers to and from their broadcast",
+    "input_copy": "inputs to the device",
     "unshard": "gathered parameters, copied out",
     "optimizer": "optimizer",
     "unscale": "gradients unscaled and checked",
     "clip": "gradients' norm and scaling",
+    "zero_grad": "gradients filled with zeros",
     "item": "value to the host",
     "averaging": "parameters to and from their average",
 }

@@ -221,6 +221,7 @@ _PART_OF = {
     "optimizer": "optimizer",
     "unscale": "optimizer",
     "clip": "optimizer",
+    "zero_grad": "optimizer",
     "item": "optimizer",
 }
 

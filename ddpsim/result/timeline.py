@@ -12,6 +12,7 @@ Kind = Literal[
     "data_wait",  # host lane: no batch is ready
     "device_wait",  # host lane: it waits until the device has done all that was launched
     "stall",  # a rank stands still, for a cause of its own
+    "input_copy",  # of a micro-batch, from the host's memory
     "forward",
     "backward",
     "bucket_copy",  # gradient to bucket, and a hook's work before the all-reduce
@@ -22,6 +23,7 @@ Kind = Literal[
     "optimizer",
     "unscale",  # GradScaler's pass over the gradients, and its update
     "clip",  # the gradients' norm, and their scaling
+    "zero_grad",  # gradients filled with zeros
     "item",  # a value copied to the host
     "averaging",  # copies and a division around the average of parameters
 ]

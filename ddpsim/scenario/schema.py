@@ -63,6 +63,9 @@ class Scenario(Spec):
             raise fail("DataParallel has no no_sync; write 1", "ddp.accumulation_steps")
         self._check_servers()
         self._check_synced_norms()
+        self._check_zeroed_gradients()
+        if kind == "cpu" and self.workload.input_copy:
+            raise fail("a CPU computes in its host's memory; drop it", "workload.input_copy")
         if self.workload.compile and self.ddp.torch == "1.4":
             raise fail(
                 "torch 1.4 had no torch.compile; choose a newer ddp.torch", "workload.compile"
@@ -123,6 +126,16 @@ class Scenario(Spec):
         is_kept = not isinstance(ranks, bool) and 1 < ranks < self.sharding_ranks
         several = self.cluster.world_size > 1
         return several and (self.ddp.strategy == "hsdp" or (self.ddp.is_fully_sharded and is_kept))
+
+    def _check_zeroed_gradients(self) -> None:
+        """Raise where gradients that stay are not modelled."""
+        alone = self.cluster.algorithm == "data_parallel"
+        if not self.workload.set_to_none and (alone or self.ddp.is_fully_sharded):
+            name = "DataParallel" if alone else self.ddp.strategy
+            raise fail(
+                f"gradients that stay from step to step are not modelled under {name}; drop it",
+                "workload.set_to_none",
+            )
 
     def _check_synced_norms(self) -> None:
         """Raise where torch or ddpsim has no SyncBatchNorm."""

@@ -10,6 +10,7 @@ from ddpsim.errors import shown
 from ddpsim.scenario import catalog
 from ddpsim.scenario.base import Spec, fail, given, word_or_modules
 from ddpsim.scenario.quantity import (
+    Bandwidth,
     Duration,
     SampleRate,
     Size,
@@ -22,6 +23,7 @@ __all__ = [
     "ClipGradNorm",
     "DataLoader",
     "Dataset",
+    "InputCopy",
     "LearningRate",
     "Optimizer",
     "Precision",
@@ -109,6 +111,23 @@ def _clip_grad_norm(value: Any) -> Any:
             "{error_if_nonfinite: true}"
         )
     return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+class InputCopy(Spec):
+    """Copies of a micro-batch's inputs to the device, on the stream that computes."""
+
+    pinned: bool = Field(default=False, description="the loader pins its batches (pin_memory=True)")
+    non_blocking: bool = Field(
+        default=False, description="tensor.to(device, non_blocking=True); else the host waits"
+    )
+    sample_bytes: Size | None = Field(
+        None, alias="sample_size", description="of a sample's inputs; omitted: a zoo model's"
+    )
+    bandwidth_bytes_per_s: Bandwidth | None = Field(
+        None,
+        alias="bandwidth",
+        description="of the device's link to its host; omitted: PCIe x16 of its generation",
+    )
 
 
 class DataLoader(Spec):
@@ -254,6 +273,11 @@ class Workload(Spec):
         default=False,
         description="torch.nn.SyncBatchNorm in place of every batch norm: statistics of all ranks",
     )
+    set_to_none: bool = Field(
+        default=True,
+        description="of optimizer.zero_grad; false: gradients are filled with zeros, to which "
+        "every backward adds; a step_time is of that",
+    )
     grad_scaler: bool | None = Field(
         None,
         description="torch.amp.GradScaler: gradients are unscaled, and the host waits for the "
@@ -272,6 +296,9 @@ class Workload(Spec):
         None,
         description="the loop calls loss.item() at the end of every so many steps, where the host "
         "waits for the device; default: never",
+    )
+    input_copy: InputCopy | None = Field(
+        None, description="copies of the inputs to the device; omitted: they take no time"
     )
     data: DataLoader | None = Field(None, description="omitted: the step never waits for data")
     dataset: Dataset | None = Field(
@@ -323,6 +350,16 @@ class Workload(Spec):
             if self.model is None and getattr(self, key) is not None:
                 raise fail("has no effect without a zoo model: times are measured; drop it", key)
         self._check_checkpointing()
+        if not self.set_to_none and (self.trace or self.profile):
+            raise fail(
+                "a trace's or a profile's times are those of its own zero_grad; drop it",
+                "set_to_none",
+            )
+        if self.input_copy and self.model is None and self.input_copy.sample_bytes is None:
+            raise fail(
+                "needs sample_size, the bytes of a sample's inputs, as only a zoo model tells it",
+                "input_copy",
+            )
         if self.sync_batch_norm and self.trace:
             raise fail(
                 "needs the layers' places in the forward, which a trace does not tell; give a zoo "

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ddpsim.errors import InputError
 from ddpsim.scenario.schema import Scenario
+from ddpsim.scenario.workload import InputCopy
 from ddpsim.strategies.after_backward import AfterBackward, FlatAfterBackward
 from ddpsim.strategies.all_reduces import AllReduces
 from ddpsim.strategies.data_parallel import DataParallel
@@ -21,14 +23,14 @@ from ddpsim.strategies.ddp.zero_redundancy import (
 from ddpsim.strategies.fully_shard.groups import Groups
 from ddpsim.strategies.fully_shard.strategy import FullyShard
 from ddpsim.strategies.local_sgd import LocalSgd
-from ddpsim.strategies.model_work import ModelWork
+from ddpsim.strategies.model_work import ModelWork, with_additions
 from ddpsim.strategies.parameter_server import ParameterServer
 from ddpsim.strategies.per_parameter import PerParameter
 from ddpsim.strategies.single_device import SingleDevice
 from ddpsim.strategies.strategy import Strategy
 from ddpsim.strategies.synced_norms import SyncedNorms
 from ddpsim.strategies.ticks import Ticks
-from ddpsim.strategies.training_loop import AroundOptimizer, LossReads
+from ddpsim.strategies.training_loop import AroundOptimizer, InputCopies, LossReads
 from ddpsim.workload.model import BatchNorm, Model
 
 if TYPE_CHECKING:
@@ -76,7 +78,20 @@ class Asked:
         scenario, ticks = self.scenario, self.ticks
         cluster, steps = scenario.cluster, scenario.ddp.accumulation_steps
         norms = SyncedNorms(synced, cluster.world_size, cluster.device, ticks)
-        return ModelWork.of(self.model, ticks, self.costs, steps, self.around_optimizer, norms)
+        return ModelWork.of(self._trained, ticks, self.costs, steps, self.around_optimizer, norms)
+
+    @property
+    def _trained(self) -> Model:
+        """The model; gradients that stay are added to in every micro-batch, also in the first.
+
+        A step_time was measured so.
+        """
+        if self.scenario.workload.set_to_none:
+            return self.model
+        added = self.model.backward
+        if self.scenario.workload.step_time is None:
+            added = tuple(with_additions(self.model, self.costs))
+        return replace(self.model, backward=added, later=(1.0, 1.0))
 
     @property
     def around_optimizer(self) -> AroundOptimizer:
@@ -93,9 +108,10 @@ class Asked:
 
 def _ddp(asked: Asked) -> DistributedDataParallel:
     spec = asked.scenario.ddp
-    return DistributedDataParallel.of(
+    ddp = DistributedDataParallel.of(
         asked.model, asked.work, spec, asked.costs, asked.ticks, asked.own_factor
     )
+    return replace(ddp, gradients_stay=not asked.scenario.workload.set_to_none)
 
 
 def _zero1(asked: Asked) -> ZeroRedundancy:
@@ -162,14 +178,31 @@ STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
 
 def select(asked: Asked) -> Strategy:
     """The strategy of a scenario."""
-    return _with_loss_reads(STRATEGIES[strategy_name(asked.scenario)](asked), asked)
+    return _in_loop(STRATEGIES[strategy_name(asked.scenario)](asked), asked)
 
 
-def _with_loss_reads(strategy: Strategy, asked: Asked) -> Strategy:
-    every = asked.scenario.workload.read_loss_every
-    if every is None:
-        return strategy
-    return LossReads(strategy, every, asked.scenario.cluster.device, asked.ticks)
+def _in_loop(strategy: Strategy, asked: Asked) -> Strategy:
+    """With what the training loop does beside it in a step."""
+    workload, device = asked.scenario.workload, asked.scenario.cluster.device
+    if copied := workload.input_copy:
+        size_bytes = _input_bytes(copied, asked)
+        strategy = InputCopies(strategy, copied, size_bytes, device, asked.ticks)
+    if workload.read_loss_every:
+        strategy = LossReads(strategy, workload.read_loss_every, device, asked.ticks)
+    return strategy
+
+
+def _input_bytes(copied: InputCopy, asked: Asked) -> int:
+    """Of a micro-batch; DataParallel's one process copies those of all GPUs."""
+    cluster, samples = asked.scenario.cluster, asked.scenario.workload.batch_per_rank
+    if cluster.algorithm == "data_parallel":
+        samples *= cluster.gpus_per_node
+    sample_bytes = copied.sample_bytes or asked.model.sample_bytes
+    if sample_bytes is None:
+        raise InputError(
+            "workload.input_copy", "needs sample_size: nobody knows how large an input is"
+        )
+    return round(samples * sample_bytes)
 
 
 def strategy_name(scenario: Scenario) -> str:
@@ -180,4 +213,4 @@ def strategy_name(scenario: Scenario) -> str:
 
 def without_data_parallelism(asked: Asked) -> Strategy:
     """The same steps of the bare module on one device."""
-    return _with_loss_reads(SingleDevice(asked.work_alone, select(asked).warmup), asked)
+    return _in_loop(SingleDevice(asked.work_alone, select(asked).warmup), asked)

@@ -1,4 +1,4 @@
-"""What a training loop does around the optimizer, where it waits for the device, and how often."""
+"""What a training loop does around forward, backward and optimizer, and where its host waits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from math import lcm
 from typing import NamedTuple
 
 from ddpsim.result.timeline import Kind
-from ddpsim.scenario.device import Device
-from ddpsim.scenario.workload import Workload
-from ddpsim.strategies.instructions import Instruction, Synchronize, compute
+from ddpsim.scenario.device import Architecture, Device
+from ddpsim.scenario.workload import InputCopy, Workload
+from ddpsim.strategies.instructions import Instruction, LoadBatch, Synchronize, compute
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Ticks
 from ddpsim.workload.gradient_passes import (
@@ -18,10 +18,21 @@ from ddpsim.workload.gradient_passes import (
     norm_work,
     one_value_work,
     unscaling_work,
+    zeroing_work,
 )
 from ddpsim.workload.model import Model, Work
 
-__all__ = ["AroundOptimizer", "LossReads"]
+__all__ = ["AroundOptimizer", "InputCopies", "LossReads"]
+
+# NCCL v2.30.7 src/graph/topo.h: an x16 link of PCIe 3, 4 or 5; which of them is assumed by the
+# architecture
+_PCIE_BYTES_PER_S: dict[Architecture, float] = {
+    "volta": 12e9,
+    "ampere": 24e9,
+    "hopper": 48e9,
+    "blackwell": 48e9,
+}
+_STAGED_BYTES_PER_S = 10e9  # assumed; one core of an EPYC copies 20 GB/s where nothing else runs
 
 
 class AroundOptimizer(NamedTuple):
@@ -32,10 +43,10 @@ class AroundOptimizer(NamedTuple):
 
     @classmethod
     def of(cls, workload: Workload, model: Model, device: Device, ticks: Ticks) -> AroundOptimizer:
-        """Of a loop that scales its loss, or clips its gradients."""
+        """Of a loop that scales its loss, clips its gradients, or zeroes them."""
         loop = _Loop(workload, model, device, ticks)
         before = (*loop.unscaled(), *loop.clipped(), *loop.flagged())
-        return cls(before, tuple(loop.updated()))
+        return cls(before, (*loop.updated(), *loop.zeroed()))
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,14 @@ class _Loop:
         if self.workload.scales_loss:
             yield from self._compute("unscale", one_value_work(self.device))
 
+    def zeroed(self) -> Iterator[Instruction]:
+        """Optimizer.zero_grad, unless it drops the gradients."""
+        if not self.workload.set_to_none:
+            fused = self.workload.optimizer.fused
+            yield from self._compute(
+                "zero_grad", zeroing_work(self.model.used, self.device, fused=fused)
+            )
+
     def _compute(self, kind: Kind, work: Work) -> Iterator[Instruction]:
         if self.workload.step_time is None:
             yield compute(kind, self.ticks.launch(work))
@@ -91,22 +110,17 @@ def _read_value(device: Device, ticks: Ticks) -> tuple[Instruction, ...]:
     return compute("item", ticks.launch(one_value_work(device))), Synchronize()
 
 
-class LossReads(Strategy):
-    """Another strategy whose loop reads the loss on the host at the end of every so many steps.
+class _Around(Strategy):
+    """Another strategy, whose loop does more in its steps."""
 
-    Every second kind of step is one of the other strategy's with such a read.
-    """
-
-    def __init__(self, inner: Strategy, every: int, device: Device, ticks: Ticks) -> None:
+    def __init__(self, inner: Strategy) -> None:
         self._inner = inner
-        self._every = every
-        self._read = _read_value(device, ticks)
         self.broadcast, self.reduced = inner.broadcast, inner.reduced
 
     @property
     def kinds(self) -> int:
         """See Strategy."""
-        return 2 * self._inner.kinds
+        return self._inner.kinds
 
     @property
     def steady_from(self) -> int | None:
@@ -121,12 +135,73 @@ class LossReads(Strategy):
     @property
     def period(self) -> int:
         """See Strategy."""
-        return lcm(self._inner.period, self._every)
+        return self._inner.period
 
     @property
     def warmup(self) -> int:
         """See Strategy."""
         return self._inner.warmup
+
+    def kind(self, number: int) -> int:
+        """See Strategy."""
+        return self._inner.kind(number)
+
+    def buckets(self, kind: int) -> tuple[Bucket, ...]:
+        """See Strategy."""
+        return self._inner.buckets(kind)
+
+    def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
+        """See Strategy."""
+        return self._inner.resident_bytes(model, optimizer_bytes)
+
+
+class InputCopies(_Around):
+    """Another strategy whose loop copies the inputs of each micro-batch to the device.
+
+    The host copies what is not pinned into a staging buffer first (CUDA's runtime API, `API
+    synchronization behavior`), and after a copy that blocks it waits for the stream (torch's
+    aten/src/ATen/native/cuda/Copy.cu: memcpy_and_sync).
+    """
+
+    def __init__(
+        self, inner: Strategy, options: InputCopy, size_bytes: int, device: Device, ticks: Ticks
+    ) -> None:
+        super().__init__(inner)
+        rate = options.bandwidth_bytes_per_s or _PCIE_BYTES_PER_S[device.architecture]
+        staged_s = 0.0 if options.pinned else size_bytes / _STAGED_BYTES_PER_S
+        copied_s = max(device.kernel_floor_s, size_bytes / rate)
+        copied = ticks.launch(Work(copied_s, 1, device.operator_s + staged_s))
+        waits = () if options.non_blocking else (Synchronize(),)
+        self._copied: tuple[Instruction, ...] = (compute("input_copy", copied), *waits)
+
+    def step(self, kind: int) -> Iterator[Instruction]:
+        """See Strategy."""
+        for instruction in self._inner.step(kind):
+            yield instruction
+            if isinstance(instruction, LoadBatch):
+                yield from self._copied
+
+
+class LossReads(_Around):
+    """Another strategy whose loop reads the loss on the host at the end of every so many steps.
+
+    Every second kind of step is one of the other strategy's with such a read.
+    """
+
+    def __init__(self, inner: Strategy, every: int, device: Device, ticks: Ticks) -> None:
+        super().__init__(inner)
+        self._every = every
+        self._read = _read_value(device, ticks)
+
+    @property
+    def kinds(self) -> int:
+        """See Strategy."""
+        return 2 * self._inner.kinds
+
+    @property
+    def period(self) -> int:
+        """See Strategy."""
+        return lcm(self._inner.period, self._every)
 
     def kind(self, number: int) -> int:
         """See Strategy."""
@@ -144,7 +219,3 @@ class LossReads(Strategy):
     def buckets(self, kind: int) -> tuple[Bucket, ...]:
         """See Strategy."""
         return self._inner.buckets(kind // 2)
-
-    def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
-        """See Strategy."""
-        return self._inner.resident_bytes(model, optimizer_bytes)

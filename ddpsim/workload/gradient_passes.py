@@ -1,7 +1,8 @@
-"""What a training loop does to all gradients beside the optimizer: unscale them, clip them.
+"""What a loop does to all gradients beside the optimizer: unscale them, clip them, zero them.
 
 Source: torch 2.13 torch/amp/grad_scaler.py (unscale_, _maybe_opt_step, update) and
-torch/nn/utils/clip_grad.py, operator by operator, in their foreach form.
+torch/nn/utils/clip_grad.py, operator by operator, in their foreach form; torch/optim/optimizer.py
+(zero_grad).
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from ddpsim.scenario.device import Device
 from ddpsim.workload.model import Parameter, Work, joined
 from ddpsim.workload.optimizer import TENSORS_PER_LAUNCH
 
-__all__ = ["clipping_work", "norm_work", "one_value_work", "unscaling_work"]
+__all__ = ["clipping_work", "norm_work", "one_value_work", "unscaling_work", "zeroing_work"]
 
 # the host's seconds a parameter in Python, operators and launches apart: torch 2.13's loops over 62
 # to 1000 tensors of one element on a CPU (an EPYC), without the foreach operators themselves
 _UNSCALE_HOST_S = 0.53e-6
 _NORM_HOST_S = 0.68e-6
 _CLIP_HOST_S = 0.25e-6
+# zero_grad(set_to_none=False) likewise, one by one with each operator, or before a foreach one
+_ZERO_EACH_HOST_S = 0.53e-6
+_ZERO_FOREACH_HOST_S = 0.73e-6
 
 
 def unscaling_work(parameters: Sequence[Parameter], device: Device) -> Work:
@@ -48,6 +52,20 @@ def clipping_work(parameters: Sequence[Parameter], device: Device) -> Work:
     """Its second half: add, reciprocal, product, clamp; gradients are read and written."""
     passed = _passed(2, parameters, device)
     return joined([*_values(4, device), passed, _in_python(_CLIP_HOST_S, parameters, device)])
+
+
+def zeroing_work(parameters: Sequence[Parameter], device: Device, *, fused: bool) -> Work:
+    """`zero_grad(set_to_none=False)`: gradients are written, each by an operator of its own.
+
+    One foreach operator takes all where the optimizer was asked to be fused (or foreach).
+    """
+    if fused:
+        own = _in_python(_ZERO_FOREACH_HOST_S, parameters, device)
+        return joined([_passed(1, parameters, device), own])
+    rate = device.memory_bandwidth_bytes_per_s * device.memory_efficiency
+    written_s = [max(device.kernel_floor_s, each.size_bytes / rate) for each in parameters]
+    work = Work(sum(written_s), len(written_s))
+    return joined([work, _in_python(_ZERO_EACH_HOST_S, parameters, device)])
 
 
 def one_value_work(device: Device) -> Work:

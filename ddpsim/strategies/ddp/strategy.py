@@ -29,8 +29,8 @@ class DistributedDataParallel(Strategy):
 
     Its first backwards that reduce have buckets by registration order, those from `rebuilt_at` on
     by ready order; None: never rebuilt. `bucket_view`: gradients live in the buckets. `no_sync`:
-    only the last micro-batch reduces. Under PowerSGD backwards from `compressed_at` on have
-    `compressed_buckets`.
+    only the last micro-batch reduces. `gradients_stay`: zero_grad drops none. Under PowerSGD
+    backwards from `compressed_at` on have `compressed_buckets`.
     """
 
     model: ModelWork
@@ -43,6 +43,7 @@ class DistributedDataParallel(Strategy):
     no_sync: bool = True
     compressed_buckets: tuple[Bucket, ...] = ()
     compressed_at: int | None = None
+    gradients_stay: bool = False
 
     @classmethod
     def of(
@@ -144,12 +145,14 @@ class DistributedDataParallel(Strategy):
         """See Strategy; under gradient_as_bucket_view gradients live in the buckets.
 
         Not those that micro-batches add up: they move there with the last one, beside whose
-        activations there are both. A parameter without a gradient has a place in a bucket alone.
+        activations there are both, unless they stay there from step to step. A parameter without
+        a gradient has a place in a bucket alone.
         """
         held = super().resident_bytes(model, optimizer_bytes)
         kept = sum(bucket.kept_bytes for bucket in self.compressed_buckets)
         held = held._replace(buckets=model.gradient_bytes + kept)
-        is_view = self.bucket_view and self._reductions == self.model.accumulation_steps
+        reduces_each = self._reductions == self.model.accumulation_steps
+        is_view = self.bucket_view and (reduces_each or self.gradients_stay)
         return held._replace(gradients=0) if is_view else held
 
 

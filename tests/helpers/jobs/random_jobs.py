@@ -80,6 +80,8 @@ def scenarios(
                 "batch_per_rank": 1,
                 "data": draw(loaders()),
                 "sync_batch_norm": not gloo and draw(st.integers(0, 3)) == 0,
+                "set_to_none": draw(st.booleans()),
+                "input_copy": None if gloo else draw(input_copies()),
                 **draw(loop_options()),
             },
             "ddp": ddp,
@@ -93,6 +95,12 @@ def loaders() -> st.SearchStrategy[dict[str, Any] | None]:
     """No loader, or one that may be too slow."""
     rates = st.integers(50, 3000).map(lambda rate: {"rate": f"{rate} samples/s"})
     return st.one_of(st.none(), st.none(), rates)
+
+
+def input_copies() -> st.SearchStrategy[dict[str, Any] | None]:
+    """No copy, one for which the host waits, or one for which it does not."""
+    runs_ahead = {"sample_size": "4 MB", "pinned": True, "non_blocking": True}
+    return st.sampled_from([None, None, {"sample_size": "40 MB"}, runs_ahead])
 
 
 def loop_options() -> st.SearchStrategy[dict[str, Any]]:
