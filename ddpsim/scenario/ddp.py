@@ -18,8 +18,10 @@ from pydantic import (
 
 from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, fail, given, word_or_modules
+from ddpsim.scenario.options.hooks import PowerSgd
+from ddpsim.scenario.options.loops import JoinField, LocalSgd, ParameterServers
 
-__all__ = ["Ddp", "FullyShard", "PowerSgd", "StrategyName"]
+__all__ = ["Ddp", "FullyShard", "StrategyName"]
 
 StrategyName = Literal[
     "ddp",
@@ -46,7 +48,7 @@ _DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
 _FULLY_SHARDED = ("fully_shard", "hsdp")
 _OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
-    *("broadcast_buffers", "comm_hook", "power_sgd", "optimize_ddp"),
+    *("broadcast_buffers", "comm_hook", "power_sgd", "join", "optimize_ddp"),
 )
 
 
@@ -100,23 +102,6 @@ BucketCaps = Annotated[
         }
     ),
 ]
-
-
-class LocalSgd(Spec):
-    """Local SGD: ranks train alone, and average their parameters now and then."""
-
-    every: Annotated[int, Field(ge=1, le=1000)] = Field(
-        description="steps per averaging, the period of torch's PeriodicModelAverager; "
-        "run.iterations is rounded up to a multiple"
-    )
-
-
-class ParameterServers(Spec):
-    """Options of strategy: parameter_server."""
-
-    servers: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        1, description="ranks that hold the optimizer, each of a part of the parameters"
-    )
 
 
 def _units(value: Any) -> Any:
@@ -180,34 +165,6 @@ class FullyShard(Spec):
     ] = Field(default_factory=MixedPrecision, description="omitted: none")
 
 
-class PowerSgd(Spec):
-    """PowerSGD: gradients as products of narrow matrices. Keys are torch's PowerSGDState's."""
-
-    matrix_approximation_rank: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="columns of the matrices; more than 2 need a wrapper"
-    )
-    wrapper: Literal["fp16_compress", "bf16_compress"] | None = Field(
-        None, description="torch's fp16_compress_wrapper or bf16_compress_wrapper around the hook"
-    )
-    start_powerSGD_iter: Annotated[int, Field(ge=2, le=1000)] = Field(  # noqa: N815 -- torch's name
-        2, description="backwards before, of plain all-reduces; torch's default is 1000"
-    )
-    min_compression_rate: Annotated[float, Field(gt=0, le=1000)] = Field(
-        2.0, description="a parameter that would shrink by less is reduced as it is"
-    )
-
-    @model_validator(mode="after")
-    def _is_orthogonalised_by_gram_schmidt(self) -> PowerSgd:
-        """Torch takes a QR for float32 and more than two columns (powerSGD_hook.py, 31)."""
-        if self.matrix_approximation_rank > 2 and self.wrapper is None:
-            raise fail(
-                f"{self.matrix_approximation_rank} columns of float32 need a QR, which is not "
-                "priced; write at most 2, or a wrapper",
-                "matrix_approximation_rank",
-            )
-        return self
-
-
 class Ddp(Spec):
     """How gradients are shared: DistributedDataParallel's options, or another strategy."""
 
@@ -250,6 +207,11 @@ class Ddp(Spec):
         "none", description="torch.distributed.algorithms.ddp_comm_hooks"
     )
     power_sgd: PowerSgd | None = Field(None, description="of comm_hook: powerSGD")
+    join: JoinField | None = Field(
+        None,
+        description="true, or its options: the loop runs within DDP's join(), for inputs that are "
+        "uneven",
+    )
     optimize_ddp: bool = Field(
         default=True,
         description="torch._dynamo.config's: under torch.compile the graph is split where buckets "
@@ -376,12 +338,19 @@ class Ddp(Spec):
         return self
 
     @model_validator(mode="after")
+    def _joins_alone(self) -> Ddp:
+        if self.join and self.strategy == "zero1":
+            raise fail("is modelled for DDP alone, not beside ZeroRedundancyOptimizer", "join")
+        return self
+
+    @model_validator(mode="after")
     def _known_together(self) -> Ddp:
         if self.torch == "1.4":
             newer = {
                 "gradient_as_bucket_view": self.gradient_as_bucket_view,
                 "static_graph": self.static_graph,
                 "comm_hook": self.comm_hook != "none",
+                "join": self.join is not None,
                 "bucket_cap_mb": isinstance(self.bucket_cap_mb, tuple),
             }
             for key, used in newer.items():

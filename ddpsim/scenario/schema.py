@@ -59,6 +59,8 @@ class Scenario(Spec):
             )
         if algorithm == "data_parallel" and self.ddp.powers:
             raise fail("DataParallel has no communication hooks; drop it", "ddp.comm_hook")
+        if algorithm == "data_parallel" and self.ddp.join:
+            raise fail("DataParallel has no join; drop it", "ddp.join")
         if algorithm == "data_parallel" and self.ddp.accumulation_steps > 1:
             raise fail("DataParallel has no no_sync; write 1", "ddp.accumulation_steps")
         self._check_servers()
@@ -147,6 +149,7 @@ class Scenario(Spec):
             "needs a process for each GPU, and DataParallel has one for all": self.cluster.algorithm
             == "data_parallel",
             f"is not modelled under {self.ddp.strategy}": self.ddp.is_fully_sharded,
+            "sends in the forward, which ddp.join does not shadow": self.ddp.join is not None,
             "that of torch 1.4 is not known; choose a newer ddp.torch": self.ddp.torch == "1.4",
         }
         for reason, holds in reasons.items():

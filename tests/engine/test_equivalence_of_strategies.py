@@ -44,7 +44,7 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     ),
     "fully_shard": SHARDED,
     "hsdp": SHARDED,
-    "zero1": ddp_options(),
+    "zero1": ddp_options().map(lambda own: own | {"join": None}),
     "ddp": st.builds(lambda own, synced: own | synced, ddp_options(), SYNCED),
 }
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ddpsim.errors import InputError
-from ddpsim.scenario.ddp import PowerSgd
+from ddpsim.scenario.options.hooks import PowerSgd
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.strategy import Bucket, Stage
 from ddpsim.strategies.ticks import Launch, Ticks

@@ -45,6 +45,7 @@ class ReducerWork:
     `copy_in[i]`: gradient i comes into its bucket, after `hook_ns` of the host's time.
     `unused`: parameters without a gradient. `used_map_bytes`: the map of those that have one, which
     is reduced too; 0 where DDP does not ask. `in_order`: collectives end in the order of launch.
+    `in_first_hook`: what the first hook of a backward does before.
     """
 
     buffers: tuple[Buffers, ...]
@@ -55,6 +56,7 @@ class ReducerWork:
     launch_collective_ns: int
     used_map_bytes: int
     in_order: bool
+    in_first_hook: tuple[Instruction, ...] = ()
 
 
 class Reducer:
@@ -99,12 +101,13 @@ class Reducer:
     def backward(self, backward: Sequence[Piece]) -> Iterator[Instruction]:
         """Gradients become ready one after the other; at the end all buckets are waited for."""
         *works, tail = backward
-        unused = self._work.unused
+        unused, first = self._work.unused, self._work.in_first_hook
         for parameter, launch in zip(self._work.ready_order, works, strict=True):
             yield from compute_all("backward", [launch])
+            yield from first
             for ready in (*unused, parameter):  # the unused on the first hook (torch: reducer.cpp)
                 yield from self._mark_ready(ready)
-            unused = ()
+            unused, first = (), ()
         yield from compute_all("backward", [tail])
         yield from self._finalize()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.buckets import Assignment, plan_buckets
 from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.join import NOT_JOINED, JoinedForward
 from ddpsim.strategies.ddp.power_sgd import in_stages
 from ddpsim.strategies.ddp.reducer import Buffers, Reducer, ReducerWork
 from ddpsim.strategies.instructions import Compute, Instruction, LoadBatch, Mark, compute_all
@@ -44,6 +45,7 @@ class DistributedDataParallel(Strategy):
     compressed_buckets: tuple[Bucket, ...] = ()
     compressed_at: int | None = None
     gradients_stay: bool = False
+    join: JoinedForward = NOT_JOINED
 
     @classmethod
     def of(
@@ -62,9 +64,10 @@ class DistributedDataParallel(Strategy):
         """
         plan = plan_buckets(model.parameters, model.ready_order, spec)
         own = _OwnWork(model, costs, ticks, own_factor)
+        join = JoinedForward.of(spec.join, costs.device, ticks)
         return cls(
             work,
-            own.reducer(spec),
+            replace(own.reducer(spec), in_first_hook=join.divisor),
             own.host_ns(costs.forward_hook_s * len(model.parameters)),
             own.buckets(plan.initial),
             own.buckets(plan.rebuilt),
@@ -73,6 +76,7 @@ class DistributedDataParallel(Strategy):
             spec.no_sync,
             own.compressed(plan.initial if plan.rebuilt_at is None else plan.rebuilt, spec),
             spec.powers.start_powerSGD_iter if spec.powers else None,
+            join=join,
         )
 
     @cached_property
@@ -116,8 +120,8 @@ class DistributedDataParallel(Strategy):
                 reducer = reducer.next(self._buckets_of(kind, number))
             reduces = micro_batch.is_last or not self.no_sync
             yield LoadBatch()
-            if micro_batch.is_first or not self.no_sync:
-                yield from reducer.broadcast_buffers()
+            syncs_buffers = micro_batch.is_first or not self.no_sync
+            yield from self._before_forward(reducer, syncs_buffers=syncs_buffers)
             if reduces:  # under no_sync DDP prepares for no backward (distributed.py)
                 yield Compute("forward", self.forward_hook_ns, 0)
             yield from compute_all("forward", micro_batch.forward)
@@ -127,7 +131,16 @@ class DistributedDataParallel(Strategy):
                 yield from reducer.backward(micro_batch.backward)
             else:
                 yield from compute_all("backward", micro_batch.backward)
+        yield from self.join.ended
         yield from self.model.end_of_step()
+
+    def _before_forward(self, reducer: Reducer, *, syncs_buffers: bool) -> Iterator[Instruction]:
+        """What all ranks have to know, and rank 0's buffers."""
+        yield from self.join.notified
+        if syncs_buffers and self.reducer.buffers:
+            yield from self.join.agreed
+            yield from reducer.broadcast_buffers()
+        yield from self.join.announced
 
     def _buckets_of(self, kind: int, backward: int) -> tuple[Bucket, ...]:
         """Those of a backward of a step without no_sync: the rebuild may come within the first."""

@@ -79,7 +79,7 @@ def scenarios(
                 "model": "resnet18",
                 "batch_per_rank": 1,
                 "data": draw(loaders()),
-                "sync_batch_norm": not gloo and draw(st.integers(0, 3)) == 0,
+                "sync_batch_norm": not gloo and not ddp["join"] and draw(st.integers(0, 3)) == 0,
                 "set_to_none": draw(st.booleans()),
                 "input_copy": None if gloo else draw(input_copies()),
                 **draw(loop_options()),
@@ -127,5 +127,6 @@ def ddp_options() -> st.SearchStrategy[dict[str, Any]]:
             "broadcast_buffers": st.booleans(),
             "comm_hook": st.sampled_from(["none", "allreduce", "fp16_compress"]),
             "accumulation_steps": st.integers(1, 3),
+            "join": st.sampled_from([None, None, True, {"divide_by_initial_world_size": False}]),
         }
     )
