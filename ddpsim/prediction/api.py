@@ -17,7 +17,7 @@ from ddpsim.prediction.interval import prediction_interval
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.measured_step import as_stated, check_measured
 from ddpsim.prediction.next_steps import next_steps
-from ddpsim.prediction.program import training_of
+from ddpsim.prediction.program import pauses_of, training_of
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stragglers import stragglers
 from ddpsim.prediction.uncertainty import host_provenance, uncertainties
@@ -104,7 +104,7 @@ def _predicted(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
     result = replace(
         result,
         prediction_interval_s=_interval(job, result, spread_s),
-        training=training_of(job.scenario, job.model, result.iteration_time_s.mean),
+        training=training_of(job.scenario, job.model, result.iteration_time_s.mean, pauses_of(job)),
     )
     return replace(result, stragglers=_stragglers(job, result, engine))
 

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
 from ddpsim.engine.program import Loader, Program
-from ddpsim.result.training import Training, epoch_of, learning_rate_of
+from ddpsim.result.training import (
+    Pause,
+    Training,
+    epoch_of,
+    learning_rate_of,
+    paused_s,
+)
 from ddpsim.scenario.schema import Scenario
-from ddpsim.strategies.select import Asked, select, without_data_parallelism
+from ddpsim.strategies.select import Asked, select, without_backward, without_data_parallelism
+from ddpsim.strategies.training_loop import STAGED_BYTES_PER_S
 from ddpsim.units import to_ns
 from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.model import Model
+from ddpsim.workload.optimizer import optimizer_state_bytes
 
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
+    from ddpsim.prediction.job import Job
 
-__all__ = ["compile_program", "training_of"]
+__all__ = ["compile_program", "pauses_of", "training_of"]
 
 
 def compile_program(
@@ -25,16 +36,20 @@ def compile_program(
     overheads: Overheads | None = None,
     *,
     ddp: bool = True,
+    evaluates: bool = False,
     ddp_factor: float = 1.0,
     host_factor: float = 1.0,
 ) -> Program:
     """The loop that a scenario's ranks run; with `ddp` False, the same module on one device.
 
+    `evaluates`: its batches without gradients, in place of its steps.
     `overheads`: DDP's own cost where it was measured; `ddp_factor`: all of it takes so many times
     as long; `host_factor`: so does everything that the host does.
     """
     asked = Asked(scenario, model, overheads, ddp_factor, host_factor)
     strategy = select(asked) if ddp else without_data_parallelism(asked)
+    if evaluates:
+        strategy = without_backward(asked)
     is_gloo = scenario.ddp.backend == "gloo"
     return Program(
         strategy,
@@ -55,8 +70,10 @@ def _loader(scenario: Scenario) -> Loader | None:
     return Loader(to_ns(batch_s), data.workers * data.prefetch)
 
 
-def training_of(scenario: Scenario, model: Model, step_s: float) -> Training:
-    """The arithmetic around a step of `step_s`."""
+def training_of(
+    scenario: Scenario, model: Model, step_s: float, pauses: tuple[Pause, ...] = ()
+) -> Training:
+    """The arithmetic around a step of `step_s`, and pauses between steps."""
     workload, steps = scenario.workload, scenario.ddp.accumulation_steps
     ranks, batch = scenario.cluster.world_size, workload.batch_per_rank
     if scenario.cluster.algorithm == "data_parallel":  # one process deals its batch out
@@ -65,7 +82,8 @@ def training_of(scenario: Scenario, model: Model, step_s: float) -> Training:
     epoch, rate = None, None
     if data := workload.dataset:
         drops = data.drop_last
-        epoch = epoch_of(data.samples, ranks, batch, steps, drop_last=drops, step_s=step_s)
+        whole_s = step_s + paused_s(pauses)
+        epoch = epoch_of(data.samples, ranks, batch, steps, drop_last=drops, step_s=whole_s)
     if known := workload.learning_rate:
         warmup = None if epoch is None else ceil(known.warmup_epochs * epoch.steps)
         rate = learning_rate_of(known.base_batch, whole, known.value, warmup)
@@ -77,6 +95,7 @@ def training_of(scenario: Scenario, model: Model, step_s: float) -> Training:
         mfu=_mfu(scenario, model, step_s),
         epoch=epoch,
         learning_rate=rate,
+        pauses=pauses,
     )
 
 
@@ -88,3 +107,41 @@ def _mfu(scenario: Scenario, model: Model, step_s: float) -> float | None:
     rate = arithmetic_of(scenario.workload.precision, cluster.device).rate
     flops = model.flops * scenario.ddp.accumulation_steps
     return flops / (step_s * cluster.device.peak_flops_per_s[rate])
+
+
+def pauses_of(job: Job) -> tuple[Pause, ...]:
+    """What a job's loop does between steps now and then, which no step's time has."""
+    return (*_evaluations(job), *_checkpoints(job))
+
+
+def _evaluations(job: Job) -> Iterator[Pause]:
+    """Every rank's batches, as torch deals them out."""
+    scenario = job.scenario
+    if not (asked := scenario.workload.evaluation):
+        return
+    program = compile_program(
+        scenario, job.model, job.overheads, evaluates=True, ddp_factor=job.ddp_times
+    )
+    a_rank = ceil(asked.samples / scenario.cluster.world_size)
+    batches = ceil(a_rank / scenario.workload.batch_per_rank)
+    time_s = batches * replace(job, program=program).step_s()
+    yield Pause("evaluation", asked.every, time_s, batches=batches)
+
+
+def _checkpoints(job: Job) -> Iterator[Pause]:
+    """One rank of each shard writes while all wait: copied to the host, then to the disk."""
+    if not (asked := job.scenario.workload.checkpoint_write):
+        return
+    size_bytes = round(asked.size_bytes or _checkpoint_bytes(job.scenario, job.model))
+    on_host = job.scenario.cluster.device.kind == "cpu"
+    copied_s = 0.0 if on_host else size_bytes / STAGED_BYTES_PER_S
+    time_s = copied_s + size_bytes / asked.bandwidth_bytes_per_s
+    yield Pause("checkpoint", asked.every, time_s, size_bytes=size_bytes)
+
+
+def _checkpoint_bytes(scenario: Scenario, model: Model) -> float:
+    """Parameters, the optimizer's state and buffers that one rank writes."""
+    state_bytes = optimizer_state_bytes(scenario.workload.optimizer, model.used)
+    writers = scenario.sharding_ranks if scenario.ddp.is_fully_sharded else 1
+    buffers_bytes = sum(buffer.size_bytes for buffer in model.buffers)
+    return (model.gradient_bytes + state_bytes) / writers + buffers_bytes

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpsim.report.lines import labelled
-from ddpsim.result.training import Epoch, LearningRate, Training
-from ddpsim.units import format_long_duration, format_number, format_percent
+from ddpsim.result.training import Epoch, LearningRate, Pause, Training
+from ddpsim.units import (
+    format_bytes,
+    format_duration,
+    format_long_duration,
+    format_number,
+    format_percent,
+)
 from ddpsim.wording import counted
 
 __all__ = ["learning_rate_in_words", "step_in_words", "training_lines"]
@@ -24,8 +30,17 @@ def training_lines(training: Training) -> Iterator[str]:
         yield from labelled("tokens", f"{format_number(training.tokens_per_s)} a second")
     if epoch := training.epoch:
         yield from labelled("epoch", _epoch(epoch))
+    if training.pauses:
+        yield from labelled("pauses", "; ".join(map(_pause, training.pauses)))
     if rate := training.learning_rate:
         yield from labelled("advice", learning_rate_in_words(rate, training.global_batch))
+
+
+def _pause(pause: Pause) -> str:
+    took = f"{format_duration(pause.time_s)} every {counted(pause.every, 'step')}"
+    if pause.batches is not None:
+        return f"evaluation of {pause.batches:,} batch{'es' * (pause.batches != 1)} a rank, {took}"
+    return f"checkpoint of {format_bytes(pause.size_bytes or 0)}, {took}"
 
 
 def _epoch(epoch: Epoch) -> str:

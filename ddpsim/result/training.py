@@ -1,11 +1,27 @@
-"""Arithmetic around a step: the global batch, epochs, the learning rate, tokens, and MFU."""
+"""Arithmetic around a step: the global batch, epochs, pauses, the learning rate, tokens, MFU."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, sqrt
+from typing import Literal
 
-__all__ = ["Epoch", "LearningRate", "Training", "epoch_of", "learning_rate_of"]
+__all__ = ["Epoch", "LearningRate", "Pause", "Training", "epoch_of", "learning_rate_of", "paused_s"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """What all ranks do, or wait for, after every so many steps, `time_s` each time.
+
+    `batches`: those of a rank in an evaluation. `size_bytes`: what a rank writes as a checkpoint.
+    """
+
+    what: Literal["evaluation", "checkpoint"]
+    every: int
+    time_s: float
+    batches: int | None = None
+    size_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +30,7 @@ class Epoch:
 
     `padded_samples`: taken twice, so that all ranks have as many. `dropped_samples`: left out under
     drop_last. The last step may have fewer micro-batches, or a smaller one; `time_s` counts it
-    whole.
+    whole, and each step's share of the pauses.
     """
 
     samples: int
@@ -56,6 +72,12 @@ class Training:
     mfu: float | None = None
     epoch: Epoch | None = None
     learning_rate: LearningRate | None = None
+    pauses: tuple[Pause, ...] = ()
+
+
+def paused_s(pauses: Iterable[Pause]) -> float:
+    """A step's share of pauses."""
+    return sum(pause.time_s / pause.every for pause in pauses)
 
 
 def epoch_of(

@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from ddpsim.errors import shown
 from ddpsim.scenario import catalog
 from ddpsim.scenario.base import Spec, fail, given, word_or_modules
+from ddpsim.scenario.options.training_loop import CheckpointWrite, Evaluation, InputCopy
 from ddpsim.scenario.quantity import (
-    Bandwidth,
     Duration,
     SampleRate,
     Size,
@@ -23,7 +23,6 @@ __all__ = [
     "ClipGradNorm",
     "DataLoader",
     "Dataset",
-    "InputCopy",
     "LearningRate",
     "Optimizer",
     "Precision",
@@ -111,23 +110,6 @@ def _clip_grad_norm(value: Any) -> Any:
             "{error_if_nonfinite: true}"
         )
     return {True: {}, False: None}[value] if isinstance(value, bool) else value
-
-
-class InputCopy(Spec):
-    """Copies of a micro-batch's inputs to the device, on the stream that computes."""
-
-    pinned: bool = Field(default=False, description="the loader pins its batches (pin_memory=True)")
-    non_blocking: bool = Field(
-        default=False, description="tensor.to(device, non_blocking=True); else the host waits"
-    )
-    sample_bytes: Size | None = Field(
-        None, alias="sample_size", description="of a sample's inputs; omitted: a zoo model's"
-    )
-    bandwidth_bytes_per_s: Bandwidth | None = Field(
-        None,
-        alias="bandwidth",
-        description="of the device's link to its host; omitted: PCIe x16 of its generation",
-    )
 
 
 class DataLoader(Spec):
@@ -303,6 +285,12 @@ class Workload(Spec):
     data: DataLoader | None = Field(None, description="omitted: the step never waits for data")
     dataset: Dataset | None = Field(
         None, description="one epoch's samples: the answer then says its steps and its time"
+    )
+    evaluation: Evaluation | None = Field(
+        None, description="an evaluation now and then: the answer says its time"
+    )
+    checkpoint_write: CheckpointWrite | None = Field(
+        None, description="a checkpoint now and then: the answer says its time"
     )
     learning_rate: LearningRate | None = Field(
         None, description="the answer then says what it becomes for the global batch"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddpsim.errors import InputError
+from ddpsim.scenario.options.training_loop import InputCopy
 from ddpsim.scenario.schema import Scenario
-from ddpsim.scenario.workload import InputCopy
 from ddpsim.strategies.after_backward import AfterBackward, FlatAfterBackward
 from ddpsim.strategies.all_reduces import AllReduces
 from ddpsim.strategies.data_parallel import DataParallel
@@ -30,13 +30,20 @@ from ddpsim.strategies.single_device import SingleDevice
 from ddpsim.strategies.strategy import Strategy
 from ddpsim.strategies.synced_norms import SyncedNorms
 from ddpsim.strategies.ticks import Ticks
-from ddpsim.strategies.training_loop import AroundOptimizer, InputCopies, LossReads
+from ddpsim.strategies.training_loop import AroundOptimizer, ForwardAlone, InputCopies, LossReads
 from ddpsim.workload.model import BatchNorm, Model
 
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
 
-__all__ = ["STRATEGIES", "Asked", "select", "strategy_name", "without_data_parallelism"]
+__all__ = [
+    "STRATEGIES",
+    "Asked",
+    "select",
+    "strategy_name",
+    "without_backward",
+    "without_data_parallelism",
+]
 
 
 @dataclass(frozen=True)
@@ -179,6 +186,18 @@ STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
 def select(asked: Asked) -> Strategy:
     """The strategy of a scenario."""
     return _in_loop(STRATEGIES[strategy_name(asked.scenario)](asked), asked)
+
+
+def without_backward(asked: Asked) -> Strategy:
+    """Batches of an evaluation: the forwards of its steps.
+
+    Statistics are not those of all ranks, and of DDP's forwards without gradients the first alone
+    broadcasts buffers, in place of the training's next one (distributed.py: _post_forward).
+    """
+    workload = asked.scenario.workload.model_copy(update={"sync_batch_norm": False})
+    ddp = asked.scenario.ddp.model_copy(update={"broadcast_buffers": False, "join": None})
+    scenario = asked.scenario.model_copy(update={"workload": workload, "ddp": ddp})
+    return ForwardAlone(select(replace(asked, scenario=scenario)))
 
 
 def _in_loop(strategy: Strategy, asked: Asked) -> Strategy:

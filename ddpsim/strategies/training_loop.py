@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from math import lcm
 from typing import NamedTuple
 
 from ddpsim.result.timeline import Kind
 from ddpsim.scenario.device import Architecture, Device
-from ddpsim.scenario.workload import InputCopy, Workload
-from ddpsim.strategies.instructions import Instruction, LoadBatch, Synchronize, compute
+from ddpsim.scenario.options.training_loop import InputCopy
+from ddpsim.scenario.workload import Workload
+from ddpsim.strategies.instructions import (
+    Await,
+    Communicate,
+    Compute,
+    Instruction,
+    LoadBatch,
+    Mark,
+    Synchronize,
+    compute,
+)
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Ticks
 from ddpsim.workload.gradient_passes import (
@@ -22,7 +33,7 @@ from ddpsim.workload.gradient_passes import (
 )
 from ddpsim.workload.model import Model, Work
 
-__all__ = ["AroundOptimizer", "InputCopies", "LossReads"]
+__all__ = ["STAGED_BYTES_PER_S", "AroundOptimizer", "ForwardAlone", "InputCopies", "LossReads"]
 
 # NCCL v2.30.7 src/graph/topo.h: an x16 link of PCIe 3, 4 or 5; which of them is assumed by the
 # architecture
@@ -32,7 +43,7 @@ _PCIE_BYTES_PER_S: dict[Architecture, float] = {
     "hopper": 48e9,
     "blackwell": 48e9,
 }
-_STAGED_BYTES_PER_S = 10e9  # assumed; one core of an EPYC copies 20 GB/s where nothing else runs
+STAGED_BYTES_PER_S = 10e9  # assumed; one core of an EPYC copies 20 GB/s where nothing else runs
 
 
 class AroundOptimizer(NamedTuple):
@@ -155,6 +166,40 @@ class _Around(Strategy):
         return self._inner.resident_bytes(model, optimizer_bytes)
 
 
+class ForwardAlone(_Around):
+    """The beginning of another strategy's steady step, up to its backward, again and again."""
+
+    kinds, steady_from, rebuilt_from, period, warmup = 1, None, None, 1, 2
+
+    def kind(self, number: int) -> int:  # noqa: ARG002
+        """See Strategy."""
+        return 0
+
+    def step(self, kind: int) -> Iterator[Instruction]:  # noqa: ARG002
+        """See Strategy; what nobody has awaited by then is awaited at its end."""
+        steady = self._inner.kind(self._inner.steady_from or 0)
+        pending: list[int] = []
+        for instruction in takewhile(_is_before_backward, self._inner.step(steady)):
+            yield instruction
+            if isinstance(instruction, Communicate):
+                pending.append(instruction.number)
+            elif isinstance(instruction, Await):
+                pending.remove(instruction.number)
+        yield from map(Await, pending)
+        yield Mark("backward_starts")
+        yield Mark("step_ends")
+
+    def buckets(self, kind: int) -> tuple[Bucket, ...]:  # noqa: ARG002
+        """See Strategy: nothing is reduced."""
+        return ()
+
+
+def _is_before_backward(instruction: Instruction) -> bool:
+    if isinstance(instruction, Compute):
+        return instruction.kind != "backward"
+    return not (isinstance(instruction, Mark) and instruction.place == "backward_starts")
+
+
 class InputCopies(_Around):
     """Another strategy whose loop copies the inputs of each micro-batch to the device.
 
@@ -168,7 +213,7 @@ class InputCopies(_Around):
     ) -> None:
         super().__init__(inner)
         rate = options.bandwidth_bytes_per_s or _PCIE_BYTES_PER_S[device.architecture]
-        staged_s = 0.0 if options.pinned else size_bytes / _STAGED_BYTES_PER_S
+        staged_s = 0.0 if options.pinned else size_bytes / STAGED_BYTES_PER_S
         copied_s = max(device.kernel_floor_s, size_bytes / rate)
         copied = ticks.launch(Work(copied_s, 1, device.operator_s + staged_s))
         waits = () if options.non_blocking else (Synchronize(),)

@@ -7,8 +7,10 @@ from math import ceil
 
 from ddpsim.errors import InputError
 from ddpsim.prediction.fitting import split_to_fit
+from ddpsim.prediction.program import pauses_of
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.capacity import Money, Target
+from ddpsim.result.training import paused_s
 from ddpsim.scenario.schema import Scenario
 
 __all__ = ["Question", "global_batch_of", "gpu_hours"]
@@ -101,8 +103,8 @@ class Question:
         return sized if self.global_batch is None else split_to_fit(sized) or sized
 
     def time_s(self, scenario: Scenario, step_s: float) -> float:
-        """Seconds of all steps."""
-        return self.steps(scenario) * step_s
+        """Seconds of all steps, with the pauses between them."""
+        return self.steps(scenario) * (step_s + _paused_s(scenario))
 
     def steps(self, scenario: Scenario) -> int:
         """Steps of all epochs; the last of each is whole, as torch's DistributedSampler pads it."""
@@ -152,6 +154,13 @@ def global_batch_of(scenario: Scenario) -> int:
     """Samples of one step, on all ranks."""
     per_rank = scenario.workload.batch_per_rank * scenario.ddp.accumulation_steps
     return per_rank * scenario.cluster.world_size
+
+
+def _paused_s(scenario: Scenario) -> float:
+    """A step's share of evaluations and checkpoints."""
+    workload = scenario.workload
+    has_pauses = workload.evaluation or workload.checkpoint_write
+    return paused_s(pauses_of(resolve(scenario))) if has_pauses else 0.0
 
 
 def gpu_hours(gpus: int, time_s: float) -> float:

@@ -1,1 +1,1 @@
-"""Options of one strategy or of one hook, as the ddp section has them."""
+"""Options of one strategy, of one hook, or of the training loop."""

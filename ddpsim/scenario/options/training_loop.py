@@ -1,0 +1,51 @@
+"""What a training loop does beside its steps, and copies in them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from ddpsim.scenario.base import Spec
+from ddpsim.scenario.quantity import Bandwidth, Size
+
+__all__ = ["CheckpointWrite", "Evaluation", "InputCopy"]
+
+
+class InputCopy(Spec):
+    """Copies of a micro-batch's inputs to the device, on the stream that computes."""
+
+    pinned: bool = Field(default=False, description="the loader pins its batches (pin_memory=True)")
+    non_blocking: bool = Field(
+        default=False, description="tensor.to(device, non_blocking=True); else the host waits"
+    )
+    sample_bytes: Size | None = Field(
+        None, alias="sample_size", description="of a sample's inputs; omitted: a zoo model's"
+    )
+    bandwidth_bytes_per_s: Bandwidth | None = Field(
+        None,
+        alias="bandwidth",
+        description="of the device's link to its host; omitted: PCIe x16 of its generation",
+    )
+
+
+class Evaluation(Spec):
+    """A pass over other samples without gradients, every so many steps."""
+
+    every: Annotated[int, Field(ge=1, le=10**9)] = Field(description="steps between two of them")
+    samples: Annotated[int, Field(ge=1, le=10**12)] = Field(
+        description="of all ranks, dealt out as DistributedSampler does, in batches of "
+        "batch_per_rank"
+    )
+
+
+class CheckpointWrite(Spec):
+    """torch.save of parameters, buffers and the optimizer's state, every so many steps."""
+
+    every: Annotated[int, Field(ge=1, le=10**9)] = Field(description="steps between two of them")
+    bandwidth_bytes_per_s: Bandwidth = Field(
+        alias="bandwidth", description="of the storage that one rank writes to"
+    )
+    size_bytes: Size | None = Field(
+        None, alias="size", description="of what one rank writes; omitted: computed"
+    )
