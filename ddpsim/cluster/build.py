@@ -78,7 +78,8 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
         network = _with_prior(network)
     if not scenario.sends_in_groups:
         return network
-    ddp = scenario.ddp.model_copy(update={"strategy": "ddp"})
+    plain = {"strategy": "ddp", "comm_hook": "none"}
+    ddp = scenario.ddp.model_copy(update=plain)
     return with_groups(network, scenario.model_copy(update={"ddp": ddp}), build_network)
 
 

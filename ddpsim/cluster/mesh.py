@@ -8,9 +8,9 @@ from dataclasses import replace
 from ddpsim.cluster.cost import CollectiveCost, LinkCost, ScheduledCost, SingleRankCost
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
-from ddpsim.cluster.process_groups import GroupedCost, interfering
+from ddpsim.cluster.process_groups import GroupedCost, cost_of, interfering
 from ddpsim.cluster.topology.paths import Paths
-from ddpsim.cluster.transfers import Operation, ProcessGroup, duration_ns
+from ddpsim.cluster.transfers import TURNS, Operation, ProcessGroup, duration_ns
 from ddpsim.errors import InputError
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.schema import Scenario
@@ -49,17 +49,23 @@ def with_sent_in_groups(
 
     It is as uncertain as that of the group which sends longest. `knowing`: one network's.
     """
-    groups, provenance, spent_ns = [], list(network.provenance), {}
+    known, provenance, spent_ns = [], list(network.provenance), {}
     for group, plain in network.groups:
         own = sorted((operation, size) for of, operation, size in sent if of == group)
         part = knowing(plain, own)
-        groups.append((group, part))
+        known.append((group, part))
         provenance += [entry for entry in part.provenance if entry not in provenance]
         spent_ns[group] = sum(duration_ns(part.cost.transfer(*each)) for each in own)
-    longest = dict(groups)[max(spent_ns, key=lambda group: spent_ns[group])]
+    among_all = sorted((of, size) for group, of, size in sent if group == "world" and of in TURNS)
+    if among_all:
+        whole = knowing(replace(network, cost=cost_of(network.cost, "world")), among_all)
+        known.append(("world", whole))
+        provenance += [entry for entry in whole.provenance if entry not in provenance]
+        spent_ns["world"] = sum(duration_ns(whole.cost.transfer(*each)) for each in among_all)
+    longest = dict(known)[max(spent_ns, key=lambda group: spent_ns[group])]
     return replace(
         network,
-        groups=tuple(groups),
+        groups=tuple(each for each in known if each[0] != "world"),
         provenance=tuple(provenance),
         uncertainty=longest.uncertainty,
     )
@@ -70,13 +76,14 @@ def _refuse_what_groups_lack(scenario: Scenario) -> None:
     for key in (key for key in _OF_ALL_RANKS if getattr(cluster, key)):
         raise InputError(
             f"cluster.{key}",
-            "is of all ranks, and says nothing of the groups of strategy: hsdp; drop it, and state "
-            "intra_node and inter_node",
+            "is of all ranks, and says nothing of the groups that strategy: hsdp or comm_hook: "
+            "post_localSGD send in; drop it, and state intra_node and inter_node",
         )
     if data and data.sample_bytes:
         raise InputError(
             "workload.data.sample_bytes",
-            "reads over the nodes' network are not modelled under strategy: hsdp; drop it",
+            "reads over the nodes' network are not modelled under strategy: hsdp, nor under "
+            "comm_hook: post_localSGD; drop it",
         )
 
 

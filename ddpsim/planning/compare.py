@@ -54,7 +54,9 @@ _USUAL = {  # settings that take back what is DDP's alone
     "static_graph": "ddp.static_graph=false",
     "broadcast_buffers": "ddp.broadcast_buffers=true",
     "comm_hook": "ddp.comm_hook=none",
+    "post_local_sgd": "ddp.post_local_sgd=null",
     "power_sgd": "ddp.power_sgd=null",
+    "join": "ddp.join=null",
     "optimize_ddp": "ddp.optimize_ddp=true",
 }
 
@@ -245,8 +247,9 @@ def ddp_settings(document: Document) -> tuple[str, ...]:
 
 def hook_settings(ddp: Ddp, hook: str) -> tuple[str, ...]:
     """What sets a hook, without the options of another one."""
-    drops = ddp.power_sgd is not None and hook != "powerSGD"
-    return (f"ddp.comm_hook={hook}", *(("ddp.power_sgd=null",) if drops else ()))
+    owners = {"power_sgd": "powerSGD", "post_local_sgd": "post_localSGD"}
+    drops = [key for key, own in owners.items() if getattr(ddp, key) and hook != own]
+    return (f"ddp.comm_hook={hook}", *(f"ddp.{key}=null" for key in drops))
 
 
 def without_ddp_options(ddp: Ddp) -> tuple[str, ...]:

@@ -230,7 +230,7 @@ class _Search:
         hooks: set[str] = {own, "none"}
         if self.limits.may_round:
             hooks |= {two_byte_hooks(self.scenario.cluster)[0]}
-        elif own.endswith("compress"):
+        elif own.endswith("compress") or self.scenario.ddp.averages_after_hook:
             hooks = {own}
         return [hook_settings(self.scenario.ddp, hook) for hook in sorted(hooks)]
 

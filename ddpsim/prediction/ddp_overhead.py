@@ -34,6 +34,7 @@ def as_measured(ddp: Ddp) -> Ddp:
         "bucket_cap_mb": None,
         "gradient_as_bucket_view": False,
         "comm_hook": "none",
+        "join": None,
         "accumulation_steps": 1,
     }
     return ddp.model_copy(update=changes)

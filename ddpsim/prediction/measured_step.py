@@ -16,7 +16,7 @@ __all__ = ["as_stated", "check_measured"]
 
 _OF_A_STEP = (
     *("model", "parameters", "batch_per_rank", "seq_len", "image_size", "precision"),
-    *("compile", "memory_format", "attention", "checkpointing"),
+    *("compile", "memory_format", "attention", "checkpointing", "set_to_none"),
 )
 
 

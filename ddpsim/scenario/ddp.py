@@ -19,10 +19,13 @@ from pydantic import (
 from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, fail, given, word_or_modules
 from ddpsim.scenario.options.hooks import PowerSgd
-from ddpsim.scenario.options.loops import JoinField, LocalSgd, ParameterServers
+from ddpsim.scenario.options.loops import JoinField, LocalSgd, ParameterServers, PostLocalSgd
 
 __all__ = ["Ddp", "FullyShard", "StrategyName"]
 
+CommHook = Literal[
+    "none", "allreduce", "fp16_compress", "bf16_compress", "powerSGD", "post_localSGD"
+]
 StrategyName = Literal[
     "ddp",
     "naive",
@@ -48,7 +51,7 @@ _DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
 _FULLY_SHARDED = ("fully_shard", "hsdp")
 _OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
-    *("broadcast_buffers", "comm_hook", "power_sgd", "join", "optimize_ddp"),
+    *("broadcast_buffers", "comm_hook", "post_local_sgd", "power_sgd", "join", "optimize_ddp"),
 )
 
 
@@ -203,8 +206,9 @@ class Ddp(Spec):
     broadcast_buffers: bool = Field(
         default=True, description="every forward; also accepted as forward_sync_buffers (2.13)"
     )
-    comm_hook: Literal["none", "allreduce", "fp16_compress", "bf16_compress", "powerSGD"] = Field(
-        "none", description="torch.distributed.algorithms.ddp_comm_hooks"
+    comm_hook: CommHook = Field("none", description="torch.distributed.algorithms.ddp_comm_hooks")
+    post_local_sgd: PostLocalSgd | None = Field(
+        None, description="of comm_hook: post_localSGD, which needs it"
     )
     power_sgd: PowerSgd | None = Field(None, description="of comm_hook: powerSGD")
     join: JoinField | None = Field(
@@ -335,6 +339,24 @@ class Ddp(Spec):
                 "none, allreduce, fp16_compress or bf16_compress",
                 "comm_hook",
             )
+        return self
+
+    @property
+    def averages_after_hook(self) -> bool:
+        """Whether gradients are reduced in each node, and parameters averaged now and then."""
+        return self.comm_hook == "post_localSGD"
+
+    @model_validator(mode="after")
+    def _post_local_sgd_is_whole(self) -> Ddp:
+        if self.averages_after_hook and self.post_local_sgd is None:
+            raise fail("post_localSGD needs post_local_sgd: {period: STEPS}", "comm_hook")
+        if self.post_local_sgd and not self.averages_after_hook:
+            is_of = f"is of comm_hook: post_localSGD, not {self.comm_hook}"
+            raise fail(f"{is_of}; drop one", "post_local_sgd")
+        if self.averages_after_hook and self.strategy != "ddp":
+            raise fail("post_localSGD is modelled for DDP alone; drop one", "comm_hook")
+        if self.averages_after_hook and not self.no_sync:
+            raise fail("is not modelled with post_localSGD; drop one", "no_sync")
         return self
 
     @model_validator(mode="after")

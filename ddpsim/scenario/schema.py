@@ -126,6 +126,8 @@ class Scenario(Spec):
         """Whether some collectives are among a part of the ranks."""
         ranks = self.ddp.sharding.reshard_after_forward
         is_kept = not isinstance(ranks, bool) and 1 < ranks < self.sharding_ranks
+        if self.ddp.averages_after_hook:
+            return self.cluster.nodes > 1
         several = self.cluster.world_size > 1
         return several and (self.ddp.strategy == "hsdp" or (self.ddp.is_fully_sharded and is_kept))
 

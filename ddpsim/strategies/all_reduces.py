@@ -6,17 +6,19 @@ torch/distributed/algorithms/model_averaging/utils.py (average_parameters).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
-from ddpsim.strategies.instructions import Communicate
+from ddpsim.strategies.instructions import Await, Communicate, Instruction, compute
 from ddpsim.strategies.strategy import Bucket
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.workload.model import ITEM_BYTES, Model, Work, joined
 
 __all__ = ["AllReduce", "AllReduces"]
+
+_AVERAGE = -5  # a number beside those of a step's other collectives
 
 
 class AllReduce(NamedTuple):
@@ -39,6 +41,13 @@ class AllReduce(NamedTuple):
             num_params=len(bucket.parameters),
             cause=self.cause,
         )
+
+    def averaged(self, index: int = 0) -> Iterator[Instruction]:
+        """As an average of parameters, after the optimizer; `index`: of its bucket."""
+        yield compute("averaging", self.bucket.before)
+        yield self.launched(_AVERAGE, index)
+        yield Await(_AVERAGE)
+        yield compute("averaging", self.bucket.copy_back)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddpsim.strategies.all_reduces import AllReduce
-from ddpsim.strategies.instructions import Await, Instruction, compute
+from ddpsim.strategies.instructions import Instruction
 from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.workload.model import Model
@@ -48,7 +48,7 @@ class LocalSgd(Strategy):
     def step(self, kind: int) -> Iterator[Instruction]:
         """See Strategy."""
         yield from self._work.without_communication()
-        after = self._average_parameters() if kind == _AVERAGES else ()
+        after = self._average.averaged() if kind == _AVERAGES else ()
         yield from self._work.end_of_step(after)
 
     def buckets(self, kind: int) -> tuple[Bucket, ...]:
@@ -59,9 +59,3 @@ class LocalSgd(Strategy):
         """See Strategy; while parameters are averaged there are two of each."""
         held = super().resident_bytes(model, optimizer_bytes)
         return held._replace(buckets=self._average.bucket.wire_bytes)
-
-    def _average_parameters(self) -> Iterator[Instruction]:
-        yield compute("averaging", self._average.bucket.before)
-        yield self._average.launched(0, 0)
-        yield Await(0)
-        yield compute("averaging", self._average.bucket.copy_back)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.errors import InputError
 from ddpsim.scenario.options.training_loop import InputCopy
 from ddpsim.scenario.schema import Scenario
@@ -13,6 +14,7 @@ from ddpsim.strategies.after_backward import AfterBackward, FlatAfterBackward
 from ddpsim.strategies.all_reduces import AllReduces
 from ddpsim.strategies.data_parallel import DataParallel
 from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.post_local_sgd import PostLocalSgd
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
 from ddpsim.strategies.ddp.zero_redundancy import (
     ZeroRedundancy,
@@ -113,6 +115,15 @@ class Asked:
         return AllReduces(self.model, self.costs, self.ticks)
 
 
+def _ddp_or_post_local(asked: Asked) -> Strategy:
+    scenario, ddp = asked.scenario, _ddp(asked)
+    options = scenario.ddp.post_local_sgd
+    if options and scenario.ddp.averages_after_hook:
+        group: ProcessGroup = "node" if scenario.sends_in_groups else "world"
+        return PostLocalSgd(ddp, asked.all_reduces.averaged(), options, group)
+    return ddp
+
+
 def _ddp(asked: Asked) -> DistributedDataParallel:
     spec = asked.scenario.ddp
     ddp = DistributedDataParallel.of(
@@ -170,7 +181,7 @@ def _fully_shard(asked: Asked) -> FullyShard:
 
 
 STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
-    "ddp": _ddp,
+    "ddp": _ddp_or_post_local,
     "zero1": _zero1,
     "naive": _naive,
     "naive_flat": _naive_flat,

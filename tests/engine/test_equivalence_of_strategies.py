@@ -32,6 +32,13 @@ SHARDED = st.fixed_dictionaries(
         "no_sync": st.booleans(),
     }
 )
+POST_LOCAL = st.builds(
+    lambda own, period: (
+        own | {"comm_hook": "post_localSGD", "post_local_sgd": {"period": period}, "join": None}
+    ),
+    ddp_options(),
+    st.integers(1, 3),
+)
 OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "naive": MICRO_BATCHES,
     "naive_flat": MICRO_BATCHES,
@@ -46,6 +53,7 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "hsdp": SHARDED,
     "zero1": ddp_options().map(lambda own: own | {"join": None}),
     "ddp": st.builds(lambda own, synced: own | synced, ddp_options(), SYNCED),
+    "ddp, post-local": POST_LOCAL,
 }
 
 
@@ -53,7 +61,7 @@ def jobs(strategy: str, *, noisy: bool = False) -> st.SearchStrategy[Scenario]:
     """Scenarios of a strategy."""
 
     def with_strategy(scenario: Scenario, options: dict[str, Any]) -> Scenario:
-        asked = {"strategy": strategy, "backend": scenario.ddp.backend} | options
+        asked = {"strategy": strategy.partition(",")[0], "backend": scenario.ddp.backend} | options
         return scenario.model_copy(update={"ddp": Ddp.model_validate(asked)})
 
     return st.builds(with_strategy, scenarios(max_nodes=2, noisy=noisy), OPTIONS[strategy])
@@ -73,7 +81,7 @@ def seen(done: Simulated, rank: int) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("strategy", OPTIONS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=17, deadline=None)
 @given(data=st.data(), model=models())
 def test_folded_ranks_equal_the_plain_model(
     strategy: str, data: st.DataObject, model: Model
@@ -87,7 +95,7 @@ def test_folded_ranks_equal_the_plain_model(
 
 
 @pytest.mark.parametrize("strategy", OPTIONS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=17, deadline=None)
 @given(data=st.data(), model=models())
 def test_noisy_ranks_equal_the_plain_model(
     strategy: str, data: st.DataObject, model: Model

@@ -111,3 +111,46 @@ def test_an_all_reduce_lets_the_next_reduce_scatter_begin() -> None:
 def test_what_has_no_groups_is_refused(settings: list[str], message: str) -> None:
     with pytest.raises((ScenarioError, InputError), match=message):
         resolve(load_scenario(HSDP, settings))
+
+
+def post_local(*settings: str) -> Job:
+    quick = ("run.iterations=1",)
+    return resolve(load_scenario("scenarios/post-local-sgd.yaml", [*quick, *settings]))
+
+
+def test_post_local_sgd_reduces_in_nodes_and_averages_among_all() -> None:
+    """Every gradient in each step of a node; every parameter once in a period of all ranks."""
+    found = post_local()
+    steps = [found.program.step(found.program.warmup + number) for number in range(16)]
+    nodes, world = (
+        [
+            sum(
+                i.size_bytes
+                for i in step
+                if isinstance(i, Communicate) and i.operation == "all_reduce" and i.group == group
+            )
+            for step in steps
+        ]
+        for group in ("node", "world")
+    )
+    whole = found.model.gradient_bytes
+    assert nodes == [whole] * 16
+    assert sorted(world) == [0] * 14 + [whole] * 2
+    before = found.program.strategy.steps[found.program.strategy.kind(0)]
+    assert {i.group for i in before if isinstance(i, Communicate)} == {"world"}
+
+
+def test_post_local_sgd_of_one_node_reduces_among_all() -> None:
+    groups = {group for group, *_ in post_local("cluster.nodes=1").program.sent()}
+    assert groups == {"world"}
+
+
+def test_an_average_takes_what_local_sgd_takes_for_it() -> None:
+    """Between averages a step is DDP's on one node: the nodes have nothing to wait for."""
+    settings = ("ddp.broadcast_buffers=false",)
+    rare, often = (
+        post_local(*settings, f"ddp.post_local_sgd.period={period}").step_s() for period in (4, 2)
+    )
+    node = ("cluster.nodes=1", "ddp.post_local_sgd=null", "ddp.comm_hook=allreduce", *settings)
+    alone_s = post_local(*node).step_s()
+    assert often - alone_s == pytest.approx(2 * (rare - alone_s), rel=1e-4)

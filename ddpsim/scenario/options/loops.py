@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from ddpsim.scenario.base import Spec
 
-__all__ = ["Join", "JoinField", "LocalSgd", "ParameterServers"]
+__all__ = ["Join", "JoinField", "LocalSgd", "ParameterServers", "PostLocalSgd"]
 
 
 class LocalSgd(Spec):
@@ -17,6 +17,18 @@ class LocalSgd(Spec):
     every: Annotated[int, Field(ge=1, le=1000)] = Field(
         description="steps per averaging, the period of torch's PeriodicModelAverager; "
         "run.iterations is rounded up to a multiple"
+    )
+
+
+class PostLocalSgd(Spec):
+    """Options of comm_hook: post_localSGD, which goes with torch's PeriodicModelAverager."""
+
+    period: Annotated[int, Field(ge=1, le=1000)] = Field(
+        description="steps per averaging of all parameters; run.iterations is rounded up to a "
+        "multiple"
+    )
+    start_localSGD_iter: Annotated[int, Field(ge=2, le=1000)] = Field(  # noqa: N815 -- torch's name
+        2, description="steps before, with all-reduces among all ranks; torch's example has 100"
     )
 
 

@@ -29,6 +29,7 @@ __all__ = ["PYTHON_COLLECTIVE_S", "BufferBroadcast", "DdpCosts", "HookWork"]
 _LAUNCH_COLLECTIVE_S = 15e-6
 PYTHON_COLLECTIVE_S = 30e-6
 _HOOK_S = 5.0e-6  # of a parameter, with the default options
+_DIVIDING = ("allreduce", "powerSGD", "post_localSGD")  # hooks that divide the bucket themselves
 _BROADCAST_BYTES = 250 * MIB  # torch: distributed.py, broadcast_bucket_size
 
 
@@ -139,7 +140,7 @@ class DdpCosts:
             measured = self.overheads if dtype == "float32" else None
             before = self._compress(size_bytes, wire_bytes, measured)
             return HookWork(before, wire_bytes, self._decompress(size_bytes, wire_bytes, measured))
-        divides = self.ddp.torch == "1.4" or self.ddp.comm_hook in ("allreduce", "powerSGD")
+        divides = self.ddp.torch == "1.4" or self.ddp.comm_hook in _DIVIDING
         before = self.moved(2 * size_bytes) if divides else Work(0.0)
         return HookWork(before, size_bytes, Work(0.0))
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ddpsim.cluster.transfers import Operation
+from ddpsim.cluster.transfers import Operation, ProcessGroup
 from ddpsim.strategies.instructions import (
     Await,
     Communicate,
@@ -45,7 +45,8 @@ class ReducerWork:
     `copy_in[i]`: gradient i comes into its bucket, after `hook_ns` of the host's time.
     `unused`: parameters without a gradient. `used_map_bytes`: the map of those that have one, which
     is reduced too; 0 where DDP does not ask. `in_order`: collectives end in the order of launch.
-    `in_first_hook`: what the first hook of a backward does before.
+    `in_first_hook`: what the first hook of a backward does before. `group`: the ranks among which
+    buckets are reduced.
     """
 
     buffers: tuple[Buffers, ...]
@@ -57,6 +58,7 @@ class ReducerWork:
     used_map_bytes: int
     in_order: bool
     in_first_hook: tuple[Instruction, ...] = ()
+    group: ProcessGroup = "world"
 
 
 class Reducer:
@@ -143,6 +145,7 @@ class Reducer:
                 bucket_bytes=bucket.size_bytes,
                 num_params=len(bucket.parameters),
                 after_ns=bucket.after_ns,
+                group=self._work.group,
             )
             yield sent
             self._launched.append(sent.number)

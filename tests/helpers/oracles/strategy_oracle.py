@@ -16,6 +16,10 @@ from ddp_oracle import MODELS as PLAIN
 from torch import nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+    PostLocalSGDState,
+    post_localSGD_hook,
+)
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -232,6 +236,20 @@ class DdpJoined(Ddp):
                 self.join.__exit__(None, None, None)
 
 
+class DdpPostLocal(Ddp):
+    """torch's own hook and averager; the subgroup is both ranks, as those of a node."""
+
+    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
+        Loop.__init__(self, DistributedDataParallel(module, bucket_cap_mb=0.2), make_input)
+        state = PostLocalSGDState(None, dist.new_group([0, 1]), start_localSGD_iter=2)
+        self.module.register_comm_hook(state, post_localSGD_hook)
+        self.averager = PeriodicModelAverager(period=EVERY, warmup_steps=2)
+
+    def step(self, calls: Calls, micro_batches: int) -> None:
+        super().step(calls, micro_batches)
+        self.averager.average_parameters(self.module.parameters())
+
+
 class Zero1(Ddp):
     """ZeroRedundancyOptimizer, which sends what each rank has updated."""
 
@@ -292,6 +310,14 @@ LOOPS: dict[str, tuple[type[Loop], dict[str, Any]]] = {
     "local_sgd": (LocalSgd, {"strategy": "local_sgd", "local_sgd": {"every": EVERY}}),
     "ddp": (Ddp, {"bucket_cap_mb": 0.2}),
     "ddp joined": (DdpJoined, {"bucket_cap_mb": 0.2, "join": True}),
+    "ddp post_localSGD": (
+        DdpPostLocal,
+        {
+            "bucket_cap_mb": 0.2,
+            "comm_hook": "post_localSGD",
+            "post_local_sgd": {"period": EVERY},
+        },
+    ),
     "ddp zero1": (Zero1, {"strategy": "zero1", "bucket_cap_mb": 0.2}),
     "ddp powerSGD": (DdpPowerSgd, {"bucket_cap_mb": 0.2, "comm_hook": "powerSGD"}),
     "ddp powerSGD of rank 2": (
@@ -379,6 +405,7 @@ def cases() -> list[tuple[str, str, int]]:
         for micro_batches in (1, 3)
         if not (model == "unused" and loop.startswith("ddp"))
         and not (model == "mixed" and loop == "ddp zero1")
+        and not (model != "tied" and loop == "ddp post_localSGD")
         and not (model != "dense" and loop == "ddp joined")  # it shadows no norm's sends
         and not (loop.startswith("server") and (model in ("dense", "synced") or micro_batches > 1))
         and not (" powerSGD " in loop and model != "tied")

@@ -1,0 +1,94 @@
+"""Post-local SGD: DDP inside each node, and parameters of all ranks averaged now and then.
+
+Source: torch 2.13 torch/distributed/algorithms: ddp_comm_hooks/post_localSGD_hook.py, whose
+subgroups are the ranks of a machine (new_subgroups), and model_averaging/averagers.py
+(PeriodicModelAverager with warmup_steps as start_localSGD_iter).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ddpsim.cluster.transfers import ProcessGroup
+from ddpsim.scenario.options.loops import PostLocalSgd as Options
+from ddpsim.strategies.all_reduces import AllReduce
+from ddpsim.strategies.ddp.strategy import DistributedDataParallel
+from ddpsim.strategies.instructions import Instruction, Mark
+from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
+from ddpsim.workload.model import Model
+
+__all__ = ["PostLocalSgd"]
+
+_ALONE, _AVERAGES = 0, 1
+
+
+class PostLocalSgd(Strategy):
+    """DDP's kinds of step before it starts, then one kind without and one with an average."""
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        average: AllReduce,
+        options: Options,
+        group: ProcessGroup,
+    ) -> None:
+        """`group`: the ranks among which gradients are reduced."""
+        self._ddp = ddp
+        self._local = replace(ddp, reducer=replace(ddp.reducer, group=group))
+        self._average = average
+        self._every = options.period
+        self._start = max(options.start_localSGD_iter, ddp.steady_from or 0)
+
+    @property
+    def kinds(self) -> int:
+        """See Strategy."""
+        return self._ddp.kinds + 2
+
+    @property
+    def steady_from(self) -> int | None:
+        """See Strategy."""
+        return self._start
+
+    @property
+    def rebuilt_from(self) -> int | None:
+        """See Strategy."""
+        return self._ddp.rebuilt_from
+
+    @property
+    def period(self) -> int:
+        """See Strategy."""
+        return self._every
+
+    def kind(self, number: int) -> int:
+        """See Strategy."""
+        since = number - self._start
+        if since < 0:
+            return self._ddp.kind(number)
+        return self._ddp.kinds + (_ALONE if since % self._every else _AVERAGES)
+
+    def step(self, kind: int) -> Iterator[Instruction]:
+        """See Strategy."""
+        if kind < self._ddp.kinds:
+            yield from self._ddp.step(kind)
+            return
+        for instruction in self._local.step(self._ddp.kind(self._start)):
+            if kind == self._ddp.kinds + _AVERAGES and instruction == Mark("step_ends"):
+                yield from self._average.averaged(len(self._of_ddp))
+            yield instruction
+
+    def buckets(self, kind: int) -> tuple[Bucket, ...]:
+        """See Strategy."""
+        if kind < self._ddp.kinds:
+            return self._ddp.buckets(kind)
+        averages = kind == self._ddp.kinds + _AVERAGES
+        return (*self._of_ddp, self._average.bucket) if averages else self._of_ddp
+
+    @property
+    def _of_ddp(self) -> tuple[Bucket, ...]:
+        return self._ddp.buckets(self._ddp.kind(self._start))
+
+    def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
+        """See Strategy; while parameters are averaged there are two of each."""
+        held = self._ddp.resident_bytes(model, optimizer_bytes)
+        return held._replace(buckets=held.buckets + self._average.bucket.wire_bytes)
