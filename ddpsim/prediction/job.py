@@ -23,7 +23,7 @@ from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
 from ddpsim.engine.steady import steady_ranges_s
 from ddpsim.prediction.ddp_overhead import on_one_rank
-from ddpsim.prediction.program import compile_program
+from ddpsim.prediction.program import compile_program, loop_provenance
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
@@ -274,7 +274,7 @@ class Job:
         others = times_provenance(self.scenario, self.node_times)
         return (
             *(*self.model.provenance, *others, *self.network.provenance),
-            *(*known, *jitter, costs, *self._taken_as_equal()),
+            *(*known, *jitter, costs, *loop_provenance(self.scenario), *self._taken_as_equal()),
         )
 
     def _taken_as_equal(self) -> Iterator[Provenance]:

@@ -8,6 +8,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from ddpsim.engine.program import Loader, Program
+from ddpsim.provenance import Provenance
 from ddpsim.result.training import (
     Pause,
     Training,
@@ -17,8 +18,8 @@ from ddpsim.result.training import (
 )
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.select import Asked, select, without_backward, without_data_parallelism
-from ddpsim.strategies.training_loop import STAGED_BYTES_PER_S
-from ddpsim.units import to_ns
+from ddpsim.strategies.training_loop import STAGED_BYTES_PER_S, input_rate
+from ddpsim.units import format_bytes_per_s, to_ns
 from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
     from ddpsim.prediction.job import Job
 
-__all__ = ["compile_program", "pauses_of", "training_of"]
+__all__ = ["compile_program", "loop_provenance", "pauses_of", "training_of"]
 
 
 def compile_program(
@@ -47,9 +48,8 @@ def compile_program(
     as long; `host_factor`: so does everything that the host does.
     """
     asked = Asked(scenario, model, overheads, ddp_factor, host_factor)
-    strategy = select(asked) if ddp else without_data_parallelism(asked)
-    if evaluates:
-        strategy = without_backward(asked)
+    made = without_backward if evaluates else select if ddp else without_data_parallelism
+    strategy = made(asked)
     is_gloo = scenario.ddp.backend == "gloo"
     return Program(
         strategy,
@@ -107,6 +107,22 @@ def _mfu(scenario: Scenario, model: Model, step_s: float) -> float | None:
     rate = arithmetic_of(scenario.workload.precision, cluster.device).rate
     flops = model.flops * scenario.ddp.accumulation_steps
     return flops / (step_s * cluster.device.peak_flops_per_s[rate])
+
+
+def loop_provenance(scenario: Scenario) -> Iterator[Provenance]:
+    """Where the rates between host and device are from."""
+    workload, staged = scenario.workload, f"{format_bytes_per_s(STAGED_BYTES_PER_S)}"
+    if copied := workload.input_copy:
+        rate = format_bytes_per_s(input_rate(copied, scenario.cluster.device))
+        buffer = "" if copied.pinned else f", after {staged} into a staging buffer (assumed)"
+        if copied.bandwidth_bytes_per_s:
+            yield Provenance("workload.input_copy", f"{rate}{buffer}", "stated")
+        else:
+            link = "PCIe x16 of the generation that goes with the device's architecture"
+            yield Provenance("workload.input_copy", f"{rate}, {link}{buffer}", "assumed")
+    if workload.checkpoint_write and scenario.cluster.device.kind == "gpu":
+        copied_to = f"{staged} from the device to its host, before what the storage takes"
+        yield Provenance("workload.checkpoint_write", copied_to, "assumed")
 
 
 def pauses_of(job: Job) -> tuple[Pause, ...]:

@@ -33,7 +33,14 @@ from ddpsim.workload.gradient_passes import (
 )
 from ddpsim.workload.model import Model, Work
 
-__all__ = ["STAGED_BYTES_PER_S", "AroundOptimizer", "ForwardAlone", "InputCopies", "LossReads"]
+__all__ = [
+    "STAGED_BYTES_PER_S",
+    "AroundOptimizer",
+    "ForwardAlone",
+    "InputCopies",
+    "LossReads",
+    "input_rate",
+]
 
 # NCCL v2.30.7 src/graph/topo.h: an x16 link of PCIe 3, 4 or 5; which of them is assumed by the
 # architecture
@@ -119,6 +126,11 @@ class _Loop:
 def _read_value(device: Device, ticks: Ticks) -> tuple[Instruction, ...]:
     """`.item()`: a copy to the host, which waits for all that was launched before."""
     return compute("item", ticks.launch(one_value_work(device))), Synchronize()
+
+
+def input_rate(options: InputCopy, device: Device) -> float:
+    """Bytes per second from the host to the device, stated or of its PCIe generation."""
+    return options.bandwidth_bytes_per_s or _PCIE_BYTES_PER_S[device.architecture]
 
 
 class _Around(Strategy):
@@ -212,7 +224,7 @@ class InputCopies(_Around):
         self, inner: Strategy, options: InputCopy, size_bytes: int, device: Device, ticks: Ticks
     ) -> None:
         super().__init__(inner)
-        rate = options.bandwidth_bytes_per_s or _PCIE_BYTES_PER_S[device.architecture]
+        rate = input_rate(options, device)
         staged_s = 0.0 if options.pinned else size_bytes / STAGED_BYTES_PER_S
         copied_s = max(device.kernel_floor_s, size_bytes / rate)
         copied = ticks.launch(Work(copied_s, 1, device.operator_s + staged_s))
