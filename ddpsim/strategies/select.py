@@ -196,7 +196,8 @@ STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
 
 def select(asked: Asked) -> Strategy:
     """The strategy of a scenario."""
-    return _in_loop(STRATEGIES[strategy_name(asked.scenario)](asked), asked)
+    name, gpus = strategy_name(asked.scenario), asked.scenario.cluster.gpus_per_node
+    return _in_loop(STRATEGIES[name](asked), asked, gpus if name == "data_parallel" else 1)
 
 
 def without_backward(asked: Asked) -> Strategy:
@@ -211,11 +212,11 @@ def without_backward(asked: Asked) -> Strategy:
     return ForwardAlone(select(replace(asked, scenario=scenario)))
 
 
-def _in_loop(strategy: Strategy, asked: Asked) -> Strategy:
-    """With what the training loop does beside it in a step."""
+def _in_loop(strategy: Strategy, asked: Asked, batches: int = 1) -> Strategy:
+    """With what the training loop does beside it in a step, whose process loads so many batches."""
     workload, device = asked.scenario.workload, asked.scenario.cluster.device
     if copied := workload.input_copy:
-        size_bytes = _input_bytes(copied, asked)
+        size_bytes = batches * _input_bytes(copied, asked)
         strategy = InputCopies(strategy, copied, size_bytes, device, asked.ticks)
     if workload.read_loss_every:
         strategy = LossReads(strategy, workload.read_loss_every, device, asked.ticks)
@@ -223,16 +224,13 @@ def _in_loop(strategy: Strategy, asked: Asked) -> Strategy:
 
 
 def _input_bytes(copied: InputCopy, asked: Asked) -> int:
-    """Of a micro-batch; DataParallel's one process copies those of all GPUs."""
-    cluster, samples = asked.scenario.cluster, asked.scenario.workload.batch_per_rank
-    if cluster.algorithm == "data_parallel":
-        samples *= cluster.gpus_per_node
+    """Of a micro-batch of one device; raises InputError."""
     sample_bytes = copied.sample_bytes or asked.model.sample_bytes
     if sample_bytes is None:
         raise InputError(
             "workload.input_copy", "needs sample_size: nobody knows how large an input is"
         )
-    return round(samples * sample_bytes)
+    return round(asked.scenario.workload.batch_per_rank * sample_bytes)
 
 
 def strategy_name(scenario: Scenario) -> str:
