@@ -63,10 +63,12 @@ def assert_says_what(result: ddpsim.Result, rank: Read, steps: int) -> None:
     assert mean_s(rank.ticks("forward")) == parts.forward
     assert mean_s(rank.ticks("backward", "gradient to bucket")) == parts.backward_compute
     around = ("gradients unscaled and checked", "gradients' norm and scaling", "value to the host")
+    around = (*around, "gradients filled with zeros")
     assert mean_s(rank.ticks("optimizer", *around)) == parts.optimizer
     assert mean_s(rank.ticks("wait for a batch")) == parts.data_wait
     others = rank.ticks("bucket to gradients", "buffers to and from their broadcast")
-    others += rank.ticks("gathered parameters, copied out")
+    others += rank.ticks("gathered parameters, copied out", "inputs to the device")
+    others += rank.ticks("parameters to and from their average")
     others += rank.ticks("stall", "wait for the host") + covered(waits) - exposed_ns
     assert mean_s(others) == parts.other
     if result.overlap_fraction is not None:
@@ -79,13 +81,15 @@ def test_files_say_what_simulate_says(path: Path, sets: tuple[str, ...]) -> None
     result = ddpsim.simulate(scenario)
     slowest = ddpsim.observe(scenario).slowest_rank
     traced = trace(scenario, [slowest], "all")
-    assert len(traced.steps) == 2
+    local = scenario.ddp.post_local_sgd
+    steps = local.period if local else 2  # whole periods
+    assert len(traced.steps) == steps
     rank, merged = read(traced.of_rank(slowest)), read(traced.merged())
-    assert_says_what(result, rank, 2)
+    assert_says_what(result, rank, steps)
     step_tracks = [t for t, name in merged.names.items() if name == "steps"]
     shown = [s for track in step_tracks for s in merged.tracks[track]]
     lengths_ns = [s.end_ns - s.start_ns for s in shown]
-    assert sum(lengths_ns) / 2 / NS_PER_S == result.iteration_time_s.mean
+    assert sum(lengths_ns) / steps / NS_PER_S == result.iteration_time_s.mean
     assert_well_formed(traced)
     assert_overlap(traced, slowest)
     assert traced.overlap(slowest).fraction == pytest.approx(result.overlap_fraction, rel=1e-12)
