@@ -5,14 +5,15 @@ python tests/helpers/oracles/strategy_oracle.py RANK STORE_FILE OUTPUT
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from cpu_synced_norm import CpuSyncBatchNorm, synced
 from ddp_oracle import MODELS as PLAIN
+from logged_calls import Calls, logged
 from torch import nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper
@@ -29,38 +30,6 @@ from two_ranks import run_as_rank
 MODELS = PLAIN | {"synced": (synced, lambda: torch.randn(6, 64))}
 EVERY = 3
 STEPS = 7
-Calls = list[tuple[str, int]]
-
-
-@contextmanager
-def logged(calls: Calls) -> Iterator[None]:
-    """Append what is called in Python, and DDP's broadcasts of buffers, by dtype."""
-    all_reduce, coalesced = dist.all_reduce, dist._broadcast_coalesced
-    all_gather = dist.all_gather
-
-    def reduce(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-        calls.append(("all_reduce", tensor.nbytes))
-        return all_reduce(tensor, *args, **options)
-
-    def gather(
-        gathered: list[torch.Tensor], tensor: torch.Tensor, *args: Any, **options: Any
-    ) -> Any:
-        calls.append(("all_gather", tensor.nbytes * len(gathered)))
-        return all_gather(gathered, tensor, *args, **options)
-
-    def broadcast(group: Any, tensors: list[torch.Tensor], *args: Any) -> Any:
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            sent_bytes = sum(tensor.nbytes for tensor in tensors if tensor.dtype == dtype)
-            calls.append(("broadcast", sent_bytes))
-        return coalesced(group, tensors, *args)
-
-    dist.all_reduce, dist._broadcast_coalesced = reduce, broadcast
-    dist.all_gather = gather
-    try:
-        yield
-    finally:
-        dist.all_reduce, dist._broadcast_coalesced = all_reduce, coalesced
-        dist.all_gather = all_gather
 
 
 class Loop:
