@@ -11,9 +11,11 @@ from typing import Any
 
 from ddpsim.cluster.cost import LinkCost, ScheduledCost
 from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.prediction.api import predict
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
+from ddpsim.result.model import Result
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.links import InterNode, IntraNode
@@ -39,12 +41,18 @@ class Change:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A scenario and its job on one layout; `whole`: on all of the scenario's own ranks."""
+    """A scenario and its job on one layout; `whole`: on all of the scenario's own ranks.
 
+    It keeps what was asked of it: several diagnoses of one scenario share their simulations.
+    """
+
+    stated: Scenario
     document: Document
     job: Job
     parts: Parts
     whole: bool
+    _jobs: dict[tuple[str, ...], Job] = field(init=False, repr=False, default_factory=dict)
+    _others: dict[tuple[int, int], Case] = field(init=False, repr=False, default_factory=dict)
 
     @classmethod
     def of(cls, scenario: Scenario) -> Case:
@@ -54,27 +62,39 @@ class Case:
         """
         parts, run = Parts(), scenario.run
         few = run.model_copy(update={"iterations": min(run.iterations, _STEPS)})
-        scenario = scenario.model_copy(update={"run": few})
-        return cls(_document(scenario), resolve(scenario, parts=parts), parts, whole=True)
+        calm = scenario.model_copy(update={"run": few})
+        return cls(scenario, _document(calm), resolve(calm, parts=parts), parts, whole=True)
 
     def on(self, nodes: int, gpus_per_node: int) -> Case:
         """The same on other ranks, the first ones; raises ScenarioError where it does not fit.
 
         A log of the scenario's own ranks says nothing of others: there the links answer.
         """
-        if (nodes, gpus_per_node) == (self.cluster.nodes, self.cluster.gpus_per_node):
+        layout = nodes, gpus_per_node
+        if layout == (self.cluster.nodes, self.cluster.gpus_per_node):
             return self
+        if layout not in self._others:
+            self._others[layout] = self._on(*layout)
+        return self._others[layout]
+
+    def _on(self, nodes: int, gpus_per_node: int) -> Case:
         changes = [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus_per_node}"]
         changes += _without_others(self.cluster, nodes, gpus_per_node)
         document = self.document.changed(changes)
         job = resolve(parse(document), parts=self.parts)
-        return Case(document, job, self.parts, whole=False)
+        return Case(self.stated, document, job, self.parts, whole=False)
 
     def changed(self, change: Change) -> Job:
-        """The job with a change; raises ScenarioError where it does not fit this scenario."""
+        """The job with a change; raises ScenarioError where it does not fit this scenario.
+
+        One job for all measurements, which simulates each of its steps once.
+        """
         if not change.settings:
             return self.job
-        return resolve(parse(self.document.changed(change.settings)), parts=self.parts)
+        if change.settings not in self._jobs:
+            document = self.document.changed(change.settings)
+            self._jobs[change.settings] = resolve(parse(document), parts=self.parts)
+        return self._jobs[change.settings]
 
     @property
     def scenario(self) -> Scenario:
@@ -118,6 +138,11 @@ class Case:
         """The network between nodes, where all-reduces use it."""
         link = self.cluster.link("inter_node") if self.cluster.nodes > 1 else None
         return link if isinstance(link, InterNode) and self.has_links else None
+
+    @cached_property
+    def prediction(self) -> Result:
+        """Of the scenario as stated."""
+        return predict(self.stated)
 
     @cached_property
     def step_s(self) -> float:

@@ -46,7 +46,6 @@ from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.kineto.habits import read_habits
 from ddpsim.importers.kineto.ranks import RankTraces, files_of, read_rank_traces
 from ddpsim.importers.nccl.debug_log import read_debug_log
-from ddpsim.prediction.api import predict
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stretches import stretches
 from ddpsim.result.diagnosis import (
@@ -83,7 +82,7 @@ _ASSUMPTIONS = (
 
 
 def diagnose(
-    scenario: Scenario,
+    scenario: Scenario | Case,
     measured: str | None = None,
     *,
     without_sync: str | None = None,
@@ -100,7 +99,8 @@ def diagnose(
     `without_sync` a step under `model.no_sync()`; of a step, `exposed` the time in which the GPU
     waits for communication, and `data_wait` that in which it waits for a batch; `all_reduce` rows
     of nccl-tests, as in `"25 MiB: 3 ms"`. `nccl_log` is a file with what the job printed under
-    NCCL_DEBUG=INFO, `traces` a folder with PyTorch profiler's traces of its ranks.
+    NCCL_DEBUG=INFO, `traces` a folder with PyTorch profiler's traces of its ranks. Several
+    diagnoses of one scenario are faster if they share its `Case`.
 
     Raises InputError for text that does not say this, ImportFailedError for files that are
     not of this job, and ScenarioError for numbers of GPUs that the scenario does not fit.
@@ -112,9 +112,9 @@ def diagnose(
         "data_wait": data_wait,
         "all_reduce": all_reduce,
     }
-    found = measurements_in(scenario.cluster, texts)
+    case = scenario if isinstance(scenario, Case) else Case.of(scenario)
+    found = measurements_in(case.cluster, texts)
     facts: list[Fact] = []
-    case = Case.of(scenario)
     if traces:
         of_traces, of_loop = _read_traces(SourceFile(str(traces), Path(traces)), case)
         facts += of_loop
@@ -127,7 +127,7 @@ def diagnose(
         facts += facts_of(debug, case)
     if not found:
         raise InputError("measured", 'nothing was measured; give a step such as "916 ms"')
-    return _Diagnosing(case, found, predict(scenario), facts).diagnosis()
+    return _Diagnosing(case, found, case.prediction, facts).diagnosis()
 
 
 def _read_traces(source: SourceFile, case: Case) -> tuple[RankTraces | None, list[Fact]]:

@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from ddpsim.engine.fast.work_sums import WorkSums
     from ddpsim.importers.profiles.cluster import Overheads
 
-__all__ = ["Job", "with_ddp_key"]
+__all__ = ["Job", "Stretch", "with_ddp_key"]
+
+Stretch = tuple[float, float, float]  # how many times as long compute, host and DDP's own work are
 
 _UNCOUNTED_BYTES = 3_000_000_000  # the most that often is, assumed (docs/explanation/memory.md)
 _FEW_STALLS = 20  # whose number is off by a fifth, by chance
@@ -55,7 +57,8 @@ class Job:
     """One question, ready to be simulated; `program` is what every rank runs.
 
     `ddp_times`: DDP's own work in it takes so many times as long as priced, as was measured;
-    `node_times`: as `compute_times` says; `ranks_measured`: the cluster profile has their jitter.
+    `node_times`: as `compute_times` says; `ranks_measured`: the cluster profile has their jitter;
+    `stretched_programs`: the same loop with times of its own, as far as somebody asked.
     """
 
     scenario: Scenario
@@ -67,6 +70,7 @@ class Job:
     ddp_times: float = 1.0
     node_times: Mapping[int, float] = field(default_factory=dict)
     ranks_measured: bool = False
+    stretched_programs: dict[Stretch, Program] = field(default_factory=dict, repr=False)
     _steps_s: dict[frozenset[tuple[str, float]], float] = field(
         init=False, repr=False, default_factory=dict
     )
@@ -104,7 +108,7 @@ class Job:
         """
         program = self.program
         if (compute, host, overheads) != (1, 1, 1):
-            program = self._stretched_program(compute, host, overheads)
+            program = self._stretched_program((compute, host, overheads))
         cost = self.network.cost.stretched(network)
         cost = interfering(cost, lambda each: each.stronger(interference, interference_exponent))
         loader, traffic, warmup = program.loader, self.network.traffic, 1
@@ -129,7 +133,12 @@ class Job:
 
         return WorkSums(drawn[:, 0])
 
-    def _stretched_program(self, compute: float, host: float, overheads: float) -> Program:
+    def _stretched_program(self, stretch: Stretch) -> Program:
+        if stretch not in self.stretched_programs:
+            self.stretched_programs[stretch] = self._compiled(*stretch)
+        return self.stretched_programs[stretch]
+
+    def _compiled(self, compute: float, host: float, overheads: float) -> Program:
         model = self.model if compute == 1 else self.model.stretched(compute)
         costs = self.overheads and self.overheads.stretched(overheads)
         return compile_program(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from ddpsim.engine.program import Program
 from ddpsim.errors import blamed_on
 from ddpsim.prediction.ddp_overhead import as_measured, times_as_priced
-from ddpsim.prediction.job import Job, with_ddp_key
+from ddpsim.prediction.job import Job, Stretch, with_ddp_key
 from ddpsim.prediction.program import compile_program
 from ddpsim.result.model import Memory
 from ddpsim.scenario.schema import Scenario
@@ -25,6 +25,7 @@ __all__ = ["Built", "Parts", "cluster_profile"]
 
 Built = TypeVar("Built")
 _KEPT = 16
+_OF_LOOP = ("data", "read_loss_every")  # keys of a workload that no model depends on
 
 
 class Parts:
@@ -51,7 +52,8 @@ class Parts:
         """See build_model, and compiled_model of one that is."""
         ddp, device = scenario.ddp, scenario.cluster.device
         of_ddp = (scenario.may_leave_unused, ddp.backend, ddp.gathers_half)
-        asked = (scenario.workload, device, *of_ddp)
+        work = scenario.workload.model_copy(update=dict.fromkeys(_OF_LOOP))
+        asked = (work, device, *of_ddp)
         model = self.get("model", asked, lambda: build_model(scenario))
         if not model.is_compiled or ddp.is_fully_sharded:  # whose hooks break graphs
             return model
@@ -73,12 +75,17 @@ class Parts:
         self, scenario: Scenario, model: Model, overheads: Overheads | None, ddp_times: float
     ) -> Program:
         """See compile_program."""
-        asked = (scenario.ddp, ddp_times, *_program_inputs(scenario, model, overheads))
+        data = scenario.workload.data
+        asked = (scenario.ddp, ddp_times, data, *_program_inputs(scenario, model, overheads))
         return self.get(
             "program",
             asked,
             lambda: compile_program(scenario, model, overheads, ddp_factor=ddp_times),
         )
+
+    def stretched_programs(self, program: Program) -> dict[Stretch, Program]:
+        """The same loop with times of its own, by factors: of all jobs with this program."""
+        return self.get("stretched programs", (id(program), program), dict)
 
     def ddp_times(self, scenario: Scenario, model: Model, overheads: Overheads | None) -> float:
         """How many times as long as priced DDP's own work took in a measured step, if there is one.
@@ -128,10 +135,10 @@ class Parts:
 def _program_inputs(
     scenario: Scenario, model: Model, overheads: Overheads | None
 ) -> tuple[object, ...]:
-    """All that a program depends on beside the options of DDP."""
+    """All that a program depends on beside the options of DDP and the loader."""
     cluster, workload = scenario.cluster, scenario.workload
     of_cluster = (cluster.device, cluster.algorithm, cluster.gpus_per_node, _shards(scenario))
-    of_workload = (workload.batch_per_rank, workload.data, scenario.run.iterations)
+    of_workload = (workload.batch_per_rank, workload.read_loss_every, scenario.run.iterations)
     return id(model), model, overheads, of_cluster, of_workload
 
 

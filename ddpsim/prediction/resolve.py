@@ -75,6 +75,7 @@ def resolve(
     return Job(
         *(scenario, model, network, program, overheads, knows_warmup, ddp_times, node_times),
         ranks_measured=ranks_measured,
+        stretched_programs=parts.stretched_programs(program),
     )
 
 

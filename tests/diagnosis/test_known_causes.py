@@ -16,6 +16,8 @@ import pytest
 from jobs.faulty_jobs import BETWEEN_NODES, COMPUTE, DATA, HEALTHY, IN_NODES, OPTIONS, Job
 
 import ddpsim
+from ddpsim.diagnosis.case import Case
+from ddpsim.diagnosis.diagnose import diagnose
 
 FAULTY = (*IN_NODES, *BETWEEN_NODES, *COMPUTE, *DATA, *OPTIONS)
 JUDGED = tuple(
@@ -36,11 +38,15 @@ def place_of(cause: str, diagnosis: ddpsim.Diagnosis) -> int:
 
 @pytest.fixture(scope="module")
 def places() -> dict[str, int]:
-    """Of the true cause of each job."""
-    return {
-        job.name: place_of(job.cause, ddpsim.diagnose(job.scenario(), **job.texts()))
-        for job in (*HEALTHY, *FAULTY)
-    }
+    """Of the true cause of each job; those that are stated alike share their simulations."""
+    cases: dict[str, Case] = {}
+    found = {}
+    for job in (*HEALTHY, *FAULTY):
+        stated = f"{job.workload} {job.ddp} {job.cluster}"
+        if stated not in cases:
+            cases[stated] = Case.of(job.scenario())
+        found[job.name] = place_of(job.cause, diagnose(cases[stated], **job.texts()))
+    return found
 
 
 def share(places: dict[str, int], jobs: Sequence[Job], at_most: int) -> float:
