@@ -38,13 +38,11 @@ from ddpsim.diagnosis.traces import (
     REDUCING,
     UNUSED,
     WORK,
-    loop_facts,
     measured_in,
     rank_facts,
 )
 from ddpsim.errors import InputError, ScenarioError
-from ddpsim.importers.kineto.habits import read_habits
-from ddpsim.importers.kineto.ranks import RankTraces, files_of, read_rank_traces
+from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.nccl.debug_log import read_debug_log
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stretches import stretches
@@ -116,30 +114,16 @@ def diagnose(
     found = measurements_in(case.cluster, texts)
     facts: list[Fact] = []
     if traces:
-        of_traces, of_loop = _read_traces(SourceFile(str(traces), Path(traces)), case)
-        facts += of_loop
-        if of_traces is not None:
-            is_known = any(each.quantity == "step" for each in found)
-            found += measured_in(of_traces, case, with_step=not is_known)
-            facts += rank_facts(of_traces, case)
+        of_traces = read_rank_traces(SourceFile(str(traces), Path(traces)))
+        is_known = any(each.quantity == "step" for each in found)
+        found += measured_in(of_traces, case, with_step=not is_known)
+        facts += rank_facts(of_traces, case)
     if nccl_log:
         debug = read_debug_log(SourceFile(str(nccl_log), Path(nccl_log)))
         facts += facts_of(debug, case)
     if not found:
         raise InputError("measured", 'nothing was measured; give a step such as "916 ms"')
     return _Diagnosing(case, found, case.prediction, facts).diagnosis()
-
-
-def _read_traces(source: SourceFile, case: Case) -> tuple[RankTraces | None, list[Fact]]:
-    """What traces measure, and what they tell of the loop.
-
-    Steps of several micro-batches tell the loop alone.
-    """
-    habits = read_habits(files_of(source)[0])
-    facts = list(loop_facts(habits, case))
-    if habits.micro_batches > 1:
-        return None, facts
-    return read_rank_traces(source), facts
 
 
 def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:

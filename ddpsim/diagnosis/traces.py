@@ -7,7 +7,6 @@ from statistics import median
 
 from ddpsim.diagnosis.case import Case
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.kineto.habits import Habits
 from ddpsim.importers.kineto.ranks import RankTraces
 from ddpsim.result.diagnosis import Fact, Measurement
 
@@ -17,7 +16,6 @@ __all__ = [
     "REDUCING",
     "UNUSED",
     "WORK",
-    "loop_facts",
     "measured_in",
     "rank_facts",
 ]
@@ -64,15 +62,17 @@ def _measured(traces: RankTraces, case: Case, *, with_step: bool) -> Iterator[Me
         yield Measurement("all_reduce", median(by_size[size]), *own, size_bytes=size)
 
 
-def loop_facts(habits: Habits, case: Case) -> Iterator[Fact]:
+def _reducing(traces: RankTraces, case: Case) -> Iterator[Fact]:
     """Which micro-batches of a step reduce."""
-    if habits.micro_batches > 1 and habits.all_reduce is not None:
+    step = traces.typical.typical
+    if step.earlier and any(each.of_gradients for each in step.collectives):
         expected = "the last" if case.scenario.ddp.no_sync else "all"
-        yield Fact(REDUCING, expected, "all" if habits.all_reduce else "the last")
+        yield Fact(REDUCING, expected, "all" if step.reductions > 1 else "the last")
 
 
 def rank_facts(traces: RankTraces, case: Case) -> Iterator[Fact]:
     """What the ranks that were recorded do otherwise than the scenario says, or each other."""
+    yield from _reducing(traces, case)
     yield from _unused(traces, case)
     yield from _buckets(traces, case)
     yield from _work(traces, case)

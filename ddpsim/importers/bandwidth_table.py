@@ -30,7 +30,7 @@ _HEADER = re.compile(r"\|?\s*payload\s*\|\s*busbw\s*\|\s*algbw\b")
 _TITLE = re.compile(r"bandwidth of (\w+) over (\d{1,7}) ranks")
 _GPU = re.compile(r"hardware:\s*(?:.*?name='([^']+)'|(\S.*?) node\b)")
 _ROW = re.compile(
-    r"(?<![\w.])(\d{1,6})\s*([KMGT]?iB)\s*\|\s*([\d.]+)\s*GBps\s*\|\s*([\d.]+)\s*GBps\b"
+    r"(?<![\w.])(\d{1,6})\s*([KMGT]iB)\s*\|\s*([\d.]+)\s*GBps\s*\|\s*([\d.]+)\s*GBps\b"
 )
 _NO_NODES = "does not say on how many nodes its ranks were"
 

@@ -14,7 +14,7 @@ from statistics import median
 
 from ddpsim.engine.program import Program
 from ddpsim.engine.reference.recorded import RecordedRank, RecordedSteps, simulate_recorded
-from ddpsim.errors import ImportFailedError, blamed_on
+from ddpsim.errors import ImportFailedError, InputError, ScenarioError, blamed_on
 from ddpsim.importers.kineto.measured import KinetoStep
 from ddpsim.importers.kineto.ranks import RankTraces, read_rank_traces
 from ddpsim.importers.kineto.transfers import Transfer, clocks_apart_s
@@ -31,7 +31,8 @@ from ddpsim.result.timeline import RankTimeline
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
-from ddpsim.strategies.instructions import Communicate, Compute, Instruction
+from ddpsim.scenario.schema import Scenario
+from ddpsim.strategies.instructions import Communicate, Compute, Instruction, LoadBatch
 from ddpsim.units import NS_PER_S, to_ns
 from ddpsim.workload.build import known_model
 from ddpsim.workload.traced import traced_model
@@ -57,6 +58,7 @@ def replay(path: str | Path, settings: Sequence[str] = ()) -> Replay:
     job = traced_job(traces)
     document = Document.from_mapping(job.document, Path()).changed(settings)
     scenario = parse(document)
+    _check_micro_batches(traces, scenario, document)
     known = resolve(scenario, document)
     if "ddp.bucket_cap_mb" not in {setting.partition("=")[0].strip() for setting in settings}:
         ddp, said = with_bucket_caps(known.model, scenario.ddp, traces.typical.typical)
@@ -65,6 +67,17 @@ def replay(path: str | Path, settings: Sequence[str] = ()) -> Replay:
             scenario = parse(document)
             known = resolve(scenario, document)
     return _Replaying(traces, known).told(document, job.assumed)
+
+
+def _check_micro_batches(traces: RankTraces, scenario: Scenario, document: Document) -> None:
+    traced, stated = len(traces.typical.typical.micro_batches), scenario.ddp.accumulation_steps
+    if stated != traced:
+        error = InputError(
+            "ddp.accumulation_steps",
+            f"is {stated}, but a traced step has {traced} micro-batches; leave it out here, and "
+            "change the scenario that replay writes",
+        )
+        raise ScenarioError([document.blame(error)])
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,7 @@ class _Replaying:
     def _simulated(self) -> list[RankTimeline]:
         programs = [self._program(rank) for rank in self.traces.steps]
         ranks = [
-            RecordedRank(program, late_ns, [to_ns(step.loader_s) for step in of_rank])
+            RecordedRank(program, late_ns, [to_ns(each.loader_s) for each in _parts(of_rank)])
             for program, late_ns, of_rank in zip(
                 programs, self._late_ns, self.traces.steps.values(), strict=True
             )
@@ -116,34 +129,41 @@ class _Replaying:
     def _program(self, rank: int) -> Program:
         """A rank's loop: each of its steps with the work that was recorded."""
         scenario, trace = self.job.scenario, self.traces.traces[rank]
+        workload, device = scenario.workload, scenario.cluster.device
         with blamed_on("workload.trace"):
             known = known_model(scenario, trace)
             models = [
-                traced_model(
-                    replace(trace, typical=step), known, scenario.workload, scenario.cluster.device
-                )
-                for step in self.traces.steps[rank]
+                traced_model(replace(trace, typical=part), known, workload, device)
+                for part in _parts(self.traces.steps[rank])
             ]
+            # what later micro-batches add to gradients is in their own times
+            models = [replace(each, later=(1.0, 1.0)) for each in models]
         loops = [
             compile_program(scenario, each, self.job.overheads, ddp_factor=self.job.ddp_times)
             for each in models
         ]
-        steps = tuple(self._as_recorded(rank, i, loop) for i, loop in enumerate(loops))
+        count = len(self.traces.steps[rank][0].micro_batches)
+        steps = tuple(
+            self._as_recorded(rank, i, _spliced(loops[i * count : (i + 1) * count]))
+            for i in range(len(self.traces.steps[rank]))
+        )
         return replace(
             loops[0], strategy=RecordedSteps(steps), warmup=0, iterations=len(steps), loader=None
         )
 
-    def _as_recorded(self, rank: int, step: int, loop: Program) -> tuple[Instruction, ...]:
+    def _as_recorded(
+        self, rank: int, step: int, instructions: Sequence[Instruction]
+    ) -> tuple[Instruction, ...]:
         """A step with what the host and the backend's threads took beside the model's work."""
         if self.traces.on_gpu:
             own_ns = to_ns(self.traces.steps[rank][step].ddp_host_s)
-            return _with_own_host(loop.steady_step, own_ns)
+            return _with_own_host(instructions, own_ns)
         known = self._known(step)
         return tuple(
             i._replace(before_ns=to_ns(each.delay_s[rank]), after_ns=to_ns(each.lag_s[rank]))
             if isinstance(i, Communicate) and (each := known.get(i.number))
             else i
-            for i in loop.steady_step
+            for i in instructions
         )
 
     def _known(self, step: int) -> dict[int, Transfer]:
@@ -186,6 +206,21 @@ class _Replaying:
                 wait_s=median(median(each.late_s.values()) for each in of_it),
                 simulated_s=median(known) if known else None,
             )
+
+
+def _parts(steps: Sequence[KinetoStep]) -> Iterator[KinetoStep]:
+    """The micro-batches of all steps."""
+    for step in steps:
+        yield from step.micro_batches
+
+
+def _spliced(loops: Sequence[Program]) -> list[Instruction]:
+    """A step whose micro-batches are each of another loop: its first, second, ..."""
+    step: list[Instruction] = []
+    for number, loop in enumerate(loops):
+        begins = [i for i, each in enumerate(loop.steady_step) if isinstance(each, LoadBatch)]
+        step += loop.steady_step[slice(*[*begins, None][number : number + 2])]
+    return step
 
 
 def _with_own_host(step: Sequence[Instruction], recorded_ns: int) -> tuple[Instruction, ...]:

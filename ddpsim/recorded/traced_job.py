@@ -68,11 +68,18 @@ def traced_job(traces: RankTraces) -> TracedJob:
         "schema": "ddpsim/1",
         "name": f"replay of {traces.source}",
         "workload": workload,
-        "ddp": {"backend": "nccl" if typical.on_gpu else "gloo"},
+        "ddp": {"backend": "nccl" if typical.on_gpu else "gloo", **_accumulation(typical.typical)},
         "cluster": cluster,
         "run": {"allow_extrapolation": True},
     }
     return TracedJob(document, (*_assumed(traces, nodes, gpus), *unknown))
+
+
+def _accumulation(step: KinetoStep) -> dict[str, Any]:
+    if not step.earlier:
+        return {}
+    reduces = {"no_sync": False} if step.reductions > 1 else {}
+    return {"accumulation_steps": len(step.micro_batches), **reduces}
 
 
 def _layout(ranks: int) -> tuple[int, int]:

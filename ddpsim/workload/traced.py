@@ -90,16 +90,18 @@ def traced_model(trace: KinetoTrace, known: Model, workload: Workload, device: D
             parameters[index] = parameters[index]._replace(ddp_hook_s=gradient.hook_s)
     _check_total(trace, parameters)
     listed = [parameters[index] for index in ready_order]
+    usual = step.typical_micro_batch
     return replace(
         known,
         parameters=tuple(parameters),
         ready_order=ready_order,
-        forward=tuple(_coarse(step.forward)),
+        forward=tuple(_coarse(usual.forward)),
         forward_modules=(),
-        backward=tuple(Work(piece.device_s, 0, piece.host_s) for piece in step.backward),
+        backward=tuple(Work(piece.device_s, 0, piece.host_s) for piece in usual.backward),
         optimizer=Work(step.optimizer.device_s, 0, step.optimizer.host_s),
         provenance=(_provenance(trace), *_kept(known.provenance)),
         basis="slowed" if step.host_s > step.device_s else "measured",
+        later=(1.0, 1.0) if step.earlier else None,
         warnings=(*known.warnings, *_warnings(trace, listed, workload)),
     )
 
@@ -108,9 +110,10 @@ def of_ranks(ranks: RankTraces, model: Model) -> Model:
     """The model of the rank in the middle, with how all that were recorded differ from it."""
     if len(ranks.traces) == 1:
         return model
-    usual_s, middle_s = mean(ranks.compute_s.values()), ranks.compute_s[ranks.typical_rank]
-    # what is drawn from is relative to the mean rank, if all ranks are known
-    model = model.stretched(usual_s / middle_s) if ranks.is_whole else model
+    # what is drawn is relative to the ranks' medians: to their mean, or each to its own
+    own_s = ranks.compute_s[ranks.typical_rank]
+    usual_s = mean(ranks.compute_s.values()) if ranks.is_whole else own_s
+    model = model.stretched(usual_s / ranks.typical.typical.usual_s)
     source = f"{len(ranks.traces)} of {ranks.world_size} ranks recorded: their times of each step"
     return replace(
         model,

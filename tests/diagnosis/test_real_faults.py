@@ -74,6 +74,8 @@ def test_accumulation_under_no_sync_is_seen_as_such(parameters: Path) -> None:
     fault = "accumulating"
     step = f"{STEPS[fault]['step_s']} s"
     found = ddpsim.diagnose(job(fault, parameters), step, traces=FAULTS / fault)
-    assert [(fact.expected, fact.seen) for fact in found.facts] == [("the last", "the last")]
-    causes = {each.key: each.probability for each in found.causes}
-    assert causes.get("without_no_sync", 0.0) < 0.1
+    facts = {fact.name: fact.seen for fact in found.facts}
+    assert facts["micro-batches that reduce"] == "the last"
+    assert facts["ranks"] == "alike"  # other processes slow one now and the other then
+    assert found.causes[0].key == "healthy"
+    assert found.causes[0].probability > 0.7

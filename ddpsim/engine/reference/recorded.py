@@ -42,7 +42,7 @@ class RecordedSteps(Strategy):
 
 @dataclass(frozen=True)
 class RecordedRank:
-    """One rank: it begins `late_ns` after the first, and waits so long for each step's batch."""
+    """One rank: it begins `late_ns` after the first, and waits so long for each batch."""
 
     program: Program
     late_ns: int
@@ -92,14 +92,14 @@ class _Rank(Rank):
         self, env: Environment, rank: int, recorded: RecordedRank, network: Network
     ) -> None:
         super().__init__(env, rank, recorded.program, network, None, RankTimeline())
-        self._late_ns, self._batch_waits_ns = recorded.late_ns, recorded.batch_waits_ns
+        self._late_ns, self._batch_waits_ns = recorded.late_ns, iter(recorded.batch_waits_ns)
 
     def train(self) -> Doing:
         yield self.env.timeout(self._late_ns)
         yield from super().train()
 
     def _load_batch(self) -> Doing:
-        wait_ns = self._batch_waits_ns[self._iteration]
+        wait_ns = next(self._batch_waits_ns)
         if wait_ns:
             start_ns = int(self.env.now)
             yield self.env.timeout(wait_ns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple
 
@@ -95,6 +95,8 @@ class KinetoStep:
     `beside_comm_s` of the device's work was done while a collective was under way. `has_optimizer`:
     whether one stepped. `done_s`: when the device has done all of it, and `lasts_s` how long after
     the step before; on a CPU those of the host. `ddp_host_s`: what DDP itself takes the host.
+    `earlier`: the micro-batches before the last one, whose are the forward, backward and gradients;
+    `loader_s` and `collectives` are those of all.
     """
 
     name: str
@@ -112,6 +114,7 @@ class KinetoStep:
     lasts_s: float = 0.0
     ddp_host_s: float = 0.0
     parts: StepParts = field(default_factory=StepParts)
+    earlier: tuple[KinetoStep, ...] = ()
 
     @property
     def device_s(self) -> float:
@@ -130,10 +133,41 @@ class KinetoStep:
 
     @property
     def _pieces(self) -> tuple[Piece, ...]:
-        return (*self.forward, *self.backward, self.optimizer)
+        every = (*self.earlier, self)
+        of_all = (piece for each in every for piece in (*each.forward, *each.backward))
+        return (*of_all, self.optimizer)
+
+    @property
+    def micro_batches(self) -> tuple[KinetoStep, ...]:
+        """All of them as steps of one, the last with the optimizer."""
+        before = sum(len(each.collectives) for each in self.earlier)
+        return (*self.earlier, replace(self, earlier=(), collectives=self.collectives[before:]))
+
+    @property
+    def typical_micro_batch(self) -> KinetoStep:
+        """The one whose forward and backward are the median."""
+        every = sorted(self.micro_batches, key=lambda each: each.busy_s - sum(each.optimizer))
+        return every[(len(every) - 1) // 2]
+
+    @property
+    def usual_s(self) -> float:
+        """As `busy_s`, if all micro-batches were like the typical one."""
+        if not self.earlier:
+            return self.busy_s
+        one = replace(self.typical_micro_batch, optimizer=Piece(0.0, 0.0))
+        return len(self.micro_batches) * one.busy_s + max(self.optimizer)
+
+    @property
+    def reductions(self) -> int:
+        """Micro-batches whose gradients are reduced: all or the last."""
+        return 1 + sum(any(c.of_gradients for c in each.collectives) for each in self.earlier)
 
     @property
     def bucket_elements(self) -> tuple[int, ...] | None:
-        """Elements of the gradients' all-reduces as launched; None where one has no size."""
-        sizes = [c.elements for c in self.collectives if c.of_gradients]
+        """Elements of the gradients' all-reduces as launched; None where one has no size.
+
+        Of several micro-batches that reduce, those of the last.
+        """
+        every = [c.elements for c in self.collectives if c.of_gradients]
+        sizes = every[len(every) - len(every) // self.reductions :]
         return None if None in sizes else tuple(size for size in sizes if size is not None)

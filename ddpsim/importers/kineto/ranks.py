@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -106,9 +106,9 @@ class RankTraces:
 
     @property
     def straggler(self) -> tuple[int, float] | None:
-        """The rank that computes longer than the others in every step, and how many times.
+        """The rank that computes longer than the others, and how many times: always.
 
-        None: there is no such rank.
+        In every micro-batch of every step. None: there is no such rank.
         """
         if len(self.compute_s) < 2:
             return None
@@ -116,8 +116,15 @@ class RankTraces:
         others = [seconds for rank, seconds in self.compute_s.items() if rank != slowest]
         times = self.compute_s[slowest] / median(others) if median(others) else 1.0
         place = list(self.steps).index(slowest)
-        is_always = all(of_step[place] == max(of_step) for of_step in self.busy_s)
+        is_always = all(each[place] == max(each) for each in self._micro_batches_s())
         return (slowest, times) if times > _SLOWER and is_always else None
+
+    def _micro_batches_s(self) -> Iterator[tuple[float, ...]]:
+        """Each rank's own work in each micro-batch, [micro-batch][rank]."""
+        for steps in zip(*self.steps.values(), strict=True):
+            parts = (step.micro_batches for step in steps)
+            for micro_batches in zip(*parts, strict=True):
+                yield tuple(each.busy_s for each in micro_batches)
 
     @property
     def interference(self) -> float | None:

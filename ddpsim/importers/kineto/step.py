@@ -32,10 +32,10 @@ from ddpsim.importers.kineto.measured import (
 )
 from ddpsim.importers.kineto.parts import Marks, device_parts, host_parts
 
-__all__ = ["read_step"]
+__all__ = ["DDP_FORWARD", "read_step"]
 
 _GLOO = "gloo:"
-_DDP_FORWARD = "DistributedDataParallel.forward"
+DDP_FORWARD = "DistributedDataParallel.forward"
 _AT_WORK = ("aten::", "Optimizer.", "enumerate(DataLoader)", *OF_DDP)
 _MOST_BETWEEN = 0.1  # of a backward, for what is no part of it
 _DTYPES = {
@@ -112,7 +112,7 @@ class _Step:
 
     def _check_one_backward(self) -> None:
         """A second forward between the gradients: micro-batches, or two models in turns."""
-        forwards = [op for op in within(self.trace.ops, self.window) if op.name == _DDP_FORWARD]
+        forwards = [op for op in within(self.trace.ops, self.window) if op.name == DDP_FORWARD]
         if len(forwards) > 1 or self._is_mixed():
             raise ImportFailedError(
                 self.trace.name,

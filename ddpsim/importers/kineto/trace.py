@@ -18,7 +18,7 @@ from ddpsim.importers.kineto.events import Lost, TraceEvents
 from ddpsim.importers.kineto.file import TraceFile, read_trace_file
 from ddpsim.importers.kineto.interference import BothWays, both_ways
 from ddpsim.importers.kineto.measured import Gradient, KinetoStep, MeasuredCollective, Piece
-from ddpsim.importers.kineto.step import read_step
+from ddpsim.importers.kineto.micro_batches import read_whole_step
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = ["Gradient", "KinetoStep", "KinetoTrace", "MeasuredCollective", "Piece", "read_trace"]
@@ -51,7 +51,7 @@ def read_trace(source: SourceFile) -> KinetoTrace:
     """Read a trace of whole training steps; raises ImportFailedError, which says what to do."""
     file = read_trace_file(source)
     trace = TraceEvents(file)
-    found = (read_step(trace, window) for window in trace.windows)
+    found = (read_whole_step(trace, window) for window in trace.windows)
     steps = _lasting(step for step in found if step)
     if not steps:
         raise ImportFailedError(
@@ -116,6 +116,13 @@ def _check_alike(file: TraceFile, steady: Sequence[KinetoStep]) -> None:
             f"its steps make {counts[0]} to {counts[-1]} gradients; record whole steps that are "
             "alike, one backward in each",
         )
+    micro_batches = sorted({len(step.micro_batches) for step in steady})
+    if len(micro_batches) > 1:
+        raise ImportFailedError(
+            file.name,
+            f"its steps have {micro_batches[0]} to {micro_batches[-1]} micro-batches; call "
+            "prof.step() after each step of the optimizer",
+        )
     without = [step.name for step in steady if not step.has_optimizer]
     if 0 < len(without) < len(steady):
         raise ImportFailedError(
@@ -129,8 +136,10 @@ def _check_alike(file: TraceFile, steady: Sequence[KinetoStep]) -> None:
 def _check(
     file: TraceFile, trace: TraceEvents, steady: Sequence[KinetoStep], typical: KinetoStep
 ) -> None:
-    parts = {"forward": typical.forward, "backward": typical.backward}
-    for part, pieces in parts.items():
+    every = typical.micro_batches
+    passes = [("forward", each.forward) for each in every]
+    passes += [("backward", each.backward) for each in every]
+    for part, pieces in passes:
         if sum(piece.device_s for piece in pieces) <= 0:
             where = "on the GPU " if trace.kernels else ""
             raise ImportFailedError(

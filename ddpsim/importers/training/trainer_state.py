@@ -10,7 +10,7 @@ from ddpsim.errors import ImportFailedError
 
 __all__ = ["TrainerState", "trainer_state"]
 
-_MOST = 1e9
+_LEAST, _MOST = 1e-6, 1e9  # of rates and batches, within reason
 
 
 class TrainerState(NamedTuple):
@@ -39,7 +39,7 @@ def trainer_state(name: str, document: Mapping[str, Any]) -> TrainerState:
         _positive(whole[-1].get(f"train_{what}_per_second")) for what in ("steps", "samples")
     )
     if steps is None:
-        raise ImportFailedError(name, "its train_steps_per_second is no number above zero")
+        raise ImportFailedError(name, "its train_steps_per_second is no number from 1e-6 to 1e9")
     batch = _positive(document.get("train_batch_size"))
     return TrainerState(
         1 / steps,
@@ -50,4 +50,4 @@ def trainer_state(name: str, document: Mapping[str, Any]) -> TrainerState:
 
 def _positive(value: Any) -> float | None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if is_number and isfinite(value) and 0 < value <= _MOST else None
+    return value if is_number and isfinite(value) and _LEAST <= value <= _MOST else None

@@ -1,0 +1,68 @@
+"""Steps of gradient accumulation: parted at their forwards, and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from ddpsim.errors import ImportFailedError
+from ddpsim.importers.kineto.events import TraceEvents, Window, within
+from ddpsim.importers.kineto.measured import KinetoStep, Piece, StepParts
+from ddpsim.importers.kineto.step import DDP_FORWARD, read_step
+
+__all__ = ["read_whole_step"]
+
+
+def read_whole_step(trace: TraceEvents, window: Window) -> KinetoStep | None:
+    """A step with all its micro-batches; None if it has no backward.
+
+    Raises ImportFailedError for one whose parts are not micro-batches of one model under DDP.
+    """
+    parts = [read_step(trace, each) for each in _windows(trace, window)]
+    told = [part for part in parts if part is not None]
+    if len(told) < len(parts):
+        return read_step(trace, window)
+    return _joined(trace, window, told) if len(told) > 1 else told[0]
+
+
+def _windows(trace: TraceEvents, window: Window) -> Iterator[Window]:
+    """One for each call of DDP's forward that follows a backward; a batch belongs to the next."""
+    forwards = [op for op in within(trace.ops, window) if op.name == DDP_FORWARD]
+    marks_us = [window.start_us]
+    for first, second in pairwise(forwards):
+        between = Window("", first.start_us, second.start_us)
+        if not within(trace.accumulated, between):
+            continue
+        ended_us = max(op.end_us for op in within(trace.accumulated, between))
+        loads_us = [each for each in trace.loader.starts if ended_us <= each < second.start_us]
+        marks_us.append(min(loads_us, default=second.start_us))
+    for start_us, end_us in pairwise([*marks_us, window.end_us]):
+        yield Window(window.name, start_us, end_us)
+
+
+def _joined(trace: TraceEvents, window: Window, parts: Sequence[KinetoStep]) -> KinetoStep:
+    """The last one, with the others before it and the optimizer's work of all."""
+    counts = sorted({len(part.gradients) for part in parts})
+    if len(counts) > 1:
+        raise ImportFailedError(
+            trace.name,
+            f"{window.name} runs forwards and backwards of {counts[0]} to {counts[-1]} gradients; "
+            "record steps whose micro-batches are alike",
+        )
+    *earlier, last = parts
+    optimizers = [part.optimizer for part in parts]
+    length_s = sum(part.length_s for part in parts)
+    return replace(
+        last,
+        length_s=length_s,
+        lasts_s=length_s,
+        start_s=parts[0].start_s,
+        optimizer=Piece(*map(sum, zip(*optimizers, strict=True))),
+        collectives=tuple(each for part in parts for each in part.collectives),
+        loader_s=sum(part.loader_s for part in parts),
+        beside_comm_s=sum(part.beside_comm_s for part in parts),
+        ddp_host_s=sum(part.ddp_host_s for part in parts),
+        parts=StepParts(*map(sum, zip(*(part.parts for part in parts), strict=True))),
+        earlier=tuple(replace(part, optimizer=Piece(0.0, 0.0)) for part in earlier),
+    )
