@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ddpsim.cli.app import File, Settings, app, input_errors, parsed
+from ddpsim.wording import counted
+
+if TYPE_CHECKING:
+    from ddpsim.scenario.schema import Scenario
 
 __all__: list[str] = []
 
@@ -33,11 +37,16 @@ def trace(
         bool, typer.Option("--warmup", help="Begin with the warm-up's steps.")
     ] = False,
     compressed: Annotated[bool, typer.Option("--gzip", help="Write .json.gz files.")] = False,
+    form: Annotated[
+        Literal["chrome", "chakra"],
+        typer.Option("--format", help="chakra: one step's graph, for ASTRA-sim."),
+    ] = "chrome",
 ) -> None:
-    """Write a step's traces, for Perfetto and HTA.
+    """Write a step's traces, for Perfetto and HTA, or for ASTRA-sim.
 
     \b
     ddpsim trace scenario.yaml -o trace
+    ddpsim trace scenario.yaml -o trace --format chakra
     ddpsim trace scenario.yaml -o trace --ranks 0,8 --steps all --gzip
     """
     from ddpsim.planning.options import parse_ranks, parse_steps
@@ -50,12 +59,31 @@ def trace(
     size = scenario.cluster.world_size
     wanted = parsed(lambda text: parse_ranks(text, size), ranks, "--ranks")
     count = parsed(parse_steps, steps, "--steps")
+    if form == "chakra":
+        _chakra(scenario, output, wanted, given=(steps is not None, warmup, compressed))
+        return
     with input_errors():
         traced = traced_part(scenario, wanted, count, warmup=warmup)
         written = write_traces(traced, output, compressed=compressed)
     for note in notes(traced, written):
         print(note, file=sys.stderr)
     print(summary(traced, written))
+
+
+def _chakra(
+    scenario: Scenario, folder: Path, ranks: list[int] | None, *, given: tuple[bool, ...]
+) -> None:
+    from ddpsim.planning.chakra import write_chakra
+
+    if any(given):
+        raise typer.BadParameter(
+            "writes one steady step; leave out --steps, --warmup and --gzip",
+            param_hint="--format chakra",
+        )
+    with input_errors():
+        paths = write_chakra(scenario, folder, ranks)
+    print(f"{folder / 'step'}.N.et   one steady step of {counted(len(paths), 'rank')}")
+    print("ASTRA-sim takes it as --workload-configuration=" + str(folder / "step"))
 
 
 @app.command(rich_help_panel="Files")
