@@ -11,6 +11,7 @@ from statistics import median
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.bandwidth_table import is_bandwidth_table, read_bandwidth_table
+from ddpsim.importers.chakra import is_of_chakra, read_chakra
 from ddpsim.importers.kineto.file import is_of_traces
 from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.measured import (
@@ -19,6 +20,7 @@ from ddpsim.importers.measured import (
     Operation,
     OtherCollectiveError,
     bus_factor,
+    layout_of_ranks,
 )
 from ddpsim.importers.nccl.devices import only_layout
 from ddpsim.importers.nccl.tests_log import read_json, read_text_log
@@ -36,6 +38,7 @@ _CSV_COLUMNS = ("size_bytes", "time_us", "nodes", "gpus_per_node")
 _ENOUGH = 3  # sizes from _LEAST_BYTES up, to tell of those of DDP
 _FAR_APART = 1.5  # assumed: published logs of quiet networks stay below it
 _NAMED = 4  # sizes that a warning names
+_NO_RANKS = "is a Chakra execution trace, which does not tell the number of ranks"
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ def read_all_reduce(
     """
     if is_of_traces(source):
         return _of_traces(source, operation, layout)
+    if is_of_chakra(source):
+        return _of_chakra(source, operation, layout)
     text = read_text(source, "an nccl-tests log or our CSV", of_many_programs=True)
     if _OF_RCCL.match(text):
         raise ImportFailedError(
@@ -120,6 +125,19 @@ def _of_traces(source: SourceFile, operation: Operation, layout: Layout | None) 
     warnings = (waits,) if len(traces.traces) == 1 < ranks else ()
     measured = Measured((nodes, gpus), list(points.items()), warnings=warnings)
     return _log(source.given, "profiler's traces", measured, operation)
+
+
+def _of_chakra(source: SourceFile, operation: Operation, layout: Layout | None) -> AllReduceLog:
+    """The all-reduces of one rank, with its waits for the others."""
+    points = read_chakra(source).all_reduces
+    if operation != "all_reduce":
+        raise OtherCollectiveError(source.given, f"holds all-reduces alone, and no {operation}")
+    if not points:
+        raise ImportFailedError(source.given, "holds no all-reduce with a time")
+    layout = layout_of_ranks(source.given, None, layout, _NO_RANKS)
+    waits = f"{source.given} is of one rank: its all-reduces hold the waits for the others"
+    measured = Measured(layout, list(points.items()), warnings=(waits,), ranks_listed=False)
+    return _log(source.given, "Chakra execution trace", measured, operation)
 
 
 def _read(

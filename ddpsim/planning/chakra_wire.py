@@ -28,7 +28,9 @@ class Node(NamedTuple):
 
 def encoded(job: str, nodes: Iterable[Node]) -> bytes:
     """A file of a job's nodes."""
-    head = _text(1, SCHEMA) + _field(2, _text(1, "job") + _text(29, job))
+    told = {"job": job, "simulated_by": "ddpsim"}
+    head = _text(1, SCHEMA)
+    head += b"".join(_field(2, _text(1, name) + _text(29, value)) for name, value in told.items())
     return b"".join(map(_behind_length, (head, *map(_node, nodes))))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
+from ddpsim.importers.chakra import is_of_chakra, read_chakra
 from ddpsim.importers.kineto.file import is_of_traces
 from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.nccl.debug_log import Connection, read_debug_log
@@ -31,9 +32,9 @@ __all__ = ["KNOWN", "recognise"]
 
 KNOWN = (
     "a log of NCCL_DEBUG=INFO or of nccl-tests (or OSU's, or all_reduce_bench.py's), our CSV, a "
-    "trace of PyTorch's profiler or a folder of them, a dump of the flight recorder, DDP's logging "
-    "data, trainer_state.json of transformers, and logs with step lines of nanoGPT, torchtitan, "
-    "Lightning or tqdm (accelerate, transformers)"
+    "trace of PyTorch's profiler or a folder of them, a Chakra execution trace, a dump of the "
+    "flight recorder, DDP's logging data, trainer_state.json of transformers, and logs with step "
+    "lines of nanoGPT, torchtitan, Lightning or tqdm (accelerate, transformers)"
 )
 _PICKLE = b"\x80"
 _OTHER_BENCHMARKS = ("busbw", "osu_allreduce", "Avg Latency(us)")
@@ -46,6 +47,8 @@ def recognise(path: Path) -> list[Learned]:
     source = SourceFile(str(path), path)
     if is_of_traces(source):
         return [_traces(source)]
+    if is_of_chakra(source):
+        return [_chakra(source)]
     if _begins_with(source, _PICKLE):
         return [_dump(source.given, unpickled(source.given, path.read_bytes()))]
     text = read_text(source, KNOWN, of_many_programs=True)
@@ -110,11 +113,7 @@ def _dump(name: str, data: Any) -> Learned:
     if not is_dump(data):
         raise ImportFailedError(name, "is a pickle, but no dump of PyTorch's flight recorder")
     found = flight_recorder(name, data)
-    facts = [
-        f"{count} x all-reduce of {format_bytes(size)}"
-        + (f", {format_duration(found.seconds[size])} each" if size in found.seconds else "")
-        for size, count in list(found.all_reduces.items())[-_MOST_SIZES:]
-    ]
+    facts = _called(found.all_reduces, found.seconds)
     keys: dict[str, dict[str, Any]] = {"ddp": {"backend": found.backend}}
     if found.world_size:
         facts.insert(0, f"{counted(found.world_size, 'rank')} of {found.backend}")
@@ -122,6 +121,24 @@ def _dump(name: str, data: Any) -> Learned:
     keys.setdefault("cluster", {}).update(_nccl(found.nccl))
     assumed = ("one node: a dump tells the ranks alone (cluster.nodes)",)
     return Learned(name, "dump of PyTorch's flight recorder", tuple(facts), keys, assumed=assumed)
+
+
+def _called(calls: Mapping[int, int], seconds: Mapping[int, float]) -> list[str]:
+    """How often all-reduces of the largest sizes were called, and what one takes if it is told."""
+    return [
+        f"{count} x all-reduce of {format_bytes(size)}"
+        + (f", {format_duration(seconds[size])} each" if size in seconds else "")
+        for size, count in list(calls.items())[-_MOST_SIZES:]
+    ]
+
+
+def _chakra(source: SourceFile) -> Learned:
+    found = read_chakra(source)
+    facts = [f"{counted(found.nodes, 'node')}, {format_duration(found.compute_s)} of compute"]
+    facts += _called(found.calls, found.all_reduces)
+    if found.all_reduces:
+        facts.append(f"for a cluster of its ranks: cluster.all_reduce: {source.given}")
+    return Learned(source.given, "Chakra execution trace of one rank", tuple(facts))
 
 
 def _nccl(version: str | None) -> dict[str, str]:

@@ -1,0 +1,172 @@
+"""Chakra execution traces of a rank: what its collectives took, where they carry times.
+
+A file holds protobuf messages, each behind its length, of which the first tells of the file and the
+others are nodes. Source: schema/protobuf/et_def.proto and src/third_party/utils/protolib.py of
+mlcommons/chakra. Converted traces of real jobs have times; generated ones may have none.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from statistics import median
+from typing import Any, NamedTuple
+
+from ddpsim.errors import ImportFailedError
+from ddpsim.scenario.quantity import SourceFile
+
+__all__ = ["ChakraTrace", "is_of_chakra", "read_chakra"]
+
+_LARGEST_BYTES = 2**28
+_MOST_BYTES, _LONGEST_US = 10**12, 10**9  # of a collective, within reason
+_VARINT, _WORD, _BYTES, _HALF = 0, 1, 2, 5  # wire types
+_COMPUTE, _COLLECTIVE, _ALL_REDUCE = 4, 7, 0  # NodeType, CollectiveCommType
+_WORLD = ("", "0")  # names of the group of all ranks
+_MOST_BITS = 64
+_BROKEN = "is cut off, or no Chakra execution trace; copy it anew"
+
+
+class ChakraTrace(NamedTuple):
+    """One rank's: how many nodes, what it computes, and its all-reduces among all ranks by bytes.
+
+    `calls`: how many; `all_reduces`: their median seconds, where they are told.
+    """
+
+    nodes: int
+    compute_s: float
+    calls: dict[int, int]
+    all_reduces: dict[int, float]
+
+
+def is_of_chakra(source: SourceFile) -> bool:
+    """Whether its first message is of a file and its second a node."""
+    try:
+        with source.path.open("rb") as file:
+            beginning = file.read(2**16)
+        head, node = _first_two(beginning)
+    except (OSError, ValueError):
+        return False
+    is_head = head.keys() <= {1, 2} and all(
+        isinstance(v, bytes) for vs in head.values() for v in vs
+    )
+    is_node = node.keys() <= set(range(1, 12)) and isinstance(node.get(2, [0])[0], bytes)
+    return is_head and is_node
+
+
+def _first_two(content: bytes) -> tuple[dict[int, list[Any]], dict[int, list[Any]]]:
+    messages = _messages(content)
+    try:
+        return _fields(next(messages)), _fields(next(messages))
+    except StopIteration:
+        raise ValueError from None
+
+
+def read_chakra(source: SourceFile) -> ChakraTrace:
+    """Read one; raises ImportFailedError."""
+    name = source.given
+    try:
+        content = source.path.read_bytes()
+    except OSError as error:
+        raise ImportFailedError(name, f"cannot be read: {error.strerror}") from None
+    if len(content) > _LARGEST_BYTES:
+        raise ImportFailedError(name, "is larger than 256 MiB; give the trace of fewer steps")
+    try:
+        head, *nodes = map(_fields, _messages(content))
+        if _attributes(head, 2).get("simulated_by") == b"ddpsim":
+            raise ImportFailedError(name, "was simulated by ddpsim trace, not measured")
+        return _told(nodes)
+    except ValueError:
+        raise ImportFailedError(name, _BROKEN) from None
+
+
+def _told(nodes: list[dict[int, list[Any]]]) -> ChakraTrace:
+    compute_us = 0
+    calls: dict[int, int] = defaultdict(int)
+    times_us: dict[int, list[int]] = defaultdict(list)
+    for node in nodes:
+        lasts_us, kind, told = _whole(node, 7), _whole(node, 3), _attributes(node, 10)
+        is_timed = 0 < lasts_us <= _LONGEST_US
+        if kind == _COMPUTE and is_timed and not told.get("is_cpu_op"):
+            compute_us += lasts_us
+        if kind == _COLLECTIVE and (size := _all_reduced(told)):
+            calls[size] += 1
+            if is_timed:
+                times_us[size].append(lasts_us)
+    all_reduces = {size: median(times_us[size]) * 1e-6 for size in sorted(times_us)}
+    return ChakraTrace(len(nodes), compute_us * 1e-6, dict(sorted(calls.items())), all_reduces)
+
+
+def _all_reduced(told: dict[str, Any]) -> int:
+    """Bytes of an all-reduce among all ranks; 0 for another collective."""
+    group, size = told.get("pg_name", b""), told.get("comm_size")
+    if not isinstance(group, bytes) or group.decode("utf-8", "replace") not in _WORLD:
+        return 0
+    is_one = told.get("comm_type") == _ALL_REDUCE and isinstance(size, int)
+    return size if is_one and size is not None and 0 < size <= _MOST_BYTES else 0
+
+
+def _whole(node: dict[int, list[Any]], number: int) -> int:
+    """The last value of a field, 0 where it is missing."""
+    value = node.get(number, [0])[-1]
+    if not isinstance(value, int):
+        raise ValueError
+    return value
+
+
+def _attributes(message: dict[int, list[Any]], number: int) -> dict[str, Any]:
+    """By name, the value of each: a number, a truth, or bytes."""
+    told = {}
+    for content in message.get(number, []):
+        if not isinstance(content, bytes):
+            raise ValueError
+        attribute = _fields(content)
+        name = attribute.pop(1, [b""])[-1]
+        attribute.pop(2, None)  # its description
+        if isinstance(name, bytes) and attribute:
+            told[name.decode("utf-8", "replace")] = next(iter(attribute.values()))[-1]
+    return told
+
+
+def _messages(content: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(content):
+        size, at = _varint(content, at)
+        yield _taken(content, at, size)
+        at += size
+
+
+def _fields(content: bytes) -> dict[int, list[Any]]:
+    """Values by the number of their field; raises ValueError where they are cut off."""
+    found: dict[int, list[Any]] = defaultdict(list)
+    at = 0
+    while at < len(content):
+        tag, at = _varint(content, at)
+        number, wire = tag >> 3, tag & 7
+        if wire == _VARINT:
+            value, at = _varint(content, at)
+            found[number].append(value)
+            continue
+        size = {_WORD: 8, _HALF: 4}.get(wire)
+        if wire == _BYTES:
+            size, at = _varint(content, at)
+        if size is None:
+            raise ValueError
+        found[number].append(_taken(content, at, size))
+        at += size
+    return dict(found)
+
+
+def _taken(content: bytes, at: int, size: int) -> bytes:
+    if at + size > len(content):
+        raise ValueError
+    return content[at : at + size]
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(content) and shift < _MOST_BITS:
+        byte = content[at]
+        value, shift, at = value | (byte & 0x7F) << shift, shift + 7, at + 1
+        if byte < 0x80:
+            return value, at
+    raise ValueError
