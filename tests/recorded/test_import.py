@@ -218,3 +218,17 @@ def test_broken_files_end_in_an_answer_or_one_error(tmp_path: Path, data: st.Dat
     except DdpsimError:
         return
     assert all(each.step_s is None or 0 < each.step_s < 3.6e6 for each in learned)
+
+
+# what a coverage-guided fuzzer found in half an hour
+FOUND: dict[str, bytes] = {
+    "a step of 1e300 s": b'{"log_history": [{"train_steps_per_second": 1e-300}]}',
+    "a size in iB": b"|payload|busbw|algbw|\n|-|-|-|\n|1 iB| 1.0GBps|  1.0GBps|\n",
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_fuzzing_found_ends_in_one_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "found").write_bytes(FOUND[name])
+    with pytest.raises(DdpsimError):
+        recognise(tmp_path / "found")
