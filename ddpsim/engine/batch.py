@@ -40,7 +40,7 @@ def _all_settled(requests: Sequence[Request]) -> list[Settled]:
             continue
         lasting = asked.without_variation().slowdowns
         ranks = None if lasting is None else lasting[:, 0].tobytes()
-        same = id(asked.program), id(asked.cost), asked.world_size, ranks
+        same = id(asked.program), id(asked.cost), asked.world_size, asked.traffic, ranks
         if same not in warmups:
             warmups[same] = settled(asked).request.program.warmup
         found.append(Settled(asked.longer(warmups[same])))
@@ -65,7 +65,8 @@ def _groups(jobs: Sequence[Settled]) -> Iterator[tuple[int, list[tuple[int, Tria
             host = Host(program, more)
             hosts[id(program), more] = host, _structure(host)
         host, structure = hosts[id(program), more]
-        trial = Trial(host, asked.cost, asked.slowdowns, asked.stalls)
+        drawn = asked.slowdowns, asked.stalls
+        trial = Trial(host, asked.cost, *drawn, traffic=asked.traffic)
         groups[plan.participants, asked.varies, structure].append((place, trial))
     for (ranks, *_), group in groups.items():
         yield ranks, group

@@ -58,15 +58,17 @@ class Request:
         """How to simulate it.
 
         Ranks are folded unless noise is drawn for each. No events are needed where hosts run
-        ahead, collectives come one at a time, and nothing slows these; slowdowns of compute must
-        be in thousandths for it (`ddpsim.engine.fast.slow_periods`), and where groups of ranks
+        ahead, collectives come one at a time, and nothing slows these but another job's traffic;
+        slowdowns of compute must be in thousandths for it
+        (`ddpsim.engine.fast.slow_periods`), and where groups of ranks
         send at once, as large under one collective as under two. A host that computes itself begins
         a step when all is idle, where there is no noise, traffic or loader.
         """
         program, transfers = self.program, self.program.transfers(self.cost)
         rings = [] if program.is_grouped else transfers  # links in groups are alike
         slowed = any(transfer.interference.slows_transfer for transfer in transfers)
-        whole = program.comm_workers > 1 or slowed or self.traffic != NO_TRAFFIC
+        several = program.comm_workers > 1 or slowed
+        whole = several or self.traffic != NO_TRAFFIC
         participants = period = self.world_size
         if self.is_calm:
             period = 1 if whole else _period(rings)
@@ -75,7 +77,8 @@ class Request:
         return Plan(
             participants,
             period,
-            needs_no_events=not whole
+            needs_no_events=not several
+            and not self.traffic.loader_share
             and self.kept_deviations is None
             and not program.blocking
             and program.comm_spins
@@ -95,16 +98,21 @@ class Request:
 
     @cached_property
     def varies(self) -> bool:
-        """Whether noise makes one step unlike another; what ranks differ by for good does not."""
-        return self.kept_deviations is not None or vary(self.slowdowns, self.stalls)
+        """Whether noise or traffic makes one step unlike another.
+
+        What ranks differ by for good does not.
+        """
+        noise = self.kept_deviations is not None or vary(self.slowdowns, self.stalls)
+        return noise or self.traffic != NO_TRAFFIC
 
     def without_variation(self) -> Request:
-        """The same job with all of its steps as calm as those of the warm-up."""
+        """The same job with all of its steps as calm as those of the warm-up, without traffic."""
         if not self.varies:
             return self
         drawn = self.slowdowns
         lasting = None if drawn is None or (drawn[:, 0] == 1).all() else 0 * drawn + drawn[:, :1]
-        return replace(self, slowdowns=lasting, stalls=None, kept_deviations=None)
+        calm = replace(self, stalls=None, traffic=NO_TRAFFIC, kept_deviations=None)
+        return replace(calm, slowdowns=lasting, sums=None if lasting is None else self.sums)
 
     def longer(self, warmup: int) -> Request:
         """The same job with so many steps of warm-up, no fewer than now, like the first."""

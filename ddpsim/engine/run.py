@@ -8,10 +8,10 @@ from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING, Literal
 
-from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.network import NO_TRAFFIC
 from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import duration_ns
+from ddpsim.engine.fast.flows import Flows, whole
 from ddpsim.engine.fast.host import Host
 from ddpsim.engine.fast.scalar import Lane, Met, closed_form
 from ddpsim.engine.program import Loader
@@ -111,7 +111,7 @@ def settled(request: Request, mode: EngineMode = "auto") -> Settled:
         return Settled(request)
     if request.traffic.loader_share and program.loader:  # no shortcut tells
         return Settled(request.longer(program.warmup + program.loader.capacity))
-    calm = replace(request.without_variation(), traffic=NO_TRAFFIC)  # beside others' none tells
+    calm = request.without_variation()
     if calm.plan.needs_no_events:
         found = _without_events(calm, calm.plan.participants, None)
         return Settled(request if found is None else request.longer(found[0].warmup))
@@ -149,11 +149,12 @@ def _without_events(
     """None where the clock would get too long to be exact so."""
     host = Host(request.program, 0 if request.varies else MOST_MORE)
     if participants == 1 and request.is_calm:
-        return _alone(host, request.cost)
+        return _alone(host, request)
     from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
     from ddpsim.engine.fast.vectorised import Lanes  # noqa: PLC0415 -- numpy is slow to import
 
-    trial = Trial(host, request.cost, request.slowdowns, request.stalls, request.sums)
+    drawn = request.slowdowns, request.stalls, request.sums
+    trial = Trial(host, request.cost, *drawn, request.traffic)
     lanes = Lanes([trial], participants)
     try:
         lanes.train()
@@ -162,16 +163,22 @@ def _without_events(
     return lanes.timeline(0, observed), {"lanes", *lanes.paths}
 
 
-def _alone(host: Host, cost: CollectiveCost) -> tuple[Timeline, set[str]]:
+def _alone(host: Host, request: Request) -> tuple[Timeline, set[str]]:
     """A rank that stands for all never waits for a peer."""
-    paths = {"lane"}
+    paths, traffic = {"lane"}, request.traffic
+    network = Flows(traffic)
 
     def meet(launched: Communicate, joined_ns: int) -> Met:
-        known = cost_of(cost, launched.group)
+        known = cost_of(request.cost, launched.group)
         transfer = known.transfer(launched.operation, launched.size_bytes)
-        paths.add(closed_form(transfer))
-        return Met(joined_ns, joined_ns + duration_ns(transfer), transfer.interference.compute)
+        slowdown = transfer.interference.compute
+        if traffic == NO_TRAFFIC or launched.group != "world":
+            paths.add(closed_form(transfer))
+            return Met(joined_ns, joined_ns + duration_ns(transfer), slowdown)
+        flow, path = whole(transfer, traffic)
+        paths.update(("whole", path))
+        return Met(joined_ns, network.end_ns(network.begin(joined_ns, flow)), slowdown)
 
     lane = Lane(host, meet)
-    warmup, repeats = lane.train()
-    return Timeline({0: lane.timeline}, warmup, 0, (0,), repeats), paths
+    warmup, repeats = lane.train(host.steps if request.varies else None)
+    return Timeline({0: lane.timeline}, warmup, 0, [0], repeats), paths

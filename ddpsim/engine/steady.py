@@ -45,7 +45,7 @@ def steady_ranges_s(request: Request) -> Iterator[tuple[float, float]]:
     `request` has one kind of step, one step of warm-up, and nothing that varies.
     """
     program = request.program
-    knows = request.sums is not None and request.plan.needs_no_events
+    knows = request.sums is not None and request.plan.needs_no_events and not request.varies
     if not knows or (program.synchronizes and program.loader):
         exact_s = mean_step_s(run(request).timeline)
         yield exact_s, exact_s

@@ -24,7 +24,7 @@ from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer
 from ddpsim.cluster.transfers import duration_ns as transfer_ns
 from ddpsim.engine.fast.collectives import collective_ends_ns
 from ddpsim.engine.reference.network import Network
-from ddpsim.engine.reference.shared_link import fair_share
+from ddpsim.engine.sharing import fair_share
 
 MICROSECONDS = st.integers(0, 50).map(lambda us: us * 1e-6)
 LINKS = st.builds(

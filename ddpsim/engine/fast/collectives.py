@@ -10,6 +10,7 @@ import numpy as np
 
 from ddpsim.cluster.algorithms.max_plus import Ticks, ring_ends_ns
 from ddpsim.cluster.cost import CollectiveCost
+from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.cluster.process_groups import GroupedCost
 from ddpsim.cluster.transfers import (
     ProcessGroup,
@@ -18,7 +19,9 @@ from ddpsim.cluster.transfers import (
     Transfer,
     duration_ns,
 )
+from ddpsim.engine.fast.flows import Flows, whole
 from ddpsim.engine.fast.scalar import Met, closed_form
+from ddpsim.engine.fast.trials import column
 
 __all__ = ["Collective", "InFlight", "Waits", "collective_ends_ns"]
 
@@ -61,11 +64,17 @@ class Waits:
 class InFlight:
     """The collectives of an iteration, one after the other in each group of ranks.
 
-    Of [trials, ranks], where ranks are all of a mesh or one that stands for them.
+    Of [trials, ranks], where ranks are all of a mesh or one that stands for them. `traffics`:
+    another job's beside each trial, or beside none. `paths`: how collectives were found.
     """
 
-    def __init__(self, shape: tuple[int, int], cost: CollectiveCost) -> None:
+    def __init__(
+        self, shape: tuple[int, int], cost: CollectiveCost, traffics: Sequence[Traffic]
+    ) -> None:
         self._shape = shape
+        self._traffics = traffics if any(each != NO_TRAFFIC for each in traffics) else ()
+        self._networks = [Flows(traffic) for traffic in self._traffics]
+        self.paths: set[str] = set()
         self._per_node = cost.gpus_per_node if isinstance(cost, GroupedCost) else shape[1]
         self._free_ns: dict[ProcessGroup, Ticks | float] = {}  # when a group's lane is
         self._groups: list[ProcessGroup] = []  # of each collective
@@ -91,6 +100,41 @@ class InFlight:
             return met_ns
         members = self._shape[1] // met_ns.shape[1]
         return self.by_rank(group, np.repeat(met_ns, members, axis=-1))
+
+    def ends_ns(
+        self, group: ProcessGroup, transfers: Sequence[Transfer], joined_ns: Ticks
+    ) -> Ticks:
+        """When each rank ends a collective that it joins, [trials, ranks]."""
+        if self._traffics:
+            return self._ends_beside_traffic(group, transfers, joined_ns)
+        if len(transfers) == 1:
+            ends, path = collective_ends_ns(transfers[0], self.by_group(group, joined_ns))
+            self.paths.add(path)
+            return self.by_rank(group, ends)
+        if self._shape[1] == 1:
+            self.paths |= {closed_form(transfer) for transfer in transfers}
+            return joined_ns + column([duration_ns(transfer) for transfer in transfers])
+        rows = []
+        for transfer, row in zip(transfers, joined_ns, strict=True):
+            ends, path = collective_ends_ns(transfer, row)
+            rows.append(ends)
+            self.paths.add(path)
+        return np.stack(rows)
+
+    def _ends_beside_traffic(
+        self, group: ProcessGroup, transfers: Sequence[Transfer], joined_ns: Ticks
+    ) -> Ticks:
+        """All ranks leave together; the links of groups carry no traffic."""
+        met_ns = np.broadcast_to(self.met(group, joined_ns), joined_ns.shape)
+        ends_ns = np.empty_like(joined_ns)
+        for i, (network, traffic) in enumerate(zip(self._networks, self._traffics, strict=True)):
+            transfer, path = whole(transfers[i % len(transfers)], traffic)
+            self.paths |= {"whole", path}
+            if group == "world":
+                ends_ns[i] = network.end_ns(network.begin(int(met_ns[i, 0]), transfer))
+            else:
+                ends_ns[i] = met_ns[i] + duration_ns(transfer)
+        return ends_ns
 
     def launched(self, group: ProcessGroup, collective: Collective, joined_ns: Ticks) -> None:
         """One more."""

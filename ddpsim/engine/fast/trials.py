@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.cluster.cost import CollectiveCost
+from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.engine.fast.host import Host, Script
 from ddpsim.engine.fast.work_sums import WorkSums
 from ddpsim.strategies.instructions import Compute, Instruction
@@ -22,7 +23,7 @@ __all__ = ["Trial", "TrialStep", "TrialWork", "column", "distinct", "side_by_sid
 class Trial:
     """A job among those simulated together; slowdowns and stalls are [rank, iteration].
 
-    `sums`: of its work on its ranks, where their slowdowns last.
+    `sums`: of its work on its ranks, where their slowdowns last; `traffic`: another job's.
     """
 
     host: Host
@@ -30,6 +31,7 @@ class Trial:
     slowdowns: npt.NDArray[np.float64] | None = None
     stalls_ns: npt.NDArray[np.int64] | None = None
     sums: WorkSums | None = None
+    traffic: Traffic = NO_TRAFFIC
 
 
 @dataclass(frozen=True, slots=True)

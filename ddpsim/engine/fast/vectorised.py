@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
+from ddpsim.cluster.network import NO_TRAFFIC
 from ddpsim.cluster.process_groups import cost_of
-from ddpsim.cluster.transfers import ProcessGroup, Transfer, duration_ns
+from ddpsim.cluster.transfers import Transfer
 from ddpsim.engine.fast.clocks import Clocks
-from ddpsim.engine.fast.collectives import Collective, InFlight, Waits, collective_ends_ns
-from ddpsim.engine.fast.scalar import PER_MILLE, Lane, closed_form
+from ddpsim.engine.fast.collectives import Collective, InFlight, Waits
+from ddpsim.engine.fast.scalar import PER_MILLE, Lane
 from ddpsim.engine.fast.slow_periods import SlowPeriods
 from ddpsim.engine.fast.trials import Trial, TrialStep, TrialWork, column, distinct, side_by_side
 from ddpsim.engine.noise import vary
@@ -53,7 +54,7 @@ class Lanes:
         self._state: list[Ticks] = []  # of hosts and loaders, since the last step's end
         self._sums = trials[0].sums if len(trials) == 1 else None
         self._compute = np.zeros(self._shape)  # when all that was launched is done
-        self._comm = InFlight(self._shape, trials[0].cost)
+        self._comm = InFlight(self._shape, trials[0].cost, [trial.traffic for trial in trials])
         self._least = np.zeros((len(trials), 1))  # no stream is behind this
         self._slow = SlowPeriods(self._compute.size)
         self._waited = np.zeros(len(trials), dtype=bool)
@@ -66,7 +67,6 @@ class Lanes:
         self._repeats = 0
         self._counts = True  # how long ranks wait, and not only when they end
         self._known_transfers: dict[int, Sequence[Transfer]] = {}
-        self.paths: set[str] = set()
         self.warmup = self._program.warmup
         self.settled: list[bool] = []  # by trial: all steady steps are alike
 
@@ -237,7 +237,7 @@ class Lanes:
         group = launches[0].group
         joined = self._comm.joined(group, self._ready(launches, launched_ns))
         transfers = self._transfers(step)
-        ends = self._ends(transfers, joined, group)
+        ends = self._comm.ends_ns(group, transfers, joined)
         _check_exact(ends.max(), _LATEST_NS)
         collective = Collective(transfers, self._comm.met(group, joined), ends)
         slowdowns = [transfer.interference.compute for transfer in transfers]
@@ -286,7 +286,15 @@ class Lanes:
     @cached_property
     def varies(self) -> bool:
         """Whether any trial's steps differ."""
-        return any(vary(trial.slowdowns, trial.stalls_ns) for trial in self._trials)
+        return any(
+            vary(trial.slowdowns, trial.stalls_ns) or trial.traffic != NO_TRAFFIC
+            for trial in self._trials
+        )
+
+    @property
+    def paths(self) -> set[str]:
+        """How collectives were found."""
+        return self._comm.paths
 
     @cached_property
     def _steps(self) -> tuple[list[TrialStep | TrialWork], ...]:
@@ -332,22 +340,6 @@ class Lanes:
                     found[key] = cost.transfer(launch.operation, launch.size_bytes)
                 transfers.append(found[key])
         return transfers
-
-    def _ends(self, transfers: Sequence[Transfer], joined_ns: Ticks, group: ProcessGroup) -> Ticks:
-        if len(transfers) == 1:
-            of_groups = self._comm.by_group(group, joined_ns)
-            ends, path = collective_ends_ns(transfers[0], of_groups)
-            self.paths.add(path)
-            return self._comm.by_rank(group, ends)
-        if self._shape[1] == 1:
-            self.paths |= {closed_form(transfer) for transfer in transfers}
-            return joined_ns + column([duration_ns(transfer) for transfer in transfers])
-        rows = []
-        for transfer, row in zip(transfers, joined_ns, strict=True):
-            ends, path = collective_ends_ns(transfer, row)
-            rows.append(ends)
-            self.paths.add(path)
-        return np.stack(rows)
 
     def slowest_rank(self, trial: int) -> int:
         """The rank that ends the last iteration last; of equals the longest in collectives."""

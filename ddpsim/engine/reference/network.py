@@ -21,7 +21,8 @@ from ddpsim.cluster.transfers import (
     duration_ns,
 )
 from ddpsim.engine.reference.messages import MessageObserver, RingSteps, ScheduleSteps
-from ddpsim.engine.reference.shared_link import FULL, SharedLink
+from ddpsim.engine.reference.shared_link import SharedLink
+from ddpsim.engine.sharing import FULL
 from ddpsim.result.timeline import MessageSpan
 
 __all__ = ["Meeting", "Network"]

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from simpy import Environment, Event
 
-__all__ = ["FULL", "Progress", "SharedLink", "fair_share"]
+from ddpsim.engine.sharing import FULL, fair_share
 
-FULL = Fraction(1)
+__all__ = ["Progress", "SharedLink"]
 
 
 class Progress:
@@ -68,20 +68,6 @@ class _Flow(NamedTuple):
     slowdown: Fraction = FULL
     crowded: Fraction = FULL
     alike: Fraction = FULL
-
-
-def fair_share(demands: Sequence[tuple[Fraction, Fraction]]) -> Fraction:
-    """The most that any gets of one link: all that ask for less get it, the others this.
-
-    `demands`: what a flow asks for, and how many such flows there are.
-    """
-    left, waiting = FULL, sum((count for _, count in demands), Fraction(0))
-    for demand, count in sorted(demands):
-        if demand * waiting > left:
-            return left / waiting
-        left -= demand * count
-        waiting -= count
-    return FULL
 
 
 class SharedLink:

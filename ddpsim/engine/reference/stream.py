@@ -10,7 +10,8 @@ from typing import Any
 from simpy import Environment, Event
 
 from ddpsim.cluster.transfers import Slowing
-from ddpsim.engine.reference.shared_link import FULL, Progress
+from ddpsim.engine.reference.shared_link import Progress
+from ddpsim.engine.sharing import FULL
 from ddpsim.result.timeline import Kind, Span
 
 __all__ = ["Observer", "Stream"]

@@ -1,0 +1,155 @@
+"""Collectives on a network that they share, from one change of its flows to the next.
+
+While the same transfers send, and another job does or does not, each transfer has one rate. What is
+left of it is a fraction, and only its end is rounded to a tick, upwards. These are the ticks of
+`ddpsim.engine.reference.shared_link`, where nothing slows transfers but each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+from ddpsim.cluster.network import Traffic
+from ddpsim.cluster.transfers import ScheduledTransfer, Transfer, WholeTransfer, duration_ns
+from ddpsim.engine.sharing import FULL, fair_share
+
+__all__ = ["Flow", "Flows", "whole"]
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """A collective's transfer: all ranks have met, then a latency passes, then it sends.
+
+    `left_ns`: of its work at full rate, once it sends; `end_ns`: once it is known.
+    """
+
+    met_ns: int
+    sends_ns: int
+    transfer: WholeTransfer
+    left_ns: Fraction | int | None = None
+    end_ns: int | None = None
+
+
+class Flows:
+    """One node's network and its slowest hop, beside another job's traffic."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._now_ns = 0
+        self._rested_ns = 0  # with nothing in flight, for the bursts of a shaper's bucket
+        self._flows: list[Flow] = []  # that have not ended
+        self._known_rates: dict[tuple[tuple[Fraction, Fraction], ...], list[Fraction]] = {}
+
+    def begin(self, met_ns: int, transfer: WholeTransfer) -> Flow:
+        """A collective whose last rank comes at `met_ns`, no earlier than any known end."""
+        flow = Flow(met_ns, met_ns + transfer.latency_ns, transfer)
+        self._flows.append(flow)
+        return flow
+
+    def end_ns(self, flow: Flow) -> int:
+        """When it ends, if no collective that is not known yet begins before."""
+        while flow.end_ns is None:
+            self._advance()
+        return flow.end_ns
+
+    def first_ended(self, flows: Sequence[Flow]) -> Flow:
+        """The first of these to end, if no collective that is not known yet begins before."""
+        while all(flow.end_ns is None for flow in flows):
+            self._advance()
+        ended = [(flow.end_ns, i) for i, flow in enumerate(flows) if flow.end_ns is not None]
+        return flows[min(ended)[1]]
+
+    def _advance(self) -> None:
+        """To the next change."""
+        now_ns, rates = self._now_ns, self._rates()
+        sending = [flow for flow in self._flows if flow.left_ns is not None]
+        ends_ns = [
+            now_ns + max(0, ceil((flow.left_ns or 0) / rate))
+            for flow, rate in zip(sending, rates, strict=True)
+        ]
+        moments_ns = (ns for flow in self._flows for ns in (flow.met_ns, flow.sends_ns))
+        changes_ns = [*ends_ns, *(ns for ns in moments_ns if ns > now_ns)]
+        if sending and self._traffic.every_ns:
+            changes_ns.append(self._traffic_changes_ns())
+        next_ns = min(changes_ns, default=now_ns)
+        self._pass(next_ns, sending, rates)
+        for flow, end_ns in zip(sending, ends_ns, strict=True):
+            if end_ns == next_ns:
+                flow.end_ns = end_ns
+                self._flows.remove(flow)
+        for flow in self._flows:
+            if flow.left_ns is None and flow.sends_ns <= next_ns:
+                flow.left_ns = flow.transfer.transfer_ns - self._at_once_ns(flow.transfer)
+
+    def _pass(self, next_ns: int, sending: Sequence[Flow], rates: Sequence[Fraction]) -> None:
+        passed_ns = next_ns - self._now_ns
+        for flow, rate in zip(sending, rates, strict=True):
+            flow.left_ns = (flow.left_ns or 0) - passed_ns * rate
+        if not any(flow.met_ns <= self._now_ns for flow in self._flows):
+            self._rested_ns += self._quiet_ns(next_ns) - self._quiet_ns(self._now_ns)
+        self._now_ns = next_ns
+
+    def _at_once_ns(self, transfer: WholeTransfer) -> int:
+        """Ticks of a transfer that pass at once: as many as the link has rested, at most."""
+        self._rested_ns = min(self._rested_ns, transfer.burst_ns)
+        at_once_ns = min(self._rested_ns, transfer.transfer_ns)
+        self._rested_ns -= at_once_ns
+        return at_once_ns
+
+    def _rates(self) -> list[Fraction]:
+        """Of each flow that sends, in ticks of work a tick."""
+        flows = [flow.transfer for flow in self._flows if flow.left_ns is not None]
+        other = self._traffic.other_share if self._traffic_sends() else Fraction(0)
+        asked = ((other, FULL), *((flow.link_share, flow.interference.crowded) for flow in flows))
+        if asked not in self._known_rates:
+            self._known_rates[asked] = _rates(other, asked[1:])
+        return self._known_rates[asked]
+
+    def _traffic_sends(self) -> bool:
+        traffic = self._traffic
+        return traffic.every_ns is None or self._now_ns % traffic.every_ns < traffic.busy_ns
+
+    def _traffic_changes_ns(self) -> int:
+        """When the other job's traffic comes or goes next."""
+        every_ns, busy_ns = self._traffic.every_ns or 1, self._traffic.busy_ns
+        begun_ns = self._now_ns - self._now_ns % every_ns
+        return begun_ns + (busy_ns if self._traffic_sends() else every_ns)
+
+    def _quiet_ns(self, until_ns: int) -> int:
+        """Ticks without another job's traffic from the start on."""
+        traffic = self._traffic
+        if not traffic.other_share:
+            return until_ns
+        if traffic.every_ns is None:
+            return 0
+        times, rest_ns = divmod(until_ns, traffic.every_ns)
+        quiet_ns = traffic.every_ns - traffic.busy_ns
+        return times * quiet_ns + max(0, rest_ns - traffic.busy_ns)
+
+
+def _rates(other: Fraction, flows: Sequence[tuple[Fraction, Fraction]]) -> list[Fraction]:
+    """Of collectives with a link's share and how many times longer each takes beside others.
+
+    They share the slowest hop equally, and the network max-min fairly with another job. A
+    collective without a share takes up neither.
+    """
+    sharing = sum(bool(share) for share, _ in flows)
+    of_hop = Fraction(1, max(1, sharing))
+    demands = [(share * of_hop, FULL) for share, _ in flows if share]
+    fair = fair_share([*demands, (other, FULL)])
+    return [
+        min(of_hop, fair / share) / (crowded if sharing > 1 else FULL) if share else FULL
+        for share, crowded in flows
+    ]
+
+
+def whole(transfer: Transfer, traffic: Traffic) -> tuple[WholeTransfer, str]:
+    """A collective as one flow, which all ranks leave together, and the name of this way."""
+    if isinstance(transfer, WholeTransfer):
+        return transfer, "whole"
+    name = transfer.algorithm if isinstance(transfer, ScheduledTransfer) else "ring"
+    share, length_ns = traffic.needed_share, duration_ns(transfer)
+    return WholeTransfer(0, length_ns, share, transfer.interference), f"{name}:whole"
