@@ -154,27 +154,30 @@ class Pipeline:
 
         chunks = Chunks.of(paths, size_bytes)
         takes_ns, leaves_ns, takes_last_ns = self._times(paths, chunks)
-        paces_ns = np.unique(np.append(leaves_ns, 0.0))
-        pace, kinds = np.searchsorted(paces_ns, leaves_ns), np.arange(len(paces_ns))
+        paces_ns = np.unique(np.append(leaves_ns, 0.0))[:, np.newaxis]
+        pace = np.searchsorted(paces_ns[:, 0], leaves_ns)
+        kinds = np.arange(len(paces_ns))[:, np.newaxis]
         # from the end of the first chunk on an edge, by the pace of its way; from that of the last
-        first_ns = np.full((len(self.edges) + 1, len(paces_ns)), -np.inf)
+        first_ns = np.full((len(paces_ns), len(self.edges) + 1), -np.inf)
         last_ns = np.full(len(self.edges) + 1, 0.0)  # the last edge is none
         ways_ns = np.full(1 + self._layers.outside, -np.inf)
         for edges, before, source, target in reversed(self._layers.each):
             come_last_ns = last_ns[edges] + takes_last_ns[edges]
-            after_ns = first_ns[edges] + takes_ns[edges, np.newaxis]
+            after_ns = first_ns[:, edges] + takes_ns[edges]
             if chunks.number > 1:
-                behind_ns = (come_last_ns + leaves_ns[edges])[:, np.newaxis]
+                behind_ns = come_last_ns + leaves_ns[edges]
                 after_ns = np.maximum(after_ns, behind_ns + (chunks.number - 2) * paces_ns)
-            own = pace[edges, np.newaxis]
-            slowed_ns = np.take_along_axis(after_ns, own, axis=1)
+            own = pace[edges]
+            slowed_ns = after_ns[own, np.arange(len(edges))]
             come_ns = np.where(kinds <= own, slowed_ns, after_ns)
-            begun_ns = np.maximum(come_last_ns, come_ns[:, 0])
+            begun_ns = np.maximum(come_last_ns, come_ns[0])
             for ends in (source, target):
                 np.maximum.at(ways_ns, ends, begun_ns)
-            for known in before.T:
-                np.maximum.at(first_ns, known, come_ns)
-                np.maximum.at(last_ns, known, come_last_ns)
+            each = before.ravel()
+            for known_ns, more_ns in zip(
+                (*first_ns, last_ns), (*come_ns, come_last_ns), strict=True
+            ):
+                np.maximum.at(known_ns, each, np.repeat(more_ns, before.shape[1]))
         return ways_ns[: paths.ranks]
 
     def _times(self, paths: Paths, chunks: Chunks) -> tuple[Ticks, Ticks, Ticks]:
@@ -221,18 +224,20 @@ class _Layers:
         import numpy as np  # noqa: PLC0415 -- see above
 
         depth: list[int] = []
-        for edge in edges:
-            depth.append(1 + max((depth[i] for i in edge.after), default=-1))
         of_depth: dict[int, list[int]] = defaultdict(list)
-        for i, layer in enumerate(depth):
+        for i, edge in enumerate(edges):
+            layer = 1 + max([depth[known] for known in edge.after], default=-1)
+            depth.append(layer)
             of_depth[layer].append(i)
+        sources, targets, flows = (np.array([edge[kind] for edge in edges]) for kind in range(3))
         each = []
         for _, places in sorted(of_depth.items()):
-            widest = max(1, *(len(edges[i].after) for i in places))
-            before = [[*edges[i].after, *[-1] * (widest - len(edges[i].after))] for i in places]
-            ends = [(edges[i].source, edges[i].target) for i in places]
-            each.append((np.array(places), np.array(before), *np.array(ends).T))
-        flows, all_ends = (np.array([edge[kind] for edge in edges]) for kind in (2, slice(2)))
+            after = [edges[i].after for i in places]
+            widest = max(1, *map(len, after))
+            before = [known + (-1,) * (widest - len(known)) for known in after]
+            here = np.array(places)
+            each.append((here, np.array(before), sources[here], targets[here]))
+        all_ends = np.stack([sources, targets], axis=1)
         return cls(tuple(each), 1 + int(all_ends.max()), flows, all_ends)
 
 

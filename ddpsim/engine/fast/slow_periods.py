@@ -81,6 +81,30 @@ class SlowPeriods:
             ends_ns = np.where(is_slow, np.where(known, slow_ns, np.inf), ends_ns)
         return np.where(ends_ns > edge_ns, -1.0, ends_ns)
 
+    def lasting_ends(
+        self, sums: WorkSums, lanes: _Integers, now_ns: Ticks, works_ns: Ticks
+    ) -> Ticks:
+        """When these lanes have done all works, [works], which were launched before `now_ns`.
+
+        Lanes are the ranks of `sums`.
+        """
+        ends_ns, place = np.empty_like(now_ns), np.arange(len(lanes))
+        done: _Integers = np.zeros(len(lanes), dtype=np.int64)
+        while len(lanes):
+            edge_ns, paces = self._edges(lanes, now_ns)
+            begun_ns, last_ns = sums.begun_and_last_ns(works_ns, paces, lanes, done, now_ns)
+            ends_ns[place] = last_ns
+            crosses = np.flatnonzero(last_ns > edge_ns)
+            lanes, place, begun_ns = lanes[crosses], place[crosses], begun_ns[crosses]
+            left_ns = edge_ns[crosses] - begun_ns
+            done, taken_ns = sums.within(works_ns, paces[crosses], lanes, left_ns)
+            crossing_ns = np.rint(works_ns[done] * sums.factors[lanes])
+            now_ns = self._cross(lanes, begun_ns + taken_ns, crossing_ns)
+            ends_ns[place], done = now_ns, done + 1
+            more = np.flatnonzero(done < len(works_ns))
+            lanes, place, done, now_ns = lanes[more], place[more], done[more], now_ns[more]
+        return ends_ns
+
     def work_ends(
         self, lanes: _Integers, now_ns: Ticks, works_ns: Ticks, launched_ns: Ticks | None
     ) -> tuple[Ticks, npt.NDArray[np.bool_]]:
@@ -130,15 +154,19 @@ class SlowPeriods:
         """Until when the pace of each lane stays the same, and its works at this pace."""
         if not self._periods:
             return np.full(len(lanes), np.inf), works_ns
-        start_ns = self._start[lanes]
-        is_slow = start_ns <= now_ns
-        if not is_slow.any():
-            return start_ns, works_ns
-        factor = np.where(is_slow, self._factor[lanes], PER_MILLE)
-        edge_ns = np.where(is_slow, self._end[lanes], start_ns)
+        edge_ns, factor = self._edges(lanes, now_ns)
+        if (factor == PER_MILLE).all():
+            return edge_ns, works_ns
         paced_ns = works_ns * factor[:, np.newaxis]
         paced_ns /= PER_MILLE
         return edge_ns, np.ceil(paced_ns, out=paced_ns)
+
+    def _edges(self, lanes: _Integers, now_ns: Ticks) -> tuple[Ticks, Ticks]:
+        """Until when the pace of each lane stays the same, and its factor."""
+        start_ns = self._start[lanes]
+        is_slow = start_ns <= now_ns
+        factor = np.where(is_slow, self._factor[lanes], PER_MILLE)
+        return np.where(is_slow, self._end[lanes], start_ns), factor
 
     def _pass(self, lanes: _Integers, now_ns: Ticks) -> None:
         """Lanes whose period is over go on to the next that is not; `now_ns` is of all lanes."""

@@ -25,6 +25,7 @@ from ddpsim.engine.fast.collectives import Collective, InFlight, Waits
 from ddpsim.engine.fast.scalar import PER_MILLE, Lane
 from ddpsim.engine.fast.slow_periods import SlowPeriods
 from ddpsim.engine.fast.trials import Trial, TrialStep, TrialWork, column, distinct, side_by_side
+from ddpsim.engine.fast.work_sums import WorkSums
 from ddpsim.engine.noise import vary
 from ddpsim.result.summary import SteadyStep
 from ddpsim.result.timeline import RankTimeline, Timeline
@@ -33,6 +34,7 @@ from ddpsim.strategies.instructions import Await, Communicate, LoadBatch, Mark, 
 __all__ = ["Lanes"]
 
 _FIT, _PIECES = 2**15, 16  # figures that fit a cache; in no more pieces than these
+_LASTING = 2**13  # lanes at once, of which an eighth of the works fit
 _FEW_WORKS = 32  # with fewer at a time of all lanes, some lanes at a time are quicker
 _KEPT = 2**19  # figures
 _LATEST_NS = 2**51  # 26 days: beyond, a sum might not be exact in float64
@@ -201,14 +203,13 @@ class Lanes:
             self._least = self._compute.min(axis=1, keepdims=True)
             waits = not (self._least >= last_ns).all()
         now_ns, ends_ns = self._compute.reshape(-1), np.empty(self._compute.size)
-        left = np.arange(len(now_ns))
         if self._sums and not waits:
-            ends_ns = self._slow.ends_by_sums(self._sums, work.device_ns[:, 0, 0], now_ns)
-            left = np.flatnonzero(ends_ns < 0)
+            self._compute = self._lasting_ends(self._sums, work.device_ns[:, 0, 0].copy())
+            return
         waited = np.zeros(self._compute.size, dtype=bool)
         many = max(_FIT // work.device_ns.shape[0], self._compute.size // _PIECES, 1)
-        for begin in range(0, len(left), many):
-            lanes = left[begin : begin + many]
+        for begin in range(0, len(now_ns), many):
+            lanes = np.arange(begin, min(begin + many, len(now_ns)))
             trials = lanes // self._shape[1]
             works_ns = _of_lanes(work.device_ns, trials)
             if factors is not None:
@@ -222,6 +223,16 @@ class Lanes:
         self._compute = ends_ns.reshape(self._shape)
         if waits:
             self._waited |= waited.reshape(self._shape).any(axis=1)
+
+    def _lasting_ends(self, sums: WorkSums, works_ns: Ticks) -> Ticks:
+        """The same of ranks that differ for good, whose works were all launched before."""
+        now_ns = self._compute.reshape(-1)
+        ends_ns = self._slow.ends_by_sums(sums, works_ns, now_ns)
+        left = np.flatnonzero(ends_ns < 0)
+        for begin in range(0, len(left), _LASTING):
+            lanes = left[begin : begin + _LASTING]
+            ends_ns[lanes] = self._slow.lasting_ends(sums, lanes, now_ns[lanes], works_ns)
+        return ends_ns.reshape(self._shape)
 
     def _launched_ns(self, work: TrialWork, lanes: npt.NDArray[np.int64]) -> Ticks:
         """When works were launched, [lanes, works], or [1, works] where all were together."""

@@ -6,16 +6,66 @@ compute is the same: another network, another host.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.engine.fast.scalar import PER_MILLE
 
-__all__ = ["WorkSums"]
+__all__ = ["Prefixes", "WorkSums"]
 
 _FIT = 2**15  # figures that fit a cache
+_EVERY = 8  # works from one kept sum to the next
+_MOST_KEPT = 2**25  # sums, 256 MiB
+_Integers = npt.NDArray[np.int64]
+
+
+class Prefixes:
+    """Ticks of the first works of each rank, kept for every eighth and worked out between."""
+
+    def __init__(self, works_ns: Ticks, factors: Ticks, pace: float) -> None:
+        self._factors, self._pace = factors, pace
+        blocks = -(-len(works_ns) // _EVERY)
+        padded_ns = np.full(blocks * _EVERY, np.inf)  # after the last work none ever ends
+        padded_ns[: len(works_ns)] = works_ns
+        self._works_ns = np.ascontiguousarray(padded_ns.reshape(blocks, _EVERY).T)
+        self._kept_ns = np.zeros((blocks, len(factors)))
+        many = max(1, _FIT // _EVERY)
+        for begin in range(0, len(factors), many):
+            some = slice(begin, begin + many)
+            for block in range(1, blocks):
+                work_ns = self._works_ns[:, block - 1, np.newaxis]
+                taken_ns = _taken_ns(work_ns, factors[some], pace).sum(axis=0)
+                self._kept_ns[block, some] = self._kept_ns[block - 1, some] + taken_ns
+
+    @property
+    def size(self) -> int:
+        """How many sums are kept."""
+        return self._kept_ns.size
+
+    def before(self, ranks: _Integers, counts: _Integers) -> Ticks:
+        """Ticks of the first `counts` works of these ranks, fewer than all."""
+        blocks, more = np.divmod(counts, _EVERY)
+        kept_ns: Ticks = self._kept_ns[blocks, ranks]
+        if not more.any():
+            return kept_ns
+        taken_ns = _taken_ns(self._works_ns[:, blocks], self._factors[ranks], self._pace)
+        counted = np.arange(_EVERY)[:, np.newaxis] < more
+        return np.asarray(kept_ns + np.where(counted, taken_ns, 0.0).sum(axis=0))
+
+    def within(self, ranks: _Integers, most_ns: Ticks) -> tuple[_Integers, Ticks]:
+        """How many works, from the first on, take no more than so many ticks, and how long."""
+        kept_ns = self._kept_ns[:, ranks]
+        blocks = np.count_nonzero(kept_ns <= most_ns, axis=0) - 1
+        sums_ns = np.empty((_EVERY + 1, len(ranks)))
+        sums_ns[0] = kept_ns[blocks, np.arange(len(ranks))]
+        taken_ns = _taken_ns(self._works_ns[:, blocks], self._factors[ranks], self._pace)
+        for i in range(_EVERY):  # numpy's cumsum walks down columns, four times as slow
+            np.add(sums_ns[i], taken_ns[i], out=sums_ns[i + 1])
+        more = np.count_nonzero(sums_ns[1:] <= most_ns, axis=0)
+        return blocks * _EVERY + more, sums_ns[more, np.arange(len(ranks))]
 
 
 class WorkSums:
@@ -24,6 +74,7 @@ class WorkSums:
     def __init__(self, factors: Ticks) -> None:
         self.factors = np.ascontiguousarray(factors)
         self._known: dict[tuple[bytes, float], Ticks] = {}
+        self._prefixes: dict[tuple[bytes, float], Prefixes] = {}  # the oldest first
 
     def slowdowns(self, iterations: int) -> Ticks:
         """The factors of each iteration, [ranks, iterations]."""
@@ -37,6 +88,38 @@ class WorkSums:
             self._known[asked] = self._summed(works, pace)
         return self._known[asked]
 
+    def begun_and_last_ns(
+        self, works_ns: Ticks, paces: Ticks, ranks: _Integers, done: _Integers, now_ns: Ticks
+    ) -> tuple[Ticks, Ticks]:
+        """When ranks that have `done` so many works would have begun, and when they end all.
+
+        Each at its pace, which is taken to have been and to stay the same.
+        """
+        begun_ns, last_ns = np.empty_like(now_ns), np.empty_like(now_ns)
+        for pace, here in _by_pace(paces):
+            before_ns = self._prefixes_of(works_ns, pace).before(ranks[here], done[here])
+            begun_ns[here] = now_ns[here] - before_ns
+            last_ns[here] = begun_ns[here] + self.of(works_ns, pace)[ranks[here]]
+        return begun_ns, last_ns
+
+    def within(
+        self, works_ns: Ticks, paces: Ticks, ranks: _Integers, most_ns: Ticks
+    ) -> tuple[_Integers, Ticks]:
+        """How many works, from the first on, take no more than so many ticks, and how long."""
+        done, taken_ns = np.empty(len(ranks), dtype=np.int64), np.empty(len(ranks))
+        for pace, here in _by_pace(paces):
+            prefixes = self._prefixes_of(works_ns, pace)
+            done[here], taken_ns[here] = prefixes.within(ranks[here], most_ns[here])
+        return done, taken_ns
+
+    def _prefixes_of(self, works_ns: Ticks, pace: float) -> Prefixes:
+        asked = works_ns.tobytes(), pace
+        found = self._prefixes.pop(asked, None) or Prefixes(works_ns, self.factors, pace)
+        self._prefixes[asked] = found
+        while sum(each.size for each in self._prefixes.values()) > max(_MOST_KEPT, found.size):
+            del self._prefixes[next(iter(self._prefixes))]
+        return found
+
     def _summed(self, works_ns: Ticks, pace: float) -> Ticks:
         each_ns, count = np.unique(works_ns, return_counts=True)
         times = count.astype(np.float64)
@@ -44,11 +127,23 @@ class WorkSums:
         sums_ns = np.empty(len(self.factors))
         for begin in range(0, len(sums_ns), many):
             some = slice(begin, begin + many)
-            taken_ns = each_ns[:, np.newaxis] * self.factors[some]
-            np.rint(taken_ns, out=taken_ns)
-            if pace != PER_MILLE:
-                taken_ns *= pace
-                taken_ns /= PER_MILLE
-                np.ceil(taken_ns, out=taken_ns)
+            taken_ns = _taken_ns(each_ns[:, np.newaxis], self.factors[some], pace)
             np.einsum("i,ij->j", times, taken_ns, out=sums_ns[some])
         return sums_ns
+
+
+def _by_pace(paces: Ticks) -> Iterator[tuple[float, _Integers]]:
+    """Each pace, and who has it."""
+    for pace in np.unique(paces).tolist():
+        yield pace, np.flatnonzero(paces == pace)
+
+
+def _taken_ns(works_ns: Ticks, factors: Ticks, pace: float) -> Ticks:
+    """Ticks of works on ranks, [works, ranks], `pace` thousandths as long."""
+    taken_ns = works_ns * factors
+    np.rint(taken_ns, out=taken_ns)
+    if pace != PER_MILLE:
+        taken_ns *= pace
+        taken_ns /= PER_MILLE
+        np.ceil(taken_ns, out=taken_ns)
+    return taken_ns
