@@ -26,13 +26,15 @@ class Plan:
     """How many ranks to simulate, whether events are needed for it, and whether steps repeat.
 
     `participants` give the slowest rank's times; `period` of them give every rank's, as rank r does
-    what rank r % period does. `repeats`: all steady steps are the same.
+    what rank r % period does. `repeats`: all steady steps are the same. `on_hosts`: hosts compute
+    themselves, every rank, and transfers slow each other alone.
     """
 
     participants: int
     period: int
     needs_no_events: bool
     repeats: bool
+    on_hosts: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,14 @@ class Request:
             and program.is_uniform
             and program.loader is None
             and self.traffic == NO_TRAFFIC,
+            on_hosts=program.blocking
+            and not program.is_grouped
+            and not self.is_calm
+            and not self.traffic.loader_share
+            and self.kept_deviations is None
+            and not slowed
+            and not any(transfer.interference.slows_compute for transfer in transfers)
+            and not any(getattr(transfer, "burst_ns", 0) for transfer in transfers),
         )
 
     @property

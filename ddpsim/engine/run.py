@@ -85,6 +85,10 @@ def run_settled(
             found = _without_events(request, participants, observed)
             if found is None:  # what stands for all without events may not do so with them
                 participants = request.world_size
+        elif plan.on_hosts:
+            from ddpsim.engine.fast.host_ranks import train  # noqa: PLC0415 -- numpy is slow to import
+
+            found = train(request, observed)
         elif plan.repeats:  # one steady step, and the others are like it
             repeats = request.program.iterations - 1
             simulated = replace(request, program=replace(request.program, iterations=1))

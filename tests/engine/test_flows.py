@@ -6,7 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jobs.engine_runs import FACTORS, MODES
 from jobs.random_jobs import models, scenarios
@@ -15,7 +15,7 @@ from test_equivalence import assert_alike
 
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.interference import InterferingCost
-from ddpsim.cluster.network import Traffic
+from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.cluster.transfers import Interference, WholeTransfer
 from ddpsim.engine.fast.flows import Flow, Flows
 from ddpsim.engine.noise import draw_slowdowns, draw_stalls
@@ -59,6 +59,7 @@ class Priced:
 
 
 @given(sent(), traffics(period_ns=500), st.integers(1, 2))
+@example([(0, WholeTransfer(0, work_ns)) for work_ns in (100, 200, 100)], Traffic(), 2)
 def test_flows_end_as_the_plain_network_s(
     sends: list[tuple[int, WholeTransfer]], traffic: Traffic, workers: int
 ) -> None:
@@ -120,6 +121,20 @@ def test_noisy_ranks_beside_traffic(
     assert_alike_in_both(scenario, model, data.draw(FACTORS), traffic)
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.data(), scenarios(noisy=True, gloo=True), models(), st.none() | traffics())
+def test_noisy_hosts_that_compute_themselves(
+    data: st.DataObject, scenario: Scenario, model: Model, traffic: Traffic | None
+) -> None:
+    """gloo: two transfers at a time, hooks that hold a thread."""
+    run_options = {
+        "jitter": data.draw(st.sampled_from([None, Jitter(sigma=0.2)])),
+        "stalls": data.draw(st.sampled_from([None, Stalls(probability=0.3, duration="2 ms")])),
+    }
+    scenario = scenario.model_copy(update={"run": scenario.run.model_copy(update=run_options)})
+    assert_alike_in_both(scenario, model, 1.0, traffic or NO_TRAFFIC)
+
+
 @settings(max_examples=10, deadline=None)
 @given(scenarios(gloo=False), models(), FACTORS, traffics())
 def test_equal_ranks_beside_traffic(
@@ -139,7 +154,7 @@ def assert_alike_in_both(
     stalls = draw_stalls(scenario.run, ranks, *drawn)
     request = Request(program, cost, ranks, slowdowns, stalls, traffic=traffic)
     fast, plain = (run(request, mode, observed=range(request.plan.period)) for mode in MODES)
-    assert {"lane", "lanes"} & set(fast.paths)
+    assert {"lane", "lanes", "hosts"} & set(fast.paths)
     if fast.ranks_simulated == plain.ranks_simulated:
         assert_alike(fast, plain)
     else:

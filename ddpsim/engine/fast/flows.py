@@ -62,18 +62,27 @@ class Flows:
         ended = [(flow.end_ns, i) for i, flow in enumerate(flows) if flow.end_ns is not None]
         return flows[min(ended)[1]]
 
-    def _advance(self) -> None:
-        """To the next change."""
+    def ends_by(self, flow: Flow, limit_ns: int | None) -> bool:
+        """Whether it ends by then (None: whenever), if no other begins before."""
+        while flow.end_ns is None and (limit_ns is None or self._now_ns < limit_ns):
+            self._advance(limit_ns)
+        return flow.end_ns is not None
+
+    def _advance(self, limit_ns: int | None = None) -> None:
+        """To the next change, or the limit where it comes first."""
         now_ns, rates = self._now_ns, self._rates()
         sending = [flow for flow in self._flows if flow.left_ns is not None]
         ends_ns = [
             now_ns + max(0, ceil((flow.left_ns or 0) / rate))
             for flow, rate in zip(sending, rates, strict=True)
         ]
-        moments_ns = (ns for flow in self._flows for ns in (flow.met_ns, flow.sends_ns))
-        changes_ns = [*ends_ns, *(ns for ns in moments_ns if ns > now_ns)]
+        coming = [flow for flow in self._flows if flow.left_ns is None]
+        met_ns = (flow.met_ns for flow in coming if flow.met_ns > now_ns)
+        changes_ns = [*ends_ns, *met_ns, *(flow.sends_ns for flow in coming)]
         if sending and self._traffic.every_ns:
             changes_ns.append(self._traffic_changes_ns())
+        if limit_ns is not None:
+            changes_ns.append(limit_ns)
         next_ns = min(changes_ns, default=now_ns)
         self._pass(next_ns, sending, rates)
         for flow, end_ns in zip(sending, ends_ns, strict=True):
