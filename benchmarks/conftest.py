@@ -29,6 +29,20 @@ def yardstick_s() -> float:
     return time.perf_counter() - begun
 
 
+def loop_s() -> float:
+    """CPU seconds in which a bare loop adds ten million integers: a core's own speed."""
+    begun, total = time.process_time(), 0
+    for number in range(10_000_000):
+        total += number
+    return time.process_time() - begun
+
+
+@pytest.fixture(scope="session")
+def core_loop_s() -> float:
+    """Median of five."""
+    return median(loop_s() for _ in range(5))
+
+
 @pytest.fixture
 def measure(benchmark: Any) -> Iterator[Callable[..., Any]]:
     """Time a function some rounds, with the yardstick in turn; keeps the ratio of the medians."""

@@ -16,7 +16,16 @@ from typing import Any
 
 SCHEMA = "ddpsim.benchmarks/1"
 WORSE = 1.25  # a ratio that has grown by more fails
-OWN = ("peak_mib", "messages_per_s", "transfers_per_s", "step_s", "each_ms", "user_cpu_s")
+OWN = (
+    "peak_mib",
+    "messages_per_s",
+    "transfers_per_s",
+    "step_s",
+    "each_ms",
+    "user_cpu_s",
+    "cpu_s",
+    "loop_s",
+)
 
 
 def main() -> int:

@@ -11,6 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs.random_jobs import models, scenarios
 
+from ddpsim.cluster.build import build_network
+from ddpsim.cluster.interference import InterferingCost
+from ddpsim.engine.fast.work_sums import WorkSums
+from ddpsim.engine.noise import draw_slowdowns
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
 from ddpsim.engine.steady import steady_ranges_s
@@ -50,7 +54,7 @@ def job(model: str = "resnet18", **sections: Any) -> Job:
     return resolve(Scenario.model_validate(asked | sections))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(models(), scenarios(gloo=False), st.floats(0.01, 0.5), st.sampled_from(["ring", "tree"]))
 def test_random_jobs(model: Model, scenario: Scenario, sigma: float, algorithm: str) -> None:
     cluster = scenario.cluster.model_copy(
@@ -64,7 +68,7 @@ def test_random_jobs(model: Model, scenario: Scenario, sigma: float, algorithm: 
     check(replace(found, model=model, program=compile_program(scenario, model)).calm_request())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from([("resnet18", True), ("resnet18", False), ("bert-base", True)]),
     st.sampled_from(["auto", "ring", "hierarchical"]),
@@ -119,3 +123,23 @@ def test_hosts_that_wait_in_each_step_are_told_step_by_step() -> None:
     )
     assert asked.program.synchronizes
     assert check(asked.calm_request()) > 2
+
+
+@settings(max_examples=15, deadline=None)
+@given(models(), scenarios(gloo=False), st.floats(0.01, 0.5))
+def test_sums_of_works_change_nothing(model: Model, scenario: Scenario, sigma: float) -> None:
+    """Every rank's lanes, where ranks differ for good: works summed, or one by one."""
+    stragglers = Stragglers(distribution="lognormal", sigma=sigma)
+    cluster = scenario.cluster.model_copy(update={"stragglers": stragglers})
+    scenario = scenario.model_copy(update={"cluster": cluster})
+    program, ranks = compile_program(scenario, model), cluster.world_size
+    slowdowns = draw_slowdowns(cluster, scenario.run, 1)
+    assert slowdowns is not None
+    sums = WorkSums(slowdowns[:, 0])
+    drawn = sums.slowdowns(program.warmup + program.iterations)
+    cost = InterferingCost(build_network(scenario).cost, 1.3)
+    request = Request(program, cost, ranks, drawn, sums=sums)
+    summed, each = (
+        run(asked, observed=range(ranks)) for asked in (request, replace(request, sums=None))
+    )
+    assert summed == each

@@ -35,11 +35,19 @@ from ddpsim.strategies.instructions import (
 __all__ = ["train"]
 
 
-def train(request: Request, observed: Sequence[int] | None) -> tuple[Timeline, set[str]]:
-    """Every rank's steps, with the lanes of some (None: of the slowest), and how it was done."""
+_LATEST_NS = 2**51  # as in `vectorised`: beyond, a sum might not be exact in float64
+
+
+def train(request: Request, observed: Sequence[int] | None) -> tuple[Timeline, set[str]] | None:
+    """Every rank's steps, with the lanes of some (None: of the slowest), and how it was done.
+
+    None where the clock would get too long to be exact so.
+    """
     threads = Threads(request)
     ranks = _Many(request, threads)
     ranks.train()
+    if ranks.last_ns > _LATEST_NS:
+        return None
     slowest = ranks.slowest()
     wanted = {slowest, *([slowest] if observed is None else observed)}
     lanes = {rank: _lanes(request, threads.sent, rank) for rank in sorted(wanted)}
@@ -266,6 +274,11 @@ class _Many(HostRank):
     def saw_mark(self, place: str, now_ns: Any) -> None:
         if place == "step_ends":
             self._step_ends_ns.append(now_ns)
+
+    @property
+    def last_ns(self) -> float:
+        """When the last rank ends."""
+        return float(self._step_ends_ns[-1].max())
 
     def slowest(self) -> int:
         """The rank that ends last; of equals the longest in collectives, then the lowest."""

@@ -96,7 +96,7 @@ class SlowPeriods:
             ends_ns[place] = last_ns
             crosses = np.flatnonzero(last_ns > edge_ns)
             lanes, place, begun_ns = lanes[crosses], place[crosses], begun_ns[crosses]
-            left_ns = edge_ns[crosses] - begun_ns
+            left_ns = np.maximum(edge_ns, now_ns)[crosses] - begun_ns  # a period may be over
             done, taken_ns = sums.within(works_ns, paces[crosses], lanes, left_ns)
             crossing_ns = np.rint(works_ns[done] * sums.factors[lanes])
             now_ns = self._cross(lanes, begun_ns + taken_ns, crossing_ns)
