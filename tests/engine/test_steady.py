@@ -143,3 +143,11 @@ def test_sums_of_works_change_nothing(model: Model, scenario: Scenario, sigma: f
         run(asked, observed=range(ranks)) for asked in (request, replace(request, sums=None))
     )
     assert summed == each
+
+
+def test_works_between_collectives_that_follow_each_other() -> None:
+    """A slow period that is over before a rank goes on counts no work as undone."""
+    slow = {"stragglers": {"factors": {1: 1.2}}}
+    request = job(cluster=slow, ddp={"strategy": "per_parameter"}).request()
+    summed, each = (run(r, observed=range(8)) for r in (request, replace(request, sums=None)))
+    assert summed == each
