@@ -193,7 +193,9 @@ def plan(
     )
     try:
         if strategies:
-            each = plan_each_strategy(document, question)
+            each = plan_each_strategy(
+                document, lambda own, further: question(own, looks_further=further)
+            )
         found = next((best.plan for best in each if best.plan), None) or question(scenario)
     except InputError as error:
         if error.key not in (

@@ -78,9 +78,10 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
         network = _with_prior(network)
     if not scenario.sends_in_groups:
         return network
-    plain = {"strategy": "ddp", "comm_hook": "none"}
-    ddp = scenario.ddp.model_copy(update=plain)
-    return with_groups(network, scenario.model_copy(update={"ddp": ddp}), build_network)
+    plain = scenario.ddp.model_copy(update={"strategy": "ddp", "comm_hook": "none"})
+    return with_groups(
+        network, scenario, lambda own: build_network(own.model_copy(update={"ddp": plain}))
+    )
 
 
 def _refuse_other_links(cluster: Cluster) -> None:

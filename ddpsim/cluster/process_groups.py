@@ -1,34 +1,60 @@
-"""Collectives among some of the ranks: those of a node, or one of each node (a 2-D mesh)."""
+"""Collectives among some of the ranks: of a 2-D mesh, or those that keep a copy of parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.transfers import Operation, ProcessGroup, Transfer
 
-__all__ = ["GroupedCost", "cost_of", "interfering", "ranks_of"]
+__all__ = ["GroupedCost", "Mesh", "cost_of", "interfering"]
+
+
+class Mesh(NamedTuple):
+    """Ranks in groups: `ranks` in all, node by node.
+
+    `kept_by`: so many neighbours keep a copy of the parameters after the forward.
+    """
+
+    ranks: int
+    gpus_per_node: int
+    kept_by: int
+
+    def members(self, group: ProcessGroup, rank: int) -> range:
+        """The ranks of a rank's group, in order."""
+        if group == "world":
+            return range(self.ranks)
+        if group == "across_nodes":
+            return range(rank % self.gpus_per_node, self.ranks, self.gpus_per_node)
+        first = rank - rank % self.size(group)
+        return range(first, first + self.size(group))
+
+    def size(self, group: ProcessGroup) -> int:
+        """How many ranks a group has."""
+        sizes: dict[ProcessGroup, int] = {
+            "world": self.ranks,
+            "node": self.gpus_per_node,
+            "across_nodes": self.ranks // self.gpus_per_node,
+            "kept": self.kept_by,
+        }
+        return sizes[group]
 
 
 @dataclass(frozen=True)
 class GroupedCost:
-    """A cost model for each group of a mesh of nodes and the GPUs in them.
-
-    `world`: among all ranks. `across_nodes`: among ranks of the same place in each node, all groups
-    of which send at once.
-    """
+    """A cost model of all ranks, and one of each kind of group, all of which send at once."""
 
     world: CollectiveCost
-    node: CollectiveCost
-    across_nodes: CollectiveCost
-    gpus_per_node: int
+    parts: tuple[tuple[ProcessGroup, CollectiveCost], ...]
+    mesh: Mesh
 
     @property
     def operations(self) -> frozenset[Operation]:
         """See CollectiveCost: those that every group knows."""
-        return self.world.operations & self.node.operations & self.across_nodes.operations
+        return self.world.operations.intersection(*(cost.operations for _, cost in self.parts))
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost: among all ranks."""
@@ -40,18 +66,18 @@ class GroupedCost:
 
     def changed(self, change: Callable[[CollectiveCost], CollectiveCost]) -> GroupedCost:
         """The same with the cost of each group changed."""
-        parts = (self.world, self.node, self.across_nodes)
-        world, node, across = (change(cost) for cost in parts)
-        return replace(self, world=world, node=node, across_nodes=across)
+        parts = tuple((group, change(cost)) for group, cost in self.parts)
+        return replace(self, world=change(self.world), parts=parts)
 
 
 def cost_of(cost: CollectiveCost, group: ProcessGroup) -> CollectiveCost:
     """The cost model of a group; ValueError where there is none but that of all ranks."""
     if group == "world":
         return cost
-    if not isinstance(cost, GroupedCost):
+    known = dict(cost.parts) if isinstance(cost, GroupedCost) else {}
+    if group not in known:
         raise ValueError(f"this cost model knows no group of ranks: {group}")
-    return cost.node if group == "node" else cost.across_nodes
+    return known[group]
 
 
 def interfering(
@@ -61,13 +87,3 @@ def interfering(
     if isinstance(cost, GroupedCost):
         return cost.changed(lambda each: interfering(each, change))
     return change(cost) if isinstance(cost, InterferingCost) else cost
-
-
-def ranks_of(group: ProcessGroup, rank: int, ranks: int, gpus_per_node: int) -> range:
-    """The ranks of a rank's group, in order."""
-    if group == "world":
-        return range(ranks)
-    if group == "across_nodes":
-        return range(rank % gpus_per_node, ranks, gpus_per_node)
-    first = rank - rank % gpus_per_node
-    return range(first, first + gpus_per_node)

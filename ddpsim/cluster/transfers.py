@@ -40,8 +40,9 @@ __all__ = [
 # in torch's words; a cost model says which of them it knows (CollectiveCost.operations)
 Operation = Literal["all_reduce", "broadcast", "reduce_scatter", "all_gather", "reduce", "send"]
 REPLICATED: frozenset[Operation] = frozenset({"all_reduce", "broadcast", "reduce"})
-# whose ranks take part: all, those of one node, or those with the same place in each node
-ProcessGroup = Literal["world", "node", "across_nodes"]
+# whose ranks take part: all, those of one node, those with the same place in each node, or those
+# that keep a copy of the parameters after the forward
+ProcessGroup = Literal["world", "node", "across_nodes", "kept"]
 SHARDED: frozenset[Operation] = frozenset({"reduce_scatter", "all_gather"})
 # how often the chunks of a message go around a ring, N-1 steps each time
 TURNS: dict[Operation, int] = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}

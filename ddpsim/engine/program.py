@@ -9,7 +9,7 @@ from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import Operation, ProcessGroup, Transfer
 from ddpsim.errors import InputError
-from ddpsim.strategies.instructions import Communicate, Instruction, LoadBatch, Synchronize
+from ddpsim.strategies.instructions import Communicate, Instruction, LoadBatch, Record, Synchronize
 from ddpsim.strategies.strategy import Bucket, Strategy
 
 __all__ = ["Loader", "Program"]
@@ -121,3 +121,24 @@ class Program:
     def is_grouped(self) -> bool:
         """Whether some collectives are among a part of the ranks."""
         return any(group != "world" for group, *_ in self.sent())
+
+    @cached_property
+    def overtakes(self) -> bool:
+        """Whether a collective may begin before one of other ranks that is launched before it.
+
+        Not where a prefetch follows at once upon the Record that it waits for.
+        """
+        return self.is_grouped and any(_overtakes(step) for step in self.strategy.steps)
+
+
+def _overtakes(step: tuple[Instruction, ...]) -> bool:
+    before: dict[int, str | None] = {}  # the group of what was launched last since each Record
+    for instruction in step:
+        if isinstance(instruction, Record):
+            before[instruction.number] = None
+        if isinstance(instruction, Communicate):
+            own, waits_for = instruction.group, instruction.waits_for
+            if waits_for is not None and before[waits_for] not in (None, own):
+                return True
+            before = dict.fromkeys(before, own)
+    return False

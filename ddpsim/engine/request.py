@@ -61,10 +61,10 @@ class Request:
 
         Ranks are folded unless noise is drawn for each. No events are needed where hosts run
         ahead, collectives come one at a time, and nothing slows these but another job's traffic;
-        slowdowns of compute must be in thousandths for it
-        (`ddpsim.engine.fast.slow_periods`), and where groups of ranks
-        send at once, as large under one collective as under two. A host that computes itself begins
-        a step when all is idle, where there is no noise, traffic or loader.
+        slowdowns of compute must be in thousandths for it (`ddpsim.engine.fast.slow_periods`), and
+        where groups of ranks send at once, as large under one collective as under two, and begin as
+        launched. A host that computes itself begins a step when all is idle, where there is no
+        noise, traffic or loader.
         """
         program, transfers = self.program, self.program.transfers(self.cost)
         rings = [] if program.is_grouped else transfers  # links in groups are alike
@@ -85,7 +85,8 @@ class Request:
             and not program.blocking
             and program.comm_spins
             and all(factor.denominator == 1 for factor in thousandths)
-            and (not program.is_grouped or _slow_alike(transfers)),
+            and (not program.is_grouped or _slow_alike(transfers))
+            and not program.overtakes,
             repeats=self.is_calm
             and program.blocking
             and program.is_uniform

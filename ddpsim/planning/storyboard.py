@@ -13,7 +13,14 @@ from ddpsim.planning.explain import sensitivities
 from ddpsim.prediction.api import checked, observe, simulate
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Result
-from ddpsim.result.storyboard import CapChoice, LeftOut, Storyboard, drawn_step
+from ddpsim.result.storyboard import (
+    CapChoice,
+    Dial,
+    LeftOut,
+    Storyboard,
+    drawn_step,
+    held_over_step,
+)
 from ddpsim.result.timeline import CommSpan
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.ddp import BucketCaps
@@ -25,6 +32,13 @@ __all__ = ["storyboard"]
 _Shown = TypeVar("_Shown")
 
 _CAPS: tuple[BucketCaps, ...] = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)
+_CAP = Dial("ddp.bucket_cap_mb", "Bucket size", "buckets of another size", "Buckets")
+_RESHARD = Dial(
+    "ddp.fully_shard.reshard_after_forward",
+    "Resharding",
+    "parameters kept after the forward, or freed",
+    "Reductions of gradients",
+)
 _MOST_DRAWN = 4  # ranks: more do not fit on a screen
 _MOST_RANKS = 4096  # of a point on the scaling curve that the scenario does not ask for
 
@@ -37,9 +51,9 @@ def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     """
     document = load(source, overrides)
     scenario = checked(document)
-    if not scenario.ddp.is_ddp:
+    if not (scenario.ddp.is_ddp or scenario.ddp.is_fully_sharded):
         reason = (
-            f"{scenario.ddp.strategy} has no buckets, and the page is about their size; "
+            f"{scenario.ddp.strategy} has neither buckets nor shards, which the page is about; "
             "use ddpsim run, trace, or compare --each-strategy"
         )
         raise ScenarioError([document.blame(InputError("ddp.strategy", reason))])
@@ -54,18 +68,19 @@ def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
 
     choices: list[CapChoice] = []
     scaling: list[Result] = []
-    own = _as_setting(scenario.ddp.bucket_cap_mb)
-    for cap in map(_as_setting, _caps(scenario.ddp.bucket_cap_mb)):
-        if cap == own:
+    dial, own, values = _dialled(scenario)
+    for value in values:
+        if value == own:
             choices.append(_choice(scenario, result))
         else:
-            choices += attempt(f"ddp.bucket_cap_mb={cap}", _choice)
+            choices += attempt(f"{dial.key}={value}", _choice)
     for nodes in _nodes(scenario.cluster):
         if nodes == scenario.cluster.nodes:
             scaling.append(result)
         else:
             scaling += attempt(f"cluster.nodes={nodes}", simulate)
     return Storyboard(
+        dial,
         result,
         tuple(choices),
         [choice.cap for choice in choices].index(own),
@@ -73,6 +88,17 @@ def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
         tuple(sorted(sensitivities(resolve(scenario)), key=lambda entry: entry.change_s)),
         tuple(left_out),
     )
+
+
+def _dialled(scenario: Scenario) -> tuple[Dial, str, list[str]]:
+    """What the page's slider changes, the scenario's own value, and all that it offers."""
+    if not scenario.ddp.is_fully_sharded:
+        caps = scenario.ddp.bucket_cap_mb
+        return _CAP, _as_setting(caps), [_as_setting(cap) for cap in _caps(caps)]
+    own = str(scenario.ddp.sharding.reshard_after_forward).lower()
+    gpus, share = scenario.cluster.gpus_per_node, scenario.sharding_ranks
+    usual = ["true", *([str(gpus)] if 1 < gpus < share else []), "false"]
+    return _RESHARD, own, usual if own in usual else [*usual[:-1], own, usual[-1]]
 
 
 def _caps(own: BucketCaps) -> list[BucketCaps]:
@@ -108,8 +134,9 @@ def _choice(scenario: Scenario, result: Result | None = None) -> CapChoice:
     timeline = observe(scenario, ranks)
     others = [rank for rank in ranks if rank != timeline.slowest_rank]
     step = drawn_step(timeline, others[: _MOST_DRAWN - 1], ring_of)
-    cap = _as_setting(scenario.ddp.bucket_cap_mb)
-    return CapChoice(cap, result or simulate(scenario), step)
+    _, own, _ = _dialled(scenario)
+    held = held_over_step(timeline, strategy.memory_walk())
+    return CapChoice(own, result or simulate(scenario), step, held)
 
 
 def _drawn_ranks(scenario: Scenario, node_times: Mapping[int, float]) -> list[int]:

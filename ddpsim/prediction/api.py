@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from ddpsim.cluster.process_groups import ranks_of
+from ddpsim.cluster.mesh import mesh_of
 from ddpsim.cluster.what_if_links import waits_for_latency
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
@@ -24,7 +24,6 @@ from ddpsim.prediction.uncertainty import host_provenance, uncertainties
 from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, spread_of_means, summarise
 from ddpsim.result.timeline import CommSpan, MessageSpan, Timeline
-from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
@@ -33,6 +32,7 @@ from ddpsim.units import format_bytes_per_s
 from ddpsim.wording import counted
 
 if TYPE_CHECKING:
+    from ddpsim.cluster.process_groups import Mesh
     from ddpsim.cluster.transfers import Operation, ProcessGroup
 
 __all__ = [
@@ -179,10 +179,11 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         strategy=strategy_name(scenario),
         broadcast=job.program.strategy.broadcast,
         reduced=job.program.strategy.reduced,
-        ranks_of=partial(_ranks_of, scenario.cluster),
+        ranks_of=partial(_ranks_of, mesh_of(scenario)),
         knows_warmup=job.knows_warmup,
         buckets_rebuilt_at=job.program.strategy.rebuilt_from,
         memory=job.memory(),
+        memory_peak=job.program.strategy.memory_peak(),
         baselines=job.baselines(),
         provenance=(*job.provenance(), *host_provenance(job)),
         warnings=job.warnings(mean_step_s(simulated.timeline)),
@@ -192,10 +193,9 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
     )
 
 
-def _ranks_of(cluster: Cluster, group: str, rank: int) -> str:
+def _ranks_of(mesh: Mesh, group: str, rank: int) -> str:
     """Those of a rank's group: 0-7, or 0,8,16,24."""
-    size = cluster.world_size
-    ranks = ranks_of(cast("ProcessGroup", group), rank, size, cluster.gpus_per_node)
+    ranks = mesh.members(cast("ProcessGroup", group), rank)
     if len(ranks) > 1 and ranks.step == 1:
         return f"{ranks[0]}-{ranks[-1]}"
     return ",".join(map(str, ranks))
@@ -204,12 +204,9 @@ def _ranks_of(cluster: Cluster, group: str, rank: int) -> str:
 def _limit_of(job: Job, collective: CommSpan) -> str:
     """What limits a collective, in words."""
     operation, network = cast("Operation", collective.operation), job.network.of(collective.group)
-    is_grouped = collective.group != "world"
-    size_bytes = collective.wire_bytes if is_grouped else collective.size_bytes
-    if waits_for_latency(network, operation, size_bytes):
-        cluster, group = job.scenario.cluster, cast("ProcessGroup", collective.group)
-        members = ranks_of(group, 0, cluster.world_size, cluster.gpus_per_node)
-        return f"the latency of the hops among {counted(len(members), 'rank')}"
+    if waits_for_latency(network, operation, collective.wire_bytes):
+        members = mesh_of(job.scenario).size(cast("ProcessGroup", collective.group))
+        return f"the latency of the hops among {counted(members, 'rank')}"
     return network.bottleneck
 
 

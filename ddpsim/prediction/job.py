@@ -364,6 +364,9 @@ def _cost_provenance(ddp: Ddp) -> Provenance:
     if ddp.is_ddp:
         reducer = "torch's reducer: kernels and bytes; host time per hook measured on CPU tensors"
         return Provenance("DDP's own cost", reducer, "published")
+    if ddp.is_fully_sharded and ddp.sharding.offload_policy:
+        host = "copies over PCIe and a host's optimizer by their bytes; neither was measured here"
+        return Provenance("CPUOffloadPolicy", host, "assumed")
     if ddp.is_fully_sharded:
         hooks = "host time of its hooks measured on CPU tensors; copies by their bytes"
         return Provenance(f"cost of {ddp.strategy}", hooks, "published")

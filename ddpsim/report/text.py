@@ -22,6 +22,7 @@ from ddpsim.result.model import (
     BucketTimes,
     CollectiveTimes,
     IntervalSource,
+    MemoryPeak,
     PredictionInterval,
     Result,
 )
@@ -202,6 +203,8 @@ def _trust(result: Result) -> Iterator[str]:
     needed, device = format_bytes(memory.total), format_bytes(memory.device)
     verdict = "" if memory.fits else ": does not fit"
     yield from labelled("memory", f"{needed} of {device} a rank{without}{verdict}")
+    if result.memory_peak:
+        yield from labelled("", _peak_words(result.memory_peak))
     if result.warmup_s:
         rebuilt = result.buckets_rebuilt_at
         never = ", buckets never rebuilt" if result.strategy in ("ddp", "zero1") else ""
@@ -240,3 +243,14 @@ def _next(result: Result, file: str, settings: Sequence[str]) -> Iterator[str]:
         yield from labelled(label, step.why)
         yield from command(file, settings, step.settings)
         label = ""
+
+
+def _peak_words(peak: MemoryPeak) -> str:
+    """What is held apart from shards and activations where that is most."""
+    parts = {
+        "whole parameters": peak.parameters,
+        "gradients": peak.gradients,
+        "inputs of reductions": peak.reductions,
+    }
+    held = ", ".join(f"{format_bytes(size)} of {what}" for what, size in parts.items() if size)
+    return f"most in {peak.at}: {held}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ddpsim.provenance import Provenance
 from ddpsim.result.training import Training
@@ -21,8 +21,11 @@ __all__ = [
     "CriticalPart",
     "Distribution",
     "Engine",
+    "HeldBytes",
     "IntervalSource",
     "Memory",
+    "MemoryPeak",
+    "MemoryWalk",
     "NextStep",
     "PredictionInterval",
     "Result",
@@ -161,6 +164,35 @@ class Memory:
         return self.total <= self.device
 
 
+class HeldBytes(NamedTuple):
+    """What a strategy that shards holds on a device, apart from shards and activations.
+
+    Whole parameters; gradients, reduced ones on the shards too; inputs of their reductions.
+    """
+
+    parameters: int = 0
+    gradients: int = 0
+    reductions: int = 0
+
+
+# what is held after so many works of the device's stream, at each change
+MemoryWalk = tuple[tuple[int, HeldBytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPeak:
+    """Where in a step a strategy that shards holds most, in words, and what that is in bytes.
+
+    Apart from shards and activations: whole parameters, gradients (reduced ones too), and inputs of
+    their reductions.
+    """
+
+    at: str
+    parameters: int
+    gradients: int
+    reductions: int
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """How the answer was computed."""
@@ -230,7 +262,8 @@ class Result:
     1 - exposed / comm (None without communication). `buckets_rebuilt_at` is the iteration, from 0,
     that first uses the rebuilt buckets (None: they are never rebuilt). `buckets` and `collectives`
     are those of an iteration with communication, where some have none. `strategy` is ddp.strategy,
-    or data_parallel.
+    or data_parallel. `memory_peak`: where in the step a strategy that shards holds most, which
+    `buckets` of `memory_bytes_per_gpu` is made of.
     """
 
     name: str
@@ -264,6 +297,7 @@ class Result:
     collectives: tuple[CollectiveTimes, ...] = ()
     strategy: str = "ddp"
     training: Training | None = None
+    memory_peak: MemoryPeak | None = None
 
     @property
     def is_disturbed(self) -> bool:

@@ -7,21 +7,24 @@ from dataclasses import dataclass, replace
 
 from ddpsim.result.changes import Sensitivity
 from ddpsim.result.metrics import Interval, Step, steps_of
-from ddpsim.result.model import Result
+from ddpsim.result.model import HeldBytes, MemoryWalk, Result
 from ddpsim.result.summary import steady_steps, typical_step
 from ddpsim.result.timeline import CommSpan, Span, Timeline
 
 __all__ = [
     "CapChoice",
+    "Dial",
     "DrawnCollective",
     "DrawnRank",
     "DrawnStep",
     "LeftOut",
     "Storyboard",
     "drawn_step",
+    "held_over_step",
 ]
 
 _MOST_SPANS = 300  # of a rank's compute lane: more cannot be told apart on a screen
+_NO_WORK = ("comm_wait", "stall")
 _MOST_COLLECTIVES = 300  # of a rank
 
 
@@ -71,12 +74,36 @@ class DrawnStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Dial:
+    """The key that the page's slider changes, and what it is called.
+
+    `name`: of the key, in words; `other`: with another value of it; `sent`: what gradients are
+    sent in.
+    """
+
+    key: str
+    name: str
+    other: str
+    sent: str
+
+    @property
+    def short_key(self) -> str:
+        """The key's last part."""
+        return self.key.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
 class CapChoice:
-    """One value of ddp.bucket_cap_mb, as `--set` takes it, with its result and a drawn step."""
+    """One value of the dial, as `--set` takes it, with its result and a drawn step.
+
+    `held`: what is held beside shards, by ticks from the start of the drawn step; empty: nothing is
+    sharded.
+    """
 
     cap: str
     result: Result
     step: DrawnStep
+    held: tuple[tuple[int, HeldBytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +121,7 @@ class Storyboard:
     `choices[own]` is the scenario itself; `scaling` holds its results by number of nodes.
     """
 
+    dial: Dial
     result: Result
     choices: tuple[CapChoice, ...]
     own: int
@@ -125,6 +153,15 @@ def drawn_step(timeline: Timeline, ranks: Iterable[int], ring_of: RingOf) -> Dra
     )
 
 
+def held_over_step(timeline: Timeline, walk: MemoryWalk) -> tuple[tuple[int, HeldBytes], ...]:
+    """When a drawn step holds what, on the slowest rank: as its device comes to each change."""
+    step = typical_step(steady_steps(timeline))
+    works = [span.end_ns for span in step.compute if span.kind not in _NO_WORK]
+    ends_ns = [0, *(end_ns - step.start_ns for end_ns in works)]
+    last_of = {ends_ns[min(works, len(ends_ns) - 1)]: held for works, held in walk}
+    return tuple(last_of.items())
+
+
 def _drawn(step: Step, origin_ns: int, ring_of: RingOf) -> DrawnRank:
     exposed_ns = step.breakdown().exposed_comm
     shortest_ns = _shortest_ns(step)
@@ -139,7 +176,7 @@ def _drawn(step: Step, origin_ns: int, ring_of: RingOf) -> DrawnRank:
     return DrawnRank(
         ranks=(),
         is_slowest=False,
-        compute=_since(_merged(step.compute, shortest_ns), origin_ns),
+        compute=_since(_merged(_merged(step.compute, 0), shortest_ns), origin_ns),
         host=_since(_merged(step.host, 0), origin_ns),
         collectives=collectives,
         hidden_ns=step.comm_ns() - exposed_ns,
@@ -182,9 +219,10 @@ def _lanes(comm: Sequence[CommSpan]) -> list[int]:
 
 def _shortest_ns(step: Step) -> int:
     """The least span length at which the compute lane has few enough spans to draw."""
+    joined = _merged(step.compute, 0)
     for parts in (4000, 2000, 1000, 500):
         shortest_ns = step.length_ns // parts
-        if len(_merged(step.compute, shortest_ns)) <= _MOST_SPANS:
+        if len(_merged(joined, shortest_ns)) <= _MOST_SPANS:
             break
     return shortest_ns
 

@@ -18,6 +18,7 @@ from ddpsim.result.model import (
     Distribution,
     Engine,
     Memory,
+    MemoryPeak,
     Result,
 )
 from ddpsim.result.timeline import CommSpan, Timeline
@@ -58,6 +59,7 @@ class Context:
     reduced: str
     ranks_of: Callable[[str, int], str]
     memory: Memory
+    memory_peak: MemoryPeak | None
     baselines: Baselines
     knows_warmup: bool
     buckets_rebuilt_at: int | None
@@ -180,6 +182,7 @@ def summarise(timeline: Timeline, context: Context) -> Result:
         warmup_s=tuple(s.length_ns / NS_PER_S for s in (warmup if context.knows_warmup else ())),
         buckets_rebuilt_at=context.buckets_rebuilt_at,
         memory_bytes_per_gpu=context.memory,
+        memory_peak=context.memory_peak,
         provenance=context.provenance,
         warnings=context.warnings,
         next_steps=(),

@@ -43,7 +43,8 @@ class CommSpan(NamedTuple):
     `ready_ns`: its data was there; `joined_ns`: the communication lane had come to it; `met_ns`:
     the last peer had joined; `end_ns`: this rank was done. `bucket` is -1 for other collectives.
     `number`: its place among the step's collectives; `wire_bytes` are sent for `cause` among the
-    ranks of `group`: the world, a node, or one rank of each node (across_nodes).
+    ranks of `group`: the world, a node, one rank of each node (across_nodes), or those that keep a
+    copy of parameters (kept).
     """
 
     operation: str

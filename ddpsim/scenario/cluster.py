@@ -132,7 +132,7 @@ Algorithm = Literal[
 ]
 
 
-_OF_UNEQUAL_NODES = ("auto", "ring", "tree", "gloo_ring")  # nodes with unlike numbers of GPUs
+OF_UNEQUAL_NODES = ("auto", "ring", "tree", "gloo_ring")  # nodes with unlike numbers of GPUs
 
 
 def _a_machine_is_enough(schema: dict[str, Any]) -> None:
@@ -337,10 +337,10 @@ class Cluster(Spec):
                     "and the others' here",
                     key,
                 )
-            if self.algorithm not in _OF_UNEQUAL_NODES:
+            if self.algorithm not in OF_UNEQUAL_NODES:
                 raise fail(
                     f"{self.algorithm} needs nodes with as many GPUs each; choose one of "
-                    f"{', '.join(_OF_UNEQUAL_NODES)}",
+                    f"{', '.join(OF_UNEQUAL_NODES)}",
                     "algorithm",
                 )
         if len(self.smaller_nodes) == self.nodes:

@@ -17,11 +17,12 @@ from pydantic import (
 )
 
 from ddpsim.errors import shown
-from ddpsim.scenario.base import Spec, fail, given, word_or_modules
+from ddpsim.scenario.base import Spec, fail
+from ddpsim.scenario.options.fully_shard import FullyShard
 from ddpsim.scenario.options.hooks import PowerSgd
 from ddpsim.scenario.options.loops import JoinField, LocalSgd, ParameterServers, PostLocalSgd
 
-__all__ = ["Ddp", "FullyShard", "StrategyName"]
+__all__ = ["Ddp", "StrategyName"]
 
 CommHook = Literal[
     "none", "allreduce", "fp16_compress", "bf16_compress", "powerSGD", "post_localSGD"
@@ -105,67 +106,6 @@ BucketCaps = Annotated[
         }
     ),
 ]
-
-
-def _units(value: Any) -> Any:
-    """`blocks`, or names of modules, each once."""
-    return word_or_modules(value, ("blocks",), "units")
-
-
-_Units = Annotated[
-    Literal["blocks"] | tuple[str, ...],
-    BeforeValidator(_units),
-    WithJsonSchema(
-        {"anyOf": [{"const": "blocks"}, {"type": "array", "items": {"type": "string"}}]}
-    ),
-]
-
-
-class MixedPrecision(Spec):
-    """What is sent, as torch's MixedPrecisionPolicy has it; omitted: as the parameters are."""
-
-    param: Literal["bfloat16", "float16"] | None = Field(
-        None, description="param_dtype: of gathered parameters, and of compute"
-    )
-    reduce: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="reduce_dtype: of reduced gradients; omitted: as param"
-    )
-
-
-def _reshards(value: Any) -> Any:
-    """True, false, or a number of ranks."""
-    if isinstance(value, bool) or (isinstance(value, int) and value > 0):
-        return value
-    raise ValueError(
-        f"{shown(value)} is neither true, nor false, nor a number of ranks; write true to free "
-        "parameters after the forward, false to keep them, or the number of GPUs in a node"
-    )
-
-
-_Reshards = Annotated[
-    bool | int,
-    PlainValidator(_reshards),
-    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 1}]}),
-]
-
-
-class FullyShard(Spec):
-    """Options of strategy: fully_shard, and of hsdp."""
-
-    units: _Units = Field(
-        "blocks",
-        description="modules that are sharded on their own: blocks (numbered modules, such as "
-        "layers.0), or a list of names; all other parameters are the root's",
-    )
-    reshard_after_forward: _Reshards = Field(
-        default=True,
-        description="parameters are freed after the forward (ZeRO-3); false: after the backward "
-        "(ZeRO-2); a number, which must be gpus_per_node: each node keeps a copy, parted over its "
-        "ranks",
-    )
-    mixed_precision: Annotated[
-        MixedPrecision, BeforeValidator(given, json_schema_input_type=MixedPrecision | None)
-    ] = Field(default_factory=MixedPrecision, description="omitted: none")
 
 
 class Ddp(Spec):

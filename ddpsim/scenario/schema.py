@@ -100,19 +100,39 @@ class Scenario(Spec):
             )
 
     @model_validator(mode="after")
-    def _reshards_to_nodes(self) -> Scenario:
-        """Torch takes any divisor of the ranks that share a copy."""
-        ranks, cluster = self.ddp.sharding.reshard_after_forward, self.cluster
-        if isinstance(ranks, bool) or not self.ddp.is_fully_sharded:
+    def _reshards_to_a_divisor(self) -> Scenario:
+        """As torch does (_fsdp_init.py, _get_post_forward_mesh_info)."""
+        ranks, share = self.ddp.sharding.reshard_after_forward, self.sharding_ranks
+        if isinstance(ranks, bool) or not self.ddp.is_fully_sharded or share % ranks == 0:
             return self
-        known = {1, cluster.gpus_per_node, self.sharding_ranks}
-        if ranks not in known:
-            raise fail(
-                f"{ranks} ranks are neither those of a node ({cluster.gpus_per_node}) nor all that "
-                f"share a copy ({self.sharding_ranks}), and other groups are not modelled; write "
-                f"{cluster.gpus_per_node}, true or false",
-                "ddp.fully_shard.reshard_after_forward",
-            )
+        divisors = [str(n) for n in range(2, share) if share % n == 0]
+        raise fail(
+            f"{ranks} does not divide the {share} ranks that share a copy; write "
+            f"{', '.join([*divisors, 'true'])} or false",
+            "ddp.fully_shard.reshard_after_forward",
+        )
+
+    @model_validator(mode="after")
+    def _offloads_what_is_known(self) -> Scenario:
+        """Raise where there is nothing to offload, or the host would do what is not priced."""
+        if self.ddp.sharding.offload_policy is None:
+            return self
+        workload, device = self.workload, self.cluster.device.name
+        reasons = {
+            f"the parameters of a CPU ({device}) are on the host already": self.cluster.device.kind
+            == "cpu",
+            "workload.clip_grad_norm would run on the host, which is not modelled": bool(
+                workload.clip_grad_norm
+            ),
+            "workload.grad_scaler would run on the host, which is not modelled": (
+                workload.scales_loss
+            ),
+            "ddp.no_sync: false adds gradients on the host, which is not modelled": (
+                self.ddp.accumulation_steps > 1 and not self.ddp.no_sync
+            ),
+        }
+        for reason in (reason for reason, holds in reasons.items() if holds):
+            raise fail(f"{reason}; drop one", "ddp.fully_shard.offload_policy")
         return self
 
     @property
@@ -122,14 +142,23 @@ class Scenario(Spec):
         return cluster.gpus_per_node if self.ddp.strategy == "hsdp" else cluster.world_size
 
     @property
+    def keeping_ranks(self) -> int:
+        """How many ranks keep a copy of the parameters between forward and backward."""
+        ranks = self.ddp.sharding.reshard_after_forward
+        return self.sharding_ranks if isinstance(ranks, bool) else ranks
+
+    @property
+    def keeps_a_part(self) -> bool:
+        """Whether those are fewer than share the model, and more than one: torch keeps all then."""
+        return self.ddp.is_fully_sharded and 1 < self.keeping_ranks < self.sharding_ranks
+
+    @property
     def sends_in_groups(self) -> bool:
         """Whether some collectives are among a part of the ranks."""
-        ranks = self.ddp.sharding.reshard_after_forward
-        is_kept = not isinstance(ranks, bool) and 1 < ranks < self.sharding_ranks
         if self.ddp.averages_after_hook:
             return self.cluster.nodes > 1
         several = self.cluster.world_size > 1
-        return several and (self.ddp.strategy == "hsdp" or (self.ddp.is_fully_sharded and is_kept))
+        return several and (self.ddp.strategy == "hsdp" or self.keeps_a_part)
 
     def _check_zeroed_gradients(self) -> None:
         """Raise where gradients that stay are not modelled."""

@@ -23,6 +23,7 @@ from ddpsim.strategies.ddp.zero_redundancy import (
     spread,
 )
 from ddpsim.strategies.fully_shard.groups import Groups
+from ddpsim.strategies.fully_shard.offload import Offload
 from ddpsim.strategies.fully_shard.strategy import FullyShard
 from ddpsim.strategies.local_sgd import LocalSgd
 from ddpsim.strategies.model_work import ModelWork, with_additions
@@ -34,6 +35,7 @@ from ddpsim.strategies.synced_norms import SyncedNorms
 from ddpsim.strategies.ticks import Ticks
 from ddpsim.strategies.training_loop import AroundOptimizer, ForwardAlone, InputCopies, LossReads
 from ddpsim.workload.model import BatchNorm, Model
+from ddpsim.workload.optimizer import moved_bytes
 
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
@@ -174,10 +176,15 @@ def _parameter_server(asked: Asked) -> ParameterServer:
 
 def _fully_shard(asked: Asked) -> FullyShard:
     scenario, ranks = asked.scenario, asked.scenario.sharding_ranks
-    groups = Groups(asked.model, scenario.ddp.sharding, asked.costs, asked.ticks, ranks)
+    spec = scenario.ddp.sharding
+    policy = spec.offload_policy
+    offload = Offload.of(policy, scenario.cluster.device) if policy else None
+    groups = Groups(asked.model, spec, asked.costs, asked.ticks, ranks, offload)
     sharded = replace(asked, model=groups.sharded_model)
+    moved = moved_bytes(scenario.workload.optimizer, asked.model.used)
     replicas = scenario.cluster.world_size // ranks
-    return FullyShard.of(asked.model, scenario.ddp, groups, sharded.around_optimizer, replicas)
+    around = sharded.around_optimizer
+    return FullyShard.of(asked.model, scenario.ddp, groups, around, moved, replicas)
 
 
 STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {

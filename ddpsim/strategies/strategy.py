@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
+from ddpsim.result.model import MemoryPeak, MemoryWalk
 from ddpsim.strategies.instructions import Instruction, numbered
 from ddpsim.strategies.ticks import Launch
 from ddpsim.workload.model import Model
@@ -98,6 +99,14 @@ class Strategy(ABC):
         """What one device holds, where the optimizer's whole state takes `optimizer_bytes`."""
         gradients = sum(parameter.size_bytes for parameter in model.used)
         return ResidentBytes(model.gradient_bytes, gradients, 0, optimizer_bytes)
+
+    def memory_peak(self) -> MemoryPeak | None:
+        """Where a step holds most beside shards; None: nothing is sharded."""
+        return None
+
+    def memory_walk(self) -> MemoryWalk:
+        """What a step holds beside shards, at each change; empty: nothing is sharded."""
+        return ()
 
     @cached_property
     def steps(self) -> tuple[tuple[Instruction, ...], ...]:

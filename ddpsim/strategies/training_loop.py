@@ -8,6 +8,7 @@ from itertools import takewhile
 from math import lcm
 from typing import NamedTuple
 
+from ddpsim.result.model import MemoryPeak, MemoryWalk
 from ddpsim.result.timeline import Kind
 from ddpsim.scenario.device import Architecture, Device
 from ddpsim.scenario.options.training_loop import InputCopy
@@ -176,6 +177,14 @@ class _Around(Strategy):
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
         """See Strategy."""
         return self._inner.resident_bytes(model, optimizer_bytes)
+
+    def memory_peak(self) -> MemoryPeak | None:
+        """See Strategy."""
+        return self._inner.memory_peak()
+
+    def memory_walk(self) -> MemoryWalk:
+        """See Strategy."""
+        return self._inner.memory_walk()
 
 
 class ForwardAlone(_Around):

@@ -14,7 +14,7 @@ from ddpsim.scenario.device import Device
 from ddpsim.scenario.workload import Optimizer
 from ddpsim.workload.model import Parameter, Work
 
-__all__ = ["TENSORS_PER_LAUNCH", "optimizer_state_bytes", "optimizer_work"]
+__all__ = ["TENSORS_PER_LAUNCH", "moved_bytes", "optimizer_state_bytes", "optimizer_work"]
 
 # the host's seconds a parameter, launches apart: torch 2.13's steps over 62 to 364 tensors of one
 # element on a CPU (a Xeon of 2.6 GHz), in the same Python as on a GPU
@@ -30,12 +30,17 @@ TENSORS_PER_LAUNCH = 64
 
 def optimizer_work(optimizer: Optimizer, parameters: Sequence[Parameter], device: Device) -> Work:
     """Device time of one step over all parameters, and its kernel launches."""
-    per_element, operations = _bytes_and_operations(optimizer)
-    moved_bytes = per_element * sum(parameter.size_bytes for parameter in parameters) / 4
+    _, operations = _bytes_and_operations(optimizer)
     launches = operations * math.ceil(len(parameters) / TENSORS_PER_LAUNCH)
-    moved_s = moved_bytes / device.optimizer_bytes_per_s
+    moved_s = moved_bytes(optimizer, parameters) / device.optimizer_bytes_per_s
     host_s = 0.0 if device.kind == "cpu" else _host_s(optimizer) * len(parameters)
     return Work(max(moved_s, launches * device.kernel_floor_s), launches, host_s)
+
+
+def moved_bytes(optimizer: Optimizer, parameters: Sequence[Parameter]) -> float:
+    """Bytes that one step reads and writes."""
+    per_element, _ = _bytes_and_operations(optimizer)
+    return per_element * sum(parameter.size_bytes for parameter in parameters) / 4
 
 
 def _host_s(optimizer: Optimizer) -> float:

@@ -12,6 +12,8 @@ from jobs.random_jobs import ddp_options, models, scenarios
 from jobs.simulated_jobs import simulated
 
 from ddpsim.engine.run import Simulated
+from ddpsim.result.metrics import Step
+from ddpsim.result.timeline import CommSpan
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.schema import Scenario
 from ddpsim.workload.model import Model
@@ -25,7 +27,8 @@ SHARDED = st.fixed_dictionaries(
         "fully_shard": st.fixed_dictionaries(
             {
                 "units": st.sampled_from(["blocks", ["m.0"], ["m", "m.0"], ["m"]]),
-                "reshard_after_forward": st.booleans(),
+                "reshard_after_forward": st.sampled_from([True, False, 2, 2, 4]),
+                "offload_policy": st.sampled_from([None, None, "CPUOffloadPolicy"]),
             }
         ),
         "accumulation_steps": st.integers(1, 2),
@@ -62,9 +65,23 @@ def jobs(strategy: str, *, noisy: bool = False) -> st.SearchStrategy[Scenario]:
 
     def with_strategy(scenario: Scenario, options: dict[str, Any]) -> Scenario:
         asked = {"strategy": strategy.partition(",")[0], "backend": scenario.ddp.backend} | options
-        return scenario.model_copy(update={"ddp": Ddp.model_validate(asked)})
+        chosen = scenario.model_copy(update={"ddp": Ddp.model_validate(asked)})
+        if "fully_shard" not in options:
+            return chosen
+        sharded = dict(options["fully_shard"])
+        if chosen.sharding_ranks % chosen.keeping_ranks:  # torch wants a divisor
+            sharded["reshard_after_forward"] = True
+        if chosen.ddp.backend == "gloo" or not chosen.ddp.no_sync:  # see Scenario
+            sharded["offload_policy"] = None
+        ddp = Ddp.model_validate(asked | {"fully_shard": sharded})
+        return scenario.model_copy(update={"ddp": ddp})
 
     return st.builds(with_strategy, scenarios(max_nodes=2, noisy=noisy), OPTIONS[strategy])
+
+
+def launched(step: Step) -> list[CommSpan]:
+    """Two groups' collectives may be joined at one moment."""
+    return sorted(step.comm, key=lambda span: span.number)
 
 
 def seen(done: Simulated, rank: int) -> list[tuple[Any, ...]]:
@@ -73,7 +90,7 @@ def seen(done: Simulated, rank: int) -> list[tuple[Any, ...]]:
         (
             step.length_ns,
             [(s.kind, s.start_ns - step.start_ns, s.end_ns - step.start_ns) for s in step.compute],
-            [(*s[:4], *(ns - step.start_ns for ns in s[4:8]), *s[8:]) for s in step.comm],
+            [(*s[:4], *(ns - step.start_ns for ns in s[4:8]), *s[8:]) for s in launched(step)],
             step.breakdown(),
         )
         for step in all_steps(done, rank)

@@ -56,14 +56,20 @@ def test_tune_takes_the_fastest_strategy_that_fits() -> None:
 def test_plan_puts_the_cheapest_in_time_first() -> None:
     plans = plan_each_strategy(
         document("cluster.nodes=1"),
-        lambda scenario: plan_capacity(scenario, "1k samples in 1 h", max_gpus=2),
+        lambda scenario, further: plan_capacity(
+            scenario, "1k samples in 1 h", max_gpus=2, looks_further=further
+        ),
     )
     assert [each.plan is not None and each.plan.met for each in plans] == [True] * 4
+    assert [each.plan is not None and each.plan.next_doubling is not None for each in plans] == [
+        True,
+        *[False] * 3,
+    ]
     hours = [each.plan.answer.gpu_hours for each in plans if each.plan]
     assert hours == sorted(hours)
     naive = document("ddp.strategy=naive", "ddp.fully_shard=null")
     with pytest.raises(InputError, match="naive is another training"):
-        plan_each_strategy(naive, lambda _: pytest.fail("nothing is planned"))
+        plan_each_strategy(naive, lambda *_: pytest.fail("nothing is planned"))
 
 
 def test_the_command_shows_each_strategy(cli: Callable[..., Outcome]) -> None:

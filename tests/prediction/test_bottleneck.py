@@ -34,6 +34,12 @@ def test_the_buffers_broadcast_is_named_where_the_step_waits_for_it() -> None:
     assert "broadcast_buffers" not in " ".join(without)
 
 
+def test_a_stage_of_power_sgd_is_judged_by_what_it_sends() -> None:
+    """Narrow matrices, which wait for latency where their bucket's bytes would not."""
+    result = ddpsim.simulate(load("power-sgd", "run.iterations=1"))
+    assert "the latency of the hops among 8 ranks: each of 5 buckets" in result.bottleneck.text
+
+
 @pytest.mark.parametrize(
     ("broadcast", "bucket", "unused", "words"),
     [

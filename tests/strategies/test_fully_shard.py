@@ -21,8 +21,8 @@ from ddpsim.prediction.fitting import ways_to_fit
 from ddpsim.prediction.program import compile_program
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.metrics import Step, steps_of
-from ddpsim.scenario.ddp import FullyShard
 from ddpsim.scenario.document import load
+from ddpsim.scenario.options.fully_shard import FullyShard
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.ddp.zero_redundancy import partition
 from ddpsim.strategies.fully_shard.units import forward_pieces, plan_units

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from two_ranks import observed_of
 
-from ddpsim.cluster.process_groups import ranks_of
+from ddpsim.cluster.process_groups import Mesh
 from ddpsim.prediction.program import compile_program
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Communicate
@@ -54,26 +54,34 @@ def strategy_of(case: dict[str, Any], **device: Any) -> Strategy:
 
 def predicted(case: dict[str, Any], **device: Any) -> list[tuple[Any, ...]]:
     """Operation, bytes and ranks of what every step sends from rank 0, in order."""
-    nodes = device.get("nodes", 1)
+    nodes, gpus = device.get("nodes", 1), device.get("gpus_per_node", 2)
+    reshard = case["options"]["fully_shard"]["reshard_after_forward"]
+    mesh = Mesh(nodes * gpus, gpus, reshard)
     step = strategy_of(case, **device).steps[0]
     return [
-        (i.operation, i.size_bytes, list(ranks_of(i.group, 0, 2 * nodes, 2)))
+        (i.operation, i.size_bytes, list(mesh.members(i.group, 0)))
         for i in step
         if isinstance(i, Communicate)
     ]
 
 
 def assert_called(case: dict[str, Any]) -> None:
-    """Both steps, on a CPU and on a GPU, whose hosts wait at other places."""
+    """Both steps, on a CPU and on a GPU, whose hosts wait at other places.
+
+    Where all ranks share a copy it does not matter on which nodes they are.
+    """
     nodes = case["nodes"]
     steps = [
         [(kind, count * width, ranks) for kind, count, width, ranks in step]
         for step in case["steps"]
     ]
-    cpu = predicted(case, nodes=nodes, device="cpu-core", ddp={"backend": "gloo"})
-    gpu = predicted(case, nodes=nodes, device="a100-sxm-80gb", ddp={"backend": "nccl"})
-    for step in steps:
-        assert cpu == gpu == step, case["case"]
+    is_free = nodes == 2 and case["options"]["strategy"] == "fully_shard"
+    for layout in [(1, 4), (2, 2), (4, 1)] if is_free else [(nodes, 2)]:
+        on = dict(zip(("nodes", "gpus_per_node"), layout, strict=True))
+        cpu = predicted(case, **on, device="cpu-core", ddp={"backend": "gloo"})
+        gpu = predicted(case, **on, device="a100-sxm-80gb", ddp={"backend": "nccl"})
+        for step in steps:
+            assert cpu == gpu == step, case["case"]
 
 
 def called(observed: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -115,6 +123,16 @@ def test_collectives_of_a_mesh_equal_those_of_fully_shard(observed: list[dict[st
         ("fully_shard", "all_gather", 0, 1),
         ("fully_shard", "reduce_scatter", 0, 1, 2, 3),
     }
+
+
+def test_units_by_size_are_those_of_torchs_policy(observed: list[dict[str, Any]]) -> None:
+    """fully_shard as the wrapper of its recursion; each size shards other units."""
+    sized = [case for case in called(observed) if isinstance(case["case"][3], int)]
+    units = {
+        len([call for call in case["steps"][0] if call[0] == "reduce_scatter"]) for case in sized
+    }
+    assert len(sized) == 6
+    assert len(units) > 2
 
 
 def test_the_oracle_tells_cases_apart(observed: list[dict[str, Any]]) -> None:

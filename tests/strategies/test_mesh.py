@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 
 from ddpsim.cluster.build import build_network
+from ddpsim.cluster.mesh import _kept_layouts, mesh_of
 from ddpsim.cluster.nccl.cost import NcclCost
-from ddpsim.cluster.process_groups import GroupedCost, ranks_of
+from ddpsim.cluster.process_groups import GroupedCost, Mesh, cost_of
 from ddpsim.cluster.transfers import TURNS, duration_ns
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.prediction.api import load_scenario, predict
@@ -28,10 +29,10 @@ def job(*settings: str) -> Job:
 
 def sent(job: Job) -> Counter[str]:
     """Bytes that a rank sends in a step, by its group and the operation."""
-    cluster, total = job.scenario.cluster, Counter[str]()
+    mesh, total = mesh_of(job.scenario), Counter[str]()
     for i in job.program.steady_step:
         if isinstance(i, Communicate):
-            members = len(ranks_of(i.group, 0, cluster.world_size, cluster.gpus_per_node))
+            members = mesh.size(i.group)
             part = (members - 1) / members * TURNS[i.operation]
             total[f"{i.operation} {i.group}"] += round(part * i.size_bytes)
     return total
@@ -63,10 +64,40 @@ def test_a_node_keeps_a_copy_which_the_backward_gathers_there() -> None:
     """The forward's all-gathers cross the network, and the backward's do not."""
     kept = job("ddp.strategy=fully_shard", "ddp.fully_shard.reshard_after_forward=8")
     gathers = Counter(i.group for i in kept.program.steady_step if isinstance(i, Communicate))
-    assert gathers == {"world": 13 + 13, "node": 12}  # the root, and blocks; their reductions
+    assert gathers == {"world": 13 + 13, "kept": 12}  # the root, and blocks; their reductions
     alone = job("ddp.strategy=fully_shard", "ddp.fully_shard.reshard_after_forward=1")
     free = job("ddp.strategy=fully_shard", "ddp.fully_shard.reshard_after_forward=false")
     assert alone.program.steady_step == free.program.steady_step
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "kept_by", "layouts"),
+    [
+        (4, 8, 4, {((4,), 1)}),
+        (4, 8, 16, {((8, 8), 1)}),
+        (3, 8, 12, {((8, 4), 2), ((4, 8), 2)}),  # both send over the second node's NICs
+        (2, 6, 4, {((4,), 1), ((2, 2), 1)}),
+        (4, 1, 2, {((1, 1), 1)}),
+    ],
+)
+def test_neighbours_that_keep_a_copy_may_be_on_several_nodes(
+    nodes: int, gpus: int, kept_by: int, layouts: set[tuple[tuple[int, ...], int]]
+) -> None:
+    assert _kept_layouts(Mesh(nodes * gpus, gpus, kept_by)) == layouts
+
+
+def test_a_copy_that_is_kept_by_fewer_is_gathered_sooner() -> None:
+    """Inside half a node, a node, two nodes, and one and a half, which share the NICs of one."""
+    nodes = ("ddp.strategy=fully_shard", "cluster.nodes=6", "cluster.intra_node.bandwidth=100 GB/s")
+
+    def gather_ns(ranks: int) -> int:
+        cost = job(*nodes, f"ddp.fully_shard.reshard_after_forward={ranks}").network.cost
+        return duration_ns(cost_of(cost, "kept").transfer("all_gather", 2**28))
+
+    half, whole, several, shared = (gather_ns(ranks) for ranks in (4, 8, 16, 12))
+    assert half < whole < several < shared
+    assert half == pytest.approx(3 / 4 * 2**28 / 100e9 * 1e9, rel=0.15)
+    assert shared == pytest.approx(2 * 11 / 12 * 16 / 15 * several, rel=0.15)
 
 
 def test_groups_have_links_of_their_own() -> None:
@@ -75,11 +106,11 @@ def test_groups_have_links_of_their_own() -> None:
     cost = build_network(scenario).cost
     assert isinstance(cost, GroupedCost)
     size = 2**28
-    gather_s = duration_ns(cost.node.transfer("all_gather", size)) / NS_PER_S
+    gather_s = duration_ns(cost_of(cost, "node").transfer("all_gather", size)) / NS_PER_S
     assert gather_s == pytest.approx(7 / 8 * size / 235e9, rel=0.12)
-    reduce_s = duration_ns(cost.across_nodes.transfer("all_reduce", size)) / NS_PER_S
+    reduce_s = duration_ns(cost_of(cost, "across_nodes").transfer("all_reduce", size)) / NS_PER_S
     assert reduce_s == pytest.approx(2 * 3 / 4 * size / (4 * 12.5e9 / 8), rel=0.12)
-    parts = [getattr(each, "cost", each) for each in (cost.node, cost.across_nodes)]
+    parts = [getattr(each, "cost", each) for _, each in cost.parts]
     assert [part.graph.ranks for part in parts if isinstance(part, NcclCost)] == [8, 4]
 
 
@@ -103,7 +134,10 @@ def test_an_all_reduce_lets_the_next_reduce_scatter_begin() -> None:
         (["cluster.weak_links={1: 0.5}"], "cluster.weak_links: is of all ranks, and says nothing"),
         (["cluster.background={rate: 1 GB/s}"], "cluster.background: is of all ranks"),
         (["workload.data={rate: 9 samples/s, sample_size: 1 MB}"], "are not modelled under"),
-        (["ddp.fully_shard.reshard_after_forward=3"], "3 ranks are neither those of a node"),
+        (
+            ["ddp.fully_shard.reshard_after_forward=3"],
+            "3 does not divide the 8 ranks that share a copy; write 2, 4, true or",
+        ),
         (["ddp.fully_shard.reshard_after_forward=half"], "'half' is neither true, nor false"),
         (["workload.sync_batch_norm=true"], "is not modelled under hsdp"),
     ],

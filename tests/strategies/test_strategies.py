@@ -264,7 +264,7 @@ def test_explanations_say_what_a_strategy_does() -> None:
 def test_what_is_about_buckets_refuses_other_strategies() -> None:
     with pytest.raises(TuneError, match="naive has no buckets to tune"):
         tune(document("naive-vs-ddp"))
-    with pytest.raises(DdpsimError, match="naive has no buckets"):
+    with pytest.raises(DdpsimError, match="naive has neither buckets nor"):
         storyboard(ROOT / "scenarios" / "naive-vs-ddp.yaml")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import reduce
+from itertools import combinations, product
 
 import numpy as np
 
@@ -75,7 +76,7 @@ class InFlight:
         self._traffics = traffics if any(each != NO_TRAFFIC for each in traffics) else ()
         self._networks = [Flows(traffic) for traffic in self._traffics]
         self.paths: set[str] = set()
-        self._per_node = cost.gpus_per_node if isinstance(cost, GroupedCost) else shape[1]
+        self._mesh = cost.mesh if isinstance(cost, GroupedCost) else None
         self._free_ns: dict[ProcessGroup, Ticks | float] = {}  # when a group's lane is
         self._groups: list[ProcessGroup] = []  # of each collective
         self._launched: dict[ProcessGroup, list[tuple[Ticks, Collective]]] = {}  # as joined
@@ -160,16 +161,19 @@ class InFlight:
 
     def by_group(self, group: ProcessGroup, of_ranks: Ticks) -> Ticks:
         """[trials, ranks] to [trials, groups, members], unless all ranks are one group."""
-        if group == "world" or self._shape[1] == 1:
+        if group == "world" or self._shape[1] == 1 or self._mesh is None:
             return of_ranks
-        meshed = of_ranks.reshape(-1, self._shape[1] // self._per_node, self._per_node)
-        return meshed if group == "node" else meshed.swapaxes(1, 2)
+        if group == "across_nodes":
+            nodes = self._mesh.size(group)
+            return of_ranks.reshape(-1, nodes, self._mesh.gpus_per_node).swapaxes(1, 2)
+        members = self._mesh.size(group)
+        return of_ranks.reshape(-1, self._shape[1] // members, members)
 
     def by_rank(self, group: ProcessGroup, of_groups: Ticks) -> Ticks:
         """The reverse."""
         if of_groups.ndim == len(self._shape):
             return of_groups
-        meshed = of_groups if group == "node" else of_groups.swapaxes(1, 2)
+        meshed = of_groups.swapaxes(1, 2) if group == "across_nodes" else of_groups
         return meshed.reshape(-1, self._shape[1])
 
 
@@ -194,12 +198,17 @@ def _seen(
 
 
 def _united_ns(lanes: Sequence[_Periods], like: Ticks) -> Ticks:
-    """Ticks in the periods of one lane or two, each of which has none that overlap."""
+    """Ticks in the periods of some lanes, each of which has none that overlap.
+
+    Those of one lane, less those of two at once, and so on.
+    """
     total_ns = np.zeros_like(like)
-    for start_ns, end_ns in (period for lane in lanes for period in lane):
-        total_ns += np.maximum(0, end_ns - start_ns)
-    for (a_ns, b_ns), (c_ns, d_ns) in product(*lanes) if len(lanes) > 1 else ():
-        total_ns -= np.maximum(0, np.minimum(b_ns, d_ns) - np.maximum(a_ns, c_ns))
+    for count in range(1, len(lanes) + 1):
+        for chosen in combinations(lanes, count):
+            for periods in product(*chosen):
+                starts_ns, ends_ns = zip(*periods, strict=True)
+                common_ns = reduce(np.minimum, ends_ns) - reduce(np.maximum, starts_ns)
+                total_ns += (-1) ** (count + 1) * np.maximum(0, common_ns)
     return total_ns
 
 

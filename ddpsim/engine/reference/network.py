@@ -10,7 +10,7 @@ from simpy import Environment, Event
 
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.network import NO_TRAFFIC, Traffic
-from ddpsim.cluster.process_groups import GroupedCost, cost_of, ranks_of
+from ddpsim.cluster.process_groups import GroupedCost, cost_of
 from ddpsim.cluster.transfers import (
     Operation,
     ProcessGroup,
@@ -112,7 +112,7 @@ class Network:
         """The ranks that meet; where ranks are folded, the one that stands for them."""
         if self._participants == 1 or not isinstance(self._cost, GroupedCost):
             return range(self._participants)
-        return ranks_of(group, rank, self._participants, self._cost.gpus_per_node)
+        return self._cost.mesh.members(group, rank)
 
     def computes(self, rank: int, *, busy: bool) -> None:
         """A rank's compute stream begins or ends to have work: transfers may slow or recover."""

@@ -42,11 +42,12 @@ class StrategyPlan:
 
 
 def plan_each_strategy(
-    document: Document, plan: Callable[[Scenario], CapacityPlan]
+    document: Document, plan: Callable[[Scenario, bool], CapacityPlan]
 ) -> list[StrategyPlan]:
     """The best first; raises the first error where no strategy has a plan.
 
-    `plan` plans a scenario. Raises InputError for a scenario of another strategy.
+    `plan` plans a scenario, and looks further than its answer if it is told to: at the best alone.
+    Raises InputError for a scenario of another strategy.
     """
     scenario = parse(document)
     if not is_sharding(scenario):
@@ -60,7 +61,7 @@ def plan_each_strategy(
 
     def planned(settings: Sequence[str]) -> StrategyPlan:
         try:
-            found = plan(parse(document.changed(settings)))
+            found = plan(parse(document.changed(settings)), False)  # noqa: FBT003
         except (InputError, ScenarioError) as error:
             errors.append(error)
             return StrategyPlan(tuple(settings), None, str(error).splitlines()[0])
@@ -70,6 +71,8 @@ def plan_each_strategy(
         (planned(settings) for settings in (as_ddp, *shardings(scenario))),
         key=lambda each: each.rank,
     )
-    if plans[0].plan is None:
+    best, *others = plans
+    if best.plan is None:
         raise errors[0]
-    return plans
+    whole = plan(parse(document.changed(best.settings)), True)  # noqa: FBT003
+    return [StrategyPlan(best.settings, whole), *others]

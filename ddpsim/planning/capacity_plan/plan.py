@@ -45,12 +45,14 @@ def plan_capacity(
     global_batch: int | None = None,
     max_gpus: int = _MOST_GPUS,
     critical_batch: int | None = None,
+    looks_further: bool = True,
 ) -> CapacityPlan:
     """World sizes for a piece of work: the fewest nodes in time, or the fastest in a budget.
 
     Nodes of the scenario's kind are added, or of one node GPUs; batch_per_rank stays (weak
     scaling), or with `global_batch` that does (strong). With `critical_batch` N a global batch of B
     needs 1 + B/N times the target's samples (McCandlish et al. 2018). `price` is of a GPU-hour.
+    `looks_further`: at what limits twice the GPUs, which takes most of the time.
     Raises ValueError for text that cannot be read, TypeError for money that is neither text nor
     Money, InputError for what does not fit the scenario (`key` is the argument), ScenarioError
     where its all-reduce times are a log's of one world size.
@@ -69,7 +71,7 @@ def plan_capacity(
     asked.check()
     tried = WorldSizes(asked)
     tried.try_ladder()
-    return _Planner(asked, tried).plan()
+    return _Planner(asked, tried, looks_further).plan()
 
 
 def _money(name: str, given: Money | str | None, parse: Callable[[str], Money]) -> Money | None:
@@ -88,6 +90,7 @@ class _Planner:
 
     asked: Question
     tried: WorldSizes
+    looks_further: bool
 
     def plan(self) -> CapacityPlan:
         """Choose a size, and look at the next doubling; the ladder has been tried."""
@@ -117,7 +120,7 @@ class _Planner:
             within_budget=shown[within_budget.gpus] if within_budget else None,
             sure=self._sure(shown[gpus] for gpus in usable),
             knee_gpus=knee({gpus: rates[gpus] for gpus in usable}),
-            next_doubling=self._next_doubling(answer),
+            next_doubling=self._next_doubling(answer) if self.looks_further else None,
             make_it_fit=_make_it_fit(asked, answer),
             searched=tried.how_searched(),
             left_out=tuple(tried.left_out.values()),

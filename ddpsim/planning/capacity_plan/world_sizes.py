@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.planning.capacity_plan.question import Question, global_batch_of, gpu_hours
 from ddpsim.planning.many import simulate_many
-from ddpsim.prediction.api import simulate
+from ddpsim.prediction.api import predict
 from ddpsim.result.capacity import Capacity, SizesLeftOut, usable
 from ddpsim.result.model import Result
 from ddpsim.scenario.links import InterNode
@@ -47,7 +47,7 @@ class WorldSizes:
         """Simulate a size with its interval; None, and the reason, where it cannot be had."""
         try:
             scenario = self.asked.at(nodes, gpus_per_node)
-            result = simulate(scenario)
+            result = predict(scenario)
         except (InputError, ScenarioError) as error:
             self.leave_out(nodes, gpus_per_node, error)
             return None

@@ -23,6 +23,8 @@ def figures(board: Storyboard) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "sweep", _sweep(board)
     yield "scaling", _scaling(board)
     yield "sensitivity", _sensitivity(board)
+    if board.choices[board.own].held:
+        yield "memory", _memory(board)
 
 
 def _sweep(board: Storyboard) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def _sweep(board: Storyboard) -> dict[str, Any]:
         "barmode": "stack",
         "height": 420,
         "legend": _LEGEND_BELOW,
-        "xaxis": {"title": {"text": "bucket_cap_mb, MiB"}, "type": "category"},
+        "xaxis": {"title": {"text": _dial_words(board)}, "type": "category"},
         "yaxis": {"title": {"text": "step, ms"}, "rangemode": "tozero"},
     }
     return {"data": [*bars, step], "layout": layout}
@@ -153,3 +155,44 @@ def _sensitivity(board: Storyboard) -> dict[str, Any]:
         "yaxis": {"type": "category"},
     }
     return {"data": [bars], "layout": layout}
+
+
+def _dial_words(board: Storyboard) -> str:
+    is_size = not board.choices[board.own].held
+    return f"{board.dial.short_key}, MiB" if is_size else board.dial.short_key
+
+
+def _memory(board: Storyboard) -> dict[str, Any]:
+    """What a rank holds over the drawn step, beside activations, stacked."""
+    choice, memory = board.choices[board.own], board.result.memory_bytes_per_gpu
+    resident = memory.parameters + memory.optimizer + memory.buffers
+    times_ms = [ns / 1e6 for ns, _ in choice.held] + [choice.step.length_ns / 1e6]
+    held = [held for _, held in choice.held]
+    held.append(held[-1])
+    layers = {
+        "shards, optimizer, buffers": ("--idle", [resident] * len(held)),
+        "gradients": ("--backward", [each.gradients for each in held]),
+        "whole parameters": ("--forward", [each.parameters for each in held]),
+        "inputs of reductions": ("--hidden", [each.reductions for each in held]),
+    }
+    areas = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name,
+            "x": times_ms,
+            "y": [size_bytes / 1e9 for size_bytes in sizes_bytes],
+            "stackgroup": "held",
+            "line": {"shape": "hv", "width": 0.75, "color": colour},
+            "fillcolor": colour,
+            "hovertemplate": "%{fullData.name}: %{y:.4~g} GB<extra></extra>",
+        }
+        for name, (colour, sizes_bytes) in layers.items()
+    ]
+    layout = {
+        "height": 380,
+        "legend": _LEGEND_BELOW,
+        "xaxis": {"title": {"text": "from the start of the step, ms"}},
+        "yaxis": {"title": {"text": "GB a rank"}, "rangemode": "tozero"},
+    }
+    return {"data": areas, "layout": layout}

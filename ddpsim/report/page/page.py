@@ -18,16 +18,26 @@ from ddpsim.wording import ranks
 
 __all__ = ["page"]
 
-_SECTIONS = (
-    ("timeline", "Timeline"),
-    ("buckets", "Buckets"),
-    ("breakdown", "Breakdown"),
-    ("sweep", "Bucket sizes"),
-    ("scaling", "Scaling"),
-    ("sensitivity", "What matters"),
-    ("trust", "Sources"),
-    ("left-out", "Not shown"),
-)
+
+def _sections(board: Storyboard) -> list[tuple[str, str]]:
+    """Their keys and titles, for links."""
+    has_memory = bool(board.choices[board.own].held)
+    return [
+        ("timeline", "Timeline"),
+        ("buckets", board.dial.sent),
+        ("breakdown", "Breakdown"),
+        *([("memory", "Memory")] if has_memory else []),
+        ("sweep", _values(board)),
+        ("scaling", "Scaling"),
+        ("sensitivity", "What matters"),
+        ("trust", "Sources"),
+        ("left-out", "Not shown"),
+    ]
+
+
+def _values(board: Storyboard) -> str:
+    """The dial's values in words."""
+    return "Resharding" if board.choices[board.own].held else "Bucket sizes"
 
 
 def page(board: Storyboard) -> str:
@@ -45,7 +55,10 @@ def page(board: Storyboard) -> str:
         sensitivity=board.sensitivity,
         left_out=board.left_out,
         ranks=ranks(result.nodes, result.gpus_per_node, result.gpus_by_node),
-        sections=_SECTIONS,
+        sections=_sections(board),
+        dial=board.dial,
+        values=_values(board),
+        memory_words=words.memory_words(board),
         rank_options=rank_options(board),
         legend=legend(board),
         notes=list(words.notes(board)),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpsim.result.model import Result
 from ddpsim.result.storyboard import CapChoice, Storyboard
-from ddpsim.units import NS_PER_S, format_duration, format_percent
+from ddpsim.units import NS_PER_S, format_bytes, format_duration, format_percent
 from ddpsim.wording import ranks
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "interval",
     "interval_name",
     "listed",
+    "memory_words",
     "new_warnings",
     "notes",
     "scaling_words",
@@ -78,7 +79,9 @@ def caption(choice: CapChoice) -> Iterator[str]:
 
 
 def cap_words(choice: CapChoice) -> str:
-    """A choice by its bucket caps."""
+    """A choice by the dial's value."""
+    if choice.held:
+        return f"reshard_after_forward: {choice.cap}"
     if choice.cap == "default":
         return "the default (1, then 25 MiB)"
     return f"{choice.cap} MiB"
@@ -123,15 +126,30 @@ def new_warnings(result: Result, own: Result) -> str:
 
 
 def sweep_words(board: Storyboard) -> str:
-    """Which bucket size is best and which is worst."""
+    """Which value of the dial is best and which is worst."""
     means = {choice: choice.result.iteration_time_s.mean for choice in board.choices}
     best, worst = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
     if means[worst] <= means[best] * 1.001:
-        return "The bucket size makes no difference here: all steps are within 0.1 %."
+        name = board.dial.name.lower()
+        return f"The {name} makes no difference here: all steps are within 0.1 %."
     return (
         f"Of these, {cap_words(best)} gives the shortest step, {format_duration(means[best])}, "
         f"and {cap_words(worst)} the longest, {format_duration(means[worst])} "
         f"({means[worst] / means[best] - 1:+.1%})."
+    )
+
+
+def memory_words(board: Storyboard) -> str:
+    """Where the most is held, and what that is."""
+    peak = board.result.memory_peak
+    if peak is None:
+        return ""
+    held = peak.parameters + peak.gradients + peak.reductions
+    return (
+        f"Apart from shards and activations a rank holds most in {peak.at}: {format_bytes(held)}, "
+        f"of which {format_bytes(peak.parameters)} are whole parameters, "
+        f"{format_bytes(peak.gradients)} gradients and {format_bytes(peak.reductions)} inputs of "
+        "their reductions."
     )
 
 

@@ -1,7 +1,9 @@
 """Parameters, gradients and optimizer sharded over ranks: torch's `fully_shard` (FSDP2).
 
 - `units`: modules that are sharded on their own, and the model's work in their order
+- `auto_wrap`: modules by their size
 - `groups`: what a unit sends, what that costs, and what it holds
+- `offload`: copies between host and device
 - `step`: one step, as torch's hooks order it
 - `strategy`: the strategy
 """

@@ -13,8 +13,9 @@ from math import ceil
 from typing import NamedTuple
 
 from ddpsim.errors import InputError
-from ddpsim.scenario.ddp import FullyShard
+from ddpsim.scenario.options.fully_shard import FullyShard
 from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.fully_shard.offload import Offload
 from ddpsim.strategies.fully_shard.units import Unit
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.workload.model import ITEM_BYTES, Model, Parameter, Work
@@ -61,14 +62,16 @@ class Group:
     sent_shard_bytes: int
     shard_bytes: int
     gather: Launch  # the host's time, and copies of the shards on the all-gather's stream
-    regather: Launch  # the same of shards over the ranks of a node
+    regather: Launch  # the same among those that keep a copy
     copy_out: Launch
     post_forward_ns: int
     copy_in: Launch  # of gradients, with the host's time for the reduce-scatter
     after_ns: int
     accumulate_ns: int
-    kept_bytes: int  # of parameters that a node's ranks keep after the forward, on each of them
+    kept_bytes: int  # of parameters that stay on a rank where a part of the ranks keeps a copy
     keep_ns: int  # to copy them
+    copied_bytes: int = 0
+    offloads: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -85,6 +88,7 @@ class Groups:
     costs: DdpCosts
     ticks: Ticks
     ranks: int
+    offload: Offload | None = None
 
     def of(self, unit: Unit) -> Group:
         """One unit's; raises InputError where torch would refuse its dtypes."""
@@ -99,23 +103,38 @@ class Groups:
         shard_bytes = scattered * ITEM_BYTES[own] // self.ranks
         cast_bytes = shard_bytes + sent_shard_bytes if own != summed else 0
         copied_bytes = gradient_bytes + scattered_bytes
+        from_host, to_host = (self._offloaded(some) for some in (parameters, reduced))
         kept_bytes = gathered_bytes // (self.kept_by or self.ranks)
         gather_ns = self._host_ns(_GATHER, parameters)
         return Group(
             *(unit.name, unit.parameters, unit.begins_model),
             *(gathered_bytes, gradient_bytes, scattered_bytes, sent_shard_bytes, shard_bytes),
-            gather=Launch(gather_ns, self._copies_ns(gathered, own, sent)),
+            gather=Launch(
+                gather_ns + from_host.host_ns,
+                from_host.device_ns + self._copies_ns(gathered, own, sent),
+            ),
             regather=Launch(gather_ns, self._moved_ns(2 * kept_bytes)),
             copy_out=Launch(
                 self._host_ns(_COPY_OUT, parameters), self._moved_ns(2 * gathered_bytes)
             ),
             post_forward_ns=self._host_ns(_POST_FORWARD, parameters),
-            copy_in=Launch(self._host_ns(_REDUCE, reduced), self._moved_ns(copied_bytes)),
-            after_ns=self._moved_ns(cast_bytes),
+            copy_in=Launch(
+                self._host_ns(_REDUCE, reduced) + to_host.host_ns, self._moved_ns(copied_bytes)
+            ),
+            after_ns=self._moved_ns(cast_bytes) + to_host.device_ns,
             accumulate_ns=self._moved_ns(3 * shard_bytes),
             kept_bytes=kept_bytes,
             keep_ns=self._moved_ns(2 * kept_bytes),
+            copied_bytes=gathered * ITEM_BYTES[own] // self.ranks if self.offload else 0,
+            offloads=self.offload is not None,
         )
+
+    def _offloaded(self, parameters: Sequence[Parameter]) -> Launch:
+        """Copies of one rank's shards between host and device."""
+        if self.offload is None:
+            return Launch(0, 0)
+        sizes = (self.padded(p) * ITEM_BYTES[p.dtype] // self.ranks for p in parameters)
+        return self.ticks.launch(self.offload.copies(sizes))
 
     @property
     def kept_by(self) -> int | None:
@@ -137,11 +156,18 @@ class Groups:
         sent = self.spec.mixed_precision.param or parameter.dtype
         return self.padded(parameter) * ITEM_BYTES[sent]
 
-    def optimizer(self) -> Launch:
-        """On shards: a part of its bytes, with the host's time for DTensors."""
+    def optimizer(self, moved_bytes: float) -> Launch:
+        """On shards: a part of its bytes, with the host's time for DTensors.
+
+        `moved_bytes`: by the optimizer of the whole model. Where it is offloaded the host does it
+        all, while the device idles.
+        """
         whole = self.model.optimizer
         floor_s = whole.kernels * self.costs.device.kernel_floor_s
         host_s = whole.host_s + _OPTIMIZER_S * len(self.model.used)
+        if self.offload:
+            moved_s = moved_bytes / self.ranks / self.offload.optimizer_bytes_per_s
+            return self.ticks.launch(Work(host_s + moved_s))
         device_s = max(min(floor_s, whole.device_s), whole.device_s / self.ranks)
         return self.ticks.launch(Work(device_s, whole.kernels, host_s))
 

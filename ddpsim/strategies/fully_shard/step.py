@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.strategies.fully_shard.groups import Group
+from ddpsim.strategies.fully_shard.held import Held
 from ddpsim.strategies.fully_shard.units import ROOT
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, Record, compute
 from ddpsim.strategies.ticks import Launch
 
-__all__ = ["Held", "LaunchedPiece", "Pass", "Step"]
+__all__ = ["LaunchedPiece", "Pass", "Step"]
 
 _OF_ROOT = "the root"
 
@@ -44,26 +45,13 @@ class Pass(NamedTuple):
 
 
 @dataclass
-class Held:
-    """Bytes of gradients and of what is not sharded, and the most that there ever was."""
-
-    now: int = 0
-    peak: int = 0
-
-    def add(self, size_bytes: int) -> None:
-        """Allocate, or free a negative number."""
-        self.now += size_bytes
-        self.peak = max(self.peak, self.now)
-
-
-@dataclass
 class Step:
     """The groups' states in one step, as torch keeps them.
 
     `sends`: a group shards over more than one rank. `blocking`: the host waits where it launches a
     collective. `group`: the ranks that share a copy of the model; `replicas`: there are so many
     copies, whose gradients are all-reduced at `all_reduce_ns` of the host's time each.
-    `keeps_in_node`: after the forward each node keeps a copy, parted over its ranks.
+    `keeps_a_part`: after the forward a part of the ranks keeps a copy.
     """
 
     groups: Sequence[Group]
@@ -73,7 +61,7 @@ class Step:
     group: ProcessGroup = "world"
     replicas: int = 1
     all_reduce_ns: int = 0
-    keeps_in_node: bool = False
+    keeps_a_part: bool = False
     held: Held = field(default_factory=Held)
     scattered: list[Group] = field(default_factory=list)  # in the last backward, in order
     _collectives: int = 0
@@ -83,7 +71,8 @@ class Step:
     _held_output: int = 0  # bytes of that all-gather
     _pending: dict[int, int] = field(default_factory=dict)  # all-gathers by group
     _whole: set[int] = field(default_factory=set)  # groups that are not sharded
-    _kept: dict[int, int] = field(default_factory=dict)  # groups that nodes keep, and a record
+    _copied: dict[int, int] = field(default_factory=dict)  # bytes from the host, by group
+    _kept: dict[int, int] = field(default_factory=dict)  # groups that some ranks keep, and a record
     _forward_order: list[int] = field(default_factory=list)
     _reducing: list[tuple[int, int]] = field(default_factory=list)  # collective, bytes of its input
     _unfinished: int | None = None  # the last reduction that no callback has waited for
@@ -101,6 +90,7 @@ class Step:
                 yield from self._post_forward(entered.pop())
             for unit in chain[len(entered) :]:
                 entered.append(unit)
+                self._at("forward", unit)
                 yield from self._unshard(unit, "forward")
                 yield from self._wait_for_unshard(unit, in_forward=True)
             yield compute("forward", launch)
@@ -118,6 +108,7 @@ class Step:
         first, last = _spans(work.backward)
         ended: set[int] = set()
         for i, (chain, launch, gradient_bytes) in enumerate(work.backward):
+            self._at("backward", chain[-1])
             for unit in (unit for unit in chain if first[unit] == i):
                 yield from self._pre_backward(unit)
             yield compute("backward", launch)
@@ -134,9 +125,12 @@ class Step:
                     yield Await(self._unfinished)
                 self._unfinished = None
         self._free_inputs()
-        self.held.add(-self._all_reducing)
+        self.held.add("reductions", -self._all_reducing)
         self._all_reducing = 0
         self._forward_order.clear()
+
+    def _at(self, phase: str, unit: int) -> None:
+        self.held.place = f"the {phase} of {self.groups[unit].name or _OF_ROOT}"
 
     def _record(self) -> Iterator[Instruction]:
         """What all-gathers launched from now on wait for."""
@@ -150,9 +144,10 @@ class Step:
         group = self.groups[unit]
         if group.is_empty or unit in self._pending or unit in self._whole:
             return
-        self.held.add(group.gathered_bytes)
         self._pending[unit] = self._collectives
         is_kept = unit in self._kept
+        self._copied[unit] = 0 if is_kept else group.copied_bytes
+        self.held.add("parameters", group.gathered_bytes + self._copied[unit])
         host_ns, copies_ns = group.regather if is_kept else group.gather
         waits_for = max(self._waits_for, self._kept.get(unit, 0))
         if self.blocking or not self.sends:
@@ -166,7 +161,7 @@ class Step:
             cause=f"parameters of {group.name or _OF_ROOT}, {phase}",
             waits_for=None if self.blocking else waits_for,
             before_ns=copies_ns,
-            group="node" if is_kept else self.group,
+            group="kept" if is_kept else self.group,
         )
         if self.sends:
             yield from self._send(gather)
@@ -192,10 +187,11 @@ class Step:
             return
         group = self.groups[unit]
         yield from self._await(self._pending.pop(unit))
+        self.held.add("parameters", -self._copied.pop(unit))
         if self._kept.pop(unit, None) is not None:
-            self.held.add(-group.kept_bytes)
+            self.held.add("parameters", -group.kept_bytes)
         self._whole.add(unit)
-        self.held.add(group.gathered_bytes)
+        self.held.add("parameters", group.gathered_bytes)
         if in_forward:
             self._free_output()
         yield compute("unshard", group.copy_out)
@@ -205,34 +201,34 @@ class Step:
             self._copied_out, self._held_output = self._waits_for, group.gathered_bytes
             self._waits_for = waited_for
         else:
-            self.held.add(-group.gathered_bytes)
+            self.held.add("parameters", -group.gathered_bytes)
 
     def _free_output(self) -> None:
         """Later all-gathers wait until the forward's last one is copied out."""
         if self._copied_out is not None:
             self._waits_for, self._copied_out = self._copied_out, None
-            self.held.add(-self._held_output)
+            self.held.add("parameters", -self._held_output)
 
     def _shard(self, unit: int) -> None:
         if unit in self._whole:
             self._whole.remove(unit)
-            self.held.add(-self.groups[unit].gathered_bytes)
+            self.held.add("parameters", -self.groups[unit].gathered_bytes)
 
     def _post_forward(self, unit: int) -> Iterator[Instruction]:
         """The root's parameters stay: they would be gathered again at once."""
         if self.groups[unit].is_empty:
             return
         if self.reshards and unit != ROOT:
-            if self.keeps_in_node:
+            if self.keeps_a_part:
                 yield from self._keep(unit)
             self._shard(unit)
         self._forward_order.append(unit)
         yield Compute("forward", self.groups[unit].post_forward_ns, 0)
 
     def _keep(self, unit: int) -> Iterator[Instruction]:
-        """Copy this rank's part of what its node keeps, which the next all-gather waits for."""
+        """Copy this rank's part of what is kept, which the next all-gather waits for."""
         group, waited_for = self.groups[unit], self._waits_for
-        self.held.add(group.kept_bytes)
+        self.held.add("parameters", group.kept_bytes)
         yield Compute("unshard", 0, group.keep_ns)
         yield from self._record()
         self._kept[unit], self._waits_for = self._waits_for, waited_for
@@ -251,6 +247,7 @@ class Step:
         group = self.groups[unit]
         if group.is_empty:
             return
+        self._at("backward", unit)
         self._accumulate(unit, group, reduces)
         self._shard(unit)
         if not reduces:
@@ -263,12 +260,13 @@ class Step:
 
     def _reduce(self, unit: int, group: Group, accumulates: bool) -> Iterator[Instruction]:  # noqa: FBT001
         """Copy the gradients together, and launch their reduce-scatter."""
-        self.held.add(group.scattered_bytes)
+        self.held.add("reductions", group.scattered_bytes)
         yield compute("bucket_copy", group.copy_in)
-        self.held.add(-self._gradients.pop(unit, 0))
+        self.held.add("gradients", -self._gradients.pop(unit, 0))
         self._accumulated.discard(unit)
         self._hold_reduced(unit, group)
-        self._reducing.append((self._collectives, group.scattered_bytes))
+        leaving_bytes = group.shard_bytes if group.offloads else 0
+        self._reducing.append((self._collectives, group.scattered_bytes + leaving_bytes))
         self.scattered.append(group)
         after_ns = group.after_ns + accumulates * group.accumulate_ns
         if self.sends:
@@ -299,7 +297,7 @@ class Step:
         """A rank's shard of the gradients, with those of the other copies."""
         if group.after_ns:  # torch makes a new tensor of another type, and keeps this one
             self._all_reducing += group.sent_shard_bytes
-            self.held.add(group.sent_shard_bytes)
+            self.held.add("reductions", group.sent_shard_bytes)
         follows = self._unfinished if self.sends else None
         self._unfinished = self._collectives
         yield from self._send(
@@ -324,24 +322,27 @@ class Step:
         if unit in self._accumulated and group.gradient_bytes == group.scattered_bytes:
             return
         self._gradients[unit] = self._gradients.get(unit, 0) + size_bytes
-        self.held.add(size_bytes)
+        self.held.add("gradients", size_bytes)
 
     def _accumulate(self, unit: int, group: Group, reduces: bool) -> None:  # noqa: FBT001
         """Gradients that are not reduced stay, as the type in which they will be."""
         quiet = unit in self._accumulated
         if (not reduces or quiet) and group.scattered_bytes:
-            self.held.add(group.scattered_bytes - self._gradients.get(unit, 0))
+            self.held.add("gradients", group.scattered_bytes - self._gradients.get(unit, 0))
             self._gradients[unit] = group.scattered_bytes
             self._accumulated.add(unit)
 
     def _hold_reduced(self, unit: int, group: Group) -> None:
-        if unit not in self._reduced:
+        """On the device, or until they are copied to the host."""
+        if group.offloads:
+            self.held.add("reductions", group.shard_bytes)
+        elif unit not in self._reduced:
             self._reduced.add(unit)
-            self.held.add(group.shard_bytes)
+            self.held.add("gradients", group.shard_bytes)
 
     def _free_inputs(self) -> None:
         while self._reducing:
-            self.held.add(-self._reducing.pop(0)[1])
+            self.held.add("reductions", -self._reducing.pop(0)[1])
 
 
 def _spans(pieces: Sequence[LaunchedPiece]) -> tuple[dict[int, int], dict[int, int]]:

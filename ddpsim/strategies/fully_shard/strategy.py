@@ -8,6 +8,7 @@ from functools import cached_property
 from math import ceil
 
 from ddpsim.cluster.transfers import ProcessGroup
+from ddpsim.result.model import MemoryPeak, MemoryWalk
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
 from ddpsim.strategies.fully_shard.groups import Group, Groups
@@ -18,7 +19,14 @@ from ddpsim.strategies.fully_shard.units import (
     forward_pieces,
     plan_units,
 )
-from ddpsim.strategies.instructions import Instruction, LoadBatch, Mark, compute
+from ddpsim.strategies.instructions import (
+    Compute,
+    Instruction,
+    LoadBatch,
+    Mark,
+    Synchronize,
+    compute,
+)
 from ddpsim.strategies.model_work import with_additions
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Launch
@@ -34,7 +42,7 @@ class FullyShard(Strategy):
 
     `first` and `later`: the passes of the first micro-batch and of others. `shard_bytes`: of the
     parameters of one rank, of `ranks` that share a copy. `no_sync`: only the last micro-batch
-    reduces. `group`, `replicas`, `all_reduce_ns` and `keeps_in_node`: see `Step`.
+    reduces. `group`, `replicas`, `all_reduce_ns` and `keeps_a_part`: see `Step`.
     """
 
     groups: tuple[Group, ...]
@@ -52,15 +60,23 @@ class FullyShard(Strategy):
     group: ProcessGroup = "world"
     replicas: int = 1
     all_reduce_ns: int = 0
-    keeps_in_node: bool = False
+    keeps_a_part: bool = False
+    offloads: bool = False
 
     @classmethod
     def of(
-        cls, model: Model, ddp: Ddp, groups: Groups, around: AroundOptimizer, replicas: int = 1
+        cls,
+        model: Model,
+        ddp: Ddp,
+        groups: Groups,
+        around: AroundOptimizer,
+        moved_bytes: float,
+        replicas: int = 1,
     ) -> FullyShard:
         """A model's step; raises InputError for units that torch refuses.
 
-        `around`: what the loop does around the optimizer, on shards.
+        `around`: what the loop does around the optimizer, on shards; `moved_bytes`: by the
+        optimizer of the whole model.
         """
         reduced = "all-reduce" if replicas > 1 else "reduce-scatter"
         units = plan_units(model, ddp.sharding)
@@ -69,11 +85,11 @@ class FullyShard(Strategy):
             groups=tuple(groups.of(unit) for unit in units),
             first=first,
             later=later,
-            optimizer=groups.optimizer(),
+            optimizer=groups.optimizer(moved_bytes),
             shard_bytes=groups.shard_bytes,
             ranks=groups.ranks,
             reshards=groups.reshards,
-            keeps_in_node=groups.kept_by is not None,
+            keeps_a_part=groups.kept_by is not None,
             micro_batches=ddp.accumulation_steps,
             no_sync=ddp.no_sync,
             blocking=groups.costs.device.kind == "cpu",
@@ -82,6 +98,7 @@ class FullyShard(Strategy):
             group="node" if ddp.strategy == "hsdp" else "world",
             replicas=replicas,
             all_reduce_ns=groups.ticks.host_ns(PYTHON_COLLECTIVE_S),
+            offloads=groups.offload is not None,
         )
 
     def step(self, kind: int) -> Iterator[Instruction]:  # noqa: ARG002
@@ -98,25 +115,41 @@ class FullyShard(Strategy):
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
         """See Strategy; `buckets`: what is whole as the most is held, found by walking the step.
 
-        Parameters that are gathered, gradients that are not yet reduced, and what is sent.
+        Parameters that are gathered, gradients that are not yet reduced, and what is sent. What is
+        offloaded is on the host.
         """
+        if self.offloads:
+            return ResidentBytes(0, 0, self._peak_bytes, 0)
         used = sum(parameter.size_bytes for parameter in model.used)
         gradients = self.shard_bytes * used // max(1, model.gradient_bytes)
         optimizer = ceil(optimizer_bytes / self.ranks)
-        whole = max(0, self._walked.held.peak - gradients)
+        whole = max(0, self._peak_bytes - gradients)
         return ResidentBytes(self.shard_bytes, gradients, whole, optimizer)
+
+    def memory_peak(self) -> MemoryPeak:
+        """See Strategy."""
+        held = self._walked.held
+        return MemoryPeak(held.peak_place, *held.peak)
+
+    def memory_walk(self) -> MemoryWalk:
+        """See Strategy."""
+        return tuple(self._walked.held.walked)
+
+    @property
+    def _peak_bytes(self) -> int:
+        return sum(self._walked.held.peak)
 
     @cached_property
     def _walked(self) -> Step:
         """At the end of a step."""
         step = self._begun()
-        for _ in self._instructions(step):
-            pass
+        for instruction in self._instructions(step):
+            step.held.works += isinstance(instruction, Compute) and instruction.device_ns > 0
         return step
 
     def _begun(self) -> Step:
         sends = self.ranks > 1
-        mesh = self.group, self.replicas, self.all_reduce_ns, self.keeps_in_node
+        mesh = self.group, self.replicas, self.all_reduce_ns, self.keeps_a_part
         return Step(self.groups, self.reshards, sends, self.blocking, *mesh)
 
     def _instructions(self, step: Step) -> Iterator[Instruction]:
@@ -131,9 +164,17 @@ class FullyShard(Strategy):
             accumulates = number > 0 and not self.no_sync
             yield from step.backward(work, reduces=reduces, accumulates=accumulates)
         yield from self.around.before
-        yield compute("optimizer", self.optimizer)
+        yield from self._optimize()
         yield from self.around.after
         yield Mark("step_ends")
+
+    def _optimize(self) -> Iterator[Instruction]:
+        """The host waits for copies of gradients (finalize_backward), the device for the host."""
+        if self.offloads:
+            yield Synchronize()
+        yield compute("optimizer", self.optimizer)
+        if self.offloads:
+            yield Synchronize()
 
 
 def _passes(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
 from ddpsim.errors import InputError, shown
-from ddpsim.scenario.ddp import FullyShard
+from ddpsim.scenario.options.fully_shard import BySize, FullyShard
+from ddpsim.strategies.fully_shard.auto_wrap import large_modules
 from ddpsim.workload.model import Model, Work, joined
 
 __all__ = ["ROOT", "Piece", "Unit", "backward_pieces", "chain_of", "forward_pieces", "plan_units"]
@@ -42,17 +44,17 @@ class Piece(NamedTuple):
 def plan_units(model: Model, spec: FullyShard) -> tuple[Unit, ...]:
     """The root, then the units in registration order; raises InputError for a name of nothing."""
     names = [parameter.name for parameter in model.parameters]
-    prefixes = _blocks(names) if spec.units == "blocks" else spec.units
+    prefixes = _prefixes(model, spec)
     if spec.units == "blocks" and not prefixes:
         raise InputError(
             "ddp.fully_shard.units",
             "this model's parameters name no numbered modules (such as layers.0) to be blocks; "
             "list the modules to shard on their own, or write [] for the root alone",
         )
+    first = _first_parameters(names)
     for prefix in prefixes:
-        if not any(name.startswith(f"{prefix}.") for name in names):
+        if prefix not in first:
             raise InputError("ddp.fully_shard.units", _no_such_module(prefix, names))
-    first = {prefix: _first_in(names, prefix) for prefix in prefixes}
     ordered = ("", *sorted(prefixes, key=lambda prefix: (first[prefix], len(prefix))))
     owners = [chain_of(name, ordered)[-1] for name in names]
     return tuple(
@@ -65,18 +67,39 @@ def plan_units(model: Model, spec: FullyShard) -> tuple[Unit, ...]:
     )
 
 
-def chain_of(module: str, prefixes: Sequence[str]) -> tuple[int, ...]:
+def _prefixes(model: Model, spec: FullyShard) -> tuple[str, ...]:
+    if spec.units == "blocks":
+        return _blocks([parameter.name for parameter in model.parameters])
+    if isinstance(spec.units, BySize):
+        sizes = ((parameter.name, parameter.numel) for parameter in model.parameters)
+        return large_modules(sizes, spec.units.min_parameters)
+    return spec.units
+
+
+def chain_of(module: str, prefixes: tuple[str, ...]) -> tuple[int, ...]:
     """The places of the units that hold a module, or a parameter, from the root inwards."""
-    held = [i for i, prefix in enumerate(prefixes) if _is_in(module, prefix)]
-    return tuple(sorted(held, key=lambda i: len(prefixes[i])))
+    places = _places(prefixes)
+    return tuple(places[name] for name in (*_modules(module), module) if name in places)
 
 
-def _is_in(name: str, prefix: str) -> bool:
-    return not prefix or name == prefix or name.startswith(f"{prefix}.")
+@lru_cache(maxsize=8)
+def _places(prefixes: tuple[str, ...]) -> dict[str, int]:
+    return {prefix: i for i, prefix in enumerate(prefixes)}
 
 
-def _first_in(names: Sequence[str], prefix: str) -> int:
-    return next(i for i, name in enumerate(names) if _is_in(name, prefix))
+def _modules(name: str) -> list[str]:
+    """Those that hold it, the outermost first: "", a, a.b of a.b.c."""
+    ends = [i for i, letter in enumerate(name) if letter == "."]
+    return ["", *(name[:end] for end in ends)] if name else []
+
+
+def _first_parameters(names: Sequence[str]) -> dict[str, int]:
+    """The first parameter of each module, by the module's name."""
+    first: dict[str, int] = {}
+    for i, name in enumerate(names):
+        for module in _modules(name):
+            first.setdefault(module, i)
+    return first
 
 
 def _blocks(names: Sequence[str]) -> tuple[str, ...]:
@@ -104,7 +127,7 @@ def _no_such_module(prefix: str, names: Sequence[str]) -> str:
 
 def backward_pieces(model: Model, units: Sequence[Unit]) -> list[Piece]:
     """The work before each gradient, in their order, and the tail, which is the root's."""
-    prefixes = [unit.name for unit in units]
+    prefixes = tuple(unit.name for unit in units)
     owners = [chain_of(model.parameters[i].name, prefixes) for i in model.ready_order]
     return [Piece(*each) for each in zip([*owners, (ROOT,)], model.backward, strict=True)]
 
@@ -115,7 +138,7 @@ def forward_pieces(model: Model, units: Sequence[Unit]) -> list[Piece]:
     Where they are not, in the reverse of the backward's order, each unit with the share that it has
     of the backward's time (assumed).
     """
-    prefixes = [unit.name for unit in units]
+    prefixes = tuple(unit.name for unit in units)
     backward = backward_pieces(model, units)
     if model.forward_modules:
         named = [chain_of(module, prefixes) for module in model.forward_modules]

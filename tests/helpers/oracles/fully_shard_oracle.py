@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy
 from two_ranks import run_as_rank
 
 STEPS = 2
@@ -126,10 +128,24 @@ def units_of(module: nn.Module, choice: str) -> list[str]:
     return names
 
 
+def shard_units(module: nn.Module, units: Any, **options: Any) -> None:
+    """Modules of a least size, as torch's policy finds them, or those of some names."""
+    if isinstance(units, dict):
+        least = {"min_num_params": units["min_parameters"]}
+        policy = partial(size_based_auto_wrap_policy, **least)
+        nothing: set[Any] = set()
+        _recursive_wrap(
+            module, policy, fully_shard, nothing, nothing, only_wrap_children=True, **options
+        )
+        return
+    for name in reversed(units):  # inner ones first
+        fully_shard(module.get_submodule(name), **options)
+
+
 def observe(
     model: str,
     seed: int,
-    choice: str,
+    choice: str | int,
     reshard: bool | int,
     micro_batches: int,
     no_sync: bool,
@@ -140,13 +156,13 @@ def observe(
     """Train a few steps and return what was called in each, on this many nodes of two ranks."""
     module, x = built(model, seed)
     listed = parameters_of(module)
-    order, units = ready_order(module, x), units_of(module, choice)
-    precision, options = policy_of(mixed)
+    order, (precision, options) = ready_order(module, x), policy_of(mixed)
+    by_size = {"min_parameters": choice}
+    units = by_size if isinstance(choice, int) else units_of(module, choice)
     if nodes == 1 or strategy == "hsdp":
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
         options["mesh"] = mesh["shard"] if nodes == 1 else mesh
-    for name in reversed(units):  # inner ones first
-        fully_shard(module.get_submodule(name), reshard_after_forward=reshard, **options)
+    shard_units(module, units, reshard_after_forward=reshard, **options)
     fully_shard(module, **options)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     steps: list[Calls] = []
@@ -274,6 +290,16 @@ def mesh_cases() -> list[tuple[Any, ...]]:
     ]
 
 
+def sized_cases() -> list[tuple[Any, ...]]:
+    """Units by their size: blocks, parts of them, several of them with the embedding."""
+    draw = random.Random(5)
+    return [
+        ("calls", "decoder", draw.randrange(1000), least, reshard, 1, True, False, 2)
+        for least in (20, 60, 150)
+        for reshard in (True, 2)
+    ]
+
+
 KINDS = {"calls": observe, "peak": observe_peak}
 PEAKS = [
     ("peak", True, False),
@@ -284,4 +310,6 @@ PEAKS = [
 ]
 
 if __name__ == "__main__":
-    run_as_rank(lambda kind, *case: KINDS[kind](*case), [*cases(), *mesh_cases(), *PEAKS])
+    run_as_rank(
+        lambda kind, *case: KINDS[kind](*case), [*cases(), *mesh_cases(), *sized_cases(), *PEAKS]
+    )

@@ -1,0 +1,146 @@
+"""Options of strategy: fully_shard and hsdp, with torch's names and meanings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+
+from ddpsim.errors import shown
+from ddpsim.scenario.base import Spec, given, word_or_modules
+from ddpsim.scenario.quantity import Bandwidth
+
+__all__ = ["BySize", "CpuOffload", "FullyShard", "MixedPrecision"]
+
+
+class BySize(Spec):
+    """Units by size: torch's size_based_auto_wrap_policy, with fully_shard as the wrapper."""
+
+    min_parameters: Annotated[int, Field(ge=1)] = Field(
+        description="min_num_params: elements of a module outside the units inside it"
+    )
+
+
+def _units(value: Any) -> Any:
+    """`blocks`, a least size, or names of modules, each once."""
+    if not isinstance(value, Mapping):
+        return word_or_modules(value, ("blocks",), "units")
+    least = value.get("min_parameters")
+    if list(value) != ["min_parameters"] or type(least) is not int or least < 1:
+        raise ValueError(
+            f"{shown(dict(value))} is no choice of units by size; write the least elements of one, "
+            "such as {min_parameters: 100000000}"
+        )
+    return BySize(min_parameters=least)
+
+
+_Units = Annotated[
+    Literal["blocks"] | BySize | tuple[str, ...],
+    BeforeValidator(_units),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": "blocks"},
+                {"type": "array", "items": {"type": "string"}},
+                {
+                    "type": "object",
+                    "properties": {"min_parameters": {"type": "integer", "minimum": 1}},
+                    "required": ["min_parameters"],
+                    "additionalProperties": False,
+                },
+            ]
+        }
+    ),
+]
+
+
+class MixedPrecision(Spec):
+    """What is sent, as torch's MixedPrecisionPolicy has it; omitted: as the parameters are."""
+
+    param: Literal["bfloat16", "float16"] | None = Field(
+        None, description="param_dtype: of gathered parameters, and of compute"
+    )
+    reduce: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="reduce_dtype: of reduced gradients; omitted: as param"
+    )
+
+
+def _reshards(value: Any) -> Any:
+    """True, false, or a number of ranks."""
+    if isinstance(value, bool) or (isinstance(value, int) and value > 0):
+        return value
+    raise ValueError(
+        f"{shown(value)} is neither true, nor false, nor a number of ranks; write true to free "
+        "parameters after the forward, false to keep them, or a divisor of the ranks"
+    )
+
+
+_Reshards = Annotated[
+    bool | int,
+    PlainValidator(_reshards),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "integer", "minimum": 1}]}),
+]
+
+
+def _offload_policy(value: Any) -> Any:
+    """The policy's name alone, or with what is known of the host."""
+    if value is None or isinstance(value, (Mapping, CpuOffload)):
+        return value
+    if value == "CPUOffloadPolicy":
+        return {}
+    raise ValueError(
+        f"{shown(value)} is no offload policy; write CPUOffloadPolicy, or its keys such as "
+        "{host_link: 25 GB/s}"
+    )
+
+
+class CpuOffload(Spec):
+    """torch's CPUOffloadPolicy, with pinned memory, and how fast the host is."""
+
+    host_link_bytes_per_s: Bandwidth | None = Field(
+        None,
+        alias="host_link",
+        description="of copies between the host and one GPU, each way; default: PCIe x16 of the "
+        "GPU's generation, 12, 25 or 50 GB/s",
+    )
+    host_optimizer_bytes_per_s: Bandwidth = Field(
+        50e9,
+        alias="host_optimizer",
+        description="at which a rank's optimizer moves its bytes: one thread, as torchrun gives "
+        "(measured on an EPYC: 49 GB/s of AdamW, 62 fused, 67 of SGD with momentum)",
+    )
+
+
+_AnyPolicy = CpuOffload | Literal["CPUOffloadPolicy"]
+
+
+class FullyShard(Spec):
+    """Options of strategy: fully_shard, and of hsdp."""
+
+    units: _Units = Field(
+        "blocks",
+        description="modules that are sharded on their own: blocks (numbered modules, such as "
+        "layers.0), {min_parameters: N} (modules with so many elements, inner ones first), or a "
+        "list of names; all other parameters are the root's",
+    )
+    reshard_after_forward: _Reshards = Field(
+        default=True,
+        description="parameters are freed after the forward (ZeRO-3); false: after the backward "
+        "(ZeRO-2); a number, a divisor of the ranks that share a copy: so many ranks keep a copy, "
+        "parted over them",
+    )
+    mixed_precision: Annotated[
+        MixedPrecision, BeforeValidator(given, json_schema_input_type=MixedPrecision | None)
+    ] = Field(default_factory=MixedPrecision, description="omitted: none")
+    offload_policy: (
+        Annotated[
+            CpuOffload,
+            BeforeValidator(_offload_policy, json_schema_input_type=_AnyPolicy),
+        ]
+        | None
+    ) = Field(
+        None,
+        description="CPUOffloadPolicy: shards, gradients and optimizer are on the host; omitted: "
+        "on the GPU",
+    )
