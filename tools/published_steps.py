@@ -1,7 +1,4 @@
-"""Published steps of one GPU, as the roofline estimates them: `tests/data/published-steps.csv`.
-
-python tools/published_steps.py: each row's error, and what its device would have to reach.
-"""
+"""Published steps of one GPU, as the roofline estimates them: `tests/data/published-steps.csv`."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ __all__ = [
     "error_of",
     "estimated_s",
     "family",
-    "left_out_errors",
-    "other_devices_errors",
+    "half_as_bf16",
+    "job_of_step",
     "published_steps",
     "rms",
 ]
@@ -80,14 +77,15 @@ def estimated_s(
     step: PublishedStep, changed: Callable[[Device], Device] = lambda device: device
 ) -> float:
     """What the roofline says of the same job, on the preset or on one that is `changed`."""
-    table, workload, device = _job(step)
+    table, workload, device = job_of_step(step)
     model = zoo_model(table, workload, changed(device))
     optimizer_s = 0.0 if step.optimizer == "none" else model.optimizer.device_s
     return total_s(model.forward) + total_s(model.backward) + optimizer_s
 
 
 @cache
-def _job(step: PublishedStep) -> tuple[dict[str, Any], Workload, Device]:
+def job_of_step(step: PublishedStep) -> tuple[dict[str, Any], Workload, Device]:
+    """A row's table, workload and preset."""
     scenario = load_scenario(_scenario(step))
     table, workload = model_table(step.model), scenario.workload
     if step.precision == "apex-o2":
@@ -131,12 +129,16 @@ def _scenario(step: PublishedStep) -> dict[str, Any]:
 
 def _device(step: PublishedStep, device: Device) -> Device:
     """apex's O2 is a half model, as `precision: bf16` is of another half."""
-    if step.precision != "apex-o2":
-        return device
+    return half_as_bf16(device) if step.precision == "apex-o2" else device
+
+
+def half_as_bf16(device: Device) -> Device:
+    """A device whose bfloat16 is its float16, of the arithmetic of a half model."""
     return device.model_copy(
         update={
             key: {**getattr(device, key), "bf16": getattr(device, key)["fp16"]}
-            for key in ("peak_flops_per_s", "matmul_efficiency")
+            for key in ("peak_flops_per_s", "matmul_efficiency", "convolution_efficiency")
+            if "fp16" in getattr(device, key)
         }
     )
 
@@ -160,80 +162,3 @@ def _kept(columns: dict[str, Any], kept: Sequence[bool]) -> dict[str, Any]:
         return [value for value, stays in zip(column, kept, strict=True) if stays]
 
     return {key: of(column) for key, column in columns.items()}
-
-
-# --- how well others tell ----------------------------------------------------------------------
-
-_Place = tuple[str, str, bool]  # a device's chip, rate and whether of convolutions: one efficiency
-_TRIED = tuple(percent / 100 for percent in range(8, 112, 4))
-_HALF = ("amp-fp16", "amp-bf16", "bf16", "apex-o2")
-
-
-def left_out_errors(steps: Sequence[PublishedStep]) -> list[float]:
-    """Of each row, where the rows of other sources on its chip say what that reaches."""
-    return _errors_told_by(
-        steps, lambda own, other: _place(own) == _place(other) and own.source != other.source
-    )
-
-
-def other_devices_errors(steps: Sequence[PublishedStep]) -> list[float]:
-    """Of each row, where the rows of other chips alone say what its own reaches."""
-    return _errors_told_by(
-        steps,
-        lambda own, other: _place(own)[1:] == _place(other)[1:] and _place(own) != _place(other),
-    )
-
-
-def _errors_told_by(
-    steps: Sequence[PublishedStep], tells: Callable[[PublishedStep, PublishedStep], bool]
-) -> list[float]:
-    """Of the rows of which any others tell."""
-    errors = []
-    for own in steps:
-        others = [_tried_errors(other) for other in steps if tells(own, other)]
-        if others:
-            off = [sum(row[i] ** 2 for row in others) for i in range(len(_TRIED))]
-            errors.append(math.expm1(_tried_errors(own)[off.index(min(off))]))
-    return errors
-
-
-@cache
-def _tried_errors(step: PublishedStep) -> tuple[float, ...]:
-    """The logarithmic error with each efficiency of `_TRIED`."""
-    return tuple(_log_error(step, reached) for reached in _TRIED)
-
-
-def _place(step: PublishedStep) -> _Place:
-    chip = step.device.removesuffix("-16gb").removesuffix("-32gb")
-    chip = "a100-sxm" if chip.startswith("a100-sxm") else chip
-    rate = "half" if step.precision in _HALF else step.precision
-    return chip, rate, family(step) == "convolutional network"
-
-
-def _log_error(step: PublishedStep, reached: float) -> float:
-    def changed(device: Device) -> Device:
-        same = dict.fromkeys(device.peak_flops_per_s, reached)
-        update = {"matmul_efficiency": same, "convolution_efficiency": same}
-        return device.model_copy(update=update)
-
-    return math.log(estimated_s(step, changed) / step.step_s)
-
-
-def main() -> None:
-    """Print every row's error, by what one efficiency tells of."""
-    steps = [step for step in published_steps() if not step.compiled]
-    for place in sorted({_place(step) for step in steps}):
-        rows = [step for step in steps if _place(step) == place]
-        best = min(_TRIED, key=lambda reached: sum(_log_error(s, reached) ** 2 for s in rows))
-        print(*place, f"{rms(map(error_of, rows)):.3f}, best at {best:.2f}")
-        for step in rows:
-            job = (step.source, step.model, step.batch, step.size, step.memory_format)
-            print("   ", *job, f"{error_of(step):+.1%}")
-    print(f"all {len(steps)}: {rms(map(error_of, steps)):.3f}", end="")
-    for errors in (left_out_errors(steps), other_devices_errors(steps)):
-        print(f", {len(errors)} by others: {rms(errors):.3f}", end="")
-    print()
-
-
-if __name__ == "__main__":
-    main()

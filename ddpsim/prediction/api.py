@@ -13,7 +13,7 @@ from ddpsim.cluster.what_if_links import waits_for_latency
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
 from ddpsim.errors import shown
-from ddpsim.prediction.interval import prediction_interval
+from ddpsim.prediction.interval import if_measured, prediction_interval
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.measured_step import as_stated, check_measured
 from ddpsim.prediction.next_steps import next_steps
@@ -21,7 +21,8 @@ from ddpsim.prediction.program import pauses_of, training_of
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stragglers import stragglers
 from ddpsim.prediction.uncertainty import host_provenance, uncertainties
-from ddpsim.result.model import Engine, PredictionInterval, Result, Straggler
+from ddpsim.provenance import Uncertainty
+from ddpsim.result.model import Engine, Estimate, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, spread_of_means, summarise
 from ddpsim.result.timeline import CommSpan, MessageSpan, Timeline
 from ddpsim.scenario.document import Document, load
@@ -101,10 +102,13 @@ def _result(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
 def _predicted(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
     result = summarise(simulated.timeline, _context(job, simulated, engine))
     spread_s = spread_of_means(simulated.timeline, job.program.strategy.period)
+    known = uncertainties(job)
+    interval = _interval(job, result, known, spread_s)
     result = replace(
         result,
-        prediction_interval_s=_interval(job, result, spread_s),
+        prediction_interval_s=interval,
         training=training_of(job.scenario, job.model, result.iteration_time_s.mean, pauses_of(job)),
+        estimate=_estimate(job, result, interval, known),
     )
     return replace(result, stragglers=_stragglers(job, result, engine))
 
@@ -210,11 +214,24 @@ def _limit_of(job: Job, collective: CommSpan) -> str:
     return network.bottleneck
 
 
-def _interval(job: Job, result: Result, spread_s: tuple[float, float]) -> PredictionInterval:
+def _estimate(
+    job: Job, result: Result, interval: PredictionInterval, known: Mapping[str, Uncertainty]
+) -> Estimate | None:
+    """Of a step whose device's and host's work is estimated."""
+    if job.model.basis != "roofline" or job.scenario.cluster.device.kind == "cpu":
+        return None
+    share, sigma = job.host_share, known["compute"].sigma
+    low_s, high_s = if_measured(result.iteration_time_s.mean, interval, sigma)
+    return Estimate("host-bound" if share > 1 else "device-bound", share, low_s, high_s)
+
+
+def _interval(
+    job: Job, result: Result, known: Mapping[str, Uncertainty], spread_s: tuple[float, float]
+) -> PredictionInterval:
     return prediction_interval(
         result.iteration_time_s.mean,
         job.step_s,
-        uncertainties(job),
+        known,
         calibrated=job.network.interference is not None,
         taken_as_equal=job.ranks_taken_as_equal,
         hidden_comm_s=result.comm_time_s - result.exposed_comm_s,

@@ -20,7 +20,10 @@ from ddpsim.prediction.interval import (
 )
 from ddpsim.prediction.job import Job
 from ddpsim.provenance import Provenance, Uncertainty
+from ddpsim.scenario import catalog
 from ddpsim.units import format_duration
+from ddpsim.workload.arithmetic import arithmetic_of
+from ddpsim.workload.zoo.table import is_convolutional
 
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
@@ -54,14 +57,19 @@ def _of_compute(job: Job) -> Uncertainty:
 
 
 def _of_roofline(job: Job) -> Uncertainty:
-    """By what is known of the device's arithmetic, as the model's provenance says."""
-    (reached,) = (p.trust for p in job.model.provenance if p.input == "compute efficiency")
-    measured = job.scenario.cluster.device.measured
-    if measured and reached == "measured" and not job.model.is_compiled:
+    """By what is known of the device's arithmetic, and by the kind of model."""
+    workload, device = job.scenario.workload, job.scenario.cluster.device
+    arithmetic = arithmetic_of(workload.precision, device)
+    convolves = bool(workload.model) and is_convolutional(catalog.model_table(workload.model))
+    rate = arithmetic.convolution_rate(device) if convolves else arithmetic.rate
+    measured = device.measured if device.efficiency_trust(rate) == "measured" else None
+    if measured and not job.model.is_compiled:
         return Uncertainty(measured.sigma, MEASURED_DEVICE)
-    if reached == "assumed":
+    if not measured and rate not in device.published_steps:
         return UNKNOWN_DEVICE
-    return COMPILED if job.model.is_compiled else ROOFLINE
+    if job.model.is_compiled:
+        return COMPILED
+    return ROOFLINE["convolutional" if convolves else "attention"]
 
 
 def _of_host(job: Job) -> Uncertainty | None:

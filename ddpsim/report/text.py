@@ -83,6 +83,7 @@ def render(
         *_trust(result),
         *_inputs(result.provenance, whole=verbose),
         *_interval_sources(result.prediction_interval_s, whole=verbose),
+        *_estimate(result),
         *_next(result, file, settings),
     ]
     return printable("\n".join(line.rstrip() for line in lines))
@@ -225,6 +226,19 @@ def _interval_sources(interval: PredictionInterval | None, *, whole: bool) -> It
     moving = [source for source in sources if source.low_s or source.high_s]
     rows = [(source.input, _effect(source), source.basis) for source in moving]
     yield from columns("interval", rows, whole=whole)
+
+
+def _estimate(result: Result) -> Iterator[str]:
+    """Which of host and device an estimated step waits for, and what a measured one would save."""
+    estimate = result.estimate
+    if estimate is None:
+        return
+    low, high = map(format_duration, (estimate.measured_low_s, estimate.measured_high_s))
+    yield from labelled(
+        "estimate",
+        f"{estimate.regime}, host {estimate.host_share:.0%} of device; "
+        f"a measured step_time would leave {low} to {high}",
+    )
 
 
 def _effect(source: IntervalSource) -> str:

@@ -67,6 +67,20 @@ class PredictionInterval:
 
 
 @dataclass(frozen=True, slots=True)
+class Estimate:
+    """What an estimated step waits for, and the interval that a measured step_time would leave.
+
+    `regime`: "host-bound" if the host needs longer for a step than the device; `host_share`: its
+    time over the device's.
+    """
+
+    regime: Literal["device-bound", "host-bound"]
+    host_share: float
+    measured_low_s: float
+    measured_high_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Breakdown:
     """Seconds of the slowest rank's mean iteration; the parts sum to it.
 
@@ -263,7 +277,8 @@ class Result:
     that first uses the rebuilt buckets (None: they are never rebuilt). `buckets` and `collectives`
     are those of an iteration with communication, where some have none. `strategy` is ddp.strategy,
     or data_parallel. `memory_peak`: where in the step a strategy that shards holds most, which
-    `buckets` of `memory_bytes_per_gpu` is made of.
+    `buckets` of `memory_bytes_per_gpu` is made of. `estimate`: of a step of a GPU that was not
+    measured.
     """
 
     name: str
@@ -298,6 +313,7 @@ class Result:
     strategy: str = "ddp"
     training: Training | None = None
     memory_peak: MemoryPeak | None = None
+    estimate: Estimate | None = None
 
     @property
     def is_disturbed(self) -> bool:

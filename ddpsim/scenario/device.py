@@ -72,7 +72,11 @@ class Device(Spec):
     )
     published_steps: dict[Rate, int] = Field(
         default_factory=dict,
-        description="how many published steps of one GPU set a rate's fractions; else assumed",
+        description="how many measured steps of this GPU set a rate's fractions; 0: those of "
+        "other GPUs alone; omitted: assumed",
+    )
+    multiprocessors: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="SMs, or compute units; omitted: products of any size fill the device"
     )
     memory_bytes: Size = Field(alias="memory", description="memory of the device")
     memory_bandwidth_bytes_per_s: Bandwidth = Field(
@@ -118,7 +122,7 @@ class Device(Spec):
         """What the fractions of a rate rest on."""
         if self.measured and self.measured.steps.get(rate):
             return "measured"
-        return "published" if rate in self.published_steps else "assumed"
+        return "published" if self.published_steps.get(rate) else "assumed"
 
     def launching_trust(self, *, compiled: bool) -> Literal["measured", "stated", "assumed"]:
         """What the host's times rest on: of eager code an operator's, of compiled a launch's."""
@@ -254,7 +258,7 @@ def _of_table(name: str, table: dict[str, Any]) -> dict[str, Any]:
     plain = ("kind", "matmul_efficiency", "memory_efficiency", "sources")
     optional = (
         *("convolution_efficiency", "published_steps", "architecture", "optimizer_efficiency"),
-        "measured",
+        *("multiprocessors", "measured"),
     )
     device = {key: table[key] for key in (*plain, *(key for key in optional if key in table))}
     rates = {rate: f"{flops!r} FLOP/s" for rate, flops in table["peak_flops"].items()}

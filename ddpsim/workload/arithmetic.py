@@ -8,7 +8,7 @@ from typing import Any
 from ddpsim.errors import InputError
 from ddpsim.scenario.device import Device, Rate
 from ddpsim.scenario.workload import Precision, Workload
-from ddpsim.workload.zoo_table import is_convolutional
+from ddpsim.workload.zoo.table import is_convolutional
 
 __all__ = ["Arithmetic", "arithmetic_of", "other_left"]
 

@@ -1,11 +1,12 @@
 """Times of a zoo model on a device that nobody measured: a roofline per piece of work.
 
-Matrix products and convolutions take the longer of their FLOPs at the reached peak rate and
-their bytes at the reached memory bandwidth; everything else takes its bytes. No kernel is
-shorter than the device's floor. The reached fractions are the device preset's. The host takes its
-time for every operator, and for what each of them launches; compiled code has no operators.
+Matrix products and convolutions take their FLOPs at the reached peak rate, as far as their tiles
+fill the device, and their bytes at the reached memory bandwidth; everything else takes its bytes.
+No kernel is shorter than the device's floor. The reached fractions are the device preset's. The
+host takes its time for every operator, and for what each of them launches; compiled code has no
+operators.
 What the tables do not hold comes on top: attention that is written out, and convolutions whose
-operands cuDNN turns to the layout that its half kernels want.
+operands cuDNN turns to the layout that its tensor-core kernels want.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ddpsim.scenario.device import Device, Rate
@@ -22,16 +24,17 @@ from ddpsim.workload.checkpointing import KeptBytes, checkpointed, with_reruns
 from ddpsim.workload.model import Model, Work, joined
 from ddpsim.workload.optimizer import optimizer_work
 from ddpsim.workload.roofline_sources import roofline_provenance
-from ddpsim.workload.zoo_table import (
+from ddpsim.workload.zoo.products import Product, products_of
+from ddpsim.workload.zoo.table import (
     batch_norms_of,
     check_options,
     input_size_of,
     input_values,
+    is_convolutional,
     polynomial_values,
     product_of,
     read_buffers,
     read_parameters,
-    which_convolve,
 )
 
 __all__ = ["zoo_model"]
@@ -51,17 +54,17 @@ def zoo_model(
     check_options(table, workload)
     parameters = read_parameters(table["parameters"], workload.precision)
     ready_order = tuple(table["ready_order"])
-    in_forward, in_backward = which_convolve(table)
     step = _Step(workload, size, device, arithmetic, other_left(table, workload))
-    forward = tuple(step.works(table["forward"], in_forward, _WRITTEN_OUT_FORWARD))
-    backward = tuple(step.works(table["backward"], in_backward, _WRITTEN_OUT_BACKWARD))
+    of_forward, of_backward = products_of(table)
+    forward = tuple(step.works(table["forward"], of_forward, _WRITTEN_OUT_FORWARD))
+    backward = tuple(step.works(table["backward"], of_backward, _WRITTEN_OUT_BACKWARD))
     casts = _casts_of(table, step) if arithmetic.casts and not half_weights else None
     if casts:
         forward, backward = casts.added_to(forward, backward)
     kept = _kept(table, step, casts_weights=casts is not None)
     twice = checkpointed(workload, table["blocks"]["name"])
     if twice:
-        last_rows = _last_rows(table, step, casts)
+        last_rows = _last_rows(table, step, of_forward, casts)
         chosen = {name: last_rows[name] for name in twice}
         forward, backward = with_reruns(forward, backward, kept.blocks, chosen)
     return Model(
@@ -74,7 +77,11 @@ def zoo_model(
         launch_s=device.launch_s,
         activation_bytes=kept.at_most(twice),
         provenance=roofline_provenance(
-            table, workload, device, arithmetic, convolutions=any(in_forward)
+            table,
+            workload,
+            device,
+            arithmetic,
+            convolutions=any(product.is_convolution for product in of_forward),
         ),
         basis="roofline",
         # images in three channels of float32, tokens as int64
@@ -119,7 +126,7 @@ class _Step:
     other_left: float  # of the bytes that are no matrix product's
 
     def works(
-        self, columns: dict[str, Any], convolutions: Sequence[bool], written_out: _WrittenOut
+        self, columns: dict[str, Any], products: Sequence[Product], written_out: _WrittenOut
     ) -> Iterator[Work]:
         """Device time and kernels, row by row."""
         arithmetic, device = self.arithmetic, self.device
@@ -130,12 +137,15 @@ class _Step:
         convolution_rate = arithmetic.convolution_rate(device)
         convolution_flops_per_s = self._flops_per_s(convolution_rate, convolution=True)
         scores = _scores(columns, self.workload, self.size, written_out)
-        for flops, matmul, other, count, is_one, of_scores in zip(
-            *evaluated, columns["kernels"], convolutions, scores, strict=True
+        for flops, matmul, other, count, product, of_scores in zip(
+            *evaluated, columns["kernels"], products, scores, strict=True
         ):
+            is_one = product.is_convolution
             flops_per_s = convolution_flops_per_s if is_one else usual_flops_per_s
             matmul_bytes = matmul * arithmetic.matmul_bytes
-            matmul_s = max(flops / flops_per_s, matmul_bytes / self._bytes_per_s)
+            flops_s = product.done_flops(flops, convolution_rate, device) / flops_per_s
+            filled = product.filled(flops, device.multiprocessors)
+            matmul_s = flops_s / filled + matmul_bytes / self._bytes_per_s
             other_bytes = other * arithmetic.other_bytes + self._bytes_of(of_scores, written_out)
             other_bytes *= self.other_left
             operators = count
@@ -165,13 +175,14 @@ class _Step:
 
     @property
     def _turns_layouts(self) -> bool:
-        """Half kernels of cuDNN want channels last, and turn what comes otherwise, and back.
+        """Tensor-core kernels of cuDNN want channels last, and turn what comes otherwise, and back.
 
         Source: NVIDIA, "Convolutional layers user's guide", tensor layouts. What is compiled is
         laid out so from the start (torch/_inductor/config.py: layout_optimization).
         """
         channels_last = self.workload.memory_format == "channels_last" or self.workload.compile
-        return self.arithmetic.is_half and not channels_last
+        rate = self.arithmetic.convolution_rate(self.device)
+        return rate != "fp32" and not channels_last
 
     def flops(self, table: dict[str, Any]) -> float:
         """Those of matrix products and convolutions in forward and backward."""
@@ -221,7 +232,9 @@ def _casts_of(table: dict[str, Any], step: _Step) -> _Casts:
     """fp32 weights to half in each forward, half gradients back to fp32.
 
     Of what matrix products and convolutions take: a module's parameters where one is a matrix. They
-    are cast where the module is called, and once (ATen/autocast_mode.cpp caches them).
+    are cast where the module is called, and once (ATen/autocast_mode.cpp caches them). What a layer
+    norm leaves in fp32 is cast too where a product takes it, and so are gradients of the sums of
+    both.
     """
     names, shapes = table["parameters"]["name"], table["parameters"]["shape"]
     owners = [name.rpartition(".")[0] for name in names]
@@ -237,21 +250,40 @@ def _casts_of(table: dict[str, Any], step: _Step) -> _Casts:
     of_module: dict[str, list[Work]] = defaultdict(list)
     for owner, cast in zip(owners, casts, strict=True):
         of_module[owner].append(cast)
+    # bytes of activations that are cast are in the mean of all other work
+    activation = Work(0.0, 1, step.operator_s)
+    for module in _after_norms(table) & multiplying:
+        of_module[module].append(activation)
     called = table["forward"]["module"]
     forward = [joined([Work(0.0), *of_module.pop(module, ())]) for module in called]
-    return _Casts(forward, [*(casts[i] for i in table["ready_order"]), Work(0.0)])
+    of_gradient = Work(0.0) if is_convolutional(table) else activation
+    back = [
+        joined([casts[i], of_gradient]) if len(shapes[i]) > 1 else casts[i]
+        for i in table["ready_order"]
+    ]
+    return _Casts(forward, [*back, Work(0.0)])
 
 
-def _last_rows(table: dict[str, Any], step: _Step, casts: _Casts | None) -> dict[str, Work]:
-    """By blocks, what of their last rows a checkpoint runs again."""
+def _after_norms(table: dict[str, Any]) -> set[str]:
+    """Modules called right after a norm that autocast takes to fp32; batch norms it leaves."""
+    if is_convolutional(table):
+        return set()
+    names, classes = table["parameters"]["name"], table["parameters"]["module"]
+    owners = zip((name.rpartition(".")[0] for name in names), classes, strict=True)
+    norms = {owner for owner, kind in owners if "Norm" in kind}
+    return {module for before, module in pairwise(table["forward"]["module"]) if before in norms}
+
+
+def _last_rows(
+    table: dict[str, Any], step: _Step, products: Sequence[Product], casts: _Casts | None
+) -> dict[str, Work]:
+    """By blocks, what of their last rows a checkpoint runs again; `products`: the forward's."""
     blocks, modules = table["blocks"], table["forward"]["module"]
     lasts = [
         max(row for row, module in enumerate(modules) if module.startswith(f"{name}."))
         for name in blocks["name"]
     ]
-    is_convolution = which_convolve(table)[0]
-    convolutions = [is_convolution[row] for row in lasts]
-    works = step.works(blocks["rerun"], convolutions, _WRITTEN_OUT_FORWARD)
+    works = step.works(blocks["rerun"], [products[row] for row in lasts], _WRITTEN_OUT_FORWARD)
     cast = [casts.forward[row] if casts else Work(0.0) for row in lasts]
     return dict(zip(blocks["name"], _joined_rows(cast, tuple(works)), strict=True))
 

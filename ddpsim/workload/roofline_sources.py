@@ -9,7 +9,7 @@ from ddpsim.provenance import Provenance
 from ddpsim.scenario.device import Device, Rate
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.arithmetic import Arithmetic, other_left
-from ddpsim.workload.zoo_table import is_convolutional
+from ddpsim.workload.zoo.table import is_convolutional
 
 __all__ = ["roofline_provenance"]
 
@@ -68,4 +68,4 @@ def _told_by(device: Device, rate: Rate) -> str:
     if device.measured and (steps := device.measured.steps.get(rate)):
         return f"; set by {steps} steps in {device.measured.record}"
     steps = device.published_steps.get(rate)
-    return f"; set by {steps} published steps" if steps else ""
+    return f"; set by {steps} measured steps" if steps else ""

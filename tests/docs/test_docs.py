@@ -141,9 +141,10 @@ def test_ddps_own_costs() -> None:
 @pytest.mark.parametrize(
     ("row", "sigma"),
     [
-        ("compute: roofline, device with published steps", interval.ROOFLINE),
-        ("compute: roofline, other devices", interval.UNKNOWN_DEVICE),
-        ("compute: roofline under `torch.compile`", interval.COMPILED),
+        ("compute: estimate, convolutional network", interval.ROOFLINE["convolutional"]),
+        ("compute: estimate, model with attention", interval.ROOFLINE["attention"]),
+        ("compute: estimate, device of one's own", interval.UNKNOWN_DEVICE),
+        ("compute: estimate under `torch.compile`", interval.COMPILED),
         ("compute: stated, profiled or traced step", interval.COMPUTE["measured"]),
         ("compute: trace that waits for its host", interval.COMPUTE["slowed"]),
         ("host: estimated operators", interval.HOST),
@@ -301,11 +302,11 @@ def test_errors_of_presets_in_one_node() -> None:
 def test_known_errors() -> None:
     text = words("accuracy")
     compute = VALIDATION.split("## 3.", 1)[1].split("## 4.", 1)[0]
-    known, others = (
-        100 * float(rms) for rms in re.findall(r"used on .* \| \d+ \| (\S+) \|", compute)
+    device, host = (
+        float(error) for error in re.findall(r"^\| \w+-bound \| \d+ \| (\S+)% \|", compute, re.M)
     )
-    assert f"The typical error is {known:.0f} % on GPUs with published steps" in text
-    assert f"{others:.0f} % on others" in text
+    assert f"The median error is {device:.0f} % where the device sets the step" in text
+    assert f"The median error is {host:.0f} % where the host sets the step" in text
     jobs = VALIDATION.split("### Published throughputs", 1)[1].split("\n## ", 1)[0]
     longer = [
         100 * (float(measured) / float(predicted) - 1)

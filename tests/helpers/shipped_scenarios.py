@@ -34,6 +34,7 @@ LEADS = {  # the host is the slower one, but has a head start after the first it
     "ddp": {"static_graph": True},
     "cluster": {
         "machine": "dgx-h100",
+        "device": {"preset": "h100-sxm-80gb", "operator": "25 us"},
         "nodes": 2,
         "gpus_per_node": 2,
         "inter_node": {"bandwidth": "25 Gbit/s"},

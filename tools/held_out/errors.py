@@ -1,0 +1,295 @@
+"""Each measured step predicted by constants that other publishers' steps set.
+
+python -m held_out.errors (in tools/): errors by regime, and the constants of all steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import fmean, geometric_mean, median
+from typing import NamedTuple
+
+import numpy as np
+from device_records import RECORDED, record_of
+from published_hosts import PublishedHost, published_hosts
+
+from calibrate.fit.device.fit import device_of_kernels
+from ddpsim.prediction.interval import ROOFLINE, prediction_interval
+from ddpsim.provenance import Z_80
+from ddpsim.scenario.device import Device
+from held_out.efficiency import Place, Reached, Times, fitted
+from held_out.rows import OWN, LoopRow, Row, all_rows, generation, publisher
+
+__all__ = ["Constants", "Held", "constants", "held_out", "rms", "steps_of_place"]
+
+_WAITS = 0.5  # a host that needs more of its device's time has a part in a step
+DEVICE_BOUND, HOST_BOUND = "device-bound", "host-bound"
+
+
+class Constants(NamedTuple):
+    """What measured steps set: efficiencies, and seconds of an operator by generation."""
+
+    reached: Reached
+    operators_s: Mapping[str, float]  # launch and all
+
+    def of(self, row: Row) -> Device:
+        """The row's device with these constants."""
+        device, (products, convolutions) = row.usual, row.places
+        matmul = dict.fromkeys(device.peak_flops_per_s, self.reached.of(products))
+        convolution = dict.fromkeys(device.peak_flops_per_s, self.reached.of(convolutions))
+        is_known = int(row.mostly in self.reached.known)
+        update = {
+            "matmul_efficiency": matmul,
+            "convolution_efficiency": convolution,
+            "operator_s": self.operators_s[generation(row.device)] - device.launch_s,
+            "published_steps": dict.fromkeys(device.peak_flops_per_s, is_known),
+        }
+        return device.model_copy(update=update)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A row, predicted by others: seconds, and the 80 % interval that ddpsim would tell."""
+
+    row: Row
+    regime: str
+    is_known: bool
+    predicted_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over published, minus 1."""
+        return self.predicted_s / self.row.step_s - 1
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the interval holds the step."""
+        return self.low_s <= self.row.step_s <= self.high_s
+
+
+def rms(errors: Iterable[float]) -> float:
+    """Root mean square of the logarithms."""
+    return math.sqrt(fmean(math.log1p(error) ** 2 for error in errors))
+
+
+@cache
+def _host_share(row: Row) -> float:
+    """The host's time for a step, of its device's, on the preset."""
+    return row.host_share()
+
+
+@cache
+def _times(row: Row) -> Times:
+    """Device seconds at the peak rate, parted by three efficiencies."""
+    device = row.usual
+
+    def at(products: float, convolutions: float) -> float:
+        rates = device.peak_flops_per_s
+        update = {
+            "matmul_efficiency": dict.fromkeys(rates, products),
+            "convolution_efficiency": dict.fromkeys(rates, convolutions),
+        }
+        return row.device_s(device.model_copy(update=update))
+
+    both_s = at(1, 1)
+    products_s, convolutions_s = at(0.5, 1) - both_s, at(1, 0.5) - both_s
+    bytes_s = both_s - products_s - convolutions_s
+    step_s = row.step_s - row.other_s
+    return Times(row.publisher, step_s, products_s, convolutions_s, bytes_s, *row.places)
+
+
+@cache
+def _operator_s(row: Row) -> float | None:
+    """What an operator took the host of a host-bound loop, launch and all."""
+    if not isinstance(row, LoopRow) or _host_share(row) <= 1:
+        return None
+    device, step_s = row.usual, row.stretched(row.usual)
+    low, high = 0.25, 4.0
+    low_s, high_s = step_s(host=low), step_s(host=high)
+    if not low_s < row.step_s < high_s:
+        return None
+    for _ in range(4):  # regula falsi: a host-bound step is nearly linear in its host's time
+        factor = low + (row.step_s - low_s) / (high_s - low_s) * (high - low)
+        factor_s = step_s(host=factor)
+        if factor_s < row.step_s:
+            low, low_s = factor, factor_s
+        else:
+            high, high_s = factor, factor_s
+    return factor * (device.operator_s + device.launch_s)
+
+
+class Operators(NamedTuple):
+    """A host: its publisher, its GPU's generation, and seconds of an operator, launch and all."""
+
+    publisher: str
+    generation: str
+    operator_s: float
+
+
+@cache
+def _of_loops() -> dict[str, Operators]:
+    """Hosts as their loops say, by source and generation."""
+    found: dict[str, tuple[str, list[float]]] = {}
+    for row in all_rows():
+        seconds = _operator_s(row)
+        if seconds is not None:
+            key = f"{row.source} {generation(row.device)}"
+            found.setdefault(key, (row.publisher, []))[1].append(seconds)
+    return {
+        key: Operators(who, key.split()[1], geometric_mean(all_s))
+        for key, (who, all_s) in found.items()
+    }
+
+
+def published_operators(without: str | None = None) -> list[Operators]:
+    """All hosts but a publisher's: as their loops say, or as published counts of operators do.
+
+    DenseNet-121 has many cheap ones: its hosts' figures are stretched as far as those of hosts that
+    ran it and loops too.
+    """
+    loops = {key: host for key, host in _of_loops().items() if host.publisher != without}
+    hosts = {f"{host.name} {generation(host.gpu)}": host for host in published_hosts()}
+    both = [
+        loops[key].operator_s / hosts[key].operator_s
+        for key in sorted(loops.keys() & hosts.keys())
+        if _is_densenet(hosts[key])
+    ]
+    stretch = geometric_mean(both)
+    counted = [
+        Operators(
+            publisher(host.name),
+            generation(host.gpu),
+            host.operator_s * (stretch if _is_densenet(host) else 1),
+        )
+        for key, host in hosts.items()
+        if key not in loops and publisher(host.name) != without
+    ]
+    own = [] if without == OWN else [_recorded_host(device) for device in RECORDED]
+    return [*loops.values(), *counted, *own]
+
+
+@cache
+def _recorded_host(device: str) -> Operators:
+    """The host of a device record, as its steps that waited for it say."""
+    measured = device_of_kernels(record_of(device))
+    return Operators(OWN, generation(device), measured.operator_s + measured.launch_s)
+
+
+def _is_densenet(host: PublishedHost) -> bool:
+    return all(ran.startswith("densenet") for ran in host.ran)
+
+
+def _operators_s(without: str | None) -> dict[str, float]:
+    """By generation: the mean of its hosts, with the mean of all hosts as one more of them."""
+    hosts = published_operators(without)
+    usual_s = geometric_mean([host.operator_s for host in hosts])
+    return {
+        name: geometric_mean(
+            [usual_s, *(host.operator_s for host in hosts if host.generation == name)]
+        )
+        for name in ("early", "ampere", "later")
+    }
+
+
+@cache
+def constants(without: str | None = None) -> Constants:
+    """What all steps say, or those of all publishers but one."""
+    rows = [row for row in all_rows() if row.publisher != without and _host_share(row) < _WAITS]
+    return Constants(fitted([_times(row) for row in rows]), _operators_s(without))
+
+
+@cache
+def _counts() -> Counter[Place]:
+    return Counter(row.mostly for row in all_rows() if _host_share(row) < _WAITS)
+
+
+def steps_of_place(place: Place) -> int:
+    """How many steps, most of whose work is of it, set an efficiency."""
+    return _counts()[place]
+
+
+@cache
+def held_out() -> tuple[Held, ...]:
+    """All rows, each predicted without its publisher's."""
+    return tuple(_predicted(row, constants(row.publisher)) for row in all_rows())
+
+
+def _predicted(row: Row, told: Constants) -> Held:
+    device, is_known = told.of(row), row.mostly in told.reached.known
+    step_s = row.stretched(device)
+    usual_s = step_s()
+    interval = prediction_interval(
+        usual_s,
+        step_s,
+        row.uncertainties(device),
+        calibrated=True,
+        taken_as_equal=row.taken_as_equal,
+        hidden_comm_s=0.0,
+        spread_s=(usual_s, usual_s),
+    )
+    regime = HOST_BOUND if row.host_share(device) > 1 else DEVICE_BOUND
+    return Held(row, regime, is_known, usual_s, interval.low, interval.high)
+
+
+def device_sigma(kind: str) -> tuple[int, float]:
+    """How many device-bound steps of a kind; the deviation whose 80 % range holds four in five."""
+    errors = [
+        abs(math.log1p(held.error))
+        for held in held_out()
+        if held.regime == DEVICE_BOUND and held.row.is_convolutional == (kind == "convolutional")
+    ]
+    return len(errors), float(np.quantile(errors, 0.8)) / Z_80
+
+
+def host_sigma() -> float:
+    """How far hosts are from what those of other publishers say, root mean square."""
+    off = [
+        math.log(seconds / _operators_s(who)[which])
+        for who, which, seconds in published_operators()
+    ]
+    return math.sqrt(fmean(distance**2 for distance in off))
+
+
+@cache
+def usual_efficiency_errors(efficiency: float = 0.45) -> tuple[float, ...]:
+    """Of device-bound steps on a device of which nothing is known but its peaks."""
+    rows = [row for row in all_rows() if _host_share(row) < _WAITS]
+    times = [(_times(row), row) for row in rows]
+    return tuple(
+        ((t.products_s + t.convolutions_s) / efficiency + t.bytes_s) / t.step_s - 1
+        for t, _ in times
+    )
+
+
+def figures(held: Sequence[Held]) -> tuple[int, float, float, float]:
+    """How many, the median and the worst error, and the share that intervals hold."""
+    errors = [abs(one.error) for one in held]
+    return len(held), median(errors), max(errors), fmean(one.is_covered for one in held)
+
+
+def main() -> None:
+    """Print what is told of each row, and the constants of all."""
+    for held in held_out():
+        row = held.row
+        name = f"{row.publisher} {row.model} {row.device} {row.precision} {row.batch}"
+        print(f"{held.error:+5.0%} {'in ' if held.is_covered else 'OUT'} {held.regime} {name}")
+    for regime in (DEVICE_BOUND, HOST_BOUND):
+        print(regime, *figures([held for held in held_out() if held.regime == regime]))
+    for kind in ROOFLINE:
+        print(kind, *device_sigma(kind))
+    print(f"hosts {host_sigma():.2f}, any device {rms(usual_efficiency_errors()):.2f}")
+    for place, log in sorted(constants().reached.known.items()):
+        print(*place, f"{math.exp(log):.2f}")
+    for who, which, seconds in published_operators():
+        print(who, which, f"{1e6 * seconds:.0f} us")
+    print(dict(constants().operators_s))
+
+
+if __name__ == "__main__":
+    main()

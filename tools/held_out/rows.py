@@ -1,0 +1,378 @@
+"""Steps of one GPU as rows: published ones, loops that wait after each step, device records."""
+
+from __future__ import annotations
+
+import csv
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from device_records import RECORDED, record_of
+from published_steps import (
+    PublishedStep,
+    estimated_s,
+    family,
+    half_as_bf16,
+    job_of_step,
+    published_steps,
+)
+
+from calibrate.fit.device.steps import MeasuredStep, measured_steps
+from ddpsim.prediction.api import load_scenario
+from ddpsim.prediction.collective_times import load_cluster
+from ddpsim.prediction.interval import HOST, ROOFLINE
+from ddpsim.prediction.job import Job
+from ddpsim.prediction.resolve import resolve
+from ddpsim.prediction.uncertainty import uncertainties
+from ddpsim.provenance import Uncertainty
+from ddpsim.scenario.catalog import model_table
+from ddpsim.scenario.device import Device
+from ddpsim.scenario.schema import Scenario
+from ddpsim.workload.model import Work
+from ddpsim.workload.zoo.table import is_convolutional
+from held_out.efficiency import Place, chip_of
+
+__all__ = [
+    "OWN",
+    "Loop",
+    "LoopRow",
+    "RecordRow",
+    "Row",
+    "StepRow",
+    "all_rows",
+    "generation",
+    "published_loops",
+    "publisher",
+]
+
+OWN = "measured here"  # the publisher of device records
+# before anything is known; which steps wait for their host is told by these
+_EFFICIENCY = 0.45
+_OPERATOR_S = {"early": 55e-6, "ampere": 50e-6, "later": 25e-6}
+
+FILE = Path(__file__).resolve().parent.parent.parent / "tests" / "data" / "published-loops.csv"
+
+_PUBLISHERS = {
+    "lambda-2024": "lambda",
+    "nvidia-bert-2019": "nvidia",
+    "nvidia-bert-2020": "nvidia",
+    "nvidia-bert-2022": "nvidia",
+    "nvidia-resnet": "nvidia",
+    "dlperf-bert": "dlperf",
+    "dlperf-resnet": "dlperf",
+    **dict.fromkeys(
+        ("openbayes", "openbayes-pcie", "openbayes-t4", "tencent", "modelarts", "titan-v"),
+        "aisensiy",
+    ),
+    **dict.fromkeys(("dgx-a100", "rtx-2080ti", "rtx-3090", "rtx-5090"), "ryujaehun"),
+}
+_LATER = ("h100", "h200", "gh200", "b200", "b300", "mi300x", "l4", "rtx-4090", "rtx-5090")
+_LATER_ADA = ("rtx-6000-ada", "l40s")
+_EARLY = ("p100", "v100", "titan-v", "t4", "rtx-2080ti")
+
+
+class Loop(NamedTuple):
+    """A row of steps that end with a wait: the job, and seconds."""
+
+    source: str
+    model: str
+    device: str
+    precision: str
+    batch: int
+    optimizer: str
+    gpus: int
+    other_s: float
+    step_s: float
+
+
+def published_loops(file: Path = FILE) -> list[Loop]:
+    """All rows."""
+    lines = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    return [
+        Loop(
+            *(row[key] for key in ("source", "model", "device", "precision")),
+            int(row["batch"]),
+            row["optimizer"],
+            int(row["gpus"]),
+            float(row["other_ms"]) / 1e3,
+            float(row["step_ms"]) / 1e3,
+        )
+        for row in csv.DictReader(lines)
+    ]
+
+
+def publisher(source: str) -> str:
+    """Who published a source's rows."""
+    return _PUBLISHERS.get(source, source)
+
+
+def generation(device: str) -> str:
+    """Of a GPU, and so of the CPUs of its machines."""
+    if device == "rtx-6000" or device.startswith(_EARLY):
+        return "early"
+    is_later = device in _LATER_ADA or device.startswith(_LATER)
+    return "later" if is_later else "ampere"
+
+
+# seconds of a step whose compute, host and other terms are stretched by such factors
+Stretched = Callable[..., float]
+
+
+@dataclass(frozen=True)
+class Row(ABC):
+    """A step of one GPU: what it took, and what the estimate says of it."""
+
+    source: str
+    model: str
+    device: str
+    precision: str
+    batch: int
+    kind: str
+    memory_format: str
+    step_s: float
+
+    @property
+    def publisher(self) -> str:
+        """Who published it."""
+        return publisher(self.source)
+
+    @property
+    def is_convolutional(self) -> bool:
+        """Whether most of its work is convolutions."""
+        return self.kind == "convolutional network"
+
+    @property
+    @abstractmethod
+    def usual(self) -> Device:
+        """The preset, as the row's arithmetic has it, before anything is known of what it reaches.
+
+        So what steps set does not depend on what they set before.
+        """
+
+    @abstractmethod
+    def device_s(self, device: Device | None = None) -> float:
+        """What the device needs for forward, backward and optimizer, as estimated."""
+
+    @abstractmethod
+    def stretched(self, device: Device) -> Stretched:
+        """The step on such a device."""
+
+    @property
+    def uncertainty(self) -> Uncertainty:
+        """Of the device's time."""
+        return ROOFLINE["convolutional" if self.is_convolutional else "attention"]
+
+    def uncertainties(self, device: Device) -> dict[str, Uncertainty]:  # noqa: ARG002
+        """Of the terms that may matter."""
+        return {"compute": self.uncertainty}
+
+    def host_share(self, device: Device | None = None) -> float:  # noqa: ARG002
+        """The host's time of the device's; 0 where a step is known to wait for its device."""
+        return 0.0
+
+    @property
+    def other_s(self) -> float:
+        """What is measured with a step and not estimated."""
+        return 0.0
+
+    @property
+    def taken_as_equal(self) -> bool:
+        """Whether it is of several GPUs."""
+        return False
+
+    @property
+    def places(self) -> tuple[Place, Place]:
+        """What its matrix products reach, and its convolutions."""
+        is_half = self.precision not in ("fp32", "tf32")
+        rate = "half" if is_half else self.precision
+        of_convolutions = rate
+        if rate == "fp32" and "tf32" in self.usual.peak_flops_per_s:
+            of_convolutions = "tf32"
+        chip = chip_of(self.device)
+        return Place(chip, rate), Place(chip, of_convolutions, convolution=True)
+
+    @property
+    def mostly(self) -> Place:
+        """What most of its work reaches."""
+        return self.places[self.is_convolutional]
+
+
+@dataclass(frozen=True)
+class StepRow(Row):
+    """A published step that its source says to be its device's."""
+
+    step: PublishedStep
+
+    @property
+    def usual(self) -> Device:  # noqa: D102 -- as of any row
+        return _before(job_of_step(self.step)[2], self.device)
+
+    def device_s(self, device: Device | None = None) -> float:  # noqa: D102
+        return estimated_s(self.step, lambda _: device or self.usual)
+
+    def stretched(self, device: Device) -> Stretched:  # noqa: D102
+        device_s = self.device_s(device)
+        return lambda compute=1.0: compute * device_s
+
+
+@dataclass(frozen=True)
+class LoopRow(Row):
+    """A published step that ends with a wait for its device."""
+
+    loop: Loop
+
+    @property
+    def usual(self) -> Device:  # noqa: D102
+        return _before(_scenario(self.loop).cluster.device, self.device)
+
+    def job(self, device: Device | None = None) -> Job:
+        """On such a device, or the usual one."""
+        return _job(self.loop, device or self.usual)
+
+    def device_s(self, device: Device | None = None) -> float:  # noqa: D102
+        model = self.job(device).model
+        works = (*model.forward, *model.backward, model.optimizer)
+        return sum(work.device_s for work in works)
+
+    def stretched(self, device: Device) -> Stretched:
+        """Under DDP, or of a bare model, and what is measured with it."""
+        job = self.job(device)
+        of_job = job.compute_only_s if self.loop.optimizer == "none" else job.step_s
+
+        def step_s(**factors: float) -> float:
+            return self.other_s + of_job(**factors)
+
+        return step_s
+
+    def uncertainties(self, device: Device) -> dict[str, Uncertainty]:  # noqa: D102
+        return uncertainties(self.job(device))
+
+    def host_share(self, device: Device | None = None) -> float:  # noqa: D102
+        return self.job(device).host_share
+
+    @property
+    def other_s(self) -> float:  # noqa: D102
+        return self.loop.other_s
+
+    @property
+    def taken_as_equal(self) -> bool:  # noqa: D102
+        return self.loop.gpus > 1
+
+
+@dataclass(frozen=True)
+class RecordRow(Row):
+    """A step of a device record: a host that never waits, so the slower of device and host."""
+
+    measured: MeasuredStep = field(hash=False)  # its record has no hash
+
+    @property
+    def usual(self) -> Device:  # noqa: D102
+        return _preset(self.device)
+
+    def device_s(self, device: Device | None = None) -> float:  # noqa: D102
+        return sum(on_device for on_device, _ in self._parts_s(device or self.usual))
+
+    def stretched(self, device: Device) -> Stretched:  # noqa: D102
+        parts_s = self._parts_s(device)
+
+        def step_s(*, compute: float = 1.0, host: float = 1.0) -> float:
+            return sum(max(compute * device_s, host * host_s) for device_s, host_s in parts_s)
+
+        return step_s
+
+    def uncertainties(self, device: Device) -> dict[str, Uncertainty]:  # noqa: ARG002, D102
+        return {"compute": self.uncertainty, "host": HOST}
+
+    def host_share(self, device: Device | None = None) -> float:  # noqa: D102
+        device_s, host_s = map(sum, zip(*self._parts_s(device or self.usual), strict=True))
+        return host_s / device_s
+
+    def _parts_s(self, device: Device) -> tuple[tuple[float, float], ...]:
+        return self.measured.device_and_host_s(device)
+
+
+@cache
+def all_rows() -> tuple[Row, ...]:
+    """Published steps without torch.compile, loops, and the steps of device records."""
+    return (
+        *(_step_row(step) for step in published_steps() if not step.compiled),
+        *(_loop_row(loop) for loop in published_loops()),
+        *(row for device in RECORDED for row in _record_rows(device)),
+    )
+
+
+def _step_row(step: PublishedStep) -> StepRow:
+    told = (step.source, step.model, step.device, step.precision, step.batch)
+    return StepRow(*told, family(step), step.memory_format, step.step_s, step)
+
+
+def _loop_row(loop: Loop) -> LoopRow:
+    told = (loop.source, loop.model, loop.device, loop.precision, loop.batch)
+    return LoopRow(*told, *_kind(loop.model), loop.step_s, loop)
+
+
+def _record_rows(device: str) -> Iterator[RecordRow]:
+    for step in measured_steps(record_of(device)):
+        case = step.measurement.case
+        kind, memory_format = _kind(case.model)
+        told = (OWN, case.model, device, case.precision, case.batch)
+        if case.channels_last:
+            memory_format = "channels_last"
+        yield RecordRow(*told, kind, memory_format, sum(step.parts_s), step)
+
+
+def _kind(model: str) -> tuple[str, str]:
+    """Of what a model is made, and its usual memory format."""
+    if is_convolutional(model_table(model)):
+        return "convolutional network", "contiguous"
+    return "vision transformer" if model.startswith("vit") else "language model", ""
+
+
+@cache
+def _preset(name: str) -> Device:
+    alone = {"nodes": 1, "gpus_per_node": 1, "device": name}
+    return _before(load_cluster({"cluster": alone}).cluster.device, name)
+
+
+def _before(device: Device, name: str) -> Device:
+    rates = device.peak_flops_per_s
+    update = {
+        "matmul_efficiency": dict.fromkeys(rates, _EFFICIENCY),
+        "convolution_efficiency": dict.fromkeys(rates, _EFFICIENCY),
+        "operator_s": _OPERATOR_S[generation(name)],
+    }
+    return device.model_copy(update=update)
+
+
+@cache
+def _scenario(loop: Loop) -> Scenario:
+    name = "sgd" if loop.optimizer == "none" else loop.optimizer
+    workload: dict[str, Any] = {
+        "model": loop.model,
+        "batch_per_rank": loop.batch,
+        "precision": "amp-fp16" if loop.precision == "half" else loop.precision,
+        "optimizer": {"name": name, "momentum": 0.9 if loop.optimizer == "sgd" else 0.0},
+        "read_loss_every": 1,
+    }
+    cluster = {"nodes": 1, "gpus_per_node": loop.gpus, "device": loop.device}
+    scenario = load_scenario({"schema": "ddpsim/1", "workload": workload, "cluster": cluster})
+    if loop.precision != "half":
+        return scenario
+    device = half_as_bf16(scenario.cluster.device)
+    workload_of = scenario.workload.model_copy(update={"precision": "bf16"})
+    return _with_device(scenario.model_copy(update={"workload": workload_of}), device)
+
+
+def _with_device(scenario: Scenario, device: Device) -> Scenario:
+    cluster = scenario.cluster.model_copy(update={"device": device})
+    return scenario.model_copy(update={"cluster": cluster})
+
+
+def _job(loop: Loop, device: Device) -> Job:
+    job = resolve(_with_device(_scenario(loop), device))
+    if loop.optimizer != "none":
+        return job
+    return replace(job, model=replace(job.model, optimizer=Work(0.0)))
