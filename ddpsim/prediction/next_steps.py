@@ -325,12 +325,12 @@ def _narrowing(job: Job, result: Result) -> Iterator[NextStep]:
     measurable = {
         "compute time": (
             job.model.basis == "roofline" and not job.waits_for_other_device,
-            "measure one micro-batch on one device without DDP",
+            "measure one micro-batch without DDP",
             "workload.step_time=MEASURED ms",
         ),
         "host time": (
             not job.waits_for_other_device,
-            "measure one micro-batch on one device without DDP",
+            "measure one micro-batch without DDP",
             "workload.step_time=MEASURED ms",
         ),
         "network model": (

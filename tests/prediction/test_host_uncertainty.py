@@ -18,8 +18,8 @@ def test_a_step_that_waits_for_its_host_says_so_and_how_sure_it_is() -> None:
     small = ddpsim.simulate(load("resnet50-8xa100", "workload.batch_per_rank=8"))
     assert small.bottleneck.kind == "host"
     (own,) = [s for s in small.prediction_interval_s.sources if s.input == "host time"]
-    assert own.low_s > 0.3 * small.iteration_time_s.mean
-    assert own.high_s > 0.8 * small.iteration_time_s.mean
+    assert own.low_s > 0.25 * small.iteration_time_s.mean
+    assert own.high_s > 0.65 * small.iteration_time_s.mean
     (first, *_) = small.next_steps
     assert first.settings in (("workload.compile=true",), ("workload.batch_per_rank=16",))
     (measure,) = [step for step in small.next_steps if "the host time adds" in step.why]
@@ -42,12 +42,12 @@ LINKS = (
 @pytest.mark.parametrize(
     ("settings", "sigma", "basis", "said"),
     [
-        ((), 0.50, "14 published hosts", ("assumed", "25.0 us an operator")),
+        ((), 0.41, "15 measured hosts", ("assumed", "25.0 us an operator")),
         (("workload.compile=true",), 0.50, "compiled code's", ("assumed", "5.00 us a kernel")),
         (
             (f"cluster.device={{{DEVICE}}}", *LINKS),
-            0.50,
-            "14 published hosts",
+            0.41,
+            "15 measured hosts",
             ("assumed", "30.0 us an operator"),
         ),
         (

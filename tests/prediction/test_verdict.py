@@ -29,6 +29,6 @@ def test_a_measured_step_is_explained_by_a_slow_rank() -> None:
 def test_a_shorter_step_is_no_fault() -> None:
     """What only lengthens a step explains none that is shorter than predicted."""
     scenario = load("resnet50-2x8-25gbit")
-    verdict = ddpsim.judge(scenario, ddpsim.simulate(scenario), 0.03)
+    verdict = ddpsim.judge(scenario, ddpsim.simulate(scenario), 0.025)
     likely = {cause.key for cause in verdict.causes if cause.probability > 0.001}
     assert likely <= {"unknown", "healthy", "other_batch", "other_precision"}
