@@ -122,7 +122,8 @@ achieved bandwidth, whichever takes longer. The achieved fractions are published
 workload.step_time, measured on one device, to replace the estimate.""",
     "scaling": """\
 scaling_efficiency: throughput per GPU over the throughput of one such device without
-DDP. 100 % means that communication and DDP cost nothing.""",
+DDP. 100 % means that communication and DDP cost nothing. With fully_shard it may be more: a rank
+updates its shard alone, one device all parameters.""",
     "skew": """\
 Time spent inside collectives waiting for late peers. Every rank shows it but the late
 one, so per-rank timers cannot find a straggler.""",

@@ -22,14 +22,13 @@ __all__ = ["broadcast_way", "links_are_stated", "network_from_links"]
 STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
 PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
 PRESET_PCIE = Uncertainty(0.90, "assumed: published rates through a host go from 1.5 to 26 GB/s")
-PRESET_NETWORK = Uncertainty(0.76, "presets of devices against 8 published sweeps of nodes")
+PRESET_NETWORK = Uncertainty(0.83, "presets of devices against 8 published sweeps of nodes")
 TCP_NETWORK = Uncertainty(0.60, "assumed: published TCP of one cloud differs by 2 either way")
 _SWEEPS = "NIC speed known, algorithm as NCCL chooses; 13 published sweeps over nodes"
-CHOSEN_NETWORK = Uncertainty(0.15, f"{_SWEEPS}, 1 to 32 MiB")
+CHOSEN_NETWORK = Uncertainty(0.15, f"{_SWEEPS}, to 32 MiB")
 # messages from so many bytes on
 CHOSEN_BY_SIZE = (
-    (0, Uncertainty(0.37, f"{_SWEEPS}, below 1 MiB")),
-    (2**20, CHOSEN_NETWORK),
+    (0, CHOSEN_NETWORK),
     (2**26, Uncertainty(0.11, f"{_SWEEPS}, from 64 MiB")),
 )
 _BROADCASTS = {
@@ -173,5 +172,6 @@ def _refusal(cluster: Cluster, *, is_protocol: bool) -> InputError:
     return InputError(
         "cluster.protocol",
         f"{cluster.protocol} is not to be had on this machine: LL128 needs NVLink between the GPUs "
-        "of a node (intra_node.path); write LL, Simple or auto",
+        "of a node (intra_node.path), and NICs that read GPUs (inter_node.gpu_direct); write LL, "
+        "Simple or auto",
     )

@@ -33,7 +33,7 @@ class Transport(NamedTuple):
 
 
 TRANSPORTS = {
-    "rdma": Transport(0.92, 2.5e-6),
+    "rdma": Transport(0.92, 1.5e-6),
     "efa": Transport(0.92, 3e-6, 75.0),
     "tcpx": Transport(0.94, 6e-6),
     "tcp": Transport(0.94, 6e-6),

@@ -151,6 +151,7 @@ class Wires:
             reduces=self._switch_sums and environment.uses_nvls and not self.smaller,
             cpu_vendor=cluster.machine.cpu_vendor if cluster.machine else "intel",
             minor=cluster.nccl_minor,
+            gpu_direct=inter is None or inter.gpu_direct is not False,
             net_latency_us=declared_us(inter),
             min_channels=environment.min_channels,
             max_channels=environment.max_channels,

@@ -111,6 +111,11 @@ class InterNode(_Link):
         alias="tuner_latency",
         description="what the network's plugin tells NCCL's tuner; default: by transport",
     )
+    gpu_direct: bool | None = Field(
+        None,
+        description="false: NICs write to host memory, and NCCL has no LL128 between nodes; "
+        "default: the preset's, or true",
+    )
     flow_bandwidth_bytes_per_s: Bandwidth | None = Field(
         None,
         alias="flow_bandwidth",
@@ -159,7 +164,9 @@ def with_usual_latency(
 def link_of_preset(link: dict[str, Any]) -> dict[str, Any]:
     """A link of a preset's table, as a scenario would state it."""
     plain: dict[str, Any] = {
-        key: link[key] for key in ("nics_per_node", "transport", "path") if key in link
+        key: link[key]
+        for key in ("nics_per_node", "transport", "path", "gpu_direct")
+        if key in link
     }
     rates: dict[str, Any] = {
         key: f"{link[f'{key}_bytes_per_s']!r} B/s"

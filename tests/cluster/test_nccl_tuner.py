@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -168,3 +169,12 @@ def test_a_protocols_flags_take_their_part_of_links_with_a_stated_latency(algori
         assert large_s("LL", **latency) > 2 * wire_s
         assert large_s("LL128", **latency) > wire_s / 0.92
         assert large_s("LL", **latency) > 1.5 * large_s("Simple", **latency)
+
+
+def test_ll128_needs_nics_that_read_gpus() -> None:
+    near = Graph("volta", 4, 4, 120.0, nics=2, nic_gb_per_s=12.5)
+    protocols = {row.protocol for row in estimates(replace(near, gpu_direct=False))}
+    assert protocols == {"LL", "Simple"}
+    assert "LL128" in {row.protocol for row in estimates(near)}
+    alone = replace(near, nodes=1, nics=0, gpu_direct=False)
+    assert "LL128" in {row.protocol for row in estimates(alone)}

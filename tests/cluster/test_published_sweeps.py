@@ -45,6 +45,22 @@ def test_buckets_over_several_nodes_are_predicted_without_a_log() -> None:
 
 
 @needs_reference
+def test_small_messages_over_several_nodes_wait_for_kernels() -> None:
+    points = nccl_sweeps.all_left_out(nccl_sweeps.NETWORK_BANDS["64-512 KiB"])
+    assert len(points) == 52
+    assert median(abs(point.error) for point in points) <= 0.10
+    assert abs(median(point.error for point in points)) <= 0.04
+
+
+@needs_reference
+def test_16_nodes_of_v100_follow_nccls_choice_without_ll128() -> None:
+    """From 8 KiB to 1 MiB: trees of LL, then rings of LL, 86 to 378 us."""
+    points = nccl_sweeps.within(nccl_sweeps.from_presets("abci-V-16x4"), (2**13, 2**20))
+    assert len(points) == 8
+    assert all(abs(point.error) <= 0.27 for point in points)
+
+
+@needs_reference
 def test_the_bend_of_a3_mega_is_its_chunk() -> None:
     """Trees of Simple pass on whole chunks of 1 MiB: up to 16 MiB nothing is pipelined."""
     points = nccl_sweeps.within(nccl_sweeps.from_presets("gcp-a3mega-2x8"), (2**20, 2**27))

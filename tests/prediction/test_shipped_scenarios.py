@@ -14,7 +14,11 @@ import pytest
 from shipped_scenarios import load, mean_ms, predict
 
 import ddpsim
+from ddpsim.prediction.ddp_overhead import on_one_rank
+from ddpsim.prediction.program import compile_program
+from ddpsim.prediction.resolve import resolve
 from ddpsim.report.text import render
+from ddpsim.result.metrics import BreakdownNs, steps_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
@@ -25,16 +29,32 @@ def test_there_are_scenarios_that_matter() -> None:
     assert len(SCENARIOS) >= 8
 
 
+def one_device(scenario: ddpsim.Scenario) -> BreakdownNs:
+    """The last step of one device that holds all, without DDP."""
+    job = resolve(scenario)
+    program = compile_program(scenario, job.model, job.overheads, ddp=False)
+    return steps_of(on_one_rank(program).slowest)[-1].breakdown()
+
+
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenarios_answer_soundly_on_one_screen(path: Path) -> None:
-    result = ddpsim.simulate(ddpsim.load_scenario(path))
+    scenario = ddpsim.load_scenario(path)
+    result = ddpsim.simulate(scenario)
     parts = result.to_dict()["breakdown_s"].values()
     assert math.isclose(sum(parts), result.iteration_time_s.mean, abs_tol=1e-10)
     assert min(parts) >= 0
     interval = result.prediction_interval_s
     assert interval is not None
     assert interval.low < result.iteration_time_s.mean < interval.high
-    assert 0 < result.scaling_efficiency <= 1.001
+    assert result.scaling_efficiency > 0
+    whole_update_s = 0.0
+    if scenario.ddp.strategy == "fully_shard":
+        # one device would update all parameters, a rank its shard: of Llama 3.1 70B 694 ms of
+        # 1.97 s, and 5.4 ms of 1.94 s on 128 GPUs. Without updates scaling stays below 1
+        update_s = result.breakdown_s.optimizer
+        whole_update_s = one_device(scenario).optimizer / 1e9 - update_s
+    least_s = result.baselines_s.compute_only - whole_update_s
+    assert least_s <= 1.001 * result.iteration_time_s.mean
     assert result.exposed_comm_s <= result.comm_time_s
     assert result.overlap_fraction is None or 0 <= result.overlap_fraction <= 1
     assert [bucket.index for bucket in result.buckets] == list(range(len(result.buckets)))

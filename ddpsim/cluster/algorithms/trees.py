@@ -111,5 +111,9 @@ def _up_a_chain(pipe: Pipeline, head: int, g: int) -> list[int]:
 
 
 def _chain(paths: Paths, ends: Ends | None = None) -> Link:
-    """A GPU's link serves both trees at once, and their ways up and down in turn."""
-    return replace(part(paths.within(ends), 2), flows=2)
+    """A GPU's link serves both trees at once, and their ways up and down in turn.
+
+    Where words are passed on as they come, a chunk's bytes take their time once a chain.
+    """
+    hops = max(1, paths.gpus_per_node - 1) if paths.streams else 1
+    return replace(part(paths.within(ends), 2 / hops), flows=2 * hops)

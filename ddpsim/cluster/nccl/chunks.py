@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from ddpsim.cluster.nccl.tables import Algorithm, Protocol
     from ddpsim.cluster.nccl.tuner import Graph
 
-__all__ = ["Cut", "cut"]
+__all__ = ["Cut", "blocks", "cut"]
 
 _KIB = 1024
 _BUFFER_STEP_BYTES = {"LL": 64 * _KIB, "LL128": 614_400, "Simple": 512 * _KIB}
 _PAYLOAD = {"LL": 0.5, "LL128": 15 / 16, "Simple": 1.0}
 _RING_STEPS_A_CHUNK = {"LL": 1, "LL128": 1, "Simple": 4}
-_LL_PART = 1 / 8  # assumed: LL's flags let a GPU pass on what has come of a step
+_LL_PART = 1 / 8  # assumed: a message of LL, small as it is, keeps a NIC busy for so much less
 # a chunk of Simple is two slices; LL's small messages are taken to cost as little as their part
 _RING_MESSAGES_A_CHUNK = {"LL": _LL_PART, "LL128": 1, "Simple": 2}
 _NVLS_CHANNELS = {"hopper": 16, "blackwell": 32}
@@ -87,19 +87,27 @@ def _communicator_channels(graph: Graph) -> int:
 
 
 def _channels(graph: Graph, algorithm: Algorithm, protocol: Protocol, size_bytes: int) -> int:
-    """So many that each thread of each has enough to do."""
+    """Whole ones."""
+    return int(blocks(graph, algorithm, protocol, size_bytes))
+
+
+def blocks(graph: Graph, algorithm: Algorithm, protocol: Protocol, size_bytes: int) -> float:
+    """How many channels, each a thread block, so that each thread has enough to do.
+
+    Not rounded, so that a time grows with the bytes.
+    """
     threads, least_bytes = {
         "Simple": (512, 64),
         "LL": (512, 8 * graph.ranks if algorithm == "ring" else 8),
         "LL128": (640, 8),
     }[protocol]
-    return max(1, min(_communicator_channels(graph), size_bytes // (threads * least_bytes)))
+    return max(1.0, min(_communicator_channels(graph), size_bytes / (threads * least_bytes)))
 
 
 def _tree_chunk_bytes(graph: Graph, protocol: Protocol, size_bytes: int, channels: int) -> float:
     """Halved while too few chunks would fill the pipeline."""
     if protocol == "LL":
-        return _step_bytes(graph, protocol) * _LL_PART
+        return _step_bytes(graph, protocol)
     chunk = _BUFFER_STEP_BYTES[protocol] if protocol == "LL128" else _step_bytes(graph, protocol)
     nodes, per_node = graph.nodes, graph.gpus_per_node
     levels = floor(log2(nodes))

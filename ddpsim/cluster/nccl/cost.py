@@ -7,13 +7,16 @@ beyond it. All of it is assumed of a machine like the preset's; a log or a profi
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
+from math import ceil, inf
+from typing import NamedTuple
 
 from ddpsim.cluster.algorithms.rings import ring, ring_hops_ns
 from ddpsim.cluster.cost import slowest_of
-from ddpsim.cluster.nccl.chunks import cut
+from ddpsim.cluster.nccl.chunks import Cut, cut
+from ddpsim.cluster.nccl.kernels import in_a_tree_s, shared_s_per_byte
 from ddpsim.cluster.nccl.tables import NEWEST, PROTOCOLS, tables
 from ddpsim.cluster.nccl.tuner import Choice, Graph, choose, most_ll_gb_per_s
 from ddpsim.cluster.topology.link import Link
@@ -36,6 +39,8 @@ __all__ = ["NcclCost"]
 US = 1e-6
 _LARGE_BYTES = 32 * MIB  # a bucket of torch's, more or less
 _FEW_NODES = 4
+# a message in between is sent as one of the next size: 1 KiB to 1 GiB, each 9 % more
+_BANDS_BYTES = [ceil(2 ** (step / 8)) for step in range(80, 241)]
 # flags beside the data: LL sends 4 bytes of them with 4 of data, LL128 8 with 120
 _PAYLOAD = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
 # of rings in one node, before the first step: what the steps' own latency leaves of sweeps
@@ -46,8 +51,10 @@ _STARTUP_US: dict[str, tuple[float, float, float]] = {
     "hopper": (6.6, 14.0, 20.0),
     "blackwell": (6.6, 14.0, 20.0),
 }
-# of LL: 8 ranks take 33.7 us, each rank 4 more (A100, nccl-tests issue 123)
-_MEASURED_LL_HOP_US = {"ampere": 2.0}
+# of LL inside a node, 256 bytes: ABCI 1 x 4 V100 and 1 x 4, 1 x 8 A100. The 4 us a rank of A100 in
+# nccl-tests issue 123 and in SuperBench are launches, one process for all GPUs
+_MEASURED_LL_HOP_US = {"volta": 0.47, "ampere": 0.85}
+_LL_HOP_OVER_NODES = 1.8  # as much longer where there are several nodes (NCCL 2.7 to 2.17)
 # latencies are the hardware's: of the newest tables, whichever version chooses
 _HOP_US, _BASE_US = tables(NEWEST).hop_us, tables(NEWEST).base_us
 
@@ -79,6 +86,10 @@ class NcclCost:
 
     def choice(self, size_bytes: int, operation: Operation = "all_reduce") -> Choice:
         """What NCCL takes for a message; for a broadcast it knows no other than a ring."""
+        return _as_sent(replace(self, time_factor=1.0), operation, size_bytes).choice
+
+    def tuned(self, size_bytes: int, operation: Operation) -> Choice:
+        """What NCCL's tuner estimates to be the fastest; it does not know a stated latency."""
         if operation == "all_reduce":
             return choose(self.graph, size_bytes, self.algorithms, self.protocols)
         like: Operation = "all_reduce" if operation in ("broadcast", "reduce") else operation
@@ -93,10 +104,14 @@ class NcclCost:
         return replace(self, time_factor=self.time_factor * factor)
 
     def sent(
-        self, choice: Choice, size_bytes: int, operation: Operation = "all_reduce"
+        self,
+        choice: Choice,
+        size_bytes: int,
+        operation: Operation = "all_reduce",
+        cuts: Cut | None = None,
     ) -> Transfer:
-        """What a choice costs."""
-        priced = self._priced(choice, size_bytes).stretched(self.time_factor)
+        """What a choice costs, cut as NCCL cuts this message, or as it cuts another."""
+        priced = self._priced(choice, size_bytes, cuts).stretched(self.time_factor)
         start_ns = to_ns(self._startup_s(choice) * self.time_factor)
         if choice.algorithm == "ring":
             turns = TURNS[operation]
@@ -113,7 +128,9 @@ class NcclCost:
         """
         priced = self._priced(choice, size_bytes).stretched(self.time_factor)
         latency_ns = round(duration_ns(self.sent(choice, 0)) / 2)
-        return WholeTransfer(latency_ns, to_ns(size_bytes / slowest_of(ring(priced))))
+        copied_s, wires = priced.copied_s, replace(priced, copied_s=0.0)
+        byte_s = max(copied_s, 1 / slowest_of(ring(wires)))  # one chunk is sent, the next copied
+        return WholeTransfer(latency_ns, to_ns(size_bytes * byte_s))
 
     def waits_for_network(self) -> bool:
         """Whether faster links between nodes would shorten large messages more than those inside.
@@ -122,14 +139,18 @@ class NcclCost:
         """
         return _waits_for_network(self)
 
-    def _priced(self, choice: Choice, size_bytes: int) -> Paths:
+    def _priced(self, choice: Choice, size_bytes: int, cuts: Cut | None = None) -> Paths:
         """The paths with a protocol's payload, and its latencies where the tables say them.
 
         A link carries a protocol's flags too.
         """
         intra, inter, switch = self.paths.intra, self.paths.inter, self.paths.switch
-        cuts = cut(self.graph, choice.algorithm, choice.protocol, size_bytes)
+        cuts = cuts or cut(self.graph, choice.algorithm, choice.protocol, size_bytes)
         payload = _PAYLOAD[choice.protocol]
+        copied_s, most = 0.0, inf
+        if choice.protocol == "LL":
+            copied_s = shared_s_per_byte(self.graph, choice.algorithm, "LL", size_bytes)
+            most = most_ll_gb_per_s(self.graph) * 1e9
         if intra:
             latency_s = self._hop_s(choice) if self.table_intra else intra.latency_s
             intra = Link(latency_s, payload * intra.bandwidth_bytes_per_s)
@@ -139,18 +160,29 @@ class NcclCost:
             busy_s = self.message_s * cuts.messages
             # a hop's latency has one message's time on the NIC in it already
             latency_s = max(0.0, self._net_s(choice) - min(busy_s, self.message_s))
+            if choice.algorithm == "tree":
+                latency_s += in_a_tree_s(self.graph, choice.protocol, size_bytes, cuts.chunk_bytes)
             inter = Link(latency_s, payload * inter.bandwidth_bytes_per_s, busy_s)
-        most = most_ll_gb_per_s(self.graph) * 1e9 if choice.protocol == "LL" else inf
         chunk = None if choice.algorithm == "ring" else cuts.chunk_bytes
         return replace(
-            self.paths, intra=intra, inter=inter, switch=switch, most=most, chunk_bytes=chunk
+            self.paths,
+            intra=intra,
+            inter=inter,
+            switch=switch,
+            most=most,
+            chunk_bytes=chunk,
+            streams=choice.protocol == "LL",  # each word has its own flag
+            copied_s=copied_s,
         )
 
     def _hop_s(self, choice: Choice) -> float:
         place = PROTOCOLS.index(choice.protocol)
         hop_us = _HOP_US[self.graph.path][choice.algorithm][place]
-        if (choice.algorithm, choice.protocol) == ("ring", "LL"):
-            hop_us = _MEASURED_LL_HOP_US.get(self.graph.architecture, hop_us)
+        if choice.protocol == "LL" and self.graph.path == "nvlink":
+            if self.graph.nodes > 1:
+                hop_us *= _LL_HOP_OVER_NODES
+            else:
+                hop_us = _MEASURED_LL_HOP_US.get(self.graph.architecture, hop_us)
         return hop_us * US
 
     def _net_s(self, choice: Choice) -> float:
@@ -192,10 +224,58 @@ def _waits_for_network(cost: NcclCost) -> bool:
     return with_outside <= with_inside
 
 
+class _Sent(NamedTuple):
+    """How a message is sent: NCCL's choice, the bytes, and how they are cut."""
+
+    choice: Choice
+    size_bytes: int
+    cuts: Cut
+
+
+@lru_cache(maxsize=4096)
+def _as_sent(cost: NcclCost, operation: Operation, size_bytes: int) -> _Sent:
+    """As NCCL's tuner has it; where the network's latency is stated, no slower than a larger one.
+
+    The tuner does not know a stated latency. It compares by its own, and may keep for too long to
+    what crosses the network more often. Assumed: where a larger message takes less, a message goes
+    as that one does, in its time.
+    """
+    if not cost.is_ring_step or cost.paths.inter is None or operation in ("broadcast", "reduce"):
+        return _tuned(cost, operation, size_bytes, size_bytes)
+    band = bisect_left(_BANDS_BYTES, size_bytes)
+    if band == len(_BANDS_BYTES):
+        return _tuned(cost, operation, size_bytes, size_bytes)
+    own = _tuned(cost, operation, size_bytes, _BANDS_BYTES[band])
+    larger = _fastest_from(cost, operation, band + 1)
+    found = [own] if larger is None else [own, larger]
+    return min(found, key=lambda sent: _taken_ns(cost, operation, sent))
+
+
+@lru_cache(maxsize=4096)
+def _tuned(cost: NcclCost, operation: Operation, size_bytes: int, like_bytes: int) -> _Sent:
+    """A message sent as the tuner sends one of `like_bytes`."""
+    choice = cost.tuned(like_bytes, operation)
+    return _Sent(choice, size_bytes, cut(cost.graph, *choice[:2], like_bytes))
+
+
+@lru_cache(maxsize=4096)
+def _fastest_from(cost: NcclCost, operation: Operation, band: int) -> _Sent | None:
+    """The fastest of the bands' smallest messages, from this band on; a band's others take more."""
+    least = zip(_BANDS_BYTES[band - 1 :], _BANDS_BYTES[band:], strict=False)
+    sent = [_tuned(cost, operation, below + 1, most) for below, most in least]
+    return min(sent, key=lambda each: _taken_ns(cost, operation, each), default=None)
+
+
+@lru_cache(maxsize=4096)
+def _taken_ns(cost: NcclCost, operation: Operation, sent: _Sent) -> int:
+    return duration_ns(cost.sent(sent.choice, sent.size_bytes, operation, sent.cuts))
+
+
 @lru_cache(maxsize=4096)
 def _transfer(cost: NcclCost, operation: Operation, size_bytes: int) -> Transfer:
     """A step asks for the same sizes again and again."""
-    choice = cost.choice(size_bytes, operation)
+    unstretched = replace(cost, time_factor=1.0)  # the same choice, and its search once for all
+    choice, sent_bytes, cuts = _as_sent(unstretched, operation, size_bytes)
     if operation in ("broadcast", "reduce"):  # one backwards is the other (src/device/reduce.h)
         return cost.broadcast(choice, size_bytes)
-    return cost.sent(choice, size_bytes, operation)
+    return cost.sent(choice, sent_bytes, operation, cuts)

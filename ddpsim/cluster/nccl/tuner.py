@@ -54,6 +54,7 @@ class Graph:
     `path` of GPUs in a node: nvlink or pcie. `fewer`: GPUs that all nodes together have less than
     `gpus_per_node` each. `reduces`: the switch sums (NVLS; assumed: only where nodes are equally
     large). `minor`: of NCCL 2.
+    `gpu_direct`: NICs reach the GPUs' memory by a switch of PCIe, not through the host.
     `net_latency_us`: what the network's plugin declares; InfiniBand and sockets declare none.
     `min_channels`, `max_channels` and `buffer_bytes`: as NCCL's variables set them; 0: not set.
     """
@@ -69,6 +70,7 @@ class Graph:
     reduces: bool = False
     cpu_vendor: Literal["intel", "amd", "other"] = "intel"
     minor: int = NEWEST
+    gpu_direct: bool = True
     net_latency_us: float = 0.0
     min_channels: int = 0
     max_channels: int = 0
@@ -174,13 +176,22 @@ def estimates(graph: Graph, operation: Operation = "all_reduce") -> tuple[Estima
         for i, protocol in enumerate(PROTOCOLS):
             if algorithm == "nvls" and protocol != "Simple":
                 continue
-            if protocol == "LL128" and graph.path == "pcie" and graph.gpus_per_node > 1:
-                continue  # 128 bytes are only sure to arrive together over NVLink
+            if protocol == "LL128" and not _keeps_128_bytes(graph):
+                continue
             bandwidth = _bandwidth(graph, algorithm, i, TURNS[operation])
             if bandwidth > 0:
                 latency = _latency(graph, algorithm, i, TURNS[operation])
                 found.append(Estimate(algorithm, protocol, latency, bandwidth))
     return tuple(found)
+
+
+def _keeps_128_bytes(graph: Graph) -> bool:
+    """Whether they arrive together: over NVLink, and from NICs at most a switch of PCIe away.
+
+    Source: nccl src/graph/tuning.cc, typeIntra and typeInter.
+    """
+    over_pcie = graph.path == "pcie" and graph.gpus_per_node > 1
+    return not over_pcie and (graph.nodes == 1 or graph.gpu_direct)
 
 
 def choose(

@@ -31,6 +31,13 @@ class Link:
             return self
         return replace(self, bandwidth_bytes_per_s=bytes_per_s)
 
+    def copied(self, s_per_byte: float) -> Link:
+        """Where a message is copied first, at so many seconds a byte."""
+        if not s_per_byte:
+            return self
+        bytes_per_s = 1 / (1 / self.bandwidth_bytes_per_s + s_per_byte)
+        return replace(self, bandwidth_bytes_per_s=bytes_per_s)
+
     def slower(self, factor: float) -> Link:
         """The same where everything takes `factor` times as long."""
         return replace(

@@ -33,6 +33,8 @@ class Paths:
     with fewer ranks than `gpus_per_node`, and their ranks. `most`: bytes per second that no hop
     exceeds, however fast its link (LL).
     `chunk_bytes`: how much of a message a pipeline passes on at a time; None: a usual part of it.
+    `streams`: GPUs of a node pass a chunk's words on before all of it has come.
+    `copied_s`: what a byte takes in the sender's kernel, before the wire.
     """
 
     nodes: int
@@ -46,6 +48,8 @@ class Paths:
     smaller: tuple[tuple[int, int], ...] = ()
     most: float = inf
     chunk_bytes: int | None = None
+    streams: bool = False
+    copied_s: float = 0.0
 
     @property
     def ranks(self) -> int:
@@ -153,10 +157,12 @@ class Paths:
         intra, inter, switch = (
             link and link.slower(factor) for link in (self.intra, self.inter, self.switch)
         )
-        return replace(self, intra=intra, inter=inter, switch=switch, most=self.most / factor)
+        links = replace(self, intra=intra, inter=inter, switch=switch)
+        return replace(links, most=self.most / factor, copied_s=self.copied_s * factor)
 
     def _left(self, link: Link, part_left: float) -> Link:
-        return (link if part_left == 1 else link.widened(part_left)).at_most(self.most)
+        left = link if part_left == 1 else link.widened(part_left)
+        return left.at_most(self.most).copied(self.copied_s)
 
     def _node(self, end: int) -> int:
         """Of a rank, or of a node's switch; a server is in none of them: -1."""

@@ -1,0 +1,58 @@
+"""How fast NCCL's kernels copy and sum: a thread block for each channel.
+
+A block of Volta or Ampere moves 3 to 4 GB/s with LL, so that few channels set the pace of small
+messages. In a tree a block reads from all children before it sends, one after the other.
+
+Sources: NCCL's own limits (nccl v2.30 src/graph/tuning.cc): llMaxBws of one node over the channels
+of a communicator there (12 on Volta, 24 on Ampere), ll128MaxBwPerCh and perChMaxTreeBws of one
+node. LL of Hopper: dgxc-benchmarking's 1 x 8 H100, as long at 512 KiB as at 8 KiB; of Blackwell
+assumed as much. Held against sweeps of several nodes in docs/validation.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import ceil
+from typing import TYPE_CHECKING
+
+from ddpsim.cluster.algorithms.node_trees import two_trees
+from ddpsim.cluster.nccl.chunks import blocks
+
+if TYPE_CHECKING:
+    from ddpsim.cluster.nccl.tables import Algorithm, Architecture, Protocol
+    from ddpsim.cluster.nccl.tuner import Graph
+
+__all__ = ["in_a_tree_s", "shared_s_per_byte"]
+
+_READS_LL_AT_ONCE = 10  # readLLBeginAll, src/device/prims_ll.h
+
+_BLOCK_GB_PER_S: dict[Protocol, dict[Architecture, float]] = {
+    "LL": {"volta": 3.25, "ampere": 3.65, "hopper": 18, "blackwell": 18},
+    "LL128": {"volta": 20, "ampere": 20, "hopper": 36.7, "blackwell": 40},
+    "Simple": {"volta": 26.5, "ampere": 24, "hopper": 38.7, "blackwell": 70},
+}
+
+
+def shared_s_per_byte(
+    graph: Graph, algorithm: Algorithm, protocol: Protocol, size_bytes: int
+) -> float:
+    """Seconds for a byte of what all blocks of an all-reduce of `size_bytes` move together."""
+    rate = 1e9 * _BLOCK_GB_PER_S[protocol][graph.architecture]
+    parts = graph.ranks if algorithm == "ring" else 2
+    sent_bytes = parts * ceil(size_bytes / parts)  # as algorithms round, so that no byte gains time
+    return 1 / (rate * blocks(graph, algorithm, protocol, sent_bytes))
+
+
+def in_a_tree_s(graph: Graph, protocol: Protocol, size_bytes: int, chunk_bytes: int) -> float:
+    """Seconds of a chunk in the blocks of a node with the most children; each tree has half."""
+    chunk = min(ceil(size_bytes / 2), chunk_bytes)
+    each_s = chunk * shared_s_per_byte(graph, "tree", protocol, size_bytes)
+    return (2 * _most_sources(graph, protocol) - (protocol == "LL")) * each_s
+
+
+def _most_sources(graph: Graph, protocol: Protocol) -> int:
+    """Nodes that send to one, and the chain of its own GPUs; LL asks for all at once since 2.10."""
+    if protocol == "LL" and graph.minor >= _READS_LL_AT_ONCE:
+        return 1
+    children = Counter(parent for parent in two_trees(graph.nodes)[0] if parent >= 0)
+    return max(children.values()) + (graph.gpus_per_node > 1)
