@@ -166,7 +166,7 @@ def test_attention_that_is_written_out_moves_its_scores(
 
 
 def test_tensor_cores_convolutions_turn_layouts_unless_they_are_channels_last() -> None:
-    """Each operand read and written once more, two or four bytes an element; VGG-16 has no small kernel."""
+    """Each operand read and written once more; VGG-16 has no small kernel."""
     table = model_table("vgg16")
     usual, last = (
         modelled("vgg16", "amp-bf16", memory_format=f) for f in ("contiguous", "channels_last")
