@@ -335,7 +335,7 @@ def _narrowing(job: Job, result: Result) -> Iterator[NextStep]:
         ),
         "network model": (
             job.scenario.cluster.all_reduce is None and job.scenario.cluster.profile is None,
-            "measure the all-reduce on these ranks",
+            "measure your all-reduce",
             f"cluster.all_reduce={log}",
         ),
     }

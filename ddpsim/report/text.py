@@ -39,6 +39,7 @@ __all__ = ["PARTS", "render"]
 
 _BUCKET_ROWS = 8
 _STRAGGLERS = 3  # lines
+_SHOWN = 0.02  # of the widest source: what moves the interval less is for --verbose
 _COLLECTIVE_ROWS = 10
 PARTS = {
     "forward": "forward",
@@ -223,7 +224,9 @@ def _inputs(provenance: Sequence[Provenance], *, whole: bool) -> Iterator[str]:
 def _interval_sources(interval: PredictionInterval | None, *, whole: bool) -> Iterator[str]:
     """What the interval allows for, how far it moves the step, and on what grounds."""
     sources = interval.sources if interval else ()
-    moving = [source for source in sources if source.low_s or source.high_s]
+    widest_s = max((max(source.low_s, source.high_s) for source in sources), default=0.0)
+    least_s = 0.0 if whole else _SHOWN * widest_s
+    moving = [source for source in sources if max(source.low_s, source.high_s) > least_s]
     rows = [(source.input, _effect(source), source.basis) for source in moving]
     yield from columns("interval", rows, whole=whole)
 
