@@ -54,7 +54,7 @@ torch's CPU backend: two worker threads, so two buckets may be in flight and sha
 link; waiting blocks the host.""",
     "host": """\
 The CPU that launches a GPU's work. It sets the step time where it takes longer to launch a
-step's operators (30 us each, without a measured step) than the device to compute them: with
+step's operators (30 to 60 us each, if not measured) than the device to compute them: with
 small batches. A larger batch or torch.compile helps. docs/explanation/host.md.""",
     "interference": """\
 Compute slows while communication is in flight (it takes SMs and memory bandwidth), and
