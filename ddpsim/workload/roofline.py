@@ -152,7 +152,7 @@ class _Step:
             if of_scores:
                 operators += written_out.kernels + arithmetic.casts * _CASTS_KERNELS
             kernels = operators
-            if is_one and self._turns_layouts:
+            if is_one and flops and self._turns_layouts:
                 other_bytes += 2 * matmul_bytes  # each operand read and written once more
                 kernels += 3
             device_s = matmul_s + other_bytes / self._bytes_per_s

@@ -21,7 +21,7 @@ from ddpsim.scenario.schema import Scenario
 
 BASE = {
     "schema": "ddpsim/1",
-    "workload": {"model": "resnet18", "batch_per_rank": 16},
+    "workload": {"model": "resnet18", "batch_per_rank": 64},
     "cluster": {"nodes": 2, "gpus_per_node": 2, "device": "a100-sxm-40gb"},
 }
 

@@ -108,7 +108,7 @@ def test_ranks_that_begin_together_need_one_step(monkeypatch: pytest.MonkeyPatch
 
 
 def test_ranks_that_do_not_are_told_more_closely_step_by_step() -> None:
-    cluster = {"nodes": 512, "algorithm": "ring", "inter_node": {"bandwidth": "100 Gbit/s"}}
+    cluster = {"nodes": 256, "algorithm": "ring", "inter_node": {"bandwidth": "100 Gbit/s"}}
     asked = job(cluster=cluster, ddp={"broadcast_buffers": False})
     assert check(asked.calm_request()) > 2
 

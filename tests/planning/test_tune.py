@@ -152,7 +152,7 @@ def test_json_holds_every_figure() -> None:
     plain = json.loads(json.dumps(tune(document("gpt2-bucket-choice")).to_dict(), allow_nan=False))
     assert plain["schema"] == "ddpsim.tuning/1"
     assert plain["within"] == FLAT
-    assert plain["pick"]["settings"] == []
+    assert plain["pick"]["settings"] == ["ddp.bucket_cap_mb=10"]
 
 
 ACCURACY = (ROOT / "docs" / "explanation" / "accuracy.md").read_text("utf-8")

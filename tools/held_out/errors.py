@@ -14,7 +14,6 @@ from statistics import fmean, geometric_mean, median
 from typing import NamedTuple
 
 import numpy as np
-from device_records import RECORDED, record_of
 from published_hosts import PublishedHost, published_hosts
 
 from calibrate.fit.device.fit import device_of_kernels
@@ -22,6 +21,7 @@ from ddpsim.prediction.interval import ROOFLINE, prediction_interval
 from ddpsim.provenance import Z_80
 from ddpsim.scenario.device import Device
 from held_out.efficiency import Place, Reached, Times, fitted
+from held_out.records import RECORDED, record_of
 from held_out.rows import OWN, LoopRow, Row, all_rows, generation, publisher
 
 __all__ = ["Constants", "Held", "constants", "held_out", "rms", "steps_of_place"]

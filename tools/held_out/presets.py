@@ -9,10 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from device_records import RECORDED
-
 from held_out.efficiency import Place, chip_of
 from held_out.errors import Constants, constants, steps_of_place
+from held_out.records import RECORDED
 from held_out.rows import generation
 
 __all__ = ["GENERATIONS", "devices_told", "preset_operator_us"]

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from device_records import RECORDED, record_of
 from published_steps import (
     PublishedStep,
     estimated_s,
@@ -34,6 +33,7 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.workload.model import Work
 from ddpsim.workload.zoo.table import is_convolutional
 from held_out.efficiency import Place, chip_of
+from held_out.records import RECORDED, record_of
 
 __all__ = [
     "OWN",

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from statistics import median
 
-from device_records import RECORDED
 from held_out.errors import constants, held_out
+from held_out.records import RECORDED
 from held_out.rows import OWN, Row
 
 from validation.markdown import markdown

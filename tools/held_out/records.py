@@ -11,7 +11,7 @@ from calibrate.records.device_record import DeviceRecord, load_device_record
 
 __all__ = ["RECORDED", "record_of"]
 
-FOLDER = Path(__file__).resolve().parent.parent / "tests" / "data" / "devices"
+FOLDER = Path(__file__).resolve().parent.parent.parent / "tests" / "data" / "devices"
 RECORDED = ("h100-sxm-80gb", "h200-sxm-141gb")
 
 
