@@ -38,6 +38,7 @@ __all__ = [
 # below this share of the step a cause is not worth naming before the compute itself
 _WORTH_NAMING = 0.03
 _PACED = 1e-4  # of a step: rounding, over all of them
+_AVERAGE = "average"  # of the parameters: how its cause begins
 
 
 @dataclass(frozen=True)
@@ -324,10 +325,19 @@ def _waits_for_data(breakdown: BreakdownNs, steps: list[Step], context: Context)
 
 
 def _exposed(steps: list[Step], context: Context) -> str:
-    """The collective that a typical waiting step waits for longest, and what limits it."""
-    step = typical_step([step for step in steps if step.exposed_ns(step.comm)])
-    collective, said = longest_wait(step, context.broadcast, context.reduced)
+    """The kind of collective that steps wait for longest in all, and what limits it."""
+    kinds: dict[str, list[Step]] = {}
+    for step in (step for step in steps if step.exposed_ns(step.comm)):
+        collective, _ = longest_wait(step, context.broadcast, context.reduced)
+        kinds.setdefault(_kind_of(collective), []).append(step)
+    longest = max(kinds.values(), key=lambda those: sum(s.exposed_ns(s.comm) for s in those))
+    collective, said = longest_wait(typical_step(longest), context.broadcast, context.reduced)
     return f"{context.network(collective)}: {said}"
+
+
+def _kind_of(collective: CommSpan) -> str:
+    is_average = collective.cause.startswith(_AVERAGE)
+    return "bucket" if collective.bucket >= 0 and not is_average else collective.cause
 
 
 def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> tuple[CommSpan, str]:
@@ -335,21 +345,31 @@ def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> tuple[C
 
     `broadcast` says what goes to all ranks before the forward, `reduced` what is reduced.
     """
-    buckets = [span for span in step.comm if span.bucket >= 0]
-    others = [span for span in step.comm if span.bucket < 0]
+    averages = reduced == "bucket"  # beside buckets, some steps average parameters
+    others = [s for s in step.comm if s.bucket < 0 or (averages and s.cause.startswith(_AVERAGE))]
+    buckets = [span for span in step.comm if span not in others]
     are_late = step.exposed_ns(buckets) >= step.exposed_ns(others)
     longest = max(
         buckets if are_late else others, key=lambda collective: step.exposed_ns([collective])
     )
     if are_late:
         return longest, _late(step, buckets, reduced)
-    if longest.is_of_norm:
-        return longest, "mostly the statistics of SyncBatchNorm"
-    if longest.operation == "broadcast":
-        return longest, f"mostly {broadcast} before the forward"
-    if longest.operation == "all_gather":
-        return longest, "mostly all-gathers of parameters"
-    return longest, "mostly the all-reduce that tells which parameters are unused"
+    return longest, _mostly(longest, broadcast)
+
+
+def _mostly(longest: CommSpan, broadcast: str) -> str:
+    causes = {
+        "sync_batch_norm": "the statistics of SyncBatchNorm",
+        _AVERAGE: "the average of the parameters, in steps that have one",
+        "join": "join's all-reduce, which counts the ranks that have inputs",
+    }
+    operations = {
+        "broadcast": f"{broadcast} before the forward",
+        "all_gather": "all-gathers of parameters",
+    }
+    known = [said for cause, said in causes.items() if longest.cause.startswith(cause)]
+    unused = "the all-reduce that tells which parameters are unused"
+    return f"mostly {known[0] if known else operations.get(longest.operation, unused)}"
 
 
 def _late(step: Step, reduced: list[CommSpan], called: str) -> str:

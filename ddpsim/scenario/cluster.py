@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
@@ -142,6 +143,19 @@ def _a_machine_is_enough(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"required": ["machine"]}, {"required": brought}]
 
 
+_NCCL = r"^2\.\d+(\.\d+)?$"
+
+
+def _nccl_version(value: Any) -> Any:
+    """As text: 2.20 as a number would be 2.2."""
+    if isinstance(value, str) and re.match(_NCCL, value):
+        return value
+    raise ValueError(
+        f"{shown(value)} is no version of NCCL; write one with its quotes, such as "
+        """nccl: "2.19", or --set 'cluster.nccl="2.19"'"""
+    )
+
+
 class Cluster(Spec):
     """Ranks, the devices they run on, and the links between them."""
 
@@ -173,7 +187,7 @@ class Cluster(Spec):
     protocol: Literal["auto", "LL", "LL128", "Simple"] = Field(
         "auto", description="of NCCL; auto: its own choice for each size"
     )
-    nccl: Annotated[str, Field(pattern=r"^2\.\d+(\.\d+)?$")] | None = Field(
+    nccl: Annotated[str, Field(pattern=_NCCL), BeforeValidator(_nccl_version)] | None = Field(
         None, description="NCCL's version, 2.5 to 2.30: its tuner chooses; default: the newest"
     )
     nccl_env: dict[str, str | int] | None = Field(

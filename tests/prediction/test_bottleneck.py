@@ -189,3 +189,21 @@ def test_buckets_that_end_after_the_backward_are_counted(backward: int, words: s
     ]
     step = Step(0, 50, 0, (), (*compute, optimizer), tuple(comm))
     assert longest_wait(step, "what is sent")[1] == words
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("post-local-sgd", (), "mostly the average of the parameters, in steps that have one"),
+        (
+            "join",
+            ("cluster.inter_node={bandwidth: 25 Gbit/s, latency: 2 ms}",),
+            "mostly join's all-reduce, which counts the ranks that have inputs",
+        ),
+    ],
+)
+def test_what_all_steps_wait_for_longest_is_named(
+    name: str, settings: tuple[str, ...], words: str
+) -> None:
+    """An average in few steps may cost more than a broadcast in each."""
+    assert words in ddpsim.simulate(load(name, *settings)).bottleneck.text
