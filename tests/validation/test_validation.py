@@ -18,11 +18,11 @@ from held_out.errors import (
     held_out,
     host_sigma,
     published_operators,
-    rms,
     usual_efficiency_errors,
 )
 from held_out.presets import devices_told
 from held_out.rows import published_loops
+from published_steps import rms
 from validation import two_hosts
 from validation.benchmark import benchmark_rows, reference_log
 from validation.bucket_sweep import cs336_rows

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean, geometric_mean, median
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 from published_hosts import PublishedHost, published_hosts
+from published_steps import rms
 
 from calibrate.fit.device.fit import device_of_kernels
 from ddpsim.prediction.interval import ROOFLINE, prediction_interval
@@ -24,7 +25,7 @@ from held_out.efficiency import Place, Reached, Times, fitted
 from held_out.records import RECORDED, record_of
 from held_out.rows import OWN, LoopRow, Row, all_rows, generation, publisher
 
-__all__ = ["Constants", "Held", "constants", "held_out", "rms", "steps_of_place"]
+__all__ = ["Constants", "Held", "constants", "held_out", "steps_of_place"]
 
 _WAITS = 0.5  # a host that needs more of its device's time has a part in a step
 DEVICE_BOUND, HOST_BOUND = "device-bound", "host-bound"
@@ -73,15 +74,10 @@ class Held:
         return self.low_s <= self.row.step_s <= self.high_s
 
 
-def rms(errors: Iterable[float]) -> float:
-    """Root mean square of the logarithms."""
-    return math.sqrt(fmean(math.log1p(error) ** 2 for error in errors))
-
-
 @cache
 def _host_share(row: Row) -> float:
-    """The host's time for a step, of its device's, on the preset."""
-    return row.host_share()
+    """The host's time for a step, of its device's, on the usual device."""
+    return row.on(row.usual).host_share
 
 
 @cache
@@ -109,7 +105,7 @@ def _operator_s(row: Row) -> float | None:
     """What an operator took the host of a host-bound loop, launch and all."""
     if not isinstance(row, LoopRow) or _host_share(row) <= 1:
         return None
-    device, step_s = row.usual, row.stretched(row.usual)
+    device, step_s = row.usual, row.on(row.usual).step_s
     low, high = 0.25, 4.0
     low_s, high_s = step_s(host=low), step_s(host=high)
     if not low_s < row.step_s < high_s:
@@ -222,18 +218,18 @@ def held_out() -> tuple[Held, ...]:
 
 def _predicted(row: Row, told: Constants) -> Held:
     device, is_known = told.of(row), row.mostly in told.reached.known
-    step_s = row.stretched(device)
-    usual_s = step_s()
+    on_device = row.on(device)
+    usual_s = on_device.step_s()
     interval = prediction_interval(
         usual_s,
-        step_s,
-        row.uncertainties(device),
+        on_device.step_s,
+        on_device.uncertainties,
         calibrated=True,
         taken_as_equal=row.taken_as_equal,
         hidden_comm_s=0.0,
         spread_s=(usual_s, usual_s),
     )
-    regime = HOST_BOUND if row.host_share(device) > 1 else DEVICE_BOUND
+    regime = HOST_BOUND if on_device.host_share > 1 else DEVICE_BOUND
     return Held(row, regime, is_known, usual_s, interval.low, interval.high)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -117,8 +117,17 @@ def generation(device: str) -> str:
     return "later" if is_later else "ampere"
 
 
-# seconds of a step whose compute, host and other terms are stretched by such factors
-Stretched = Callable[..., float]
+class OnDevice(NamedTuple):
+    """A row's step on a device, as estimated.
+
+    `step_s`: seconds, with compute, host and other terms stretched by factors; `uncertainties` of
+    the terms that may matter; `host_share`: the host's time of the device's, 0 where a step is
+    known to wait for its device.
+    """
+
+    step_s: Callable[..., float]
+    uncertainties: Mapping[str, Uncertainty]
+    host_share: float
 
 
 @dataclass(frozen=True)
@@ -153,25 +162,17 @@ class Row(ABC):
         """
 
     @abstractmethod
-    def device_s(self, device: Device | None = None) -> float:
+    def device_s(self, device: Device) -> float:
         """What the device needs for forward, backward and optimizer, as estimated."""
 
     @abstractmethod
-    def stretched(self, device: Device) -> Stretched:
+    def on(self, device: Device) -> OnDevice:
         """The step on such a device."""
 
     @property
     def uncertainty(self) -> Uncertainty:
         """Of the device's time."""
         return ROOFLINE["convolutional" if self.is_convolutional else "attention"]
-
-    def uncertainties(self, device: Device) -> dict[str, Uncertainty]:  # noqa: ARG002
-        """Of the terms that may matter."""
-        return {"compute": self.uncertainty}
-
-    def host_share(self, device: Device | None = None) -> float:  # noqa: ARG002
-        """The host's time of the device's; 0 where a step is known to wait for its device."""
-        return 0.0
 
     @property
     def other_s(self) -> float:
@@ -210,12 +211,12 @@ class StepRow(Row):
     def usual(self) -> Device:  # noqa: D102 -- as of any row
         return _before(job_of_step(self.step)[2], self.device)
 
-    def device_s(self, device: Device | None = None) -> float:  # noqa: D102
-        return estimated_s(self.step, lambda _: device or self.usual)
+    def device_s(self, device: Device) -> float:  # noqa: D102
+        return estimated_s(self.step, lambda _: device)
 
-    def stretched(self, device: Device) -> Stretched:  # noqa: D102
+    def on(self, device: Device) -> OnDevice:  # noqa: D102
         device_s = self.device_s(device)
-        return lambda compute=1.0: compute * device_s
+        return OnDevice(lambda compute=1.0: compute * device_s, {"compute": self.uncertainty}, 0.0)
 
 
 @dataclass(frozen=True)
@@ -228,30 +229,20 @@ class LoopRow(Row):
     def usual(self) -> Device:  # noqa: D102
         return _before(_scenario(self.loop).cluster.device, self.device)
 
-    def job(self, device: Device | None = None) -> Job:
-        """On such a device, or the usual one."""
-        return _job(self.loop, device or self.usual)
-
-    def device_s(self, device: Device | None = None) -> float:  # noqa: D102
-        model = self.job(device).model
+    def device_s(self, device: Device) -> float:  # noqa: D102
+        model = _job(self.loop, device).model
         works = (*model.forward, *model.backward, model.optimizer)
         return sum(work.device_s for work in works)
 
-    def stretched(self, device: Device) -> Stretched:
+    def on(self, device: Device) -> OnDevice:
         """Under DDP, or of a bare model, and what is measured with it."""
-        job = self.job(device)
+        job = _job(self.loop, device)
         of_job = job.compute_only_s if self.loop.optimizer == "none" else job.step_s
 
         def step_s(**factors: float) -> float:
             return self.other_s + of_job(**factors)
 
-        return step_s
-
-    def uncertainties(self, device: Device) -> dict[str, Uncertainty]:  # noqa: D102
-        return uncertainties(self.job(device))
-
-    def host_share(self, device: Device | None = None) -> float:  # noqa: D102
-        return self.job(device).host_share
+        return OnDevice(step_s, uncertainties(job), job.host_share)
 
     @property
     def other_s(self) -> float:  # noqa: D102
@@ -272,26 +263,18 @@ class RecordRow(Row):
     def usual(self) -> Device:  # noqa: D102
         return _preset(self.device)
 
-    def device_s(self, device: Device | None = None) -> float:  # noqa: D102
-        return sum(on_device for on_device, _ in self._parts_s(device or self.usual))
+    def device_s(self, device: Device) -> float:  # noqa: D102
+        return sum(on_device for on_device, _ in self.measured.device_and_host_s(device))
 
-    def stretched(self, device: Device) -> Stretched:  # noqa: D102
-        parts_s = self._parts_s(device)
+    def on(self, device: Device) -> OnDevice:  # noqa: D102
+        parts_s = self.measured.device_and_host_s(device)
+        of_device_s, of_host_s = map(sum, zip(*parts_s, strict=True))
 
         def step_s(*, compute: float = 1.0, host: float = 1.0) -> float:
             return sum(max(compute * device_s, host * host_s) for device_s, host_s in parts_s)
 
-        return step_s
-
-    def uncertainties(self, device: Device) -> dict[str, Uncertainty]:  # noqa: ARG002, D102
-        return {"compute": self.uncertainty, "host": HOST}
-
-    def host_share(self, device: Device | None = None) -> float:  # noqa: D102
-        device_s, host_s = map(sum, zip(*self._parts_s(device or self.usual), strict=True))
-        return host_s / device_s
-
-    def _parts_s(self, device: Device) -> tuple[tuple[float, float], ...]:
-        return self.measured.device_and_host_s(device)
+        terms = {"compute": self.uncertainty, "host": HOST}
+        return OnDevice(step_s, terms, of_host_s / of_device_s)
 
 
 @cache

@@ -36,7 +36,7 @@ def _kind(row: Row) -> str:
 
 
 def _error_of_preset(row: Row) -> float:
-    return row.stretched(constants().of(row))() / row.step_s - 1
+    return row.on(constants().of(row)).step_s() / row.step_s - 1
 
 
 def _levels(errors: list[tuple[float, float]]) -> tuple[str, ...]:

@@ -38,9 +38,8 @@ def held_out_table() -> str:
     groups: dict[tuple[str, str, str, str], list[Held]] = {}
     for held in held_out():
         row = held.row
-        is_convolutional = row.kind == "convolutional network"
         precision = _PRECISIONS.get(row.precision, row.precision)
-        kind = "convolutional" if is_convolutional else "attention"
+        kind = "convolutional" if row.is_convolutional else "attention"
         group = (held.regime, kind, precision, row.memory_format or "-")
         groups.setdefault(group, []).append(held)
     return markdown(head, ((*group, *_levels(held)) for group, held in sorted(groups.items())))

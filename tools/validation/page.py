@@ -10,9 +10,9 @@ from held_out.errors import (
     device_sigma,
     host_sigma,
     published_operators,
-    rms,
     usual_efficiency_errors,
 )
+from published_steps import rms
 
 from ddpsim.prediction.interval import ROOFLINE
 from validation.benchmark import GPU_SIGMA, benchmark_rows
