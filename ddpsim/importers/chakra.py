@@ -15,12 +15,20 @@ from typing import Any, NamedTuple
 from ddpsim.errors import ImportFailedError
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["ChakraTrace", "is_of_chakra", "read_chakra"]
+__all__ = [
+    "ALL_REDUCE",
+    "COLLECTIVE",
+    "COMPUTE",
+    "ChakraTrace",
+    "is_of_chakra",
+    "read_chakra",
+]
 
 _LARGEST_BYTES = 2**28
 _MOST_BYTES, _LONGEST_US = 10**12, 10**9  # of a collective, within reason
 _VARINT, _WORD, _BYTES, _HALF = 0, 1, 2, 5  # wire types
-_COMPUTE, _COLLECTIVE, _ALL_REDUCE = 4, 7, 0  # NodeType, CollectiveCommType
+COMPUTE, COLLECTIVE = 4, 7  # NodeType
+ALL_REDUCE = 0  # CollectiveCommType
 _WORLD = ("", "0")  # names of the group of all ranks
 _MOST_BITS = 64
 _BROKEN = "is cut off, or no Chakra execution trace; copy it anew"
@@ -86,9 +94,9 @@ def _told(nodes: list[dict[int, list[Any]]]) -> ChakraTrace:
     for node in nodes:
         lasts_us, kind, told = _whole(node, 7), _whole(node, 3), _attributes(node, 10)
         is_timed = 0 < lasts_us <= _LONGEST_US
-        if kind == _COMPUTE and is_timed and not told.get("is_cpu_op"):
+        if kind == COMPUTE and is_timed and not told.get("is_cpu_op"):
             compute_us += lasts_us
-        if kind == _COLLECTIVE and (size := _all_reduced(told)):
+        if kind == COLLECTIVE and (size := _all_reduced(told)):
             calls[size] += 1
             if is_timed:
                 times_us[size].append(lasts_us)
@@ -101,7 +109,7 @@ def _all_reduced(told: dict[str, Any]) -> int:
     group, size = told.get("pg_name", b""), told.get("comm_size")
     if not isinstance(group, bytes) or group.decode("utf-8", "replace") not in _WORLD:
         return 0
-    is_one = told.get("comm_type") == _ALL_REDUCE and isinstance(size, int)
+    is_one = told.get("comm_type") == ALL_REDUCE and isinstance(size, int)
     return size if is_one and size is not None and 0 < size <= _MOST_BYTES else 0
 
 

@@ -17,6 +17,7 @@ from ddpsim.cluster.transfers import duration_ns
 from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import InputError
 from ddpsim.files import write_atomically
+from ddpsim.importers.chakra import ALL_REDUCE, COLLECTIVE, COMPUTE
 from ddpsim.planning.chakra_wire import Node, encoded
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.resolve import resolve
@@ -25,8 +26,10 @@ from ddpsim.strategies.instructions import Await, Communicate, Compute, Record, 
 
 __all__ = ["write_chakra"]
 
-_COMPUTE, _COLLECTIVE = 4, 7  # NodeType
-_OPERATIONS = {"all_reduce": 0, "broadcast": 5}  # CollectiveCommType, as far as ASTRA-sim has it
+_OPERATIONS = {
+    "all_reduce": ALL_REDUCE,
+    "broadcast": 5,
+}  # CollectiveCommType, as far as ASTRA-sim has it
 _STEM = "step"  # ASTRA-sim takes the files STEM.0.et, STEM.1.et, ...
 
 
@@ -134,7 +137,7 @@ class _Graph:
         lasts_ns = duration_ns(cost.transfer(each.operation, each.size_bytes))
         name = f"bucket {each.bucket}" if each.bucket >= 0 else each.cause or "collective"
         yield self._node(
-            *(f"{each.operation} {name}", "comm", _COLLECTIVE, round(lasts_ns / 1000), after),
+            *(f"{each.operation} {name}", "comm", COLLECTIVE, round(lasts_ns / 1000), after),
             attributes={
                 "is_cpu_op": False,
                 "comm_type": _OPERATIONS[each.operation],
@@ -161,7 +164,7 @@ class _Graph:
         self, name: str, stream: str, work_ns: int, after: set[int], *, on_cpu: bool = False
     ) -> Node:
         lasts_us = self.micros.setdefault(stream, _Micros()).of(work_ns)
-        return self._node(name, stream, _COMPUTE, lasts_us, after, {"is_cpu_op": on_cpu})
+        return self._node(name, stream, COMPUTE, lasts_us, after, {"is_cpu_op": on_cpu})
 
     def _node(
         self,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple
 
-__all__ = ["Gradient", "KinetoStep", "MeasuredCollective", "Piece", "StepParts"]
+__all__ = ["Gradient", "KinetoStep", "MeasuredCollective", "Piece", "StepParts", "range_of_unlike"]
 
 
 ITEM_BYTES = {
@@ -171,3 +172,9 @@ class KinetoStep:
         every = [c.elements for c in self.collectives if c.of_gradients]
         sizes = every[len(every) - len(every) // self.reductions :]
         return None if None in sizes else tuple(size for size in sizes if size is not None)
+
+
+def range_of_unlike(counts: Iterable[int]) -> str:
+    """Counts that differ in words, `3 to 5`; empty if all are the same."""
+    told = set(counts)
+    return f"{min(told)} to {max(told)}" if len(told) > 1 else ""

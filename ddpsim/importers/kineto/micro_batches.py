@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.kineto.events import TraceEvents, Window, within
-from ddpsim.importers.kineto.measured import KinetoStep, Piece, StepParts
+from ddpsim.importers.kineto.measured import KinetoStep, Piece, StepParts, range_of_unlike
 from ddpsim.importers.kineto.step import DDP_FORWARD, read_step
 
 __all__ = ["read_whole_step"]
@@ -32,9 +32,10 @@ def _windows(trace: TraceEvents, window: Window) -> Iterator[Window]:
     marks_us = [window.start_us]
     for first, second in pairwise(forwards):
         between = Window("", first.start_us, second.start_us)
-        if not within(trace.accumulated, between):
+        ends_us = [op.end_us for op in within(trace.accumulated, between)]
+        if not ends_us:
             continue
-        ended_us = max(op.end_us for op in within(trace.accumulated, between))
+        ended_us = max(ends_us)
         loads_us = [each for each in trace.loader.starts if ended_us <= each < second.start_us]
         marks_us.append(min(loads_us, default=second.start_us))
     for start_us, end_us in pairwise([*marks_us, window.end_us]):
@@ -43,12 +44,11 @@ def _windows(trace: TraceEvents, window: Window) -> Iterator[Window]:
 
 def _joined(trace: TraceEvents, window: Window, parts: Sequence[KinetoStep]) -> KinetoStep:
     """The last one, with the others before it and the optimizer's work of all."""
-    counts = sorted({len(part.gradients) for part in parts})
-    if len(counts) > 1:
+    if unlike := range_of_unlike(len(part.gradients) for part in parts):
         raise ImportFailedError(
             trace.name,
-            f"{window.name} runs forwards and backwards of {counts[0]} to {counts[-1]} gradients; "
-            "record steps whose micro-batches are alike",
+            f"{window.name} runs forwards and backwards of {unlike} gradients; record steps whose "
+            "micro-batches are alike",
         )
     *earlier, last = parts
     optimizers = [part.optimizer for part in parts]

@@ -17,7 +17,13 @@ from ddpsim.errors import ImportFailedError
 from ddpsim.importers.kineto.events import Lost, TraceEvents
 from ddpsim.importers.kineto.file import TraceFile, read_trace_file
 from ddpsim.importers.kineto.interference import BothWays, both_ways
-from ddpsim.importers.kineto.measured import Gradient, KinetoStep, MeasuredCollective, Piece
+from ddpsim.importers.kineto.measured import (
+    Gradient,
+    KinetoStep,
+    MeasuredCollective,
+    Piece,
+    range_of_unlike,
+)
 from ddpsim.importers.kineto.micro_batches import read_whole_step
 from ddpsim.scenario.quantity import SourceFile
 
@@ -109,19 +115,17 @@ def _whole(file: TraceFile, key: str) -> int | None:
 
 
 def _check_alike(file: TraceFile, steady: Sequence[KinetoStep]) -> None:
-    counts = sorted({len(step.gradients) for step in steady})
-    if len(counts) > 1:
+    if unlike := range_of_unlike(len(step.gradients) for step in steady):
         raise ImportFailedError(
             file.name,
-            f"its steps make {counts[0]} to {counts[-1]} gradients; record whole steps that are "
-            "alike, one backward in each",
+            f"its steps make {unlike} gradients; record whole steps that are alike, one backward "
+            "in each",
         )
-    micro_batches = sorted({len(step.micro_batches) for step in steady})
-    if len(micro_batches) > 1:
+    if unlike := range_of_unlike(len(step.micro_batches) for step in steady):
         raise ImportFailedError(
             file.name,
-            f"its steps have {micro_batches[0]} to {micro_batches[-1]} micro-batches; call "
-            "prof.step() after each step of the optimizer",
+            f"its steps have {unlike} micro-batches; call prof.step() after each step of the "
+            "optimizer",
         )
     without = [step.name for step in steady if not step.has_optimizer]
     if 0 < len(without) < len(steady):
