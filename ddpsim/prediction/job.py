@@ -365,7 +365,7 @@ def _cost_provenance(ddp: Ddp) -> Provenance:
         reducer = "torch's reducer: kernels and bytes; host time per hook measured on CPU tensors"
         return Provenance("DDP's own cost", reducer, "published")
     if ddp.is_fully_sharded and ddp.sharding.offload_policy:
-        host = "copies over PCIe and a host's optimizer by their bytes; neither was measured here"
+        host = "copies over PCIe and a host's optimizer by their bytes; the link was not measured"
         return Provenance("CPUOffloadPolicy", host, "assumed")
     if ddp.is_fully_sharded:
         hooks = "host time of its hooks measured on CPU tensors; copies by their bytes"

@@ -111,7 +111,7 @@ def _mfu(scenario: Scenario, model: Model, step_s: float) -> float | None:
 
 def loop_provenance(scenario: Scenario) -> Iterator[Provenance]:
     """Where the rates between host and device are from."""
-    workload, staged = scenario.workload, f"{format_bytes_per_s(STAGED_BYTES_PER_S)}"
+    workload, staged = scenario.workload, format_bytes_per_s(STAGED_BYTES_PER_S)
     if copied := workload.input_copy:
         rate = format_bytes_per_s(input_rate(copied, scenario.cluster.device))
         buffer = "" if copied.pinned else f", after {staged} into a staging buffer (assumed)"

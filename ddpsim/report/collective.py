@@ -46,7 +46,7 @@ def _row(row: CollectiveRow, redop: str, *, held: bool) -> str:
         f" {row.size_bytes:>14}{row.size_bytes // 4:>14}{'float':>8}{redop:>7}"
         f"{row.time_s * 1e6:>11.2f}{row.algbw_bytes_per_s / 1e9:>9.2f}"
         f"{row.busbw_bytes_per_s / 1e9:>9.2f}{beside}"
-        f"{f'{row.low_s * 1e6:.4g} to {row.high_s * 1e6:.4g}':>20}  {row.choice}"
+        f"  {f'{row.low_s * 1e6:.4g} to {row.high_s * 1e6:.4g}':>18}  {row.choice}"
     ).rstrip()
 
 

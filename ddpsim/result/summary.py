@@ -329,15 +329,17 @@ def _exposed(steps: list[Step], context: Context) -> str:
     kinds: dict[str, list[Step]] = {}
     for step in (step for step in steps if step.exposed_ns(step.comm)):
         collective, _ = longest_wait(step, context.broadcast, context.reduced)
-        kinds.setdefault(_kind_of(collective), []).append(step)
+        is_reduced = _is_reduced(collective, context.reduced)
+        kinds.setdefault(context.reduced if is_reduced else collective.cause, []).append(step)
     longest = max(kinds.values(), key=lambda those: sum(s.exposed_ns(s.comm) for s in those))
     collective, said = longest_wait(typical_step(longest), context.broadcast, context.reduced)
     return f"{context.network(collective)}: {said}"
 
 
-def _kind_of(collective: CommSpan) -> str:
-    is_average = collective.cause.startswith(_AVERAGE)
-    return "bucket" if collective.bucket >= 0 and not is_average else collective.cause
+def _is_reduced(span: CommSpan, reduced: str) -> bool:
+    """Whether it is one of what is `reduced`: beside buckets, some steps average parameters."""
+    is_beside = reduced == "bucket" and span.cause.startswith(_AVERAGE)
+    return span.bucket >= 0 and not is_beside
 
 
 def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> tuple[CommSpan, str]:
@@ -345,9 +347,8 @@ def longest_wait(step: Step, broadcast: str, reduced: str = "bucket") -> tuple[C
 
     `broadcast` says what goes to all ranks before the forward, `reduced` what is reduced.
     """
-    averages = reduced == "bucket"  # beside buckets, some steps average parameters
-    others = [s for s in step.comm if s.bucket < 0 or (averages and s.cause.startswith(_AVERAGE))]
-    buckets = [span for span in step.comm if span not in others]
+    buckets = [span for span in step.comm if _is_reduced(span, reduced)]
+    others = [span for span in step.comm if not _is_reduced(span, reduced)]
     are_late = step.exposed_ns(buckets) >= step.exposed_ns(others)
     longest = max(
         buckets if are_late else others, key=lambda collective: step.exposed_ns([collective])
