@@ -216,8 +216,8 @@ def _next_doubling(plan: CapacityPlan) -> Iterator[str]:
             )
     yield from labelled("network", said)
     if found.gain_without_network_time >= _WORTH_SAYING:
-        free = f"{found.gain_without_network_time:+.0%}"
-        yield from labelled("", f"without any network time the answer's own GPUs would do {free}")
+        more = f"{found.gain_without_network_time:.0%} more throughput"
+        yield from labelled("", f"if the network took no time, the answer's GPUs would have {more}")
 
 
 def _needed(found: NextDoubling) -> str:
