@@ -7,12 +7,31 @@ from collections.abc import Iterator
 from statistics import median
 
 from held_out.errors import constants, held_out
-from held_out.records import RECORDED
+from held_out.records import RECORDED, record_of
 from held_out.rows import OWN, Row
 
+from calibrate.fit.device.fit import errors_of_halves
+from ddpsim.scenario.catalog import model_table
+from ddpsim.workload.zoo.table import is_convolutional
 from validation.markdown import markdown
 
-__all__ = ["device_table"]
+__all__ = ["device_table", "halves_table"]
+
+
+def halves_table() -> str:
+    """Levels of a device file that half of the models set, on the other half, as Markdown."""
+    head = ("GPU", "steps", "number", "median", "bias", "worst")
+    return markdown(head, [row for device in RECORDED for row in _halves(device)])
+
+
+def _halves(device: str) -> Iterator[tuple[str, ...]]:
+    groups = defaultdict[str, list[float]](list)
+    for step, error in errors_of_halves(record_of(device)):
+        is_one = is_convolutional(model_table(step.model))
+        groups[_kind(step.workload.precision, convolutional=is_one)].append(error)
+    for kind, errors in sorted(groups.items()):
+        yield device, kind, *_levels_of(errors)
+    yield device, "all", *_levels_of([each for errors in groups.values() for each in errors])
 
 
 def device_table() -> str:
@@ -25,14 +44,16 @@ def _rows(device: str) -> Iterator[tuple[str, ...]]:
     groups = defaultdict[str, list[tuple[float, float]]](list)
     for held in held_out():
         if held.row.publisher == OWN and held.row.device == device:
-            groups[_kind(held.row)].append((held.error, _error_of_preset(held.row)))
+            row = held.row
+            kind = _kind(row.precision, convolutional=row.is_convolutional)
+            groups[kind].append((held.error, _error_of_preset(row)))
     for kind, errors in sorted(groups.items()):
         yield device, kind, *_levels(errors)
     yield device, "all", *_levels([each for errors in groups.values() for each in errors])
 
 
-def _kind(row: Row) -> str:
-    return f"{'convolutions' if row.is_convolutional else 'attention'}, {row.precision}"
+def _kind(precision: str, *, convolutional: bool) -> str:
+    return f"{'convolutions' if convolutional else 'attention'}, {precision}"
 
 
 def _error_of_preset(row: Row) -> float:
@@ -40,12 +61,15 @@ def _error_of_preset(row: Row) -> float:
 
 
 def _levels(errors: list[tuple[float, float]]) -> tuple[str, ...]:
-    others = [error for error, _ in errors]
     of_preset = median(abs(error) for _, error in errors)
+    return *_levels_of([error for error, _ in errors]), f"{of_preset:.0%}"
+
+
+def _levels_of(errors: list[float]) -> tuple[str, ...]:
+    """Number, median, bias and worst."""
     return (
         f"{len(errors)}",
-        f"{median(map(abs, others)):.0%}",
-        f"{median(others):+.0%}",
-        f"{max(others, key=abs):+.0%}",
-        f"{of_preset:.0%}",
+        f"{median(map(abs, errors)):.0%}",
+        f"{median(errors):+.0%}",
+        f"{max(errors, key=abs):+.0%}",
     )

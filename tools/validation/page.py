@@ -19,7 +19,7 @@ from validation.benchmark import GPU_SIGMA, benchmark_rows
 from validation.bucket_sweep import cs336_rows
 from validation.campaign_tables import by_rate_table, goals_table
 from validation.folders import TEMPLATE
-from validation.measured_devices import device_table
+from validation.measured_devices import device_table, halves_table
 from validation.misses import misses
 from validation.one_gpu import (
     by_batch_table,
@@ -84,6 +84,7 @@ def _figures() -> dict[str, str]:
         "PRESETS": preset_table(),
         "SWEEPS": "\n".join(nccl_sweeps.table()),
         "MEASURED_DEVICES": device_table(),
+        "HALVES": halves_table(),
         "CARRIED": "\n".join(nccl_carried.carried_table()),
         "LEFT_OUT": "\n".join(nccl_sweeps.left_out_table()),
         "SWEEP_LEVELS": "\n".join(f"- {k}: {v}" for k, v in nccl_carried.levels().items()),

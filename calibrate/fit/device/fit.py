@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import log
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from calibrate.fit.device.closed_form import ClosedForm, Fractions
 from calibrate.fit.device.kernels import (
     bandwidth_bytes_per_s,
     launch_figures,
@@ -28,7 +29,6 @@ from calibrate.records.device_record import DeviceRecord
 from ddpsim.provenance import Z_80
 from ddpsim.scenario import catalog
 from ddpsim.scenario.device import Architecture, Device, DeviceFile, MeasuredDevice, Rate
-from ddpsim.workload.arithmetic import arithmetic_of
 
 __all__ = ["FittedDevice", "device_of_kernels", "errors_of_halves", "fit_device"]
 
@@ -129,48 +129,22 @@ def _fitted(start: Device, steps: Sequence[MeasuredStep]) -> Device:
         return start
     from scipy.optimize import least_squares  # noqa: PLC0415 -- most of a second to import
 
-    names, predict = _Names.of(start, steps), _Predictions()
-    before = names.values(start)
+    names, form = _Names.of(start, steps), ClosedForm.of(start, steps)
+    usual = Fractions.of(start)
+    before = names.values(usual)
     measured = np.log([s for step in steps for s in step.parts_s[:2]])
 
     def residuals(values: Floats) -> Floats:
-        device = names.device(start, values)
-        predicted = np.log([s for step in steps for s in predict(step, device)])
-        robust = _OUTLIER * np.sign(predicted - measured)
-        far = np.abs(predicted - measured) / _OUTLIER
-        return np.concatenate(
-            [
-                robust * np.sqrt(2 * (np.sqrt(1 + far**2) - 1)),
-                _OUTLIER * (values - before) / names.unsure,
-            ]
-        )
+        far = (np.log(form.seconds(names.fractions(usual, values))) - measured) / _OUTLIER
+        robust = _OUTLIER * np.sign(far) * np.sqrt(2 * (np.sqrt(1 + far**2) - 1))
+        return np.concatenate([robust, _OUTLIER * (values - before) / names.unsure])
 
     low, high = names.bounds(before)
     begin = np.minimum(before, high - _FROM_BOUND)
     found = least_squares(
         residuals, begin, bounds=(low, high), diff_step=1e-3, xtol=1e-4, ftol=1e-4
     )
-    return names.device(start, found.x)
-
-
-class _Predictions:
-    """Forward and backward of steps; again only where a figure that they depend on has changed."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[tuple[float, ...], tuple[float, float]]] = {}
-
-    def __call__(self, step: MeasuredStep, device: Device) -> tuple[float, float]:
-        rate = step.rate(device)
-        convolved = arithmetic_of(step.workload.precision, device).convolution_rate(device)
-        figures = (
-            *(device.efficiency(rate), device.efficiency(convolved, convolution=True)),
-            *(device.memory_efficiency, device.kernel_floor_s),
-        )
-        known = self._known.get(id(step))
-        if known is None or known[0] != figures:
-            known = figures, step.predicted_s(device)[:2]
-            self._known[id(step)] = known
-        return known[1]
+    return names.fractions(usual, found.x).on(start)
 
 
 @dataclass(frozen=True)
@@ -199,13 +173,13 @@ class _Names:
         fractions = [_UNSURE] * (len(self.products) + len(self.convolutions) + 1)
         return np.array(fractions + [_UNSURE_FLOOR] * self.floor)
 
-    def values(self, device: Device) -> Floats:
-        """Logarithms of a device's figures."""
+    def values(self, fractions: Fractions) -> Floats:
+        """Their logarithms."""
         figures = [
-            *(device.efficiency(rate) for rate in self.products),
-            *(device.efficiency(rate, convolution=True) for rate in self.convolutions),
-            device.memory_efficiency,
-            *([device.kernel_floor_s] * self.floor),
+            *(fractions.matmul[rate] for rate in self.products),
+            *(fractions.convolution[rate] for rate in self.convolutions),
+            fractions.memory,
+            *([fractions.kernel_floor_s] * self.floor),
         ]
         return np.asarray(np.log(np.clip(figures, 1e-9, None)))
 
@@ -216,20 +190,15 @@ class _Names:
             low[-1], high[-1] = before[-1] - log(1e3), before[-1] + log(1e3)
         return low, high
 
-    def device(self, start: Device, values: Floats) -> Device:
-        """The device with these figures in place of its own."""
-        figures = [float(min(exp(value), _MOST)) for value in values]
+    def fractions(self, usual: Fractions, values: Floats) -> Fractions:
+        """Those of these logarithms; what is not fitted as usual."""
+        figures = np.minimum(np.exp(values), _MOST).tolist()
+        floor_s = figures.pop() if self.floor else usual.kernel_floor_s
         matmul = dict(zip(self.products, figures, strict=False))
         convolution = dict(zip(self.convolutions, figures[len(self.products) :], strict=False))
-        memory = figures[len(self.products) + len(self.convolutions)]
-        update: dict[str, object] = {
-            "matmul_efficiency": {**start.matmul_efficiency, **matmul},
-            "convolution_efficiency": {**start.convolution_efficiency, **convolution},
-            "memory_efficiency": memory,
-        }
-        if self.floor:
-            update["kernel_floor_s"] = figures[-1]
-        return start.model_copy(update=update)
+        return Fractions(
+            {**usual.matmul, **matmul}, {**usual.convolution, **convolution}, figures[-1], floor_s
+        )
 
 
 def _file(
