@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
+from itertools import chain
 from statistics import median
 
 from held_out.errors import constants, held_out
@@ -11,27 +13,34 @@ from held_out.records import RECORDED, record_of
 from held_out.rows import OWN, Row
 
 from calibrate.fit.device.fit import errors_of_halves
-from ddpsim.scenario.catalog import model_table
-from ddpsim.workload.zoo.table import is_convolutional
 from validation.markdown import markdown
 
-__all__ = ["device_table", "halves_table"]
+__all__ = ["device_table", "errors_by_model", "halves_table"]
 
 
 def halves_table() -> str:
-    """Levels of a device file that half of the models set, on the other half, as Markdown."""
-    head = ("GPU", "steps", "number", "median", "bias", "worst")
-    return markdown(head, [row for device in RECORDED for row in _halves(device)])
+    """Levels of device files that half of the models set, on the other half, as Markdown."""
+    head = ["model"]
+    for device in RECORDED:
+        head += [f"{device}: steps", "median", "bias", "worst"]
+    errors = [errors_by_model(device) for device in RECORDED]
+    models = sorted({model for of_device in errors for model in of_device})
+    rows = [
+        (model, *chain.from_iterable(_levels_of(each[model]) for each in errors))
+        for model in models
+    ]
+    everything = [list(chain.from_iterable(each.values())) for each in errors]
+    rows.append(("all", *chain.from_iterable(map(_levels_of, everything))))
+    return markdown(head, rows)
 
 
-def _halves(device: str) -> Iterator[tuple[str, ...]]:
-    groups = defaultdict[str, list[float]](list)
+@cache
+def errors_by_model(device: str) -> dict[str, list[float]]:
+    """Of each model's steps, as half of the models predict them."""
+    found = defaultdict[str, list[float]](list)
     for step, error in errors_of_halves(record_of(device)):
-        is_one = is_convolutional(model_table(step.model))
-        groups[_kind(step.workload.precision, convolutional=is_one)].append(error)
-    for kind, errors in sorted(groups.items()):
-        yield device, kind, *_levels_of(errors)
-    yield device, "all", *_levels_of([each for errors in groups.values() for each in errors])
+        found[step.model].append(error)
+    return found
 
 
 def device_table() -> str:
@@ -67,6 +76,8 @@ def _levels(errors: list[tuple[float, float]]) -> tuple[str, ...]:
 
 def _levels_of(errors: list[float]) -> tuple[str, ...]:
     """Number, median, bias and worst."""
+    if not errors:
+        return "0", "", "", ""
     return (
         f"{len(errors)}",
         f"{median(map(abs, errors)):.0%}",
