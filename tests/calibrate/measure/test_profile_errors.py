@@ -31,7 +31,7 @@ from calibrate.measure.model.training import Training
     [
         (
             "import sys\ndef make(batch=8): sys.exit(0)",
-            [],
+            ["--local", "2"],
             "own:make (own.py, line 2): SystemExit: 0",
         ),
         (
@@ -46,12 +46,10 @@ from calibrate.measure.model.training import Training
         ),
     ],
 )
-@pytest.mark.parametrize("local", [[], ["--local", "2"]])
 def test_a_profile_is_never_another_ones(
     code: str,
     options: list[str],
     says: str,
-    local: list[str],
     tmp_path: Path,
 ) -> None:
     """A function that ends the program measured nothing: no file that lies there is its profile."""
@@ -59,7 +57,7 @@ def test_a_profile_is_never_another_ones(
     old = tmp_path / "old.json"
     other = json.dumps({"schema": "ddpsim.model-profile/1", "source": "another model"})
     old.write_text(other)
-    command = [sys.executable, "-m", "calibrate", "profile", "own:make", *options, *local]
+    command = [sys.executable, "-m", "calibrate", "profile", "own:make", *options]
     done = subprocess.run(
         [*command, "-o", str(old)],
         cwd=tmp_path,
