@@ -114,7 +114,7 @@ def links_are_stated(cluster: Cluster) -> bool:
 def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:
     cluster, algorithm = scenario.cluster, scenario.cluster.algorithm
     if scenario.ddp.backend == "nccl" and algorithm in ("auto", *_NCCL_ALGORITHMS):
-        return _nccl_cost(cluster, wires)
+        return _nccl_cost(cluster, wires, averages=scenario.ddp.is_fully_sharded)
     for key in ("nccl", "nccl_env"):
         if getattr(cluster, key):
             raise InputError(f"cluster.{key}", "is NCCL's, which sends nothing here; drop it")
@@ -124,7 +124,7 @@ def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:
     return ScheduledCost(chosen, replace(wires.paths, switch=None, servers=cluster.servers or 1))
 
 
-def _nccl_cost(cluster: Cluster, wires: Wires) -> NcclCost:
+def _nccl_cost(cluster: Cluster, wires: Wires, *, averages: bool) -> NcclCost:
     environment = wires.environment
     named, protocols = environment.algorithms, environment.protocols
     if cluster.algorithm != "auto":
@@ -137,7 +137,7 @@ def _nccl_cost(cluster: Cluster, wires: Wires) -> NcclCost:
         unlike = unlike_nodes(cluster, partial(nic_bytes_per_s, environment=environment))
         paths = replace(paths, inter=paths.inter.widened(carried), unlike=unlike)
     cost = NcclCost(
-        wires.graph(cluster),
+        replace(wires.graph(cluster), averages=averages),
         paths,
         table_intra=not cluster.states_latency("intra_node"),
         net_hop_s=hop_s(inter, is_stated=cluster.states_latency("inter_node")),

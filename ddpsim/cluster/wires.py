@@ -156,6 +156,7 @@ class Wires:
             min_channels=environment.min_channels,
             max_channels=environment.max_channels,
             buffer_bytes=environment.buffer_bytes,
+            pats=environment.uses_pat,
         )
 
     @property

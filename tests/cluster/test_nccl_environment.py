@@ -52,7 +52,7 @@ def test_what_a_plugin_declares_keeps_nccl_to_trees() -> None:
     ("written", "allowed"),
     [
         ("Ring,Tree", ("ring", "tree")),
-        ("^tree", ("ring", "nvls")),
+        ("^tree", ("ring", "nvls", "pat")),
         ("allreduce:ring;broadcast:tree", ("ring",)),
         ("ring;allreduce:tree,nvlstree", ("tree", "nvls")),
         ("broadcast:ring", ()),

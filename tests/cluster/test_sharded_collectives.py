@@ -76,6 +76,69 @@ def test_nccl_sends_one_turn_around_the_all_reduces_ring(nodes: int, gpus: int, 
         assert (half.steps, half.ranks) == (nodes * gpus - 1, whole.ranks)
 
 
+ALONE: dict[str, Any] = RING | {"gpus_per_node": 1, "inter_node": {"bandwidth": "100 Gbit/s"}}
+
+
+def test_nodes_of_one_gpu_have_pat() -> None:
+    """8 us, log2 N hops of 14 us / 3.5 and 2.8 us a rank (nccl v2.30 src/graph/tuning.cc)."""
+    cost = cost_of(**ALONE | {"nodes": 64, "inter_node": {"bandwidth": "100 Gbit/s"}})
+    row = next(row for row in estimates(cost.graph, "all_gather") if row.algorithm == "pat")
+    assert (row.protocol, row.latency_us) == ("Simple", pytest.approx(8 + 6 * 14 / 3.5 + 64 * 2.8))
+    for operation in HALVES:
+        assert cost.choice(MIB, operation).algorithm == "pat"
+        assert cost.choice(1024 * MIB, operation).algorithm == "ring"
+    rate = cost.paths.least_network.bandwidth_bytes_per_s
+    expected_s = row.latency_us * 1e-6 + MIB / (0.75 * rate)
+    assert duration_ns(cost.transfer("all_gather", MIB)) == pytest.approx(expected_s * 1e9, abs=2)
+    slower = cost.stretched(2.0).transfer("all_gather", MIB)
+    assert duration_ns(slower) == pytest.approx(2e9 * expected_s, abs=2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"nccl": "2.22"},
+        {"nccl_env": {"NCCL_PAT_ENABLE": 0}},
+        {"nccl_env": {"NCCL_ALGO": "^pat"}},
+        {"algorithm": "ring"},
+        {"gpus_per_node": 2},
+    ],
+)
+def test_without_pat_rings_are_taken(changes: dict[str, Any]) -> None:
+    cost = cost_of(**ALONE | {"nodes": 64} | changes)
+    assert {cost.choice(MIB, operation).algorithm for operation in HALVES} == {"ring"}
+
+
+def test_averages_go_round_rings_alone() -> None:
+    """updateCollCostTable: trees of reduce-scatters, and switches, do not scale."""
+    scenario = load_cluster(cluster(**ALONE | {"nodes": 64}) | {"ddp": {"strategy": "fully_shard"}})
+    cost: Any = build_network(scenario).plain_cost
+    assert cost.choice(MIB, "reduce_scatter").algorithm == "ring"
+    assert cost.choice(MIB, "all_gather").algorithm == "pat"
+
+
+@pytest.mark.parametrize(
+    ("version", "part"),
+    [("2.22", 5 / 6), ("2.26", 1.0), ("2.27", 7 / 8), ("2.30", 0.85 * (7 / 8) ** 2)],
+)
+def test_a_switch_gathers_in_one_node(version: str, part: float) -> None:
+    """8 channels of 40 GB/s, of which each version's tuner counts another part."""
+    cost = cost_of(**NVLS | {"nccl": version, "algorithm": "nvls"})
+    row = next(row for row in estimates(cost.graph, "all_gather") if row.algorithm == "nvls")
+    assert row.bandwidth_gb_per_s == pytest.approx(8 * 40 * part)
+    choice = cost.choice(MIB, "all_gather")
+    assert choice.algorithm == "nvls"
+    rate = cost.paths.switch.bandwidth_bytes_per_s
+    times_s = [duration_ns(cost.transfer("all_gather", n * MIB)) * 1e-9 for n in (1, 2)]
+    assert times_s[1] - times_s[0] == pytest.approx(7 / 8 * MIB / rate, rel=1e-3)
+
+
+def test_a_switch_gathers_since_2_19_and_over_no_network() -> None:
+    for changes in ({"nccl": "2.18"}, {"nodes": 2}):
+        cost = cost_of(**NVLS | {"algorithm": "nvls"} | changes)
+        assert cost.choice(MIB, "all_gather").algorithm == "ring"
+
+
 def test_the_tuner_counts_one_turn_and_no_trees() -> None:
     """7 steps of 3.4 us after 8.4 us (NCCL's table), and n / (n-1) of the bus bandwidth."""
     graph = Graph("ampere", 1, 8, 240.0)

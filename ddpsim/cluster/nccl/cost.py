@@ -18,7 +18,7 @@ from ddpsim.cluster.cost import slowest_of
 from ddpsim.cluster.nccl.chunks import Cut, cut
 from ddpsim.cluster.nccl.kernels import in_a_tree_s, shared_s_per_byte
 from ddpsim.cluster.nccl.tables import NEWEST, PROTOCOLS, tables
-from ddpsim.cluster.nccl.tuner import Choice, Graph, choose, most_ll_gb_per_s
+from ddpsim.cluster.nccl.tuner import Choice, Graph, choose, estimates, most_ll_gb_per_s, pat_us
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import (
@@ -69,8 +69,8 @@ class NcclCost:
     5 us in NCCL's table, or where the scenario states it (`is_ring_step`) in a ring; None: as the
     table says.
     `message_s`: how long a NIC is busy with a message beside its bytes. `algorithms` and
-    `protocols` restrict the choice, as NCCL_ALGO and NCCL_PROTO do; `algorithms` that of
-    all-reduces alone, as of the others rings are priced.
+    `protocols` restrict the choice, as NCCL_ALGO and NCCL_PROTO do; rings are taken where an
+    operation has none of these.
     """
 
     operations = REPLICATED | SHARDED
@@ -92,8 +92,12 @@ class NcclCost:
         """What NCCL's tuner estimates to be the fastest; it does not know a stated latency."""
         if operation == "all_reduce":
             return choose(self.graph, size_bytes, self.algorithms, self.protocols)
-        like: Operation = "all_reduce" if operation in ("broadcast", "reduce") else operation
-        return choose(self.graph, size_bytes, ("ring",), self.protocols, like)
+        if operation in ("broadcast", "reduce"):
+            return choose(self.graph, size_bytes, ("ring",), self.protocols)
+        had = {row.algorithm for row in estimates(self.graph, operation)}
+        named = tuple(had.intersection(self.algorithms)) or ("ring",)
+        named = named if self.algorithms else tuple(had)
+        return choose(self.graph, size_bytes, named, self.protocols, operation)
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
@@ -111,6 +115,8 @@ class NcclCost:
         cuts: Cut | None = None,
     ) -> Transfer:
         """What a choice costs, cut as NCCL cuts this message, or as it cuts another."""
+        if choice.algorithm == "pat" or (choice.algorithm == "nvls" and operation in SHARDED):
+            return self._of_shards(choice, size_bytes)
         priced = self._priced(choice, size_bytes, cuts).stretched(self.time_factor)
         start_ns = to_ns(self._startup_s(choice) * self.time_factor)
         if choice.algorithm == "ring":
@@ -119,6 +125,23 @@ class NcclCost:
             steps = turns * (priced.ranks - 1)
             return RingTransfer(steps, *hops_ns, start_ns=start_ns, turns=turns)
         return ScheduledTransfer(choice.algorithm, priced, size_bytes, start_ns=start_ns)
+
+    def _of_shards(self, choice: Choice, size_bytes: int) -> WholeTransfer:
+        """A reduce-scatter or an all-gather that goes round no ring (nobody measured them).
+
+        NVLS: every shard but one's own, at the rate of the switch's all-reduce, one way of its two.
+        PAT: the latency that NCCL's tuner counts, with hops of these links, and the bytes at the
+        part of the network's rate that it counts.
+        """
+        ranks, paths = self.graph.ranks, self.paths.stretched(self.time_factor)
+        if choice.algorithm == "nvls" and paths.switch:
+            latency_s = self._startup_s(choice) + self._hop_s(choice)
+            moved_s = (ranks - 1) / ranks * size_bytes / paths.switch.bandwidth_bytes_per_s
+        else:
+            hop_us = self._net_s(Choice("tree", "Simple", 0.0)) / US
+            latency_s, part = pat_us(self.graph, hop_us) * US, self.graph.pat_part
+            moved_s = size_bytes / (part * paths.least_network.bandwidth_bytes_per_s)
+        return WholeTransfer(to_ns(latency_s * self.time_factor), to_ns(moved_s))
 
     def broadcast(self, choice: Choice, size_bytes: int) -> WholeTransfer:
         """Half the latency of the ring that reduces, then the message once over its slowest link.

@@ -1,4 +1,4 @@
-"""NCCL's environment variables, as far as they change which way an all-reduce takes.
+"""NCCL's environment variables, as far as they change which way a collective takes.
 
 Source: NVIDIA's NCCL user guide (Environment Variables) and nccl src/graph/tuning.cc, v2.30.
 """
@@ -13,10 +13,10 @@ from ddpsim.errors import shown
 
 __all__ = ["Environment", "read_environment"]
 
-_ALGORITHMS = {"ring": "ring", "tree": "tree", "nvls": "nvls", "nvlstree": "nvls"}
+_ALGORITHMS = {"ring": "ring", "tree": "tree", "nvls": "nvls", "nvlstree": "nvls", "pat": "pat"}
 _PROTOCOLS = {protocol.lower(): protocol for protocol in PROTOCOLS}
-_UNUSED = {"collnet", "collnetdirect", "collnetchain", "pat"}  # never what an all-reduce takes here
-_SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE")
+_UNUSED = {"collnet", "collnetdirect", "collnetchain"}  # never what is taken here
+_SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_PAT_ENABLE")
 _NUMBERS = (
     "NCCL_MIN_NCHANNELS",
     "NCCL_MAX_NCHANNELS",
@@ -41,6 +41,7 @@ class Environment:
     threads: int | None = None
     sockets: int | None = None
     uses_nvls: bool = True
+    uses_pat: bool = True
     uses_p2p: bool = True
     uses_ib: bool = True
 
@@ -64,6 +65,7 @@ def read_environment(variables: Mapping[str, str | int]) -> Environment:
         threads=threads,
         sockets=None if threads is None else max(1, threads) * max(1, each),
         uses_nvls=switches.get("NCCL_NVLS_ENABLE", 2) != 0,
+        uses_pat=switches.get("NCCL_PAT_ENABLE", 2) != 0,
         uses_p2p=switches.get("NCCL_P2P_DISABLE", 0) != 1,
         uses_ib=switches.get("NCCL_IB_DISABLE", 0) != 1,
     )
@@ -98,6 +100,6 @@ def _allowed(name: str, value: str | int | None, known: Mapping[str, str]) -> tu
     everything = dict.fromkeys(known.values())
     is_without = written.startswith("^")
     allowed = tuple(each for each in everything if (each in named) != is_without)
-    if not allowed:
+    if not any(each != "pat" for each in allowed):
         raise ValueError(f"{name}: {shown(value)} leaves nothing for an all-reduce")
     return allowed

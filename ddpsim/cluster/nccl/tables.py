@@ -24,7 +24,7 @@ __all__ = [
 
 Architecture = Literal["volta", "ampere", "hopper", "blackwell"]
 Protocol = Literal["LL", "LL128", "Simple"]
-Algorithm = Literal["ring", "tree", "nvls"]
+Algorithm = Literal["ring", "tree", "nvls", "pat"]
 PROTOCOLS: tuple[Protocol, ...] = ("LL", "LL128", "Simple")
 
 _ByProtocol = tuple[float, float, float]
@@ -100,7 +100,7 @@ def _base_us(minor: int) -> dict[Algorithm, _ByProtocol]:
     tree: _ByProtocol = (6.8, 14.0, 8.4 if minor >= 23 else 0.0)
     if minor <= 17:
         ring, tree = (3.6, 10.0 if minor >= 7 else 3.6, 8.4), (4.4, 4.4, 0.0)
-    return {"ring": ring, "tree": tree, "nvls": (nvls, nvls, nvls)}
+    return {"ring": ring, "tree": tree, "nvls": (nvls, nvls, nvls), "pat": (8.0, 8.0, 8.0)}
 
 
 def _hop_us(minor: int) -> dict[str, dict[Algorithm, _ByProtocol]]:

@@ -5,10 +5,9 @@ version asked for (`ddpsim.cluster.nccl.tables`), in its own units: GB/s and us.
 choose, as in NCCL, and never as the answer: its latencies are half of what is measured (nccl-tests
 issue 123). What the choice costs: `ddpsim.cluster.nccl.cost`.
 
-For reduce-scatters and all-gathers NCCL has rings; trees for all-reduces alone. Left out, so that
-rings are taken there too: all-gathers by NVLS on one node, and PAT (from 2.23 on, where each node
-has one GPU), as nothing tells what they take. Both lack for the reduce-scatters of `fully_shard`,
-which average: these scale (ncclDevPreMulSum), and so have neither (updateCollCostTable).
+For reduce-scatters and all-gathers NCCL has rings, NVLS on one node (from 2.19 on) and PAT where
+each node has one GPU (from 2.23 on); trees for all-reduces alone. The reduce-scatters of
+`fully_shard` average: these scale (ncclDevPreMulSum), and have rings alone (updateCollCostTable).
 """
 
 from __future__ import annotations
@@ -30,7 +29,16 @@ from ddpsim.cluster.nccl.tables import (
 )
 from ddpsim.cluster.transfers import TURNS, Operation
 
-__all__ = ["Choice", "Estimate", "Graph", "choose", "estimates", "most_ll_gb_per_s", "tree_part"]
+__all__ = [
+    "Choice",
+    "Estimate",
+    "Graph",
+    "choose",
+    "estimates",
+    "most_ll_gb_per_s",
+    "pat_us",
+    "tree_part",
+]
 
 _INTRA_SPEEDS: dict[Architecture, tuple[float, ...]] = {
     "volta": (40, 30, 20, 18, 15, 12, 10, 9, 7, 6, 5, 4, 3),
@@ -54,6 +62,7 @@ class Graph:
     `path` of GPUs in a node: nvlink or pcie. `fewer`: GPUs that all nodes together have less than
     `gpus_per_node` each. `reduces`: the switch sums (NVLS; assumed: only where nodes are equally
     large). `minor`: of NCCL 2.
+    `averages`: reduce-scatters divide too. `pats`: PAT may be taken.
     `gpu_direct`: NICs reach the GPUs' memory by a switch of PCIe, not through the host.
     `net_latency_us`: what the network's plugin declares; InfiniBand and sockets declare none.
     `min_channels`, `max_channels` and `buffer_bytes`: as NCCL's variables set them; 0: not set.
@@ -75,6 +84,8 @@ class Graph:
     min_channels: int = 0
     max_channels: int = 0
     buffer_bytes: int = 0
+    averages: bool = False
+    pats: bool = True
 
     @property
     def tables(self) -> Tables:
@@ -137,6 +148,11 @@ class Graph:
         enough = [s for s in faster if s >= 2 * speed]
         return count * (min(enough) if enough else max([speed, *faster]))
 
+    @property
+    def pat_part(self) -> float:
+        """What of the bandwidth PAT reaches."""
+        return 0.85 if self.minor == 23 else 0.75
+
     def _inside(self) -> tuple[int, float]:
         total = self.intra_gb_per_s
         fits = [s for s in _INTRA_SPEEDS[self.architecture] if s <= total] or [total]
@@ -174,7 +190,7 @@ def estimates(graph: Graph, operation: Operation = "all_reduce") -> tuple[Estima
     found = []
     for algorithm in _algorithms(graph, operation):
         for i, protocol in enumerate(PROTOCOLS):
-            if algorithm == "nvls" and protocol != "Simple":
+            if algorithm in ("nvls", "pat") and protocol != "Simple":
                 continue
             if protocol == "LL128" and not _keeps_128_bytes(graph):
                 continue
@@ -251,11 +267,22 @@ def tree_part(graph: Graph, protocol: Protocol, size_bytes: int) -> float:
 def _algorithms(graph: Graph, operation: Operation) -> Iterator[Algorithm]:
     yield "ring"
     if operation != "all_reduce":
+        yield from _of_shards(graph, operation)
         return
     yield "tree"
     least, most = graph.tables.nvls_from_nodes
     if graph.reduces and graph.gpus_per_node > 1 and least <= graph.nodes <= most:
         yield "nvls"
+
+
+def _of_shards(graph: Graph, operation: Operation) -> Iterator[Algorithm]:
+    """What reduce-scatters and all-gathers have beside rings."""
+    if graph.averages and operation == "reduce_scatter":
+        return
+    if graph.nodes == 1 and graph.reduces and graph.gpus_per_node > 1 and graph.minor >= 19:
+        yield "nvls"
+    if graph.pats and graph.nodes == graph.ranks > 1 and graph.minor >= 23:
+        yield "pat"
 
 
 def _bandwidth(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) -> float:
@@ -275,15 +302,33 @@ def _bandwidth(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) ->
         part = 7 / 9 if graph.nodes == 1 else known.tree_ll128_part
         ll128 = min(bus * part, count * limits.tree_ll128[column])
         return (min(bus / 3.8, most_ll_gb_per_s(graph)), ll128, bus)[protocol] * 0.5
-    return _nvls_bandwidth(graph) * around
+    if algorithm == "pat":
+        return graph.tree_gb_per_s * graph.pat_part
+    return _nvls_bandwidth(graph) * around if turns == 2 else _nvls_shards_bandwidth(graph)
+
+
+def _nvls_shards_bandwidth(graph: Graph) -> float:
+    """Of reduce-scatters and all-gathers in one node, which NCCL does not scale by their ranks."""
+    heads = graph.gpus_per_node
+    bus, part = heads * _nvls_speed(graph), (heads - 1) / heads
+    if graph.minor <= 26:
+        return bus * (5 / 6 if graph.minor <= 22 else 1.0)
+    if graph.minor == 27:
+        return bus * part
+    return bus * graph.tables.limits[graph.architecture].nvls_efficiency * part * part
+
+
+def _nvls_speed(graph: Graph) -> float:
+    """GB/s of a channel between a GPU and its switch."""
+    part = graph.intra_gb_per_s / graph.gpus_per_node
+    return next((s for s in _INTRA_SPEEDS[graph.architecture] if s <= part), part)
 
 
 def _nvls_bandwidth(graph: Graph) -> float:
     """Bus bandwidth of the switch, or of trees of switches."""
     limits, column = graph.tables.limits[graph.architecture], min(graph.nodes, 3) - 1
     heads = graph.gpus_per_node
-    part = graph.intra_gb_per_s / heads
-    each = next((s for s in _INTRA_SPEEDS[graph.architecture] if s <= part), part)
+    each = _nvls_speed(graph)
     over = graph.nics * graph.nic_gb_per_s / heads
     if graph.minor < 28:  # no efficiency of the switch yet
         inside = min(each, over if graph.nodes <= 2 else over / 2) if graph.nodes > 1 else each
@@ -307,10 +352,12 @@ def _of_cpu(graph: Graph) -> Architecture:
 def _latency(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) -> float:
     known = graph.tables
     base = known.base_us[algorithm][protocol]
+    net, hops = _net_us(graph, algorithm, protocol), floor(log2(graph.nodes))
+    if algorithm == "pat":
+        return pat_us(graph, net)
     intra = known.hop_us[graph.path][algorithm][protocol]
     if graph.nodes > 1 and protocol == 0:
         intra *= known.ll_hop_factor
-    net, hops = _net_us(graph, algorithm, protocol), floor(log2(graph.nodes))
     if algorithm == "tree":
         return base + 2 * ((graph.ranks // graph.nodes - 1) * intra + hops * net)
     if algorithm == "nvls":
@@ -321,6 +368,12 @@ def _latency(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) -> f
         overhead = 2.0 if graph.cpu_vendor == "amd" else 1.0
     step = max(intra, overhead * (3 if protocol == 2 else 1))
     return base + (turns * (graph.ranks - 1) - crossing) * step + crossing * net
+
+
+def pat_us(graph: Graph, net_us: float) -> float:
+    """NCCL's latency of PAT, with hops of `net_us`: some go as a tree's, and a linear part."""
+    base_us = graph.tables.base_us["pat"][2]
+    return base_us + floor(log2(graph.nodes)) * net_us / 3.5 + 2.8 * graph.ranks
 
 
 def _ring_crossings(graph: Graph, turns: int) -> int:
