@@ -345,7 +345,7 @@ def import_nccl_tests(
 
     check_outputs([(output, CLUSTER_SCHEMA)], logs)
     read = read_logs(logs, layouts(layout, len(logs)), operations(operation))
-    fitted = fit_logs(read.all_reduces, name, broadcasts=read.broadcasts)
+    fitted = fit_logs(read.all_reduces, name, others=read.others)
     _write(fitted, output)
     samples = samples_of_logs(read.all_reduces)
     for line in (residual_table(fitted.all_reduce, samples), *correlated(fitted)):

@@ -57,7 +57,9 @@ Layouts = Annotated[
 Operations = Annotated[
     list[str] | None,
     typer.Option(
-        "--operation", help="What to read: all_reduce (the default), and broadcast if given too."
+        "--operation",
+        help="What to read: all_reduce (the default), and broadcast, reduce_scatter or all_gather "
+        "if given too.",
     ),
 ]
 
@@ -85,7 +87,7 @@ def _operation(text: str) -> Operation:
         if text == known:
             operation: Operation = known
             return operation
-    raise ValueError(f"{text!r} is neither all_reduce nor broadcast")
+    raise ValueError(f"{text!r} is none of {', '.join(get_args(Operation))}")
 
 
 def check_ranks_devices(device: str, threads: int) -> None:

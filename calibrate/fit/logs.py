@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,16 +17,16 @@ __all__ = ["Logs", "read_logs"]
 
 
 class Logs(NamedTuple):
-    """What was taken of some files; a broadcast's times stand where an all-reduce's do."""
+    """What was taken of some files; another collective's times stand where an all-reduce's do."""
 
     all_reduces: list[AllReduceLog]
-    broadcasts: list[AllReduceLog]
+    others: dict[Operation, list[AllReduceLog]]
 
     @property
     def warnings(self) -> list[str]:
         """Of all files, each once."""
-        said = (line for log in (*self.all_reduces, *self.broadcasts) for line in log.warnings)
-        return [*dict.fromkeys(said)]
+        logs = chain(self.all_reduces, *self.others.values())
+        return [*dict.fromkeys(line for log in logs for line in log.warnings)]
 
 
 def read_logs(
@@ -35,17 +36,16 @@ def read_logs(
 
     `layouts` has one for each file, None where the file is to list its ranks itself.
     """
-    logs = Logs([], [])
+    logs: dict[Operation, list[AllReduceLog]] = {operation: [] for operation in operations}
     for path, layout in zip(paths, layouts, strict=True):
-        found = _read(path, layout, operations)
-        if "all_reduce" in found:
-            logs.all_reduces.append(found["all_reduce"])
-        if "broadcast" in found:
-            logs.broadcasts.append(found["broadcast"])
-    if "broadcast" in operations and not logs.broadcasts:
+        for operation, log in _read(path, layout, operations).items():
+            logs[operation].append(log)
+    all_reduces = logs.pop("all_reduce", [])
+    for operation in (operation for operation, found in logs.items() if not found):
         names = ", ".join(map(name_as_text, paths))
-        raise ImportFailedError(names, "holds no broadcast; drop --operation broadcast")
-    return logs
+        told = f"holds no {operation}; drop --operation {operation}"
+        raise ImportFailedError(names, told)
+    return Logs(all_reduces, logs)
 
 
 def _read(

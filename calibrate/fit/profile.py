@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations
+from collections.abc import Mapping, Sequence
+from itertools import chain, combinations
 from statistics import median
 from typing import Literal
 
@@ -17,6 +17,7 @@ from calibrate.fit.solve import ROBUST
 from calibrate.records.record import COPIES_BACK, HALF, Environment, Kind, Measurement, Record
 from calibrate.validate.machine_speed import bare_compute_s, times_the_least
 from ddpsim.importers.all_reduce import AllReduceLog
+from ddpsim.importers.measured import Operation
 from ddpsim.importers.profiles.cluster import ClusterProfile, GlooRing, MeasuredSigma, Provenance
 from ddpsim.units import format_bytes
 from ddpsim.wording import counted
@@ -33,6 +34,7 @@ __all__ = [
 NOT_STATED = "not stated in the logs"
 _OTHER_PACE = 1.25  # records of one machine differed by up to 1.2; of two of one name by 1.34
 _QUIET = 0.05  # of a log's two times of a size: other days differ by as much
+_OTHERS: tuple[Operation, ...] = ("broadcast", "reduce_scatter", "all_gather")
 _EACH_COUNTS = ("compute", "jitter")  # whose samples are divided by, or their logarithms taken
 
 Backend = Literal["gloo", "nccl"]
@@ -61,6 +63,8 @@ def fit_profile(
         _check_measurements(record, source)
     first = records[0].environment
     samples = samples_of_records(records)
+    others = [measured(samples_of_records(records, kind=kind)) for kind in _OTHERS]
+    broadcasts, scatters, gathers = others
     fit = _fitted(samples, first.backend, sources)
     law = fit.model
     if isinstance(law, GlooRing):
@@ -81,7 +85,9 @@ def fit_profile(
         all_reduce_sigma=fit.sigma,
         correlated=fit.correlated,
         measured=each,
-        measured_broadcasts=measured(samples_of_records(records, kind="broadcast")),
+        measured_broadcasts=broadcasts,
+        measured_reduce_scatters=scatters,
+        measured_all_gathers=gathers,
         measured_sigma=measured_sigma(fit.model, samples),
         valid=fit.valid,
         interference=interference,
@@ -109,7 +115,7 @@ def fit_logs(
     logs: Sequence[AllReduceLog],
     name: str,
     *,
-    broadcasts: Sequence[AllReduceLog] = (),
+    others: Mapping[Operation, Sequence[AllReduceLog]] | None = None,
     created: str = "not stated",
 ) -> ClusterProfile:
     """The profile of an NCCL cluster from logs of nccl-tests; raises FitError.
@@ -118,9 +124,11 @@ def fit_logs(
     say how wrong the profile may be. Logs say no more of the machine than its GPUs' names, if that:
     one that all share is told, that they are of one and the same cluster is for the caller to know.
     """
-    _check_logs(logs)
-    _check_logs(broadcasts)
-    both = (*logs, *broadcasts)
+    of_others = [(others or {}).get(operation, ()) for operation in _OTHERS]
+    for each in (logs, *of_others):
+        _check_logs(each)
+    both = (*logs, *chain(*of_others))
+    broadcasts, scatters, gathers = (measured(samples_of_logs(each)) for each in of_others)
     gpus = {gpu for log in both for gpu in log.gpus}
     samples = samples_of_logs(logs)
     sources = tuple(dict.fromkeys(log.source for log in both))
@@ -133,7 +141,9 @@ def fit_logs(
         all_reduce_sigma=max(fit.sigma, spread),
         correlated=fit.correlated,
         measured=measured(samples),
-        measured_broadcasts=measured(samples_of_logs(broadcasts)),
+        measured_broadcasts=broadcasts,
+        measured_reduce_scatters=scatters,
+        measured_all_gathers=gathers,
         measured_sigma=_with_spread(measured_sigma(fit.model, samples), spread),
         valid=fit.valid,
         provenance=Provenance(
@@ -188,7 +198,7 @@ def samples_of_logs(logs: Sequence[AllReduceLog]) -> list[Sample]:
 def samples_of_records(
     records: Sequence[Record], variant: str = "alone", kind: Kind = "all_reduce"
 ) -> list[Sample]:
-    """The usual time of every all-reduce (or broadcast) of a variant, on two ranks or more.
+    """The usual time of every all-reduce (or another kind) of a variant, on two ranks or more.
 
     The mean of the middle four fifths: small messages on a busy processor take one of two times,
     at once or with the scheduler's next tick, between which a median jumps.

@@ -109,8 +109,10 @@ def _valid(profile: ClusterProfile) -> Iterator[str]:
     yield f"measured: {format_bytes(low)} to {format_bytes(high)}, on {layouts} ranks"
     if rates:
         yield f"  over links of {', '.join(rates)}"
-    if sizes := [each.size_bytes for each in profile.measured_broadcasts]:
-        yield f"  broadcasts: {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+    for operation, measured in profile.measured_others.items():
+        if sizes := [each.size_bytes for each in measured]:
+            name = operation.replace("_", "-") + "s"
+            yield f"  {name}: {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
     for found in profile.measured_sigma:
         rate = found.line_rate_bytes_per_s
         over = f"over {format_bytes_per_s(rate)} " if rate else ""

@@ -160,7 +160,7 @@ def with_sent_sizes(
                 source = f"{chosen}; as NCCL's tuner chooses ({version}), priced by the links"
                 network = _with(network, Provenance(f"{name} algorithm", source, "published"))
         return replace(network, uncertainty=_of_sent(network, sent))
-    if any(operation != "all_reduce" for operation, _ in sent) and not isinstance(cost, _OF_LINKS):
+    if not isinstance(cost, _OF_LINKS) and not network.measured.issuperset(of for of, _ in sent):
         network = _with(network, Provenance("sharded collectives", _DERIVED, "assumed"))
     if isinstance(cost, AllReduceLogCost):
         return _doubt_log(network, cost, sent)

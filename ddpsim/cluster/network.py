@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.interference import InterferingCost
-from ddpsim.cluster.transfers import ProcessGroup
+from ddpsim.cluster.transfers import Operation, ProcessGroup
 from ddpsim.provenance import Provenance, Uncertainty
 
 __all__ = [
@@ -58,7 +58,8 @@ class Network:
     outside the sizes of a log. `traffic`: what else goes over the nodes' network.
     `measured_bytes`: the least and the largest all-reduce that a profile was fitted to. `by_size`:
     the uncertainty of messages from so many bytes on, where it depends on them. `groups`: the
-    networks of groups of the ranks, whose costs `cost` has.
+    networks of groups of the ranks, whose costs `cost` has. `measured`: the collectives that a log
+    or a profile itself tells of.
     """
 
     cost: CollectiveCost
@@ -72,6 +73,7 @@ class Network:
     measured_bytes: tuple[int, int] | None = None
     by_size: tuple[tuple[int, Uncertainty], ...] = ()
     groups: tuple[tuple[ProcessGroup, Network], ...] = ()
+    measured: frozenset[Operation] = frozenset({"all_reduce"})
 
     def of(self, group: str) -> Network:
         """That of a group of ranks, or of all."""

@@ -48,7 +48,7 @@ class AllReduceLog:
     `samples` are (size in bytes, time in seconds), by rising size, one per size (the median);
     `gpus` the names of the GPUs, where they are told; `warnings` what of the file is not used.
     `out_of_place` are the same of another buffer, where they were measured too; `ranks_listed`:
-    the file says its layout itself. A log of broadcasts has their times in the same way.
+    the file says its layout itself. A log of another collective has its times in the same way.
     """
 
     source: str

@@ -1,7 +1,8 @@
 """What a benchmark's file says of collectives: ranks, times, and whether the two agree.
 
 An all-reduce's bus bandwidth is 2(n-1)/n of its algorithm bandwidth, so that a row tells how many
-ranks n it is of, and a broadcast's is the same. Source: nccl-tests doc/PERFORMANCE.md.
+ranks n it is of; a reduce-scatter's and an all-gather's is (n-1)/n, and a broadcast's is the same.
+Source: nccl-tests doc/PERFORMANCE.md.
 """
 
 from __future__ import annotations
@@ -29,11 +30,18 @@ __all__ = [
 ]
 
 Layout = tuple[int, int]  # nodes, GPUs of each
-Operation = Literal["all_reduce", "broadcast"]
+Operation = Literal["all_reduce", "broadcast", "reduce_scatter", "all_gather"]
 
 _LAYOUT = re.compile(r"\s*(\d{1,7})\s*[xX*]\s*(\d{1,4})\s*")
 _MOST_DIGITS = 13  # of a figure, as number() takes them
 _DOUBLE = 1e-9  # of a figure: what doubles lose
+_CALLED: dict[Operation, str] = {
+    "all_reduce": "an all-reduce",
+    "broadcast": "a broadcast",
+    "reduce_scatter": "a reduce-scatter",
+    "all_gather": "an all-gather",
+}
+_TURNS: dict[Operation, int] = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 
 
 class OtherCollectiveError(ImportFailedError):
@@ -106,7 +114,8 @@ def layout_of_ranks(
 
 def bus_factor(operation: Operation, ranks: int) -> float:
     """busbw/algbw of a collective of so many ranks."""
-    return 2 * (ranks - 1) / ranks if operation == "all_reduce" else 1.0
+    turns = _TURNS.get(operation)
+    return turns * (ranks - 1) / ranks if turns else 1.0
 
 
 def check_bus_factor(
@@ -117,18 +126,23 @@ def check_bus_factor(
     Another factor is of another collective, or of another number of ranks.
     """
     algbw, busbw = float(row.algbw), float(row.busbw)
-    if not algbw:
-        return
-    factor, expected = busbw / algbw, bus_factor(operation, ranks)
-    doubt = _half_a_digit(row.busbw) + expected * _half_a_digit(row.algbw)
-    if abs(busbw - expected * algbw) > doubt + _DOUBLE * busbw:
-        an = "an all-reduce" if operation == "all_reduce" else "a broadcast"
-        raise ImportFailedError(
+    if algbw and not _has_factor(row, bus_factor(operation, ranks)):
+        is_known = any(_has_factor(row, bus_factor(other, ranks)) for other in _CALLED)
+        factor, expected = busbw / algbw, bus_factor(operation, ranks)
+        raise (OtherCollectiveError if is_known else ImportFailedError)(
             name,
-            f"{row.where}busbw/algbw is {factor:.5g}, but {an} of the {ranks} ranks {called} has "
-            f"{expected:.5g}; wanted the log of {operation}_perf, with all its ranks",
+            f"{row.where}busbw/algbw is {factor:.5g}, but {_CALLED[operation]} of the {ranks} "
+            f"ranks {called} has {expected:.5g}; wanted the log of {operation}_perf, with all its "
+            "ranks",
             row.line,
         )
+
+
+def _has_factor(row: Bandwidths, factor: float) -> bool:
+    """Whether the digits of a row agree with this busbw/algbw."""
+    algbw, busbw = float(row.algbw), float(row.busbw)
+    doubt = _half_a_digit(row.busbw) + factor * _half_a_digit(row.algbw)
+    return abs(busbw - factor * algbw) <= doubt + _DOUBLE * busbw
 
 
 def reads_below(row: Bandwidths) -> bool:

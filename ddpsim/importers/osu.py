@@ -37,6 +37,8 @@ def read_osu(
     name: str, lines: Sequence[str], operation: Operation, layout: Layout | None
 ) -> Measured:
     """The average latencies of a table, on ranks of `layout`; raises ImportFailedError."""
+    if operation not in _TESTS:  # whose sizes are those of one rank's part
+        raise OtherCollectiveError(name, f"is of OSU, of which {operation} is not read")
     titles = [(i, found) for i, line in enumerate(lines, 1) if (found := _TITLE.search(line))]
     wanted = _TESTS[operation]
     of_it = [(i, found) for i, found in titles if found["test"] == wanted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,10 +13,11 @@ from logs.measured_files import Write
 from logs.nccl_log_writer import nccl_log
 
 from calibrate.fit.profile import fit_logs
-from ddpsim import load_scenario
+from ddpsim import load_scenario, simulate
 from ddpsim.cluster.build import EXTRAPOLATED_LOG, LOG
 from ddpsim.cluster.network import Network
 from ddpsim.importers.all_reduce import read_all_reduce
+from ddpsim.prediction.collective_times import collective_table, load_cluster
 from ddpsim.prediction.resolve import resolve
 
 MIB = 2**20
@@ -156,6 +158,40 @@ def test_the_layout_of_every_log(cli: Cli, tmp_path: Path) -> None:
     assert refused.err.startswith("other.txt: lists 2x2 ranks, but --layout says 1x4; drop --lay")
 
 
+def test_collectives_of_shards_in_logs(cli: Cli, tmp_path: Path) -> None:
+    """A profile prices them by their own times; the logs of each are told apart."""
+    each = {"all_reduce": 1.0, "reduce_scatter": 0.7, "all_gather": 0.6}
+    texts = [
+        nccl_log(root=True, times={s: part * t for s, t in QUIET.items()}, operation=operation)
+        for operation, part in each.items()
+    ]
+    log, profile = tmp_path / "all.txt", tmp_path / "cluster.json"
+    log.write_text("\n".join("# nThread 1 nGpus 1\n" + text for text in texts))
+    asked = [word for operation in each for word in ("--operation", operation)]
+    done = imported(cli, log, "-o", profile, *asked)
+    assert (done.code, done.err) == (0, "")
+    cluster = {"nodes": 2, "gpus_per_node": 2, "device": "a100-sxm-80gb", "profile": str(profile)}
+    for operation, part in each.items():
+        (row,) = collective_table(load_cluster({"cluster": cluster}), operation, [MIB]).rows
+        assert row.time_s == pytest.approx(part * QUIET[MIB] * 1e-6, rel=1e-4)
+    job = {"model": "gpt2", "batch_per_rank": 1}
+    sharded = {"cluster": cluster, "workload": job, "ddp": {"strategy": "fully_shard"}}
+    inputs = simulate(load_scenario({"schema": "ddpsim/1"} | sharded)).provenance
+    assert {entry.input: entry.trust for entry in inputs}["all-gather time"] == "measured"
+    assert "sharded collectives" not in {entry.input for entry in inputs}
+    files = [log.with_name(f"{operation}.txt") for operation in each]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    of_all, apart = profile.read_text(), tmp_path / "apart.json"
+    assert imported(cli, *files, "-o", apart, *asked).code == 0
+    for key in (f"measured_{operation}s" for operation in ("reduce_scatter", "all_gather")):
+        assert json.loads(apart.read_text())[key] == json.loads(of_all)[key] != []
+    refused = imported(cli, files[0], files[2], "-o", apart, *asked).err
+    assert "holds no reduce_scatter; drop --operation reduce_scatter" in refused
+    refused = imported(cli, files[1], "-o", apart).err
+    assert "but an all-reduce of the 4 ranks that are listed has 1.5" in " ".join(refused.split())
+
+
 def test_broadcasts_in_a_log(cli: Cli, tmp_path: Path) -> None:
     log, other, profile = (tmp_path / name for name in ("a.txt", "b.txt", "c.json"))
     log.write_text(noisy({}))
@@ -174,7 +210,10 @@ def test_broadcasts_in_a_log(cli: Cli, tmp_path: Path) -> None:
     assert '"measured_broadcasts":[{"nodes":2' in "".join(profile.read_text().split())
     for options, said in (
         (("--operation", "broadcast"), "a profile needs all-reduces; add --operation all_reduce"),
-        (("--operation", "gather"), "'gather' is neither all_reduce nor broadcast"),
+        (
+            ("--operation", "gather"),
+            "'gather' is none of all_reduce, broadcast, reduce_scatter, all_gather",
+        ),
         (both, "a.txt: holds no broadcast; drop --operation broadcast"),
     ):
         assert said in " ".join(imported(cli, log, "-o", profile, *options).err.split())

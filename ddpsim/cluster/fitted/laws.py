@@ -26,6 +26,7 @@ __all__ = [
     "Point",
     "all_reduce_s",
     "all_reduce_times_s",
+    "collective_times_s",
 ]
 
 AllReduceModel = NcclRegimes | GlooRing
@@ -121,9 +122,9 @@ def all_reduce_times_s(model: AllReduceModel, columns: Columns) -> Floats:
     return np.asarray(latency_s + transfer_s)
 
 
-def broadcast_times_s(model: AllReduceModel, columns: Columns) -> Floats:
-    """The same of broadcasts, see FittedCost."""
-    latency_s, transfer_s = _broadcast(model, columns)
+def collective_times_s(operation: Operation, model: AllReduceModel, columns: Columns) -> Floats:
+    """The same of another collective, see FittedCost."""
+    latency_s, transfer_s = _PARTS[operation](model, columns)
     return np.asarray(latency_s + transfer_s)
 
 

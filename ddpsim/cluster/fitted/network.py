@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import hypot, log, log2
 
 import numpy as np
 
 from ddpsim.cluster.fitted.extrapolation import hops_are_assumed, is_beyond_one_node, reaching
-from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost, broadcast_times_s
+from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost, collective_times_s
 from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
 from ddpsim.cluster.interference import InterferingCost, Kept
 from ddpsim.cluster.network import Network
+from ddpsim.cluster.transfers import Operation
 from ddpsim.cluster.wires import network_rate
 from ddpsim.errors import InputError
 from ddpsim.importers.profiles.cluster import (
@@ -57,8 +59,9 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
     cost = CorrectedCost(
         FittedCost(law, *layout, rate),
         Correction.of(profile.all_reduce, profile.measured, *layout),
-        Correction.of(profile.all_reduce, profile.measured_broadcasts, *layout, broadcast_times_s),
+        _others(profile, layout),
     )
+    measured = frozenset({"all_reduce", *(operation for operation, _ in cost.others)})
     warnings = (*profile.warnings, *_warnings(cluster, profile, rate))
     found = profile.interference
     sent = 2 * (cluster.world_size - 1) / cluster.world_size  # bytes a rank, of one of a message
@@ -79,11 +82,25 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
         else cost,
         uncertainty=_uncertainty(cluster, profile, rate),
         measured_bytes=profile.valid.size_bytes,
+        measured=measured,
         bottleneck=f"the network as calibrated in {profile.name}",
         provenance=(*_provenance(cluster, profile, rate), *collisions),
         warnings=warnings,
         interference=_interference_uncertainty(profile, found) if found else None,
     )
+
+
+def _others(
+    profile: ClusterProfile, layout: tuple[int, int]
+) -> tuple[tuple[Operation, Correction], ...]:
+    """What corrects the times of collectives that were measured beside all-reduces."""
+    found = []
+    for operation, measured in profile.measured_others.items():
+        law_s = partial(collective_times_s, operation)
+        correction = Correction.of(profile.all_reduce, measured, *layout, law_s)
+        if correction.curves:
+            found.append((operation, correction))
+    return tuple(found)
 
 
 def _kept(points: Sequence[ComputeKept], sent: float) -> tuple[Kept, ...]:
@@ -247,8 +264,10 @@ def _provenance(
         trust = "assumed"
     entries = [Provenance("all-reduce time", source, trust)]
     layout = cluster.nodes, cluster.gpus_per_node
-    if any((each.nodes, each.gpus_per_node) == layout for each in profile.measured_broadcasts):
-        entries.append(Provenance("broadcast time", source, "measured"))
+    for operation, measured in profile.measured_others.items():
+        if any((each.nodes, each.gpus_per_node) == layout for each in measured):
+            name = operation.replace("_", "-")
+            entries.append(Provenance(f"{name} time", source, "measured"))
     if rate:
         stated = f"{format_bytes_per_s(rate)}; stated in the scenario, efficiency from the profile"
         entries.append(Provenance("cluster.inter_node", stated, "stated"))

@@ -105,24 +105,30 @@ class Correction:
 class CorrectedCost:
     """A law, with its times corrected, bytes on the link and latency; a CollectiveCost.
 
-    Reduce-scatters and all-gathers are corrected as all-reduces of their size (assumed).
+    `others`: of broadcasts, reduce-scatters and all-gathers that were measured. The latter two are
+    corrected as all-reduces of their size where they were not (assumed).
     """
 
     operations = REPLICATED | SHARDED
     law: FittedCost
     all_reduces: Correction
-    broadcasts: Correction = Correction()
+    others: tuple[tuple[Operation, Correction], ...] = ()
 
     def transfer(self, operation: Operation, size_bytes: int) -> WholeTransfer:
         """See CollectiveCost; raises InputError where the law has no figures."""
         law = self.law.transfer(operation, size_bytes)
         is_gloo = isinstance(self.law.model, GlooRing)
-        as_broadcast = operation == "broadcast" or (operation == "reduce" and not is_gloo)
-        correction = self.broadcasts if as_broadcast else self.all_reduces
+        correction = self._correction(
+            "broadcast" if operation == "reduce" and not is_gloo else operation
+        )
         asked = self.law.model, size_bytes, self.law.line_rate
         whole_ns = round(correction.factor(*asked) * duration_ns(law))
         transfer_ns = min(whole_ns, round(correction.link_factor(*asked) * law.transfer_ns))
         return replace(law, latency_ns=whole_ns - transfer_ns, transfer_ns=transfer_ns)
+
+    def _correction(self, operation: Operation) -> Correction:
+        unmeasured = Correction() if operation == "broadcast" else self.all_reduces
+        return dict(self.others).get(operation, unmeasured)
 
     def stretched(self, factor: float) -> CorrectedCost:
         """See CollectiveCost."""

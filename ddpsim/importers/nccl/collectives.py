@@ -39,6 +39,10 @@ class _Run(NamedTuple):
     lines: list[Line]
     operation: str
 
+    def may_be(self, operation: Operation) -> bool:
+        """Whether it is of this collective, as far as its rows tell."""
+        return operation in self.operation.split(" or ")
+
 
 def only_runs_of(
     name: str, operation: Operation, lines: Sequence[Line]
@@ -48,10 +52,10 @@ def only_runs_of(
     All lines, where there is none: their checks say what they are of instead.
     """
     runs = _runs(lines)
-    if all(run.operation != operation for run in runs):
+    if not any(run.may_be(operation) for run in runs):
         return [*lines], ()
-    wanted = [run for run in runs if run.operation in (operation, "")]
-    others = [run for run in runs if run.operation not in (operation, "")]
+    wanted = [run for run in runs if run.may_be(operation) or not run.operation]
+    others = [run for run in runs if run not in wanted]
     said = [f"{run.operation} (from line {run.lines[0].number})" for run in others]
     note = f"{name}: {operation} is read; the file also holds {', '.join(said)}"
     return [line for run in wanted for line in run.lines], (note,) if said else ()
@@ -79,14 +83,13 @@ def check_program(name: str, line: int, program: object, operation: Operation) -
 def check_operation(
     name: str, line: int, row: str, redop: object, root: object, operation: Operation
 ) -> None:
-    """An all-reduce has an operation and no root, which is then -1 or not told.
+    """What reduces has an operation; a broadcast alone a root, which is else -1 or not told.
 
-    A broadcast has a root and no operation. Raises ImportFailedError.
+    Raises ImportFailedError.
     """
     to = str(root).strip() or "-1"
-    is_all_reduce = redop != "none" and to == "-1"
-    is_broadcast = redop == "none" and to != "-1"
-    if not (is_all_reduce if operation == "all_reduce" else is_broadcast):
+    reduces, has_root = operation in ("all_reduce", "reduce_scatter"), operation == "broadcast"
+    if (redop != "none", to != "-1") != (reduces, has_root):
         given = f"redop {redop}, root {to}"
         raise is_another(name, line, f"{row} is of another collective ({given})", operation)
 

@@ -116,7 +116,7 @@ def _measured(
     devices: Sequence[Device],
 ) -> Measured:
     check_one_group(name, devices)
-    _check_one_kind(name, rows)
+    _check_one_kind(name, rows, operation)
     called = "that are listed" if devices else f"of layout {named_layout(layout)}"
     for row in rows:
         check_bus_factor(name, row.bandwidths, operation, layout[0] * layout[1], called)
@@ -129,14 +129,14 @@ def _measured(
     )
 
 
-def _check_one_kind(name: str, rows: Sequence[_Row]) -> None:
+def _check_one_kind(name: str, rows: Sequence[_Row], operation: Operation) -> None:
     """Each type and operation has a speed of its own, and their mean is nobody's."""
     kinds = list(dict.fromkeys(row.kind for row in rows))
     if len(kinds) > 1:
         raise ImportFailedError(
             name,
-            f"holds all-reduces of several kinds ({', '.join(kinds)}); keep the rows of one, as "
-            "all_reduce_perf -d float -o sum writes them",
+            f"holds {operation} of several kinds ({', '.join(kinds)}); keep the rows of one, as "
+            f"{operation}_perf -d float -o sum writes them",
         )
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from ddpsim.importers.measured import Operation
 from ddpsim.importers.text import parsed, read_text
 from ddpsim.scenario.quantity import SourceFile
 
@@ -320,6 +321,12 @@ class ClusterProfile(_Part):
     measured_broadcasts: tuple[MeasuredTime, ...] = Field(
         (), description="what the library's own way, priced from the law, is corrected by"
     )
+    measured_reduce_scatters: tuple[MeasuredTime, ...] = Field(
+        (), description="the same; their size is that of the input; empty: as all-reduces"
+    )
+    measured_all_gathers: tuple[MeasuredTime, ...] = Field(
+        (), description="the same; their size is that of the output"
+    )
     measured_sigma: tuple[MeasuredSigma, ...] = Field(
         (), description="how well what was measured tells of the same ranks, by line rate"
     )
@@ -329,6 +336,15 @@ class ClusterProfile(_Part):
     jitter: Jitter | None = None
     provenance: Provenance
     warnings: tuple[str, ...] = ()
+
+    @property
+    def measured_others(self) -> dict[Operation, tuple[MeasuredTime, ...]]:
+        """What was measured of each collective beside all-reduces."""
+        return {
+            "broadcast": self.measured_broadcasts,
+            "reduce_scatter": self.measured_reduce_scatters,
+            "all_gather": self.measured_all_gathers,
+        }
 
 
 def read_cluster_profile(source: SourceFile) -> ClusterProfile:

@@ -13,10 +13,21 @@ def device_lines(nodes: int, gpus: int) -> list[str]:
     ]
 
 
-def nccl_log(*, root: bool, nodes: int = 2, gpus: int = 2, times: dict[int, float] = TIMES) -> str:
+def nccl_log(
+    *,
+    root: bool,
+    nodes: int = 2,
+    gpus: int = 2,
+    times: dict[int, float] = TIMES,
+    operation: str = "all_reduce",
+) -> str:
     """A synthetic log; its out-of-place times are 1.05 x the in-place ones."""
+    reduced, turns = (
+        ("none" if operation == "all_gather" else "sum"),
+        1 + (operation == "all_reduce"),
+    )
     columns, redop, last = (
-        ("redop    root", "sum      -1", "#wrong") if root else ("redop", "sum", "error")
+        ("redop    root", f"{reduced}      -1", "#wrong") if root else ("redop", reduced, "error")
     )
     ranks = nodes * gpus
     lines = ["# SYNTHETIC: nobody measured it", "# Using devices", *device_lines(nodes, gpus)]
@@ -26,7 +37,7 @@ def nccl_log(*, root: bool, nodes: int = 2, gpus: int = 2, times: dict[int, floa
         halves = []
         for shown_us in (1.05 * time_us, time_us):
             algbw = size / shown_us / 1e3
-            halves.append(f"{shown_us} {algbw:.2f} {algbw * 2 * (ranks - 1) / ranks:.2f} 0e+00")
+            halves.append(f"{shown_us} {algbw:.2f} {algbw * turns * (ranks - 1) / ranks:.2f} 0e+00")
         lines.append(f"  {size}  {size // 4}  float  {redop}  {'  '.join(halves)}")
         lines.append("node0:1000:1000 [0] NCCL INFO comm 0x1 rank 0 nranks 4")
     return "\n".join([*lines, "# Out of bounds values : 0 OK", "# Avg bus bandwidth : 1.0", ""])
