@@ -73,7 +73,9 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
         for what, changed in networks:
             if changed is not None:
                 yield effect(what, replace(job, network=changed).step_s())
-        sent = "collectives" if job.scenario.ddp.is_fully_sharded else "all-reduces"
+        ddp = job.scenario.ddp
+        scatters = ddp.is_fully_sharded or ddp.shards_optimizer
+        sent = "collectives" if scatters else "all-reduces"
         yield effect(f"{sent} 10 % faster", job.step_s(network=1 / 1.1))
         yield effect("a network that takes no time", job.step_s(network=1 / _ENDLESS))
     if job.program.loader:
@@ -179,6 +181,11 @@ _OF_STRATEGY: dict[str, dict[str, str]] = {
         "copy_back": "divisions on the servers",
         "reduce": "gradients reduced to their servers",
         "broadcast": "parameters sent from their servers",
+    },
+    "distributed_optimizer": {
+        "backward": "backward, with the gradients' additions to buffers",
+        "reduce_scatter": "reduce-scatters of gradients",
+        "all_gather": "all-gathers of updated parameters",
     },
     "fully_shard": _SHARDED,
     "hsdp": _SHARDED | {"all_reduce": "all-reduces of gradients between nodes"},

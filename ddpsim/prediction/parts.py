@@ -147,7 +147,8 @@ def _shards(scenario: Scenario) -> tuple[int, ...] | None:
     ddp, cluster = scenario.ddp, scenario.cluster
     if ddp.strategy == "hsdp":
         return cluster.nodes, cluster.gpus_per_node
-    return (cluster.world_size,) if ddp.is_fully_sharded or ddp.strategy == "zero1" else None
+    of_all = ddp.is_fully_sharded or ddp.strategy == "zero1" or ddp.shards_optimizer
+    return (cluster.world_size,) if of_all else None
 
 
 def cluster_profile(scenario: Scenario) -> ClusterProfile | None:

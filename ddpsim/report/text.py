@@ -53,7 +53,7 @@ PARTS = {
 # what a row of the table is, by strategy
 _REDUCED = {
     **dict.fromkeys(("ddp", "zero1", "data_parallel"), "bucket"),
-    "fully_shard": "reduce-scatter",
+    **dict.fromkeys(("fully_shard", "distributed_optimizer"), "reduce-scatter"),
     "parameter_server": "reduce",
     "hsdp": "reduction",
 }

@@ -20,7 +20,13 @@ from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, fail
 from ddpsim.scenario.options.fully_shard import FullyShard
 from ddpsim.scenario.options.hooks import PowerSgd
-from ddpsim.scenario.options.loops import JoinField, LocalSgd, ParameterServers, PostLocalSgd
+from ddpsim.scenario.options.loops import (
+    DistributedOptimizer,
+    JoinField,
+    LocalSgd,
+    ParameterServers,
+    PostLocalSgd,
+)
 
 __all__ = ["Ddp", "StrategyName"]
 
@@ -35,6 +41,7 @@ StrategyName = Literal[
     "parameter_server",
     "local_sgd",
     "zero1",
+    "distributed_optimizer",
     "fully_shard",
     "hsdp",
 ]
@@ -125,7 +132,8 @@ class Ddp(Spec):
         "parameter_server: gradients are reduced to servers, which send parameters back; "
         "local_sgd: parameters are averaged every few steps; fully_shard: parameters, gradients "
         "and optimizer are sharded (FSDP2, ZeRO-3); hsdp: fully_shard inside each node, an "
-        "all-reduce between nodes; zero1: ddp with ZeroRedundancyOptimizer",
+        "all-reduce between nodes; zero1: ddp with ZeroRedundancyOptimizer; distributed_optimizer: "
+        "ZeRO-1 of Megatron, with reduce-scatters and all-gathers",
     )
     local_sgd: LocalSgd | None = Field(None, description="of strategy: local_sgd, which needs it")
     parameter_server: ParameterServers | None = Field(
@@ -134,6 +142,9 @@ class Ddp(Spec):
     fully_shard: FullyShard | None = Field(
         None,
         description="of strategy: fully_shard or hsdp; omitted: torch's defaults, blocks as units",
+    )
+    distributed_optimizer: DistributedOptimizer | None = Field(
+        None, description="of strategy: distributed_optimizer; omitted: Megatron's defaults"
     )
     bucket_cap_mb: BucketCaps = Field(
         None,
@@ -183,7 +194,19 @@ class Ddp(Spec):
     @property
     def gathers_half(self) -> bool:
         """Whether a module's weights come in half precision, of which the shards are not."""
-        return self.is_fully_sharded and self.sharding.mixed_precision.param is not None
+        if self.is_fully_sharded:
+            return self.sharding.mixed_precision.param is not None
+        return self.shards_optimizer and self.shards.params is not None
+
+    @property
+    def shards(self) -> DistributedOptimizer:
+        """The options of Megatron's distributed optimizer."""
+        return self.distributed_optimizer or DistributedOptimizer()
+
+    @property
+    def shards_optimizer(self) -> bool:
+        """Whether it is Megatron's DDP with its distributed optimizer."""
+        return self.strategy == "distributed_optimizer"
 
     @property
     def is_fully_sharded(self) -> bool:
@@ -239,6 +262,8 @@ class Ddp(Spec):
     @classmethod
     def _reduces_in_the_backward(cls, value: Any, info: ValidationInfo) -> Any:
         strategy = info.data.get("strategy", "ddp")
+        if not value and strategy == "distributed_optimizer":
+            raise fail("Megatron reduces with the last micro-batch alone; leave it out")
         if not value and strategy not in (*_DDP, "per_parameter", *_FULLY_SHARDED):
             raise fail(
                 f"strategy: {strategy} reduces nothing in a backward, so it has no no_sync; "
@@ -260,6 +285,9 @@ class Ddp(Spec):
         if not self.is_fully_sharded and self.fully_shard is not None:
             of = "fully_shard or hsdp"
             raise fail(f"is of strategy: {of}, not {self.strategy}; drop one", "fully_shard")
+        if not self.shards_optimizer and self.distributed_optimizer is not None:
+            of = f"strategy: distributed_optimizer, not {self.strategy}"
+            raise fail(f"is of {of}; drop one", "distributed_optimizer")
         if self.torch == "1.4" and self.strategy not in (
             "ddp",
             "naive",

@@ -81,12 +81,15 @@ class Scenario(Spec):
     @model_validator(mode="after")
     def _computes_in_what_is_gathered(self) -> Scenario:
         sent, workload = self.ddp.sharding.mixed_precision.param, self.workload
+        key = "fully_shard.mixed_precision.param"
+        if self.ddp.shards_optimizer:
+            sent, key = self.ddp.shards.params, "distributed_optimizer.params"
         wanted = {"bfloat16": ("amp-bf16", "bf16"), "float16": ("amp-fp16",)}
         if sent and workload.model and workload.precision not in wanted[sent]:
             raise fail(
                 f"{sent} is computed in, but the times would be those of workload.precision "
                 f"{workload.precision}; write workload.precision: {wanted[sent][0]}",
-                "ddp.fully_shard.mixed_precision.param",
+                f"ddp.{key}",
             )
         return self
 
@@ -163,7 +166,9 @@ class Scenario(Spec):
     def _check_zeroed_gradients(self) -> None:
         """Raise where gradients that stay are not modelled."""
         alone = self.cluster.algorithm == "data_parallel"
-        if not self.workload.set_to_none and (alone or self.ddp.is_fully_sharded):
+        ddp = self.ddp
+        is_sharded = ddp.is_fully_sharded or ddp.shards_optimizer
+        if not self.workload.set_to_none and (alone or is_sharded):
             name = "DataParallel" if alone else self.ddp.strategy
             raise fail(
                 f"gradients that stay from step to step are not modelled under {name}; drop it",
@@ -179,7 +184,8 @@ class Scenario(Spec):
             == "cpu",
             "needs a process for each GPU, and DataParallel has one for all": self.cluster.algorithm
             == "data_parallel",
-            f"is not modelled under {self.ddp.strategy}": self.ddp.is_fully_sharded,
+            f"is not modelled under {self.ddp.strategy}": self.ddp.is_fully_sharded
+            or self.ddp.shards_optimizer,
             "sends in the forward, which ddp.join does not shadow": self.ddp.join is not None,
             "that of torch 1.4 is not known; choose a newer ddp.torch": self.ddp.torch == "1.4",
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.transfers import ProcessGroup
@@ -14,6 +15,12 @@ from ddpsim.strategies.after_backward import AfterBackward, FlatAfterBackward
 from ddpsim.strategies.all_reduces import AllReduces
 from ddpsim.strategies.data_parallel import DataParallel
 from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.distributed_optimizer import (
+    DistributedOptimizer,
+    bucketed,
+    optimizer_of_shards,
+    with_forward_parts,
+)
 from ddpsim.strategies.ddp.post_local_sgd import PostLocalSgd
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
 from ddpsim.strategies.ddp.zero_redundancy import (
@@ -141,6 +148,20 @@ def _zero1(asked: Asked) -> ZeroRedundancy:
     return ZeroRedundancy.of(_ddp(own), own.model, parts, asked.ticks)
 
 
+def _distributed_optimizer(asked: Asked) -> DistributedOptimizer:
+    ranks, options = asked.scenario.cluster.world_size, asked.scenario.ddp.shards
+    buckets = bucketed(asked.model, options, ranks)
+    model = with_forward_parts(asked.model, buckets)
+    shards = tuple(p._replace(numel=ceil(p.numel / ranks)) for p in model.parameters)
+    around = replace(asked, model=replace(model, parameters=shards)).around_optimizer
+    whole = model.optimizer
+    part = optimizer_of_shards(whole, ranks, asked.costs, len(model.parameters))
+    own = replace(asked, model=replace(model, optimizer=part))
+    work = own.work  # gradients are added to buffers in every micro-batch, also in the first
+    work = replace(work, around=around, later=work.first)
+    return DistributedOptimizer.of(model, work, buckets, options, asked.costs, asked.ticks, ranks)
+
+
 def _data_parallel(asked: Asked) -> DataParallel:
     gpus, batch = asked.scenario.cluster.gpus_per_node, asked.scenario.workload.batch_per_rank
     launch_s = asked.costs.launch_collective_s
@@ -190,6 +211,7 @@ def _fully_shard(asked: Asked) -> FullyShard:
 STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
     "ddp": _ddp_or_post_local,
     "zero1": _zero1,
+    "distributed_optimizer": _distributed_optimizer,
     "naive": _naive,
     "naive_flat": _naive_flat,
     "per_parameter": _per_parameter,

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from ddpsim.scenario.base import Spec
+from ddpsim.scenario.base import Spec, fail
 
-__all__ = ["Join", "JoinField", "LocalSgd", "ParameterServers", "PostLocalSgd"]
+__all__ = [
+    "DistributedOptimizer",
+    "Join",
+    "JoinField",
+    "LocalSgd",
+    "ParameterServers",
+    "PostLocalSgd",
+]
 
 
 class LocalSgd(Spec):
@@ -38,6 +45,36 @@ class ParameterServers(Spec):
     servers: Annotated[int, Field(ge=1, le=100_000)] = Field(
         1, description="ranks that hold the optimizer, each of a part of the parameters"
     )
+
+
+class DistributedOptimizer(Spec):
+    """Options of strategy: distributed_optimizer, Megatron's with the dashes of its names off."""
+
+    overlap_grad_reduce: bool = Field(
+        default=False,
+        description="buckets are reduced during the last backward; false: one bucket, after it",
+    )
+    overlap_param_gather: bool = Field(
+        default=False,
+        description="parameters are gathered during the next forward, bucket by bucket; it needs "
+        "overlap_grad_reduce",
+    )
+    bucket_size: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        description="ddp_bucket_size: least elements of a bucket; omitted: 40 million, or a "
+        "million a rank if more",
+    )
+    params: Literal["bfloat16", "float16"] | None = Field(
+        None,
+        description="bf16 or fp16: the type of the model's parameters, of which the optimizer "
+        "keeps float32 masters; omitted: as they are",
+    )
+
+    @model_validator(mode="after")
+    def _gathers_by_bucket(self) -> DistributedOptimizer:
+        if self.overlap_param_gather and not self.overlap_grad_reduce:
+            raise fail("needs overlap_grad_reduce: true, as in Megatron", "overlap_param_gather")
+        return self
 
 
 class Join(Spec):
