@@ -46,6 +46,7 @@ def compare(
         more = "name a second scenario, or add --each-flag or --each-strategy"
         raise typer.BadParameter(more, param_hint="FILES")
     document = load(files[0], settings or ())
+    sharding = (document.data.get("ddp") or {}).get("fully_shard")
     if strategies:
         document = load(files[0], [*(settings or ()), *ddp_settings(document)])
     first = checked(document)
@@ -53,7 +54,7 @@ def compare(
     if flags:
         options += each_flag(document)
     if strategies:
-        options += each_strategy(document)
+        options += each_strategy(document, sharding)
     found = compare(first, options)
     print(json.dumps(found.to_dict(), indent=2) if as_json else render_comparison(found))
     if all(change.problem for change in found.changes):

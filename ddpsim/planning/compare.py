@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
+from typing import Any
 
 from ddpsim.engine.batch import run_many
 from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.many import brief_of
+from ddpsim.planning.shardings import shardings, without_ddp_options
 from ddpsim.prediction.api import simulate
 from ddpsim.prediction.interval import GLOO_SLOWDOWN, edges
 from ddpsim.prediction.job import Job
@@ -34,7 +36,6 @@ __all__ = [
     "each_strategy",
     "hook_settings",
     "option",
-    "without_ddp_options",
 ]
 
 _CAPS_MB = (1, 10, 25, 50, 100)
@@ -46,20 +47,6 @@ _AS_DDP = (
     *("ddp.local_sgd=null", "ddp.parameter_server=null", "ddp.fully_shard=null"),
 )
 _EVERY = 4  # as in the example of torch's PeriodicModelAverager
-_DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()}
-_USUAL = {  # settings that take back what is DDP's alone
-    "bucket_cap_mb": "ddp.bucket_cap_mb=default",
-    "gradient_as_bucket_view": "ddp.gradient_as_bucket_view=false",
-    "find_unused_parameters": "ddp.find_unused_parameters=false",
-    "static_graph": "ddp.static_graph=false",
-    "broadcast_buffers": "ddp.broadcast_buffers=true",
-    "comm_hook": "ddp.comm_hook=none",
-    "post_local_sgd": "ddp.post_local_sgd=null",
-    "power_sgd": "ddp.power_sgd=null",
-    "join": "ddp.join=null",
-    "optimize_ddp": "ddp.optimize_ddp=true",
-}
-
 _Steps = dict[tuple[int, str, float], float]  # by side, term and its factor
 
 
@@ -252,15 +239,12 @@ def hook_settings(ddp: Ddp, hook: str) -> tuple[str, ...]:
     return (f"ddp.comm_hook={hook}", *(f"ddp.{key}=null" for key in drops))
 
 
-def without_ddp_options(ddp: Ddp) -> tuple[str, ...]:
-    """What takes back the options that are DDP's alone."""
-    return tuple(setting for key, setting in _USUAL.items() if getattr(ddp, key) != _DEFAULT[key])
-
-
-def each_strategy(document: Document) -> Iterator[Option]:
+def each_strategy(
+    document: Document, sharding: Mapping[str, Any] | None = None
+) -> Iterator[Option]:
     """A scenario of DDP with every other strategy, without DDP's options; raises ScenarioError.
 
-    `document` has the settings of `ddp_settings`.
+    `document` has the settings of `ddp_settings`. `sharding`: ddp.fully_shard before these.
     """
     scenario = parse(document)
     if scenario.cluster.algorithm == "data_parallel":
@@ -277,12 +261,12 @@ def each_strategy(document: Document) -> Iterator[Option]:
     yield option(document, server, *synced, title=server, note=_unlike(scenario))
     local = ("ddp.strategy=local_sgd", f"ddp.local_sgd.every={_EVERY}")
     yield option(document, *local, *synced, title=", ".join(local), note="another training")
-    zero1, sharded = "ddp.strategy=zero1", "ddp.strategy=fully_shard"
-    yield option(document, zero1, title=zero1)
-    yield option(document, sharded, *usual, title=sharded, note=_unlike(scenario))
-    if scenario.cluster.nodes > 1 and scenario.cluster.gpus_per_node > 1:
-        hybrid = "ddp.strategy=hsdp"
-        yield option(document, hybrid, *usual, title=hybrid, note=_unlike(scenario))
+    for settings in shardings(scenario, sharding):
+        title, kept = settings[0], settings[-1].partition("reshard_after_forward=")[2]
+        if kept not in ("", "true"):
+            title = f"{title.partition('=')[2]}, reshard: {kept}"
+        note = "" if settings[0].endswith("zero1") else _unlike(scenario)
+        yield option(document, *settings, title=title, note=note)
 
 
 def _unlike(scenario: Scenario) -> str:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from ddpsim.planning.compare import without_ddp_options
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.options.fully_shard import AS_AUTOCAST
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["AS_DDP", "is_sharding", "shardings"]
+__all__ = ["AS_DDP", "is_sharding", "shardings", "without_ddp_options"]
 
 AS_DDP = ("ddp.strategy=ddp", "ddp.fully_shard=null")
-_AS_AUTOCAST = "ddp.fully_shard.mixed_precision={param: bfloat16, reduce: float32}"
+_DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()}
+_USUAL = {  # settings that take back what is DDP's alone
+    "bucket_cap_mb": "ddp.bucket_cap_mb=default",
+    "gradient_as_bucket_view": "ddp.gradient_as_bucket_view=false",
+    "find_unused_parameters": "ddp.find_unused_parameters=false",
+    "static_graph": "ddp.static_graph=false",
+    "broadcast_buffers": "ddp.broadcast_buffers=true",
+    "comm_hook": "ddp.comm_hook=none",
+    "post_local_sgd": "ddp.post_local_sgd=null",
+    "power_sgd": "ddp.power_sgd=null",
+    "join": "ddp.join=null",
+    "optimize_ddp": "ddp.optimize_ddp=true",
+}
 
 
 def is_sharding(scenario: Scenario) -> bool:
@@ -17,15 +34,25 @@ def is_sharding(scenario: Scenario) -> bool:
     return (ddp.is_ddp or ddp.is_fully_sharded) and not alone
 
 
-def shardings(scenario: Scenario) -> list[tuple[str, ...]]:
+def without_ddp_options(ddp: Ddp) -> tuple[str, ...]:
+    """What takes back the options that are DDP's alone."""
+    return tuple(setting for key, setting in _USUAL.items() if getattr(ddp, key) != _DEFAULT[key])
+
+
+def shardings(
+    scenario: Scenario, sharding: Mapping[str, Any] | None = None
+) -> list[tuple[str, ...]]:
     """Settings for zero1, fully_shard (ZeRO-3, ZeRO-2, a copy in each node) and hsdp.
 
-    A scenario's own units and precision stay; without any, what autocast computes in is gathered.
+    A scenario's own units, precision and offloading stay, or those of `sharding`, a ddp.fully_shard
+    that it does not have. Without any, what autocast computes in is gathered.
     """
     ddp, cluster = scenario.ddp, scenario.cluster
     usual = without_ddp_options(ddp)
-    if ddp.fully_shard is None and scenario.workload.precision == "amp-bf16":
-        usual = (*usual, _AS_AUTOCAST)
+    if sharding is not None:
+        usual = (*usual, f"ddp.fully_shard={json.dumps(sharding)}")
+    elif ddp.fully_shard is None and scenario.workload.precision == "amp-bf16":
+        usual = (*usual, AS_AUTOCAST)
     drops = () if ddp.fully_shard is None else ("ddp.fully_shard=null",)
     keeps: list[str] = ["true", "false"]
     has_nodes = cluster.nodes > 1 and cluster.gpus_per_node > 1

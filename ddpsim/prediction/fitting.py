@@ -17,6 +17,7 @@ from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import NextStep
 from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.options.fully_shard import AS_AUTOCAST, FullyShard, MixedPrecision
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, format_duration
 
@@ -169,8 +170,12 @@ def _fully_shard(way: _Way) -> _Way | None:
     refused = way.scenario.workload.sync_batch_norm or ddp.torch == "1.4"
     if _is_alone(way.scenario) or ddp != usual or refused:
         return None
-    sharded = _with(way.scenario, "ddp", strategy="fully_shard")
-    return way.and_with(sharded, "fully_shard", "ddp.strategy=fully_shard")
+    if way.scenario.workload.precision != "amp-bf16":
+        sharded = _with(way.scenario, "ddp", strategy="fully_shard")
+        return way.and_with(sharded, "fully_shard", "ddp.strategy=fully_shard")
+    mixed = FullyShard(mixed_precision=MixedPrecision(param="bfloat16", reduce="float32"))
+    sharded = _with(way.scenario, "ddp", strategy="fully_shard", fully_shard=mixed)
+    return way.and_with(sharded, "fully_shard", "ddp.strategy=fully_shard", AS_AUTOCAST)
 
 
 def _checkpoints(way: _Way) -> _Way | None:

@@ -45,7 +45,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
     yield from warned(comparison.warnings)
     yield ""
     known = [change for change in comparison.changes if not change.problem]
-    yield from _table(sorted(known, key=lambda change: change.change_s))
+    yield from _table(sorted(known, key=lambda change: (not change.fits, change.change_s)))
     yield ""
     yield from labelled(
         "change",

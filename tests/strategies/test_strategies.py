@@ -205,24 +205,28 @@ def test_verbose_shows_sources_whole(cli: Callable[..., Outcome]) -> None:
 
 
 def test_each_strategy_is_compared_with_ddp() -> None:
-    base = document("naive-vs-ddp", "ddp.accumulation_steps=2")
-    as_ddp = document("naive-vs-ddp", "ddp.accumulation_steps=2", *ddp_settings(base))
+    few = ("ddp.accumulation_steps=2", "workload.model=resnet18", "run.iterations=2")
+    base = document("naive-vs-ddp", *few)
+    as_ddp = document("naive-vs-ddp", *few, *ddp_settings(base))
     changes = {c.title: c for c in compare(parse(as_ddp), each_strategy(as_ddp)).changes}
     averaged = "ddp.strategy=local_sgd, " + local(4)[1]
-    assert list(changes) == [NAIVE, FLAT, PER_PARAMETER, SERVER, averaged, *SHARDED]
+    zero1, shards, hybrid = SHARDED
+    parted = [zero1, shards, "fully_shard, reshard: false", "fully_shard, reshard: 8"]
+    parted += [hybrid, "hsdp, reshard: false"]
+    assert list(changes) == [NAIVE, FLAT, PER_PARAMETER, SERVER, averaged, *parted]
     first = ddpsim.simulate(parse(as_ddp)).iteration_time_s.mean
-    for title, change in changes.items():
-        settings = local(4) if "local" in title else (title,)
-        alone = predict("naive-vs-ddp", "ddp.accumulation_steps=2", *settings)
+    for change in changes.values():
+        alone = predict("naive-vs-ddp", *few, *change.settings)
         assert change.problem is None
         assert change.change_s == pytest.approx(alone.iteration_time_s.mean - first, rel=1e-9)
 
 
 def test_each_strategy_leaves_ddps_options_out() -> None:
     options = ("ddp.comm_hook=fp16_compress", "ddp.bucket_cap_mb=5", "ddp.no_sync=false")
+    options += ("workload.model=resnet18", "run.iterations=2")
     base = document("accumulation", *options)
     changes = compare(parse(base), each_strategy(base)).changes
-    assert [change.problem for change in changes] == [None] * 7
+    assert [change.problem for change in changes] == [None] * 8
     hooks = next(change for change in changes if change.title == PER_PARAMETER)
     assert "ddp.no_sync=true" not in hooks.settings
     with pytest.raises(DdpsimError, match="data_parallel is a strategy of its own"):

@@ -11,7 +11,10 @@ from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, given, word_or_modules
 from ddpsim.scenario.quantity import Bandwidth
 
-__all__ = ["BySize", "CpuOffload", "FullyShard", "MixedPrecision"]
+__all__ = ["AS_AUTOCAST", "BySize", "CpuOffload", "FullyShard", "MixedPrecision"]
+
+
+AS_AUTOCAST = "ddp.fully_shard.mixed_precision={param: bfloat16, reduce: float32}"
 
 
 class BySize(Spec):

@@ -22,7 +22,7 @@ from ddpsim.prediction.program import compile_program
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.metrics import Step, steps_of
 from ddpsim.scenario.document import load
-from ddpsim.scenario.options.fully_shard import FullyShard
+from ddpsim.scenario.options.fully_shard import AS_AUTOCAST, FullyShard
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.ddp.zero_redundancy import partition
 from ddpsim.strategies.fully_shard.units import forward_pieces, plan_units
@@ -328,10 +328,11 @@ AS_DDP = ("ddp.strategy=ddp", "ddp.fully_shard=null")
 def test_what_does_not_fit_under_ddp_is_offered_sharded() -> None:
     """The suggestion's figures are those of the scenario that it names."""
     job = resolve(load_scenario(GPT2_XL, AS_DDP))
-    (offered,) = [way for way in ways_to_fit(job) if way.settings == ("ddp.strategy=fully_shard",)]
+    as_autocast = ("ddp.strategy=fully_shard", AS_AUTOCAST)
+    (offered,) = [way for way in ways_to_fit(job) if way.settings == as_autocast]
     sharded = resolve(load_scenario(GPT2_XL, [*AS_DDP[1:], *offered.settings]))
     assert sharded.memory().fits
-    assert sharded.model.activation_bytes == job.model.activation_bytes
+    assert sharded.model.activation_bytes <= job.model.activation_bytes
     needed, step = format_bytes(sharded.memory().total), format_duration(sharded.step_s())
     assert offered.why == f"fits with fully_shard: {needed}, {step} a step"
     larger = [*AS_DDP, "cluster.device=a100-sxm-80gb"]
@@ -340,7 +341,16 @@ def test_what_does_not_fit_under_ddp_is_offered_sharded() -> None:
 
 def test_each_strategy_has_it() -> None:
     few = [*AS_DDP, "run.iterations=2", "workload.model=gpt2", "ddp.accumulation_steps=1"]
-    options = [each for each in each_strategy(load(GPT2_XL, few)) if "fully" in each.title]
-    (change,) = compare(load_scenario(GPT2_XL, few), options).changes
-    assert change.fits
-    assert not change.problem
+    own = {"units": ["transformer.h.0"], "mixed_precision": {"param": "bfloat16"}}
+    options = [each for each in each_strategy(load(GPT2_XL, few), own) if "fully" in each.title]
+    named = [each.scenario.ddp.sharding for each in options if isinstance(each.scenario, Scenario)]
+    assert {(*each.units, each.mixed_precision.param) for each in named} == {
+        ("transformer.h.0", "bfloat16")
+    }
+    changes = compare(load_scenario(GPT2_XL, few), options).changes
+    assert [each.title for each in changes] == [
+        "ddp.strategy=fully_shard",
+        "fully_shard, reshard: false",
+        "fully_shard, reshard: 4",
+    ]
+    assert all(change.fits and not change.problem for change in changes)
