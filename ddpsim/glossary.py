@@ -144,6 +144,18 @@ Latency grows as log N, a ring's as N; over two nodes it sends half of what a ri
 Where an input came from, best first: measured (on these devices, by us or by ddpsim),
 imported (your log), published (others' figures), datasheet, stated (written in the
 scenario), assumed. An answer is no better than its worst important input.""",
+    "offload": """\
+Shards, gradients and the optimizer's state on the host (ddp.fully_shard.offload_policy).
+Each unit's shards are copied to the GPU before they are gathered.""",
+    "reshard": """\
+Freeing gathered parameters after the forward (ddp.fully_shard.reshard_after_forward). true:
+the backward gathers them again (ZeRO-3). false: they stay (ZeRO-2). A number: so many ranks
+keep one copy.""",
+    "sharding": """\
+A part of 1/N of the optimizer's state (ZeRO-1: zero1, distributed_optimizer), of gradients
+too (ZeRO-2) and of parameters too (ZeRO-3) on each rank. fully_shard is torch's FSDP2; hsdp
+shards inside a node and replicates between nodes. A unit of fully_shard is a module whose
+parameters are gathered, and whose gradients are reduced, together.""",
     "units": """\
 Every quantity carries its unit: 5 us, 391.2 ms; 40 GiB; 100 Gbit/s (a link's bits), 20
 GB/s (bytes; a bus bandwidth). k, M, G are decimal, Ki, Mi, Gi binary. Only
@@ -159,6 +171,12 @@ convergence is not modelled. Strong scaling keeps the global batch (`ddpsim plan
 
 _ALIASES = {
     "bucket rebuild": "rebuild",
+    "offload_policy": "offload",
+    "reshard_after_forward": "reshard",
+    **dict.fromkeys(
+        ("fsdp", "fsdp2", "fully_shard", "hsdp", "zero", "zero1", "distributed_optimizer"),
+        "sharding",
+    ),
     "hop": "latency",
     "dataparallel": "data parallel",
     "data_parallel": "data parallel",

@@ -31,9 +31,10 @@ def _units(value: Any) -> Any:
         return word_or_modules(value, ("blocks",), "units")
     least = value.get("min_parameters")
     if list(value) != ["min_parameters"] or type(least) is not int or least < 1:
+        given = ", ".join(f"{key}: {shown(each)}" for key, each in value.items())
         raise ValueError(
-            f"{shown(dict(value))} is no choice of units by size; write the least elements of one, "
-            "such as {min_parameters: 100000000}"
+            f"{{{given}}} is no choice of units by size; write the least elements of one, a whole "
+            "number such as {min_parameters: 100000000}"
         )
     return BySize(min_parameters=least)
 

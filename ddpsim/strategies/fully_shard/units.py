@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -71,8 +72,10 @@ def _prefixes(model: Model, spec: FullyShard) -> tuple[str, ...]:
     if spec.units == "blocks":
         return _blocks([parameter.name for parameter in model.parameters])
     if isinstance(spec.units, BySize):
-        sizes = ((parameter.name, parameter.numel) for parameter in model.parameters)
-        return large_modules(sizes, spec.units.min_parameters)
+        sizes = [(parameter.name, parameter.numel) for parameter in model.parameters]
+        if chosen := large_modules(sizes, spec.units.min_parameters):
+            return chosen
+        raise InputError("ddp.fully_shard.units", _too_large(sizes, spec.units.min_parameters))
     return spec.units
 
 
@@ -111,6 +114,17 @@ def _blocks(names: Sequence[str]) -> tuple[str, ...]:
         if (end := next(numbered, None)) is not None:
             found[".".join(modules[:end])] = None
     return tuple(found)
+
+
+def _too_large(sizes: Sequence[tuple[str, int]], least: int) -> str:
+    inside: Counter[str] = Counter()
+    for name, numel in sizes:
+        inside.update(dict.fromkeys(_modules(name)[1:], numel))
+    found = f"the largest, {inside.most_common(1)[0][0]}, has {inside.most_common(1)[0][1]}"
+    return (
+        f"no module has {least} elements outside others: {found if inside else 'there are none'}; "
+        "write fewer, or [] for the root alone"
+    )
 
 
 def _no_such_module(prefix: str, names: Sequence[str]) -> str:
