@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -73,9 +72,11 @@ def _prefixes(model: Model, spec: FullyShard) -> tuple[str, ...]:
         return _blocks([parameter.name for parameter in model.parameters])
     if isinstance(spec.units, BySize):
         sizes = [(parameter.name, parameter.numel) for parameter in model.parameters]
-        if chosen := large_modules(sizes, spec.units.min_parameters):
-            return chosen
-        raise InputError("ddp.fully_shard.units", _too_large(sizes, spec.units.min_parameters))
+        least, whole = spec.units.min_parameters, sum(numel for _, numel in sizes)
+        if least > whole:
+            told = f"{least} is more than the {whole} elements of the model; write fewer"
+            raise InputError("ddp.fully_shard.units", f"{told}, or [] for the root alone")
+        return large_modules(sizes, least)
     return spec.units
 
 
@@ -114,17 +115,6 @@ def _blocks(names: Sequence[str]) -> tuple[str, ...]:
         if (end := next(numbered, None)) is not None:
             found[".".join(modules[:end])] = None
     return tuple(found)
-
-
-def _too_large(sizes: Sequence[tuple[str, int]], least: int) -> str:
-    inside: Counter[str] = Counter()
-    for name, numel in sizes:
-        inside.update(dict.fromkeys(_modules(name)[1:], numel))
-    found = f"the largest, {inside.most_common(1)[0][0]}, has {inside.most_common(1)[0][1]}"
-    return (
-        f"no module has {least} elements outside others: {found if inside else 'there are none'}; "
-        "write fewer, or [] for the root alone"
-    )
 
 
 def _no_such_module(prefix: str, names: Sequence[str]) -> str:

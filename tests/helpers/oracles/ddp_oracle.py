@@ -1,6 +1,6 @@
 """What real DDP logs of its buckets: run as rank 0 and 1 of a gloo job, writes JSON.
 
-python tests/helpers/oracles/ddp_oracle.py RANK STORE_FILE OUTPUT
+python tests/helpers/oracles/ddp_oracle.py 2 STORE_FILE OUTPUT
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Collectives that torch's fully_shard launches: run as one of four gloo ranks, writes JSON.
+"""Collectives that torch's fully_shard launches: run on four gloo ranks, writes JSON.
 
-python tests/helpers/oracles/fully_shard_oracle.py RANK 4 STORE_FILE OUTPUT
+python tests/helpers/oracles/fully_shard_oracle.py 4 STORE_FILE OUTPUT
 """
 
 from __future__ import annotations
@@ -217,13 +217,18 @@ def observe_peak(
 ) -> dict[str, Any]:
     """The most that is allocated in a step, by torch's own tracker.
 
-    In a group that sends nothing: gloo would copy what it scatters once more.
+    In a group that sends nothing: gloo would copy what it scatters once more. Rank 0 tells it.
     """
-    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    is_first = dist.get_rank() == 0
     dist.destroy_process_group()
-    dist.init_process_group("fake", rank=0, world_size=2 * nodes, store=FakeStore())
+    rank = 0 if is_first else 1
+    dist.init_process_group("fake", rank=rank, world_size=2 * nodes, store=FakeStore())
+    if not is_first:
+        return {}
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+
     module, x = Wide(96), torch.ones(1, 96)
     listed = parameters_of(module)
     order, (precision, options) = ready_order(module, x), policy_of(mixed)

@@ -1,6 +1,6 @@
 """Collectives that real training loops call: run as rank 0 and 1 of a gloo job, writes JSON.
 
-python tests/helpers/oracles/strategy_oracle.py RANK STORE_FILE OUTPUT
+python tests/helpers/oracles/strategy_oracle.py 2 STORE_FILE OUTPUT
 """
 
 from __future__ import annotations

@@ -1,43 +1,67 @@
-"""Real processes of a gloo job, whose first rank writes down what torch did in each case."""
+"""Real processes of a gloo job, whose first rank writes down what torch did in each case.
+
+Ranks are forks of one process that has imported torch, which takes longer than most cases.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+Observe = Callable[..., dict[str, Any]]
 
-def run_as_rank(observe: Callable[..., dict[str, Any]], cases: Sequence[tuple[Any, ...]]) -> None:
+
+def run_as_rank(observe: Observe, cases: Sequence[tuple[Any, ...]]) -> None:
     """The main function of a program that `observed_of` starts: every case, on all ranks."""
+    import torch.distributed  # noqa: F401 -- before the fork
+
+    running = set()
+    for rank in range(int(sys.argv[1])):
+        pid = os.fork()
+        if not pid:
+            _run(rank, observe, cases)
+        running.add(pid)
+    while running:
+        pid, status = os.wait()
+        running.discard(pid)
+        if status:  # the others would wait for it
+            for other in running:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)
+
+
+def _run(rank: int, observe: Observe, cases: Sequence[tuple[Any, ...]]) -> None:
+    """One rank, which ends here; what gloo's threads do meanwhile is not under test."""
     import torch
     import torch.distributed as dist
 
-    rank, ranks, store, output = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    observed = [observe(*case) for case in cases]
-    if rank == 0:
-        output.write_text(json.dumps(observed))
-    dist.barrier()
-    os._exit(0)  # what gloo's threads do while the interpreter ends is not under test
+    ranks, store, output = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    try:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+        observed = [observe(*case) for case in cases]
+        if rank == 0:
+            output.write_text(json.dumps(observed))
+        dist.barrier()
+    except BaseException:  # noqa: BLE001 -- said, and then the rank ends
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
 
 
 def observed_of(program: str, folder: Path, ranks: int = 2) -> list[dict[str, Any]]:
     """What rank 0 of a few wrote, of a program of this folder that calls `run_as_rank`."""
     output = folder / "observed.json"
     script = Path(__file__).with_name(program)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(ranks), folder / "store", output],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(errors)
+    command = [sys.executable, script, str(ranks), folder / "store", output]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
     return json.loads(output.read_text())
