@@ -46,7 +46,7 @@ def compare(
         more = "name a second scenario, or add --each-flag or --each-strategy"
         raise typer.BadParameter(more, param_hint="FILES")
     document = load(files[0], settings or ())
-    sharding = (document.data.get("ddp") or {}).get("fully_shard")
+    own, asked = document, document.data.get("ddp") or {}
     if strategies:
         document = load(files[0], [*(settings or ()), *ddp_settings(document)])
     first = checked(document)
@@ -54,7 +54,9 @@ def compare(
     if flags:
         options += each_flag(document)
     if strategies:
-        options += each_strategy(document, sharding)
+        options += each_strategy(document, asked.get("fully_shard"))
+        if asked.get("strategy") == "distributed_optimizer":
+            options.append(option(own, title="ddp.strategy=distributed_optimizer"))
     found = compare(first, options)
     print(json.dumps(found.to_dict(), indent=2) if as_json else render_comparison(found))
     if all(change.problem for change in found.changes):

@@ -78,7 +78,9 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
         network = _with_prior(network)
     if not scenario.sends_in_groups:
         return network
-    plain = scenario.ddp.model_copy(update={"strategy": "ddp", "comm_hook": "none"})
+    strategy = "fully_shard" if scenario.ddp.is_fully_sharded else "ddp"
+    changed = {"strategy": strategy, "comm_hook": "none", "fully_shard": None}
+    plain = scenario.ddp.model_copy(update=changed)
     return with_groups(
         network, scenario, lambda own: build_network(own.model_copy(update={"ddp": plain}))
     )

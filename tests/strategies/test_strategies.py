@@ -256,6 +256,7 @@ def test_explanations_say_what_a_strategy_does() -> None:
         "ddp.local_sgd=null",
         "ddp.parameter_server=null",
         "ddp.fully_shard=null",
+        "ddp.distributed_optimizer=null",
     )
     explained = explain_step(base)
     words = [phase.text for phase in explained.phases]
