@@ -46,7 +46,8 @@ def compare(
         more = "name a second scenario, or add --each-flag or --each-strategy"
         raise typer.BadParameter(more, param_hint="FILES")
     document = load(files[0], settings or ())
-    own, asked = document, document.data.get("ddp") or {}
+    own, asked = document, document.data.get("ddp")
+    asked = asked if isinstance(asked, dict) else {}
     if strategies:
         document = load(files[0], [*(settings or ()), *ddp_settings(document)])
     first = checked(document)
