@@ -56,6 +56,7 @@ _USUAL = {  # settings that take back what is DDP's alone
     "comm_hook": "ddp.comm_hook=none",
     "post_local_sgd": "ddp.post_local_sgd=null",
     "power_sgd": "ddp.power_sgd=null",
+    "top_k": "ddp.top_k=null",
     "join": "ddp.join=null",
     "optimize_ddp": "ddp.optimize_ddp=true",
 }
@@ -247,7 +248,7 @@ def ddp_settings(document: Document) -> tuple[str, ...]:
 
 def hook_settings(ddp: Ddp, hook: str) -> tuple[str, ...]:
     """What sets a hook, without the options of another one."""
-    owners = {"power_sgd": "powerSGD", "post_local_sgd": "post_localSGD"}
+    owners = {"power_sgd": "powerSGD", "post_local_sgd": "post_localSGD", "top_k": "top_k"}
     drops = [key for key, own in owners.items() if getattr(ddp, key) and hook != own]
     return (f"ddp.comm_hook={hook}", *(f"ddp.{key}=null" for key in drops))
 

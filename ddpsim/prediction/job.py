@@ -235,7 +235,7 @@ class Job:
     def _covering_ns(self, bare: Timeline) -> float:
         """What may hide communication: the backwards that reduce; all passes that gather."""
         step, sent = steps_of(bare.slowest)[-1], self._sent
-        if any(launched.operation == "all_gather" for launched in sent):
+        if any(each.operation == "all_gather" and each.bucket < 0 for each in sent):
             parts = step.breakdown()
             return parts.forward + parts.backward_compute
         backwards = sum(launched.bucket == 0 and launched.num_params > 0 for launched in sent)

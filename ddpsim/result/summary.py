@@ -376,7 +376,7 @@ def _mostly(longest: CommSpan, broadcast: str) -> str:
 def _late(step: Step, reduced: list[CommSpan], called: str) -> str:
     """How many buckets, or what else is reduced and `called` so, end after the backward."""
     end_ns = max((s.end_ns for s in step.compute if s.kind == "backward"), default=step.start_ns)
-    if any(span.operation == "reduce_scatter" for span in reduced):  # under HSDP before another
+    if any(span.operation != "all_reduce" for span in reduced):  # HSDP, and hooks that gather
         reduced = [span for span in reduced if span.num_params]
     late = sum(span.end_ns > end_ns for span in reduced)
     buckets = sum(span.num_params > 0 for span in reduced)

@@ -57,7 +57,7 @@ class Scenario(Spec):
                 "cluster.algorithm: data_parallel is a strategy of its own; drop one",
                 "ddp.strategy",
             )
-        if algorithm == "data_parallel" and (self.ddp.powers or self.ddp.averages_after_hook):
+        if algorithm == "data_parallel" and self.ddp.comm_hook != "none":
             raise fail("DataParallel has no communication hooks; drop it", "ddp.comm_hook")
         if algorithm == "data_parallel" and self.ddp.join:
             raise fail("DataParallel has no join; drop it", "ddp.join")

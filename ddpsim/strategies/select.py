@@ -128,9 +128,9 @@ def _ddp_or_post_local(asked: Asked) -> Strategy:
 
 def _ddp(asked: Asked) -> DistributedDataParallel:
     spec = asked.scenario.ddp
-    ddp = DistributedDataParallel.of(
-        asked.model, asked.work, spec, asked.costs, asked.ticks, asked.own_factor
-    )
+    ranks = asked.scenario.cluster.world_size
+    own = asked.costs, asked.ticks, asked.own_factor, ranks
+    ddp = DistributedDataParallel.of(asked.model, asked.work, spec, *own)
     return replace(ddp, gradients_stay=not asked.scenario.workload.set_to_none)
 
 

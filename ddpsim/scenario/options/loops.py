@@ -30,6 +30,9 @@ class PostLocalSgd(Spec):
     start_localSGD_iter: Annotated[int, Field(ge=2, le=1000)] = Field(  # noqa: N815 -- torch's name
         2, description="steps before, with all-reduces among all ranks; torch's example has 100"
     )
+    post_local_gradient_allreduce: bool = Field(
+        default=True, description="false: from then on gradients are not reduced at all"
+    )
 
 
 class ParameterServers(Spec):
