@@ -23,18 +23,17 @@ from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
 from ddpsim.engine.steady import steady_ranges_s
 from ddpsim.prediction.ddp_overhead import on_one_rank
-from ddpsim.prediction.program import compile_program, loop_provenance
+from ddpsim.prediction.program import HOST_LINK, compile_program, loop_provenance
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
 from ddpsim.result.summary import mean_step_s
 from ddpsim.result.timeline import Timeline
-from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
 from ddpsim.strategies.instructions import Communicate, Compute
-from ddpsim.units import NS_PER_S, format_bytes, format_duration
+from ddpsim.units import NS_PER_S, format_bytes, format_bytes_per_s, format_duration
 from ddpsim.workload.heterogeneous import times_provenance
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
@@ -268,7 +267,7 @@ class Job:
 
     def provenance(self) -> tuple[Provenance, ...]:
         """Where every input came from."""
-        costs = _cost_provenance(self.scenario.ddp)
+        costs = _cost_provenance(self.scenario)
         measured = Provenance("DDP's hooks and copies", "the cluster profile", "measured")
         known = [measured] if self.overheads and self.overheads.is_measured else []
         if self.ddp_times != 1:
@@ -359,14 +358,20 @@ class Job:
             )
 
 
-def _cost_provenance(ddp: Ddp) -> Provenance:
+def _cost_provenance(scenario: Scenario) -> Provenance:
     """What the strategy's own work is priced by."""
+    ddp = scenario.ddp
     if ddp.is_ddp:
         reducer = "torch's reducer: kernels and bytes; host time per hook measured on CPU tensors"
         return Provenance("DDP's own cost", reducer, "published")
-    if ddp.is_fully_sharded and ddp.sharding.offload_policy:
-        host = "copies over PCIe and a host's optimizer by their bytes; the link was not measured"
-        return Provenance("CPUOffloadPolicy", host, "assumed")
+    policy = ddp.sharding.offload_policy
+    if ddp.is_fully_sharded and policy:
+        stated = policy.host_link_bytes_per_s
+        link = format_bytes_per_s(stated or scenario.cluster.device.host_link_bytes_per_s)
+        of_link = "as stated" if stated else HOST_LINK
+        optimizer = format_bytes_per_s(policy.host_optimizer_bytes_per_s)
+        priced = f"copies at {link}, {of_link}; the host's optimizer at {optimizer}"
+        return Provenance("CPUOffloadPolicy", priced, "stated" if stated else "assumed")
     if ddp.is_fully_sharded:
         hooks = "host time of its hooks measured on CPU tensors; copies by their bytes"
         return Provenance(f"cost of {ddp.strategy}", hooks, "published")

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
     from ddpsim.prediction.job import Job
 
-__all__ = ["compile_program", "loop_provenance", "pauses_of", "training_of"]
+__all__ = ["HOST_LINK", "compile_program", "loop_provenance", "pauses_of", "training_of"]
+
+HOST_LINK = "PCIe x16 of the generation that goes with the device's architecture"
 
 
 def compile_program(
@@ -118,8 +120,7 @@ def loop_provenance(scenario: Scenario) -> Iterator[Provenance]:
         if copied.bandwidth_bytes_per_s:
             yield Provenance("workload.input_copy", f"{rate}{buffer}", "stated")
         else:
-            link = "PCIe x16 of the generation that goes with the device's architecture"
-            yield Provenance("workload.input_copy", f"{rate}, {link}{buffer}", "assumed")
+            yield Provenance("workload.input_copy", f"{rate}, {HOST_LINK}{buffer}", "assumed")
     if workload.checkpoint_write and scenario.cluster.device.kind == "gpu":
         copied_to = f"{staged} from the device to its host, before what the storage takes"
         yield Provenance("workload.checkpoint_write", copied_to, "assumed")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ddpsim.result.model import MemoryPeak, MemoryWalk
 from ddpsim.result.timeline import Kind
-from ddpsim.scenario.device import Architecture, Device
+from ddpsim.scenario.device import Device
 from ddpsim.scenario.options.training_loop import InputCopy
 from ddpsim.scenario.workload import Workload
 from ddpsim.strategies.instructions import (
@@ -43,14 +43,6 @@ __all__ = [
     "input_rate",
 ]
 
-# NCCL v2.30.7 src/graph/topo.h: an x16 link of PCIe 3, 4 or 5; which of them is assumed by the
-# architecture
-_PCIE_BYTES_PER_S: dict[Architecture, float] = {
-    "volta": 12e9,
-    "ampere": 24e9,
-    "hopper": 48e9,
-    "blackwell": 48e9,
-}
 STAGED_BYTES_PER_S = 10e9  # assumed; one core of an EPYC copies 20 GB/s where nothing else runs
 
 
@@ -131,7 +123,7 @@ def _read_value(device: Device, ticks: Ticks) -> tuple[Instruction, ...]:
 
 def input_rate(options: InputCopy, device: Device) -> float:
     """Bytes per second from the host to the device, stated or of its PCIe generation."""
-    return options.bandwidth_bytes_per_s or _PCIE_BYTES_PER_S[device.architecture]
+    return options.bandwidth_bytes_per_s or device.host_link_bytes_per_s
 
 
 class _Around(Strategy):
