@@ -70,7 +70,7 @@ _FAILS_ON_GLOO = {
 _OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
     *("broadcast_buffers", "comm_hook", "post_local_sgd", "power_sgd", "top_k"),
-    *("join", "optimize_ddp"),
+    *("join", "optimizer_in_backward", "optimize_ddp"),
 )
 
 
@@ -176,6 +176,11 @@ class Ddp(Spec):
         None,
         description="true, or its options: the loop runs within DDP's join(), for inputs that are "
         "uneven",
+    )
+    optimizer_in_backward: bool = Field(
+        default=False,
+        description="torch's _apply_optimizer_in_backward: DDP's hook updates the parameters of a "
+        "bucket once it is reduced",
     )
     optimize_ddp: bool = Field(
         default=True,
@@ -323,6 +328,22 @@ class Ddp(Spec):
         return self
 
     @model_validator(mode="after")
+    def _optimizes_in_its_own_hook(self) -> Ddp:
+        """DDP takes one hook (distributed.py: register_comm_hook); gloo's would wait in it."""
+        key = "optimizer_in_backward"
+        if self.optimizer_in_backward and self.comm_hook != "none":
+            raise fail(
+                f"is a hook itself, and DDP takes one; drop comm_hook: {self.comm_hook}", key
+            )
+        if self.optimizer_in_backward and self.strategy != "ddp":
+            raise fail("has no place for ZeroRedundancyOptimizer; drop one", key)
+        if self.optimizer_in_backward and self.join:
+            raise fail("is not modelled within join; drop one", key)
+        if self.optimizer_in_backward and self.backend == "gloo":
+            raise fail("is modelled with NCCL alone: on CPUs torch 2.13's hook needs a GPU", key)
+        return self
+
+    @model_validator(mode="after")
     def _joins_alone(self) -> Ddp:
         if self.join and self.strategy == "zero1":
             raise fail("is modelled for DDP alone, not beside ZeroRedundancyOptimizer", "join")
@@ -336,6 +357,7 @@ class Ddp(Spec):
                 "static_graph": self.static_graph,
                 "comm_hook": self.comm_hook != "none",
                 "join": self.join is not None,
+                "optimizer_in_backward": self.optimizer_in_backward,
                 "bucket_cap_mb": isinstance(self.bucket_cap_mb, tuple),
             }
             for key, used in newer.items():

@@ -66,6 +66,7 @@ class Scenario(Spec):
         self._check_servers()
         self._check_synced_norms()
         self._check_zeroed_gradients()
+        self._check_optimizer_in_backward()
         if kind == "cpu" and self.workload.input_copy:
             raise fail("a CPU computes in its host's memory; drop it", "workload.input_copy")
         if self.workload.compile and self.ddp.torch == "1.4":
@@ -89,6 +90,20 @@ class Scenario(Spec):
                 "ddp.fully_shard.mixed_precision.param",
             )
         return self
+
+    def _check_optimizer_in_backward(self) -> None:
+        """Raise where the loop looks at gradients that DDP's hook has used up."""
+        if not self.ddp.optimizer_in_backward:
+            return
+        workload, key = self.workload, "ddp.optimizer_in_backward"
+        if self.cluster.algorithm == "data_parallel":
+            raise fail("DataParallel has no hooks; drop it", key)
+        if workload.scales_loss:
+            raise fail("leaves GradScaler no gradients; write workload.grad_scaler: false", key)
+        if workload.clip_grad_norm:
+            raise fail("leaves no gradients to clip; drop workload.clip_grad_norm", key)
+        if not workload.set_to_none:
+            raise fail("drops the gradients itself; drop workload.set_to_none", key)
 
     def _check_servers(self) -> None:
         """Raise where there are more parameter servers than ranks."""

@@ -14,6 +14,7 @@ from ddpsim.strategies.after_backward import AfterBackward, FlatAfterBackward
 from ddpsim.strategies.all_reduces import AllReduces
 from ddpsim.strategies.data_parallel import DataParallel
 from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.optimizer_in_backward import OptimizerInHook
 from ddpsim.strategies.ddp.post_local_sgd import PostLocalSgd
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
 from ddpsim.strategies.ddp.zero_redundancy import (
@@ -32,7 +33,7 @@ from ddpsim.strategies.per_parameter import PerParameter
 from ddpsim.strategies.single_device import SingleDevice
 from ddpsim.strategies.strategy import Strategy
 from ddpsim.strategies.synced_norms import SyncedNorms
-from ddpsim.strategies.ticks import Ticks
+from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.training_loop import AroundOptimizer, ForwardAlone, InputCopies, LossReads
 from ddpsim.workload.model import BatchNorm, Model
 from ddpsim.workload.optimizer import moved_bytes
@@ -131,7 +132,21 @@ def _ddp(asked: Asked) -> DistributedDataParallel:
     ranks = asked.scenario.cluster.world_size
     own = asked.costs, asked.ticks, asked.own_factor, ranks
     ddp = DistributedDataParallel.of(asked.model, asked.work, spec, *own)
-    return replace(ddp, gradients_stay=not asked.scenario.workload.set_to_none)
+    ddp = replace(ddp, gradients_stay=not asked.scenario.workload.set_to_none)
+    return _optimizing(ddp, asked) if spec.optimizer_in_backward else ddp
+
+
+def _optimizing(ddp: DistributedDataParallel, asked: Asked) -> DistributedDataParallel:
+    """With the optimizer in its hook."""
+    optimizer = asked.scenario.workload.optimizer
+    hook = OptimizerInHook(asked.model, optimizer, asked.costs, asked.ticks)
+    return replace(
+        ddp,
+        model=replace(ddp.model, optimizer=Launch(0, 0)),
+        initial_buckets=tuple(map(hook.after, ddp.initial_buckets)),
+        rebuilt_buckets=tuple(map(hook.after, ddp.rebuilt_buckets)),
+        drops_gradients=True,
+    )
 
 
 def _zero1(asked: Asked) -> ZeroRedundancy:

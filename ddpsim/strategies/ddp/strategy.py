@@ -32,7 +32,8 @@ class DistributedDataParallel(Strategy):
     Its first backwards that reduce have buckets by registration order, those from `rebuilt_at` on
     by ready order; None: never rebuilt. `bucket_view`: gradients live in the buckets. `no_sync`:
     only the last micro-batch reduces. `gradients_stay`: zero_grad drops none. Under PowerSGD
-    backwards from `compressed_at` on have `compressed_buckets`.
+    backwards from `compressed_at` on have `compressed_buckets`. `drops_gradients`: each bucket's,
+    which the optimizer has used up.
     """
 
     model: ModelWork
@@ -47,6 +48,7 @@ class DistributedDataParallel(Strategy):
     compressed_at: int | None = None
     gradients_stay: bool = False
     join: JoinedForward = NOT_JOINED
+    drops_gradients: bool = False
 
     @classmethod
     def of(
@@ -170,6 +172,9 @@ class DistributedDataParallel(Strategy):
         held = held._replace(buckets=model.gradient_bytes + kept + flying)
         reduces_each = self._reductions == self.model.accumulation_steps
         is_view = self.bucket_view and (reduces_each or self.gradients_stay)
+        if self.drops_gradients and self.model.accumulation_steps == 1 and not is_view:
+            largest = max(bucket.size_bytes for bucket in self.rebuilt_buckets)
+            return held._replace(gradients=largest)
         return held._replace(gradients=0) if is_view else held
 
 

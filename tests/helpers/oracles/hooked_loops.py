@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from logged_calls import Calls
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks_of_power
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper
@@ -16,7 +18,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks import (
     quantization_perchannel_hook,
     quantization_pertensor_hook,
 )
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile
 from training_loops import Ddp, Loop
 
 FRACTION = 0.01
@@ -70,6 +74,25 @@ def batched_of_matrices(state, bucket):  # type: ignore[no-untyped-def] # torch'
 
 class DdpPowerSgdBatched(DdpPowerSgd2):
     powers = staticmethod(batched_of_matrices)
+
+
+class DdpOptimizesInHook(Ddp):
+    """torch's own hook, with a stream that only GPUs have; logged by a profiler."""
+
+    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
+        _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.01})
+        Loop.__init__(self, DistributedDataParallel(module, bucket_cap_mb=0.2), make_input)
+
+    def step(self, calls: Calls, micro_batches: int) -> None:
+        before = [parameter.detach().clone() for parameter in self.module.parameters()]
+        with patch.object(torch.accelerator, "current_stream"), profile(record_shapes=True) as seen:
+            self.backward()
+        reduced = [event for event in seen.events() if event.name == "gloo:all_reduce"]
+        for event in sorted(reduced, key=lambda event: event.time_range.start):
+            calls.append(("all_reduce", 4 * math.prod(event.input_shapes[0])))
+        after = list(self.module.parameters())
+        assert all(parameter.grad is None for parameter in after)
+        assert not any(map(torch.equal, before, after))
 
 
 class AsOnGpu:

@@ -13,6 +13,7 @@ from cpu_synced_norm import CpuSyncBatchNorm, synced
 from ddp_oracle import MODELS as PLAIN
 from hooked_loops import (
     FRACTION,
+    DdpOptimizesInHook,
     DdpPowerSgd,
     DdpPowerSgd2,
     DdpPowerSgd3,
@@ -118,6 +119,10 @@ LOOPS: dict[str, tuple[type[Loop], dict[str, Any]]] = {
     "ddp hook top_k": (
         DdpTopK,
         {"bucket_cap_mb": 0.2, "comm_hook": "top_k", "top_k": {"fraction": FRACTION}},
+    ),
+    "ddp hook optimizer": (
+        DdpOptimizesInHook,
+        {"bucket_cap_mb": 0.2, "optimizer_in_backward": True},
     ),
     "ddp synced": (DdpSynced, {"bucket_cap_mb": 0.2, "no_sync": False}),
 }
