@@ -121,6 +121,9 @@ def loop_provenance(scenario: Scenario) -> Iterator[Provenance]:
             yield Provenance("workload.input_copy", f"{rate}{buffer}", "stated")
         else:
             yield Provenance("workload.input_copy", f"{rate}, {HOST_LINK}{buffer}", "assumed")
+    if scenario.copies_through_host:
+        link = format_bytes_per_s(scenario.cluster.device.host_link_bytes_per_s)
+        yield Provenance("gloo's copies to the host and back", f"{link}, {HOST_LINK}", "assumed")
     if workload.checkpoint_write and scenario.cluster.device.kind == "gpu":
         copied_to = f"{staged} from the device to its host, before what the storage takes"
         yield Provenance("workload.checkpoint_write", copied_to, "assumed")

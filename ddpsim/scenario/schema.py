@@ -73,10 +73,7 @@ class Scenario(Spec):
             raise fail(
                 "torch 1.4 had no torch.compile; choose a newer ddp.torch", "workload.compile"
             )
-        if (kind, backend) == ("gpu", "gloo"):
-            raise fail(
-                "gloo on GPU tensors is not modelled; write ddp.backend: nccl", "ddp.backend"
-            )
+        self._check_gloo_on_gpus()
         return self
 
     @model_validator(mode="after")
@@ -104,6 +101,27 @@ class Scenario(Spec):
             raise fail("leaves no gradients to clip; drop workload.clip_grad_norm", key)
         if not workload.set_to_none:
             raise fail("drops the gradients itself; drop workload.set_to_none", key)
+
+    @property
+    def copies_through_host(self) -> bool:
+        """Whether gloo sends what is on GPUs."""
+        return (self.cluster.device.kind, self.ddp.backend) == ("gpu", "gloo")
+
+    def _check_gloo_on_gpus(self) -> None:
+        """Raise where gloo's way from GPU to GPU is not known, or not modelled."""
+        if not self.copies_through_host or self.cluster.world_size == 1:
+            return
+        cluster, key = self.cluster, "ddp.backend"
+        measured = cluster.profile or cluster.all_reduce
+        if cluster.gpus_per_node > 1 and cluster.intra_node is None and not measured:
+            raise fail(
+                "gloo sends through sockets, not over a GPU's links; state cluster.intra_node, or "
+                "write nccl",
+                key,
+            )
+        if self.ddp.is_fully_sharded or self.workload.sync_batch_norm:
+            what = self.ddp.strategy if self.ddp.is_fully_sharded else "SyncBatchNorm"
+            raise fail(f"{what} on GPUs is modelled with NCCL alone; write nccl", key)
 
     def _check_servers(self) -> None:
         """Raise where there are more parameter servers than ranks."""

@@ -26,6 +26,7 @@ from ddpsim.strategies.ddp.zero_redundancy import (
 from ddpsim.strategies.fully_shard.groups import Groups
 from ddpsim.strategies.fully_shard.offload import Offload
 from ddpsim.strategies.fully_shard.strategy import FullyShard
+from ddpsim.strategies.gloo_on_gpu import ThroughHost
 from ddpsim.strategies.local_sgd import LocalSgd
 from ddpsim.strategies.model_work import ModelWork, with_additions
 from ddpsim.strategies.parameter_server import ParameterServer
@@ -219,7 +220,10 @@ STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
 def select(asked: Asked) -> Strategy:
     """The strategy of a scenario."""
     name, gpus = strategy_name(asked.scenario), asked.scenario.cluster.gpus_per_node
-    return _in_loop(STRATEGIES[name](asked), asked, gpus if name == "data_parallel" else 1)
+    strategy, cluster = STRATEGIES[name](asked), asked.scenario.cluster
+    if asked.scenario.copies_through_host:
+        strategy = ThroughHost(strategy, cluster.world_size, cluster.device, asked.ticks)
+    return _in_loop(strategy, asked, gpus if name == "data_parallel" else 1)
 
 
 def without_backward(asked: Asked) -> Strategy:

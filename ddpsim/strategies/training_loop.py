@@ -36,6 +36,7 @@ from ddpsim.workload.model import Model, Work
 
 __all__ = [
     "STAGED_BYTES_PER_S",
+    "Around",
     "AroundOptimizer",
     "ForwardAlone",
     "InputCopies",
@@ -126,7 +127,7 @@ def input_rate(options: InputCopy, device: Device) -> float:
     return options.bandwidth_bytes_per_s or device.host_link_bytes_per_s
 
 
-class _Around(Strategy):
+class Around(Strategy):
     """Another strategy, whose loop does more in its steps."""
 
     def __init__(self, inner: Strategy) -> None:
@@ -179,7 +180,7 @@ class _Around(Strategy):
         return self._inner.memory_walk()
 
 
-class ForwardAlone(_Around):
+class ForwardAlone(Around):
     """The beginning of another strategy's steady step, up to its backward, again and again."""
 
     kinds, steady_from, rebuilt_from, period, warmup = 1, None, None, 1, 2
@@ -213,7 +214,7 @@ def _is_before_backward(instruction: Instruction) -> bool:
     return not (isinstance(instruction, Mark) and instruction.place == "backward_starts")
 
 
-class InputCopies(_Around):
+class InputCopies(Around):
     """Another strategy whose loop copies the inputs of each micro-batch to the device.
 
     The host copies what is not pinned into a staging buffer first (CUDA's runtime API, `API
@@ -240,7 +241,7 @@ class InputCopies(_Around):
                 yield from self._copied
 
 
-class LossReads(_Around):
+class LossReads(Around):
     """Another strategy whose loop reads the loss on the host at the end of every so many steps.
 
     Every second kind of step is one of the other strategy's with such a read.
