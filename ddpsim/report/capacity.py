@@ -347,7 +347,7 @@ def _held(plan: CapacityPlan) -> str:
         f"{first.batch_per_rank:,} samples a rank (weak scaling): the global batch grows from "
         f"{first.global_batch:,} to {last.global_batch:,}"
     )
-    if plan.critical_batch is not None:
+    if plan.critical_batch is not None or plan.steps_by_batch:
         return said
     return f"{said}, and what that does to convergence is not modelled (--global-batch N holds it)"
 
@@ -361,6 +361,14 @@ def _critical(plan: CapacityPlan) -> Iterator[str]:
             f"a global batch B needs 1 + B / {plan.critical_batch:,} times the target's "
             f"(McCandlish et al. 2018): {first.samples_factor:.3g} to {last.samples_factor:.3g} "
             "times; knee, x2 and network count that",
+        )
+    if plan.steps_by_batch:
+        (least, _), (most, _) = plan.steps_by_batch[0], plan.steps_by_batch[-1]
+        yield from labelled(
+            "samples",
+            f"measured for {len(plan.steps_by_batch)} global batches of {least:,} to {most:,}, and "
+            f"read between them: {first.samples_factor:.3g} to {last.samples_factor:.3g} times the "
+            "smallest batch's; knee, x2 and network count that",
         )
     if plan.learning_rate:
         yield from labelled(
@@ -379,7 +387,7 @@ def _counted(plan: CapacityPlan) -> str:
         tokens = f"{plan.samples_per_epoch:,} samples of {plan.seq_len:,} tokens; "
     epochs = f"{target.epochs:,} x " if target.epochs > 1 else ""
     steps = f"{plan.answer.steps:,} steps = {epochs}ceil(samples / global batch)"
-    if plan.critical_batch is not None:
+    if plan.critical_batch is not None or plan.steps_by_batch:
         steps += f" x {plan.answer.samples_factor:.3g}"
     return (
         f"{tokens}{steps}, as the sampler pads the last one; no validation, checkpoints, start-up "
