@@ -23,7 +23,7 @@ from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
 from ddpsim.engine.steady import steady_ranges_s
 from ddpsim.prediction.ddp_overhead import on_one_rank
-from ddpsim.prediction.program import HOST_LINK, compile_program, loop_provenance
+from ddpsim.prediction.program import HOST_LINK, compile_program, loop_provenance, mfu_of
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
@@ -310,6 +310,17 @@ class Job:
             found.append(
                 f"{with_ddp_key(self.scenario)}: launching DDP's collectives is priced longer than "
                 "all that this leaves for DDP, so steps are predicted longer than was measured"
+            )
+        mfu = mfu_of(self.scenario, self.model, step_s)
+        if mfu and mfu > 1:
+            found.append(
+                f"MFU {mfu:.0%}: the device would do more than its peak; look at step_time (of one "
+                "micro-batch), batch_per_rank and precision"
+            )
+        if ddp.powers and ddp.powers.batched:
+            found.append(
+                "ddp.power_sgd.batched: batched_powerSGD_hook of torch 2.13 stops in an "
+                "AssertionError (_orthogonalize wants three dimensions); mend it to use it"
             )
         found.extend(self._warnings_of_stalls())
         if not memory.fits:

@@ -157,6 +157,7 @@ class CapacityPlan:
     target at the slow edge of its interval too. `knee_gpus`: None where every doubling gives at
     least the criterion. `scaling`: weak keeps batch_per_rank, strong the global batch. `widest`:
     what widens the answer's interval most. `critical_batch`: as asked;
+    `counts_pauses`: evaluations and checkpoints, after as many samples on each size;
     `steps_by_batch`: measured global batches and steps to the target. `learning_rate`: advice for
     the answer's global batch, where the scenario states one.
     """
@@ -183,6 +184,7 @@ class CapacityPlan:
     widest: IntervalSource | None
     critical_batch: int | None = None
     steps_by_batch: tuple[tuple[int, int], ...] | None = None
+    counts_pauses: bool = False
     learning_rate: LearningRate | None = None
 
     def to_dict(self) -> dict[str, Any]:

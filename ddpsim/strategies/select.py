@@ -26,7 +26,6 @@ from ddpsim.strategies.ddp.zero_redundancy import (
 from ddpsim.strategies.fully_shard.groups import Groups
 from ddpsim.strategies.fully_shard.offload import Offload
 from ddpsim.strategies.fully_shard.strategy import FullyShard
-from ddpsim.strategies.gloo_on_gpu import ThroughHost
 from ddpsim.strategies.local_sgd import LocalSgd
 from ddpsim.strategies.model_work import ModelWork, with_additions
 from ddpsim.strategies.parameter_server import ParameterServer
@@ -35,7 +34,13 @@ from ddpsim.strategies.single_device import SingleDevice
 from ddpsim.strategies.strategy import Strategy
 from ddpsim.strategies.synced_norms import SyncedNorms
 from ddpsim.strategies.ticks import Launch, Ticks
-from ddpsim.strategies.training_loop import AroundOptimizer, ForwardAlone, InputCopies, LossReads
+from ddpsim.strategies.training_loop import (
+    AroundOptimizer,
+    ForwardAlone,
+    InputCopies,
+    LossReads,
+    ThroughHost,
+)
 from ddpsim.workload.model import BatchNorm, Model
 from ddpsim.workload.optimizer import moved_bytes
 

@@ -118,6 +118,7 @@ class _Planner:
             for gpus in sorted(tried.sizes)
         }
         interval = tried.results[answer.gpus].prediction_interval_s
+        workload = asked.scenario.workload
         return CapacityPlan(
             name=asked.scenario.name,
             target=asked.target,
@@ -141,6 +142,7 @@ class _Planner:
             widest=_widest(interval.sources if interval else ()),
             critical_batch=asked.critical_batch,
             steps_by_batch=_points(asked.steps_by_batch),
+            counts_pauses=bool(workload.evaluation or workload.checkpoint_write),
             learning_rate=self._learning_rate(answer),
         )
 

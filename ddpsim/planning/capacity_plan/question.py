@@ -104,6 +104,7 @@ class Question:
                 )
             workload = workload.model_copy(update={"batch_per_rank": batch})
         sized = self.scenario.model_copy(update={"cluster": cluster, "workload": workload})
+        sized = _with_pauses_of(sized, self.scenario)
         self.growth(sized)
         return sized if self.global_batch is None else split_to_fit(sized) or sized
 
@@ -148,6 +149,18 @@ class Question:
         hours = gpu_hours(gpus, time_s)
         spent = hours if self.budget.currency == "GPU-hours" else self.cost(gpus, time_s)
         return spent is not None and spent <= self.budget.amount
+
+
+def _with_pauses_of(sized: Scenario, usual: Scenario) -> Scenario:
+    """With evaluations and checkpoints after as many samples as before: larger steps, fewer."""
+    share = global_batch_of(usual) / global_batch_of(sized)
+    pauses = {
+        key: pause.model_copy(update={"every": max(1, round(pause.every * share))})
+        for key in ("evaluation", "checkpoint_write")
+        if (pause := getattr(sized.workload, key))
+    }
+    workload = sized.workload.model_copy(update=pauses)
+    return sized.model_copy(update={"workload": workload}) if pauses else sized
 
 
 def _check_currency(budget: Money, price: Money | None) -> None:

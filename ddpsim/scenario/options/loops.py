@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec
 
 __all__ = ["Join", "JoinField", "LocalSgd", "ParameterServers", "PostLocalSgd"]
@@ -54,7 +56,14 @@ class Join(Spec):
 
 
 def _join(value: Any) -> Any:
-    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return {} if value else None
+    if value is None or isinstance(value, (Mapping, Join)):
+        return value
+    raise ValueError(
+        f"{shown(value)} is neither true nor false, nor options; write true, or "
+        "{divide_by_initial_world_size: false}"
+    )
 
 
 JoinField = Annotated[
