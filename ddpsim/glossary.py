@@ -67,6 +67,14 @@ sources are listed under `prediction_interval_s` in --json.""",
     "iteration": """\
 One optimizer step, from its start to the start of the next, in steady state (after DDP
 has rebuilt its buckets), on the slowest rank.""",
+    "input copy": """\
+Inputs copied from the host to the device in each micro-batch (workload.input_copy), over PCIe and
+on the stream that computes. What is not pinned is staged by the host first; without non_blocking
+the host waits. Source: CUDA's runtime API. docs/explanation/training-loop.md.""",
+    "join": """\
+DDP's join() (ddp.join), for ranks with unequal numbers of inputs: every forward counts the ranks
+that have some with an all-reduce, and its host waits. Source: torch's distributed.py.
+docs/explanation/join.md.""",
     "jitter": """\
 A random compute multiplier per rank and iteration: run.jitter, or else the spread of the
 iterations that a model profile holds, or else the cluster profile's. All ranks wait for the
@@ -96,6 +104,14 @@ instead of almost twice. NCCL takes it for large messages on Hopper and newer.""
     "overlap": """\
 overlap_fraction = 1 - exposed / communication time. Not what DDP logs under that name
 (from the first bucket's start to the end of backward).""",
+    "optimizer in backward": """\
+Each bucket's parameters are updated once it is reduced, and its gradients freed
+(ddp.optimizer_in_backward). Source: torch's optimizer_overlap_hooks.py.
+docs/explanation/optimizer-in-backward.md.""",
+    "pause": """\
+What the loop does between steps now and then: an evaluation (workload.evaluation) or a checkpoint
+(workload.checkpoint_write) every so many steps. No step has it in its time; epochs and plans count
+it. docs/explanation/training-loop.md.""",
     "prefetch": """\
 Batches that a data loader keeps ready: workers x prefetch. It evens out short stalls; a
 loader that is slower than the step is slower whatever the prefetch.""",
@@ -181,6 +197,11 @@ _ALIASES = {
     "dataparallel": "data parallel",
     "data_parallel": "data parallel",
     "machines": "machine",
+    "pauses": "pause",
+    "evaluation": "pause",
+    "checkpoint_write": "pause",
+    "input_copy": "input copy",
+    "optimizer_in_backward": "optimizer in backward",
     "allreduce": "all-reduce",
     "all_reduce": "all-reduce",
     "bandwidth": "busbw",

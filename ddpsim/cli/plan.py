@@ -160,6 +160,12 @@ def plan(
         int | None,
         typer.Option(help="N: a global batch of B needs 1 + B/N times the target's samples."),
     ] = None,
+    steps_by_batch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="CSV of batch,steps: measured steps to the target, in place of N."
+        ),
+    ] = None,
     max_gpus: Annotated[int, typer.Option(help="The most GPUs that are tried.")] = 1024,
     strategies: Annotated[
         bool,
@@ -194,6 +200,7 @@ def plan(
         global_batch=global_batch,
         max_gpus=max_gpus,
         critical_batch=critical_batch,
+        steps_by_batch=steps_by_batch,
     )
     try:
         if strategies:
@@ -208,6 +215,7 @@ def plan(
             "global_batch",
             "max_gpus",
             "critical_batch",
+            "steps_by_batch",
             "each_strategy",
         ):
             raise ScenarioError([Problem(str(file), error.key, error.message)]) from None

@@ -31,7 +31,8 @@ def trace(
         typer.Option(help='Which, as in "0,3,8-11"; unset: all, or 16 of more than 16.'),
     ] = None,
     steps: Annotated[
-        str | None, typer.Option(help="How many steady steps, or all; unset: 3.")
+        str | None,
+        typer.Option(help="How many steady steps, or all; unset: 3, or a period of averages."),
     ] = None,
     warmup: Annotated[
         bool, typer.Option("--warmup", help="Begin with the warm-up's steps.")

@@ -17,6 +17,7 @@ from ddpsim.cluster.transports import declared_us, nic_bytes_per_s
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.device import PCIE_BYTES_PER_S
 from ddpsim.scenario.links import USUAL_LATENCY_S, InterNode, IntraNode
 from ddpsim.units import format_bytes_per_s, format_duration
 
@@ -33,9 +34,10 @@ Kind = Literal["intra_node", "inter_node"]
 NicRate = Callable[[InterNode], float]
 _NVLINK_FROM = 30e9  # assumed: no PCIe slot of today lets a ring reach it
 _LINK_GB_PER_S = {"volta": 20.0, "ampere": 20.0, "hopper": 20.6, "blackwell": 40.1}
-_SLOTS_GB_PER_S = (12.0, 24.0, 48.0)  # PCIe Gen3 to Gen5 x16, as NCCL counts them
-_SLOT_OF = dict(zip(("volta", "ampere", "hopper"), _SLOTS_GB_PER_S, strict=True))
-_SLOT_OF["blackwell"] = _SLOT_OF["hopper"]
+_SLOT_OF: dict[str, float] = {
+    architecture: rate / 1e9 for architecture, rate in PCIE_BYTES_PER_S.items()
+}
+_SLOTS_GB_PER_S = sorted(set(_SLOT_OF.values()))
 _HOST_HOP_S = 8e-6  # assumed, as of devices without peer access
 
 

@@ -235,7 +235,7 @@ def ddp_settings(document: Document) -> tuple[str, ...]:
 
 def hook_settings(ddp: Ddp, hook: str) -> tuple[str, ...]:
     """What sets a hook, without the options of another one."""
-    owners = {"power_sgd": "powerSGD", "post_local_sgd": "post_localSGD"}
+    owners = {"power_sgd": "powerSGD", "post_local_sgd": "post_localSGD", "top_k": "top_k"}
     drops = [key for key, own in owners.items() if getattr(ddp, key) and hook != own]
     return (f"ddp.comm_hook={hook}", *(f"ddp.{key}=null" for key in drops))
 

@@ -23,7 +23,9 @@ _USUAL = {  # settings that take back what is DDP's alone
     "comm_hook": "ddp.comm_hook=none",
     "post_local_sgd": "ddp.post_local_sgd=null",
     "power_sgd": "ddp.power_sgd=null",
+    "top_k": "ddp.top_k=null",
     "join": "ddp.join=null",
+    "optimizer_in_backward": "ddp.optimizer_in_backward=false",
     "optimize_ddp": "ddp.optimize_ddp=true",
 }
 

@@ -11,6 +11,7 @@ from typing import Literal
 from ddpsim.errors import InputError
 from ddpsim.files import write_atomically
 from ddpsim.prediction.api import observe
+from ddpsim.prediction.resolve import resolve
 from ddpsim.report.trace import Traced
 from ddpsim.report.trace_text import Written
 from ddpsim.scenario.schema import Scenario
@@ -19,6 +20,7 @@ __all__ = ["sample_ranks", "trace", "write_traces"]
 
 SAMPLED = 16  # ranks shown where nobody chose them
 _STEPS = 3
+_MOST_STEPS = 32  # where nobody said how many
 
 
 def trace(
@@ -31,8 +33,9 @@ def trace(
     """The part of a scenario's run that its trace shows.
 
     `ranks`: None: all up to 16, of more a sample with the slowest. `steps`: how many, after the
-    warm-up if `warmup` is False; "all"; None: three. Raises ValueError for a rank and InputError
-    for a step that is not there, and ScenarioError as `simulate`.
+    warm-up if `warmup` is False; "all"; None: three, or as many as have each kind of step. Raises
+    ValueError for a rank and InputError for a step that is not there, and ScenarioError as
+    `simulate`.
     """
     cluster = scenario.cluster
     size = cluster.world_size
@@ -43,7 +46,8 @@ def trace(
         wanted = list(timeline.ranks)
     first = 0 if warmup else timeline.warmup
     known = len(timeline.slowest.step_ends_ns) + timeline.repeats - first
-    shown = range(first, first + _shown(steps, known))
+    usual = _usual(scenario) if steps is None else 0
+    shown = range(first, first + _shown(steps, known, usual))
     return Traced(
         timeline,
         wanted,
@@ -106,9 +110,14 @@ def sample_ranks(nodes: Sequence[range]) -> list[int]:
     return sorted(chosen)
 
 
-def _shown(steps: int | Literal["all"] | None, known: int) -> int:
+def _usual(scenario: Scenario) -> int:
+    """Three, or all until a step with an average, or a loss that is read, comes again."""
+    return min(_MOST_STEPS, max(_STEPS, resolve(scenario).program.strategy.period))
+
+
+def _shown(steps: int | Literal["all"] | None, known: int, usual: int) -> int:
     if steps is None:
-        return min(_STEPS, known)
+        return min(usual, known)
     if steps == "all":
         return known
     if steps > known:

@@ -23,18 +23,17 @@ from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
 from ddpsim.engine.steady import steady_ranges_s
 from ddpsim.prediction.ddp_overhead import on_one_rank
-from ddpsim.prediction.program import compile_program, loop_provenance
+from ddpsim.prediction.program import HOST_LINK, compile_program, loop_provenance, mfu_of
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
 from ddpsim.result.summary import mean_step_s
 from ddpsim.result.timeline import Timeline
-from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
 from ddpsim.strategies.instructions import Communicate, Compute
-from ddpsim.units import NS_PER_S, format_bytes, format_duration
+from ddpsim.units import NS_PER_S, format_bytes, format_bytes_per_s, format_duration
 from ddpsim.workload.heterogeneous import times_provenance
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
@@ -235,7 +234,7 @@ class Job:
     def _covering_ns(self, bare: Timeline) -> float:
         """What may hide communication: the backwards that reduce; all passes that gather."""
         step, sent = steps_of(bare.slowest)[-1], self._sent
-        if any(launched.operation == "all_gather" for launched in sent):
+        if any(each.operation == "all_gather" and each.bucket < 0 for each in sent):
             parts = step.breakdown()
             return parts.forward + parts.backward_compute
         backwards = sum(launched.bucket == 0 and launched.num_params > 0 for launched in sent)
@@ -268,7 +267,7 @@ class Job:
 
     def provenance(self) -> tuple[Provenance, ...]:
         """Where every input came from."""
-        costs = _cost_provenance(self.scenario.ddp)
+        costs = _cost_provenance(self.scenario)
         measured = Provenance("DDP's hooks and copies", "the cluster profile", "measured")
         known = [measured] if self.overheads and self.overheads.is_measured else []
         if self.ddp_times != 1:
@@ -311,6 +310,17 @@ class Job:
             found.append(
                 f"{with_ddp_key(self.scenario)}: launching DDP's collectives is priced longer than "
                 "all that this leaves for DDP, so steps are predicted longer than was measured"
+            )
+        mfu = mfu_of(self.scenario, self.model, step_s)
+        if mfu and mfu > 1:
+            found.append(
+                f"MFU {mfu:.0%}: the device would do more than its peak; look at step_time (of one "
+                "micro-batch), batch_per_rank and precision"
+            )
+        if ddp.powers and ddp.powers.batched:
+            found.append(
+                "ddp.power_sgd.batched: batched_powerSGD_hook of torch 2.13 stops in an "
+                "AssertionError (_orthogonalize wants three dimensions); mend it to use it"
             )
         found.extend(self._warnings_of_stalls())
         if not memory.fits:
@@ -359,14 +369,20 @@ class Job:
             )
 
 
-def _cost_provenance(ddp: Ddp) -> Provenance:
+def _cost_provenance(scenario: Scenario) -> Provenance:
     """What the strategy's own work is priced by."""
+    ddp = scenario.ddp
     if ddp.is_ddp:
         reducer = "torch's reducer: kernels and bytes; host time per hook measured on CPU tensors"
         return Provenance("DDP's own cost", reducer, "published")
-    if ddp.is_fully_sharded and ddp.sharding.offload_policy:
-        host = "copies over PCIe and a host's optimizer by their bytes; the link was not measured"
-        return Provenance("CPUOffloadPolicy", host, "assumed")
+    policy = ddp.sharding.offload_policy
+    if ddp.is_fully_sharded and policy:
+        stated = policy.host_link_bytes_per_s
+        link = format_bytes_per_s(stated or scenario.cluster.device.host_link_bytes_per_s)
+        of_link = "as stated" if stated else HOST_LINK
+        optimizer = format_bytes_per_s(policy.host_optimizer_bytes_per_s)
+        priced = f"copies at {link}, {of_link}; the host's optimizer at {optimizer}"
+        return Provenance("CPUOffloadPolicy", priced, "stated" if stated else "assumed")
     if ddp.is_fully_sharded:
         hooks = "host time of its hooks measured on CPU tensors; copies by their bytes"
         return Provenance(f"cost of {ddp.strategy}", hooks, "published")

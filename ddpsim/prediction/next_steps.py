@@ -236,8 +236,19 @@ def _own_buffers(job: Job) -> Iterator[_Change]:
         yield _Change.of(why, "ddp.broadcast_buffers", value=False)
 
 
+def _faster_copies(trials: _Trials) -> Iterator[_Change]:
+    copied = trials.job.scenario.workload.input_copy
+    if copied and not copied.pinned:
+        yield _Change.of("inputs in pinned memory", "workload.input_copy.pinned", value=True)
+    if copied and not copied.non_blocking:
+        why = "copies that the host does not wait for"
+        yield _Change.of(why, "workload.input_copy.non_blocking", value=True)
+
+
 def _faster_data(trials: _Trials) -> Iterator[_Change]:
     result = trials.result
+    if trials.job.scenario.workload.data is None:
+        return
     busy_s = result.iteration_time_s.mean - result.breakdown_s.data_wait
     samples = result.throughput_per_gpu * result.iteration_time_s.mean
     rate = float(f"{1.05 * samples / busy_s:.2e}")
@@ -290,7 +301,7 @@ def _less_overhead(trials: _Trials) -> Iterator[_Change]:
 
 _CHANGES: dict[str, tuple[Callable[[_Trials], Iterator[_Change]], ...]] = {
     "communication": (_other_buckets, _other_algorithm, _less_communication),
-    "data": (_faster_data,),
+    "data": (_faster_data, _faster_copies),
     "host": (_fewer_operators, _less_overhead),
 }
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
     from ddpsim.prediction.job import Job
 
-__all__ = ["compile_program", "loop_provenance", "pauses_of", "training_of"]
+__all__ = ["HOST_LINK", "compile_program", "loop_provenance", "mfu_of", "pauses_of", "training_of"]
+
+HOST_LINK = "PCIe x16 of the generation that goes with the device's architecture"
 
 
 def compile_program(
@@ -92,14 +94,14 @@ def training_of(
         micro_batch=workload.batch_per_rank,
         accumulation_steps=steps,
         tokens_per_s=None if tokens is None else whole * tokens / step_s,
-        mfu=_mfu(scenario, model, step_s),
+        mfu=mfu_of(scenario, model, step_s),
         epoch=epoch,
         learning_rate=rate,
         pauses=pauses,
     )
 
 
-def _mfu(scenario: Scenario, model: Model, step_s: float) -> float | None:
+def mfu_of(scenario: Scenario, model: Model, step_s: float) -> float | None:
     """Of the model's FLOPs and the peak of its arithmetic; None where devices differ."""
     cluster = scenario.cluster
     if model.flops is None or any(other.device for other in (cluster.other_nodes or {}).values()):
@@ -118,8 +120,10 @@ def loop_provenance(scenario: Scenario) -> Iterator[Provenance]:
         if copied.bandwidth_bytes_per_s:
             yield Provenance("workload.input_copy", f"{rate}{buffer}", "stated")
         else:
-            link = "PCIe x16 of the generation that goes with the device's architecture"
-            yield Provenance("workload.input_copy", f"{rate}, {link}{buffer}", "assumed")
+            yield Provenance("workload.input_copy", f"{rate}, {HOST_LINK}{buffer}", "assumed")
+    if scenario.copies_through_host:
+        link = format_bytes_per_s(scenario.cluster.device.host_link_bytes_per_s)
+        yield Provenance("gloo's copies to the host and back", f"{link}, {HOST_LINK}", "assumed")
     if workload.checkpoint_write and scenario.cluster.device.kind == "gpu":
         copied_to = f"{staged} from the device to its host, before what the storage takes"
         yield Provenance("workload.checkpoint_write", copied_to, "assumed")

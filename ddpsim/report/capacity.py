@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
 from ddpsim.report.lines import command, cut, labelled
-from ddpsim.report.training import learning_rate_in_words
+from ddpsim.report.training import samples_lines, steps_in_words
 from ddpsim.result.capacity import (
     KNEE_EFFICIENCY,
     Capacity,
@@ -316,8 +316,8 @@ def _edges(size: Capacity) -> str:
 def _trust(plan: CapacityPlan) -> Iterator[str]:
     answer = plan.answer
     yield from labelled("held", _held(plan))
-    yield from _critical(plan)
-    yield from labelled("counted", _counted(plan))
+    yield from samples_lines(plan)
+    yield from labelled("counted", steps_in_words(plan))
     searched = plan.searched
     if plan.sizes[0].nodes == 1 and plan.sizes[0].gpus_per_node < plan.sizes[-1].gpus_per_node:
         searched = f"GPUs of one node in powers of two, {searched}"
@@ -347,44 +347,14 @@ def _held(plan: CapacityPlan) -> str:
         f"{first.batch_per_rank:,} samples a rank (weak scaling): the global batch grows from "
         f"{first.global_batch:,} to {last.global_batch:,}"
     )
-    if plan.critical_batch is not None:
+    if plan.critical_batch is not None or plan.steps_by_batch:
         return said
     return f"{said}, and what that does to convergence is not modelled (--global-batch N holds it)"
-
-
-def _critical(plan: CapacityPlan) -> Iterator[str]:
-    """What larger batches need, and what the learning rate becomes."""
-    answer, first, last = plan.answer, plan.sizes[0], plan.sizes[-1]
-    if plan.critical_batch is not None:
-        yield from labelled(
-            "samples",
-            f"a global batch B needs 1 + B / {plan.critical_batch:,} times the target's "
-            f"(McCandlish et al. 2018): {first.samples_factor:.3g} to {last.samples_factor:.3g} "
-            "times; knee, x2 and network count that",
-        )
-    if plan.learning_rate:
-        yield from labelled(
-            "advice", learning_rate_in_words(plan.learning_rate, answer.global_batch)
-        )
 
 
 def _per_rank(size: Capacity) -> str:
     steps = size.accumulation_steps
     return f"{size.batch_per_rank:,}" + (f" x {steps:,} micro-batches" if steps > 1 else "")
-
-
-def _counted(plan: CapacityPlan) -> str:
-    target, tokens = plan.target, ""
-    if plan.seq_len is not None:
-        tokens = f"{plan.samples_per_epoch:,} samples of {plan.seq_len:,} tokens; "
-    epochs = f"{target.epochs:,} x " if target.epochs > 1 else ""
-    steps = f"{plan.answer.steps:,} steps = {epochs}ceil(samples / global batch)"
-    if plan.critical_batch is not None:
-        steps += f" x {plan.answer.samples_factor:.3g}"
-    return (
-        f"{tokens}{steps}, as the sampler pads the last one; no validation, checkpoints, start-up "
-        "or failures"
-    )
 
 
 def _next(plan: CapacityPlan, file: str, settings: Sequence[str]) -> Iterator[str]:

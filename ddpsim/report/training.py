@@ -1,10 +1,11 @@
-"""The arithmetic around a step, in words: global batch, epoch, learning rate."""
+"""The arithmetic around a step, in words: global batch, epoch, learning rate, a plan's samples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ddpsim.report.lines import labelled
+from ddpsim.result.capacity import CapacityPlan
 from ddpsim.result.training import Epoch, LearningRate, Pause, Training
 from ddpsim.units import (
     format_bytes,
@@ -15,7 +16,13 @@ from ddpsim.units import (
 )
 from ddpsim.wording import counted
 
-__all__ = ["learning_rate_in_words", "step_in_words", "training_lines"]
+__all__ = [
+    "learning_rate_in_words",
+    "samples_lines",
+    "step_in_words",
+    "steps_in_words",
+    "training_lines",
+]
 
 
 def step_in_words(training: Training) -> str:
@@ -67,3 +74,42 @@ def learning_rate_in_words(rate: LearningRate, global_batch: int) -> str:
     if rate.warmup_steps is None:
         return f"{said}; with warm-up"
     return f"{said}; warm-up over {counted(rate.warmup_steps, 'step')}"
+
+
+def samples_lines(plan: CapacityPlan) -> Iterator[str]:
+    """What larger batches need, and what the learning rate becomes."""
+    answer, first, last = plan.answer, plan.sizes[0], plan.sizes[-1]
+    if plan.critical_batch is not None:
+        yield from labelled(
+            "samples",
+            f"a global batch B needs 1 + B / {plan.critical_batch:,} times the target's "
+            f"(McCandlish et al. 2018): {first.samples_factor:.3g} to {last.samples_factor:.3g} "
+            "times; knee, x2 and network count that",
+        )
+    if plan.steps_by_batch:
+        (least, _), (most, _) = plan.steps_by_batch[0], plan.steps_by_batch[-1]
+        yield from labelled(
+            "samples",
+            f"measured for {len(plan.steps_by_batch)} global batches of {least:,} to {most:,}, and "
+            f"read between them: {first.samples_factor:.3g} to {last.samples_factor:.3g} times the "
+            "smallest batch's; knee, x2 and network count that",
+        )
+    if plan.learning_rate:
+        yield from labelled(
+            "advice", learning_rate_in_words(plan.learning_rate, answer.global_batch)
+        )
+
+
+def steps_in_words(plan: CapacityPlan) -> str:
+    """`450 steps = ceil(samples / global batch)`, and what that leaves out."""
+    target, tokens = plan.target, ""
+    if plan.seq_len is not None:
+        tokens = f"{plan.samples_per_epoch:,} samples of {plan.seq_len:,} tokens; "
+    epochs = f"{target.epochs:,} x " if target.epochs > 1 else ""
+    steps = f"{plan.answer.steps:,} steps = {epochs}ceil(samples / global batch)"
+    if plan.critical_batch is not None or plan.steps_by_batch:
+        steps += f" x {plan.answer.samples_factor:.3g}"
+    left_out = "no validation, checkpoints, start-up or failures"
+    if plan.counts_pauses:
+        left_out = "evaluations and checkpoints after as many samples; no start-up or failures"
+    return f"{tokens}{steps}, as the sampler pads the last one; {left_out}"

@@ -156,7 +156,9 @@ class CapacityPlan:
     budget pays for, where the answer is another. `sure`: the smallest of `sizes` that meets the
     target at the slow edge of its interval too. `knee_gpus`: None where every doubling gives at
     least the criterion. `scaling`: weak keeps batch_per_rank, strong the global batch. `widest`:
-    what widens the answer's interval most. `critical_batch`: as asked. `learning_rate`: advice for
+    what widens the answer's interval most. `critical_batch`: as asked;
+    `counts_pauses`: evaluations and checkpoints, after as many samples on each size;
+    `steps_by_batch`: measured global batches and steps to the target. `learning_rate`: advice for
     the answer's global batch, where the scenario states one.
     """
 
@@ -181,6 +183,8 @@ class CapacityPlan:
     interval_level: float | None
     widest: IntervalSource | None
     critical_batch: int | None = None
+    steps_by_batch: tuple[tuple[int, int], ...] | None = None
+    counts_pauses: bool = False
     learning_rate: LearningRate | None = None
 
     def to_dict(self) -> dict[str, Any]:

@@ -118,6 +118,14 @@ class Step:
         """Ticks in which the compute lane waits for neither data nor communication, but idles."""
         return sum(gap.end_ns - gap.start_ns for gap in self.gaps() if gap.waits_for == "host")
 
+    def input_copies_ns(self) -> int:
+        """Ticks of inputs' copies to the device, and of the waits for the host that end in one."""
+        copies = [span for span in self.compute if span.kind == "input_copy"]
+        starts = {span.start_ns for span in copies}
+        staged = [gap for gap in self.gaps() if gap.waits_for == "host" and gap.end_ns in starts]
+        copied_ns = sum(span.end_ns - span.start_ns for span in copies)
+        return copied_ns + sum(gap.end_ns - gap.start_ns for gap in staged)
+
     def gaps(self) -> Iterator[Gap]:
         """What lies between the compute lane's spans, in order, cut where a batch comes."""
         waits = _united(self._waits_for_data())

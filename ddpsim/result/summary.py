@@ -68,6 +68,7 @@ class Context:
     warnings: tuple[str, ...]
     seed: int
     engine: Engine
+    optimizes_on_host: bool = False
     batches_s: float = 0.0  # in which a loader makes those of a step; 0: there is none
 
 
@@ -286,11 +287,14 @@ def _bottleneck(
     """
     whole, late_ns = breakdown.total, late_peers_ns[slowest]
     waiting_ns = sorted(late_peers_ns)[len(late_peers_ns) // 2] - late_ns
+    copies_ns = sum(step.input_copies_ns() for step in steps)
     causes = {
         "communication": breakdown.exposed_comm - late_ns,
         "stragglers": max(waiting_ns, late_ns),
         "data": breakdown.data_wait,
+        "inputs": copies_ns,
         "host": sum(step.host_bound_ns() for step in steps),
+        "optimizer": breakdown.optimizer if context.optimizes_on_host else 0,
     }
     waits_for_data = _waits_for_data(breakdown, steps, context)
     kind = "data" if waits_for_data else max(causes, key=lambda cause: causes[cause])
@@ -301,14 +305,17 @@ def _bottleneck(
     cost = f"{format_duration(_mean(causes[kind], steps))} a step ({share:.1%})"
     if kind == "communication":
         return Bottleneck("communication", f"{_exposed(steps, context)}, {cost}")
-    if kind == "stragglers" and late_ns > waiting_ns:
-        return Bottleneck("stragglers", f"ranks are late in turns: each waits for others {cost}")
     if kind == "stragglers":
-        return Bottleneck("stragglers", f"rank {slowest} is last: the median rank waits {cost}")
-    if kind == "data":
+        one = f"rank {slowest} is last: the median rank waits {cost}"
+        in_turns = f"ranks are late in turns: each waits for others {cost}"
+        return Bottleneck("stragglers", in_turns if late_ns > waiting_ns else one)
+    if kind in ("inputs", "data"):
         paced = f"the batches of a step take {format_duration(context.batches_s)}"
-        waits = f"no batch is ready for {cost}" if causes["data"] else paced
-        return Bottleneck("data", f"the data loader: {waits}")
+        waits = f"the data loader: {f'no batch is ready for {cost}' if causes['data'] else paced}"
+        copies = f"the inputs' copies to the device take {cost}"
+        return Bottleneck("data", copies if kind == "inputs" else waits)
+    if kind == "optimizer":
+        return Bottleneck("host", f"the host's optimizer takes {cost}")
     halts = any(span.kind == "device_wait" for step in steps for span in step.host)
     late = "waits for the device, and launches late after it" if halts else "launches too slowly"
     return Bottleneck("host", f"the host {late}: the device idles {cost}")
@@ -376,7 +383,7 @@ def _mostly(longest: CommSpan, broadcast: str) -> str:
 def _late(step: Step, reduced: list[CommSpan], called: str) -> str:
     """How many buckets, or what else is reduced and `called` so, end after the backward."""
     end_ns = max((s.end_ns for s in step.compute if s.kind == "backward"), default=step.start_ns)
-    if any(span.operation == "reduce_scatter" for span in reduced):  # under HSDP before another
+    if any(span.operation != "all_reduce" for span in reduced):  # HSDP, and hooks that gather
         reduced = [span for span in reduced if span.num_params]
     late = sum(span.end_ns > end_ns for span in reduced)
     buckets = sum(span.num_params > 0 for span in reduced)

@@ -19,7 +19,7 @@ from pydantic import (
 from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, fail
 from ddpsim.scenario.options.fully_shard import FullyShard
-from ddpsim.scenario.options.hooks import PowerSgd
+from ddpsim.scenario.options.hooks import PowerSgd, TopK
 from ddpsim.scenario.options.loops import (
     DistributedOptimizer,
     JoinField,
@@ -31,7 +31,15 @@ from ddpsim.scenario.options.loops import (
 __all__ = ["Ddp", "StrategyName"]
 
 CommHook = Literal[
-    "none", "allreduce", "fp16_compress", "bf16_compress", "powerSGD", "post_localSGD"
+    "none",
+    "allreduce",
+    "fp16_compress",
+    "bf16_compress",
+    "powerSGD",
+    "post_localSGD",
+    "quantization_pertensor",
+    "quantization_perchannel",
+    "top_k",
 ]
 StrategyName = Literal[
     "ddp",
@@ -57,9 +65,19 @@ _KNOWN_TORCH: tuple[str, ...] = get_args(_KnownTorch)
 _LARGEST_CAP = 1_000_000
 _DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
 _FULLY_SHARDED = ("fully_shard", "hsdp")
+# seen with torch 2.13 and two processes on CPUs
+_FAILS_ON_GLOO = {
+    "powerSGD": "may hang with gloo: its callbacks hold gloo's two threads while they wait for "
+    "collectives that need one",
+    "quantization_pertensor": "stops with gloo in an IndexError: an all-gather's result is a list "
+    "there",
+    "quantization_perchannel": "stops with gloo in an IndexError: an all-gather's result is a list "
+    "there",
+}
 _OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
-    *("broadcast_buffers", "comm_hook", "post_local_sgd", "power_sgd", "join", "optimize_ddp"),
+    *("broadcast_buffers", "comm_hook", "post_local_sgd", "power_sgd", "top_k"),
+    *("join", "optimizer_in_backward", "optimize_ddp"),
 )
 
 
@@ -157,15 +175,23 @@ class Ddp(Spec):
     broadcast_buffers: bool = Field(
         default=True, description="every forward; also accepted as forward_sync_buffers (2.13)"
     )
-    comm_hook: CommHook = Field("none", description="torch.distributed.algorithms.ddp_comm_hooks")
+    comm_hook: CommHook = Field(
+        "none", description="torch.distributed.algorithms.ddp_comm_hooks; top_k is not torch's"
+    )
     post_local_sgd: PostLocalSgd | None = Field(
         None, description="of comm_hook: post_localSGD, which needs it"
     )
     power_sgd: PowerSgd | None = Field(None, description="of comm_hook: powerSGD")
+    top_k: TopK | None = Field(None, description="of comm_hook: top_k")
     join: JoinField | None = Field(
         None,
         description="true, or its options: the loop runs within DDP's join(), for inputs that are "
         "uneven",
+    )
+    optimizer_in_backward: bool = Field(
+        default=False,
+        description="torch's _apply_optimizer_in_backward: DDP's hook updates the parameters of a "
+        "bucket once it is reduced",
     )
     optimize_ddp: bool = Field(
         default=True,
@@ -301,10 +327,12 @@ class Ddp(Spec):
     def _hook_is_whole(self) -> Ddp:
         if self.power_sgd and self.comm_hook != "powerSGD":
             raise fail(f"is of comm_hook: powerSGD, not {self.comm_hook}; drop one", "power_sgd")
-        if self.comm_hook == "powerSGD" and self.backend == "gloo":
+        if self.top_k and self.comm_hook != "top_k":
+            raise fail(f"is of comm_hook: top_k, not {self.comm_hook}; drop one", "top_k")
+        if self.backend == "gloo" and self.comm_hook in _FAILS_ON_GLOO:
             raise fail(
-                "powerSGD is modelled on GPUs: with gloo its chain runs on gloo's threads; write "
-                "none, allreduce, fp16_compress or bf16_compress",
+                f"{self.comm_hook} {_FAILS_ON_GLOO[self.comm_hook]}; write none, allreduce, "
+                "fp16_compress or bf16_compress",
                 "comm_hook",
             )
         return self
@@ -328,6 +356,22 @@ class Ddp(Spec):
         return self
 
     @model_validator(mode="after")
+    def _optimizes_in_its_own_hook(self) -> Ddp:
+        """DDP takes one hook (distributed.py: register_comm_hook); gloo's would wait in it."""
+        key = "optimizer_in_backward"
+        if self.optimizer_in_backward and self.comm_hook != "none":
+            raise fail(
+                f"is a hook itself, and DDP takes one; drop comm_hook: {self.comm_hook}", key
+            )
+        if self.optimizer_in_backward and self.strategy != "ddp":
+            raise fail("has no place for ZeroRedundancyOptimizer; drop one", key)
+        if self.optimizer_in_backward and self.join:
+            raise fail("is not modelled within join; drop one", key)
+        if self.optimizer_in_backward and self.backend == "gloo":
+            raise fail("is modelled with NCCL alone: on CPUs torch 2.13's hook needs a GPU", key)
+        return self
+
+    @model_validator(mode="after")
     def _joins_alone(self) -> Ddp:
         if self.join and self.strategy == "zero1":
             raise fail("is modelled for DDP alone, not beside ZeroRedundancyOptimizer", "join")
@@ -341,6 +385,7 @@ class Ddp(Spec):
                 "static_graph": self.static_graph,
                 "comm_hook": self.comm_hook != "none",
                 "join": self.join is not None,
+                "optimizer_in_backward": self.optimizer_in_backward,
                 "bucket_cap_mb": isinstance(self.bucket_cap_mb, tuple),
             }
             for key, used in newer.items():

@@ -22,6 +22,7 @@ from ddpsim.scenario.quantity import (
 
 __all__ = [
     "DEVICE_SCHEMA",
+    "PCIE_BYTES_PER_S",
     "AnyDevice",
     "Architecture",
     "Device",
@@ -36,6 +37,14 @@ __all__ = [
 DEVICE_SCHEMA = "ddpsim.device/1"
 Rate = Literal["fp32", "tf32", "fp16", "bf16"]  # of matrix products, by their inputs
 Architecture = Literal["volta", "ampere", "hopper", "blackwell"]
+# NCCL v2.30.7 src/graph/topo.h: what an x16 link of PCIe 3, 4 or 5 carries; which of them a GPU has
+# is assumed by its architecture
+PCIE_BYTES_PER_S: dict[Architecture, float] = {
+    "volta": 12e9,
+    "ampere": 24e9,
+    "hopper": 48e9,
+    "blackwell": 48e9,
+}
 _LONGEST_LAUNCH_S = 0.01
 _Seconds = Annotated[float, Field(ge=0, le=_LONGEST_LAUNCH_S)]
 _PerSecond = Annotated[float, Field(gt=0)]
@@ -105,6 +114,11 @@ class Device(Spec):
         None, description="what a device file rests on; None: no such file"
     )
     sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
+
+    @property
+    def host_link_bytes_per_s(self) -> float:
+        """Of the link to its host, each way."""
+        return PCIE_BYTES_PER_S[self.architecture]
 
     @property
     def optimizer_bytes_per_s(self) -> float:

@@ -57,7 +57,7 @@ class Scenario(Spec):
                 "cluster.algorithm: data_parallel is a strategy of its own; drop one",
                 "ddp.strategy",
             )
-        if algorithm == "data_parallel" and (self.ddp.powers or self.ddp.averages_after_hook):
+        if algorithm == "data_parallel" and self.ddp.comm_hook != "none":
             raise fail("DataParallel has no communication hooks; drop it", "ddp.comm_hook")
         if algorithm == "data_parallel" and self.ddp.join:
             raise fail("DataParallel has no join; drop it", "ddp.join")
@@ -66,16 +66,14 @@ class Scenario(Spec):
         self._check_servers()
         self._check_synced_norms()
         self._check_zeroed_gradients()
+        self._check_optimizer_in_backward()
         if kind == "cpu" and self.workload.input_copy:
             raise fail("a CPU computes in its host's memory; drop it", "workload.input_copy")
         if self.workload.compile and self.ddp.torch == "1.4":
             raise fail(
                 "torch 1.4 had no torch.compile; choose a newer ddp.torch", "workload.compile"
             )
-        if (kind, backend) == ("gpu", "gloo"):
-            raise fail(
-                "gloo on GPU tensors is not modelled; write ddp.backend: nccl", "ddp.backend"
-            )
+        self._check_gloo_on_gpus()
         return self
 
     @model_validator(mode="after")
@@ -92,6 +90,41 @@ class Scenario(Spec):
                 f"ddp.{key}",
             )
         return self
+
+    def _check_optimizer_in_backward(self) -> None:
+        """Raise where the loop looks at gradients that DDP's hook has used up."""
+        if not self.ddp.optimizer_in_backward:
+            return
+        workload, key = self.workload, "ddp.optimizer_in_backward"
+        if self.cluster.algorithm == "data_parallel":
+            raise fail("DataParallel has no hooks; drop it", key)
+        if workload.scales_loss:
+            raise fail("leaves GradScaler no gradients; write workload.grad_scaler: false", key)
+        if workload.clip_grad_norm:
+            raise fail("leaves no gradients to clip; drop workload.clip_grad_norm", key)
+        if not workload.set_to_none:
+            raise fail("drops the gradients itself; drop workload.set_to_none", key)
+
+    @property
+    def copies_through_host(self) -> bool:
+        """Whether gloo sends what is on GPUs."""
+        return (self.cluster.device.kind, self.ddp.backend) == ("gpu", "gloo")
+
+    def _check_gloo_on_gpus(self) -> None:
+        """Raise where gloo's way from GPU to GPU is not known, or not modelled."""
+        if not self.copies_through_host or self.cluster.world_size == 1:
+            return
+        cluster, key = self.cluster, "ddp.backend"
+        measured = cluster.profile or cluster.all_reduce
+        if cluster.gpus_per_node > 1 and cluster.intra_node is None and not measured:
+            raise fail(
+                "gloo sends through sockets, not over a GPU's links; state cluster.intra_node, or "
+                "write nccl",
+                key,
+            )
+        if self.ddp.is_fully_sharded or self.workload.sync_batch_norm:
+            what = self.ddp.strategy if self.ddp.is_fully_sharded else "SyncBatchNorm"
+            raise fail(f"{what} on GPUs is modelled with NCCL alone; write nccl", key)
 
     def _check_servers(self) -> None:
         """Raise where there are more parameter servers than ranks."""

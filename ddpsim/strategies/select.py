@@ -21,6 +21,7 @@ from ddpsim.strategies.ddp.distributed_optimizer import (
     optimizer_of_shards,
     with_forward_parts,
 )
+from ddpsim.strategies.ddp.optimizer_in_backward import OptimizerInHook
 from ddpsim.strategies.ddp.post_local_sgd import PostLocalSgd
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
 from ddpsim.strategies.ddp.zero_redundancy import (
@@ -39,8 +40,14 @@ from ddpsim.strategies.per_parameter import PerParameter
 from ddpsim.strategies.single_device import SingleDevice
 from ddpsim.strategies.strategy import Strategy
 from ddpsim.strategies.synced_norms import SyncedNorms
-from ddpsim.strategies.ticks import Ticks
-from ddpsim.strategies.training_loop import AroundOptimizer, ForwardAlone, InputCopies, LossReads
+from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.strategies.training_loop import (
+    AroundOptimizer,
+    ForwardAlone,
+    InputCopies,
+    LossReads,
+    ThroughHost,
+)
 from ddpsim.workload.model import BatchNorm, Model
 from ddpsim.workload.optimizer import moved_bytes
 
@@ -135,10 +142,24 @@ def _ddp_or_post_local(asked: Asked) -> Strategy:
 
 def _ddp(asked: Asked) -> DistributedDataParallel:
     spec = asked.scenario.ddp
-    ddp = DistributedDataParallel.of(
-        asked.model, asked.work, spec, asked.costs, asked.ticks, asked.own_factor
+    ranks = asked.scenario.cluster.world_size
+    own = asked.costs, asked.ticks, asked.own_factor, ranks
+    ddp = DistributedDataParallel.of(asked.model, asked.work, spec, *own)
+    ddp = replace(ddp, gradients_stay=not asked.scenario.workload.set_to_none)
+    return _optimizing(ddp, asked) if spec.optimizer_in_backward else ddp
+
+
+def _optimizing(ddp: DistributedDataParallel, asked: Asked) -> DistributedDataParallel:
+    """With the optimizer in its hook."""
+    optimizer = asked.scenario.workload.optimizer
+    hook = OptimizerInHook(asked.model, optimizer, asked.costs, asked.ticks)
+    return replace(
+        ddp,
+        model=replace(ddp.model, optimizer=Launch(0, 0)),
+        initial_buckets=tuple(map(hook.after, ddp.initial_buckets)),
+        rebuilt_buckets=tuple(map(hook.after, ddp.rebuilt_buckets)),
+        drops_gradients=True,
     )
-    return replace(ddp, gradients_stay=not asked.scenario.workload.set_to_none)
 
 
 def _zero1(asked: Asked) -> ZeroRedundancy:
@@ -226,7 +247,10 @@ STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
 def select(asked: Asked) -> Strategy:
     """The strategy of a scenario."""
     name, gpus = strategy_name(asked.scenario), asked.scenario.cluster.gpus_per_node
-    return _in_loop(STRATEGIES[name](asked), asked, gpus if name == "data_parallel" else 1)
+    strategy, cluster = STRATEGIES[name](asked), asked.scenario.cluster
+    if asked.scenario.copies_through_host:
+        strategy = ThroughHost(strategy, cluster.world_size, cluster.device, asked.ticks)
+    return _in_loop(strategy, asked, gpus if name == "data_parallel" else 1)
 
 
 def without_backward(asked: Asked) -> Strategy:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
+from ddpsim.cluster.transfers import Operation
 from ddpsim.result.model import MemoryPeak, MemoryWalk
 from ddpsim.strategies.instructions import Instruction, numbered
 from ddpsim.strategies.ticks import Launch
@@ -18,18 +19,29 @@ _NOTHING = Launch(0, 0)
 
 
 class Stage(NamedTuple):
-    """One of the all-reduces of a bucket that come one after another, and the work before it."""
+    """One of the collectives of a bucket's hook, and the hook's work around it.
+
+    `is_awaited`: by the compute stream, before anything else is launched. `host_waits`: for the
+    device, before the collective is launched. `is_chained`: the work before it is on a stream of
+    the hook's own, after the collective before; so is `after`, which follows it.
+    """
 
     before: Launch
     size_bytes: int
     what: str
+    operation: Operation = "all_reduce"
+    after: Launch = _NOTHING
+    is_awaited: bool = True
+    host_waits: bool = False
+    is_chained: bool = False
 
 
 class Bucket(NamedTuple):
     """Gradients that are sent together: `wire_bytes` of them, and the work around it.
 
-    `stages`: in place of one all-reduce; the host waits for the device `before_wait` and does
-    `after_wait` then. `kept_bytes`: what else stays of it from step to step.
+    `stages`: in place of one all-reduce; where they are awaited, the host does `before_wait` then,
+    waits for the device, and does `after_wait`. `kept_bytes`: what else stays of it from step to
+    step; `flying_bytes`: what its hook holds while it is under way.
     """
 
     parameters: tuple[int, ...]
@@ -42,6 +54,7 @@ class Bucket(NamedTuple):
     before_wait: Launch = _NOTHING
     after_wait: Launch = _NOTHING
     kept_bytes: int = 0
+    flying_bytes: int = 0
 
 
 class ResidentBytes(NamedTuple):

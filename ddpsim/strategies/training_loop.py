@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ddpsim.result.model import MemoryPeak, MemoryWalk
 from ddpsim.result.timeline import Kind
-from ddpsim.scenario.device import Architecture, Device
+from ddpsim.scenario.device import Device
 from ddpsim.scenario.options.training_loop import InputCopy
 from ddpsim.scenario.workload import Workload
 from ddpsim.strategies.instructions import (
@@ -40,17 +40,10 @@ __all__ = [
     "ForwardAlone",
     "InputCopies",
     "LossReads",
+    "ThroughHost",
     "input_rate",
 ]
 
-# NCCL v2.30.7 src/graph/topo.h: an x16 link of PCIe 3, 4 or 5; which of them is assumed by the
-# architecture
-_PCIE_BYTES_PER_S: dict[Architecture, float] = {
-    "volta": 12e9,
-    "ampere": 24e9,
-    "hopper": 48e9,
-    "blackwell": 48e9,
-}
 STAGED_BYTES_PER_S = 10e9  # assumed; one core of an EPYC copies 20 GB/s where nothing else runs
 
 
@@ -131,10 +124,10 @@ def _read_value(device: Device, ticks: Ticks) -> tuple[Instruction, ...]:
 
 def input_rate(options: InputCopy, device: Device) -> float:
     """Bytes per second from the host to the device, stated or of its PCIe generation."""
-    return options.bandwidth_bytes_per_s or _PCIE_BYTES_PER_S[device.architecture]
+    return options.bandwidth_bytes_per_s or device.host_link_bytes_per_s
 
 
-class _Around(Strategy):
+class Around(Strategy):
     """Another strategy, whose loop does more in its steps."""
 
     def __init__(self, inner: Strategy) -> None:
@@ -187,7 +180,7 @@ class _Around(Strategy):
         return self._inner.memory_walk()
 
 
-class ForwardAlone(_Around):
+class ForwardAlone(Around):
     """The beginning of another strategy's steady step, up to its backward, again and again."""
 
     kinds, steady_from, rebuilt_from, period, warmup = 1, None, None, 1, 2
@@ -221,7 +214,7 @@ def _is_before_backward(instruction: Instruction) -> bool:
     return not (isinstance(instruction, Mark) and instruction.place == "backward_starts")
 
 
-class InputCopies(_Around):
+class InputCopies(Around):
     """Another strategy whose loop copies the inputs of each micro-batch to the device.
 
     The host copies what is not pinned into a staging buffer first (CUDA's runtime API, `API
@@ -248,7 +241,7 @@ class InputCopies(_Around):
                 yield from self._copied
 
 
-class LossReads(_Around):
+class LossReads(Around):
     """Another strategy whose loop reads the loss on the host at the end of every so many steps.
 
     Every second kind of step is one of the other strategy's with such a read.
@@ -285,3 +278,45 @@ class LossReads(_Around):
     def buckets(self, kind: int) -> tuple[Bucket, ...]:
         """See Strategy."""
         return self._inner.buckets(kind // 2)
+
+
+class ThroughHost(Around):
+    """Another strategy on GPUs under gloo: collectives are copied to the host and back.
+
+    Source: torch's csrc/distributed/c10d/ProcessGroupGlooCuda.cpp. At the call a stream of its own
+    waits for the current one and copies the tensor to pinned memory. One of gloo's threads waits
+    for that copy, and sends; then it launches the copy back, again on that stream. Nothing of it is
+    cut into pieces. `wait` blocks the host until the thread is done, and the current stream waits
+    for the copy.
+    """
+
+    def __init__(self, inner: Strategy, ranks: int, device: Device, ticks: Ticks) -> None:
+        super().__init__(inner)
+        self._ranks = ranks
+        self._device = device
+        self._ticks = ticks
+
+    def step(self, kind: int) -> Iterator[Instruction]:
+        """See Strategy."""
+        for instruction in self._inner.step(kind):
+            if isinstance(instruction, Communicate):
+                yield self._copied(instruction)
+                continue
+            yield instruction
+            if isinstance(instruction, Await):
+                yield Synchronize()
+
+    def _copied(self, sent: Communicate) -> Communicate:
+        gathers = sent.operation == "all_gather"
+        own_bytes = sent.size_bytes // self._ranks if gathers else sent.size_bytes
+        down, up = self._copy_ns(own_bytes), self._copy_ns(sent.size_bytes)
+        operator = self._ticks.launch(Work(0.0, 1, self._device.operator_s))
+        return sent._replace(
+            host_ns=sent.host_ns + operator.host_ns,
+            before_ns=sent.before_ns + down,
+            after_ns=sent.after_ns + up,
+        )
+
+    def _copy_ns(self, size_bytes: int) -> int:
+        copied_s = max(self._device.kernel_floor_s, size_bytes / self._device.host_link_bytes_per_s)
+        return self._ticks.launch(Work(copied_s)).device_ns

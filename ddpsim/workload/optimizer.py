@@ -14,7 +14,13 @@ from ddpsim.scenario.device import Device
 from ddpsim.scenario.workload import Optimizer
 from ddpsim.workload.model import Parameter, Work
 
-__all__ = ["TENSORS_PER_LAUNCH", "moved_bytes", "optimizer_state_bytes", "optimizer_work"]
+__all__ = [
+    "TENSORS_PER_LAUNCH",
+    "moved_bytes",
+    "one_parameters_work",
+    "optimizer_state_bytes",
+    "optimizer_work",
+]
 
 # the host's seconds a parameter, launches apart: torch 2.13's steps over 62 to 364 tensors of one
 # element on a CPU (a Xeon of 2.6 GHz), in the same Python as on a GPU
@@ -23,6 +29,13 @@ _HOST_S = {
     ("sgd", True): 1.0e-6,
     ("adam", False): 9.0e-6,
     ("adam", True): 3.0e-6,
+}
+# the same of an optimizer of one parameter alone
+_HOST_ALONE_S = {
+    ("sgd", False): 17e-6,
+    ("sgd", True): 13e-6,
+    ("adam", False): 38e-6,
+    ("adam", True): 21e-6,
 }
 # multi_tensor_apply takes 30 to 110 tensors a launch, by depth: assumed 64
 TENSORS_PER_LAUNCH = 64
@@ -37,6 +50,13 @@ def optimizer_work(optimizer: Optimizer, parameters: Sequence[Parameter], device
     return Work(max(moved_s, launches * device.kernel_floor_s), launches, host_s)
 
 
+def one_parameters_work(optimizer: Optimizer, device_s: float, device: Device) -> Work:
+    """A step of an optimizer of one parameter, whose part of the whole step takes `device_s`."""
+    _, operations = _bytes_and_operations(optimizer)
+    host_s = _HOST_ALONE_S[_kind(optimizer)]
+    return Work(max(device_s, operations * device.kernel_floor_s), operations, host_s)
+
+
 def moved_bytes(optimizer: Optimizer, parameters: Sequence[Parameter]) -> float:
     """Bytes that one step reads and writes."""
     per_element, _ = _bytes_and_operations(optimizer)
@@ -44,7 +64,11 @@ def moved_bytes(optimizer: Optimizer, parameters: Sequence[Parameter]) -> float:
 
 
 def _host_s(optimizer: Optimizer) -> float:
-    return _HOST_S["sgd" if optimizer.name == "sgd" else "adam", optimizer.fused]
+    return _HOST_S[_kind(optimizer)]
+
+
+def _kind(optimizer: Optimizer) -> tuple[str, bool]:
+    return "sgd" if optimizer.name == "sgd" else "adam", optimizer.fused
 
 
 def optimizer_state_bytes(optimizer: Optimizer, parameters: Sequence[Parameter]) -> int:

@@ -121,7 +121,9 @@ def test_ranks_without_events_equal_the_plain_model(
     """NCCL with all that may differ between ranks, compute slowed down under every collective."""
     cluster, ranks = scenario.cluster, scenario.cluster.world_size
     weak = st.dictionaries(st.integers(0, ranks - 1), st.sampled_from([0.2, 0.7]), max_size=2)
-    synced = scenario.workload.sync_batch_norm  # whose all-gathers no other algorithm prices
+    gathers = {"quantization_pertensor", "quantization_perchannel", "top_k"}
+    # all-gathers, which no other algorithm prices
+    synced = scenario.workload.sync_batch_norm or scenario.ddp.comm_hook in gathers
     changed = {
         "algorithm": data.draw(st.sampled_from(ALGORITHMS[:2] if synced else ALGORITHMS)),
         "weak_links": (data.draw(weak) or None) if ranks > 1 else None,

@@ -112,5 +112,11 @@ def test_epochs_and_plans_count_their_share() -> None:
     answer = ddpsim.plan_capacity(paused, "1.024M samples", max_gpus=8).answer
     one_node = paused.cluster.model_copy(update={"nodes": 1})
     evaluated, written = pauses(paused.model_copy(update={"cluster": one_node}))
-    share_s = evaluated.time_s / 1000 + written.time_s / 500
+    share_s = evaluated.time_s / 2000 + written.time_s / 1000  # half the samples a step
     assert answer.time_s == pytest.approx(answer.steps * (answer.step_s + share_s))
+
+
+def test_more_than_the_peak_is_warned_of() -> None:
+    scenario = scenario_of(step_time="1 ms")
+    (warned,) = [said for said in ddpsim.simulate(scenario).warnings if said.startswith("MFU")]
+    assert "more than its peak; look at step_time" in warned

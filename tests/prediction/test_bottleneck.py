@@ -88,6 +88,7 @@ def bottleneck(
         steps.append(Step(start_ns, start_ns + 1_000_000, start_ns, *lanes))
     whole = sum((step.breakdown() for step in steps), BreakdownNs())
     context = SimpleNamespace(
+        optimizes_on_host=False,
         network=lambda _: "links",
         broadcast="what is sent",
         reduced="bucket",
@@ -207,3 +208,28 @@ def test_what_all_steps_wait_for_longest_is_named(
 ) -> None:
     """An average in few steps may cost more than a broadcast in each."""
     assert words in ddpsim.simulate(load(name, *settings)).bottleneck.text
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "kind", "said"),
+    [
+        (
+            "resnet50-8xa100",
+            "workload.input_copy={sample_size: 50 MB}",
+            "data",
+            "the inputs' copies to the device take",
+        ),
+        (
+            "llama-8b-offload",
+            "ddp.fully_shard.offload_policy={host_optimizer: 1 GB/s}",
+            "host",
+            "the host's optimizer takes",
+        ),
+    ],
+)
+def test_copies_and_a_hosts_optimizer_are_named(
+    name: str, setting: str, kind: str, said: str
+) -> None:
+    result = ddpsim.simulate(load(name, "run.iterations=1", setting))
+    assert result.bottleneck.kind == kind
+    assert result.bottleneck.text.startswith(said)

@@ -149,7 +149,7 @@ def assert_arrows(merged: Read) -> None:
         assert flow[-1]["bp"] == "e"
         work, sent, *back = (places[e["pid"], e["tid"], e["at_ns"]] for e in flow)
         operation = sent.name.partition(" ")[0]
-        assert operation in ("all_reduce", "reduce", "reduce_scatter")
+        assert operation in ("all_reduce", "reduce", "reduce_scatter", "all_gather")
         assert sent.name == f"{operation} {flow[0]['name']}" == f"{operation} bucket {_of(sent)}"
         assert work.end_ns <= sent.args["ready_us"] * 1000 <= sent.start_ns
         for copy in back:

@@ -188,3 +188,12 @@ def test_an_average_takes_what_local_sgd_takes_for_it() -> None:
     node = ("cluster.nodes=1", "ddp.post_local_sgd=null", "ddp.comm_hook=allreduce", *settings)
     alone_s = post_local(*node).step_s()
     assert often - alone_s == pytest.approx(2 * (rare - alone_s), rel=1e-4)
+
+
+def test_post_local_sgd_may_reduce_no_gradients() -> None:
+    """Then a step without an average sends nothing, and one with an average that alone."""
+    found = post_local("ddp.post_local_sgd.post_local_gradient_allreduce=false")
+    steps = [found.program.step(found.program.warmup + number) for number in range(8)]
+    sent = [[i for i in step if isinstance(i, Communicate) and i.bucket >= 0] for step in steps]
+    assert sorted(map(len, sent)) == [0] * 7 + [1]
+    assert max(sent, key=len)[0].size_bytes == found.model.gradient_bytes

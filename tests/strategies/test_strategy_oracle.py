@@ -12,6 +12,8 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Communicate
 from ddpsim.workload.model import BatchNorm, Buffer, Model, Parameter, Work
 
+FAIL_ON_GLOO = ("powerSGD", "quantization_pertensor", "quantization_perchannel")
+
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -49,7 +51,8 @@ def batch_norms_of(case: dict[str, Any]) -> tuple[BatchNorm, ...]:
 def predicted(case: dict[str, Any], options: dict[str, Any]) -> list[list[list[Any]]]:
     """What the loop sends in each of the steps that were observed."""
     synced = bool(case["batch_norms"])  # of CPU tensors, where torch would refuse them
-    as_on_gpu = synced or options.get("comm_hook") == "powerSGD"
+    on_gpus = options.get("comm_hook", "none") in FAIL_ON_GLOO or "optimizer_in_backward" in options
+    as_on_gpu = synced or on_gpus
     backend, device = ("nccl", "a100-sxm-40gb") if as_on_gpu else ("gloo", "cpu-core")
     ddp = {"backend": backend, "torch": "2.13", "accumulation_steps": case["micro_batches"]}
     workload = {"model": "resnet18", "batch_per_rank": 1, "sync_batch_norm": synced}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 
 from ddpsim.errors import InputError, Problem, ScenarioError, shown
 from ddpsim.planning.capacity_plan.next_doubling import next_doubling
 from ddpsim.planning.capacity_plan.question import Question
+from ddpsim.planning.capacity_plan.samples_needed import StepsByBatch, read_steps_by_batch
 from ddpsim.planning.capacity_plan.world_sizes import WorldSizes
 from ddpsim.planning.options import parse_budget, parse_price, parse_target
 from ddpsim.prediction.fitting import ways_to_fit
@@ -45,13 +47,16 @@ def plan_capacity(
     global_batch: int | None = None,
     max_gpus: int = _MOST_GPUS,
     critical_batch: int | None = None,
+    steps_by_batch: StepsByBatch | str | Path | None = None,
     looks_further: bool = True,
 ) -> CapacityPlan:
     """World sizes for a piece of work: the fewest nodes in time, or the fastest in a budget.
 
     Nodes of the scenario's kind are added, or of one node GPUs; batch_per_rank stays (weak
     scaling), or with `global_batch` that does (strong). With `critical_batch` N a global batch of B
-    needs 1 + B/N times the target's samples (McCandlish et al. 2018). `price` is of a GPU-hour.
+    needs 1 + B/N times the target's samples (McCandlish et al. 2018); `steps_by_batch` is a table
+    of measured ones, or its CSV, and the target's samples are its smallest batch's. `price` is of a
+    GPU-hour.
     `looks_further`: at what limits twice the GPUs, which takes most of the time.
     Raises ValueError for text that cannot be read, TypeError for money that is neither text nor
     Money, InputError for what does not fit the scenario (`key` is the argument), ScenarioError
@@ -65,6 +70,9 @@ def plan_capacity(
         global_batch,
         max_gpus,
         critical_batch,
+        read_steps_by_batch(steps_by_batch)
+        if isinstance(steps_by_batch, (str, Path))
+        else steps_by_batch,
     )
     if scenario.cluster.all_reduce:
         raise ScenarioError([Problem("scenario", "cluster.all_reduce", _LOG)])
@@ -72,6 +80,10 @@ def plan_capacity(
     tried = WorldSizes(asked)
     tried.try_ladder()
     return _Planner(asked, tried, looks_further).plan()
+
+
+def _points(known: StepsByBatch | None) -> tuple[tuple[int, int], ...] | None:
+    return known.points if known else None
 
 
 def _money(name: str, given: Money | str | None, parse: Callable[[str], Money]) -> Money | None:
@@ -106,6 +118,7 @@ class _Planner:
             for gpus in sorted(tried.sizes)
         }
         interval = tried.results[answer.gpus].prediction_interval_s
+        workload = asked.scenario.workload
         return CapacityPlan(
             name=asked.scenario.name,
             target=asked.target,
@@ -128,6 +141,8 @@ class _Planner:
             interval_level=interval.level if interval else None,
             widest=_widest(interval.sources if interval else ()),
             critical_batch=asked.critical_batch,
+            steps_by_batch=_points(asked.steps_by_batch),
+            counts_pauses=bool(workload.evaluation or workload.checkpoint_write),
             learning_rate=self._learning_rate(answer),
         )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from ddpsim.errors import InputError
+from ddpsim.planning.capacity_plan.samples_needed import StepsByBatch
 from ddpsim.prediction.fitting import split_to_fit
 from ddpsim.prediction.program import pauses_of
 from ddpsim.prediction.resolve import resolve
@@ -30,6 +31,7 @@ class Question:
     global_batch: int | None
     max_gpus: int
     critical_batch: int | None = None
+    steps_by_batch: StepsByBatch | None = None
 
     def check(self) -> None:
         """Raise InputError for what does not fit together."""
@@ -46,6 +48,8 @@ class Question:
         if self.critical_batch is not None and not 1 <= self.critical_batch <= 10**12:
             reason = f"{self.critical_batch} is out of range: wanted 1 to 10^12 samples"
             raise InputError("critical_batch", reason)
+        if self.critical_batch is not None and self.steps_by_batch:
+            raise InputError("steps_by_batch", "says what critical_batch says; drop one")
         _ = self.samples
 
     def _check_global_batch(self, wanted: int) -> None:
@@ -100,6 +104,8 @@ class Question:
                 )
             workload = workload.model_copy(update={"batch_per_rank": batch})
         sized = self.scenario.model_copy(update={"cluster": cluster, "workload": workload})
+        sized = _with_pauses_of(sized, self.scenario)
+        self.growth(sized)
         return sized if self.global_batch is None else split_to_fit(sized) or sized
 
     def time_s(self, scenario: Scenario, step_s: float) -> float:
@@ -109,13 +115,21 @@ class Question:
     def steps(self, scenario: Scenario) -> int:
         """Steps of all epochs; the last of each is whole, as torch's DistributedSampler pads it."""
         steps = self.target.epochs * ceil(self.samples / global_batch_of(scenario))
-        return steps if self.critical_batch is None else ceil(steps * self.growth(scenario))
+        return ceil(steps * self.growth(scenario)) if self.grows else steps
+
+    @property
+    def grows(self) -> bool:
+        """Whether larger batches need more samples."""
+        return self.critical_batch is not None or self.steps_by_batch is not None
 
     def growth(self, scenario: Scenario) -> float:
         """How many times the target's samples a global batch needs: 1 + B / critical batch.
 
-        Source: McCandlish et al. 2018 (arXiv:1812.06162). 1 where it is not known.
+        Source: McCandlish et al. 2018 (arXiv:1812.06162); or as measured, of the smallest batch.
+        1 where it is not known. Raises InputError for a batch outside of what was measured.
         """
+        if self.steps_by_batch:
+            return self.steps_by_batch.growth(global_batch_of(scenario))
         if self.critical_batch is None:
             return 1.0
         return 1 + global_batch_of(scenario) / self.critical_batch
@@ -135,6 +149,18 @@ class Question:
         hours = gpu_hours(gpus, time_s)
         spent = hours if self.budget.currency == "GPU-hours" else self.cost(gpus, time_s)
         return spent is not None and spent <= self.budget.amount
+
+
+def _with_pauses_of(sized: Scenario, usual: Scenario) -> Scenario:
+    """With evaluations and checkpoints after as many samples as before: larger steps, fewer."""
+    share = global_batch_of(usual) / global_batch_of(sized)
+    pauses = {
+        key: pause.model_copy(update={"every": max(1, round(pause.every * share))})
+        for key in ("evaluation", "checkpoint_write")
+        if (pause := getattr(sized.workload, key))
+    }
+    workload = sized.workload.model_copy(update=pauses)
+    return sized.model_copy(update={"workload": workload}) if pauses else sized
 
 
 def _check_currency(budget: Money, price: Money | None) -> None:

@@ -95,7 +95,7 @@ def _offload_policy(value: Any) -> Any:
         return {}
     raise ValueError(
         f"{shown(value)} is no offload policy; write CPUOffloadPolicy, or its keys such as "
-        "{host_link: 25 GB/s}"
+        "{host_link: 24 GB/s}"
     )
 
 
@@ -106,7 +106,7 @@ class CpuOffload(Spec):
         None,
         alias="host_link",
         description="of copies between the host and one GPU, each way; default: PCIe x16 of the "
-        "GPU's generation, 12, 25 or 50 GB/s",
+        "GPU's generation, 12, 24 or 48 GB/s",
     )
     host_optimizer_bytes_per_s: Bandwidth = Field(
         50e9,

@@ -8,14 +8,18 @@ from pydantic import Field, model_validator
 
 from ddpsim.scenario.base import Spec, fail
 
-__all__ = ["PowerSgd"]
+__all__ = ["PowerSgd", "TopK"]
 
 
 class PowerSgd(Spec):
     """PowerSGD: gradients as products of narrow matrices. Keys are torch's PowerSGDState's."""
 
     matrix_approximation_rank: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="columns of the matrices; more than 2 need a wrapper"
+        1, description="columns of the matrices"
+    )
+    batched: bool = Field(
+        default=False,
+        description="torch's batched_powerSGD_hook: each bucket is one square matrix",
     )
     wrapper: Literal["fp16_compress", "bf16_compress"] | None = Field(
         None, description="torch's fp16_compress_wrapper or bf16_compress_wrapper around the hook"
@@ -28,12 +32,21 @@ class PowerSgd(Spec):
     )
 
     @model_validator(mode="after")
-    def _is_orthogonalised_by_gram_schmidt(self) -> PowerSgd:
-        """Torch takes a QR for float32 and more than two columns (powerSGD_hook.py, 31)."""
-        if self.matrix_approximation_rank > 2 and self.wrapper is None:
+    def _weighs_no_bucket(self) -> PowerSgd:
+        if self.batched and self.min_compression_rate != 2:
             raise fail(
-                f"{self.matrix_approximation_rank} columns of float32 need a QR, which is not "
-                "priced; write at most 2, or a wrapper",
-                "matrix_approximation_rank",
+                "the batched hook compresses every bucket; drop one of them",
+                "min_compression_rate",
             )
         return self
+
+
+class TopK(Spec):
+    """Top-k sparsification: of each bucket only the largest elements are sent, by all ranks."""
+
+    fraction: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.01, description="of a bucket's elements that are sent, as values and int64 indices"
+    )
+    error_feedback: bool = Field(
+        default=True, description="what is not sent is added to the next gradients"
+    )

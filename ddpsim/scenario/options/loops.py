@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, fail
 
 __all__ = [
@@ -36,6 +38,9 @@ class PostLocalSgd(Spec):
     )
     start_localSGD_iter: Annotated[int, Field(ge=2, le=1000)] = Field(  # noqa: N815 -- torch's name
         2, description="steps before, with all-reduces among all ranks; torch's example has 100"
+    )
+    post_local_gradient_allreduce: bool = Field(
+        default=True, description="false: from then on gradients are not reduced at all"
     )
 
 
@@ -88,7 +93,14 @@ class Join(Spec):
 
 
 def _join(value: Any) -> Any:
-    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return {} if value else None
+    if value is None or isinstance(value, (Mapping, Join)):
+        return value
+    raise ValueError(
+        f"{shown(value)} is neither true nor false, nor options; write true, or "
+        "{divide_by_initial_world_size: false}"
+    )
 
 
 JoinField = Annotated[

@@ -195,7 +195,8 @@ class DdpCosts:
     @property
     def launch_collective_s(self) -> float:
         """Host seconds to launch one bucket's collective."""
-        return _LAUNCH_COLLECTIVE_S if self.ddp.comm_hook == "none" else PYTHON_COLLECTIVE_S
+        in_python = self.ddp.comm_hook != "none" or self.ddp.optimizer_in_backward
+        return PYTHON_COLLECTIVE_S if in_python else _LAUNCH_COLLECTIVE_S
 
     def operator(self, work: Work) -> Work:
         """Work that one operator of the training loop launches, with the host's time for it."""

@@ -33,9 +33,11 @@ class PostLocalSgd(Strategy):
         options: Options,
         group: ProcessGroup,
     ) -> None:
-        """`group`: the ranks among which gradients are reduced."""
+        """`group`: the ranks among which gradients are reduced, if they are."""
         self._ddp = ddp
-        self._local = replace(ddp, reducer=replace(ddp.reducer, group=group))
+        self._reduces = options.post_local_gradient_allreduce
+        own = replace(ddp.reducer, group=group, reduces=self._reduces)
+        self._local = replace(ddp, reducer=own)
         self._average = average
         self._every = options.period
         self._start = max(options.start_localSGD_iter, ddp.steady_from or 0)
@@ -74,7 +76,7 @@ class PostLocalSgd(Strategy):
             return
         for instruction in self._local.step(self._ddp.kind(self._start)):
             if kind == self._ddp.kinds + _AVERAGES and instruction == Mark("step_ends"):
-                yield from self._average.averaged(len(self._of_ddp))
+                yield from self._average.averaged(len(self._sent))
             yield instruction
 
     def buckets(self, kind: int) -> tuple[Bucket, ...]:
@@ -82,11 +84,12 @@ class PostLocalSgd(Strategy):
         if kind < self._ddp.kinds:
             return self._ddp.buckets(kind)
         averages = kind == self._ddp.kinds + _AVERAGES
-        return (*self._of_ddp, self._average.bucket) if averages else self._of_ddp
+        return (*self._sent, self._average.bucket) if averages else self._sent
 
     @property
-    def _of_ddp(self) -> tuple[Bucket, ...]:
-        return self._ddp.buckets(self._ddp.kind(self._start))
+    def _sent(self) -> tuple[Bucket, ...]:
+        """Those of DDP, once parameters are averaged."""
+        return self._ddp.buckets(self._ddp.kind(self._start)) if self._reduces else ()
 
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
         """See Strategy; while parameters are averaged there are two of each."""

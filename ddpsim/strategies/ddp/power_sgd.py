@@ -5,11 +5,14 @@ matrix of n rows and m columns. It is compressed where (n + m) r is small beside
 others are reduced together as they are (563). Then P = M Q (557) is reduced, orthogonalised, and
 Q = M^T P (593) is (602); M is P Q^T (614). The callbacks run within the hook, on the host's thread,
 and `torch.cuda.synchronize` (628) ends it: no backward goes on meanwhile. A wrapper casts the
-bucket before all that, and back after it (default_hooks.py: fp16_compress_wrapper).
+bucket before all that, and back after it (default_hooks.py: fp16_compress_wrapper). The batched
+hook (655) has one square matrix of the whole bucket, nothing uncompressed, and the error before the
+synchronisation. Of float32 and more than two columns torch takes a QR (31).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,6 +24,13 @@ from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.workload.model import ITEM_BYTES, Parameter, Work, joined
 
 __all__ = ["in_stages"]
+
+
+_MOST_BY_GRAM_SCHMIDT = 2  # columns of float32
+# of a column: norm, scaling and the reflector's own; of what is left of the panel: product and
+# update, once to factor and once to form Q; torch's linalg.qr copies its input in, Q and R out
+_OF_PANEL = 4
+_QR_COPIES = 3
 
 
 class _Matrix(NamedTuple):
@@ -38,6 +48,8 @@ def in_stages(
 ) -> Bucket:
     """A bucket of these parameters under PowerSGD; raises InputError where no shape is known."""
     dtype = costs.ddp.sent_dtype or parameters[0].dtype
+    if spec.batched:
+        parameters = [_square(bucket, parameters[0].dtype)]
     parameters = [parameter._replace(dtype=dtype) for parameter in parameters]
     size_bytes = sum(parameter.size_bytes for parameter in parameters)
     wrapped = [costs.moved(bucket.size_bytes + size_bytes)] if costs.ddp.sent_dtype else []
@@ -46,17 +58,24 @@ def in_stages(
     p_bytes = item_bytes * sum(m.rows * m.rank for m in work.matrices)
     q_bytes = item_bytes * sum(m.columns * m.rank for m in work.matrices)
     others_bytes = sum(parameter.size_bytes for parameter in work.others)
+    others = Stage(work.before(size_bytes), others_bytes, "uncompressed gradients")
+    narrow = Stage(work.unpacked(others_bytes), p_bytes, "PowerSGD's P")
+    if spec.batched:
+        narrow = narrow._replace(before=others.before)
+    second = Stage(work.orthogonal_and_multiplied(), q_bytes, "PowerSGD's Q")
     return bucket._replace(
         wire_bytes=others_bytes + p_bytes + q_bytes,
-        stages=(
-            Stage(work.before(size_bytes), others_bytes, "uncompressed gradients"),
-            Stage(work.unpacked(others_bytes), p_bytes, "PowerSGD's P"),
-            Stage(work.orthogonal_and_multiplied(), q_bytes, "PowerSGD's Q"),
-        ),
-        before_wait=work.decompressed(q_bytes),
-        after_wait=work.error(size_bytes),
+        stages=(narrow, second) if spec.batched else (others, narrow, second),
+        before_wait=work.decompressed(q_bytes, size_bytes if spec.batched else 0),
+        after_wait=work.error(0 if spec.batched else size_bytes),
         kept_bytes=size_bytes + p_bytes + q_bytes,
     )
+
+
+def _square(bucket: Bucket, dtype: str) -> Parameter:
+    """The whole bucket as a square matrix, padded with zeros."""
+    side = math.isqrt(bucket.size_bytes // ITEM_BYTES[dtype] - 1) + 1
+    return Parameter("bucket", side * side, dtype, rows=side)
 
 
 class _Hook:
@@ -74,6 +93,7 @@ class _Hook:
         self._costs = costs
         self._casts = casts
         self._ticks = ticks
+        self._by_qr = costs.ddp.sent_dtype is None and parameters[0].dtype == "float32"
         shaped = [(parameter, _matrix(parameter, spec)) for parameter in parameters]
         self.matrices = [matrix for _, matrix in shaped if matrix]
         self.others = [parameter for parameter, matrix in shaped if not matrix]
@@ -82,11 +102,12 @@ class _Hook:
         """The last error added, a copy kept, the others in one tensor; Q orthogonal, P = M Q."""
         others_bytes = sum(parameter.size_bytes for parameter in self.others)
         passes = [self._moved(3 * size_bytes), self._moved(2 * size_bytes)]
+        gathered = [self._moved(2 * others_bytes)] if others_bytes else []
         return self._launch(
             [
                 *self._casts,
                 *passes,
-                self._moved(2 * others_bytes),
+                *gathered,
                 *self._orthogonal("columns"),
                 *self._products(),
             ]
@@ -101,13 +122,17 @@ class _Hook:
         """P orthogonal, Q = M^T P."""
         return self._launch([*self._orthogonal("rows"), *self._products()])
 
-    def decompressed(self, q_bytes: int) -> Launch:
-        """Q divided, M = P Q^T."""
-        return self._launch([self._moved(2 * q_bytes), *self._products()])
+    def decompressed(self, q_bytes: int, size_bytes: int) -> Launch:
+        """Q divided, M = P Q^T; the error of so many bytes."""
+        return self._launch([self._moved(2 * q_bytes), *self._products(), *self._lost(size_bytes)])
 
     def error(self, size_bytes: int) -> Launch:
+        """The error of so many bytes, and a wrapper's cast back."""
+        return self._launch([*self._lost(size_bytes), *self._casts])
+
+    def _lost(self, size_bytes: int) -> list[Work]:
         """What the compression has lost: the copy less the bucket."""
-        return self._launch([self._moved(3 * size_bytes), *self._casts])
+        return [self._moved(3 * size_bytes)] if size_bytes else []
 
     def _products(self) -> list[Work]:
         """One of each matrix, which reads or writes all of it: bound by memory."""
@@ -118,9 +143,20 @@ class _Hook:
         found: list[Work] = []
         for matrix in self.matrices:
             column_bytes = matrix.item_bytes * (matrix.rows if side == "rows" else matrix.columns)
+            if self._by_qr and matrix.rank > _MOST_BY_GRAM_SCHMIDT:
+                found.append(self._qr(matrix.rank, column_bytes))
+                continue
             operators = 2 * matrix.rank + 4 * (matrix.rank - 1)
             found += operators * [self._moved(2 * column_bytes)]
         return found
+
+    def _qr(self, rank: int, column_bytes: int) -> Work:
+        """One operator; its kernels are assumed to be those of LAPACK's geqr2 and org2r."""
+        column = self._costs.moved(2 * column_bytes)
+        panel = self._costs.moved((rank + 1) * column_bytes)  # half of it is left on average
+        kernels = [*(3 * rank * [column]), *(_OF_PANEL * rank * [panel])]
+        copies = _QR_COPIES * [self._costs.moved(2 * rank * column_bytes)]
+        return self._costs.operator(joined([*kernels, *copies]))
 
     def _moved(self, size_bytes: int) -> Work:
         return self._costs.operator(self._costs.moved(size_bytes))
@@ -139,6 +175,6 @@ def _matrix(parameter: Parameter, spec: PowerSgd) -> _Matrix | None:
         )
     rows, columns = parameter.rows, parameter.numel // parameter.rows
     rank = min(rows, columns, spec.matrix_approximation_rank)
-    if (rows + columns) * rank * spec.min_compression_rate >= rows * columns:
+    if not spec.batched and (rows + columns) * rank * spec.min_compression_rate >= rows * columns:
         return None
     return _Matrix(parameter.size_bytes, rows, columns, rank, ITEM_BYTES[parameter.dtype])

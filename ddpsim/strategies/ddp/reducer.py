@@ -22,7 +22,7 @@ from ddpsim.strategies.instructions import (
     compute,
     compute_all,
 )
-from ddpsim.strategies.strategy import Bucket
+from ddpsim.strategies.strategy import Bucket, Stage
 from ddpsim.strategies.ticks import Launch
 
 __all__ = ["Buffers", "Reducer", "ReducerWork"]
@@ -46,7 +46,7 @@ class ReducerWork:
     `unused`: parameters without a gradient. `used_map_bytes`: the map of those that have one, which
     is reduced too; 0 where DDP does not ask. `in_order`: collectives end in the order of launch.
     `in_first_hook`: what the first hook of a backward does before. `group`: the ranks among which
-    buckets are reduced.
+    buckets are reduced. `reduces`: or a hook leaves each bucket as it is.
     """
 
     buffers: tuple[Buffers, ...]
@@ -59,6 +59,7 @@ class ReducerWork:
     in_order: bool
     in_first_hook: tuple[Instruction, ...] = ()
     group: ProcessGroup = "world"
+    reduces: bool = True
 
 
 class Reducer:
@@ -72,7 +73,7 @@ class Reducer:
         self._buckets = buckets
         self._bucket_of = {p: i for i, bucket in enumerate(buckets) for p in bucket.parameters}
         self._pending = [len(bucket.parameters) for bucket in buckets]
-        self._launched: list[int] = []  # the collective of each bucket
+        self._launched: list[int | None] = []  # the collective of each bucket, if it has one
         self._used_map: int | None = None
         self._collectives = launched
 
@@ -133,7 +134,10 @@ class Reducer:
         """All-reduce the next bucket in order, and after the last one the map of used ones."""
         index = len(self._launched)
         bucket = self._buckets[index]
-        if bucket.stages:
+        if not self._work.reduces:
+            yield Compute("bucket_copy", self._work.launch_collective_ns, 0)
+            self._launched.append(None)
+        elif bucket.stages:
             yield from self._launch_stages(bucket, index)
         else:
             yield compute("bucket_copy", bucket.before)
@@ -156,24 +160,24 @@ class Reducer:
             self._used_map = used_map.number
 
     def _launch_stages(self, bucket: Bucket, index: int) -> Iterator[Instruction]:
-        """All-reduces one after another, and the host's wait, before the backward goes on."""
+        """Collectives one after another, before the backward goes on where they are awaited."""
         *_, last = bucket.stages
         for stage in bucket.stages:
-            yield compute("bucket_copy", stage.before)
             sent = self._communicate(
-                "all_reduce",
+                stage.operation,
                 stage.size_bytes,
                 f"bucket {index}: {stage.what}",
                 bucket=index,
                 bucket_bytes=bucket.size_bytes,
                 num_params=len(bucket.parameters) if stage is last else 0,
+                after_ns=stage.after.device_ns,
             )
-            yield sent
-            yield Await(sent.number)
+            yield from _launched(stage, sent)
         self._launched.append(sent.number)
-        yield compute("bucket_copy", bucket.before_wait)
-        yield Synchronize()
-        yield compute("bucket_copy", bucket.after_wait)
+        if last.is_awaited:
+            yield compute("bucket_copy", bucket.before_wait)
+            yield Synchronize()
+            yield compute("bucket_copy", bucket.after_wait)
 
     def _finalize(self) -> Iterator[Instruction]:
         """Wait bucket by bucket and copy each back while the next is still under way.
@@ -183,7 +187,7 @@ class Reducer:
         """
         unused = set(self._work.unused)
         for i, (bucket, number) in enumerate(zip(self._buckets, self._launched, strict=True)):
-            yield Await(number)
+            yield from _awaited(number)
             if not unused.isdisjoint(bucket.parameters):
                 yield from self._await_used_map(i + 1)
             yield compute("copy_back", bucket.copy_back)
@@ -194,6 +198,37 @@ class Reducer:
         if self._used_map is None:
             return
         if self._work.in_order:
-            yield from (Await(number) for number in self._launched[bucket:])
+            for number in self._launched[bucket:]:
+                yield from _awaited(number)
         yield Await(self._used_map)
         self._used_map = None
+
+
+def _awaited(number: int | None) -> Iterator[Instruction]:
+    """A collective's end, if there is one."""
+    if number is not None:
+        yield Await(number)
+
+
+def _launched(stage: Stage, sent: Communicate) -> Iterator[Instruction]:
+    """A stage's work and its collective; what is chained is launched at once, and done later."""
+    if stage.is_chained:
+        host_ns, left_ns = sent.host_ns + stage.before.host_ns, _left_ns(stage.before)
+        yield sent._replace(host_ns=host_ns, follows=sent.number - 1, before_ns=left_ns)
+    elif stage.host_waits:
+        yield Synchronize()
+        yield compute("bucket_copy", stage.before)
+        yield Synchronize()
+        yield sent
+    else:
+        yield compute("bucket_copy", stage.before)
+        yield sent
+    if stage.is_awaited:
+        yield Await(sent.number)
+    elif stage.after.host_ns:
+        yield Compute("bucket_copy", stage.after.host_ns, 0)
+
+
+def _left_ns(work: Launch) -> int:
+    """Of kernels that run while the host launches the next ones, what is left after the last."""
+    return max(0, work.device_ns - work.host_ns)

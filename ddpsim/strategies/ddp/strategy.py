@@ -10,6 +10,7 @@ from math import ceil
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.buckets import Assignment, plan_buckets
 from ddpsim.strategies.ddp.costs import DdpCosts
+from ddpsim.strategies.ddp.gathering_hooks import GatheringHook
 from ddpsim.strategies.ddp.join import NOT_JOINED, JoinedForward
 from ddpsim.strategies.ddp.power_sgd import in_stages
 from ddpsim.strategies.ddp.reducer import Buffers, Reducer, ReducerWork
@@ -31,7 +32,8 @@ class DistributedDataParallel(Strategy):
     Its first backwards that reduce have buckets by registration order, those from `rebuilt_at` on
     by ready order; None: never rebuilt. `bucket_view`: gradients live in the buckets. `no_sync`:
     only the last micro-batch reduces. `gradients_stay`: zero_grad drops none. Under PowerSGD
-    backwards from `compressed_at` on have `compressed_buckets`.
+    backwards from `compressed_at` on have `compressed_buckets`. `drops_gradients`: each bucket's,
+    which the optimizer has used up.
     """
 
     model: ModelWork
@@ -46,6 +48,7 @@ class DistributedDataParallel(Strategy):
     compressed_at: int | None = None
     gradients_stay: bool = False
     join: JoinedForward = NOT_JOINED
+    drops_gradients: bool = False
 
     @classmethod
     def of(
@@ -56,14 +59,15 @@ class DistributedDataParallel(Strategy):
         costs: DdpCosts,
         ticks: Ticks,
         own_factor: float = 1.0,
+        ranks: int = 1,
     ) -> DistributedDataParallel:
-        """A model's step under some options; `work` is the model's own.
+        """A model's step under some options among `ranks`; `work` is the model's own.
 
         `own_factor`: DDP's hooks and copies take so many times as long as priced, but no
         compression.
         """
         plan = plan_buckets(model.parameters, model.ready_order, spec)
-        own = _OwnWork(model, costs, ticks, own_factor)
+        own = _OwnWork(model, costs, ticks, own_factor, ranks)
         join = JoinedForward.of(spec.join, costs.device, ticks)
         return cls(
             work,
@@ -162,10 +166,15 @@ class DistributedDataParallel(Strategy):
         a gradient has a place in a bucket alone.
         """
         held = super().resident_bytes(model, optimizer_bytes)
-        kept = sum(bucket.kept_bytes for bucket in self.compressed_buckets)
-        held = held._replace(buckets=model.gradient_bytes + kept)
+        steady = self.buckets(self.kind(self.steady_from or 0))
+        kept = sum(bucket.kept_bytes for bucket in steady)
+        flying = max((bucket.flying_bytes for bucket in steady), default=0)
+        held = held._replace(buckets=model.gradient_bytes + kept + flying)
         reduces_each = self._reductions == self.model.accumulation_steps
         is_view = self.bucket_view and (reduces_each or self.gradients_stay)
+        if self.drops_gradients and self.model.accumulation_steps == 1 and not is_view:
+            largest = max(bucket.size_bytes for bucket in self.rebuilt_buckets)
+            return held._replace(gradients=largest)
         return held._replace(gradients=0) if is_view else held
 
 
@@ -177,6 +186,7 @@ class _OwnWork:
     costs: DdpCosts
     ticks: Ticks
     factor: float
+    ranks: int
 
     def host_ns(self, seconds: float) -> int:
         return self.ticks.host_ns(seconds, self.factor)
@@ -230,7 +240,7 @@ class _OwnWork:
         hook = self.costs.hook(size_bytes, parameters[0].dtype)
         compresses = hook.size_bytes != size_bytes
         used = [self.model.parameters[i] for i in members if i not in unused]
-        return Bucket(
+        bucket = Bucket(
             members,
             size_bytes,
             hook.size_bytes,
@@ -238,3 +248,4 @@ class _OwnWork:
             self.ticks.launch(hook.after).device_ns,
             self._launch(self.costs.copy_back(used)),
         )
+        return GatheringHook(self.costs, self.ticks, self.ranks).staged(bucket, parameters[0].dtype)

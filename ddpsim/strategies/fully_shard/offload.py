@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ddpsim.scenario.device import Architecture, Device
+from ddpsim.scenario.device import Device
 from ddpsim.scenario.options.fully_shard import CpuOffload
 from ddpsim.workload.model import Work
 
 __all__ = ["Offload"]
-
-# assumed: what pinned copies reach of PCIe x16 of generation 3, 4 and 5 (15.8, 31.5, 63 GB/s)
-_LINK_BYTES_PER_S: dict[Architecture, float] = {"volta": 12e9, "ampere": 25e9}
-_NEWER_LINK_BYTES_PER_S = 50e9
 
 
 @dataclass(frozen=True)
@@ -32,8 +28,7 @@ class Offload:
     @classmethod
     def of(cls, spec: CpuOffload, device: Device) -> Offload:
         """Of a policy on a GPU's host."""
-        usual = _LINK_BYTES_PER_S.get(device.architecture, _NEWER_LINK_BYTES_PER_S)
-        link = spec.host_link_bytes_per_s or usual
+        link = spec.host_link_bytes_per_s or device.host_link_bytes_per_s
         return cls(link, spec.host_optimizer_bytes_per_s, device.kernel_floor_s)
 
     def copies(self, sizes_bytes: Iterable[int]) -> Work:

@@ -61,13 +61,13 @@ def scenarios(
     cluster: dict[str, Any] = {
         "nodes": nodes,
         "gpus_per_node": gpus,
-        "device": "cpu-core" if gloo else "a100-sxm-40gb",
+        "device": "cpu-core" if gloo and draw(st.integers(0, 3)) else "a100-sxm-40gb",
         "intra_node": {"bandwidth": draw(rates), "latency": draw(latencies)},
         "inter_node": {"bandwidth": draw(rates), "latency": draw(latencies)},
     }
     ddp = draw(ddp_options()) | {"backend": "gloo" if gloo else "nccl"}
     if not gloo and draw(st.integers(0, 3)) == 0:
-        ddp["comm_hook"] = "powerSGD"
+        ddp |= draw(st.sampled_from(STAGED_HOOKS))
     run: dict[str, Any] = {"iterations": 2, "seed": draw(st.integers(0, 99))}
     if noisy:
         cluster["stragglers"] = {"distribution": "lognormal", "sigma": draw(st.floats(0.01, 0.5))}
@@ -89,6 +89,15 @@ def scenarios(
             "run": run,
         }
     )
+
+
+STAGED_HOOKS: list[dict[str, Any]] = [
+    {"comm_hook": "powerSGD"},
+    {"comm_hook": "powerSGD", "power_sgd": {"batched": True, "matrix_approximation_rank": 3}},
+    {"comm_hook": "quantization_pertensor"},
+    {"comm_hook": "quantization_perchannel"},
+    {"comm_hook": "top_k"},
+]
 
 
 def loaders() -> st.SearchStrategy[dict[str, Any] | None]:

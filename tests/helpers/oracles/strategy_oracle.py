@@ -6,267 +6,46 @@ python tests/helpers/oracles/strategy_oracle.py 2 STORE_FILE OUTPUT
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from cpu_synced_norm import CpuSyncBatchNorm, synced
 from ddp_oracle import MODELS as PLAIN
+from hooked_loops import (
+    FRACTION,
+    DdpOptimizesInHook,
+    DdpPowerSgd,
+    DdpPowerSgd2,
+    DdpPowerSgd3,
+    DdpPowerSgdBatched,
+    DdpPowerSgdHalf,
+    DdpQuantised,
+    DdpQuantisedChannels,
+    DdpTopK,
+)
 from logged_calls import Calls, logged
 from torch import nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper
-from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
-    PostLocalSGDState,
-    post_localSGD_hook,
+from training_loops import (
+    EVERY,
+    STEPS,
+    Ddp,
+    DdpJoined,
+    DdpPostLocal,
+    DdpPostLocalAlone,
+    DdpSynced,
+    LocalSgd,
+    Loop,
+    Naive,
+    NaiveFlat,
+    PerParameter,
+    PerParameterSynced,
+    Server,
+    Servers,
+    Zero1,
 )
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
 from two_ranks import run_as_rank
 
 MODELS = PLAIN | {"synced": (synced, lambda: torch.randn(6, 64))}
-EVERY = 3
-STEPS = 7
-
-
-class Loop:
-    """A training loop of `micro_batches` a step."""
-
-    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
-        self.module = module
-        self.make_input = make_input
-        self.optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-
-    def backward(self) -> None:
-        self.module(self.make_input()).sum().backward()
-
-    def gradients(self) -> list[torch.Tensor]:
-        return [p.grad for p in self.module.parameters() if p.grad is not None]
-
-    def step(self, calls: Calls, micro_batches: int) -> None:
-        self.optimizer.zero_grad()
-        for _ in range(micro_batches):
-            self.backward()
-        self.reduce()
-        self.optimizer.step()
-
-    def reduce(self) -> None:
-        """Nothing."""
-
-
-class Naive(Loop):
-    def reduce(self) -> None:
-        for gradient in self.gradients():
-            dist.all_reduce(gradient)
-            gradient.div_(dist.get_world_size())
-
-
-class NaiveFlat(Loop):
-    def reduce(self) -> None:
-        gradients = self.gradients()
-        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-            alike = [gradient for gradient in gradients if gradient.dtype == dtype]
-            flat = _flatten_dense_tensors(alike)
-            dist.all_reduce(flat)
-            flat /= dist.get_world_size()
-            for gradient, reduced in zip(alike, _unflatten_dense_tensors(flat, alike), strict=True):
-                gradient.copy_(reduced)
-
-
-class PerParameter(Loop):
-    no_sync = True
-
-    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
-        super().__init__(module, make_input)
-        self.reduces = False
-        self.launched: list[tuple[Any, torch.Tensor]] = []
-        for parameter in module.parameters():
-            parameter.register_post_accumulate_grad_hook(self.hook)
-
-    def hook(self, parameter: torch.Tensor) -> None:
-        if self.reduces:
-            work = dist.all_reduce(parameter.grad, async_op=True)
-            self.launched.append((work, parameter.grad))
-
-    def step(self, calls: Calls, micro_batches: int) -> None:
-        self.optimizer.zero_grad()
-        for number in range(micro_batches):
-            self.reduces = number == micro_batches - 1 or not self.no_sync
-            self.backward()
-            for work, gradient in self.launched:
-                work.wait()
-                gradient.div_(dist.get_world_size())
-            self.launched.clear()
-        self.optimizer.step()
-
-
-class PerParameterSynced(PerParameter):
-    no_sync = False
-
-
-class LocalSgd(Loop):
-    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
-        super().__init__(module, make_input)
-        self.averager = PeriodicModelAverager(period=EVERY)
-
-    def step(self, calls: Calls, micro_batches: int) -> None:
-        super().step(calls, micro_batches)
-        self.averager.average_parameters(self.module.parameters())
-
-
-class Server(Loop):
-    """Servers hold the parameters in parts: the largest first, each to the one with the fewest."""
-
-    servers = 1
-
-    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
-        super().__init__(module, make_input)
-        elements = [0] * self.servers
-        self.server_of: dict[nn.Parameter, int] = {}
-        for parameter in sorted(module.parameters(), key=lambda each: -each.numel()):
-            server = min(range(self.servers), key=lambda i: elements[i])
-            self.server_of[parameter] = server
-            elements[server] += parameter.numel()
-
-    def step(self, calls: Calls, micro_batches: int) -> None:
-        self.optimizer.zero_grad()
-        for _ in range(micro_batches):
-            self.backward()
-        used = [each for each in self.module.parameters() if each.grad is not None]
-        for parameter in used:
-            calls.append(("reduce", parameter.grad.nbytes))
-            dist.reduce(parameter.grad, self.server_of[parameter])
-        own = [each for each in used if self.server_of[each] == dist.get_rank()]
-        for parameter in own:
-            parameter.grad.div_(dist.get_world_size())
-            parameter.data.sub_(parameter.grad, alpha=0.01)
-        for parameter in used:
-            calls.append(("broadcast", parameter.nbytes))
-            dist.broadcast(parameter.data, self.server_of[parameter])
-
-
-class Servers(Server):
-    servers = 2
-
-
-class Ddp(Loop):
-    """DDP in buckets of 0.2 MiB, whose reducer tells of each through a hook."""
-
-    no_sync = True
-
-    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
-        super().__init__(DistributedDataParallel(module, bucket_cap_mb=0.2), make_input)
-        self.calls: Calls = []
-        self.module.register_comm_hook(None, self.hook)
-
-    def hook(self, _, bucket):  # type: ignore[no-untyped-def] # torch refuses annotations as text
-        buffer = bucket.buffer()
-        self.calls.append(("all_reduce", buffer.nbytes))
-        work = dist.group.WORLD.allreduce([buffer.div_(dist.get_world_size())])
-        return work.get_future().then(lambda future: future.value()[0])
-
-    def step(self, calls: Calls, micro_batches: int) -> None:
-        self.calls = calls
-        self.optimizer.zero_grad()
-        for number in range(micro_batches):
-            quiet = self.no_sync and number < micro_batches - 1
-            with self.module.no_sync() if quiet else nullcontext():
-                self.backward()
-        self.optimizer.step()
-
-
-class DdpSynced(Ddp):
-    no_sync = False
-
-
-class DdpJoined(Ddp):
-    """Within join(), whose last steps rank 0 has no inputs for: it shadows the others."""
-
-    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
-        super().__init__(module, make_input)
-        self.join = self.module.join()
-        self.join.__enter__()
-        self.steps = self.launched = 0
-
-    def step(self, calls: Calls, micro_batches: int) -> None:
-        self.steps += 1
-        if dist.get_rank() == 0 and self.steps == STEPS:
-            self.calls = calls
-            self.join.__exit__(None, None, None)
-            del calls[self.launched :]  # all have joined: the last one sends its parameters
-            return
-        super().step(calls, micro_batches)
-        self.launched = len(calls)
-        if self.steps == STEPS:
-            with logged([]):
-                self.join.__exit__(None, None, None)
-
-
-class DdpPostLocal(Ddp):
-    """torch's own hook and averager; the subgroup is both ranks, as those of a node."""
-
-    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
-        Loop.__init__(self, DistributedDataParallel(module, bucket_cap_mb=0.2), make_input)
-        state = PostLocalSGDState(None, dist.new_group([0, 1]), start_localSGD_iter=2)
-        self.module.register_comm_hook(state, post_localSGD_hook)
-        self.averager = PeriodicModelAverager(period=EVERY, warmup_steps=2)
-
-    def step(self, calls: Calls, micro_batches: int) -> None:
-        super().step(calls, micro_batches)
-        self.averager.average_parameters(self.module.parameters())
-
-
-class Zero1(Ddp):
-    """ZeroRedundancyOptimizer, which sends what each rank has updated."""
-
-    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
-        super().__init__(module, make_input)
-        parameters = self.module.parameters()
-        self.optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.01)
-
-    def step(self, calls: Calls, micro_batches: int) -> None:
-        broadcast = dist.broadcast
-
-        def logged(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-            calls.append(("broadcast", tensor.nbytes))
-            return broadcast(tensor, *args, **options)
-
-        dist.broadcast = logged
-        try:
-            super().step(calls, micro_batches)
-        finally:
-            dist.broadcast = broadcast
-
-
-class DdpPowerSgd(Ddp):
-    """PowerSGD's own hook, awaited within the hook as its `cuda.synchronize` makes it on a GPU."""
-
-    rank = 1
-    powers = staticmethod(powerSGD_hook)
-
-    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
-        Loop.__init__(self, DistributedDataParallel(module, bucket_cap_mb=0.2), make_input)
-        state = PowerSGDState(None, self.rank, start_powerSGD_iter=2)
-        self.module.register_comm_hook(state, self.hook)
-
-    def hook(self, state, bucket):  # type: ignore[no-untyped-def] # see above
-        future = self.powers(state, bucket)
-        future.wait()
-        return future
-
-
-class DdpPowerSgd2(DdpPowerSgd):
-    rank = 2
-
-
-class DdpPowerSgdHalf(DdpPowerSgd):
-    """In bfloat16, of which torch orthogonalises more than two columns by Gram-Schmidt, too."""
-
-    rank = 3
-    powers = staticmethod(bf16_compress_wrapper(powerSGD_hook))
 
 
 LOOPS: dict[str, tuple[type[Loop], dict[str, Any]]] = {
@@ -304,6 +83,46 @@ LOOPS: dict[str, tuple[type[Loop], dict[str, Any]]] = {
             "comm_hook": "powerSGD",
             "power_sgd": {"matrix_approximation_rank": 3, "wrapper": "bf16_compress"},
         },
+    ),
+    "ddp powerSGD of rank 3": (
+        DdpPowerSgd3,
+        {
+            "bucket_cap_mb": 0.2,
+            "comm_hook": "powerSGD",
+            "power_sgd": {"matrix_approximation_rank": 3},
+        },
+    ),
+    "ddp powerSGD batched": (
+        DdpPowerSgdBatched,
+        {
+            "bucket_cap_mb": 0.2,
+            "comm_hook": "powerSGD",
+            "power_sgd": {"matrix_approximation_rank": 2, "batched": True},
+        },
+    ),
+    "ddp post_localSGD alone": (
+        DdpPostLocalAlone,
+        {
+            "bucket_cap_mb": 0.2,
+            "comm_hook": "post_localSGD",
+            "post_local_sgd": {"period": EVERY, "post_local_gradient_allreduce": False},
+        },
+    ),
+    "ddp hook quantization": (
+        DdpQuantised,
+        {"bucket_cap_mb": 0.2, "comm_hook": "quantization_pertensor"},
+    ),
+    "ddp hook quantization of channels": (
+        DdpQuantisedChannels,
+        {"bucket_cap_mb": 0.2, "comm_hook": "quantization_perchannel"},
+    ),
+    "ddp hook top_k": (
+        DdpTopK,
+        {"bucket_cap_mb": 0.2, "comm_hook": "top_k", "top_k": {"fraction": FRACTION}},
+    ),
+    "ddp hook optimizer": (
+        DdpOptimizesInHook,
+        {"bucket_cap_mb": 0.2, "optimizer_in_backward": True},
     ),
     "ddp synced": (DdpSynced, {"bucket_cap_mb": 0.2, "no_sync": False}),
 }
@@ -374,7 +193,9 @@ def cases() -> list[tuple[str, str, int]]:
         for micro_batches in (1, 3)
         if not (model == "unused" and loop.startswith("ddp"))
         and not (model == "mixed" and loop == "ddp zero1")
-        and not (model != "tied" and loop == "ddp post_localSGD")
+        and not (model != "tied" and "post_localSGD" in loop)
+        and not (loop == "per_parameter synced" and micro_batches == 1)  # as per_parameter
+        and not (" hook " in loop and (model != "tied" or micro_batches > 1))
         and not (model != "dense" and loop == "ddp joined")  # it shadows no norm's sends
         and not (loop.startswith("server") and (model in ("dense", "synced") or micro_batches > 1))
         and not (" powerSGD " in loop and model != "tied")

@@ -9,6 +9,8 @@ from shipped_scenarios import load as scenario
 
 from ddpsim.errors import InputError
 from ddpsim.planning.capacity_plan.plan import plan_capacity
+from ddpsim.planning.capacity_plan.question import Question
+from ddpsim.planning.options import parse_target
 from ddpsim.report.capacity import render_plan
 
 TARGET = "90 epochs of 1.28M samples"
@@ -54,3 +56,15 @@ def test_a_global_batch_that_is_held_needs_as_many_samples_on_all_sizes() -> Non
 def test_a_batch_of_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="0 is out of range"):
         plan_capacity(scenario("resnet50-8xa100"), "1M samples", critical_batch=0)
+
+
+def test_pauses_come_after_as_many_samples_on_every_size() -> None:
+    """Every 600 steps of 1,024 samples is every 300 of 2,048."""
+    pauses = ("workload.evaluation={every: 600, samples: 50000}", "workload.dataset=null")
+    asked = scenario("resnet50-2x8-25gbit", *pauses)
+    question = Question(asked, parse_target("1M samples"), None, None, None, 64)
+    every = [question.at(nodes, 8).workload.evaluation for nodes in (1, 2, 4)]
+    assert [each.every for each in every if each] == [1200, 600, 300]
+    plan = plan_capacity(asked, "1M samples", max_gpus=16)
+    assert plan.counts_pauses
+    assert "after as many samples" in " ".join(render_plan(plan, "f.yaml").split())

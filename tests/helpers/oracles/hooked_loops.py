@@ -1,0 +1,148 @@
+"""DDP under hooks of several collectives a bucket, for `strategy_oracle`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from logged_calls import Calls
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks_of_power
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks import (
+    quantization_perchannel_hook,
+    quantization_pertensor_hook,
+)
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile
+from training_loops import Ddp, Loop
+
+FRACTION = 0.01
+
+
+class DdpPowerSgd(Ddp):
+    """PowerSGD's own hook, awaited within the hook as its `cuda.synchronize` makes it on a GPU."""
+
+    rank = 1
+    powers = staticmethod(powerSGD_hook)
+
+    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
+        Loop.__init__(self, DistributedDataParallel(module, bucket_cap_mb=0.2), make_input)
+        state = PowerSGDState(None, self.rank, start_powerSGD_iter=2)
+        self.module.register_comm_hook(state, self.hook)
+
+    def hook(self, state, bucket):  # type: ignore[no-untyped-def] # see above
+        future = self.powers(state, bucket)
+        future.wait()
+        return future
+
+
+class DdpPowerSgd2(DdpPowerSgd):
+    rank = 2
+
+
+class DdpPowerSgdHalf(DdpPowerSgd):
+    """In bfloat16, of which torch orthogonalises more than two columns by Gram-Schmidt, too."""
+
+    rank = 3
+    powers = staticmethod(bf16_compress_wrapper(powerSGD_hook))
+
+
+class DdpPowerSgd3(DdpPowerSgd):
+    """In float32, whose three columns take a QR."""
+
+    rank = 3
+
+
+def batched_of_matrices(state, bucket):  # type: ignore[no-untyped-def] # torch's own are untyped
+    """torch's hook, whose matrices its own _orthogonalize refuses: it wants a batch of them."""
+    orthogonalize = hooks_of_power._orthogonalize
+    hooks_of_power._orthogonalize = lambda matrix: orthogonalize(matrix.unsqueeze(0))
+    try:
+        future = hooks_of_power.batched_powerSGD_hook(state, bucket)
+        future.wait()
+    finally:
+        hooks_of_power._orthogonalize = orthogonalize
+    return future
+
+
+class DdpPowerSgdBatched(DdpPowerSgd2):
+    powers = staticmethod(batched_of_matrices)
+
+
+class DdpOptimizesInHook(Ddp):
+    """torch's own hook, with a stream that only GPUs have; logged by a profiler."""
+
+    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
+        _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.01})
+        Loop.__init__(self, DistributedDataParallel(module, bucket_cap_mb=0.2), make_input)
+
+    def step(self, calls: Calls, micro_batches: int) -> None:
+        before = [parameter.detach().clone() for parameter in self.module.parameters()]
+        with patch.object(torch.accelerator, "current_stream"), profile(record_shapes=True) as seen:
+            self.backward()
+        reduced = [event for event in seen.events() if event.name == "gloo:all_reduce"]
+        for event in sorted(reduced, key=lambda event: event.time_range.start):
+            calls.append(("all_reduce", 4 * math.prod(event.input_shapes[0])))
+        after = list(self.module.parameters())
+        assert all(parameter.grad is None for parameter in after)
+        assert not any(map(torch.equal, before, after))
+
+
+class AsOnGpu:
+    """A gloo all-gather whose future has one tensor of all ranks, as NCCL's has."""
+
+    def __init__(self, work: Any) -> None:
+        self.work = work
+
+    def get_future(self) -> Any:
+        return self.work.get_future().then(lambda done: [torch.stack(done.value())])
+
+
+class DdpQuantised(Ddp):
+    """torch's own hook, which fails with gloo's futures."""
+
+    quantise = staticmethod(quantization_pertensor_hook)
+
+    def hook(self, _, bucket):  # type: ignore[no-untyped-def] # see above
+        gather = dist.all_gather
+        dist.all_gather = lambda *args, **options: AsOnGpu(gather(*args, **options))
+        try:
+            future = self.quantise(None, bucket)
+            future.wait()
+        finally:
+            dist.all_gather = gather
+        return future
+
+
+class DdpQuantisedChannels(DdpQuantised):
+    quantise = staticmethod(quantization_perchannel_hook)
+
+
+class DdpTopK(Ddp):
+    """torch has no such hook: the page's own."""
+
+    def hook(self, _, bucket):  # type: ignore[no-untyped-def] # see above
+        gradient, ranks = bucket.buffer(), dist.get_world_size()
+        kept = max(1, math.ceil(FRACTION * gradient.numel()))
+        indices = gradient.abs().topk(kept).indices
+        values = gradient[indices]
+        all_values = [torch.empty_like(values) for _ in range(ranks)]
+        all_indices = [torch.empty_like(indices) for _ in range(ranks)]
+        first = dist.all_gather(all_values, values, async_op=True)
+        second = dist.all_gather(all_indices, indices, async_op=True)
+
+        def add_up(_: Any) -> torch.Tensor:
+            first.wait()
+            total = torch.zeros_like(gradient)
+            for index, value in zip(all_indices, all_values, strict=True):
+                total.index_add_(0, index, value)
+            return total / ranks
+
+        return second.get_future().then(add_up)
