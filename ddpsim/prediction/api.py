@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "checked",
+    "load_and_simulate",
     "load_scenario",
     "observe",
     "predict",
@@ -59,12 +60,16 @@ def load_scenario(
 
 def checked(document: Document) -> Scenario:
     """The scenario of a document, with every file that it names; raises ScenarioError."""
+    return _checked(document)[0]
+
+
+def _checked(document: Document) -> tuple[Scenario, Job]:
     scenario = parse(document)
-    resolve(scenario, document)
+    job = resolve(scenario, document)
     own = as_stated(document)
     if own is not None:
         check_measured(own, scenario, "set both")
-    return scenario
+    return scenario, job
 
 
 def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
@@ -76,8 +81,15 @@ def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
     """
     if engine not in get_args(EngineMode):
         raise ValueError(f"engine is {engine!r}; wanted one of {', '.join(get_args(EngineMode))}")
-    job = resolve(scenario)
-    return _result(job, run(job.request(), engine), engine)
+    return _simulated(resolve(scenario), engine)
+
+
+def load_and_simulate(
+    source: str | Path | Mapping[str, Any], overrides: Iterable[str], engine: EngineMode
+) -> tuple[Scenario, Result]:
+    """What `load_scenario` and `simulate` return, of one job: its model is built once."""
+    scenario, job = _checked(load(source, overrides))
+    return scenario, _simulated(job, engine)
 
 
 def predict(scenario: Scenario) -> Result:
@@ -94,8 +106,8 @@ def predict_and_observe(scenario: Scenario, ranks: Iterable[int]) -> tuple[Resul
     return _predicted(job, simulated, "auto"), _of_ranks(simulated.timeline, wanted, period)
 
 
-def _result(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
-    result = _predicted(job, simulated, engine)
+def _simulated(job: Job, engine: EngineMode) -> Result:
+    result = _predicted(job, run(job.request(), engine), engine)
     return replace(result, next_steps=next_steps(job, result))
 
 
