@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ddpsim.cli.start import main, run_app
 
 if TYPE_CHECKING:
-    from ddpsim.cli.app import new_app, parsed
+    from ddpsim.cli.typer_app import new_app, parsed
     from ddpsim.cli.commands import app
 
 __all__ = ["app", "main", "new_app", "parsed", "run_app"]
@@ -16,8 +16,8 @@ __all__ = ["app", "main", "new_app", "parsed", "run_app"]
 # imported when first used: a plain `ddpsim run` does without typer
 _HOMES = {
     "app": "ddpsim.cli.commands",
-    "new_app": "ddpsim.cli.app",
-    "parsed": "ddpsim.cli.app",
+    "new_app": "ddpsim.cli.typer_app",
+    "parsed": "ddpsim.cli.typer_app",
 }
 
 

@@ -9,7 +9,7 @@ from ddpsim.cli import plan
 from ddpsim.cli import files
 from ddpsim.cli import import_files
 from ddpsim.cli import show
-from ddpsim.cli.app import app
+from ddpsim.cli.typer_app import app
 
 __all__ = [
     "app",

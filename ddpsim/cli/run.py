@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ddpsim.cli.app import File, Settings, app, parsed
+from ddpsim.cli.typer_app import File, Settings, app, parsed
 
 __all__: list[str] = []
 

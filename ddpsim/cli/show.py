@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ddpsim.cli.app import File, Settings, app, input_errors, parsed
+from ddpsim.cli.typer_app import File, Settings, app, input_errors, parsed
 from ddpsim.wording import counted
 
 if TYPE_CHECKING:
