@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ddpsim.cli.start import main, run_app
 
 if TYPE_CHECKING:
-    from ddpsim.cli.typer_app import new_app, parsed
     from ddpsim.cli.commands import app
+    from ddpsim.cli.typer_app import new_app, parsed
 
 __all__ = ["app", "main", "new_app", "parsed", "run_app"]
 
