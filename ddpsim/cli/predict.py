@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ddpsim.cli.waiting import waiting
 from ddpsim.engine.run import EngineMode
 from ddpsim.prediction.api import load_and_simulate
 from ddpsim.report.text import render
@@ -24,7 +25,8 @@ def predict(
     verbose: bool,
 ) -> None:
     """Print the prediction of a scenario, and whether a measured step is normal."""
-    scenario, result = load_and_simulate(file, settings, engine)
+    with waiting():
+        scenario, result = load_and_simulate(file, settings, engine)
     verdict = None
     if measured_s:
         from ddpsim.diagnosis.diagnose import judge

@@ -83,6 +83,8 @@ def run_app(commands: Callable[[], object]) -> None:
             commands()
         finally:
             sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except Exception as error:  # noqa: BLE001 -- sorted out below, the rest is raised again
         sys.exit(_report(error))
 

@@ -21,6 +21,7 @@ from ddpsim.prediction.program import pauses_of, training_of
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stragglers import stragglers
 from ddpsim.prediction.uncertainty import host_provenance, uncertainties
+from ddpsim.progress import stage
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.model import Engine, Estimate, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, spread_of_means, summarise
@@ -29,7 +30,7 @@ from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.select import strategy_name
-from ddpsim.units import format_bytes_per_s
+from ddpsim.units import format_bytes_per_s, format_duration
 from ddpsim.wording import counted
 
 if TYPE_CHECKING:
@@ -107,8 +108,24 @@ def predict_and_observe(scenario: Scenario, ranks: Iterable[int]) -> tuple[Resul
 
 
 def _simulated(job: Job, engine: EngineMode) -> Result:
-    result = _predicted(job, run(job.request(), engine), engine)
-    return replace(result, next_steps=next_steps(job, result))
+    with stage("parts of the answer", 3) as told:  # the step, how sure it is, what to try
+        simulated = run(job.request(), engine)
+        mean_s = mean_step_s(simulated.timeline)
+        told.known = [f"the step takes {format_duration(mean_s)}"]
+        told.advance()
+        result = _predicted(job, simulated, engine)
+        told.known = [f"{told.known[0]}, {_edges_in_words(result)}"]
+        told.advance()
+        result = replace(result, next_steps=next_steps(job, result))
+        told.advance()
+    return result
+
+
+def _edges_in_words(result: Result) -> str:
+    interval = result.prediction_interval_s
+    if interval is None:
+        return "without an interval"
+    return f"{format_duration(interval.low)} to {format_duration(interval.high)}"
 
 
 def _predicted(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
