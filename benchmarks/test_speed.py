@@ -83,6 +83,13 @@ COLD |= {
     ),
     "24-gloo-stragglers": ("run", str(GLOO), "--set", STRAGGLERS, *TEN),
 }
+NOISY = (str(SHARED), "--set", JITTER)
+COLD |= {
+    "32-p4d-jitter-plan": ("plan", *NOISY, "--target", "90 epochs of 1.28M samples in 24 h"),
+    "32-p4d-jitter-report": ("report", *NOISY, "-o", os.devnull),
+    "32-p4d-jitter-tune": ("tune", *NOISY, "--global-batch", "128"),
+}
+LONG = ("131072", "plan", "report", "tune")
 ON_ONE_CORE = """import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"""
@@ -103,7 +110,7 @@ def test_cold(name: str, measure: Measure, benchmark: Any, core_loop_s: float) -
         user_s.append(used.ru_utime)
         cpu_s.append(used.ru_utime + used.ru_stime)
 
-    measure(start, rounds=5 if "131072" in name else 9)
+    measure(start, rounds=5 if any(word in name for word in LONG) else 9)
     benchmark.extra_info["peak_mib"] = round(max(peak_kib) / 1024)
     benchmark.extra_info["user_cpu_s"] = round(median(user_s), 3)
     benchmark.extra_info["cpu_s"] = round(median(cpu_s), 3)

@@ -311,10 +311,12 @@ def validate(
     """
     from calibrate.validate.report import SCHEMA, summary
     from calibrate.validate.validate import validate as held
+    from ddpsim.cli.waiting import waiting
 
     outputs = [(path, kind) for path, kind in ((output, SCHEMA), (page, HTML)) if path]
     check_outputs(outputs, [*rounds, *([profile] if profile else [])])
-    validation = held(rounds, profile, device=device)
+    with waiting("nothing is written"):
+        validation = held(rounds, profile, device=device)
     if output:
         write_atomically(output, validation.model_dump_json(by_alias=True, indent=1) + "\n")
     if page:

@@ -33,6 +33,7 @@ from calibrate.validate.step_phases import Phases, usual_phases
 from ddpsim.errors import DdpsimError, ScenarioError
 from ddpsim.importers.profiles.cluster import Fitted
 from ddpsim.prediction.interval import together
+from ddpsim.progress import stage
 from ddpsim.result.model import Result
 
 __all__ = ["validate"]
@@ -64,12 +65,18 @@ def validate(
     if profile is not None:
         for path, rounds in chain.from_iterable(runs.by_file.items() for runs in subjects):
             check_cluster(path, rounds, profile)
-    sweeps = tuple(mapped(partial(_sweep, profile=profile, device=device), subjects))
+    sweeps: list[Sweep] = []
+    with stage("models on clusters", len(subjects)) as told:
+        for sweep in mapped(partial(_sweep, profile=profile, device=device), subjects):
+            sweeps.append(sweep)
+            errors = [abs(case.error) for case in sweep.cases]
+            told.known.append(f"{sweep.file}: {sweep.model}, median error {median(errors):.1%}")
+            told.advance()
     return Validation(
         profile=None if profile is None else name_as_text(profile),
         figures=figures_of([sweep for sweep in sweeps if not sweep.oversubscribed]),
         oversubscribed=figures_of([sweep for sweep in sweeps if sweep.oversubscribed]),
-        sweeps=sweeps,
+        sweeps=tuple(sweeps),
     )
 
 

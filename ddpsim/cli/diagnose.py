@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ddpsim.cli.app import File, Settings, app
+from ddpsim.cli.typer_app import File, Settings, app
 
 __all__: list[str] = []
 

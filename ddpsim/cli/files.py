@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ddpsim.cli.app import File, Settings, app, input_errors
+from ddpsim.cli.typer_app import File, Settings, app, input_errors
 
 __all__: list[str] = []
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ddpsim.cli.app import app
+from ddpsim.cli.typer_app import app
 
 __all__: list[str] = []
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ddpsim.cli.app import File, Settings, app, parsed
+from ddpsim.cli.typer_app import File, Settings, app, parsed
 
 __all__: list[str] = []
 
@@ -118,6 +118,7 @@ def tune(
     ddpsim tune scenario.yaml
     ddpsim tune scenario.yaml --global-batch 1024 --memory "70 GB" --rounding
     """
+    from ddpsim.cli.waiting import waiting
     from ddpsim.planning.tune import Limits, tune
     from ddpsim.prediction.api import checked
     from ddpsim.report.tuning import render_tuning
@@ -128,7 +129,8 @@ def tune(
     document = load(file, settings or ())
     checked(document)
     limits = Limits(room, global_batch, may_round=rounding, trials=trials, each_strategy=strategies)
-    found = tune(document, limits)
+    with waiting("the search is not over"):
+        found = tune(document, limits)
     text = render_tuning(found, str(file), settings or ())
     print(json.dumps(found.to_dict(), indent=2) if as_json else text)
 
@@ -179,6 +181,7 @@ def plan(
     ddpsim plan scenario.yaml --target "90 epochs of 1.28M samples in 24 h" --price "2.50 USD"
     ddpsim plan gpt2.yaml --target "300B tokens" --price "2 EUR" --budget "5000 EUR"
     """
+    from ddpsim.cli.waiting import waiting
     from ddpsim.errors import InputError, Problem, ScenarioError
     from ddpsim.planning.capacity_plan.each_strategy import StrategyPlan, plan_each_strategy
     from ddpsim.planning.capacity_plan.plan import plan_capacity
@@ -203,11 +206,12 @@ def plan(
         steps_by_batch=steps_by_batch,
     )
     try:
-        if strategies:
-            each = plan_each_strategy(
-                document, lambda own, further: question(own, looks_further=further)
-            )
-        found = next((best.plan for best in each if best.plan), None) or question(scenario)
+        with waiting("no plan is chosen"):
+            if strategies:
+                each = plan_each_strategy(
+                    document, lambda own, further: question(own, looks_further=further)
+                )
+            found = next((best.plan for best in each if best.plan), None) or question(scenario)
     except InputError as error:
         if error.key not in (
             "target",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ddpsim.cli.app import Settings, app
+from ddpsim.cli.typer_app import Settings, app
 
 __all__: list[str] = []
 

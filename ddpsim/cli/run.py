@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from ddpsim.cli.app import File, Settings, app, parsed
+from ddpsim.cli.typer_app import File, Settings, app, parsed
 
 __all__: list[str] = []
 
@@ -38,8 +36,7 @@ def run(
     ddpsim run scenario.yaml
     ddpsim run scenario.yaml --set cluster.nodes=4 --json
     """
-    from ddpsim.prediction.api import load_scenario, simulate
-    from ddpsim.report.text import render
+    from ddpsim.cli.predict import predict
     from ddpsim.units import parse_duration
 
     if engine not in ("auto", "reference"):
@@ -47,15 +44,11 @@ def run(
     measured_s = parsed(parse_duration, measured, "--measured")
     if measured_s == 0:
         raise typer.BadParameter("a step takes longer than 0 s", param_hint="--measured")
-    scenario = load_scenario(file, settings or ())
-    result = simulate(scenario, engine)  # type: ignore[arg-type]
-    verdict = None
-    if measured_s:
-        from ddpsim.diagnosis.diagnose import judge
-
-        verdict = judge(scenario, result, measured_s)
-    if as_json:
-        shown = result.to_dict() | ({"verdict": asdict(verdict)} if verdict else {})
-        print(json.dumps(shown, indent=2))
-    else:
-        print(render(result, str(file), verdict, settings or (), verbose=verbose))
+    predict(
+        file,
+        settings or (),
+        measured_s,
+        engine,  # type: ignore[arg-type]
+        as_json=as_json,
+        verbose=verbose,
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ddpsim.cli.app import File, Settings, app, input_errors, parsed
+from ddpsim.cli.typer_app import File, Settings, app, input_errors, parsed
 from ddpsim.wording import counted
 
 if TYPE_CHECKING:
@@ -107,13 +107,15 @@ def report(
         raise typer.BadParameter(f"{output} is a folder; name a file in it", param_hint="-o")
     if not output.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {output.parent}", param_hint="-o")
+    from ddpsim.cli.waiting import waiting
     from ddpsim.errors import printable
     from ddpsim.files import write_atomically
     from ddpsim.planning.storyboard import storyboard
     from ddpsim.report.page.page import page
     from ddpsim.units import format_bytes
 
-    board = storyboard(file, settings or ())
+    with waiting("no page is written"):
+        board = storyboard(file, settings or ())
     content = page(board).encode("utf-8", "backslashreplace")
     write_atomically(output, content)
     print(f"{output}: {format_bytes(len(content))}, opens in any browser, without a network")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ddpsim.planning.sweeps.grid import Grid
     from ddpsim.result.sweep import Sweep
 
-from ddpsim.cli.app import File, app
+from ddpsim.cli.typer_app import File, app
 
 __all__: list[str] = []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from ddpsim.engine.fast.host import Host
 from ddpsim.engine.fast.trials import Trial
@@ -16,35 +16,48 @@ from ddpsim.strategies.instructions import Compute
 __all__ = ["run_many"]
 
 _LANES = 2**17  # at once: some hundred bytes each
+_SETTLED = 0.4  # of the simulation of a job, about
 _MORE = 8  # steps of warm-up for those that settle later than others
 
 
-def run_many(requests: Sequence[Request]) -> list[SteadyStep]:
-    """The steady steps of each, as `run` gives them."""
+def run_many(
+    requests: Sequence[Request], advance: Callable[[float], None] = lambda _: None
+) -> list[SteadyStep]:
+    """The steady steps of each, as `run` gives them.
+
+    `advance` hears how many more have ended, or parts of one.
+    """
     found: dict[int, SteadyStep] = {}
-    jobs = _all_settled(requests)
+    jobs = []
+    for job in _all_settled(requests):
+        jobs.append(job)
+        advance(_SETTLED)
     for ranks, group in _groups(jobs):
         many = max(1, _LANES // ranks)
         for i in range(0, len(group), many):
-            found |= _together(ranks, group[i : i + many])
-    return [found[i] if i in found else _alone(job) for i, job in enumerate(jobs)]
+            ended = _together(ranks, group[i : i + many])
+            found |= ended
+            advance((1 - _SETTLED) * len(ended))
+    for i, job in enumerate(jobs):
+        if i not in found:
+            found[i] = _alone(job)
+            advance(1 - _SETTLED)
+    return [found[i] for i in range(len(jobs))]
 
 
-def _all_settled(requests: Sequence[Request]) -> list[Settled]:
+def _all_settled(requests: Sequence[Request]) -> Iterator[Settled]:
     """Each as `settled` gives it, which is asked once of those that differ in draws alone."""
     warmups: dict[Hashable, int] = {}
-    found = []
     for asked in requests:
         if not asked.varies:
-            found.append(settled(asked))
+            yield settled(asked)
             continue
         lasting = asked.without_variation().slowdowns
         ranks = None if lasting is None else lasting[:, 0].tobytes()
         same = id(asked.program), id(asked.cost), asked.world_size, asked.traffic, ranks
         if same not in warmups:
             warmups[same] = settled(asked).request.program.warmup
-        found.append(Settled(asked.longer(warmups[same])))
-    return found
+        yield Settled(asked.longer(warmups[same]))
 
 
 def _alone(job: Settled) -> SteadyStep:

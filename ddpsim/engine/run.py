@@ -20,6 +20,7 @@ from ddpsim.result.timeline import Timeline
 from ddpsim.strategies.instructions import Communicate
 
 if TYPE_CHECKING:
+    from ddpsim.engine.fast.vectorised import Lanes
     from ddpsim.engine.reference.messages import MessageObserver
 
 __all__ = ["MOST_MORE", "EngineMode", "Settled", "Simulated", "run", "run_settled", "settled"]
@@ -117,8 +118,8 @@ def settled(request: Request, mode: EngineMode = "auto") -> Settled:
         return Settled(request.longer(program.warmup + program.loader.capacity))
     calm = request.without_variation()
     if calm.plan.needs_no_events:
-        found = _without_events(calm, calm.plan.participants, None)
-        return Settled(request if found is None else request.longer(found[0].warmup))
+        warmup = _settles_after(calm)
+        return Settled(request if warmup is None else request.longer(warmup))
     if program.blocking and program.loader:
         return Settled(request.longer(program.warmup + _steps_ahead(calm, program.loader)))
     return Settled(request)
@@ -151,24 +152,43 @@ def _without_events(
     request: Request, participants: int, observed: Sequence[int] | None
 ) -> tuple[Timeline, set[str]] | None:
     """None where the clock would get too long to be exact so."""
-    host = Host(request.program, 0 if request.varies else MOST_MORE)
     if participants == 1 and request.is_calm:
-        return _alone(host, request)
+        return _alone(request)
+    lanes = _trained(request, participants)
+    return None if lanes is None else (lanes.timeline(0, observed), {"lanes", *lanes.paths})
+
+
+def _settles_after(request: Request) -> int | None:
+    """Steps of warm-up, as `_without_events` finds them, without the lane of any rank."""
+    participants = request.plan.participants
+    if participants == 1 and request.is_calm:
+        return _alone(request)[0].warmup
+    lanes = _trained(request, participants)
+    return None if lanes is None else lanes.warmup
+
+
+def _trained(request: Request, participants: int) -> Lanes | None:
+    """All ranks at once; None as for `_without_events`."""
     from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
     from ddpsim.engine.fast.vectorised import Lanes  # noqa: PLC0415 -- numpy is slow to import
 
     drawn = request.slowdowns, request.stalls, request.sums
-    trial = Trial(host, request.cost, *drawn, request.traffic)
+    trial = Trial(_host(request), request.cost, *drawn, request.traffic)
     lanes = Lanes([trial], participants)
     try:
         lanes.train()
     except OverflowError:
         return None
-    return lanes.timeline(0, observed), {"lanes", *lanes.paths}
+    return lanes
 
 
-def _alone(host: Host, request: Request) -> tuple[Timeline, set[str]]:
+def _host(request: Request) -> Host:
+    return Host(request.program, 0 if request.varies else MOST_MORE)
+
+
+def _alone(request: Request) -> tuple[Timeline, set[str]]:
     """A rank that stands for all never waits for a peer."""
+    host = _host(request)
     paths, traffic = {"lane"}, request.traffic
     network = Flows(traffic)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from ddpsim.engine.batch import run_many
 from ddpsim.errors import DdpsimError, ScenarioError
@@ -14,25 +14,36 @@ from ddpsim.scenario.schema import Scenario
 
 __all__ = ["attempt_many", "brief_of", "simulate_many"]
 
+_BUILT = 0.25  # of the work for a scenario, about: its model and its network
 
-def simulate_many(scenarios: Iterable[Scenario]) -> tuple[Brief, ...]:
+
+def simulate_many(
+    scenarios: Iterable[Scenario], advance: Callable[[float], None] = lambda _: None
+) -> tuple[Brief, ...]:
     """The main figures of each scenario, as `simulate` gives them.
 
     What scenarios share is built once, and those that differ in numbers alone (seed, bandwidth,
     times; not buckets or ranks) are simulated together. Raises ScenarioError if a file that one
-    of them names does not fit it.
+    of them names does not fit it. `advance` hears how many more have ended, or parts of one.
     """
-    parts = Parts()
-    return _briefs([resolve(scenario, parts=parts) for scenario in scenarios], parts)
+    parts, jobs = Parts(), list[Job]()
+    for scenario in scenarios:
+        jobs.append(resolve(scenario, parts=parts))
+        advance(_BUILT)
+    return _briefs(jobs, parts, advance)
 
 
-def attempt_many(scenarios: Iterable[Scenario]) -> tuple[Brief | DdpsimError, ...]:
+def attempt_many(
+    scenarios: Iterable[Scenario], advance: Callable[[float], None] = lambda _: None
+) -> tuple[Brief | DdpsimError, ...]:
     """As `simulate_many`, with an error in place of each scenario that cannot be simulated."""
-    parts = Parts()
-    jobs = [_job(scenario, parts) for scenario in scenarios]
+    parts, jobs = Parts(), list[Job | ScenarioError]()
+    for scenario in scenarios:
+        jobs.append(_job(scenario, parts))
+        advance(_BUILT if isinstance(jobs[-1], Job) else 1)
     sound = [job for job in jobs if isinstance(job, Job)]
     try:
-        briefs: Sequence[Brief | DdpsimError] = _briefs(sound, parts)
+        briefs: Sequence[Brief | DdpsimError] = _briefs(sound, parts, advance)
     except DdpsimError:  # one of them: which?
         briefs = [_alone(job, parts) for job in sound]
     ended = iter(briefs)
@@ -58,8 +69,10 @@ def _alone(job: Job, parts: Parts) -> Brief | DdpsimError:
         return error
 
 
-def _briefs(jobs: Sequence[Job], parts: Parts) -> tuple[Brief, ...]:
-    steps = run_many([job.request() for job in jobs])
+def _briefs(
+    jobs: Sequence[Job], parts: Parts, advance: Callable[[float], None] = lambda _: None
+) -> tuple[Brief, ...]:
+    steps = run_many([job.request() for job in jobs], lambda part: advance((1 - _BUILT) * part))
     return tuple(
         step.brief(
             job.samples_per_rank,

@@ -12,6 +12,7 @@ from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.explain import sensitivities
 from ddpsim.prediction.api import checked, observe, simulate
 from ddpsim.prediction.resolve import resolve
+from ddpsim.progress import stage
 from ddpsim.result.model import Result
 from ddpsim.result.storyboard import (
     CapChoice,
@@ -57,35 +58,39 @@ def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
             "use ddpsim run, trace, or compare --each-strategy"
         )
         raise ScenarioError([document.blame(InputError("ddp.strategy", reason))])
-    result = simulate(scenario)
-    left_out: list[LeftOut] = []
-
-    def attempt(setting: str, show: Callable[[Scenario], _Shown]) -> Iterator[_Shown]:
-        try:
-            yield show(checked(document.changed([setting])))
-        except DdpsimError as error:
-            left_out.append(LeftOut(f"--set {setting}", error.reason))
-
-    choices: list[CapChoice] = []
-    scaling: list[Result] = []
     dial, own, values = _dialled(scenario)
-    for value in values:
-        if value == own:
-            choices.append(_choice(scenario, result))
-        else:
-            choices += attempt(f"{dial.key}={value}", _choice)
-    for nodes in _nodes(scenario.cluster):
-        if nodes == scenario.cluster.nodes:
-            scaling.append(result)
-        else:
-            scaling += attempt(f"cluster.nodes={nodes}", simulate)
+    numbers = _nodes(scenario.cluster)
+    with stage("parts of the page", len(values) + len(numbers) + 1) as told:
+        result = simulate(scenario)
+        choices, scaling, left_out = list[CapChoice](), list[Result](), list[LeftOut]()
+
+        def attempt(setting: str, show: Callable[[Scenario], _Shown]) -> Iterator[_Shown]:
+            try:
+                yield show(checked(document.changed([setting])))
+            except DdpsimError as error:
+                left_out.append(LeftOut(f"--set {setting}", error.reason))
+
+        for value in values:
+            if value == own:
+                choices.append(_choice(scenario, result))
+            else:
+                choices += attempt(f"{dial.key}={value}", _choice)
+            told.advance()
+        for nodes in numbers:
+            if nodes == scenario.cluster.nodes:
+                scaling.append(result)
+            else:
+                scaling += attempt(f"cluster.nodes={nodes}", simulate)
+            told.advance()
+        moved = sorted(sensitivities(resolve(scenario)), key=lambda entry: entry.change_s)
+        told.advance()
     return Storyboard(
         dial,
         result,
         tuple(choices),
         [choice.cap for choice in choices].index(own),
         tuple(scaling),
-        tuple(sorted(sensitivities(resolve(scenario)), key=lambda entry: entry.change_s)),
+        tuple(moved),
         tuple(left_out),
     )
 

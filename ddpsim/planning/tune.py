@@ -7,9 +7,9 @@ shard the model, must be asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import chain, groupby, product
 from typing import Any
 
 from ddpsim.errors import DdpsimError, Problem, ScenarioError
@@ -18,6 +18,7 @@ from ddpsim.planning.many import attempt_many
 from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings
 from ddpsim.prediction.next_steps import two_byte_hooks
 from ddpsim.prediction.resolve import resolve
+from ddpsim.progress import Stage, stage
 from ddpsim.result.changes import Change
 from ddpsim.result.model import Brief
 from ddpsim.result.sweep import FLAT
@@ -25,7 +26,7 @@ from ddpsim.result.tuning import Tuning
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
-from ddpsim.units import format_bytes
+from ddpsim.units import format_bytes, format_duration
 
 __all__ = ["Limits", "TuneError", "tune"]
 
@@ -104,7 +105,11 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
     fastest = min(fitting, key=lambda choice: choice.sample_s)
     good = [c for c in fitting if c.sample_s <= fastest.sample_s * (1 + FLAT)]
     pick = min(good, key=lambda choice: (len(choice.settings), choice.sample_s))
-    changes = [_change(document, choice) for choice in (pick, fastest)]
+    changes = []
+    with stage("choices compared", 2) as told:
+        for choice in (pick, fastest):
+            changes.append(_change(document, choice))
+            told.advance()
     caps = search.caps_with_other_options(pick)
     flat = tuple(cap for cap, choice in caps.items() if choice in good)
 
@@ -185,12 +190,28 @@ class _Search:
                     scenarios[settings] = parse(self._document.changed(settings))
                 except ScenarioError as error:
                     self._refuse(settings, error)
-        for settings, outcome in zip(scenarios, attempt_many(scenarios.values()), strict=True):
+        if scenarios:
+            self._simulate_all(scenarios)
+        return [choice for settings in wanted if (choice := self._found[settings])]
+
+    def _simulate_all(self, scenarios: Mapping[tuple[str, ...], Scenario]) -> None:
+        """Those with the same micro-batches together: only they can share a simulation."""
+        with stage("combinations", len(scenarios)) as told:
+            for _, alike in groupby(scenarios.items(), lambda each: _micro_batches(each[1])):
+                self._simulate(dict(alike), told)
+
+    def _simulate(self, scenarios: Mapping[tuple[str, ...], Scenario], told: Stage) -> None:
+        outcomes = attempt_many(scenarios.values(), told.advance)
+        for settings, outcome in zip(scenarios, outcomes, strict=True):
             if isinstance(outcome, Brief):
                 self._found[settings] = _Choice(settings, outcome)
             else:
                 self._refuse(settings, outcome)
-        return [choice for settings in wanted if (choice := self._found[settings])]
+        fitting = [choice for choice in self.choices if self.fits(choice)]
+        if fitting:
+            best = min(fitting, key=lambda choice: choice.sample_s)
+            step = format_duration(best.brief.iteration_time_s.mean)
+            told.known = [f"best so far: {step} a step with", *(best.settings or ("no change",))]
 
     def _refuse(self, settings: tuple[str, ...], error: DdpsimError) -> None:
         self._found[settings] = None
@@ -269,6 +290,10 @@ class _Search:
             if known := self.simulated([settings]):
                 found[cap] = known[0]
         return found
+
+
+def _micro_batches(scenario: Scenario) -> tuple[int, int]:
+    return scenario.workload.batch_per_rank, scenario.ddp.accumulation_steps
 
 
 def _cap(cap: str) -> tuple[str, ...]:

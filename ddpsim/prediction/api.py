@@ -21,6 +21,7 @@ from ddpsim.prediction.program import pauses_of, training_of
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stragglers import stragglers
 from ddpsim.prediction.uncertainty import host_provenance, uncertainties
+from ddpsim.progress import stage
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.model import Engine, Estimate, PredictionInterval, Result, Straggler
 from ddpsim.result.summary import Context, mean_step_s, spread_of_means, summarise
@@ -29,7 +30,7 @@ from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.select import strategy_name
-from ddpsim.units import format_bytes_per_s
+from ddpsim.units import format_bytes_per_s, format_duration
 from ddpsim.wording import counted
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "checked",
+    "load_and_simulate",
     "load_scenario",
     "observe",
     "predict",
@@ -59,12 +61,16 @@ def load_scenario(
 
 def checked(document: Document) -> Scenario:
     """The scenario of a document, with every file that it names; raises ScenarioError."""
+    return _checked(document)[0]
+
+
+def _checked(document: Document) -> tuple[Scenario, Job]:
     scenario = parse(document)
-    resolve(scenario, document)
+    job = resolve(scenario, document)
     own = as_stated(document)
     if own is not None:
         check_measured(own, scenario, "set both")
-    return scenario
+    return scenario, job
 
 
 def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
@@ -76,8 +82,15 @@ def simulate(scenario: Scenario, engine: EngineMode = "auto") -> Result:
     """
     if engine not in get_args(EngineMode):
         raise ValueError(f"engine is {engine!r}; wanted one of {', '.join(get_args(EngineMode))}")
-    job = resolve(scenario)
-    return _result(job, run(job.request(), engine), engine)
+    return _simulated(resolve(scenario), engine)
+
+
+def load_and_simulate(
+    source: str | Path | Mapping[str, Any], overrides: Iterable[str], engine: EngineMode
+) -> tuple[Scenario, Result]:
+    """What `load_scenario` and `simulate` return, of one job: its model is built once."""
+    scenario, job = _checked(load(source, overrides))
+    return scenario, _simulated(job, engine)
 
 
 def predict(scenario: Scenario) -> Result:
@@ -94,9 +107,25 @@ def predict_and_observe(scenario: Scenario, ranks: Iterable[int]) -> tuple[Resul
     return _predicted(job, simulated, "auto"), _of_ranks(simulated.timeline, wanted, period)
 
 
-def _result(job: Job, simulated: Simulated, engine: EngineMode) -> Result:
-    result = _predicted(job, simulated, engine)
-    return replace(result, next_steps=next_steps(job, result))
+def _simulated(job: Job, engine: EngineMode) -> Result:
+    with stage("parts of the answer", 3) as told:  # the step, how sure it is, what to try
+        simulated = run(job.request(), engine)
+        mean_s = mean_step_s(simulated.timeline)
+        told.known = [f"the step takes {format_duration(mean_s)}"]
+        told.advance()
+        result = _predicted(job, simulated, engine)
+        told.known = [f"{told.known[0]}, {_edges_in_words(result)}"]
+        told.advance()
+        result = replace(result, next_steps=next_steps(job, result))
+        told.advance()
+    return result
+
+
+def _edges_in_words(result: Result) -> str:
+    interval = result.prediction_interval_s
+    if interval is None:
+        return "without an interval"
+    return f"{format_duration(interval.low)} to {format_duration(interval.high)}"
 
 
 def _predicted(job: Job, simulated: Simulated, engine: EngineMode) -> Result:

@@ -41,6 +41,7 @@ from ddpsim.workload.optimizer import optimizer_state_bytes
 if TYPE_CHECKING:
     from ddpsim.engine.fast.work_sums import WorkSums
     from ddpsim.importers.profiles.cluster import Overheads
+    from ddpsim.prediction.parts import Parts
 
 __all__ = ["Job", "Stretch", "with_ddp_key"]
 
@@ -70,6 +71,7 @@ class Job:
     node_times: Mapping[int, float] = field(default_factory=dict)
     ranks_measured: bool = False
     stretched_programs: dict[Stretch, Program] = field(default_factory=dict, repr=False)
+    parts: Parts | None = field(default=None, repr=False)
     _steps_s: dict[frozenset[tuple[str, float]], float] = field(
         init=False, repr=False, default_factory=dict
     )

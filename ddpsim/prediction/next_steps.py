@@ -95,7 +95,7 @@ class _Trials:
 
     def __init__(self, job: Job, result: Result) -> None:
         self.job, self.result = job, result
-        self._parts = Parts()
+        self._parts = job.parts or Parts()
         self._known: dict[str, _Trial] = {}
 
     def of(self, change: _Change) -> _Trial:

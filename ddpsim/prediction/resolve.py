@@ -76,6 +76,7 @@ def resolve(
         *(scenario, model, network, program, overheads, knows_warmup, ddp_times, node_times),
         ranks_measured=ranks_measured,
         stretched_programs=parts.stretched_programs(program),
+        parts=parts,
     )
 
 

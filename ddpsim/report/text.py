@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ddpsim.errors import printable
 from ddpsim.provenance import Provenance
@@ -26,7 +27,6 @@ from ddpsim.result.model import (
     PredictionInterval,
     Result,
 )
-from ddpsim.result.verdict import Verdict
 from ddpsim.units import (
     format_bytes,
     format_duration,
@@ -34,6 +34,9 @@ from ddpsim.units import (
     format_percent,
 )
 from ddpsim.wording import ranks
+
+if TYPE_CHECKING:
+    from ddpsim.result.verdict import Verdict
 
 __all__ = ["PARTS", "render"]
 

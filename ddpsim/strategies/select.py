@@ -1,4 +1,7 @@
-"""The strategy that a scenario asks for: new ones plug in here."""
+"""The strategy that a scenario asks for: new ones plug in here.
+
+Each is imported when a scenario asks for it: a step of DDP needs none of the others.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,10 @@ from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.errors import InputError
 from ddpsim.scenario.options.training_loop import InputCopy
 from ddpsim.scenario.schema import Scenario
-from ddpsim.strategies.after_backward import AfterBackward, FlatAfterBackward
 from ddpsim.strategies.all_reduces import AllReduces
-from ddpsim.strategies.data_parallel import DataParallel
 from ddpsim.strategies.ddp.costs import DdpCosts
-from ddpsim.strategies.ddp.distributed_optimizer import (
-    DistributedOptimizer,
-    bucketed,
-    optimizer_of_shards,
-    with_forward_parts,
-)
-from ddpsim.strategies.ddp.optimizer_in_backward import OptimizerInHook
-from ddpsim.strategies.ddp.post_local_sgd import PostLocalSgd
 from ddpsim.strategies.ddp.strategy import DistributedDataParallel
-from ddpsim.strategies.ddp.zero_redundancy import (
-    ZeroRedundancy,
-    largest_part,
-    partition,
-    spread,
-)
-from ddpsim.strategies.fully_shard.groups import Groups
-from ddpsim.strategies.fully_shard.offload import Offload
-from ddpsim.strategies.fully_shard.strategy import FullyShard
-from ddpsim.strategies.local_sgd import LocalSgd
 from ddpsim.strategies.model_work import ModelWork, with_additions
-from ddpsim.strategies.parameter_server import ParameterServer
-from ddpsim.strategies.per_parameter import PerParameter
 from ddpsim.strategies.single_device import SingleDevice
 from ddpsim.strategies.strategy import Strategy
 from ddpsim.strategies.synced_norms import SyncedNorms
@@ -135,6 +116,8 @@ def _ddp_or_post_local(asked: Asked) -> Strategy:
     scenario, ddp = asked.scenario, _ddp(asked)
     options = scenario.ddp.post_local_sgd
     if options and scenario.ddp.averages_after_hook:
+        from ddpsim.strategies.ddp.post_local_sgd import PostLocalSgd
+
         group: ProcessGroup = "node" if scenario.sends_in_groups else "world"
         return PostLocalSgd(ddp, asked.all_reduces.averaged(), options, group)
     return ddp
@@ -151,6 +134,8 @@ def _ddp(asked: Asked) -> DistributedDataParallel:
 
 def _optimizing(ddp: DistributedDataParallel, asked: Asked) -> DistributedDataParallel:
     """With the optimizer in its hook."""
+    from ddpsim.strategies.ddp.optimizer_in_backward import OptimizerInHook
+
     optimizer = asked.scenario.workload.optimizer
     hook = OptimizerInHook(asked.model, optimizer, asked.costs, asked.ticks)
     return replace(
@@ -162,14 +147,23 @@ def _optimizing(ddp: DistributedDataParallel, asked: Asked) -> DistributedDataPa
     )
 
 
-def _zero1(asked: Asked) -> ZeroRedundancy:
+def _zero1(asked: Asked) -> Strategy:
+    from ddpsim.strategies.ddp.zero_redundancy import ZeroRedundancy, largest_part, partition
+
     parts = partition(asked.model.parameters, asked.scenario.cluster.world_size)
     optimizer = largest_part(asked.model, parts, asked.costs)
     own = replace(asked, model=replace(asked.model, optimizer=optimizer))
     return ZeroRedundancy.of(_ddp(own), own.model, parts, asked.ticks)
 
 
-def _distributed_optimizer(asked: Asked) -> DistributedOptimizer:
+def _distributed_optimizer(asked: Asked) -> Strategy:
+    from ddpsim.strategies.ddp.distributed_optimizer import (
+        DistributedOptimizer,
+        bucketed,
+        optimizer_of_shards,
+        with_forward_parts,
+    )
+
     ranks, options = asked.scenario.cluster.world_size, asked.scenario.ddp.shards
     buckets = bucketed(asked.model, options, ranks)
     model = with_forward_parts(asked.model, buckets)
@@ -183,32 +177,45 @@ def _distributed_optimizer(asked: Asked) -> DistributedOptimizer:
     return DistributedOptimizer.of(model, work, buckets, options, asked.costs, asked.ticks, ranks)
 
 
-def _data_parallel(asked: Asked) -> DataParallel:
+def _data_parallel(asked: Asked) -> Strategy:
+    from ddpsim.strategies.data_parallel import DataParallel
+
     gpus, batch = asked.scenario.cluster.gpus_per_node, asked.scenario.workload.batch_per_rank
     launch_s = asked.costs.launch_collective_s
     return DataParallel(asked.model, asked.ticks, gpus, batch, launch_s, asked.around_optimizer)
 
 
-def _naive(asked: Asked) -> AfterBackward:
+def _naive(asked: Asked) -> Strategy:
+    from ddpsim.strategies.after_backward import AfterBackward
+
     return AfterBackward(asked.work, asked.all_reduces.each())
 
 
-def _naive_flat(asked: Asked) -> FlatAfterBackward:
+def _naive_flat(asked: Asked) -> Strategy:
+    from ddpsim.strategies.after_backward import FlatAfterBackward
+
     return FlatAfterBackward(asked.work, asked.all_reduces.flat())
 
 
-def _per_parameter(asked: Asked) -> PerParameter:
+def _per_parameter(asked: Asked) -> Strategy:
+    from ddpsim.strategies.per_parameter import PerParameter
+
     no_sync = asked.scenario.ddp.no_sync
     return PerParameter(asked.work, asked.all_reduces.as_ready(), no_sync=no_sync)
 
 
-def _local_sgd(asked: Asked) -> LocalSgd:
+def _local_sgd(asked: Asked) -> Strategy:
+    from ddpsim.strategies.local_sgd import LocalSgd
+
     local = asked.scenario.ddp.local_sgd
     every = local.every if local else 1
     return LocalSgd(asked.work, asked.all_reduces.averaged(), every)
 
 
-def _parameter_server(asked: Asked) -> ParameterServer:
+def _parameter_server(asked: Asked) -> Strategy:
+    from ddpsim.strategies.ddp.zero_redundancy import largest_part, spread
+    from ddpsim.strategies.parameter_server import ParameterServer
+
     spec = asked.scenario.ddp.parameter_server
     parts = spread(asked.model.parameters, spec.servers if spec else 1)
     optimizer = largest_part(asked.model, parts, asked.costs)
@@ -216,7 +223,11 @@ def _parameter_server(asked: Asked) -> ParameterServer:
     return ParameterServer.of(asked.model, own.work, parts, asked.costs, asked.ticks)
 
 
-def _fully_shard(asked: Asked) -> FullyShard:
+def _fully_shard(asked: Asked) -> Strategy:
+    from ddpsim.strategies.fully_shard.groups import Groups
+    from ddpsim.strategies.fully_shard.offload import Offload
+    from ddpsim.strategies.fully_shard.strategy import FullyShard
+
     scenario, ranks = asked.scenario, asked.scenario.sharding_ranks
     spec = scenario.ddp.sharding
     policy = spec.offload_policy

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -16,12 +16,13 @@ import pytest
 from logs.nccl_log_writer import nccl_log
 from outcome import Outcome
 
+from ddpsim.cli.start import plain_run
 from ddpsim.glossary import TERMS
 from ddpsim.scenario.starters import preset_text, presets
 
 GOOD = str(Path(__file__).parent.parent / "invalid" / "files" / "good.yaml")
 SCENARIOS = sorted((Path(__file__).parent.parent.parent / "scenarios").glob("*.yaml"))
-HEAVY = ("torch", "scipy", "plotly", "jinja2", "numpy")
+HEAVY = ("torch", "scipy", "plotly", "jinja2", "numpy", "typer")
 OWN_MODEL = next(path for path in SCENARIOS if path.stem == "own-model")
 Cli = Callable[..., Outcome]
 
@@ -306,6 +307,59 @@ def test_a_run_imports_little(tmp_path: Path, settings: list[str], imported: set
     path = tmp_path / "scenario.yaml"
     path.write_text(preset_text("resnet50-8xa100"), encoding="utf-8")
     assert _imported("run", str(path), *settings) == imported
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["a.yaml"],
+        ["a.yaml", "--json"],
+        ["--set", "a.b=1", "--verbose", "a.yaml", "--set", "c.d={e: --f}", "--json", "--json"],
+    ],
+    ids=str,
+)
+def test_typer_and_the_way_without_it_read_a_run_alike(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    asked: list[tuple[Path, tuple[str, ...], float | None, str, bool, bool]] = []
+
+    def predict(
+        file: Path,
+        settings: Sequence[str],
+        measured_s: float | None = None,
+        engine: str = "auto",
+        *,
+        as_json: bool,
+        verbose: bool,
+    ) -> None:
+        asked.append((file, tuple(settings), measured_s, engine, as_json, verbose))
+
+    monkeypatch.setattr("ddpsim.cli.predict.predict", predict)
+    assert plain_run(["run", *arguments]) is not None
+    assert cli("run", *arguments) == (0, "", "")
+    monkeypatch.setattr("ddpsim.cli.start.plain_run", lambda _: None)
+    assert cli("run", *arguments) == (0, "", "")
+    assert len(asked) == 2
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([], ["run"], ["run", "a", "b"], ["run", "a", "--help"], ["run", "a", "--set"]),
+        *(["run", "a", "--set", "--json"], ["run", "a", "--set="], ["run", "--", "a"]),
+        *(["run", "a", "--measured", "1 ms"], ["run", "a", "--engine", "auto"], ["run", ""]),
+        *(["check", "a"], ["--version"], ["run", "a", "--jsn"], ["run", "-"]),
+    ],
+    ids=str,
+)
+def test_all_else_is_left_to_typer(arguments: list[str]) -> None:
+    assert plain_run(arguments) is None
+
+
+def test_completion_is_left_to_typer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_DDPSIM_COMPLETE", "complete_bash")
+    assert plain_run(["run", "a.yaml"]) is None
 
 
 @pytest.mark.parametrize("command", ["run", "check", "tune"])

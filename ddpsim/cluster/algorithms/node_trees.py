@@ -25,10 +25,14 @@ def edges_by_node(parents: Sequence[Sequence[int]]) -> list[int]:
 def leaves_first(parent: Sequence[int]) -> list[int]:
     """Nodes in an order in which each precedes its parent; the root is the last."""
 
-    def depth(node: int) -> int:
-        return 0 if parent[node] < 0 else 1 + depth(parent[node])
-
-    return sorted(range(len(parent)), key=lambda node: (-depth(node), node))
+    depth: dict[int, int] = {-1: -1}
+    for node in range(len(parent)):
+        way = [node]
+        while way[-1] not in depth:
+            way.append(parent[way[-1]])
+        for below, up in zip(reversed(way[:-1]), reversed(way), strict=False):
+            depth[below] = depth[up] + 1
+    return sorted(range(len(parent)), key=lambda node: (-depth[node], node))
 
 
 @lru_cache(maxsize=64)

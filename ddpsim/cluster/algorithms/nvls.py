@@ -9,7 +9,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ddpsim.cluster.algorithms.pipeline import Pipeline, duration_ns, ends_ns, side_by_side
+from ddpsim.cluster.algorithms.pipeline import (
+    AlikePipeline,
+    Pipeline,
+    duration_ns,
+    ends_ns,
+    side_by_side,
+)
 from ddpsim.cluster.algorithms.schedule import Schedule
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Ends, Paths, part
@@ -35,16 +41,19 @@ def nvls_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
 
 def nvls_ns(paths: Paths, size_bytes: int) -> int:
     """About a + M b on one node: to the switch and back, and the trees between."""
-    return duration_ns(_both_switched(replace(paths, gpus_per_node=1)), paths, size_bytes)
+    one_gpu = replace(paths, gpus_per_node=1)
+    return duration_ns(_both_switched(one_gpu, alike=True), paths, size_bytes)
 
 
-def _both_switched(paths: Paths) -> tuple[Pipeline, ...]:
-    return tuple(_switched(paths.nodes, paths.gpus_per_node, tree) for tree in (0, 1))
+def _both_switched(paths: Paths, *, alike: bool = False) -> tuple[Pipeline, ...]:
+    nodes = paths.nodes, paths.gpus_per_node
+    return tuple(_switched(*nodes, tree, alike=alike) for tree in (0, 1))
 
 
 @lru_cache(maxsize=16)
-def _switched(nodes: int, g: int, tree: int) -> Pipeline:
-    pipe, n = Pipeline(_to_switch), nodes * g
+def _switched(nodes: int, g: int, tree: int, *, alike: bool) -> Pipeline:
+    """`alike`: of GPUs that join at once over usual links."""
+    pipe, n = AlikePipeline(_to_switch) if alike else Pipeline(_to_switch), nodes * g
     heads = range(n, n + nodes)
     ready = [
         [place for gpu in range(node * g, (node + 1) * g) for place in pipe.add(gpu, head, ())]

@@ -5,11 +5,10 @@ Sources: nccl src/device/all_reduce.h (what a tree and NVLS send).
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from math import ceil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpsim.cluster.algorithms.node_trees import edges_by_node, leaves_first, two_trees
@@ -23,12 +22,11 @@ if TYPE_CHECKING:
 
     from ddpsim.cluster.algorithms.max_plus import Ticks
 
-__all__ = ["Chunks", "Pipeline", "duration_ns", "ends_ns", "side_by_side"]
+__all__ = ["AlikePipeline", "Chunks", "Pipeline", "duration_ns", "ends_ns", "side_by_side"]
 
 # assumed sizes of a pipeline's chunks where no others are known: up to 16 as small as the first,
 # then as large as the second
 LEAST_CHUNK_BYTES, LARGEST_CHUNK_BYTES, USUAL_CHUNKS = 65_536, 8 * 2**20, 16
-_MOST_EDGES = 512  # beyond them arrays are faster
 
 
 class _Edge(NamedTuple):
@@ -58,16 +56,8 @@ class Pipeline:
         self.edges.append(_Edge(source, target, flows, tuple(after)))
         return [len(self.edges) - 1]
 
-    def _links(self, paths: Paths) -> dict[int, Link]:
-        """Of edges of each kind."""
-        return {flows: self._link(paths, flows) for flows in self._kinds}
-
     def _link(self, paths: Paths, flows: int, ends: Ends | None = None) -> Link:
         return replace(paths.between(ends), flows=flows) if flows else self._inside(paths, ends)
-
-    @cached_property
-    def _kinds(self) -> frozenset[int]:
-        return frozenset(edge.flows for edge in self.edges)
 
     def over_nodes(
         self, nodes: int, tree: int, heads: Sequence[int], ready: Sequence[list[int]]
@@ -105,31 +95,9 @@ class Pipeline:
         return out.schedule(paths.ranks)
 
     def duration_ns(self, paths: Paths, size_bytes: int) -> int:
-        """When the last chunk has come over the last edge, if all join at once over usual links.
-
-        As `ways_ns`, with a number in place of each array, from the first edge to the last.
-        """
-        if len(self.edges) > _MOST_EDGES:
-            usual = replace(paths, weak=(), unlike=())
-            return int(self.ways_ns(usual, size_bytes).max())
-        chunks = Chunks.of(paths, size_bytes)
-        times = {flows: chunks.times_ns(link) for flows, link in self._links(paths).items()}
-        first: list[dict[int, int]] = []  # by edge: of the latest way of each pace
-        last: list[int] = []
-        for edge in self.edges:
-            hop = times[edge.flows]
-            come = [(0, 0), *(way for i in edge.after for way in first[i].items())]
-            ends: dict[int, int] = {}
-            for pace, end_ns in come:
-                slowest = max(pace, hop.leaves)
-                ends[slowest] = max(ends.get(slowest, 0), end_ns + hop.takes)
-            first.append(ends)
-            last_ns = max((last[i] for i in edge.after), default=0)
-            if chunks.number > 1:
-                behind = max(end + (chunks.number - 2) * pace for pace, end in ends.items())
-                last_ns = max(last_ns, behind - hop.takes + hop.leaves)
-            last.append(last_ns + hop.takes_last)
-        return max(last)
+        """When the last chunk has come over the last edge, if all join at once over usual links."""
+        usual = replace(paths, weak=(), unlike=())
+        return max(self._ways_of_edges_ns(usual, size_bytes))
 
     def ends_ns(self, paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
         """When the last chunk has come over the last edge: [..., ranks] to [...].
@@ -142,6 +110,20 @@ class Pipeline:
     def ways_ns(self, paths: Paths, size_bytes: int) -> Ticks:
         """From the joining of each rank to the end of what waits for it, [ranks]: the longest way.
 
+        A rank that no edge touches has none, -inf.
+        """
+        import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
+
+        of_edge, ends = _as_arrays(self, paths.touched)
+        of_edges_ns = np.array(self._ways_of_edges_ns(paths, size_bytes), dtype=np.float64)
+        ways_ns = np.full(1 + max(paths.ranks, int(ends.max())), -np.inf)
+        for each in ends:
+            np.maximum.at(ways_ns, each, of_edges_ns[of_edge])
+        return ways_ns[: paths.ranks]
+
+    def _ways_of_edges_ns(self, paths: Paths, size_bytes: int) -> list[int]:
+        """From when a merged edge could begin to the end of all that waits for it.
+
         Exact, without following each chunk. Of equal chunks, chunk j leaves an edge at the latest
         of end + j x pace over the ways to it. A way begins at a rank's joining; its pace is that of
         its slowest edge. By induction: the wait for chunk i and the edge's own pace from there on
@@ -150,95 +132,94 @@ class Pipeline:
         last chunk, which may be smaller, leaves an edge once it has come and the one before it has
         left. Edges are gone through from the last to the first.
         """
-        import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
-
-        chunks = Chunks.of(paths, size_bytes)
-        takes_ns, leaves_ns, takes_last_ns = self._times(paths, chunks)
-        paces_ns = np.unique(np.append(leaves_ns, 0.0))[:, np.newaxis]
-        pace = np.searchsorted(paces_ns[:, 0], leaves_ns)
-        kinds = np.arange(len(paces_ns))[:, np.newaxis]
+        chunks, merged = Chunks.of(paths, size_bytes), _merged(self, paths.touched)
+        times = [chunks.times_ns(self._link(paths, *kind)) for kind in merged.kinds]
+        paces = sorted({0, *(hop.leaves for hop in times)})
+        own_pace = [paces.index(hop.leaves) for hop in times]
         # from the end of the first chunk on an edge, by the pace of its way; from that of the last
-        first_ns = np.full((len(paces_ns), len(self.edges) + 1), -np.inf)
-        last_ns = np.full(len(self.edges) + 1, 0.0)  # the last edge is none
-        ways_ns = np.full(1 + self._layers.outside, -np.inf)
-        for edges, before, source, target in reversed(self._layers.each):
-            come_last_ns = last_ns[edges] + takes_last_ns[edges]
-            after_ns = first_ns[:, edges] + takes_ns[edges]
+        first_ns: list[list[float]] = []
+        last_ns: list[int] = []
+        ways_ns: list[int] = []
+        for kind, later in merged.edges:
+            hop, own = times[kind], own_pace[kind]
+            come_last_ns = max((last_ns[i] for i in later), default=0) + hop.takes_last
+            after_ns = [
+                max((first_ns[i][pace] for i in later), default=-inf) + hop.takes
+                for pace in range(len(paces))
+            ]
             if chunks.number > 1:
-                behind_ns = come_last_ns + leaves_ns[edges]
-                after_ns = np.maximum(after_ns, behind_ns + (chunks.number - 2) * paces_ns)
-            own = pace[edges]
-            slowed_ns = after_ns[own, np.arange(len(edges))]
-            come_ns = np.where(kinds <= own, slowed_ns, after_ns)
-            begun_ns = np.maximum(come_last_ns, come_ns[0])
-            for ends in (source, target):
-                np.maximum.at(ways_ns, ends, begun_ns)
-            each = before.ravel()
-            for known_ns, more_ns in zip(
-                (*first_ns, last_ns), (*come_ns, come_last_ns), strict=True
-            ):
-                np.maximum.at(known_ns, each, np.repeat(more_ns, before.shape[1]))
-        return ways_ns[: paths.ranks]
-
-    def _times(self, paths: Paths, chunks: Chunks) -> tuple[Ticks, Ticks, Ticks]:
-        """Of each edge, as `Chunks.times_ns` has them."""
-        import numpy as np  # noqa: PLC0415 -- see above
-
-        layers = self._layers
-        links = self._links(paths)
-        times = np.zeros((max(links) + 1, 3))
-        for flows, link in links.items():
-            times[flows] = chunks.times_ns(link)
-        of_edges = times[layers.flows]
-        unlike: Iterable[int] = ()
-        if paths.touched:
-            unlike = np.flatnonzero(np.isin(layers.ends, list(paths.touched)).any(axis=1))
-        for i in unlike:
-            edge = self.edges[i]
-            of_edges[i] = chunks.times_ns(self._link(paths, edge.flows, edge[:2]))
-        takes_ns, leaves_ns, takes_last_ns = of_edges.T
-        return takes_ns, leaves_ns, takes_last_ns
-
-    @cached_property
-    def _layers(self) -> _Layers:
-        return _Layers.of(self.edges)
+                behind_ns, more = come_last_ns + hop.leaves, chunks.number - 2
+                after_ns = [
+                    max(after, behind_ns + more * pace)
+                    for after, pace in zip(after_ns, paces, strict=True)
+                ]
+            come_ns = [after_ns[own]] * own + after_ns[own:]
+            first_ns.append(come_ns)
+            last_ns.append(come_last_ns)
+            ways_ns.append(int(max(come_last_ns, come_ns[0])))
+        return ways_ns
 
 
-@dataclass(frozen=True)
-class _Layers:
-    """Edges in an order in which all of a layer come after those of the layers before it.
+class _Merged(NamedTuple):
+    """Edges alike in their link and in all that waits for them, as one.
 
-    `each`: edges, those that come before each (as a table; -1: none), sources, targets. `outside`:
-    how many endpoints are no ranks; they have joined before all time. `flows` and `ends`: of all
-    edges.
+    `kinds`: flows, and the ends of an edge whose link is unlike the others. `edges`: of each its
+    kind, and those that wait for it, which come before it. `of_edge`: where each of a pipeline's
+    edges is among them.
     """
 
-    each: tuple[tuple[NDArray[int64], ...], ...]
-    outside: int
-    flows: NDArray[int64]
-    ends: NDArray[int64]
+    kinds: tuple[tuple[int, Ends | None], ...]
+    edges: tuple[tuple[int, frozenset[int]], ...]
+    of_edge: tuple[int, ...]
 
-    @classmethod
-    def of(cls, edges: Sequence[_Edge]) -> _Layers:
-        """Those of a pipeline, whose edges each follow what they wait for."""
-        import numpy as np  # noqa: PLC0415 -- see above
 
-        depth: list[int] = []
-        of_depth: dict[int, list[int]] = defaultdict(list)
-        for i, edge in enumerate(edges):
-            layer = 1 + max([depth[known] for known in edge.after], default=-1)
-            depth.append(layer)
-            of_depth[layer].append(i)
-        sources, targets, flows = (np.array([edge[kind] for edge in edges]) for kind in range(3))
-        each = []
-        for _, places in sorted(of_depth.items()):
-            after = [edges[i].after for i in places]
-            widest = max(1, *map(len, after))
-            before = [known + (-1,) * (widest - len(known)) for known in after]
-            here = np.array(places)
-            each.append((here, np.array(before), sources[here], targets[here]))
-        all_ends = np.stack([sources, targets], axis=1)
-        return cls(tuple(each), 1 + int(all_ends.max()), flows, all_ends)
+@lru_cache(maxsize=16)
+def _merged(pipeline: Pipeline, touched: frozenset[int]) -> _Merged:
+    """Of a pipeline, whose edges each follow what they wait for; links at `touched` are unlike."""
+    edges = pipeline.edges
+    kinds: dict[tuple[int, Ends | None], int] = {}
+    known: dict[tuple[int, frozenset[int]], int] = {}
+    waiting: dict[int, list[int]] = {}
+    places = []
+    for number in range(len(edges) - 1, -1, -1):
+        source, target, flows, after = edges[number]
+        own = (source, target) if source in touched or target in touched else None
+        kind = kinds.setdefault((flows, own), len(kinds))
+        place = known.setdefault((kind, frozenset(waiting.pop(number, ()))), len(known))
+        places.append(place)
+        for before in after:
+            waiting.setdefault(before, []).append(place)
+    return _Merged(tuple(kinds), tuple(known), tuple(reversed(places)))
+
+
+@lru_cache(maxsize=16)
+def _as_arrays(
+    pipeline: Pipeline, touched: frozenset[int]
+) -> tuple[NDArray[int64], NDArray[int64]]:
+    """Where each edge is among the merged ones, [edges]; its source and target, [2, edges]."""
+    import numpy as np  # noqa: PLC0415 -- see above
+
+    edges = pipeline.edges
+    ends = np.array([[edge.source for edge in edges], [edge.target for edge in edges]])
+    return np.array(_merged(pipeline, touched).of_edge), ends
+
+
+class AlikePipeline(Pipeline):
+    """The same for its duration alone, where all join at once over usual links.
+
+    Edges of one kind that wait for the same edges are one: chunks take as long over each.
+    """
+
+    def __init__(self, inside: Callable[[Paths, Ends | None], Link]) -> None:
+        super().__init__(inside)
+        self._places: dict[tuple[int, frozenset[int]], list[int]] = {}
+
+    def add(self, source: int, target: int, after: Sequence[int], flows: int = 0) -> list[int]:
+        """An edge, or the place of the one that is like it."""
+        kind = flows, frozenset(after)
+        if kind not in self._places:
+            self._places[kind] = super().add(source, target, tuple(kind[1]), flows)
+        return self._places[kind]
 
 
 class HopTimes(NamedTuple):

@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.algorithms.pipeline import (
+    AlikePipeline,
     Pipeline,
     duration_ns,
     ends_ns,
@@ -88,7 +89,8 @@ def _tree(
     nodes: int, gpus: int, smaller: tuple[tuple[int, int], ...], tree: int, *, alike: bool
 ) -> Pipeline:
     """`alike`: one node's chain stands for all, where ranks join at once over usual links."""
-    pipe, sizes = Pipeline(_chain), ranks_by_node(nodes, gpus, smaller)
+    pipe = AlikePipeline(_chain) if alike else Pipeline(_chain)
+    sizes = ranks_by_node(nodes, gpus, smaller)
     heads = list(accumulate(sizes[:-1], initial=0))
     shown = list(zip(heads, sizes, strict=True))[: 1 if alike else nodes]
     chains = [_up_a_chain(pipe, head, g) for head, g in shown]

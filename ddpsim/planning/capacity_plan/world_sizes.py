@@ -9,10 +9,13 @@ from ddpsim.errors import InputError, ScenarioError
 from ddpsim.planning.capacity_plan.question import Question, global_batch_of, gpu_hours
 from ddpsim.planning.many import simulate_many
 from ddpsim.prediction.api import predict
+from ddpsim.progress import stage
 from ddpsim.result.capacity import Capacity, SizesLeftOut, usable
 from ddpsim.result.model import Result
 from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.schema import Scenario
+from ddpsim.units import format_duration
+from ddpsim.wording import counted
 
 __all__ = ["WorldSizes"]
 
@@ -36,8 +39,12 @@ class WorldSizes:
 
     def try_ladder(self) -> None:
         """Simulate the sizes to begin with; raises InputError where none can be had."""
-        for nodes, gpus_per_node in _ladder(self.asked):
-            self.simulated(nodes, gpus_per_node)
+        sizes = _ladder(self.asked)
+        with stage("world sizes", len(sizes)) as told:
+            for size in sizes:
+                found = self.simulated(*size)
+                told.known += [_in_words(found)] if found else []
+                told.advance()
         if not self.sizes:
             reasons = "; ".join(out.reason for out in self.left_out.values())
             key = "global_batch" if self.asked.global_batch is not None else "cluster"
@@ -91,12 +98,14 @@ class WorldSizes:
         """Node counts with the seconds of the whole work."""
         whole = self.asked.scenario.cluster.gpus_per_node
         scenarios = [self.asked.at(nodes, whole) for nodes in numbers]
+        with stage("more world sizes", len(scenarios)) as told:
+            briefs = simulate_many(scenarios, told.advance)
         return [
             (
                 scenario.cluster.nodes,
                 self.asked.time_s(scenario, brief.iteration_time_s.mean),
             )
-            for scenario, brief in zip(scenarios, simulate_many(scenarios), strict=True)
+            for scenario, brief in zip(scenarios, briefs, strict=True)
         ]
 
     def how_searched(self) -> str:
@@ -105,6 +114,11 @@ class WorldSizes:
         if self.asked.global_batch is not None:
             return f"every number of nodes to {most} whose GPUs divide the global batch"
         return f"nodes in powers of two, to {most}{self.searched}"
+
+
+def _in_words(size: Capacity) -> str:
+    step, whole = format_duration(size.step_s), format_duration(size.time_s)
+    return f"{counted(size.gpus, 'GPU')}: {step} a step, {whole} for the target"
 
 
 def _ladder(asked: Question) -> list[tuple[int, int]]:

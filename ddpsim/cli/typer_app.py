@@ -1,21 +1,16 @@
-"""The command line itself: how it starts, and how it ends when something is wrong."""
+"""What the commands share: the app that they join, their arguments, and errors of options."""
 
 from __future__ import annotations
 
-import atexit
-import gc
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, overload
 
 import typer
 from typer.core import TyperGroup
 
-__all__ = ["File", "Settings", "app", "input_errors", "main", "new_app", "parsed", "run_app"]
+__all__ = ["File", "Settings", "app", "input_errors", "new_app", "parsed"]
 
 _SECTIONS = ("Predict", "Plan", "Calibrate", "Files")  # of --help, in this order
 _Parsed = TypeVar("_Parsed")
@@ -123,64 +118,3 @@ def input_errors(option: str | None = None) -> Iterator[None]:
         yield
     except InputError as error:
         raise typer.BadParameter(error.message, param_hint=option or error.key) from None
-
-
-def main() -> None:
-    """Run the command line; wrong input ends with its errors on stderr and exit code 2."""
-    gc.set_threshold(50_000)  # imports make much that stays: a tenth of the start-up
-    atexit.register(gc.freeze)  # and that goes with the process: a tenth again to search it
-    # we use no plugin of pydantic's, which would look for one in every package installed
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    run_app(app)
-
-
-def run_app(commands: typer.Typer) -> None:
-    """Run a command line, and end with one message on stderr where it cannot do its work.
-
-    Exit code 2 for a wrong scenario or option, 1 for what went wrong otherwise.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # what its encoding lacks is escaped
-            stream.reconfigure(errors="backslashreplace")
-    try:
-        try:
-            commands()
-        finally:
-            sys.stdout.flush()
-    except Exception as error:  # noqa: BLE001 -- sorted out below, the rest is raised again
-        sys.exit(_report(error))
-
-
-def _report(error: Exception) -> int:
-    from ddpsim.errors import DdpsimError, ScenarioError, printable
-
-    if isinstance(error, OSError) and error.filename is not None:
-        named = f"ddpsim: {error.filename}: {error.strerror}"
-        print(printable(named), file=sys.stderr)
-        return 1
-    if isinstance(error, OSError):  # of a stream, not of a file
-        if not isinstance(error, BrokenPipeError):  # a reader that has seen enough
-            print(f"ddpsim: the output cannot be written: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
-        return 1
-    if isinstance(error, ModuleNotFoundError) and (library := _of_calibrate(error)):
-        print(
-            f"ddpsim: {library} is not installed, and calibrate needs it: pip install {library}, "
-            "or pip install 'ddpsim[calibrate]' for all that it needs",
-            file=sys.stderr,
-        )
-        return 1
-    if not isinstance(error, DdpsimError):
-        raise error
-    print(printable(str(error)), file=sys.stderr)
-    if isinstance(error, ScenarioError):
-        count = len(error.problems)
-        print(f"{count} error{'s' * (count > 1)}, nothing was simulated.", file=sys.stderr)
-        return 2
-    return 1
-
-
-def _of_calibrate(error: ModuleNotFoundError) -> str | None:
-    """The library of the extra `calibrate` that is missing; None: another module."""
-    library = (error.name or "").partition(".")[0]
-    return library if library in ("torch", "scipy") else None

@@ -1,0 +1,39 @@
+"""What `ddpsim run` does once its options are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ddpsim.cli.waiting import waiting
+from ddpsim.engine.run import EngineMode
+from ddpsim.prediction.api import load_and_simulate
+from ddpsim.report.text import render
+
+__all__ = ["predict"]
+
+
+def predict(
+    file: Path,
+    settings: Sequence[str],
+    measured_s: float | None = None,
+    engine: EngineMode = "auto",
+    *,
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    """Print the prediction of a scenario, and whether a measured step is normal."""
+    with waiting():
+        scenario, result = load_and_simulate(file, settings, engine)
+    verdict = None
+    if measured_s:
+        from ddpsim.diagnosis.diagnose import judge
+
+        verdict = judge(scenario, result, measured_s)
+    if as_json:
+        shown = result.to_dict() | ({"verdict": asdict(verdict)} if verdict else {})
+        print(json.dumps(shown, indent=2))
+    else:
+        print(render(result, str(file), verdict, settings, verbose=verbose))

@@ -1,0 +1,124 @@
+"""How the command line starts, and how it ends when something is wrong.
+
+A plain `ddpsim run` goes its own way, without typer: importing it and reading the options of all
+commands is a quarter of the start-up.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from io import TextIOWrapper
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["PlainRun", "main", "plain_run", "run_app"]
+
+
+class PlainRun(NamedTuple):
+    """`ddpsim run FILE [--set KEY=VALUE]... [--json] [--verbose]`."""
+
+    file: str
+    settings: tuple[str, ...]
+    as_json: bool
+    verbose: bool
+
+
+def plain_run(arguments: Sequence[str]) -> PlainRun | None:
+    """A command line as a run that asks for nothing else; None is left to typer.
+
+    Typer also has what is wrong, what asks for help, and Windows, where it expands file names.
+    """
+    if sys.platform == "win32" or "_DDPSIM_COMPLETE" in os.environ or arguments[:1] != ["run"]:
+        return None
+    files, settings, flags, rest = list[str](), list[str](), set[str](), iter(arguments[1:])
+    for argument in rest:
+        if argument == "--set":
+            settings.append(next(rest, "-"))
+        elif argument in ("--json", "--verbose"):
+            flags.add(argument)
+        else:
+            files.append(argument)
+    if len(files) != 1 or any(not each or each.startswith("-") for each in (*files, *settings)):
+        return None
+    return PlainRun(files[0], tuple(settings), "--json" in flags, "--verbose" in flags)
+
+
+def main() -> None:
+    """Run the command line; wrong input ends with its errors on stderr and exit code 2."""
+    gc.set_threshold(50_000)  # imports make much that stays: a tenth of the start-up
+    atexit.register(gc.freeze)  # and that goes with the process: a tenth again to search it
+    # we use no plugin of pydantic's, which would look for one in every package installed
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    plain = plain_run(sys.argv[1:])
+    if plain:
+        run_app(partial(_predict, plain))
+        sys.exit(0)  # as typer ends
+    from ddpsim.cli.commands import app
+
+    run_app(app)
+
+
+def _predict(plain: PlainRun) -> None:
+    from ddpsim.cli.predict import predict
+
+    file = Path(plain.file)
+    predict(file, plain.settings, as_json=plain.as_json, verbose=plain.verbose)
+
+
+def run_app(commands: Callable[[], object]) -> None:
+    """Run a command line, and end with one message on stderr where it cannot do its work.
+
+    Exit code 2 for a wrong scenario or option, 1 for what went wrong otherwise.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # what its encoding lacks is escaped
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            commands()
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:  # noqa: BLE001 -- sorted out below, the rest is raised again
+        sys.exit(_report(error))
+
+
+def _report(error: Exception) -> int:
+    from ddpsim.errors import DdpsimError, ScenarioError, printable
+
+    if isinstance(error, OSError) and error.filename is not None:
+        named = f"ddpsim: {error.filename}: {error.strerror}"
+        print(printable(named), file=sys.stderr)
+        return 1
+    if isinstance(error, OSError):  # of a stream, not of a file
+        if not isinstance(error, BrokenPipeError):  # a reader that has seen enough
+            print(f"ddpsim: the output cannot be written: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        return 1
+    if isinstance(error, ModuleNotFoundError) and (library := _of_calibrate(error)):
+        print(
+            f"ddpsim: {library} is not installed, and calibrate needs it: pip install {library}, "
+            "or pip install 'ddpsim[calibrate]' for all that it needs",
+            file=sys.stderr,
+        )
+        return 1
+    if not isinstance(error, DdpsimError):
+        raise error
+    print(printable(str(error)), file=sys.stderr)
+    if isinstance(error, ScenarioError):
+        count = len(error.problems)
+        print(f"{count} error{'s' * (count > 1)}, nothing was simulated.", file=sys.stderr)
+        return 2
+    return 1
+
+
+def _of_calibrate(error: ModuleNotFoundError) -> str | None:
+    """The library of the extra `calibrate` that is missing; None: another module."""
+    library = (error.name or "").partition(".")[0]
+    return library if library in ("torch", "scipy") else None
