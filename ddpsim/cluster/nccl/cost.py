@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ddpsim.cluster.algorithms.rings import ring, ring_hops_ns
 from ddpsim.cluster.cost import slowest_of
 from ddpsim.cluster.nccl.chunks import Cut, cut
-from ddpsim.cluster.nccl.kernels import in_a_tree_s, shared_s_per_byte
+from ddpsim.cluster.nccl.kernels import in_a_tree_s, shared_s_per_byte, through_hosts_s
 from ddpsim.cluster.nccl.tables import NEWEST, PROTOCOLS, tables
 from ddpsim.cluster.nccl.tuner import Choice, Graph, choose, most_ll_gb_per_s
 from ddpsim.cluster.topology.link import Link
@@ -160,6 +160,10 @@ class NcclCost:
             busy_s = self.message_s * cuts.messages
             # a hop's latency has one message's time on the NIC in it already
             latency_s = max(0.0, self._net_s(choice) - min(busy_s, self.message_s))
+            if choice.protocol == "Simple" and not self.graph.gpu_direct:
+                latency_s += through_hosts_s(
+                    self.graph, choice.algorithm, size_bytes, cuts.chunk_bytes
+                )
             if choice.algorithm == "tree":
                 latency_s += in_a_tree_s(self.graph, choice.protocol, size_bytes, cuts.chunk_bytes)
             inter = Link(latency_s, payload * inter.bandwidth_bytes_per_s, busy_s)

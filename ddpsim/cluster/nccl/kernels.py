@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddpsim.cluster.nccl.tables import Algorithm, Architecture, Protocol
     from ddpsim.cluster.nccl.tuner import Graph
 
-__all__ = ["in_a_tree_s", "shared_s_per_byte"]
+__all__ = ["in_a_tree_s", "shared_s_per_byte", "through_hosts_s"]
 
 _READS_LL_AT_ONCE = 10  # readLLBeginAll, src/device/prims_ll.h
 
@@ -31,6 +31,14 @@ _BLOCK_GB_PER_S: dict[Protocol, dict[Architecture, float]] = {
     "LL128": {"volta": 20, "ampere": 20, "hopper": 36.7, "blackwell": 40},
     "Simple": {"volta": 26.5, "ampere": 24, "hopper": 38.7, "blackwell": 70},
 }
+# of a GPU's PCIe slot, x16 of the generation that its machines have, as NCCL counts them
+SLOT_GB_PER_S: dict[Architecture, float] = {
+    "volta": 12.0,
+    "ampere": 24.0,
+    "hopper": 48.0,
+    "blackwell": 48.0,
+}
+_SLICES = {"ring": 2, "tree": 1, "nvls": 1}  # of a chunk, each sent on its own
 
 
 def shared_s_per_byte(
@@ -48,6 +56,19 @@ def in_a_tree_s(graph: Graph, protocol: Protocol, size_bytes: int, chunk_bytes: 
     chunk = min(ceil(size_bytes / 2), chunk_bytes)
     each_s = chunk * shared_s_per_byte(graph, "tree", protocol, size_bytes)
     return (2 * _most_sources(graph, protocol) - (protocol == "LL")) * each_s
+
+
+def through_hosts_s(graph: Graph, algorithm: Algorithm, size_bytes: int, chunk_bytes: int) -> float:
+    """Seconds that a slice of Simple takes into the memory of one host and out of another's.
+
+    Without GPUDirect a kernel writes there before the NIC sends, and reads there once all has come;
+    one GPU's slot for each NIC. LL's blocks are slower than the slots, so that these hide.
+    Source: nccl v2.8 src/transport/net.cc (useGdr); one direction of a hop each.
+    """
+    chunk = size_bytes / graph.ranks if algorithm == "ring" else min(size_bytes / 2, chunk_bytes)
+    slots = min(graph.nics, graph.gpus_per_node)
+    each_s = chunk / _SLICES[algorithm] / (slots * 1e9 * SLOT_GB_PER_S[graph.architecture])
+    return 2 * each_s * (1 if algorithm == "ring" else 2)
 
 
 def _most_sources(graph: Graph, protocol: Protocol) -> int:
