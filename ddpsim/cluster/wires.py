@@ -156,6 +156,7 @@ class Wires:
             min_channels=environment.min_channels,
             max_channels=environment.max_channels,
             buffer_bytes=environment.buffer_bytes,
+            tree_threshold=environment.tree_threshold,
         )
 
     @property
@@ -193,7 +194,7 @@ def _over_sockets(inter: InterNode) -> InterNode:
 def _environment_of(cluster: Cluster) -> Environment:
     """NCCL's variables on these nodes; raises InputError where one cannot be read."""
     try:
-        return read_environment(cluster.nccl_variables)
+        return read_environment(cluster.nccl_variables, cluster.nccl_minor)
     except ValueError as error:
         raise InputError("cluster.nccl_env", str(error)) from None
 

@@ -31,7 +31,7 @@ from ddpsim.scenario.links import (
 )
 from ddpsim.scenario.quantity import Bandwidth, Duration, SourceField, SourceFileField
 
-OLDEST_NCCL, NEWEST_NCCL = 5, 30  # minor versions of NCCL 2 whose tables are known
+OLDEST_NCCL, NEWEST_NCCL = 4, 30  # minor versions of NCCL 2 whose tables are known
 
 __all__ = [
     "NEWEST_NCCL",
@@ -188,7 +188,7 @@ class Cluster(Spec):
         "auto", description="of NCCL; auto: its own choice for each size"
     )
     nccl: Annotated[str, Field(pattern=_NCCL), BeforeValidator(_nccl_version)] | None = Field(
-        None, description="NCCL's version, 2.5 to 2.30: its tuner chooses; default: the newest"
+        None, description="NCCL's version, 2.4 to 2.30: its tuner chooses; default: the newest"
     )
     nccl_env: dict[str, str | int] | None = Field(
         None, description="NCCL's environment variables, added to those that the machine sets"

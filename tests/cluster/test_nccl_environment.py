@@ -10,6 +10,7 @@ from clusters.collectives import cluster
 from ddpsim.cluster.nccl.environment import read_environment
 from ddpsim.cluster.nccl.tuner import Graph, choose
 from ddpsim.cluster.wires import Wires
+from ddpsim.errors import ScenarioError
 from ddpsim.prediction.collective_times import collective_table, load_cluster
 
 MIB = 2**20
@@ -126,3 +127,41 @@ def test_sockets_fill_slow_lines_alone(gbit_per_s: int, reached: float) -> None:
     asked = {"device": "v100-sxm-16gb", "gpus_per_node": 1, "nodes": 4, "inter_node": network}
     (row,) = rows([256 * MIB], **asked)
     assert row.busbw_bytes_per_s == pytest.approx(reached * gbit_per_s / 8 * 1e9, rel=0.06)
+
+
+NCCL_2_4 = {"architecture": "volta", "gpus_per_node": 8, "intra_gb_per_s": 120.0, "minor": 4}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "nics", "size", "choice"),
+    [
+        (1, 0, 64, "ring LL"),
+        (2, 1, 256 * 1024, "tree LL"),  # 2 channels x 256 threads x 512 bytes
+        (2, 1, 256 * 1024 + 4, "tree Simple"),
+        (2, 1, 2**34, "tree Simple"),  # of two nodes trees are taken to be faster for all sizes
+        (4, 4, 15_360_000, "tree Simple"),  # 8 x 5 GB/s x 3 x (6 x 31 - 15 x 2 - 4 x 7) us
+        (4, 4, 15_360_001, "ring Simple"),
+    ],
+)
+def test_nccl_2_4_goes_by_thresholds(nodes: int, nics: int, size: int, choice: str) -> None:
+    """It has no tuner (src/init.cc, src/enqueue.cc of v2.4.8), nor LL128."""
+    graph = Graph(nodes=nodes, nics=nics, nic_gb_per_s=12.5, **NCCL_2_4)
+    assert " ".join(choose(graph, size)[:2]) == choice
+    without = Graph(nodes=nodes, nics=nics, nic_gb_per_s=12.5, tree_threshold=0, **NCCL_2_4)
+    assert choose(without, size).algorithm == "ring"
+    with pytest.raises(ValueError, match="no such algorithm and protocol"):
+        choose(graph, size, (), ("LL128",))
+
+
+@pytest.mark.parametrize(
+    ("nccl", "name", "reads"),
+    [
+        ("2.4", "NCCL_ALGO", "NCCL 2.5 and later do"),
+        ("2.5", "NCCL_TREE_THRESHOLD", "NCCL 2.4 does"),
+    ],
+)
+def test_a_variable_that_a_version_does_not_read_is_refused(
+    nccl: str, name: str, reads: str
+) -> None:
+    with pytest.raises(ScenarioError, match=rf"{name} is not read by NCCL {nccl} \({reads}\)"):
+        wires(machine="p3dn.24xlarge", nodes=2, nccl=nccl, nccl_env={name: 0})
