@@ -7,6 +7,7 @@ from math import hypot, log, log2
 
 import numpy as np
 
+from ddpsim.cluster.fitted.carried import CarriedCost, nccl_on, nearest
 from ddpsim.cluster.fitted.extrapolation import hops_are_assumed, is_beyond_one_node, reaching
 from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost, broadcast_times_s
 from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
@@ -21,6 +22,7 @@ from ddpsim.importers.profiles.cluster import (
     GlooRing,
     Interference,
     MeasuredSigma,
+    NcclRegimes,
 )
 from ddpsim.provenance import Provenance, Trust, Uncertainty
 from ddpsim.scenario.catalog import are_other_devices
@@ -53,11 +55,8 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
     rate, collisions = _line_rate(cluster, scenario.run.seed) if is_gloo else (None, ())
     half = scenario.ddp.sent_dtype is not None  # bfloat16 is taken to cost what float16 does
     law = reaching(_law(profile, half=half), profile.valid.layouts, scenario)
-    layout = cluster.nodes, cluster.gpus_per_node
-    cost = CorrectedCost(
-        FittedCost(law, *layout, rate),
-        Correction.of(profile.all_reduce, profile.measured, *layout),
-        Correction.of(profile.all_reduce, profile.measured_broadcasts, *layout, broadcast_times_s),
+    cost = _carried(
+        _corrected(profile, law, (cluster.nodes, cluster.gpus_per_node), rate), scenario, profile
     )
     warnings = (*profile.warnings, *_warnings(cluster, profile, rate))
     found = profile.interference
@@ -84,6 +83,32 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
         warnings=warnings,
         interference=_interference_uncertainty(profile, found) if found else None,
     )
+
+
+def _corrected(
+    profile: ClusterProfile, law: AllReduceModel, layout: tuple[int, int], rate: float | None = None
+) -> CorrectedCost:
+    """A law on a layout, with what was measured there."""
+    return CorrectedCost(
+        FittedCost(law, *layout, rate),
+        Correction.of(profile.all_reduce, profile.measured, *layout),
+        Correction.of(profile.all_reduce, profile.measured_broadcasts, *layout, broadcast_times_s),
+    )
+
+
+def _carried(
+    cost: CorrectedCost, scenario: Scenario, profile: ClusterProfile
+) -> CorrectedCost | CarriedCost:
+    """On other ranks than were measured over nodes, with NCCL's trees as its links have them."""
+    cluster, law = scenario.cluster, profile.all_reduce
+    layout = cluster.nodes, cluster.gpus_per_node
+    known = nearest(profile.valid.layouts, layout)
+    if not isinstance(law, NcclRegimes) or cluster.nodes == 1 or known is None:
+        return cost
+    here, there = nccl_on(scenario, layout), nccl_on(scenario, known)
+    if _is_measured(cluster, profile) or here is None or there is None:
+        return cost
+    return CarriedCost(cost, _corrected(profile, law, known), here, there)
 
 
 def _kept(points: Sequence[ComputeKept], sent: float) -> tuple[Kept, ...]:
@@ -124,14 +149,14 @@ def _uncertainty(cluster: Cluster, profile: ClusterProfile, rate: float | None) 
         basis = "the residuals of the profile's fit, and assumed between nodes"
         return Uncertainty(hypot(sigma, _BEYOND_ONE_NODE), basis)
     if not _is_measured(cluster, profile):
-        return _carried(sigma, cluster, profile)
+        return _beyond_measured(sigma, cluster, profile)
     if not profile.measured_sigma:
         return Uncertainty(sigma, "the residuals of the profile's fit")
     basis = "the profile's measurements, each left out in turn or made twice"
     return Uncertainty(_measured_sigma(profile, rate), basis)
 
 
-def _carried(sigma: float, cluster: Cluster, profile: ClusterProfile) -> Uncertainty:
+def _beyond_measured(sigma: float, cluster: Cluster, profile: ClusterProfile) -> Uncertainty:
     """On ranks that were not measured: the further from those that were, the wider."""
     basis = "the residuals of the profile's fit, and "
     if isinstance(profile.all_reduce, GlooRing):
