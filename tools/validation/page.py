@@ -21,6 +21,7 @@ from validation.campaign_tables import by_rate_table, goals_table
 from validation.folders import TEMPLATE
 from validation.measured_devices import device_table, halves_table
 from validation.misses import misses
+from validation.networks import machines_table, tcp_table
 from validation.one_gpu import (
     by_batch_table,
     compiled_errors,
@@ -85,6 +86,9 @@ def _figures() -> dict[str, str]:
         "SWEEPS": "\n".join(nccl_sweeps.table()),
         "MEASURED_DEVICES": device_table(),
         "HALVES": halves_table(),
+        "LARGER": "\n".join(nccl_carried.larger_table()),
+        "MACHINES": machines_table(),
+        "TCP": tcp_table(),
         "CARRIED": "\n".join(nccl_carried.carried_table()),
         "LEFT_OUT": "\n".join(nccl_sweeps.left_out_table()),
         "SWEEP_LEVELS": "\n".join(f"- {k}: {v}" for k, v in nccl_carried.levels().items()),

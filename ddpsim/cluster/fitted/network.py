@@ -34,8 +34,8 @@ from ddpsim.units import format_bytes_per_s
 __all__ = ["PER_DOUBLING", "doublings", "network_from_profile"]
 
 # of NCCL's times, for each doubling of the ranks beyond those measured: root mean square error on
-# ABCI's V100 (0.05) and A100 (0.18), each carried from other numbers of nodes (docs/validation.md)
-PER_DOUBLING = 0.14
+# ABCI's V100 (0.03) and A100 (0.16), each carried from other numbers of nodes (docs/validation.md)
+PER_DOUBLING = 0.12
 _OTHER_GLOO_RANKS = 0.15  # assumed
 _BEYOND_ONE_NODE = 0.37  # ABCI A, 1 x 8 and its NICs: 2 x 8 and 4 x 8 err by 20 and 26 %
 _USUAL_BYTES = 16 * 2**20
