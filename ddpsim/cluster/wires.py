@@ -151,7 +151,7 @@ class Wires:
             reduces=self._switch_sums and environment.uses_nvls and not self.smaller,
             cpu_vendor=cluster.machine.cpu_vendor if cluster.machine else "intel",
             minor=cluster.nccl_minor,
-            gpu_direct=inter is None or inter.gpu_direct is not False,
+            gpu_direct=inter is None or not inter.passes_through_hosts,
             net_latency_us=declared_us(inter),
             min_channels=environment.min_channels,
             max_channels=environment.max_channels,
@@ -188,7 +188,9 @@ def _through_the_host(intra: IntraNode, architecture: str) -> IntraNode:
 
 def _over_sockets(inter: InterNode) -> InterNode:
     """The same network without RDMA, whose latency is then TCP's, whatever RDMA's was."""
-    return inter.model_copy(update={"transport": "tcp", "latency_s": USUAL_LATENCY_S["tcp"]})
+    latency_s = USUAL_LATENCY_S["tcp"]
+    changed = {"transport": "tcp", "latency_s": latency_s, "gpu_direct": None}
+    return inter.model_copy(update=changed)
 
 
 def _environment_of(cluster: Cluster) -> Environment:

@@ -384,6 +384,20 @@ class Cluster(Spec):
             raise fail(f"is NCCL's, and {self.algorithm} is not; drop it", "protocol")
         return self
 
+    @model_validator(mode="after")
+    def _sockets_use_the_host(self) -> Cluster:
+        stated, link = self.inter_node, self.link("inter_node")
+        says = stated is not None and stated.gpu_direct is not None
+        if says and isinstance(link, InterNode) and link.transport == "tcp":
+            is_stated = stated is not None and "transport" in stated.model_fields_set
+            tcp = "tcp" if is_stated else "tcp, which is taken here,"
+            raise fail(
+                f"belongs to transport rdma or efa; {tcp} sends from host memory in any case; "
+                "drop it, or set transport",
+                "inter_node.gpu_direct",
+            )
+        return self
+
     def _machine_has_them(self) -> None:
         if self.machine and self.gpus_per_node > self.machine.gpus_per_node:
             has = self.machine.gpus_per_node

@@ -127,6 +127,11 @@ class InterNode(_Link):
         "device's usual machine has no RDMA, tcp",
     )
 
+    @property
+    def passes_through_hosts(self) -> bool:
+        """Whether NICs use host memory where others would reach GPUs; TCP's cost has it in it."""
+        return self.gpu_direct is False and self.transport != "tcp"
+
     def with_bandwidth(self, bytes_per_s: float) -> InterNode:
         """The same with another bandwidth."""
         return self.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s})

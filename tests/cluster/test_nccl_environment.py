@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from clusters.collectives import cluster
 
+from ddpsim.cluster.build import build_network
 from ddpsim.cluster.nccl.environment import read_environment
 from ddpsim.cluster.nccl.tuner import Graph, choose
 from ddpsim.cluster.wires import Wires
@@ -127,6 +128,35 @@ def test_sockets_fill_slow_lines_alone(gbit_per_s: int, reached: float) -> None:
     asked = {"device": "v100-sxm-16gb", "gpus_per_node": 1, "nodes": 4, "inter_node": network}
     (row,) = rows([256 * MIB], **asked)
     assert row.busbw_bytes_per_s == pytest.approx(reached * gbit_per_s / 8 * 1e9, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"nccl_env": {"NCCL_PROTO": "LL128"}}, "cluster.nccl_env: NCCL_PROTO=LL128 is not to be"),
+        ({"nccl_env": {"NCCL_ALGO": "nvls"}}, "cluster.nccl_env: NCCL_ALGO=nvls is not to be had"),
+        ({"protocol": "LL128"}, "cluster.protocol: LL128 is not to be had"),
+        ({"inter_node": {"transport": "tcp", "gpu_direct": False}}, "gpu_direct: belongs to"),
+    ],
+)
+def test_what_is_not_to_be_had_is_blamed_on_the_key_that_asks(
+    asked: dict[str, Any], says: str
+) -> None:
+    """Two p3dn, whose NICs do not reach GPUs and whose switch does not sum."""
+    with pytest.raises(ScenarioError, match=says):
+        wires(machine="p3dn.24xlarge", nodes=2, **asked)
+
+
+def test_inputs_name_host_memory_on_the_way_and_networks_that_are_not_used() -> None:
+    def said(**keys: Any) -> str:
+        network = {"bandwidth": "100 Gbit/s", "gpu_direct": False}
+        one = cluster(device="v100-sxm-32gb", gpus_per_node=8, inter_node=network, **keys)
+        entries = build_network(load_cluster(one), None).provenance
+        (figures,) = [each.source for each in entries if each.input == "cluster.inter_node"]
+        return figures
+
+    assert said(nodes=2).startswith("12.5 GB/s, no GPUDirect: through host memory")
+    assert said(nodes=1) == "not used: all ranks are in one node"
 
 
 NCCL_2_4 = {"architecture": "volta", "gpus_per_node": 8, "intra_gb_per_s": 120.0, "minor": 4}
