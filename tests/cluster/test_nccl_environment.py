@@ -94,6 +94,14 @@ def test_smaller_buffers_cut_a_tree_of_simple_into_more_chunks() -> None:
     assert cut.time_s < 0.7 * usual.time_s
 
 
+def test_few_channels_carry_what_their_blocks_do() -> None:
+    """A block of Simple moves 24 GB/s on A100 (perChMaxTreeBws, nccl v2.30 src/graph/tuning.cc)."""
+    for most, reached in ((1, 24e9), (2, 48e9), (64, 221e9)):
+        one = {"machine": "dgx-a100", "nccl_env": {"NCCL_MAX_NCHANNELS": most}}
+        (row,) = rows([1024 * MIB], **one)
+        assert row.busbw_bytes_per_s == pytest.approx(reached, rel=0.1)
+
+
 def test_gpus_without_peer_access_meet_in_host_memory() -> None:
     (usual,) = rows([64 * MIB], machine="dgx-a100")
     (slow,) = rows([64 * MIB], machine="dgx-a100", nccl_env={"NCCL_P2P_DISABLE": 1})

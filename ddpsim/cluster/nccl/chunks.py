@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddpsim.cluster.nccl.tables import Algorithm, Protocol
     from ddpsim.cluster.nccl.tuner import Graph
 
-__all__ = ["Cut", "blocks", "cut"]
+__all__ = ["Cut", "blocks", "communicator_channels", "cut"]
 
 _KIB = 1024
 _BUFFER_STEP_BYTES = {"LL": 64 * _KIB, "LL128": 614_400, "Simple": 512 * _KIB}
@@ -79,7 +79,7 @@ def _step_bytes(graph: Graph, protocol: Protocol) -> int:
     return int(_BUFFER_STEP_BYTES[protocol] * _PAYLOAD[protocol])
 
 
-def _communicator_channels(graph: Graph) -> int:
+def communicator_channels(graph: Graph) -> int:
     """Twice those of the search; with fast links over several nodes, once more."""
     if graph.minor <= LAST_WITHOUT_TUNER:
         return thresholds.channels(graph)
@@ -105,7 +105,7 @@ def blocks(graph: Graph, algorithm: Algorithm, protocol: Protocol, size_bytes: i
     Not rounded, so that a time grows with the bytes.
     """
     if graph.minor <= LAST_WITHOUT_TUNER:
-        all_of_them = _communicator_channels(graph)
+        all_of_them = communicator_channels(graph)
         return (
             thresholds.ll_blocks(graph, algorithm, size_bytes) if protocol == "LL" else all_of_them
         )
@@ -114,7 +114,7 @@ def blocks(graph: Graph, algorithm: Algorithm, protocol: Protocol, size_bytes: i
         "LL": (512, 8 * graph.ranks if algorithm == "ring" else 8),
         "LL128": (640, 8),
     }[protocol]
-    return max(1.0, min(_communicator_channels(graph), size_bytes / (threads * least_bytes)))
+    return max(1.0, min(communicator_channels(graph), size_bytes / (threads * least_bytes)))
 
 
 def _tree_chunk_bytes(graph: Graph, protocol: Protocol, size_bytes: int, channels: int) -> float:

@@ -12,17 +12,17 @@ assumed as much. Held against sweeps of several nodes in docs/validation.md.
 from __future__ import annotations
 
 from collections import Counter
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.algorithms.node_trees import two_trees
-from ddpsim.cluster.nccl.chunks import blocks
+from ddpsim.cluster.nccl.chunks import blocks, communicator_channels
 
 if TYPE_CHECKING:
     from ddpsim.cluster.nccl.tables import Algorithm, Architecture, Protocol
     from ddpsim.cluster.nccl.tuner import Graph
 
-__all__ = ["in_a_tree_s", "shared_s_per_byte", "through_hosts_s"]
+__all__ = ["in_a_tree_s", "most_bytes_per_s", "shared_s_per_byte", "through_hosts_s"]
 
 _READS_LL_AT_ONCE = 10  # readLLBeginAll, src/device/prims_ll.h
 
@@ -49,6 +49,17 @@ def shared_s_per_byte(
     parts = graph.ranks if algorithm == "ring" else 2
     sent_bytes = parts * ceil(size_bytes / parts)  # as algorithms round, so that no byte gains time
     return 1 / (rate * blocks(graph, algorithm, protocol, sent_bytes))
+
+
+def most_bytes_per_s(graph: Graph, algorithm: Algorithm, protocol: Protocol) -> float:
+    """What the blocks of a hop carry, where NCCL_MAX_NCHANNELS leaves few; else links are slower.
+
+    A tree has half of the channels. LL's copies are priced apart, and NVLS has its own channels.
+    """
+    if not graph.max_channels or algorithm == "nvls" or protocol == "LL":
+        return inf
+    own = communicator_channels(graph) / (1 if algorithm == "ring" else 2)
+    return own * 1e9 * _BLOCK_GB_PER_S[protocol][graph.architecture]
 
 
 def in_a_tree_s(graph: Graph, protocol: Protocol, size_bytes: int, chunk_bytes: int) -> float:
