@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 from nccl_sweeps import PRESETS
-from validation.networks import sweeps
+from validation.presets import sweeps
 
 from ddpsim.scenario.catalog import machine_names, machine_table
 

@@ -6,7 +6,7 @@ import os
 from statistics import median
 
 import pytest
-from validation.networks import tcp_steps
+from validation.presets import tcp_steps
 
 
 @pytest.mark.skipif(

@@ -21,7 +21,6 @@ from validation.campaign_tables import by_rate_table, goals_table
 from validation.folders import TEMPLATE
 from validation.measured_devices import device_table, halves_table
 from validation.misses import misses
-from validation.networks import machines_table, tcp_table
 from validation.one_gpu import (
     by_batch_table,
     compiled_errors,
@@ -31,7 +30,7 @@ from validation.one_gpu import (
     publishers_table,
     regimes_table,
 )
-from validation.presets import preset_sigma, preset_table
+from validation.presets import machines_table, preset_sigma, preset_table, tcp_table
 from validation.rows import in_words, levels_knowing_ddp, levels_text, row_table
 from validation.scaling import covered_text, scaled_table, synthetic, synthetic_table, unequal_ranks
 from validation.two_hosts import testbed_rows
