@@ -58,7 +58,8 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
     cost = _carried(
         _corrected(profile, law, (cluster.nodes, cluster.gpus_per_node), rate), scenario, profile
     )
-    warnings = (*profile.warnings, *_warnings(cluster, profile, rate))
+    by_links = isinstance(cost, CarriedCost)
+    warnings = (*profile.warnings, *_warnings(cluster, profile, rate, by_links=by_links))
     found = profile.interference
     sent = 2 * (cluster.world_size - 1) / cluster.world_size  # bytes a rank, of one of a message
     return Network(
@@ -201,7 +202,10 @@ def _is_beyond_one_node(cluster: Cluster, profile: ClusterProfile) -> bool:
     return is_beyond_one_node(profile.valid.layouts, (cluster.nodes, cluster.gpus_per_node))
 
 
-def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> tuple[str, ...]:
+def _warnings(
+    cluster: Cluster, profile: ClusterProfile, rate: float | None, *, by_links: bool
+) -> tuple[str, ...]:
+    """`by_links`: trees are carried by the ratio of NCCL's times by links."""
     found = []
     if are_other_devices(profile.provenance.machine, cluster.device.name):
         found.append(
@@ -222,11 +226,15 @@ def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> 
             profile.valid.layouts, (cluster.nodes, cluster.gpus_per_node)
         ):
             rests = "its bandwidths and hops that are assumed (docs/explanation/profiles.md)"
+        if by_links:
+            rests += ", and NCCL's trees by the ratio of their times by links"
+        elif not isinstance(profile.all_reduce, GlooRing) and cluster.nodes > 1:
+            rests += "; state cluster.inter_node, so that NCCL's trees are carried by links"
         found.append(
             f"profile {profile.name} was measured on {measured} ranks: {cluster.nodes} x "
             f"{cluster.gpus_per_node} is predicted from {rests}"
         )
-    if unused := _unused_links(cluster, profile):
+    if not by_links and (unused := _unused_links(cluster, profile)):
         found.append(
             f"{' and '.join(unused)} {'is' if len(unused) == 1 else 'are'} not used: profile "
             f"{profile.name} tells what the links do"
