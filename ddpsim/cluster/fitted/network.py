@@ -234,7 +234,7 @@ def _warnings(
             f"profile {profile.name} was measured on {measured} ranks: {cluster.nodes} x "
             f"{cluster.gpus_per_node} is predicted from {rests}"
         )
-    if not by_links and (unused := _unused_links(cluster, profile)):
+    if unused := _unused_links(cluster, profile, by_links=by_links):
         found.append(
             f"{' and '.join(unused)} {'is' if len(unused) == 1 else 'are'} not used: profile "
             f"{profile.name} tells what the links do"
@@ -255,12 +255,12 @@ def _warnings(
     return tuple(found)
 
 
-def _unused_links(cluster: Cluster, profile: ClusterProfile) -> list[str]:
+def _unused_links(cluster: Cluster, profile: ClusterProfile, *, by_links: bool) -> list[str]:
     """Keys that are stated and that a profile answers for; gloo's takes the line rate."""
     if isinstance(profile.all_reduce, GlooRing):
         return []
-    answered = ["algorithm", "intra_node"]
-    if not _is_beyond_one_node(cluster, profile):
+    answered = ["algorithm"] if by_links else ["algorithm", "intra_node"]
+    if not (by_links or _is_beyond_one_node(cluster, profile)):
         answered.append("inter_node")
     return [
         f"cluster.{key}"
