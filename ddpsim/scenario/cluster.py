@@ -26,12 +26,14 @@ from ddpsim.scenario.links import (
     LinkKind,
     StatedInter,
     StatedIntra,
+    refuse_gpu_direct_of_tcp,
     with_transport,
     with_usual_latency,
 )
 from ddpsim.scenario.quantity import Bandwidth, Duration, SourceField, SourceFileField
 
 OLDEST_NCCL, NEWEST_NCCL = 4, 30  # minor versions of NCCL 2 whose tables are known
+_NCCL = r"^2\.\d+(\.\d+)?$"
 
 __all__ = [
     "NEWEST_NCCL",
@@ -141,9 +143,6 @@ def _a_machine_is_enough(schema: dict[str, Any]) -> None:
     brought = ["device", "gpus_per_node"]
     schema["required"] = [key for key in schema["required"] if key not in brought]
     schema["anyOf"] = [{"required": ["machine"]}, {"required": brought}]
-
-
-_NCCL = r"^2\.\d+(\.\d+)?$"
 
 
 def _nccl_version(value: Any) -> Any:
@@ -312,6 +311,7 @@ class Cluster(Spec):
         if self.world_size > MOST_RANKS:
             raise fail(f"{self._product()}, more than the {MOST_RANKS} simulated here", "nodes")
         self._machine_has_them()
+        refuse_gpu_direct_of_tcp(self.inter_node, self.link("inter_node"))
         if self.background and self.nodes == 1:
             raise fail("is traffic between nodes, and there is one; drop it", "background")
         for key, ranks in (
@@ -382,20 +382,6 @@ class Cluster(Spec):
             raise fail(f"{self.nccl} is not known here; write one of {known}, or drop it", "nccl")
         if self.protocol != "auto" and self.algorithm not in ("auto", "ring", "tree", "nvls"):
             raise fail(f"is NCCL's, and {self.algorithm} is not; drop it", "protocol")
-        return self
-
-    @model_validator(mode="after")
-    def _sockets_use_the_host(self) -> Cluster:
-        stated, link = self.inter_node, self.link("inter_node")
-        says = stated is not None and stated.gpu_direct is not None
-        if says and isinstance(link, InterNode) and link.transport == "tcp":
-            is_stated = stated is not None and "transport" in stated.model_fields_set
-            tcp = "tcp" if is_stated else "tcp, which is taken here,"
-            raise fail(
-                f"belongs to transport rdma or efa; {tcp} sends from host memory in any case; "
-                "drop it, or set transport",
-                "inter_node.gpu_direct",
-            )
         return self
 
     def _machine_has_them(self) -> None:
