@@ -10,6 +10,8 @@ from typing import Literal
 
 from ddpsim.cluster.algorithms.rings import ring
 from ddpsim.cluster.nccl.environment import Environment, read_environment
+from ddpsim.cluster.nccl.kernels import SLOT_GB_PER_S
+from ddpsim.cluster.nccl.tables import Architecture
 from ddpsim.cluster.nccl.tuner import Graph
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
@@ -34,8 +36,6 @@ NicRate = Callable[[InterNode], float]
 _NVLINK_FROM = 30e9  # assumed: no PCIe slot of today lets a ring reach it
 _LINK_GB_PER_S = {"volta": 20.0, "ampere": 20.0, "hopper": 20.6, "blackwell": 40.1}
 _SLOTS_GB_PER_S = (12.0, 24.0, 48.0)  # PCIe Gen3 to Gen5 x16, as NCCL counts them
-_SLOT_OF = dict(zip(("volta", "ampere", "hopper"), _SLOTS_GB_PER_S, strict=True))
-_SLOT_OF["blackwell"] = _SLOT_OF["hopper"]
 _HOST_HOP_S = 8e-6  # assumed, as of devices without peer access
 
 
@@ -173,9 +173,9 @@ class Wires:
         return Link(latency_s(self.inter), self.network_rate) if self.inter else None
 
 
-def _through_the_host(intra: IntraNode, architecture: str) -> IntraNode:
+def _through_the_host(intra: IntraNode, architecture: Architecture) -> IntraNode:
     """Without peer access GPUs meet in host memory, at half of their slots' rate (assumed)."""
-    slot = _SLOT_OF[architecture] * 1e9
+    slot = SLOT_GB_PER_S[architecture] * 1e9
     return intra.model_copy(
         update={
             "bandwidth_bytes_per_s": min(rate_of(intra), slot / 2),

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from ddpsim.cluster.nccl.tables import Algorithm, Protocol
     from ddpsim.cluster.nccl.tuner import Graph
 
-__all__ = ["Cut", "blocks", "communicator_channels", "cut"]
+__all__ = ["RING_CHUNK_BYTES", "Cut", "blocks", "communicator_channels", "cut"]
 
 _KIB = 1024
 _BUFFER_STEP_BYTES = {"LL": 64 * _KIB, "LL128": 614_400, "Simple": 512 * _KIB}
 _EARLY_LL_STEP_BYTES = 16 * _KIB  # data of 2048 lines, to NCCL 2.4 (src/include/devcomm.h)
 _PAYLOAD = {"LL": 0.5, "LL128": 15 / 16, "Simple": 1.0}
 _RING_STEPS_A_CHUNK = {"LL": 1, "LL128": 1, "Simple": 4}
+RING_CHUNK_BYTES = _BUFFER_STEP_BYTES["Simple"] * _RING_STEPS_A_CHUNK["Simple"]  # of Simple
 _LL_PART = 1 / 8  # assumed: a message of LL, small as it is, keeps a NIC busy for so much less
 # a chunk of Simple is two slices; LL's small messages are taken to cost as little as their part
 _RING_MESSAGES_A_CHUNK = {"LL": _LL_PART, "LL128": 1, "Simple": 2}

@@ -16,13 +16,19 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.algorithms.node_trees import two_trees
-from ddpsim.cluster.nccl.chunks import blocks, communicator_channels
+from ddpsim.cluster.nccl.chunks import RING_CHUNK_BYTES, blocks, communicator_channels
 
 if TYPE_CHECKING:
     from ddpsim.cluster.nccl.tables import Algorithm, Architecture, Protocol
     from ddpsim.cluster.nccl.tuner import Graph
 
-__all__ = ["in_a_tree_s", "most_bytes_per_s", "shared_s_per_byte", "through_hosts_s"]
+__all__ = [
+    "SLOT_GB_PER_S",
+    "in_a_tree_s",
+    "most_bytes_per_s",
+    "shared_s_per_byte",
+    "through_hosts_s",
+]
 
 _READS_LL_AT_ONCE = 10  # readLLBeginAll, src/device/prims_ll.h
 
@@ -76,7 +82,9 @@ def through_hosts_s(graph: Graph, algorithm: Algorithm, size_bytes: int, chunk_b
     one GPU's slot for each NIC. LL's blocks are slower than the slots, so that these hide.
     Source: nccl v2.8 src/transport/net.cc (useGdr); one direction of a hop each.
     """
-    chunk = size_bytes / graph.ranks if algorithm == "ring" else min(size_bytes / 2, chunk_bytes)
+    chunk = min(size_bytes / 2, chunk_bytes)
+    if algorithm == "ring":
+        chunk = min(size_bytes / graph.ranks, RING_CHUNK_BYTES * communicator_channels(graph))
     slots = min(graph.nics, graph.gpus_per_node)
     each_s = chunk / _SLICES[algorithm] / (slots * 1e9 * SLOT_GB_PER_S[graph.architecture])
     return 2 * each_s * (1 if algorithm == "ring" else 2)
