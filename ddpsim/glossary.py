@@ -52,6 +52,10 @@ error unless run.allow_extrapolation is true, and then a warning in every output
     "gloo": """\
 torch's CPU backend: two worker threads, so two buckets may be in flight and share the
 link; waiting blocks the host.""",
+    "gpu_direct": """\
+GPUDirect RDMA: a NIC reads and writes GPU memory, past the host. Without it
+(inter_node.gpu_direct: false) messages pass through host memory, and NCCL has no LL128
+between nodes. NCCL_DEBUG=INFO shows GDRDMA where it is used. docs/explanation/nccl.md.""",
     "host": """\
 The CPU that launches a GPU's work. It sets the step time where it takes longer to launch a
 step's operators (30 to 60 us each, if not measured) than the device to compute them: with
@@ -193,6 +197,8 @@ _ALIASES = {
         ("fsdp", "fsdp2", "fully_shard", "hsdp", "zero", "zero1", "distributed_optimizer"),
         "sharding",
     ),
+    "gdr": "gpu_direct",
+    "gpudirect": "gpu_direct",
     "hop": "latency",
     "dataparallel": "data parallel",
     "data_parallel": "data parallel",

@@ -14,7 +14,7 @@ from math import log1p, sqrt
 from pathlib import Path
 from statistics import fmean, median
 
-from nccl_sweeps import PRESETS, Point, pooled_odd_rows, sweeps
+from nccl_sweeps import Point, from_presets, log_of, pooled_odd_rows, preset_of, sweeps
 
 from calibrate.fit.profile import fit_logs
 from ddpsim.cluster.fitted.network import doublings
@@ -43,6 +43,22 @@ ELSEWHERE = (
     ("V, 1 x 4 + 2 x 4 -> 16 x 4", ("abci-V-1x4", "abci-V-2x4"), "abci-V-16x4"),
     ("A, 1 x 8 + 4 x 8 -> 2 x 8", ("abci-A-1x8", "abci-A-4x8"), "abci-A-2x8"),
 )
+_A_8X8 = "abci-A-8x8"
+# the same to the largest jobs, which set nothing
+LARGER = (
+    ("V, 1 x 4 + 2 x 4 + 4 x 4 -> 32 x 4", ELSEWHERE[0][1], "abci-V-32x4"),
+    ("V, the same + 8 x 4 -> 32 x 4", (*ELSEWHERE[0][1], "abci-V-8x4"), "abci-V-32x4"),
+    ("A, 1 x 8 + 2 x 8 -> 16 x 8", ("abci-A-1x8", "abci-A-2x8"), "abci-A-16x8"),
+    (
+        "A, 1 x 8 + 2 x 8 + 4 x 8 -> 16 x 8",
+        ("abci-A-1x8", "abci-A-2x8", "abci-A-4x8"),
+        "abci-A-16x8",
+    ),
+    ("A, 1 x 8 + 2 x 8 + 4 x 8 -> 8 x 8", ("abci-A-1x8", "abci-A-2x8", "abci-A-4x8"), _A_8X8),
+    ("V, presets -> 32 x 4", (), "abci-V-32x4"),
+    ("A, presets -> 16 x 8", (), "abci-A-16x8"),
+    ("A, presets -> 8 x 8", (), _A_8X8),
+)
 
 
 @cache
@@ -63,15 +79,36 @@ def _profile_of(names: Sequence[str]) -> Iterator[str]:
 @cache
 def elsewhere(names: tuple[str, ...], target: str) -> tuple[Point, ...]:
     """A sweep, from 64 KiB, by a fit of those of other ranks, and of its NICs if these had none."""
-    log = sweeps()[target]
+    log = log_of(target)
     wanted = [sample for sample in log.samples if sample[0] >= 64 * 1024]
     with _profile_of(names) as path:
-        scenario = load_cluster({"cluster": {"nodes": 1} | PRESETS[target] | {"profile": path}})
+        scenario = load_cluster({"cluster": {"nodes": 1} | preset_of(target) | {"profile": path}})
         rows = collective_table(scenario, "all_reduce", [size for size, _ in wanted]).rows
     return tuple(
-        Point(size, measured_s, row.time_s)
+        Point(size, measured_s, row.time_s, (row.low_s, row.high_s))
         for row, (size, measured_s) in zip(rows, wanted, strict=True)
     )
+
+
+def larger(names: tuple[str, ...], target: str) -> tuple[Point, ...]:
+    """One of the largest jobs, from 64 KiB, by a fit or by presets alone."""
+    if names:
+        return elsewhere(names, target)
+    return tuple(point for point in from_presets(target) if point.size_bytes >= 64 * 1024)
+
+
+def larger_table() -> Iterator[str]:
+    """The largest jobs of ABCI, which set nothing."""
+    yield "| ABCI | rows | median | bias | worst | within the 80 % range |"
+    yield "|---|---|---|---|---|---|"
+    for said, names, target in LARGER:
+        points = larger(names, target)
+        errors = [point.error for point in points]
+        held = sum(point.is_held for point in points)
+        yield (
+            f"| {said} | {len(errors)} | {median(map(abs, errors)):.1%} | {median(errors):+.1%} | "
+            f"{max(errors, key=abs):+.0%} | {held} |"
+        )
 
 
 @cache
@@ -102,7 +139,7 @@ def _doublings(measured: Sequence[str], asked: str) -> float:
     if all(log.nodes == 1 for log in logs):
         return 0.0
     layouts = [(log.nodes, log.gpus_per_node) for log in logs]
-    return doublings(sweeps()[asked].world_size, layouts)
+    return doublings(log_of(asked).world_size, layouts)
 
 
 def _rms(points: Sequence[Point]) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -43,12 +44,11 @@ _LEAST_WINS = 2  # samples for which a regime is the fastest
 def fit_nccl(samples: Sequence[Sample]) -> Fit:
     """Regimes of NCCL's all-reduce; raises FitError where no layout has enough sizes."""
     samples, warnings = _with_enough_sizes(sorted(samples))
-    groups = [
-        RegimeGroup.of([sample for sample in samples if (sample.nodes > 1) == over_nodes])
+    parts = [
+        tuple(sample for sample in samples if (sample.nodes > 1) == over_nodes)
         for over_nodes in (False, True)
-        if any((sample.nodes > 1) == over_nodes for sample in samples)
     ]
-    fits = [_fit_group(group) for group in groups]
+    fits = [_fit_group(part) for part in parts if part]
     regimes = [regime.model_dump() for fit in fits for regime in fit.regimes]
     model = NcclRegimes.model_validate({"regimes": regimes})
     return Fit(
@@ -102,7 +102,10 @@ class _Candidate:
         return sum(kind.shape == "tree" for kind in self.kinds)
 
 
-def _fit_group(group: RegimeGroup) -> _GroupFit:
+@lru_cache(maxsize=64)
+def _fit_group(samples: tuple[Sample, ...]) -> _GroupFit:
+    """Logs of one node are fitted again beside those of several."""
+    group = RegimeGroup.of(samples)
     candidates: list[_Candidate] = []
     starts = Starts(group)
     for count in range(1, _MOST_REGIMES + 1):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, isinf
 from textwrap import wrap
 
 from ddpsim.cluster.link_sources import preset_source
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tables import PROTOCOLS
+from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER, most_of_a_tree
 from ddpsim.cluster.nccl.tuner import estimates
 from ddpsim.cluster.wires import Wires, rate_of
 from ddpsim.scenario.cluster import Background, Cluster
@@ -142,6 +143,8 @@ def _source(cluster: Cluster, key: str) -> str:
 def describe_tuning(cost: NcclCost, sizes_bytes: tuple[int, ...]) -> str:
     """NCCL's own table, latency in us over bandwidth in GB/s, and its choice for each size."""
     graph = cost.graph
+    if graph.minor <= LAST_WITHOUT_TUNER:
+        return _thresholds_of(cost, sizes_bytes)
     rows = estimates(graph)
     names = list(dict.fromkeys(row.algorithm for row in rows))
     cells = {(row.algorithm, row.protocol): row for row in rows}
@@ -162,4 +165,16 @@ def describe_tuning(cost: NcclCost, sizes_bytes: tuple[int, ...]) -> str:
         choice = cost.choice(size)
         chosen = f"{choice.algorithm:<5} {choice.protocol:<7}{choice.time_us:>12.1f} us"
         lines.append(f"{format_bytes(size):>10}  {chosen}")
+    return "\n".join(lines)
+
+
+def _thresholds_of(cost: NcclCost, sizes_bytes: tuple[int, ...]) -> str:
+    """Of a version that has no tuner, and its choice for each size."""
+    most = most_of_a_tree(cost.graph)
+    trees = "trees for all sizes" if isinf(most) else f"trees up to {format_bytes(int(most))}"
+    lines = [f"NCCL 2.{cost.graph.minor} has no tuner: {trees if most else 'no trees'}; LL and"]
+    lines += ["Simple by the threads that a message needs", "", "choice by size"]
+    for size in sizes_bytes:
+        choice = cost.choice(size)
+        lines.append(f"{format_bytes(size):>10}  {choice.algorithm:<5} {choice.protocol}")
     return "\n".join(lines)

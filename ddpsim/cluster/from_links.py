@@ -160,18 +160,30 @@ def _is_to_be_had(cost: NcclCost) -> bool:
 
 
 def _refusal(cluster: Cluster, *, is_protocol: bool) -> InputError:
-    """Of NCCL's algorithm on this machine, or of its protocol alone."""
+    """Of NCCL's algorithm on this machine, or of its protocol alone, by the key that asks."""
     if not is_protocol:
+        key, asked = _asked_by(cluster, "algorithm", "NCCL_ALGO")
         return InputError(
-            "cluster.algorithm",
-            f"{cluster.algorithm} is not to be had on this machine: nvls needs a switch that sums "
-            "(intra_node.switch_bandwidth)",
+            key,
+            f"{asked} is not to be had on this machine: nvls needs a switch that sums "
+            "(intra_node.switch_bandwidth), and NCCL 2.17",
         )
+    key, asked = _asked_by(cluster, "protocol", "NCCL_PROTO")
     if cluster.algorithm == "nvls":
-        return InputError("cluster.protocol", "nvls is sent with Simple alone; write that, or auto")
+        said = f"nvls is sent with Simple alone, not {asked}; write that, or drop it"
+        return InputError(key, said)
     return InputError(
-        "cluster.protocol",
-        f"{cluster.protocol} is not to be had on this machine: LL128 needs NVLink between the GPUs "
-        "of a node (intra_node.path), and NICs that read GPUs (inter_node.gpu_direct); write LL, "
-        "Simple or auto",
+        key,
+        f"{asked} is not to be had on this machine: LL128 needs NVLink between the GPUs of a node "
+        "(intra_node.path), NICs that read GPUs (not inter_node.gpu_direct: false), and NCCL 2.5; "
+        "write LL or Simple, or drop it",
     )
+
+
+def _asked_by(cluster: Cluster, key: str, variable: str) -> tuple[str, str]:
+    """The key that restricts NCCL, and what it asks for."""
+    own = getattr(cluster, key)
+    if own != "auto":
+        return f"cluster.{key}", str(own)
+    where = "cluster.nccl_env" if variable in (cluster.nccl_env or {}) else "cluster.machine"
+    return where, f"{variable}={cluster.nccl_variables.get(variable)}"

@@ -71,6 +71,10 @@ def link_provenance(cluster: Cluster, *, asks_transport: bool) -> tuple[Provenan
                 figures += _transport_taken(cluster, stated)
         trust: Trust = "stated" if stated else "assumed"
         entries.append(Provenance(f"cluster.{key}", f"{figures}; {source}", trust))
+    if cluster.inter_node and cluster.nodes == 1:
+        entries.append(
+            Provenance("cluster.inter_node", "not used: all ranks are in one node", "stated")
+        )
     return tuple(entries)
 
 
@@ -98,6 +102,8 @@ def _figures(link: IntraNode | InterNode, states_latency: bool) -> str:  # noqa:
         said[0] = f"{link.nics_per_node} x {said[0]}" if link.nics_per_node > 1 else said[0]
         if link.oversubscription > 1:
             said.append(f"oversubscribed {link.oversubscription:g} : 1")
+        if link.passes_through_hosts:
+            said.append("no GPUDirect: through host memory")
     elif link.switch_bandwidth_bytes_per_s:
         said.append(f"{format_bytes_per_s(link.switch_bandwidth_bytes_per_s)} with NVLS")
     if link.latency_s is not None and (states_latency or not _has_table(link)):

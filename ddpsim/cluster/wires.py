@@ -10,6 +10,8 @@ from typing import Literal
 
 from ddpsim.cluster.algorithms.rings import ring
 from ddpsim.cluster.nccl.environment import Environment, read_environment
+from ddpsim.cluster.nccl.kernels import SLOT_GB_PER_S
+from ddpsim.cluster.nccl.tables import Architecture
 from ddpsim.cluster.nccl.tuner import Graph
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
@@ -153,12 +155,13 @@ class Wires:
             reduces=self._switch_sums and environment.uses_nvls and not self.smaller,
             cpu_vendor=cluster.machine.cpu_vendor if cluster.machine else "intel",
             minor=cluster.nccl_minor,
-            gpu_direct=inter is None or inter.gpu_direct is not False,
+            gpu_direct=inter is None or not inter.passes_through_hosts,
             net_latency_us=declared_us(inter),
             min_channels=environment.min_channels,
             max_channels=environment.max_channels,
             buffer_bytes=environment.buffer_bytes,
             pats=environment.uses_pat,
+            tree_threshold=environment.tree_threshold,
         )
 
     @property
@@ -175,9 +178,9 @@ class Wires:
         return Link(latency_s(self.inter), self.network_rate) if self.inter else None
 
 
-def _through_the_host(intra: IntraNode, architecture: str) -> IntraNode:
+def _through_the_host(intra: IntraNode, architecture: Architecture) -> IntraNode:
     """Without peer access GPUs meet in host memory, at half of their slots' rate (assumed)."""
-    slot = _SLOT_OF[architecture] * 1e9
+    slot = SLOT_GB_PER_S[architecture] * 1e9
     return intra.model_copy(
         update={
             "bandwidth_bytes_per_s": min(rate_of(intra), slot / 2),
@@ -190,13 +193,15 @@ def _through_the_host(intra: IntraNode, architecture: str) -> IntraNode:
 
 def _over_sockets(inter: InterNode) -> InterNode:
     """The same network without RDMA, whose latency is then TCP's, whatever RDMA's was."""
-    return inter.model_copy(update={"transport": "tcp", "latency_s": USUAL_LATENCY_S["tcp"]})
+    latency_s = USUAL_LATENCY_S["tcp"]
+    changed = {"transport": "tcp", "latency_s": latency_s, "gpu_direct": None}
+    return inter.model_copy(update=changed)
 
 
 def _environment_of(cluster: Cluster) -> Environment:
     """NCCL's variables on these nodes; raises InputError where one cannot be read."""
     try:
-        return read_environment(cluster.nccl_variables)
+        return read_environment(cluster.nccl_variables, cluster.nccl_minor)
     except ValueError as error:
         raise InputError("cluster.nccl_env", str(error)) from None
 

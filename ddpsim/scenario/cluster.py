@@ -26,12 +26,14 @@ from ddpsim.scenario.links import (
     LinkKind,
     StatedInter,
     StatedIntra,
+    refuse_gpu_direct_of_tcp,
     with_transport,
     with_usual_latency,
 )
 from ddpsim.scenario.quantity import Bandwidth, Duration, SourceField, SourceFileField
 
-OLDEST_NCCL, NEWEST_NCCL = 5, 30  # minor versions of NCCL 2 whose tables are known
+OLDEST_NCCL, NEWEST_NCCL = 4, 30  # minor versions of NCCL 2 whose tables are known
+_NCCL = r"^2\.\d+(\.\d+)?$"
 
 __all__ = [
     "NEWEST_NCCL",
@@ -143,9 +145,6 @@ def _a_machine_is_enough(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"required": ["machine"]}, {"required": brought}]
 
 
-_NCCL = r"^2\.\d+(\.\d+)?$"
-
-
 def _nccl_version(value: Any) -> Any:
     """As text: 2.20 as a number would be 2.2."""
     if isinstance(value, str) and re.match(_NCCL, value):
@@ -188,7 +187,7 @@ class Cluster(Spec):
         "auto", description="of NCCL; auto: its own choice for each size"
     )
     nccl: Annotated[str, Field(pattern=_NCCL), BeforeValidator(_nccl_version)] | None = Field(
-        None, description="NCCL's version, 2.5 to 2.30: its tuner chooses; default: the newest"
+        None, description="NCCL's version, 2.4 to 2.30: its tuner chooses; default: the newest"
     )
     nccl_env: dict[str, str | int] | None = Field(
         None, description="NCCL's environment variables, added to those that the machine sets"
@@ -312,6 +311,7 @@ class Cluster(Spec):
         if self.world_size > MOST_RANKS:
             raise fail(f"{self._product()}, more than the {MOST_RANKS} simulated here", "nodes")
         self._machine_has_them()
+        refuse_gpu_direct_of_tcp(self.inter_node, self.link("inter_node"))
         if self.background and self.nodes == 1:
             raise fail("is traffic between nodes, and there is one; drop it", "background")
         for key, ranks in (

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
-from ddpsim.scenario.base import MOST_RANKS, Spec
+from ddpsim.scenario.base import MOST_RANKS, Spec, fail
 from ddpsim.scenario.quantity import Bandwidth, Duration
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "StatedInter",
     "StatedIntra",
     "link_of_preset",
+    "refuse_gpu_direct_of_tcp",
     "with_transport",
     "with_usual_latency",
 ]
@@ -127,6 +128,11 @@ class InterNode(_Link):
         "device's usual machine has no RDMA, tcp",
     )
 
+    @property
+    def passes_through_hosts(self) -> bool:
+        """Whether NICs use host memory where others would reach GPUs; TCP's cost has it in it."""
+        return self.gpu_direct is False and self.transport != "tcp"
+
     def with_bandwidth(self, bytes_per_s: float) -> InterNode:
         """The same with another bandwidth."""
         return self.model_copy(update={"bandwidth_bytes_per_s": bytes_per_s})
@@ -159,6 +165,19 @@ def with_usual_latency(
     if stated.latency_s is not None or changed.transport == preset.transport:
         return changed
     return changed.model_copy(update={"latency_s": USUAL_LATENCY_S[changed.transport]})
+
+
+def refuse_gpu_direct_of_tcp(stated: InterNode | None, link: IntraNode | InterNode | None) -> None:
+    """Raises for what a scenario says of NICs and GPU memory where TCP carries its bytes."""
+    if stated is None or stated.gpu_direct is None:
+        return
+    if isinstance(link, InterNode) and link.transport == "tcp":
+        tcp = "tcp" if "transport" in stated.model_fields_set else "tcp, which is taken here,"
+        raise fail(
+            f"belongs to transport rdma or efa; {tcp} sends from host memory in any case; drop it, "
+            "or set transport",
+            "inter_node.gpu_direct",
+        )
 
 
 def link_of_preset(link: dict[str, Any]) -> dict[str, Any]:

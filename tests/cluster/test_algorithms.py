@@ -93,7 +93,7 @@ def ends_ns(cost: CollectiveCost, size: int, arrivals: Sequence[int]) -> set[int
 
 @pytest.mark.parametrize("name", NAMES)
 @given(layout=paths(), size=SIZES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_the_messages_take_what_the_closed_form_says(name: str, layout: Paths, size: int) -> None:
     """To the nanosecond; links inside nodes and between them may differ."""
     layout = layout_of(name, layout)
@@ -103,7 +103,7 @@ def test_the_messages_take_what_the_closed_form_says(name: str, layout: Paths, s
 
 @pytest.mark.parametrize("name", NAMES)
 @given(layout=paths(), size=SIZES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_ranks_send_what_theory_says(name: str, layout: Paths, size: int) -> None:
     """The mean over ranks; chunks of whole bytes may make each message a byte longer."""
     layout = layout_of(name, layout)

@@ -54,6 +54,7 @@ def test_a_machines_network_is_that_of_its_source(name: str) -> None:
     [
         ("hgx-h100", "dgx-h100"),
         ("HGX B200", "dgx-b200"),
+        ("CoreWeave H100", "dgx-h100"),
         ("Standard_ND96isr_H100_v5", "nd96isr-h100-v5"),
         ("ND96asr_v4", "nd96asr-v4"),
         ("BM.GPU.A100-v2.8", "bm.gpu.a100-v2.8"),

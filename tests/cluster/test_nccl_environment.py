@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from clusters.collectives import cluster
 
+from ddpsim.cluster.build import build_network
 from ddpsim.cluster.nccl.environment import read_environment
 from ddpsim.cluster.nccl.tuner import Graph, choose
 from ddpsim.cluster.wires import Wires
+from ddpsim.errors import ScenarioError
 from ddpsim.prediction.collective_times import collective_table, load_cluster
 
 MIB = 2**20
@@ -92,6 +94,14 @@ def test_smaller_buffers_cut_a_tree_of_simple_into_more_chunks() -> None:
     assert cut.time_s < 0.7 * usual.time_s
 
 
+def test_few_channels_carry_what_their_blocks_do() -> None:
+    """A block of Simple moves 24 GB/s on A100 (perChMaxTreeBws, nccl v2.30 src/graph/tuning.cc)."""
+    for most, reached in ((1, 24e9), (2, 48e9), (64, 221e9)):
+        one = {"machine": "dgx-a100", "nccl_env": {"NCCL_MAX_NCHANNELS": most}}
+        (row,) = rows([1024 * MIB], **one)
+        assert row.busbw_bytes_per_s == pytest.approx(reached, rel=0.1)
+
+
 def test_gpus_without_peer_access_meet_in_host_memory() -> None:
     (usual,) = rows([64 * MIB], machine="dgx-a100")
     (slow,) = rows([64 * MIB], machine="dgx-a100", nccl_env={"NCCL_P2P_DISABLE": 1})
@@ -126,3 +136,70 @@ def test_sockets_fill_slow_lines_alone(gbit_per_s: int, reached: float) -> None:
     asked = {"device": "v100-sxm-16gb", "gpus_per_node": 1, "nodes": 4, "inter_node": network}
     (row,) = rows([256 * MIB], **asked)
     assert row.busbw_bytes_per_s == pytest.approx(reached * gbit_per_s / 8 * 1e9, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"nccl_env": {"NCCL_PROTO": "LL128"}}, "cluster.nccl_env: NCCL_PROTO=LL128 is not to be"),
+        ({"nccl_env": {"NCCL_ALGO": "nvls"}}, "cluster.nccl_env: NCCL_ALGO=nvls is not to be had"),
+        ({"protocol": "LL128"}, "cluster.protocol: LL128 is not to be had"),
+        ({"inter_node": {"transport": "tcp", "gpu_direct": False}}, "gpu_direct: belongs to"),
+    ],
+)
+def test_what_is_not_to_be_had_is_blamed_on_the_key_that_asks(
+    asked: dict[str, Any], says: str
+) -> None:
+    """Two p3dn, whose NICs do not reach GPUs and whose switch does not sum."""
+    with pytest.raises(ScenarioError, match=says):
+        wires(machine="p3dn.24xlarge", nodes=2, **asked)
+
+
+def test_inputs_name_host_memory_on_the_way_and_networks_that_are_not_used() -> None:
+    def said(**keys: Any) -> str:
+        network = {"bandwidth": "100 Gbit/s", "gpu_direct": False}
+        one = cluster(device="v100-sxm-32gb", gpus_per_node=8, inter_node=network, **keys)
+        entries = build_network(load_cluster(one), None).provenance
+        (figures,) = [each.source for each in entries if each.input == "cluster.inter_node"]
+        return figures
+
+    assert said(nodes=2).startswith("12.5 GB/s, no GPUDirect: through host memory")
+    assert said(nodes=1) == "not used: all ranks are in one node"
+
+
+NCCL_2_4 = {"architecture": "volta", "gpus_per_node": 8, "intra_gb_per_s": 120.0, "minor": 4}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "nics", "size", "choice"),
+    [
+        (1, 0, 64, "ring LL"),
+        (2, 1, 256 * 1024, "tree LL"),  # 2 channels x 256 threads x 512 bytes
+        (2, 1, 256 * 1024 + 4, "tree Simple"),
+        (2, 1, 2**34, "tree Simple"),  # of two nodes trees are taken to be faster for all sizes
+        (4, 4, 15_360_000, "tree Simple"),  # 8 x 5 GB/s x 3 x (6 x 31 - 15 x 2 - 4 x 7) us
+        (4, 4, 15_360_001, "ring Simple"),
+    ],
+)
+def test_nccl_2_4_goes_by_thresholds(nodes: int, nics: int, size: int, choice: str) -> None:
+    """It has no tuner (src/init.cc, src/enqueue.cc of v2.4.8), nor LL128."""
+    graph = Graph(nodes=nodes, nics=nics, nic_gb_per_s=12.5, **NCCL_2_4)
+    assert " ".join(choose(graph, size)[:2]) == choice
+    without = Graph(nodes=nodes, nics=nics, nic_gb_per_s=12.5, tree_threshold=0, **NCCL_2_4)
+    assert choose(without, size).algorithm == "ring"
+    with pytest.raises(ValueError, match="no such algorithm and protocol"):
+        choose(graph, size, (), ("LL128",))
+
+
+@pytest.mark.parametrize(
+    ("nccl", "name", "reads"),
+    [
+        ("2.4", "NCCL_ALGO", "NCCL 2.5 and later do"),
+        ("2.5", "NCCL_TREE_THRESHOLD", "NCCL 2.4 does"),
+    ],
+)
+def test_a_variable_that_a_version_does_not_read_is_refused(
+    nccl: str, name: str, reads: str
+) -> None:
+    with pytest.raises(ScenarioError, match=rf"{name} is not read by NCCL {nccl} \({reads}\)"):
+        wires(machine="p3dn.24xlarge", nodes=2, nccl=nccl, nccl_env={name: 0})

@@ -12,6 +12,13 @@ import pytest
 from ddpsim.cluster.fitted.network import PER_DOUBLING
 
 LATER = ("A, 1 x 8 + 2 x 8 -> 4 x 8", "V, 1 x 4 + 2 x 4 -> 16 x 4")
+# what was asked of the largest jobs; that on 8 x 8 A100 is slower than that on 16 x 8
+LARGEST = {
+    "V, 1 x 4 + 2 x 4 + 4 x 4 -> 32 x 4": 0.12,
+    "A, 1 x 8 + 2 x 8 -> 16 x 8": 0.2,
+    "A, 1 x 8 + 2 x 8 + 4 x 8 -> 16 x 8": 0.12,
+    "V, presets -> 32 x 4": 0.12,
+}
 
 needs_reference = pytest.mark.skipif(
     not os.environ.get("DDPSIM_REFERENCE_DATA"),
@@ -54,10 +61,16 @@ def test_small_messages_over_several_nodes_wait_for_kernels() -> None:
 
 @needs_reference
 def test_16_nodes_of_v100_follow_nccls_choice_without_ll128() -> None:
-    """From 8 KiB to 1 MiB: trees of LL, then rings of LL, 86 to 378 us."""
+    """From 8 KiB to 1 MiB: trees of LL, then rings of LL, 86 to 378 us; from 2 MiB trees of Simple.
+
+    Their chunks go through host memory, without which they would take a third less.
+    """
     points = nccl_sweeps.within(nccl_sweeps.from_presets("abci-V-16x4"), (2**13, 2**20))
     assert len(points) == 8
     assert all(abs(point.error) <= 0.27 for point in points)
+    large = nccl_sweeps.within(nccl_sweeps.from_presets("abci-V-16x4"), (2**21, 2**25))
+    assert len(large) == 5
+    assert all(abs(point.error) <= 0.14 for point in large)
 
 
 @needs_reference
@@ -82,11 +95,23 @@ def test_a_fit_of_half_the_rows_predicts_the_others() -> None:
 def test_some_ranks_predict_others(said: str, measured: tuple[str, ...], asked: str) -> None:
     """Median error from 64 KiB up: 6 % from few nodes to four times as many; from one node 20 %.
 
-    From two to eight times as many, and on A100, 11 %.
+    From two to eight times as many, and on A100, 8 %.
     """
     points = nccl_carried.elsewhere(measured, asked)
-    limit = 0.2 if "NICs" in said else 0.11 if said in LATER else 0.06
+    limit = 0.2 if "NICs" in said else 0.08 if said in LATER else 0.06
     assert median(abs(point.error) for point in points) <= limit
+
+
+@needs_reference
+def test_few_nodes_predict_the_largest_jobs() -> None:
+    """Of ABCI, 64 KiB to 32 MiB; these set no figure. Eight in ten rows of all lie in the range."""
+    held, rows = 0, 0
+    for said, measured, asked in nccl_carried.LARGER:
+        if said in LARGEST:
+            points = nccl_carried.larger(measured, asked)
+            assert median(abs(point.error) for point in points) <= LARGEST[said], said
+            held, rows = held + sum(point.is_held for point in points), rows + len(points)
+    assert (rows, held >= 0.8 * rows) == (40, True)
 
 
 @needs_reference

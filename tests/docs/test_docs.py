@@ -192,6 +192,9 @@ def test_what_profiles_predict_is_validated() -> None:
         ("1 x 4, 2 x 4 and 4 x 4 V100", "V, 1 x 4 + 2 x 4 + 4 x 4 -> 8 x 4"),
         ("1 x 4 and 2 x 4 V100", "V, 1 x 4 + 2 x 4 -> 8 x 4"),
         ("1 x 8 A100 and stated links", "A, 1 x 8 and its NICs -> 2 x 8"),
+        ("1 x 4 to 4 x 4 V100", "V, 1 x 4 + 2 x 4 + 4 x 4 -> 32 x 4"),
+        ("1 x 8 and 2 x 8 A100", "A, 1 x 8 + 2 x 8 -> 16 x 8"),
+        ("1 x 8, 2 x 8 and 4 x 8 A100", "A, 1 x 8 + 2 x 8 + 4 x 8 -> 16 x 8"),
     ):
         found = re.search(rf"\| {re.escape(layouts)} \| [^|]+ \| (\S+)% \|", VALIDATION)
         assert found
@@ -287,7 +290,8 @@ def test_errors_of_preset_networks() -> None:
 
 
 def test_errors_of_presets_in_one_node() -> None:
-    found = rows(VALIDATION.split("### Machines, and what NCCL", 1)[1])
+    section = VALIDATION.split("### Machines, and what NCCL", 1)[1].split("\n### ", 1)[0]
+    found = rows(section)
     nodes = [cells for row, cells in found.items() if re.search(r"-1x\d", row)]
     middle = [abs(float(cells[3].partition("%")[0])) for cells in nodes]
     large = [abs(float(cells[4].partition("%")[0])) for cells in nodes if cells[4]]

@@ -30,7 +30,7 @@ from validation.one_gpu import (
     publishers_table,
     regimes_table,
 )
-from validation.presets import preset_sigma, preset_table
+from validation.presets import machines_table, preset_sigma, preset_table, tcp_table
 from validation.rows import in_words, levels_knowing_ddp, levels_text, row_table
 from validation.scaling import covered_text, scaled_table, synthetic, synthetic_table, unequal_ranks
 from validation.two_hosts import testbed_rows
@@ -85,6 +85,9 @@ def _figures() -> dict[str, str]:
         "SWEEPS": "\n".join(nccl_sweeps.table()),
         "MEASURED_DEVICES": device_table(),
         "HALVES": halves_table(),
+        "LARGER": "\n".join(nccl_carried.larger_table()),
+        "MACHINES": machines_table(),
+        "TCP": tcp_table(),
         "CARRIED": "\n".join(nccl_carried.carried_table()),
         "LEFT_OUT": "\n".join(nccl_sweeps.left_out_table()),
         "SWEEP_LEVELS": "\n".join(f"- {k}: {v}" for k, v in nccl_carried.levels().items()),

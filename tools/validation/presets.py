@@ -1,12 +1,22 @@
-"""All-reduces of machine presets beside published nccl-tests sweeps."""
+"""Presets of devices and machines beside published all-reduces, TCP rates and steps over TCP."""
 
 from __future__ import annotations
 
+import csv
 import math
+import os
+from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
-from statistics import fmean
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple
 
+import ddpsim
 from ddpsim.cluster.transfers import duration_ns
+from ddpsim.prediction.api import predict
+from ddpsim.prediction.collective_times import collective_table, load_cluster
+from ddpsim.scenario.catalog import machine_table
 from ddpsim.units import MIB, NS_PER_S
 from validation.markdown import markdown
 from validation.rows import job_of
@@ -27,6 +37,16 @@ SWEEPS = (
     ("dstack, Nebius", "h100-sxm-80gb", 2, 8, 276.45),
     ("dstack, Lambda", "b200", 2, 8, 253.88),
 )
+
+PUBLISHED = Path(__file__).parents[2] / "tests" / "data" / "published-collectives.csv"
+# EFA of June 2019 took twice as long as that of 2020 from 256 KiB on
+NCCL: dict[str, dict[str, Any]] = {
+    "aws-p3dn-2x8": {"nccl": "2.4", "nccl_env": {"NCCL_TREE_THRESHOLD": 0}},
+    "aws-p3dn-2020-2x8": {"nccl": "2.4"},
+}
+_SET_BY = ("4", "8")  # batches whose steps set the rate of a connection
+# part of the line's rate that DDP on V100 reached over TCP, as published; Gbit/s
+_TCP_RATES = {10: 0.96, 100: 0.21}
 
 
 @cache
@@ -55,3 +75,132 @@ def preset_table() -> str:
         for (name, device, nodes, gpus, time_us), error in zip(SWEEPS, preset_errors(), strict=True)
     )
     return markdown(["sweep", "device", "nodes x GPUs", "measured", "error"], rows)
+
+
+class Sweep(NamedTuple):
+    """Times in seconds by size in bytes of one machine in one number."""
+
+    name: str
+    machine: str
+    nodes: int
+    times_s: dict[int, float]
+
+    def errors(self) -> dict[int, float]:
+        """Logarithm of predicted over measured, by size."""
+        keys = {"machine": self.machine, "nodes": self.nodes} | NCCL.get(self.name, {})
+        scenario = load_cluster({"cluster": keys})
+        rows = collective_table(scenario, "all_reduce", list(self.times_s)).rows
+        return {row.size_bytes: math.log(row.time_s / self.times_s[row.size_bytes]) for row in rows}
+
+
+@cache
+def sweeps() -> dict[str, Sweep]:
+    """Of machines whose presets they did not set."""
+    lines = PUBLISHED.read_text("utf-8").splitlines()
+    found: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+        found[row["id"]].append(row)
+    return {name: _sweep(name, rows) for name, rows in found.items()}
+
+
+def _sweep(name: str, rows: list[dict[str, str]]) -> Sweep:
+    times_s = {int(row["size_bytes"]): _time_s(row) for row in rows}
+    return Sweep(name, rows[0]["machine"], int(rows[0]["nodes"]), times_s)
+
+
+def _time_s(row: dict[str, str]) -> float:
+    """As published, or of the bus bandwidth: 2 (n - 1) / n of the bytes at its rate."""
+    if row["time_us"]:
+        return float(row["time_us"]) / 1e6
+    ranks = int(row["nodes"]) * machine_table(row["machine"])["gpus_per_node"]
+    on_the_bus = int(row["size_bytes"]) * 2 * (ranks - 1) / ranks
+    return float(on_the_bus / (float(row["bus_gb_per_s"]) * 1e9))
+
+
+def machines_table() -> str:
+    """Their errors; of messages from 1 MiB too."""
+    return markdown(["sweep", "machine", "rows", "median", "bias", "worst"], _of_machines())
+
+
+def _of_machines() -> Iterator[tuple[str, ...]]:
+    for name, sweep in sweeps().items():
+        errors = [math.expm1(error) for error in sweep.errors().values()]
+        half, bias = median(map(abs, errors)), median(errors)
+        worst = max(errors, key=abs)
+        levels = f"{half:.0%}", f"{bias:+.0%}", f"{worst:+.0%}"
+        yield name, sweep.machine, f"{len(errors)}", *levels
+
+
+def _level(errors: list[float]) -> str:
+    half, bias, worst = median(map(abs, errors)), median(errors), max(errors, key=abs)
+    return f"median {half:.0%}, bias {bias:+.0%}, worst {worst:+.0%}"
+
+
+class Step(NamedTuple):
+    """A published BERT step on T4 nodes over TCP, and its prediction; seconds."""
+
+    measured_s: float
+    predicted_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def error(self) -> float:
+        """Of the time."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def is_held(self) -> bool:
+        """Within the 80 % interval."""
+        return self.low_s <= self.measured_s <= self.high_s
+
+
+@cache
+def tcp_steps() -> tuple[Step, ...]:
+    """On 2 to 4 nodes of 1 to 4 GPUs, of batches that did not set the rate of a connection."""
+    file = Path(os.environ["DDPSIM_REFERENCE_DATA"]) / "published" / "t4-tcp-bert-steps.csv"
+    rows = list(csv.DictReader(file.read_text("utf-8").splitlines()))
+    alone = {row["batch_per_rank"]: row["step_s"] for row in rows if row["placement"] == "1"}
+    asked = [row for row in rows if row["nodes"] != "1" and row["batch_per_rank"] not in _SET_BY]
+    return tuple(_step(row, alone[row["batch_per_rank"]]) for row in asked)
+
+
+def _step(row: dict[str, str], alone_s: str) -> Step:
+    layout = {"nodes": int(row["nodes"]), "gpus_per_node": int(row["gpus_per_node"])}
+    step = {"step_time": f"{alone_s} s", "batch_per_rank": int(row["batch_per_rank"])}
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "bert-base", **step},
+        "cluster": {"machine": "g4dn.12xlarge", "nccl": "2.7", **layout},
+    }
+    result = predict(ddpsim.load_scenario(scenario))
+    interval = result.prediction_interval_s
+    if interval is None:
+        raise ValueError("a step without its interval")
+    predicted_s = result.iteration_time_s.mean
+    return Step(float(row["step_s"]), predicted_s, interval.low, interval.high)
+
+
+def tcp_table() -> str:
+    """Steps, and rates of large messages."""
+    steps = tcp_steps()
+    errors = [step.error for step in steps]
+    rows = [
+        (
+            "BERT steps on 2 to 4 g4dn.12xlarge",
+            f"{len(steps)}",
+            _level(errors) + f"; interval holds {sum(step.is_held for step in steps)}",
+        )
+    ]
+    for gbit_per_s, published in _TCP_RATES.items():
+        said = f"{tcp_part(gbit_per_s):.0%} of the line; published {published:.0%}"
+        rows.append((f"V100 over TCP, {gbit_per_s} Gbit/s, 256 MiB", "1", said))
+    return markdown(["what", "rows", "level"], rows)
+
+
+def tcp_part(gbit_per_s: int) -> float:
+    """What a ring of 4 V100 over TCP reaches of the line's rate."""
+    network = {"bandwidth": f"{gbit_per_s} Gbit/s", "transport": "tcp"}
+    one = {"device": "v100-sxm-16gb", "gpus_per_node": 1, "nodes": 4, "inter_node": network}
+    (row,) = collective_table(load_cluster({"cluster": one}), "all_reduce", [2**28]).rows
+    return row.busbw_bytes_per_s / (gbit_per_s / 8 * 1e9)

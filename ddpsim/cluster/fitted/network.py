@@ -8,6 +8,7 @@ from math import hypot, log, log2
 
 import numpy as np
 
+from ddpsim.cluster.fitted.carried import CarriedCost, nccl_on, nearest
 from ddpsim.cluster.fitted.extrapolation import hops_are_assumed, is_beyond_one_node, reaching
 from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost, collective_times_s
 from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
@@ -23,6 +24,7 @@ from ddpsim.importers.profiles.cluster import (
     GlooRing,
     Interference,
     MeasuredSigma,
+    NcclRegimes,
 )
 from ddpsim.provenance import Provenance, Trust, Uncertainty
 from ddpsim.scenario.catalog import are_other_devices
@@ -34,8 +36,8 @@ from ddpsim.units import format_bytes_per_s
 __all__ = ["PER_DOUBLING", "doublings", "network_from_profile"]
 
 # of NCCL's times, for each doubling of the ranks beyond those measured: root mean square error on
-# ABCI's V100 (0.05) and A100 (0.18), each carried from other numbers of nodes (docs/validation.md)
-PER_DOUBLING = 0.14
+# ABCI's V100 (0.03) and A100 (0.16), each carried from other numbers of nodes (docs/validation.md)
+PER_DOUBLING = 0.12
 _OTHER_GLOO_RANKS = 0.15  # assumed
 _BEYOND_ONE_NODE = 0.37  # ABCI A, 1 x 8 and its NICs: 2 x 8 and 4 x 8 err by 20 and 26 %
 _USUAL_BYTES = 16 * 2**20
@@ -55,14 +57,11 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
     rate, collisions = _line_rate(cluster, scenario.run.seed) if is_gloo else (None, ())
     half = scenario.ddp.sent_dtype is not None  # bfloat16 is taken to cost what float16 does
     law = reaching(_law(profile, half=half), profile.valid.layouts, scenario)
-    layout = cluster.nodes, cluster.gpus_per_node
-    cost = CorrectedCost(
-        FittedCost(law, *layout, rate),
-        Correction.of(profile.all_reduce, profile.measured, *layout),
-        _others(profile, layout),
-    )
-    measured = frozenset({"all_reduce", *(operation for operation, _ in cost.others)})
-    warnings = (*profile.warnings, *_warnings(cluster, profile, rate))
+    corrected = _corrected(profile, law, (cluster.nodes, cluster.gpus_per_node), rate)
+    cost = _carried(corrected, scenario, profile)
+    by_links = isinstance(cost, CarriedCost)
+    measured = frozenset({"all_reduce", *(operation for operation, _ in corrected.others)})
+    warnings = (*profile.warnings, *_warnings(cluster, profile, rate, by_links=by_links))
     found = profile.interference
     sent = 2 * (cluster.world_size - 1) / cluster.world_size  # bytes a rank, of one of a message
     return Network(
@@ -103,6 +102,32 @@ def _others(
     return tuple(found)
 
 
+def _corrected(
+    profile: ClusterProfile, law: AllReduceModel, layout: tuple[int, int], rate: float | None = None
+) -> CorrectedCost:
+    """A law on a layout, with what was measured there."""
+    return CorrectedCost(
+        FittedCost(law, *layout, rate),
+        Correction.of(profile.all_reduce, profile.measured, *layout),
+        _others(profile, layout),
+    )
+
+
+def _carried(
+    cost: CorrectedCost, scenario: Scenario, profile: ClusterProfile
+) -> CorrectedCost | CarriedCost:
+    """On other ranks than were measured over nodes, with NCCL's trees as its links have them."""
+    cluster, law = scenario.cluster, profile.all_reduce
+    layout = cluster.nodes, cluster.gpus_per_node
+    known = nearest(profile.valid.layouts, layout)
+    if not isinstance(law, NcclRegimes) or cluster.nodes == 1 or known is None:
+        return cost
+    here, there = nccl_on(scenario, layout), nccl_on(scenario, known)
+    if _is_measured(cluster, profile) or here is None or there is None:
+        return cost
+    return CarriedCost(cost, _corrected(profile, law, known), here, there)
+
+
 def _kept(points: Sequence[ComputeKept], sent: float) -> tuple[Kept, ...]:
     """By the bytes of a message that move in a second, of which a rank sends the share `sent`."""
     return tuple(
@@ -141,14 +166,14 @@ def _uncertainty(cluster: Cluster, profile: ClusterProfile, rate: float | None) 
         basis = "the residuals of the profile's fit, and assumed between nodes"
         return Uncertainty(hypot(sigma, _BEYOND_ONE_NODE), basis)
     if not _is_measured(cluster, profile):
-        return _carried(sigma, cluster, profile)
+        return _beyond_measured(sigma, cluster, profile)
     if not profile.measured_sigma:
         return Uncertainty(sigma, "the residuals of the profile's fit")
     basis = "the profile's measurements, each left out in turn or made twice"
     return Uncertainty(_measured_sigma(profile, rate), basis)
 
 
-def _carried(sigma: float, cluster: Cluster, profile: ClusterProfile) -> Uncertainty:
+def _beyond_measured(sigma: float, cluster: Cluster, profile: ClusterProfile) -> Uncertainty:
     """On ranks that were not measured: the further from those that were, the wider."""
     basis = "the residuals of the profile's fit, and "
     if isinstance(profile.all_reduce, GlooRing):
@@ -193,7 +218,10 @@ def _is_beyond_one_node(cluster: Cluster, profile: ClusterProfile) -> bool:
     return is_beyond_one_node(profile.valid.layouts, (cluster.nodes, cluster.gpus_per_node))
 
 
-def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> tuple[str, ...]:
+def _warnings(
+    cluster: Cluster, profile: ClusterProfile, rate: float | None, *, by_links: bool
+) -> tuple[str, ...]:
+    """`by_links`: trees are carried by the ratio of NCCL's times by links."""
     found = []
     if are_other_devices(profile.provenance.machine, cluster.device.name):
         found.append(
@@ -214,11 +242,15 @@ def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> 
             profile.valid.layouts, (cluster.nodes, cluster.gpus_per_node)
         ):
             rests = "its bandwidths and hops that are assumed (docs/explanation/profiles.md)"
+        if by_links:
+            rests += ", and NCCL's trees by the ratio of their times by links"
+        elif not isinstance(profile.all_reduce, GlooRing) and cluster.nodes > 1:
+            rests += "; state cluster.inter_node, so that NCCL's trees are carried by links"
         found.append(
             f"profile {profile.name} was measured on {measured} ranks: {cluster.nodes} x "
             f"{cluster.gpus_per_node} is predicted from {rests}"
         )
-    if unused := _unused_links(cluster, profile):
+    if unused := _unused_links(cluster, profile, by_links=by_links):
         found.append(
             f"{' and '.join(unused)} {'is' if len(unused) == 1 else 'are'} not used: profile "
             f"{profile.name} tells what the links do"
@@ -239,12 +271,12 @@ def _warnings(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> 
     return tuple(found)
 
 
-def _unused_links(cluster: Cluster, profile: ClusterProfile) -> list[str]:
+def _unused_links(cluster: Cluster, profile: ClusterProfile, *, by_links: bool) -> list[str]:
     """Keys that are stated and that a profile answers for; gloo's takes the line rate."""
     if isinstance(profile.all_reduce, GlooRing):
         return []
-    answered = ["algorithm", "intra_node"]
-    if not _is_beyond_one_node(cluster, profile):
+    answered = ["algorithm"] if by_links else ["algorithm", "intra_node"]
+    if not (by_links or _is_beyond_one_node(cluster, profile)):
         answered.append("inter_node")
     return [
         f"cluster.{key}"

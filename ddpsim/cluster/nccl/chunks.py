@@ -11,16 +11,21 @@ from dataclasses import dataclass
 from math import ceil, floor, log2
 from typing import TYPE_CHECKING
 
+from ddpsim.cluster.nccl import thresholds
+from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER
+
 if TYPE_CHECKING:
     from ddpsim.cluster.nccl.tables import Algorithm, Protocol
     from ddpsim.cluster.nccl.tuner import Graph
 
-__all__ = ["Cut", "blocks", "cut"]
+__all__ = ["RING_CHUNK_BYTES", "Cut", "blocks", "communicator_channels", "cut"]
 
 _KIB = 1024
 _BUFFER_STEP_BYTES = {"LL": 64 * _KIB, "LL128": 614_400, "Simple": 512 * _KIB}
+_EARLY_LL_STEP_BYTES = 16 * _KIB  # data of 2048 lines, to NCCL 2.4 (src/include/devcomm.h)
 _PAYLOAD = {"LL": 0.5, "LL128": 15 / 16, "Simple": 1.0}
 _RING_STEPS_A_CHUNK = {"LL": 1, "LL128": 1, "Simple": 4}
+RING_CHUNK_BYTES = _BUFFER_STEP_BYTES["Simple"] * _RING_STEPS_A_CHUNK["Simple"]  # of Simple
 _LL_PART = 1 / 8  # assumed: a message of LL, small as it is, keeps a NIC busy for so much less
 # a chunk of Simple is two slices; LL's small messages are taken to cost as little as their part
 _RING_MESSAGES_A_CHUNK = {"LL": _LL_PART, "LL128": 1, "Simple": 2}
@@ -68,13 +73,17 @@ def _in_a_row(graph: Graph, channels: int) -> float:
 
 def _step_bytes(graph: Graph, protocol: Protocol) -> int:
     """Data of one of the eight steps of a channel's buffer."""
+    if protocol == "LL" and graph.minor <= LAST_WITHOUT_TUNER:
+        return _EARLY_LL_STEP_BYTES
     if protocol == "Simple" and graph.buffer_bytes:
         return max(1, graph.buffer_bytes // 8)
     return int(_BUFFER_STEP_BYTES[protocol] * _PAYLOAD[protocol])
 
 
-def _communicator_channels(graph: Graph) -> int:
+def communicator_channels(graph: Graph) -> int:
     """Twice those of the search; with fast links over several nodes, once more."""
+    if graph.minor <= LAST_WITHOUT_TUNER:
+        return thresholds.channels(graph)
     most = graph.tables.most_channels
     count, speed = graph.channels
     channels = min(most, 2 * count)
@@ -96,12 +105,17 @@ def blocks(graph: Graph, algorithm: Algorithm, protocol: Protocol, size_bytes: i
 
     Not rounded, so that a time grows with the bytes.
     """
+    if graph.minor <= LAST_WITHOUT_TUNER:
+        all_of_them = communicator_channels(graph)
+        return (
+            thresholds.ll_blocks(graph, algorithm, size_bytes) if protocol == "LL" else all_of_them
+        )
     threads, least_bytes = {
         "Simple": (512, 64),
         "LL": (512, 8 * graph.ranks if algorithm == "ring" else 8),
         "LL128": (640, 8),
     }[protocol]
-    return max(1.0, min(_communicator_channels(graph), size_bytes / (threads * least_bytes)))
+    return max(1.0, min(communicator_channels(graph), size_bytes / (threads * least_bytes)))
 
 
 def _tree_chunk_bytes(graph: Graph, protocol: Protocol, size_bytes: int, channels: int) -> float:
@@ -115,7 +129,7 @@ def _tree_chunk_bytes(graph: Graph, protocol: Protocol, size_bytes: int, channel
         steps = 1 + levels + 0.1 * per_node
         wanted = [(64 * steps / per_node, 128 * _KIB), (16 * steps / per_node, 32 * _KIB)]
     elif protocol == "Simple" and graph.minor <= 19:
-        depth = per_node - 1 + levels
+        depth = per_node - (graph.minor > LAST_WITHOUT_TUNER) + levels
         wanted = [(8 * depth, 128 * _KIB), (4 * depth, 64 * _KIB), (depth, 32 * _KIB)]
     else:
         wanted = []

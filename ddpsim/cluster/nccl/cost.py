@@ -10,13 +10,18 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, inf
+from math import ceil
 from typing import NamedTuple
 
 from ddpsim.cluster.algorithms.rings import ring, ring_hops_ns
 from ddpsim.cluster.cost import slowest_of
 from ddpsim.cluster.nccl.chunks import Cut, cut
-from ddpsim.cluster.nccl.kernels import in_a_tree_s, shared_s_per_byte
+from ddpsim.cluster.nccl.kernels import (
+    in_a_tree_s,
+    most_bytes_per_s,
+    shared_s_per_byte,
+    through_hosts_s,
+)
 from ddpsim.cluster.nccl.tables import NEWEST, PROTOCOLS, tables
 from ddpsim.cluster.nccl.tuner import Choice, Graph, choose, estimates, most_ll_gb_per_s, pat_us
 from ddpsim.cluster.topology.link import Link
@@ -170,7 +175,7 @@ class NcclCost:
         intra, inter, switch = self.paths.intra, self.paths.inter, self.paths.switch
         cuts = cuts or cut(self.graph, choice.algorithm, choice.protocol, size_bytes)
         payload = _PAYLOAD[choice.protocol]
-        copied_s, most = 0.0, inf
+        copied_s, most = 0.0, most_bytes_per_s(self.graph, choice.algorithm, choice.protocol)
         if choice.protocol == "LL":
             copied_s = shared_s_per_byte(self.graph, choice.algorithm, "LL", size_bytes)
             most = most_ll_gb_per_s(self.graph) * 1e9
@@ -183,6 +188,10 @@ class NcclCost:
             busy_s = self.message_s * cuts.messages
             # a hop's latency has one message's time on the NIC in it already
             latency_s = max(0.0, self._net_s(choice) - min(busy_s, self.message_s))
+            if choice.protocol == "Simple" and not self.graph.gpu_direct:
+                latency_s += through_hosts_s(
+                    self.graph, choice.algorithm, size_bytes, cuts.chunk_bytes
+                )
             if choice.algorithm == "tree":
                 latency_s += in_a_tree_s(self.graph, choice.protocol, size_bytes, cuts.chunk_bytes)
             inter = Link(latency_s, payload * inter.bandwidth_bytes_per_s, busy_s)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ddpsim.cluster.nccl.tables import PROTOCOLS
+from ddpsim.cluster.nccl.tables import NEWEST, PROTOCOLS
+from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER
 from ddpsim.errors import shown
 
 __all__ = ["Environment", "read_environment"]
@@ -23,7 +24,11 @@ _NUMBERS = (
     "NCCL_BUFFSIZE",
     "NCCL_SOCKET_NTHREADS",
     "NCCL_NSOCKS_PERTHREAD",
+    "NCCL_TREE_THRESHOLD",
 )
+# of NCCL 2.4, and those that came after it
+_OLD = ("NCCL_TREE_THRESHOLD",)
+_NEW = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Environment:
     min_channels: int = 0
     max_channels: int = 0
     buffer_bytes: int = 0
+    tree_threshold: int | None = None
     threads: int | None = None
     sockets: int | None = None
     uses_nvls: bool = True
@@ -46,8 +52,19 @@ class Environment:
     uses_ib: bool = True
 
 
-def read_environment(variables: Mapping[str, str | int]) -> Environment:
-    """What they mean; raises ValueError with the variable's name and what it may be."""
+def read_environment(variables: Mapping[str, str | int], minor: int = NEWEST) -> Environment:
+    """What they mean in NCCL 2.`minor`.
+
+    Raises ValueError with a variable's name and what it may be, and for one that this version does
+    not read, as NCCL would say nothing of it.
+    """
+    is_old = minor <= LAST_WITHOUT_TUNER
+    for name in _NEW if is_old else _OLD:
+        if name in variables:
+            reads = "NCCL 2.5 and later do" if is_old else "NCCL 2.4 does"
+            raise ValueError(
+                f"{name} is not read by NCCL 2.{minor} ({reads}); drop it, or set nccl"
+            )
     for name in variables:
         if name not in ("NCCL_ALGO", "NCCL_PROTO", *_SWITCHES, *_NUMBERS):
             known = ", ".join(("NCCL_ALGO", "NCCL_PROTO", *_SWITCHES, *_NUMBERS))
@@ -62,6 +79,7 @@ def read_environment(variables: Mapping[str, str | int]) -> Environment:
         min_channels=numbers.get("NCCL_MIN_NCHANNELS", 0),
         max_channels=numbers.get("NCCL_MAX_NCHANNELS", 0),
         buffer_bytes=numbers.get("NCCL_BUFFSIZE", 0),
+        tree_threshold=numbers.get("NCCL_TREE_THRESHOLD"),
         threads=threads,
         sockets=None if threads is None else max(1, threads) * max(1, each),
         uses_nvls=switches.get("NCCL_NVLS_ENABLE", 2) != 0,

@@ -12,17 +12,23 @@ assumed as much. Held against sweeps of several nodes in docs/validation.md.
 from __future__ import annotations
 
 from collections import Counter
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.algorithms.node_trees import two_trees
-from ddpsim.cluster.nccl.chunks import blocks
+from ddpsim.cluster.nccl.chunks import RING_CHUNK_BYTES, blocks, communicator_channels
 
 if TYPE_CHECKING:
     from ddpsim.cluster.nccl.tables import Algorithm, Architecture, Protocol
     from ddpsim.cluster.nccl.tuner import Graph
 
-__all__ = ["in_a_tree_s", "shared_s_per_byte"]
+__all__ = [
+    "SLOT_GB_PER_S",
+    "in_a_tree_s",
+    "most_bytes_per_s",
+    "shared_s_per_byte",
+    "through_hosts_s",
+]
 
 _READS_LL_AT_ONCE = 10  # readLLBeginAll, src/device/prims_ll.h
 
@@ -31,6 +37,14 @@ _BLOCK_GB_PER_S: dict[Protocol, dict[Architecture, float]] = {
     "LL128": {"volta": 20, "ampere": 20, "hopper": 36.7, "blackwell": 40},
     "Simple": {"volta": 26.5, "ampere": 24, "hopper": 38.7, "blackwell": 70},
 }
+# of a GPU's PCIe slot, x16 of the generation that its machines have, as NCCL counts them
+SLOT_GB_PER_S: dict[Architecture, float] = {
+    "volta": 12.0,
+    "ampere": 24.0,
+    "hopper": 48.0,
+    "blackwell": 48.0,
+}
+_SLICES = {"ring": 2, "tree": 1, "nvls": 1}  # of a chunk, each sent on its own
 
 
 def shared_s_per_byte(
@@ -43,11 +57,37 @@ def shared_s_per_byte(
     return 1 / (rate * blocks(graph, algorithm, protocol, sent_bytes))
 
 
+def most_bytes_per_s(graph: Graph, algorithm: Algorithm, protocol: Protocol) -> float:
+    """What the blocks of a hop carry, where NCCL_MAX_NCHANNELS leaves few; else links are slower.
+
+    A tree has half of the channels. LL's copies are priced apart, and NVLS has its own channels.
+    """
+    if not graph.max_channels or algorithm == "nvls" or protocol == "LL":
+        return inf
+    own = communicator_channels(graph) / (1 if algorithm == "ring" else 2)
+    return own * 1e9 * _BLOCK_GB_PER_S[protocol][graph.architecture]
+
+
 def in_a_tree_s(graph: Graph, protocol: Protocol, size_bytes: int, chunk_bytes: int) -> float:
     """Seconds of a chunk in the blocks of a node with the most children; each tree has half."""
     chunk = min(ceil(size_bytes / 2), chunk_bytes)
     each_s = chunk * shared_s_per_byte(graph, "tree", protocol, size_bytes)
     return (2 * _most_sources(graph, protocol) - (protocol == "LL")) * each_s
+
+
+def through_hosts_s(graph: Graph, algorithm: Algorithm, size_bytes: int, chunk_bytes: int) -> float:
+    """Seconds that a slice of Simple takes into the memory of one host and out of another's.
+
+    Without GPUDirect a kernel writes there before the NIC sends, and reads there once all has come;
+    one GPU's slot for each NIC. LL's blocks are slower than the slots, so that these hide.
+    Source: nccl v2.8 src/transport/net.cc (useGdr); one direction of a hop each.
+    """
+    chunk = min(size_bytes / 2, chunk_bytes)
+    if algorithm == "ring":
+        chunk = min(size_bytes / graph.ranks, RING_CHUNK_BYTES * communicator_channels(graph))
+    slots = min(graph.nics, graph.gpus_per_node)
+    each_s = chunk / _SLICES[algorithm] / (slots * 1e9 * SLOT_GB_PER_S[graph.architecture])
+    return 2 * each_s * (1 if algorithm == "ring" else 2)
 
 
 def _most_sources(graph: Graph, protocol: Protocol) -> int:

@@ -18,6 +18,7 @@ from functools import cached_property, lru_cache
 from math import floor, log2
 from typing import Literal, NamedTuple
 
+from ddpsim.cluster.nccl import thresholds
 from ddpsim.cluster.nccl.tables import (
     NEWEST,
     PROTOCOLS,
@@ -53,6 +54,7 @@ _NET_SPEEDS: dict[Architecture, tuple[float, ...]] = {
 _NET_SPEEDS["ampere"] = _NET_SPEEDS["volta"]
 _NET_SPEEDS["blackwell"] = (96, 86, 80, 48, 45.1, *_NET_SPEEDS["hopper"][1:])
 _MOST_CHANNELS = 32  # of the search
+_NOT_TO_BE_HAD = "NCCL has no such algorithm and protocol on these ranks"
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Graph:
     `gpu_direct`: NICs reach the GPUs' memory by a switch of PCIe, not through the host.
     `net_latency_us`: what the network's plugin declares; InfiniBand and sockets declare none.
     `min_channels`, `max_channels` and `buffer_bytes`: as NCCL's variables set them; 0: not set.
+    `tree_threshold`: that of NCCL 2.4, if it is set.
     """
 
     architecture: Architecture
@@ -86,6 +89,7 @@ class Graph:
     buffer_bytes: int = 0
     averages: bool = False
     pats: bool = True
+    tree_threshold: int | None = None
 
     @property
     def tables(self) -> Tables:
@@ -177,7 +181,7 @@ class Estimate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What the tuner takes, and its own estimate of the time."""
+    """What the tuner takes, and its own estimate of the time; of thresholds: 0."""
 
     algorithm: Algorithm
     protocol: Protocol
@@ -204,8 +208,10 @@ def estimates(graph: Graph, operation: Operation = "all_reduce") -> tuple[Estima
 def _keeps_128_bytes(graph: Graph) -> bool:
     """Whether they arrive together: over NVLink, and from NICs at most a switch of PCIe away.
 
-    Source: nccl src/graph/tuning.cc, typeIntra and typeInter.
+    Source: nccl src/graph/tuning.cc, typeIntra and typeInter; NCCL 2.4 has no LL128.
     """
+    if graph.minor <= thresholds.LAST_WITHOUT_TUNER:
+        return False
     over_pcie = graph.path == "pcie" and graph.gpus_per_node > 1
     return not over_pcie and (graph.nodes == 1 or graph.gpu_direct)
 
@@ -219,8 +225,10 @@ def choose(
 ) -> Choice:
     """The fastest by the tuner's estimate, of those named (as by NCCL_ALGO and NCCL_PROTO).
 
-    Raises ValueError where none of them can be used.
+    NCCL 2.4 has thresholds in place of estimates. Raises ValueError where none can be used.
     """
+    if graph.minor <= thresholds.LAST_WITHOUT_TUNER:
+        return _by_thresholds(graph, size_bytes, algorithms, protocols, operation)
     named = [
         Choice(row.algorithm, row.protocol, time_us(graph, row, size_bytes, operation))
         for row in estimates(graph, operation)
@@ -228,8 +236,27 @@ def choose(
         and (not protocols or row.protocol in protocols)
     ]
     if not named:
-        raise ValueError("NCCL has no such algorithm and protocol on these ranks")
+        raise ValueError(_NOT_TO_BE_HAD)
     return min(named, key=lambda choice: choice.time_us)
+
+
+def _by_thresholds(
+    graph: Graph,
+    size_bytes: int,
+    algorithms: Sequence[str],
+    protocols: Sequence[str],
+    operation: Operation,
+) -> Choice:
+    algorithm, protocol = thresholds.by_size(graph, size_bytes, operation)
+    known = {row[:2] for row in estimates(graph, operation)}
+    if algorithms and algorithm not in algorithms:
+        algorithm = next((name for name, _ in known if name in algorithms), "nvls")
+        protocol = thresholds.protocol_of(graph, algorithm, size_bytes)
+    if protocols and protocol not in protocols:
+        protocol = next((name for _, name in known if name in protocols), "LL128")
+    if (algorithm, protocol) not in known:
+        raise ValueError(_NOT_TO_BE_HAD)
+    return Choice(algorithm, protocol, 0.0)
 
 
 def time_us(
