@@ -246,6 +246,7 @@ _COMPUTE = (
         _set("workload.read_loss_every=1"),
         graded=False,
         signs={"code": ".item(), or a print, in every step"},
+        shows={"values that the host waits for": "in every step"},
     ),
     Hypothesis(
         "other_precision",
@@ -351,6 +352,7 @@ _OPTIONS = (
         _set("ddp.bucket_cap_mb=1"),
         graded=False,
         signs={"code": "bucket_cap_mb is set"},
+        shows={"all-reduces of gradients": "many"},
     ),
     Hypothesis(
         "no_overlap",
