@@ -49,12 +49,6 @@ def replay(path: str | Path, settings: Sequence[str] = ()) -> Replay:
     not of whole steps, and ScenarioError for settings that do not fit them.
     """
     traces = read_rank_traces(SourceFile(str(path), Path(path)))
-    if traces.looks_for_unused:
-        raise ImportFailedError(
-            traces.source,
-            "is of find_unused_parameters, and does not tell which parameters a step left out; "
-            "record the job without it",
-        )
     job = traced_job(traces)
     document = Document.from_mapping(job.document, Path()).changed(settings)
     scenario = parse(document)
