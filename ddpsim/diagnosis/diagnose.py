@@ -18,9 +18,9 @@ from ddpsim.diagnosis.hypotheses import (
     SHARED_LOADER,
     UNKNOWN,
     UNKNOWN_ODDS,
-    Hypothesis,
     asked,
 )
+from ddpsim.diagnosis.hypothesis import Hypothesis
 from ddpsim.diagnosis.measurements import measurements_in
 from ddpsim.diagnosis.nccl_log import facts_of, log_probability
 from ddpsim.diagnosis.posterior import (

@@ -70,12 +70,13 @@ class Changed:
 
     def steps(self, quantity: Quantity) -> list[CalmStep]:
         """Those that `seconds` needs simulated."""
-        promptly = self.job, {**self.factors, "data": _NO_TIME}
-        with_loader = [] if self.job.program.loader is None else [promptly]
+        usual: CalmStep = self.job, self.factors
+        promptly: CalmStep = self.job, {**self.factors, "data": _NO_TIME}
+        has_loader = self.job.program.loader is not None
         needed: dict[Quantity, list[CalmStep]] = {
-            "step": [(self.job, self.factors)],
-            "exposed": [promptly] if with_loader else [(self.job, self.factors)],
-            "data_wait": with_loader and [(self.job, self.factors), promptly],
+            "step": [usual],
+            "exposed": [promptly if has_loader else usual],
+            "data_wait": [usual, promptly] if has_loader else [],
         }
         return needed.get(quantity, [])
 

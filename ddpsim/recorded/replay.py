@@ -14,7 +14,7 @@ from statistics import median
 
 from ddpsim.engine.program import Program
 from ddpsim.engine.reference.recorded import RecordedRank, RecordedSteps, simulate_recorded
-from ddpsim.errors import ImportFailedError, InputError, ScenarioError, blamed_on
+from ddpsim.errors import InputError, ScenarioError, blamed_on
 from ddpsim.importers.kineto.measured import KinetoStep
 from ddpsim.importers.kineto.ranks import RankTraces, read_rank_traces
 from ddpsim.importers.kineto.transfers import Transfer, clocks_apart_s

@@ -441,6 +441,14 @@ OPTIONS = (
         measured=("exposed", "all_reduce"),
     ),
     Job(
+        "SyncBatchNorm over TCP",
+        "sync_batch_norm",
+        RESNET,
+        TCP_NODES,
+        ("workload.sync_batch_norm=true",),
+        measured=("exposed", "all_reduce"),
+    ),
+    Job(
         "nn.DataParallel",
         "data_parallel",
         {**BERT, "batch_per_rank": 4, "step_time": "30 ms"},
