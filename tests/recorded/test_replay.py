@@ -81,9 +81,9 @@ def test_a_map_of_used_parameters_is_replayed() -> None:
 
 
 def test_real_steps_are_simulated_to_their_length(real: Path) -> None:
-    """Ranks and other tests share two cores."""
+    """Roughly: ranks and other tests share two cores, and seldom run at once."""
     steps = [step for ranks in (2, 4) for step in replayed(real / str(ranks)).steps]
-    assert median(abs(step.error) for step in steps) < 0.05
+    assert median(abs(step.error) for step in steps) < 0.1
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
