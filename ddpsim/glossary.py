@@ -123,7 +123,7 @@ One process of the job, and its GPU: 2 nodes of 8 GPUs have ranks 0 to 15.""",
 GPUs, hosts and data loaders of one cluster differ, and DDP waits for the slowest. Where a
 scenario does not say how, the interval's upper edge is raised. docs/explanation/stragglers.md.""",
     "rdma": """\
-NICs that move data without the CPU (InfiniBand, RoCE, EFA). With GPUDirect they reach GPU
+NICs that move data without the CPU (InfiniBand, RoCE, EFA). With GPUDirect they read GPU
 memory directly; without it data passes through host memory. NCCL's log says `NET/IB`, with
 `GDRDMA` for GPUDirect, and `NET/Socket` where TCP is used instead.""",
     "rebuild": """\
