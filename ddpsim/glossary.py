@@ -32,6 +32,14 @@ the first one too.""",
     "busbw": """\
 Bus bandwidth: algbw x 2(N-1)/N for an all-reduce. It is what each link really carries,
 so it can be held against the hardware and does not depend on the number of ranks.""",
+    "cause": """\
+What may make a job slow, as `ddpsim diagnose` ranks them: each is a changed scenario that
+is simulated. Its probability comes from assumed odds and from how well it predicts what was
+measured. docs/explanation/diagnosis.md.""",
+    "chakra": """\
+A format for execution traces, a graph of one rank's work and collectives, which ASTRA-sim
+and others replay. `ddpsim trace --format chakra` writes one step; `ddpsim import` reads
+those of real jobs. docs/how-to/report.md.""",
     "critical path": """\
 The chain of work, transfers and waits that ends the step: shortening anything that is
 not on it changes nothing.""",
@@ -39,6 +47,9 @@ not on it changes nothing.""",
 torch.nn.DataParallel, one process for all GPUs of a machine (algorithm: data_parallel):
 parameters leave GPU 0 before each forward and gradients come back after the backward.
 Nothing overlaps; DistributedDataParallel is what to use.""",
+    "data wait": """\
+Time of a step in which the GPU waits for its next batch. Give `ddpsim diagnose` what a
+profiler shows, or time next(loader).""",
     "ecmp": """\
 Several equal paths out of a leaf switch (inter_node.uplinks), onto which flows are hashed.
 Two on one path have half each, and the all-reduce waits for the slowest flow.""",
@@ -116,6 +127,10 @@ docs/explanation/optimizer-in-backward.md.""",
 What the loop does between steps now and then: an evaluation (workload.evaluation) or a checkpoint
 (workload.checkpoint_write) every so many steps. No step has it in its time; epochs and plans count
 it. docs/explanation/training-loop.md.""",
+    "peer-to-peer": """\
+GPUs of a node that write into each other's memory, over NVLink or PCIe. Without it (in some
+containers and virtual machines, or under NCCL_P2P_DISABLE=1) they share host memory's
+bandwidth. NCCL's log then says `via SHM`.""",
     "prefetch": """\
 Batches that a data loader keeps ready: workers x prefetch. It evens out short stalls; a
 loader that is slower than the step is slower whatever the prefetch.""",
@@ -127,6 +142,10 @@ One process of the job, and its GPU: 2 nodes of 8 GPUs have ranks 0 to 15.""",
     "rank variation": """\
 GPUs, hosts and data loaders of one cluster differ, and DDP waits for the slowest. Where a
 scenario does not say how, the interval's upper edge is raised. docs/explanation/stragglers.md.""",
+    "rdma": """\
+NICs that move data without the CPU (InfiniBand, RoCE, EFA). With GPUDirect they read GPU
+memory directly; without it data passes through host memory. NCCL's log says `NET/IB`, with
+`GDRDMA` for GPUDirect, and `NET/Socket` where TCP is used instead.""",
     "rebuild": """\
 After its first iteration DDP regroups its buckets by the order in which gradients
 really became ready. Until then all gradients of a dtype are one bucket, and nothing
@@ -219,7 +238,13 @@ _ALIASES = {
     "launch": "host",
     "no_sync": "accumulation",
     "operator": "host",
+    "exposed communication": "exposed",
+    "gpudirect": "rdma",
+    "infiniband": "rdma",
+    "odds": "cause",
+    "p2p": "peer-to-peer",
     "prediction_interval": "interval",
+    "sockets": "rdma",
     "stragglers": "straggler",
     "step": "iteration",
     "strong scaling": "weak scaling",

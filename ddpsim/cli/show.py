@@ -84,7 +84,11 @@ def _chakra(
     with input_errors():
         paths = write_chakra(scenario, folder, ranks)
     print(f"{folder / 'step'}.N.et   one steady step of {counted(len(paths), 'rank')}")
-    print("ASTRA-sim takes it as --workload-configuration=" + str(folder / "step"))
+    size = scenario.cluster.world_size
+    if len(paths) < size:
+        print(f"ASTRA-sim needs all {counted(size, 'rank')}: leave out --ranks")
+    else:
+        print(f"ASTRA-sim takes it as --workload-configuration={folder / 'step'}")
 
 
 @app.command(rich_help_panel="Files")

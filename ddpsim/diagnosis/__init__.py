@@ -3,7 +3,7 @@
 - `diagnose`: what users call
 - `measurements`: what was measured, from the text of options
 - `case`: a scenario on one number of GPUs, and what it is with a change
-- `hypotheses`: the table of causes; `links`, `own_work`: their changes
+- `hypotheses`: the table of causes, each a `hypothesis`; `links`, `own_work`: their changes
 - `predictions`: what a changed scenario predicts of each measurement
 - `posterior`: how likely a prediction makes what was measured
 - `nccl_log`, `traces`: what NCCL's own log and traces of ranks say of the causes

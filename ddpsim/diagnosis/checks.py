@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import log
 
 from ddpsim.diagnosis.case import Case
-from ddpsim.diagnosis.hypotheses import Hypothesis
+from ddpsim.diagnosis.hypothesis import Hypothesis
 from ddpsim.result.diagnosis import CheckToRun, Outcome, Predicted
 from ddpsim.units import format_bytes, format_duration
 

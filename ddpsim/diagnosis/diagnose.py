@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +18,9 @@ from ddpsim.diagnosis.hypotheses import (
     SHARED_LOADER,
     UNKNOWN,
     UNKNOWN_ODDS,
-    Hypothesis,
     asked,
 )
+from ddpsim.diagnosis.hypothesis import Hypothesis
 from ddpsim.diagnosis.measurements import measurements_in
 from ddpsim.diagnosis.nccl_log import facts_of, log_probability
 from ddpsim.diagnosis.posterior import (
@@ -35,6 +36,7 @@ from ddpsim.diagnosis.predictions import Array, Changed, Predictor
 from ddpsim.diagnosis.traces import (
     BUCKETS,
     RANKS,
+    READS,
     REDUCING,
     UNUSED,
     WORK,
@@ -44,6 +46,7 @@ from ddpsim.diagnosis.traces import (
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.nccl.debug_log import read_debug_log
+from ddpsim.prediction.calm_steps import simulate_calm_steps
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stretches import stretches
 from ddpsim.result.diagnosis import (
@@ -70,7 +73,7 @@ _SUSPECTS = 5
 _FARTHER = 1.0  # standard deviations of the noise
 _SEEN = 0.01  # of any measurement: what changes them by less is no cause
 _SURE = 0.95  # of one cause: nothing needs to be told apart
-_TOLD_BY = {RANKS: "per_rank", **dict.fromkeys((BUCKETS, REDUCING, UNUSED, WORK), "loop")}
+_TOLD_BY = {RANKS: "per_rank", **dict.fromkeys((BUCKETS, READS, REDUCING, UNUSED, WORK), "loop")}
 _NOISE = f"noise of a step {NOISE['step']:.0%}, of a wait or an all-reduce {NOISE['exposed']:.0%}"
 _ASSUMPTIONS = (
     "odds of the causes before anything was measured (docs/explanation/diagnosis.md)",
@@ -156,6 +159,15 @@ class _Found:
     fit: Fit
 
 
+@dataclass(frozen=True)
+class _Near:
+    """A hypothesis, what its sizes predict, and the size that lies nearest to what was measured."""
+
+    hypothesis: Hypothesis
+    values: Mapping[float, Array]
+    nearest: float
+
+
 class _Diagnosing:
     """One job and its measurements."""
 
@@ -181,7 +193,7 @@ class _Diagnosing:
 
     def diagnosis(self) -> Diagnosis:
         """All causes, the likeliest first, and the check."""
-        found = {each.key: known for each in self._asked() if (known := self._found(each))}
+        found = self._found()
         odds = {key: each.hypothesis.odds for key, each in found.items()} | {UNKNOWN: UNKNOWN_ODDS}
         logs = {
             key: each.fit.log_likelihood + log_probability(self.facts, each.hypothesis.shows)
@@ -191,6 +203,7 @@ class _Diagnosing:
         logs[UNKNOWN] = unknown + log_probability(self.facts, None)
         likely, whole = posterior(odds, logs), sum(odds.values())
         order = sorted(likely, key=lambda key: -likely[key])
+        self._simulate_further([found[k] for k in order if k in found and likely[k] >= _LIKELY])
         causes = [self._cause(found.get(key), odds[key] / whole, likely[key]) for key in order]
         own_s = self._own_step_s()
         cluster = self.case.cluster
@@ -214,7 +227,22 @@ class _Diagnosing:
             return hypotheses
         return [each for each in hypotheses if each.key != SHARED_LOADER]
 
-    def _found(self, hypothesis: Hypothesis) -> _Found | None:
+    def _found(self) -> dict[str, _Found]:
+        """Those that can apply, by key; without those that explain no more than nothing does."""
+        near = {each.key: known for each in self._asked_together() if (known := self._near(each))}
+        changes = [self._changes(each.hypothesis, each.nearest) for each in near.values()]
+        self.predictor.simulate(changes, stretched=True)
+        return {key: self._fitted(each) for key, each in near.items()}
+
+    def _asked_together(self) -> list[Hypothesis]:
+        """What their sizes predict is simulated at once."""
+        asked = self._asked()
+        self.predictor.simulate(
+            [self._changes(each, size) for each in asked for size in each.sizes(self.case)]
+        )
+        return asked
+
+    def _near(self, hypothesis: Hypothesis) -> _Near | None:
         """None where no size of it fits the scenario, or none explains as much as nothing does."""
         known = {size: self._values(hypothesis, size) for size in hypothesis.sizes(self.case)}
         values = {size: each for size, each in known.items() if each is not None}
@@ -222,10 +250,14 @@ class _Diagnosing:
         is_told = hypothesis is NOTHING or self._is_shown(hypothesis)
         if nearest is None or not (is_told or self._explains(values[nearest])):
             return None
-        # the inputs' effects are those at the size that lies nearest: others count little
-        effects = self.predictor.effects(self._changes(hypothesis, nearest))
+        return _Near(hypothesis, values, nearest)
+
+    def _fitted(self, near: _Near) -> _Found:
+        """The inputs' effects are those at the size that lies nearest: others count little."""
+        hypothesis = near.hypothesis
+        effects = self.predictor.effects(self._changes(hypothesis, near.nearest))
         graded, falls = hypothesis.graded, hypothesis.falls
-        sizes, predicted = list(values), list(values.values())
+        sizes, predicted = list(near.values), list(near.values.values())
         found = fit(self.seen, sizes, predicted, effects, graded=graded, falls=falls)
         return _Found(hypothesis, found)
 
@@ -284,9 +316,7 @@ class _Diagnosing:
 
     def _predicted(self, hypothesis: Hypothesis, size: float) -> Predicted:
         """Simulated once more, at the size that fits best; where it cannot apply, healthy."""
-        whole, alone = (
-            Changed.of(case, _change(hypothesis, case, size)) for case in (self.case, self.one_gpu)
-        )
+        whole, alone = self._whole_and_alone(hypothesis, size)
         own = (self.case.cluster.nodes, self.case.cluster.gpus_per_node)
         largest = largest_bytes(self.case)
 
@@ -301,6 +331,19 @@ class _Diagnosing:
             data_wait_s=seconds("data_wait"),
             all_reduce_s=None if largest is None else seconds("all_reduce"),
         )
+
+    def _simulate_further(self, found: Sequence[_Found]) -> None:
+        """Together, what `_predicted` needs."""
+        known = [self._whole_and_alone(each.hypothesis, each.fit.size) for each in found]
+        steps = [w.steps(quantity) for w, _ in known for quantity in ("step", "exposed")]
+        simulate_calm_steps(chain(*steps, *(alone.steps("step") for _, alone in known)))
+
+    def _whole_and_alone(self, hypothesis: Hypothesis, size: float) -> tuple[Changed, Changed]:
+        """On all ranks, and on one."""
+        whole, alone = (
+            Changed.of(case, _change(hypothesis, case, size)) for case in (self.case, self.one_gpu)
+        )
+        return whole, alone
 
     def _check(self, found: Mapping[str, _Found], causes: Sequence[Cause]) -> CheckToRun | None:
         if causes[0].probability >= _SURE:

@@ -5,11 +5,11 @@ Odds are assumptions: nobody publishes how often each cause occurs (docs/explana
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from ddpsim.diagnosis import links, own_work
 from ddpsim.diagnosis.case import Case, Change
+from ddpsim.diagnosis.hypothesis import Hypothesis
 from ddpsim.result.diagnosis import HEALTHY
 
 __all__ = [
@@ -18,40 +18,11 @@ __all__ = [
     "SHARED_LOADER",
     "UNKNOWN",
     "UNKNOWN_ODDS",
-    "Hypothesis",
     "asked",
 ]
 
 SHARED_LOADER = "shared_loader"
 UNKNOWN, UNKNOWN_ODDS = "unknown", 4.0
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One cause. `odds` are those before anything was measured, against the others'.
-
-    `sizes`: how large it may be in a case, the mildest first, none where it cannot apply; a
-    `graded` one may have any size between two of them. By logarithm all are equally likely, or less
-    by the power `falls` of the distance to the mildest. `said`: a size in words, for `{size}` in
-    `text`. `signs`: what a check shows, by the check's key; usual signs are left out. `shows`:
-    what NCCL's log or traces show otherwise than expected, by a `Fact`'s name.
-    """
-
-    key: str
-    odds: float
-    text: str
-    remedy: str
-    sizes: Callable[[Case], Sequence[float]]
-    change: Callable[[Case, float], Change]
-    said: Callable[[float], str] = str
-    graded: bool = True
-    falls: float = 0.0
-    signs: Mapping[str, str] = field(default_factory=dict)
-    shows: Mapping[str, str] = field(default_factory=dict)
-
-    def in_words(self, size: float) -> str:
-        """The cause with its size."""
-        return self.text.format(size=self.said(size))
 
 
 def asked(case: Case) -> list[Hypothesis]:
@@ -246,6 +217,7 @@ _COMPUTE = (
         _set("workload.read_loss_every=1"),
         graded=False,
         signs={"code": ".item(), or a print, in every step"},
+        shows={"values that the host waits for": "in every step"},
     ),
     Hypothesis(
         "other_precision",
@@ -351,6 +323,7 @@ _OPTIONS = (
         _set("ddp.bucket_cap_mb=1"),
         graded=False,
         signs={"code": "bucket_cap_mb is set"},
+        shows={"all-reduces of gradients": "many"},
     ),
     Hypothesis(
         "no_overlap",
@@ -363,6 +336,16 @@ _OPTIONS = (
         graded=False,
         signs={"code": "a large bucket_cap_mb, or a sync in a hook"},
         shows={"all-reduces of gradients": "one"},
+    ),
+    Hypothesis(
+        "sync_batch_norm",
+        0.5,  # it is written in the owner's own code
+        "batch norms take their statistics from all ranks: nn.SyncBatchNorm",
+        "leave out convert_sync_batchnorm where a rank's batch is large enough",
+        own_work.own_statistics,
+        _set("workload.sync_batch_norm=true"),
+        graded=False,
+        signs={"code": "convert_sync_batchnorm"},
     ),
     Hypothesis(
         "data_parallel",

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import log
 
 from ddpsim.diagnosis.case import Case
+from ddpsim.diagnosis.traces import RANKS, WORK
 from ddpsim.importers.nccl.debug_log import Connection, DebugLog
 from ddpsim.result.diagnosis import Fact
 
 __all__ = ["facts_of", "log_probability"]
 
-_RIGHT = 0.95  # how surely a log shows what a cause makes NCCL do (assumed)
+# how surely a log or a trace shows what a cause makes the job do (assumed): what it names is wrong
+# only if it is of another run; what is concluded from times may be chance
+_NAMED, _FROM_TIMES = 0.99, 0.95
 
 
 def facts_of(debug: DebugLog, case: Case) -> tuple[Fact, ...]:
@@ -33,8 +36,12 @@ def log_probability(facts: Sequence[Fact], shows: Mapping[str, str] | None) -> f
     """
     if shows is None:
         return len(facts) * log(0.5)
-    right = [shows.get(fact.name, fact.expected) == fact.seen for fact in facts]
-    return sum(log(_RIGHT if each else 1 - _RIGHT) for each in right)
+    return sum(log(_probability(fact, shows)) for fact in facts)
+
+
+def _probability(fact: Fact, shows: Mapping[str, str]) -> float:
+    right = _FROM_TIMES if fact.name in (RANKS, WORK) else _NAMED
+    return right if shows.get(fact.name, fact.expected) == fact.seen else 1 - right
 
 
 def _inside(case: Case, connections: Sequence[Connection]) -> Iterator[Fact]:

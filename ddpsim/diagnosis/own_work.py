@@ -20,6 +20,7 @@ __all__ = [
     "of_data_parallel",
     "other_batch",
     "other_precision",
+    "own_statistics",
     "precision_of",
     "precisions",
     "shared_loader",
@@ -160,6 +161,13 @@ def small_buckets(case: Case) -> Sequence[float]:
 def nothing_overlaps(case: Case) -> Sequence[float]:
     """Where buckets are sent during the backward."""
     return switch(case.is_ddp and case.cluster.world_size > 1)
+
+
+def own_statistics(case: Case) -> Sequence[float]:
+    """Where a zoo model's batch norms take them from each rank alone."""
+    workload = case.scenario.workload
+    synced = workload.sync_batch_norm or case.cluster.world_size == 1
+    return switch(case.is_ddp and bool(workload.model) and not synced)
 
 
 def of_data_parallel(case: Case) -> Sequence[float]:

@@ -6,7 +6,8 @@ what is less does not count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
 
@@ -14,10 +15,12 @@ import numpy as np
 
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.diagnosis.case import Case, Change
+from ddpsim.errors import ScenarioError
+from ddpsim.prediction.calm_steps import CalmStep, simulate_calm_steps
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.uncertainty import uncertainties
-from ddpsim.result.diagnosis import Measurement
+from ddpsim.result.diagnosis import Measurement, Quantity
 from ddpsim.units import NS_PER_S
 
 __all__ = ["Array", "Changed", "Predictor"]
@@ -65,6 +68,18 @@ class Changed:
         cost = self.job.network.cost.stretched(self._factor("network"))
         return duration_ns(cost.transfer("all_reduce", measurement.size_bytes or 0)) / NS_PER_S
 
+    def steps(self, quantity: Quantity) -> list[CalmStep]:
+        """Those that `seconds` needs simulated."""
+        usual: CalmStep = self.job, self.factors
+        promptly: CalmStep = self.job, {**self.factors, "data": _NO_TIME}
+        has_loader = self.job.program.loader is not None
+        needed: dict[Quantity, list[CalmStep]] = {
+            "step": [usual],
+            "exposed": [promptly if has_loader else usual],
+            "data_wait": [usual, promptly] if has_loader else [],
+        }
+        return needed.get(quantity, [])
+
     def _factor(self, term: str) -> float:
         return self.factors.get(term, 1.0)
 
@@ -108,6 +123,24 @@ class Predictor:
         own = [self._log_of(index, each.seconds) for index, each in enumerate(measured)]
         self.measured: Array = np.array(own)
 
+    def simulate(self, many: Sequence[Sequence[Change]], *, stretched: bool = False) -> None:
+        """Together, what `values` of all these changes needs; `stretched`: and what `effects` does.
+
+        Those that do not fit are left out.
+        """
+        simulate_calm_steps(
+            step
+            for changes in many
+            for changed, each in self._changed(changes)
+            for varied in ([changed, *_varied(changed).values()] if stretched else [changed])
+            for step in varied.steps(each.quantity)
+        )
+
+    def _changed(self, changes: Sequence[Change]) -> Iterator[tuple[Changed, Measurement]]:
+        with suppress(ScenarioError):
+            known = [Changed.of(*pair) for pair in zip(self._cases, changes, strict=True)]
+            yield from zip(known, self._measurements, strict=True)
+
     def values(self, changes: Sequence[Change]) -> Array:
         """With a change of each measurement's case; raises ScenarioError where one does not fit."""
         changed = [Changed.of(*pair) for pair in zip(self._cases, changes, strict=True)]
@@ -139,12 +172,8 @@ class Predictor:
 
     def _column(self, index: int, changed: Changed) -> list[float]:
         """What moves one measurement."""
-        known, value = uncertainties(changed.job), self._logged(index, changed)
-        moved = {
-            term: self._logged(index, changed.stretched(term, exp(known[term].sigma))) - value
-            for term in _MOVED
-            if term in known and known[term].sigma > _SMALL
-        }
+        value = self._logged(index, changed)
+        moved = {k: self._logged(index, each) - value for k, each in _varied(changed).items()}
         network = moved.get("network", 0.0) * _OF_NETWORK
         inside = changed.job.scenario.cluster.nodes == 1
         return [
@@ -153,3 +182,13 @@ class Predictor:
             *(moved.get("data", 0.0), _RANKS_SIGMA if self._is_unequal(index, changed) else 0.0),
             *(network if case is self._cases[index] else 0.0 for case in self._layouts),
         ]
+
+
+def _varied(changed: Changed) -> dict[str, Changed]:
+    """By input, with a standard deviation more of it."""
+    known = uncertainties(changed.job)
+    return {
+        term: changed.stretched(term, exp(known[term].sigma))
+        for term in _MOVED
+        if term in known and known[term].sigma > _SMALL
+    }

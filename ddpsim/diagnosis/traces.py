@@ -13,6 +13,7 @@ from ddpsim.result.diagnosis import Fact, Measurement
 __all__ = [
     "BUCKETS",
     "RANKS",
+    "READS",
     "REDUCING",
     "UNUSED",
     "WORK",
@@ -23,6 +24,8 @@ __all__ = [
 RANKS = "ranks"  # names of facts
 REDUCING, UNUSED, WORK = "micro-batches that reduce", "unused parameters", "work of a rank"
 BUCKETS = "all-reduces of gradients"
+READS = "values that the host waits for"
+_MORE = 1.5  # times as many all-reduces as predicted
 _MOST_SIZES = 3
 _LEAST_SIZE = 0.1  # of the largest one: of smaller ones the host's delays are much
 _LONGER = 1.3  # times the predicted work, which the profiler lengthens
@@ -75,6 +78,7 @@ def rank_facts(traces: RankTraces, case: Case) -> Iterator[Fact]:
     yield from _reducing(traces, case)
     yield from _unused(traces, case)
     yield from _buckets(traces, case)
+    yield from _reads(traces, case)
     yield from _work(traces, case)
     is_slower = traces.straggler is not None
     is_known = len(traces.compute_s) > 1 and (is_slower or traces.is_whole)
@@ -93,12 +97,26 @@ def _unused(traces: RankTraces, case: Case) -> Iterator[Fact]:
 
 
 def _buckets(traces: RankTraces, case: Case) -> Iterator[Fact]:
-    """Whether a step has several: a single one overlaps nothing."""
-    counts = [sum(each.of_gradients for each in of_step) for of_step in traces.transfers]
+    """How many a backward has: a single one overlaps nothing, and each one costs a latency."""
+    reductions = traces.typical.typical.reductions
+    sent = (sum(each.of_gradients for each in of_step) for of_step in traces.transfers)
+    counts = [count // reductions for count in sent]
     if case.is_ddp and case.cluster.world_size > 1 and counts and min(counts):
-        words = {True: "several", False: "one"}
-        expected = len(case.job.program.steady_buckets) > 1
-        yield Fact(BUCKETS, words[expected], words[max(counts) > 1])
+        predicted = len(case.job.program.steady_buckets)
+        expected, seen = ("one" if count == 1 else "several" for count in (predicted, max(counts)))
+        yield Fact(BUCKETS, expected, "many" if min(counts) > _MORE * predicted else seen)
+
+
+def _reads(traces: RankTraces, case: Case) -> Iterator[Fact]:
+    """Whether the host waits in every step for a value, as for a loss; a CPU has none to wait for.
+
+    One that is read every 50 steps may be in a recording too.
+    """
+    workload = case.scenario.workload
+    if traces.on_gpu:
+        is_stated = workload.read_loss_every == 1 or bool(workload.grad_scaler)
+        words = {True: "in every step", False: "none"}
+        yield Fact(READS, words[is_stated], words[traces.reads_values])
 
 
 def _takes_longer(traces: RankTraces, case: Case) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ __all__ = [
     "COMPUTE",
     "ChakraTrace",
     "is_of_chakra",
+    "is_simulated",
     "read_chakra",
 ]
 
@@ -46,12 +48,23 @@ class ChakraTrace(NamedTuple):
     all_reduces: dict[int, float]
 
 
+def is_simulated(path: Path) -> bool:
+    """Whether ddpsim itself wrote a file."""
+    try:
+        head, _ = _first_two(path)
+        return _is_ours(head)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_ours(head: dict[int, list[Any]]) -> bool:
+    return bool(_attributes(head, 2).get("simulated_by") == b"ddpsim")
+
+
 def is_of_chakra(source: SourceFile) -> bool:
     """Whether its first message is of a file and its second a node."""
     try:
-        with source.path.open("rb") as file:
-            beginning = file.read(2**16)
-        head, node = _first_two(beginning)
+        head, node = _first_two(source.path)
     except (OSError, ValueError):
         return False
     is_head = head.keys() <= {1, 2} and all(
@@ -61,8 +74,9 @@ def is_of_chakra(source: SourceFile) -> bool:
     return is_head and is_node
 
 
-def _first_two(content: bytes) -> tuple[dict[int, list[Any]], dict[int, list[Any]]]:
-    messages = _messages(content)
+def _first_two(path: Path) -> tuple[dict[int, list[Any]], dict[int, list[Any]]]:
+    with path.open("rb") as file:
+        messages = _messages(file.read(2**16))
     try:
         return _fields(next(messages)), _fields(next(messages))
     except StopIteration:
@@ -80,7 +94,7 @@ def read_chakra(source: SourceFile) -> ChakraTrace:
         raise ImportFailedError(name, "is larger than 256 MiB; give the trace of fewer steps")
     try:
         head, *nodes = map(_fields, _messages(content))
-        if _attributes(head, 2).get("simulated_by") == b"ddpsim":
+        if _is_ours(head):
             raise ImportFailedError(name, "was simulated by ddpsim trace, not measured")
         return _told(nodes)
     except ValueError:

@@ -17,7 +17,7 @@ from ddpsim.cluster.transfers import duration_ns
 from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import InputError
 from ddpsim.files import write_atomically
-from ddpsim.importers.chakra import ALL_REDUCE, COLLECTIVE, COMPUTE
+from ddpsim.importers.chakra import ALL_REDUCE, COLLECTIVE, COMPUTE, is_simulated
 from ddpsim.planning.chakra_wire import Node, encoded
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.resolve import resolve
@@ -38,6 +38,8 @@ def write_chakra(
 ) -> list[Path]:
     """Write `step.N.et` for each rank, None: all; the files in order.
 
+    Those that ddpsim wrote there before are deleted: a reader takes all files of a folder for one
+    job's.
     Raises ScenarioError as `simulate`, and InputError for a step with other collectives than those
     of DDP among all ranks, or if `folder` is a file.
     """
@@ -51,6 +53,9 @@ def write_chakra(
     def content(factor: float) -> bytes:
         return encoded(scenario.name, _Graph(job, factor).nodes())
 
+    for earlier in folder.glob(f"{_STEM}.*.et"):
+        if is_simulated(earlier):
+            earlier.unlink()
     paths = []
     for rank in range(scenario.cluster.world_size) if ranks is None else ranks:
         paths.append(folder / f"{_STEM}.{rank}.et")

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
     from ddpsim.prediction.parts import Parts
 
-__all__ = ["Job", "Stretch", "with_ddp_key"]
+__all__ = ["Job", "Stretch", "Stretching", "stretching", "with_ddp_key"]
 
+Stretching = frozenset[tuple[str, float]]
 Stretch = tuple[float, float, float]  # how many times as long compute, host and DDP's own work are
 
 _UNCOUNTED_BYTES = 3_000_000_000  # the most that often is, assumed (docs/explanation/memory.md)
@@ -58,7 +59,8 @@ class Job:
 
     `ddp_times`: DDP's own work in it takes so many times as long as priced, as was measured;
     `node_times`: as `compute_times` says; `ranks_measured`: the cluster profile has their jitter;
-    `stretched_programs`: the same loop with times of its own, as far as somebody asked.
+    `stretched_programs`: the same loop with times of its own, and `known_steps_s`: what `step_s`
+    gives by its factors, as far as somebody asked.
     """
 
     scenario: Scenario
@@ -72,20 +74,18 @@ class Job:
     ranks_measured: bool = False
     stretched_programs: dict[Stretch, Program] = field(default_factory=dict, repr=False)
     parts: Parts | None = field(default=None, repr=False)
-    _steps_s: dict[frozenset[tuple[str, float]], float] = field(
-        init=False, repr=False, default_factory=dict
-    )
+    known_steps_s: dict[Stretching, float] = field(init=False, repr=False, default_factory=dict)
 
     def step_s(self, **factors: float) -> float:
         """One steady step without jitter, with factors as `calm_request` takes them."""
-        asked = frozenset(factors.items())
-        if asked not in self._steps_s:
-            *_, (self._steps_s[asked], _) = steady_ranges_s(self.calm_request(**factors))
-        return self._steps_s[asked]
+        asked = stretching(factors)
+        if asked not in self.known_steps_s:
+            *_, (self.known_steps_s[asked], _) = steady_ranges_s(self.calm_request(**factors))
+        return self.known_steps_s[asked]
 
     def step_ranges_s(self) -> Iterator[tuple[float, float]]:
         """Least and most that hold `step_s`, each closer after more simulation; the last is it."""
-        known_s = self._steps_s.get(frozenset())
+        known_s = self.known_steps_s.get(frozenset())
         return (
             steady_ranges_s(self.calm_request()) if known_s is None else iter([(known_s, known_s)])
         )
@@ -397,3 +397,8 @@ def with_ddp_key(scenario: Scenario) -> str:
     """Where the step under DDP on one device is."""
     stated = scenario.workload.step_time
     return "workload.step_time.with_ddp" if stated else "workload.profile.with_ddp_s"
+
+
+def stretching(factors: Mapping[str, float]) -> Stretching:
+    """Factors of `Job.step_s`, but for those that change nothing."""
+    return frozenset(each for each in factors.items() if each[1] != 1)

@@ -14,7 +14,7 @@ from statistics import median
 
 from ddpsim.engine.program import Program
 from ddpsim.engine.reference.recorded import RecordedRank, RecordedSteps, simulate_recorded
-from ddpsim.errors import ImportFailedError, InputError, ScenarioError, blamed_on
+from ddpsim.errors import InputError, ScenarioError, blamed_on
 from ddpsim.importers.kineto.measured import KinetoStep
 from ddpsim.importers.kineto.ranks import RankTraces, read_rank_traces
 from ddpsim.importers.kineto.transfers import Transfer, clocks_apart_s
@@ -49,12 +49,6 @@ def replay(path: str | Path, settings: Sequence[str] = ()) -> Replay:
     not of whole steps, and ScenarioError for settings that do not fit them.
     """
     traces = read_rank_traces(SourceFile(str(path), Path(path)))
-    if traces.looks_for_unused:
-        raise ImportFailedError(
-            traces.source,
-            "is of find_unused_parameters, and does not tell which parameters a step left out; "
-            "record the job without it",
-        )
     job = traced_job(traces)
     document = Document.from_mapping(job.document, Path()).changed(settings)
     scenario = parse(document)

@@ -68,18 +68,24 @@ def traced_job(traces: RankTraces) -> TracedJob:
         "schema": "ddpsim/1",
         "name": f"replay of {traces.source}",
         "workload": workload,
-        "ddp": {"backend": "nccl" if typical.on_gpu else "gloo", **_accumulation(typical.typical)},
+        "ddp": {"backend": "nccl" if typical.on_gpu else "gloo", **_options(traces)},
         "cluster": cluster,
         "run": {"allow_extrapolation": True},
     }
     return TracedJob(document, (*_assumed(traces, nodes, gpus), *unknown))
 
 
-def _accumulation(step: KinetoStep) -> dict[str, Any]:
-    if not step.earlier:
-        return {}
-    reduces = {"no_sync": False} if step.reductions > 1 else {}
-    return {"accumulation_steps": len(step.micro_batches), **reduces}
+def _options(traces: RankTraces) -> dict[str, Any]:
+    """Of DDP, where they are not the usual ones."""
+    step = traces.typical.typical
+    options: dict[str, Any] = {}
+    if step.earlier:
+        options["accumulation_steps"] = len(step.micro_batches)
+    if step.earlier and step.reductions > 1:
+        options["no_sync"] = False
+    if traces.looks_for_unused:
+        options["find_unused_parameters"] = True
+    return options
 
 
 def _layout(ranks: int) -> tuple[int, int]:

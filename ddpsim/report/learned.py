@@ -57,7 +57,11 @@ def _next(learned: Sequence[Told], scenario: str | None) -> Iterator[str]:
     file = shlex.quote(scenario)
     yield f"{'next':<12}ddpsim run {file}"
     step_s = next((each.step_s for each in learned if each.step_s), None)
-    options = [f"--measured {shlex.quote(format_duration(step_s))}"] if step_s else []
-    options += [f"{each.option} {shlex.quote(each.file)}" for each in learned if each.option]
-    if options:
+    told = [each for each in learned if each.option]
+    # NCCL's log has no step: its owner knows it
+    measured = format_duration(step_s) if step_s else "STEP TIME"
+    has_step = not step_s and any(each.option == "--traces" for each in told)
+    options = [] if has_step else [f"--measured {shlex.quote(measured)}"]
+    options += [f"{each.option} {shlex.quote(each.file)}" for each in told]
+    if step_s or told:
         yield f"{'':<12}ddpsim diagnose {file} {' '.join(options)}"

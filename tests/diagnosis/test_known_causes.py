@@ -1,7 +1,7 @@
 """Jobs whose cause is known: it is found, from step times and one or two figures more.
 
 Odds were set on the published jobs, on faults of links (`IN_NODES`, `BETWEEN_NODES`) and on
-attention; they are judged on all others.
+attention and SyncBatchNorm; they are judged on all others.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.faulty_jobs import BETWEEN_NODES, COMPUTE, DATA, HEALTHY, IN_NODES, OPTIONS, Job
+from jobs.faulty_jobs import COMPUTE, DATA, FAULTY, HEALTHY, OPTIONS, Job
 
 import ddpsim
 from ddpsim.diagnosis.case import Case
 from ddpsim.diagnosis.diagnose import diagnose
+from ddpsim.diagnosis.hypotheses import HYPOTHESES
 
-FAULTY = (*IN_NODES, *BETWEEN_NODES, *COMPUTE, *DATA, *OPTIONS)
+SEEDS = range(2)
 JUDGED = tuple(
-    job for job in (*HEALTHY, *COMPUTE, *DATA, *OPTIONS) if job.cause != "eager_attention"
+    job
+    for job in (*HEALTHY, *COMPUTE, *DATA, *OPTIONS)
+    if job.cause not in ("eager_attention", "sync_batch_norm")
 )
 
 needs_reference = pytest.mark.skipif(
@@ -36,39 +39,43 @@ def place_of(cause: str, diagnosis: ddpsim.Diagnosis) -> int:
     return places.get(cause, 100)
 
 
+Places = dict[tuple[str, int], int]
+
+
 @pytest.fixture(scope="module")
-def places() -> dict[str, int]:
-    """Of the true cause of each job; those that are stated alike share their simulations."""
-    cases: dict[str, Case] = {}
-    found = {}
+def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    """Of the true cause, by job and seed; jobs that are stated alike share their simulations."""
+    folder, cases, found = tmp_path_factory.mktemp("logs"), dict[str, Case](), Places()
     for job in (*HEALTHY, *FAULTY):
         stated = f"{job.workload} {job.ddp} {job.cluster}"
         if stated not in cases:
             cases[stated] = Case.of(job.scenario())
-        found[job.name] = place_of(job.cause, diagnose(cases[stated], **job.texts()))
+        for seed in SEEDS:
+            diagnosis = diagnose(cases[stated], **job.texts(seed), **job.saved_log(folder))
+            found[job.name, seed] = place_of(job.cause, diagnosis)
     return found
 
 
-def share(places: dict[str, int], jobs: Sequence[Job], at_most: int) -> float:
-    return sum(places[job.name] <= at_most for job in jobs) / len(jobs)
+def share(places: Places, jobs: Sequence[Job], at_most: int) -> float:
+    known = [places[job.name, seed] for job in jobs for seed in SEEDS]
+    return sum(place <= at_most for place in known) / len(known)
 
 
-def test_true_causes_come_first(places: dict[str, int]) -> None:
-    assert len(places) >= 30
-    assert len({job.cause for job in FAULTY}) >= 18
+def test_true_causes_come_first(places: Places) -> None:
+    """Each cause of the table at least once; those that times hide are found in traces."""
     everything = (*HEALTHY, *FAULTY)
-    assert share(places, everything, 1) >= 0.8
+    assert {job.cause for job in everything} == {each.key for each in HYPOTHESES}
+    assert share(places, everything, 1) >= 0.85
     assert share(places, everything, 3) >= 0.95
 
 
-def test_odds_hold_for_jobs_that_they_were_not_set_on(places: dict[str, int]) -> None:
-    assert len(JUDGED) >= 18
+def test_odds_hold_for_jobs_that_they_were_not_set_on(places: Places) -> None:
     assert share(places, JUDGED, 1) >= 0.8
     assert share(places, JUDGED, 3) >= 0.95
 
 
-def test_healthy_jobs_are_called_healthy(places: dict[str, int]) -> None:
-    assert {job.name: places[job.name] for job in HEALTHY} == {job.name: 1 for job in HEALTHY}
+def test_healthy_jobs_are_called_healthy(places: Places) -> None:
+    assert share(places, HEALTHY, 1) == 1
 
 
 def published(name: str) -> list[dict[str, str]]:

@@ -79,6 +79,7 @@ def test_the_slow_rank_is_the_cause(folder: Path) -> None:
     assert found.causes[0].probability > 0.8
     assert [(fact.name, fact.expected, fact.seen) for fact in found.facts] == [
         ("all-reduces of gradients", "several", "several"),
+        ("values that the host waits for", "none", "none"),
         ("work of a rank", "as predicted", "longer"),
         ("ranks", "alike", "one slower"),
     ]
@@ -94,9 +95,39 @@ def test_some_ranks_alone_do_not_say_that_all_are_alike(folder: Path) -> None:
     """The slow one may be one of those that were not recorded."""
     (folder / "rank2.pt.trace.json").unlink()
     facts = ddpsim.diagnose(job(), traces=folder).facts
-    assert [fact.name for fact in facts] == ["all-reduces of gradients"]
+    assert [fact.name for fact in facts] == [
+        "all-reduces of gradients",
+        "values that the host waits for",
+    ]
     one = ddpsim.diagnose(job(), traces=folder / "rank0.pt.trace.json")
     assert not [m for m in one.measured if m.measurement.quantity == "all_reduce"]
+
+
+USUAL = replace(STEP, reduce_us=1700.0)  # as long as such a job's last all-reduce is predicted
+MANY = replace(
+    STEP,
+    backward=[[900.0] for _ in range(10)],
+    reduced=dict.fromkeys(range(10), 300000),
+    reduce_us=1000.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("step", "measured", "cause"),
+    [
+        (USUAL, "17.1 ms", "healthy"),
+        (replace(USUAL, reads=True), "17.4 ms", "loss_read"),
+        (MANY, "17.3 ms", "small_buckets"),
+    ],
+    ids=["healthy", "loss_read", "small_buckets"],
+)
+def test_one_trace_tells_what_times_hide(
+    tmp_path: Path, step: Step, measured: str, cause: str
+) -> None:
+    """Of one rank."""
+    found = ddpsim.diagnose(job(), measured, traces=save(tmp_path, 0, step))
+    assert found.causes[0].key == cause
+    assert found.causes[0].probability > 0.4
 
 
 def test_what_is_no_folder_of_one_job_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -154,6 +154,19 @@ def test_a_slow_rank_computes_longer(written: tuple[ddpsim.Scenario, list[Path]]
     assert slow_us == pytest.approx(1.2 * usual_us, rel=1e-3)
 
 
+def test_a_folder_holds_the_last_export_alone(tmp_path: Path, cli: Cli) -> None:
+    """But for files that ddpsim did not write."""
+    other = tmp_path / "step.7.et"
+    other.write_bytes(b"\x02\x0a\x00\x02\x08\x01")
+    write_chakra(ddpsim.load_scenario(MEASURED), tmp_path)
+    scenario = str(ROOT / "scenarios" / "resnet50-8xa100.yaml")
+    settings = ("--set", "cluster.gpus_per_node=2")
+    done = cli("trace", scenario, "-o", str(tmp_path), "--format", "chakra", *settings)
+    assert f"ASTRA-sim takes it as --workload-configuration={tmp_path / 'step'}" in done.out
+    left = ["step.0.et", "step.1.et", other.name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
 def test_what_a_graph_cannot_hold_is_refused(tmp_path: Path, cli: Cli) -> None:
     with pytest.raises(InputError, match=r"chakra has no .* which a step of fully_shard sends"):
         write_chakra(load("llama-70b-fully-shard"), tmp_path)
@@ -165,6 +178,7 @@ def test_what_a_graph_cannot_hold_is_refused(tmp_path: Path, cli: Cli) -> None:
     done = cli("trace", str(scenario), "-o", out, "--format", "chakra", "--ranks", "0,1")
     assert (done.code, done.err) == (0, "")
     assert "one steady step of 2 ranks" in done.out
+    assert "ASTRA-sim needs all 8 ranks: leave out --ranks" in done.out
     assert sorted(path.name for path in Path(out).iterdir()) == ["step.0.et", "step.1.et"]
     refused = cli("trace", str(scenario), "-o", out, "--format", "chakra", "--gzip")
     assert (refused.code, "writes one steady step" in refused.err) == (2, True)

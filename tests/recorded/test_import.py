@@ -177,6 +177,8 @@ def test_the_command_writes_a_scenario(
     assert ddpsim.load_scenario("job/scenario.yaml").cluster.nodes == 2
     assert "# assumed: the device" in Path("job/scenario.yaml").read_text()
     assert "ddpsim import fr.pkl -o scenario.yaml" in cli("import", "fr.pkl").out
+    alone = cli("import", "nccl.log", "-o", "alone.yaml").out
+    assert "ddpsim diagnose alone.yaml --measured 'STEP TIME' --nccl-log nccl.log" in alone
 
 
 def test_what_is_not_known_is_one_clear_error(files: Path, cli: Cli) -> None:

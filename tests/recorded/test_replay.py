@@ -51,7 +51,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 RECORDED = (
     *("healthy", "competing", "slow_link", "slow_loader"),
-    *("accumulating", "every_micro_batch"),
+    *("accumulating", "every_micro_batch", "unused_parameters"),
 )
 
 
@@ -65,19 +65,25 @@ def test_recorded_steps_are_simulated_to_their_length(name: str) -> None:
 def test_the_written_scenario_is_as_long_as_the_traced_steps(name: str) -> None:
     """Ranks whose work differs from step to step by up to 1.7 x: a step's parts do not alike."""
     found = replayed(FAULTS / name)
-    assert found.predicted_s == pytest.approx(found.traced_s, rel=0.065)
+    most = 0.075 if name == "unused_parameters" else 0.065
+    assert found.predicted_s == pytest.approx(found.traced_s, rel=most)
 
 
-def test_unused_parameters_are_not_replayed() -> None:
-    """No trace tells which parameters a step left out."""
-    with pytest.raises(ImportFailedError, match="find_unused_parameters"):
-        replayed(FAULTS / "unused_parameters")
+def test_a_map_of_used_parameters_is_replayed() -> None:
+    """DDP reduces it after the gradients, and a step without it is shorter."""
+    found = replayed(FAULTS / "unused_parameters")
+    assert found.document["ddp"]["find_unused_parameters"] is True
+    last = found.collectives[-1]
+    assert (last.operation, last.size_bytes) == ("all_reduce", 8 * 4)
+    off = {**found.document, "ddp": {**found.document["ddp"], "find_unused_parameters": False}}
+    without_s = ddpsim.simulate(ddpsim.load_scenario(off)).iteration_time_s.mean
+    assert without_s < 0.99 * found.predicted_s
 
 
 def test_real_steps_are_simulated_to_their_length(real: Path) -> None:
-    """Roughly: ranks and other tests share two cores, and communication is slowed unevenly."""
+    """Roughly: ranks and other tests share two cores, and seldom run at once."""
     steps = [step for ranks in (2, 4) for step in replayed(real / str(ranks)).steps]
-    assert median(abs(step.error) for step in steps) < 0.2
+    assert median(abs(step.error) for step in steps) < 0.1
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

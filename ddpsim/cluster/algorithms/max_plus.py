@@ -121,8 +121,11 @@ def _line(busy_ns: tuple[int, ...], latency_ns: tuple[int, ...], ranks: int) -> 
 def by_steps(busy_ns: Ticks, latency_ns: Ticks, steps: int, begun_ns: Ticks) -> Ticks:
     """The rule itself, for rings along the last axis; links may differ between them."""
     left_ns = arrived_ns = begun_ns
+    from_left_ns = np.empty(begun_ns.shape)
     for _ in range(steps):
-        left_ns = np.maximum(left_ns, np.roll(arrived_ns, 1, axis=-1)) + busy_ns
+        from_left_ns[..., 1:] = arrived_ns[..., :-1]
+        from_left_ns[..., :1] = arrived_ns[..., -1:]
+        left_ns = np.maximum(left_ns, from_left_ns) + busy_ns
         arrived_ns = left_ns + latency_ns
     return arrived_ns
 

@@ -39,6 +39,7 @@ _BROADCAST = "c10d::broadcast_"
 # of torch.utils.checkpoint with use_reentrant=True, Megatron's and DeepSpeed's alike
 _CHECKPOINT = "CheckpointFunctionBackward"
 OPTIMIZER_STEP = "Optimizer.step"
+_READ = "aten::_local_scalar_dense"
 _LOADER = "enumerate(DataLoader)"
 # a call of the CUDA runtime that takes longer waits for the device (a full queue, a synchronise)
 _LONGEST_CALL_US = 100.0
@@ -212,6 +213,22 @@ class TraceEvents:
     def optimizer(self) -> Intervals:
         """When the main thread is in the optimizer, zero_grad included."""
         return self._spans("Optimizer.")
+
+    @cached_property
+    def reads(self) -> list[Event]:
+        """When the main thread reads a value and waits for it, as `.item()` does of a loss.
+
+        Those of the optimizer are its own: its counts of steps are on the host.
+        """
+        waits = [call for call in self.calls if "Synchronize" in call.name]
+        started_us = sorted(call.start_us for call in waits if call.thread == self.main)
+        named = (op for op in self.ops if op.name == _READ and op.thread == self.main)
+        return [
+            op
+            for op in named
+            if bisect_left(started_us, op.start_us) < bisect_right(started_us, op.end_us)
+            and op.start_us not in self.optimizer
+        ]
 
     @cached_property
     def optimizer_name(self) -> str | None:

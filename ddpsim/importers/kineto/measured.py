@@ -96,8 +96,9 @@ class KinetoStep:
     `beside_comm_s` of the device's work was done while a collective was under way. `has_optimizer`:
     whether one stepped. `done_s`: when the device has done all of it, and `lasts_s` how long after
     the step before; on a CPU those of the host. `ddp_host_s`: what DDP itself takes the host.
-    `earlier`: the micro-batches before the last one, whose are the forward, backward and gradients;
-    `loader_s` and `collectives` are those of all.
+    `reads`: how often the host reads a value from the device and waits for it. `earlier`: the
+    micro-batches before the last one, whose are the forward, backward and gradients; `loader_s`,
+    `reads` and `collectives` are those of all.
     """
 
     name: str
@@ -114,6 +115,7 @@ class KinetoStep:
     done_s: float = 0.0
     lasts_s: float = 0.0
     ddp_host_s: float = 0.0
+    reads: int = 0
     parts: StepParts = field(default_factory=StepParts)
     earlier: tuple[KinetoStep, ...] = ()
 

@@ -62,6 +62,7 @@ def _joined(trace: TraceEvents, window: Window, parts: Sequence[KinetoStep]) -> 
         collectives=tuple(each for part in parts for each in part.collectives),
         loader_s=sum(part.loader_s for part in parts),
         beside_comm_s=sum(part.beside_comm_s for part in parts),
+        reads=sum(part.reads for part in parts),
         ddp_host_s=sum(part.ddp_host_s for part in parts),
         parts=StepParts(*map(sum, zip(*(part.parts for part in parts), strict=True))),
         earlier=tuple(replace(part, optimizer=Piece(0.0, 0.0)) for part in earlier),

@@ -81,6 +81,11 @@ class RankTraces:
             for each in step.collectives
         )
 
+    @property
+    def reads_values(self) -> bool:
+        """Whether the host waits in every step to read a value from the device."""
+        return all(step.reads for step in self._every)
+
     @cached_property
     def compute_s(self) -> dict[int, float]:
         """By rank, its own work of a step."""

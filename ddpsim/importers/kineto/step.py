@@ -174,6 +174,7 @@ class _Step:
                 for of_thread in self.trace.ddp.values()
             )
             * _S,
+            reads=len(within(self.trace.reads, window)),
             parts=self._parts(),
         )
 

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import exp
+from pathlib import Path
 from typing import Any
+
+from shipped_scenarios import ROOT
 
 import ddpsim
 from ddpsim.cluster.transfers import duration_ns
@@ -34,6 +37,8 @@ TCP_NODES = {
     "gpus_per_node": 1,
     "inter_node": {"bandwidth": "100 Gbit/s", "transport": "tcp"},
 }
+MEASURED_NODE = {**ONE_NODE, "all_reduce": str(ROOT / "scenarios" / "all-reduce-8xa100.csv")}
+NVLINK_NODE = {**ONE_NODE, "intra_node": {"bandwidth": "230 GB/s"}}
 PCIE_NODE = {"device": "rtx-4090", "nodes": 1, "gpus_per_node": 4}
 
 
@@ -49,8 +54,9 @@ class Job:
     """What a scenario says, what is otherwise in truth, and what is measured.
 
     `cause`: the key of the true one. `fault`: settings; `slow`: ranks, with how many times as long
-    they compute; `all_slow`: all of them. `measured`: quantities beside the step; `steps_on`:
-    numbers of GPUs on which the step is measured too.
+    they compute; `all_slow`: all of them; `stretched`: factors of `step_s`; `disk`: samples/s
+    that all loaders of a node get. `measured`: quantities beside the step; `steps_on`: numbers of
+    GPUs on which the step is measured too; `log`: what NCCL says, where its owner looked.
     """
 
     name: str
@@ -62,6 +68,9 @@ class Job:
     steps_on: tuple[int, ...] = ()
     slow: Mapping[int, float] = field(default_factory=dict)
     all_slow: float = 1.0
+    stretched: Mapping[str, float] = field(default_factory=dict)
+    disk: float = 0.0
+    log: tuple[str, ...] = ()
     ddp: Mapping[str, Any] = field(default_factory=dict)
 
     def scenario(self, *settings: str) -> ddpsim.Scenario:
@@ -70,9 +79,17 @@ class Job:
         document = {"schema": "ddpsim/1", "name": self.name, **sections}
         return ddpsim.load_scenario(deepcopy(document), settings)
 
-    def texts(self) -> dict[str, str]:
-        """What is measured of it, as `diagnose` takes it; the noise is drawn from its name."""
-        return Truth(self, random.Random(self.name)).texts()
+    def texts(self, seed: int = 0) -> dict[str, str]:
+        """What is measured of it, as `diagnose` takes it; noise is drawn from its name and seed."""
+        return Truth(self, random.Random(f"{self.name} {seed}" if seed else self.name)).texts()
+
+    def saved_log(self, folder: Path) -> dict[str, Path]:
+        """The option with a file of what NCCL says, if that is known."""
+        if not self.log:
+            return {}
+        path = folder / f"{self.name}.log"
+        path.write_text("".join(f"node:41:97 [0] NCCL INFO {line}\n" for line in self.log))
+        return {"nccl_log": path}
 
 
 class Truth:
@@ -100,6 +117,7 @@ class Truth:
         factors = {rank: self.factors[rank] for rank in range(gpus)}
         settings = [
             *self.job.fault,
+            *self.loaders(gpus // nodes),
             *(f"{key}={rate} B/s" for key, rate in self.links.items()),
             *(f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus // nodes}"),
             f"cluster.stragglers={{factors: {factors}}}",
@@ -107,14 +125,23 @@ class Truth:
         ]
         return resolve(self.job.scenario(*settings))
 
+    def loaders(self, per_node: int) -> list[str]:
+        """Settings of those that share a disk."""
+        rate = self.job.disk / per_node
+        return [f"workload.data={{rate: {rate} samples/s, workers: 4}}"] if rate else []
+
     def texts(self) -> dict[str, str]:
         """Each quantity, noisy."""
         whole = self.on(self.size)
-        steps = [f"{gpus}: {self.seen(self.on(gpus).step_s())}" for gpus in self.job.steps_on]
-        found = {"measured": ", ".join([*steps, f"{self.size}: {self.seen(whole.step_s())}"])}
+        steps = [f"{gpus}: {self.step(self.on(gpus))}" for gpus in self.job.steps_on]
+        found = {"measured": ", ".join([*steps, f"{self.size}: {self.step(whole)}"])}
         for quantity in self.job.measured:
             found[quantity] = getattr(self, quantity)(whole)
         return found
+
+    def step(self, whole: Prepared) -> str:
+        """Of all ranks of a job."""
+        return self.seen(whole.step_s(**self.job.stretched))
 
     def seen(self, seconds: float) -> str:
         """With a measurement's noise."""
@@ -134,13 +161,23 @@ class Truth:
 
     def all_reduce(self, whole: Prepared) -> str:
         """Of 64 MiB, as nccl-tests shows it."""
-        spent_ns = duration_ns(whole.network.cost.transfer("all_reduce", 2**26))
+        cost = whole.network.cost.stretched(self.job.stretched.get("network", 1.0))
+        spent_ns = duration_ns(cost.transfer("all_reduce", 2**26))
         return f"64 MiB: {self.seen(spent_ns / NS_PER_S)}"
 
     def _of_rank_0(self, whole: Prepared, part: str) -> float:
         lane = ddpsim.observe(whole.scenario, [0]).ranks[0]
         steps = steps_of(lane)[-3:]
         return sum(getattr(step.breakdown(), part) for step in steps) / len(steps) / NS_PER_S
+
+
+def ring(inside: str, between: str = "", nics: int = 1) -> tuple[str, ...]:
+    """NCCL's lines of a ring through 2 x 4 ranks, or of one node of 8; `#` is a NIC's number."""
+    hops = [i for i in range(7) if not (between and i == 3)]
+    within = [f"Channel 00/0 : {i}[{i}] -> {i + 1}[{i + 1}] via {inside}" for i in hops]
+    across = [between.replace("#", str(nic)) for nic in range(nics)] if between else []
+    sent = [f"Channel 0{n}/0 : 3[3] -> 4[0] [send] via {via}" for n, via in enumerate(across)]
+    return (*within, *sent)
 
 
 EXPOSED, ALONE = ("exposed",), ("without_sync",)
@@ -157,7 +194,7 @@ IN_NODES = (
         "NVLink not used",
         "no_peer_to_peer",
         BERT,
-        ONE_NODE,
+        NVLINK_NODE,
         (P2P, "cluster.intra_node.bandwidth=1.3 GB/s"),
         measured=EXPOSED,
     ),
@@ -165,7 +202,7 @@ IN_NODES = (
         "NCCL_PROTO=LL in nccl.conf",
         "low_latency_protocol",
         BERT,
-        {**ONE_NODE, "intra_node": {"bandwidth": "230 GB/s"}},
+        NVLINK_NODE,
         ("cluster.nccl_env={NCCL_PROTO: LL}",),
         measured=("all_reduce", "without_sync"),
     ),
@@ -173,9 +210,10 @@ IN_NODES = (
         "a GPU with a narrow slot",
         "weak_link",
         BERT,
-        ONE_NODE,
+        NVLINK_NODE,
         ("cluster.weak_links={7: 0.03}",),
         measured=("all_reduce", "without_sync"),
+        log=ring("P2P/CUMEM"),
     ),
 )
 MANAGEMENT = "{bandwidth: %s, transport: tcp, nics_per_node: 1}"
@@ -199,7 +237,7 @@ BETWEEN_NODES = (
     Job(
         "over 1 Gbit/s Ethernet",
         "management_network",
-        RESNET,
+        BERT,
         IB_NODES,
         (f"cluster.inter_node={MANAGEMENT % '1 Gbit/s'}",),
         measured=ALONE,
@@ -227,6 +265,7 @@ BETWEEN_NODES = (
         IB_NODES,
         ("cluster.inter_node.nics_per_node=1",),
         measured=("all_reduce", "exposed"),
+        log=ring("P2P/CUMEM", "NET/IB/#/GDRDMA"),
     ),
     Job(
         "no GPUDirect RDMA",
@@ -235,6 +274,16 @@ BETWEEN_NODES = (
         IB_NODES,
         ("cluster.inter_node.bandwidth=55 Gbit/s",),
         measured=("all_reduce", "exposed"),
+        log=ring("P2P/CUMEM", "NET/IB/#", 4),
+    ),
+    Job(
+        "an oversubscribed switch between nodes with RDMA",
+        "congestion",
+        BERT,
+        IB_NODES,
+        ("cluster.inter_node.oversubscription=8",),
+        measured=("all_reduce", "exposed"),
+        log=ring("P2P/CUMEM", "NET/IB/#/GDRDMA", 4),
     ),
     Job(
         "an oversubscribed switch",
@@ -245,7 +294,25 @@ BETWEEN_NODES = (
         measured=("all_reduce", "exposed"),
     ),
 )
+MEASURED_LINKS = (
+    Job(
+        "all-reduces slower than nccl-tests measured",
+        "slow_collectives",
+        BERT,
+        MEASURED_NODE,
+        stretched={"network": 20.0},
+        measured=("all_reduce", "without_sync"),
+    ),
+)
 COMPUTE = (
+    Job(
+        "a loss that is read in every step",
+        "loss_read",
+        {"model": "bert-base", "batch_per_rank": 8, "seq_len": 128, "precision": "amp-bf16"},
+        {**ONE_NODE, "device": H100},
+        ("workload.read_loss_every=1",),
+        measured=("without_sync", "data_wait"),
+    ),
     Job("a slow rank", "slow_rank", RESNET, ONE_NODE, slow={5: 1.6}, measured=ALONE),
     Job(
         "a rank that another process slows down",
@@ -330,6 +397,15 @@ DATA = (
         measured=("data_wait",),
     ),
     Job(
+        "one disk for the loaders of a node",
+        "shared_loader",
+        RESNET,
+        ONE_NODE,
+        disk=2000.0,
+        measured=("data_wait",),
+        steps_on=(1, 2),
+    ),
+    Job(
         "a loader slower than stated",
         "slow_loader",
         {**RESNET, "data": {"rate": "1500 samples/s", "workers": 4}},
@@ -357,6 +433,22 @@ OPTIONS = (
         measured=("exposed", "all_reduce"),
     ),
     Job(
+        "buckets of 1 MiB",
+        "small_buckets",
+        FAST,
+        IB_NODES,
+        ("ddp.bucket_cap_mb=1",),
+        measured=("exposed", "all_reduce"),
+    ),
+    Job(
+        "SyncBatchNorm over TCP",
+        "sync_batch_norm",
+        RESNET,
+        TCP_NODES,
+        ("workload.sync_batch_norm=true",),
+        measured=("exposed", "all_reduce"),
+    ),
+    Job(
         "nn.DataParallel",
         "data_parallel",
         {**BERT, "batch_per_rank": 4, "step_time": "30 ms"},
@@ -377,9 +469,9 @@ OPTIONS = (
         "find_unused_parameters in a loop that waits for its host",
         "unused_parameters",
         SMALL,
-        {**ONE_NODE, "device": {"preset": "h100-sxm-80gb", "operator": "25 us"}},
+        {**ONE_NODE, "device": H100},
         ("ddp.find_unused_parameters=true",),
         measured=("all_reduce", "without_sync"),
     ),
 )
-FAULTY = (*IN_NODES, *BETWEEN_NODES, *COMPUTE, *DATA, *OPTIONS)
+FAULTY = (*IN_NODES, *BETWEEN_NODES, *MEASURED_LINKS, *COMPUTE, *DATA, *OPTIONS)

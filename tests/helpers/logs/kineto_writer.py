@@ -22,7 +22,7 @@ class Step:
     """Microseconds of kernels; `backward[i]` are those before gradient i is there.
 
     `reduced` maps a gradient to the elements of the all-reduce that its hook launches. `waits`: the
-    host waits for the device before the optimizer and at the end.
+    host waits for the device before the optimizer and at the end. `reads`: it reads the loss.
     """
 
     forward: Sequence[float]
@@ -35,6 +35,7 @@ class Step:
     launch_us: float = 1.0
     reduce_us: float = 40.0
     waits: bool = False
+    reads: bool = False
 
 
 @dataclass
@@ -122,6 +123,11 @@ class Writer:
             self.kernel(lasts, MAIN, step.launch_us)
         self.op("Optimizer.step#SGD.step", at, MAIN)
         self._wait(step)
+        if step.reads:
+            at = self.now
+            self._add("cuda_runtime", "cudaStreamSynchronize", at, at + 1.0, MAIN, {})
+            self.now += 2.0
+            self.op("aten::_local_scalar_dense", at, MAIN)
         self.op(f"ProfilerStep#{self._steps}", began, MAIN)
         self._steps += 1
 
