@@ -309,7 +309,8 @@ def validate(
     Skill: the share of cases that are within a third of the best naive answer's error, or two
     standard errors. Regret: what the buckets chosen here cost more than the best measured.
     """
-    from calibrate.validate.report import SCHEMA, summary
+    from calibrate.validate.report import SCHEMA
+    from calibrate.validate.summary import summary
     from calibrate.validate.validate import validate as held
 
     outputs = [(path, kind) for path, kind in ((output, SCHEMA), (page, HTML)) if path]

@@ -139,7 +139,7 @@ def _sizes(first: int, last: int, factor: int) -> Iterator[int]:
 def _collectives(layout: Layout) -> Iterator[Task]:
     """All but all-reduces."""
     for team in teams(layout)[:1]:
-        for size in _sizes(64 * KIB, 64 * MIB, 16):
+        for size in _sizes(4 * KIB, 64 * MIB, 4):  # from a bias to a unit of fully_shard
             yield _collective(Slot("broadcast", "alone", size), team, size)
             yield _collective(Slot("reduce_scatter", "alone", size), team, 2 * size)
             yield _collective(Slot("all_gather", "alone", size), team, 2 * size)

@@ -64,10 +64,8 @@ Origin = Literal["first_gradient", "backward_start"]
 class ProfiledParameter:
     """One parameter; `ready_s` counts from the profile's origin, None if never ready.
 
-    `rows`: the extent of its first dimension, where its shape is told.
-
     `ddp_hook_s`: DDP's hook, copy into the bucket and all, under torch's default options; None:
-    not measured. `rows`: the extent of the first dimension.
+    not measured. `rows`: the extent of the first dimension; None: not told.
     """
 
     name: str
@@ -351,6 +349,9 @@ def _parameter(name: str, item: dict[str, Any]) -> ProfiledParameter:
         ddp_hook_s=None
         if hook_s is None
         else _seconds(name, hook_s, f"ddp_hook_s of {shown(title)}"),
+        rows=None
+        if item.get("rows") is None
+        else whole(name, 0, item["rows"], f"rows of {shown(title)}"),
     )
 
 

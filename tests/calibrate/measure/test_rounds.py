@@ -29,6 +29,16 @@ from ddpsim.errors import ImportFailedError
 pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
 
 VARIANTS = (Variant(), Variant(bucket_cap_mb=0.004), Variant(accumulation_steps=2))
+STRATEGIES = (
+    Variant(strategy="naive"),
+    Variant(strategy="naive_flat"),
+    Variant(strategy="per_parameter", accumulation_steps=2),
+    Variant(strategy="zero1"),
+    Variant(strategy="fully_shard"),
+    Variant(strategy="fully_shard", reshard_after_forward=False, accumulation_steps=2),
+    Variant(comm_hook="powerSGD", matrix_approximation_rank=2),
+    Variant(accumulation_steps=2, no_sync=False),
+)
 
 
 def run_ranks(options: RoundOptions) -> list[subprocess.CompletedProcess[str]]:
@@ -75,8 +85,8 @@ def rounds(tmp_path_factory: pytest.TempPathFactory) -> Rounds:
         output=path,
         model="measure_helpers:two_layers",
         batch=8,
-        variants=VARIANTS,
-        rounds=(2, 3),
+        variants=VARIANTS + STRATEGIES,
+        rounds=(3, 3),
         line_rate_bytes_per_s=1e9,
     )
     for ended in run_ranks(options):
@@ -88,9 +98,9 @@ def test_a_round_holds_every_variant_of_every_rank(rounds: Rounds) -> None:
     assert rounds.layout.world_size == 2
     assert rounds.layout.line_rate_bytes_per_s == 1e9
     assert rounds.batch_per_rank == 8
-    assert tuple(v.variant for v in rounds.variants) == VARIANTS
+    assert tuple(v.variant for v in rounds.variants) == VARIANTS + STRATEGIES
     count = len(rounds.alone.hooked_backward_s)
-    assert 2 <= count <= 3
+    assert count == 3
     for steps in (rounds.alone, *rounds.variants):
         iterations = count * (ALONE_PER_ROUND if steps is rounds.alone else 1)
         for part in ("whole_s", "forward_s", "backward_s", "optimizer_s"):
@@ -169,8 +179,8 @@ def test_copies_of_the_bare_model_take_turns(tmp_path: Path) -> None:
 import calibrate.measure.ddp.rounds as m
 import calibrate.measure.ddp.interleaved as i, calibrate.measure.ddp.stepper as s
 step, timed = s.step, []
-i.step = s.step = lambda training, *others: timed.append(id(training.model)) or step(
-    training, *others
+i.step = s.step = lambda training, *others, **more: timed.append(id(training.model)) or step(
+    training, *others, **more
 )
 m.measure_rounds(m.RoundOptions.model_validate_json(__import__("sys").argv[1]))
 print(len(set(timed)))
@@ -182,12 +192,40 @@ print(len(set(timed)))
 def test_buckets_are_those_that_ddp_logged(rounds: Rounds) -> None:
     """The rebuilt ones: 2.bias and 2.weight reach 4 kB first."""
     whole = 4 * sum(p.numel for p in rounds.parameters)
-    assert [v.bucket_bytes for v in rounds.variants] == [
+    assert [v.bucket_bytes for v in rounds.variants if v.logged] == [
         (whole,),
         (4 * (10 + 10 * 128), 4 * (128 + 128 * 64)),
-        (whole,),
+        *[(whole,)] * 4,
     ]
     assert whole in [a.size_bytes for a in rounds.all_reduce]
+
+
+def test_other_loops_say_what_they_reduce_together(rounds: Rounds) -> None:
+    each = tuple(4 * p.numel for p in rounds.parameters)
+    told = {v.variant.label: v.bucket_bytes for v in rounds.variants if not v.logged}
+    assert told == {
+        "naive": each,
+        "naive_flat": (sum(each),),
+        "per_parameter x2": each,
+        "fully_shard": (),
+        "fully_shard x2 keep": (),
+    }
+    units = {v.units for v in rounds.variants if not v.bucket_bytes}
+    assert units == {("0", "2")}
+
+
+def test_every_strategy_is_predicted(rounds: Rounds, tmp_path: Path) -> None:
+    """But PowerSGD, which is modelled on GPUs alone: told, with why."""
+    save_rounds(rounds, tmp_path / "rounds.json")
+    (sweep,) = validate([tmp_path / "rounds.json"]).sweeps
+    predicted = [case.variant for case in sweep.cases]
+    wanted = [v.label for v in VARIANTS + STRATEGIES if v.comm_hook == "none"]
+    assert predicted == wanted
+    assert all(case.buckets_agree for case in sweep.cases)
+    (told,) = (warning for warning in sweep.warnings if "powerSGD" in warning)
+    assert told.startswith(
+        "default powerSGD rank 2 is not predicted: ddp.comm_hook: powerSGD is modelled on GPUs"
+    )
 
 
 def test_every_rank_says_what_ddps_hooks_take(rounds: Rounds) -> None:

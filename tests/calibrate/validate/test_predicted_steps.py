@@ -26,7 +26,7 @@ from scipy.stats import binomtest
 from calibrate.records.rounds import CORES_OF_RANKS, Steps, Variant
 from calibrate.records.rounds_file import save_rounds
 from calibrate.validate.page import page
-from calibrate.validate.report import summary, warnings
+from calibrate.validate.summary import summary, warnings
 from calibrate.validate.validate import validate
 
 
