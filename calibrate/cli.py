@@ -22,12 +22,14 @@ from calibrate.cli_options import (
     Operations,
     Optimizer,
     Output,
+    Variants,
     bucket_cap_mb,
     bytes_per_s,
     check_ranks_devices,
     layouts,
     memory_bytes,
     operations,
+    variants_of,
 )
 from calibrate.files import HTML, check_outputs, name_as_text
 from calibrate.records.rounds import RoundOptions, Variant
@@ -213,6 +215,7 @@ def rounds(
         Literal["fp16_compress", "bf16_compress"] | None,
         typer.Option(help="Another variant: a compressing hook."),
     ] = None,
+    variant: Variants = None,
     optimizer: Optimizer = "sgd",
     fused: Fused = False,
     find_unused_parameters: Annotated[
@@ -230,6 +233,7 @@ def rounds(
         *(Variant(bucket_cap_mb=bucket_cap_mb(cap)) for cap in caps.split(",")),
         *(Variant(accumulation_steps=steps) for steps in accumulation_steps or ()),
         *([Variant(comm_hook=comm_hook)] if comm_hook else []),
+        *variants_of(variant),
     )
     options = RoundOptions(
         output=output,

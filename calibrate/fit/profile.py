@@ -82,6 +82,8 @@ def fit_profile(
         correlated=fit.correlated,
         measured=each,
         measured_broadcasts=measured(samples_of_records(records, kind="broadcast")),
+        measured_reduce_scatters=measured(samples_of_records(records, kind="reduce_scatter")),
+        measured_all_gathers=measured(samples_of_records(records, kind="all_gather")),
         measured_sigma=measured_sigma(fit.model, samples),
         valid=fit.valid,
         interference=interference,
@@ -188,7 +190,7 @@ def samples_of_logs(logs: Sequence[AllReduceLog]) -> list[Sample]:
 def samples_of_records(
     records: Sequence[Record], variant: str = "alone", kind: Kind = "all_reduce"
 ) -> list[Sample]:
-    """The usual time of every all-reduce (or broadcast) of a variant, on two ranks or more.
+    """The usual time of every all-reduce (or other kind) of a variant, on two ranks or more.
 
     The mean of the middle four fifths: small messages on a busy processor take one of two times,
     at once or with the scheduler's next tick, between which a median jumps.

@@ -109,8 +109,13 @@ def _valid(profile: ClusterProfile) -> Iterator[str]:
     yield f"measured: {format_bytes(low)} to {format_bytes(high)}, on {layouts} ranks"
     if rates:
         yield f"  over links of {', '.join(rates)}"
-    if sizes := [each.size_bytes for each in profile.measured_broadcasts]:
-        yield f"  broadcasts: {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+    for name, measured in (
+        ("broadcasts", profile.measured_broadcasts),
+        ("reduce-scatters", profile.measured_reduce_scatters),
+        ("all-gathers", profile.measured_all_gathers),
+    ):
+        if sizes := [each.size_bytes for each in measured]:
+            yield f"  {name}: {format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
     for found in profile.measured_sigma:
         rate = found.line_rate_bytes_per_s
         over = f"over {format_bytes_per_s(rate)} " if rate else ""

@@ -28,7 +28,7 @@ from ddpsim.strategies.fully_shard.units import blocks
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-__all__ = ["Loop", "loop_of"]
+__all__ = ["Loop", "loop_of", "mesh_of"]
 
 _POWER_SGD_ITER = 2  # backwards of plain all-reduces, the fewest; as scenarios have it
 
@@ -157,7 +157,7 @@ def _fully_sharded(own: Training, variant: Variant, layout: Layout) -> Loop:
     """Shards over all ranks; hsdp over those of a node, with a copy in each."""
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 -- a second to import
 
-    mesh = _mesh(next(own.model.parameters()).device.type, variant, layout)
+    mesh = mesh_of(next(own.model.parameters()).device.type, variant, layout)
     units = blocks(list(dict(own.model.named_parameters())))
     for unit in (*reversed(units), ""):
         fully_shard(
@@ -168,7 +168,8 @@ def _fully_sharded(own: Training, variant: Variant, layout: Layout) -> Loop:
     return Loop(own.optimizing(), lambda: _unreduced(own.model), units=units)
 
 
-def _mesh(device: str, variant: Variant, layout: Layout) -> DeviceMesh:
+def mesh_of(device: str, variant: Variant, layout: Layout) -> DeviceMesh:
+    """The ranks that share a copy of the model; raises MeasureError where hsdp makes no sense."""
     if variant.strategy != "hsdp":
         return init_device_mesh(device, (layout.world_size,))
     shape = (layout.nodes, layout.gpus_per_node)

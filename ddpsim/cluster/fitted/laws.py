@@ -121,10 +121,14 @@ def all_reduce_times_s(model: AllReduceModel, columns: Columns) -> Floats:
     return np.asarray(latency_s + transfer_s)
 
 
-def broadcast_times_s(model: AllReduceModel, columns: Columns) -> Floats:
-    """The same of broadcasts, see FittedCost."""
-    latency_s, transfer_s = _broadcast(model, columns)
-    return np.asarray(latency_s + transfer_s)
+def law_times_s(operation: Operation) -> Callable[[AllReduceModel, Columns], Floats]:
+    """The same of another operation, see FittedCost."""
+
+    def times_s(model: AllReduceModel, columns: Columns) -> Floats:
+        latency_s, transfer_s = _PARTS[operation](model, columns)
+        return np.asarray(latency_s + transfer_s)
+
+    return times_s
 
 
 def _all_reduce(model: AllReduceModel, columns: Columns) -> _Parts:

@@ -8,10 +8,11 @@ from math import hypot, log, log2
 import numpy as np
 
 from ddpsim.cluster.fitted.extrapolation import hops_are_assumed, is_beyond_one_node, reaching
-from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost, broadcast_times_s
+from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost, law_times_s
 from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
 from ddpsim.cluster.interference import InterferingCost, Kept
 from ddpsim.cluster.network import Network
+from ddpsim.cluster.transfers import Operation
 from ddpsim.cluster.wires import network_rate
 from ddpsim.errors import InputError
 from ddpsim.importers.profiles.cluster import (
@@ -21,6 +22,7 @@ from ddpsim.importers.profiles.cluster import (
     GlooRing,
     Interference,
     MeasuredSigma,
+    MeasuredTime,
 )
 from ddpsim.provenance import Provenance, Trust, Uncertainty
 from ddpsim.scenario.catalog import are_other_devices
@@ -57,7 +59,10 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
     cost = CorrectedCost(
         FittedCost(law, *layout, rate),
         Correction.of(profile.all_reduce, profile.measured, *layout),
-        Correction.of(profile.all_reduce, profile.measured_broadcasts, *layout, broadcast_times_s),
+        *(
+            Correction.of(profile.all_reduce, measured, *layout, law_times_s(operation))
+            for operation, measured in _measured_others(profile)
+        ),
     )
     warnings = (*profile.warnings, *_warnings(cluster, profile, rate))
     found = profile.interference
@@ -83,6 +88,17 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
         provenance=(*_provenance(cluster, profile, rate), *collisions),
         warnings=warnings,
         interference=_interference_uncertainty(profile, found) if found else None,
+    )
+
+
+def _measured_others(
+    profile: ClusterProfile,
+) -> tuple[tuple[Operation, tuple[MeasuredTime, ...]], ...]:
+    """Of other operations than all-reduces, in the order of CorrectedCost's fields."""
+    return (
+        ("broadcast", profile.measured_broadcasts),
+        ("reduce_scatter", profile.measured_reduce_scatters),
+        ("all_gather", profile.measured_all_gathers),
     )
 
 
@@ -247,8 +263,10 @@ def _provenance(
         trust = "assumed"
     entries = [Provenance("all-reduce time", source, trust)]
     layout = cluster.nodes, cluster.gpus_per_node
-    if any((each.nodes, each.gpus_per_node) == layout for each in profile.measured_broadcasts):
-        entries.append(Provenance("broadcast time", source, "measured"))
+    for operation, measured in _measured_others(profile):
+        if any((each.nodes, each.gpus_per_node) == layout for each in measured):
+            what = operation.replace("_", "-")
+            entries.append(Provenance(f"{what} time", source, "measured"))
     if rate:
         stated = f"{format_bytes_per_s(rate)}; stated in the scenario, efficiency from the profile"
         entries.append(Provenance("cluster.inter_node", stated, "stated"))

@@ -105,24 +105,33 @@ class Correction:
 class CorrectedCost:
     """A law, with its times corrected, bytes on the link and latency; a CollectiveCost.
 
-    Reduce-scatters and all-gathers are corrected as all-reduces of their size (assumed).
+    Where none was measured, reduce-scatters and all-gathers are corrected as all-reduces of their
+    size (assumed).
     """
 
     operations = REPLICATED | SHARDED
     law: FittedCost
     all_reduces: Correction
     broadcasts: Correction = Correction()
+    reduce_scatters: Correction = Correction()
+    all_gathers: Correction = Correction()
 
     def transfer(self, operation: Operation, size_bytes: int) -> WholeTransfer:
         """See CollectiveCost; raises InputError where the law has no figures."""
         law = self.law.transfer(operation, size_bytes)
-        is_gloo = isinstance(self.law.model, GlooRing)
-        as_broadcast = operation == "broadcast" or (operation == "reduce" and not is_gloo)
-        correction = self.broadcasts if as_broadcast else self.all_reduces
+        correction = self._correction(operation)
         asked = self.law.model, size_bytes, self.law.line_rate
         whole_ns = round(correction.factor(*asked) * duration_ns(law))
         transfer_ns = min(whole_ns, round(correction.link_factor(*asked) * law.transfer_ns))
         return replace(law, latency_ns=whole_ns - transfer_ns, transfer_ns=transfer_ns)
+
+    def _correction(self, operation: Operation) -> Correction:
+        is_gloo = isinstance(self.law.model, GlooRing)
+        if operation == "broadcast" or (operation == "reduce" and not is_gloo):
+            return self.broadcasts
+        own = {"reduce_scatter": self.reduce_scatters, "all_gather": self.all_gathers}
+        measured = own.get(operation, self.all_reduces)
+        return measured if measured.curves else self.all_reduces
 
     def stretched(self, factor: float) -> CorrectedCost:
         """See CollectiveCost."""

@@ -320,6 +320,8 @@ class ClusterProfile(_Part):
     measured_broadcasts: tuple[MeasuredTime, ...] = Field(
         (), description="what the library's own way, priced from the law, is corrected by"
     )
+    measured_reduce_scatters: tuple[MeasuredTime, ...] = Field((), description="likewise")
+    measured_all_gathers: tuple[MeasuredTime, ...] = Field((), description="likewise")
     measured_sigma: tuple[MeasuredSigma, ...] = Field(
         (), description="how well what was measured tells of the same ranks, by line rate"
     )

@@ -14,19 +14,27 @@ from ddpsim.cluster.transfers import duration_ns
 from ddpsim.importers.profiles.cluster import ClusterProfile, Fitted, GlooRing
 
 
-def test_measured_broadcasts_are_in_the_profile() -> None:
+def test_other_measured_collectives_are_in_the_profile() -> None:
     record = gloo_record()
     pair = {"group": "world", "nodes": 2, "gpus_per_node": 1}
-    broadcasts = [
-        Measurement(kind="broadcast", samples_s=(time_s,) * 9, size_bytes=size, **pair)
+    kinds = ("broadcast", "reduce_scatter", "all_gather")
+    others = [
+        Measurement(kind=kind, samples_s=(place * time_s,) * 9, size_bytes=size, **pair)
+        for place, kind in enumerate(kinds, 1)
         for size, time_s in ((2**16, 0.002), (2**20, 0.03))
     ]
-    whole = record.model_copy(update={"measurements": (*record.measurements, *broadcasts)})
-    found = fit_profile([whole], "cluster").measured_broadcasts
-    assert [(each.size_bytes, each.time_s) for each in found] == [(2**16, 0.002), (2**20, 0.03)]
-    assert {(each.nodes, each.line_rate_bytes_per_s) for each in found} == {(2, 62.5e6)}
-    assert "broadcasts: 65.5 kB to 1.05 MB" in show(fit_profile([whole], "cluster"))
-    assert fit_profile([record], "cluster").measured_broadcasts == ()
+    whole = record.model_copy(update={"measurements": (*record.measurements, *others)})
+    profile, bare = fit_profile([whole], "cluster"), fit_profile([record], "cluster")
+    names = ("measured_broadcasts", "measured_reduce_scatters", "measured_all_gathers")
+    for place, name in enumerate(names, 1):
+        found = getattr(profile, name)
+        told = [(each.size_bytes, each.time_s) for each in found]
+        wanted = [(2**16, place * 0.002), (2**20, place * 0.03)]
+        assert told == [(size, pytest.approx(time_s)) for size, time_s in wanted]
+        assert {(each.nodes, each.line_rate_bytes_per_s) for each in found} == {(2, 62.5e6)}
+        assert getattr(bare, name) == ()
+    for what in ("broadcasts", "reduce-scatters", "all-gathers"):
+        assert f"{what}: 65.5 kB to 1.05 MB" in show(profile)
 
 
 def test_a_profile_from_a_record() -> None:

@@ -374,12 +374,6 @@ def test_samples_are_summed_up_by_round_and_by_rank() -> None:
     assert rank_medians(samples) == (4.0, 3.0)
 
 
-def test_a_variant_has_a_short_label() -> None:
-    assert Variant().label == "default"
-    assert Variant(bucket_cap_mb=25, accumulation_steps=2).label == "25 x2"
-    assert Variant(comm_hook="fp16_compress").label == "default fp16_compress"
-
-
 def test_an_error_of_the_users_own_is_told_with_its_place(tmp_path: Path) -> None:
     options = RoundOptions(
         output=tmp_path / "rounds.json",
