@@ -42,6 +42,7 @@ _KINDS: tuple[Kind, ...] = (
 )
 _COLLECTIVES: tuple[Kind, ...] = ("broadcast", "reduce_scatter", "all_gather")
 _OTHERS = (Variant(accumulation_steps=2), Variant(comm_hook="fp16_compress"))
+_ONE_BUCKET_MIB = 1000.0  # of these models
 _STRATEGIES = (
     Variant(),
     Variant(strategy="naive"),
@@ -49,8 +50,8 @@ _STRATEGIES = (
     Variant(strategy="per_parameter"),
     Variant(accumulation_steps=2),
     Variant(accumulation_steps=2, no_sync=False),
-    Variant(comm_hook="powerSGD"),
-    Variant(comm_hook="powerSGD", matrix_approximation_rank=2),
+    Variant(comm_hook="powerSGD", bucket_cap_mb=_ONE_BUCKET_MIB),
+    Variant(comm_hook="powerSGD", bucket_cap_mb=_ONE_BUCKET_MIB, matrix_approximation_rank=2),
     Variant(find_unused_parameters=True),
     Variant(gradient_as_bucket_view=True),
     Variant(strategy="zero1"),

@@ -273,12 +273,6 @@ class Ddp(Spec):
     def _hook_is_whole(self) -> Ddp:
         if self.power_sgd and self.comm_hook != "powerSGD":
             raise fail(f"is of comm_hook: powerSGD, not {self.comm_hook}; drop one", "power_sgd")
-        if self.comm_hook == "powerSGD" and self.backend == "gloo":
-            raise fail(
-                "powerSGD is modelled on GPUs: with gloo its chain runs on gloo's threads; write "
-                "none, allreduce, fp16_compress or bf16_compress",
-                "comm_hook",
-            )
         return self
 
     @property

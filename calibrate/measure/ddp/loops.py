@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -28,7 +29,7 @@ from ddpsim.strategies.fully_shard.units import blocks
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-__all__ = ["Loop", "loop_of", "mesh_of"]
+__all__ = ["Loop", "check_power_sgd", "loop_of", "mesh_of"]
 
 _POWER_SGD_ITER = 2  # backwards of plain all-reduces, the fewest; as scenarios have it
 
@@ -79,6 +80,7 @@ def _ddp(own: Training, variant: Variant, group: dist.ProcessGroup | None) -> Lo
         gradient_as_bucket_view=variant.gradient_as_bucket_view,
     )
     if variant.comm_hook == "powerSGD":
+        check_power_sgd(own, variant)
         rank = variant.matrix_approximation_rank
         state = PowerSGDState(None, rank, start_powerSGD_iter=_POWER_SGD_ITER)
         ddp.register_comm_hook(state, powerSGD_hook)
@@ -88,6 +90,22 @@ def _ddp(own: Training, variant: Variant, group: dist.ProcessGroup | None) -> Lo
     if variant.strategy == "zero1":
         wrapped = wrapped.optimizing(_zero_redundancy)
     return Loop(wrapped, ddp.no_sync, ddp=ddp)
+
+
+def check_power_sgd(own: Training, variant: Variant) -> None:
+    """Raises MeasureError for several buckets with gloo.
+
+    The hook's callbacks launch collectives from gloo's two threads, and wait in them.
+
+    Those of several buckets cross: seen with torch 2.13, where gloo then got messages of another
+    collective and ended the process.
+    """
+    size_mib = sum(p.nbytes for p in reduced_parameters(own.model).values()) / 2**20
+    if dist.get_backend() == "gloo" and size_mib > (variant.bucket_cap_mb or 1):
+        raise MeasureError(
+            "powerSGD may hang or crash with gloo where gradients are in several buckets: their "
+            f"collectives cross; put all in one, with bucket_cap_mb={ceil(size_mib)}"
+        )
 
 
 def _register(ddp: DistributedDataParallel, name: str) -> None:

@@ -11,6 +11,7 @@ bucket before all that, and back after it (default_hooks.py: fp16_compress_wrapp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
 
 from ddpsim.errors import InputError
@@ -18,9 +19,10 @@ from ddpsim.scenario.options.hooks import PowerSgd
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.strategy import Bucket, Stage
 from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.units import MIB
 from ddpsim.workload.model import ITEM_BYTES, Parameter, Work, joined
 
-__all__ = ["in_stages"]
+__all__ = ["check_one_bucket", "in_stages"]
 
 
 class _Matrix(NamedTuple):
@@ -142,3 +144,19 @@ def _matrix(parameter: Parameter, spec: PowerSgd) -> _Matrix | None:
     if (rows + columns) * rank * spec.min_compression_rate >= rows * columns:
         return None
     return _Matrix(parameter.size_bytes, rows, columns, rank, ITEM_BYTES[parameter.dtype])
+
+
+def check_one_bucket(buckets: int, parameters: Sequence[Parameter]) -> None:
+    """Raises InputError for several buckets on gloo.
+
+    Callbacks hold its two threads while they wait for collectives that need one, and those of two
+    buckets cross: seen with torch 2.13, where ranks hung, and where gloo ended a process.
+    """
+    if buckets > 1:
+        cap_mib = ceil(sum(parameter.size_bytes for parameter in parameters) / MIB)
+        raise InputError(
+            "ddp.comm_hook",
+            f"powerSGD may hang or crash with gloo where gradients are in several buckets, here "
+            f"{buckets}: their collectives cross; put all in one with ddp.bucket_cap_mb={cap_mib}, "
+            "or write none, allreduce, fp16_compress or bf16_compress",
+        )

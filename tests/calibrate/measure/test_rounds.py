@@ -174,17 +174,10 @@ def test_other_loops_say_what_they_reduce_together(rounds: Rounds) -> None:
 
 
 def test_every_strategy_is_predicted(rounds: Rounds, tmp_path: Path) -> None:
-    """But PowerSGD, which is modelled on GPUs alone: told, with why."""
     save_rounds(rounds, tmp_path / "rounds.json")
     (sweep,) = validate([tmp_path / "rounds.json"]).sweeps
-    predicted = [case.variant for case in sweep.cases]
-    wanted = [v.label for v in VARIANTS + STRATEGIES if v.comm_hook == "none"]
-    assert predicted == wanted
+    assert [case.variant for case in sweep.cases] == [v.label for v in VARIANTS + STRATEGIES]
     assert all(case.buckets_agree for case in sweep.cases)
-    (told,) = (warning for warning in sweep.warnings if "powerSGD" in warning)
-    assert told.startswith(
-        "default powerSGD rank 2 is not predicted: ddp.comm_hook: powerSGD is modelled on GPUs"
-    )
 
 
 def test_every_rank_says_what_ddps_hooks_take(rounds: Rounds) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import typer
 
-pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
-
 from calibrate.cli_options import variants_of
-from calibrate.measure.ddp.loops import mesh_of
 from calibrate.measure.errors import MeasureError
 from calibrate.records.record import Layout
 from calibrate.records.variant import Variant
+
+torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
 
 
 def test_a_variant_is_written_with_keys_of_a_ddp_section() -> None:
@@ -58,5 +57,20 @@ def test_only_caps_are_choices_of_buckets() -> None:
 
 
 def test_hsdp_needs_several_ranks_on_several_nodes() -> None:
+    from calibrate.measure.ddp.loops import mesh_of
+
     with pytest.raises(MeasureError, match=r"1 x 2 ranks leave one of the two out: start several"):
         mesh_of("cpu", Variant(strategy="hsdp"), Layout(nodes=1, gpus_per_node=2))
+
+
+def test_power_sgd_with_gloo_needs_one_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """38 kB in buckets of 4: two hooks' collectives would cross."""
+    from calibrate.measure.ddp.loops import check_power_sgd
+    from calibrate.measure.model.training import prepare
+
+    monkeypatch.setattr("torch.distributed.get_backend", lambda: "gloo")
+    bare = prepare("measure_helpers:two_layers", 4, torch.device("cpu"), "sgd", fused=False)
+    variant = Variant(comm_hook="powerSGD", bucket_cap_mb=0.004)
+    with pytest.raises(MeasureError, match=r"cross; put all in one, with bucket_cap_mb=1$"):
+        check_power_sgd(bare, variant)
+    check_power_sgd(bare, Variant(comm_hook="powerSGD"))
