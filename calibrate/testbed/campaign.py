@@ -40,7 +40,13 @@ _KINDS: tuple[Kind, ...] = (
     "device_cast",
     "all_reduce",
 )
-_COLLECTIVES: tuple[Kind, ...] = ("broadcast", "reduce_scatter", "all_gather")
+# the same in short for strategies, with what else they send: a record each, and its share of time
+_PARTS: dict[str, tuple[tuple[Kind, ...], float]] = {
+    "network": (("jitter", "all_reduce", "device_copy"), 0.4),
+    "hooks": (("ddp_hook",), 0.12),
+    "beside": (("compute",), 0.3),
+    "collectives": (("broadcast", "reduce_scatter", "all_gather"), 0.18),
+}
 _OTHERS = (Variant(accumulation_steps=2), Variant(comm_hook="fp16_compress"))
 _ONE_BUCKET_MIB = 1000.0  # of these models
 _STRATEGIES = (
@@ -68,7 +74,7 @@ class Campaign:
 
     `record_only` names the kinds of a record, for a file of its own beside the usual one; `others`
     adds accumulation and a compressing hook to the bucket caps; `strategies` measures every
-    strategy and option in place of caps, and records what else they send. Rounds are measured
+    strategy and option in place of caps, and records in parts what they need. Rounds are measured
     `runs` times, in processes of their own, and all else between: what one run's medians say of
     another's.
     """
@@ -128,9 +134,11 @@ class Campaign:
     def _jobs(self) -> Iterator[_Job]:
         for rate in self.fit_rates:
             only, budget_s = self.record_only, self.record_budget_s
-            yield self._recording(only, rate, only or _KINDS, budget_s)
-            if self.strategies:
-                yield self._recording(("collectives",), rate, _COLLECTIVES, budget_s / 4)
+            if not self.strategies:
+                yield self._recording(only, rate, only or _KINDS, budget_s)
+                continue
+            for part, (kinds, share) in _PARTS.items():
+                yield self._recording((part,), rate, kinds, share * budget_s)
         for run, rate, model in product(range(1, self.runs + 1), self.rates, self.models):
             name = f"rounds-{model.rpartition(':')[2]}-{rate:g}gbit-{self.hosts}hosts"
             name += f".run{run}.json" if run > 1 else ".json"
