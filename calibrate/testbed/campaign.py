@@ -40,10 +40,11 @@ _KINDS: tuple[Kind, ...] = (
     "device_cast",
     "all_reduce",
 )
+_HOOKS = "hooks"  # which send nothing: one rate is enough
 # the same in short for strategies, with what else they send: a record each, and its share of time
 _PARTS: dict[str, tuple[tuple[Kind, ...], float]] = {
     "network": (("jitter", "all_reduce", "device_copy"), 0.4),
-    "hooks": (("ddp_hook",), 0.12),
+    _HOOKS: (("ddp_hook",), 0.24),
     "beside": (("compute",), 0.3),
     "collectives": (("broadcast", "reduce_scatter", "all_gather"), 0.18),
 }
@@ -138,6 +139,8 @@ class Campaign:
                 yield self._recording(only, rate, only or _KINDS, budget_s)
                 continue
             for part, (kinds, share) in _PARTS.items():
+                if part == _HOOKS and rate != self.fit_rates[0]:
+                    continue
                 yield self._recording((part,), rate, kinds, share * budget_s)
         for run, rate, model in product(range(1, self.runs + 1), self.rates, self.models):
             name = f"rounds-{model.rpartition(':')[2]}-{rate:g}gbit-{self.hosts}hosts"

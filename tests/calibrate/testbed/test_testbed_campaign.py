@@ -114,14 +114,15 @@ def test_a_campaign_of_strategies_records_what_they_send_in_parts(
         run(self, commands, *others)
 
     monkeypatch.setattr(_Testbed, "run", kept)
-    options = ["--strategies", "--fit-rates", "2", "--rates", "2", "--models", "mixer"]
+    options = ["--strategies", "--fit-rates", "2,5", "--rates", "2", "--models", "mixer"]
     assert campaign([str(tmp_path), *options]) == 0
     *records, rounds = asked
     kinds = [kind for record in records for kind in record["only"]]
-    assert len(records) == 4
-    assert len(set(kinds)) == len(kinds)
+    assert len(records) == 7
+    assert kinds.count("ddp_hook") == 1  # it sends nothing
+    assert all(kinds.count(kind) == 2 for kind in kinds if kind != "ddp_hook")
     assert {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "compute"} <= set(kinds)
     strategies = [variant["strategy"] for variant in rounds["variants"]]
     wanted = {"ddp", "naive", "naive_flat", "per_parameter", "zero1", "fully_shard"}
     assert set(strategies) == wanted
-    assert len(list(tmp_path.iterdir())) == 5
+    assert len(list(tmp_path.iterdir())) == 8
