@@ -165,22 +165,22 @@ def _predictable(
     """A case of each variant, and why some have none; raises DdpsimError where all have none."""
     found = [_case_or_why(each, inputs) for each in measured]
     cases = tuple(case for case in found if isinstance(case, Case))
-    left_out = tuple(why for why in found if isinstance(why, str))
+    reasons = [why for why in found if isinstance(why, str)]
     if not cases:
-        raise DdpsimError(f"{measured[0].runs.first_file}: {'; '.join(left_out)}")
+        raise DdpsimError(f"{measured[0].runs.first_file} cannot be simulated: {reasons[0]}")
+    left_out = tuple(
+        f"{each.variant.variant.label} is not predicted: {why}"
+        for each, why in zip(measured, found, strict=True)
+        if isinstance(why, str)
+    )
     return cases, left_out
 
 
 def _case_or_why(measured: _Measured, inputs: Inputs) -> Case | str:
-    """What ddpsim does not model of a variant is told; raises DdpsimError for all else."""
     try:
         return _case(measured, inputs)
     except ScenarioError as error:
-        reason = error.reason.replace(f"{inputs.folder}/", "")
-        if any(not problem.key.startswith("ddp.") for problem in error.problems):
-            file = measured.runs.first_file
-            raise DdpsimError(f"{file} cannot be simulated: {reason}") from None
-        return f"{measured.variant.variant.label} is not predicted: {reason}"
+        return error.reason.replace(f"{inputs.folder}/", "")
 
 
 def _case(measured: _Measured, inputs: Inputs) -> Case:

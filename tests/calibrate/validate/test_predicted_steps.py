@@ -101,6 +101,22 @@ def test_a_wrong_choice_has_a_regret(tmp_path: Path) -> None:
     assert validation.figures.good_choices == 0
 
 
+@pytest.mark.parametrize(("exposed", "signs"), [(BIG, (True,)), (0.0, (False,)), (SMALL, ())])
+def test_a_strategy_is_ranked_against_plain_ddp(
+    tmp_path: Path, exposed: float, signs: tuple[bool, ...]
+) -> None:
+    """Which hides one of two all-reduces that a flat one does not; unless it is all noise."""
+    plain = Measured(Variant(), TWO.backward, TWO.exposed, TWO.bucket_bytes)
+    flat = Measured(Variant(strategy="naive_flat"), TWO.backward, exposed, ONE.bucket_bytes)
+    validation = validate([write_rounds(tmp_path, plain, flat)])
+    assert validation.sweeps[0].ranked == signs
+    figures = validation.figures
+    assert figures
+    assert figures.ranked_cases == len(signs)
+    assert figures.ranked == (float(signs[0]) if signs else None)
+    assert ("faster or slower than DDP by default" in summary(validation)) == bool(signs)
+
+
 def test_caps_with_the_same_buckets_are_one_choice_and_tell_the_noise(tmp_path: Path) -> None:
     """Their medians, 387 and 407 ms about 397, have a standard deviation of 14.1 ms."""
     whole = FORWARD + ONE.backward + BIG + OPTIMIZER
