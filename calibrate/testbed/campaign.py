@@ -44,7 +44,7 @@ _HOOKS = "hooks"  # which send nothing: one rate is enough
 # the same in short for strategies, with what else they send: a record each, and its share of time
 _PARTS: dict[str, tuple[tuple[Kind, ...], float]] = {
     "network": (("jitter", "all_reduce", "device_copy"), 0.4),
-    _HOOKS: (("ddp_hook",), 0.24),
+    _HOOKS: (("ddp_hook", "narrow_products"), 0.24),
     "beside": (("compute",), 0.3),
     "collectives": (("broadcast", "reduce_scatter", "all_gather"), 0.18),
 }

@@ -112,8 +112,9 @@ class _Hook:
         return self._launch([self._moved(3 * size_bytes), *self._casts])
 
     def _products(self) -> list[Work]:
-        """One of each matrix, which reads or writes all of it: bound by memory."""
-        return [self._moved(matrix.size_bytes) for matrix in self.matrices]
+        """One of each matrix, which reads or writes all of it: bound by memory, or as measured."""
+        products = (self._costs.product(m.size_bytes, m.rank) for m in self.matrices)
+        return [self._costs.operator(work) for work in products]
 
     def _orthogonal(self, side: str) -> list[Work]:
         """Gram-Schmidt, an operator each: norm and quotient of a column, the rest projected."""
