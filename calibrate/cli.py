@@ -22,12 +22,14 @@ from calibrate.cli_options import (
     Operations,
     Optimizer,
     Output,
+    Variants,
     bucket_cap_mb,
     bytes_per_s,
     check_ranks_devices,
     layouts,
     memory_bytes,
     operations,
+    variants_of,
 )
 from calibrate.files import HTML, check_outputs, name_as_text
 from calibrate.records.rounds import RoundOptions, Variant
@@ -213,6 +215,7 @@ def rounds(
         Literal["fp16_compress", "bf16_compress"] | None,
         typer.Option(help="Another variant: a compressing hook."),
     ] = None,
+    variant: Variants = None,
     optimizer: Optimizer = "sgd",
     fused: Fused = False,
     find_unused_parameters: Annotated[
@@ -230,6 +233,7 @@ def rounds(
         *(Variant(bucket_cap_mb=bucket_cap_mb(cap)) for cap in caps.split(",")),
         *(Variant(accumulation_steps=steps) for steps in accumulation_steps or ()),
         *([Variant(comm_hook=comm_hook)] if comm_hook else []),
+        *variants_of(variant),
     )
     options = RoundOptions(
         output=output,
@@ -309,7 +313,8 @@ def validate(
     Skill: the share of cases that are within a third of the best naive answer's error, or two
     standard errors. Regret: what the buckets chosen here cost more than the best measured.
     """
-    from calibrate.validate.report import SCHEMA, summary
+    from calibrate.validate.report import SCHEMA
+    from calibrate.validate.summary import summary
     from calibrate.validate.validate import validate as held
     from ddpsim.cli.waiting import waiting
 

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
+from pydantic import ValidationError
 
 from calibrate.records.rounds import OptimizerName
+from calibrate.records.variant import Variant
 from ddpsim.cli import parsed
+from ddpsim.errors import shown
 from ddpsim.importers.measured import Layout, Operation, parse_layout
 from ddpsim.units import parse_bytes, parse_bytes_per_s
 
@@ -24,12 +27,14 @@ __all__ = [
     "Operations",
     "Optimizer",
     "Output",
+    "Variants",
     "bucket_cap_mb",
     "bytes_per_s",
     "check_ranks_devices",
     "layouts",
     "memory_bytes",
     "operations",
+    "variants_of",
 ]
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="The file to write.")]
@@ -45,6 +50,15 @@ Local = Annotated[
 LineRate = Annotated[
     str | None,
     typer.Option(help='Nominal rate of a node\'s network link, "10 Gbit/s", if you know it.'),
+]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant",
+        metavar="KEY=VALUE,...",
+        help="Another variant, with keys of a scenario's ddp section: strategy=fully_shard,"
+        "reshard_after_forward=false.",
+    ),
 ]
 Layouts = Annotated[
     list[str] | None,
@@ -96,6 +110,25 @@ def check_ranks_devices(device: str, threads: int) -> None:
         option = "--device" if device != "auto" else "--threads"
         told = "several ranks each take a device of their own, on a CPU with one thread"
         raise typer.BadParameter(f"{told}; drop it", param_hint=option)
+
+
+def variants_of(texts: list[str] | None) -> list[Variant]:
+    """One of each --variant."""
+    return [_variant(text) for text in texts or ()]
+
+
+def _variant(text: str) -> Variant:
+    keys = dict(part.partition("=")[::2] for part in text.replace(" ", "").split(","))
+    try:
+        return Variant.model_validate_strings(keys)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = "".join(map(str, problem["loc"]))
+        said = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            said = f"is no key of a variant; known: {', '.join(Variant.model_fields)}"
+        told = f"{shown(text)}: {key} {said[0].lower()}{said[1:]}".replace(":  ", ": ")
+        raise typer.BadParameter(told, param_hint="--variant") from None
 
 
 def bucket_cap_mb(text: str) -> float | None:

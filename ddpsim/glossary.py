@@ -239,7 +239,6 @@ _ALIASES = {
     "no_sync": "accumulation",
     "operator": "host",
     "exposed communication": "exposed",
-    "gpudirect": "rdma",
     "infiniband": "rdma",
     "odds": "cause",
     "p2p": "peer-to-peer",

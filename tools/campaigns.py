@@ -2,6 +2,7 @@
 
     python tools/campaigns.py unpack FOLDER     # to look at them
     python tools/campaigns.py pack FOLDER       # what was measured or predicted anew
+    python tools/campaigns.py add CAMPAIGN      # one folder, and CAMPAIGN.json beside it
 
 An archive holds a campaign (a folder of records, rounds and the profile fitted to them);
 `reports.tar.xz` holds what predicting each came to. Packing is deterministic.
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import shutil
 import sys
 import tarfile
 import tempfile
 from functools import cache
 from pathlib import Path
 
-__all__ = ["PACKED", "pack", "pack_reports", "unpack", "unpacked"]
+__all__ = ["PACKED", "add", "pack", "pack_reports", "unpack", "unpacked"]
 
 PACKED = Path(__file__).resolve().parent.parent / "tests" / "data" / "campaigns"
 _REPORTS = "reports"
@@ -57,13 +59,28 @@ def pack(folder: Path) -> None:
     pack_reports(folder)
 
 
+def add(campaign: Path) -> None:
+    """Write the archive of one campaign, and its report among those of the others."""
+    _write(campaign.name, campaign.parent, sorted(campaign.iterdir()))
+    report = campaign.with_suffix(".json")
+    if report.exists():
+        with tempfile.TemporaryDirectory() as folder, tarfile.open(_archive(_REPORTS)) as packed:
+            packed.extractall(folder, filter="data")
+            shutil.copy(report, folder)
+            pack_reports(Path(folder))
+
+
 def pack_reports(folder: Path) -> None:
     """Write the archive of the reports, the JSON files of a folder."""
     _write(_REPORTS, folder, sorted(folder.glob("*.json")))
 
 
+def _archive(name: str) -> Path:
+    return PACKED / f"{name}.tar.xz"
+
+
 def _write(name: str, folder: Path, files: list[Path]) -> None:
-    target = PACKED / f"{name}.tar.xz"
+    target = _archive(name)
     made = target.with_suffix(".part")
     with tarfile.open(made, "w:xz", preset=9) as packed:
         for file in files:
@@ -79,4 +96,4 @@ def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 if __name__ == "__main__":
-    {"unpack": unpack, "pack": pack}[sys.argv[1]](Path(sys.argv[2]))
+    {"unpack": unpack, "pack": pack, "add": add}[sys.argv[1]](Path(sys.argv[2]))

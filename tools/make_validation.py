@@ -17,12 +17,20 @@ from pathlib import Path
 import campaigns
 from validation.folders import PAGE
 from validation.page import page
-from validation.recorded import CAMPAIGNS, LATER, later_predicted, predicted, report_of
+from validation.recorded import (
+    CAMPAIGNS,
+    LATER,
+    STRATEGIES,
+    later_predicted,
+    predicted,
+    report_of,
+)
 
 
 def main() -> None:
     """Write the campaigns' reports, and the page."""
-    reports = {report_of(folder).name: predicted(folder) for folder in CAMPAIGNS}
+    folders = [*CAMPAIGNS, *([STRATEGIES] if STRATEGIES.exists() else [])]
+    reports = {report_of(folder).name: predicted(folder) for folder in folders}
     reports[LATER.name] = later_predicted()
     with tempfile.TemporaryDirectory() as folder:
         for name, report in reports.items():

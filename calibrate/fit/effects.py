@@ -19,8 +19,16 @@ from calibrate.fit.estimates import (
     usual_time,
 )
 from calibrate.fit.samples import find
-from calibrate.records.record import COPIES_BACK, COPIES_IN, TOGETHER, Kind, Measurement, Record
-from ddpsim.importers.profiles.cluster import CopyIn, Fitted, Jitter, Overheads
+from calibrate.records.record import (
+    COPIES_BACK,
+    COPIES_IN,
+    NARROW_RANKS,
+    TOGETHER,
+    Kind,
+    Measurement,
+    Record,
+)
+from ddpsim.importers.profiles.cluster import CopyIn, Fitted, Jitter, NarrowProducts, Overheads
 from ddpsim.units import format_bytes
 
 __all__ = ["fit_jitter", "fit_overheads", "overhead_warnings"]
@@ -58,6 +66,11 @@ def fit_overheads(records: Sequence[Record]) -> Overheads:
         ),
         compress_bytes_per_s=_rate(compress),
         decompress_bytes_per_s=_rate(decompress),
+        narrow_products=tuple(
+            NarrowProducts(rank=rank, bytes_per_s=rate)
+            for rank in NARROW_RANKS
+            if (rate := _rate(_times(records, "narrow_products", f"rank {rank}", passes=3)))
+        ),
         sigma=_sigma([copy, compress, decompress, *copies_in.values()]),
     )
 

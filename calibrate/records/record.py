@@ -20,6 +20,7 @@ __all__ = [
     "HALF",
     "IN_A_ROW",
     "LAYER",
+    "NARROW_RANKS",
     "PROCESSOR",
     "RESTED",
     "SCHEMA",
@@ -43,6 +44,7 @@ IN_A_ROW = "in a row"  # and of the same message right after that
 TOGETHER = "together"  # ends the variant of what all ranks do at once, after a collective
 PROCESSOR = "processor"  # in an environment's details
 COPIES_IN, COPIES_BACK = "copies in", "copies back"  # of DDP, between gradients and buckets
+NARROW_RANKS = (1, 2)  # of narrow products: those for which torch's PowerSGD needs no QR
 HALF = " half"  # ends the variant of what reduces float16, as compressing hooks do
 
 Kind = Literal[
@@ -60,6 +62,9 @@ Kind = Literal[
     # size_bytes of float32: "compress" to a new float16 that is divided, as fp16_compress does;
     # "decompress" back; "compress together" and "decompress together" as of copies
     "device_cast",
+    # of PowerSGD: a float32 matrix of size_bytes times narrow ones, its transpose likewise, and the
+    # matrix of their product; variant "rank 1" or "rank 2", the columns of the narrow ones
+    "narrow_products",
     "optimizer",  # variant names class and implementation: "adamw foreach"; size_bytes of gradients
     # one backward; variant "with ddp" or "without"; parameters counted, and size_bytes of all
     # weights where it is so large that copies tell. "copies back": what DDP logs after the compute;

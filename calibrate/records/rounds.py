@@ -1,6 +1,6 @@
 """Real DDP iterations as measured: JSON, schema `ddpsim.ddp-rounds/1`. Knows nothing of torch.
 
-Rounds: in each, every variant of DDP runs one iteration, and between them the bare model a few,
+Rounds: in each, every variant runs one iteration, and between them the bare model a few,
 without any communication, in an order that rotates; then all-reduces of a few sizes. Slow drift of
 the machine or of the network meets them all. Samples are seconds, `[round][rank]`, in the order
 they were taken; the ranks start each iteration together, at a barrier that is not timed.
@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from calibrate.files import FileName, name_as_text
 from calibrate.records.record import Environment, Layout
+from calibrate.records.variant import CAPS, Variant
 
 __all__ = [
     "ALONE_PER_ROUND",
@@ -45,7 +46,6 @@ __all__ = [
     "slowest",
 ]
 
-CAPS = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)  # MiB; None: torch's default
 _CALM = 0.01  # of an iteration may be stolen by a hypervisor
 _FEW = 5
 ALONE_PER_ROUND = 3  # of each kind of iteration alone: predictions rest on them, and their noise
@@ -53,27 +53,11 @@ CORES_OF_RANKS = "cores_of_ranks"  # in an environment's details: "0,1 | 2,3"
 Samples = tuple[tuple[float, ...], ...]  # seconds, [round][rank]
 _S = TypeVar("_S", bound="Steps")
 _P = TypeVar("_P", bound="_Part")
-CommHook = Literal["none", "fp16_compress", "bf16_compress"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Variant(_Part):
-    """One way to run DDP."""
-
-    bucket_cap_mb: float | None = Field(None, gt=0, description="MiB; None: torch's default")
-    accumulation_steps: int = Field(1, ge=1, description="micro-batches; no_sync on all but one")
-    comm_hook: CommHook = "none"
-
-    @property
-    def label(self) -> str:
-        """Short, for tables: "25", "default x2 fp16_compress"."""
-        cap = "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}"
-        steps = f" x{self.accumulation_steps}" if self.accumulation_steps > 1 else ""
-        return cap + steps + ("" if self.comm_hook == "none" else f" {self.comm_hook}")
 
 
 class RoundOptions(_Part):
@@ -108,6 +92,7 @@ class Parameter(_Part):
     ready_s: tuple[float | None, ...]
     ddp_hook_s: tuple[float | None, ...] = ()
     sparse: bool = Field(default=False, description="its gradient is")
+    rows: int | None = Field(None, description="the extent of its first dimension")
 
 
 class Steps(_Part):
@@ -172,12 +157,16 @@ class Logged(_Part):
 
 
 class VariantSamples(Steps):
-    """One variant as measured."""
+    """One variant as measured. `backward_s` holds what reduces gradients after the backward."""
 
     variant: Variant
-    bucket_bytes: tuple[int, ...] = Field(description="as DDP logged them, rebuilt, launch order")
+    bucket_bytes: tuple[int, ...] = Field(
+        description="as DDP logged them, rebuilt, launch order; else of gradients sent together, "
+        "in the loop's order; none of fully_shard"
+    )
+    units: tuple[str, ...] = Field((), description="modules that fully_shard shards on their own")
     warmup_s: Samples = Field(description="whole iterations before the timed ones")
-    logged: Logged
+    logged: Logged | None = Field(None, description="of DDP alone")
 
 
 class AllReduceSamples(_Part):
@@ -231,7 +220,7 @@ class Rounds(_Part):
             *(self.oversubscribed, self.layout, self.model, self.batch_per_rank, self.buffers),
             *(self.optimizer, self.fused, self.find_unused_parameters),
             *((p.name, p.numel, p.dtype) for p in self.parameters),
-            *((v.variant, v.bucket_bytes) for v in self.variants),
+            *((v.variant, v.bucket_bytes, v.units) for v in self.variants),
             *(row.size_bytes for row in self.all_reduce),
         )
 
@@ -266,7 +255,7 @@ def _calm(steps: _S) -> _S:
         return tuple(samples[i] for i in kept)
 
     parts: dict[str, object] = {name: of(getattr(steps, name)) for name in Steps.model_fields}
-    if isinstance(steps, VariantSamples):
+    if isinstance(steps, VariantSamples) and steps.logged:
         parts["logged"] = Logged(**{name: of(samples) for name, samples in steps.logged})
     if isinstance(steps, Alone) and steps.accumulating:
         parts["accumulating"] = _calm(steps.accumulating)

@@ -86,7 +86,7 @@ def _tables(rounds: Rounds) -> Iterator[tuple[str, Samples, int | None]]:
             if part != "stolen_s" or samples:
                 yield f"{name}.{part}", samples, len(each.whole_s) or None
         if isinstance(each, VariantSamples):
-            for part, samples in each.logged:
+            for part, samples in each.logged or ():
                 yield f"{name}.logged.{part}", samples, len(each.whole_s)
     if alone.ddp_backward_s:
         yield "alone.ddp_backward_s", alone.ddp_backward_s, None

@@ -40,7 +40,31 @@ _KINDS: tuple[Kind, ...] = (
     "device_cast",
     "all_reduce",
 )
+_HOOKS = "hooks"  # which send nothing: one rate is enough
+# the same in short for strategies, with what else they send: a record each, and its share of time
+_PARTS: dict[str, tuple[tuple[Kind, ...], float]] = {
+    "network": (("jitter", "all_reduce", "device_copy"), 0.4),
+    _HOOKS: (("ddp_hook", "narrow_products"), 0.24),
+    "beside": (("compute",), 0.3),
+    "collectives": (("broadcast", "reduce_scatter", "all_gather"), 0.18),
+}
 _OTHERS = (Variant(accumulation_steps=2), Variant(comm_hook="fp16_compress"))
+_ONE_BUCKET_MIB = 1000.0  # of these models
+_STRATEGIES = (
+    Variant(),
+    Variant(strategy="naive"),
+    Variant(strategy="naive_flat"),
+    Variant(strategy="per_parameter"),
+    Variant(accumulation_steps=2),
+    Variant(accumulation_steps=2, no_sync=False),
+    Variant(comm_hook="powerSGD", bucket_cap_mb=_ONE_BUCKET_MIB),
+    Variant(comm_hook="powerSGD", bucket_cap_mb=_ONE_BUCKET_MIB, matrix_approximation_rank=2),
+    Variant(find_unused_parameters=True),
+    Variant(gradient_as_bucket_view=True),
+    Variant(strategy="zero1"),
+    Variant(strategy="fully_shard"),
+    Variant(strategy="fully_shard", reshard_after_forward=False),
+)
 
 Say = Callable[[str], None]
 
@@ -50,8 +74,10 @@ class Campaign:
     """What to measure, into `folder`; rates in Gbit/s, budgets in seconds.
 
     `record_only` names the kinds of a record, for a file of its own beside the usual one; `others`
-    adds accumulation and a compressing hook to the bucket caps. Rounds are measured `runs` times,
-    in processes of their own, and all else between: what one run's medians say of another's.
+    adds accumulation and a compressing hook to the bucket caps; `strategies` measures every
+    strategy and option in place of caps, and records in parts what they need. Rounds are measured
+    `runs` times, in processes of their own, and all else between: what one run's medians say of
+    another's.
     """
 
     folder: Path
@@ -66,6 +92,7 @@ class Campaign:
     record_budget_s: float = 240.0
     record_only: tuple[Kind, ...] = ()
     others: bool = False
+    strategies: bool = False
     again_above: float | None = None
 
     def run(self, say: Say) -> int:
@@ -107,23 +134,36 @@ class Campaign:
 
     def _jobs(self) -> Iterator[_Job]:
         for rate in self.fit_rates:
-            name = "-".join(("record", *self.record_only, f"{rate:g}gbit-{self.hosts}hosts.json"))
-            yield _Job(name, rate, "calibrate.measure.cluster.session", self._record)
+            only, budget_s = self.record_only, self.record_budget_s
+            if not self.strategies:
+                yield self._recording(only, rate, only or _KINDS, budget_s)
+                continue
+            for part, (kinds, share) in _PARTS.items():
+                if part == _HOOKS and rate != self.fit_rates[0]:
+                    continue
+                yield self._recording((part,), rate, kinds, share * budget_s)
         for run, rate, model in product(range(1, self.runs + 1), self.rates, self.models):
             name = f"rounds-{model.rpartition(':')[2]}-{rate:g}gbit-{self.hosts}hosts"
             name += f".run{run}.json" if run > 1 else ".json"
             options = partial(self._rounds, model)
             yield _Job(name, rate, "calibrate.measure.ddp.rounds", options)
 
-    def _record(self, output: Path, rate: float) -> str:
-        """Options of `measure` as JSON."""
-        return Options(
-            output=output,
-            time_budget_s=self.record_budget_s,
-            only=self.record_only or _KINDS,
-            line_rate_bytes_per_s=rate * _GBIT,
-            comm_first=True,
-        ).model_dump_json()
+    def _recording(
+        self, words: tuple[str, ...], rate: float, kinds: tuple[Kind, ...], budget_s: float
+    ) -> _Job:
+        """A record of these kinds; `words` tell its file from others."""
+
+        def options(output: Path, rate: float) -> str:
+            return Options(
+                output=output,
+                time_budget_s=budget_s,
+                only=kinds,
+                line_rate_bytes_per_s=rate * _GBIT,
+                comm_first=True,
+            ).model_dump_json()
+
+        name = "-".join(("record", *words, f"{rate:g}gbit-{self.hosts}hosts.json"))
+        return _Job(name, rate, "calibrate.measure.cluster.session", options)
 
     def _rounds(self, model: str, output: Path, rate: float) -> str:
         """Options of `calibrate.measure.ddp.rounds` as JSON."""
@@ -131,7 +171,7 @@ class Campaign:
         return RoundOptions(
             output=output,
             model=model if ":" in model else f"calibrate.measure.model.models:{model}",
-            variants=caps + (_OTHERS if self.others else ()),
+            variants=_STRATEGIES if self.strategies else caps + (_OTHERS if self.others else ()),
             rounds=self.rounds,
             budget_s=self.budget_s,
             line_rate_bytes_per_s=rate * _GBIT,
@@ -204,6 +244,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", type=_names, default=(), help="kinds that a record holds")
     parser.add_argument("--others", action="store_true", help="accumulation and a hook too")
     parser.add_argument(
+        "--strategies", action="store_true", help="every strategy and option, in place of caps"
+    )
+    parser.add_argument(
         "--again-above",
         type=float,
         metavar="TIMES",
@@ -223,6 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record_budget_s=given.record_budget,
         record_only=given.only,
         others=given.others,
+        strategies=given.strategies,
         again_above=given.again_above,
     )
     failed = campaign.run(lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))

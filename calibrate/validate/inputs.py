@@ -14,6 +14,7 @@ from typing import Any
 from calibrate.fit.estimates import SIGNIFICANT, averaged, median_time
 from calibrate.fit.profile import NOT_STATED
 from calibrate.records.rounds import Rounds, Runs, Steps, VariantSamples, rank_medians, slowest
+from calibrate.records.variant import DDP, SHARDED, Variant
 from calibrate.validate.interference_exponent import profile_keys
 from calibrate.validate.step_parts import adding_up
 from ddpsim.engine.program import Program
@@ -38,15 +39,16 @@ class Inputs:
     folder: Path
     profile: Path | None
     device: str | None
-    _simulated: dict[Program, tuple[Result, Timeline]] = field(default_factory=dict)
+    _simulated: dict[Program | Variant, tuple[Result, Timeline]] = field(default_factory=dict)
 
     def simulated(self, variant: VariantSamples, ranks: Sequence[int]) -> tuple[Result, Timeline]:
         """A variant's prediction; caps that come to the same buckets are simulated once."""
         scenario = load_scenario(self.scenario(variant))
-        program = resolve(scenario).program
-        if program not in self._simulated:
-            self._simulated[program] = predict_and_observe(scenario, ranks)
-        return self._simulated[program]
+        options = variant.variant
+        same = resolve(scenario).program if options.is_bucket_choice else options
+        if same not in self._simulated:
+            self._simulated[same] = predict_and_observe(scenario, ranks)
+        return self._simulated[same]
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -56,23 +58,16 @@ class Inputs:
 
     def scenario(self, variant: VariantSamples) -> dict[str, Any]:
         """The scenario of a variant."""
-        options, cap = variant.variant, variant.variant.bucket_cap_mb
         rounds = self.runs.pooled
         return {
             "schema": "ddpsim/1",
-            "name": f"{rounds.model} {options.label}",
+            "name": f"{rounds.model} {variant.variant.label}",
             "workload": {
                 "profile": str(self._model),
                 "batch_per_rank": rounds.batch_per_rank,
                 "optimizer": {"name": rounds.optimizer, "fused": rounds.fused},
             },
-            "ddp": {
-                "backend": rounds.environment.backend,
-                "bucket_cap_mb": "default" if cap is None else cap,
-                "accumulation_steps": options.accumulation_steps,
-                "comm_hook": options.comm_hook,
-                "find_unused_parameters": rounds.find_unused_parameters,
-            },
+            "ddp": {"backend": rounds.environment.backend} | _ddp(variant, rounds),
             "cluster": self._cluster,
             "run": {"iterations": len(rounds.alone.whole_s), "allow_extrapolation": True},
         }
@@ -101,6 +96,31 @@ class Inputs:
             # a gloo profile takes the line rate from here, and its own latency
             cluster["inter_node"] = {"bandwidth": bandwidth, "latency": "50 us"}
         return cluster | {"profile": str(self.profile.resolve())}
+
+
+def _ddp(variant: VariantSamples, rounds: Rounds) -> dict[str, Any]:
+    """The ddp section of a variant's scenario, without its backend."""
+    options = variant.variant
+    shared = {
+        "strategy": options.strategy,
+        "accumulation_steps": options.accumulation_steps,
+        "no_sync": options.no_sync,
+    }
+    if options.strategy in SHARDED:
+        reshards = {"reshard_after_forward": options.reshard_after_forward}
+        return shared | {"fully_shard": reshards | {"units": list(variant.units)}}
+    if options.strategy not in DDP:
+        return shared
+    cap, finds = options.bucket_cap_mb, options.find_unused_parameters
+    own: dict[str, Any] = {
+        "bucket_cap_mb": "default" if cap is None else cap,
+        "comm_hook": options.comm_hook,
+        "find_unused_parameters": finds or rounds.find_unused_parameters,
+        "gradient_as_bucket_view": options.gradient_as_bucket_view,
+    }
+    if options.comm_hook == "powerSGD":
+        own["power_sgd"] = {"matrix_approximation_rank": options.matrix_approximation_rank}
+    return shared | own
 
 
 def _device(name: str) -> str:
@@ -182,7 +202,7 @@ def model_profile(*runs: Rounds) -> dict[str, Any]:
         "ready_origin": "backward_start",
         "parameters": [
             {"name": p.name, "numel": p.numel, "dtype": p.dtype, "ready_s": ready_s}
-            | {"ddp_hook_s": hook_s, "sparse": p.sparse}
+            | {"ddp_hook_s": hook_s, "sparse": p.sparse, "rows": p.rows}
             for p, ready_s, hook_s in zip(
                 first.parameters, _ready(runs, parts), _ddp_hooks(runs), strict=True
             )

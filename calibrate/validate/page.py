@@ -7,7 +7,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from calibrate.validate.report import Case, Sweep, Validation, headlines, warnings
+from calibrate.validate.report import Case, Sweep, Validation
+from calibrate.validate.summary import headlines, warnings
 from ddpsim.report.page.looks import OKABE_ITO
 from ddpsim.report.page.shell import render
 

@@ -5,8 +5,8 @@ Cases, sweeps of them, and the figures that tell how good the predictions are.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from math import hypot
 from statistics import fmean, median
 from typing import Literal
 
@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from calibrate.fit.estimates import SIGNIFICANT
 from calibrate.records.rounds import Variant
 from ddpsim.result.sweep import FLAT
-from ddpsim.wording import counted
 
 __all__ = [
     "SCHEMA",
@@ -26,9 +25,6 @@ __all__ = [
     "Term",
     "Validation",
     "figures_of",
-    "headlines",
-    "summary",
-    "warnings",
 ]
 
 SCHEMA: Literal["ddpsim.validation/3"] = "ddpsim.validation/3"
@@ -49,7 +45,8 @@ class Split(_Part):
     alone, or over all ranks where they differ by chance only.
 
     `backward` without its waiting; `exposed` the waiting for communication after it, by DDP's own
-    log; `all_reduce` the sum of the buckets' all-reduces, each alone.
+    log: where no DDP is, `backward` holds it. `all_reduce`: the sum of the buckets' all-reduces,
+    each alone.
     """
 
     forward: float
@@ -69,6 +66,9 @@ class Case(_Part):
     """
 
     variant: str
+    plain: str | None = Field(
+        None, description="the sweep's case of DDP by default, of as many micro-batches"
+    )
     bucket_choice: bool = Field(description="differs from the sweep's others by its cap alone")
     predicted_s: float
     measured_s: float
@@ -88,8 +88,8 @@ class Case(_Part):
     predicted: Split
     measured: Split
     off: Term = Field(description="the term that is off most; none: within 2 standard errors")
-    bucket_bytes: tuple[int, ...] = Field(description="as DDP logged them")
-    buckets_agree: bool = Field(description="predicted bucket sizes are those that DDP logged")
+    bucket_bytes: tuple[int, ...] = Field(description="as DDP logged them, or the loop knows them")
+    buckets_agree: bool = Field(description="predicted sizes are those, where there are any")
 
     @property
     def error(self) -> float:
@@ -187,6 +187,19 @@ class Sweep(_Part):
         return picked[0].measured_s / min(cases[0].measured_s for cases in choices) - 1
 
     @property
+    def ranked(self) -> tuple[bool, ...]:
+        """Of each case that differs from DDP by default beyond the noise: is the sign right?"""
+        found, by_name = [], {case.variant: case for case in self.cases}
+        for case in self.cases:
+            plain = by_name.get(case.plain or "")
+            if plain is None or plain is case:
+                continue
+            apart_s = case.measured_s - plain.measured_s
+            if abs(apart_s) > SIGNIFICANT * hypot(case.stderr_s, plain.stderr_s):
+                found.append(apart_s * (case.predicted_s - plain.predicted_s) > 0)
+        return tuple(found)
+
+    @property
     def flat(self) -> tuple[tuple[Case, ...], ...]:
         """The choices that are predicted to be as good as the fastest."""
         choices = self.choices
@@ -230,6 +243,8 @@ class Figures(_Part):
     )
     off: dict[str, int] = Field(description="cases by the term that is off")
     buckets_agree: int
+    ranked_cases: int = Field(0, description="that differ from DDP by default beyond the noise")
+    ranked: float | None = Field(None, description="share of them with the predicted sign")
 
 
 class Validation(_Part):
@@ -258,6 +273,7 @@ def figures_of(sweeps: Sequence[Sweep]) -> Figures | None:
     covered = [case.covered for case in cases if case.covered is not None]
     waits = [case.exposed_error for case in cases]
     terms = [case.off for case in cases]
+    ranked = [sign for sweep in sweeps for sign in sweep.ranked]
     apart = [sweep.run_sigma for sweep in sweeps if sweep.run_sigma is not None]
     return Figures(
         cases=len(cases),
@@ -288,6 +304,8 @@ def figures_of(sweeps: Sequence[Sweep]) -> Figures | None:
         covered_p_value=_p_value(sum(covered), len(covered)),
         off={term: terms.count(term) for term in sorted(set(terms))},
         buckets_agree=sum(case.buckets_agree for case in cases),
+        ranked_cases=len(ranked),
+        ranked=_share(ranked),
     )
 
 
@@ -311,89 +329,3 @@ def _p_value(held: int, count: int) -> float | None:
     from scipy.stats import binomtest  # noqa: PLC0415 -- slow to import, and needed here alone
 
     return float(binomtest(held, count, 0.8).pvalue)
-
-
-def summary(validation: Validation) -> str:
-    """The figures and every case, as text."""
-    lines = list(headlines(validation))
-    for sweep in validation.sweeps:
-        runs = f"  runs {sweep.runs}" if sweep.runs > 1 else ""
-        regret = _percent(sweep.regret)
-        lines.append(f"{sweep.file}{runs}  network: {sweep.network}  regret {regret}")
-        lines.append(_HEAD)
-        lines += [_line(case) for case in sweep.cases]
-    lines += [f"WARNING {warning}" for warning in warnings(validation)]
-    return "\n".join(lines)
-
-
-def warnings(validation: Validation) -> tuple[str, ...]:
-    """What the simulations warn of, each once; of how many sweeps, where not of all."""
-    said = [warning for sweep in validation.sweeps for warning in sweep.warnings]
-    count = len(validation.sweeps)
-    return tuple(
-        warning if times == count else f"{warning} ({times} of {count} sweeps)"
-        for warning, times in Counter(said).items()
-    )
-
-
-def headlines(validation: Validation) -> Iterator[str]:
-    """The figures, a line each; those of oversubscribed sweeps apart."""
-    if validation.figures:
-        yield from _lines(validation.figures)
-    if validation.oversubscribed:
-        yield from (f"OVERSUBSCRIBED: {line}" for line in _lines(validation.oversubscribed))
-
-
-def _lines(f: Figures) -> Iterator[str]:
-    where = f"{counted(f.cases, 'case')} in {counted(f.sweeps, 'sweep')}"
-    yield f"{where}; bucket sizes agree in {f.buckets_agree}"
-    yield (
-        f"{f.distinct_cases} are distinct; noise: standard errors of {f.median_stderr:.1%} "
-        f"(median), and {_percent(f.repeat_sigma)} between caps with the same buckets"
-    )
-    if f.run_sigma is not None:
-        yield f"runs of the same are {f.run_sigma:.1%} apart (standard deviation; median of sweeps)"
-    yield f"error: median {f.median_error:.1%}, worst {f.worst_error:.1%}"
-    yield f"bias {f.median_bias:+.1%}; within 5 % or the noise: {f.within_5_percent_or_noise:.0%}"
-    yield f"skill: {_percent(f.skilled)} of {f.exposed_cases} cases with exposed communication"
-    if f.another_run_skilled is not None:
-        yield (
-            f"skill where runs were repeated: {_percent(f.repeated_skilled)}; one run as the "
-            f"prediction of the others: {_percent(f.another_run_skilled)}"
-        )
-    sweeps = counted(f.choice_sweeps, "sweep")
-    yield f"bucket choice within 1 %: {_percent(f.good_choices)} of {sweeps}"
-    yield (
-        f"exposed communication: off by median {f.median_exposed_error:.1%}, "
-        f"worst {f.worst_exposed_error:.1%} of the iteration"
-    )
-    if f.covered_p_value is not None:
-        yield f"80 % interval: holds {_percent(f.covered)} (p = {f.covered_p_value:.2g})"
-    yield "term off: " + ", ".join(f"{term} {count}" for term, count in f.off.items())
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-_PARTS = ("forward", "backward", "exposed", "optimizer", "all_reduce")
-_HEAD = (
-    f"  {'variant':24s} {'predicted':>9} {'measured':>9} ms  noise   error  best naive  "
-    f"{'term off':13s}  predicted/measured ms: {', '.join(_PARTS)}"
-)
-
-
-def _line(case: Case) -> str:
-    p, m = case.predicted, case.measured
-    parts = "  ".join(f"{_ms(getattr(p, name))}/{_ms(getattr(m, name))}" for name in _PARTS)
-    return (
-        f"  {case.variant:24s} {_ms(case.predicted_s):>9} {_ms(case.measured_s):>9}    "
-        f"{'± ' + format(case.noise, '.1%'):>6}  {case.error:+6.1%}  {case.baseline_error:10.1%}  "
-        f"{case.off:13s}  {parts}"
-    )
-
-
-def _ms(seconds: float) -> str:
-    """Milliseconds, of short ones the digits that tell."""
-    milliseconds = 1e3 * seconds
-    return f"{milliseconds:.1f}" if milliseconds >= 10 else f"{milliseconds:.3g}"

@@ -1,10 +1,11 @@
 """What an iteration takes, without what others on the machine did to it meanwhile.
 
 A shared machine is slower for tenths of a second now and then. The forward is the same work in
-every variant of DDP of as many micro-batches, and over before anything is sent: it tells how fast
-the machine was in this very iteration. What goes with it is taken off, which halves the noise: a
-control variate. (Of two micro-batches each forward took 0.6 and 5 % less than one alone, in the
-median of the sweeps on two machines: the slower rank changes, and perhaps caches are warm.)
+every variant of DDP of as many micro-batches, and over before gradients are sent: it tells how fast
+the machine was in this very iteration. (Other strategies have forwards of their own.) What goes
+with it is taken off, which halves the noise: a control variate. (Of two micro-batches each forward
+took 0.6 and 5 % less than one alone, in the median of the sweeps on two machines: the slower rank
+changes, and perhaps caches are warm.)
 
 One run's rounds say how well it knows its own iterations, and not how well another would find
 them: that, several runs tell.
@@ -31,12 +32,12 @@ def run_times(runs: Sequence[Rounds], alike: Sequence[int]) -> list[Fitted]:
     """Of each run the median seconds of an iteration, the slower rank's.
 
     Over the rounds of the variants of these indices, each as it would have been had its forward
-    taken what those of all variants with as many micro-batches usually take: in logarithms the
+    taken what those of all variants with the same forward usually take: in logarithms the
     iteration is a line in its forward, by least squares over all of these rounds.
     """
     whole = [_logarithms([run.variants[i] for i in alike], "whole_s") for run in runs]
     forward = [_logarithms([run.variants[i] for i in alike], "forward_s") for run in runs]
-    usual = _usual_forward(runs, runs[0].variants[alike[0]].variant.accumulation_steps)
+    usual = _usual_forward(runs, runs[0].variants[alike[0]].variant.forward)
     slope = _slope(np.concatenate(forward), np.concatenate(whole))
     return [
         median_time(np.exp(iteration - slope * (own - usual)).tolist())
@@ -71,11 +72,9 @@ def _slope(x: Floats, y: Floats) -> float:
     return float(spread @ y) / power if power > 0 and len(x) >= _LEAST_ROUNDS else 0.0
 
 
-def _usual_forward(runs: Sequence[Rounds], micro_batches: int) -> float:
+def _usual_forward(runs: Sequence[Rounds], kind: object) -> float:
     """The mean of the runs' medians, as of all that is measured."""
-    each = [
-        [v for v in run.variants if v.variant.accumulation_steps == micro_batches] for run in runs
-    ]
+    each = [[v for v in run.variants if v.variant.forward == kind] for run in runs]
     return fmean(float(np.median(_logarithms(like, "forward_s"))) for like in each)
 
 

@@ -1,4 +1,4 @@
-"""Hold simulations against real DDP iterations, as recorded in rounds. Needs no torch.
+"""Hold simulations against real iterations, as recorded in rounds. Needs no torch.
 
 A case is one variant of one model on one cluster, of one file of rounds or of several, which are
 runs of the same. Its compute is the model as measured without DDP in the same rounds; its network
@@ -102,16 +102,11 @@ def _sweep(runs: Runs, profile: Path | None, device: str | None) -> Sweep:
     sigma = run_sigma(times.values())
     with tempfile.TemporaryDirectory(prefix="ddpsim-") as folder:
         inputs = Inputs(runs, Path(folder), profile, device)
-        try:
-            cases = tuple(
-                _case(
-                    _Measured(runs, i, same, times[same], steady_time(times[same], sigma)), inputs
-                )
-                for i, same in enumerate(alike)
-            )
-        except ScenarioError as error:
-            reason = error.reason.replace(f"{folder}/", "")
-            raise DdpsimError(f"{runs.first_file} cannot be simulated: {reason}") from None
+        measured = [
+            _Measured(runs, i, same, times[same], steady_time(times[same], sigma))
+            for i, same in enumerate(alike)
+        ]
+        cases, left_out = _predictable(measured, inputs)
     return Sweep(
         file=runs.first_file,
         runs=len(runs.each),
@@ -123,7 +118,7 @@ def _sweep(runs: Runs, profile: Path | None, device: str | None) -> Sweep:
         network="the rounds' own all-reduces" if profile is None else name_as_text(profile),
         oversubscribed=rounds.oversubscribed,
         cases=cases,
-        warnings=inputs.warnings,
+        warnings=(*inputs.warnings, *left_out),
     )
 
 
@@ -131,8 +126,7 @@ def _alike(variants: Sequence[VariantSamples]) -> tuple[tuple[int, ...], ...]:
     """Of each variant, itself and those that differ from it by a cap that does nothing."""
 
     def key(variant: VariantSamples) -> tuple[object, ...]:
-        options = variant.variant
-        return variant.bucket_bytes, options.accumulation_steps, options.comm_hook
+        return variant.bucket_bytes, variant.variant.model_copy(update={"bucket_cap_mb": None})
 
     keys = [key(variant) for variant in variants]
     return tuple(tuple(i for i, other in enumerate(keys) if other == own) for own in keys)
@@ -172,12 +166,38 @@ class _Measured:
         return tuple(row for i in self.alike for row in part(rounds.variants[i]))
 
 
+def _predictable(
+    measured: Sequence[_Measured], inputs: Inputs
+) -> tuple[tuple[Case, ...], tuple[str, ...]]:
+    """A case of each variant, and why some have none; raises DdpsimError where all have none."""
+    found = [_case_or_why(each, inputs) for each in measured]
+    cases = tuple(case for case in found if isinstance(case, Case))
+    reasons = [why for why in found if isinstance(why, str)]
+    if not cases:
+        raise DdpsimError(f"{measured[0].runs.first_file} cannot be simulated: {reasons[0]}")
+    left_out = tuple(
+        f"{each.variant.variant.label} is not predicted: {why}"
+        for each, why in zip(measured, found, strict=True)
+        if isinstance(why, str)
+    )
+    return cases, left_out
+
+
+def _case_or_why(measured: _Measured, inputs: Inputs) -> Case | str:
+    try:
+        return _case(measured, inputs)
+    except ScenarioError as error:
+        return error.reason.replace(f"{inputs.folder}/", "")
+
+
 def _case(measured: _Measured, inputs: Inputs) -> Case:
     variant = measured.variant
     ranks = _slowest_ranks(measured.runs.pooled)
     result, timeline = inputs.simulated(variant, ranks)
     phases = usual_phases(timeline, ranks)
     measured_s, stderr_s = measured.time.value, measured.time.stderr or 0.0
+    if variant.logged is None:  # nobody tells what of the backward is waiting
+        phases = replace(phases, backward=phases.backward + phases.exposed, exposed=0.0)
     predicted_split, measured_split = _predicted(result, phases), _measured(measured, ranks)
     count = len(measured.pooled(lambda v: v.whole_s))
     predicted_s = result.iteration_time_s.p50
@@ -185,7 +205,8 @@ def _case(measured: _Measured, inputs: Inputs) -> Case:
     quiet = abs(predicted_s - measured_s) <= SIGNIFICANT * stderr_s
     return Case(
         variant=options.label,
-        bucket_choice=options.accumulation_steps == 1 and options.comm_hook == "none",
+        plain=options.plain.label,
+        bucket_choice=options.is_bucket_choice,
         predicted_s=predicted_s,
         measured_s=measured_s,
         own_s=measured.own_s(),
@@ -201,7 +222,8 @@ def _case(measured: _Measured, inputs: Inputs) -> Case:
         measured=measured_split,
         off="none" if quiet else _term(predicted_split, measured_split),
         bucket_bytes=variant.bucket_bytes,
-        buckets_agree=sorted(b.size_bytes for b in result.buckets) == sorted(variant.bucket_bytes),
+        buckets_agree=not variant.bucket_bytes
+        or sorted(b.size_bytes for b in result.buckets) == sorted(variant.bucket_bytes),
     )
 
 
@@ -238,7 +260,7 @@ def _measured(measured: _Measured, ranks: Sequence[int]) -> Split:
         columns = tuple(zip(*measured.pooled(part), strict=True))
         return fmean(trimmed_mean(columns[rank]) for rank in ranks)
 
-    exposed_s = max(0.0, middle(lambda v: _difference(v.logged.comm_s, v.logged.overlap_s)))
+    exposed_s = max(0.0, middle(_waiting)) if variant.logged else 0.0
     # fp16_compress halves what is sent
     share = 0.5 if variant.variant.comm_hook.endswith("compress") else 1.0
     sizes = [share * size for size in variant.bucket_bytes]
@@ -264,6 +286,11 @@ def _interpolated(rounds: Rounds, sizes: Sequence[float]) -> Any:
     known = sorted((r.size_bytes, median(slowest(r.samples_s))) for r in rounds.all_reduce)
     x, y = np.log(np.array(known)).T
     return np.interp(np.log(sizes), x, y)
+
+
+def _waiting(variant: VariantSamples) -> Samples:
+    log = variant.logged
+    return _difference(log.comm_s, log.overlap_s) if log else ()
 
 
 def _difference(a: Samples, b: Samples) -> Samples:

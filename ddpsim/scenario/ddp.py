@@ -67,8 +67,6 @@ _DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
 _FULLY_SHARDED = ("fully_shard", "hsdp")
 # seen with torch 2.13 and two processes on CPUs
 _FAILS_ON_GLOO = {
-    "powerSGD": "may hang with gloo: its callbacks hold gloo's two threads while they wait for "
-    "collectives that need one",
     "quantization_pertensor": "stops with gloo in an IndexError: an all-gather's result is a list "
     "there",
     "quantization_perchannel": "stops with gloo in an IndexError: an all-gather's result is a list "

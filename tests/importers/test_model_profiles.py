@@ -129,6 +129,23 @@ def test_a_hook_of_ddp_may_be_known(write: Write) -> None:
             read_profile(with_hook(wrong))
 
 
+def test_a_parameter_may_tell_its_rows(write: Write) -> None:
+    first, *others = PROFILE["parameters"]  # of 100 elements
+
+    def with_rows(rows: Any) -> SourceFile:
+        parameters = [first | {"rows": rows}, *others]
+        return write(json.dumps(PROFILE | {"parameters": parameters}), "p.json")
+
+    for known in (20, None):
+        told = [p.rows for p in read_profile(with_rows(known)).parameters]
+        assert told == [known, *(None for _ in others)]
+    for wrong in (0, 2.5, "x"):
+        with pytest.raises(ImportFailedError, match=f"rows of {first['name']!r} is"):
+            read_profile(with_rows(wrong))
+    with pytest.raises(ImportFailedError, match=r"has 100 elements, which are no 30 rows"):
+        read_profile(with_rows(30))
+
+
 @pytest.mark.parametrize("sigma", [-0.1, 1.5, "small", True, [0.1]])
 def test_what_is_no_sigma(write: Write, sigma: Any) -> None:
     with pytest.raises(ImportFailedError, match=r"sigma is .*; wanted a"):

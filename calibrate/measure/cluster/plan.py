@@ -15,6 +15,7 @@ from calibrate.records.record import (
     COPIES_IN,
     HALF,
     IN_A_ROW,
+    NARROW_RANKS,
     RESTED,
     TOGETHER,
     WORKS,
@@ -139,7 +140,7 @@ def _sizes(first: int, last: int, factor: int) -> Iterator[int]:
 def _collectives(layout: Layout) -> Iterator[Task]:
     """All but all-reduces."""
     for team in teams(layout)[:1]:
-        for size in _sizes(64 * KIB, 64 * MIB, 16):
+        for size in _sizes(4 * KIB, 64 * MIB, 4):  # from a bias to a unit of fully_shard
             yield _collective(Slot("broadcast", "alone", size), team, size)
             yield _collective(Slot("reduce_scatter", "alone", size), team, 2 * size)
             yield _collective(Slot("all_gather", "alone", size), team, 2 * size)
@@ -181,6 +182,9 @@ def _hooks_and_copies(everyone: Team, *, gpu: bool) -> Iterator[Task]:
     for count in () if gpu else (128, 32, 8, 2):
         slot = Slot("ddp_hook", COPIES_IN, 64 * MIB, count)
         yield Task((slot,), everyone, (10, 60), memory_bytes=4 * slot.size_bytes)
+    for rank in () if gpu else NARROW_RANKS:
+        slot = Slot("narrow_products", f"rank {rank}", 16 * MIB)
+        yield Task((slot,), everyone, memory_bytes=slot.size_bytes)
     for size in (MIB, 64 * MIB):
         for variant in ("alone", TOGETHER):
             yield Task((Slot("device_copy", variant, size),), everyone, memory_bytes=2 * size)

@@ -22,7 +22,7 @@ from calibrate.measure.model.ddp_alone import ONE_BUCKET_MIB, HookTimes, alone
 from calibrate.measure.model.document import ready_times
 from calibrate.measure.model.interference import BesideAllReduces
 from calibrate.measure.model.samples import WARMUPS, Samples, hook_cost_s, iterate
-from calibrate.measure.model.training import Training
+from calibrate.measure.model.training import Training, reduced_parameters
 from calibrate.measure.ranks.job import Job
 from calibrate.records.rounds import (
     ALONE_PER_ROUND,
@@ -34,6 +34,7 @@ from calibrate.records.rounds import (
     Variant,
     VariantSamples,
 )
+from calibrate.records.variant import DDP
 
 __all__ = ["Interleaved"]
 
@@ -61,7 +62,7 @@ class Interleaved:
         self._bares = (bare, *(bare.again() for _ in range(copies - 1)))
         one_bucket = Variant(bucket_cap_mb=ONE_BUCKET_MIB)
         self._by_themselves = [
-            Stepper(each, one_bucket, find_unused_parameters=finds, group=alone())
+            Stepper(each, one_bucket, job.place.layout, find_unused_parameters=finds, group=alone())
             for each in (self._bares if on_cpu else ())
         ]
         self._beside = BesideAllReduces(bare, job)
@@ -156,8 +157,9 @@ class Interleaved:
     def _sizes(self) -> list[int]:
         """A few sizes, spread evenly in the logarithm over those of the buckets; two small ones."""
         used = sorted({size for s in self._steppers for size in s.bucket_bytes()})
-        if not used:
+        if not used and any(s.variant.strategy in DDP for s in self._steppers):
             raise MeasureError("DDP logged no bucket sizes: is this torch older than 2.11?")
+        used = used or [sum(p.nbytes for p in reduced_parameters(self._bare.model).values())]
         last = _BUCKET_SIZES - 1
         wanted = [used[0] * (used[-1] / used[0]) ** (i / last) for i in range(_BUCKET_SIZES)]
         near = [min(used, key=lambda size: abs(math.log(size / aim))) for aim in wanted]
@@ -192,14 +194,21 @@ class Interleaved:
 
     def variant(self, stepper: Stepper) -> VariantSamples:
         """A variant's iterations."""
-        columns = self._job.by_round([row[len(PARTS) :] for row in stepper.rows])
         return VariantSamples(
             **self._steps(stepper.rows).model_dump(),
             variant=stepper.variant,
             bucket_bytes=stepper.bucket_bytes(),
+            units=stepper.units,
             warmup_s=self._job.by_round([row[:1] for row in stepper.warmups])[0],
-            logged=Logged(**dict(zip(Logged.model_fields, columns, strict=True))),
+            logged=self._logged([row[len(PARTS) :] for row in stepper.rows]),
         )
+
+    def _logged(self, rows: Sequence[Row]) -> Logged | None:
+        """Of DDP; no other loop tells."""
+        if not rows[0]:
+            return None
+        columns = self._job.by_round(rows)
+        return Logged(**dict(zip(Logged.model_fields, columns, strict=True)))
 
     def all_reduces(self) -> tuple[AllReduceSamples, ...]:
         """The all-reduces between the rounds."""

@@ -1,4 +1,4 @@
-"""Measure real DDP iterations in rounds, as `calibrate.records.rounds` describes them.
+"""Measure steps of real training loops in rounds, as `calibrate.records.rounds` describes them.
 
 Every variant has a model of its own, so that DDP's buckets of one do not disturb another's.
 """
@@ -35,6 +35,7 @@ from calibrate.measure.ranks.rank import run_rank
 from calibrate.records.record import Environment
 from calibrate.records.rounds import CORES_OF_RANKS, Parameter, RoundOptions, Rounds
 from calibrate.records.rounds_file import load_rounds, save_rounds
+from calibrate.records.variant import DDP
 
 __all__ = ["measure_rounds", "measure_rounds_locally"]
 
@@ -87,9 +88,9 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
         for warning in (*filter(None, [on_the_cpu(job)]), *not_modelled(bare.model)):
             print(f"warning   {warning}", flush=True)
     job.check(_unused(bare, options) or _compiled(bare, options))
+    layout, finds = job.place.layout, options.find_unused_parameters
     steppers = [
-        Stepper(bare, variant, find_unused_parameters=options.find_unused_parameters)
-        for variant in options.variants
+        Stepper(bare, variant, layout, find_unused_parameters=finds) for variant in options.variants
     ]
     session = Interleaved(job, options, bare, steppers)
 
@@ -98,7 +99,7 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
         session.sum_up()
         rounds = Rounds(
             environment=here,
-            layout=job.place.layout.model_copy(
+            layout=layout.model_copy(
                 update={"line_rate_bytes_per_s": options.line_rate_bytes_per_s}
             ),
             model=options.model,
@@ -126,7 +127,8 @@ def _measure(job: Job, options: RoundOptions) -> Rounds:
 
 def _unused(bare: Training, options: RoundOptions) -> str:
     """What DDP would stop at in its second iteration; nothing where it would not."""
-    if not bare.unused or options.find_unused_parameters:
+    needing = [v for v in options.variants if v.strategy in DDP and not v.find_unused_parameters]
+    if not bare.unused or not needing or options.find_unused_parameters:
         return ""
     return (
         f"{told_of_unused(bare)} of {options.model} got no gradient, which DDP takes with "
@@ -189,6 +191,7 @@ def _parameters(job: Job, training: Training, session: Interleaved) -> tuple[Par
             ready_s=tuple(_known(rank[i]) for rank in ready),
             ddp_hook_s=tuple(_known(rank[i]) for rank in hooks),
             sparse=name in session.sparse,
+            rows=parameter.shape[0] if parameter.dim() else None,
         )
         for i, (name, parameter) in enumerate(named)
     )

@@ -1,23 +1,22 @@
-"""One step of DDP or of the bare model, timed part by part."""
+"""One step of a training loop or of the bare model, timed part by part."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.measure.clock import Mark
 from calibrate.measure.ddp.log import logged, start_log
-from calibrate.measure.errors import MeasureError
+from calibrate.measure.ddp.loops import loop_of
 from calibrate.measure.host.machine import stolen_s
 from calibrate.measure.model.training import Training, reduced_parameters
+from calibrate.records.record import Layout
 from calibrate.records.rounds import Logged, Steps, Variant
+from calibrate.records.variant import DDP
 
 __all__ = [
     "PARTS",
@@ -32,43 +31,38 @@ Row = tuple[float, ...]
 
 
 class Stepper:
-    """One variant of DDP over a model of its own, and its rows of seconds by iteration.
+    """One variant over a model of its own, and its rows of seconds by iteration.
 
-    Over all ranks, or those of `group`.
+    Over all ranks, or, with DDP, those of `group`. DDP may be told to find unused parameters.
     """
 
     def __init__(
         self,
         bare: Training,
         variant: Variant,
+        layout: Layout,
         *,
-        find_unused_parameters: bool,
+        find_unused_parameters: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.variant = variant
-        own = bare.again()
-        # every rank makes the same weights: init_sync would only send them once more
-        self._ddp = DistributedDataParallel(
-            own.model,
-            process_group=group,
-            bucket_cap_mb=variant.bucket_cap_mb,
-            init_sync=False,
-            find_unused_parameters=find_unused_parameters,
-        )
-        start_log(self._ddp)
-        if variant.comm_hook != "none":
-            _register(self._ddp, variant.comm_hook)
-        self._training = replace(own, model=self._ddp)
+        if find_unused_parameters and variant.strategy in DDP:
+            variant = variant.model_copy(update={"find_unused_parameters": True})
+        self._loop = loop_of(bare, variant, layout, group)
+        if self._loop.ddp:
+            start_log(self._loop.ddp)
         self.warmups: list[Row] = []
-        self.rows: list[Row] = []  # the parts, then the logged times
+        self.rows: list[Row] = []  # the parts, then the logged times of DDP
 
     def step(self, begin: Callable[[], None], *, warm: bool) -> None:
         """One iteration, as `step` takes it."""
-        micro_batches = self.variant.accumulation_steps
-        row = step(self._training, micro_batches, self._ddp.no_sync, begin)
-        log = logged(self._ddp)
-        times = (getattr(log, name) for name in Logged.model_fields)
-        (self.warmups if warm else self.rows).append((*row, *times))
+        loop, variant = self._loop, self.variant
+        no_sync = loop.no_sync if variant.no_sync else None
+        row = step(loop.training, variant.accumulation_steps, no_sync, begin, reduce=loop.reduce)
+        if loop.ddp:
+            log = logged(loop.ddp)
+            row = (*row, *(getattr(log, name) for name in Logged.model_fields))
+        (self.warmups if warm else self.rows).append(row)
 
     def backwards_s(self) -> list[float]:
         """Seconds of each backward without what DDP does at its end: it waits, and copies back."""
@@ -76,38 +70,41 @@ class Stepper:
         return [row[backward] - (comm_s - overlap_s) for *row, comm_s, overlap_s in self.rows]
 
     def bucket_bytes(self) -> tuple[int, ...]:
-        """Sizes of the buckets in use, in the order in which they are reduced."""
-        return logged(self._ddp).bucket_bytes
+        """Sizes of what is reduced together, in the order in which it is; none of fully_shard."""
+        return logged(self._loop.ddp).bucket_bytes if self._loop.ddp else self._loop.sent_bytes
 
-
-def _register(ddp: DistributedDataParallel, name: str) -> None:
-    try:
-        ddp.register_comm_hook(None, getattr(default_hooks, f"{name}_hook"))
-    except TypeError as error:  # torch takes no bf16_compress but with NCCL
-        raise MeasureError(f"the hook {name} cannot be measured here (torch: {error})") from None
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Modules that fully_shard shards on their own."""
+        return self._loop.units
 
 
 def step(
     training: Training,
     micro_batches: int,
-    no_sync: Callable[[], Any],
+    no_sync: Callable[[], Any] | None,
     begin: Callable[[], None],
     before_optimizer: Callable[[Training], None] | None = None,
+    reduce: Callable[[], object] = lambda: None,
 ) -> Row:
     """Seconds of one iteration: whole, forward, backward, optimizer; and what was stolen of it.
 
-    All ranks `begin` at once. What comes before the optimizer does not count.
+    All ranks `begin` at once. All micro-batches but the last are within `no_sync`, if there is one;
+    `reduce` belongs to the backward of the others. What comes before the optimizer does not count.
     """
     clock, parts = training.clock, list[tuple[Mark, Mark, Mark]]()
     stolen_before_s = stolen_s()  # which takes milliseconds on a machine of many cores
     begin()
     start = clock.mark()
     for i in range(micro_batches):
-        with nullcontext() if i == micro_batches - 1 else no_sync():
+        reduces = i == micro_batches - 1 or no_sync is None
+        with nullcontext() if reduces or no_sync is None else no_sync():
             first = clock.mark()
             loss = training.forward()
             second = clock.mark()
             loss.backward()  # type: ignore[no-untyped-call]
+            if reduces:
+                reduce()
             parts.append((first, second, clock.mark()))
     computed = resumed = clock.mark()
     if before_optimizer:

@@ -74,6 +74,7 @@ def profile_document(
                 "ready_quartiles_s": _quartiles([s for s, _ in samples.ready_s.get(name, [])]),
                 "ddp_hook_s": samples.ddp_hook_s.get(name),
                 "sparse": name in samples.sparse,
+                "rows": parameter.shape[0] if parameter.dim() else None,
             }
             for name, parameter in named
         ],

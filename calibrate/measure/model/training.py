@@ -81,13 +81,18 @@ class Training:
         """
         model, _, loss = self.make()
         self._give_weights(model)
+        return replace(self, model=model, loss=loss).optimizing()
+
+    def optimizing(self, make: Callable[..., torch.optim.Optimizer] | None = None) -> Training:
+        """The same with a new optimizer, of the parameters that the model has now.
+
+        `make` takes its class, parameters and options; omitted: it is of that class.
+        """
         kind, options = type(self.optimizer), self.optimizer.defaults
         taken = inspect.signature(kind).parameters  # AdamW has a default that it does not take
-        optimizer = kind(
-            [p for p in model.parameters() if p.requires_grad],
-            **{key: value for key, value in options.items() if key in taken},
-        )
-        return replace(self, model=model, loss=loss, optimizer=optimizer)
+        own = {key: value for key, value in options.items() if key in taken}
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        return replace(self, optimizer=make(kind, trained, **own) if make else kind(trained, **own))
 
     def _give_weights(self, model: nn.Module) -> None:
         mine = {id(parameter) for parameter in self.model.parameters() if parameter.requires_grad}

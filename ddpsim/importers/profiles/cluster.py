@@ -220,6 +220,13 @@ class CopyIn(_Part):
     bytes_per_s: Fitted
 
 
+class NarrowProducts(_Part):
+    """PowerSGD's three products with `rank` columns: the matrix's bytes a second, in each."""
+
+    rank: int = Field(ge=1)
+    bytes_per_s: Fitted
+
+
 class Overheads(_Part):
     """DDP's own cost on this machine; None or empty: not measured."""
 
@@ -235,6 +242,7 @@ class Overheads(_Part):
         None, description="float32 of a bucket to float16, divided, as fp16_compress does"
     )
     decompress_bytes_per_s: Fitted | None = Field(None, description="float32, from float16")
+    narrow_products: tuple[NarrowProducts, ...] = Field((), description="empty: as copies")
     sigma: float | None = Field(
         None, ge=0, description="of the logarithms of copies' times, from record to record"
     )

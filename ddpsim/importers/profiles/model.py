@@ -64,10 +64,8 @@ Origin = Literal["first_gradient", "backward_start"]
 class ProfiledParameter:
     """One parameter; `ready_s` counts from the profile's origin, None if never ready.
 
-    `rows`: the extent of its first dimension, where its shape is told.
-
     `ddp_hook_s`: DDP's hook, copy into the bucket and all, under torch's default options; None:
-    not measured. `rows`: the extent of the first dimension.
+    not measured. `rows`: the extent of the first dimension; None: not told.
     """
 
     name: str
@@ -342,16 +340,27 @@ def _iterations(name: str, rows: Any) -> tuple[tuple[float, ...], ...]:
 def _parameter(name: str, item: dict[str, Any]) -> ProfiledParameter:
     title = str(_value(name, item, "name", "a parameter"))
     ready_s, hook_s = _value(name, item, "ready_s", shown(title)), item.get("ddp_hook_s")
+    numel = whole(name, 0, _value(name, item, "numel", shown(title)), f"numel of {shown(title)}")
     return ProfiledParameter(
         name=title,
-        numel=whole(name, 0, _value(name, item, "numel", shown(title)), f"numel of {shown(title)}"),
+        numel=numel,
         dtype=_dtype(name, 0, _value(name, item, "dtype", shown(title))),
         ready_s=None if ready_s is None else _seconds(name, ready_s, f"ready_s of {shown(title)}"),
         sparse=bool(item.get("sparse", False)),
         ddp_hook_s=None
         if hook_s is None
         else _seconds(name, hook_s, f"ddp_hook_s of {shown(title)}"),
+        rows=None if item.get("rows") is None else _rows(name, title, item["rows"], numel),
     )
+
+
+def _rows(name: str, title: str, value: Any, numel: int) -> int:
+    rows = whole(name, 0, value, f"rows of {shown(title)}")
+    if numel % rows:
+        raise ImportFailedError(
+            name, f"{shown(title)} has {numel} elements, which are no {rows} rows of equal length"
+        )
+    return rows
 
 
 def _seconds(name: str, value: Any, what: str, *, above_zero: bool = False) -> float:

@@ -62,6 +62,15 @@ class DdpCosts:
         rate = bytes_per_s or self._moved_bytes_per_s
         return Work(max(self.device.kernel_floor_s, size_bytes / rate), 1)
 
+    def product(self, size_bytes: float, rank: int) -> Work:
+        """A matrix of `size_bytes` times a narrow one of `rank` columns: a pass over its bytes.
+
+        As fast as measured, with the nearest number of columns; else as other kernels.
+        """
+        known = self.overheads.narrow_products if self.overheads else ()
+        nearest = min(known, key=lambda each: abs(each.rank - rank), default=None)
+        return self.moved(size_bytes, nearest.bytes_per_s.value if nearest else None)
+
     @property
     def _moved_bytes_per_s(self) -> float:
         """Read plus written."""

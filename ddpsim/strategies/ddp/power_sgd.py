@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
 
 from ddpsim.errors import InputError
@@ -21,9 +22,10 @@ from ddpsim.scenario.options.hooks import PowerSgd
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.strategy import Bucket, Stage
 from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.units import MIB
 from ddpsim.workload.model import ITEM_BYTES, Parameter, Work, joined
 
-__all__ = ["in_stages"]
+__all__ = ["check_one_bucket", "in_stages"]
 
 
 _MOST_BY_GRAM_SCHMIDT = 2  # columns of float32
@@ -135,8 +137,9 @@ class _Hook:
         return [self._moved(3 * size_bytes)] if size_bytes else []
 
     def _products(self) -> list[Work]:
-        """One of each matrix, which reads or writes all of it: bound by memory."""
-        return [self._moved(matrix.size_bytes) for matrix in self.matrices]
+        """One of each matrix, which reads or writes all of it: bound by memory, or as measured."""
+        products = (self._costs.product(m.size_bytes, m.rank) for m in self.matrices)
+        return [self._costs.operator(work) for work in products]
 
     def _orthogonal(self, side: str) -> list[Work]:
         """Gram-Schmidt, an operator each: norm and quotient of a column, the rest projected."""
@@ -178,3 +181,19 @@ def _matrix(parameter: Parameter, spec: PowerSgd) -> _Matrix | None:
     if not spec.batched and (rows + columns) * rank * spec.min_compression_rate >= rows * columns:
         return None
     return _Matrix(parameter.size_bytes, rows, columns, rank, ITEM_BYTES[parameter.dtype])
+
+
+def check_one_bucket(buckets: int, parameters: Sequence[Parameter]) -> None:
+    """Raises InputError for several buckets on gloo.
+
+    Callbacks hold its two threads while they wait for collectives that need one, and those of two
+    buckets cross: seen with torch 2.13, where ranks hung, and where gloo ended a process.
+    """
+    if buckets > 1:
+        cap_mib = ceil(sum(parameter.size_bytes for parameter in parameters) / MIB)
+        raise InputError(
+            "ddp.comm_hook",
+            f"powerSGD may hang or crash with gloo where gradients are in several buckets, here "
+            f"{buckets}: their collectives cross; put all in one with ddp.bucket_cap_mb={cap_mib}, "
+            "or write none, allreduce, fp16_compress or bf16_compress",
+        )

@@ -12,7 +12,7 @@ from ddpsim.strategies.ddp.buckets import Assignment, plan_buckets
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.ddp.gathering_hooks import GatheringHook
 from ddpsim.strategies.ddp.join import NOT_JOINED, JoinedForward
-from ddpsim.strategies.ddp.power_sgd import in_stages
+from ddpsim.strategies.ddp.power_sgd import check_one_bucket, in_stages
 from ddpsim.strategies.ddp.reducer import Buffers, Reducer, ReducerWork
 from ddpsim.strategies.instructions import Compute, Instruction, LoadBatch, Mark, compute_all
 from ddpsim.strategies.model_work import ModelWork
@@ -223,6 +223,8 @@ class _OwnWork:
         powers = spec.powers
         if powers is None:
             return ()
+        if spec.backend == "gloo":
+            check_one_bucket(len(assignment), self.model.parameters)
         return tuple(
             in_stages(
                 bucket,

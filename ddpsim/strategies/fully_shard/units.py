@@ -14,7 +14,16 @@ from ddpsim.scenario.options.fully_shard import BySize, FullyShard
 from ddpsim.strategies.fully_shard.auto_wrap import large_modules
 from ddpsim.workload.model import Model, Work, joined
 
-__all__ = ["ROOT", "Piece", "Unit", "backward_pieces", "chain_of", "forward_pieces", "plan_units"]
+__all__ = [
+    "ROOT",
+    "Piece",
+    "Unit",
+    "backward_pieces",
+    "blocks",
+    "chain_of",
+    "forward_pieces",
+    "plan_units",
+]
 
 ROOT = 0
 _BLOCK = re.compile(r"(.*_)?\d+")  # the name of a module in a list of them
@@ -69,7 +78,7 @@ def plan_units(model: Model, spec: FullyShard) -> tuple[Unit, ...]:
 
 def _prefixes(model: Model, spec: FullyShard) -> tuple[str, ...]:
     if spec.units == "blocks":
-        return _blocks([parameter.name for parameter in model.parameters])
+        return blocks([parameter.name for parameter in model.parameters])
     if isinstance(spec.units, BySize):
         sizes = [(parameter.name, parameter.numel) for parameter in model.parameters]
         least, whole = spec.units.min_parameters, sum(numel for _, numel in sizes)
@@ -106,7 +115,7 @@ def _first_parameters(names: Sequence[str]) -> dict[str, int]:
     return first
 
 
-def _blocks(names: Sequence[str]) -> tuple[str, ...]:
+def blocks(names: Sequence[str]) -> tuple[str, ...]:
     """Numbered modules, such as layers.0 and encoder_layer_0, the outermost of each parameter."""
     found: dict[str, None] = {}
     for name in names:

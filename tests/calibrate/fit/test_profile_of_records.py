@@ -12,21 +12,57 @@ from calibrate.records.record import IN_A_ROW, RESTED, Measurement, Record
 from ddpsim.cluster.fitted.laws import FittedCost, all_reduce_s
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.importers.profiles.cluster import ClusterProfile, Fitted, GlooRing
+from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.ddp import Ddp
+from ddpsim.strategies.ddp.costs import DdpCosts
 
 
-def test_measured_broadcasts_are_in_the_profile() -> None:
+def test_other_measured_collectives_are_in_the_profile() -> None:
     record = gloo_record()
     pair = {"group": "world", "nodes": 2, "gpus_per_node": 1}
-    broadcasts = [
-        Measurement(kind="broadcast", samples_s=(time_s,) * 9, size_bytes=size, **pair)
+    kinds = ("broadcast", "reduce_scatter", "all_gather")
+    others = [
+        Measurement(kind=kind, samples_s=(place * time_s,) * 9, size_bytes=size, **pair)
+        for place, kind in enumerate(kinds, 1)
         for size, time_s in ((2**16, 0.002), (2**20, 0.03))
     ]
-    whole = record.model_copy(update={"measurements": (*record.measurements, *broadcasts)})
-    found = fit_profile([whole], "cluster").measured_broadcasts
-    assert [(each.size_bytes, each.time_s) for each in found] == [(2**16, 0.002), (2**20, 0.03)]
-    assert {(each.nodes, each.line_rate_bytes_per_s) for each in found} == {(2, 62.5e6)}
-    assert "broadcasts: 65.5 kB to 1.05 MB" in show(fit_profile([whole], "cluster"))
-    assert fit_profile([record], "cluster").measured_broadcasts == ()
+    whole = record.model_copy(update={"measurements": (*record.measurements, *others)})
+    profile, bare = fit_profile([whole], "cluster"), fit_profile([record], "cluster")
+    names = ("measured_broadcasts", "measured_reduce_scatters", "measured_all_gathers")
+    for place, name in enumerate(names, 1):
+        found = getattr(profile, name)
+        told = [(each.size_bytes, each.time_s) for each in found]
+        wanted = [(2**16, place * 0.002), (2**20, place * 0.03)]
+        assert told == [(size, pytest.approx(time_s)) for size, time_s in wanted]
+        assert {(each.nodes, each.line_rate_bytes_per_s) for each in found} == {(2, 62.5e6)}
+        assert getattr(bare, name) == ()
+    for what in ("broadcasts", "reduce-scatters", "all-gathers"):
+        assert f"{what}: 65.5 kB to 1.05 MB" in show(profile)
+
+
+def test_powersgd_multiplies_as_fast_as_measured() -> None:
+    """Three passes over 16 MiB; a rank that was not measured is as the nearest."""
+    products = [
+        Measurement(
+            kind="narrow_products",
+            variant=f"rank {rank}",
+            samples_s=(seconds,) * 9,
+            size_bytes=size,
+        )
+        for rank, seconds in ((1, 3e-3), (2, 12e-3))
+        for size in (2**20, 2**24)
+    ]
+    record = gloo_record()
+    whole = record.model_copy(update={"measurements": (*record.measurements, *products)})
+    overheads = fit_profile([whole], "cluster").overheads
+    told = {each.rank: each.bytes_per_s.value for each in overheads.narrow_products}
+    assert told == {1: pytest.approx(2**24 / 1e-3), 2: pytest.approx(2**24 / 4e-3)}
+    cluster = Cluster.model_validate({"nodes": 1, "gpus_per_node": 2, "device": "cpu-core"})
+    device = cluster.device
+    costs, plain = DdpCosts(device, Ddp(), overheads), DdpCosts(device, Ddp())
+    for rank, seconds in ((1, 1e-3), (2, 4e-3), (8, 4e-3)):
+        assert costs.product(2**24, rank).device_s == pytest.approx(seconds)
+    assert plain.product(2**24, 2) == plain.moved(2**24)
 
 
 def test_a_profile_from_a_record() -> None:

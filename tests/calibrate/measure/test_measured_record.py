@@ -35,6 +35,7 @@ def test_a_record_of_two_ranks_holds_every_kind(measured: tuple[Path, Record]) -
     assert {m.kind for m in record.measurements} == {
         "all_reduce", "broadcast", "reduce_scatter", "all_gather", "point_to_point",
         "device_copy", "device_cast", "optimizer", "ddp_hook", "compute", "jitter", "data_loader",
+        "narrow_products",
     }  # fmt: skip
     variants = {(m.kind, m.variant) for m in record.measurements}
     assert variants >= {
@@ -50,6 +51,7 @@ def test_a_record_of_two_ranks_holds_every_kind(measured: tuple[Path, Record]) -
         ("device_copy", "alone"), ("device_copy", "together"), ("device_cast", "compress"),
         ("device_cast", "compress together"), ("device_cast", "decompress together"),
         ("optimizer", "adamw foreach"),
+        ("narrow_products", "rank 1"), ("narrow_products", "rank 2"),
     }  # fmt: skip
     assert (record.layout.nodes, record.layout.gpus_per_node) == (1, 2)
     assert record.environment.backend == "gloo"

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from measured.rounds_jobs import VARIANTS, run_job, run_ranks
 
 from calibrate.files import rescued
-from calibrate.measure.ranks.rank import LOST
 from calibrate.records.rounds import (
     ALONE_PER_ROUND,
     RoundOptions,
@@ -28,44 +24,16 @@ from ddpsim.errors import ImportFailedError
 
 pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
 
-VARIANTS = (Variant(), Variant(bucket_cap_mb=0.004), Variant(accumulation_steps=2))
-
-
-def run_ranks(options: RoundOptions) -> list[subprocess.CompletedProcess[str]]:
-    return run_job(["calibrate.measure.ddp.rounds", options.model_dump_json()])
-
-
-def run_job(module: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
-    """`python -m` with these, or -c, as two ranks, as torchrun starts them."""
-    from calibrate.measure.ranks.launch import free_port
-
-    tests = Path(__file__).parents[2]
-    common = {
-        **os.environ,
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests / "helpers")]),
-    }
-    command = [sys.executable, *([] if module[0] == "-c" else ["-m"]), *module]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    ended = []
-    for rank in ranks:
-        out, err = rank.communicate(timeout=120)
-        ended.append(subprocess.CompletedProcess(command, rank.returncode, out, err))
-    return ended
+STRATEGIES = (
+    Variant(strategy="naive"),
+    Variant(strategy="naive_flat"),
+    Variant(strategy="per_parameter", accumulation_steps=2),
+    Variant(strategy="zero1"),
+    Variant(strategy="fully_shard"),
+    Variant(strategy="fully_shard", reshard_after_forward=False, accumulation_steps=2),
+    Variant(comm_hook="powerSGD", matrix_approximation_rank=2),
+    Variant(accumulation_steps=2, no_sync=False),
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +43,8 @@ def rounds(tmp_path_factory: pytest.TempPathFactory) -> Rounds:
         output=path,
         model="measure_helpers:two_layers",
         batch=8,
-        variants=VARIANTS,
-        rounds=(2, 3),
+        variants=VARIANTS + STRATEGIES,
+        rounds=(3, 3),
         line_rate_bytes_per_s=1e9,
     )
     for ended in run_ranks(options):
@@ -88,9 +56,9 @@ def test_a_round_holds_every_variant_of_every_rank(rounds: Rounds) -> None:
     assert rounds.layout.world_size == 2
     assert rounds.layout.line_rate_bytes_per_s == 1e9
     assert rounds.batch_per_rank == 8
-    assert tuple(v.variant for v in rounds.variants) == VARIANTS
+    assert tuple(v.variant for v in rounds.variants) == VARIANTS + STRATEGIES
     count = len(rounds.alone.hooked_backward_s)
-    assert 2 <= count <= 3
+    assert count == 3
     for steps in (rounds.alone, *rounds.variants):
         iterations = count * (ALONE_PER_ROUND if steps is rounds.alone else 1)
         for part in ("whole_s", "forward_s", "backward_s", "optimizer_s"):
@@ -162,6 +130,7 @@ def test_copies_of_the_bare_model_take_turns(tmp_path: Path) -> None:
     options = RoundOptions(
         output=tmp_path / "rounds.json",
         model="measure_helpers:two_layers",
+        batch=8,
         variants=VARIANTS,
         rounds=(2, 2),
     )
@@ -169,8 +138,8 @@ def test_copies_of_the_bare_model_take_turns(tmp_path: Path) -> None:
 import calibrate.measure.ddp.rounds as m
 import calibrate.measure.ddp.interleaved as i, calibrate.measure.ddp.stepper as s
 step, timed = s.step, []
-i.step = s.step = lambda training, *others: timed.append(id(training.model)) or step(
-    training, *others
+i.step = s.step = lambda training, *others, **more: timed.append(id(training.model)) or step(
+    training, *others, **more
 )
 m.measure_rounds(m.RoundOptions.model_validate_json(__import__("sys").argv[1]))
 print(len(set(timed)))
@@ -182,12 +151,33 @@ print(len(set(timed)))
 def test_buckets_are_those_that_ddp_logged(rounds: Rounds) -> None:
     """The rebuilt ones: 2.bias and 2.weight reach 4 kB first."""
     whole = 4 * sum(p.numel for p in rounds.parameters)
-    assert [v.bucket_bytes for v in rounds.variants] == [
+    assert [v.bucket_bytes for v in rounds.variants if v.logged] == [
         (whole,),
         (4 * (10 + 10 * 128), 4 * (128 + 128 * 64)),
-        (whole,),
+        *[(whole,)] * 4,
     ]
     assert whole in [a.size_bytes for a in rounds.all_reduce]
+
+
+def test_other_loops_say_what_they_reduce_together(rounds: Rounds) -> None:
+    each = tuple(4 * p.numel for p in rounds.parameters)
+    told = {v.variant.label: v.bucket_bytes for v in rounds.variants if not v.logged}
+    assert told == {
+        "naive": each,
+        "naive_flat": (sum(each),),
+        "per_parameter x2": each,
+        "fully_shard": (),
+        "fully_shard x2 keep": (),
+    }
+    units = {v.units for v in rounds.variants if not v.bucket_bytes}
+    assert units == {("0", "2")}
+
+
+def test_every_strategy_is_predicted(rounds: Rounds, tmp_path: Path) -> None:
+    save_rounds(rounds, tmp_path / "rounds.json")
+    (sweep,) = validate([tmp_path / "rounds.json"]).sweeps
+    assert [case.variant for case in sweep.cases] == [v.label for v in VARIANTS + STRATEGIES]
+    assert all(case.buckets_agree for case in sweep.cases)
 
 
 def test_every_rank_says_what_ddps_hooks_take(rounds: Rounds) -> None:
@@ -232,48 +222,6 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         load_rounds(tmp_path / "missing.json")
 
 
-def test_an_output_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
-    taken = tmp_path / "rounds.json"
-    taken.write_text("mine")
-    for output, said in (
-        (taken, "is there already: name another file"),
-        (taken / "rounds.json", "cannot be written: "),
-    ):
-        options = RoundOptions(output=output, model="measure_helpers:two_layers", variants=VARIANTS)
-        first = run_ranks(options)[0]
-        assert first.returncode == 3
-        assert f"{output} {said}" in first.stderr
-    assert taken.read_text() == "mine"
-
-
-@pytest.mark.parametrize("command", [["measure"], ["rounds", "measure_helpers:two_layers"]])
-def test_what_every_rank_refuses_is_said_by_the_first(command: list[str], tmp_path: Path) -> None:
-    taken = tmp_path / "taken.json"
-    taken.write_text("mine")
-    first, second = run_job(["calibrate", *command, "-o", str(taken)])
-    assert first.returncode == second.returncode == 1
-    assert f"{taken} is there already" in first.stderr
-    assert str(taken) not in second.stderr + second.stdout
-    assert taken.read_text() == "mine"
-
-
-def test_rounds_of_a_compiled_model_are_refused(tmp_path: Path) -> None:
-    """Torch would run the first variant's graph in all: seen with 2.13."""
-    options = RoundOptions(
-        output=tmp_path / "rounds.json",
-        model="measure_helpers:compiled",
-        variants=VARIANTS,
-        rounds=(5, 5),
-    )
-    for ended in run_ranks(options):
-        assert ended.returncode == 3
-        assert ended.stderr.strip().splitlines()[-1] == (
-            "measure_helpers:compiled is compiled, and torch would run the graph of one variant in "
-            "all: each needs a process of its own, which rounds do not have; return the model "
-            "uncompiled"
-        )
-
-
 def test_a_parameter_that_gets_no_gradient(tmp_path: Path) -> None:
     """DDP takes it where it is told to look for it; so does its simulation.
 
@@ -284,7 +232,7 @@ def test_a_parameter_that_gets_no_gradient(tmp_path: Path) -> None:
         model="measure_helpers:half_used",
         batch=8,
         variants=VARIANTS,
-        rounds=(5, 5),
+        rounds=(3, 3),
         optimizer="adamw",
     )
     for ended in run_ranks(options):
@@ -314,49 +262,10 @@ def test_a_parameter_that_gets_no_gradient(tmp_path: Path) -> None:
     assert figures.buckets_agree == figures.cases == len(VARIANTS)
 
 
-def test_a_hook_that_gloo_lacks_is_said(tmp_path: Path) -> None:
-    options = RoundOptions(
-        output=tmp_path / "rounds.json",
-        model="measure_helpers:two_layers",
-        variants=(Variant(comm_hook="bf16_compress"),),
-    )
-    first = run_ranks(options)[0]
-    assert first.returncode == 3
-    assert (
-        first.stderr.strip()
-        .splitlines()[-1]
-        .startswith("the hook bf16_compress cannot be measured here")
-    )
-    assert not options.output.exists()
-
-
 def test_samples_are_summed_up_by_round_and_by_rank() -> None:
     samples = ((1.0, 2.0), (4.0, 3.0), (5.0, 6.0))
     assert slowest(samples) == (2.0, 4.0, 6.0)
     assert rank_medians(samples) == (4.0, 3.0)
-
-
-def test_a_variant_has_a_short_label() -> None:
-    assert Variant().label == "default"
-    assert Variant(bucket_cap_mb=25, accumulation_steps=2).label == "25 x2"
-    assert Variant(comm_hook="fp16_compress").label == "default fp16_compress"
-
-
-def test_an_error_of_the_users_own_is_told_with_its_place(tmp_path: Path) -> None:
-    options = RoundOptions(
-        output=tmp_path / "rounds.json",
-        model="measure_helpers:fails_later",
-        variants=VARIANTS,
-        rounds=(2, 3),
-    )
-    said = [ended.stderr.strip().splitlines()[-1] for ended in run_ranks(options)]
-    assert any(
-        re.fullmatch(
-            r"rank [01]: measure_helpers\.py, line \d+: RuntimeError: flaky\. The rounds until .*",
-            line,
-        )
-        for line in said
-    ), said
 
 
 def test_rounds_that_cannot_be_written_are_kept_elsewhere(
@@ -368,24 +277,3 @@ def test_rounds_that_cannot_be_written_are_kept_elsewhere(
     assert load_rounds(path) == rounds
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     assert rescued("rounds.json", text).startswith("Nor can it be kept elsewhere (No such file")
-
-
-def test_rounds_until_a_rank_dies_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written on the way: as whole as those of a job that ended by itself."""
-    monkeypatch.setenv("FORWARDS_TO_LIVE", "200")
-    options = RoundOptions(
-        output=tmp_path / "rounds.json",
-        model="measure_helpers:dies_later",
-        variants=VARIANTS,
-        rounds=(2, 1000),
-        budget_s=600,
-    )
-    module = "import calibrate.measure.ddp.rounds as m; m._KEEP_S = 0.0; "
-    run = "m.run_rank(lambda o: m.measure_rounds(m.RoundOptions.model_validate_json(o)))"
-    left, killed = run_job(["-c", module + run, options.model_dump_json()])
-    assert killed.returncode == -signal.SIGKILL
-    assert left.returncode == LOST
-    assert "rank 0 lost contact with another rank: did one die" in left.stderr
-    kept = load_rounds(options.output)
-    assert len(kept.variants[0].whole_s) >= 2
-    assert len(kept.alone.whole_s) == ALONE_PER_ROUND * len(kept.variants[0].whole_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from measured.made_rounds import made_up
@@ -98,3 +99,30 @@ def test_a_campaign_measures_all_once_before_it_measures_again(
     measured = [line.split()[2] for line in capsys.readouterr().out.splitlines()]
     once = [f"rounds-{m}-{r}gbit-2hosts" for r in (2, 5) for m in ("mixer", "transformer")]
     assert measured == [f"{name}{run}.json" for run in ("", ".run2") for name in once]
+
+
+def test_a_campaign_of_strategies_records_what_they_send_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("calibrate.testbed.campaign.Testbed", _Testbed)
+    monkeypatch.setattr(_Testbed, "write", lambda _, path: path.write_text(path.stem))
+    asked: list[dict[str, Any]] = []
+    run = _Testbed.run
+
+    def kept(self: _Testbed, commands: list[list[str]], *others: Any) -> None:
+        asked.append(json.loads(commands[0][-1]))
+        run(self, commands, *others)
+
+    monkeypatch.setattr(_Testbed, "run", kept)
+    options = ["--strategies", "--fit-rates", "2,5", "--rates", "2", "--models", "mixer"]
+    assert campaign([str(tmp_path), *options]) == 0
+    *records, rounds = asked
+    kinds = [kind for record in records for kind in record["only"]]
+    assert len(records) == 7
+    assert kinds.count("ddp_hook") == 1  # it sends nothing
+    assert kinds.count("all_gather") == kinds.count("compute") == 2
+    assert {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "compute"} <= set(kinds)
+    strategies = [variant["strategy"] for variant in rounds["variants"]]
+    wanted = {"ddp", "naive", "naive_flat", "per_parameter", "zero1", "fully_shard"}
+    assert set(strategies) == wanted
+    assert len(list(tmp_path.iterdir())) == 8

@@ -26,7 +26,7 @@ from scipy.stats import binomtest
 from calibrate.records.rounds import CORES_OF_RANKS, Steps, Variant
 from calibrate.records.rounds_file import save_rounds
 from calibrate.validate.page import page
-from calibrate.validate.report import summary, warnings
+from calibrate.validate.summary import summary, warnings
 from calibrate.validate.validate import validate
 
 
@@ -99,6 +99,22 @@ def test_a_wrong_choice_has_a_regret(tmp_path: Path) -> None:
     assert validation.sweeps[0].regret == pytest.approx(ratio - 1)
     assert validation.figures
     assert validation.figures.good_choices == 0
+
+
+@pytest.mark.parametrize(("exposed", "signs"), [(BIG, (True,)), (0.0, (False,)), (SMALL, ())])
+def test_a_strategy_is_ranked_against_plain_ddp(
+    tmp_path: Path, exposed: float, signs: tuple[bool, ...]
+) -> None:
+    """Which hides one of two all-reduces that a flat one does not; unless it is all noise."""
+    plain = Measured(Variant(), TWO.backward, TWO.exposed, TWO.bucket_bytes)
+    flat = Measured(Variant(strategy="naive_flat"), TWO.backward, exposed, ONE.bucket_bytes)
+    validation = validate([write_rounds(tmp_path, plain, flat)])
+    assert validation.sweeps[0].ranked == signs
+    figures = validation.figures
+    assert figures
+    assert figures.ranked_cases == len(signs)
+    assert figures.ranked == (float(signs[0]) if signs else None)
+    assert ("faster or slower than DDP by default" in summary(validation)) == bool(signs)
 
 
 def test_caps_with_the_same_buckets_are_one_choice_and_tell_the_noise(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from measured.made_rounds import ONE, TWO, made_up, write_rounds
+from measured.made_rounds import ONE, TWO, Measured, made_up, write_rounds
 
 from calibrate.fit.profile import fit_logs
 from calibrate.records.rounds_file import save_rounds
+from calibrate.records.variant import Variant
 from calibrate.validate.validate import validate
 from ddpsim.errors import DdpsimError, ImportFailedError
 from ddpsim.importers.all_reduce import AllReduceLog
@@ -26,6 +27,22 @@ def test_too_few_rounds_are_refused(tmp_path: Path) -> None:
     save_rounds(rounds.model_copy(update={"variants": (short,)}), tmp_path / "two.json")
     with pytest.raises(DdpsimError, match=r"two\.json: 2 rounds tell nothing of the noise"):
         validate([tmp_path / "two.json"])
+
+
+def test_a_variant_that_is_not_modelled_is_left_out(tmp_path: Path) -> None:
+    """A log is of all ranks, and hsdp has groups of them; alone in its file it is an error."""
+    hsdp = Measured(Variant(strategy="hsdp"), ONE.backward, ONE.exposed, ())
+    rounds = made_up([ONE, hsdp])
+    plain, unlogged = rounds.variants[0], rounds.variants[1].model_copy(update={"logged": None})
+    path = tmp_path / "rounds.json"
+    save_rounds(rounds.model_copy(update={"variants": (plain, unlogged)}), path)
+    (sweep,) = validate([path]).sweeps
+    assert [case.variant for case in sweep.cases] == ["100"]
+    (told,) = sweep.warnings
+    assert told.startswith("hsdp is not predicted: cluster.all_reduce: is of all ranks, and says")
+    save_rounds(rounds.model_copy(update={"variants": (unlogged,)}), path)
+    with pytest.raises(DdpsimError, match=r"rounds\.json cannot be simulated: cluster.all_reduce"):
+        validate([path])
 
 
 def test_a_profile_of_another_cluster_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from measured.made_rounds import (
 from calibrate.records.rounds import Variant
 from calibrate.records.rounds_file import save_rounds
 from calibrate.validate.page import page
-from calibrate.validate.report import figures_of, summary
+from calibrate.validate.report import figures_of
+from calibrate.validate.summary import summary
 from calibrate.validate.validate import validate
 from ddpsim.errors import DdpsimError
 

@@ -53,6 +53,20 @@ def test_broadcasts_take_what_was_measured_on_these_ranks() -> None:
     assert not [entry for entry in both[0].provenance if entry.input == "broadcast time"]
 
 
+def test_shards_take_what_was_measured_on_these_ranks() -> None:
+    """Where one of the two was, the other is still corrected as all-reduces are."""
+    measured = [{"nodes": 1, "gpus_per_node": 8, "size_bytes": 2**20, "time_s": 9e-5}]
+    here, plain = (
+        nccl_network(1, [[1, 8]], **changes) for changes in ({"measured_all_gathers": measured}, {})
+    )
+    assert duration_ns(here.cost.transfer("all_gather", 2**20)) == pytest.approx(9e4, abs=2)
+    scatters = [each.cost.transfer("reduce_scatter", 2**20) for each in (here, plain)]
+    assert scatters[0] == scatters[1]
+    told = {entry.input: entry.trust for entry in here.provenance}
+    assert told["all-gather time"] == "measured"
+    assert "reduce-scatter time" not in told
+
+
 def nccl_network(
     nodes: int, layouts: list[list[int]], hop_bytes: float = 0.0, **changes: Any
 ) -> Network:

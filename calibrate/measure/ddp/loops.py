@@ -1,0 +1,233 @@
+"""Training loops over several ranks, one for each strategy, as short as scripts write them.
+
+What each sends, and when: docs/explanation/strategies.md and fully-shard.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from calibrate.measure.errors import MeasureError
+from calibrate.measure.model.training import Training, hook_gradients, reduced_parameters
+from calibrate.records.record import Layout
+from calibrate.records.variant import DDP, SHARDED, StrategyName, Variant
+from ddpsim.strategies.fully_shard.units import blocks
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+__all__ = ["Loop", "check_power_sgd", "loop_of", "mesh_of"]
+
+_POWER_SGD_ITER = 2  # backwards of plain all-reduces, the fewest; as scenarios have it
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A model and an optimizer ready to train with others.
+
+    `no_sync` is entered in micro-batches that reduce nothing; `reduce` follows each other backward.
+    `sent_bytes`: of gradients that are reduced together, as the loop knows them; `units`: of
+    fully_shard.
+    """
+
+    training: Training
+    no_sync: Callable[[], Any] = nullcontext
+    reduce: Callable[[], object] = lambda: None
+    ddp: DistributedDataParallel | None = None
+    sent_bytes: tuple[int, ...] = ()
+    units: tuple[str, ...] = ()
+
+
+def loop_of(
+    bare: Training,
+    variant: Variant,
+    layout: Layout,
+    group: dist.ProcessGroup | None = None,
+) -> Loop:
+    """The loop of a variant over a model of its own; raises MeasureError where torch refuses it.
+
+    Over all ranks, or, with DDP, those of `group`.
+    """
+    own = bare.again()
+    if variant.strategy in DDP:
+        return _ddp(own, variant, group)
+    if variant.strategy in SHARDED:
+        return _fully_sharded(own, variant, layout)
+    return _LOOPS[variant.strategy](own)
+
+
+def _ddp(own: Training, variant: Variant, group: dist.ProcessGroup | None) -> Loop:
+    # every rank makes the same weights: init_sync would only send them once more
+    ddp = DistributedDataParallel(
+        own.model,
+        process_group=group,
+        bucket_cap_mb=variant.bucket_cap_mb,
+        init_sync=False,
+        find_unused_parameters=variant.find_unused_parameters,
+        gradient_as_bucket_view=variant.gradient_as_bucket_view,
+    )
+    if variant.comm_hook == "powerSGD":
+        check_power_sgd(own, variant)
+        rank = variant.matrix_approximation_rank
+        state = PowerSGDState(None, rank, start_powerSGD_iter=_POWER_SGD_ITER)
+        ddp.register_comm_hook(state, powerSGD_hook)
+    elif variant.comm_hook != "none":
+        _register(ddp, variant.comm_hook)
+    wrapped = replace(own, model=ddp)
+    if variant.strategy == "zero1":
+        wrapped = wrapped.optimizing(_zero_redundancy)
+    return Loop(wrapped, ddp.no_sync, ddp=ddp)
+
+
+def check_power_sgd(own: Training, variant: Variant) -> None:
+    """Raises MeasureError for several buckets with gloo.
+
+    The hook's callbacks launch collectives from gloo's two threads, and wait in them.
+
+    Those of several buckets cross: seen with torch 2.13, where gloo then got messages of another
+    collective and ended the process.
+    """
+    size_mib = sum(p.nbytes for p in reduced_parameters(own.model).values()) / 2**20
+    if dist.get_backend() == "gloo" and size_mib > (variant.bucket_cap_mb or 1):
+        raise MeasureError(
+            "powerSGD may hang or crash with gloo where gradients are in several buckets: their "
+            f"collectives cross; put all in one, with bucket_cap_mb={ceil(size_mib)}"
+        )
+
+
+def _register(ddp: DistributedDataParallel, name: str) -> None:
+    try:
+        ddp.register_comm_hook(None, getattr(default_hooks, f"{name}_hook"))
+    except TypeError as error:  # torch takes no bf16_compress but with NCCL
+        raise MeasureError(f"the hook {name} cannot be measured here (torch: {error})") from None
+
+
+def _zero_redundancy(
+    kind: type[torch.optim.Optimizer], parameters: Sequence[Tensor], **options: Any
+) -> torch.optim.Optimizer:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415 -- slow
+
+    return ZeroRedundancyOptimizer(parameters, kind, **options)
+
+
+def _naive(own: Training) -> Loop:
+    def reduce() -> None:
+        for gradient in _gradients(own.model):
+            dist.all_reduce(gradient)
+            gradient.div_(dist.get_world_size())
+
+    return Loop(own, reduce=reduce, sent_bytes=_each_bytes(own))
+
+
+def _naive_flat(own: Training) -> Loop:
+    def reduce() -> None:
+        for alike in _by_dtype(_gradients(own.model)):
+            flat = _flatten_dense_tensors(alike)  # type: ignore[no-untyped-call]
+            dist.all_reduce(flat)
+            flat.div_(dist.get_world_size())
+            parts = _unflatten_dense_tensors(flat, alike)  # type: ignore[no-untyped-call]
+            for gradient, whole in zip(alike, parts, strict=True):
+                gradient.copy_(whole)
+
+    sent = (sum(t.nbytes for t in alike) for alike in _by_dtype(_used(own)))
+    return Loop(own, reduce=reduce, sent_bytes=tuple(sent))
+
+
+def _per_parameter(own: Training) -> Loop:
+    launched: list[tuple[dist.Work, Tensor]] = []
+    reduces = True
+
+    def launch(parameter: Tensor) -> None:
+        if reduces and parameter.grad is not None:
+            launched.append((dist.all_reduce(parameter.grad, async_op=True), parameter.grad))
+
+    @contextmanager
+    def no_sync() -> Iterator[None]:
+        nonlocal reduces
+        reduces = False
+        yield
+        reduces = True
+
+    def reduce() -> None:
+        for work, gradient in launched:
+            work.wait()
+            gradient.div_(dist.get_world_size())
+        launched.clear()
+
+    hook_gradients(own.model, lambda _: launch)
+    return Loop(own, no_sync, reduce, sent_bytes=_each_bytes(own))
+
+
+def _fully_sharded(own: Training, variant: Variant, layout: Layout) -> Loop:
+    """Shards over all ranks; hsdp over those of a node, with a copy in each."""
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 -- a second to import
+
+    mesh = mesh_of(next(own.model.parameters()).device.type, variant, layout)
+    units = blocks(list(dict(own.model.named_parameters())))
+    for unit in (*reversed(units), ""):
+        fully_shard(
+            own.model.get_submodule(unit),
+            mesh=mesh,
+            reshard_after_forward=variant.reshard_after_forward,
+        )
+    return Loop(own.optimizing(), lambda: _unreduced(own.model), units=units)
+
+
+def mesh_of(device: str, variant: Variant, layout: Layout) -> DeviceMesh:
+    """The ranks that share a copy of the model; raises MeasureError where hsdp makes no sense."""
+    if variant.strategy != "hsdp":
+        return init_device_mesh(device, (layout.world_size,))
+    shape = (layout.nodes, layout.gpus_per_node)
+    if min(shape) == 1:
+        raise MeasureError(
+            f"hsdp shards inside a node and copies between nodes, and {shape[0]} x {shape[1]} "
+            "ranks leave one of the two out: start several ranks on each of several nodes, or "
+            "measure fully_shard"
+        )
+    return init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard"))
+
+
+@contextmanager
+def _unreduced(model: nn.Module) -> Iterator[None]:
+    sharded = cast("FSDPModule", model)  # fully_shard gives the module this class
+    sharded.set_requires_gradient_sync(False)
+    yield
+    sharded.set_requires_gradient_sync(True)
+
+
+def _gradients(model: nn.Module) -> list[Tensor]:
+    return [p.grad for p in reduced_parameters(model).values() if p.grad is not None]
+
+
+def _used(own: Training) -> list[Tensor]:
+    """Parameters that get a gradient."""
+    return [p for name, p in reduced_parameters(own.model).items() if name not in own.unused]
+
+
+def _each_bytes(own: Training) -> tuple[int, ...]:
+    return tuple(parameter.nbytes for parameter in _used(own))
+
+
+def _by_dtype(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    dtypes = dict.fromkeys(tensor.dtype for tensor in tensors)
+    return [[tensor for tensor in tensors if tensor.dtype == dtype] for dtype in dtypes]
+
+
+_LOOPS: dict[StrategyName, Callable[[Training], Loop]] = {
+    "naive": _naive,
+    "naive_flat": _naive_flat,
+    "per_parameter": _per_parameter,
+}

@@ -1,0 +1,85 @@
+"""One way to train on several ranks, as rounds measure it. Knows nothing of torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = ["CAPS", "DDP", "SHARDED", "CommHook", "StrategyName", "Variant"]
+
+CAPS = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)  # MiB; None: torch's default
+CommHook = Literal["none", "fp16_compress", "bf16_compress", "powerSGD"]
+StrategyName = Literal[
+    "ddp", "naive", "naive_flat", "per_parameter", "zero1", "fully_shard", "hsdp"
+]
+DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
+SHARDED = ("fully_shard", "hsdp")
+_REDUCED_ONCE = ("naive", "naive_flat")  # whatever the micro-batches of a step
+_OF_DDP = ("bucket_cap_mb", "comm_hook", "gradient_as_bucket_view", "find_unused_parameters")
+
+
+class Variant(BaseModel):
+    """One way to share gradients, with the names and meanings of a scenario's ddp section."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    bucket_cap_mb: float | None = Field(None, gt=0, description="MiB; None: torch's default")
+    accumulation_steps: int = Field(1, ge=1, description="micro-batches a step")
+    comm_hook: CommHook = "none"
+    strategy: StrategyName = "ddp"
+    no_sync: bool = Field(default=True, description="on all micro-batches but the last")
+    matrix_approximation_rank: int = Field(1, ge=1, description="of powerSGD")
+    gradient_as_bucket_view: bool = False
+    find_unused_parameters: bool = False
+    reshard_after_forward: bool = Field(default=True, description="of fully_shard and hsdp")
+
+    @model_validator(mode="after")
+    def _options_are_its_own(self) -> Variant:
+        usual = {name: field.default for name, field in Variant.model_fields.items()}
+        given = {name for name, value in self if value != usual[name]}
+        if self.strategy not in DDP and (wrong := given.intersection(_OF_DDP)):
+            raise ValueError(f"{self.strategy} has no {min(wrong)}, an option of DDP; drop one")
+        if self.strategy not in SHARDED and not self.reshard_after_forward:
+            raise ValueError(f"{self.strategy} has no reshard_after_forward; drop one")
+        if self.comm_hook != "powerSGD" and self.matrix_approximation_rank > 1:
+            raise ValueError(f"{self.comm_hook} has no matrix_approximation_rank; drop one")
+        if not self.no_sync and (self.accumulation_steps == 1 or self.strategy in _REDUCED_ONCE):
+            raise ValueError(f"{self.strategy} reduces once in this step, without no_sync too")
+        return self
+
+    @property
+    def is_bucket_choice(self) -> bool:
+        """Whether it is plain DDP, but for its bucket cap."""
+        return self == Variant(bucket_cap_mb=self.bucket_cap_mb)
+
+    @property
+    def plain(self) -> Variant:
+        """DDP by default with as many micro-batches."""
+        return Variant(accumulation_steps=self.accumulation_steps)
+
+    @property
+    def forward(self) -> object:
+        """What the forward does: the same in variants of which this is equal."""
+        kind = self.strategy if self.strategy in SHARDED else self.strategy in DDP
+        own = (self.find_unused_parameters, self.reshard_after_forward, self.no_sync)
+        return self.accumulation_steps, kind, *own
+
+    @property
+    def label(self) -> str:
+        """Short, for tables: "25", "default x2 fp16_compress", "fully_shard keep"."""
+        cap = "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}"
+        words = [cap if self.strategy == "ddp" else self.strategy]
+        if self.strategy == "zero1" and self.bucket_cap_mb is not None:
+            words.append(cap)
+        if self.accumulation_steps > 1:
+            words.append(f"x{self.accumulation_steps}")
+        told = {
+            "synced": not self.no_sync,
+            self.comm_hook: self.comm_hook != "none",
+            f"rank {self.matrix_approximation_rank}": self.comm_hook == "powerSGD",
+            "view": self.gradient_as_bucket_view,
+            "find_unused": self.find_unused_parameters,
+            "keep": not self.reshard_after_forward,
+        }
+        return " ".join([*words, *(word for word, holds in told.items() if holds)])

@@ -1,0 +1,76 @@
+"""Variants of rounds, as users write them."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from calibrate.cli_options import variants_of
+from calibrate.measure.errors import MeasureError
+from calibrate.records.record import Layout
+from calibrate.records.variant import Variant
+
+torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be measured")
+
+
+def test_a_variant_is_written_with_keys_of_a_ddp_section() -> None:
+    texts = ["strategy=fully_shard, reshard_after_forward=false", "bucket_cap_mb=5"]
+    assert variants_of(texts) == [
+        Variant(strategy="fully_shard", reshard_after_forward=False),
+        Variant(bucket_cap_mb=5),
+    ]
+    assert variants_of(None) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("strategy=nave", "strategy input should be 'ddp', 'naive',"),
+        ("nosync=false", "nosync is no key of a variant; known: bucket_cap_mb,"),
+        ("strategy=naive,bucket_cap_mb=5", "naive has no bucket_cap_mb, an option of DDP;"),
+        ("reshard_after_forward=false", "ddp has no reshard_after_forward; drop one"),
+        ("matrix_approximation_rank=2", "none has no matrix_approximation_rank; drop one"),
+        ("no_sync=false", "ddp reduces once in this step, without no_sync too"),
+    ],
+)
+def test_a_variant_that_is_none_is_refused(text: str, message: str) -> None:
+    with pytest.raises(typer.BadParameter) as refused:
+        variants_of([text])
+    assert message in str(refused.value)
+    assert text in str(refused.value)
+
+
+def test_a_variant_has_a_short_label() -> None:
+    assert Variant().label == "default"
+    assert Variant(bucket_cap_mb=25, accumulation_steps=2).label == "25 x2"
+    assert Variant(comm_hook="fp16_compress").label == "default fp16_compress"
+    assert Variant(comm_hook="powerSGD").label == "default powerSGD rank 1"
+    synced = Variant(strategy="zero1", bucket_cap_mb=5, accumulation_steps=2, no_sync=False)
+    assert synced.label == "zero1 5 x2 synced"
+    assert Variant(strategy="fully_shard", reshard_after_forward=False).label == "fully_shard keep"
+
+
+def test_only_caps_are_choices_of_buckets() -> None:
+    assert Variant(bucket_cap_mb=5).is_bucket_choice
+    assert not Variant(gradient_as_bucket_view=True).is_bucket_choice
+    assert not Variant(strategy="zero1").is_bucket_choice
+
+
+def test_hsdp_needs_several_ranks_on_several_nodes() -> None:
+    from calibrate.measure.ddp.loops import mesh_of
+
+    with pytest.raises(MeasureError, match=r"1 x 2 ranks leave one of the two out: start several"):
+        mesh_of("cpu", Variant(strategy="hsdp"), Layout(nodes=1, gpus_per_node=2))
+
+
+def test_power_sgd_with_gloo_needs_one_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """38 kB in buckets of 4: two hooks' collectives would cross."""
+    from calibrate.measure.ddp.loops import check_power_sgd
+    from calibrate.measure.model.training import prepare
+
+    monkeypatch.setattr("torch.distributed.get_backend", lambda: "gloo")
+    bare = prepare("measure_helpers:two_layers", 4, torch.device("cpu"), "sgd", fused=False)
+    variant = Variant(comm_hook="powerSGD", bucket_cap_mb=0.004)
+    with pytest.raises(MeasureError, match=r"cross; put all in one, with bucket_cap_mb=1$"):
+        check_power_sgd(bare, variant)
+    check_power_sgd(bare, Variant(comm_hook="powerSGD"))
