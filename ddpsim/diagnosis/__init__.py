@@ -4,6 +4,7 @@
 - `measurements`: what was measured, from the text of options
 - `case`: a scenario on one number of GPUs, and what it is with a change
 - `hypotheses`: the table of causes, each a `hypothesis`; `links`, `own_work`: their changes
+- `calm_steps`: steps of many jobs, simulated together
 - `predictions`: what a changed scenario predicts of each measurement
 - `posterior`: how likely a prediction makes what was measured
 - `nccl_log`, `traces`: what NCCL's own log and traces of ranks say of the causes

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ddpsim.diagnosis.calm_steps import simulate_calm_steps
 from ddpsim.diagnosis.case import Case, Change
 from ddpsim.diagnosis.checks import Suspect, cheapest, largest_bytes
 from ddpsim.diagnosis.hypotheses import (
@@ -46,7 +47,6 @@ from ddpsim.diagnosis.traces import (
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.nccl.debug_log import read_debug_log
-from ddpsim.prediction.calm_steps import simulate_calm_steps
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stretches import stretches
 from ddpsim.result.diagnosis import (

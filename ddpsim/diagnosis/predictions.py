@@ -14,9 +14,9 @@ from math import exp, log, sqrt
 import numpy as np
 
 from ddpsim.cluster.transfers import duration_ns
+from ddpsim.diagnosis.calm_steps import CalmStep, simulate_calm_steps
 from ddpsim.diagnosis.case import Case, Change
 from ddpsim.errors import ScenarioError
-from ddpsim.prediction.calm_steps import CalmStep, simulate_calm_steps
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.uncertainty import uncertainties
