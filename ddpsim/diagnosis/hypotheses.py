@@ -82,6 +82,18 @@ _IN_NODES = (
         signs={"nccl_log": "NCCL_PROTO set by environment"},
         shows={"protocol": "LL"},
     ),
+    Hypothesis(
+        "few_channels",
+        0.5,
+        "NCCL_MAX_NCHANNELS={size} is left over: few thread blocks copy",
+        "unset NCCL_MAX_NCHANNELS, and look into /etc/nccl.conf",
+        links.few_channels,
+        links.fewer_channels,
+        lambda channels: f"{channels:.0f}",
+        graded=False,
+        signs={"nccl_log": "NCCL_MAX_NCHANNELS set by environment"},
+        shows={"channels": "limited"},
+    ),
 )
 _BETWEEN_NODES = (
     Hypothesis(

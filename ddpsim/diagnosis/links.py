@@ -15,7 +15,9 @@ from ddpsim.diagnosis.case import Case, Change
 __all__ = [
     "congested",
     "congestion",
+    "few_channels",
     "few_nics",
+    "fewer_channels",
     "fewer_nics",
     "host_rates",
     "lame_links",
@@ -40,6 +42,7 @@ _GB_PER_S, _GBIT_PER_S = 1e9, 1.25e8
 _HOST_RATES = (64.0, 25.0, 10.0, 4.0)
 _OF_MANAGEMENT = (25.0, 10.0, 1.0)  # Gbit/s, the usual Ethernet ports
 _STREAMS = (8.0, 3.0, 1.2, 0.5)  # Gbit/s of one TCP connection; clouds limit it to 5 or 10
+_CHANNELS = (4.0, 2.0, 1.0)
 _WORTH = 0.8  # of the usual rate: more is no cause
 _LEAST_LINK = 0.02
 
@@ -86,6 +89,17 @@ def left_over_protocol(case: Case) -> Sequence[float]:
 def low_latency(case: Case, _: float) -> Change:  # noqa: ARG001 -- of all changes
     """LL, which carries 4 bytes of flags with 4 of data."""
     return Change(("cluster.nccl_env.NCCL_PROTO=LL",))
+
+
+def few_channels(case: Case) -> Sequence[float]:
+    """Most channels, where NCCL chooses their number."""
+    is_free = "NCCL_MAX_NCHANNELS" not in case.cluster.nccl_variables
+    return _CHANNELS if case.has_links and is_free else ()
+
+
+def fewer_channels(case: Case, channels: float) -> Change:  # noqa: ARG001 -- of all changes
+    """So many rings at most, each with one thread block a GPU."""
+    return Change((f"cluster.nccl_env.NCCL_MAX_NCHANNELS={channels:.0f}",))
 
 
 def sockets(case: Case) -> Sequence[float]:

@@ -26,7 +26,7 @@ def facts_of(debug: DebugLog, case: Case) -> tuple[Fact, ...]:
 
     within = [each for each in debug.connections if is_within(each)]
     between = [each for each in debug.connections if not is_within(each)]
-    return (*_inside(case, within), *_between(case, between), *_protocol(case, debug))
+    return (*_inside(case, within), *_between(case, between), *_settings(case, debug))
 
 
 def log_probability(facts: Sequence[Fact], shows: Mapping[str, str] | None) -> float:
@@ -72,8 +72,12 @@ def _between(case: Case, connections: Sequence[Connection]) -> Iterator[Fact]:
         yield Fact("NICs of a node", "all", "fewer" if fewer else "all")
 
 
-def _protocol(case: Case, debug: DebugLog) -> Iterator[Fact]:
-    known = case.cluster.protocol == "auto" and "NCCL_PROTO" not in case.cluster.nccl_variables
-    if case.has_links and known:
+def _settings(case: Case, debug: DebugLog) -> Iterator[Fact]:
+    """What the environment keeps from NCCL's choice, where the scenario leaves it that choice."""
+    stated = case.cluster.nccl_variables
+    if case.has_links and case.cluster.protocol == "auto" and "NCCL_PROTO" not in stated:
         is_low = debug.variables.get("NCCL_PROTO", "").upper() == "LL"
         yield Fact("protocol", "NCCL's choice", "LL" if is_low else "NCCL's choice")
+    if case.has_links and "NCCL_MAX_NCHANNELS" not in stated:
+        is_limited = "NCCL_MAX_NCHANNELS" in debug.variables
+        yield Fact("channels", "NCCL's choice", "limited" if is_limited else "NCCL's choice")

@@ -71,6 +71,14 @@ IN_NODES = (
         measured=("all_reduce", "without_sync"),
     ),
     Job(
+        "one channel",
+        "few_channels",
+        BERT,
+        NVLINK_NODE,
+        ("cluster.nccl_env={NCCL_MAX_NCHANNELS: 1}",),
+        measured=("all_reduce", "without_sync"),
+    ),
+    Job(
         "a GPU with a narrow slot",
         "weak_link",
         BERT,
