@@ -267,15 +267,13 @@ def fit(
     from calibrate.fit.show import correlated, data_loaders
     from calibrate.records.record import load_record
 
-    drawn = [(residuals, HTML)] if residuals else []
-    check_outputs([(output, CLUSTER_SCHEMA), *drawn], records)
+    check_outputs([(output, CLUSTER_SCHEMA), *([(residuals, HTML)] if residuals else [])], records)
     loaded = [load_record(path) for path in records]
     fitted = fit_profile(loaded, name, [name_as_text(path) for path in records])
-    samples = samples_of_records(loaded)
     _write(fitted, output)
-    for line in data_loaders(loaded):
-        print(line)
-    for line in (residual_table(fitted.all_reduce, samples), *correlated(fitted)):
+    samples = samples_of_records(loaded)
+    table = residual_table(fitted.all_reduce, samples)
+    for line in (*data_loaders(loaded), table, *correlated(fitted)):
         print(line)
     if residuals:
         write_residual_figure(fitted.all_reduce, samples, residuals)

@@ -10,9 +10,9 @@ from typing import Literal
 
 from ddpsim.cluster.algorithms.rings import ring
 from ddpsim.cluster.nccl.environment import Environment, read_environment
+from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.nccl.kernels import SLOT_GB_PER_S
 from ddpsim.cluster.nccl.tables import Architecture
-from ddpsim.cluster.nccl.tuner import Graph
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transports import declared_us, nic_bytes_per_s

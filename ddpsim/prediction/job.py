@@ -23,7 +23,7 @@ from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
 from ddpsim.engine.steady import steady_ranges_s
 from ddpsim.prediction.ddp_overhead import on_one_rank
-from ddpsim.prediction.program import HOST_LINK, compile_program, loop_provenance, mfu_of
+from ddpsim.prediction.program import compile_program, cost_provenance, loop_provenance, mfu_of
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.result.metrics import steps_of
 from ddpsim.result.model import Baselines, Memory
@@ -31,9 +31,8 @@ from ddpsim.result.summary import mean_step_s
 from ddpsim.result.timeline import Timeline
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.schema import Scenario
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
 from ddpsim.strategies.instructions import Communicate, Compute
-from ddpsim.units import NS_PER_S, format_bytes, format_bytes_per_s, format_duration
+from ddpsim.units import NS_PER_S, format_bytes, format_duration
 from ddpsim.workload.heterogeneous import times_provenance
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
@@ -269,7 +268,7 @@ class Job:
 
     def provenance(self) -> tuple[Provenance, ...]:
         """Where every input came from."""
-        costs = _cost_provenance(self.scenario)
+        costs = cost_provenance(self.scenario)
         measured = Provenance("DDP's hooks and copies", "the cluster profile", "measured")
         known = [measured] if self.overheads and self.overheads.is_measured else []
         if self.ddp_times != 1:
@@ -314,7 +313,7 @@ class Job:
                 "all that this leaves for DDP, so steps are predicted longer than was measured"
             )
         mfu = mfu_of(self.scenario, self.model, step_s)
-        if mfu and mfu > 1:
+        if mfu and mfu > 1 and self._is_on_gpus:  # a CPU's preset is one core of one processor
             found.append(
                 f"MFU {mfu:.0%}: the device would do more than its peak; look at step_time (of one "
                 "micro-batch), batch_per_rank and precision"
@@ -369,28 +368,6 @@ class Job:
                 f"of run.iterations {iterations} lasts {format_duration(iterations * step_s)}: its "
                 f"mean depends on where it stands in that; set run.iterations to {wanted:,} or more"
             )
-
-
-def _cost_provenance(scenario: Scenario) -> Provenance:
-    """What the strategy's own work is priced by."""
-    ddp = scenario.ddp
-    if ddp.is_ddp:
-        reducer = "torch's reducer: kernels and bytes; host time per hook measured on CPU tensors"
-        return Provenance("DDP's own cost", reducer, "published")
-    policy = ddp.sharding.offload_policy
-    if ddp.is_fully_sharded and policy:
-        stated = policy.host_link_bytes_per_s
-        link = format_bytes_per_s(stated or scenario.cluster.device.host_link_bytes_per_s)
-        of_link = "as stated" if stated else HOST_LINK
-        optimizer = format_bytes_per_s(policy.host_optimizer_bytes_per_s)
-        priced = f"copies at {link}, {of_link}; the host's optimizer at {optimizer}"
-        return Provenance("CPUOffloadPolicy", priced, "stated" if stated else "assumed")
-    if ddp.is_fully_sharded:
-        hooks = "host time of its hooks measured on CPU tensors; copies by their bytes"
-        return Provenance(f"cost of {ddp.strategy}", hooks, "published")
-    call = f"{format_duration(PYTHON_COLLECTIVE_S)} a call of torch.distributed"
-    calls = f"{call}; copies and divisions by their bytes"
-    return Provenance(f"cost of {ddp.strategy}", calls, "assumed")
 
 
 def with_ddp_key(scenario: Scenario) -> str:

@@ -17,9 +17,10 @@ from ddpsim.result.training import (
     paused_s,
 )
 from ddpsim.scenario.schema import Scenario
+from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
 from ddpsim.strategies.select import Asked, select, without_backward, without_data_parallelism
 from ddpsim.strategies.training_loop import STAGED_BYTES_PER_S, input_rate
-from ddpsim.units import format_bytes_per_s, to_ns
+from ddpsim.units import format_bytes_per_s, format_duration, to_ns
 from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
@@ -28,9 +29,16 @@ if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
     from ddpsim.prediction.job import Job
 
-__all__ = ["HOST_LINK", "compile_program", "loop_provenance", "mfu_of", "pauses_of", "training_of"]
+__all__ = [
+    "compile_program",
+    "cost_provenance",
+    "loop_provenance",
+    "mfu_of",
+    "pauses_of",
+    "training_of",
+]
 
-HOST_LINK = "PCIe x16 of the generation that goes with the device's architecture"
+_HOST_LINK = "PCIe x16 of the generation that goes with the device's architecture"
 
 
 def compile_program(
@@ -120,10 +128,10 @@ def loop_provenance(scenario: Scenario) -> Iterator[Provenance]:
         if copied.bandwidth_bytes_per_s:
             yield Provenance("workload.input_copy", f"{rate}{buffer}", "stated")
         else:
-            yield Provenance("workload.input_copy", f"{rate}, {HOST_LINK}{buffer}", "assumed")
+            yield Provenance("workload.input_copy", f"{rate}, {_HOST_LINK}{buffer}", "assumed")
     if scenario.copies_through_host:
         link = format_bytes_per_s(scenario.cluster.device.host_link_bytes_per_s)
-        yield Provenance("gloo's copies to the host and back", f"{link}, {HOST_LINK}", "assumed")
+        yield Provenance("gloo's copies to the host and back", f"{link}, {_HOST_LINK}", "assumed")
     if workload.checkpoint_write and scenario.cluster.device.kind == "gpu":
         copied_to = f"{staged} from the device to its host, before what the storage takes"
         yield Provenance("workload.checkpoint_write", copied_to, "assumed")
@@ -165,3 +173,25 @@ def _checkpoint_bytes(scenario: Scenario, model: Model) -> float:
     writers = scenario.sharding_ranks if scenario.ddp.is_fully_sharded else 1
     buffers_bytes = sum(buffer.size_bytes for buffer in model.buffers)
     return (model.gradient_bytes + state_bytes) / writers + buffers_bytes
+
+
+def cost_provenance(scenario: Scenario) -> Provenance:
+    """What the strategy's own work is priced by."""
+    ddp = scenario.ddp
+    if ddp.is_ddp:
+        reducer = "torch's reducer: kernels and bytes; host time per hook measured on CPU tensors"
+        return Provenance("DDP's own cost", reducer, "published")
+    policy = ddp.sharding.offload_policy
+    if ddp.is_fully_sharded and policy:
+        stated = policy.host_link_bytes_per_s
+        link = format_bytes_per_s(stated or scenario.cluster.device.host_link_bytes_per_s)
+        of_link = "as stated" if stated else _HOST_LINK
+        optimizer = format_bytes_per_s(policy.host_optimizer_bytes_per_s)
+        priced = f"copies at {link}, {of_link}; the host's optimizer at {optimizer}"
+        return Provenance("CPUOffloadPolicy", priced, "stated" if stated else "assumed")
+    if ddp.is_fully_sharded:
+        hooks = "host time of its hooks measured on CPU tensors; copies by their bytes"
+        return Provenance(f"cost of {ddp.strategy}", hooks, "published")
+    call = f"{format_duration(PYTHON_COLLECTIVE_S)} a call of torch.distributed"
+    calls = f"{call}; copies and divisions by their bytes"
+    return Provenance(f"cost of {ddp.strategy}", calls, "assumed")

@@ -9,7 +9,8 @@ from clusters.collectives import cluster
 
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.nccl.environment import read_environment
-from ddpsim.cluster.nccl.tuner import Graph, choose
+from ddpsim.cluster.nccl.graph import Graph
+from ddpsim.cluster.nccl.tuner import choose
 from ddpsim.cluster.wires import Wires
 from ddpsim.errors import ScenarioError
 from ddpsim.prediction.collective_times import collective_table, load_cluster

@@ -10,7 +10,8 @@ from clusters.collectives import MIB, WORKLOAD, cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddpsim.cluster.nccl.tuner import Graph, choose, estimates, time_us
+from ddpsim.cluster.nccl.graph import Graph
+from ddpsim.cluster.nccl.tuner import choose, estimates, time_us
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.cluster.wires import Wires
 from ddpsim.errors import ScenarioError

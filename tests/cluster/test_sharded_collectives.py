@@ -17,7 +17,8 @@ from ddpsim.cluster.build import build_network
 from ddpsim.cluster.cost import ScheduledCost
 from ddpsim.cluster.fitted.network import network_from_profile
 from ddpsim.cluster.nccl.cost import NcclCost
-from ddpsim.cluster.nccl.tuner import Graph, choose, estimates
+from ddpsim.cluster.nccl.graph import Graph
+from ddpsim.cluster.nccl.tuner import choose, estimates
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import Operation, RingTransfer, duration_ns

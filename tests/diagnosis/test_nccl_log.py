@@ -91,7 +91,7 @@ def facts(tmp_path: Path, cluster: dict[str, object], *lines: str) -> dict[str, 
 
 def test_what_is_expected_follows_the_scenario(tmp_path: Path) -> None:
     good = facts(tmp_path, IB_NODES, *channels("P2P/CUMEM", "NET/IB/#/GDRDMA", nics=4))
-    assert len(good) == 5
+    assert len(good) == 6
     assert all(expected == seen for expected, seen in good.values())
     bad = facts(tmp_path, IB_NODES, *channels("SHM/direct", "NET/Socket/0"))
     assert bad["inside a node"] == ("P2P", "host memory")

@@ -9,9 +9,17 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from calibrate.fit.estimates import SIGNIFICANT
-from calibrate.validate.report import Sweep
+from calibrate.validate.report import Case, Sweep
 from validation.markdown import markdown
-from validation.recorded import CAMPAIGNS, by_rate, figures_of_sweeps, later, own_cores
+from validation.recorded import (
+    CAMPAIGNS,
+    STRATEGIES,
+    by_rate,
+    campaign,
+    figures_of_sweeps,
+    later,
+    own_cores,
+)
 
 
 def goals_table() -> str:
@@ -113,3 +121,29 @@ def _missed_by_truth(sweeps: Sequence[Sweep]) -> str:
     known = fmean(2 * norm.sf(limit) for limit in limits)
     told = fmean(2 * student.sf(limit, n) for limit, n in zip(limits, freedom, strict=True))
     return f"{100 * known:.0f} to {100 * told:.0f} %"
+
+
+def strategies_table() -> str:
+    """Every strategy and option of the campaign of strategies, over its models and rates."""
+    sweeps = campaign(STRATEGIES).sweeps
+    found: dict[str, list[Case]] = {}
+    right: dict[str, list[bool]] = {}
+    for sweep in sweeps:
+        for case in sweep.cases:
+            found.setdefault(case.variant, []).append(case)
+            pair = (case, *(each for each in sweep.cases if each.variant == case.plain))
+            ranked = sweep.model_copy(update={"cases": tuple(dict.fromkeys(pair))}).ranked
+            right.setdefault(case.variant, []).extend(ranked)
+    rows = [
+        (
+            f"`{variant}`",
+            f"{len(cases)}",
+            f"{median(abs(case.error) for case in cases):.1%}",
+            f"{max((case.error for case in cases), key=abs):+.1%}",
+            f"{median(case.noise for case in cases):.1%}",
+            f"{sum(right[variant])} of {len(right[variant])}" if right[variant] else "",
+        )
+        for variant, cases in found.items()
+    ]
+    head = ("variant", "cases", "error, median", "worst", "noise", "sign against DDP right")
+    return markdown(head, rows)

@@ -17,7 +17,7 @@ from published_steps import rms
 from ddpsim.prediction.interval import ROOFLINE
 from validation.benchmark import GPU_SIGMA, benchmark_rows
 from validation.bucket_sweep import cs336_rows
-from validation.campaign_tables import by_rate_table, goals_table
+from validation.campaign_tables import by_rate_table, goals_table, strategies_table
 from validation.folders import TEMPLATE
 from validation.measured_devices import device_table, halves_table
 from validation.misses import misses
@@ -81,6 +81,7 @@ def _figures() -> dict[str, str]:
         **misses(),
         "GOALS": goals_table(),
         "BY_RATE": by_rate_table(),
+        "STRATEGIES": strategies_table(),
         "PRESETS": preset_table(),
         "SWEEPS": "\n".join(nccl_sweeps.table()),
         "MEASURED_DEVICES": device_table(),

@@ -15,8 +15,8 @@ from ddpsim.cluster.nccl import thresholds
 from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER
 
 if TYPE_CHECKING:
+    from ddpsim.cluster.nccl.graph import Graph
     from ddpsim.cluster.nccl.tables import Algorithm, Protocol
-    from ddpsim.cluster.nccl.tuner import Graph
 
 __all__ = ["RING_CHUNK_BYTES", "Cut", "blocks", "communicator_channels", "cut"]
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ddpsim.cluster.algorithms.rings import ring, ring_hops_ns
 from ddpsim.cluster.cost import slowest_of
 from ddpsim.cluster.nccl.chunks import Cut, cut
+from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.nccl.kernels import (
     in_a_tree_s,
     most_bytes_per_s,
@@ -23,7 +24,7 @@ from ddpsim.cluster.nccl.kernels import (
     through_hosts_s,
 )
 from ddpsim.cluster.nccl.tables import NEWEST, PROTOCOLS, tables
-from ddpsim.cluster.nccl.tuner import Choice, Graph, choose, estimates, most_ll_gb_per_s, pat_us
+from ddpsim.cluster.nccl.tuner import Choice, choose, estimates, most_ll_gb_per_s, pat_us
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import (

@@ -19,8 +19,8 @@ from ddpsim.cluster.algorithms.node_trees import two_trees
 from ddpsim.cluster.nccl.chunks import RING_CHUNK_BYTES, blocks, communicator_channels
 
 if TYPE_CHECKING:
+    from ddpsim.cluster.nccl.graph import Graph
     from ddpsim.cluster.nccl.tables import Algorithm, Architecture, Protocol
-    from ddpsim.cluster.nccl.tuner import Graph
 
 __all__ = [
     "SLOT_GB_PER_S",

@@ -10,8 +10,8 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ddpsim.cluster.nccl.graph import Graph
     from ddpsim.cluster.nccl.tables import Algorithm, Protocol
-    from ddpsim.cluster.nccl.tuner import Graph
     from ddpsim.cluster.transfers import Operation
 
 __all__ = [
