@@ -1,23 +1,10 @@
-"""A record of two ranks, measured once for all tests, and a job of one rank in this process."""
+"""A job of one rank in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from calibrate.records.record import Record
-
-
-@pytest.fixture(scope="session")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:
-    from measured.measuring import ranks
-
-    path = tmp_path_factory.mktemp("measure") / "record.json"
-    return path, ranks(2, path, data_loader="measure_helpers:batches")
 
 
 @pytest.fixture

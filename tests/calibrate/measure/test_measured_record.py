@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="measuring needs torch")
 
 import torch
 import torch.distributed as dist
-from measured.measuring import small_plan
+from measured.measuring import ranks, small_plan
 from torch import Tensor
 
 from calibrate.measure.cluster.plan import Slot, Task, Team
@@ -26,6 +26,13 @@ from calibrate.measure.host.machine import text_of
 from calibrate.measure.model.ddp_alone import around_hook
 from calibrate.measure.ranks.job import join
 from calibrate.records.record import Record, load_record
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:
+    """Everything, of two ranks."""
+    path = tmp_path_factory.mktemp("measure") / "record.json"
+    return path, ranks(2, path, data_loader="measure_helpers:batches")
 
 
 @pytest.mark.slow
@@ -59,6 +66,13 @@ def test_a_record_of_two_ranks_holds_every_kind(measured: tuple[Path, Record]) -
     assert record.environment.details["threads_per_rank"] == "1"
     assert "memory budget" in record.environment.details["skipped"]
     assert all(min(m.samples_s) > 0 and len(m.warmup_s) == 3 for m in record.measurements)
+
+
+def test_resume_repeats_nothing(measured: tuple[Path, Record], tmp_path: Path) -> None:
+    record, path = measured[1], tmp_path / "record.json"
+    path.write_bytes(measured[0].read_bytes())
+    again = ranks(2, path, data_loader="measure_helpers:batches", resume=True, time_budget_s=1e-3)
+    assert again.measurements == record.measurements
 
 
 def test_ddps_hook_runs_between_what_times_it(alone: None) -> None:

@@ -19,18 +19,18 @@ from calibrate.measure.host.environment import check_same_machine
 from calibrate.records.record import Record
 
 
-def test_resume_repeats_nothing(measured: tuple[Path, Record], tmp_path: Path) -> None:
-    record, path = measured[1], tmp_path / "record.json"
-    path.write_bytes(measured[0].read_bytes())
-    again = ranks(2, path, data_loader="measure_helpers:batches", resume=True, time_budget_s=1e-3)
-    assert again.measurements == record.measurements
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:
+    """A small record of two ranks."""
+    path = tmp_path_factory.mktemp("copies") / "record.json"
+    return path, ranks(2, path, only=("device_copy",))
 
 
 def test_resume_refuses_the_record_of_another_layout_or_machine(
-    measured: tuple[Path, Record], tmp_path: Path, alone: None
+    copies: tuple[Path, Record], tmp_path: Path, alone: None
 ) -> None:
     path = tmp_path / "record.json"
-    path.write_bytes(measured[0].read_bytes())
+    path.write_bytes(copies[0].read_bytes())
     with pytest.raises(MeasureError) as raised:
         measure(Options(output=path, resume=True))
     assert str(raised.value) == (
@@ -44,13 +44,13 @@ def test_resume_refuses_the_record_of_another_layout_or_machine(
 
 
 def test_resume_refuses_another_processor_of_the_same_name(
-    measured: tuple[Path, Record], tmp_path: Path
+    copies: tuple[Path, Record], tmp_path: Path
 ) -> None:
-    here = measured[1].environment
+    here = copies[1].environment
     assert here.processor
     elsewhere = here.model_copy(update={"details": here.details | {"processor": "model 3"}})
     silent = here.model_copy(update={"details": {}})
-    record, fresh = measured[1], measured[1]
+    record, fresh = copies[1], copies[1]
     path = tmp_path / "record.json"
     said = f"was measured with processor model 3, but this job has {here.processor}: name another"
     with pytest.raises(MeasureError, match=re.escape(said)):
