@@ -26,7 +26,10 @@ def compare(
         bool, typer.Option("--each-flag", help="Every option of DDP with another value.")
     ] = False,
     strategies: Annotated[
-        bool, typer.Option("--each-strategy", help="Every strategy against DDP.")
+        bool,
+        typer.Option(
+            "--each-strategy", help="Each strategy beside DDP; Megatron's where FILE has it."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.comparison/1.")] = False,
 ) -> None:

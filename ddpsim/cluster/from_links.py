@@ -88,7 +88,7 @@ def _uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> Uncertainty
 
 
 def _inside_a_node(cluster: Cluster, intra: IntraNode) -> Uncertainty:
-    if cluster.intra_node is not None:
+    if cluster.states_rate("intra_node"):
         return STATED_LINKS
     through_any_host = intra.path == "pcie" and cluster.machine is None
     return PRESET_PCIE if through_any_host else PRESET_LINKS
@@ -96,7 +96,7 @@ def _inside_a_node(cluster: Cluster, intra: IntraNode) -> Uncertainty:
 
 def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> Uncertainty:
     """Of a network; NCCL's choice, if it has one, is as doubtful as the links."""
-    stated = cluster.inter_node is not None
+    stated = cluster.states_rate("inter_node")
     if chosen and cluster.algorithm == "auto":
         known = stated or cluster.machine is not None
         if known and inter.transport == "tcp" and rate_of(inter) > EASY_FOR_TCP_BYTES_PER_S:
@@ -107,8 +107,8 @@ def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> Uncer
 
 def links_are_stated(cluster: Cluster) -> bool:
     """Whether the scenario itself gives every kind of link that its ranks use."""
-    intra_given = cluster.intra_node is not None or cluster.gpus_per_node == 1
-    return intra_given and (cluster.inter_node is not None or cluster.nodes == 1)
+    intra_given = cluster.states_rate("intra_node") or cluster.gpus_per_node == 1
+    return intra_given and (cluster.states_rate("inter_node") or cluster.nodes == 1)
 
 
 def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:

@@ -65,11 +65,12 @@ def link_provenance(cluster: Cluster, *, asks_transport: bool) -> tuple[Provenan
         source = preset_source(cluster, key)
         if stated:
             beside = f" beside machine {cluster.machine.name}" if cluster.machine else ""
-            source = f"stated in the scenario{beside}"
+            is_whole = cluster.states_rate(key)
+            source = f"stated in the scenario{beside}" if is_whole else f"{source}, partly stated"
             figures += _without_switch(cluster, link)
             if asks_transport:
                 figures += _transport_taken(cluster, stated)
-        trust: Trust = "stated" if stated else "assumed"
+        trust: Trust = "stated" if cluster.states_rate(key) else "assumed"
         entries.append(Provenance(f"cluster.{key}", f"{figures}; {source}", trust))
     if cluster.inter_node and cluster.nodes == 1:
         entries.append(

@@ -46,7 +46,7 @@ from ddpsim.diagnosis.traces import (
 )
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.kineto.ranks import read_rank_traces
-from ddpsim.importers.nccl.debug_log import read_debug_log
+from ddpsim.importers.nccl.debug_log import DebugLog, read_debug_log
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stretches import stretches
 from ddpsim.result.diagnosis import (
@@ -123,10 +123,27 @@ def diagnose(
         facts += rank_facts(of_traces, case)
     if nccl_log:
         debug = read_debug_log(SourceFile(str(nccl_log), Path(nccl_log)))
+        _check_is_of(debug, case.scenario)
         facts += facts_of(debug, case)
     if not found:
         raise InputError("measured", 'nothing was measured; give a step such as "916 ms"')
     return _Diagnosing(case, found, case.prediction, facts).diagnosis()
+
+
+def _check_is_of(debug: DebugLog, scenario: Scenario) -> None:
+    """Raises InputError for the log of another job."""
+    cluster = scenario.cluster
+    if scenario.ddp.backend != "nccl":
+        told = "is NCCL's, and ddp.backend is gloo; leave it out, or write ddp.backend: nccl"
+        raise InputError("nccl_log", f"{debug.name} {told}")
+    here = cluster.nodes, cluster.gpus_per_node
+    if debug.layout and debug.layout != here:
+        nodes, gpus = debug.layout
+        raise InputError(
+            "nccl_log",
+            f"{debug.name} is of {nodes} x {gpus} ranks, but the scenario has {here[0]} x "
+            f"{here[1]}; give the log of this job, or its nodes and GPUs in the scenario",
+        )
 
 
 def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:

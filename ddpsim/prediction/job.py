@@ -33,6 +33,7 @@ from ddpsim.scenario.device import Device
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Communicate, Compute
 from ddpsim.units import NS_PER_S, format_bytes, format_duration
+from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.heterogeneous import times_provenance
 from ddpsim.workload.model import Model
 from ddpsim.workload.optimizer import optimizer_state_bytes
@@ -313,7 +314,7 @@ class Job:
                 "all that this leaves for DDP, so steps are predicted longer than was measured"
             )
         mfu = mfu_of(self.scenario, self.model, step_s)
-        if mfu and mfu > 1 and self._is_on_gpus:  # a CPU's preset is one core of one processor
+        if mfu and mfu > 1 and self._has_one_peak:
             found.append(
                 f"MFU {mfu:.0%}: the device would do more than its peak; look at step_time (of one "
                 "micro-batch), batch_per_rank and precision"
@@ -342,6 +343,13 @@ class Job:
     @property
     def _is_on_gpus(self) -> bool:
         return self.scenario.cluster.device.kind == "gpu"
+
+    @property
+    def _has_one_peak(self) -> bool:
+        """A GPU whose convolutions go at the rate of its products: not fp32's, which take TF32."""
+        device = self.scenario.cluster.device
+        arithmetic = arithmetic_of(self.scenario.workload.precision, device)
+        return self._is_on_gpus and arithmetic.convolution_rate(device) == arithmetic.rate
 
     def _warnings_of_stalls(self) -> Iterator[str]:
         """Where the run is too short to hold a usual number of them."""

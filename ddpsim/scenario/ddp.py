@@ -366,7 +366,8 @@ class Ddp(Spec):
         if self.optimizer_in_backward and self.join:
             raise fail("is not modelled within join; drop one", key)
         if self.optimizer_in_backward and self.backend == "gloo":
-            raise fail("is modelled with NCCL alone: on CPUs torch 2.13's hook needs a GPU", key)
+            told = "is modelled with NCCL alone: torch 2.13's hook asks for a GPU's stream"
+            raise fail(f"{told}; write false", key)
         return self
 
     @model_validator(mode="after")

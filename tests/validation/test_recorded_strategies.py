@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-import pytest
+from validation.folders import ROOT
 from validation.recorded import STRATEGIES, campaign, predicted
 
 from calibrate.records.variant import SHARDED
 from calibrate.validate.report import Case
-
-pytestmark = pytest.mark.skipif(
-    not STRATEGIES.exists(), reason="the campaign of strategies is not recorded yet"
-)
 
 _OF_SHARDS = (*SHARDED, "zero1")
 
@@ -44,17 +40,37 @@ def test_three_models_at_two_rates_were_recorded() -> None:
     assert figures.buckets_agree == figures.cases
 
 
+def test_the_table_of_accuracy_has_them_all() -> None:
+    figures = campaign(STRATEGIES).figures
+    assert figures
+    page = (ROOT / "docs" / "explanation" / "accuracy.md").read_text("utf-8")
+    levels = f"{100 * figures.median_error:.1f} % | {100 * figures.worst_error:.0f} %"
+    assert f"| {figures.cases} | {levels} | {100 * figures.covered:.0f} % |" in page
+    far = [case for case in (*_cases(shards=False), *_cases(shards=True)) if case.error < -0.05]
+    assert len(far) == 6
+
+
 def test_plain_strategies_and_options_are_predicted() -> None:
-    assert median(abs(case.error) for case in _cases(shards=False)) <= 0.03
-    assert all(_signs(shards=False))
+    cases = _cases(shards=False)
+    assert len(cases) == 60
+    assert median(abs(case.error) for case in cases) <= 0.015
+    far = [case.variant for case in cases if abs(case.error) > 0.05]
+    assert len(far) == 4
+    assert all("powerSGD" in variant for variant in far)  # of the transformer, at both rates
+    signs = list(_signs(shards=False))
+    assert len(signs) > 30
+    assert all(signs)
 
 
 def test_sharded_steps_are_predicted() -> None:
-    errors = [abs(case.error) for case in _cases(shards=True)]
-    assert median(errors) <= 0.04
-    assert max(errors) <= 0.10
+    *usual, worst = sorted(abs(case.error) for case in _cases(shards=True))
+    assert len(usual) == 17
+    assert median(usual) <= 0.01
+    assert max(usual) <= 0.07
+    assert 0.2 < worst < 0.25  # the forward of the transformer's units at 5 Gbit/s
     signs = list(_signs(shards=True))
-    assert sum(signs) >= 0.9 * len(signs)
+    assert len(signs) > 10
+    assert all(signs)
 
 
 def test_the_report_is_up_to_date() -> None:

@@ -26,9 +26,13 @@ _NUMBERS = (
     "NCCL_NSOCKS_PERTHREAD",
     "NCCL_TREE_THRESHOLD",
 )
-# of NCCL 2.4, and those that came after it
-_OLD = ("NCCL_TREE_THRESHOLD",)
-_NEW = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
+# versions of NCCL 2 that read them, where not all do
+_READ_FROM = {
+    **dict.fromkeys(("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"), 5),
+    "NCCL_NVLS_ENABLE": 17,
+    "NCCL_PAT_ENABLE": 23,
+}
+_READ_TO = {"NCCL_TREE_THRESHOLD": LAST_WITHOUT_TUNER}
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,10 @@ def read_environment(variables: Mapping[str, str | int], minor: int = NEWEST) ->
     Raises ValueError with a variable's name and what it may be, and for one that this version does
     not read, as NCCL would say nothing of it.
     """
-    is_old = minor <= LAST_WITHOUT_TUNER
-    for name in _NEW if is_old else _OLD:
-        if name in variables:
-            reads = "NCCL 2.5 and later do" if is_old else "NCCL 2.4 does"
+    for name in variables:
+        first, last = _READ_FROM.get(name, 0), _READ_TO.get(name, NEWEST)
+        if not first <= minor <= last:
+            reads = f"NCCL 2.{first} and later do" if minor < first else f"NCCL 2.{last} does"
             raise ValueError(
                 f"{name} is not read by NCCL 2.{minor} ({reads}); drop it, or set nccl"
             )

@@ -96,7 +96,8 @@ def check_operation(
 
 def is_another(name: str, line: int, what: str, operation: Operation) -> OtherCollectiveError:
     """What is wrong with a log of another collective."""
-    return OtherCollectiveError(name, f"{what}; wanted the log of {operation}_perf", line)
+    told = f"wanted the log of {operation}_perf; take other collectives with --operation"
+    return OtherCollectiveError(name, f"{what}; {told}", line)
 
 
 def _runs(lines: Sequence[Line]) -> list[_Run]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import exp, log
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ddpsim.scenario.quantity import SourceFile
 __all__ = ["StepsByBatch", "read_steps_by_batch"]
 
 _COLUMNS = ("batch", "steps")
+_NOISE = 0.8  # of the samples that a smaller batch needs (assumed): fewer is another target
 
 
 @dataclass(frozen=True)
@@ -60,4 +62,18 @@ def read_steps_by_batch(path: str | Path) -> StepsByBatch:
             points[batch] = steps
         if len(points) == 1:
             raise ImportFailedError(name, "has one batch; two at least have others between them")
+        _check_is_plausible(name, sorted(points.items()))
     return StepsByBatch(name, tuple(sorted(points.items())))
+
+
+def _check_is_plausible(name: str, points: list[tuple[int, int]]) -> None:
+    """A larger batch needs no more steps, and no fewer samples, to the same target."""
+    for (smaller, steps), (batch, fewer) in pairwise(points):
+        told = f"has {steps:,} steps at batch {smaller:,} and {fewer:,} at {batch:,}"
+        if fewer > steps:
+            raise ImportFailedError(name, f"{told}; wanted no more at a larger batch")
+        if batch * fewer < _NOISE * smaller * steps:
+            raise ImportFailedError(
+                name,
+                f"{told}, which are fewer samples; wanted steps to one and the same target",
+            )

@@ -14,7 +14,7 @@ from ddpsim.result.capacity import Capacity, SizesLeftOut, usable
 from ddpsim.result.model import Result
 from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.schema import Scenario
-from ddpsim.units import format_duration
+from ddpsim.units import format_duration, format_long_duration
 from ddpsim.wording import counted
 
 __all__ = ["WorldSizes"]
@@ -117,7 +117,7 @@ class WorldSizes:
 
 
 def _in_words(size: Capacity) -> str:
-    step, whole = format_duration(size.step_s), format_duration(size.time_s)
+    step, whole = format_duration(size.step_s), format_long_duration(size.time_s)
     return f"{counted(size.gpus, 'GPU')}: {step} a step, {whole} for the target"
 
 
