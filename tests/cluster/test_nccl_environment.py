@@ -197,6 +197,8 @@ def test_nccl_2_4_goes_by_thresholds(nodes: int, nics: int, size: int, choice: s
     [
         ("2.4", "NCCL_ALGO", "NCCL 2.5 and later do"),
         ("2.5", "NCCL_TREE_THRESHOLD", "NCCL 2.4 does"),
+        ("2.16", "NCCL_NVLS_ENABLE", "NCCL 2.17 and later do"),
+        ("2.22", "NCCL_PAT_ENABLE", "NCCL 2.23 and later do"),
     ],
 )
 def test_a_variable_that_a_version_does_not_read_is_refused(

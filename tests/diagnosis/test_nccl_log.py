@@ -13,10 +13,11 @@ from jobs.faulty_jobs import BERT, BETWEEN_NODES, IB_NODES, ONE_NODE, PCIE_NODE,
 import ddpsim
 from ddpsim.diagnosis.case import Case
 from ddpsim.diagnosis.nccl_log import facts_of
-from ddpsim.errors import ImportFailedError
+from ddpsim.errors import ImportFailedError, InputError
 from ddpsim.importers.nccl.debug_log import Connection, read_debug_log
 from ddpsim.scenario.quantity import SourceFile
 
+GBIT = {"bandwidth": "1 Gbit/s", "latency": "50 us"}
 PREFIX = "[1,0]<stdout>:gpu-node-7:41:97 [0] NCCL INFO "
 
 
@@ -125,3 +126,25 @@ def test_a_log_settles_which_part_of_the_network_it_is(
     assert found.causes[0].probability > 0.6
     assert found.check is None or found.check.key != "nccl_log"
     assert re.fullmatch(r"ddpsim\.diagnosis/1", found.to_dict()["schema"])
+
+
+def test_the_log_of_another_job_is_refused(tmp_path: Path) -> None:
+    ranks = (f"comm 0x1 rank {rank} nranks 2 cudaDev {rank} busId 1000" for rank in (0, 1))
+    other = tmp_path / "other.log"
+    lines = ("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", *ranks)
+    other.write_text("\n".join(f"gpu-7:41:97 [0] NCCL INFO {line}" for line in lines))
+    with pytest.raises(InputError, match=r"of 1 x 2 ranks, but the scenario has 2 x 4"):
+        diagnosed(IB_NODES, other)
+    gloo = {"nodes": 2, "gpus_per_node": 1, "device": "cpu-core", "inter_node": GBIT}
+    with pytest.raises(InputError, match=r"is NCCL's, and ddp.backend is gloo"):
+        diagnosed(gloo, other, backend="gloo")
+
+
+def diagnosed(cluster: dict[str, object], path: Path, backend: str = "nccl") -> None:
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {**BERT, "precision": "fp32"},
+        "ddp": {"backend": backend},
+        "cluster": cluster,
+    }
+    ddpsim.diagnose(ddpsim.load_scenario(scenario), "300 ms", nccl_log=path)

@@ -56,6 +56,11 @@ def test_a_plan_counts_them_and_leaves_out_what_was_not_measured(table: Path) ->
         ("batch,steps\n256,0\n512,1\n", "steps.csv:2: steps is '0'; wanted a number above"),
         ("batch,steps\n256,9\n256,8\n", "steps.csv:3: has the batch 256 twice; keep one"),
         ("batch,steps\n256,9\n", "steps.csv: has one batch; two at least"),
+        ("batch,steps\n256,8\n512,9\n", "8 steps at batch 256 and 9 at 512; wanted no more"),
+        (
+            "batch,steps\n256,90\n512,30\n",
+            "30 at 512, which are fewer samples; wanted",
+        ),
     ],
 )
 def test_a_faulty_table_is_refused(table: Path, content: str, message: str) -> None:
