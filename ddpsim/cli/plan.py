@@ -28,7 +28,7 @@ def compare(
     strategies: Annotated[
         bool,
         typer.Option(
-            "--each-strategy", help="Each strategy beside DDP; Megatron's where FILE has it."
+            "--each-strategy", help="Every strategy against DDP; Megatron's where FILE has it."
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.comparison/1.")] = False,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from ddpsim.cluster.cost import AllReduceLogCost, CollectiveCost, LinkCost, ScheduledCost
-from ddpsim.cluster.link_sources import bottleneck, link_provenance
+from ddpsim.cluster.link_sources import bottleneck, link_provenance, rate_is_stated
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.transports import hop_s, message_s, nic_bytes_per_s
@@ -88,7 +88,7 @@ def _uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> Uncertainty
 
 
 def _inside_a_node(cluster: Cluster, intra: IntraNode) -> Uncertainty:
-    if cluster.states_rate("intra_node"):
+    if rate_is_stated(cluster, "intra_node"):
         return STATED_LINKS
     through_any_host = intra.path == "pcie" and cluster.machine is None
     return PRESET_PCIE if through_any_host else PRESET_LINKS
@@ -96,7 +96,7 @@ def _inside_a_node(cluster: Cluster, intra: IntraNode) -> Uncertainty:
 
 def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> Uncertainty:
     """Of a network; NCCL's choice, if it has one, is as doubtful as the links."""
-    stated = cluster.states_rate("inter_node")
+    stated = rate_is_stated(cluster, "inter_node")
     if chosen and cluster.algorithm == "auto":
         known = stated or cluster.machine is not None
         if known and inter.transport == "tcp" and rate_of(inter) > EASY_FOR_TCP_BYTES_PER_S:
@@ -107,8 +107,8 @@ def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> Uncer
 
 def links_are_stated(cluster: Cluster) -> bool:
     """Whether the scenario itself gives every kind of link that its ranks use."""
-    intra_given = cluster.states_rate("intra_node") or cluster.gpus_per_node == 1
-    return intra_given and (cluster.states_rate("inter_node") or cluster.nodes == 1)
+    intra_given = rate_is_stated(cluster, "intra_node") or cluster.gpus_per_node == 1
+    return intra_given and (rate_is_stated(cluster, "inter_node") or cluster.nodes == 1)
 
 
 def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:

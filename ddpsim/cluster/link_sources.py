@@ -14,7 +14,7 @@ from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode, IntraNode
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
-__all__ = ["algorithm_choices", "bottleneck", "link_provenance", "preset_source"]
+__all__ = ["algorithm_choices", "bottleneck", "link_provenance", "preset_source", "rate_is_stated"]
 
 
 def bottleneck(cluster: Cluster, wires: Wires, kind: Kind) -> str:
@@ -53,6 +53,12 @@ def _slower_node(wires: Wires, rank: int) -> int | None:
     return min({here, left} & set(slower), key=lambda node: slower[node], default=None)
 
 
+def rate_is_stated(cluster: Cluster, key: Kind) -> bool:
+    """Whether the scenario itself says how fast such a link is."""
+    stated = getattr(cluster, key)
+    return stated is not None and stated.bandwidth_bytes_per_s is not None
+
+
 def link_provenance(cluster: Cluster, *, asks_transport: bool) -> tuple[Provenance, ...]:
     """The figures of each kind of link, and where they come from."""
     entries = []
@@ -65,12 +71,12 @@ def link_provenance(cluster: Cluster, *, asks_transport: bool) -> tuple[Provenan
         source = preset_source(cluster, key)
         if stated:
             beside = f" beside machine {cluster.machine.name}" if cluster.machine else ""
-            is_whole = cluster.states_rate(key)
+            is_whole = rate_is_stated(cluster, key)
             source = f"stated in the scenario{beside}" if is_whole else f"{source}, partly stated"
             figures += _without_switch(cluster, link)
             if asks_transport:
                 figures += _transport_taken(cluster, stated)
-        trust: Trust = "stated" if cluster.states_rate(key) else "assumed"
+        trust: Trust = "stated" if rate_is_stated(cluster, key) else "assumed"
         entries.append(Provenance(f"cluster.{key}", f"{figures}; {source}", trust))
     if cluster.inter_node and cluster.nodes == 1:
         entries.append(

@@ -275,11 +275,6 @@ class Cluster(Spec):
         stated = getattr(self, key)
         return stated is not None and stated.latency_s is not None
 
-    def states_rate(self, key: LinkKind) -> bool:
-        """Whether the scenario itself says how fast such a link is."""
-        stated = getattr(self, key)
-        return stated is not None and stated.bandwidth_bytes_per_s is not None
-
     def resized(self, nodes: int, gpus_per_node: int) -> Cluster:
         """The same machines in another number; raises InputError for a key that does not fit."""
         if self.smaller_nodes:
