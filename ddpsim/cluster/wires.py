@@ -36,10 +36,7 @@ Kind = Literal["intra_node", "inter_node"]
 NicRate = Callable[[InterNode], float]
 _NVLINK_FROM = 30e9  # assumed: no PCIe slot of today lets a ring reach it
 _LINK_GB_PER_S = {"volta": 20.0, "ampere": 20.0, "hopper": 20.6, "blackwell": 40.1}
-_SLOT_OF: dict[str, float] = {
-    architecture: rate / 1e9 for architecture, rate in PCIE_BYTES_PER_S.items()
-}
-_SLOTS_GB_PER_S = sorted(set(_SLOT_OF.values()))
+_SLOTS_GB_PER_S = sorted({rate / 1e9 for rate in PCIE_BYTES_PER_S.values()})
 _HOST_HOP_S = 8e-6  # assumed, as of devices without peer access
 
 

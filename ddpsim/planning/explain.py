@@ -73,9 +73,7 @@ def sensitivities(job: Job) -> Iterator[Sensitivity]:
         for what, changed in networks:
             if changed is not None:
                 yield effect(what, replace(job, network=changed).step_s())
-        ddp = job.scenario.ddp
-        scatters = ddp.is_fully_sharded or ddp.shards_optimizer
-        sent = "collectives" if scatters else "all-reduces"
+        sent = "collectives" if job.scenario.ddp.scatters_gradients else "all-reduces"
         yield effect(f"{sent} 10 % faster", job.step_s(network=1 / 1.1))
         yield effect("a network that takes no time", job.step_s(network=1 / _ENDLESS))
     if job.program.loader:

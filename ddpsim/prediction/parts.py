@@ -147,7 +147,7 @@ def _shards(scenario: Scenario) -> tuple[int, ...] | None:
     ddp, cluster = scenario.ddp, scenario.cluster
     if ddp.strategy == "hsdp":
         return cluster.nodes, cluster.gpus_per_node
-    of_all = ddp.is_fully_sharded or ddp.strategy == "zero1" or ddp.shards_optimizer
+    of_all = ddp.scatters_gradients or ddp.strategy == "zero1"
     return (cluster.world_size,) if of_all else None
 
 

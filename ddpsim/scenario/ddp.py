@@ -233,6 +233,11 @@ class Ddp(Spec):
         return self.strategy == "distributed_optimizer"
 
     @property
+    def scatters_gradients(self) -> bool:
+        """Whether gradients are reduced and scattered, as in all sharding but ZeRO-1 of torch."""
+        return self.is_fully_sharded or self.shards_optimizer
+
+    @property
     def is_fully_sharded(self) -> bool:
         """Whether torch's fully_shard parts parameters, gradients and optimizer."""
         return self.strategy in _FULLY_SHARDED

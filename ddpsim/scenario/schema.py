@@ -199,9 +199,7 @@ class Scenario(Spec):
     def _check_zeroed_gradients(self) -> None:
         """Raise where gradients that stay are not modelled."""
         alone = self.cluster.algorithm == "data_parallel"
-        ddp = self.ddp
-        is_sharded = ddp.is_fully_sharded or ddp.shards_optimizer
-        if not self.workload.set_to_none and (alone or is_sharded):
+        if not self.workload.set_to_none and (alone or self.ddp.scatters_gradients):
             name = "DataParallel" if alone else self.ddp.strategy
             raise fail(
                 f"gradients that stay from step to step are not modelled under {name}; drop it",
@@ -217,8 +215,7 @@ class Scenario(Spec):
             == "cpu",
             "needs a process for each GPU, and DataParallel has one for all": self.cluster.algorithm
             == "data_parallel",
-            f"is not modelled under {self.ddp.strategy}": self.ddp.is_fully_sharded
-            or self.ddp.shards_optimizer,
+            f"is not modelled under {self.ddp.strategy}": self.ddp.scatters_gradients,
             "sends in the forward, which ddp.join does not shadow": self.ddp.join is not None,
             "that of torch 1.4 is not known; choose a newer ddp.torch": self.ddp.torch == "1.4",
         }

@@ -95,10 +95,9 @@ def _ddp(own: Training, variant: Variant, group: dist.ProcessGroup | None) -> Lo
 def check_power_sgd(own: Training, variant: Variant) -> None:
     """Raises MeasureError for several buckets with gloo.
 
-    The hook's callbacks launch collectives from gloo's two threads, and wait in them.
-
-    Those of several buckets cross: seen with torch 2.13, where gloo then got messages of another
-    collective and ended the process.
+    The hook's callbacks launch collectives from gloo's two threads, and wait in them. Those of
+    several buckets cross: seen with torch 2.13, where gloo then got messages of another collective
+    and ended the process.
     """
     size_mib = sum(p.nbytes for p in reduced_parameters(own.model).values()) / 2**20
     if dist.get_backend() == "gloo" and size_mib > (variant.bucket_cap_mb or 1):

@@ -62,11 +62,12 @@ def read_steps_by_batch(path: str | Path) -> StepsByBatch:
             points[batch] = steps
         if len(points) == 1:
             raise ImportFailedError(name, "has one batch; two at least have others between them")
-        _check_is_plausible(name, sorted(points.items()))
-    return StepsByBatch(name, tuple(sorted(points.items())))
+        by_batch = tuple(sorted(points.items()))
+        _check_is_plausible(name, by_batch)
+    return StepsByBatch(name, by_batch)
 
 
-def _check_is_plausible(name: str, points: list[tuple[int, int]]) -> None:
+def _check_is_plausible(name: str, points: tuple[tuple[int, int], ...]) -> None:
     """A larger batch needs no more steps, and no fewer samples, to the same target."""
     for (smaller, steps), (batch, fewer) in pairwise(points):
         told = f"has {steps:,} steps at batch {smaller:,} and {fewer:,} at {batch:,}"

@@ -114,15 +114,14 @@ class DistributedOptimizer(Strategy):
         ranks: int,
     ) -> DistributedOptimizer:
         """A model's step; `model` and `work` as `with_forward_parts` makes them."""
-        own = model.parameters[0].dtype
-        item = ITEM_BYTES[options.params or own]
+        item = ITEM_BYTES[options.params or model.parameters[0].dtype]
         total = sum(elements for _, elements in buckets)
 
         def moved(size_bytes: float) -> Launch:
             return ticks.launch(costs.moved(size_bytes))
 
         read_and_added = [p.numel * (item + 2 * _GRADIENT_BYTES) for p in model.parameters]
-        keeps_masters = ITEM_BYTES[options.params or own] < 4
+        keeps_masters = item < 4
         return cls(
             work=work,
             members=tuple(members for members, _ in buckets),
@@ -160,13 +159,11 @@ class DistributedOptimizer(Strategy):
         *works, tail = backward
         of = {p: i for i, members in enumerate(self.members) for p in members}
         pending = [len(members) for members in self.members]
-        launched: list[int] = []
         for parameter, piece in zip(self.work.ready_order, works, strict=True):
             yield from compute_all("backward", [piece])
             yield compute("bucket_copy", self.added[parameter])
             pending[of[parameter]] -= 1
             if is_last and self.overlaps_reduce and not pending[of[parameter]]:
-                launched.append(of[parameter])
                 yield from self._reduce(of[parameter])
         yield from compute_all("backward", [tail])
         if not is_last:

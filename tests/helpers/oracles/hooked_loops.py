@@ -63,12 +63,13 @@ class DdpPowerSgd3(DdpPowerSgd):
 def batched_of_matrices(state, bucket):  # type: ignore[no-untyped-def] # torch's own are untyped
     """torch's hook, whose matrices its own _orthogonalize refuses: it wants a batch of them."""
     orthogonalize = hooks_of_power._orthogonalize
-    hooks_of_power._orthogonalize = lambda matrix: orthogonalize(matrix.unsqueeze(0))
-    try:
+
+    def of_one(matrix: torch.Tensor) -> None:
+        orthogonalize(matrix.unsqueeze(0))
+
+    with patch.object(hooks_of_power, "_orthogonalize", of_one):
         future = hooks_of_power.batched_powerSGD_hook(state, bucket)
         future.wait()
-    finally:
-        hooks_of_power._orthogonalize = orthogonalize
     return future
 
 
@@ -112,12 +113,13 @@ class DdpQuantised(Ddp):
 
     def hook(self, _, bucket):  # type: ignore[no-untyped-def] # see above
         gather = dist.all_gather
-        dist.all_gather = lambda *args, **options: AsOnGpu(gather(*args, **options))
-        try:
+
+        def as_on_gpu(*args: Any, **options: Any) -> AsOnGpu:
+            return AsOnGpu(gather(*args, **options))
+
+        with patch.object(dist, "all_gather", as_on_gpu):
             future = self.quantise(None, bucket)
             future.wait()
-        finally:
-            dist.all_gather = gather
         return future
 
 
