@@ -80,7 +80,7 @@ def _groups(jobs: Sequence[Settled]) -> Iterator[tuple[int, list[tuple[int, Tria
         host, structure = hosts[id(program), more]
         drawn = asked.slowdowns, asked.stalls
         trial = Trial(host, asked.cost, *drawn, traffic=asked.traffic)
-        groups[plan.participants, asked.varies, structure].append((place, trial))
+        groups[plan.period, asked.varies, structure].append((place, trial))
     for (ranks, *_), group in groups.items():
         yield ranks, group
 

@@ -103,10 +103,14 @@ class Program:
         launched = (i for step in steps for i in step if isinstance(i, Communicate))
         return [launch.size_bytes for launch in launched if launch.operation == operation]
 
-    def transfers(self, cost: CollectiveCost) -> list[Transfer]:
-        """Every collective that the loop launches, at a cost; raises InputError."""
+    def transfers(self, cost: CollectiveCost, within: ProcessGroup | None = None) -> list[Transfer]:
+        """Every collective that the loop launches, in one group or all, at a cost.
+
+        Raises InputError.
+        """
+        sent = [each for each in sorted(self.sent()) if within in (None, each[0])]
         costs: dict[ProcessGroup, CollectiveCost] = {}
-        for group, operation, _ in sorted(self.sent()):
+        for group, operation, _ in sent:
             costs[group] = cost_of(cost, group)
             if operation not in costs[group].operations:
                 known = ", ".join(sorted(costs[group].operations))
@@ -115,7 +119,7 @@ class Program:
                     f"{operation} has no price here, but {known}; leave algorithm out, and state "
                     "intra_node and inter_node beside a log",
                 )
-        return [costs[group].transfer(op, size) for group, op, size in sorted(self.sent())]
+        return [costs[group].transfer(op, size) for group, op, size in sent]
 
     @cached_property
     def is_grouped(self) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import lcm
 from typing import TYPE_CHECKING, TypeVar
 
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.network import NO_TRAFFIC, Traffic
-from ddpsim.cluster.transfers import RingTransfer, ScheduledTransfer, Transfer
+from ddpsim.cluster.process_groups import GroupedCost
+from ddpsim.cluster.transfers import RingTransfer, Transfer
 from ddpsim.engine.noise import KeptDeviations, Slowdowns, Stalls, vary
 from ddpsim.engine.program import Program
 
@@ -25,12 +27,11 @@ _Drawn = TypeVar("_Drawn", Slowdowns, Stalls)
 class Plan:
     """How many ranks to simulate, whether events are needed for it, and whether steps repeat.
 
-    `participants` give the slowest rank's times; `period` of them give every rank's, as rank r does
-    what rank r % period does. `repeats`: all steady steps are the same. `on_hosts`: hosts compute
-    themselves, every rank, and transfers slow each other alone.
+    `period`: so many ranks stand for all, as rank r does what rank r % period does. `repeats`: all
+    steady steps are the same. `on_hosts`: hosts compute themselves, every rank, and transfers slow
+    each other alone.
     """
 
-    participants: int
     period: int
     needs_no_events: bool
     repeats: bool
@@ -67,26 +68,29 @@ class Request:
         noise, traffic or loader.
         """
         program, transfers = self.program, self.program.transfers(self.cost)
-        rings = [] if program.is_grouped else transfers  # links in groups are alike
         slowed = any(transfer.interference.slows_transfer for transfer in transfers)
         several = program.comm_workers > 1 or slowed
-        whole = several or self.traffic != NO_TRAFFIC
-        participants = period = self.world_size
-        if self.is_calm:
-            period = 1 if whole else _period(rings)
-            participants = 1 if _waits_for_none(rings) else period
         thousandths = (1000 * transfer.interference.compute for transfer in transfers)
-        return Plan(
-            participants,
-            period,
-            needs_no_events=not several
+        needs_no_events = (
+            not several
             and not self.traffic.loader_share
             and self.kept_deviations is None
             and not program.blocking
             and program.comm_spins
             and all(factor.denominator == 1 for factor in thousandths)
             and (not program.is_grouped or _slow_alike(transfers))
-            and not program.overtakes,
+            and not program.overtakes
+        )
+        period = self.world_size
+        if self.is_calm:
+            rings = program.transfers(self.cost, "world")  # links in other groups are alike
+            whole = several or self.traffic != NO_TRAFFIC
+            period = (
+                1 if whole else self._whole_groups(_period(rings), needs_no_events=needs_no_events)
+            )
+        return Plan(
+            period,
+            needs_no_events,
             repeats=self.is_calm
             and program.blocking
             and program.is_uniform
@@ -101,6 +105,16 @@ class Request:
             and not any(transfer.interference.slows_compute for transfer in transfers)
             and not any(getattr(transfer, "burst_ns", 0) for transfer in transfers),
         )
+
+    def _whole_groups(self, period: int, *, needs_no_events: bool) -> int:
+        """The least multiple of a period of the ring that groups of neighbours come again in."""
+        groups = {group for group, *_ in self.program.sent()} - {"world"}
+        if period == 1 or not groups or not isinstance(self.cost, GroupedCost):
+            return period
+        if "across_nodes" in groups or not needs_no_events:
+            return self.world_size
+        ranks = lcm(period, *(self.cost.mesh.size(group) for group in groups))
+        return self.world_size if self.world_size % ranks else ranks
 
     @property
     def is_calm(self) -> bool:
@@ -164,18 +178,6 @@ def _period(transfers: Sequence[Transfer]) -> int:
     ranks = max(1, len(steps_of_rank))
     divisors = (period for period in range(1, ranks + 1) if ranks % period == 0)
     return next(p for p in divisors if steps_of_rank[:p] * (ranks // p) == steps_of_rank)
-
-
-def _waits_for_none(transfers: Sequence[Transfer]) -> bool:
-    """Whether one rank alone gives the slowest rank's times.
-
-    Where links are alike, all ranks join and leave every collective together. Where they are not,
-    one period of the ring (a node) gives them; so too beside other algorithms, whose messages may
-    pass between the ranks that do not wait.
-    """
-    if any(isinstance(transfer, ScheduledTransfer) for transfer in transfers):
-        return False
-    return len(set(_steps_of_rank(transfers))) <= 1
 
 
 def _steps_of_rank(transfers: Sequence[Transfer]) -> list[tuple[int, ...]]:

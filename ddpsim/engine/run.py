@@ -51,20 +51,18 @@ def run(
     mode: EngineMode = "auto",
     observed: Sequence[int] | None = None,
     observe_message: MessageObserver | None = None,
-    *,
-    every_rank: bool = False,
 ) -> Simulated:
     """Simulate a training loop.
 
     `mode` "reference" is the plain model, an event for every message of every rank; "auto" takes
     shortcuts that give the same ticks: some ranks stand for all, and none need events
     (`ddpsim.engine.request`, `ddpsim.engine.fast`). `observed`: the ranks whose lanes are wanted;
-    None: the slowest one's, and those that come by themselves. `every_rank`: so many ranks that
-    all are known (`Plan.period`). `observe_message` hears of every message of the plain model.
+    None: the slowest one's, and those that come by themselves. `observe_message` hears of every
+    message of the plain model.
     Raises SimulationError if a rank never ends.
     """
     asked = settled(request, mode)
-    return run_settled(asked, mode, observed, observe_message, every_rank=every_rank)
+    return run_settled(asked, mode, observed, observe_message)
 
 
 def run_settled(
@@ -72,8 +70,6 @@ def run_settled(
     mode: EngineMode = "auto",
     observed: Sequence[int] | None = None,
     observe_message: MessageObserver | None = None,
-    *,
-    every_rank: bool = False,
 ) -> Simulated:
     """See `run`."""
     request = asked.request
@@ -81,7 +77,7 @@ def run_settled(
     simulated = request
     if mode == "auto":
         plan = request.plan
-        participants = plan.period if every_rank else plan.participants
+        participants = plan.period
         if plan.needs_no_events:
             found = _without_events(request, participants, observed)
             if found is None:  # what stands for all without events may not do so with them
@@ -160,7 +156,7 @@ def _without_events(
 
 def _settles_after(request: Request) -> int | None:
     """Steps of warm-up, as `_without_events` finds them, without the lane of any rank."""
-    participants = request.plan.participants
+    participants = request.plan.period
     if participants == 1 and request.is_calm:
         return _alone(request)[0].warmup
     lanes = _trained(request, participants)

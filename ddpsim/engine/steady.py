@@ -152,4 +152,4 @@ def _lanes(request: Request) -> tuple[Host, Lanes]:
 
     host = Host(request.program, MOST_MORE)
     trial = Trial(host, request.cost, request.slowdowns, sums=request.sums)
-    return host, Lanes([trial], request.plan.participants)
+    return host, Lanes([trial], request.plan.period)

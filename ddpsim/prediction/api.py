@@ -174,7 +174,7 @@ def _observed(request: Request, wanted: Iterable[int]) -> tuple[Simulated, int]:
     """A run with these ranks' lanes, and of how many ranks the others do the same."""
     period = request.plan.period
     observed = sorted({rank % period for rank in wanted})
-    return run(request, observed=observed, every_rank=True), period
+    return run(request, observed=observed), period
 
 
 def _of_ranks(timeline: Timeline, wanted: Iterable[int], period: int) -> Timeline:

@@ -196,7 +196,7 @@ def test_who_stands_for_others_without_events_does_not_with_them() -> None:
         }
     )
     months = build_network(uneven).cost.stretched(1e12)
-    auto, plain = (run(Request(program, months, 4), mode, every_rank=True) for mode in MODES)
+    auto, plain = (run(Request(program, months, 4), mode) for mode in MODES)
     assert auto.ranks_simulated == plain.ranks_simulated == 4
     assert slowest_steps(auto)[-1].length_ns == slowest_steps(plain)[-1].length_ns
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from jobs.engine_runs import MODES, all_steps, slowest_steps
+from jobs.engine_runs import MODES, all_steps
 from jobs.random_jobs import ddp_options, models, scenarios
-from jobs.simulated_jobs import simulated
+from jobs.simulated_jobs import request_of, simulated
 
-from ddpsim.engine.run import Simulated
+from ddpsim.engine.run import Simulated, run
+from ddpsim.prediction.program import compile_program
 from ddpsim.result.metrics import Step
 from ddpsim.result.timeline import CommSpan
 from ddpsim.scenario.ddp import Ddp
@@ -113,23 +114,6 @@ def seen(done: Simulated, rank: int) -> list[tuple[Any, ...]]:
     ]
 
 
-def lengths_ns(steps: list[Step]) -> list[int]:
-    return [step.length_ns for step in steps]
-
-
-def slowest_like(steps: list[Step], done: Simulated) -> list[Step]:
-    """Of ranks that take as long in all as the slowest one, the one that parts its steps so.
-
-    Two steps that average parameters in turn can end a rank's waits in one or the other.
-    """
-    slowest, measured = slowest_steps(done), done.timeline.warmup
-    total_ns = sum(lengths_ns(slowest)[measured:])
-    ranks = (all_steps(done, rank) for rank in done.timeline.ranks)
-    as_long = [each for each in ranks if sum(lengths_ns(each)[measured:]) == total_ns]
-    wanted = lengths_ns(steps)[measured:]
-    return next((each for each in as_long if lengths_ns(each)[measured:] == wanted), slowest)
-
-
 @pytest.mark.parametrize("strategy", OPTIONS)
 @settings(max_examples=14, deadline=None)
 @given(data=st.data(), model=models())
@@ -138,17 +122,11 @@ def test_folded_ranks_equal_the_plain_model(
 ) -> None:
     scenario = data.draw(jobs(strategy))
     assume(runs(scenario, model))
-    fast, plain = (simulated(scenario, model, mode) for mode in MODES)
-    fast_steps = slowest_steps(fast)
-    plain_steps = slowest_like(fast_steps, plain)
-    if strategy == "ddp, post-local":  # its ranks join unevenly where it starts, in the warm-up
-        assert lengths_ns(fast_steps) == pytest.approx(lengths_ns(plain_steps), rel=1e-4)
-        fast_steps, plain_steps = (
-            each[fast.timeline.warmup :] for each in (fast_steps, plain_steps)
-        )
-    assert lengths_ns(fast_steps) == lengths_ns(plain_steps)
-    assert [s.breakdown() for s in fast_steps] == [s.breakdown() for s in plain_steps]
-    assert [s.comm_ns() for s in fast_steps] == [s.comm_ns() for s in plain_steps]
+    request = request_of(scenario, compile_program(scenario, model))
+    period = request.plan.period
+    fast, plain = (run(request, mode, observed=range(period)) for mode in MODES)
+    for rank in range(request.world_size):
+        assert seen(fast, rank % period) == seen(plain, rank)
 
 
 @pytest.mark.parametrize("strategy", OPTIONS)

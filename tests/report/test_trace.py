@@ -206,7 +206,7 @@ def test_steps_that_repeat_are_those_of_the_plain_model(scenario: Scenario, mode
     assume(program.is_uniform)  # others settle as if none of their steps were steady
     request = Request(program, cost, scenario.cluster.world_size)
     everyone = range(request.world_size)
-    fast = run(request, observed=range(request.plan.period), every_rank=True).timeline
+    fast = run(request, observed=range(request.plan.period)).timeline
     # all ranks are alike later than the one that stands for them
     plain = run(request.longer(fast.warmup), "reference", observed=everyone).timeline
     for rank in fast.ranks:
