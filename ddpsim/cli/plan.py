@@ -40,7 +40,13 @@ def compare(
     ddpsim compare scenario.yaml --each-strategy
     ddpsim compare a.yaml b.yaml c.yaml
     """
-    from ddpsim.planning.compare import compare, ddp_settings, each_flag, each_strategy, option
+    from ddpsim.planning.compare import (
+        compare,
+        ddp_settings,
+        each_flag,
+        each_strategy,
+        option,
+    )
     from ddpsim.prediction.api import checked
     from ddpsim.report.changes import render_comparison
     from ddpsim.scenario.document import load
@@ -60,8 +66,9 @@ def compare(
     if strategies:
         options += each_strategy(document, asked.get("fully_shard"))
         if asked.get("strategy") == "distributed_optimizer":
-            options.append(option(own, title="ddp.strategy=distributed_optimizer"))
-    found = compare(first, options)
+            options.append(option(own, title="distributed_optimizer"))
+    baseline = f"{files[0]} {'under ddp' if strategies else 'as it is'}"
+    found = compare(first, options, baseline)
     print(json.dumps(found.to_dict(), indent=2) if as_json else render_comparison(found))
     if all(change.problem for change in found.changes):
         raise typer.Exit(2)

@@ -10,12 +10,13 @@ from typing import Any
 from ddpsim.engine.batch import run_many
 from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.many import brief_of
-from ddpsim.planning.shardings import shardings, without_ddp_options
+from ddpsim.planning.shardings import shardings, strategy_name, without_ddp_options
 from ddpsim.prediction.api import simulate
 from ddpsim.prediction.interval import GLOO_SLOWDOWN, edges
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.measured_step import as_stated, check_measured
 from ddpsim.prediction.next_steps import two_byte_hooks
+from ddpsim.prediction.numerics import other_numerics
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.uncertainty import uncertainties
@@ -42,11 +43,7 @@ _CAPS_MB = (1, 10, 25, 50, 100)
 _SOURCES = ("model", "profile", "trace", "parameters")
 _ROUNDS = "gradients are rounded to 16 bits on the wire"
 
-_AS_DDP = (
-    "ddp.strategy=ddp",
-    *("ddp.local_sgd=null", "ddp.parameter_server=null", "ddp.fully_shard=null"),
-    "ddp.distributed_optimizer=null",
-)
+_OF_OTHER_STRATEGIES = ("local_sgd", "parameter_server", "fully_shard", "distributed_optimizer")
 _EVERY = 4  # as in the example of torch's PeriodicModelAverager
 _Steps = dict[tuple[int, str, float], float]  # by side, term and its factor
 
@@ -61,8 +58,10 @@ class Option:
     note: str = ""
 
 
-def compare(base: Scenario, options: Iterable[Option]) -> Comparison:
+def compare(base: Scenario, options: Iterable[Option], baseline: str = "") -> Comparison:
     """Each option against a base scenario, in time for as many samples as a step of the base has.
+
+    `baseline` says which scenario the base is, as the options' titles do for theirs.
 
     The difference's interval varies what is uncertain in both (compute, network ...) in both at
     once, as it would be wrong in the same way; what is known from different sources varies on its
@@ -81,6 +80,7 @@ def compare(base: Scenario, options: Iterable[Option]) -> Comparison:
         result.prediction_interval_s,
         tuple(_change(first, option, side, steps_s) for option, side in others),
         result.warnings,
+        baseline,
     )
 
 
@@ -123,7 +123,7 @@ def _side(option: Option, parts: Parts) -> tuple[Option, _Side | DdpsimError]:
 def _change(first: _Side, option: Option, other: _Side | DdpsimError, steps_s: _Steps) -> Change:
     title, settings, note = option.title, option.settings, option.note
     if isinstance(option.scenario, Scenario):
-        others = _other_inputs(first.job.scenario, option.scenario)
+        others = [*_other_inputs(first.job.scenario, option.scenario), *_other_types(first, other)]
         note = ", ".join(part for part in (note, *others) if part)
     if isinstance(other, DdpsimError):
         return Change(title, settings, note=note, problem=other.reason)
@@ -152,12 +152,18 @@ def _other_inputs(first: Scenario, other: Scenario) -> Iterator[str]:
     ours, theirs = first.workload, other.workload
     if any(getattr(ours, k) != getattr(theirs, k) for k in _SOURCES):
         yield "another model"
-    if first.workload.precision != other.workload.precision:
-        yield "another precision"
     if first.cluster.device.name != other.cluster.device.name:
         yield "another device"
     if first.cluster.world_size != other.cluster.world_size:
         yield "other GPUs"
+
+
+def _other_types(first: _Side, other: _Side | DdpsimError) -> Iterator[str]:
+    """In which types the same model is trained otherwise."""
+    if isinstance(other, DdpsimError):
+        return
+    ours, theirs = ((side.job.scenario, side.job.model) for side in (first, other))
+    yield from other_numerics(ours, theirs)
 
 
 def _steps_s(sides: Sequence[_Side]) -> _Steps:
@@ -230,7 +236,14 @@ def each_flag(document: Document) -> Iterator[Option]:
 
 def ddp_settings(document: Document) -> tuple[str, ...]:
     """What makes a scenario's strategy DDP; nothing where it is. Raises ScenarioError."""
-    return () if parse(document).ddp.strategy == "ddp" else _AS_DDP
+    ddp = parse(document).ddp
+    return () if ddp.strategy == "ddp" else _as_ddp(ddp)
+
+
+def _as_ddp(ddp: Ddp) -> tuple[str, ...]:
+    """DDP, without options of another strategy."""
+    drops = (f"ddp.{key}=null" for key in _OF_OTHER_STRATEGIES if getattr(ddp, key))
+    return ("ddp.strategy=ddp", *drops)
 
 
 def hook_settings(ddp: Ddp, hook: str) -> tuple[str, ...]:
@@ -256,18 +269,16 @@ def each_strategy(
     synced = usual if ddp.no_sync else (*usual, "ddp.no_sync=true")
     for strategy in ("naive", "naive_flat", "per_parameter"):
         own = usual if strategy == "per_parameter" else synced
-        title = f"ddp.strategy={strategy}"
-        yield option(document, title, *own, title=title, note=_unlike(scenario))
-    server = "ddp.strategy=parameter_server"
-    yield option(document, server, *synced, title=server, note=_unlike(scenario))
-    local = ("ddp.strategy=local_sgd", f"ddp.local_sgd.every={_EVERY}")
-    yield option(document, *local, *synced, title=", ".join(local), note="another training")
+        settings = (f"ddp.strategy={strategy}", *own)
+        yield option(document, *settings, title=strategy, note=_unlike(scenario))
+    server = ("ddp.strategy=parameter_server", *synced)
+    yield option(document, *server, title="parameter_server", note=_unlike(scenario))
+    local = ("ddp.strategy=local_sgd", f"ddp.local_sgd.every={_EVERY}", *synced)
+    yield option(document, *local, title=f"local_sgd, every={_EVERY}", note="another training")
     for settings in shardings(scenario, sharding):
-        title, kept = settings[0], settings[-1].partition("reshard_after_forward=")[2]
-        if kept not in ("", "true"):
-            title = f"{title.partition('=')[2]}, reshard: {kept}"
-        note = "" if settings[0].endswith("zero1") else _unlike(scenario)
-        yield option(document, *settings, title=title, note=note)
+        name = strategy_name(settings)
+        note = "" if name == "zero1" else _unlike(scenario)
+        yield option(document, *settings, title=name, note=note)
 
 
 def _unlike(scenario: Scenario) -> str:
@@ -287,7 +298,7 @@ def _fused(scenario: Scenario) -> tuple[Sequence[str], str]:
 def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
     ddp = scenario.ddp
     if not ddp.is_ddp:
-        yield _AS_DDP, "another training" if ddp.local_sgd else ""
+        yield _as_ddp(ddp), "another training" if ddp.local_sgd else ""
         return
     toggles: tuple[tuple[str, str], ...] = (
         ("gradient_as_bucket_view", ""),

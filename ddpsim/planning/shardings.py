@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.options.fully_shard import AS_AUTOCAST
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["AS_DDP", "is_sharding", "shardings", "without_ddp_options"]
+__all__ = ["AS_DDP", "is_sharding", "shardings", "strategy_name", "without_ddp_options"]
 
 AS_DDP = ("ddp.strategy=ddp", "ddp.fully_shard=null")
+_RESHARDS = "ddp.fully_shard.reshard_after_forward"
 _DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()}
 _USUAL = {  # settings that take back what is DDP's alone
     "bucket_cap_mb": "ddp.bucket_cap_mb=default",
@@ -39,6 +40,17 @@ def is_sharding(scenario: Scenario) -> bool:
 def without_ddp_options(ddp: Ddp) -> tuple[str, ...]:
     """What takes back the options that are DDP's alone."""
     return tuple(setting for key, setting in _USUAL.items() if getattr(ddp, key) != _DEFAULT[key])
+
+
+def strategy_name(settings: Sequence[str]) -> str:
+    """A strategy and what sets it apart: `fully_shard, reshard_after_forward=false`.
+
+    `settings`: those of `shardings`, or of DDP.
+    """
+    values = dict(setting.split("=", 1) for setting in settings)
+    strategy = values.get("ddp.strategy", "ddp")
+    kept = values.get(_RESHARDS, "true")
+    return strategy if kept == "true" else f"{strategy}, reshard_after_forward={kept}"
 
 
 def shardings(
@@ -68,5 +80,4 @@ def shardings(
 
 
 def _sharded(strategy: str, usual: tuple[str, ...], kept: str) -> tuple[str, ...]:
-    reshards = f"ddp.fully_shard.reshard_after_forward={kept}"
-    return (f"ddp.strategy={strategy}", *usual, reshards)
+    return (f"ddp.strategy={strategy}", *usual, f"{_RESHARDS}={kept}")

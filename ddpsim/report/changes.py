@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import command, interval_in_words, labelled, warned
+from ddpsim.report.lines import command, interval_in_words, labelled, screen_width, warned
 from ddpsim.result.changes import Change, Comparison, Explanation
-from ddpsim.units import format_bytes, format_duration
+from ddpsim.units import format_bytes, format_duration, long_duration_in
 from ddpsim.wording import counted
 
 __all__ = [
@@ -22,7 +22,8 @@ __all__ = [
 ]
 
 _SMALL = 0.002  # of the step: less is called no difference
-_WIDEST = 33  # of an option's name: a row has 100 columns
+_FIGURES = 63  # columns of a row beside its option
+_NOTHING = 0.001  # of an interval's wider edge
 _MOST_SHOWN = 100.0  # times as long: another question
 _OWN_COSTS = (
     "errors of DDP's own costs (copies, hooks, launches) are in the intervals only where a cluster "
@@ -41,6 +42,8 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
     interval = comparison.prediction_interval_s
     spread = interval_in_words(interval) if interval else "no interval can be had"
     step = format_duration(comparison.step_s)
+    if comparison.baseline:
+        yield from labelled("baseline", comparison.baseline)
     yield from labelled("step", f"{step}   {spread}   {comparison.samples:,} samples")
     yield from warned(comparison.warnings)
     yield ""
@@ -62,23 +65,38 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
 
 
 def _table(changes: Sequence[Change]) -> Iterator[str]:
-    width = max((len(change.title) for change in changes), default=0)
-    width = max(6, min(width, _WIDEST))
-    yield f"  {'option':<{width}}{'change':>12}{'':>9}  {'80% interval':>25}{'memory':>13}"
+    """A row an option; a name that would be cut has a line of its own above its figures."""
+    longest = max((len(change.title) for change in changes), default=0)
+    width = max(6, min(longest, screen_width() - _FIGURES))
+    yield f"  {'option':<{width}}{'change':>10}{'':>8}{'80% interval':>21}{'memory':>13}"
     for change in changes:
-        title = change.title if len(change.title) <= width else f"{change.title[: width - 4]} ..."
+        title = change.title
+        if len(title) > width:
+            yield f"  {title}"
+            title = ""
         memory = signed_bytes(change.memory_bytes) if change.fits else "does not fit"
         share = f"{change.change:+.1%}" if abs(change.change) < _MOST_SHOWN else "..."
         yield (
-            f"  {title:<{width}}{signed(change.change_s):>12}{share:>9}"
-            f"  {interval_of(change):>25}{memory:>13}  {verdict(change)}"
+            f"  {title:<{width}}{signed(change.change_s):>10}{share:>8}"
+            f"{interval_of(change):>21}{memory:>13}  {verdict(change)}"
         )
 
 
 def interval_of(change: Change) -> str:
-    """The edges of a difference, or what there is in place of them."""
-    low, high = signed(change.low_s), signed(change.high_s)
-    return f"{low} to {high}" if low != high else "DDP's own costs"
+    """The edges of a difference, in the unit of the wider one: `-0.276 to +12.8 ms`."""
+    if signed(change.low_s) == signed(change.high_s):
+        return "DDP's own costs"
+    widest_s = max(abs(change.low_s), abs(change.high_s))
+    unit = format_duration(widest_s).split()[1]
+    low, high = (_signed_in(unit, edge_s, widest_s) for edge_s in (change.low_s, change.high_s))
+    return f"{low} to {high} {unit}"
+
+
+def _signed_in(unit: str, seconds: float, widest_s: float) -> str:
+    """What no three digits of the wider edge show is zero."""
+    if abs(seconds) < _NOTHING * widest_s:
+        return "0"
+    return f"{'-' if seconds < 0 else '+'}{long_duration_in(unit, abs(seconds))}"
 
 
 def verdict(change: Change) -> str:
@@ -119,7 +137,7 @@ def _notes(changes: Sequence[Change]) -> Iterator[str]:
             notes.setdefault(change.note, []).append(change.title)
     label = "note"
     for note, titles in notes.items():
-        yield from labelled(label, f"{', '.join(titles)}: {note}")
+        yield from labelled(label, f"{'; '.join(titles)}: {note}")
         label = ""
 
 
@@ -133,7 +151,7 @@ def _new_warnings(changes: Sequence[Change], first: Sequence[str]) -> Iterator[s
     for words, warning_of in options.items():
         if words not in known:
             said = next(w for w in warning_of[0].warnings if _without_numbers(w) == words)
-            titles = ", ".join(change.title for change in warning_of)
+            titles = "; ".join(change.title for change in warning_of)
             yield from warned([f"{titles}: {said}"])
 
 

@@ -43,7 +43,7 @@ class Change:
 class Comparison:
     """Changes of a first scenario, in the order that they were asked for.
 
-    `warnings`: those of `run` for the first scenario.
+    `warnings`: those of `run` for the first scenario. `baseline`: what it is beside the titles.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Comparison:
     prediction_interval_s: PredictionInterval | None
     changes: tuple[Change, ...]
     warnings: tuple[str, ...] = ()
+    baseline: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.comparison/1`)."""

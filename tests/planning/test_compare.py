@@ -229,7 +229,29 @@ def test_what_only_an_option_warns_of_is_said_with_its_name() -> None:
     options = [option(base, f"workload.batch_per_rank={batch}") for batch in (64, 4096, 8192)]
     text = " ".join(render_comparison(compare(parse(base), options)).split())
     assert text.count("WARNING") == 1
-    assert "batch_per_rank=4096, workload.batch_per_rank=8192: needs about" in text
+    assert "batch_per_rank=4096; workload.batch_per_rank=8192: needs about" in text
+
+
+def test_names_are_whole_on_narrow_screens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a row has no room for stands above it; the baseline has a name like the others."""
+    lows = {
+        "zero1": 0.1,
+        "fully_shard, reshard_after_forward=false": -0.02,
+        "some/folder/" * 12 + "a.yaml": 1e-6,
+    }
+    changes = [Change(name, (), 1.2, 0.2, 0.2, low, 0.3) for name, low in lows.items()]
+    compared = Comparison("a", 8, 64, 1.0, None, tuple(changes), baseline="a.yaml under ddp")
+    for columns in (80, 100):
+        monkeypatch.setattr("ddpsim.report.changes.screen_width", lambda: columns)  # noqa: B023
+        text = render_comparison(compared)
+        assert all(f"  {name}" in text for name in (*lows, "  a.yaml under ddp"))
+        rows = [row for row in text.splitlines() if "slower" in row]
+        assert max(map(len, rows)) <= columns
+    assert [" ".join(row.split()[-6:-2]) for row in rows] == [
+        "+100 to +300 ms",
+        "-20.0 to +300 ms",
+        "0 to +300 ms",
+    ]
 
 
 def test_data_parallel_has_none_of_ddps_options() -> None:
@@ -243,7 +265,7 @@ def test_data_parallel_has_none_of_ddps_options() -> None:
 def test_another_question_is_said_to_be_one() -> None:
     base = parse(document("resnet50-2x8-25gbit"))
     (change,) = compare(base, [option(document("gloo-cpu"), title="b.yaml")]).changes
-    assert change.note == "another model, another precision, another device, other GPUs"
+    assert change.note == "another model, another device, other GPUs, another precision"
     same = option(document("resnet50-2x8-25gbit"), "ddp.bucket_cap_mb=50", title="c.yaml")
     assert compare(base, [same]).changes[0].note == ""
 

@@ -349,8 +349,8 @@ def test_each_strategy_has_it() -> None:
     }
     changes = compare(load_scenario(GPT2_XL, few), options).changes
     assert [each.title for each in changes] == [
-        "ddp.strategy=fully_shard",
-        "fully_shard, reshard: false",
-        "fully_shard, reshard: 4",
+        "fully_shard",
+        "fully_shard, reshard_after_forward=false",
+        "fully_shard, reshard_after_forward=4",
     ]
     assert all(change.fits and not change.problem for change in changes)

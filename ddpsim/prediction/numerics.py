@@ -1,0 +1,38 @@
+"""The types of a training's weights and of its compute: what another strategy may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpsim.scenario.schema import Scenario
+from ddpsim.workload.model import ITEM_BYTES, Model
+
+__all__ = ["has_float32_weights", "keeps_numerics", "other_numerics"]
+
+_HALF = ("amp-fp16", "amp-bf16", "bf16")
+
+
+def keeps_numerics(first: Scenario, other: Scenario, model: Model) -> bool:
+    """Whether two strategies update and compute a model in the same types."""
+    return not list(other_numerics((first, model), (other, model)))
+
+
+def other_numerics(first: tuple[Scenario, Model], other: tuple[Scenario, Model]) -> Iterator[str]:
+    """How the second training's types differ from the first's, in words."""
+    had, has = has_float32_weights(*first), has_float32_weights(*other)
+    if had != has:
+        yield "float32 master weights" if has else "no float32 master weights"
+    if _compute_type(first[0]) != _compute_type(other[0]):
+        yield "another precision"
+
+
+def has_float32_weights(scenario: Scenario, model: Model) -> bool:
+    """Whether the optimizer updates float32 weights: the parameters, or Megatron's masters."""
+    in_full = ITEM_BYTES[model.parameters[0].dtype] >= ITEM_BYTES["float32"]
+    return in_full or scenario.ddp.shards_optimizer
+
+
+def _compute_type(scenario: Scenario) -> str:
+    """Of products: as `precision` says, or the 16 bits that are gathered."""
+    precision = scenario.workload.precision
+    return "half" if scenario.ddp.gathers_half and precision not in _HALF else precision
