@@ -14,6 +14,7 @@ from ddpsim.cluster.nccl.tuner import estimates
 from ddpsim.errors import ScenarioError
 from ddpsim.prediction.fitting import ways_to_fit
 from ddpsim.prediction.job import Job
+from ddpsim.prediction.numerics import keeps_numerics
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import NextStep, Result
@@ -209,7 +210,8 @@ def _less_communication(trials: _Trials) -> Iterator[_Change]:
         why = f"parameters averaged every {every} steps (another training)"
         yield _Change.of(why, "ddp.local_sgd.every", every)
         return
-    if not job.scenario.ddp.is_ddp:
+    as_ddp = _changed(job.scenario, "ddp.strategy", "ddp")
+    if not job.scenario.ddp.is_ddp and keeps_numerics(job.scenario, as_ddp, job.model):
         why = "DDP: buckets of gradients, sent during the backward"
         key = job.scenario.ddp.strategy  # may have options of its own
         also = (f"ddp.{key}=null",) if getattr(job.scenario.ddp, key, None) else ()

@@ -9,7 +9,9 @@ import pytest
 
 from ddpsim.cluster.transfers import TURNS
 from ddpsim.errors import InputError
+from ddpsim.prediction.numerics import keeps_numerics, other_numerics
 from ddpsim.prediction.program import compile_program
+from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.options.loops import DistributedOptimizer as Options
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.ddp.distributed_optimizer import bucketed
@@ -143,3 +145,12 @@ def test_what_megatron_refuses() -> None:
     bucketed(unused, Options(), 2)
     with pytest.raises(InputError, match="4 parameters get no gradient, for which Megatron would"):
         bucketed(unused, Options(overlap_grad_reduce=True), 2)
+
+
+@pytest.mark.parametrize(("dtype", "kept"), [("float32", True), ("bfloat16", False)])
+def test_ddp_has_its_masters_only_as_parameters(dtype: str, kept: bool) -> None:
+    own = scenario_of(params="bfloat16")
+    as_ddp = own.model_copy(update={"ddp": Ddp()})
+    assert keeps_numerics(own, as_ddp, model(dtype=dtype)) is kept
+    words = list(other_numerics((as_ddp, model(dtype=dtype)), (own, model(dtype=dtype))))
+    assert words == ([] if kept else ["float32 master weights"])
