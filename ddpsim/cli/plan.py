@@ -197,7 +197,8 @@ def plan(
     from ddpsim.planning.capacity_plan.plan import plan_capacity
     from ddpsim.planning.options import parse_budget, parse_price, parse_target
     from ddpsim.prediction.api import checked
-    from ddpsim.report.capacity import render_plan, render_strategies
+    from ddpsim.report.capacity.plan import render_plan
+    from ddpsim.report.capacity.strategies import render_strategies
     from ddpsim.scenario.document import load
 
     work = parsed(parse_target, target, "--target")
@@ -218,9 +219,7 @@ def plan(
     try:
         with waiting("no plan is chosen"):
             if strategies:
-                each = plan_each_strategy(
-                    document, lambda own, further: question(own, looks_further=further)
-                )
+                each = plan_each_strategy(document, question)
             found = next((best.plan for best in each if best.plan), None) or question(scenario)
     except InputError as error:
         if error.key not in (
@@ -240,6 +239,7 @@ def plan(
         print(json.dumps(found.to_dict() | others, indent=2))
         return
     if each:
-        print(render_strategies([(one.settings, one.plan, one.problem) for one in each]))
+        rows = [(one.name, one.plan, one.problem) for one in each]
+        print(render_strategies(rows, str(file), settings or ()))
     taken = each[0].settings if each else ()
     print(render_plan(found, str(file), (*(settings or ()), *taken)))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
-from ddpsim.report.lines import command, interval_in_words, labelled, screen_width, warned
+from ddpsim.report.lines import command, interval_in_words, labelled, named_rows, warned
 from ddpsim.result.changes import Change, Comparison, Explanation
 from ddpsim.units import format_bytes, format_duration, long_duration_in
 from ddpsim.wording import counted
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 _SMALL = 0.002  # of the step: less is called no difference
-_FIGURES = 63  # columns of a row beside its option
+_FIGURES = 61  # columns of a row
 _NOTHING = 0.001  # of an interval's wider edge
 _MOST_SHOWN = 100.0  # times as long: another question
 _OWN_COSTS = (
@@ -65,21 +65,18 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
 
 
 def _table(changes: Sequence[Change]) -> Iterator[str]:
-    """A row an option; a name that would be cut has a line of its own above its figures."""
-    longest = max((len(change.title) for change in changes), default=0)
-    width = max(6, min(longest, screen_width() - _FIGURES))
-    yield f"  {'option':<{width}}{'change':>10}{'':>8}{'80% interval':>21}{'memory':>13}"
-    for change in changes:
-        title = change.title
-        if len(title) > width:
-            yield f"  {title}"
-            title = ""
-        memory = signed_bytes(change.memory_bytes) if change.fits else "does not fit"
-        share = f"{change.change:+.1%}" if abs(change.change) < _MOST_SHOWN else "..."
-        yield (
-            f"  {title:<{width}}{signed(change.change_s):>10}{share:>8}"
-            f"{interval_of(change):>21}{memory:>13}  {verdict(change)}"
-        )
+    figures = f"{'change':>10}{'':>8}{'80% interval':>21}{'memory':>13}"
+    rows = [(change.title, _row(change)) for change in changes]
+    yield from named_rows("option", rows, figures, _FIGURES)
+
+
+def _row(change: Change) -> str:
+    memory = signed_bytes(change.memory_bytes) if change.fits else "does not fit"
+    share = f"{change.change:+.1%}" if abs(change.change) < _MOST_SHOWN else "..."
+    return (
+        f"{signed(change.change_s):>10}{share:>8}{interval_of(change):>21}{memory:>13}"
+        f"  {verdict(change)}"
+    )
 
 
 def interval_of(change: Change) -> str:

@@ -19,6 +19,7 @@ __all__ = [
     "indented",
     "interval_in_words",
     "labelled",
+    "named_rows",
     "screen_width",
     "warned",
 ]
@@ -90,6 +91,22 @@ def columns(label: str, rows: Sequence[Sequence[str]], *, whole: bool) -> Iterat
         yield f"{label:<12}{cells}{texts[0]}"
         yield from (f"{'':<{indent}}{text}" for text in texts[1:])
         label = ""
+
+
+def named_rows(
+    head: str, rows: Sequence[tuple[str, str]], figures: str, width: int
+) -> Iterator[str]:
+    """A table of names and their figures, `width` columns of these, under their heads.
+
+    A name that has no room in its row stands above it, whole.
+    """
+    longest = max((len(name) for name, _ in rows), default=0)
+    room = max(len(head), min(longest, screen_width() - width - 2))
+    yield f"  {head:<{room}}{figures}"
+    for name, row in rows:
+        if len(name) > room:
+            yield f"  {name}"
+        yield f"  {name if len(name) <= room else '':<{room}}{row}"
 
 
 def indented(text: str) -> Iterator[str]:

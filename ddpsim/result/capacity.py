@@ -79,6 +79,14 @@ class Capacity:
     mfu: float | None = None
 
     @property
+    def cost_interval(self) -> tuple[float, float] | None:
+        """What the time at its edges costs."""
+        if self.cost is None or self.time_interval_s is None:
+            return None
+        low_s, high_s = self.time_interval_s
+        return self.cost * low_s / self.time_s, self.cost * high_s / self.time_s
+
+    @property
     def progress(self) -> float:
         """The target's samples a second, which larger batches need more than once."""
         return self.throughput_samples_per_s / self.samples_factor
@@ -159,7 +167,8 @@ class CapacityPlan:
     what widens the answer's interval most. `critical_batch`: as asked;
     `counts_pauses`: evaluations and checkpoints, after as many samples on each size;
     `steps_by_batch`: measured global batches and steps to the target. `learning_rate`: advice for
-    the answer's global batch, where the scenario states one.
+    the answer's global batch, where the scenario states one. `asked_gpus`: the answer's size, where
+    it was given.
     """
 
     name: str
@@ -186,6 +195,7 @@ class CapacityPlan:
     steps_by_batch: tuple[tuple[int, int], ...] | None = None
     counts_pauses: bool = False
     learning_rate: LearningRate | None = None
+    asked_gpus: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.plan/1`), floats to 12 decimals."""

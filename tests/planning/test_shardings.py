@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from outcome import Outcome
@@ -14,8 +17,10 @@ from ddpsim.planning.capacity_plan.plan import plan_capacity
 from ddpsim.planning.shardings import shardings
 from ddpsim.planning.tune import Limits, TuneError, tune
 from ddpsim.prediction.api import predict
+from ddpsim.result.capacity import CapacityPlan, Money
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
+from ddpsim.scenario.schema import Scenario
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FEW = ("workload.model=gpt2", "run.iterations=1", "cluster.nodes=2", "cluster.gpus_per_node=2")
@@ -53,31 +58,88 @@ def test_tune_takes_the_fastest_strategy_that_fits() -> None:
         tune(document())
 
 
+Planned = Callable[..., CapacityPlan]
+
+
+def planned(target: str, **limits: Any) -> Planned:
+    """What the command asks, of at most two GPUs."""
+    return partial(plan_capacity, target=target, max_gpus=2, **limits)
+
+
 def test_plan_puts_the_cheapest_in_time_first() -> None:
-    plans = plan_each_strategy(
-        document("cluster.nodes=1"),
-        lambda scenario, further: plan_capacity(
-            scenario, "1k samples in 1 h", max_gpus=2, looks_further=further
-        ),
-    )
-    assert [each.plan is not None and each.plan.met for each in plans] == [True] * 4
-    assert [each.plan is not None and each.plan.next_doubling is not None for each in plans] == [
-        True,
-        *[False] * 3,
-    ]
-    hours = [each.plan.answer.gpu_hours for each in plans if each.plan]
+    plans = plan_each_strategy(document("cluster.nodes=1"), planned("1k samples in 1 h"))
+    answers = [each.plan for each in plans if each.plan]
+    assert [plan.met for plan in answers] == [True] * 4
+    assert [plan.next_doubling is not None for plan in answers] == [True, *[False] * 3]
+    hours = [plan.answer.gpu_hours for plan in answers]
     assert hours == sorted(hours)
     naive = document("ddp.strategy=naive", "ddp.fully_shard=null")
     with pytest.raises(InputError, match="naive is another training"):
-        plan_each_strategy(naive, lambda *_: pytest.fail("nothing is planned"))
+        plan_each_strategy(naive, lambda *_, **__: pytest.fail("nothing is planned"))
+
+
+def stub(rates: dict[str, dict[int, float]], **changed: Any) -> Planned:
+    """Plans by strategy, of the throughput at each number of GPUs."""
+    whole = plan_capacity(parse(document("cluster.nodes=1")), "1k samples", max_gpus=1)
+
+    def plan(
+        scenario: Scenario, *, looks_further: bool, answer_gpus: int | None = None
+    ) -> CapacityPlan:
+        sizes = tuple(
+            replace(
+                whole.answer,
+                gpus=gpus,
+                throughput_samples_per_s=rate,
+                time_s=1e3 / rate,
+                gpu_hours=gpus / rate,
+            )
+            for gpus, rate in rates[scenario.ddp.strategy].items()
+        )
+        answer = next((size for size in sizes if size.gpus == answer_gpus), sizes[-1])
+        more = {"answer": answer, "sizes": sizes, "asked_gpus": answer_gpus, **changed}
+        return replace(whole, **more)
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("rates", "gpus", "first"),
+    [
+        # ddp's own knee is 1, zero1's 2: the fastest of each size has it at 2
+        ({"ddp": {1: 10, 2: 12, 4: 20}, "zero1": {1: 9, 2: 18, 4: 20}}, 2, "zero1"),
+        ({"ddp": {1: 10, 2: 19, 4: 36}, "zero1": {1: 9, 2: 18, 4: 20}}, 4, "ddp"),
+    ],
+)
+def test_without_limits_all_stand_on_the_knee_of_the_fastest(
+    rates: dict[str, dict[int, float]], gpus: int, first: str
+) -> None:
+    sharded = {"fully_shard": {1: 8.0, 2: 9.0}}  # not on 4
+    found = plan_each_strategy(document("cluster.nodes=1", *AS_DDP), stub(rates | sharded))
+    known = [each.plan for each in found if each.plan]
+    assert {plan.answer.gpus for plan in known} == {gpus}
+    assert found[0].name == first
+    times = [plan.answer.time_s for plan in known]
+    assert times == sorted(times)
+    missing = [each for each in found if not each.plan]
+    assert [each.problem.partition(":")[0] for each in missing] == ["not on 4 GPUs"] * (gpus - 2)
+
+
+def test_a_budget_alone_ranks_by_time() -> None:
+    rates = {"ddp": {1: 10.0}, "zero1": {4: 20.0}, "fully_shard": {2: 15.0}}
+    own = document("cluster.nodes=1", *AS_DDP)
+    found = plan_each_strategy(own, stub(rates, met=True, budget=Money(5, "GPU-hours")))
+    assert [each.name for each in found][::3] == ["zero1", "ddp"]
 
 
 def test_the_command_shows_each_strategy(cli: Callable[..., Outcome]) -> None:
     settings = [part for each in (*FEW, "cluster.nodes=1") for part in ("--set", each)]
-    asked = ("--target", "1k samples", "--max-gpus", "2", "--each-strategy")
+    asked = ("--target", "1k samples", "--price", "2 EUR", "--max-gpus", "2", "--each-strategy")
     file = str(ROOT / "scenarios" / "gpt2-xl-hsdp.yaml")
     text = cli("plan", file, *settings, *asked).out
-    head, *rows = text.splitlines()
-    assert head.split() == ["GPUs", "time", "GPU-hours", "memory", "strategy"]
-    names = {row.split("   ")[-1].split(",")[0] for row in rows[:4]}
-    assert names == {"ddp", "zero1", "fully_shard"}
+    (head,) = (row for row in text.splitlines() if row.startswith("  strategy "))
+    assert head.split() == ["strategy", "GPUs", "time", "GPU-hours", "EUR", "memory"]
+    rows = text.partition(head)[2].splitlines()[1:5]
+    assert {row.split("  ")[1].partition(",")[0] for row in rows} == {"ddp", "zero1", "fully_shard"}
+    assert len({row.split()[-5] for row in rows}) == 1
+    assert "all on 2 GPUs (1 x 2), the fastest first" in text
+    assert "--each-strategy" in text.partition("how sure the differences are")[2]

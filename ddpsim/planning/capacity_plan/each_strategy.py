@@ -1,19 +1,23 @@
-"""How many GPUs under each strategy that leaves the training as it is, the cheapest first."""
+"""How many GPUs under each strategy that leaves the training as it is, the cheapest first.
+
+Like is compared with like: with a deadline or a budget each strategy answers the same question;
+without them all stand on the same number of GPUs, at which fewer GPU-hours are less time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from ddpsim.errors import DdpsimError, InputError, ScenarioError
-from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings
-from ddpsim.result.capacity import CapacityPlan
+from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings, strategy_name
+from ddpsim.result.capacity import CapacityPlan, knee, usable
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["StrategyPlan", "plan_each_strategy"]
+__all__ = ["Planning", "StrategyPlan", "plan_each_strategy"]
 
 
 @dataclass(frozen=True)
@@ -25,28 +29,58 @@ class StrategyPlan:
     problem: str = ""
 
     @property
+    def name(self) -> str:
+        """The strategy with what sets it apart."""
+        return strategy_name(self.settings)
+
+    @property
     def rank(self) -> tuple[bool, bool, bool, float]:
-        """Smaller is better: it can be had, fits in memory, is met, and takes few GPU-hours."""
+        """Smaller is better: it can be had, fits in memory, is met, and is cheap.
+
+        Or fast, where the money is given, or the target not met.
+        """
         if self.plan is None:
             return (True, True, True, 0.0)
-        answer, met = self.plan.answer, self.plan.met
-        return (False, answer.fits is False, met is False, answer.gpu_hours)
+        answer, met, target = self.plan.answer, self.plan.met, self.plan.target
+        by_time = met is False or (self.plan.budget is not None and target.within_s is None)
+        size = answer.time_s if by_time else answer.gpu_hours
+        return (False, answer.fits is False, met is False, size)
+
+    def on(self, gpus: int) -> StrategyPlan:
+        """The same plan with so many GPUs as its answer; a problem where they cannot be had."""
+        if self.plan is None:
+            return self
+        answer = next((size for size in self.plan.sizes if size.gpus == gpus), None)
+        if answer is None:
+            reasons = "; ".join(out.reason for out in self.plan.left_out)
+            return replace(self, plan=None, problem=f"not on {gpus:,} GPUs: {reasons}")
+        return replace(self, plan=replace(self.plan, answer=answer, asked_gpus=gpus))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types: the settings with their answer, or their problem."""
-        found: dict[str, Any] = {"settings": list(self.settings), "problem": self.problem}
+        found: dict[str, Any] = {
+            "strategy": self.name,
+            "settings": list(self.settings),
+            "problem": self.problem,
+        }
         if self.plan is None:
             return found
         plan = self.plan.to_dict()
         return found | {"answer": plan["answer"], "met": plan["met"]}
 
 
-def plan_each_strategy(
-    document: Document, plan: Callable[[Scenario, bool], CapacityPlan]
-) -> list[StrategyPlan]:
+class Planning(Protocol):
+    """Plans a scenario, and looks further than its answer if told to: at the best alone."""
+
+    def __call__(
+        self, scenario: Scenario, *, looks_further: bool, answer_gpus: int | None = None
+    ) -> CapacityPlan:
+        """As `plan_capacity`."""
+
+
+def plan_each_strategy(document: Document, plan: Planning) -> list[StrategyPlan]:
     """The best first; raises the first error where no strategy has a plan.
 
-    `plan` plans a scenario, and looks further than its answer if it is told to: at the best alone.
     Raises InputError for a scenario of another strategy.
     """
     scenario = parse(document)
@@ -61,18 +95,31 @@ def plan_each_strategy(
 
     def planned(settings: Sequence[str]) -> StrategyPlan:
         try:
-            found = plan(parse(document.changed(settings)), False)  # noqa: FBT003
+            found = plan(parse(document.changed(settings)), looks_further=False)
         except (InputError, ScenarioError) as error:
             errors.append(error)
             return StrategyPlan(tuple(settings), None, str(error).splitlines()[0])
         return StrategyPlan(tuple(settings), found)
 
-    plans = sorted(
-        (planned(settings) for settings in (as_ddp, *shardings(scenario))),
-        key=lambda each: each.rank,
-    )
-    best, *others = plans
+    plans = [planned(settings) for settings in (as_ddp, *shardings(scenario))]
+    gpus = _knee_of_the_fastest([each.plan for each in plans if each.plan])
+    if gpus is not None:
+        plans = [each.on(gpus) for each in plans]
+    best, *others = sorted(plans, key=lambda each: each.rank)
     if best.plan is None:
         raise errors[0]
-    whole = plan(parse(document.changed(best.settings)), True)  # noqa: FBT003
-    return [StrategyPlan(best.settings, whole), *others]
+    chosen = parse(document.changed(best.settings))
+    return [replace(best, plan=plan(chosen, looks_further=True, answer_gpus=gpus)), *others]
+
+
+def _knee_of_the_fastest(plans: Sequence[CapacityPlan]) -> int | None:
+    """Of the fastest strategy that fits at each size, or the largest size where it has none.
+
+    None where a deadline or a budget chooses the sizes.
+    """
+    if not plans or plans[0].met is not None:
+        return None
+    fastest: dict[int, float] = {}
+    for size in usable(size for plan in plans for size in plan.sizes):
+        fastest[size.gpus] = max(size.progress, fastest.get(size.gpus, 0.0))
+    return knee(fastest) or max(fastest)

@@ -49,6 +49,7 @@ def plan_capacity(
     critical_batch: int | None = None,
     steps_by_batch: StepsByBatch | str | Path | None = None,
     looks_further: bool = True,
+    answer_gpus: int | None = None,
 ) -> CapacityPlan:
     """World sizes for a piece of work: the fewest nodes in time, or the fastest in a budget.
 
@@ -57,7 +58,8 @@ def plan_capacity(
     needs 1 + B/N times the target's samples (McCandlish et al. 2018); `steps_by_batch` is a table
     of measured ones, or its CSV, and the target's samples are its smallest batch's. `price` is of a
     GPU-hour.
-    `looks_further`: at what limits twice the GPUs, which takes most of the time.
+    `looks_further`: at what limits twice the GPUs, which takes most of the time. `answer_gpus`: the
+    answer is this one of the world sizes, and neither target nor budget chooses.
     Raises ValueError for text that cannot be read, TypeError for money that is neither text nor
     Money, InputError for what does not fit the scenario (`key` is the argument), ScenarioError
     where its all-reduce times are a log's of one world size.
@@ -73,6 +75,7 @@ def plan_capacity(
         read_steps_by_batch(steps_by_batch)
         if isinstance(steps_by_batch, (str, Path))
         else steps_by_batch,
+        answer_gpus,
     )
     if scenario.cluster.all_reduce:
         raise ScenarioError([Problem("scenario", "cluster.all_reduce", _LOG)])
@@ -144,11 +147,14 @@ class _Planner:
             steps_by_batch=_points(asked.steps_by_batch),
             counts_pauses=bool(workload.evaluation or workload.checkpoint_write),
             learning_rate=self._learning_rate(answer),
+            asked_gpus=asked.answer_gpus,
         )
 
     def _chosen(self) -> tuple[Capacity, bool | None, Capacity | None]:
         """The answer, whether it keeps to all limits, and the fastest in the budget if another."""
         asked, usable = self.asked, self.tried.usable()
+        if asked.answer_gpus is not None:
+            return self._asked_for(asked.answer_gpus), None, None
         affordable = self._fastest_affordable(usable) if asked.budget else None
         if asked.target.within_s is not None:
             fewest = self._fewest_in_time(usable)
@@ -162,6 +168,12 @@ class _Planner:
             return min(usable, key=lambda size: size.gpu_hours), False, None
         bend = knee({size.gpus: size.progress for size in usable})
         return self.tried.sizes[bend or usable[-1].gpus], None, None
+
+    def _asked_for(self, gpus: int) -> Capacity:
+        if gpus not in self.tried.sizes:
+            known = ", ".join(f"{size:,}" for size in sorted(self.tried.sizes))
+            raise InputError("answer_gpus", f"{gpus} GPUs were not tried; choose one of {known}")
+        return self.tried.sizes[gpus]
 
     def _fewest_in_time(self, usable: Sequence[Capacity]) -> Capacity | None:
         """The first that is tried, or the fewest nodes between it and the last that is late."""

@@ -32,6 +32,7 @@ class Question:
     max_gpus: int
     critical_batch: int | None = None
     steps_by_batch: StepsByBatch | None = None
+    answer_gpus: int | None = None
 
     def check(self) -> None:
         """Raise InputError for what does not fit together."""

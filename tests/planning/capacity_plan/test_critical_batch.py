@@ -11,7 +11,7 @@ from ddpsim.errors import InputError
 from ddpsim.planning.capacity_plan.plan import plan_capacity
 from ddpsim.planning.capacity_plan.question import Question
 from ddpsim.planning.options import parse_target
-from ddpsim.report.capacity import render_plan
+from ddpsim.report.capacity.plan import render_plan
 
 TARGET = "90 epochs of 1.28M samples"
 FAST = ("cluster.inter_node.bandwidth=400 Gbit/s", "workload.learning_rate={base_batch: 256}")

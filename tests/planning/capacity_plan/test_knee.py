@@ -7,7 +7,7 @@ from plan_scenarios import IMAGENET, plan_of_imagenet
 from shipped_scenarios import load as scenario
 
 from ddpsim.planning.capacity_plan.plan import plan_capacity
-from ddpsim.report.capacity import render_plan
+from ddpsim.report.capacity.plan import render_plan
 from ddpsim.result.capacity import KNEE_EFFICIENCY, CapacityPlan, knee, marginal_efficiencies
 
 

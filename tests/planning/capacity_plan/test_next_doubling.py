@@ -11,7 +11,7 @@ from shipped_scenarios import load as scenario
 import ddpsim
 from ddpsim.planning.capacity_plan.next_doubling import next_doubling, with_bandwidth
 from ddpsim.planning.capacity_plan.plan import plan_capacity
-from ddpsim.report.capacity import render_plan
+from ddpsim.report.capacity.plan import render_plan
 from ddpsim.result.capacity import KNEE_EFFICIENCY
 from ddpsim.scenario.links import IntraNode
 from ddpsim.scenario.schema import Scenario

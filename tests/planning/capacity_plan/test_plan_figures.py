@@ -10,7 +10,7 @@ from shipped_scenarios import load as scenario
 
 import ddpsim
 from ddpsim.planning.capacity_plan.plan import plan_capacity
-from ddpsim.report.capacity import render_plan
+from ddpsim.report.capacity.plan import render_plan
 from ddpsim.result.capacity import CapacityPlan
 
 

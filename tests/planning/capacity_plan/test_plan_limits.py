@@ -10,7 +10,7 @@ from shipped_scenarios import load as scenario
 
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.planning.capacity_plan.plan import plan_capacity
-from ddpsim.report.capacity import render_plan
+from ddpsim.report.capacity.plan import render_plan
 
 
 def test_a_target_out_of_reach_shows_the_best_and_its_bound() -> None:

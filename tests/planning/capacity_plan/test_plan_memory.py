@@ -7,7 +7,7 @@ from shipped_scenarios import load as scenario
 
 from ddpsim.planning.capacity_plan.plan import plan_capacity
 from ddpsim.prediction.api import predict
-from ddpsim.report.capacity import render_plan
+from ddpsim.report.capacity.plan import render_plan
 
 
 def test_what_does_not_fit_in_memory_never_answers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddpsim.errors import printable
+from ddpsim.report.capacity.next_doubling import next_doubling_lines
 from ddpsim.report.lines import command, cut, labelled
 from ddpsim.report.training import samples_lines, steps_in_words
 from ddpsim.result.capacity import (
@@ -12,13 +13,11 @@ from ddpsim.result.capacity import (
     Capacity,
     CapacityPlan,
     Money,
-    NextDoubling,
     Target,
     usable,
 )
 from ddpsim.units import (
     format_bytes,
-    format_bytes_per_s,
     format_duration,
     format_long_duration,
     format_number,
@@ -26,11 +25,9 @@ from ddpsim.units import (
 )
 from ddpsim.wording import counted
 
-__all__ = ["render_plan", "render_strategies"]
+__all__ = ["limit_in_words", "render_plan", "size_in_words", "sized"]
 
-_WORTH_SAYING = 0.1  # of the throughput
 _MORE_THAN_TWICE = 1.01
-_LINKS = {"inter_node": "inter-node", "intra_node": "intra-node"}
 
 
 def render_plan(plan: CapacityPlan, file: str, settings: Sequence[str] = ()) -> str:
@@ -39,7 +36,7 @@ def render_plan(plan: CapacityPlan, file: str, settings: Sequence[str] = ()) -> 
         f"{cut(plan.name, 50)}   {_work(plan.target)}",
         "",
         *_answer(plan),
-        *_next_doubling(plan),
+        *next_doubling_lines(plan.next_doubling),
         *_knee(plan),
         "",
         *_table(plan),
@@ -48,25 +45,6 @@ def render_plan(plan: CapacityPlan, file: str, settings: Sequence[str] = ()) -> 
         *_next(plan, file, settings),
     ]
     return printable("\n".join(line.rstrip() for line in lines))
-
-
-def render_strategies(
-    plans: Sequence[tuple[Sequence[str], CapacityPlan | None, str]],
-) -> str:
-    """A row of each strategy's settings with its answer, in the order given."""
-    lines = ["GPUs         time  GPU-hours     memory   strategy"]
-    for settings, plan, problem in plans:
-        named = ", ".join(s for s in settings if "mixed_precision" not in s) or "as it is"
-        called = named.replace("ddp.strategy=", "").replace("ddp.fully_shard.", "")
-        if plan is None:
-            lines.append(cut(f"{'-':>4} {'-':>12} {'-':>10} {'-':>10}   {called}: {problem}", 100))
-            continue
-        size = plan.answer
-        said = " does not fit" if size.fits is False else " not met" if plan.met is False else ""
-        times = f"{format_long_duration(size.time_s):>12} {format_number(size.gpu_hours):>10}"
-        memory = f"{format_bytes(size.memory_bytes):>10}"
-        lines.append(f"{size.gpus:>4} {times} {memory}   {called}{said and ':'}{said}")
-    return printable("\n".join([*lines, ""]))
 
 
 def _work(target: Target) -> str:
@@ -86,7 +64,8 @@ def _count(number: int) -> str:
     return f"{number:,}"
 
 
-def _size(size: Capacity) -> str:
+def size_in_words(size: Capacity) -> str:
+    """`48 GPUs (6 x 8)`."""
     return f"{counted(size.gpus, 'GPU')} ({size.nodes:,} x {size.gpus_per_node})"
 
 
@@ -96,24 +75,36 @@ def _costs(plan: CapacityPlan, size: Capacity) -> str:
     return said if size.cost is None or not plan.price else f"{said}, {_money(size.cost, plan)}"
 
 
+def _cost_edges(plan: CapacityPlan) -> str:
+    """The price of the time's interval: `, 95.2 to 145 USD`."""
+    edges = plan.answer.cost_interval
+    if edges is None or not plan.price:
+        return ""
+    low, high = map(format_number, edges)
+    return f", {low} to {high} {plan.price.currency}"
+
+
 def _money(amount: float, plan: CapacityPlan) -> str:
     return f"{format_number(amount)} {plan.price.currency if plan.price else ''}"
 
 
-def _limit(limit: Money) -> str:
+def limit_in_words(limit: Money) -> str:
+    """`5,000 USD`."""
     return f"{limit.amount:,.10g} {limit.currency}"
 
 
 def _answer(plan: CapacityPlan) -> Iterator[str]:
     answer = plan.answer
     label = {True: "answer", False: "not met", None: "at the knee"}[plan.met]
-    if plan.met is None and plan.knee_gpus != answer.gpus:
+    if plan.asked_gpus is not None:
+        label = "answer"
+    elif plan.met is None and plan.knee_gpus != answer.gpus:
         label = "largest"
     interval = "no interval can be had"
     if answer.time_interval_s and plan.interval_level:
         low, high = map(format_long_duration, answer.time_interval_s)
-        interval = f"{plan.interval_level:.0%} interval {low} to {high}"
-    yield from labelled(label, f"{_size(answer)}: {_costs(plan, answer)}; {interval}")
+        interval = f"{plan.interval_level:.0%} interval {low} to {high}{_cost_edges(plan)}"
+    yield from labelled(label, f"{size_in_words(answer)}: {_costs(plan, answer)}; {interval}")
     no_room = "no size that was tried fits in memory: times are those of GPUs with more of it"
     yield from labelled("", no_room if answer.fits is False else _why(plan))
     yield from labelled("bounded by", answer.bottleneck)
@@ -146,19 +137,21 @@ def _why(plan: CapacityPlan) -> str:
     """How the answer was chosen, and how safe it is."""
     target, budget, answer = plan.target, plan.budget, plan.answer
     if plan.met is None:
-        return "neither a deadline nor a budget was given (--target '... in 24 h', --budget)"
+        compared = "where the strategies are compared; a deadline or --budget chooses another size"
+        unlimited = "neither a deadline nor a budget was given (--target '... in 24 h', --budget)"
+        return compared if plan.asked_gpus else unlimited
     if plan.met and target.within_s is None:
-        return f"the fastest of those that cost at most {_limit(budget)}" if budget else ""
+        return f"the fastest of those that cost at most {limit_in_words(budget)}" if budget else ""
     if plan.met:
         return f"{_fewest(plan)}; {_safety(plan)}"
     if target.within_s is not None and answer.time_s <= target.within_s and budget:
-        other = plan.within_budget
-        instead = f"the fastest for it: {_size(other)}, {_costs(plan, other)}" if other else ""
-        said = f"in time, but it costs more than {_limit(budget)}"
-        return f"{said}; {instead or 'nothing costs so little'}"
+        other, instead = plan.within_budget, "nothing costs so little"
+        if other:
+            instead = f"the fastest for it: {size_in_words(other)}, {_costs(plan, other)}"
+        return f"in time, but it costs more than {limit_in_words(budget)}; {instead}"
     if target.within_s is None and budget:
-        return f"no size costs at most {_limit(budget)}; this one costs least"
-    kept = f" for {_limit(budget)}" if budget else ""
+        return f"no size costs at most {limit_in_words(budget)}; this one costs least"
+    kept = f" for {limit_in_words(budget)}" if budget else ""
     most = (
         f"no size up to {plan.most_gpus:,} GPUs that was tried meets the target{kept}; this one is "
         "the fastest"
@@ -190,65 +183,8 @@ def _safety(plan: CapacityPlan) -> str:
         return "no size is in time at the slow edge of its interval"
     if plan.sure.gpus <= plan.answer.gpus:
         return "at the slow edge of the interval too"
-    return f"at the slow edge of the interval it takes {_size(plan.sure)} (of the sizes below)"
-
-
-def _next_doubling(plan: CapacityPlan) -> Iterator[str]:
-    """Which network would make it worth while."""
-    found = plan.next_doubling
-    if found is None:
-        return
-    more = ""
-    if found.samples_growth > 1:
-        more = f", {found.samples_growth:.2f} times the samples counted"
-    gives = (
-        f"twice the GPUs ({found.gpus:,}) give {found.efficiency:.0%} of twice the throughput{more}"
-    )
-    if found.efficiency >= KNEE_EFFICIENCY:
-        said = f"{gives}: worth it with this network"
-    elif found.needed_speedup is None:
-        said = f"{gives}; {_no_network(found)}"
-    else:
-        said = f"{gives}; {_needed(found)} would make it {found.needed_efficiency:.0%}"
-        if found.gain_without_doubling:
-            said += (
-                f", and alone, without more GPUs, the throughput {found.gain_without_doubling:+.0%}"
-            )
-    yield from labelled("network", said)
-    if found.gain_without_network_time >= _WORTH_SAYING:
-        more = f"{found.gain_without_network_time:.0%} more throughput"
-        yield from labelled("", f"if the network took no time, the answer's GPUs would have {more}")
-
-
-def _needed(found: NextDoubling) -> str:
-    speedup = found.needed_speedup or 1.0
-    if found.needed_bandwidth_bytes_per_s is None or found.bandwidth_bytes_per_s is None:
-        return f"all-reduces {speedup:.3g} x as fast as measured"
-    rates = (found.needed_bandwidth_bytes_per_s, found.bandwidth_bytes_per_s)
-    wanted, today = (_rate(found.link, rate) for rate in rates)
-    return f"{_LINKS[found.link]} links of {wanted} instead of {today} ({speedup:.3g} x)"
-
-
-def _rate(link: str, bytes_per_s: float) -> str:
-    """As such links are sold: a NIC by its bits, a bus by its bytes."""
-    if link == "inter_node":
-        return f"{bytes_per_s * 8 / 1e9:,.4g} Gbit/s a NIC"
-    return format_bytes_per_s(bytes_per_s)
-
-
-def _no_network(found: NextDoubling) -> str:
-    free = f"{found.without_network_time:.0%}"
-    if found.without_network_time < KNEE_EFFICIENCY:
-        return (
-            f"no network makes it worth while: one that takes no time at all gives {free}. Then "
-            f"what bounds is {found.limit}"
-        )
-    if found.unlimited_efficiency is None:
-        return f"a network that takes no time gives {free}"
     return (
-        f"no {_LINKS[found.link]} bandwidth makes it worth while: an unlimited one gives "
-        f"{found.unlimited_efficiency:.0%} (a network that takes no time {free}). Then what bounds "
-        f"is {found.limit}"
+        f"at the slow edge of the interval it takes {size_in_words(plan.sure)} (of the sizes below)"
     )
 
 
@@ -358,6 +294,12 @@ def _per_rank(size: Capacity) -> str:
 
 
 def _next(plan: CapacityPlan, file: str, settings: Sequence[str]) -> Iterator[str]:
+    yield from labelled("next", "what bounds the step there, and what would ease it")
+    yield from command(file, settings, sized(plan))
+
+
+def sized(plan: CapacityPlan) -> list[str]:
+    """What makes the scenario that of the answer."""
     answer = plan.answer
     chosen = [f"cluster.nodes={answer.nodes}"]
     if len({size.gpus_per_node for size in plan.sizes}) > 1:
@@ -366,5 +308,4 @@ def _next(plan: CapacityPlan, file: str, settings: Sequence[str]) -> Iterator[st
         chosen.append(f"workload.batch_per_rank={answer.batch_per_rank}")
         if answer.accumulation_steps > 1:
             chosen.append(f"ddp.accumulation_steps={answer.accumulation_steps}")
-    yield from labelled("next", "what bounds the step there, and what would ease it")
-    yield from command(file, settings, chosen)
+    return chosen

@@ -1,0 +1,1 @@
+"""Plans of how many GPUs, as text on one screen."""

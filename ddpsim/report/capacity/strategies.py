@@ -1,0 +1,61 @@
+"""Strategies side by side, each with its number of GPUs, its time and its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpsim.errors import printable
+from ddpsim.report.capacity.plan import limit_in_words, size_in_words, sized
+from ddpsim.report.lines import command, labelled, named_rows
+from ddpsim.result.capacity import KNEE_EFFICIENCY, CapacityPlan
+from ddpsim.units import format_bytes, format_long_duration, format_number
+
+__all__ = ["render_strategies"]
+
+
+def render_strategies(
+    plans: Sequence[tuple[str, CapacityPlan | None, str]], file: str, settings: Sequence[str] = ()
+) -> str:
+    """A row of each strategy with its answer, in the order given; then those without, and why.
+
+    `file` and `settings` as the user gave them.
+    """
+    known = [(name, plan) for name, plan, _ in plans if plan]
+    first = known[0][1]
+    currency = f"{first.price.currency[:9]:>10}" if first.price else ""
+    head = f"{'GPUs':>7}{'time':>11}{'GPU-hours':>11}{currency}{'memory':>14}"
+    rows = [(name, _strategy_row(plan)) for name, plan in known]
+    lines = [*labelled("strategies", _on_which_gpus(first)), ""]
+    lines += named_rows("strategy", rows, head, len(head))
+    failed = [f"{name}: {problem}" for name, plan, problem in plans if not plan]
+    for label, text in zip(("impossible", *[""] * len(failed)), failed, strict=False):
+        lines += labelled(label, text)
+    if first.asked_gpus is not None:
+        lines += ["", *labelled("next", "how sure the differences are")]
+        lines += command(file, settings, sized(first), name="compare", options=["--each-strategy"])
+    return printable("\n".join([*(line.rstrip() for line in lines), "", ""]))
+
+
+def _on_which_gpus(plan: CapacityPlan) -> str:
+    """Which number of GPUs each strategy has, and what the order is."""
+    if plan.asked_gpus is not None:
+        size, least = size_in_words(plan.answer), f"{KNEE_EFFICIENCY:.0%}"
+        return (
+            f"all on {size}, the fastest first; twice the GPUs would give the fastest strategy "
+            f"less than {least} of twice the throughput, or were not tried"
+        )
+    if plan.target.within_s is not None:
+        return "each on the fewest nodes that are in time, the fewest GPU-hours first"
+    limit = limit_in_words(plan.budget) if plan.budget else ""
+    return f"each as fast as {limit} allows, the fastest first"
+
+
+def _strategy_row(plan: CapacityPlan) -> str:
+    size = plan.answer
+    cost = "" if size.cost is None else f"{format_number(size.cost):>10}"
+    memory = "does not fit" if size.fits is False else format_bytes(size.memory_bytes)
+    late = "  not met" if plan.met is False and size.fits is not False else ""
+    return (
+        f"{size.gpus:>7,}{format_long_duration(size.time_s):>11}"
+        f"{format_number(size.gpu_hours):>11}{cost}{memory:>14}{late}"
+    )
