@@ -184,7 +184,7 @@ def _other_algorithm(trials: _Trials) -> Iterator[_Change]:
     names = dict.fromkeys(row.algorithm for row in estimates(cost.graph))
     changes = [
         _Change.of(
-            f"NCCL_ALGO={name} in place of its tuner's choice (measure both)",
+            f"NCCL_ALGO={name}, which NCCL's own estimate does not choose (measure both)",
             "cluster.algorithm",
             name,
         )
