@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from calibrate.fit.effects import fit_jitter, fit_overheads, overhead_warnings
 from calibrate.fit.estimates import median_time, trimmed_mean
@@ -18,7 +18,13 @@ from calibrate.records.record import COPIES_BACK, HALF, Environment, Kind, Measu
 from calibrate.validate.machine_speed import bare_compute_s, times_the_least
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.importers.measured import Operation
-from ddpsim.importers.profiles.cluster import ClusterProfile, GlooRing, MeasuredSigma, Provenance
+from ddpsim.importers.profiles.cluster import (
+    MEASURED_OTHERS,
+    ClusterProfile,
+    GlooRing,
+    MeasuredSigma,
+    Provenance,
+)
 from ddpsim.units import format_bytes
 from ddpsim.wording import counted
 
@@ -34,7 +40,6 @@ __all__ = [
 NOT_STATED = "not stated in the logs"
 _OTHER_PACE = 1.25  # records of one machine differed by up to 1.2; of two of one name by 1.34
 _QUIET = 0.05  # of a log's two times of a size: other days differ by as much
-_OTHERS: tuple[Operation, ...] = ("broadcast", "reduce_scatter", "all_gather")
 _EACH_COUNTS = ("compute", "jitter")  # whose samples are divided by, or their logarithms taken
 
 Backend = Literal["gloo", "nccl"]
@@ -63,8 +68,10 @@ def fit_profile(
         _check_measurements(record, source)
     first = records[0].environment
     samples = samples_of_records(records)
-    others = [measured(samples_of_records(records, kind=kind)) for kind in _OTHERS]
-    broadcasts, scatters, gathers = others
+    others: dict[str, Any] = {
+        key: measured(samples_of_records(records, kind=operation))
+        for operation, key in MEASURED_OTHERS.items()
+    }
     fit = _fitted(samples, first.backend, sources)
     law = fit.model
     if isinstance(law, GlooRing):
@@ -85,9 +92,7 @@ def fit_profile(
         all_reduce_sigma=fit.sigma,
         correlated=fit.correlated,
         measured=each,
-        measured_broadcasts=broadcasts,
-        measured_reduce_scatters=scatters,
-        measured_all_gathers=gathers,
+        **others,
         measured_sigma=measured_sigma(fit.model, samples),
         valid=fit.valid,
         interference=interference,
@@ -124,11 +129,13 @@ def fit_logs(
     say how wrong the profile may be. Logs say no more of the machine than its GPUs' names, if that:
     one that all share is told, that they are of one and the same cluster is for the caller to know.
     """
-    of_others = [(others or {}).get(operation, ()) for operation in _OTHERS]
-    for each in (logs, *of_others):
+    of_others = {
+        key: (others or {}).get(operation, ()) for operation, key in MEASURED_OTHERS.items()
+    }
+    for each in (logs, *of_others.values()):
         _check_logs(each)
-    both = (*logs, *chain(*of_others))
-    broadcasts, scatters, gathers = (measured(samples_of_logs(each)) for each in of_others)
+    both = (*logs, *chain(*of_others.values()))
+    times: dict[str, Any] = {k: measured(samples_of_logs(each)) for k, each in of_others.items()}
     gpus = {gpu for log in both for gpu in log.gpus}
     samples = samples_of_logs(logs)
     sources = tuple(dict.fromkeys(log.source for log in both))
@@ -141,9 +148,7 @@ def fit_logs(
         all_reduce_sigma=max(fit.sigma, spread),
         correlated=fit.correlated,
         measured=measured(samples),
-        measured_broadcasts=broadcasts,
-        measured_reduce_scatters=scatters,
-        measured_all_gathers=gathers,
+        **times,
         measured_sigma=_with_spread(measured_sigma(fit.model, samples), spread),
         valid=fit.valid,
         provenance=Provenance(

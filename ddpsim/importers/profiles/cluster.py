@@ -16,6 +16,7 @@ from ddpsim.importers.text import parsed, read_text
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = [
+    "MEASURED_OTHERS",
     "SCHEMA",
     "ClusterProfile",
     "ComputeKept",
@@ -304,6 +305,13 @@ class Correlated(_Part):
     correlation: float = Field(ge=-1, le=1, description="of their errors")
 
 
+MEASURED_OTHERS: dict[Operation, str] = {  # collectives beside all-reduces, and their keys here
+    "broadcast": "measured_broadcasts",
+    "reduce_scatter": "measured_reduce_scatters",
+    "all_gather": "measured_all_gathers",
+}
+
+
 class ClusterProfile(_Part):
     """A cluster as calibrated."""
 
@@ -348,11 +356,7 @@ class ClusterProfile(_Part):
     @property
     def measured_others(self) -> dict[Operation, tuple[MeasuredTime, ...]]:
         """What was measured of each collective beside all-reduces."""
-        return {
-            "broadcast": self.measured_broadcasts,
-            "reduce_scatter": self.measured_reduce_scatters,
-            "all_gather": self.measured_all_gathers,
-        }
+        return {operation: getattr(self, key) for operation, key in MEASURED_OTHERS.items()}
 
 
 def read_cluster_profile(source: SourceFile) -> ClusterProfile:
