@@ -15,6 +15,7 @@ from calibrate.records.variant import Variant
 from ddpsim.cli import parsed
 from ddpsim.errors import shown
 from ddpsim.importers.measured import Layout, Operation, parse_layout
+from ddpsim.scenario.suggest import in_own_words
 from ddpsim.units import parse_bytes, parse_bytes_per_s
 
 __all__ = [
@@ -57,7 +58,7 @@ Variants = Annotated[
         "--variant",
         metavar="KEY=VALUE,...",
         help="Another variant, with keys of a scenario's ddp section: strategy=fully_shard,"
-        "reshard_after_forward=false.",
+        "reshard_after_forward=false; bucket_cap_mb=default is torch's own.",
     ),
 ]
 Layouts = Annotated[
@@ -118,17 +119,28 @@ def variants_of(texts: list[str] | None) -> list[Variant]:
 
 
 def _variant(text: str) -> Variant:
-    keys = dict(part.partition("=")[::2] for part in text.replace(" ", "").split(","))
+    def refused(said: str) -> typer.BadParameter:
+        return typer.BadParameter(f"{shown(text)}: {said}", param_hint="--variant")
+
+    keys: dict[str, str] = {}
+    for part in text.replace(" ", "").split(","):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise refused(f"{shown(part)} has no value; write KEY=VALUE")
+        if key in keys:
+            raise refused(f"{key} is given twice; keep one of them")
+        keys[key] = value
+    if keys.get("bucket_cap_mb") == "default":  # as in a scenario
+        del keys["bucket_cap_mb"]
     try:
         return Variant.model_validate_strings(keys)
     except ValidationError as error:
-        problem = error.errors()[0]
-        key = "".join(map(str, problem["loc"]))
-        said = problem["msg"].removeprefix("Value error, ")
+        problem = error.errors(include_url=False)[0]
+        place = "".join(map(str, problem["loc"]))
+        said = in_own_words(problem)
         if problem["type"] == "extra_forbidden":
             said = f"is no key of a variant; known: {', '.join(Variant.model_fields)}"
-        told = f"{shown(text)}: {key} {said[0].lower()}{said[1:]}".replace(":  ", ": ")
-        raise typer.BadParameter(told, param_hint="--variant") from None
+        raise refused(f"{place} {said}".strip()) from None
 
 
 def bucket_cap_mb(text: str) -> float | None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from ddpsim.errors import ImportFailedError, shown
 from ddpsim.scenario.quantity import SourceFile
+from ddpsim.scenario.suggest import in_own_words
 
 __all__ = ["header_of", "listed", "number", "parsed", "read_text", "table", "whole"]
 
@@ -44,9 +45,9 @@ def parsed(model: type[_Model], name: str, text: str | bytes, wanted: str) -> _M
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ImportFailedError(name, f"is no {wanted}: {where}: {first['msg']}") from None
+        raise ImportFailedError(name, f"is no {wanted}: {where}: {in_own_words(first)}") from None
 
 
 def header_of(lines: Sequence[str], columns: tuple[str, ...]) -> int | None:

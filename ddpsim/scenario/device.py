@@ -19,6 +19,7 @@ from ddpsim.scenario.quantity import (
     Size,
     source_file,
 )
+from ddpsim.scenario.suggest import in_own_words
 
 __all__ = [
     "DEVICE_SCHEMA",
@@ -249,8 +250,8 @@ def _read_device_file(given: str, path: Path) -> DeviceFile:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise ValueError(
-            f"{shown(given)} is no {DEVICE_SCHEMA}: {place}: {first['msg']}; make it anew with "
-            "`calibrate fit-device`"
+            f"{shown(given)} is no {DEVICE_SCHEMA}: {place}: {in_own_words(first)}; "
+            "make it anew with `calibrate fit-device`"
         ) from None
 
 

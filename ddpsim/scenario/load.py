@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ddpsim.errors import Problem, ScenarioError, shown
+from ddpsim.errors import Problem, ScenarioError
 from ddpsim.scenario.document import Document, KeyPath
 from ddpsim.scenario.schema import Scenario
-from ddpsim.scenario.suggest import did_you_mean, nearest
+from ddpsim.scenario.suggest import did_you_mean, in_own_words, nearest
 
 __all__ = ["parse"]
 
@@ -65,42 +65,7 @@ def _problem(document: Document, details: ErrorDetails) -> Problem:
     path = tuple(step for step in path if step != "[key]")
     if path[-2:] == ("step_time", "total") and path not in document.value_places:
         path = path[:-1]  # the short form, `step_time: 391.2 ms`
-    return document.problem(path, _sentence(kind, details["input"], context))
-
-
-_LIMITS = {
-    "greater_than": ("gt", "greater than"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "less than"),
-    "less_than_equal": ("le", "at most"),
-}
-_KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "finite": "a finite number",
-    "bool": "true or false",
-    "string": "text, in quotes",
-    "dict": "keys and values",
-    "model": "keys and values",
-    "too": "at least one entry",
-}
-
-
-def _sentence(kind: str, value: Any, context: dict[str, Any]) -> str:
-    """Our own words for each kind of pydantic error."""
-    got = shown(value)
-    if kind == "scenario":
-        return str(context["message"])
-    if kind == "value_error":
-        return str(context["error"])
-    if kind == "literal_error":
-        wanted = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
-        hint = did_you_mean(str(value), wanted) if len(wanted) > 1 else ""
-        return f"{got} is unknown.{hint} Wanted: {', '.join(wanted)}"
-    if kind in _LIMITS:
-        bound, words = _LIMITS[kind]
-        return f"{got} is out of range: wanted {words} {context[bound]:.15g}"
-    return f"wanted {_KINDS[kind.split('_', maxsplit=1)[0]]}, got {got}"
+    return document.problem(path, in_own_words(details))
 
 
 def _keys(path: KeyPath) -> list[str]:

@@ -1,14 +1,38 @@
-"""Did-you-mean: the nearest known name to a misspelt one."""
+"""What a refusal says: our own words for what is wrong, and the known name that was meant."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-__all__ = ["did_you_mean", "nearest", "some_of"]
+from ddpsim.errors import shown
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+__all__ = ["did_you_mean", "in_own_words", "nearest", "some_of"]
 
 _LONGEST = 100  # comparing longer text takes seconds
 _MOST_LISTED = 20  # names that a message can list and stay short
+_LIMITS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "text, in quotes",
+    "dict": "keys and values",
+    "model": "keys and values",
+    "too": "at least one entry",
+    "list": "a list",
+    "tuple": "a list",
+}
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
@@ -39,3 +63,26 @@ def nearest(wrong: str, known: Iterable[str]) -> str | None:
 
 def _squash(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")
+
+
+def in_own_words(details: ErrorDetails) -> str:
+    """What is wrong, for each kind of pydantic error: its own words are for programmers."""
+    kind, context, value = details["type"], details.get("ctx", {}), details["input"]
+    said = {
+        "extra_forbidden": "unknown key",
+        "missing": "is missing",
+        "json_invalid": f"is no JSON: {context.get('error')}",
+        "scenario": str(context.get("message")),
+        "value_error": str(context.get("error")),
+    }
+    if kind in said:
+        return said[kind]
+    got = shown(value)
+    if kind == "literal_error":
+        wanted = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+        hint = did_you_mean(str(value), wanted) if len(wanted) > 1 else ""
+        return f"{got} is unknown.{hint} Wanted: {', '.join(wanted)}"
+    if kind in _LIMITS:
+        bound, words = _LIMITS[kind]
+        return f"{got} is out of range: wanted {words} {context[bound]:.15g}"
+    return f"wanted {_KINDS.get(kind.split('_', maxsplit=1)[0], 'another value')}, got {got}"

@@ -6,9 +6,10 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outcome import Outcome
+from pydantic import BaseModel
 
 import ddpsim
 from ddpsim.errors import ScenarioError
+from ddpsim.scenario.document import Document, load
+from ddpsim.scenario.load import _model_in, parse
+from ddpsim.scenario.schema import Scenario
 
 FOLDER = Path(__file__).parent.parent / "invalid"
 
@@ -46,6 +51,38 @@ COMMANDS = {
     }.items()
 }
 CASES = {path.stem: ["run", path.name] for path in sorted(FOLDER.glob("*.yaml"))} | COMMANDS
+
+
+RAW = ("Value error", "Assertion failed", "Input should", "another value", "permitted")
+WRONG = ("[]", "'?'", "-1", "1e400", "true", "{'?': 1}", "[1, '?']", "[{}]", "3.5", "1e30")
+
+
+def keys_of(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every key of the scenario format, by its dotted path."""
+    for name, field in model.model_fields.items():
+        own = (*path, field.alias or name)
+        yield own
+        inner = _model_in(field.annotation)
+        yield from keys_of(inner, own) if inner else ()
+
+
+def refusal(base: Document, setting: str) -> str:
+    """What is said against a setting, if it is refused."""
+    try:
+        parse(base.changed([setting]))
+    except ScenarioError as error:
+        return str(error)
+    return ""
+
+
+def test_no_key_is_refused_in_pydantics_words() -> None:
+    """Each key of the schema with values of other types, signs and sizes."""
+    paths = [".".join(path) for path in keys_of(Scenario)]
+    assert {"cluster.inter_node.latency", "ddp.fully_shard.offload_policy.host_link"} <= {*paths}
+    base = load(FOLDER / "files" / "good.yaml")
+    said = [refusal(base, f"{path}={value}") for path, value in product(paths, WRONG)]
+    assert sum(map(bool, said)) > 0.8 * len(said)
+    assert [text for text in said if any(raw in text for raw in RAW)] == []
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -76,7 +76,7 @@ def _costs(plan: CapacityPlan, size: Capacity) -> str:
 
 
 def _cost_edges(plan: CapacityPlan) -> str:
-    """The price of the time's interval: `, 95.2 to 145 USD`."""
+    """What the time at its edges costs: `, 95.2 to 145 USD`."""
     edges = plan.answer.cost_interval
     if edges is None or not plan.price:
         return ""
@@ -104,7 +104,8 @@ def _answer(plan: CapacityPlan) -> Iterator[str]:
     if answer.time_interval_s and plan.interval_level:
         low, high = map(format_long_duration, answer.time_interval_s)
         interval = f"{plan.interval_level:.0%} interval {low} to {high}{_cost_edges(plan)}"
-    yield from labelled(label, f"{size_in_words(answer)}: {_costs(plan, answer)}; {interval}")
+    yield from labelled(label, f"{size_in_words(answer)}: {_costs(plan, answer)}")
+    yield from labelled("", interval)
     no_room = "no size that was tried fits in memory: times are those of GPUs with more of it"
     yield from labelled("", no_room if answer.fits is False else _why(plan))
     yield from labelled("bounded by", answer.bottleneck)

@@ -19,13 +19,19 @@ def test_a_variant_is_written_with_keys_of_a_ddp_section() -> None:
         Variant(strategy="fully_shard", reshard_after_forward=False),
         Variant(bucket_cap_mb=5),
     ]
+    assert variants_of(["bucket_cap_mb=default"]) == [Variant()]
     assert variants_of(None) == []
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("strategy=nave", "strategy input should be 'ddp', 'naive',"),
+        ("strategy=nave", "strategy 'nave' is unknown. Did you mean 'naive'? Wanted: ddp, naive,"),
+        ("bucket_cap_mb=5,bucket_cap_mb=25", "bucket_cap_mb is given twice; keep one of them"),
+        ("bucket_cap_mb=5,bucket_cap_mb=default", "bucket_cap_mb is given twice; keep one"),
+        ("bucket_cap_mb=0", "bucket_cap_mb '0' is out of range: wanted greater than 0"),
+        ("no_sync=maybe", "no_sync wanted true or false, got 'maybe'"),
+        ("fully_shard", "'fully_shard' has no value; write KEY=VALUE"),
         ("nosync=false", "nosync is no key of a variant; known: bucket_cap_mb,"),
         ("strategy=naive,bucket_cap_mb=5", "naive has no bucket_cap_mb, an option of DDP;"),
         ("reshard_after_forward=false", "ddp has no reshard_after_forward; drop one"),
