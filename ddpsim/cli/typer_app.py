@@ -25,7 +25,24 @@ Examples
 """
 
 
-class _Sections(TyperGroup):
+class _Group(TyperGroup):
+    """Commands that refuse an option's value in our own words: typer's are pydantic's."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """As typer does."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            from pydantic import ValidationError
+
+            from ddpsim.scenario.suggest import in_own_words
+
+            if isinstance(error.__cause__, ValidationError):
+                error.message = in_own_words(error.__cause__.errors(include_url=False)[0])
+            raise
+
+
+class _Sections(_Group):
     """Commands whose help lists them by section: their `rich_help_panel`, in plain text."""
 
     # typer's own types of the two are private
@@ -44,12 +61,13 @@ class _Sections(TyperGroup):
 
 def new_app(help_text: str, **options: Any) -> typer.Typer:
     """An empty command line in our style; `options` are more of typer's."""
+    usual: dict[str, Any] = {"add_completion": False, "cls": _Group}
     return typer.Typer(
         help=help_text,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # rich costs a third of the start-up, and pads the examples
-        **{"add_completion": False} | options,
+        **(usual | options),
     )
 
 

@@ -80,6 +80,10 @@ def test_settings_and_the_next_command(cli: Cli) -> None:
         (("--target", "1M samples", "--price", "2"), "Invalid value for --price: '2' is not an am"),
         (("--target", "1M samples", "--budget", "2 USD"), "Invalid value for --budget: needs --pr"),
         (("--target", "1M samples", "--max-gpus", "0"), "Invalid value for --max-gpus: 0 is out"),
+        (
+            ("--target", "1M samples", "--max-gpus", "x"),
+            "--max-gpus': wanted a whole number, got 'x'",
+        ),
         ((), "Missing option '--target'"),
     ],
 )
