@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from ddpsim.glossary_of_training import TRAINING
+
 __all__ = ["TERMS", "lookup"]
 
-TERMS: dict[str, str] = {
+TERMS: dict[str, str] = TRAINING | {
     "algorithm": """\
 How an all-reduce goes (cluster.algorithm): ring, tree, nvls and others. Under auto NCCL's
 tuner chooses for each size, as `ddpsim collective --tuning` shows.
@@ -16,10 +18,6 @@ are added even on the same links; compare links by busbw instead.""",
 The collective that sums a buffer over all ranks and leaves the sum on each. DDP
 all-reduces one bucket of gradients at a time. A ring moves 2(N-1)/N of the bytes per
 rank.""",
-    "accumulation": """\
-Several micro-batches per optimizer step (ddp.accumulation_steps). DDP communicates in
-the last one's backward only (no_sync in the others), so communication is paid once per
-step and less of it is exposed.""",
     "bottleneck": """\
 What costs most besides compute, and so what to change first: communication,
 stragglers, data or host; compute when none of them costs 3 % of the step.""",
@@ -43,10 +41,6 @@ those of real jobs. docs/how-to/report.md.""",
     "critical path": """\
 The chain of work, transfers and waits that ends the step: shortening anything that is
 not on it changes nothing.""",
-    "data parallel": """\
-torch.nn.DataParallel, one process for all GPUs of a machine (algorithm: data_parallel):
-parameters leave GPU 0 before each forward and gradients come back after the backward.
-Nothing overlaps; DistributedDataParallel is what to use.""",
     "data wait": """\
 Time of a step in which the GPU waits for its next batch. Give `ddpsim diagnose` what a
 profiler shows, or time next(loader).""",
@@ -82,14 +76,6 @@ sources are listed under `prediction_interval_s` in --json.""",
     "iteration": """\
 One optimizer step, from its start to the start of the next, in steady state (after DDP
 has rebuilt its buckets), on the slowest rank.""",
-    "input copy": """\
-Inputs copied from the host to the device in each micro-batch (workload.input_copy), over PCIe and
-on the stream that computes. What is not pinned is staged by the host first; without non_blocking
-the host waits. Source: CUDA's runtime API. docs/explanation/training-loop.md.""",
-    "join": """\
-DDP's join() (ddp.join), for ranks with unequal numbers of inputs: every forward counts the ranks
-that have some with an all-reduce, and its host waits. Source: torch's distributed.py.
-docs/explanation/join.md.""",
     "jitter": """\
 A random compute multiplier per rank and iteration: run.jitter, or else the spread of the
 iterations that a model profile holds, or else the cluster profile's. All ranks wait for the
@@ -119,14 +105,6 @@ instead of almost twice. NCCL takes it for large messages on Hopper and newer.""
     "overlap": """\
 overlap_fraction = 1 - exposed / communication time. Not what DDP logs under that name
 (from the first bucket's start to the end of backward).""",
-    "optimizer in backward": """\
-Each bucket's parameters are updated once it is reduced, and its gradients freed
-(ddp.optimizer_in_backward). Source: torch's optimizer_overlap_hooks.py.
-docs/explanation/optimizer-in-backward.md.""",
-    "pause": """\
-What the loop does between steps now and then: an evaluation (workload.evaluation) or a checkpoint
-(workload.checkpoint_write) every so many steps. No step has it in its time; epochs and plans count
-it. docs/explanation/training-loop.md.""",
     "peer-to-peer": """\
 GPUs of a node that write into each other's memory, over NVLink or PCIe. Without it (in some
 containers and virtual machines, or under NCCL_P2P_DISABLE=1) they share host memory's
@@ -136,7 +114,8 @@ Batches that a data loader keeps ready: workers x prefetch. It evens out short s
 loader that is slower than the step is slower whatever the prefetch.""",
     "protocol": """\
 How NCCL knows that data has come (cluster.protocol): LL flags every 4 bytes, LL128 every
-120, Simple whole chunks. The first is quick and wastes half of the bandwidth.""",
+120, Simple whole chunks. LL is quick and wastes half of the bandwidth, LL128 a sixteenth; Simple
+wastes none and starts slowly.""",
     "rank": """\
 One process of the job, and its GPU: 2 nodes of 8 GPUs have ranks 0 to 15.""",
     "rank variation": """\
@@ -183,18 +162,6 @@ Latency grows as log N, a ring's as N; over two nodes it sends half of what a ri
 Where an input came from, best first: measured (on these devices, by us or by ddpsim),
 imported (your log), published (others' figures), datasheet, stated (written in the
 scenario), assumed. An answer is no better than its worst important input.""",
-    "offload": """\
-Shards, gradients and the optimizer's state on the host (ddp.fully_shard.offload_policy).
-Each unit's shards are copied to the GPU before they are gathered.""",
-    "reshard": """\
-Freeing gathered parameters after the forward (ddp.fully_shard.reshard_after_forward). true:
-the backward gathers them again (ZeRO-3). false: they stay (ZeRO-2). A number: so many ranks
-keep one copy.""",
-    "sharding": """\
-A part of 1/N of the optimizer's state (ZeRO-1: zero1, distributed_optimizer), of gradients
-too (ZeRO-2) and of parameters too (ZeRO-3) on each rank. fully_shard is torch's FSDP2; hsdp
-shards inside a node and replicates between nodes. A unit of fully_shard is a module whose
-parameters are gathered, and whose gradients are reduced, together.""",
     "units": """\
 Every quantity carries its unit: 5 us, 391.2 ms; 40 GiB; 100 Gbit/s (a link's bits), 20
 GB/s (bytes; a bus bandwidth). k, M, G are decimal, Ki, Mi, Gi binary. Only
@@ -206,9 +173,86 @@ NCCL kernel that waits for a peer included: 100 % does not mean that it computes
 More GPUs with the same batch each, so that the global batch grows; what that does to
 convergence is not modelled. Strong scaling keeps the global batch (`ddpsim plan
 --global-batch`), so that each GPU has less to do.""",
+    "calibration": """\
+Measuring your own cluster, device or model (`ddpsim calibrate`) in place of estimates. The fit is
+a profile, a JSON file that a scenario names. docs/how-to/calibrate.md.""",
+    "channels": """\
+Copies of a ring or tree that NCCL runs at once, each with thread blocks of its own on the
+GPU. More of them carry more bytes, up to the links' rate. docs/explanation/nccl.md.""",
+    "collective": """\
+A transfer in which all ranks take part: all-reduce (sums, for all), reduce-scatter (sums, each
+rank has a part), all-gather (parts, for all), broadcast (one rank's data, for all).""",
+    "critical batch": """\
+The global batch N from which larger batches pay less: B samples a step need 1 + B/N times the
+samples of a small batch (McCandlish et al. 2018). `ddpsim plan --critical-batch N` counts that;
+ddpsim does not know N. docs/explanation/training.md.""",
+    "estimate": """\
+A step time without a measurement. Device-bound: the GPU's arithmetic sets it. Host-bound: the CPU
+that launches kernels does. `ddpsim run` says which, and what a measured step_time would leave of
+the interval. docs/explanation/compute.md.""",
+    "leaf": """\
+The switch that a node's NICs are plugged into. Oversubscribed (inter_node.oversubscription): its
+links to other switches carry less than its nodes can send.""",
+    "memory": """\
+Known bytes on one GPU: parameters, gradients, buckets, optimizer, buffers, activations. CUDA's
+context, NCCL's buffers and what the allocator cannot use are not counted: often 1 to 3 GB.
+docs/explanation/memory.md.""",
+    "mfu": """\
+Model FLOPs utilization: the FLOPs of the model over the step times the peak of all devices.
+Recomputed forwards do not count. docs/explanation/training.md.""",
+    "nccl": """\
+NVIDIA's library of collectives between GPUs, which torch calls for CUDA tensors. Its tuner chooses
+algorithm and protocol by size. nccl-tests measures it: cluster.all_reduce takes such a log.""",
+    "nvlink": """\
+The links between GPUs of a node, faster than PCIe by ten times or so. NVSwitch connects all
+GPUs of a node with them. cluster.intra_node has their bandwidth.""",
+    "pat": """\
+NCCL's algorithm for small reduce-scatters and all-gathers between nodes of one GPU: log2 N steps
+in place of a ring's N-1, from NCCL 2.23 on. docs/explanation/nccl.md.""",
+    "perfect overlap": """\
+The step if all communication were hidden as far as it can be: the longer of compute and
+communication. No overlap: their sum. Compute only: without communication. `ddpsim run` shows the
+three for comparison.""",
+    "warm-up": """\
+The first iterations, which differ from the others: before DDP has rebuilt its buckets nothing
+overlaps. The step time leaves them out. Start-up costs are not counted.""",
 }
 
 _ALIASES = {
+    **dict.fromkeys(("batch_per_rank", "micro-batch", "micro-batches", "global batch"), "batch"),
+    "broadcast_buffers": "buffers",
+    "bus bandwidth": "busbw",
+    "profile": "calibration",
+    "channel": "channels",
+    "activation checkpointing": "checkpointing",
+    **dict.fromkeys(("all-gather", "broadcast", "collectives", "reduce-scatter"), "collective"),
+    **dict.fromkeys(("bf16_compress", "fp16_compress", "hook", "post_localsgd"), "comm hook"),
+    **dict.fromkeys(("graph break", "optimize_ddp", "torch.compile"), "compile"),
+    **dict.fromkeys(("distributeddataparallel", "reducer"), "ddp"),
+    **dict.fromkeys(("device-bound", "host-bound"), "estimate"),
+    **dict.fromkeys(("host time", "kernel", "launch overhead"), "host"),
+    **dict.fromkeys(("grad_scaler", "gradscaler", "read_loss_every"), "host wait"),
+    **dict.fromkeys(("network model", "compute time"), "interval"),
+    "oversubscription": "leaf",
+    "post-local sgd": "local sgd",
+    "fits": "memory",
+    **dict.fromkeys(("nccl-tests", "tuner"), "nccl"),
+    "nvswitch": "nvlink",
+    **dict.fromkeys(("no overlap", "compute only"), "perfect overlap"),
+    "powersgd": "power sgd",
+    **dict.fromkeys(("amp", "autocast", "masters", "mixed precision", "tf32"), "precision"),
+    **dict.fromkeys(("ll", "ll128", "simple"), "protocol"),
+    **dict.fromkeys(("quantization_perchannel", "quantization_pertensor"), "quantization"),
+    "world size": "rank",
+    "throughput": "scaling",
+    "syncbatchnorm": "sync batch norm",
+    **dict.fromkeys(
+        ("assumed", "datasheet", "imported", "inputs", "measured", "published", "stated"), "trust"
+    ),
+    "find_unused_parameters": "unused parameters",
+    "steady state": "iteration",
+    "nic": "rdma",
+    "uplinks": "ecmp",
     "bucket rebuild": "rebuild",
     "offload_policy": "offload",
     "reshard_after_forward": "reshard",

@@ -84,7 +84,7 @@ def schema() -> None:
 def explain(
     term: Annotated[
         list[str] | None,
-        typer.Argument(help="A word (none lists them), or: cluster FILE-OR-MACHINE."),
+        typer.Argument(help="A word or key (none lists words), or: cluster FILE-OR-MACHINE."),
     ] = None,
     settings: Settings = None,
 ) -> None:
@@ -92,6 +92,7 @@ def explain(
 
     \b
     ddpsim explain busbw
+    ddpsim explain ddp.static_graph
     ddpsim explain cluster scenario.yaml
     ddpsim explain cluster dgx-h100 --set cluster.nodes=4
     """
@@ -109,13 +110,26 @@ def explain(
         print(fill(", ".join(sorted(TERMS)), screen_width(), break_on_hyphens=False))
         return
     words = " ".join(term)
-    entry = lookup(words)
-    if entry is None:
-        from ddpsim.scenario.suggest import did_you_mean
+    print(lookup(words) or _explain_key(words))
 
-        hint = did_you_mean(words, TERMS)
-        raise typer.BadParameter(f"no entry for {words!r}.{hint}", param_hint="TERM")
-    print(entry)
+
+def _explain_key(name: str) -> str:
+    """The meaning of a scenario's key, wherever it stands; raises BadParameter."""
+    from textwrap import fill
+
+    from ddpsim.glossary import TERMS
+    from ddpsim.report.lines import screen_width
+    from ddpsim.scenario.load import keys_named
+    from ddpsim.scenario.suggest import did_you_mean
+
+    found = [f"{path}: {meaning or 'a section'}" for path, meaning in keys_named(name)]
+    if not found:
+        hint = did_you_mean(name, TERMS)
+        raise typer.BadParameter(f"no entry for {name!r}.{hint}", param_hint="TERM")
+    width = screen_width()
+    return "\n".join(
+        fill(text, width, subsequent_indent="  ", break_on_hyphens=False) for text in found
+    )
 
 
 def _explain_cluster(source: str, settings: Sequence[str]) -> None:

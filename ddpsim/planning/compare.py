@@ -16,7 +16,6 @@ from ddpsim.prediction.interval import GLOO_SLOWDOWN, edges
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.measured_step import as_stated, check_measured
 from ddpsim.prediction.next_steps import two_byte_hooks
-from ddpsim.prediction.numerics import other_numerics
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.uncertainty import uncertainties
@@ -28,6 +27,7 @@ from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import Workload
+from ddpsim.workload.numerics import other_numerics
 
 __all__ = [
     "Option",

@@ -14,7 +14,6 @@ from ddpsim.cluster.nccl.tuner import estimates
 from ddpsim.errors import ScenarioError
 from ddpsim.prediction.fitting import ways_to_fit
 from ddpsim.prediction.job import Job
-from ddpsim.prediction.numerics import keeps_numerics
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import NextStep, Result
@@ -23,6 +22,7 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import Workload
 from ddpsim.units import format_duration
 from ddpsim.workload.model import ITEM_BYTES
+from ddpsim.workload.numerics import keeps_numerics
 
 __all__ = ["next_steps", "two_byte_hooks"]
 

@@ -43,7 +43,7 @@ class Change:
 class Comparison:
     """Changes of a first scenario, in the order that they were asked for.
 
-    `warnings`: those of `run` for the first scenario. `baseline`: what it is beside the titles.
+    `warnings`: those of `run` for the first scenario. `baseline`: its name.
     """
 
     name: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
@@ -14,7 +15,7 @@ from ddpsim.scenario.document import Document, KeyPath
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.suggest import did_you_mean, in_own_words, nearest
 
-__all__ = ["parse"]
+__all__ = ["keys_named", "parse"]
 
 
 def parse(document: Document) -> Scenario:
@@ -66,6 +67,25 @@ def _problem(document: Document, details: ErrorDetails) -> Problem:
     if path[-2:] == ("step_time", "total") and path not in document.value_places:
         path = path[:-1]  # the short form, `step_time: 391.2 ms`
     return document.problem(path, in_own_words(details))
+
+
+def keys_named(name: str) -> Iterator[tuple[str, str]]:
+    """Keys of the format with this name, or this path, as dotted paths with their meaning."""
+    wanted = tuple(name.split("."))
+    for path, meaning in _described(Scenario):
+        if path[-len(wanted) :] == wanted:
+            yield ".".join(path), meaning
+
+
+def _described(
+    model: type[BaseModel], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """All keys below a model, the outer ones first."""
+    for name, field in model.model_fields.items():
+        own = (*path, field.alias or name)
+        yield own, field.description or ""
+        inner = _model_in(field.annotation)
+        yield from _described(inner, own) if inner else ()
 
 
 def _keys(path: KeyPath) -> list[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from outcome import Outcome
 from pydantic import ValidationError
 
 from calibrate.files import HTML, check_outputs, name_as_text
@@ -122,3 +124,11 @@ def test_a_name_of_any_bytes_goes_through_json(name: bytes) -> None:
 def test_what_is_no_name_of_a_file_is_refused() -> None:
     with pytest.raises(ValidationError, match="wanted the name of a file"):
         RoundOptions.model_validate_json('{"output": 1, "model": "m:f"}')
+
+
+def test_explain_knows_every_key(cli: Callable[..., Outcome]) -> None:
+    assert cli("explain", "static_graph").out.startswith("ddp.static_graph: ")
+    assert cli("explain", "ddp.torch").out.startswith("ddp.torch: ")
+    lines = [line for line in cli("explain", "every").out.splitlines() if line[0] != " "]
+    assert len(lines) > 2
+    assert all(line.partition(":")[0].endswith(".every") for line in lines)

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from itertools import product
@@ -17,12 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outcome import Outcome
-from pydantic import BaseModel
 
 import ddpsim
 from ddpsim.errors import ScenarioError
 from ddpsim.scenario.document import Document, load
-from ddpsim.scenario.load import _model_in, parse
+from ddpsim.scenario.load import _described, parse
 from ddpsim.scenario.schema import Scenario
 
 FOLDER = Path(__file__).parent.parent / "invalid"
@@ -57,15 +56,6 @@ RAW = ("Value error", "Assertion failed", "Input should", "another value", "perm
 WRONG = ("[]", "'?'", "-1", "1e400", "true", "{'?': 1}", "[1, '?']", "[{}]", "3.5", "1e30")
 
 
-def keys_of(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every key of the scenario format, by its dotted path."""
-    for name, field in model.model_fields.items():
-        own = (*path, field.alias or name)
-        yield own
-        inner = _model_in(field.annotation)
-        yield from keys_of(inner, own) if inner else ()
-
-
 def refusal(base: Document, setting: str) -> str:
     """What is said against a setting, if it is refused."""
     try:
@@ -77,7 +67,7 @@ def refusal(base: Document, setting: str) -> str:
 
 def test_no_key_is_refused_in_pydantics_words() -> None:
     """Each key of the schema with values of other types, signs and sizes."""
-    paths = [".".join(path) for path in keys_of(Scenario)]
+    paths = [".".join(path) for path, _ in _described(Scenario)]
     assert {"cluster.inter_node.latency", "ddp.fully_shard.offload_policy.host_link"} <= {*paths}
     base = load(FOLDER / "files" / "good.yaml")
     said = [refusal(base, f"{path}={value}") for path, value in product(paths, WRONG)]

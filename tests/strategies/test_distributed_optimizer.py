@@ -9,7 +9,6 @@ import pytest
 
 from ddpsim.cluster.transfers import TURNS
 from ddpsim.errors import InputError
-from ddpsim.prediction.numerics import keeps_numerics, other_numerics
 from ddpsim.prediction.program import compile_program
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.options.loops import DistributedOptimizer as Options
@@ -17,6 +16,7 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.ddp.distributed_optimizer import bucketed
 from ddpsim.strategies.instructions import Await, Communicate, Compute
 from ddpsim.workload.model import Model, Parameter, Work
+from ddpsim.workload.numerics import keeps_numerics, other_numerics
 
 NUMEL = 1280  # a multiple of what buckets and parameters are padded to
 
