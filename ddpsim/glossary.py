@@ -204,8 +204,8 @@ Recomputed forwards do not count. docs/explanation/training.md.""",
 NVIDIA's library of collectives between GPUs, which torch calls for CUDA tensors. Its tuner chooses
 algorithm and protocol by size. nccl-tests measures it: cluster.all_reduce takes such a log.""",
     "nvlink": """\
-The links between GPUs of a node, faster than PCIe by ten times or so. NVSwitch connects all
-GPUs of a node with them. cluster.intra_node has their bandwidth.""",
+The links between GPUs of a node, several times faster than PCIe. NVSwitch connects all GPUs of
+a node with them. cluster.intra_node has their bandwidth.""",
     "pat": """\
 NCCL's algorithm for small reduce-scatters and all-gathers between nodes of one GPU: log2 N steps
 in place of a ring's N-1, from NCCL 2.23 on. docs/explanation/nccl.md.""",

@@ -88,7 +88,6 @@ Each layer waits for the network twice a step. docs/explanation/sync-batch-norm.
 A hook that sends the largest gradients alone, with their places (ddp.comm_hook: top_k). What
 arrives grows with the ranks. docs/explanation/gathering-hooks.md.""",
     "unused parameters": """\
-Parameters without a gradient in a step. DDP waits for them for ever, unless
-ddp.find_unused_parameters looks for them in each forward, which costs host time and an
-all-reduce.""",
+Parameters without a gradient in a step. DDP ends with an error in the next forward, unless
+ddp.find_unused_parameters looks for them in each one, which costs host time and an all-reduce.""",
 }

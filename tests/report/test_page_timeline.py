@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from ddpsim.engine.run import run
 from ddpsim.planning.storyboard import storyboard
 from ddpsim.prediction.program import compile_program
 from ddpsim.report.page.page import page
+from ddpsim.report.page.tables import bucket_rows
+from ddpsim.report.page.words import caption
 from ddpsim.result.metrics import union_ns
 from ddpsim.result.storyboard import DrawnRank, Storyboard, drawn_step
 from ddpsim.result.timeline import MessageSpan
@@ -130,3 +133,12 @@ def test_every_bucket_is_in_the_page(board: Storyboard) -> None:
             )
             times = [(comm[key] - origin_ns) / 1e9 for key in ("ready_ns", "met_ns", "end_ns")]
             assert times == [bucket.ready_s, bucket.start_s, bucket.end_s]
+
+
+def test_a_bucket_of_several_collectives_counts_once(board: Storyboard) -> None:
+    choice = board.choices[0]
+    twice = [replace(rank, collectives=2 * rank.collectives) for rank in choice.step.ranks]
+    other = replace(choice, step=replace(choice.step, ranks=tuple(twice)))
+    assert list(caption(other)) == list(caption(choice))
+    for once, both in zip(bucket_rows(choice), bucket_rows(other), strict=True):
+        assert both.exposed_s == pytest.approx(2 * once.exposed_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from ddpsim.report.page.looks import LOOK_OF_PART, Look
@@ -37,14 +38,14 @@ class Part:
 def bucket_rows(choice: CapChoice) -> list[BucketRow]:
     """The buckets of a choice, on its slowest rank; the first 300."""
     slowest = choice.step.ranks[0]
-    seen = {comm.span.bucket: comm for comm in slowest.collectives}
-    rows = []
-    for bucket in choice.result.buckets[:_MOST_ROWS]:
-        comm = seen.get(bucket.index)
-        in_flight_ns = comm.span.end_ns - comm.span.joined_ns if comm else 0
-        exposed_ns = sum(end - start for start, end in comm.exposed) if comm else 0
-        rows.append(BucketRow(bucket, in_flight_ns / NS_PER_S, exposed_ns / NS_PER_S))
-    return rows
+    in_flight_ns, exposed_ns = Counter[int](), Counter[int]()  # a bucket may take several
+    for comm in slowest.collectives:
+        in_flight_ns[comm.span.bucket] += comm.span.end_ns - comm.span.joined_ns
+        exposed_ns[comm.span.bucket] += sum(end - start for start, end in comm.exposed)
+    return [
+        BucketRow(b, in_flight_ns[b.index] / NS_PER_S, exposed_ns[b.index] / NS_PER_S)
+        for b in choice.result.buckets[:_MOST_ROWS]
+    ]
 
 
 def parts(result: Result) -> list[Part]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddpsim.result.model import Result
-from ddpsim.result.storyboard import CapChoice, Storyboard
+from ddpsim.result.storyboard import CapChoice, DrawnCollective, Storyboard
 from ddpsim.units import NS_PER_S, format_bytes, format_duration, format_percent
 from ddpsim.wording import ranks
 
@@ -66,8 +66,8 @@ def caption(choice: CapChoice) -> Iterator[str]:
     )
     for rank in choice.step.ranks:
         ends = [span.end_ns for span in rank.compute if span.kind == "backward"]
-        buckets = [comm for comm in rank.collectives if comm.span.bucket >= 0]
-        late = sum(comm.span.end_ns > max(ends, default=0) for comm in buckets)
+        buckets = _ends_ns(rank.collectives)
+        late = sum(end_ns > max(ends, default=0) for end_ns in buckets.values())
         end = f" The backward ends at {format_duration(max(ends) / NS_PER_S)};" if ends else ""
         yield (
             f"Rank{'s' * (len(rank.ranks) > 1)} {listed(rank.ranks)}:{end} "
@@ -76,6 +76,15 @@ def caption(choice: CapChoice) -> Iterator[str]:
             f"Communication is hidden for {format_duration(rank.hidden_ns / NS_PER_S)} "
             f"and exposed for {format_duration(rank.exposed_ns / NS_PER_S)}."
         )
+
+
+def _ends_ns(collectives: Iterable[DrawnCollective]) -> dict[int, int]:
+    """When each bucket is done: some hooks take several collectives for one."""
+    ends: dict[int, int] = {}
+    for comm in collectives:
+        if comm.span.bucket >= 0:
+            ends[comm.span.bucket] = max(comm.span.end_ns, ends.get(comm.span.bucket, 0))
+    return ends
 
 
 def cap_words(choice: CapChoice) -> str:
