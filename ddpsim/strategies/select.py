@@ -27,6 +27,7 @@ from ddpsim.strategies.training_loop import (
     ForwardAlone,
     InputCopies,
     LossReads,
+    NormSum,
     ThroughHost,
 )
 from ddpsim.workload.model import BatchNorm, Model
@@ -106,6 +107,12 @@ class Asked:
         device = scenario.cluster.device
         return AroundOptimizer.of(scenario.workload, self.model, device, self.ticks)
 
+    def around_shards(self, shards: Model, norm_sum: NormSum) -> AroundOptimizer:
+        """The same on one rank's part, where the norm is that of all ranks."""
+        workload, cluster = self.scenario.workload, self.scenario.cluster
+        summed = norm_sum if cluster.world_size > 1 else None
+        return AroundOptimizer.of(workload, shards, cluster.device, self.ticks, summed)
+
     @property
     def all_reduces(self) -> AllReduces:
         """Those that a training loop calls itself."""
@@ -168,7 +175,8 @@ def _distributed_optimizer(asked: Asked) -> Strategy:
     buckets = bucketed(asked.model, options, ranks)
     model = with_forward_parts(asked.model, buckets)
     shards = tuple(p._replace(numel=ceil(p.numel / ranks)) for p in model.parameters)
-    around = replace(asked, model=replace(model, parameters=shards)).around_optimizer
+    norm_sum = NormSum(reads=True)
+    around = asked.around_shards(replace(model, parameters=shards), norm_sum)
     whole = model.optimizer
     part = optimizer_of_shards(whole, ranks, asked.costs, len(model.parameters))
     own = replace(asked, model=replace(model, optimizer=part))
@@ -232,12 +240,12 @@ def _fully_shard(asked: Asked) -> Strategy:
     spec = scenario.ddp.sharding
     policy = spec.offload_policy
     offload = Offload.of(policy, scenario.cluster.device) if policy else None
-    groups = Groups(asked.model, spec, asked.costs, asked.ticks, ranks, offload)
-    sharded = replace(asked, model=groups.sharded_model)
-    moved = moved_bytes(scenario.workload.optimizer, asked.model.used)
     replicas = scenario.cluster.world_size // ranks
-    around = sharded.around_optimizer
-    return FullyShard.of(asked.model, scenario.ddp, groups, around, moved, replicas)
+    groups = Groups(asked.model, spec, asked.costs, asked.ticks, ranks, offload, replicas)
+    norm_sum = groups.norm_sum("node" if scenario.ddp.strategy == "hsdp" else "world")
+    around = asked.around_shards(groups.sharded_model, norm_sum)
+    moved = moved_bytes(scenario.workload.optimizer, asked.model.used)
+    return FullyShard.of(asked.model, scenario.ddp, groups, around, moved)
 
 
 STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {

@@ -6,16 +6,18 @@ python tests/helpers/oracles/fully_shard_oracle.py 4 STORE_FILE OUTPUT
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy
 from two_ranks import run_as_rank
 
@@ -193,6 +195,97 @@ def observe(
     }
 
 
+RANGE = re.compile(r"FSDP::(\w+)(?: for)? ?\(?([\w.]*)\)?$")
+ORDERED = {
+    "all_gather": "gather",
+    "all_gather_copy_out": "copy out",
+    "post_backward_reduce": "reduce",
+    "post_backward_rs_wait": "wait to reduce",
+}
+
+
+def order_of(profile: Any) -> list[tuple[str, str]]:
+    """What the ranges that FSDP tells the profiler say, in order: what is done to which unit."""
+    found: list[tuple[str, str]] = []
+    ahead_until = 0.0
+    for event in sorted(profile.events(), key=lambda each: each.time_range.start):
+        if event.name == "_c10d_functional::all_reduce":
+            found.append(("sum of norms", ""))
+        if not (matched := RANGE.match(event.name)):
+            continue
+        name, unit = matched.groups()
+        if name == "backward_prefetch":
+            ahead_until = event.time_range.end
+        if name in ORDERED:
+            ahead = name == "all_gather" and event.time_range.start < ahead_until
+            found.append(("gather ahead" if ahead else ORDERED[name], unit))
+    return found
+
+
+def observe_order(
+    choice: str,
+    reshard: bool | int,
+    no_sync: bool,
+    between: dict[str, bool],
+    checks: bool,
+    strategy: str = "fully_shard",
+) -> dict[str, Any]:
+    """Ranges of a step of two micro-batches, whose loop clips gradients; two nodes of two ranks."""
+    module, x = built("decoder", 3)
+    listed, order, units = parameters_of(module), ready_order(module, x), units_of(module, choice)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    options = {"mesh": mesh} if strategy == "hsdp" else {}
+    shard_units(module, units, reshard_after_forward=reshard, **options)
+    fully_shard(module, **options)
+    module(x).sum().backward()
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with profile if dist.get_rank() == 0 else nullcontext():
+        for is_last in (False, True):
+            module.set_requires_gradient_sync(is_last or not no_sync)
+            module.set_reshard_after_backward(is_last or between["reshard_after_backward"])
+            module.set_is_last_backward(is_last or not between["set_is_last_backward"])
+            module(x).sum().backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0, error_if_nonfinite=checks)
+    sharding = {"units": units, "reshard_after_forward": reshard, **between}
+    return {
+        "parameters": listed,
+        "ready_order": order,
+        "nodes": 2,
+        "options": {
+            "strategy": strategy,
+            "accumulation_steps": 2,
+            "no_sync": no_sync,
+            "fully_shard": sharding,
+        },
+        "checks": checks,
+        "order": order_of(profile) if dist.get_rank() == 0 else [],
+    }
+
+
+class Ranks(NamedTuple):
+    """All that is asked of a group for its divisors."""
+
+    count: int
+
+    def size(self) -> int:
+        return self.count
+
+
+def observe_divisors() -> dict[str, Any]:
+    """By what gradients are divided before and after their sum: torch's own function."""
+    found = []
+    for dtype in ("float16", "bfloat16"):
+        for ranks, replicas in ((1, 1), (2, 1), (3, 1), (8, 1), (4, 3), (1, 6), (128, 8)):
+            for factor in (None, 1.0, 6.0, 64.0):
+                groups = Ranks(ranks), Ranks(replicas) if replicas > 1 else None
+                kind = getattr(torch, dtype)
+                before, after, *_ = _fsdp_collectives._get_gradient_divide_factors(
+                    *groups, kind, "cuda", factor
+                )
+                found.append((dtype, ranks, replicas, factor, before or 1, after or 1))
+    return {"divisors": found}
+
+
 class Wide(nn.Module):
     """Blocks whose parameters are all that takes memory."""
 
@@ -305,7 +398,27 @@ def sized_cases() -> list[tuple[Any, ...]]:
     ]
 
 
-KINDS = {"calls": observe, "peak": observe_peak}
+def ordered_cases() -> list[tuple[Any, ...]]:
+    """Each setter between micro-batches, with units of every kind and a mesh."""
+    usual = {"reshard_after_backward": True, "set_is_last_backward": False}
+    stays, quick = usual | {"reshard_after_backward": False}, usual | {"set_is_last_backward": True}
+    return [
+        ("order", "blocks", True, True, usual, False),
+        ("order", "nested", True, True, stays | quick, True),
+        ("order", "blocks", 2, False, stays, False),
+        ("order", "embedding", False, False, quick, False),
+        ("order", "nested", False, True, stays, False),
+        ("order", "blocks", True, False, quick, True, "hsdp"),
+        ("order", "one", True, False, stays, False, "hsdp"),
+    ]
+
+
+KINDS = {
+    "calls": observe,
+    "peak": observe_peak,
+    "order": observe_order,
+    "divisors": observe_divisors,
+}
 PEAKS = [
     ("peak", True, False),
     ("peak", True, True),
@@ -315,6 +428,5 @@ PEAKS = [
 ]
 
 if __name__ == "__main__":
-    run_as_rank(
-        lambda kind, *case: KINDS[kind](*case), [*cases(), *mesh_cases(), *sized_cases(), *PEAKS]
-    )
+    told = [*cases(), *mesh_cases(), *sized_cases(), *ordered_cases(), ("divisors",)]
+    run_as_rank(lambda kind, *case: KINDS[kind](*case), [*told, *PEAKS])
