@@ -59,8 +59,8 @@ def compare(
         options += each_flag(document)
     if strategies:
         options += each_strategy(document, asked.get("fully_shard"))
-        if asked.get("strategy") == "distributed_optimizer":
-            options.append(option(own, title="ddp.strategy=distributed_optimizer"))
+        if (strategy := asked.get("strategy")) in ("distributed_optimizer", "deepspeed"):
+            options.append(option(own, title=f"ddp.strategy={strategy}"))
     found = compare(first, options)
     print(json.dumps(found.to_dict(), indent=2) if as_json else render_comparison(found))
     if all(change.problem for change in found.changes):

@@ -45,7 +45,7 @@ _ROUNDS = "gradients are rounded to 16 bits on the wire"
 _AS_DDP = (
     "ddp.strategy=ddp",
     *("ddp.local_sgd=null", "ddp.parameter_server=null", "ddp.fully_shard=null"),
-    "ddp.distributed_optimizer=null",
+    *("ddp.distributed_optimizer=null", "ddp.deepspeed=null"),
 )
 _EVERY = 4  # as in the example of torch's PeriodicModelAverager
 _Steps = dict[tuple[int, str, float], float]  # by side, term and its factor

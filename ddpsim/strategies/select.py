@@ -155,7 +155,7 @@ def _optimizing(ddp: DistributedDataParallel, asked: Asked) -> DistributedDataPa
 
 
 def _zero1(asked: Asked) -> Strategy:
-    from ddpsim.strategies.ddp.zero_redundancy import ZeroRedundancy, largest_part, partition
+    from ddpsim.strategies.zero.zero_redundancy import ZeroRedundancy, largest_part, partition
 
     parts = partition(asked.model.parameters, asked.scenario.cluster.world_size)
     optimizer = largest_part(asked.model, parts, asked.costs)
@@ -164,7 +164,7 @@ def _zero1(asked: Asked) -> Strategy:
 
 
 def _distributed_optimizer(asked: Asked) -> Strategy:
-    from ddpsim.strategies.ddp.distributed_optimizer import (
+    from ddpsim.strategies.zero.distributed_optimizer import (
         DistributedOptimizer,
         bucketed,
         optimizer_of_shards,
@@ -183,6 +183,22 @@ def _distributed_optimizer(asked: Asked) -> Strategy:
     work = own.work  # gradients are added to buffers in every micro-batch, also in the first
     work = replace(work, around=around, later=work.first)
     return DistributedOptimizer.of(model, work, buckets, options, asked.costs, asked.ticks, ranks)
+
+
+def _deepspeed(asked: Asked) -> Strategy:
+    from ddpsim.strategies.zero.deepspeed import DeepSpeed
+    from ddpsim.strategies.zero.distributed_optimizer import optimizer_of_shards, same_dtype
+
+    ranks, options = asked.scenario.cluster.world_size, asked.scenario.ddp.zero
+    same_dtype(asked.model, "deepspeed")
+    shards = optimizer_of_shards(asked.model.optimizer, ranks, asked.costs, 1)
+    sent = options.params
+    typed = tuple(p._replace(dtype=sent) if sent else p for p in asked.model.parameters)
+    own = replace(asked, model=replace(asked.model, parameters=typed, optimizer=shards))
+    work = own.work
+    if options.stage == 2:  # gradients are taken from each micro-batch
+        work = replace(work, later=work.first)
+    return DeepSpeed.of(asked.model, work, options, asked.costs, asked.ticks, ranks)
 
 
 def _data_parallel(asked: Asked) -> Strategy:
@@ -221,8 +237,8 @@ def _local_sgd(asked: Asked) -> Strategy:
 
 
 def _parameter_server(asked: Asked) -> Strategy:
-    from ddpsim.strategies.ddp.zero_redundancy import largest_part, spread
     from ddpsim.strategies.parameter_server import ParameterServer
+    from ddpsim.strategies.zero.zero_redundancy import largest_part, spread
 
     spec = asked.scenario.ddp.parameter_server
     parts = spread(asked.model.parameters, spec.servers if spec else 1)
@@ -252,6 +268,7 @@ STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
     "ddp": _ddp_or_post_local,
     "zero1": _zero1,
     "distributed_optimizer": _distributed_optimizer,
+    "deepspeed": _deepspeed,
     "naive": _naive,
     "naive_flat": _naive_flat,
     "per_parameter": _per_parameter,

@@ -12,8 +12,8 @@ from ddpsim.errors import InputError
 from ddpsim.prediction.program import compile_program
 from ddpsim.scenario.options.loops import DistributedOptimizer as Options
 from ddpsim.scenario.schema import Scenario
-from ddpsim.strategies.ddp.distributed_optimizer import bucketed
 from ddpsim.strategies.instructions import Await, Communicate, Compute
+from ddpsim.strategies.zero.distributed_optimizer import bucketed
 from ddpsim.workload.model import Model, Parameter, Work
 
 NUMEL = 1280  # a multiple of what buckets and parameters are padded to
