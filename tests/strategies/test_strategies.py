@@ -257,6 +257,7 @@ def test_explanations_say_what_a_strategy_does() -> None:
         "ddp.parameter_server=null",
         "ddp.fully_shard=null",
         "ddp.distributed_optimizer=null",
+        "ddp.deepspeed=null",
     )
     explained = explain_step(base)
     words = [phase.text for phase in explained.phases]
