@@ -191,10 +191,10 @@ Freeing gathered parameters after the forward (ddp.fully_shard.reshard_after_for
 the backward gathers them again (ZeRO-3). false: they stay (ZeRO-2). A number: so many ranks
 keep one copy.""",
     "sharding": """\
-A part of 1/N of the optimizer's state (ZeRO-1: zero1, distributed_optimizer), of gradients
-too (ZeRO-2) and of parameters too (ZeRO-3) on each rank. fully_shard is torch's FSDP2; hsdp
-shards inside a node and replicates between nodes. A unit of fully_shard is a module whose
-parameters are gathered, and whose gradients are reduced, together.""",
+A part of 1/N of the optimizer's state (ZeRO-1: zero1, distributed_optimizer, deepspeed), of
+gradients too (ZeRO-2) and of parameters too (ZeRO-3) on each rank. fully_shard is torch's
+FSDP2; hsdp shards inside a node and replicates between nodes. A unit of fully_shard is a
+module whose parameters are gathered, and whose gradients are reduced, together.""",
     "units": """\
 Every quantity carries its unit: 5 us, 391.2 ms; 40 GiB; 100 Gbit/s (a link's bits), 20
 GB/s (bytes; a bus bandwidth). k, M, G are decimal, Ki, Mi, Gi binary. Only
@@ -213,7 +213,16 @@ _ALIASES = {
     "offload_policy": "offload",
     "reshard_after_forward": "reshard",
     **dict.fromkeys(
-        ("fsdp", "fsdp2", "fully_shard", "hsdp", "zero", "zero1", "distributed_optimizer"),
+        (
+            "deepspeed",
+            "fsdp",
+            "fsdp2",
+            "fully_shard",
+            "hsdp",
+            "zero",
+            "zero1",
+            "distributed_optimizer",
+        ),
         "sharding",
     ),
     "gdr": "gpu_direct",

@@ -26,6 +26,7 @@ from ddpsim.scenario.options.loops import (
     LocalSgd,
     ParameterServers,
     PostLocalSgd,
+    ZeroRedundancy,
 )
 from ddpsim.scenario.options.torch_version import TorchVersion
 
@@ -73,8 +74,8 @@ _FAILS_ON_GLOO = {
     "there",
 }
 _OF_STRATEGIES = {
-    **{key: (key,) for key in ("local_sgd", "parameter_server", "distributed_optimizer")},
-    "deepspeed": ("deepspeed",),
+    **{key: (key,) for key in ("local_sgd", "parameter_server", "zero1")},
+    **{key: (key,) for key in ("distributed_optimizer", "deepspeed")},
     "fully_shard": _FULLY_SHARDED,
 }
 _OF_DDP_ALONE = (
@@ -148,6 +149,9 @@ class Ddp(Spec):
     fully_shard: FullyShard | None = Field(
         None,
         description="of strategy: fully_shard or hsdp; omitted: torch's defaults, blocks as units",
+    )
+    zero1: ZeroRedundancy | None = Field(
+        None, description="of strategy: zero1; omitted: the defaults of ZeroRedundancyOptimizer"
     )
     distributed_optimizer: DistributedOptimizer | None = Field(
         None, description="of strategy: distributed_optimizer; omitted: Megatron's defaults"

@@ -160,7 +160,9 @@ def _zero1(asked: Asked) -> Strategy:
     parts = partition(asked.model.parameters, asked.scenario.cluster.world_size)
     optimizer = largest_part(asked.model, parts, asked.costs)
     own = replace(asked, model=replace(asked.model, optimizer=optimizer))
-    return ZeroRedundancy.of(_ddp(own), own.model, parts, asked.ticks)
+    options = asked.scenario.ddp.zero1
+    in_one = bool(options and options.parameters_as_bucket_view)
+    return ZeroRedundancy.of(_ddp(own), own.model, parts, asked.ticks, in_one=in_one)
 
 
 def _distributed_optimizer(asked: Asked) -> Strategy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec
@@ -22,6 +22,12 @@ def _stage(value: Any) -> Any:
 def _elements(value: Any) -> Any:
     """JSON has 5e8 for a whole number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _contiguous(value: bool) -> bool:  # noqa: FBT001
+    if not value:
+        raise ValueError("false is not modelled; leave it out, DeepSpeed's default is true")
+    return value
 
 
 class DeepSpeed(Spec):
@@ -52,7 +58,7 @@ class DeepSpeed(Spec):
         500_000_000,
         description="of no effect: torch's all_gather_into_tensor takes all parameters at once",
     )
-    contiguous_gradients: Literal[True] = Field(
+    contiguous_gradients: Annotated[bool, AfterValidator(_contiguous)] = Field(
         default=True, description="gradients are copied into a buffer; false is not modelled"
     )
     params: Literal["bfloat16"] | None = Field(

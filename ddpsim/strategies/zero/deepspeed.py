@@ -157,6 +157,7 @@ class DeepSpeed(Strategy):
         yield from self._instructions(_Doing())
 
     def _instructions(self, doing: _Doing) -> Iterator[Instruction]:
+        doing.held.add("gradients", 0)
         for micro_batch in self.work.micro_batches:
             yield LoadBatch()
             yield from compute_all("forward", micro_batch.forward)

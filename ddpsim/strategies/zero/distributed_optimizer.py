@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil, lcm
 
 from ddpsim.errors import InputError
+from ddpsim.result.model import HeldBytes, MemoryWalk
 from ddpsim.scenario.options.loops import DistributedOptimizer as Options
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
 from ddpsim.strategies.instructions import (
@@ -245,6 +246,10 @@ class DistributedOptimizer(Strategy):
         """See Strategy."""
         sizes = (elements * _GRADIENT_BYTES for elements in self.elements)
         return tuple(Bucket(m, size, size) for m, size in zip(self.members, sizes, strict=True))
+
+    def memory_walk(self) -> MemoryWalk:
+        """See Strategy: the buffers of gradients stay."""
+        return ((0, HeldBytes(gradients=sum(self.elements) * _GRADIENT_BYTES)),)
 
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
         """See Strategy: parameters and gradients whole; masters, if there are any, and states 1/N.
