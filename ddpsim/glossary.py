@@ -257,7 +257,16 @@ _ALIASES = {
     "offload_policy": "offload",
     "reshard_after_forward": "reshard",
     **dict.fromkeys(
-        ("fsdp", "fsdp2", "fully_shard", "hsdp", "zero", "zero1", "distributed_optimizer"),
+        (
+            "deepspeed",
+            "fsdp",
+            "fsdp2",
+            "fully_shard",
+            "hsdp",
+            "zero",
+            "zero1",
+            "distributed_optimizer",
+        ),
         "sharding",
     ),
     "gdr": "gpu_direct",

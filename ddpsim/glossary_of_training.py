@@ -77,10 +77,10 @@ Freeing gathered parameters after the forward (ddp.fully_shard.reshard_after_for
 the backward gathers them again (ZeRO-3). false: they stay (ZeRO-2). A number: so many ranks
 keep one copy.""",
     "sharding": """\
-A part of 1/N of the optimizer's state (ZeRO-1: zero1, distributed_optimizer), of gradients
-too (ZeRO-2) and of parameters too (ZeRO-3) on each rank. fully_shard is torch's FSDP2; hsdp
-shards inside a node and replicates between nodes. A unit of fully_shard is a module whose
-parameters are gathered, and whose gradients are reduced, together.""",
+A part of 1/N of the optimizer's state (ZeRO-1: zero1, distributed_optimizer, deepspeed), of
+gradients too (ZeRO-2) and of parameters too (ZeRO-3) on each rank. fully_shard is torch's
+FSDP2; hsdp shards inside a node and replicates between nodes. A unit of fully_shard is a
+module whose parameters are gathered, and whose gradients are reduced, together.""",
     "sync batch norm": """\
 torch.nn.SyncBatchNorm (workload.sync_batch_norm): batch norms with the statistics of all ranks.
 Each layer waits for the network twice a step. docs/explanation/sync-batch-norm.md.""",

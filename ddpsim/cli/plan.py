@@ -65,8 +65,9 @@ def compare(
         options += each_flag(document)
     if strategies:
         options += each_strategy(document, asked.get("fully_shard"))
-        if asked.get("strategy") == "distributed_optimizer":
-            options.append(option(own, title="distributed_optimizer"))
+        strategy = asked.get("strategy")
+        if strategy in ("distributed_optimizer", "deepspeed"):
+            options.append(option(own, title=strategy))
     baseline = f"{files[0]} {'under ddp' if strategies else 'as it is'}"
     found = compare(first, options, baseline)
     print(json.dumps(found.to_dict(), indent=2) if as_json else render_comparison(found))

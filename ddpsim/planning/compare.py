@@ -43,7 +43,10 @@ _CAPS_MB = (1, 10, 25, 50, 100)
 _SOURCES = ("model", "profile", "trace", "parameters")
 _ROUNDS = "gradients are rounded to 16 bits on the wire"
 
-_OF_OTHER_STRATEGIES = ("local_sgd", "parameter_server", "fully_shard", "distributed_optimizer")
+_OF_OTHER_STRATEGIES = (
+    *("local_sgd", "parameter_server", "fully_shard", "zero1"),
+    *("distributed_optimizer", "deepspeed"),
+)
 _EVERY = 4  # as in the example of torch's PeriodicModelAverager
 _Steps = dict[tuple[int, str, float], float]  # by side, term and its factor
 

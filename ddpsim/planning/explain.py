@@ -185,6 +185,12 @@ _OF_STRATEGY: dict[str, dict[str, str]] = {
         "reduce_scatter": "reduce-scatters of gradients",
         "all_gather": "all-gathers of updated parameters",
     },
+    "deepspeed": {
+        "backward": "backward, with the gradients' copies into buckets",
+        "all_reduce": "reductions of gradients",
+        "reduce": "gradients reduced to the ranks that optimize them",
+        "all_gather": "the all-gather of updated parameters",
+    },
     "fully_shard": _SHARDED,
     "hsdp": _SHARDED | {"all_reduce": "all-reduces of gradients between nodes"},
     "local_sgd": {

@@ -12,7 +12,7 @@ from ddpsim.scenario.schema import Scenario
 
 __all__ = ["AS_DDP", "is_sharding", "shardings", "strategy_name", "without_ddp_options"]
 
-AS_DDP = ("ddp.strategy=ddp", "ddp.fully_shard=null")
+AS_DDP = ("ddp.strategy=ddp", "ddp.fully_shard=null", "ddp.zero1=null")
 _RESHARDS = "ddp.fully_shard.reshard_after_forward"
 _DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()}
 _USUAL = {  # settings that take back what is DDP's alone

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ddpsim.cluster.transfers import RingTransfer
 from ddpsim.engine.noise import rank_factors
 from ddpsim.errors import DdpsimError, InputError, ScenarioError
+from ddpsim.planning.dials import dialled
 from ddpsim.planning.explain import sensitivities
 from ddpsim.prediction.api import checked, observe, simulate
 from ddpsim.prediction.resolve import resolve
@@ -24,7 +26,6 @@ from ddpsim.result.storyboard import (
 )
 from ddpsim.result.timeline import CommSpan
 from ddpsim.scenario.cluster import Cluster
-from ddpsim.scenario.ddp import BucketCaps
 from ddpsim.scenario.document import load
 from ddpsim.scenario.schema import Scenario
 
@@ -32,14 +33,6 @@ __all__ = ["storyboard"]
 
 _Shown = TypeVar("_Shown")
 
-_CAPS: tuple[BucketCaps, ...] = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)
-_CAP = Dial("ddp.bucket_cap_mb", "Bucket size", "buckets of another size", "Buckets")
-_RESHARD = Dial(
-    "ddp.fully_shard.reshard_after_forward",
-    "Resharding",
-    "parameters kept after the forward, or freed",
-    "Reductions of gradients",
-)
 _MOST_DRAWN = 4  # ranks: more do not fit on a screen
 _MOST_RANKS = 4096  # of a point on the scaling curve that the scenario does not ask for
 
@@ -52,13 +45,13 @@ def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     """
     document = load(source, overrides)
     scenario = checked(document)
-    if not (scenario.ddp.is_ddp or scenario.ddp.is_fully_sharded):
+    if (found := dialled(scenario)) is None:
         reason = (
             f"{scenario.ddp.strategy} has neither buckets nor shards, which the page is about; "
             "use ddpsim run, trace, or compare --each-strategy"
         )
         raise ScenarioError([document.blame(InputError("ddp.strategy", reason))])
-    dial, own, values = _dialled(scenario)
+    dial, own, values = found
     numbers = _nodes(scenario.cluster)
     with stage("parts of the page", len(values) + len(numbers) + 1) as told:
         result = simulate(scenario)
@@ -72,9 +65,9 @@ def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
 
         for value in values:
             if value == own:
-                choices.append(_choice(scenario, result))
+                choices.append(_choice(value, dial, scenario, result))
             else:
-                choices += attempt(f"{dial.key}={value}", _choice)
+                choices += attempt(f"{dial.key}={value}", partial(_choice, value, dial))
             told.advance()
         for nodes in numbers:
             if nodes == scenario.cluster.nodes:
@@ -95,34 +88,7 @@ def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     )
 
 
-def _dialled(scenario: Scenario) -> tuple[Dial, str, list[str]]:
-    """What the page's slider changes, the scenario's own value, and all that it offers."""
-    if not scenario.ddp.is_fully_sharded:
-        caps = scenario.ddp.bucket_cap_mb
-        return _CAP, _as_setting(caps), [_as_setting(cap) for cap in _caps(caps)]
-    own = str(scenario.ddp.sharding.reshard_after_forward).lower()
-    gpus, share = scenario.cluster.gpus_per_node, scenario.sharding_ranks
-    usual = ["true", *([str(gpus)] if 1 < gpus < share else []), "false"]
-    return _RESHARD, own, usual if own in usual else [*usual[:-1], own, usual[-1]]
-
-
-def _caps(own: BucketCaps) -> list[BucketCaps]:
-    """The usual caps and the scenario's own: the default, lists, then by size."""
-    caps = _CAPS if own in _CAPS else (*_CAPS, own)
-    numbers = sorted(cap for cap in caps if isinstance(cap, float))
-    return [None, *(cap for cap in caps if isinstance(cap, tuple)), *numbers]
-
-
-def _as_setting(cap: BucketCaps) -> str:
-    """A cap as `--set` takes it."""
-    if cap is None:
-        return "default"
-    if isinstance(cap, tuple):
-        return f"[{','.join(f'{part:.15g}' for part in cap)}]"
-    return f"{cap:.15g}"
-
-
-def _choice(scenario: Scenario, result: Result | None = None) -> CapChoice:
+def _choice(value: str, dial: Dial, scenario: Scenario, result: Result | None = None) -> CapChoice:
     job = resolve(scenario)
     strategy = job.program.strategy
     buckets = (bucket for kind in range(strategy.kinds) for bucket in strategy.buckets(kind))
@@ -139,9 +105,8 @@ def _choice(scenario: Scenario, result: Result | None = None) -> CapChoice:
     timeline = observe(scenario, ranks)
     others = [rank for rank in ranks if rank != timeline.slowest_rank]
     step = drawn_step(timeline, others[: _MOST_DRAWN - 1], ring_of)
-    _, own, _ = _dialled(scenario)
     held = held_over_step(timeline, strategy.memory_walk())
-    return CapChoice(own, result or simulate(scenario), step, held)
+    return CapChoice(value, dial.words_of(value), result or simulate(scenario), step, held)
 
 
 def _drawn_ranks(scenario: Scenario, node_times: Mapping[int, float]) -> list[int]:

@@ -78,13 +78,25 @@ class Dial:
     """The key that the page's slider changes, and what it is called.
 
     `name`: of the key, in words; `other`: with another value of it; `sent`: what gradients are
-    sent in.
+    sent in; `values`: all of them, in words; `unit`: of a value.
     """
 
     key: str
     name: str
     other: str
     sent: str
+    values: str = "Bucket sizes"
+    unit: str = ""
+
+    def words_of(self, value: str) -> str:
+        """One of its values."""
+        if value == "default":
+            return "the default (1, then 25 MiB)"
+        if value == "null":
+            return f"the default {self.short_key}"
+        if self.unit == "elements":
+            return f"{int(value):,} elements".replace(",", " ")
+        return f"{value} {self.unit}" if self.unit else f"{self.short_key}: {value}"
 
     @property
     def short_key(self) -> str:
@@ -94,13 +106,14 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class CapChoice:
-    """One value of the dial, as `--set` takes it, with its result and a drawn step.
+    """One value of the dial, as `--set` takes it and in words, with its result and a drawn step.
 
     `held`: what is held beside shards, by ticks from the start of the drawn step; empty: nothing is
     sharded.
     """
 
     cap: str
+    words: str
     result: Result
     step: DrawnStep
     held: tuple[tuple[int, HeldBytes], ...] = ()

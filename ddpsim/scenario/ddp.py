@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
@@ -18,6 +17,7 @@ from pydantic import (
 
 from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, fail
+from ddpsim.scenario.options.deepspeed import DeepSpeed
 from ddpsim.scenario.options.fully_shard import FullyShard
 from ddpsim.scenario.options.hooks import PowerSgd, TopK
 from ddpsim.scenario.options.loops import (
@@ -26,7 +26,9 @@ from ddpsim.scenario.options.loops import (
     LocalSgd,
     ParameterServers,
     PostLocalSgd,
+    ZeroRedundancy,
 )
+from ddpsim.scenario.options.torch_version import TorchVersion
 
 __all__ = ["Ddp", "StrategyName"]
 
@@ -50,6 +52,7 @@ StrategyName = Literal[
     "local_sgd",
     "zero1",
     "distributed_optimizer",
+    "deepspeed",
     "fully_shard",
     "hsdp",
 ]
@@ -60,8 +63,6 @@ def _know_newer_names(schema: dict[str, Any]) -> None:
     options["forward_sync_buffers"] = options["broadcast_buffers"]
 
 
-_KnownTorch = Literal["1.4", "2.11", "2.12", "2.13", "2.14", "2.15"]
-_KNOWN_TORCH: tuple[str, ...] = get_args(_KnownTorch)
 _LARGEST_CAP = 1_000_000
 _DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
 _FULLY_SHARDED = ("fully_shard", "hsdp")
@@ -72,24 +73,16 @@ _FAILS_ON_GLOO = {
     "quantization_perchannel": "stops with gloo in an IndexError: an all-gather's result is a list "
     "there",
 }
+_OF_STRATEGIES = {
+    **{key: (key,) for key in ("local_sgd", "parameter_server", "zero1")},
+    **{key: (key,) for key in ("distributed_optimizer", "deepspeed")},
+    "fully_shard": _FULLY_SHARDED,
+}
 _OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
     *("broadcast_buffers", "comm_hook", "post_local_sgd", "power_sgd", "top_k"),
     *("join", "optimizer_in_backward", "optimize_ddp"),
 )
-
-
-def _torch_version(value: Any) -> Any:
-    """`torch: 2.13` without quotes is a number to YAML, and so is 2.10, which is then 2.1."""
-    version = str(value) if isinstance(value, float) else value
-    if version in _KNOWN_TORCH or not isinstance(version, str):
-        return version
-    unquoted = " (without quotes 2.10 is the number 2.1 to YAML)" if value == 2.1 else ""
-    raise ValueError(
-        f"the rules of torch {shown(version)}{unquoted} are not known here; known: "
-        f"{', '.join(_KNOWN_TORCH)}. Write the nearest one in quotes, its bucket rules can be "
-        "used: '2.11' for 2.0 to 2.10 (a list of caps is new in 2.11; the rest was not compared)"
-    )
 
 
 def _bucket_caps(value: Any) -> float | tuple[float, ...] | None:
@@ -137,10 +130,7 @@ class Ddp(Spec):
     model_config = ConfigDict(json_schema_extra=_know_newer_names)
 
     backend: Literal["nccl", "gloo"] = Field("nccl", description="process-group backend")
-    torch: Annotated[
-        _KnownTorch,
-        BeforeValidator(_torch_version, json_schema_input_type=_KnownTorch | float),
-    ] = Field("2.15", description="the version whose rules are followed")
+    torch: TorchVersion = Field("2.15", description="the version whose rules are followed")
     strategy: StrategyName = Field(
         "ddp",
         description="ddp; naive: one all-reduce per gradient, after the backward; naive_flat: one "
@@ -149,7 +139,8 @@ class Ddp(Spec):
         "local_sgd: parameters are averaged every few steps; fully_shard: parameters, gradients "
         "and optimizer are sharded (FSDP2, ZeRO-3); hsdp: fully_shard inside each node, an "
         "all-reduce between nodes; zero1: ddp with ZeroRedundancyOptimizer; distributed_optimizer: "
-        "ZeRO-1 of Megatron, with reduce-scatters and all-gathers",
+        "ZeRO-1 of Megatron, with reduce-scatters and all-gathers; deepspeed: ZeRO-1 and ZeRO-2 of "
+        "DeepSpeed",
     )
     local_sgd: LocalSgd | None = Field(None, description="of strategy: local_sgd, which needs it")
     parameter_server: ParameterServers | None = Field(
@@ -159,8 +150,14 @@ class Ddp(Spec):
         None,
         description="of strategy: fully_shard or hsdp; omitted: torch's defaults, blocks as units",
     )
+    zero1: ZeroRedundancy | None = Field(
+        None, description="of strategy: zero1; omitted: the defaults of ZeroRedundancyOptimizer"
+    )
     distributed_optimizer: DistributedOptimizer | None = Field(
         None, description="of strategy: distributed_optimizer; omitted: Megatron's defaults"
+    )
+    deepspeed: DeepSpeed | None = Field(
+        None, description="of strategy: deepspeed; omitted: DeepSpeed's defaults, stage 1"
     )
     bucket_cap_mb: BucketCaps = Field(
         None,
@@ -220,7 +217,19 @@ class Ddp(Spec):
         """Whether a module's weights come in half precision, of which the shards are not."""
         if self.is_fully_sharded:
             return self.sharding.mixed_precision.param is not None
-        return self.shards_optimizer and self.shards.params is not None
+        return self.optimized_type is not None
+
+    @property
+    def optimized_type(self) -> str | None:
+        """What Megatron or DeepSpeed computes in, with float32 masters; None: as parameters are."""
+        if self.strategy == "deepspeed":
+            return self.zero.params
+        return self.shards.params if self.shards_optimizer else None
+
+    @property
+    def zero(self) -> DeepSpeed:
+        """The options of DeepSpeed."""
+        return self.deepspeed or DeepSpeed()
 
     @property
     def shards(self) -> DistributedOptimizer:
@@ -235,7 +244,7 @@ class Ddp(Spec):
     @property
     def scatters_gradients(self) -> bool:
         """Whether gradients are reduced and scattered, as in all sharding but ZeRO-1 of torch."""
-        return self.is_fully_sharded or self.shards_optimizer
+        return self.is_fully_sharded or self.shards_optimizer or self.strategy == "deepspeed"
 
     @property
     def is_fully_sharded(self) -> bool:
@@ -293,6 +302,8 @@ class Ddp(Spec):
         strategy = info.data.get("strategy", "ddp")
         if not value and strategy == "distributed_optimizer":
             raise fail("Megatron reduces with the last micro-batch alone; leave it out")
+        if not value and strategy == "deepspeed":
+            raise fail("stage 2 reduces every micro-batch, stage 1 the last alone; leave it out")
         if not value and strategy not in (*_DDP, "per_parameter", *_FULLY_SHARDED):
             raise fail(
                 f"strategy: {strategy} reduces nothing in a backward, so it has no no_sync; "
@@ -304,19 +315,10 @@ class Ddp(Spec):
     def _strategy_is_whole(self) -> Ddp:
         if self.strategy == "local_sgd" and self.local_sgd is None:
             raise fail("local_sgd needs local_sgd: {every: STEPS}", "strategy")
-        if self.strategy != "local_sgd" and self.local_sgd is not None:
-            raise fail(f"is of strategy: local_sgd, not {self.strategy}; drop one", "local_sgd")
-        if self.strategy != "parameter_server" and self.parameter_server is not None:
-            raise fail(
-                f"is of strategy: parameter_server, not {self.strategy}; drop one",
-                "parameter_server",
-            )
-        if not self.is_fully_sharded and self.fully_shard is not None:
-            of = "fully_shard or hsdp"
-            raise fail(f"is of strategy: {of}, not {self.strategy}; drop one", "fully_shard")
-        if not self.shards_optimizer and self.distributed_optimizer is not None:
-            of = f"strategy: distributed_optimizer, not {self.strategy}"
-            raise fail(f"is of {of}; drop one", "distributed_optimizer")
+        for key, strategies in _OF_STRATEGIES.items():
+            if self.strategy not in strategies and getattr(self, key) is not None:
+                of = " or ".join(strategies)
+                raise fail(f"is of strategy: {of}, not {self.strategy}; drop one", key)
         if self.torch == "1.4" and self.strategy not in (
             "ddp",
             "naive",

@@ -78,10 +78,11 @@ class Scenario(Spec):
 
     @model_validator(mode="after")
     def _computes_in_what_is_gathered(self) -> Scenario:
-        sent, workload = self.ddp.sharding.mixed_precision.param, self.workload
+        workload = self.workload
+        sent: str | None = self.ddp.sharding.mixed_precision.param
         key = "fully_shard.mixed_precision.param"
-        if self.ddp.shards_optimizer:
-            sent, key = self.ddp.shards.params, "distributed_optimizer.params"
+        if self.ddp.strategy in ("distributed_optimizer", "deepspeed"):
+            sent, key = self.ddp.optimized_type, f"{self.ddp.strategy}.params"
         wanted = {"bfloat16": ("amp-bf16", "bf16"), "float16": ("amp-fp16",)}
         if sent and workload.model and workload.precision not in wanted[sent]:
             raise fail(
@@ -147,6 +148,19 @@ class Scenario(Spec):
             f"{', '.join([*divisors, 'true'])} or false",
             "ddp.fully_shard.reshard_after_forward",
         )
+
+    @model_validator(mode="after")
+    def _deepspeed_clips_itself(self) -> Scenario:
+        """Raise where the loop would do what DeepSpeed does in its step."""
+        if self.ddp.strategy != "deepspeed":
+            return self
+        if self.workload.clip_grad_norm:
+            told = "DeepSpeed's step takes the norm anyway, and gradient_clipping costs no more"
+            raise fail(f"{told}; drop it", "workload.clip_grad_norm")
+        if self.workload.scales_loss:
+            told = "DeepSpeed scales the loss itself, which is not modelled"
+            raise fail(f"{told}; write workload.precision: bf16", "workload.grad_scaler")
+        return self
 
     @model_validator(mode="after")
     def _offloads_what_is_known(self) -> Scenario:

@@ -27,6 +27,7 @@ from ddpsim.strategies.training_loop import (
     ForwardAlone,
     InputCopies,
     LossReads,
+    NormSum,
     ThroughHost,
 )
 from ddpsim.workload.model import BatchNorm, Model
@@ -106,6 +107,12 @@ class Asked:
         device = scenario.cluster.device
         return AroundOptimizer.of(scenario.workload, self.model, device, self.ticks)
 
+    def around_shards(self, shards: Model, norm_sum: NormSum) -> AroundOptimizer:
+        """The same on one rank's part, where the norm is that of all ranks."""
+        workload, cluster = self.scenario.workload, self.scenario.cluster
+        summed = norm_sum if cluster.world_size > 1 else None
+        return AroundOptimizer.of(workload, shards, cluster.device, self.ticks, summed)
+
     @property
     def all_reduces(self) -> AllReduces:
         """Those that a training loop calls itself."""
@@ -148,16 +155,18 @@ def _optimizing(ddp: DistributedDataParallel, asked: Asked) -> DistributedDataPa
 
 
 def _zero1(asked: Asked) -> Strategy:
-    from ddpsim.strategies.ddp.zero_redundancy import ZeroRedundancy, largest_part, partition
+    from ddpsim.strategies.zero.zero_redundancy import ZeroRedundancy, largest_part, partition
 
     parts = partition(asked.model.parameters, asked.scenario.cluster.world_size)
     optimizer = largest_part(asked.model, parts, asked.costs)
     own = replace(asked, model=replace(asked.model, optimizer=optimizer))
-    return ZeroRedundancy.of(_ddp(own), own.model, parts, asked.ticks)
+    options = asked.scenario.ddp.zero1
+    in_one = bool(options and options.parameters_as_bucket_view)
+    return ZeroRedundancy.of(_ddp(own), own.model, parts, asked.ticks, in_one=in_one)
 
 
 def _distributed_optimizer(asked: Asked) -> Strategy:
-    from ddpsim.strategies.ddp.distributed_optimizer import (
+    from ddpsim.strategies.zero.distributed_optimizer import (
         DistributedOptimizer,
         bucketed,
         optimizer_of_shards,
@@ -168,13 +177,30 @@ def _distributed_optimizer(asked: Asked) -> Strategy:
     buckets = bucketed(asked.model, options, ranks)
     model = with_forward_parts(asked.model, buckets)
     shards = tuple(p._replace(numel=ceil(p.numel / ranks)) for p in model.parameters)
-    around = replace(asked, model=replace(model, parameters=shards)).around_optimizer
+    norm_sum = NormSum(reads=True)
+    around = asked.around_shards(replace(model, parameters=shards), norm_sum)
     whole = model.optimizer
     part = optimizer_of_shards(whole, ranks, asked.costs, len(model.parameters))
     own = replace(asked, model=replace(model, optimizer=part))
     work = own.work  # gradients are added to buffers in every micro-batch, also in the first
     work = replace(work, around=around, later=work.first)
     return DistributedOptimizer.of(model, work, buckets, options, asked.costs, asked.ticks, ranks)
+
+
+def _deepspeed(asked: Asked) -> Strategy:
+    from ddpsim.strategies.zero.deepspeed import DeepSpeed
+    from ddpsim.strategies.zero.distributed_optimizer import optimizer_of_shards, same_dtype
+
+    ranks, options = asked.scenario.cluster.world_size, asked.scenario.ddp.zero
+    same_dtype(asked.model, "deepspeed")
+    shards = optimizer_of_shards(asked.model.optimizer, ranks, asked.costs, 1)
+    sent = options.params
+    typed = tuple(p._replace(dtype=sent) if sent else p for p in asked.model.parameters)
+    own = replace(asked, model=replace(asked.model, parameters=typed, optimizer=shards))
+    work = own.work
+    if options.stage == 2:  # gradients are taken from each micro-batch
+        work = replace(work, later=work.first)
+    return DeepSpeed.of(asked.model, work, options, asked.costs, asked.ticks, ranks)
 
 
 def _data_parallel(asked: Asked) -> Strategy:
@@ -213,8 +239,8 @@ def _local_sgd(asked: Asked) -> Strategy:
 
 
 def _parameter_server(asked: Asked) -> Strategy:
-    from ddpsim.strategies.ddp.zero_redundancy import largest_part, spread
     from ddpsim.strategies.parameter_server import ParameterServer
+    from ddpsim.strategies.zero.zero_redundancy import largest_part, spread
 
     spec = asked.scenario.ddp.parameter_server
     parts = spread(asked.model.parameters, spec.servers if spec else 1)
@@ -232,18 +258,19 @@ def _fully_shard(asked: Asked) -> Strategy:
     spec = scenario.ddp.sharding
     policy = spec.offload_policy
     offload = Offload.of(policy, scenario.cluster.device) if policy else None
-    groups = Groups(asked.model, spec, asked.costs, asked.ticks, ranks, offload)
-    sharded = replace(asked, model=groups.sharded_model)
-    moved = moved_bytes(scenario.workload.optimizer, asked.model.used)
     replicas = scenario.cluster.world_size // ranks
-    around = sharded.around_optimizer
-    return FullyShard.of(asked.model, scenario.ddp, groups, around, moved, replicas)
+    groups = Groups(asked.model, spec, asked.costs, asked.ticks, ranks, offload, replicas)
+    norm_sum = groups.norm_sum("node" if scenario.ddp.strategy == "hsdp" else "world")
+    around = asked.around_shards(groups.sharded_model, norm_sum)
+    moved = moved_bytes(scenario.workload.optimizer, asked.model.used)
+    return FullyShard.of(asked.model, scenario.ddp, groups, around, moved)
 
 
 STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
     "ddp": _ddp_or_post_local,
     "zero1": _zero1,
     "distributed_optimizer": _distributed_optimizer,
+    "deepspeed": _deepspeed,
     "naive": _naive,
     "naive_flat": _naive_flat,
     "per_parameter": _per_parameter,

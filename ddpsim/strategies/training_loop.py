@@ -8,11 +8,13 @@ from itertools import takewhile
 from math import lcm
 from typing import NamedTuple
 
+from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.result.model import MemoryPeak, MemoryWalk
 from ddpsim.result.timeline import Kind
 from ddpsim.scenario.device import Device
 from ddpsim.scenario.options.training_loop import InputCopy
 from ddpsim.scenario.workload import Workload
+from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
 from ddpsim.strategies.instructions import (
     Await,
     Communicate,
@@ -40,11 +42,25 @@ __all__ = [
     "ForwardAlone",
     "InputCopies",
     "LossReads",
+    "NormSum",
     "ThroughHost",
     "input_rate",
 ]
 
+_NORM = -1  # the number of its all-reduce, which is awaited before the next one
 STAGED_BYTES_PER_S = 10e9  # assumed; one core of an EPYC copies 20 GB/s where nothing else runs
+
+
+class NormSum(NamedTuple):
+    """How the norm of shards becomes that of all gradients: an all-reduce of one value.
+
+    `host_s`: what clipping shards takes the host besides. `group`: ranks that have different
+    shards. `reads`: the host waits for the sum.
+    """
+
+    host_s: float = 0.0
+    group: ProcessGroup = "world"
+    reads: bool = False
 
 
 class AroundOptimizer(NamedTuple):
@@ -54,9 +70,16 @@ class AroundOptimizer(NamedTuple):
     after: tuple[Instruction, ...] = ()
 
     @classmethod
-    def of(cls, workload: Workload, model: Model, device: Device, ticks: Ticks) -> AroundOptimizer:
+    def of(
+        cls,
+        workload: Workload,
+        model: Model,
+        device: Device,
+        ticks: Ticks,
+        norm_sum: NormSum | None = None,
+    ) -> AroundOptimizer:
         """Of a loop that scales its loss, clips its gradients, or zeroes them."""
-        loop = _Loop(workload, model, device, ticks)
+        loop = _Loop(workload, model, device, ticks, norm_sum)
         before = (*loop.unscaled(), *loop.clipped(), *loop.flagged())
         return cls(before, (*loop.updated(), *loop.zeroed()))
 
@@ -69,6 +92,7 @@ class _Loop:
     model: Model
     device: Device
     ticks: Ticks
+    norm_sum: NormSum | None = None
 
     def unscaled(self) -> Iterator[Instruction]:
         """GradScaler.unscale_."""
@@ -82,9 +106,18 @@ class _Loop:
             return
         used, checks = self.model.used, options.error_if_nonfinite
         yield from self._compute("clip", norm_work(used, self.device, checks=checks))
-        if checks:
+        if self.norm_sum:
+            yield from self._summed(self.norm_sum)
+        if checks or (self.norm_sum and self.norm_sum.reads):
             yield from _read_value(self.device, self.ticks)
         yield from self._compute("clip", clipping_work(used, self.device))
+
+    def _summed(self, norm_sum: NormSum) -> Iterator[Instruction]:
+        yield Compute("clip", self.ticks.host_ns(norm_sum.host_s), 0)
+        host_ns, cause = self.ticks.host_ns(PYTHON_COLLECTIVE_S), "the norm of gradients"
+        group = norm_sum.group
+        yield Communicate(_NORM, host_ns, "all_reduce", 4, cause=cause, group=group)
+        yield Await(_NORM)
 
     def flagged(self) -> Iterator[Instruction]:
         """GradScaler.step asks whether a gradient was infinite.

@@ -23,6 +23,7 @@ MICRO_BATCHES = st.fixed_dictionaries({"accumulation_steps": st.integers(1, 3)})
 SYNCED = st.fixed_dictionaries(
     {"accumulation_steps": st.integers(2, 3), "no_sync": st.just(value=False)}
 )
+PRECISIONS = [None, {"param": "bfloat16", "reduce": "float32"}, {"param": "float16"}]
 SHARDED = st.fixed_dictionaries(
     {
         "fully_shard": st.fixed_dictionaries(
@@ -30,6 +31,9 @@ SHARDED = st.fixed_dictionaries(
                 "units": st.sampled_from(["blocks", ["m.0"], ["m", "m.0"], ["m"]]),
                 "reshard_after_forward": st.sampled_from([True, False, 2, 2, 4]),
                 "offload_policy": st.sampled_from([None, None, "CPUOffloadPolicy"]),
+                "mixed_precision": st.sampled_from(PRECISIONS),
+                "reshard_after_backward": st.booleans(),
+                "set_is_last_backward": st.booleans(),
             }
         ),
         "accumulation_steps": st.integers(1, 2),
@@ -66,6 +70,22 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
                 {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 5000},
             ]
         ),
+    ),
+    "deepspeed": st.builds(
+        lambda steps, own, size: {
+            "accumulation_steps": steps,
+            "deepspeed": own | {"reduce_bucket_size": size},
+        },
+        st.integers(1, 2),
+        st.fixed_dictionaries(
+            {
+                "stage": st.sampled_from([1, 2]),
+                "overlap_comm": st.booleans(),
+                "reduce_scatter": st.booleans(),
+                "use_multi_rank_bucket_allreduce": st.booleans(),
+            }
+        ),
+        st.sampled_from([500, 5000, 500_000_000]),
     ),
     "ddp": st.builds(lambda own, synced: own | synced, ddp_options(), SYNCED),
     "ddp, post-local": POST_LOCAL,

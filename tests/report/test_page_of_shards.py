@@ -42,3 +42,33 @@ def test_memory_over_the_step_has_the_results_peak(board: Storyboard) -> None:
     assert times_ms[-1] == board.choices[board.own].step.length_ns / 1e6
     kept = board.choices[-1].held  # not freed after the forward
     assert max(held.parameters for _, held in kept) >= peak.parameters
+
+
+SMALL = ("workload.model=resnet18", "workload.seq_len=null", "cluster.gpus_per_node=2")
+SMALLER = (*SMALL, "workload.checkpointing=none", "run.iterations=1")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "key", "shown"),
+    [
+        ("llama-8b-megatron", (), "distributed_optimizer.bucket_size", "40 000 000 elements"),
+        (
+            "llama-8b-megatron",
+            ("ddp.distributed_optimizer={params: bfloat16}",),
+            "distributed_optimizer.overlap_grad_reduce",
+            "overlap_grad_reduce: true",
+        ),
+        ("llama-3b-deepspeed", (), "deepspeed.reduce_bucket_size", "40 000 000 elements"),
+    ],
+)
+def test_other_shards_have_a_page(
+    name: str, settings: tuple[str, ...], key: str, shown: str
+) -> None:
+    """Their slider is about buckets; memory begins with the step."""
+    own = storyboard(f"scenarios/{name}.yaml", [*SMALLER, "cluster.nodes=1", *settings])
+    assert own.dial.key == f"ddp.{key}"
+    assert shown in {choice.words for choice in own.choices}
+    assert own.choices[own.own].held[0][0] == 0
+    found = Page(page(own))
+    areas = found.data["figures"]["memory"]["data"]
+    assert max(areas[1]["y"]) * 1e9 >= own.result.memory_bytes_per_gpu.gradients / 2 > 0

@@ -158,8 +158,8 @@ def _sensitivity(board: Storyboard) -> dict[str, Any]:
 
 
 def _dial_words(board: Storyboard) -> str:
-    is_size = not board.choices[board.own].held
-    return f"{board.dial.short_key}, MiB" if is_size else board.dial.short_key
+    unit = board.dial.unit
+    return f"{board.dial.short_key}, {unit}" if unit else board.dial.short_key
 
 
 def _memory(board: Storyboard) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _memory(board: Storyboard) -> dict[str, Any]:
     held = [held for _, held in choice.held]
     held.append(held[-1])
     layers = {
-        "shards, optimizer, buffers": ("--idle", [resident] * len(held)),
+        "parameters or shards, optimizer, buffers": ("--idle", [resident] * len(held)),
         "gradients": ("--backward", [each.gradients for each in held]),
         "whole parameters": ("--forward", [each.parameters for each in held]),
         "inputs of reductions": ("--hidden", [each.reductions for each in held]),

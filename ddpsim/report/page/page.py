@@ -27,17 +27,12 @@ def _sections(board: Storyboard) -> list[tuple[str, str]]:
         ("buckets", board.dial.sent),
         ("breakdown", "Breakdown"),
         *([("memory", "Memory")] if has_memory else []),
-        ("sweep", _values(board)),
+        ("sweep", board.dial.values),
         ("scaling", "Scaling"),
         ("sensitivity", "What matters"),
         ("trust", "Sources"),
         ("left-out", "Not shown"),
     ]
-
-
-def _values(board: Storyboard) -> str:
-    """The dial's values in words."""
-    return "Resharding" if board.choices[board.own].held else "Bucket sizes"
 
 
 def page(board: Storyboard) -> str:
@@ -57,7 +52,7 @@ def page(board: Storyboard) -> str:
         ranks=ranks(result.nodes, result.gpus_per_node, result.gpus_by_node),
         sections=_sections(board),
         dial=board.dial,
-        values=_values(board),
+        values=board.dial.values,
         memory_words=words.memory_words(board),
         rank_options=rank_options(board),
         legend=legend(board),

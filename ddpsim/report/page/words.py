@@ -89,11 +89,7 @@ def _ends_ns(collectives: Iterable[DrawnCollective]) -> dict[int, int]:
 
 def cap_words(choice: CapChoice) -> str:
     """A choice by the dial's value."""
-    if choice.held:
-        return f"reshard_after_forward: {choice.cap}"
-    if choice.cap == "default":
-        return "the default (1, then 25 MiB)"
-    return f"{choice.cap} MiB"
+    return choice.words
 
 
 def spoken(choice: CapChoice) -> str:
@@ -151,8 +147,10 @@ def sweep_words(board: Storyboard) -> str:
 def memory_words(board: Storyboard) -> str:
     """Where the most is held, and what that is."""
     peak = board.result.memory_peak
-    if peak is None:
+    if peak is None and not board.choices[board.own].held:
         return ""
+    if peak is None:
+        return "Apart from activations a rank holds the same all the time."
     held = peak.parameters + peak.gradients + peak.reductions
     return (
         f"Apart from shards and activations a rank holds most in {peak.at}: {format_bytes(held)}, "

@@ -68,6 +68,9 @@ class MixedPrecision(Spec):
     reduce: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="reduce_dtype: of reduced gradients; omitted: as param"
     )
+    output: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="output_dtype: of a unit's outputs; the time of its cast is not priced"
+    )
 
 
 def _reshards(value: Any) -> Any:
@@ -137,6 +140,21 @@ class FullyShard(Spec):
     mixed_precision: Annotated[
         MixedPrecision, BeforeValidator(given, json_schema_input_type=MixedPrecision | None)
     ] = Field(default_factory=MixedPrecision, description="omitted: none")
+    reshard_after_backward: bool = Field(
+        default=True,
+        description="false: the loop calls set_reshard_after_backward(False) for all micro-batches "
+        "but the last; what the forward does not free stays whole until the next",
+    )
+    set_is_last_backward: bool = Field(
+        default=False,
+        description="true: the loop calls it with False for all micro-batches but the last, whose "
+        "backwards then end before their gradients are reduced",
+    )
+    gradient_divide_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="of set_gradient_divide_factor; omitted: the ranks. NCCL divides in its "
+        "reductions, but for float16",
+    )
     offload_policy: (
         Annotated[
             CpuOffload,

@@ -12,15 +12,17 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
+from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.errors import InputError
 from ddpsim.scenario.options.fully_shard import FullyShard
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.fully_shard.offload import Offload
 from ddpsim.strategies.fully_shard.units import Unit
 from ddpsim.strategies.ticks import Launch, Ticks
-from ddpsim.workload.model import ITEM_BYTES, Model, Parameter, Work
+from ddpsim.strategies.training_loop import NormSum
+from ddpsim.workload.model import ITEM_BYTES, Model, Parameter, Work, joined
 
-__all__ = ["Group", "Groups"]
+__all__ = ["Group", "Groups", "divisors"]
 
 
 class _HostTime(NamedTuple):
@@ -39,6 +41,19 @@ _POST_FORWARD = _HostTime(9e-6, 1.2e-6)
 _REDUCE = _HostTime(69e-6, 11e-6)
 # AdamW over DTensors took 24 us a parameter, over tensors 11
 _OPTIMIZER_S = 13e-6
+# clip_grad_norm_ over 20 to 400 DTensors took 7.0 us each and 220 us, over tensors 2.7 and 22
+_CLIP = _HostTime(200e-6, 4.3e-6)
+
+
+def divisors(factor: float) -> tuple[float, float]:
+    """By what float16 gradients are divided before and after their sum, about the root of each.
+
+    Source: _fsdp_collectives.py, _get_gradient_divide_factors.
+    """
+    before = 1
+    while factor % before == 0 and factor / before > before:
+        before *= 2
+    return before, factor / before
 
 
 @dataclass(frozen=True)
@@ -49,8 +64,9 @@ class Group:
     of the all-gather's output, and of the parameters once copied out of it; `gradient_bytes`: as
     the backward makes them; `scattered_bytes`: of the reduce-scatter's input; 0: no parameter has a
     gradient. `sent_shard_bytes`: of one rank's part of them; `shard_bytes`: of its reduced
-    gradients. `after_ns`: a cast after the reduce-scatter, on its stream; `accumulate_ns`: there
-    too, where gradients are added to those of an earlier micro-batch.
+    gradients. `before_ns`: a division before the reduction, on its stream; `after_ns`: one after
+    it, and a cast; `accumulate_ns`: there too, where gradients are added to those of an earlier
+    micro-batch.
     """
 
     name: str
@@ -66,6 +82,9 @@ class Group:
     copy_out: Launch
     post_forward_ns: int
     copy_in: Launch  # of gradients, with the host's time for the reduce-scatter
+    cast_in: Launch  # of gradients that are not reduced yet, to the type in which they will be
+    add_in: Launch  # of a later micro-batch's gradients to those
+    before_ns: int
     after_ns: int
     accumulate_ns: int
     kept_bytes: int  # of parameters that stay on a rank where a part of the ranks keeps a copy
@@ -89,6 +108,7 @@ class Groups:
     ticks: Ticks
     ranks: int
     offload: Offload | None = None
+    replicas: int = 1
 
     def of(self, unit: Unit) -> Group:
         """One unit's; raises InputError where torch would refuse its dtypes."""
@@ -102,6 +122,8 @@ class Groups:
         sent_shard_bytes = scattered_bytes // self.ranks
         shard_bytes = scattered * ITEM_BYTES[own] // self.ranks
         cast_bytes = shard_bytes + sent_shard_bytes if own != summed else 0
+        before, after = self._divisors(summed)
+        divided_ns = self._moved_ns(2 * sent_shard_bytes) if after != 1 else 0
         copied_bytes = gradient_bytes + scattered_bytes
         from_host, to_host = (self._offloaded(some) for some in (parameters, reduced))
         kept_bytes = gathered_bytes // (self.kept_by or self.ranks)
@@ -121,13 +143,40 @@ class Groups:
             copy_in=Launch(
                 self._host_ns(_REDUCE, reduced) + to_host.host_ns, self._moved_ns(copied_bytes)
             ),
-            after_ns=self._moved_ns(cast_bytes) + to_host.device_ns,
+            cast_in=self._each(reduced, sent, summed, 1),
+            add_in=self._each(reduced, sent, summed, 2),
+            before_ns=self._moved_ns(2 * scattered_bytes) if before != 1 else 0,
+            after_ns=divided_ns + self._moved_ns(cast_bytes) + to_host.device_ns,
             accumulate_ns=self._moved_ns(3 * shard_bytes),
             kept_bytes=kept_bytes,
             keep_ns=self._moved_ns(2 * kept_bytes),
             copied_bytes=gathered * ITEM_BYTES[own] // self.ranks if self.offload else 0,
             offloads=self.offload is not None,
         )
+
+    def _divisors(self, summed: str) -> tuple[float, float]:
+        if summed != "float16":  # NCCL divides in its reductions
+            return 1, 1
+        return divisors(self.spec.gradient_divide_factor or self.ranks * self.replicas)
+
+    def _each(self, parameters: Sequence[Parameter], sent: str, summed: str, passes: int) -> Launch:
+        """A kernel for each gradient, which reads it and passes over its sum; none of one type."""
+        if sent == summed or not parameters:
+            return Launch(0, 0)
+        one, whole = ITEM_BYTES[sent], passes * ITEM_BYTES[summed]
+        each = (self.costs.moved(p.numel * (one + whole)) for p in parameters)
+        return self.ticks.launch(joined(map(self.costs.operator, each)))
+
+    def accumulated(self, index: int) -> Work:
+        """A gradient added to an earlier micro-batch's by autograd.
+
+        torch adds those that it reduces in another type itself: `Group.add_in`.
+        """
+        parameter = self.model.parameters[index]
+        sent = self.spec.mixed_precision.param or parameter.dtype
+        if (self.spec.mixed_precision.reduce or sent) != sent:
+            return Work(0.0)
+        return self.costs.accumulated(parameter._replace(dtype=sent))
 
     def _offloaded(self, parameters: Sequence[Parameter]) -> Launch:
         """Copies of one rank's shards between host and device."""
@@ -170,6 +219,10 @@ class Groups:
             return self.ticks.launch(Work(host_s + moved_s))
         device_s = max(min(floor_s, whole.device_s), whole.device_s / self.ranks)
         return self.ticks.launch(Work(device_s, whole.kernels, host_s))
+
+    def norm_sum(self, group: ProcessGroup) -> NormSum:
+        """Of DTensors, whose parts of the norm are added once the norm itself is wanted."""
+        return NormSum(_CLIP.of(len(self.model.used)), group)
 
     @property
     def sharded_model(self) -> Model:

@@ -21,7 +21,7 @@ from ddpsim.strategies.fully_shard.units import ROOT
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, Record, compute
 from ddpsim.strategies.ticks import Launch
 
-__all__ = ["LaunchedPiece", "Pass", "Step"]
+__all__ = ["Ends", "LaunchedPiece", "Pass", "Step"]
 
 _OF_ROOT = "the root"
 
@@ -42,6 +42,20 @@ class Pass(NamedTuple):
 
     forward: Sequence[LaunchedPiece]
     backward: Sequence[LaunchedPiece]
+
+
+class Ends(NamedTuple):
+    """What a micro-batch's backward does at its end.
+
+    `reduces`: not under set_requires_gradient_sync(False). `accumulates`: there are gradients of
+    earlier micro-batches on the shards. `shards`: not under set_reshard_after_backward(False).
+    `is_last`: not under set_is_last_backward(False).
+    """
+
+    reduces: bool
+    accumulates: bool
+    shards: bool
+    is_last: bool
 
 
 @dataclass
@@ -76,7 +90,7 @@ class Step:
     _forward_order: list[int] = field(default_factory=list)
     _reducing: list[tuple[int, int]] = field(default_factory=list)  # collective, bytes of its input
     _unfinished: int | None = None  # the last reduction that no callback has waited for
-    _all_reducing: int = 0  # bytes of all-reduces' inputs, held to the end of the backward
+    _all_reducing: dict[int, tuple[int, int]] = field(default_factory=dict)  # by group, likewise
     _gradients: dict[int, int] = field(default_factory=dict)  # their bytes, by group
     _accumulated: set[int] = field(default_factory=set)  # groups with unreduced gradients
     _reduced: set[int] = field(default_factory=set)  # groups with gradients on their shards
@@ -98,12 +112,8 @@ class Step:
             yield from self._post_forward(entered.pop())
         self._free_output()
 
-    def backward(self, work: Pass, *, reduces: bool, accumulates: bool) -> Iterator[Instruction]:
-        """All-gather each unit ahead of its gradients, and reduce them once all are there.
-
-        `reduces`: not under set_requires_gradient_sync(False). `accumulates`: there are gradients
-        of earlier micro-batches on the shards.
-        """
+    def backward(self, work: Pass, ends: Ends) -> Iterator[Instruction]:
+        """All-gather each unit ahead of its gradients, and reduce them once all are there."""
         self.scattered.clear()
         first, last = _spans(work.backward)
         ended: set[int] = set()
@@ -116,18 +126,23 @@ class Step:
             for unit in reversed([unit for unit in chain if last[unit] == i]):
                 if not self.groups[unit].begins_model:
                     ended.add(unit)
-                    yield from self._post_backward(unit, reduces, accumulates)
-        for unit in range(len(self.groups)):  # the final callback
+                    yield from self._post_backward(unit, ends)
+        yield from self._end_backward(ended, ends)
+
+    def _end_backward(self, ended: set[int], ends: Ends) -> Iterator[Instruction]:
+        """The final callback: groups whose input needs no gradient, and what is under way."""
+        for unit in range(len(self.groups)):
             if unit not in ended:
-                yield from self._post_backward(unit, reduces, accumulates)
-            if self._unfinished is not None:
+                yield from self._post_backward(unit, ends)
+            if self._unfinished is not None and ends.is_last:
                 if not self.blocking:
                     yield Await(self._unfinished)
                 self._unfinished = None
-        self._free_inputs()
-        self.held.add("reductions", -self._all_reducing)
-        self._all_reducing = 0
         self._forward_order.clear()
+        if ends.is_last:
+            self._free_inputs()
+            for unit in tuple(self._all_reducing):
+                self._free_all_reduced(unit)
 
     def _at(self, phase: str, unit: int) -> None:
         self.held.place = f"the {phase} of {self.groups[unit].name or _OF_ROOT}"
@@ -242,24 +257,29 @@ class Step:
         if place := max(i for i, each in enumerate(self._forward_order) if each == unit):
             yield from self._unshard(self._forward_order[place - 1], "backward, ahead")
 
-    def _post_backward(self, unit: int, reduces: bool, accumulates: bool) -> Iterator[Instruction]:  # noqa: FBT001
+    def _post_backward(self, unit: int, ends: Ends) -> Iterator[Instruction]:
         """Shard the parameters, and reduce the gradients once the reduction before is done."""
         group = self.groups[unit]
         if group.is_empty:
             return
         self._at("backward", unit)
-        self._accumulate(unit, group, reduces)
-        self._shard(unit)
-        if not reduces:
+        yield from self._accumulate(unit, group, ends)
+        if ends.shards:
+            self._shard(unit)
+        if not ends.reduces:
             return
         while self._reducing:
             yield from self._await(self._reducing[0][0])
             self._free_inputs()
         if group.scattered_bytes:
-            yield from self._reduce(unit, group, accumulates)
+            yield from self._reduce(unit, group, ends)
 
-    def _reduce(self, unit: int, group: Group, accumulates: bool) -> Iterator[Instruction]:  # noqa: FBT001
+    def _reduce(self, unit: int, group: Group, ends: Ends) -> Iterator[Instruction]:
         """Copy the gradients together, and launch their reduce-scatter."""
+        if unit in self._all_reducing:  # of an earlier micro-batch
+            if not self.blocking:
+                yield Await(self._all_reducing[unit][0])
+            self._free_all_reduced(unit)
         self.held.add("reductions", group.scattered_bytes)
         yield compute("bucket_copy", group.copy_in)
         self.held.add("gradients", -self._gradients.pop(unit, 0))
@@ -268,14 +288,14 @@ class Step:
         leaving_bytes = group.shard_bytes if group.offloads else 0
         self._reducing.append((self._collectives, group.scattered_bytes + leaving_bytes))
         self.scattered.append(group)
-        after_ns = group.after_ns + accumulates * group.accumulate_ns
+        after_ns = group.after_ns + ends.accumulates * group.accumulate_ns
         if self.sends:
             self._unfinished = self._collectives
             yield from self._send(self._scatter(group, after_ns))
         if self.replicas > 1:
-            yield from self._all_reduce(group, after_ns)
+            yield from self._all_reduce(unit, group, after_ns)
         elif not self.sends:
-            yield Compute("bucket_copy", 0, after_ns)
+            yield Compute("bucket_copy", 0, group.before_ns + after_ns)
 
     def _scatter(self, group: Group, after_ns: int) -> Communicate:
         """Among the ranks of a copy; what is after it waits for an all-reduce, if one follows."""
@@ -288,16 +308,20 @@ class Step:
             bucket=len(self.scattered) - 1,
             bucket_bytes=group.scattered_bytes,
             num_params=len(group.parameters) if is_last else 0,
+            before_ns=group.before_ns,
             after_ns=after_ns if is_last else 0,
             cause=f"gradients of {group.name or _OF_ROOT}",
             group=self.group,
         )
 
-    def _all_reduce(self, group: Group, after_ns: int) -> Iterator[Instruction]:
-        """A rank's shard of the gradients, with those of the other copies."""
-        if group.after_ns:  # torch makes a new tensor of another type, and keeps this one
-            self._all_reducing += group.sent_shard_bytes
-            self.held.add("reductions", group.sent_shard_bytes)
+    def _all_reduce(self, unit: int, group: Group, after_ns: int) -> Iterator[Instruction]:
+        """A rank's shard of the gradients, with those of the other copies.
+
+        torch keeps it to the end of the backward where it makes a new tensor of another type.
+        """
+        kept_bytes = group.sent_shard_bytes if group.sent_shard_bytes != group.shard_bytes else 0
+        self._all_reducing[unit] = self._collectives, kept_bytes
+        self.held.add("reductions", kept_bytes)
         follows = self._unfinished if self.sends else None
         self._unfinished = self._collectives
         yield from self._send(
@@ -309,6 +333,7 @@ class Step:
                 bucket=len(self.scattered) - 1,
                 bucket_bytes=group.scattered_bytes,
                 num_params=len(group.parameters),
+                before_ns=0 if self.sends else group.before_ns,
                 after_ns=after_ns,
                 cause=f"gradients of {group.name or _OF_ROOT}, between nodes",
                 group="across_nodes",
@@ -324,10 +349,16 @@ class Step:
         self._gradients[unit] = self._gradients.get(unit, 0) + size_bytes
         self.held.add("gradients", size_bytes)
 
-    def _accumulate(self, unit: int, group: Group, reduces: bool) -> None:  # noqa: FBT001
+    def _free_all_reduced(self, unit: int) -> None:
+        self.held.add("reductions", -self._all_reducing.pop(unit)[1])
+
+    def _accumulate(self, unit: int, group: Group, ends: Ends) -> Iterator[Instruction]:
         """Gradients that are not reduced stay, as the type in which they will be."""
         quiet = unit in self._accumulated
-        if (not reduces or quiet) and group.scattered_bytes:
+        if (not ends.reduces or quiet) and group.scattered_bytes:
+            added = group.add_in if quiet else group.cast_in
+            if added.device_ns:
+                yield compute("bucket_copy", added)
             self.held.add("gradients", group.scattered_bytes - self._gradients.get(unit, 0))
             self._gradients[unit] = group.scattered_bytes
             self._accumulated.add(unit)

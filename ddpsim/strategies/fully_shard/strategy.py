@@ -12,7 +12,7 @@ from ddpsim.result.model import MemoryPeak, MemoryWalk
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
 from ddpsim.strategies.fully_shard.groups import Group, Groups
-from ddpsim.strategies.fully_shard.step import LaunchedPiece, Pass, Step
+from ddpsim.strategies.fully_shard.step import Ends, LaunchedPiece, Pass, Step
 from ddpsim.strategies.fully_shard.units import (
     Unit,
     backward_pieces,
@@ -27,11 +27,10 @@ from ddpsim.strategies.instructions import (
     Synchronize,
     compute,
 )
-from ddpsim.strategies.model_work import with_additions
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Launch
 from ddpsim.strategies.training_loop import AroundOptimizer
-from ddpsim.workload.model import Model, Work
+from ddpsim.workload.model import Model, Work, joined
 
 __all__ = ["FullyShard"]
 
@@ -56,6 +55,8 @@ class FullyShard(Strategy):
     no_sync: bool
     blocking: bool
     around: AroundOptimizer
+    shards_between: bool = True  # micro-batches
+    waits_between: bool = True
     reduced: str = "reduce-scatter"
     group: ProcessGroup = "world"
     replicas: int = 1
@@ -71,15 +72,15 @@ class FullyShard(Strategy):
         groups: Groups,
         around: AroundOptimizer,
         moved_bytes: float,
-        replicas: int = 1,
     ) -> FullyShard:
         """A model's step; raises InputError for units that torch refuses.
 
         `around`: what the loop does around the optimizer, on shards; `moved_bytes`: by the
         optimizer of the whole model.
         """
+        replicas, spec = groups.replicas, ddp.sharding
         reduced = "all-reduce" if replicas > 1 else "reduce-scatter"
-        units = plan_units(model, ddp.sharding)
+        units = plan_units(model, spec)
         first, later = _passes(model, units, groups, adds=ddp.no_sync)
         return cls(
             groups=tuple(groups.of(unit) for unit in units),
@@ -94,6 +95,8 @@ class FullyShard(Strategy):
             no_sync=ddp.no_sync,
             blocking=groups.costs.device.kind == "cpu",
             around=around,
+            shards_between=spec.reshard_after_backward,
+            waits_between=not spec.set_is_last_backward,
             reduced=reduced,
             group="node" if ddp.strategy == "hsdp" else "world",
             replicas=replicas,
@@ -160,9 +163,13 @@ class FullyShard(Strategy):
             yield from step.forward(work)
             if is_last:
                 yield Mark("backward_starts")
-            reduces = is_last or not self.no_sync
-            accumulates = number > 0 and not self.no_sync
-            yield from step.backward(work, reduces=reduces, accumulates=accumulates)
+            ends = Ends(
+                reduces=is_last or not self.no_sync,
+                accumulates=number > 0 and not self.no_sync,
+                shards=is_last or self.shards_between,
+                is_last=is_last or self.waits_between,
+            )
+            yield from step.backward(work, ends)
         yield from self.around.before
         yield from self._optimize()
         yield from self.around.after
@@ -195,5 +202,9 @@ def _passes(
             for piece, work, size_bytes in each
         ]
 
-    added = with_additions(model, groups.costs) if adds else model.backward
-    return Pass(forward, backward(model.backward)), Pass(forward, backward(added))
+    *works, tail = model.backward
+    added = [
+        joined([work, groups.accumulated(i)] if adds else [work])
+        for i, work in zip(model.ready_order, works, strict=True)
+    ]
+    return Pass(forward, backward(model.backward)), Pass(forward, backward([*added, tail]))

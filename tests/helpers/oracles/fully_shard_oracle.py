@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy
 from two_ranks import run_as_rank
 
@@ -193,6 +195,67 @@ def observe(
     }
 
 
+def ranges_of(profile: Any) -> list[tuple[float, float, str]]:
+    """What the profiler saw, by its beginning: from when to when, and its name."""
+    times = ((event.time_range, event.name) for event in profile.events())
+    return sorted((time.start, time.end, name) for time, name in times)
+
+
+def observe_order(
+    choice: str,
+    reshard: bool | int,
+    no_sync: bool,
+    between: dict[str, bool],
+    checks: bool,
+    strategy: str = "fully_shard",
+) -> dict[str, Any]:
+    """Ranges of a step of two micro-batches, whose loop clips gradients; two nodes of two ranks."""
+    module, x = built("decoder", 3)
+    listed, order, units = parameters_of(module), ready_order(module, x), units_of(module, choice)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    options = {"mesh": mesh} if strategy == "hsdp" else {}
+    shard_units(module, units, reshard_after_forward=reshard, **options)
+    fully_shard(module, **options)
+    module(x).sum().backward()
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with profile if dist.get_rank() == 0 else nullcontext():
+        for is_last in (False, True):
+            module.set_requires_gradient_sync(is_last or not no_sync)
+            module.set_reshard_after_backward(is_last or between["reshard_after_backward"])
+            module.set_is_last_backward(is_last or not between["set_is_last_backward"])
+            module(x).sum().backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0, error_if_nonfinite=checks)
+    sharding = {"units": units, "reshard_after_forward": reshard, **between}
+    return {
+        "parameters": listed,
+        "ready_order": order,
+        "nodes": 2,
+        "options": {
+            "strategy": strategy,
+            "accumulation_steps": 2,
+            "no_sync": no_sync,
+            "fully_shard": sharding,
+        },
+        "checks": checks,
+        "ranges": ranges_of(profile) if dist.get_rank() == 0 else [],
+    }
+
+
+def observe_divisors() -> dict[str, Any]:
+    """By what gradients are divided before and after their sum: torch's own function."""
+    found = []
+    for dtype in ("float16", "bfloat16"):
+        for ranks, replicas in ((1, 1), (2, 1), (3, 1), (8, 1), (4, 3), (1, 6), (128, 8)):
+            for factor in (None, 1.0, 6.0, 64.0):
+                groups = [SimpleNamespace(size=lambda n=n: n) for n in (ranks, replicas)]
+                kind = getattr(torch, dtype)
+                before, after, *_ = _fsdp_collectives._get_gradient_divide_factors(
+                    groups[0], groups[1] if replicas > 1 else None, kind, "cuda", factor
+                )
+                found.append((dtype, ranks, replicas, factor, before or 1, after or 1))
+    return {"divisors": found}
+
+
 class Wide(nn.Module):
     """Blocks whose parameters are all that takes memory."""
 
@@ -277,7 +340,7 @@ def cases() -> list[tuple[Any, ...]]:
     return [
         ("calls", model, seed, choice, *each, draw.random() < 0.5)
         for model in ("decoder", "dense")
-        for choice in ("blocks", "one", "nested", "embedding")
+        for choice in ("blocks", "one", "nested", "embedding")[: 4 if model == "decoder" else 3]
         for seed in [draw.randrange(1000)]
         for each in options
     ]
@@ -305,7 +368,23 @@ def sized_cases() -> list[tuple[Any, ...]]:
     ]
 
 
-KINDS = {"calls": observe, "peak": observe_peak}
+def ordered_cases() -> list[tuple[Any, ...]]:
+    """Each setter between micro-batches, with units of every kind and a mesh."""
+    usual = {"reshard_after_backward": True, "set_is_last_backward": False}
+    stays, quick = usual | {"reshard_after_backward": False}, usual | {"set_is_last_backward": True}
+    return [
+        ("order", "blocks", True, True, usual, False),
+        ("order", "nested", True, True, stays | quick, True),
+        ("order", "blocks", 2, False, stays, False),
+        ("order", "embedding", False, False, quick, False),
+        ("order", "nested", False, True, stays, False),
+        ("order", "blocks", True, False, quick, True, "hsdp"),
+        ("order", "one", True, False, stays, False, "hsdp"),
+    ]
+
+
+KINDS = {"calls": observe, "peak": observe_peak, "order": observe_order}
+KINDS["divisors"] = observe_divisors
 PEAKS = [
     ("peak", True, False),
     ("peak", True, True),
@@ -315,6 +394,5 @@ PEAKS = [
 ]
 
 if __name__ == "__main__":
-    run_as_rank(
-        lambda kind, *case: KINDS[kind](*case), [*cases(), *mesh_cases(), *sized_cases(), *PEAKS]
-    )
+    told = [*cases(), *mesh_cases(), *sized_cases(), *ordered_cases(), ("divisors",)]
+    run_as_rank(lambda kind, *case: KINDS[kind](*case), [*told, *PEAKS])

@@ -42,6 +42,7 @@ from training_loops import (
     Server,
     Servers,
     Zero1,
+    Zero1InOne,
 )
 from two_ranks import run_as_rank
 
@@ -67,6 +68,14 @@ LOOPS: dict[str, tuple[type[Loop], dict[str, Any]]] = {
         },
     ),
     "ddp zero1": (Zero1, {"strategy": "zero1", "bucket_cap_mb": 0.2}),
+    "ddp zero1 in one": (
+        Zero1InOne,
+        {
+            "strategy": "zero1",
+            "bucket_cap_mb": 0.2,
+            "zero1": {"parameters_as_bucket_view": True},
+        },
+    ),
     "ddp powerSGD": (DdpPowerSgd, {"bucket_cap_mb": 0.2, "comm_hook": "powerSGD"}),
     "ddp powerSGD of rank 2": (
         DdpPowerSgd2,
@@ -192,7 +201,8 @@ def cases() -> list[tuple[str, str, int]]:
         for loop in LOOPS
         for micro_batches in (1, 3)
         if not (model == "unused" and loop.startswith("ddp"))
-        and not (model == "mixed" and loop == "ddp zero1")
+        and not (model == "mixed" and loop.startswith("ddp zero1"))
+        and not (micro_batches > 1 and loop.endswith("in one"))
         and not (model != "tied" and "post_localSGD" in loop)
         and not (loop == "per_parameter synced" and micro_batches == 1)  # as per_parameter
         and not (" hook " in loop and (model != "tied" or micro_batches > 1))

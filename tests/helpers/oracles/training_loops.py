@@ -221,10 +221,13 @@ class DdpPostLocalAlone(DdpPostLocal):
 class Zero1(Ddp):
     """ZeroRedundancyOptimizer, which sends what each rank has updated."""
 
+    in_one = False
+
     def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
         super().__init__(module, make_input)
         parameters = self.module.parameters()
-        self.optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.01)
+        options = {"parameters_as_bucket_view": self.in_one, "lr": 0.01}
+        self.optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, **options)
 
     def step(self, calls: Calls, micro_batches: int) -> None:
         broadcast = dist.broadcast
@@ -238,3 +241,9 @@ class Zero1(Ddp):
             super().step(calls, micro_batches)
         finally:
             dist.broadcast = broadcast
+
+
+class Zero1InOne(Zero1):
+    """The same with one broadcast of a rank's parameters."""
+
+    in_one = True

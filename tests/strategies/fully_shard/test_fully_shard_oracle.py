@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from two_ranks import observed_of
 from ddpsim.cluster.process_groups import Mesh
 from ddpsim.prediction.program import compile_program
 from ddpsim.scenario.schema import Scenario
-from ddpsim.strategies.instructions import Communicate
+from ddpsim.strategies.fully_shard.groups import divisors
+from ddpsim.strategies.instructions import Await, Communicate, Compute
 from ddpsim.strategies.strategy import Strategy
 from ddpsim.workload.model import Model, Parameter, Work
 
@@ -44,7 +47,12 @@ def strategy_of(case: dict[str, Any], **device: Any) -> Strategy:
     scenario = Scenario.model_validate(
         {
             "schema": "ddpsim/1",
-            "workload": {"model": "resnet18", "batch_per_rank": 1, "precision": "bf16"},
+            "workload": {
+                "model": "resnet18",
+                "batch_per_rank": 1,
+                "precision": "bf16",
+                "clip_grad_norm": device.pop("clips", None),
+            },
             "ddp": {"strategy": "fully_shard", **case["options"], **device.pop("ddp")},
             "cluster": {"nodes": device.pop("nodes", 1), "gpus_per_node": 2, **device},
         }
@@ -123,6 +131,87 @@ def test_collectives_of_a_mesh_equal_those_of_fully_shard(observed: list[dict[st
         ("fully_shard", "all_gather", 0, 1),
         ("fully_shard", "reduce_scatter", 0, 1, 2, 3),
     }
+
+
+RANGE = re.compile(r"FSDP::(\w+)(?: for)? ?\(?([\w.]*)\)?$")
+ORDERED = {
+    "all_gather": "gather",
+    "all_gather_copy_out": "copy out",
+    "post_backward_reduce": "reduce",
+    "post_backward_rs_wait": "wait to reduce",
+}
+
+
+def order_of(case: dict[str, Any]) -> list[list[str]]:
+    """What the ranges that FSDP tells the profiler say, in order: what is done to which unit."""
+    found: list[list[str]] = []
+    ahead_until = 0.0
+    for start, end, each in case["ranges"]:
+        if each == "_c10d_functional::all_reduce":
+            found.append(["sum of norms", ""])
+        if not (matched := RANGE.match(each)):
+            continue
+        name, unit = matched.groups()
+        if name == "backward_prefetch":
+            ahead_until = end
+        if name in ORDERED:
+            ahead = name == "all_gather" and start < ahead_until
+            found.append(["gather ahead" if ahead else ORDERED[name], unit])
+    return found
+
+
+def told(case: dict[str, Any]) -> list[list[str]]:
+    """The same of our step: what is done to which unit."""
+    clips = {"error_if_nonfinite": case["checks"]}
+    on = {"nodes": 2, "device": "a100-sxm-80gb", "ddp": {"backend": "nccl"}}
+    step = strategy_of(case, clips=clips, **on).steps[0]
+    sent = {i.number: i for i in step if isinstance(i, Communicate)}
+    found: list[list[str]] = []
+    for now, after in pairwise(step):
+        if isinstance(now, Communicate):
+            what, unit = _launched(now)
+            if found and found[-1] == ["wait to reduce", ""]:
+                found[-1][1] = unit
+            found += [[what, unit]] if what else []
+        elif isinstance(now, Await) and sent[now.number].operation == "all_gather":
+            found.append(["copy out", _launched(sent[now.number])[1]])
+        elif isinstance(now, Await) and isinstance(after, Compute) and after.kind == "bucket_copy":
+            found.append(["wait to reduce", ""])
+    return found
+
+
+def _launched(sent: Communicate) -> tuple[str, str]:
+    """What it is in FSDP's words, and of which unit."""
+    what, _, rest = sent.cause.partition(" of ")
+    unit, _, when = rest.partition(", ")
+    if sent.bucket == -1 and sent.operation == "all_reduce":
+        return "sum of norms", ""
+    if sent.operation == "all_gather":
+        what = "gather ahead" if when.endswith("ahead") else "gather"
+    else:
+        what = "" if sent.operation == "all_reduce" else "reduce"
+    return what, "" if unit == "the root" else unit
+
+
+def test_order_is_that_of_fsdps_ranges(observed: list[dict[str, Any]]) -> None:
+    """All-gathers, prefetches, copies out, waits and reductions, as torch tells its profiler."""
+    cases = [case for case in observed if "ranges" in case]
+    assert len(cases) == 7
+    for case in cases:
+        assert told(case) == order_of(case), case["options"]
+    words = [what for case in cases for what, _ in order_of(case)]
+    for what in ("gather", "gather ahead", "copy out", "wait to reduce", "reduce"):
+        assert words.count(what) > 20
+    assert words.count("sum of norms") == len(cases)
+
+
+def test_divisors_of_gradients_are_torchs(observed: list[dict[str, Any]]) -> None:
+    """Kernels of their own, for float16 alone."""
+    (found,) = (case["divisors"] for case in observed if "divisors" in case)
+    assert len(found) == 56
+    for dtype, ranks, replicas, factor, before, after in found:
+        ours = divisors(factor or ranks * replicas) if dtype == "float16" else (1, 1)
+        assert ours == (before, after)
 
 
 def test_units_by_size_are_those_of_torchs_policy(observed: list[dict[str, Any]]) -> None:

@@ -24,9 +24,9 @@ from ddpsim.result.metrics import Step, steps_of
 from ddpsim.scenario.document import load
 from ddpsim.scenario.options.fully_shard import AS_AUTOCAST, FullyShard
 from ddpsim.scenario.schema import Scenario
-from ddpsim.strategies.ddp.zero_redundancy import partition
 from ddpsim.strategies.fully_shard.units import forward_pieces, plan_units
 from ddpsim.strategies.instructions import Communicate
+from ddpsim.strategies.zero.zero_redundancy import partition
 from ddpsim.units import format_bytes, format_duration
 from ddpsim.workload.model import Model, Parameter, Work
 

@@ -13,8 +13,8 @@ from ddpsim.prediction.program import compile_program
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.options.loops import DistributedOptimizer as Options
 from ddpsim.scenario.schema import Scenario
-from ddpsim.strategies.ddp.distributed_optimizer import bucketed
 from ddpsim.strategies.instructions import Await, Communicate, Compute
+from ddpsim.strategies.zero.distributed_optimizer import bucketed
 from ddpsim.workload.model import Model, Parameter, Work
 from ddpsim.workload.numerics import keeps_numerics, other_numerics
 

@@ -3,7 +3,6 @@
 Source: NVIDIA/Megatron-LM megatron/core/distributed, at 001199898c4b (distributed_data_parallel.py:
 buckets' least size, hooks; param_and_grad_buffer.py: buckets, padding, order, waits) and
 core/optimizer/distrib_optimizer.py (masters and states of 1/N, a copy to the parameters).
-DeepSpeed's stage 1 sends in another order, which is not modelled.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil, lcm
 
 from ddpsim.errors import InputError
+from ddpsim.result.model import HeldBytes, MemoryWalk
 from ddpsim.scenario.options.loops import DistributedOptimizer as Options
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
 from ddpsim.strategies.instructions import (
@@ -30,7 +30,13 @@ from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.workload.model import ITEM_BYTES, Model, Work, joined
 
-__all__ = ["DistributedOptimizer", "bucketed", "optimizer_of_shards", "with_forward_parts"]
+__all__ = [
+    "DistributedOptimizer",
+    "bucketed",
+    "optimizer_of_shards",
+    "same_dtype",
+    "with_forward_parts",
+]
 
 _LEAST_ELEMENTS, _LEAST_A_RANK = 40_000_000, 1_000_000  # of a bucket
 _ALIGNED_PARAMETER, _ALIGNED_BUCKET = 64, 128  # elements
@@ -43,9 +49,7 @@ def bucketed(model: Model, options: Options, ranks: int) -> _Buckets:
 
     One bucket holds all where nothing is hidden under the backward. Raises InputError.
     """
-    if len({parameter.dtype for parameter in model.parameters}) > 1:
-        told = "is modelled for parameters of one dtype; choose fully_shard"
-        raise InputError("ddp.strategy", f"distributed_optimizer {told}")
+    same_dtype(model, "distributed_optimizer")
     if model.unused and options.overlap_grad_reduce:
         told = f"{len(model.unused)} parameters get no gradient, for which Megatron would wait"
         raise InputError("ddp.distributed_optimizer.overlap_grad_reduce", f"{told}; write false")
@@ -62,6 +66,13 @@ def bucketed(model: Model, options: Options, ranks: int) -> _Buckets:
             found.append((tuple(members), _padded(end, lcm(ranks, _ALIGNED_BUCKET))))
             members, end = [], 0
     return found
+
+
+def same_dtype(model: Model, strategy: str) -> None:
+    """Raise InputError for parameters of several dtypes."""
+    if len({parameter.dtype for parameter in model.parameters}) > 1:
+        told = "is modelled for parameters of one dtype; choose fully_shard"
+        raise InputError("ddp.strategy", f"{strategy} {told}")
 
 
 def _padded(elements: int, divisor: int) -> int:
@@ -235,6 +246,10 @@ class DistributedOptimizer(Strategy):
         """See Strategy."""
         sizes = (elements * _GRADIENT_BYTES for elements in self.elements)
         return tuple(Bucket(m, size, size) for m, size in zip(self.members, sizes, strict=True))
+
+    def memory_walk(self) -> MemoryWalk:
+        """See Strategy: the buffers of gradients stay."""
+        return ((0, HeldBytes(gradients=sum(self.elements) * _GRADIENT_BYTES)),)
 
     def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
         """See Strategy: parameters and gradients whole; masters, if there are any, and states 1/N.

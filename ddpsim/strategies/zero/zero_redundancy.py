@@ -1,7 +1,7 @@
 """DDP with torch's ZeroRedundancyOptimizer (ZeRO-1): each rank optimizes some of the parameters.
 
 Source: torch 2.13's torch/distributed/optim/zero_redundancy_optimizer.py (_partition_parameters,
-_sync_params), without overlap_with_ddp and parameters_as_bucket_view.
+_broadcast_params_from_rank, _build_param_buckets), without overlap_with_ddp.
 """
 
 from __future__ import annotations
@@ -77,14 +77,26 @@ class ZeroRedundancy(Strategy):
 
     @classmethod
     def of(
-        cls, ddp: DistributedDataParallel, model: Model, parts: _Partition, ticks: Ticks
+        cls,
+        ddp: DistributedDataParallel,
+        model: Model,
+        parts: _Partition,
+        ticks: Ticks,
+        *,
+        in_one: bool = False,
     ) -> ZeroRedundancy:
-        """`ddp`: with the optimizer of the largest part."""
+        """`ddp`: with the optimizer of the largest part; `in_one`: broadcast of each part.
+
+        A rank without parameters sends one value then.
+        """
         sizes = [[model.parameters[i].size_bytes for i in part] for part in parts]
-        ordered = tuple(size for part in sizes for size in part)
-        share = max(map(sum, sizes)) / max(1, sum(ordered))
-        sent = ordered if len(parts) > 1 else ()
-        return cls(ddp, sent, ticks.host_ns(PYTHON_COLLECTIVE_S), share)
+        whole = [sum(part) for part in sizes]
+        share = max(whole) / max(1, sum(whole))
+        sent = (
+            [size or 4 for size in whole] if in_one else [size for part in sizes for size in part]
+        )
+        launch_ns = ticks.host_ns(PYTHON_COLLECTIVE_S)
+        return cls(ddp, tuple(sent) if len(parts) > 1 else (), launch_ns, share)
 
     @property
     def kinds(self) -> int:

@@ -1,0 +1,84 @@
+"""What the slider of a page changes, by strategy: the sizes of buckets, or what is kept."""
+
+from __future__ import annotations
+
+from ddpsim.result.storyboard import Dial
+from ddpsim.scenario.ddp import BucketCaps
+from ddpsim.scenario.schema import Scenario
+
+__all__ = ["dialled"]
+
+_CAPS: tuple[BucketCaps, ...] = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)
+_CAP = Dial("ddp.bucket_cap_mb", "Bucket size", "buckets of another size", "Buckets", unit="MiB")
+_RESHARD = Dial(
+    "ddp.fully_shard.reshard_after_forward",
+    "Resharding",
+    "parameters kept after the forward, or freed",
+    "Reductions of gradients",
+    "Resharding",
+)
+_MEGATRON = Dial(
+    "ddp.distributed_optimizer.bucket_size",
+    "Bucket size",
+    "buckets of another size",
+    "Reduce-scatters of gradients",
+    unit="elements",
+)
+_OVERLAP = Dial(
+    "ddp.distributed_optimizer.overlap_grad_reduce",
+    "Overlap",
+    "gradients reduced under the backward",
+    "Reduce-scatters of gradients",
+    "Overlap",
+)
+_DEEPSPEED = Dial(
+    "ddp.deepspeed.reduce_bucket_size",
+    "Bucket size",
+    "buckets of another size",
+    "Reductions of gradients",
+    unit="elements",
+)
+_ELEMENTS = (10_000_000, 40_000_000, 100_000_000, 200_000_000, 500_000_000)
+
+
+def dialled(scenario: Scenario) -> tuple[Dial, str, list[str]] | None:
+    """A dial, the scenario's own value, and all that it offers; None: the strategy has none."""
+    ddp = scenario.ddp
+    if ddp.is_ddp:
+        caps = ddp.bucket_cap_mb
+        return _CAP, _as_setting(caps), [_as_setting(cap) for cap in _caps(caps)]
+    if ddp.is_fully_sharded:
+        return _resharding(scenario)
+    if ddp.strategy == "deepspeed":
+        own = ddp.zero.reduce_bucket_size
+        return _DEEPSPEED, str(own), [str(each) for each in sorted({*_ELEMENTS, own})]
+    if not ddp.shards_optimizer:
+        return None
+    if not ddp.shards.overlap_grad_reduce:
+        return _OVERLAP, "false", ["false", "true"]
+    size = ddp.shards.bucket_size
+    sizes = sorted({*_ELEMENTS, size} if size else _ELEMENTS)
+    return _MEGATRON, str(size) if size else "null", ["null", *map(str, sizes)]
+
+
+def _resharding(scenario: Scenario) -> tuple[Dial, str, list[str]]:
+    own = str(scenario.ddp.sharding.reshard_after_forward).lower()
+    gpus, share = scenario.cluster.gpus_per_node, scenario.sharding_ranks
+    usual = ["true", *([str(gpus)] if 1 < gpus < share else []), "false"]
+    return _RESHARD, own, usual if own in usual else [*usual[:-1], own, usual[-1]]
+
+
+def _caps(own: BucketCaps) -> list[BucketCaps]:
+    """The usual caps and the scenario's own: the default, lists, then by size."""
+    caps = _CAPS if own in _CAPS else (*_CAPS, own)
+    numbers = sorted(cap for cap in caps if isinstance(cap, float))
+    return [None, *(cap for cap in caps if isinstance(cap, tuple)), *numbers]
+
+
+def _as_setting(cap: BucketCaps) -> str:
+    """A cap as `--set` takes it."""
+    if cap is None:
+        return "default"
+    if isinstance(cap, tuple):
+        return f"[{','.join(f'{part:.15g}' for part in cap)}]"
+    return f"{cap:.15g}"

@@ -1,0 +1,6 @@
+"""Optimizer and gradients sharded, parameters whole: ZeRO-1 and ZeRO-2.
+
+- `zero_redundancy`: DDP with torch's ZeroRedundancyOptimizer
+- `distributed_optimizer`: Megatron's
+- `deepspeed`: DeepSpeed's stages 1 and 2; `partition`: what it sends of each bucket
+"""

@@ -1,0 +1,102 @@
+"""Megatron's and DeepSpeed's sharded optimizers: the order of gradients and collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from two_ranks import observed_of
+
+from ddpsim.prediction.program import compile_program
+from ddpsim.scenario.options.deepspeed import DeepSpeed
+from ddpsim.scenario.schema import Scenario
+from ddpsim.strategies.instructions import Communicate, Compute
+from ddpsim.strategies.zero.partition import Partition, bucketed
+from ddpsim.workload.model import Model, Parameter, Work
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    pytest.importorskip("torch", reason="torch runs the loops that ours are held against")
+    return observed_of("zero_oracle.py", tmp_path_factory.mktemp("zero"))
+
+
+def model_of(case: dict[str, Any]) -> Model:
+    """A work for each module that has parameters, in the order of registration."""
+    named = [(name, numel) for name, numel, _ in case["parameters"]]
+    modules = list(dict.fromkeys(name.rpartition(".")[0] for name, _ in named))
+    return Model(
+        parameters=tuple(Parameter(name, numel, "float32") for name, numel in named),
+        ready_order=tuple(case["ready_order"]),
+        buffers=(),
+        forward=(Work(1e-3),) * len(modules),
+        backward=(Work(1e-3),) * (len(named) + 1),
+        optimizer=Work(1e-3),
+        launch_s=0.0,
+        activation_bytes=0,
+        basis="measured",
+        provenance=(),
+        forward_modules=tuple(modules),
+    )
+
+
+def told(case: dict[str, Any]) -> list[list[Any]]:
+    """Gradients by their parameter, and collectives by their elements."""
+    cluster = {"nodes": 1, "gpus_per_node": 2, "device": "a100-sxm-80gb"}
+    workload = {"model": "resnet18", "batch_per_rank": 1, "precision": "amp-bf16"}
+    keys = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+    scenario = Scenario.model_validate(keys | {"ddp": case["options"]})
+    order, found = [*case["ready_order"], None], list[list[Any]]()
+    gradients = 0
+    for each in compile_program(scenario, model_of(case)).steady_step:
+        if isinstance(each, Communicate):
+            found.append([each.operation, each.size_bytes // 4])
+        elif isinstance(each, Compute) and each.kind == "backward":
+            if (parameter := order[gradients % len(order)]) is not None:
+                found.append(["gradient", parameter])
+            gradients += 1
+    return found
+
+
+def test_gradients_and_collectives_come_in_the_same_order(observed: list[dict[str, Any]]) -> None:
+    """And the loops that are held against train as plain data parallelism does."""
+    assert len(observed) == 21
+    for case in observed:
+        assert case["trained"], case["options"]
+        assert told(case) == case["said"], case["options"]
+    operations = {what for case in observed for what, _ in case["said"]}
+    assert operations == {"gradient", "reduce_scatter", "all_gather", "all_reduce", "reduce"}
+
+
+def test_deepspeeds_buckets_close_before_they_are_too_large() -> None:
+    assert bucketed([3, 2, 1, 0], [10, 90, 20, 30], 60) == [(3, 2), (1,), (0,)]
+    partition = Partition([10, 90, 20, 30], 3)
+    assert partition.part == 50
+    assert partition.slices([3, 2]) == [(2, 50)]
+    assert partition.slices([1, 0]) == [(0, 40), (1, 50), (0, 10)]
+    to_each = DeepSpeed(use_multi_rank_bucket_allreduce=False)
+    assert partition.sent([1, 0], to_each) == [("reduce", 50, True), ("reduce", 50, False)]
+    assert partition.sent([1, 0], DeepSpeed()) == [("all_reduce", 100, True)]
+    in_place = DeepSpeed(reduce_scatter=False)
+    assert partition.sent([1, 0], in_place) == [("all_reduce", 100, False)]
+
+
+@pytest.mark.parametrize(
+    ("stage", "ranks", "bytes_each"), [(1, 1, 20), (1, 4, 2 + 2 + 14 / 4), (2, 4, 2 + 18 / 4)]
+)
+def test_memory_is_that_of_zero(stage: int, ranks: int, bytes_each: float) -> None:
+    """ZeRO (Rajbhandari 2020): 2 + 2 + 12/N and 2 + 14/N bytes a parameter, and two copies.
+
+    Stage 1 copies a part of the gradients in the backward, both stages to float32 in the step:
+    there is the most of stage 2. The buffers of buckets are small here.
+    """
+    ddp = {"strategy": "deepspeed"}
+    options = {"stage": stage, "reduce_bucket_size": 1280, "params": "bfloat16"}
+    cluster = {"nodes": 1, "gpus_per_node": ranks, "device": "a100-sxm-80gb"}
+    workload = {"model": "resnet18", "batch_per_rank": 1, "precision": "amp-bf16"}
+    keys = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+    scenario = Scenario.model_validate(keys | {"ddp": ddp | {"deepspeed": options}})
+    listed = [(f"layers.{i}.weight", 1280, 1) for i in range(100)]
+    model = model_of({"parameters": listed, "ready_order": range(99, -1, -1)})
+    held = compile_program(scenario, model).strategy.resident_bytes(model, 2 * 4 * 128_000)
+    assert sum(held) == pytest.approx(128_000 * bytes_each, rel=0.03)
