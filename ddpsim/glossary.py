@@ -99,6 +99,10 @@ many, links and NICs. `ddpsim explain cluster dgx-h100` draws it with its source
     "marginal efficiency": """\
 What a doubling of the GPUs gives: throughput over twice that of half the GPUs (column x2 of
 `ddpsim plan`). Scaling compares with one device, this with the size before.""",
+    "mixed precision": """\
+DDP's own (ddp.mixed_precision): forward and backward use copies of the parameters in half
+precision, and gradients are sent in it. Autocast (workload.precision) is another way.
+docs/explanation/mixed-precision.md.""",
     "nvls": """\
 NVLink SHARP: the NVSwitch sums what the GPUs send it, so that each sends a message once
 instead of almost twice. NCCL takes it for large messages on Hopper and newer.""",
@@ -279,6 +283,7 @@ _ALIASES = {
     "evaluation": "pause",
     "checkpoint_write": "pause",
     "input_copy": "input copy",
+    "mixed_precision": "mixed precision",
     "optimizer_in_backward": "optimizer in backward",
     "allreduce": "all-reduce",
     "all_reduce": "all-reduce",

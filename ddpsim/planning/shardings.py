@@ -26,6 +26,7 @@ _USUAL = {  # settings that take back what is DDP's alone
     "power_sgd": "ddp.power_sgd=null",
     "top_k": "ddp.top_k=null",
     "join": "ddp.join=null",
+    "mixed_precision": "ddp.mixed_precision=null",
     "optimizer_in_backward": "ddp.optimizer_in_backward=false",
     "optimize_ddp": "ddp.optimize_ddp=true",
 }

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, fail
+from ddpsim.scenario.options.ddp_values import BucketCaps, KnownTorch
 from ddpsim.scenario.options.deepspeed import DeepSpeed
 from ddpsim.scenario.options.fully_shard import FullyShard
-from ddpsim.scenario.options.hooks import PowerSgd, TopK
+from ddpsim.scenario.options.hooks import DdpMixedPrecision, PowerSgd, TopK
 from ddpsim.scenario.options.loops import (
     DistributedOptimizer,
     JoinField,
@@ -28,7 +19,6 @@ from ddpsim.scenario.options.loops import (
     PostLocalSgd,
     ZeroRedundancy,
 )
-from ddpsim.scenario.options.torch_version import TorchVersion
 
 __all__ = ["Ddp", "StrategyName"]
 
@@ -63,7 +53,6 @@ def _know_newer_names(schema: dict[str, Any]) -> None:
     options["forward_sync_buffers"] = options["broadcast_buffers"]
 
 
-_LARGEST_CAP = 1_000_000
 _DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
 _FULLY_SHARDED = ("fully_shard", "hsdp")
 # seen with torch 2.13 and two processes on CPUs
@@ -81,47 +70,8 @@ _OF_STRATEGIES = {
 _OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
     *("broadcast_buffers", "comm_hook", "post_local_sgd", "power_sgd", "top_k"),
-    *("join", "optimizer_in_backward", "optimize_ddp"),
+    *("join", "mixed_precision", "optimizer_in_backward", "optimize_ddp"),
 )
-
-
-def _bucket_caps(value: Any) -> float | tuple[float, ...] | None:
-    if value is None or value == "default":
-        return None
-    caps = list(value) if isinstance(value, (list, tuple)) else [value]
-    if not caps:
-        raise ValueError("the list of caps is empty; write a number of MiB, or 'default'")
-    for cap in caps:
-        if isinstance(cap, bool) or not isinstance(cap, (int, float)):
-            raise ValueError(
-                f"torch takes a bare number of MiB (25 = 26 214 400 B), not {shown(cap)}; "
-                "write 25, a list such as [1, 25], or 'default'"
-            )
-        if not 0 < cap <= _LARGEST_CAP:  # nor NaN
-            raise ValueError(f"{shown(cap)} is out of range: wanted MiB above 0, to {_LARGEST_CAP}")
-    listed = tuple(float(cap) for cap in caps)
-    return listed if isinstance(value, (list, tuple)) else listed[0]
-
-
-BucketCaps = Annotated[
-    float | tuple[float, ...] | None,
-    PlainValidator(_bucket_caps),
-    PlainSerializer(lambda caps: "default" if caps is None else caps),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"const": "default"},
-                {"type": "null"},
-                {"type": "number", "exclusiveMinimum": 0},
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {"type": "number", "exclusiveMinimum": 0},
-                },
-            ]
-        }
-    ),
-]
 
 
 class Ddp(Spec):
@@ -130,7 +80,7 @@ class Ddp(Spec):
     model_config = ConfigDict(json_schema_extra=_know_newer_names)
 
     backend: Literal["nccl", "gloo"] = Field("nccl", description="process-group backend")
-    torch: TorchVersion = Field("2.15", description="the version whose rules are followed")
+    torch: KnownTorch = Field("2.15", description="the version whose rules are followed")
     strategy: StrategyName = Field(
         "ddp",
         description="ddp; naive: one all-reduce per gradient, after the backward; naive_flat: one "
@@ -183,6 +133,11 @@ class Ddp(Spec):
         description="true, or its options: the loop runs within DDP's join(), for inputs that are "
         "uneven",
     )
+    mixed_precision: DdpMixedPrecision | None = Field(
+        None,
+        description="DDP's own (torch's _MixedPrecision): forward and backward use copies of the "
+        "parameters in half precision",
+    )
     optimizer_in_backward: bool = Field(
         default=False,
         description="torch's _apply_optimizer_in_backward: DDP's hook updates the parameters of a "
@@ -214,10 +169,10 @@ class Ddp(Spec):
 
     @property
     def gathers_half(self) -> bool:
-        """Whether a module's weights come in half precision, of which the shards are not."""
+        """Whether a module's weights come in half precision, of which the optimizer's are not."""
         if self.is_fully_sharded:
             return self.sharding.mixed_precision.param is not None
-        return self.optimized_type is not None
+        return (self.optimized_type or self.mixed_precision) is not None
 
     @property
     def optimized_type(self) -> str | None:
@@ -378,6 +333,37 @@ class Ddp(Spec):
         return self
 
     @model_validator(mode="after")
+    def _mixes_what_torch_can(self) -> Ddp:
+        """What torch 2.13 refuses, or gets wrong; each was seen with two processes on CPUs."""
+        twice = "torch stops in 'Expected to mark a variable ready only once'"
+        reasons = {
+            f"is a hook itself, and DDP takes one; drop comm_hook: {self.comm_hook}": self.comm_hook
+            != "none",
+            "is a hook itself, and DDP takes one; drop optimizer_in_backward": (
+                self.optimizer_in_backward
+            ),
+            "asks for a GPU's streams, and is modelled with NCCL alone; write backend: nccl": (
+                self.backend == "gloo"
+            ),
+            "is modelled for DDP alone; drop it, or write strategy: ddp": self.strategy != "ddp",
+            "hooks the copies, where find_unused_parameters looks for the parameters' own hooks: "
+            "torch stops in an AttributeError; write find_unused_parameters: false": (
+                self.find_unused_parameters and not self.static_graph
+            ),
+            "takes the gradients out of the bucket's view: torch reduces those of an earlier step "
+            "again; write gradient_as_bucket_view: false": self.gradient_as_bucket_view,
+            f"hooks every forward anew, also under no_sync: {twice}; write no_sync: false": (
+                self.accumulation_steps > 1 and self.no_sync
+            ),
+            "hooks what a joined rank does not run: torch stops in 'Final callbacks can only be "
+            "installed during backward pass'; drop join": self.join is not None,
+        }
+        for reason, holds in reasons.items():
+            if self.mixed_precision and holds:
+                raise fail(reason, "mixed_precision")
+        return self
+
+    @model_validator(mode="after")
     def _joins_alone(self) -> Ddp:
         if self.join and self.strategy == "zero1":
             raise fail("is modelled for DDP alone, not beside ZeroRedundancyOptimizer", "join")
@@ -392,6 +378,7 @@ class Ddp(Spec):
                 "comm_hook": self.comm_hook != "none",
                 "join": self.join is not None,
                 "optimizer_in_backward": self.optimizer_in_backward,
+                "mixed_precision": self.mixed_precision is not None,
                 "bucket_cap_mb": isinstance(self.bucket_cap_mb, tuple),
             }
             for key, used in newer.items():

@@ -38,6 +38,8 @@ class Scenario(Spec):
     def may_leave_unused(self) -> bool:
         """Whether training goes on where some parameters get no gradient."""
         is_ddp = self.cluster.algorithm != "data_parallel" and self.ddp.is_ddp
+        if self.ddp.mixed_precision:  # its hook casts a gradient of each
+            return False
         return not is_ddp or self.ddp.find_unused_parameters or self.ddp.static_graph
 
     @model_validator(mode="after")
@@ -67,6 +69,7 @@ class Scenario(Spec):
         self._check_synced_norms()
         self._check_zeroed_gradients()
         self._check_optimizer_in_backward()
+        self._check_mixed_precision()
         if kind == "cpu" and self.workload.input_copy:
             raise fail("a CPU computes in its host's memory; drop it", "workload.input_copy")
         if self.workload.compile and self.ddp.torch == "1.4":
@@ -84,6 +87,9 @@ class Scenario(Spec):
         if self.ddp.strategy in ("distributed_optimizer", "deepspeed"):
             sent, key = self.ddp.optimized_type, f"{self.ddp.strategy}.params"
         wanted = {"bfloat16": ("amp-bf16", "bf16"), "float16": ("amp-fp16",)}
+        if self.ddp.mixed_precision:  # of parameters in fp32
+            sent, key = self.ddp.mixed_precision.param, "mixed_precision.param"
+            wanted["bfloat16"] = ("amp-bf16",)
         if sent and workload.model and workload.precision not in wanted[sent]:
             raise fail(
                 f"{sent} is computed in, but the times would be those of workload.precision "
@@ -91,6 +97,19 @@ class Scenario(Spec):
                 f"ddp.{key}",
             )
         return self
+
+    def _check_mixed_precision(self) -> None:
+        """Raise where DDP's own mixed precision meets what is not modelled beside it."""
+        reasons = {
+            "DataParallel has none; drop it": self.cluster.algorithm == "data_parallel",
+            "is not modelled beside workload.sync_batch_norm; drop one": (
+                self.workload.sync_batch_norm
+            ),
+            "is not modelled beside workload.compile; drop one": bool(self.workload.compile),
+        }
+        for reason, holds in reasons.items():
+            if self.ddp.mixed_precision and holds:
+                raise fail(reason, "ddp.mixed_precision")
 
     def _check_optimizer_in_backward(self) -> None:
         """Raise where the loop looks at gradients that DDP's hook has used up."""

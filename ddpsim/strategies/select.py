@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.errors import InputError
+from ddpsim.scenario.options.hooks import DdpMixedPrecision
 from ddpsim.scenario.options.training_loop import InputCopy
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.all_reduces import AllReduces
@@ -136,7 +137,25 @@ def _ddp(asked: Asked) -> DistributedDataParallel:
     own = asked.costs, asked.ticks, asked.own_factor, ranks
     ddp = DistributedDataParallel.of(asked.model, asked.work, spec, *own)
     ddp = replace(ddp, gradients_stay=not asked.scenario.workload.set_to_none)
+    if spec.mixed_precision:
+        return _mixing(ddp, asked, spec.mixed_precision)
     return _optimizing(ddp, asked) if spec.optimizer_in_backward else ddp
+
+
+def _mixing(
+    ddp: DistributedDataParallel, asked: Asked, types: DdpMixedPrecision
+) -> DistributedDataParallel:
+    """In DDP's own mixed precision."""
+    from ddpsim.strategies.ddp.mixed_precision import MixedPrecision, check_modules
+
+    check_modules(asked.model, types, static_graph=asked.scenario.ddp.static_graph)
+    mixed = MixedPrecision(asked.model, types, asked.costs, asked.ticks)
+    return replace(
+        ddp,
+        initial_buckets=mixed.reduced(ddp.initial_buckets),
+        rebuilt_buckets=mixed.reduced(ddp.rebuilt_buckets),
+        low=mixed.copies,
+    )
 
 
 def _optimizing(ddp: DistributedDataParallel, asked: Asked) -> DistributedDataParallel:

@@ -161,6 +161,22 @@ class Model:
         """Parameters whose gradient never becomes ready."""
         return tuple(sorted(set(range(len(self.parameters))) - set(self.ready_order)))
 
+    @property
+    def ties_weights(self) -> bool:
+        """Whether a module is called that owns no parameter, so that it uses another's."""
+        owners = {parameter.name.rpartition(".")[0] for parameter in self.parameters}
+        return any(module and module not in owners for module in self.forward_modules)
+
+    @property
+    def never_called(self) -> str | None:
+        """A module without inner ones whose parameters another uses; None: there is none."""
+        if not self.forward_modules:
+            return None
+        called = {f"{module}." for module in self.forward_modules}
+        inner = {name[: i + 1] for name in called for i, mark in enumerate(name) if mark == "."}
+        owners = (parameter.name.rpartition(".")[0] for parameter in self.parameters)
+        return next((owner for owner in owners if owner and f"{owner}." not in inner), None)
+
     def stretched(self, factor: float) -> Model:
         """The same model with its device work `factor` times as long.
 

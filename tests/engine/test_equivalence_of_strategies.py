@@ -47,6 +47,23 @@ POST_LOCAL = st.builds(
     ddp_options(),
     st.integers(1, 3),
 )
+MIXED = st.builds(
+    lambda own, synced, types: own | synced | types,
+    ddp_options(),
+    SYNCED,
+    st.fixed_dictionaries(
+        {
+            "mixed_precision": st.builds(
+                lambda reduce: {"param": "bfloat16", "reduce": reduce, "buffer": "bfloat16"},
+                st.sampled_from(["float32", None]),
+            ),
+            "comm_hook": st.just("none"),
+            "find_unused_parameters": st.just(value=False),
+            "gradient_as_bucket_view": st.just(value=False),
+            "join": st.none(),
+        }
+    ),
+)
 OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "naive": MICRO_BATCHES,
     "naive_flat": MICRO_BATCHES,
@@ -87,7 +104,7 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         ),
         st.sampled_from([500, 5000, 500_000_000]),
     ),
-    "ddp": st.builds(lambda own, synced: own | synced, ddp_options(), SYNCED),
+    "ddp": st.builds(lambda own, synced: own | synced, ddp_options(), SYNCED) | MIXED,
     "ddp, post-local": POST_LOCAL,
 }
 
@@ -97,6 +114,8 @@ def jobs(strategy: str, *, noisy: bool = False) -> st.SearchStrategy[Scenario]:
 
     def with_strategy(scenario: Scenario, options: dict[str, Any]) -> Scenario:
         asked = {"strategy": strategy.partition(",")[0], "backend": scenario.ddp.backend} | options
+        if scenario.ddp.backend == "gloo":  # see Ddp
+            asked.pop("mixed_precision", None)
         chosen = scenario.model_copy(update={"ddp": Ddp.model_validate(asked)})
         if "fully_shard" not in options:
             return chosen

@@ -14,6 +14,8 @@ from ddpsim.workload.model import BatchNorm, Buffer, Model, Parameter, Work
 
 FAIL_ON_GLOO = ("powerSGD", "quantization_pertensor", "quantization_perchannel")
 
+ON_GPUS = {"optimizer_in_backward", "mixed_precision"}
+
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -51,11 +53,13 @@ def batch_norms_of(case: dict[str, Any]) -> tuple[BatchNorm, ...]:
 def predicted(case: dict[str, Any], options: dict[str, Any]) -> list[list[list[Any]]]:
     """What the loop sends in each of the steps that were observed."""
     synced = bool(case["batch_norms"])  # of CPU tensors, where torch would refuse them
-    on_gpus = options.get("comm_hook", "none") in FAIL_ON_GLOO or "optimizer_in_backward" in options
+    on_gpus = options.get("comm_hook", "none") in FAIL_ON_GLOO or not ON_GPUS.isdisjoint(options)
     as_on_gpu = synced or on_gpus
     backend, device = ("nccl", "a100-sxm-40gb") if as_on_gpu else ("gloo", "cpu-core")
     ddp = {"backend": backend, "torch": "2.13", "accumulation_steps": case["micro_batches"]}
     workload = {"model": "resnet18", "batch_per_rank": 1, "sync_batch_norm": synced}
+    if "mixed_precision" in options:
+        workload["precision"] = "amp-bf16"
     scenario = Scenario.model_validate(
         {
             "schema": "ddpsim/1",

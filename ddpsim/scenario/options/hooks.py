@@ -8,7 +8,26 @@ from pydantic import Field, model_validator
 
 from ddpsim.scenario.base import Spec, fail
 
-__all__ = ["PowerSgd", "TopK"]
+__all__ = ["DdpMixedPrecision", "PowerSgd", "TopK"]
+
+
+class DdpMixedPrecision(Spec):
+    """DDP's own mixed precision, a hook too; keys are those of torch's _MixedPrecision."""
+
+    param: Literal["bfloat16", "float16"] = Field(
+        description="param_dtype: of the copies of the parameters that forward and backward use"
+    )
+    reduce: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="reduce_dtype: of reduced gradients; omitted: as param"
+    )
+    buffer: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="buffer_dtype: to which all buffers are cast; omitted: they stay"
+    )
+
+    @property
+    def sent(self) -> Literal["float32", "bfloat16", "float16"]:
+        """The type of reduced gradients."""
+        return self.reduce or self.param
 
 
 class PowerSgd(Spec):

@@ -204,7 +204,8 @@ class DdpCosts:
     @property
     def launch_collective_s(self) -> float:
         """Host seconds to launch one bucket's collective."""
-        in_python = self.ddp.comm_hook != "none" or self.ddp.optimizer_in_backward
+        hooks = (self.ddp.optimizer_in_backward, self.ddp.mixed_precision)
+        in_python = self.ddp.comm_hook != "none" or any(hooks)
         return PYTHON_COLLECTIVE_S if in_python else _LAUNCH_COLLECTIVE_S
 
     def operator(self, work: Work) -> Work:

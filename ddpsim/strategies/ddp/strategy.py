@@ -12,6 +12,7 @@ from ddpsim.strategies.ddp.buckets import Assignment, plan_buckets
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.ddp.gathering_hooks import GatheringHook
 from ddpsim.strategies.ddp.join import NOT_JOINED, JoinedForward
+from ddpsim.strategies.ddp.mixed_precision import NO_COPIES, LowCopies, as_reduced
 from ddpsim.strategies.ddp.power_sgd import check_one_bucket, in_stages
 from ddpsim.strategies.ddp.reducer import Buffers, Reducer, ReducerWork
 from ddpsim.strategies.instructions import Compute, Instruction, LoadBatch, Mark, compute_all
@@ -33,7 +34,7 @@ class DistributedDataParallel(Strategy):
     by ready order; None: never rebuilt. `bucket_view`: gradients live in the buckets. `no_sync`:
     only the last micro-batch reduces. `gradients_stay`: zero_grad drops none. Under PowerSGD
     backwards from `compressed_at` on have `compressed_buckets`. `drops_gradients`: each bucket's,
-    which the optimizer has used up.
+    which the optimizer has used up. `low`: copies of the parameters that forward and backward use.
     """
 
     model: ModelWork
@@ -49,6 +50,7 @@ class DistributedDataParallel(Strategy):
     gradients_stay: bool = False
     join: JoinedForward = NOT_JOINED
     drops_gradients: bool = False
+    low: LowCopies = NO_COPIES
 
     @classmethod
     def of(
@@ -68,10 +70,11 @@ class DistributedDataParallel(Strategy):
         """
         plan = plan_buckets(model.parameters, model.ready_order, spec)
         own = _OwnWork(model, costs, ticks, own_factor, ranks)
+        sent = replace(own, model=as_reduced(model, spec.mixed_precision))
         join = JoinedForward.of(spec.join, costs.device, ticks)
         return cls(
             work,
-            replace(own.reducer(spec), in_first_hook=join.divisor),
+            replace(sent.reducer(spec), in_first_hook=join.divisor),
             own.host_ns(costs.forward_hook_s * len(model.parameters)),
             own.buckets(plan.initial),
             own.buckets(plan.rebuilt),
@@ -126,6 +129,7 @@ class DistributedDataParallel(Strategy):
             yield LoadBatch()
             syncs_buffers = micro_batch.is_first or not self.no_sync
             yield from self._before_forward(reducer, syncs_buffers=syncs_buffers)
+            yield from self.low.made(over_gradients=bool(number) or self.gradients_stay)
             if reduces:  # under no_sync DDP prepares for no backward (distributed.py)
                 yield Compute("forward", self.forward_hook_ns, 0)
             yield from compute_all("forward", micro_batch.forward)
@@ -169,7 +173,10 @@ class DistributedDataParallel(Strategy):
         steady = self.buckets(self.kind(self.steady_from or 0))
         kept = sum(bucket.kept_bytes for bucket in steady)
         flying = max((bucket.flying_bytes for bucket in steady), default=0)
-        held = held._replace(buckets=model.gradient_bytes + kept + flying)
+        held = held._replace(
+            parameters=held.parameters + self.low.size_bytes,
+            buckets=(self.low.size_bytes or model.gradient_bytes) + kept + flying,
+        )
         reduces_each = self._reductions == self.model.accumulation_steps
         is_view = self.bucket_view and (reduces_each or self.gradients_stay)
         if self.drops_gradients and self.model.accumulation_steps == 1 and not is_view:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from logged_calls import Calls
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import mixed_precision_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks_of_power
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -20,6 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks import (
 )
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 from torch.profiler import profile
 from training_loops import Ddp, Loop
 
@@ -94,6 +96,62 @@ class DdpOptimizesInHook(Ddp):
         after = list(self.module.parameters())
         assert all(parameter.grad is None for parameter in after)
         assert not any(map(torch.equal, before, after))
+
+
+class NoStream:
+    """In place of a GPU's stream or event: what it holds is done at once."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def record(self) -> None: ...
+
+    def wait(self, **_: object) -> None: ...
+
+    def wait_stream(self, _: object) -> None: ...
+
+
+class DdpMixed(Ddp):
+    """torch's own hook, with streams and events that only GPUs have."""
+
+    types = _MixedPrecision(torch.bfloat16, torch.float32, torch.bfloat16)
+    no_sync = False
+    static_graph = False
+
+    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
+        torch.Stream = torch.Event = NoStream
+        own = mixed_precision_hooks._reducer_allreduce_and_upcast_hook
+
+        def logged(state, bucket):  # type: ignore[no-untyped-def] # see above
+            done = own(state, bucket)
+            self.calls.append(("all_reduce", bucket.buffer().nbytes))
+            return done
+
+        with patch.object(mixed_precision_hooks, own.__name__, logged):
+            ddp = DistributedDataParallel(
+                module,
+                bucket_cap_mb=0.2,
+                static_graph=self.static_graph,
+                mixed_precision=self.types,
+            )
+        Loop.__init__(self, ddp, make_input)
+
+    def backward(self) -> None:
+        with patch.object(torch.accelerator, "current_stream", NoStream):
+            super().backward()
+
+    def step(self, calls: Calls, micro_batches: int) -> None:
+        super().step(calls, micro_batches)
+        assert {p.dtype for p in self.module.parameters()} <= {torch.float32, torch.float64}
+        assert all(p.grad.dtype == p.dtype for p in self.module.parameters())
+
+
+class DdpMixedStatic(DdpMixed):
+    """All in half precision."""
+
+    types = _MixedPrecision(torch.bfloat16, None, torch.bfloat16)
+    static_graph = True
 
 
 class AsOnGpu:

@@ -13,6 +13,8 @@ from cpu_synced_norm import CpuSyncBatchNorm, synced
 from ddp_oracle import MODELS as PLAIN
 from hooked_loops import (
     FRACTION,
+    DdpMixed,
+    DdpMixedStatic,
     DdpOptimizesInHook,
     DdpPowerSgd,
     DdpPowerSgd2,
@@ -133,6 +135,23 @@ LOOPS: dict[str, tuple[type[Loop], dict[str, Any]]] = {
         DdpOptimizesInHook,
         {"bucket_cap_mb": 0.2, "optimizer_in_backward": True},
     ),
+    "ddp mixed precision": (
+        DdpMixed,
+        {
+            "bucket_cap_mb": 0.2,
+            "no_sync": False,
+            "mixed_precision": {"param": "bfloat16", "reduce": "float32", "buffer": "bfloat16"},
+        },
+    ),
+    "ddp mixed precision, static": (
+        DdpMixedStatic,
+        {
+            "bucket_cap_mb": 0.2,
+            "no_sync": False,
+            "static_graph": True,
+            "mixed_precision": {"param": "bfloat16", "buffer": "bfloat16"},
+        },
+    ),
     "ddp synced": (DdpSynced, {"bucket_cap_mb": 0.2, "no_sync": False}),
 }
 
@@ -209,6 +228,8 @@ def cases() -> list[tuple[str, str, int]]:
         and not (model != "dense" and loop == "ddp joined")  # it shadows no norm's sends
         and not (loop.startswith("server") and (model in ("dense", "synced") or micro_batches > 1))
         and not (" powerSGD " in loop and model != "tied")
+        and not ("mixed precision" in loop and model not in ("dense", "mixed"))
+        and not (loop.endswith("static") and (model, micro_batches) != ("dense", 1))
         and not ("powerSGD" in loop and (model not in ("tied", "synced") or micro_batches > 1))
     ]
 

@@ -1,0 +1,71 @@
+"""Values of the ddp section that are more than a number or a word: torch's version, bucket caps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
+
+from ddpsim.errors import shown
+
+__all__ = ["BucketCaps", "KnownTorch"]
+
+_Versions = Literal["1.4", "2.11", "2.12", "2.13", "2.14", "2.15"]
+_KNOWN_TORCH: tuple[str, ...] = get_args(_Versions)
+_LARGEST_CAP = 1_000_000
+
+
+def _torch_version(value: Any) -> Any:
+    """`torch: 2.13` without quotes is a number to YAML, and so is 2.10, which is then 2.1."""
+    version = str(value) if isinstance(value, float) else value
+    if version in _KNOWN_TORCH or not isinstance(version, str):
+        return version
+    unquoted = " (without quotes 2.10 is the number 2.1 to YAML)" if value == 2.1 else ""
+    raise ValueError(
+        f"the rules of torch {shown(version)}{unquoted} are not known here; known: "
+        f"{', '.join(_KNOWN_TORCH)}. Write the nearest one in quotes, its bucket rules can be "
+        "used: '2.11' for 2.0 to 2.10 (a list of caps is new in 2.11; the rest was not compared)"
+    )
+
+
+def _bucket_caps(value: Any) -> float | tuple[float, ...] | None:
+    if value is None or value == "default":
+        return None
+    caps = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not caps:
+        raise ValueError("the list of caps is empty; write a number of MiB, or 'default'")
+    for cap in caps:
+        if isinstance(cap, bool) or not isinstance(cap, (int, float)):
+            raise ValueError(
+                f"torch takes a bare number of MiB (25 = 26 214 400 B), not {shown(cap)}; "
+                "write 25, a list such as [1, 25], or 'default'"
+            )
+        if not 0 < cap <= _LARGEST_CAP:  # nor NaN
+            raise ValueError(f"{shown(cap)} is out of range: wanted MiB above 0, to {_LARGEST_CAP}")
+    listed = tuple(float(cap) for cap in caps)
+    return listed if isinstance(value, (list, tuple)) else listed[0]
+
+
+BucketCaps = Annotated[
+    float | tuple[float, ...] | None,
+    PlainValidator(_bucket_caps),
+    PlainSerializer(lambda caps: "default" if caps is None else caps),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": "default"},
+                {"type": "null"},
+                {"type": "number", "exclusiveMinimum": 0},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {"type": "number", "exclusiveMinimum": 0},
+                },
+            ]
+        }
+    ),
+]
+
+KnownTorch = Annotated[
+    _Versions, BeforeValidator(_torch_version, json_schema_input_type=_Versions | float)
+]
