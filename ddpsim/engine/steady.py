@@ -85,8 +85,8 @@ def _narrowing_s(request: Request) -> Iterator[tuple[float, float]]:
 def _far_behind_s(request: Request) -> Iterator[tuple[float, float]] | None:
     """Step by step, each of them after all of its launches; None where some may come late.
 
-    No real step begins earlier than steps that follow each other so, and the same bounds hold. So
-    devices fall behind a host that needs less than a step, and from then on do as here.
+    The same bounds hold, and from the first step that all real ones begin after their launches they
+    are alike.
     """
     if request.program.synchronizes or request.program.loader or not _slowed_alike(request):
         return None
@@ -96,17 +96,25 @@ def _far_behind_s(request: Request) -> Iterator[tuple[float, float]] | None:
         first_ns = next(steps_ns)
     except OverflowError:
         return None
-    shortest_ns, later = int(first_ns.min()), request.program.warmup + MOST_MORE // 2
-    begun_ns = (later - 1) * shortest_ns  # no earlier
-    behind_ns = host.batches_ns[later][0][0] - host.batches_ns[1][0][0]
-    is_late = lanes.ahead_ns - _LATE_NS + begun_ns < behind_ns
-    if is_late or not host.repeats_from(later, shortest_ns, waited=False):
+    shortest_ns = int(first_ns.min())
+    if not _falls_behind(host, shortest_ns):
         return None
     before_ns = _before_beginning_ns(host, request)
     if before_ns is not None:
         together_ns = int((first_ns + before_ns).max() - before_ns.max())
         return iter([(together_ns / NS_PER_S, together_ns / NS_PER_S)])
     return _told_s(request, chain([first_ns], steps_ns))
+
+
+def _falls_behind(host: Host, shortest_ns: int) -> bool:
+    """Whether a device that needs no less for a step begins one when all of it was launched.
+
+    And so all after it.
+    """
+    number = host.program.warmup + host.more // 2
+    launched_ns = host.batches_ns[number][-1][-1] + host.script(number).last_ns
+    begun_ns = (number - 1) * shortest_ns  # the first is another kind of step
+    return begun_ns >= launched_ns and host.repeats_from(number, shortest_ns, waited=False)
 
 
 def _told_s(request: Request, lengths_ns: Iterable[Ticks]) -> Iterator[tuple[float, float]]:
@@ -148,8 +156,10 @@ def _works_before_beginning(
                 left_ns -= work_ns * slowest + _ROUNDED_NS
             case Compute(device_ns=work_ns):
                 before_ns.append(work_ns)
-            case Communicate(waits_for=recorded) if recorded is not None:
-                return None  # works before it may come after the Record
+            case Communicate(waits_for=recorded, group=group) if (
+                recorded is not None or group != "world"
+            ):
+                return None  # works before it may come after the Record; groups begin apart
             case Communicate() if not is_sent:
                 sent, is_sent = (
                     cost_of(request.cost, instruction.group).transfer(

@@ -77,7 +77,6 @@ class Lanes:
         self._recorded: dict[int, Ticks] = {}
         self._repeats = 0
         self._counts = counts
-        self.ahead_ns = np.inf  # so long at least launches came before their streams did
         self._known_transfers: dict[int, Sequence[Transfer]] = {}
         self.warmup = self._program.warmup
         self.settled: list[bool] = []  # by trial: all steady steps are alike
@@ -119,7 +118,6 @@ class Lanes:
         self._clocks.begin(number)
         self._compute[:] = self._least[:] = start_ns
         self._comm.begin(start_ns)
-        self.ahead_ns = np.inf
         while True:
             begun = self._compute.copy()
             self._iterate(number)
@@ -196,17 +194,11 @@ class Lanes:
 
     def _launch(self, launched_ns: Ticks | float) -> None:
         """Streams come to a launch: some may have to wait for it."""
-        if self._is_ahead(launched_ns):
+        if (self._least >= launched_ns).all():
             return
         behind = self._compute < launched_ns
         self._waited |= behind.any(axis=1)
         self._come_to(np.maximum(self._compute, launched_ns))
-
-    def _is_ahead(self, launched_ns: Ticks | float) -> bool:
-        """Whether no stream comes before a launch."""
-        ahead_ns = float((self._least - launched_ns).min())
-        self.ahead_ns = min(self.ahead_ns, ahead_ns)
-        return ahead_ns >= 0
 
     def _come_to(self, now_ns: Ticks) -> None:
         self._compute = now_ns
@@ -216,7 +208,7 @@ class Lanes:
     def _compute_works(self, work: TrialWork, factors: Ticks | None) -> None:
         """As many lanes at once as a cache holds with all of these works."""
         last_ns = self._clocks.at_ns + work.offset_ns[-1]
-        waits = not self._is_ahead(last_ns)
+        waits = not (self._least >= last_ns).all()
         if waits:
             self._least = self._compute.min(axis=1, keepdims=True)
             waits = not (self._least >= last_ns).all()
@@ -289,9 +281,7 @@ class Lanes:
         if follows is not None:
             recorded = self._done_ns[follows]
         if recorded is not None:
-            ahead_ns = (recorded - launched_ns).min(axis=1)
-            self.ahead_ns = min(self.ahead_ns, float(ahead_ns.min()))
-            self._waited |= ahead_ns < 0
+            self._waited |= (recorded < launched_ns).any(axis=1)
             return np.maximum(recorded, launched_ns) + before
         self._launch(launched_ns)
         return self._compute + before
