@@ -12,9 +12,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
+
+# what pydantic imports and a run does not need: with email, zipfile, socket and OpenSSL
+_SELDOM_USED = {"importlib.metadata": ("entry_points", "version"), "secrets": ()}
 
 __all__ = ["PlainRun", "main", "plain_run", "run_app"]
 
@@ -50,10 +55,12 @@ def plain_run(arguments: Sequence[str]) -> PlainRun | None:
 
 def main() -> None:
     """Run the command line; wrong input ends with its errors on stderr and exit code 2."""
-    gc.set_threshold(50_000)  # imports make much that stays: a tenth of the start-up
+    gc.set_threshold(500_000)  # imports make much that stays: a tenth of the start-up
     atexit.register(gc.freeze)  # and that goes with the process: a tenth again to search it
     # we use no plugin of pydantic's, which would look for one in every package installed
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    for name, functions in _SELDOM_USED.items():
+        _import_when_used(name, functions)
     plain = plain_run(sys.argv[1:])
     if plain:
         run_app(partial(_predict, plain))
@@ -61,6 +68,37 @@ def main() -> None:
     from ddpsim.cli.commands import app
 
     run_app(app)
+
+
+def _import_when_used(name: str, functions: Sequence[str]) -> None:
+    """Whoever imports this module gets a stand-in, which becomes it when something is asked of it.
+
+    Functions that are imported from it are those of the module once they are called.
+    """
+    if name in sys.modules:
+        return
+    package, _, own = name.rpartition(".")
+    stand_in = sys.modules[name] = ModuleType(name)
+    if package:
+        setattr(sys.modules[package], own, stand_in)
+
+    def real() -> ModuleType:
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+        return import_module(name)
+
+    def call(function: str, *args: Any, **named: Any) -> Any:
+        return getattr(real(), function)(*args, **named)
+
+    def asked_for(attribute: str) -> Any:
+        if attribute in functions:
+            return partial(call, attribute)
+        if attribute.startswith("__"):  # the import itself looks for a path
+            raise AttributeError(attribute)
+        vars(stand_in).update(vars(real()))
+        return getattr(real(), attribute)
+
+    vars(stand_in)["__getattr__"] = asked_for
 
 
 def _predict(plain: PlainRun) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "draw_kept_deviations",
     "draw_slowdowns",
     "draw_stalls",
+    "lasting_factors",
     "rank_factors",
     "steps_vary",
     "vary",
@@ -63,7 +64,7 @@ def draw_slowdowns(
     factors = np.ones((cluster.world_size, warmup + iterations))
     steady = factors[:, warmup:]
     if is_uneven:
-        factors *= _lasting_factors(cluster, run.seed, node_times).reshape(-1, 1)
+        factors *= lasting_factors(cluster, run.seed, node_times).reshape(-1, 1)
     if run.jitter:
         draws = np.random.default_rng(for_jitter).standard_normal(steady.shape)
         steady *= np.exp(run.jitter.sigma * draws)
@@ -90,13 +91,13 @@ def rank_factors(
     """Each rank's own time multiplier, for the whole run; empty where none differs."""
     if cluster.stragglers is None and not node_times:
         return {}
-    return dict(enumerate(_lasting_factors(cluster, seed, node_times).tolist()))
+    return dict(enumerate(lasting_factors(cluster, seed, node_times).tolist()))
 
 
-def _lasting_factors(
-    cluster: Cluster, seed: int, node_times: Mapping[int, float]
+def lasting_factors(
+    cluster: Cluster, seed: int, node_times: Mapping[int, float] = MappingProxyType({})
 ) -> NDArray[float64]:
-    """The same, [ranks]."""
+    """The same, [ranks]; ones where none differs."""
     import numpy as np  # noqa: PLC0415 -- see above
 
     stragglers = cluster.stragglers

@@ -90,12 +90,16 @@ class Program:
         """Batches that a step loads."""
         return sum(isinstance(instruction, LoadBatch) for instruction in self.steady_step)
 
-    def sent(self) -> set[tuple[ProcessGroup, Operation, int]]:
+    def sent(self) -> frozenset[tuple[ProcessGroup, Operation, int]]:
         """Every collective that the loop launches: its ranks, its operation, its size in bytes."""
+        return self._sent
+
+    @cached_property
+    def _sent(self) -> frozenset[tuple[ProcessGroup, Operation, int]]:
         kinds = {self.kind(number) for number in range(self.warmup + self.iterations)}
         steps = [self.strategy.steps[kind] for kind in kinds]
         launched = (i for step in steps for i in step if isinstance(i, Communicate))
-        return {(launch.group, launch.operation, launch.size_bytes) for launch in launched}
+        return frozenset((each.group, each.operation, each.size_bytes) for each in launched)
 
     def sent_bytes(self, operation: Operation) -> list[int]:
         """The sizes of steady collectives of one operation, in order of launch, over a period."""

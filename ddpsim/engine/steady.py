@@ -18,7 +18,9 @@ Then the time from one beginning to the next is the same from anywhere, and one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.process_groups import cost_of
@@ -32,10 +34,12 @@ from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruct
 from ddpsim.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from ddpsim.cluster.algorithms.max_plus import Ticks
     from ddpsim.engine.fast.vectorised import Lanes
 
 __all__ = ["steady_ranges_s"]
 
+_LATE_NS = 2.0**50  # twelve days, after all that a host launches in a few steps
 _ROUNDED_NS = 2  # a work is rounded to a tick, and up to one where it is slowed down
 
 
@@ -50,11 +54,7 @@ def steady_ranges_s(request: Request) -> Iterator[tuple[float, float]]:
         exact_s = mean_step_s(run(request).timeline)
         yield exact_s, exact_s
         return
-    length_ns = None if program.synchronizes else _together_ns(request)
-    if length_ns is not None:
-        yield length_ns / NS_PER_S, length_ns / NS_PER_S
-        return
-    yield from _narrowing_s(request)
+    yield from (_far_behind_s(request) or _narrowing_s(request))
 
 
 def _narrowing_s(request: Request) -> Iterator[tuple[float, float]]:
@@ -77,33 +77,67 @@ def _narrowing_s(request: Request) -> Iterator[tuple[float, float]]:
     except OverflowError:
         exact_s = mean_step_s(run(request).timeline)
     else:
-        exact_s = lanes.steady_step(0).mean_s
+        is_told = lanes.settled[0]
+        exact_s = lanes.steady_step(0).mean_s if is_told else mean_step_s(run(request).timeline)
     yield exact_s, exact_s
 
 
-def _together_ns(request: Request) -> int | None:
-    """From one common beginning to the next; None where there is none, or the host may be late.
+def _far_behind_s(request: Request) -> Iterator[tuple[float, float]] | None:
+    """Step by step, each of them after all of its launches; None where some may come late.
 
-    Simulated is a second step that all ranks begin no later than they would, so that what does not
-    wait for the host in it does not in the real one, or in any after it.
+    The same bounds hold, and from the first step that all real ones begin after their launches they
+    are alike.
     """
+    if request.program.synchronizes or request.program.loader or not _slowed_alike(request):
+        return None
     host, lanes = _lanes(request)
+    steps_ns = lanes.steps_from(1, _LATE_NS)
+    try:
+        first_ns = next(steps_ns)
+    except OverflowError:
+        return None
+    shortest_ns = int(first_ns.min())
+    if not _falls_behind(host, shortest_ns):
+        return None
+    before_ns = _before_beginning_ns(host, request)
+    if before_ns is not None:
+        together_ns = int((first_ns + before_ns).max() - before_ns.max())
+        return iter([(together_ns / NS_PER_S, together_ns / NS_PER_S)])
+    return _told_s(request, chain([first_ns], steps_ns))
+
+
+def _falls_behind(host: Host, shortest_ns: int) -> bool:
+    """Whether a device that needs no less for a step begins one when all of it was launched.
+
+    And so all after it.
+    """
+    number = host.program.warmup + host.more // 2
+    launched_ns = host.batches_ns[number][-1][-1] + host.script(number).last_ns
+    begun_ns = (number - 1) * shortest_ns  # the first is another kind of step
+    return begun_ns >= launched_ns and host.repeats_from(number, shortest_ns, waited=False)
+
+
+def _told_s(request: Request, lengths_ns: Iterable[Ticks]) -> Iterator[tuple[float, float]]:
+    """What steps that follow each other tell, as long as they differ."""
+    with suppress(OverflowError):
+        for each_ns in islice(lengths_ns, MOST_MORE):
+            least_ns, most_ns = int(each_ns.min()), int(each_ns.max())
+            yield least_ns / NS_PER_S, most_ns / NS_PER_S
+            if least_ns == most_ns:
+                return
+    exact_s = mean_step_s(run(request).timeline)
+    yield exact_s, exact_s
+
+
+def _before_beginning_ns(host: Host, request: Request) -> Ticks | None:
+    """How long ranks work before all of them begin a step at once; None where they do not."""
     script, sums = [instruction for _, instruction in host.script(1).instructions], request.sums
-    if sums is None or request.program.loader or not _slowed_alike(request):
+    if sums is None:
         return None
     before = _works_before_beginning(script, request, float(sums.factors.max()))
     if before is None:
         return None
-    works_ns = [i.device_ns for i in script if isinstance(i, Compute)]
-    fastest = float(sums.factors.min())
-    try:
-        lengths_ns = lanes.step_from(1, float(sum(int(ns * fastest) for ns in works_ns)))
-    except OverflowError:
-        return None
-    if lanes.waited or not host.repeats_from(1, int(lengths_ns.min()), waited=False):
-        return None
-    before_ns = sums.of(before, PER_MILLE) if before else sums.factors * 0
-    return int((lengths_ns + before_ns).max() - before_ns.max())
+    return sums.of(before, PER_MILLE) if before else sums.factors * 0
 
 
 def _works_before_beginning(
@@ -122,8 +156,10 @@ def _works_before_beginning(
                 left_ns -= work_ns * slowest + _ROUNDED_NS
             case Compute(device_ns=work_ns):
                 before_ns.append(work_ns)
-            case Communicate(waits_for=recorded) if recorded is not None:
-                return None  # works before it may come after the Record
+            case Communicate(waits_for=recorded, group=group) if (
+                recorded is not None or group != "world"
+            ):
+                return None  # works before it may come after the Record; groups begin apart
             case Communicate() if not is_sent:
                 sent, is_sent = (
                     cost_of(request.cost, instruction.group).transfer(
@@ -152,4 +188,4 @@ def _lanes(request: Request) -> tuple[Host, Lanes]:
 
     host = Host(request.program, MOST_MORE)
     trial = Trial(host, request.cost, request.slowdowns, sums=request.sums)
-    return host, Lanes([trial], request.plan.period)
+    return host, Lanes([trial], request.plan.period, counts=False)

@@ -49,6 +49,7 @@ Stretching = frozenset[tuple[str, float]]
 Stretch = tuple[float, float, float]  # how many times as long compute, host and DDP's own work are
 
 _UNCOUNTED_BYTES = 3_000_000_000  # the most that often is, assumed (docs/explanation/memory.md)
+_WORK_SUMS_KEPT = 2  # of many ranks they take hundreds of megabytes
 _FEW_STALLS = 20  # whose number is off by a fifth, by chance
 _FEW_BURSTS = 5  # of another job's traffic, whose mean is off by a fifth by where they begin
 
@@ -125,7 +126,15 @@ class Job:
 
     @cached_property
     def _lasting(self) -> WorkSums | None:
-        """How ranks differ for good; None where they do not."""
+        """How ranks differ for good; None where they do not. Jobs of the same ranks share it."""
+        if self.parts is None:
+            return self._drawn_lasting()
+        cluster = self.scenario.cluster
+        ranks = (cluster.nodes, cluster.gpus_per_node, cluster.other_nodes, self.node_times)
+        asked = (cluster.stragglers, self.scenario.run.seed, *ranks)
+        return self.parts.get("lasting", asked, self._drawn_lasting, kept=_WORK_SUMS_KEPT)
+
+    def _drawn_lasting(self) -> WorkSums | None:
         even = self.scenario.run.model_copy(update={"jitter": None})
         drawn = draw_slowdowns(self.scenario.cluster, even, 1, (), self.node_times)
         if drawn is None:

@@ -38,14 +38,14 @@ class Parts:
     def __init__(self) -> None:
         self._kept: dict[str, deque[tuple[object, object]]] = {}
 
-    def get(self, kind: str, asked: object, build: Callable[[], Built]) -> Built:
-        """What was built for an equal question, or is built now."""
-        kept = self._kept.setdefault(kind, deque(maxlen=_KEPT))
-        for known, built in kept:
-            if known == asked:
+    def get(self, kind: str, asked: object, build: Callable[[], Built], kept: int = _KEPT) -> Built:
+        """What was built for an equal question, or is built now; the last few are `kept`."""
+        known = self._kept.setdefault(kind, deque(maxlen=kept))
+        for question, built in known:
+            if question == asked:
                 return cast("Built", built)
         built = build()
-        kept.appendleft((asked, built))
+        known.appendleft((asked, built))
         return built
 
     def model(self, scenario: Scenario) -> Model:

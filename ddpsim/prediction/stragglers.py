@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
+from dataclasses import replace
+from math import prod
 from typing import Any, Literal
 
-from ddpsim.engine.noise import rank_factors
+from ddpsim.engine.noise import lasting_factors
+from ddpsim.engine.steady import steady_ranges_s
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import Straggler
-from ddpsim.scenario.cluster import Stragglers
 
 __all__ = ["stragglers"]
 
@@ -33,15 +34,26 @@ def stragglers(job: Job) -> Iterator[Straggler]:
                 usual = other.model_copy(update=dict.fromkeys(keys))
                 kind: Literal["rank", "link"] = "rank" if keys == ("device",) else "link"
                 yield Straggler(kind, text, cost_s(other_nodes=others | {node: usual}))
-    factors = rank_factors(cluster, job.scenario.run.seed)
-    if factors:
-        rank = max(factors, key=lambda r: (factors[r], -r))
-        middle = median(factors.values())
-        if factors[rank] > middle:
-            calmed = Stragglers(factors=factors | {rank: middle})
-            text = f"rank {rank}, whose compute takes {factors[rank] / middle:.2f} x the median's"
-            yield Straggler("rank", text, cost_s(stragglers=calmed))
+    if cluster.stragglers:
+        yield from _slowest_rank(job, whole_s)
     for rank, part in (cluster.weak_links or {}).items():
         kept = {r: p for r, p in (cluster.weak_links or {}).items() if r != rank}
         text = f"the link to rank {rank}, with {part:.0%} of its bandwidth"
         yield Straggler("link", text, cost_s(weak_links=kept or None))
+
+
+def _slowest_rank(job: Job, whole_s: float) -> Iterator[Straggler]:
+    """What it costs that its work takes longer than the median rank's."""
+    import numpy as np  # noqa: PLC0415 -- slow to import
+
+    cluster, request = job.scenario.cluster, job.calm_request()
+    factors = lasting_factors(cluster, job.scenario.run.seed)
+    rank, middle = int(factors.argmax()), float(np.median(factors))
+    if factors[rank] <= middle or request.sums is None or request.slowdowns is None:
+        return
+    of_node = [times for node, times in job.node_times.items() if rank in cluster.ranks_of(node)]
+    sums = request.sums.changed(rank, prod([middle, *of_node]))
+    slowdowns = sums.slowdowns(request.slowdowns.shape[1])
+    *_, (calm_s, _) = steady_ranges_s(replace(request, sums=sums, slowdowns=slowdowns))
+    text = f"rank {rank}, whose compute takes {factors[rank] / middle:.2f} x the median's"
+    yield Straggler("rank", text, max(0.0, whole_s - calm_s))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddpsim.report.lines import labelled
-from ddpsim.result.capacity import CapacityPlan
 from ddpsim.result.training import Epoch, LearningRate, Pause, Training
 from ddpsim.units import (
     format_bytes,
@@ -15,6 +15,9 @@ from ddpsim.units import (
     format_percent,
 )
 from ddpsim.wording import counted
+
+if TYPE_CHECKING:
+    from ddpsim.result.capacity import CapacityPlan
 
 __all__ = [
     "learning_rate_in_words",

@@ -22,7 +22,7 @@ from ddpsim.scenario.starters import preset_text, presets
 
 GOOD = str(Path(__file__).parent.parent / "invalid" / "files" / "good.yaml")
 SCENARIOS = sorted((Path(__file__).parent.parent.parent / "scenarios").glob("*.yaml"))
-HEAVY = ("torch", "scipy", "plotly", "jinja2", "numpy", "typer")
+HEAVY = ("torch", "scipy", "plotly", "jinja2", "numpy", "typer", "email")
 OWN_MODEL = next(path for path in SCENARIOS if path.stem == "own-model")
 Cli = Callable[..., Outcome]
 

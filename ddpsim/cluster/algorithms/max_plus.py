@@ -47,6 +47,7 @@ __all__ = ["Ticks", "by_steps", "ring_ends_ns"]
 
 Ticks = npt.NDArray[np.float64]  # whole numbers
 _KEPT_LINES = 16
+_BLOCK, _MANY = 32, 2**14  # values in turn, of as many blocks as there are; of so many values
 _LEVEL_STEPS = 8  # about so many steps of the rule cost as much as one value of b
 
 
@@ -147,14 +148,14 @@ def _few_moves(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
     from_ns = ways_ns - moved_ns  # u - P
     ways = np.full(first_ns.shape, -np.inf)
     for kind in line.kinds:
-        best = np.maximum.accumulate(from_ns + place * kind, axis=-1)
+        best = _running_maxima(from_ns + place * kind)
         best[..., busy_ns != kind] = -np.inf
-        last = np.maximum.accumulate(best, axis=-1)[..., n - 1 - before :]
+        last = _running_maxima(best)[..., n - 1 - before :]
         np.maximum(ways, last + (steps - ends) * kind, out=ways)
     # from the places 2-2N to -N: those of 2-N to 0, a turn before, where P is smaller by the turn
     largest = line.kinds[-1]
     turned = from_ns[..., 1:n] + line.turn_ns + (place[1:n] - n) * largest
-    leftwards = np.maximum.accumulate(turned[..., ::-1], axis=-1)[..., ::-1]
+    leftwards = _running_maxima(turned[..., ::-1])[..., ::-1]
     # the first end reaches back to all of them, the last to none
     around = leftwards + (steps - ends[:-1]) * largest
     np.maximum(ways[..., :-1], around, out=ways[..., :-1])
@@ -169,14 +170,36 @@ def _few_stays(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
     from_ns = np.concatenate(pieces, axis=-1)[..., : 2 * n - 1]
     from_ns += known.from_ns
     ways = np.empty(first_ns.shape)
-    np.maximum.accumulate(from_ns[..., window - 1 :: -1], axis=-1, out=ways[..., window - 1 :: -1])
+    ways[..., window - 1 :: -1] = _running_maxima(from_ns[..., window - 1 :: -1])
     ways[..., window:] = -np.inf
-    later = np.maximum.accumulate(from_ns[..., window : window + n - 1], axis=-1)
+    later = _running_maxima(from_ns[..., window : window + n - 1])
     np.maximum(ways[..., 1:], later, out=ways[..., 1:])
     ways += known.ends_ns
     if window < n:
         np.maximum(ways, from_ns[..., n - 1 :] + known.alone_ns, out=ways)
     return ways
+
+
+def _running_maxima(values: Ticks) -> Ticks:
+    """The largest of each value and those before it, along the last axis; may be `values`.
+
+    Blocks side by side where there are many: numpy's own goes from value to value.
+    """
+    count = values.shape[-1]
+    if count < _MANY:
+        return np.asarray(np.maximum.accumulate(values, axis=-1))
+    if (values[..., 1:] >= values[..., :-1]).all():
+        return values
+    whole = count - count % _BLOCK
+    maxima = np.array(values, order="C")
+    blocks = maxima[..., :whole].reshape(*values.shape[:-1], -1, _BLOCK)
+    for i in range(1, _BLOCK):
+        np.maximum(blocks[..., i - 1], blocks[..., i], out=blocks[..., i])
+    before = np.maximum.accumulate(blocks[..., :-1, -1], axis=-1)
+    np.maximum(blocks[..., 1:, :], before[..., np.newaxis], out=blocks[..., 1:, :])
+    maxima[..., :whole] = blocks.reshape(*values.shape[:-1], whole)
+    np.maximum.accumulate(maxima[..., whole - 1 :], axis=-1, out=maxima[..., whole - 1 :])
+    return maxima
 
 
 @dataclass(frozen=True)
@@ -196,17 +219,24 @@ class _Stays:
 @lru_cache(maxsize=_KEPT_LINES)
 def _stays(line: _Line, steps: int) -> _Stays:
     n, largest = line.ranks, line.kinds[-1]
-    place = np.arange(2 * n - 1) - steps
-    turns, rank = np.divmod(place, n)
-    from_ns = place * largest - (line.moved_ns[rank] + turns * line.turn_ns)
+    turn, rank = divmod(-steps, n)  # of the first place
+    moved_ns = np.concatenate(
+        (line.moved_ns[rank:], line.moved_ns, line.moved_ns[: max(0, rank - 1)])
+    )
+    moved_ns = moved_ns[: 2 * n - 1]
+    moved_ns[: n - rank] += turn * line.turn_ns
+    moved_ns[n - rank : 2 * n - rank] += (turn + 1) * line.turn_ns
+    moved_ns[2 * n - rank :] += (turn + 2) * line.turn_ns
+    from_ns = np.arange(-steps, 2 * n - 1 - steps, dtype=np.float64) * largest - moved_ns
     ends_ns = (steps - np.arange(n, dtype=np.float64)) * largest + line.moved_ns
-    others_ns = np.roll(_largest_of_others(line.busy_ns), -1)
+    others_ns = np.roll(_largest_of_others(line), -1)
     alone_ns = ends_ns + (n - 1) * (others_ns - largest)
     return _Stays(n if steps >= 2 * n - 2 else n - 1, from_ns, ends_ns, alone_ns)
 
 
-def _largest_of_others(values: Ticks) -> Ticks:
-    """Of all values but each one's own."""
-    second, first = np.partition(values, -2)[-2:]
-    is_alone = (values == first).sum() == 1
-    return np.asarray(np.where((values == first) & is_alone, second, first))
+def _largest_of_others(line: _Line) -> Ticks:
+    """Of all values of b but each rank's own."""
+    is_largest = line.busy_ns == line.kinds[-1]
+    if np.count_nonzero(is_largest) > 1:
+        return np.full(line.ranks, line.kinds[-1])
+    return np.where(is_largest, line.kinds[-2], line.kinds[-1])

@@ -8,9 +8,9 @@ each rank's clock goes on from there. (A CPU's host computes itself; `Rank` alon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from ddpsim.engine.fast.batches import Batches
 from ddpsim.engine.program import Program
@@ -24,6 +24,8 @@ from ddpsim.strategies.instructions import (
 )
 
 __all__ = ["Host", "Script"]
+
+_SCRIPTS_KEPT = 64
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Script:
     last_ns: int
 
     @classmethod
-    def of(cls, step: Iterable[Instruction]) -> Script:
+    @lru_cache(maxsize=_SCRIPTS_KEPT)  # variants of a job have the same steps
+    def of(cls, step: tuple[Instruction, ...]) -> Script:
         """A step's instructions, the first of which loads a batch."""
         timed: list[tuple[int, Instruction]] = []
         between_ns: list[int] = []

@@ -19,6 +19,7 @@ from ddpsim.engine.fast.work_sums import WorkSums
 __all__ = ["SlowPeriods"]
 
 _Integers = npt.NDArray[np.int64]
+_ALL = slice(None)  # lanes; to name each of them takes as long as to work on them
 _LATEST = 2**62  # of an int64, with room for a sum
 
 
@@ -39,7 +40,7 @@ class SlowPeriods:
             self._insert(start_ns, end_ns, factor)
             return
         known.append((start_ns, end_ns, factor))
-        self._reload(np.flatnonzero(self._at == len(known) - 1))
+        self._reload(_where(self._at == len(known) - 1))
 
     def _insert(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
         """Among those to come, in the order of their starts, each without what others cover."""
@@ -51,13 +52,15 @@ class SlowPeriods:
         covered = np.maximum.accumulate(ends, axis=0)
         starts[1:], ends[1:] = (np.maximum(each[1:], covered[:-1]) for each in (starts, ends))
         self._periods[first:] = [(*each, factor) for each in zip(starts, ends, strict=True)]
-        self._reload(np.arange(len(self._at)))
+        self._reload(_ALL)
 
     def pass_over(self, now_ns: Ticks) -> None:
         """All lanes have come so far."""
         if not self._periods:
             return
-        self._pass(np.flatnonzero(self._end <= now_ns), now_ns)
+        while (over := self._end <= now_ns).all():
+            self._advance(_ALL)
+        self._pass(np.flatnonzero(over), now_ns)
         if (self._at == len(self._periods)).all():
             self._periods.clear()
             self._at[:] = 0
@@ -70,16 +73,19 @@ class SlowPeriods:
         if not self._periods:
             return now_ns + sums.of(works_ns, PER_MILLE)
         is_slow = self._start <= now_ns
-        edge_ns = np.where(is_slow, self._end, self._start)
-        ends_ns = np.full(now_ns.shape, np.inf)
-        if not is_slow.all():
+        if not is_slow.any():
             ends_ns = now_ns + sums.of(works_ns, PER_MILLE)
-        if is_slow.any():
-            pace = self._factor[is_slow.argmax()]
-            slow_ns = now_ns + sums.of(works_ns, float(pace))
-            known = self._factor == pace
-            ends_ns = np.where(is_slow, np.where(known, slow_ns, np.inf), ends_ns)
-        return np.where(ends_ns > edge_ns, -1.0, ends_ns)
+            ends_ns[ends_ns > self._start] = -1.0
+            return ends_ns
+        pace = self._factor[is_slow.argmax()]
+        ends_ns = now_ns + sums.of(works_ns, float(pace))
+        unknown = (ends_ns > self._end) | (self._factor != pace)
+        if not is_slow.all():
+            usual_ns = now_ns + sums.of(works_ns, PER_MILLE)
+            unknown = np.where(is_slow, unknown, usual_ns > self._start)
+            ends_ns = np.where(is_slow, ends_ns, usual_ns)
+        ends_ns[unknown] = -1.0
+        return ends_ns
 
     def lasting_ends(
         self, sums: WorkSums, lanes: _Integers, now_ns: Ticks, works_ns: Ticks
@@ -174,28 +180,28 @@ class SlowPeriods:
             self._advance(lanes)
             lanes = lanes[self._end[lanes] <= now_ns[lanes]]
 
-    def _advance(self, lanes: _Integers) -> None:
+    def _advance(self, lanes: _Integers | slice) -> None:
         self._at[lanes] += 1
         self._reload(lanes)
 
-    def _reload(self, lanes: _Integers) -> None:
+    def _reload(self, lanes: _Integers | slice) -> None:
         """The period that these lanes are at; after the last comes one at the end of time."""
-        if not len(lanes):
-            return
         places = self._at[lanes]
+        if not len(places):
+            return
         first, last = int(places.min()), int(places.max())
         for place in range(first, last + 1):
-            here = lanes if first == last else lanes[places == place]
+            here = lanes
+            if first != last:
+                of_all = np.arange(len(places)) if isinstance(lanes, slice) else lanes
+                here = of_all[places == place]
             if place == len(self._periods):
                 self._start[here] = self._end[here] = np.inf
                 continue
             for figures, known in zip(
                 (self._start, self._end, self._factor), self._periods[place], strict=True
             ):
-                if len(here) == len(figures):
-                    figures[:] = known
-                else:
-                    figures[here] = known[here]
+                figures[here] = known[here]
 
     def _cross(self, lanes: _Integers, now_ns: Ticks, work_ns: Ticks) -> Ticks:
         """The ends of one work of each lane, over edges; what is left is left / parts ticks."""
@@ -243,3 +249,8 @@ class SlowPeriods:
             ]
             ends_ns[i] = work_end_ns(int(now[i]), int(left[i]), slow, parts=int(parts[i]))
         return ends_ns
+
+
+def _where(chosen: npt.NDArray[np.bool_]) -> _Integers | slice:
+    """The lanes that are chosen."""
+    return _ALL if chosen.all() else np.flatnonzero(chosen)

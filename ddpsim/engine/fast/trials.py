@@ -12,11 +12,22 @@ import numpy.typing as npt
 from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.network import NO_TRAFFIC, Traffic
+from ddpsim.cluster.process_groups import cost_of
+from ddpsim.cluster.transfers import Transfer
 from ddpsim.engine.fast.host import Host, Script
 from ddpsim.engine.fast.work_sums import WorkSums
-from ddpsim.strategies.instructions import Compute, Instruction
+from ddpsim.strategies.instructions import Communicate, Compute, Instruction
 
-__all__ = ["Trial", "TrialStep", "TrialWork", "column", "distinct", "side_by_side"]
+__all__ = [
+    "Trial",
+    "TrialStep",
+    "TrialWork",
+    "column",
+    "distinct",
+    "of_lanes",
+    "sent",
+    "side_by_side",
+]
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,26 @@ def side_by_side(scripts: Sequence[Script], most: int | None) -> list[TrialStep 
         elif work := TrialWork.of(list(group)):
             steps += work.split(most)
     return steps
+
+
+def of_lanes(figures: Ticks, trials: npt.NDArray[np.int64]) -> Ticks:
+    """[works, trials, 1] to [lanes, works], or [1, works] where all trials have the same."""
+    return figures[:, 0].T if figures.shape[1] == 1 else figures[:, trials, 0].T
+
+
+def sent(trials: Sequence[Trial], step: TrialStep) -> list[Transfer]:
+    """What each trial sends; those that share a cost and a size ask once."""
+    found: dict[tuple[int, str, str, int], Transfer] = {}
+    transfers = []
+    each = step.each * (len(trials) // len(step.each))
+    for trial, launch in zip(trials, each, strict=True):
+        if isinstance(launch, Communicate):
+            key = (id(trial.cost), launch.group, launch.operation, launch.size_bytes)
+            if key not in found:
+                cost = cost_of(trial.cost, launch.group)
+                found[key] = cost.transfer(launch.operation, launch.size_bytes)
+            transfers.append(found[key])
+    return transfers
 
 
 def column(values: Sequence[float]) -> Ticks | float:

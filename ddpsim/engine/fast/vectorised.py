@@ -18,13 +18,21 @@ import numpy.typing as npt
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.cluster.network import NO_TRAFFIC
-from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import Transfer
 from ddpsim.engine.fast.clocks import Clocks
 from ddpsim.engine.fast.collectives import Collective, InFlight, Waits
 from ddpsim.engine.fast.scalar import PER_MILLE, Lane
 from ddpsim.engine.fast.slow_periods import SlowPeriods
-from ddpsim.engine.fast.trials import Trial, TrialStep, TrialWork, column, distinct, side_by_side
+from ddpsim.engine.fast.trials import (
+    Trial,
+    TrialStep,
+    TrialWork,
+    column,
+    distinct,
+    of_lanes,
+    sent,
+    side_by_side,
+)
 from ddpsim.engine.fast.work_sums import WorkSums
 from ddpsim.engine.noise import vary
 from ddpsim.result.summary import SteadyStep
@@ -45,10 +53,11 @@ class Lanes:
     """Trials whose hosts have the same instructions, on `ranks` ranks each, or on those that stand
     for all.
 
-    `train` raises OverflowError where the clock would no longer be exact.
+    `counts`: how long ranks wait is asked, and not only when they end. `train` raises OverflowError
+    where the clock would no longer be exact.
     """
 
-    def __init__(self, trials: Sequence[Trial], ranks: int) -> None:
+    def __init__(self, trials: Sequence[Trial], ranks: int, *, counts: bool = True) -> None:
         self._trials = trials
         self._shape = (len(trials), ranks)
         self._program = trials[0].host.program
@@ -67,7 +76,7 @@ class Lanes:
         self._done_ns: list[Ticks] = []  # of the iteration's collectives
         self._recorded: dict[int, Ticks] = {}
         self._repeats = 0
-        self._counts = True  # how long ranks wait, and not only when they end
+        self._counts = counts
         self._known_transfers: dict[int, Sequence[Transfer]] = {}
         self.warmup = self._program.warmup
         self.settled: list[bool] = []  # by trial: all steady steps are alike
@@ -101,17 +110,18 @@ class Lanes:
             if all(alike):
                 return
 
-    def step_from(self, number: int, start_ns: float) -> Ticks:
-        """How long one step takes alone, [trials, ranks], which all ranks begin at once.
+    def steps_from(self, number: int, start_ns: float) -> Iterator[Ticks]:
+        """How long steps like this one take, each [trials, ranks]; all ranks begin the first.
 
-        No host waits for its device.
+        No host waits for its device, or for batches.
         """
         self._clocks.begin(number)
         self._compute[:] = self._least[:] = start_ns
         self._comm.begin(start_ns)
-        self._counts = False
-        self._iterate(number)
-        return self._compute - start_ns
+        while True:
+            begun = self._compute.copy()
+            self._iterate(number)
+            yield self._compute - begun
 
     @property
     def hosts_ns(self) -> Ticks:
@@ -211,7 +221,7 @@ class Lanes:
         for begin in range(0, len(now_ns), many):
             lanes = np.arange(begin, min(begin + many, len(now_ns)))
             trials = lanes // self._shape[1]
-            works_ns = _of_lanes(work.device_ns, trials)
+            works_ns = of_lanes(work.device_ns, trials)
             if factors is not None:
                 works_ns = works_ns * factors.reshape(-1, 1)[lanes]
                 np.rint(works_ns, out=works_ns)
@@ -237,11 +247,11 @@ class Lanes:
     def _launched_ns(self, work: TrialWork, lanes: npt.NDArray[np.int64]) -> Ticks:
         """When works were launched, [lanes, works], or [1, works] where all were together."""
         trials, at_ns = lanes // self._shape[1], self._clocks.at_ns
-        offsets_ns = _of_lanes(work.offset_ns, trials)
+        offsets_ns = of_lanes(work.offset_ns, trials)
         if isinstance(at_ns, float):
             return at_ns + offsets_ns
-        of_lanes = at_ns[trials] if at_ns.shape[1] == 1 else at_ns.reshape(-1, 1)[lanes]
-        return of_lanes + offsets_ns
+        each_ns = at_ns[trials] if at_ns.shape[1] == 1 else at_ns.reshape(-1, 1)[lanes]
+        return each_ns + offsets_ns
 
     def _communicate(self, step: TrialStep, launched_ns: Ticks | float) -> None:
         launches = [launch for launch in step.each if isinstance(launch, Communicate)]
@@ -258,9 +268,9 @@ class Lanes:
             each = np.repeat(factors, self._compute.size // len(factors))
             self._slow.append(joined.reshape(-1), ends.reshape(-1), each)
         self._comm.launched(group, collective, joined)
-        self._collectives.append(collective)
         self._done_ns.append(ends + column([launch.after_ns for launch in launches]))
         if self._counts:
+            self._collectives.append(collective)
             self._now.comm_ns += ends - joined
 
     def _ready(self, launches: Sequence[Communicate], launched_ns: Ticks | float) -> Ticks:
@@ -333,24 +343,10 @@ class Lanes:
         """Of each trial, or the one that all have."""
         known = self._known_transfers.get(id(step))
         if known is None:
-            transfers = self._asked_for(step)
+            transfers = sent(self._trials, step)
             known = transfers[:1] if all(t == transfers[0] for t in transfers) else transfers
             self._known_transfers[id(step)] = known
         return known
-
-    def _asked_for(self, step: TrialStep) -> Sequence[Transfer]:
-        """By each trial; those that share a cost and a size ask once."""
-        found: dict[tuple[int, str, str, int], Transfer] = {}
-        transfers = []
-        each = step.each * (len(self._trials) // len(step.each))
-        for trial, launch in zip(self._trials, each, strict=True):
-            if isinstance(launch, Communicate):
-                key = (id(trial.cost), launch.group, launch.operation, launch.size_bytes)
-                if key not in found:
-                    cost = cost_of(trial.cost, launch.group)
-                    found[key] = cost.transfer(launch.operation, launch.size_bytes)
-                transfers.append(found[key])
-        return transfers
 
     def slowest_rank(self, trial: int) -> int:
         """The rank that ends the last iteration last; of equals the longest in collectives."""
@@ -389,8 +385,3 @@ def _check_exact(largest: float, limit: float) -> None:
     """Whole numbers of float64 are exact so far; raises OverflowError beyond."""
     if largest > limit:
         raise OverflowError("the simulated clock is too long for arrays")
-
-
-def _of_lanes(figures: Ticks, trials: npt.NDArray[np.int64]) -> Ticks:
-    """[works, trials, 1] to [lanes, works], or [1, works] where all trials have the same."""
-    return figures[:, 0].T if figures.shape[1] == 1 else figures[:, trials, 0].T

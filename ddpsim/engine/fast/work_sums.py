@@ -80,6 +80,16 @@ class WorkSums:
         """The factors of each iteration, [ranks, iterations]."""
         return np.broadcast_to(self.factors[:, np.newaxis], (len(self.factors), iterations))
 
+    def changed(self, rank: int, times: float) -> WorkSums:
+        """The same, but that one rank's work takes so many times as long."""
+        factors = self.factors.copy()
+        factors[rank] = times
+        found, alone = WorkSums(factors), WorkSums(factors[rank : rank + 1])
+        for (works, pace), sums_ns in self._known.items():
+            found._known[works, pace] = sums_ns.copy()
+            found._known[works, pace][rank] = alone.of(np.frombuffer(works), pace)[0]
+        return found
+
     def of(self, works_ns: Sequence[int] | Ticks, pace: float) -> Ticks:
         """Ticks of all works on each rank, each work rounded, `pace` thousandths as long."""
         works = np.array(works_ns, dtype=np.float64)
