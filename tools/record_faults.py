@@ -21,7 +21,7 @@ OUTPUT = ROOT / "tests" / "data" / "faults"
 PROGRAM = ROOT / "tests" / "helpers" / "oracles" / "faulty_ranks.py"
 FAULTS = (
     *("healthy", "slow_link", "competing", "slow_loader", "unused_parameters", "every_micro_batch"),
-    "accumulating",
+    *("accumulating", "stale_buckets"),
 )
 ROUNDS = 2
 RATE = 125e6  # bytes per second of each host's link

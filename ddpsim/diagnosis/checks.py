@@ -144,11 +144,30 @@ CHECKS = (
         1,
         "what the training script asks for",
         _always(
-            "grep -nE 'find_unused|no_sync|DataParallel|bucket_cap|comm_hook|autocast|item\\(' "
-            "train.py"
+            "grep -nE 'find_unused|no_sync|DataParallel|bucket_cap|comm_hook|autocast|anomaly|"
+            "item\\(' train.py"
         ),
         lambda _case: True,
         _always("as the scenario says"),
+    ),
+    Check(
+        "environment",
+        1,
+        "what torch and NCCL are told by the environment of a rank",
+        _always("tr '\\0' '\\n' < /proc/PID-OF-A-RANK/environ | grep -E 'NCCL_|TORCH_|CUDA_'"),
+        lambda _case: True,
+        _always("as the scenario says"),
+    ),
+    Check(
+        "ddp_logging",
+        2,
+        "after 20 steps, the order of parameters in DDP's buckets, and that of their gradients",
+        _always(
+            "d = model._get_ddp_logging_data(); print(d['rebuilt_per_bucket_param_indices'], "
+            "d['prev_iteration_grad_ready_order_indices'])"
+        ),
+        lambda case: case.is_ddp and case.cluster.world_size > 1,
+        _always("both are the same"),
     ),
     Check(
         "gpu_state",

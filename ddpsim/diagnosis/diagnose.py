@@ -36,6 +36,7 @@ from ddpsim.diagnosis.posterior import (
 from ddpsim.diagnosis.predictions import Array, Changed, Predictor
 from ddpsim.diagnosis.traces import (
     BUCKETS,
+    FIRST,
     RANKS,
     READS,
     REDUCING,
@@ -73,7 +74,10 @@ _SUSPECTS = 5
 _FARTHER = 1.0  # standard deviations of the noise
 _SEEN = 0.01  # of any measurement: what changes them by less is no cause
 _SURE = 0.95  # of one cause: nothing needs to be told apart
-_TOLD_BY = {RANKS: "per_rank", **dict.fromkeys((BUCKETS, READS, REDUCING, UNUSED, WORK), "loop")}
+_TOLD_BY = {
+    RANKS: "per_rank",
+    **dict.fromkeys((BUCKETS, FIRST, READS, REDUCING, UNUSED, WORK), "loop"),
+}
 _NOISE = f"noise of a step {NOISE['step']:.0%}, of a wait or an all-reduce {NOISE['exposed']:.0%}"
 _ASSUMPTIONS = (
     "odds of the causes before anything was measured (docs/explanation/diagnosis.md)",

@@ -5,11 +5,10 @@ Odds are assumptions: nobody publishes how often each cause occurs (docs/explana
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ddpsim.diagnosis import links, own_work
-from ddpsim.diagnosis.case import Case, Change
+from ddpsim.diagnosis.case import Case
 from ddpsim.diagnosis.hypothesis import Hypothesis
+from ddpsim.diagnosis.option_hypotheses import DEBUGGING, OPTIONS, set_to
 from ddpsim.result.diagnosis import HEALTHY
 
 __all__ = [
@@ -28,10 +27,6 @@ UNKNOWN, UNKNOWN_ODDS = "unknown", 4.0
 def asked(case: Case) -> list[Hypothesis]:
     """Those that can apply to a case."""
     return [each for each in HYPOTHESES if each.sizes(case)]
-
-
-def _set(*settings: str) -> Callable[[Case, float], Change]:
-    return lambda _case, _size: Change(settings)
 
 
 def _times(times: float) -> str:
@@ -211,8 +206,7 @@ _COMPUTE = (
         4.0,
         "hosts launch slowly: {size} as long for each operator",
         "give each rank cores of its own (--cpus-per-task, OMP_NUM_THREADS); turn off "
-        "TORCH_DISTRIBUTED_DEBUG, anomaly detection, CUDA_LAUNCH_BLOCKING and .item() in the loop; "
-        "try torch.compile",
+        "CUDA_LAUNCH_BLOCKING and .item() in the loop; try torch.compile",
         own_work.slow_hosts,
         own_work.busy_hosts,
         _times,
@@ -226,7 +220,7 @@ _COMPUTE = (
         "the loop reads the loss in every step: the host waits for the GPU",
         "call loss.item() every 50 steps; log, print and check for NaN as rarely",
         own_work.unread_losses,
-        _set("workload.read_loss_every=1"),
+        set_to("workload.read_loss_every=1"),
         graded=False,
         signs={"code": ".item(), or a print, in every step"},
         shows={"values that the host waits for": "in every step"},
@@ -261,7 +255,7 @@ _COMPUTE = (
         "attention is written out: the fused kernels are not used",
         "set attn_implementation='sdpa'; look at masks and dtypes that fused kernels do not take",
         own_work.eager,
-        _set("workload.attention=eager"),
+        set_to("workload.attention=eager"),
         graded=False,
         signs={"code": "eager attention", "per_rank": "longer on all ranks"},
         shows=own_work.LONGER,
@@ -272,7 +266,7 @@ _COMPUTE = (
         "torch.compile has no effect: the model runs as it is written",
         "run with TORCH_LOGS=graph_breaks,recompiles",
         lambda case: own_work.switch(case.scenario.workload.compile and case.is_estimated),
-        _set("workload.compile=false"),
+        set_to("workload.compile=false"),
         graded=False,
         signs={"code": "no torch.compile", "per_rank": "longer on all ranks"},
         shows=own_work.LONGER,
@@ -303,93 +297,16 @@ _DATA = (
         signs={"gpu_state": "utilization below 90 %"},
     ),
 )
-_OPTIONS = (
-    Hypothesis(
-        "unused_parameters",
-        4.0,
-        "find_unused_parameters=True is left on",
-        "pass find_unused_parameters=False, or static_graph=True where the graph stays the same",
-        own_work.find_unused,
-        _set("ddp.find_unused_parameters=true"),
-        graded=False,
-        signs={"code": "find_unused_parameters=True"},
-        shows={"unused parameters": "looked for"},
-    ),
-    Hypothesis(
-        "without_no_sync",
-        6.0,
-        "every micro-batch reduces its gradients: accumulation without no_sync",
-        "wrap all micro-batches but the last in model.no_sync()",
-        own_work.every_micro_batch,
-        _set("ddp.no_sync=false"),
-        graded=False,
-        signs={"code": "backward of all micro-batches outside no_sync()"},
-        shows={"micro-batches that reduce": "all"},
-    ),
-    Hypothesis(
-        "small_buckets",
-        1.0,
-        "buckets are small: bucket_cap_mb=1",
-        "leave bucket_cap_mb out, or see ddpsim tune",
-        own_work.small_buckets,
-        _set("ddp.bucket_cap_mb=1"),
-        graded=False,
-        signs={"code": "bucket_cap_mb is set"},
-        shows={"all-reduces of gradients": "many"},
-    ),
-    Hypothesis(
-        "no_overlap",
-        3.0,
-        "no communication overlaps the backward: all gradients are reduced after it",
-        "leave bucket_cap_mb as it is; turn off CUDA_LAUNCH_BLOCKING and host syncs in backward "
-        "hooks; leave torch._dynamo.config.optimize_ddp on",
-        own_work.nothing_overlaps,
-        _set("ddp.bucket_cap_mb=100000"),
-        graded=False,
-        signs={"code": "a large bucket_cap_mb, or a sync in a hook"},
-        shows={"all-reduces of gradients": "one"},
-    ),
-    Hypothesis(
-        "sync_batch_norm",
-        0.5,  # it is written in the owner's own code
-        "batch norms take their statistics from all ranks: nn.SyncBatchNorm",
-        "leave out convert_sync_batchnorm where a rank's batch is large enough",
-        own_work.own_statistics,
-        _set("workload.sync_batch_norm=true"),
-        graded=False,
-        signs={"code": "convert_sync_batchnorm"},
-    ),
-    Hypothesis(
-        "data_parallel",
-        3.0,
-        "the model is wrapped in nn.DataParallel: one process feeds all GPUs",
-        "start the job with torchrun and wrap the model in DistributedDataParallel",
-        own_work.of_data_parallel,
-        _set("cluster.algorithm=data_parallel"),
-        graded=False,
-        signs={"code": "nn.DataParallel", "nccl_log": "one process alone"},
-    ),
-    Hypothesis(
-        "hook_missing",
-        2.0,
-        "the communication hook is not registered: gradients travel in full",
-        "call model.register_comm_hook after wrapping the model",
-        lambda case: own_work.switch(case.scenario.ddp.sent_dtype is not None),
-        _set("ddp.comm_hook=none"),
-        graded=False,
-        signs={"code": "no register_comm_hook"},
-    ),
-)
 NOTHING = Hypothesis(
     HEALTHY,
     30.0,
     "nothing is wrong: the step is as long as predicted, within its uncertainty",
     "see ddpsim explain-step for what the step is made of",
     lambda _case: (1.0,),
-    _set(),
+    set_to(),
     graded=False,
 )
 HYPOTHESES: tuple[Hypothesis, ...] = (
     *(NOTHING, *_IN_NODES, *_BETWEEN_NODES, *_COLLECTIVES),
-    *(*_COMPUTE, *_DATA, *_OPTIONS),
+    *(*_COMPUTE, *_DATA, *OPTIONS, *DEBUGGING),
 )

@@ -26,7 +26,8 @@ def facts_of(debug: DebugLog, case: Case) -> tuple[Fact, ...]:
 
     within = [each for each in debug.connections if is_within(each)]
     between = [each for each in debug.connections if not is_within(each)]
-    return (*_inside(case, within), *_between(case, between), *_settings(case, debug))
+    logged = Fact("collectives in the log", "none", "each" if debug.has_collectives else "none")
+    return (*_inside(case, within), *_between(case, between), *_settings(case, debug), logged)
 
 
 def log_probability(facts: Sequence[Fact], shows: Mapping[str, str] | None) -> float:

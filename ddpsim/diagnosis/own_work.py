@@ -16,6 +16,8 @@ __all__ = [
     "every_micro_batch",
     "find_unused",
     "late_batches",
+    "logged_collectives",
+    "no_anomaly_mode",
     "nothing_overlaps",
     "of_data_parallel",
     "other_batch",
@@ -23,6 +25,7 @@ __all__ = [
     "own_statistics",
     "precision_of",
     "precisions",
+    "rebuilt_buckets",
     "shared_loader",
     "slow_hosts",
     "slow_loader",
@@ -32,6 +35,8 @@ __all__ = [
     "switch",
     "throttled",
     "throttled_ranks",
+    "unchecked_collectives",
+    "unlogged_collectives",
     "unread_losses",
 ]
 
@@ -181,3 +186,34 @@ def eager(case: Case) -> Sequence[float]:
     """Where a zoo model with tokens is estimated with fused attention."""
     workload = case.scenario.workload
     return switch(case.is_estimated and workload.attention != "eager" and bool(workload.model))
+
+
+def rebuilt_buckets(case: Case) -> Sequence[float]:
+    """Where DDP rebuilds its buckets in the order of the first step's gradients."""
+    ddp = case.scenario.ddp
+    rebuilds = case.is_ddp and not ddp.finds_unused and ddp.torch != "1.4"
+    return switch(rebuilds and ddp.bucket_order == "ready" and case.cluster.world_size > 1)
+
+
+def no_anomaly_mode(case: Case) -> Sequence[float]:
+    """Where a zoo model's operators are known, and autograd does not watch them."""
+    debug = case.scenario.workload.debug
+    return switch(bool(case.scenario.workload.model) and not (debug and debug.detect_anomaly))
+
+
+def unchecked_collectives(case: Case) -> Sequence[float]:
+    """Where ranks do not compare what they are about to send."""
+    debug = case.scenario.workload.debug
+    return switch(case.cluster.world_size > 1 and not (debug and debug.distributed_detail))
+
+
+def unlogged_collectives(case: Case) -> Sequence[float]:
+    """What a line takes: to a file on a disk, to a terminal, to a file system that is far away."""
+    debug = case.scenario.workload.debug
+    logs = case.scenario.ddp.backend != "nccl" or (debug and debug.nccl_line_s)
+    return () if logs or case.cluster.world_size == 1 else (1e-4, 1e-3, 1e-2)
+
+
+def logged_collectives(case: Case, seconds: float) -> Change:  # noqa: ARG001 -- of all changes
+    """One line for each."""
+    return Change((f"workload.debug.nccl_line={1e6 * seconds:.4g} us",))

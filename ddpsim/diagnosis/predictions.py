@@ -39,16 +39,25 @@ _NO_TIME = 1e-6
 
 @dataclass(frozen=True)
 class Changed:
-    """A changed job, all its terms stretched by `factors`."""
+    """A changed job, all its terms stretched by `factors`.
+
+    `longer`: with one micro-batch more under no_sync, in which batch norms are synchronised too;
+    None where they are not.
+    """
 
     job: Job
     factors: Mapping[str, float]
     parts: Parts
+    longer: Job | None = None
 
     @classmethod
     def of(cls, case: Case, change: Change) -> Changed:
         """A case with a change; raises ScenarioError where that does not fit it."""
-        return cls(case.changed(change), change.factors, case.parts)
+        job, longer = case.changed(change), None
+        if job.scenario.workload.sync_batch_norm:
+            steps = f"ddp.accumulation_steps={job.scenario.ddp.accumulation_steps + 1}"
+            longer = case.changed(Change((*change.settings, steps)))
+        return cls(job, change.factors, case.parts, longer)
 
     def stretched(self, term: str, factor: float) -> Changed:
         """The same with one term longer still."""
@@ -71,10 +80,12 @@ class Changed:
     def steps(self, quantity: Quantity) -> list[CalmStep]:
         """Those that `seconds` needs simulated."""
         usual: CalmStep = self.job, self.factors
+        without_sync = [usual, (self.longer, self.factors)] if self.longer else []
         promptly: CalmStep = self.job, {**self.factors, "data": _NO_TIME}
         has_loader = self.job.program.loader is not None
         needed: dict[Quantity, list[CalmStep]] = {
             "step": [usual],
+            "without_sync": without_sync,
             "exposed": [promptly if has_loader else usual],
             "data_wait": [usual, promptly] if has_loader else [],
         }
@@ -89,13 +100,13 @@ class Changed:
     def _exposed_s(self) -> float:
         """Beside a loader too: while a step waits for its batch no communication is under way."""
         if self.job.program.loader is None:
-            return max(0.0, self._step_s() - self._alone_s())
+            return max(0.0, self._step_s() - self._own_s())
         return max(0.0, self._step_s(data=_NO_TIME) - self._own_s())
 
-    def _own_s(self) -> float:
-        """A usual rank's own work."""
+    def _own_s(self, job: Job | None = None) -> float:
+        """A usual rank's own work; of another job than its own, if that is given."""
         factors = {"compute": self._factor("compute"), "host": self._factor("host")}
-        return self.parts.compute_only_s(self.job, **factors)
+        return self.parts.compute_only_s(job or self.job, **factors)
 
     def _data_wait_s(self) -> float:
         if self.job.program.loader is None:
@@ -105,9 +116,18 @@ class Changed:
     def _alone_s(self) -> float:
         """A usual rank's step without communication.
 
-        Its loader works ahead: the longer of its own work and the loader's sets the pace.
+        Its loader works ahead: the longer of its own work and the loader's sets the pace. Batch
+        norms are synchronised under no_sync too.
         """
-        return max(self._own_s(), self.job.batches_s * self._factor("data"))
+        own_s = self._own_s() + self._of_norms_s()
+        return max(own_s, self.job.batches_s * self._factor("data"))
+
+    def _of_norms_s(self) -> float:
+        """What a micro-batch under no_sync takes beside its own work."""
+        if self.longer is None:
+            return 0.0
+        with_one_more_s = self.longer.step_s(**self.factors) - self._own_s(self.longer)
+        return max(0.0, with_one_more_s - (self._step_s() - self._own_s()))
 
 
 class Predictor:

@@ -12,6 +12,7 @@ from ddpsim.result.diagnosis import Fact, Measurement
 
 __all__ = [
     "BUCKETS",
+    "FIRST",
     "RANKS",
     "READS",
     "REDUCING",
@@ -23,7 +24,7 @@ __all__ = [
 
 RANKS = "ranks"  # names of facts
 REDUCING, UNUSED, WORK = "micro-batches that reduce", "unused parameters", "work of a rank"
-BUCKETS = "all-reduces of gradients"
+BUCKETS, FIRST = "all-reduces of gradients", "the first all-reduce"
 READS = "values that the host waits for"
 _MORE = 1.5  # times as many all-reduces as predicted
 _MOST_SIZES = 3
@@ -105,6 +106,10 @@ def _buckets(traces: RankTraces, case: Case) -> Iterator[Fact]:
         predicted = len(case.job.program.steady_buckets)
         expected, seen = ("one" if count == 1 else "several" for count in (predicted, max(counts)))
         yield Fact(BUCKETS, expected, "many" if min(counts) > _MORE * predicted else seen)
+        if expected == "several" and case.scenario.ddp.bucket_order == "ready":
+            early = any(step.sends_early for of_it in traces.steps.values() for step in of_it)
+            words = {True: "before the last gradient", False: "after the last gradient"}
+            yield Fact(FIRST, words[True], words[early])
 
 
 def _reads(traces: RankTraces, case: Case) -> Iterator[Fact]:

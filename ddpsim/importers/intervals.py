@@ -35,7 +35,7 @@ class Intervals:
 
     def within(self, start: float, end: float) -> float:
         """How much of the time from `start` to `end` they take."""
-        return self._until(end) - self._until(start) if end > start else 0.0
+        return max(0.0, self._until(end) - self._until(start)) if end > start else 0.0
 
     def _until(self, time: float) -> float:
         index = bisect_right(self.starts, time) - 1

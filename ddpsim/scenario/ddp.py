@@ -69,7 +69,7 @@ _OF_STRATEGIES = {
 }
 _OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
-    *("broadcast_buffers", "comm_hook", "post_local_sgd", "power_sgd", "top_k"),
+    *("bucket_order", "broadcast_buffers", "comm_hook", "post_local_sgd", "power_sgd", "top_k"),
     *("join", "mixed_precision", "optimizer_in_backward", "optimize_ddp"),
 )
 
@@ -117,6 +117,9 @@ class Ddp(Spec):
     gradient_as_bucket_view: bool = Field(default=False, description="saves the copy back")
     find_unused_parameters: bool = Field(default=False, description="buckets are never rebuilt")
     static_graph: bool = Field(default=False, description="buckets are rebuilt one step later")
+    bucket_order: Literal["ready", "reversed"] = Field(
+        "ready", description="reversed: gradients came the other way in the first step"
+    )
     broadcast_buffers: bool = Field(
         default=True, description="every forward; also accepted as forward_sync_buffers (2.13)"
     )
@@ -130,8 +133,7 @@ class Ddp(Spec):
     top_k: TopK | None = Field(None, description="of comm_hook: top_k")
     join: JoinField | None = Field(
         None,
-        description="true, or its options: the loop runs within DDP's join(), for inputs that are "
-        "uneven",
+        description="true, or its options: the loop runs within DDP's join(), for uneven inputs",
     )
     mixed_precision: DdpMixedPrecision | None = Field(
         None,

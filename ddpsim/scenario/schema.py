@@ -77,6 +77,8 @@ class Scenario(Spec):
                 "torch 1.4 had no torch.compile; choose a newer ddp.torch", "workload.compile"
             )
         self._check_gloo_on_gpus()
+        if self.ddp.backend == "gloo" and self.workload.debug and self.workload.debug.nccl_line_s:
+            raise fail("gloo has no log of NCCL; drop it", "workload.debug.nccl_line")
         return self
 
     @model_validator(mode="after")

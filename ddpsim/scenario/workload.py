@@ -9,7 +9,12 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from ddpsim.errors import shown
 from ddpsim.scenario import catalog
 from ddpsim.scenario.base import Spec, fail, given, word_or_modules
-from ddpsim.scenario.options.training_loop import CheckpointWrite, Evaluation, InputCopy
+from ddpsim.scenario.options.training_loop import (
+    CheckpointWrite,
+    DebugSettings,
+    Evaluation,
+    InputCopy,
+)
 from ddpsim.scenario.quantity import (
     Duration,
     SampleRate,
@@ -278,6 +283,9 @@ class Workload(Spec):
         None,
         description="the loop calls loss.item() at the end of every so many steps, where the host "
         "waits for the device; default: never",
+    )
+    debug: DebugSettings | None = Field(
+        None, description="debug settings of torch and NCCL that were left on; default: none"
     )
     input_copy: InputCopy | None = Field(
         None, description="copies of the inputs to the device; omitted: they take no time"

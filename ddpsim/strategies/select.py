@@ -25,6 +25,7 @@ from ddpsim.strategies.synced_norms import SyncedNorms
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.training_loop import (
     AroundOptimizer,
+    Debugged,
     ForwardAlone,
     InputCopies,
     LossReads,
@@ -328,6 +329,9 @@ def _in_loop(strategy: Strategy, asked: Asked, batches: int = 1) -> Strategy:
     if copied := workload.input_copy:
         size_bytes = batches * _input_bytes(copied, asked)
         strategy = InputCopies(strategy, copied, size_bytes, device, asked.ticks)
+    if debug := workload.debug:
+        ranks = asked.scenario.cluster.world_size
+        strategy = Debugged(strategy, debug, ranks, device, asked.ticks)
     if workload.read_loss_every:
         strategy = LossReads(strategy, workload.read_loss_every, device, asked.ticks)
     return strategy

@@ -1,7 +1,7 @@
 """Jobs whose cause is known: it is found, from step times and one or two figures more.
 
-Odds were set on the published jobs, on faults of links (`IN_NODES`, `BETWEEN_NODES`) and on
-attention and SyncBatchNorm; they are judged on all others.
+Odds were set on the published jobs, on faults of links (`IN_NODES`, `BETWEEN_NODES`), on debug
+settings, and on attention and SyncBatchNorm; they are judged on all others.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ CASES = (
     ("slow_loader", 0, "slow_loader"),
     ("unused_parameters", 0, "unused_parameters"),
     ("every_micro_batch", 0, "without_no_sync"),
+    ("stale_buckets", 0, "stale_buckets"),
 )
 
 

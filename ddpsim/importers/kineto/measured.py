@@ -96,8 +96,9 @@ class KinetoStep:
     `beside_comm_s` of the device's work was done while a collective was under way. `has_optimizer`:
     whether one stepped. `done_s`: when the device has done all of it, and `lasts_s` how long after
     the step before; on a CPU those of the host. `ddp_host_s`: what DDP itself takes the host.
-    `reads`: how often the host reads a value from the device and waits for it. `earlier`: the
-    micro-batches before the last one, whose are the forward, backward and gradients; `loader_s`,
+    `reads`: how often the host reads a value from the device and waits for it. `sends_early`:
+    whether a bucket is sent before the last gradient is there. `earlier`: the micro-batches before
+    the last one, whose are the forward, backward and gradients; `loader_s`,
     `reads` and `collectives` are those of all.
     """
 
@@ -116,6 +117,7 @@ class KinetoStep:
     lasts_s: float = 0.0
     ddp_host_s: float = 0.0
     reads: int = 0
+    sends_early: bool = True
     parts: StepParts = field(default_factory=StepParts)
     earlier: tuple[KinetoStep, ...] = ()
 

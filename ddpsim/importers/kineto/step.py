@@ -5,13 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
-from math import prod
 from typing import Any
 
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.intervals import Intervals
 from ddpsim.importers.kineto.events import (
-    MOST,
     OF_DDP,
     OPTIMIZER_STEP,
     DeviceWork,
@@ -31,6 +29,14 @@ from ddpsim.importers.kineto.measured import (
     StepParts,
 )
 from ddpsim.importers.kineto.parts import Marks, device_parts, host_parts
+from ddpsim.importers.kineto.values import (
+    dtype_of,
+    first,
+    first_count,
+    gradient_of,
+    name_of,
+    operation_of,
+)
 
 __all__ = ["DDP_FORWARD", "read_step"]
 
@@ -38,18 +44,6 @@ _GLOO = "gloo:"
 DDP_FORWARD = "DistributedDataParallel.forward"
 _AT_WORK = ("aten::", "Optimizer.", "enumerate(DataLoader)", *OF_DDP)
 _MOST_BETWEEN = 0.1  # of a backward, for what is no part of it
-_DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "half": "float16",
-    "bfloat16": "bfloat16",
-    **dict.fromkeys(("long int", "long"), "int64"),
-    "int": "int32",
-    **dict.fromkeys(("short int", "short"), "int16"),
-    **dict.fromkeys(("signed char", "char"), "int8"),
-    **dict.fromkeys(("unsigned char", "byte"), "uint8"),
-    "bool": "bool",
-}
 _S = 1e-6
 
 
@@ -175,6 +169,7 @@ class _Step:
             )
             * _S,
             reads=len(within(self.trace.reads, window)),
+            sends_early=self._sends_early(),
             parts=self._parts(),
         )
 
@@ -195,7 +190,7 @@ class _Step:
         is_of_ddp = any(True for _ in self._told_collectives())
         for op in self.ready:
             hooks = self.trace.hooks.get(op.thread) if is_of_ddp else None
-            yield _gradient(op.args)._replace(
+            yield gradient_of(op.args)._replace(
                 in_checkpoint=op.start_us in self.trace.checkpoints,
                 hook_s=self._until_launch_us(op, hooks) * _S if hooks else None,
             )
@@ -280,34 +275,45 @@ class _Step:
             return collective.start_us
         return call.start_us
 
+    def _sends_early(self) -> bool:
+        """Whether a bucket is sent before the last gradient is there."""
+        launches_us = [work.launch.start_us for work in self.collectives]
+        asked_us = [at_us for at_us in launches_us if self._is_of_gradients(at_us)]
+        asked_us += [op.start_us for op in self._gloo if self._is_gloo_of_gradients(op)]
+        return min(asked_us, default=self.window.end_us) < self.ready_us[-1]
+
+    @property
+    def _gloo(self) -> list[Event]:
+        return [op for op in within(self.trace.ops, self.window) if op.name.startswith(_GLOO)]
+
     def _told_collectives(self) -> Iterator[MeasuredCollective]:
         for work in self.collectives:
             event = work.event
             name = str(event.args.get("Collective name", "")) or event.name
             elements, dtype = count_of(event.args.get("In msg nelems")), event.args.get("dtype")
             yield MeasuredCollective(
-                _operation(name),
+                operation_of(name),
                 elements,
-                _dtype(dtype),
+                dtype_of(dtype),
                 (event.end_us - event.start_us) * _S,
                 self._is_of_gradients(work.launch.start_us)
-                and _operation(name) == "all_reduce"
+                and operation_of(name) == "all_reduce"
                 and not self._is_map_of_used(elements, dtype),
                 event.start_us * _S,
                 event.name,
-                _first_count(event.args.get("grid")),
-                _first_count(event.args.get("block")),
+                first_count(event.args.get("grid")),
+                first_count(event.args.get("block")),
             )
         yield from self._told_of_gloo()
 
     def _told_of_gloo(self) -> Iterator[MeasuredCollective]:
-        ops = [op for op in within(self.trace.ops, self.window) if op.name.startswith(_GLOO)]
+        ops = self._gloo
         for op, delay_us in zip(ops, delays_us(self.trace, self.window, ops), strict=True):
-            elements, dtype = _gradient(op.args).numel, _first(op.args.get("Input type"))
+            elements, dtype = gradient_of(op.args).numel, first(op.args.get("Input type"))
             yield MeasuredCollective(
-                _operation(op.name),
+                operation_of(op.name),
                 elements,
-                _dtype(dtype),
+                dtype_of(dtype),
                 (op.end_us - op.start_us) * _S,
                 self._is_gloo_of_gradients(op) and not self._is_map_of_used(elements, dtype),
                 op.start_us * _S,
@@ -316,7 +322,7 @@ class _Step:
 
     def _is_map_of_used(self, elements: int | None, dtype: Any) -> bool:
         """Whether it is DDP's map of used parameters (find_unused_parameters): int32, one each."""
-        return elements == len(self.ready) and _name_of(dtype) == "int"
+        return elements == len(self.ready) and name_of(dtype) == "int"
 
     def _is_gloo_of_gradients(self, op: Event) -> bool:
         """Whether a hook asked for an all-reduce, or may have, where no call of it is told.
@@ -360,41 +366,3 @@ class _Step:
             + self.trace.host_us(thread, max(start_us, begins_us), min(end_us, self.ends_us))
             for start_us, end_us in zip(gloo.starts, gloo.ends, strict=True)
         )
-
-
-_OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce")
-
-
-def _operation(name: str) -> str:
-    """`allreduce`, `ncclKernel_AllReduce_RING_LL_Sum_float` and `gloo:all_reduce` are one."""
-    plain = name.lower().replace("_", "")
-    return next((known for known in _OPERATIONS if known.replace("_", "") in plain), name)
-
-
-def _gradient(args: dict[str, Any]) -> Gradient:
-    """Of the first input."""
-    shape, dtype = _first(args.get("Input Dims")), _first(args.get("Input type"))
-    return Gradient(_shape(shape), _dtype(dtype))
-
-
-def _first(inputs: Any) -> Any:
-    return inputs[0] if isinstance(inputs, list) and inputs else None
-
-
-def _shape(extents: Any) -> tuple[int, ...] | None:
-    if not isinstance(extents, list) or not all(isinstance(extent, int) for extent in extents):
-        return None
-    return tuple(extents) if 0 < prod(extents) <= MOST else None
-
-
-def _first_count(extents: Any) -> int | None:
-    return count_of(_first(extents))
-
-
-def _dtype(name: Any) -> str | None:
-    return _DTYPES.get(_name_of(name))
-
-
-def _name_of(dtype: Any) -> str:
-    """`c10::Half` of an op is `Half` of a collective."""
-    return str(dtype).removeprefix("c10::").lower()

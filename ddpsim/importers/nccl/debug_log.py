@@ -52,6 +52,7 @@ class DebugLog:
     """The connections of a job, each once, and NCCL's variables that were set.
 
     `layout`: nodes and ranks of each, `version` of NCCL; None where the log does not tell.
+    `has_collectives`: each of them has a line, which NCCL_DEBUG_SUBSYS=COLL asks for.
     """
 
     name: str
@@ -59,6 +60,7 @@ class DebugLog:
     variables: dict[str, str]
     layout: tuple[int, int] | None = None
     version: str | None = None
+    has_collectives: bool = False
 
 
 def read_debug_log(source: SourceFile) -> DebugLog:
@@ -74,7 +76,9 @@ def read_debug_log(source: SourceFile) -> DebugLog:
     variables = {match["name"]: match["value"] for match in _SET.finditer(text)}
     version = _VERSION.search(text)
     return DebugLog(
-        *(source.given, tuple(found), variables, _layout(text)), version and version["version"]
+        *(source.given, tuple(found), variables, _layout(text)),
+        version=version and version["version"],
+        has_collectives=": opCount " in text,
     )
 
 

@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field
 
 from ddpsim.scenario.base import Spec
-from ddpsim.scenario.quantity import Bandwidth, Size
+from ddpsim.scenario.quantity import Bandwidth, Duration, Size
 
-__all__ = ["CheckpointWrite", "Evaluation", "InputCopy"]
+__all__ = ["CheckpointWrite", "DebugSettings", "Evaluation", "InputCopy"]
 
 
 class InputCopy(Spec):
@@ -48,4 +48,25 @@ class CheckpointWrite(Spec):
     )
     size_bytes: Size | None = Field(
         None, alias="size", description="of what one rank writes; omitted: computed"
+    )
+
+
+class DebugSettings(Spec):
+    """What torch or NCCL checks or logs beside the work, because somebody looks for a fault."""
+
+    detect_anomaly: bool = Field(
+        default=False,
+        description="torch.autograd.set_detect_anomaly: each operator of the forward records a "
+        "stack, and the host waits for each gradient to look for NaN",
+    )
+    distributed_detail: bool = Field(
+        default=False,
+        description="TORCH_DISTRIBUTED_DEBUG=DETAIL: before each collective the ranks meet over "
+        "gloo, and compare what they are about to send",
+    )
+    nccl_line_s: Duration | None = Field(
+        None,
+        alias="nccl_line",
+        description="NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL or ALL: what the host takes to "
+        "write a line for each collective; omitted: nothing, as NCCL_DEBUG=INFO alone",
     )

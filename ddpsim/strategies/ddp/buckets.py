@@ -115,7 +115,8 @@ def plan_buckets(
     if never_rebuilt:
         return BucketPlan(initial, initial, None)
     unused = sorted(set(range(len(parameters))) - set(ready_order))
-    rebuilt = _assign(parameters, limits, [*ready_order, *unused])
+    order = ready_order if ddp.bucket_order == "ready" else ready_order[::-1]
+    rebuilt = _assign(parameters, limits, [*order, *unused])
     return BucketPlan(initial, rebuilt, 2 if ddp.static_graph else 1)
 
 

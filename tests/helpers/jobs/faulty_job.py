@@ -82,8 +82,8 @@ class Truth:
             if (link := getattr(whole.cluster, key)) and link.bandwidth_bytes_per_s
         }
 
-    def on(self, gpus: int) -> Prepared:
-        """The true job on the first GPUs."""
+    def on(self, gpus: int, *more: str) -> Prepared:
+        """The true job on the first GPUs, with `more` settings."""
         nodes = max(1, gpus // self.per_node)
         factors = {rank: self.factors[rank] for rank in range(gpus)}
         settings = [
@@ -93,6 +93,7 @@ class Truth:
             *(f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus // nodes}"),
             f"cluster.stragglers={{factors: {factors}}}",
             "run.iterations=4",
+            *more,
         ]
         return resolve(self.job.scenario(*settings))
 
@@ -120,7 +121,16 @@ class Truth:
 
     def without_sync(self, whole: Prepared) -> str:
         """Of rank 0, whose loader works ahead."""
-        return self.seen(max(self.factors[0] * whole.compute_only_s(), whole.batches_s))
+        own_s = self.factors[0] * whole.compute_only_s() + self.of_norms_s(whole)
+        return self.seen(max(own_s, whole.batches_s))
+
+    def of_norms_s(self, whole: Prepared) -> float:
+        """What a micro-batch under no_sync takes beside its own work."""
+        if not whole.scenario.workload.sync_batch_norm:
+            return 0.0
+        one, two = (self.on(self.size, f"ddp.accumulation_steps={n}") for n in (1, 2))
+        own_s = two.compute_only_s() - one.compute_only_s()
+        return two.step_s() - one.step_s() - own_s
 
     def exposed(self, whole: Prepared) -> str:
         """Of rank 0, as a profiler shows it."""

@@ -32,6 +32,7 @@ PCIE_NODE = {"device": "rtx-4090", "nodes": 1, "gpus_per_node": 4}
 A100, H100 = "a100-sxm-80gb", "h100-sxm-80gb"
 ESTIMATED = {"model": "resnet50", "batch_per_rank": 64, "precision": "amp-bf16"}
 FAST = {**BERT, "step_time": "35 ms"}
+SMALL_BERT = {"model": "bert-base", "batch_per_rank": 8, "seq_len": 128, "precision": "amp-bf16"}
 SMALL = {"model": "resnet50", "batch_per_rank": 8, "precision": "amp-bf16"}
 
 
@@ -180,7 +181,7 @@ COMPUTE = (
     Job(
         "a loss that is read in every step",
         "loss_read",
-        {"model": "bert-base", "batch_per_rank": 8, "seq_len": 128, "precision": "amp-bf16"},
+        SMALL_BERT,
         {**ONE_NODE, "device": H100},
         ("workload.read_loss_every=1",),
         measured=("without_sync", "data_wait"),
@@ -318,7 +319,7 @@ OPTIONS = (
         RESNET,
         TCP_NODES,
         ("workload.sync_batch_norm=true",),
-        measured=("exposed", "all_reduce"),
+        measured=("exposed", "all_reduce", "without_sync"),
     ),
     Job(
         "nn.DataParallel",
@@ -346,4 +347,38 @@ OPTIONS = (
         measured=("all_reduce", "without_sync"),
     ),
 )
-FAULTY = (*IN_NODES, *BETWEEN_NODES, *MEASURED_LINKS, *COMPUTE, *DATA, *OPTIONS)
+SMALL_ON_8 = (SMALL, {**ONE_NODE, "device": H100})
+BERT_ON_8 = (SMALL_BERT, {**ONE_NODE, "device": H100})
+DEBUGGING = (
+    Job(
+        "anomaly mode, left on",
+        "anomaly_mode",
+        *SMALL_ON_8,
+        ("workload.debug.detect_anomaly=true",),
+        measured=("data_wait", "without_sync"),
+    ),
+    Job(
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL",
+        "distributed_debug",
+        *BERT_ON_8,
+        ("workload.debug.distributed_detail=true",),
+        measured=("all_reduce", "without_sync"),
+    ),
+    Job(
+        "NCCL_DEBUG_SUBSYS=COLL on a slow file system",
+        "nccl_debug",
+        *SMALL_ON_8,
+        ("workload.debug.nccl_line=3 ms",),
+        measured=("all_reduce", "without_sync"),
+        log=(*ring("P2P/CUMEM"), "AllReduce: opCount 3 sendbuff 0x7f recvbuff 0x7f count 6553600"),
+    ),
+    Job(
+        "buckets in the order of another graph",
+        "stale_buckets",
+        {**BERT, "step_time": "300 ms"},
+        TCP_NODES,
+        ("ddp.bucket_order=reversed",),
+        measured=("exposed", "all_reduce"),
+    ),
+)
+FAULTY = (*DEBUGGING, *IN_NODES, *BETWEEN_NODES, *MEASURED_LINKS, *COMPUTE, *DATA, *OPTIONS)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,6 +59,8 @@ def _loop(fault: str) -> Callable[[], None]:
 
     layers = [m for _ in range(LAYERS) for m in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]
     model: Any = torch.nn.Sequential(*layers)
+    if fault == "stale_buckets":
+        model = _changing(torch.nn.Sequential, layers)
     if fault != "bare":
         find = fault == "unused_parameters"
         model = DistributedDataParallel(model, find_unused_parameters=find, bucket_cap_mb=4)
@@ -78,6 +80,22 @@ def _loop(fault: str) -> Callable[[], None]:
         optimizer.step()
 
     return step
+
+
+def _changing(base: Any, layers: Sequence[Any]) -> Any:
+    """Layers that run the other way round in the first step."""
+
+    class Changing(base):  # type: ignore[misc]
+        runs = 0
+
+        def forward(self, batch: Any) -> Any:
+            order = list(self) if self.runs else list(self)[::-1]
+            self.runs += 1
+            for layer in order:
+                batch = layer(batch)
+            return batch
+
+    return Changing(*layers)
 
 
 def _batches(fault: str) -> Iterator[Any]:
