@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddpsim.result.storyboard import Dial
-from ddpsim.scenario.ddp import BucketCaps
+from ddpsim.scenario.options.ddp_values import BucketCaps
 from ddpsim.scenario.schema import Scenario
 
 __all__ = ["dialled"]

@@ -27,7 +27,6 @@ from ddpsim.result.storyboard import (
 from ddpsim.result.timeline import CommSpan
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.document import load
-from ddpsim.scenario.options.ddp_values import BucketCaps
 from ddpsim.scenario.schema import Scenario
 
 __all__ = ["storyboard"]
