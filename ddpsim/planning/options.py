@@ -32,7 +32,8 @@ _TARGET = re.compile(
     re.IGNORECASE,
 )
 _MONEY = re.compile(r"(?P<sign>[$€£¥])? ?(?P<amount>[\d._]+(?: ?[kKM](?= |$))?) ?(?P<label>\S+)?")
-_AN_HOUR = re.compile(r" ?/ ?(h|hour|gpu-hour)$|(?<=\S) an? (gpu-)?hour$", re.IGNORECASE)
+_OTHER_UNITS = re.compile(r"\b(images|sequences|examples|steps|iterations)\b", re.IGNORECASE)
+_AN_HOUR = re.compile(r" ?/ ?(h|hour|gpu-hour)$|(?<=\S) (an?|per) (gpu-)?hour$", re.IGNORECASE)
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MOST_BYTES = 2**50
 _MOST_RANKS = 256  # for eyes: beyond, the files get large and the page slow
@@ -50,7 +51,7 @@ def parse_target(text: str) -> Target:
     plain = _plain(text)
     found = _TARGET.fullmatch(plain)
     if found is None:
-        raise ValueError(f"{shown(text)} is not a target; {_GRAMMAR}")
+        raise ValueError(f"{shown(text)} is not a target{_hint(plain)}; {_GRAMMAR}")
     epochs, within = found["epochs"], found["within"]
     unit: Literal["samples", "tokens"] = (
         "samples" if found["unit"].lower().startswith("sample") else "tokens"
@@ -61,6 +62,16 @@ def parse_target(text: str) -> Target:
         unit=unit,
         within_s=None if within is None else _deadline_s(within),
     )
+
+
+def _hint(plain: str) -> str:
+    """What was meant by a target in other units."""
+    word = _OTHER_UNITS.search(plain)
+    if word is None:
+        return ""
+    if word[0].lower() in ("steps", "iterations"):
+        return f": {word[0]} depend on the GPUs, so count samples (steps x global batch)"
+    return f": {word[0]} are samples here"
 
 
 def parse_price(text: str) -> Money:
@@ -81,7 +92,7 @@ def _count(text: str, unit: str) -> int:
     """A whole number above zero."""
     found = _NUMBER.fullmatch(text)
     if found is None:
-        comma = "; write no commas" if "," in text else ""
+        comma = "; write no commas, and a point for decimals" if "," in text else ""
         raise ValueError(
             f"{shown(text)} is not a number of {unit}{comma}; write such as 90, 1.28M or 300B"
         )
@@ -102,6 +113,9 @@ def _deadline_s(text: str) -> float:
 
 
 def _money(plain: str, text: str, wanted: str) -> Money:
+    if "," in plain:
+        said = "has a comma; write no commas, and a point for decimals"
+        raise ValueError(f"{shown(text)} {said}: write {wanted}")
     found = _MONEY.fullmatch(plain)
     label = found and (found["label"] or found["sign"])
     if found is None or not label or bool(found["sign"]) == bool(found["label"]):

@@ -26,8 +26,8 @@ _FIGURES = 61  # columns of a row
 _NOTHING = 0.001  # of an interval's wider edge
 _MOST_SHOWN = 100.0  # times as long: another question
 _OWN_COSTS = (
-    "errors of DDP's own costs (copies, hooks, launches) are in the intervals only where a cluster "
-    "profile tells how they vary"
+    "DDP's own costs (copies, hooks, launches) widen it only where a cluster profile tells how "
+    "they vary"
 )
 
 
@@ -52,8 +52,8 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
     yield ""
     yield from labelled(
         "change",
-        "time for as many samples as one step has; its 80% interval has an input that both know "
-        f"from the same source wrong in both alike; {_OWN_COSTS}",
+        "in time for the samples of one baseline step; in its 80% interval an input that both have "
+        f"from one source is wrong by the same factor in both; {_OWN_COSTS}",
     )
     yield from _notes(known)
     yield from _new_warnings(known, comparison.warnings)
@@ -82,7 +82,7 @@ def _row(change: Change) -> str:
 def interval_of(change: Change) -> str:
     """The edges of a difference, in the unit of the wider one: `-0.276 to +12.8 ms`."""
     if signed(change.low_s) == signed(change.high_s):
-        return "DDP's own costs"
+        return "no interval"
     widest_s = max(abs(change.low_s), abs(change.high_s))
     unit = format_duration(widest_s).split()[1]
     low, high = (_signed_in(unit, edge_s, widest_s) for edge_s in (change.low_s, change.high_s))

@@ -85,4 +85,10 @@ def in_own_words(details: ErrorDetails) -> str:
     if kind in _LIMITS:
         bound, words = _LIMITS[kind]
         return f"{got} is out of range: wanted {words} {context[bound]:.15g}"
-    return f"wanted {_KINDS.get(kind.split('_', maxsplit=1)[0], 'another value')}, got {got}"
+    quoted = (
+        kind in ("int_type", "float_type")
+        and isinstance(value, str)
+        and value.replace(".", "", 1).isdecimal()
+    )
+    type_ = _KINDS.get(kind.split("_", maxsplit=1)[0], "another value")
+    return f"wanted {type_}, got {got}{': drop the quotes' if quoted else ''}"

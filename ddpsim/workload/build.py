@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from ddpsim.scenario import catalog
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import StepTime, Workload
+from ddpsim.units import format_duration
 from ddpsim.workload.model import Model, scale, total_s
 from ddpsim.workload.roofline import zoo_model
 
@@ -19,13 +21,18 @@ if TYPE_CHECKING:
 
 __all__ = ["build_model", "known_model"]
 
+_FAR = 5.0  # times the estimate: no published step is so far, with errors of at most 75 %
+
 
 def build_model(scenario: Scenario) -> Model:
     """The model of a scenario, with its times, of any buckets; raises InputError.
 
     A compiled one's gradients are as if it were not (`ddpsim.strategies.ddp.compiled_graphs`).
     """
-    model = _anchored(_source_model(scenario), scenario.workload.step_time)
+    source = _source_model(scenario)
+    model = _anchored(source, scenario.workload.step_time)
+    if scenario.workload.step_time and scenario.cluster.device.kind == "gpu":
+        model = replace(model, warnings=(*model.warnings, *_far_from_estimate(source, model)))
     if model.unused and not scenario.may_leave_unused:
         raise InputError(
             "ddp.find_unused_parameters",
@@ -144,6 +151,29 @@ def _anchored(model: Model, stated: StepTime | None) -> Model:
         sigma=None,
         with_ddp_s=stated.with_ddp_s,
     )
+
+
+def _far_from_estimate(source: Model, anchored: Model) -> Iterator[str]:
+    """Of a stated step that is of another order: mostly one of other units, batches or GPUs."""
+    if source.basis != "roofline":
+        return
+    device_s, stated_s = _device_s(source), _device_s(anchored)
+    longest_s = max(device_s, source.host_s)
+    if stated_s < device_s / _FAR:
+        times = f"{device_s / stated_s:.3g} times"
+        words = f"{times} as fast as the estimate, {format_duration(device_s)}"
+    elif stated_s > _FAR * longest_s:
+        words = f"{stated_s / longest_s:.3g} times the estimate, {format_duration(longest_s)}"
+    else:
+        return
+    yield (
+        f"workload.step_time is {words}: is it one micro-batch of batch_per_rank samples on one "
+        "such device, in this precision, without DDP?"
+    )
+
+
+def _device_s(model: Model) -> float:
+    return total_s((*model.forward, *model.backward, model.optimizer))
 
 
 def _targets(model: Model, stated: StepTime) -> tuple[float, float, float]:

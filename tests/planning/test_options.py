@@ -65,7 +65,8 @@ GRAMMAR = (
         ("90 epochs in 24 h", f"'90 epochs in 24 h' {GRAMMAR}"),
         (
             "1,281,167 samples",
-            "'1,281,167' is not a number of samples; write no commas; " + NUMBERS,
+            "'1,281,167' is not a number of samples; write no commas, and a point for decimals; "
+            + NUMBERS,
         ),
         (
             "many samples in 1 h",
@@ -82,6 +83,7 @@ GRAMMAR = (
             "5 samples in 2 weeks",
             "'2 weeks' has the unknown unit 'weeks'; write a time in ns, us, ms, s, min, h or days",
         ),
+        ("5 images", "'5 images' is not a target: images are samples here; " + GRAMMAR[17:]),
         ("5 samples in 0 h", "the work takes longer than 0 h"),
     ],
 )
@@ -105,7 +107,8 @@ def test_no_text_makes_the_parsers_fail_otherwise(text: str) -> None:
         ("2.50 USD", Money(2.5, "USD")),
         ("2.50 EUR/h", Money(2.5, "EUR")),
         ("2.50 USD / GPU-hour", Money(2.5, "USD")),
-        ("2.50 USD per hour", None),
+        ("2.50 USD per hour", Money(2.5, "USD")),
+        ("2,50 USD", None),
         ("$2", Money(2.0, "$")),
         ("3 credits", Money(3.0, "credits")),
         ("5k USD", Money(5000.0, "USD")),

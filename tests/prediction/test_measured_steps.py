@@ -130,3 +130,19 @@ def test_a_step_with_ddp_is_one_of_torchs_default_options() -> None:
     assert math.isclose(step_ms("ddp.bucket_cap_mb=1"), 171, abs_tol=0.1)
     assert math.isclose(step_ms("ddp.accumulation_steps=2"), 171 + 162, abs_tol=2)
     assert step_ms("cluster.gpus_per_node=4", "cluster.algorithm=data_parallel") != step_ms()
+
+
+@pytest.mark.parametrize(
+    ("step_time", "says"),
+    [
+        ("1 ms", "39 times as fast as the estimate, 39.0 ms: is it one micro-batch"),
+        ("400 ms", "10.3 times the estimate, 39.0 ms: is it one micro-batch"),
+        ("20 ms", ""),
+        ("100 ms", ""),
+    ],
+)
+def test_a_stated_step_of_another_order_is_warned_of(step_time: str, says: str) -> None:
+    job = resolve(load("resnet50-2x8-25gbit", f"workload.step_time={step_time}"))
+    warned = " ".join(job.model.warnings)
+    assert says in warned
+    assert bool(says) == ("workload.step_time is" in warned)

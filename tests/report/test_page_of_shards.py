@@ -22,6 +22,8 @@ def test_the_slider_goes_over_ways_to_reshard(board: Storyboard) -> None:
     text = page(board)
     assert "<code>ddp.fully_shard.reshard_after_forward</code>" in text
     assert "bucket_cap_mb" not in text.partition('<section id="trust"')[0].partition("<body")[2]
+    assert '<th scope="col">units</th>' in text
+    assert "buckets end after it" not in text
     operations = {c.span.operation for c in board.choices[0].step.ranks[0].collectives}
     assert operations == {"all_gather", "reduce_scatter"}
 

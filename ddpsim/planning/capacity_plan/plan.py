@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
-from ddpsim.errors import InputError, Problem, ScenarioError, shown
+from ddpsim.errors import InputError, ScenarioError, shown
 from ddpsim.planning.capacity_plan.next_doubling import next_doubling
 from ddpsim.planning.capacity_plan.question import Question
 from ddpsim.planning.capacity_plan.samples_needed import StepsByBatch, read_steps_by_batch
@@ -31,11 +31,6 @@ from ddpsim.scenario.schema import Scenario
 __all__ = ["plan_capacity"]
 
 _MOST_GPUS = 1024
-_LOG = (
-    "a log is of one world size, and says nothing of others; leave it out (--set "
-    "cluster.all_reduce=null) and state the links, or fit logs of several sizes into a profile "
-    "(ddpsim calibrate import nccl-tests) for cluster.profile"
-)
 
 
 def plan_capacity(
@@ -61,8 +56,7 @@ def plan_capacity(
     `looks_further`: at what limits twice the GPUs, which takes most of the time. `answer_gpus`: the
     answer is this one of the world sizes, and neither target nor budget chooses.
     Raises ValueError for text that cannot be read, TypeError for money that is neither text nor
-    Money, InputError for what does not fit the scenario (`key` is the argument), ScenarioError
-    where its all-reduce times are a log's of one world size.
+    Money, InputError for what does not fit the scenario (`key` is the argument).
     """
     asked = Question(
         scenario,
@@ -77,8 +71,6 @@ def plan_capacity(
         else steps_by_batch,
         answer_gpus,
     )
-    if scenario.cluster.all_reduce:
-        raise ScenarioError([Problem("scenario", "cluster.all_reduce", _LOG)])
     asked.check()
     tried = WorldSizes(asked)
     tried.try_ladder()
@@ -224,7 +216,9 @@ class _Planner:
         )
 
     def _next_doubling(self, answer: Capacity) -> NextDoubling | None:
-        """None where twice the GPUs cannot be had."""
+        """None where twice the GPUs cannot be had, or a log says nothing of them."""
+        if self.asked.of_a_log:
+            return None
         nodes, gpus_per_node = answer.nodes, 2 * answer.gpus_per_node
         if gpus_per_node > self.asked.scenario.cluster.gpus_per_node:
             nodes, gpus_per_node = 2 * answer.nodes, answer.gpus_per_node

@@ -84,6 +84,11 @@ class Question:
         return ceil(self.target.amount / self.seq_len)
 
     @property
+    def of_a_log(self) -> bool:
+        """Whether all-reduce times are a log's, which is of one world size."""
+        return self.scenario.cluster.all_reduce is not None
+
+    @property
     def accumulated(self) -> int:
         """Micro-batches in a step."""
         return self.scenario.ddp.accumulation_steps

@@ -20,6 +20,12 @@ from ddpsim.wording import counted
 __all__ = ["WorldSizes"]
 
 _EVERY = 32  # so many numbers of nodes between two are all simulated
+_LOG = SizesLeftOut(
+    ("all others",),
+    "a log is of one world size; to plan others leave it out (--set cluster.all_reduce=null) and "
+    "state the links, or fit logs of several sizes (ddpsim calibrate import nccl-tests) for "
+    "cluster.profile",
+)
 _OUT_OF_MEMORY = "run out of memory"  # a plan says it with what to do
 
 
@@ -40,13 +46,15 @@ class WorldSizes:
     def try_ladder(self) -> None:
         """Simulate the sizes to begin with; raises InputError where none can be had."""
         sizes = _ladder(self.asked)
+        if self.asked.of_a_log:
+            self.left_out["all_reduce"] = _LOG
         with stage("world sizes", len(sizes)) as told:
             for size in sizes:
                 found = self.simulated(*size)
                 told.known += [_in_words(found)] if found else []
                 told.advance()
         if not self.sizes:
-            reasons = "; ".join(out.reason for out in self.left_out.values())
+            reasons = "; ".join(out.reason for out in self.left_out.values() if out is not _LOG)
             key = "global_batch" if self.asked.global_batch is not None else "cluster"
             raise InputError(key, f"no world size can be had: {reasons}")
 
@@ -111,6 +119,8 @@ class WorldSizes:
     def how_searched(self) -> str:
         """Which numbers of nodes were tried, in words."""
         most = self.asked.max_gpus // self.asked.scenario.cluster.gpus_per_node
+        if self.asked.of_a_log:
+            return "the scenario's own ranks, which cluster.all_reduce was measured on"
         if self.asked.global_batch is not None:
             return f"every number of nodes to {most} whose GPUs divide the global batch"
         return f"nodes in powers of two, to {most}{self.searched}"
@@ -124,6 +134,8 @@ def _in_words(size: Capacity) -> str:
 def _ladder(asked: Question) -> list[tuple[int, int]]:
     """Sizes to try, as nodes and GPUs of each: parts of a node only where the scenario has one."""
     cluster, whole = asked.scenario.cluster, asked.scenario.cluster.gpus_per_node
+    if asked.of_a_log:
+        return [(cluster.nodes, whole)]
     most = asked.max_gpus // whole
     parts = _powers_of_two(min(whole - 1, asked.max_gpus)) if cluster.nodes == 1 else []
     if asked.global_batch is None:

@@ -280,6 +280,8 @@ def _held(plan: CapacityPlan) -> str:
             f"{_per_rank(first)} to {_per_rank(last)} a rank"
         )
         return f"{said}, in as many micro-batches as memory needs" if split else said
+    if first is last:
+        return f"{_per_rank(first)} samples a rank, a global batch of {first.global_batch:,}"
     said = (
         f"{first.batch_per_rank:,} samples a rank (weak scaling): the global batch grows from "
         f"{first.global_batch:,} to {last.global_batch:,}"

@@ -78,6 +78,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "parts": parts,
     "percent": format_percent,
     "rows_left_out": rows_left_out,
+    "sent_in": words.sent_in,
     "sentence": lambda text: f"{text[:1].upper()}{text[1:]}.",
     "signed": lambda seconds: f"{'+' if seconds > 0 else ''}{format_duration(seconds)}",
     "signed_percent": lambda share: f"{share:+.1%}",

@@ -20,6 +20,7 @@ __all__ = [
     "new_warnings",
     "notes",
     "scaling_words",
+    "sent_in",
     "spoken",
     "sweep_words",
 ]
@@ -71,11 +72,17 @@ def caption(choice: CapChoice) -> Iterator[str]:
         end = f" The backward ends at {format_duration(max(ends) / NS_PER_S)};" if ends else ""
         yield (
             f"Rank{'s' * (len(rank.ranks) > 1)} {listed(rank.ranks)}:{end} "
-            f"{late} of {len(buckets)} buckets{' that are drawn' if rank.left_out else ''} "
+            f"{late} of {len(buckets)} {sent_in(choice)}s"
+            f"{' that are drawn' if rank.left_out else ''} "
             f"{'ends' if late == 1 else 'end'} after it. "
             f"Communication is hidden for {format_duration(rank.hidden_ns / NS_PER_S)} "
             f"and exposed for {format_duration(rank.exposed_ns / NS_PER_S)}."
         )
+
+
+def sent_in(choice: CapChoice) -> str:
+    """What gradients are sent in: buckets of DDP, or units of shards."""
+    return "unit" if choice.held else "bucket"
 
 
 def _ends_ns(collectives: Iterable[DrawnCollective]) -> dict[int, int]:

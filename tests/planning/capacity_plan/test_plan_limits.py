@@ -8,7 +8,7 @@ import pytest
 from plan_scenarios import IMAGENET
 from shipped_scenarios import load as scenario
 
-from ddpsim.errors import InputError, ScenarioError
+from ddpsim.errors import InputError
 from ddpsim.planning.capacity_plan.plan import plan_capacity
 from ddpsim.report.capacity.plan import render_plan
 
@@ -51,15 +51,18 @@ def test_sizes_without_a_named_rank_are_left_out() -> None:
     assert out.reason.startswith("cluster.stragglers.factors: rank 3 does not exist")
 
 
-def test_a_log_of_one_layout_ends_the_question() -> None:
+def test_a_log_answers_for_its_own_ranks_alone() -> None:
     """Extrapolated to other ranks it would give the same time to any number of them."""
     for allowed in ("false", "true"):
         asked = scenario("resnet50-nccl-log", f"run.allow_extrapolation={allowed}")
-        with pytest.raises(ScenarioError) as raised:
-            plan_capacity(asked, "1M samples")
-        (problem,) = raised.value.problems
-        assert problem.key == "cluster.all_reduce"
-        assert problem.message.startswith("a log is of one world size, and says nothing of others;")
+        plan = plan_capacity(asked, "1M samples in 1 h", price="2 USD")
+        assert [size.gpus for size in plan.sizes] == [8]
+        assert (plan.met, plan.knee_gpus, plan.next_doubling) == (True, None, None)
+        (out,) = plan.left_out
+        assert out.sizes == ("all others",)
+        assert out.reason.startswith("a log is of one world size; to plan others leave it out")
+    text = render_plan(plan, "a.yaml")
+    assert "held        128 samples a rank, a global batch of 1,024" in text
 
 
 @pytest.mark.parametrize(
