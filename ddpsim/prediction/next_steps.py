@@ -209,7 +209,8 @@ def _less_communication(trials: _Trials) -> Iterator[_Change]:
         why = f"parameters averaged every {every} steps (another training)"
         yield _Change.of(why, "ddp.local_sgd.every", every)
         return
-    if not job.scenario.ddp.is_ddp:
+    ddp = job.scenario.ddp
+    if not ddp.is_ddp and ddp.optimized_type is None:  # DDP has no masters of 16-bit parameters
         why = "DDP: buckets of gradients, sent during the backward"
         key = job.scenario.ddp.strategy  # may have options of its own
         also = (f"ddp.{key}=null",) if getattr(job.scenario.ddp, key, None) else ()
