@@ -354,3 +354,15 @@ def test_each_strategy_has_it() -> None:
         "fully_shard, reshard_after_forward=4",
     ]
     assert all(change.fits and not change.problem for change in changes)
+
+
+@pytest.mark.parametrize("strategy", ["fully_shard", "hsdp"])
+def test_all_wait_for_a_slow_first_rank(strategy: str) -> None:
+    """Twice as slow, as one that also writes logs, where compute hides all communication."""
+    settings_ = ["workload.model=gpt2", "run.iterations=1", f"ddp.strategy={strategy}"]
+    settings_ += ["cluster.intra_node.bandwidth=900 GB/s", "cluster.nodes=1"]
+    plain, slow = (
+        resolve(load_scenario(GPT2_XL, [*settings_, *more])).step_s()
+        for more in ([], ["cluster.stragglers={factors: {0: 2}}"])
+    )
+    assert 1.8 < slow / plain < 2.0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from two_ranks import observed_of
 
+from ddpsim.cluster.transfers import TURNS
 from ddpsim.prediction.program import compile_program
 from ddpsim.scenario.options.deepspeed import DeepSpeed
 from ddpsim.scenario.schema import Scenario
@@ -100,3 +101,25 @@ def test_memory_is_that_of_zero(stage: int, ranks: int, bytes_each: float) -> No
     model = model_of({"parameters": listed, "ready_order": range(99, -1, -1)})
     held = compile_program(scenario, model).strategy.resident_bytes(model, 2 * 4 * 128_000)
     assert sum(held) == pytest.approx(128_000 * bytes_each, rel=0.03)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_deepspeed_sends_gradients_twice_and_parameters_once(ranks: int) -> None:
+    """3 (N-1)/N M by a ring, in each micro-batch of stage 2; one rank sends nothing."""
+    cluster = {"nodes": 1, "gpus_per_node": ranks, "device": "a100-sxm-80gb"}
+    workload = {"model": "resnet18", "batch_per_rank": 1, "precision": "amp-bf16"}
+    keys = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+    listed = [(f"layers.{i}.weight", 1280, 1) for i in range(9)]
+    model = model_of({"parameters": listed, "ready_order": range(8, -1, -1)})
+
+    def sent(stage: int) -> float:
+        options = {"stage": stage, "reduce_bucket_size": 4000}
+        ddp = {"strategy": "deepspeed", "accumulation_steps": 2, "deepspeed": options}
+        scenario = Scenario.model_validate(keys | {"ddp": ddp})
+        step = compile_program(scenario, model).steady_step
+        each = (i for i in step if isinstance(i, Communicate) and i.size_bytes > 4)
+        return sum(TURNS[i.operation] * (ranks - 1) / ranks * i.size_bytes for i in each)
+
+    whole = (ranks - 1) / ranks * 9 * 1280 * 4
+    assert sent(1) == pytest.approx(3 * whole)
+    assert sent(2) == pytest.approx(5 * whole)
