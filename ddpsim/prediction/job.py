@@ -30,6 +30,7 @@ from ddpsim.result.model import Baselines, Memory
 from ddpsim.result.summary import mean_step_s
 from ddpsim.result.timeline import Timeline
 from ddpsim.scenario.device import Device
+from ddpsim.scenario.options.torch_warnings import torch_warnings
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Communicate, Compute
 from ddpsim.units import NS_PER_S, format_bytes, format_duration
@@ -311,12 +312,7 @@ class Job:
                 f"DataParallel: GPU 0 alone holds the reduced gradients and the optimizer's state, "
                 f"{format_bytes(alone)} more than the others, and every GPU's outputs"
             )
-        ddp = self.scenario.ddp
-        if ddp.static_graph and ddp.accumulation_steps > 1 and ddp.no_sync:
-            found.append(
-                "ddp.static_graph: torch stops in a first step whose micro-batches are under "
-                "no_sync (expect_autograd_hooks_, reducer.cpp); take that step without no_sync"
-            )
+        found.extend(torch_warnings(self.scenario.ddp, self.scenario.cluster.device))
         if not self.ddp_times:
             found.append(
                 f"{with_ddp_key(self.scenario)}: launching DDP's collectives is priced longer than "
@@ -327,11 +323,6 @@ class Job:
             found.append(
                 f"MFU {mfu:.0%}: the device would do more than its peak; look at step_time (of one "
                 "micro-batch), batch_per_rank and precision"
-            )
-        if ddp.powers and ddp.powers.batched:
-            found.append(
-                "ddp.power_sgd.batched: batched_powerSGD_hook of torch 2.13 stops in an "
-                "AssertionError (_orthogonalize wants three dimensions); mend it to use it"
             )
         found.extend(self._warnings_of_stalls())
         if not memory.fits:

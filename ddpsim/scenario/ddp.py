@@ -294,7 +294,7 @@ class Ddp(Spec):
         if self.backend == "gloo" and self.comm_hook in _FAILS_ON_GLOO:
             raise fail(
                 f"{self.comm_hook} {_FAILS_ON_GLOO[self.comm_hook]}; write none, allreduce, "
-                "fp16_compress or bf16_compress",
+                "fp16_compress, bf16_compress or top_k",
                 "comm_hook",
             )
         return self
@@ -368,7 +368,7 @@ class Ddp(Spec):
     @model_validator(mode="after")
     def _joins_alone(self) -> Ddp:
         if self.join and self.strategy == "zero1":
-            raise fail("is modelled for DDP alone, not beside ZeroRedundancyOptimizer", "join")
+            raise fail("is not modelled beside ZeroRedundancyOptimizer (zero1); drop one", "join")
         return self
 
     @model_validator(mode="after")

@@ -54,17 +54,8 @@ class Scenario(Spec):
         algorithm = self.cluster.algorithm
         if backend == "gloo" and algorithm in ("tree", "nvls", "data_parallel"):
             raise fail(f"{algorithm} is NCCL's; gloo has its ring: write auto", "cluster.algorithm")
-        if algorithm == "data_parallel" and not self.ddp.is_ddp:
-            raise fail(
-                "cluster.algorithm: data_parallel is a strategy of its own; drop one",
-                "ddp.strategy",
-            )
-        if algorithm == "data_parallel" and self.ddp.comm_hook != "none":
-            raise fail("DataParallel has no communication hooks; drop it", "ddp.comm_hook")
-        if algorithm == "data_parallel" and self.ddp.join:
-            raise fail("DataParallel has no join; drop it", "ddp.join")
-        if algorithm == "data_parallel" and self.ddp.accumulation_steps > 1:
-            raise fail("DataParallel has no no_sync; write 1", "ddp.accumulation_steps")
+        if algorithm == "data_parallel":
+            self._check_data_parallel()
         self._check_servers()
         self._check_synced_norms()
         self._check_zeroed_gradients()
@@ -99,6 +90,29 @@ class Scenario(Spec):
                 f"ddp.{key}",
             )
         return self
+
+    def _check_data_parallel(self) -> None:
+        """Raise where DataParallel is asked for what it does not have, or for what is not known."""
+        ddp = self.ddp
+        reducers = ("gradient_as_bucket_view", "find_unused_parameters", "static_graph")
+        reasons = {
+            "strategy": (
+                "cluster.algorithm: data_parallel is a strategy of its own; drop one",
+                ddp.strategy != "ddp",
+            ),
+            "comm_hook": (
+                "DataParallel has no communication hooks; drop it",
+                ddp.comm_hook != "none",
+            ),
+            "join": ("DataParallel has no join; drop it", ddp.join is not None),
+            "accumulation_steps": (
+                "micro-batches are not modelled under DataParallel, which has no no_sync; write 1",
+                ddp.accumulation_steps > 1,
+            ),
+        } | {key: ("DataParallel has no reducer; drop it", getattr(ddp, key)) for key in reducers}
+        for key, (reason, holds) in reasons.items():
+            if holds:
+                raise fail(reason, f"ddp.{key}")
 
     def _check_mixed_precision(self) -> None:
         """Raise where DDP's own mixed precision meets what is not modelled beside it."""
@@ -252,7 +266,7 @@ class Scenario(Spec):
             == "data_parallel",
             f"is not modelled under {self.ddp.strategy}": self.ddp.scatters_gradients,
             "sends in the forward, which ddp.join does not shadow": self.ddp.join is not None,
-            "that of torch 1.4 is not known; choose a newer ddp.torch": self.ddp.torch == "1.4",
+            "is not known of torch 1.4 (a newer ddp.torch has it)": self.ddp.torch == "1.4",
         }
         for reason, holds in reasons.items():
             if holds:

@@ -195,5 +195,5 @@ def check_one_bucket(buckets: int, parameters: Sequence[Parameter]) -> None:
             "ddp.comm_hook",
             f"powerSGD may hang or crash with gloo where gradients are in several buckets, here "
             f"{buckets}: their collectives cross; put all in one with ddp.bucket_cap_mb={cap_mib}, "
-            "or write none, allreduce, fp16_compress or bf16_compress",
+            "or write none, allreduce, fp16_compress, bf16_compress or top_k",
         )

@@ -36,6 +36,12 @@ def test_gradients_are_cast_before_and_kept_where_they_are_sent_in_another_type(
     assert found.memory().parameters == 1.5 * found.model.gradient_bytes
 
 
+def test_first_steps_reduce_no_gradients() -> None:
+    (found,) = job().warnings(1.0)
+    assert "in the first backward, until the buckets are rebuilt" in found
+    assert any("first two backwards" in each for each in job("ddp.static_graph=true").warnings(1.0))
+
+
 def copies(*settings: str) -> list[Compute]:
     """What the host does before each forward of a step, for 161 parameters."""
     step = job(*settings).program.strategy.steps[1]

@@ -1,0 +1,35 @@
+"""Where torch itself stops, or does what its user does not expect, under options that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.device import Device
+
+__all__ = ["torch_warnings"]
+
+
+def torch_warnings(ddp: Ddp, device: Device) -> Iterator[str]:
+    """One of each, as a reader must know it; all were seen with torch 2.13 on CPUs."""
+    if ddp.static_graph and ddp.accumulation_steps > 1 and ddp.no_sync:
+        yield (
+            "ddp.static_graph: torch stops in a first step whose micro-batches are under "
+            "no_sync (expect_autograd_hooks_, reducer.cpp); take that step without no_sync"
+        )
+    if ddp.mixed_precision:
+        steps = "first two backwards" if ddp.static_graph else "first backward"
+        yield (
+            "ddp.mixed_precision: torch 2.13 reduces memory that holds no gradient in the "
+            f"{steps}, until the buckets are rebuilt (set_mixed_precision_param_dtype, reducer.cpp)"
+        )
+    if ddp.sent_dtype == "bfloat16" and device.kind == "cpu":
+        yield (
+            "ddp.comm_hook: a torch that is built for CPUs alone refuses bf16_compress "
+            "(distributed.py); fp16_compress sends as little"
+        )
+    if ddp.powers and ddp.powers.batched:
+        yield (
+            "ddp.power_sgd.batched: batched_powerSGD_hook of torch 2.13 stops in an "
+            "AssertionError (_orthogonalize wants three dimensions); mend it to use it"
+        )
