@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -12,6 +13,7 @@ import pytest
 from simpy import Environment
 
 YARDSTICK_EVENTS = 100_000
+QUICK = bool(os.environ.get("DDPSIM_BENCHMARKS_QUICK"))  # one round of each: does it run at all?
 
 
 def yardstick_s() -> float:
@@ -53,7 +55,8 @@ def measure(benchmark: Any) -> Iterator[Callable[..., Any]]:
             yardsticks.append(yardstick_s())
             gc.collect()
 
-        found = benchmark.pedantic(function, setup=setup, rounds=rounds, warmup_rounds=1)
+        rounds, warmup = (1, 0) if QUICK else (rounds, 1)
+        found = benchmark.pedantic(function, setup=setup, rounds=rounds, warmup_rounds=warmup)
         benchmark.extra_info.update(known)
         return found
 

@@ -2,6 +2,7 @@
 
 python -m pytest benchmarks --benchmark-json=now.json
 python benchmarks/report.py now.json                                    the table
+python benchmarks/report.py now.json --page                             that of performance.md
 python benchmarks/report.py now.json --save benchmarks/results/0.1.0.json
 python benchmarks/report.py now.json --against benchmarks/results/0.1.0.json
 """
@@ -25,7 +26,30 @@ OWN = (
     "user_cpu_s",
     "cpu_s",
     "loop_s",
+    "simulated_s",
+    "around_s",
 )
+LOOP_S = 0.6  # of the core to which the table's seconds are scaled
+ROWS = {  # of docs/explanation/performance.md
+    "test_cold[8-folded]": "`run`, 8 ranks",
+    "test_cold[1000000-folded]": "`run`, 1,000,000 ranks that are alike",
+    "test_cold[1024-stragglers]": "`run`, 1,024 ranks, ring",
+    "test_cold[1024-stragglers-auto]": "the same, NCCL's own choice",
+    "test_cold[16384-stragglers]": "`run`, 16,384 ranks, ring",
+    "test_cold[16384-stragglers-auto]": "the same, NCCL's own choice",
+    "test_cold[131072-stragglers]": "`run`, 131,072 ranks, ring",
+    "test_cold[131072-stragglers-auto]": "the same, NCCL's own choice",
+    "test_cold[32-p4d-shared]": "`run`, 32 ranks on p4d, another job's traffic",
+    "test_cold[32-a3-mega-shared-direct]": "`run`, 32 ranks on a3-mega, the same, `direct`, stalls",
+    "test_cold[24-gloo-stragglers]": "`run`, 24 gloo ranks, unused parameters",
+    "test_cold[32-p4d-jitter-plan]": "`plan`, 32 ranks with jitter",
+    "test_cold[32-p4d-shared-plan]": "`plan`, 32 ranks, another job's traffic",
+    "test_cold[32-p4d-jitter-report]": "`report`, 32 ranks with jitter",
+    "test_cold[32-p4d-shared-report]": "`report`, 32 ranks, another job's traffic",
+    "test_cold[32-p4d-jitter-tune]": "`tune --global-batch 128`, 32 ranks with jitter",
+    "test_cold[32-p4d-shared-tune]": "the same, another job's traffic",
+    "test_cold[32-p4d-jitter-tune-4096]": "`tune --global-batch 4096`, 32 ranks with jitter",
+}
 
 
 def main() -> int:
@@ -33,10 +57,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path, help="of pytest-benchmark, or kept ones")
     parser.add_argument("--save", type=Path, help="keep them, without their samples")
+    parser.add_argument("--page", action="store_true", help="the table of performance.md")
     parser.add_argument("--against", type=Path, help="kept results")
     asked = parser.parse_args()
     results = read(asked.results)
-    print(table(results))
+    print(page(results) if asked.page else table(results))
     if asked.save:
         save(results, asked.save)
     if asked.against:
@@ -79,6 +104,29 @@ def table(results: dict[str, Any]) -> str:
         own = "  ".join(f"{one[key]:,} {key}" for key in OWN if key in one)
         times = f"{one['median_s']:>8.4f} s  {spread:<22}{one['ratio']:>8.3f}"
         lines.append(f"{name.removeprefix('test_'):<36}{times}  {own}")
+    return "\n".join(lines)
+
+
+def page(results: dict[str, Any]) -> str:
+    """CPU seconds of whole processes as Markdown, and scaled to a core of a known loop."""
+    known = results["benchmarks"]
+    lines = [
+        f"On {results['machine']['cpu']}, Python {results['machine']['python']}:",
+        "",
+        f"| command | CPU seconds | scaled to a loop of {LOOP_S:g} s | peak MiB |",
+        "|---|---|---|---|",
+    ]
+    for name, what in ROWS.items():
+        if name in known:
+            one = known[name]
+            scaled_s = one["cpu_s"] * LOOP_S / one["loop_s"]
+            lines.append(f"| {what} | {one['cpu_s']:.2f} | {scaled_s:.2f} | {one['peak_mib']} |")
+    loops_s = {one["loop_s"] for one in known.values() if "loop_s" in one}
+    lines += ["", f"The loop takes {' to '.join(f'{s:.2f}' for s in sorted(loops_s))} s."]
+    for ranks in (1024, 16_384, 131_072):
+        if one := known.get(f"test_around_the_step[{ranks}]"):
+            around_s, simulated_s = one["around_s"], one["simulated_s"]
+            lines.append(f"{ranks:,} ranks: steps {simulated_s} s, all around them {around_s} s.")
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -28,6 +29,8 @@ from ddpsim.engine.reference.messages import RingSteps
 from ddpsim.engine.reference.shared_link import SharedLink
 from ddpsim.engine.run import run
 from ddpsim.importers.kineto.trace import read_trace
+from ddpsim.prediction.api import _predicted as predicted
+from ddpsim.prediction.next_steps import next_steps
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.timeline import MessageSpan
 from ddpsim.scenario.quantity import SourceFile
@@ -83,12 +86,17 @@ COLD |= {
     ),
     "24-gloo-stragglers": ("run", str(GLOO), "--set", STRAGGLERS, *TEN),
 }
-NOISY = (str(SHARED), "--set", JITTER)
-COLD |= {
-    "32-p4d-jitter-plan": ("plan", *NOISY, "--target", "90 epochs of 1.28M samples in 24 h"),
-    "32-p4d-jitter-report": ("report", *NOISY, "-o", os.devnull),
-    "32-p4d-jitter-tune": ("tune", *NOISY, "--global-batch", "128"),
-}
+WEEKS = "90 epochs of 1.28M samples in 24 h"
+for beside, noise in (("jitter", JITTER), ("shared", BURSTS)):
+    asked = (str(SHARED), "--set", noise)
+    COLD |= {
+        f"32-p4d-{beside}-plan": ("plan", *asked, "--target", WEEKS),
+        f"32-p4d-{beside}-report": ("report", *asked, "-o", os.devnull),
+        f"32-p4d-{beside}-tune": ("tune", *asked, "--global-batch", "128"),
+    }
+COLD["32-p4d-jitter-tune-4096"] = (
+    *("tune", str(SHARED), "--set", JITTER, "--global-batch", "4096"),
+)
 LONG = ("131072", "plan", "report", "tune")
 ON_ONE_CORE = """import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -179,6 +187,28 @@ def test_simulate_folded(measure: Measure) -> None:
     """The whole answer, with its interval and what to try."""
     asked = scenario(EIGHT)
     measure(lambda: ddpsim.simulate(asked))
+
+
+@pytest.mark.parametrize("ranks", [1024, 16_384, 131_072])
+def test_around_the_step(ranks: int, measure: Measure, benchmark: Any) -> None:
+    """Interval, stragglers and suggestions of a ring; `simulated_s`: its steps themselves."""
+    asked = scenario(f"cluster.nodes={ranks // 8}", STRAGGLERS)
+    simulated_s: list[float] = []
+
+    def answer() -> float:
+        job = resolve(asked)
+        begun = time.process_time()
+        simulated = run(job.request())
+        ended = time.process_time()
+        simulated_s.append(ended - begun)
+        result = predicted(job, simulated, "auto")
+        next_steps(job, result)
+        return time.process_time() - ended
+
+    around_s: list[float] = []
+    measure(lambda: around_s.append(answer()), rounds=5)
+    benchmark.extra_info["simulated_s"] = round(median(simulated_s), 4)
+    benchmark.extra_info["around_s"] = round(median(around_s), 4)
 
 
 @pytest.mark.parametrize("ranks", [1024, 4096, 16_384, 65_536, 131_072])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, product
+from math import inf
 from typing import Any
 
 from ddpsim.errors import DdpsimError, Problem, ScenarioError
@@ -201,7 +202,7 @@ class _Search:
                 self._simulate(dict(alike), told)
 
     def _simulate(self, scenarios: Mapping[tuple[str, ...], Scenario], told: Stage) -> None:
-        outcomes = attempt_many(scenarios.values(), told.advance)
+        outcomes = attempt_many(scenarios.values(), told.advance, self._most_sample_s())
         for settings, outcome in zip(scenarios, outcomes, strict=True):
             if isinstance(outcome, Brief):
                 self._found[settings] = _Choice(settings, outcome)
@@ -212,6 +213,11 @@ class _Search:
             best = min(fitting, key=lambda choice: choice.sample_s)
             step = format_duration(best.brief.iteration_time_s.mean)
             told.known = [f"best so far: {step} a step with", *(best.settings or ("no change",))]
+
+    def _most_sample_s(self) -> float:
+        """A combination that takes longer cannot be among the best."""
+        fitting = [choice.sample_s for choice in self.choices if self.fits(choice)]
+        return min(fitting, default=inf) * (1 + FLAT)
 
     def _refuse(self, settings: tuple[str, ...], error: DdpsimError) -> None:
         self._found[settings] = None
