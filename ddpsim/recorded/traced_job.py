@@ -83,6 +83,8 @@ def _options(traces: RankTraces) -> dict[str, Any]:
         options["accumulation_steps"] = len(step.micro_batches)
     if step.earlier and step.reductions > 1:
         options["no_sync"] = False
+    if len(step.bucket_elements or ()) > 1 and not step.sends_early:
+        options["bucket_order"] = "reversed"
     if traces.looks_for_unused:
         options["find_unused_parameters"] = True
     return options
