@@ -95,7 +95,8 @@ def diagnose(
         if "." in error.key:  # of the scenario
             raise ScenarioError([Problem(str(file), error.key, error.message)]) from None
         name = error.key.replace("_", "-")
-        option = "--measured" if name == "measured" else f"--measured-{name}"
+        own = name in ("measured", "nccl-log", "traces")
+        option = f"--{name}" if own else f"--measured-{name}"
         raise typer.BadParameter(error.message, param_hint=option) from None
     if as_json:
         print(json.dumps(found.to_dict(), indent=2))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ddpsim.cli.typer_app import File, Settings, app, input_errors, parsed
+from ddpsim.errors import shown
 from ddpsim.wording import counted
 
 if TYPE_CHECKING:
@@ -39,8 +40,10 @@ def trace(
     ] = False,
     compressed: Annotated[bool, typer.Option("--gzip", help="Write .json.gz files.")] = False,
     form: Annotated[
-        Literal["chrome", "chakra"],
-        typer.Option("--format", help="chakra: one step's graph, for ASTRA-sim."),
+        str,
+        typer.Option(
+            "--format", metavar="chrome|chakra", help="chakra: one step's graph, for ASTRA-sim."
+        ),
     ] = "chrome",
 ) -> None:
     """Write a step's traces, for Perfetto and HTA, or for ASTRA-sim.
@@ -60,7 +63,7 @@ def trace(
     size = scenario.cluster.world_size
     wanted = parsed(lambda text: parse_ranks(text, size), ranks, "--ranks")
     count = parsed(parse_steps, steps, "--steps")
-    if form == "chakra":
+    if parsed(_form, form, "--format") == "chakra":
         _chakra(scenario, output, wanted, given=(steps is not None, warmup, compressed))
         return
     with input_errors():
@@ -69,6 +72,12 @@ def trace(
     for note in notes(traced, written):
         print(note, file=sys.stderr)
     print(summary(traced, written))
+
+
+def _form(text: str) -> str:
+    if text not in ("chrome", "chakra"):
+        raise ValueError(f"{shown(text)} is not known; write chrome or chakra")
+    return text
 
 
 def _chakra(

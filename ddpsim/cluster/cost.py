@@ -255,7 +255,8 @@ def _log_interpolated(samples: Sequence[tuple[int, float]], size_bytes: int) -> 
 def _outside(log: AllReduceLog, size_bytes: int) -> str:
     low, high = log.samples[0][0], log.samples[-1][0]
     return (
-        f"a bucket of {format_bytes(size_bytes)} lies outside the sizes measured in {log.source} "
-        f"({format_bytes(low)} to {format_bytes(high)}); measure that size, choose another bucket "
-        "cap, state intra_node and inter_node links for it, or set run.allow_extrapolation: true"
+        f"a message of {format_bytes(size_bytes)} lies outside the sizes measured in {log.source} "
+        f"({format_bytes(low)} to {format_bytes(high)}); measure that size, send other sizes "
+        "(ddp.bucket_cap_mb, or ddp.fully_shard's units), state intra_node and inter_node links "
+        "for it, or set run.allow_extrapolation: true"
     )

@@ -141,6 +141,12 @@ def _check_is_of(debug: DebugLog, scenario: Scenario) -> None:
         told = "is NCCL's, and ddp.backend is gloo; leave it out, or write ddp.backend: nccl"
         raise InputError("nccl_log", f"{debug.name} {told}")
     here = cluster.nodes, cluster.gpus_per_node
+    if debug.layout is None and debug.ranks not in (None, cluster.world_size):
+        raise InputError(
+            "nccl_log",
+            f"{debug.name} is of {debug.ranks} ranks, but the scenario has {cluster.world_size}; "
+            "give the log of this job, or its nodes and GPUs in the scenario",
+        )
     if debug.layout and debug.layout != here:
         nodes, gpus = debug.layout
         raise InputError(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddpsim.errors import InputError, shown
 from ddpsim.result.diagnosis import Measurement, Quantity
 from ddpsim.scenario.cluster import Cluster
-from ddpsim.units import parse_bytes, parse_duration
+from ddpsim.units import format_duration, parse_bytes, parse_duration
 
 __all__ = ["measurements_in"]
 
@@ -34,7 +34,25 @@ def measurements_in(cluster: Cluster, texts: Mapping[str, str | None]) -> list[M
             found += _READERS[name](text, cluster)
         except ValueError as error:
             raise InputError(name, str(error)) from None
+    _check_waits(found, cluster)
     return found
+
+
+def _check_waits(found: Sequence[Measurement], cluster: Cluster) -> None:
+    """Raise InputError for a wait that is longer than the step that holds it."""
+    own = [each for each in found if (each.nodes, each.gpus_per_node) == _own_layout(cluster)]
+    step_s = next((each.seconds for each in own if each.quantity == "step"), None)
+    for each in own:
+        if each.quantity in ("exposed", "data_wait") and step_s and each.seconds > step_s:
+            raise InputError(
+                each.quantity,
+                f"{format_duration(each.seconds)} is longer than the step, which takes "
+                f"{format_duration(step_s)}; give what one step waits",
+            )
+
+
+def _own_layout(cluster: Cluster) -> tuple[int, int]:
+    return cluster.nodes, cluster.gpus_per_node
 
 
 def _steps(text: str, cluster: Cluster) -> list[Measurement]:

@@ -68,12 +68,16 @@ def _check(job: Job) -> None:
         if isinstance(each, Communicate) and each.operation not in _OPERATIONS:
             raise InputError(
                 "--format",
-                f"chakra has no {each.operation} here, which a step of "
-                f"{job.scenario.ddp.strategy} sends; its readers know the all-reduces and "
-                "broadcasts of ddp.strategy: ddp",
+                f"chakra: a step of {job.scenario.ddp.strategy} sends {each.operation}, and only "
+                "all-reduces and broadcasts are written, as those of ddp.strategy: ddp; write "
+                "--format chrome",
             )
         if isinstance(each, Communicate) and each.group != "world":
-            raise InputError("--format", "chakra holds collectives among all ranks alone")
+            raise InputError(
+                "--format",
+                "chakra holds collectives among all ranks alone, and this step has some of fewer "
+                "ranks; write --format chrome",
+            )
 
 
 class _Micros:

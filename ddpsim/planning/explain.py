@@ -204,7 +204,10 @@ _OF_STRATEGY: dict[str, dict[str, str]] = {
 def _words_of(scenario: Scenario) -> Mapping[str, str]:
     if scenario.cluster.algorithm == "data_parallel":
         return _WORDS | _DATA_PARALLEL
-    return _WORDS | _OF_STRATEGY[scenario.ddp.strategy]
+    words = _WORDS | _OF_STRATEGY[scenario.ddp.strategy]
+    if scenario.copies_through_host:
+        words |= {"comm_hook": "gloo's copies from the host back to the GPU"}
+    return words
 
 
 def _said(kind: str, parts: list[CriticalPart], words: Mapping[str, str]) -> str:

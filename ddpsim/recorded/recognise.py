@@ -20,7 +20,7 @@ from ddpsim.importers.training.flight_recorder import flight_recorder, is_dump, 
 from ddpsim.importers.training.step_lines import step_lines
 from ddpsim.importers.training.trainer_state import trainer_state
 from ddpsim.recorded.learned import Learned
-from ddpsim.recorded.traced_job import traced_job
+from ddpsim.recorded.traced_job import traced_job, usual_layout
 from ddpsim.scenario import catalog
 from ddpsim.scenario.cluster import NEWEST_NCCL, OLDEST_NCCL
 from ddpsim.scenario.quantity import SourceFile
@@ -220,16 +220,23 @@ def _debug(source: SourceFile, text: str) -> Iterator[Learned]:
     ways = dict.fromkeys(_way(each) for each in log.connections)
     facts = [f"{counted(len(log.connections), 'connection')}: {', '.join(ways)}"]
     cluster: dict[str, Any] = dict(_nccl(log.version))
+    assumed: tuple[str, ...] = ()
     if log.layout:
         facts.insert(0, ranks(*log.layout))
         cluster |= {"nodes": log.layout[0], "gpus_per_node": log.layout[1]}
+    elif log.ranks:
+        nodes, gpus = usual_layout(log.ranks)
+        cluster |= {"nodes": nodes, "gpus_per_node": gpus}
+        facts.insert(0, f"some of {counted(log.ranks, 'rank')}")
+        told = f"{nodes} x {gpus} ranks: not all ranks' lines are there, which tell the nodes"
+        assumed = (f"{told} (cluster.nodes, gpus_per_node)",)
     if log.version:
         facts.append(f"NCCL {log.version}")
     if log.variables:
         cluster["nccl_env"] = dict(log.variables)
         facts.append("set: " + ", ".join(f"{k}={v}" for k, v in log.variables.items()))
-    kind = "log of NCCL_DEBUG=INFO"
-    yield Learned(source.given, kind, tuple(facts), {"cluster": cluster}, option="--nccl-log")
+    kind, keys = "log of NCCL_DEBUG=INFO", {"cluster": cluster}
+    yield Learned(source.given, kind, tuple(facts), keys, option="--nccl-log", assumed=assumed)
 
 
 def _way(each: Connection) -> str:

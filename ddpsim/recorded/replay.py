@@ -7,15 +7,16 @@ these is only compared.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
 from ddpsim.engine.program import Program
 from ddpsim.engine.reference.recorded import RecordedRank, RecordedSteps, simulate_recorded
 from ddpsim.errors import InputError, ScenarioError, blamed_on
-from ddpsim.importers.kineto.measured import KinetoStep
+from ddpsim.importers.kineto.measured import KinetoStep, OwnOfDdp
 from ddpsim.importers.kineto.ranks import RankTraces, read_rank_traces
 from ddpsim.importers.kineto.transfers import Transfer, clocks_apart_s
 from ddpsim.prediction.api import simulate
@@ -33,12 +34,14 @@ from ddpsim.scenario.load import parse
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Communicate, Compute, Instruction, LoadBatch
+from ddpsim.strategies.strategy import Bucket
 from ddpsim.units import NS_PER_S, to_ns
 from ddpsim.workload.build import known_model
 from ddpsim.workload.traced import traced_model
 
 __all__ = ["replay"]
 
+_Copies = tuple[int, str, int]
 _OWN = ("bucket_copy", "copy_back", "buffers")  # of DDP
 
 
@@ -153,11 +156,13 @@ class _Replaying:
             own_ns = to_ns(self.traces.steps[rank][step].ddp_host_s)
             return _with_own_host(instructions, own_ns)
         known = self._known(step)
+        own = [each.own_of_ddp for each in self.traces.steps[rank][step].micro_batches]
+        buckets = self.job.program.steady_buckets
         return tuple(
             i._replace(before_ns=to_ns(each.delay_s[rank]), after_ns=to_ns(each.lag_s[rank]))
             if isinstance(i, Communicate) and (each := known.get(i.number))
             else i
-            for i in instructions
+            for i in _begun(_with_own_copies(instructions, own, buckets), own)
         )
 
     def _known(self, step: int) -> dict[int, Transfer]:
@@ -215,6 +220,59 @@ def _spliced(loops: Sequence[Program]) -> list[Instruction]:
         begins = [i for i, each in enumerate(loop.steady_step) if isinstance(each, LoadBatch)]
         step += loop.steady_step[slice(*[*begins, None][number : number + 2])]
     return step
+
+
+def _begun(step: Iterable[Instruction], micro_batches: Sequence[OwnOfDdp]) -> Iterator[Instruction]:
+    """A CPU's step in which what precedes the first buffers sent comes before them."""
+    own, left_ns = iter(micro_batches), 0
+    for i in step:
+        if isinstance(i, LoadBatch):
+            left_ns = to_ns(next(own).before)
+            yield i
+            yield Compute("forward", 0, left_ns)
+        elif isinstance(i, Compute) and i.kind == "forward":
+            taken_ns = min(left_ns, i.device_ns)
+            left_ns -= taken_ns
+            yield i._replace(device_ns=i.device_ns - taken_ns)
+        else:
+            yield i
+
+
+def _with_own_copies(
+    step: Sequence[Instruction], micro_batches: Sequence[OwnOfDdp], buckets: Sequence[Bucket]
+) -> Iterator[Instruction]:
+    """A CPU's step in which DDP's copies take as long as was recorded, where that tells of all."""
+    recorded_s: dict[_Copies, float] = {}
+    for number, own in enumerate(micro_batches):
+        recorded_s |= {(number, "buffers", place): each for place, each in enumerate(own.buffers)}
+        sizes = [len(bucket.parameters) for bucket in buckets]
+        if len(own.copy_back) == sum(sizes):
+            copied = iter(own.copy_back)
+            for place, size in enumerate(sizes):
+                recorded_s[number, "copy_back", place] = sum(islice(copied, size))
+    priced_ns = Counter[_Copies]()
+    for copies, i in _copies(step):
+        priced_ns[copies] += i.host_ns + i.device_ns if isinstance(i, Compute) else 0
+    for copies, i in _copies(step):
+        if isinstance(i, Compute) and copies in recorded_s and priced_ns[copies]:
+            times = to_ns(recorded_s[copies]) / priced_ns[copies]
+            host_ns, device_ns = round(times * i.host_ns), round(times * i.device_ns)
+            yield i._replace(host_ns=host_ns, device_ns=device_ns)
+        else:
+            yield i
+
+
+def _copies(step: Iterable[Instruction]) -> Iterator[tuple[_Copies, Instruction]]:
+    """Each with the micro-batch, its kind, and broadcasts or buckets copied back before it."""
+    micro_batch, sent, copied = -1, 0, 0
+    for i in step:
+        kind = i.kind if isinstance(i, Compute) else ""
+        if isinstance(i, LoadBatch):
+            micro_batch, sent, copied = micro_batch + 1, 0, 0
+        elif isinstance(i, Communicate) and i.operation == "broadcast":
+            sent += 1
+        yield (micro_batch, kind, copied if kind == "copy_back" else sent), i
+        copied += kind == "copy_back"
 
 
 def _with_own_host(step: Sequence[Instruction], recorded_ns: int) -> tuple[Instruction, ...]:

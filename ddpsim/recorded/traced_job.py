@@ -14,7 +14,7 @@ from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.buckets import plan_buckets
 from ddpsim.workload.model import Model
 
-__all__ = ["TracedJob", "traced_job", "with_bucket_caps"]
+__all__ = ["TracedJob", "traced_job", "usual_layout", "with_bucket_caps"]
 
 _USUAL_CAPS_MB = (
     None,
@@ -53,7 +53,7 @@ class TracedJob:
 def traced_job(traces: RankTraces) -> TracedJob:
     """What the traces say of a job, in a scenario's words; the files stay where they are."""
     typical = traces.typical
-    nodes, gpus = _layout(traces.world_size or 1)
+    nodes, gpus = usual_layout(traces.world_size or 1)
     device, unknown = _device(traces)
     workload: dict[str, Any] = {"trace": traces.source, "batch_per_rank": 1}
     optimizer = _OPTIMIZERS.get(typical.optimizer or "")
@@ -83,12 +83,14 @@ def _options(traces: RankTraces) -> dict[str, Any]:
         options["accumulation_steps"] = len(step.micro_batches)
     if step.earlier and step.reductions > 1:
         options["no_sync"] = False
+    if len(step.bucket_elements or ()) > 1 and not step.sends_early:
+        options["bucket_order"] = "reversed"
     if traces.looks_for_unused:
         options["find_unused_parameters"] = True
     return options
 
 
-def _layout(ranks: int) -> tuple[int, int]:
+def usual_layout(ranks: int) -> tuple[int, int]:
     """Nodes and ranks of each: no trace tells."""
     if ranks <= _GPUS_PER_NODE:
         return 1, ranks

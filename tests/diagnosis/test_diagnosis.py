@@ -92,7 +92,7 @@ def test_only_what_can_apply_is_asked() -> None:
     assert "hook_missing" not in one_node
     alone = keys(scenario({**ONE_NODE, "gpus_per_node": 1}))
     assert alone <= {"healthy", "slow_gpus", "other_batch", "slow_loader", "shared_loader"} | {
-        *("unused_parameters", "small_buckets", "loss_read")
+        *("unused_parameters", "small_buckets", "loss_read", "anomaly_mode")
     }
     measured = keys(load("resnet50-nccl-log"))
     assert "no_peer_to_peer" not in measured  # the log says what the links do
@@ -152,6 +152,8 @@ def test_steps_on_fewer_gpus_are_of_what_is_there() -> None:
         ({"measured": "2000 h"}, "out of range: wanted at most 1000 h"),
         ({"measured": "1: 1 ms," * 200}, "is too long"),
         ({"exposed": "-1 ms"}, "exposed: '-1 ms' is negative"),
+        ({"measured": "5 ms", "exposed": "6 ms"}, "exposed: 6.00 ms is longer than the step"),
+        ({"measured": "5 ms", "data_wait": "6 ms"}, "data_wait: 6.00 ms is longer than the step"),
         ({"all_reduce": "5 ms"}, "all_reduce: '5 ms' lacks the size of the all-reduce; write"),
         ({"all_reduce": "1 B: 5 ms"}, "all_reduce: '1 B' is too small"),
     ],
@@ -168,7 +170,7 @@ def test_all_reduces_that_nothing_is_known_of_are_refused(cli: Callable[..., Any
     logged = str(ROOT / "scenarios" / "resnet50-nccl-log.yaml")
     done = cli("diagnose", logged, "--measured-all-reduce", "8 B: 1 us")
     assert done.code == 2
-    assert "cluster.all_reduce: a bucket of 8 B lies outside the sizes measured" in done.err
+    assert "cluster.all_reduce: a message of 8 B lies outside the sizes measured" in done.err
 
 
 def test_bad_options_are_named(cli: Callable[..., Any]) -> None:

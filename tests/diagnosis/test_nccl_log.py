@@ -92,7 +92,7 @@ def facts(tmp_path: Path, cluster: dict[str, object], *lines: str) -> dict[str, 
 
 def test_what_is_expected_follows_the_scenario(tmp_path: Path) -> None:
     good = facts(tmp_path, IB_NODES, *channels("P2P/CUMEM", "NET/IB/#/GDRDMA", nics=4))
-    assert len(good) == 6
+    assert len(good) == 7
     assert all(expected == seen for expected, seen in good.values())
     bad = facts(tmp_path, IB_NODES, *channels("SHM/direct", "NET/Socket/0"))
     assert bad["inside a node"] == ("P2P", "host memory")
@@ -102,6 +102,9 @@ def test_what_is_expected_follows_the_scenario(tmp_path: Path) -> None:
     assert few["NICs of a node"] == ("all", "fewer")
     tcp = facts(tmp_path, TCP_NODES, "Channel 00 : 0[0] -> 1[0] [send] via NET/Socket/0")
     assert tcp["between nodes"] == ("TCP", "TCP")
+    each = "AllReduce: opCount 3 sendbuff 0x7f recvbuff 0x7f count 6553600"
+    logged = facts(tmp_path, ONE_NODE, *channels("P2P/x", "P2P/x"), each)
+    assert logged["collectives in the log"] == ("none", "each")
     set_by = "NCCL_PROTO set by environment to LL."
     assert facts(tmp_path, ONE_NODE, *channels("P2P/x", "P2P/x"), set_by)["protocol"][1] == "LL"
     pcie = facts(tmp_path, PCIE_NODE, "Channel 00 : 0[0] -> 1[0] via SHM/direct/direct")
@@ -134,6 +137,9 @@ def test_the_log_of_another_job_is_refused(tmp_path: Path) -> None:
     lines = ("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", *ranks)
     other.write_text("\n".join(f"gpu-7:41:97 [0] NCCL INFO {line}" for line in lines))
     with pytest.raises(InputError, match=r"of 1 x 2 ranks, but the scenario has 2 x 4"):
+        diagnosed(IB_NODES, other)
+    other.write_text(other.read_text().rpartition("\n")[0])  # of rank 0 alone
+    with pytest.raises(InputError, match=r"of 2 ranks, but the scenario has 8"):
         diagnosed(IB_NODES, other)
     gloo = {"nodes": 2, "gpus_per_node": 1, "device": "cpu-core", "inter_node": GBIT}
     with pytest.raises(InputError, match=r"is NCCL's, and ddp.backend is gloo"):

@@ -79,6 +79,7 @@ def test_the_slow_rank_is_the_cause(folder: Path) -> None:
     assert found.causes[0].probability > 0.8
     assert [(fact.name, fact.expected, fact.seen) for fact in found.facts] == [
         ("all-reduces of gradients", "several", "several"),
+        ("the first all-reduce", "before the last gradient", "before the last gradient"),
         ("values that the host waits for", "none", "none"),
         ("work of a rank", "as predicted", "longer"),
         ("ranks", "alike", "one slower"),
@@ -97,6 +98,7 @@ def test_some_ranks_alone_do_not_say_that_all_are_alike(folder: Path) -> None:
     facts = ddpsim.diagnose(job(), traces=folder).facts
     assert [fact.name for fact in facts] == [
         "all-reduces of gradients",
+        "the first all-reduce",
         "values that the host waits for",
     ]
     one = ddpsim.diagnose(job(), traces=folder / "rank0.pt.trace.json")

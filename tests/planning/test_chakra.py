@@ -168,13 +168,17 @@ def test_a_folder_holds_the_last_export_alone(tmp_path: Path, cli: Cli) -> None:
 
 
 def test_what_a_graph_cannot_hold_is_refused(tmp_path: Path, cli: Cli) -> None:
-    with pytest.raises(InputError, match=r"chakra has no .* which a step of fully_shard sends"):
+    with pytest.raises(
+        InputError, match=r"a step of fully_shard sends all_gather, .*; write --format chrome"
+    ):
         write_chakra(load("llama-70b-fully-shard"), tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file; name a folder"):
         write_chakra(ddpsim.load_scenario(MEASURED), tmp_path / "file")
     scenario = ROOT / "scenarios" / "resnet50-8xa100.yaml"
     out = str(tmp_path / "et")
+    done = cli("trace", str(scenario), "-o", out, "--format", "et")
+    assert (done.code, "'et' is not known; write chrome or chakra" in done.err) == (2, True)
     done = cli("trace", str(scenario), "-o", out, "--format", "chakra", "--ranks", "0,1")
     assert (done.code, done.err) == (0, "")
     assert "one steady step of 2 ranks" in done.out

@@ -166,6 +166,18 @@ def test_a_log_of_two_kinds_tells_both(files: Path) -> None:
     assert kinds == ["log of NCCL_DEBUG=INFO", "step lines of nanoGPT"]
 
 
+def test_a_log_of_one_rank_tells_how_many_there_are(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.log"
+    lines = ("comm 0x1 rank 0 nranks 16 cudaDev 0", "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM")
+    log.write_text("\n".join(f"node:41:97 [0] NCCL INFO {line}" for line in lines))
+    start = starting_point(recognise(log))
+    assert (start.document["cluster"]["nodes"], start.document["cluster"]["gpus_per_node"]) == (
+        2,
+        8,
+    )
+    assert "2 x 8 ranks: not all ranks' lines are there" in start.assumed[0]
+
+
 def test_the_command_writes_a_scenario(
     files: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

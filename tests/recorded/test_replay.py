@@ -33,6 +33,7 @@ needs_reference = pytest.mark.skipif(
     REFERENCE is None, reason="DDPSIM_REFERENCE_DATA names no folder of traces"
 )
 FAULTS = Path(__file__).parents[1] / "data" / "faults"
+REPLAYED = FAULTS.parent / "replayed"  # tests/helpers/oracles/traced_ranks.py made them
 ON_A100, RESNET50 = "resnet50-ddp-2xA100-rank0", ("workload.model=resnet50",)
 
 
@@ -50,15 +51,16 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 RECORDED = (
-    *("healthy", "competing", "slow_link", "slow_loader"),
+    *("healthy", "competing", "slow_link", "slow_loader", "stale_buckets"),
     *("accumulating", "every_micro_batch", "unused_parameters"),
 )
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_steps_are_simulated_to_their_length(name: str) -> None:
-    """Real jobs of two hosts, each with cores of its own; the last two of four micro-batches."""
-    assert replayed(FAULTS / name).error < 0.005
+    """Real jobs of two hosts, each with cores of its own; some of four micro-batches."""
+    most = 0.025 if name == "stale_buckets" else 0.005
+    assert replayed(FAULTS / name).error < most
 
 
 @pytest.mark.parametrize("name", sorted({*RECORDED} - {"slow_loader"}))
@@ -81,9 +83,17 @@ def test_a_map_of_used_parameters_is_replayed() -> None:
 
 
 def test_real_steps_are_simulated_to_their_length(real: Path) -> None:
-    """Roughly: ranks and other tests share two cores, and seldom run at once."""
+    """Ranks and other tests share two cores, and seldom run at once."""
     steps = [step for ranks in (2, 4) for step in replayed(real / str(ranks)).steps]
-    assert median(abs(step.error) for step in steps) < 0.1
+    assert median(abs(step.error) for step in steps) < 0.05
+
+
+def test_recorded_steps_of_a_busy_machine_are_simulated_to_their_length() -> None:
+    """Three jobs of 2 ranks and three of 4, on two cores for which ten processes asked."""
+    found = [replayed(folder) for folder in sorted(REPLAYED.iterdir())]
+    assert len(found) == 6
+    assert all(each.error < 0.05 for each in found)
+    assert median(abs(step.error) for each in found for step in each.steps) < 0.02
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

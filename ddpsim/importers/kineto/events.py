@@ -15,6 +15,7 @@ from ddpsim.importers.intervals import Intervals
 from ddpsim.importers.kineto.file import Event, TraceFile
 
 __all__ = [
+    "BROADCAST",
     "MOST",
     "OF_DDP",
     "OPTIMIZER_STEP",
@@ -35,7 +36,7 @@ OF_DDP = (
     *("record_param_comms", "aten::flatten_dense_tensors", "aten::unflatten_dense_tensors"),
 )
 _COLLECTIVE_CALL = "c10d::"
-_BROADCAST = "c10d::broadcast_"
+BROADCAST = "c10d::broadcast_"
 # of torch.utils.checkpoint with use_reentrant=True, Megatron's and DeepSpeed's alike
 _CHECKPOINT = "CheckpointFunctionBackward"
 OPTIMIZER_STEP = "Optimizer.step"
@@ -367,7 +368,7 @@ def _broadcasts(ops: Iterable[Event]) -> Iterator[tuple[float, float]]:
     """From a broadcast to the unflatten of what it brought."""
     began_us = None
     for op in ops:
-        if op.name == _BROADCAST and began_us is None:
+        if op.name == BROADCAST and began_us is None:
             began_us = op.start_us
         elif "unflatten_dense_tensors" in op.name and began_us is not None:
             yield began_us, op.end_us

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import NamedTuple
 
-__all__ = ["Gradient", "KinetoStep", "MeasuredCollective", "Piece", "StepParts", "range_of_unlike"]
+__all__ = [
+    "Gradient",
+    "KinetoStep",
+    "MeasuredCollective",
+    "OwnOfDdp",
+    "Piece",
+    "StepParts",
+    "range_of_unlike",
+]
 
 
 ITEM_BYTES = {
@@ -73,6 +81,19 @@ class MeasuredCollective(NamedTuple):
         return (self.elements or 0) * ITEM_BYTES.get(self.dtype or "", 0)
 
 
+class OwnOfDdp(NamedTuple):
+    """Seconds that DDP's own copies take a CPU's main thread.
+
+    `before`: what of the forward comes before the first broadcast; `buffers`: of buffers, up to
+    the call of each broadcast, and after the last one; `copy_back`: of each gradient out of its
+    bucket, in order.
+    """
+
+    before: float = 0.0
+    buffers: tuple[float, ...] = ()
+    copy_back: tuple[float, ...] = ()
+
+
 class StepParts(NamedTuple):
     """Seconds of a step by what the device does, on a CPU the main thread; they sum to the step.
 
@@ -95,7 +116,8 @@ class KinetoStep:
     `start_s` and `length_s` are by the host's clock, `loader_s` its wait for a batch;
     `beside_comm_s` of the device's work was done while a collective was under way. `has_optimizer`:
     whether one stepped. `done_s`: when the device has done all of it, and `lasts_s` how long after
-    the step before; on a CPU those of the host. `ddp_host_s`: what DDP itself takes the host.
+    the step before; on a CPU those of the host. `ddp_host_s`: what DDP itself takes the host,
+    `own_of_ddp` of a CPU its parts.
     `reads`: how often the host reads a value from the device and waits for it. `sends_early`:
     whether a bucket is sent before the last gradient is there. `earlier`: the micro-batches before
     the last one, whose are the forward, backward and gradients; `loader_s`,
@@ -116,6 +138,7 @@ class KinetoStep:
     done_s: float = 0.0
     lasts_s: float = 0.0
     ddp_host_s: float = 0.0
+    own_of_ddp: OwnOfDdp = field(default_factory=OwnOfDdp)
     reads: int = 0
     sends_early: bool = True
     parts: StepParts = field(default_factory=StepParts)

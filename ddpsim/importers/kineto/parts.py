@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ddpsim.importers.intervals import Intervals
 from ddpsim.importers.kineto.events import (
+    BROADCAST,
     OF_DDP,
     DeviceWork,
     TraceEvents,
@@ -14,11 +16,12 @@ from ddpsim.importers.kineto.events import (
     is_communication,
     within,
 )
-from ddpsim.importers.kineto.measured import StepParts
+from ddpsim.importers.kineto.measured import OwnOfDdp, StepParts
 
-__all__ = ["Marks", "device_parts", "host_parts"]
+__all__ = ["Marks", "device_parts", "host_parts", "own_of_ddp"]
 
 _S = 1e-6
+_COPY_BACK = "copy_bucket_to_grad"
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,9 @@ class Marks:
 def host_parts(trace: TraceEvents, marks: Marks, forward_s: float, optimizer_s: float) -> StepParts:
     """Of a CPU, where the main thread computes: what it does not do between marks is a wait."""
     window, ends_us = marks.window, marks.backward_ends_us
-    waits_us = _idle_us(trace, ends_us, marks.reduced_us) + sum(
-        _idle_us(trace, start_us, end_us)
-        for start_us, end_us in trace.broadcasts
-        if window.start_us <= start_us < marks.backward_begins_us
-    )
+    waits_us = _idle_us(trace, ends_us, marks.reduced_us) + Intervals(
+        _waits_us(trace, marks)
+    ).within(window.start_us, ends_us)
     return _parts(
         marks,
         data_wait=trace.loader.within(window.start_us, window.end_us) * _S,
@@ -54,14 +55,50 @@ def host_parts(trace: TraceEvents, marks: Marks, forward_s: float, optimizer_s: 
     )
 
 
+def own_of_ddp(trace: TraceEvents, marks: Marks) -> OwnOfDdp:
+    """Of a CPU; the waits for gloo in the midst of a broadcast are none of it."""
+    window, begins_us = marks.window, marks.backward_begins_us
+    forward = window._replace(end_us=begins_us)
+    calls_us = [op.start_us for op in within(trace.ops, forward) if op.name == BROADCAST]
+    spans = trace.ddp.get(trace.main, Intervals([]))
+    waits = Intervals(_waits_us(trace, marks))
+    before_us = 0.0
+    if calls_us:
+        zeroed_us = trace.optimizer.within(window.start_us, calls_us[0])
+        before_us = trace.host_us(trace.main, window.start_us, calls_us[0]) - zeroed_us
+    return OwnOfDdp(
+        max(0.0, before_us) * _S,
+        tuple(
+            _S * max(0.0, spans.within(start_us, end_us) - waits.within(start_us, end_us))
+            for start_us, end_us in pairwise([window.start_us, *calls_us, begins_us])
+        ),
+        tuple(
+            (op.end_us - op.start_us) * _S
+            for op in within(trace.ops, Window("", marks.backward_ends_us, marks.reduced_us))
+            if op.thread == trace.main and op.name.endswith(_COPY_BACK)
+        ),
+    )
+
+
+def _waits_us(trace: TraceEvents, marks: Marks) -> Iterator[tuple[float, float]]:
+    """When the main thread waits while buffers are broadcast."""
+    for start_us, end_us in trace.broadcasts:
+        if marks.window.start_us <= start_us < marks.backward_begins_us:
+            at_work = _at_work(trace, start_us, end_us)
+            yield from zip([start_us, *at_work.ends], [*at_work.starts, end_us], strict=True)
+
+
 def _idle_us(trace: TraceEvents, start_us: float, end_us: float) -> float:
     """How long the main thread carries nothing out."""
-    at_work = Intervals(
+    return max(0.0, end_us - start_us - _at_work(trace, start_us, end_us).within(start_us, end_us))
+
+
+def _at_work(trace: TraceEvents, start_us: float, end_us: float) -> Intervals:
+    return Intervals(
         (op.start_us, op.end_us)
         for op in within(trace.ops, Window("", start_us, end_us))
         if op.thread == trace.main and op.name.startswith(("aten::", *OF_DDP))
     )
-    return max(0.0, end_us - start_us - at_work.within(start_us, end_us))
 
 
 def device_parts(

@@ -25,10 +25,11 @@ from ddpsim.importers.kineto.measured import (
     Gradient,
     KinetoStep,
     MeasuredCollective,
+    OwnOfDdp,
     Piece,
     StepParts,
 )
-from ddpsim.importers.kineto.parts import Marks, device_parts, host_parts
+from ddpsim.importers.kineto.parts import Marks, device_parts, host_parts, own_of_ddp
 from ddpsim.importers.kineto.values import (
     dtype_of,
     first,
@@ -168,6 +169,7 @@ class _Step:
                 for of_thread in self.trace.ddp.values()
             )
             * _S,
+            own_of_ddp=own_of_ddp(self.trace, self.marks) if not self.trace.kernels else OwnOfDdp(),
             reads=len(within(self.trace.reads, window)),
             sends_early=self._sends_early(),
             parts=self._parts(),
@@ -177,9 +179,14 @@ class _Step:
         ends_us = [work.event.end_us for work in self.trace.launched(self.window)]
         return max(ends_us, default=self.window.end_us)
 
+    @property
+    def marks(self) -> Marks:
+        """When its parts begin and end."""
+        return Marks(self.window, self.begins_us, self.ends_us, self.reduced_us)
+
     def _parts(self) -> StepParts:
         """What the step's time went to."""
-        marks = Marks(self.window, self.begins_us, self.ends_us, self.reduced_us)
+        marks = self.marks
         if not self.trace.kernels:
             forward_s = sum(piece.device_s for piece in self._forward())
             return host_parts(self.trace, marks, forward_s, self._optimizer().device_s)
@@ -310,12 +317,15 @@ class _Step:
         ops = self._gloo
         for op, delay_us in zip(ops, delays_us(self.trace, self.window, ops), strict=True):
             elements, dtype = gradient_of(op.args).numel, first(op.args.get("Input type"))
+            is_of_gradients = self._is_gloo_of_gradients(op)
+            # a thread of gloo that gets no core notes its end late: DDP has gone on by then
+            end_us = min(op.end_us, self.reduced_us) if is_of_gradients else op.end_us
             yield MeasuredCollective(
                 operation_of(op.name),
                 elements,
                 dtype_of(dtype),
-                (op.end_us - op.start_us) * _S,
-                self._is_gloo_of_gradients(op) and not self._is_map_of_used(elements, dtype),
+                (end_us - op.start_us) * _S,
+                is_of_gradients and not self._is_map_of_used(elements, dtype),
                 op.start_us * _S,
                 delay_s=delay_us * _S,
             )

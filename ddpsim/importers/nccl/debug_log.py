@@ -52,7 +52,8 @@ class DebugLog:
     """The connections of a job, each once, and NCCL's variables that were set.
 
     `layout`: nodes and ranks of each, `version` of NCCL; None where the log does not tell.
-    `has_collectives`: each of them has a line, which NCCL_DEBUG_SUBSYS=COLL asks for.
+    `ranks`: of the largest communicator. `has_collectives`: each of them has a line, which
+    NCCL_DEBUG_SUBSYS=COLL asks for.
     """
 
     name: str
@@ -61,6 +62,7 @@ class DebugLog:
     layout: tuple[int, int] | None = None
     version: str | None = None
     has_collectives: bool = False
+    ranks: int | None = None
 
 
 def read_debug_log(source: SourceFile) -> DebugLog:
@@ -79,6 +81,7 @@ def read_debug_log(source: SourceFile) -> DebugLog:
         *(source.given, tuple(found), variables, _layout(text)),
         version=version and version["version"],
         has_collectives=": opCount " in text,
+        ranks=max((int(match["ranks"]) for match in _RANK.finditer(text)), default=None),
     )
 
 
