@@ -46,8 +46,8 @@ def storyboard(
     """Simulate a scenario with several bucket caps and on several numbers of nodes.
 
     `source` and `overrides` are those of `load_scenario`; `against`: other settings, each of which
-    is drawn too. Raises ScenarioError if the scenario
-    itself is wrong; another choice that cannot be simulated is left out, and named with its reason.
+    is drawn too. Raises ScenarioError if the scenario itself is wrong; another choice that cannot
+    be simulated is left out, and named with its reason.
     """
     document = load(source, overrides)
     scenario = checked(document)
@@ -84,7 +84,7 @@ def storyboard(
             told.advance()
         rivals = list[Rival]()
         for setting in against:
-            chosen = attempt(setting, _choice)
+            chosen = attempt(setting, partial(_choice, own, dial))
             rivals += (Rival(setting, each.result, each.step) for each in chosen)
             told.advance()
         moved = sorted(sensitivities(resolve(scenario)), key=lambda entry: entry.change_s)
