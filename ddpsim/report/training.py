@@ -26,15 +26,18 @@ __all__ = [
 
 
 def step_in_words(training: Training) -> str:
-    """`1,024 samples a step, MFU 8.9%`."""
-    mfu = f", MFU {format_percent(training.mfu)}" if training.mfu else ""
-    return f"{training.global_batch:,} samples a step{mfu}"
+    """`1,024 samples a step, 130,000 tokens/s, MFU 8.9%`."""
+    tokens, mfu = training.tokens_per_s, training.mfu
+    found = [
+        f"{training.global_batch:,} samples a step",
+        *([f"{format_number(tokens)} tokens/s"] if tokens else []),
+        *([f"MFU {format_percent(mfu)}"] if mfu else []),
+    ]
+    return ", ".join(found)
 
 
 def training_lines(training: Training) -> Iterator[str]:
-    """What is known of tokens, epochs and the learning rate."""
-    if training.tokens_per_s and (training.epoch or training.learning_rate):
-        yield from labelled("tokens", f"{format_number(training.tokens_per_s)} a second")
+    """What is known of epochs, pauses and the learning rate."""
     if epoch := training.epoch:
         yield from labelled("epoch", _epoch(epoch))
     if training.pauses:

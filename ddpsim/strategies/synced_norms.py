@@ -1,10 +1,11 @@
 """SyncBatchNorm: each layer's statistics are those of all ranks.
 
-Source: torch 2.13 torch/nn/modules/_functions.py. Forward: statistics (line 42), a count and a cat
-(44, 52), an all-gather of 2 C + 1 floats a rank (78), a comparison and three selections by it, each
-of which the host waits for (104-107), two casts of statistics (114, 125), elements (129). Backward:
-sums (149), a cat (168), an all-reduce of 2 C floats (169), elements (180). Collectives take their
-turn on the communicator, and `async_op=False`: what is launched next waits for them.
+Source: torch 2.13.0 torch/nn/modules/_functions.py. Forward: statistics (line 39), a count and a
+cat (41, 49), an all-gather of 2 C + 1 floats a rank (74), a comparison and three selections by it,
+each of which the host waits for (97-100), all ranks' statistics in one (106), a cast of the counts
+(117), elements (122). Backward: sums (145), a cat (159), an all-reduce of 2 C floats (160),
+elements (171). Collectives take their turn on the communicator, and `async_op=False` (75, 164):
+what is launched next waits for them.
 """
 
 from __future__ import annotations
