@@ -98,6 +98,13 @@ def report(
         Path, typer.Option("--output", "-o", metavar="PAGE", help="The file to write.")
     ] = Path("step.html"),
     settings: Settings = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Draw the step with this setting below the scenario's own. Repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Write a page: the timeline, and what moves it.
 
@@ -119,7 +126,7 @@ def report(
     from ddpsim.units import format_bytes
 
     with waiting("no page is written"):
-        board = storyboard(file, settings or ())
+        board = storyboard(file, settings or (), against or ())
     content = page(board).encode("utf-8", "backslashreplace")
     write_atomically(output, content)
     print(f"{output}: {format_bytes(len(content))}, opens in any browser, without a network")

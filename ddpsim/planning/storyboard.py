@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from ddpsim.result.storyboard import (
     CapChoice,
     Dial,
     LeftOut,
+    Rival,
     Storyboard,
     drawn_step,
     held_over_step,
@@ -44,10 +45,15 @@ _MOST_DRAWN = 4  # ranks: more do not fit on a screen
 _MOST_RANKS = 4096  # of a point on the scaling curve that the scenario does not ask for
 
 
-def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Storyboard:
+def storyboard(
+    source: str | Path | Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    against: Sequence[str] = (),
+) -> Storyboard:
     """Simulate a scenario with several bucket caps and on several numbers of nodes.
 
-    `source` and `overrides` are those of `load_scenario`. Raises ScenarioError if the scenario
+    `source` and `overrides` are those of `load_scenario`; `against`: other settings, each of which
+    is drawn too. Raises ScenarioError if the scenario
     itself is wrong; another choice that cannot be simulated is left out, and named with its reason.
     """
     document = load(source, overrides)
@@ -55,12 +61,13 @@ def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
     if not (scenario.ddp.is_ddp or scenario.ddp.is_fully_sharded):
         reason = (
             f"{scenario.ddp.strategy} has neither buckets nor shards, which the page is about; "
-            "use ddpsim run, trace, or compare --each-strategy"
+            "use ddpsim run, trace, compare --each-strategy, or draw it below a step of DDP with "
+            f"--set ddp.strategy=ddp --against ddp.strategy={scenario.ddp.strategy}"
         )
         raise ScenarioError([document.blame(InputError("ddp.strategy", reason))])
     dial, own, values = _dialled(scenario)
     numbers = _nodes(scenario.cluster)
-    with stage("parts of the page", len(values) + len(numbers) + 1) as told:
+    with stage("parts of the page", len(values) + len(numbers) + len(against) + 1) as told:
         result = simulate(scenario)
         choices, scaling, left_out = list[CapChoice](), list[Result](), list[LeftOut]()
 
@@ -82,6 +89,11 @@ def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
             else:
                 scaling += attempt(f"cluster.nodes={nodes}", simulate)
             told.advance()
+        rivals = list[Rival]()
+        for setting in against:
+            chosen = attempt(setting, _choice)
+            rivals += (Rival(setting, each.result, each.step) for each in chosen)
+            told.advance()
         moved = sorted(sensitivities(resolve(scenario)), key=lambda entry: entry.change_s)
         told.advance()
     return Storyboard(
@@ -92,6 +104,7 @@ def storyboard(source: str | Path | Mapping[str, Any], overrides: Iterable[str] 
         tuple(scaling),
         tuple(moved),
         tuple(left_out),
+        tuple(rivals),
     )
 
 

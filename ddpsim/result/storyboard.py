@@ -18,6 +18,7 @@ __all__ = [
     "DrawnRank",
     "DrawnStep",
     "LeftOut",
+    "Rival",
     "Storyboard",
     "drawn_step",
     "held_over_step",
@@ -107,6 +108,15 @@ class CapChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class Rival:
+    """The scenario with another setting, whose step is drawn below the scenario's own."""
+
+    setting: str
+    result: Result
+    step: DrawnStep
+
+
+@dataclass(frozen=True, slots=True)
 class LeftOut:
     """What a page could not show, and why."""
 
@@ -128,6 +138,13 @@ class Storyboard:
     scaling: tuple[Result, ...]
     sensitivity: tuple[Sensitivity, ...]
     left_out: tuple[LeftOut, ...]
+    rivals: tuple[Rival, ...] = ()
+
+    @property
+    def steps(self) -> tuple[DrawnStep, ...]:
+        """All that are drawn, on one time axis."""
+        rivals = (rival.step for rival in self.rivals)
+        return (*(choice.step for choice in self.choices), *rivals)
 
 
 # the steps of a ring, and ticks until its first one begins; None: not a ring of known links

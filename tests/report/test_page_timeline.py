@@ -21,6 +21,8 @@ from ddpsim.engine.run import run
 from ddpsim.planning.storyboard import storyboard
 from ddpsim.prediction.program import compile_program
 from ddpsim.report.page.page import page
+from ddpsim.report.page.timeline import timeline
+from ddpsim.report.page.words import notes
 from ddpsim.result.metrics import union_ns
 from ddpsim.result.storyboard import DrawnRank, Storyboard, drawn_step
 from ddpsim.result.timeline import MessageSpan
@@ -130,3 +132,25 @@ def test_every_bucket_is_in_the_page(board: Storyboard) -> None:
             )
             times = [(comm[key] - origin_ns) / 1e9 for key in ("ready_ns", "met_ns", "end_ns")]
             assert times == [bucket.ready_s, bucket.start_s, bucket.end_s]
+
+
+def test_a_rival_is_drawn_below_every_choice() -> None:
+    """On the same axis: the naive loop's step is the longest of all that are drawn."""
+    document = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "resnet18", "batch_per_rank": 8, "step_time": "20 ms"},
+        "cluster": {"nodes": 2, "gpus_per_node": 1, "device": "t4"},
+        "run": {"iterations": 1},
+    }
+    document["cluster"] |= {"inter_node": {"bandwidth": "10 Gbit/s"}}
+    setting = "ddp.strategy=naive"
+    found = storyboard(document, against=[setting, "ddp.strategy=local_sgd"])
+    (rival,) = found.rivals
+    assert rival.result.strategy == "naive"
+    assert any("local_sgd needs" in each.reason for each in found.left_out)
+    data = timeline(found)
+    assert all(choice["ranks"][-1]["label"].startswith(setting) for choice in data["choices"])
+    last_ns = max(comm["end_ns"] for comm in data["choices"][0]["ranks"][-1]["collectives"])
+    assert last_ns <= data["span_ns"][1]
+    assert last_ns > max(choice.step.length_ns for choice in found.choices)
+    assert any(note.startswith(f"The rows of {setting}") for note in notes(found))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddpsim.report.page.looks import LOOKS, Look
 from ddpsim.report.page.words import cap_words, listed, spoken
-from ddpsim.result.storyboard import DrawnCollective, DrawnRank, Storyboard
+from ddpsim.result.storyboard import DrawnCollective, DrawnRank, Rival, Storyboard
 
 __all__ = ["legend", "rank_options", "timeline"]
 
@@ -22,7 +22,7 @@ def timeline(board: Storyboard) -> dict[str, Any]:
                 "cap": choice.cap,
                 "words": cap_words(choice),
                 "spoken": spoken(choice),
-                "ranks": [_rank(rank) for rank in choice.step.ranks],
+                "ranks": [*map(_rank, choice.step.ranks), *map(_rival, board.rivals)],
             }
             for choice in board.choices
         ],
@@ -31,10 +31,10 @@ def timeline(board: Storyboard) -> dict[str, Any]:
 
 def _span_ns(board: Storyboard) -> tuple[int, int]:
     """The time axis of all choices, so that what moves on it has moved in time."""
-    ends = [choice.step.length_ns for choice in board.choices]
+    ends = [step.length_ns for step in board.steps]
     starts = [0]
-    for choice in board.choices:
-        for rank in choice.step.ranks:
+    for step in board.steps:
+        for rank in step.ranks:
             starts += [span.start_ns for span in rank.compute]
             ends += [span.end_ns for span in rank.compute]
             starts += [comm.span.joined_ns for comm in rank.collectives]
@@ -50,6 +50,12 @@ def _rank(rank: DrawnRank) -> dict[str, Any]:
         "label": f"{label}, slowest" if alone else label,
         "collectives": [_collective(comm) for comm in rank.collectives],
     }
+
+
+def _rival(rival: Rival) -> dict[str, Any]:
+    """Its slowest rank, below the ranks of the scenario."""
+    slowest = _rank(rival.step.ranks[0])
+    return slowest | {"label": f"{rival.setting}, {slowest['label']}"}
 
 
 def _collective(comm: DrawnCollective) -> dict[str, Any]:
@@ -70,7 +76,7 @@ def rank_options(board: Storyboard) -> list[tuple[str, str]]:
 def legend(board: Storyboard) -> list[Look]:
     """The looks that are used."""
     used: set[str] = set()
-    for rank in (rank for choice in board.choices for rank in choice.step.ranks):
+    for rank in (rank for step in board.steps for rank in step.ranks):
         used |= {span.kind for span in (*rank.compute, *rank.host)}
         for comm in rank.collectives:
             used |= {"hidden"} | ({"exposed"} if comm.exposed else set())

@@ -27,9 +27,17 @@ __all__ = [
 
 def notes(board: Storyboard) -> Iterator[str]:
     """What the drawing simplifies."""
-    steps = [choice.step for choice in board.choices]
+    steps = board.steps
     drawn = [rank for step in steps for rank in step.ranks]
     times = board.result.iteration_time_s
+    for rival in board.rivals:
+        longer_s = rival.result.iteration_time_s.mean - times.mean
+        more = "longer" if longer_s > 0 else "shorter"
+        yield (
+            f"The rows of {rival.setting} are the slowest rank of that step, which takes "
+            f"{format_duration(rival.result.iteration_time_s.mean)}: "
+            f"{format_duration(abs(longer_s))} {more}. The slider does not move them."
+        )
     if times.p90 > times.p10:
         yield (
             "Steps vary: the one of median length on the slowest rank is drawn, and the figures "
