@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from outcome import Outcome
 
 from ddpsim.cli import main
+
+# machines are shared: how long an example takes says nothing about it
+settings.register_profile("shared machines", settings(), deadline=None)
+settings.load_profile("shared machines")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -93,7 +93,7 @@ def ends_ns(cost: CollectiveCost, size: int, arrivals: Sequence[int]) -> set[int
 
 @pytest.mark.parametrize("name", NAMES)
 @given(layout=paths(), size=SIZES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_messages_take_what_the_closed_form_says(name: str, layout: Paths, size: int) -> None:
     """To the nanosecond; links inside nodes and between them may differ."""
     layout = layout_of(name, layout)
@@ -103,7 +103,7 @@ def test_the_messages_take_what_the_closed_form_says(name: str, layout: Paths, s
 
 @pytest.mark.parametrize("name", NAMES)
 @given(layout=paths(), size=SIZES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_ranks_send_what_theory_says(name: str, layout: Paths, size: int) -> None:
     """The mean over ranks; chunks of whole bytes may make each message a byte longer."""
     layout = layout_of(name, layout)
@@ -115,7 +115,7 @@ def test_ranks_send_what_theory_says(name: str, layout: Paths, size: int) -> Non
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "ring"])
 @given(data=st.data(), layout=paths(most_ranks=12, weak=True), size=SIZES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_shortcut_equals_the_plain_model(
     name: str, data: st.DataObject, layout: Paths, size: int
 ) -> None:
@@ -130,7 +130,7 @@ def test_the_shortcut_equals_the_plain_model(
 
 
 @given(layout=paths(most_ranks=12, weak=True), size=SIZES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_ring_of_messages_is_the_ring_of_steps(layout: Paths, size: int) -> None:
     ring = RingTransfer(2 * (layout.ranks - 1), *ring_hops_ns(layout, size))
     ends, _ = ring_ends_ns(ring.busy_ns, ring.latency_ns, ring.steps, np.zeros(layout.ranks))
@@ -210,7 +210,7 @@ def with_one_node_unlike(draw: st.DrawFn) -> Paths:
 @pytest.mark.parametrize("name", OVER_NODES)
 @given(layout=with_one_node_unlike(), size=SIZES)
 @example(layout=SHORT_AND_NARROW, size=104_209)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_network_carries_more_than_its_rate(name: str, layout: Paths, size: int) -> None:
     """What messages bring into a node and out of it takes its network, and at least its share."""
     layout = layout_of(name, layout)
@@ -242,7 +242,7 @@ def crossing(name: str, layout: Paths, node: int, size: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("name", OVER_NODES)
 @given(layout=with_one_node_unlike(), size=SIZES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_one_slow_node_costs_no_more_than_all_slow(name: str, layout: Paths, size: int) -> None:
     """And no less than none; nor do faster links of all others lengthen anything."""
     layout = layout_of(name, layout)

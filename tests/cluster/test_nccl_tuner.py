@@ -105,7 +105,7 @@ def test_overrides_restrict_the_choice() -> None:
     ),
     size=st.integers(1, 2**34),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_the_choice_is_the_least_of_its_table(graph: Graph, size: int) -> None:
     rows = estimates(graph)
     assert all(row.bandwidth_gb_per_s > 0 and row.latency_us >= 0 for row in rows)

@@ -41,7 +41,7 @@ def test_twice_the_bytes_take_no_less_and_not_much_more(
     st.integers(20, 200),
     st.lists(st.integers(KIB, 64 * MIB), min_size=2, max_size=12),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @example(V100, 2, 75, [64 * KIB, 128 * KIB])
 @example({"machine": "p4d.24xlarge"}, 4, 20, [1_482_910, 2_097_152])  # LL128's chunk grows
 def test_a_larger_message_takes_no_less(
@@ -72,7 +72,7 @@ def test_a_stated_latency_counts_where_messages_wait_for_it() -> None:
     st.integers(1, 2**26),
     st.integers(0, 100),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_more_latency_takes_no_less(
     algorithm: str, protocol: str, nodes: int, gpus: int, size: int, latency_us: int
 ) -> None:

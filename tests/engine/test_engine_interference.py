@@ -63,7 +63,7 @@ def test_compute_under_a_collective_and_its_hook_has_a_worked_example(
     assert env.now == end_ns
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scenarios(), models(), FACTORS)
 def test_interference_never_helps(scenario: Scenario, model: Model, factor: float) -> None:
     """One collective at a time; with two workers a delay may help, as in any list schedule."""

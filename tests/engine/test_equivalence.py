@@ -54,7 +54,7 @@ def assert_alike(fast: Simulated, plain: Simulated) -> None:
         assert fast.timeline == plain.timeline
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scenarios(), models())
 def test_folded_ranks_equal_the_plain_model(scenario: Scenario, model: Model) -> None:
     """Identical ranks: one simulated rank gives the slowest rank's times, breakdown and buckets."""
@@ -67,7 +67,7 @@ def test_folded_ranks_equal_the_plain_model(scenario: Scenario, model: Model) ->
     assert [s.comm_ns() for s in fast_steps] == [s.comm_ns() for s in plain_steps]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scenarios(noisy=True), models())
 def test_ring_shortcuts_equal_the_plain_model(scenario: Scenario, model: Model) -> None:
     """Stragglers and jitter: closed form and recurrence give every rank's ticks, span by span."""
@@ -96,7 +96,7 @@ INTERFERENCES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scenarios(), models(), INTERFERENCES)
 def test_folded_ranks_equal_the_plain_model_under_interference(
     scenario: Scenario, model: Model, slowdowns: dict[str, Any]
@@ -113,7 +113,7 @@ ALGORITHMS = ["auto", "ring", "tree", "hierarchical", "halving_doubling", "direc
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), scenarios(noisy=True, gloo=False), models())
 def test_ranks_without_events_equal_the_plain_model(
     data: st.DataObject, scenario: Scenario, model: Model
@@ -152,7 +152,7 @@ def test_ranks_without_events_equal_the_plain_model(
     assert_alike(fast, plain)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(scenarios(), models(), KEPT, st.integers(0, 9))
 def test_ranks_that_fare_unevenly_are_all_simulated(
     scenario: Scenario, model: Model, kept: tuple[Kept, ...], seed: int

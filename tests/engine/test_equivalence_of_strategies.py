@@ -154,7 +154,7 @@ def seen(done: Simulated, rank: int) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("strategy", OPTIONS)
-@settings(max_examples=14, deadline=None)
+@settings(max_examples=14)
 @given(data=st.data(), model=models())
 def test_folded_ranks_equal_the_plain_model(
     strategy: str, data: st.DataObject, model: Model
@@ -169,7 +169,7 @@ def test_folded_ranks_equal_the_plain_model(
 
 
 @pytest.mark.parametrize("strategy", OPTIONS)
-@settings(max_examples=14, deadline=None)
+@settings(max_examples=14)
 @given(data=st.data(), model=models())
 def test_noisy_ranks_equal_the_plain_model(
     strategy: str, data: st.DataObject, model: Model

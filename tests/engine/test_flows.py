@@ -107,7 +107,7 @@ def plain_ends(sends: list[tuple[int, WholeTransfer]], traffic: Traffic, workers
     return ends
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data(), scenarios(noisy=True, gloo=False), models(), traffics())
 def test_noisy_ranks_beside_traffic(
     data: st.DataObject, scenario: Scenario, model: Model, traffic: Traffic
@@ -126,7 +126,7 @@ def without_gpus(scenario: Scenario) -> bool:
     return scenario.cluster.device.kind == "cpu"
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.data(),
     scenarios(noisy=True, gloo=True).filter(without_gpus),
@@ -145,7 +145,7 @@ def test_noisy_hosts_that_compute_themselves(
     assert_alike_in_both(scenario, model, 1.0, traffic or NO_TRAFFIC)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(scenarios(gloo=False), models(), FACTORS, traffics())
 def test_equal_ranks_beside_traffic(
     scenario: Scenario, model: Model, slowdown: float, traffic: Traffic

@@ -28,7 +28,7 @@ def check(job: Job) -> float:
     return least_s / mean_s
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(models(), scenarios(gloo=False), st.floats(0.001, 0.3))
 def test_random_jobs(model: Model, scenario: Scenario, sigma: float) -> None:
     jittery = scenario.run.model_copy(update={"jitter": Jitter(sigma=sigma)})

@@ -66,7 +66,7 @@ def figures_alone(asked: Scenario) -> Result:
     return summarise(simulated.timeline, api._context(job, simulated, "auto"))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(variants(), max_size=12))
 def test_each_is_as_it_is_alone(scenarios: list[Scenario]) -> None:
     """To the last digit."""

@@ -55,7 +55,7 @@ def by_definition(ring: RingTransfer, arrivals: list[int]) -> list[int]:
     return arrived
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(rings())
 def test_a_ring_ends_by_its_longest_ways(given_ring: tuple[RingTransfer, list[int]]) -> None:
     ring, arrivals = given_ring
@@ -64,7 +64,7 @@ def test_a_ring_ends_by_its_longest_ways(given_ring: tuple[RingTransfer, list[in
     assert found[1].tolist() == by_definition(ring, arrivals[::-1])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(rings())
 def test_the_plain_ring_is_its_definition(given_ring: tuple[RingTransfer, list[int]]) -> None:
     """Message by message, each of them seen."""
@@ -82,7 +82,7 @@ def test_the_plain_ring_is_its_definition(given_ring: tuple[RingTransfer, list[i
     assert taken == set(enumerate(whole))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(rings(), st.integers(1, 4))
 def test_the_time_without_arrays_is_the_last_ranks(
     given_ring: tuple[RingTransfer, list[int]], repeats: int
@@ -94,7 +94,7 @@ def test_the_time_without_arrays_is_the_last_ranks(
     assert duration_ns(whole) == max(by_definition(whole, together))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(rings(), st.integers(1, 10**5))
 def test_a_ring_takes_no_less_with_more_latency(
     given_ring: tuple[RingTransfer, list[int]], more_ns: int
@@ -105,7 +105,7 @@ def test_a_ring_takes_no_less_with_more_latency(
     assert 0 <= duration_ns(later) - duration_ns(ring) <= ring.steps * more_ns
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(rings(), st.integers(1, 4))
 def test_one_period_of_a_ring_stands_for_all(
     given_ring: tuple[RingTransfer, list[int]], repeats: int
@@ -142,7 +142,7 @@ def test_latency_passes_while_the_link_is_busy() -> None:
     assert duration_ns(ring) == 4 * 110 + 10 * 12
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(2, 64), st.integers(1, 10**9))
 def test_ring_volume_is_the_textbooks(ranks: int, size_bytes: int) -> None:
     """2(N-1) chunks of M/N bytes, each rounded up to a byte: 2(N-1)/N M within a byte a step."""

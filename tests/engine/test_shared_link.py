@@ -36,7 +36,7 @@ TRANSFERS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 60)), min_size
 SHARES = st.integers(1, 8).map(lambda part: Fraction(part, 8))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(TRANSFERS, SHARES)
 @example([(0, 40), (0, 40)], Fraction(1, 4))
 def test_sharing_is_exact(transfers: list[tuple[int, int]], share: Fraction) -> None:
@@ -49,7 +49,7 @@ def test_sharing_is_exact(transfers: list[tuple[int, int]], share: Fraction) -> 
         assert exact <= ours <= exact + len(transfers)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(TRANSFERS, SHARES, SHARES, SHARES)
 def test_more_of_other_traffic_never_helps(
     transfers: list[tuple[int, int]], share: Fraction, other: Fraction, more: Fraction
@@ -76,7 +76,7 @@ def shared_ends_ns(transfers: list[tuple[int, int]], share: Fraction, other: Fra
     return ends
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(0, 40),
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 60)), min_size=1, max_size=6),

@@ -54,7 +54,7 @@ def job(model: str = "resnet18", **sections: Any) -> Job:
     return resolve(Scenario.model_validate(asked | sections))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(models(), scenarios(gloo=False), st.floats(0.01, 0.5), st.sampled_from(["ring", "tree"]))
 def test_random_jobs(model: Model, scenario: Scenario, sigma: float, algorithm: str) -> None:
     cluster = scenario.cluster.model_copy(
@@ -68,7 +68,7 @@ def test_random_jobs(model: Model, scenario: Scenario, sigma: float, algorithm: 
     check(replace(found, model=model, program=compile_program(scenario, model)).calm_request())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from([("resnet18", True), ("resnet18", False), ("bert-base", True)]),
     st.sampled_from(["auto", "ring", "hierarchical"]),
@@ -125,7 +125,7 @@ def test_hosts_that_wait_in_each_step_are_told_step_by_step() -> None:
     assert check(asked.calm_request()) > 2
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(models(), scenarios(gloo=False), st.floats(0.01, 0.5))
 def test_sums_of_works_change_nothing(model: Model, scenario: Scenario, sigma: float) -> None:
     """Every rank's lanes, where ranks differ for good: works summed, or one by one."""

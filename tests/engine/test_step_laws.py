@@ -28,7 +28,7 @@ STAGED = {str(options["comm_hook"]) for options in STAGED_HOOKS}
 FREE = LinkCost((Link(0.0, 1e30),) * 4)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(models(), scenarios(max_nodes=2))
 def test_every_gradient_byte_is_reduced_once(model: Model, scenario: Scenario) -> None:
     done = simulated(scenario, model)
@@ -41,7 +41,7 @@ def test_every_gradient_byte_is_reduced_once(model: Model, scenario: Scenario) -
         assert sorted(span.bucket for span in buckets) == list(range(len(buckets)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(scenarios(noisy=True), models())
 def test_time_is_conserved(scenario: Scenario, model: Model) -> None:
     """The breakdown sums to the step, spans do not overlap, and the critical path is the step."""
@@ -58,7 +58,7 @@ def test_time_is_conserved(scenario: Scenario, model: Model) -> None:
             assert all(a.end_ns == b.start_ns for a, b in pairwise(path))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scenarios(), models())
 def test_one_rank_communicates_nothing(scenario: Scenario, model: Model) -> None:
     program = compile_program(scenario, model)
@@ -67,7 +67,7 @@ def test_one_rank_communicates_nothing(scenario: Scenario, model: Model) -> None
         assert step.breakdown().exposed_comm == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scenarios(), models())
 def test_a_free_network_is_pure_compute(scenario: Scenario, model: Model) -> None:
     program = compile_program(scenario, model)
@@ -75,7 +75,7 @@ def test_a_free_network_is_pure_compute(scenario: Scenario, model: Model) -> Non
     assert slowest_steps(free)[-1].length_ns == slowest_steps(alone)[-1].length_ns
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scenarios(), models(), st.floats(1.0, 20.0))
 def test_more_bandwidth_is_never_slower(scenario: Scenario, model: Model, factor: float) -> None:
     program = compile_program(scenario, model)

@@ -71,7 +71,7 @@ def seen(done: Simulated, rank: int) -> list[Any]:
     return [(step.length_ns, step.compute, step.comm) for step in steps]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), scenarios(max_nodes=2), models())
 def test_folded_ranks_equal_the_plain_model(
     data: st.DataObject, scenario: Scenario, model: Model
@@ -84,7 +84,7 @@ def test_folded_ranks_equal_the_plain_model(
     assert [s.comm_ns() for s in ours] == [s.comm_ns() for s in theirs]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data(), scenarios(max_nodes=2, noisy=True), models())
 def test_noisy_ranks_equal_the_plain_model(
     data: st.DataObject, scenario: Scenario, model: Model
@@ -98,7 +98,7 @@ def test_noisy_ranks_equal_the_plain_model(
         assert seen(fast, rank) == seen(plain, rank)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data(), st.lists(scenarios(max_nodes=2, noisy=True), min_size=2, max_size=3), models())
 def test_jobs_side_by_side_equal_each_alone(
     data: st.DataObject, jobs: list[Scenario], model: Model

@@ -159,7 +159,7 @@ _JUNK = st.one_of(
     ),
     st.integers(0, 4000),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_a_mutated_trace_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, str, Any]], cut: int
 ) -> None:

@@ -124,7 +124,7 @@ _LENGTHS = st.lists(st.integers(1, 5000).map(float), min_size=1, max_size=4)
     launch_us=st.sampled_from([1.0, 7.0, 60.0]),
     copies=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_times_come_back(
     tmp_path_factory: pytest.TempPathFactory,
     forward: list[float],

@@ -14,7 +14,7 @@ from ddpsim.report.text import render
 from ddpsim.result.training import epoch_of
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     samples=st.integers(1, 400),
     ranks=st.integers(1, 9),

@@ -97,9 +97,7 @@ def test_what_ddpsim_wrote_is_no_measurement(tmp_path: Path) -> None:
         recognise(path)
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, len(FILE)), st.integers(0, 8), st.binary(max_size=12))
 def test_damaged_files_end_in_an_answer_or_one_error(
     tmp_path: Path, at: int, cut: int, junk: bytes

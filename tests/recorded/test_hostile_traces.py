@@ -62,9 +62,7 @@ def answered(documents: list[Any], folder: Path) -> None:
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_changed_traces_end_in_an_answer_or_one_error(tmp_path: Path, data: st.DataObject) -> None:
     documents = deepcopy(WRITTEN[data.draw(st.booleans())])

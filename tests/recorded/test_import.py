@@ -215,9 +215,7 @@ def test_a_pickle_runs_no_code(files: Path, capsys: pytest.CaptureFixture[str]) 
 _REPLACED = (b"1e999", b"-1", b"99999999999999999999", b"null", b"[]", b"nan", b"\x00", b"")
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_broken_files_end_in_an_answer_or_one_error(tmp_path: Path, data: st.DataObject) -> None:
     """Cut off, with parts swapped, or with a piece in place of another."""

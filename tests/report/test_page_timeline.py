@@ -64,7 +64,7 @@ def test_of_steps_that_vary_the_median_one_is_drawn(noisy: Storyboard) -> None:
     assert waits[1] > 100 * waits[0]  # who waits is not who is slow
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scenarios(noisy=True), models(), st.integers(0, 8))
 def test_a_drawn_step_loses_nothing(scenario: Scenario, model: Model, rank: int) -> None:
     program = compile_program(scenario, model)

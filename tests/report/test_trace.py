@@ -190,7 +190,7 @@ def of(scenario: Scenario, timeline: Any) -> Traced:
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(scenarios(noisy=True), models())
 def test_any_job_gives_well_formed_files(scenario: Scenario, model: Model) -> None:
     traced = of(scenario, simulated(scenario, model).timeline)
@@ -199,7 +199,7 @@ def test_any_job_gives_well_formed_files(scenario: Scenario, model: Model) -> No
         assert_overlap(traced, rank)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(scenarios(), models())
 def test_steps_that_repeat_are_those_of_the_plain_model(scenario: Scenario, model: Model) -> None:
     program, cost = compile_program(scenario, model), build_network(scenario).cost

@@ -292,7 +292,7 @@ _KEYS = st.one_of(st.text(max_size=5), st.integers(-2, 9), st.none())
     st.lists(st.sampled_from(_paths(VALID)[1:]), max_size=1),
     st.dictionaries(_KEYS, _VALUES, max_size=1),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_mutated_scenario_loads_or_is_refused(
     replaced: list[tuple[tuple[Any, ...], Any]],
     removed: list[tuple[Any, ...]],
@@ -315,7 +315,7 @@ def test_a_mutated_scenario_loads_or_is_refused(
 
 
 @given(st.text(max_size=60) | st.binary(max_size=40).map(lambda raw: raw.decode("latin-1")))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_text("schema: ddpsim/1\n" + text, encoding="utf-8", errors="surrogatepass")

@@ -53,7 +53,7 @@ def tensor_lists(draw: st.DrawFn) -> tuple[list[tuple[int, str, bool]], list[int
     return tensors, limits, order
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(tensor_lists())
 def test_assignment_equals_torch(
     lists: tuple[list[tuple[int, str, bool]], list[int], list[int]],
@@ -73,7 +73,7 @@ def test_assignment_equals_torch(
     assert assign_by_size(sizes, keys, limits, sparse=sparse, indices=order) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(st.integers(1, 5_000_000), st.sampled_from(TORCH_DTYPES)), min_size=1, max_size=60

@@ -77,7 +77,7 @@ def lengths_ns(done: Any) -> list[int]:
     return (steady + steady[-1:] * done.timeline.repeats)[:2]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(scenarios(noisy=True, gloo=False), models(), st.permutations(sorted(TURNS)))
 def test_both_engines_carry_out_a_strategy_of_ones_own(
     scenario: Scenario, model: Model, operations: list[Operation]
@@ -87,7 +87,7 @@ def test_both_engines_carry_out_a_strategy_of_ones_own(
     assert fast.paths != plain.paths
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(scenarios(gloo=False), models())
 def test_nothing_is_hidden_after_the_backward(scenario: Scenario, model: Model) -> None:
     done = simulated(scenario, model, "auto")

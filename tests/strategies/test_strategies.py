@@ -70,7 +70,7 @@ def last_step(strategy: str, model: Model, latency_us: int, ranks: int) -> Any:
     return steps_of(done.timeline.slowest)[-1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(models(), st.integers(20, 500), st.integers(2, 5))
 def test_one_by_one_never_communicates_for_less_than_all_at_once(
     model: Model, latency_us: int, ranks: int
@@ -85,7 +85,7 @@ def test_one_by_one_never_communicates_for_less_than_all_at_once(
     assert naive.comm_ns() >= flat.comm_ns() + (len(model.used) - 1) * hops_ns * 0.99
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(models(), st.integers(200, 500), st.integers(3, 5))
 def test_a_naive_step_is_never_faster_than_a_flat_one(
     model: Model, latency_us: int, ranks: int

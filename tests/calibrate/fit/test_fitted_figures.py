@@ -34,7 +34,7 @@ from ddpsim.cluster.fitted.laws import AllReduceModel
 from ddpsim.importers.profiles.cluster import Fitted, NcclRegimes
 
 
-@settings(max_examples=5, deadline=None, phases=NO_SHRINKING)
+@settings(max_examples=5, phases=NO_SHRINKING)
 @given(
     base=st.floats(5e-6, 3e-5),
     slow=st.floats(1e9, 4e9),
@@ -81,7 +81,7 @@ def test_hops_inside_and_between_nodes_are_told_apart_by_layouts_that_differ_in_
     assert found.inter_hop_s.value == pytest.approx(8e-6, rel=1e-4)
 
 
-@settings(max_examples=15, deadline=None, phases=NO_SHRINKING)
+@settings(max_examples=15, phases=NO_SHRINKING)
 @given(
     queue=st.floats(5e-5, 1e-3),
     segment=st.floats(2e-5, 3e-4),
@@ -117,7 +117,7 @@ def test_gloo_without_line_rates_has_the_payloads_rate_in_their_place() -> None:
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
-@settings(max_examples=2, deadline=None, phases=NO_SHRINKING)
+@settings(max_examples=2, phases=NO_SHRINKING)
 @given(random=st.randoms(use_true_random=False))
 def test_the_order_of_the_samples_does_not_matter(backend: str, random: Any) -> None:
     shuffled = list(NOISY[backend])
@@ -138,7 +138,7 @@ def test_rounding_does_not_choose_what_measurements_do_not_tell(seed: int) -> No
     assert_same_times(*models, at=every)
 
 
-@settings(max_examples=2, deadline=None, phases=NO_SHRINKING)
+@settings(max_examples=2, phases=NO_SHRINKING)
 @given(factor=st.floats(0.1, 10.0))
 def test_times_k_times_as_long_make_all_seconds_k_times_as_long(factor: float) -> None:
     longer = [replace(sample, time_s=sample.time_s * factor) for sample in NOISY["nccl"]]

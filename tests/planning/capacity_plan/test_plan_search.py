@@ -115,7 +115,7 @@ def test_a_global_batch_is_shared_by_the_ranks() -> None:
     assert out.reason == "480 samples do not divide by the GPUs x 2 micro-batches"
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     hours=st.floats(0.05, 30),
     budget=st.none() | st.floats(1, 300),

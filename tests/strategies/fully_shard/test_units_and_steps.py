@@ -126,7 +126,7 @@ def test_one_rank_sends_nothing_and_holds_all() -> None:
     assert held.optimizer == whole.optimizer == 8 * 10**6
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(models(), st.integers(1, 5))
 def test_parts_of_the_optimizer_are_even(model: Model, ranks: int) -> None:
     """Each parameter has one owner, and no rank has more than another by more than a parameter."""
@@ -137,7 +137,7 @@ def test_parts_of_the_optimizer_are_even(model: Model, ranks: int) -> None:
     assert max(elements) - min(elements) <= largest
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(models(), st.integers(2, 4), st.booleans())
 def test_a_free_network_costs_nothing(model: Model, ranks: int, reshards: bool) -> None:
     """The step of N ranks is that of their own work: nothing is waited for."""
