@@ -12,6 +12,10 @@ those of every later step (if x(k+1) >= x(k) + m on all ranks, x(k+2) >= x(k+1) 
   later rank sees no less of;
 - ranks that await all collectives in a step, as those of every strategy do.
 
+A host that needs less than a step is ahead of its device in the end, by a whole step and more. So
+steps are simulated as if all was launched long before (`_far_behind_s`): that f comes to the same
+lengths whatever x it begins with, as two x are never further apart after it than before.
+
 Where ranks begin steps together (`_works_before_beginning`), f depends on one number, when they do.
 Then the time from one beginning to the next is the same from anywhere, and one step tells it.
 """
