@@ -7,6 +7,7 @@ Source of halving and doubling: Rabenseifner 2004.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,15 @@ from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Ends, Paths, leaving_ns, step_ns
 
 if TYPE_CHECKING:
+    from numpy import int64
+    from numpy.typing import NDArray
+
     from ddpsim.cluster.algorithms.max_plus import Ticks
 
+    Integers = NDArray[int64]
+
 __all__ = [
+    "direct_ends_ns",
     "direct_ns",
     "direct_schedule",
     "halving_doubling_ends_ns",
@@ -136,6 +143,43 @@ def direct_schedule(paths: Paths, size_bytes: int) -> Schedule:
                 received[target].append(place)
         into = received
     return out.schedule(n)
+
+
+def direct_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
+    """When it ends, given when each rank joins, [..., ranks] to [...]: round by round."""
+    import numpy as np  # noqa: PLC0415 -- see above
+
+    rounds = _rounds(paths, ceil(size_bytes / paths.ranks))
+    ready_ns, ends_ns = joined_ns, joined_ns.max(axis=-1)
+    sent_ns, got_ns = np.array(joined_ns), np.array(joined_ns)  # the last message has left
+    for _ in range(2):
+        arrived_ns = np.array(joined_ns)
+        for targets, occupied_ns, taken_ns in rounds:
+            begun_ns = np.maximum(np.maximum(ready_ns, sent_ns), got_ns[..., targets])
+            sent_ns = begun_ns + occupied_ns
+            got_ns[..., targets] = sent_ns
+            arrives_ns = np.maximum(arrived_ns[..., targets], begun_ns + taken_ns)
+            arrived_ns[..., targets] = arrives_ns
+        ready_ns, ends_ns = arrived_ns, np.maximum(ends_ns, arrived_ns.max(axis=-1))
+    return np.asarray(ends_ns)
+
+
+@lru_cache(maxsize=16)
+def _rounds(paths: Paths, chunk: int) -> list[tuple[Integers, Ticks, Ticks]]:
+    """Of each round: to whom every rank sends, how long its link is busy, and the message takes."""
+    import numpy as np  # noqa: PLC0415 -- see above
+
+    usual = {inside: paths.direct(inside=inside) for inside in _kinds(paths)}
+    rounds = []
+    for pairs in _shifts(paths):
+        links = [
+            _link(paths, ends) if paths.touched & set(ends) else usual[paths.are_together(ends)]
+            for ends in pairs
+        ]
+        known = {link: (leaving_ns(link, chunk), step_ns(link, chunk)) for link in set(links)}
+        occupied_ns, taken_ns = np.array([known[link] for link in links], dtype=np.float64).T
+        rounds.append((np.array([target for _, target in pairs]), occupied_ns, taken_ns))
+    return rounds
 
 
 def _shifts(paths: Paths) -> Iterator[list[Ends]]:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.algorithms.direct import (
+    direct_ends_ns,
     direct_ns,
     direct_schedule,
     halving_doubling_ends_ns,
@@ -125,7 +126,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "hierarchical": Algorithm(
         hierarchical_schedule, hierarchical_ns, _around, hierarchical_ends_ns
     ),
-    "direct": Algorithm(direct_schedule, direct_ns, _around),
+    "direct": Algorithm(direct_schedule, direct_ns, _around, direct_ends_ns),
     "gather": Algorithm(gather_schedule, gather_ns, _to_one, gather_ends_ns),
     "nvls": Algorithm(nvls_schedule, nvls_ns, _once, nvls_ends_ns),
     "parameter_server": Algorithm(server_schedule, server_ns, _once),
