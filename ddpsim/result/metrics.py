@@ -195,7 +195,9 @@ class Step:
             waited = overlap_ns([(begin_ns, now)], self._waits_for_data())
             return [CriticalSpan("data_wait" if waited else "host", begin_ns, now)], False
         if span.kind == "comm_wait":
-            return [], True
+            if any(span.start_ns < each.end_ns <= now for each in self.comm):
+                return [], True
+            return [CriticalSpan("comm_hook", span.start_ns, now)], False
         return [CriticalSpan(span.kind, span.start_ns, now)], False
 
     def _comm_before(self, now: int) -> tuple[list[CriticalSpan], bool]:

@@ -25,6 +25,18 @@ def test_a_critical_path_passes_collectives_that_take_no_time() -> None:
     assert [(s.start_ns, s.end_ns) for s in step.critical_path()] == [(0, 10), (10, 30)]
 
 
+def test_a_wait_for_a_collectives_own_copies_follows_compute() -> None:
+    """On its stream from 10 to 12; the collective before it has long ended."""
+    spans = (Span("backward", 0, 10), Span("comm_wait", 10, 30))
+    sent = (
+        CommSpan("all_reduce", 0, 8, 1, 1, 1, 1, 4),
+        CommSpan("all_reduce", 1, 8, 1, 12, 12, 12, 30),
+    )
+    found = Step(0, 30, 0, (), spans, sent).critical_path()
+    kinds = [(link.kind, link.end_ns) for link in found]
+    assert kinds == [("backward", 10), ("comm_hook", 12), ("all_reduce of bucket 1", 30)]
+
+
 BY_HAND = Step(
     100,
     200,
