@@ -180,14 +180,18 @@ def test_post_local_sgd_of_one_node_reduces_among_all() -> None:
 
 
 def test_an_average_takes_what_local_sgd_takes_for_it() -> None:
-    """Between averages a step is DDP's on one node: the nodes have nothing to wait for."""
+    """Between averages a step is DDP's on one node: the nodes have nothing to wait for.
+
+    Ranks leave an average apart by what its last hops take, and are together again some steps
+    later.
+    """
     settings = ("ddp.broadcast_buffers=false",)
     rare, often = (
         post_local(*settings, f"ddp.post_local_sgd.period={period}").step_s() for period in (4, 2)
     )
     node = ("cluster.nodes=1", "ddp.post_local_sgd=null", "ddp.comm_hook=allreduce", *settings)
     alone_s = post_local(*node).step_s()
-    assert often - alone_s == pytest.approx(2 * (rare - alone_s), rel=1e-4)
+    assert often - alone_s == pytest.approx(2 * (rare - alone_s), rel=1e-3)
 
 
 def test_post_local_sgd_may_reduce_no_gradients() -> None:
