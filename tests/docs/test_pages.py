@@ -270,7 +270,7 @@ def read_all(reader: Reader, found: Sequence[Block], *, anew: bool) -> Iterator[
 def test_the_tutorials_arithmetic() -> None:
     """What the cheaper cluster saves, of the two answers that the page shows."""
     text = (DOCS / "tutorial" / "index.md").read_text("utf-8")
-    costs = [float(cost) for cost in re.findall(r"^answer .* ([\d.]+) USD;", text, re.MULTILINE)]
+    costs = [float(cost) for cost in re.findall(r"^answer .* ([\d.]+) USD$", text, re.MULTILINE)]
     gpus = [int(count) for count in re.findall(r"^answer +(\d+) GPUs", text, re.MULTILINE)]
     prices = [float(price) for price in re.findall(r"\| ([\d.]+) USD \|", text)]
     assert f"costs {1 - prices[0] / prices[1]:.0%} less".replace("%", " %") in text

@@ -242,7 +242,7 @@ def test_names_are_whole_on_narrow_screens(monkeypatch: pytest.MonkeyPatch) -> N
     changes = [Change(name, (), 1.2, 0.2, 0.2, low, 0.3) for name, low in lows.items()]
     compared = Comparison("a", 8, 64, 1.0, None, tuple(changes), baseline="a.yaml under ddp")
     for columns in (80, 100):
-        monkeypatch.setattr("ddpsim.report.changes.screen_width", lambda: columns)  # noqa: B023
+        monkeypatch.setattr("ddpsim.report.lines.screen_width", lambda: columns)  # noqa: B023
         text = render_comparison(compared)
         assert all(f"  {name}" in text for name in (*lows, "  a.yaml under ddp"))
         rows = [row for row in text.splitlines() if "slower" in row]
