@@ -117,7 +117,7 @@ def answered(content: bytes, folder: Path) -> None:
 
 
 def test_what_a_fuzzer_kept_ends_in_an_answer_or_one_error(tmp_path: Path) -> None:
-    """Each input reached a line that none before it did: Atheris, 168 000 runs."""
+    """Each input reached a line that none before it did: Atheris, 30 minutes."""
     kept = json.loads((Path(__file__).parents[1] / "data" / "fuzzed-chakra.json").read_text())
     assert len(kept) > 50
     for each in kept:

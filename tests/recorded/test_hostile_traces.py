@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from copy import deepcopy
 from dataclasses import replace
@@ -16,7 +17,9 @@ from logs.kineto_scenarios import ON_CPU
 from logs.kineto_writer import ACCUMULATE, Step, Writer
 
 from ddpsim.errors import DdpsimError
+from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.recorded.replay import replay
+from ddpsim.scenario.quantity import SourceFile
 
 STEP = Step(
     forward=[300.0],
@@ -77,6 +80,21 @@ def test_changed_traces_end_in_an_answer_or_one_error(tmp_path: Path, data: st.D
     if data.draw(st.booleans()):
         events.reverse()
     answered(documents, tmp_path)
+
+
+def test_what_a_fuzzer_kept_ends_in_an_answer_or_one_error(tmp_path: Path) -> None:
+    """tools/fuzzing/readers.py: Atheris, 30 minutes; one made a wait that was less than nothing."""
+    packed = Path(__file__).parents[1] / "data" / "fuzzed-kineto.json.gz"
+    kept = json.loads(gzip.decompress(packed.read_bytes()))
+    assert len(kept) > 40
+    for each in kept:
+        (tmp_path / "rank0.json").write_bytes(each.encode("latin-1"))
+        try:
+            found = read_rank_traces(SourceFile("rank0.json", tmp_path / "rank0.json"))
+        except DdpsimError:
+            continue
+        times_s = (found.step_s, found.data_wait_s, found.exposed_s, *found.compute_s.values())
+        assert all(isfinite(seconds) and seconds >= 0 for seconds in times_s)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
