@@ -19,7 +19,7 @@ from ddpsim.result.training import (
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
 from ddpsim.strategies.select import Asked, select, without_backward, without_data_parallelism
-from ddpsim.strategies.training_loop import STAGED_BYTES_PER_S, input_rate
+from ddpsim.strategies.training_loop.around_steps import STAGED_BYTES_PER_S, input_rate
 from ddpsim.units import format_bytes_per_s, format_duration, to_ns
 from ddpsim.workload.arithmetic import arithmetic_of
 from ddpsim.workload.model import Model

@@ -16,7 +16,7 @@ from ddpsim.strategies.instructions import (
 )
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Ticks
-from ddpsim.strategies.training_loop import AroundOptimizer
+from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
 from ddpsim.workload.model import Model
 
 __all__ = ["DataParallel"]

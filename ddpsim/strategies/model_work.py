@@ -16,7 +16,7 @@ from ddpsim.strategies.instructions import (
 )
 from ddpsim.strategies.synced_norms import SyncedNorms
 from ddpsim.strategies.ticks import Launch, Ticks
-from ddpsim.strategies.training_loop import AroundOptimizer
+from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
 from ddpsim.workload.model import Model, Work, scale
 
 __all__ = ["MicroBatch", "ModelWork", "with_additions"]

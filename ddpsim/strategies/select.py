@@ -23,13 +23,11 @@ from ddpsim.strategies.single_device import SingleDevice
 from ddpsim.strategies.strategy import Strategy
 from ddpsim.strategies.synced_norms import SyncedNorms
 from ddpsim.strategies.ticks import Launch, Ticks
-from ddpsim.strategies.training_loop import (
-    AroundOptimizer,
-    Debugged,
+from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer, NormSum
+from ddpsim.strategies.training_loop.around_steps import (
     ForwardAlone,
     InputCopies,
     LossReads,
-    NormSum,
     ThroughHost,
 )
 from ddpsim.workload.model import BatchNorm, Model
@@ -330,6 +328,8 @@ def _in_loop(strategy: Strategy, asked: Asked, batches: int = 1) -> Strategy:
         size_bytes = batches * _input_bytes(copied, asked)
         strategy = InputCopies(strategy, copied, size_bytes, device, asked.ticks)
     if debug := workload.debug:
+        from ddpsim.strategies.training_loop.debug_settings import Debugged
+
         ranks = asked.scenario.cluster.world_size
         strategy = Debugged(strategy, debug, ranks, device, asked.ticks)
     if workload.read_loss_every:

@@ -19,7 +19,7 @@ from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.fully_shard.offload import Offload
 from ddpsim.strategies.fully_shard.units import Unit
 from ddpsim.strategies.ticks import Launch, Ticks
-from ddpsim.strategies.training_loop import NormSum
+from ddpsim.strategies.training_loop.around_optimizer import NormSum
 from ddpsim.workload.model import ITEM_BYTES, Model, Parameter, Work, joined
 
 __all__ = ["Group", "Groups", "divisors"]

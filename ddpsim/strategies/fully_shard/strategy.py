@@ -29,7 +29,7 @@ from ddpsim.strategies.instructions import (
 )
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Launch
-from ddpsim.strategies.training_loop import AroundOptimizer
+from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
 from ddpsim.workload.model import Model, Work, joined
 
 __all__ = ["FullyShard"]

@@ -1,0 +1,1 @@
+"""What a training loop does around forward, backward and optimizer."""

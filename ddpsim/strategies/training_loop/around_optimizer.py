@@ -1,0 +1,138 @@
+"""What a loop does before and after its optimizer, and where its host waits for a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ddpsim.cluster.transfers import ProcessGroup
+from ddpsim.result.timeline import Kind
+from ddpsim.scenario.device import Device
+from ddpsim.scenario.workload import Workload
+from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
+from ddpsim.strategies.instructions import (
+    Await,
+    Communicate,
+    Compute,
+    Instruction,
+    Synchronize,
+    compute,
+)
+from ddpsim.strategies.ticks import Ticks
+from ddpsim.workload.gradient_passes import (
+    clipping_work,
+    norm_work,
+    one_value_work,
+    unscaling_work,
+    zeroing_work,
+)
+from ddpsim.workload.model import Model, Work
+
+__all__ = ["AroundOptimizer", "NormSum", "read_value"]
+
+_NORM = -1  # the number of its all-reduce, which is awaited before the next one
+
+
+class NormSum(NamedTuple):
+    """How the norm of shards becomes that of all gradients: an all-reduce of one value.
+
+    `host_s`: what clipping shards takes the host besides. `group`: ranks that have different
+    shards. `reads`: the host waits for the sum.
+    """
+
+    host_s: float = 0.0
+    group: ProcessGroup = "world"
+    reads: bool = False
+
+
+class AroundOptimizer(NamedTuple):
+    """The instructions before the optimizer, after the last gradient is reduced, and after it."""
+
+    before: tuple[Instruction, ...] = ()
+    after: tuple[Instruction, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        model: Model,
+        device: Device,
+        ticks: Ticks,
+        norm_sum: NormSum | None = None,
+    ) -> AroundOptimizer:
+        """Of a loop that scales its loss, clips its gradients, or zeroes them."""
+        loop = _Loop(workload, model, device, ticks, norm_sum)
+        before = (*loop.unscaled(), *loop.clipped(), *loop.flagged())
+        return cls(before, (*loop.updated(), *loop.zeroed()))
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """A step_time was measured with all of a loop's work: only the host's waits are added to it."""
+
+    workload: Workload
+    model: Model
+    device: Device
+    ticks: Ticks
+    norm_sum: NormSum | None = None
+
+    def unscaled(self) -> Iterator[Instruction]:
+        """GradScaler.unscale_."""
+        if self.workload.scales_loss:
+            yield from self._compute("unscale", unscaling_work(self.model.used, self.device))
+
+    def clipped(self) -> Iterator[Instruction]:
+        """clip_grad_norm_, whose host may wait for the norm before anything is scaled."""
+        options = self.workload.clip_grad_norm
+        if options is None:
+            return
+        used, checks = self.model.used, options.error_if_nonfinite
+        yield from self._compute("clip", norm_work(used, self.device, checks=checks))
+        if self.norm_sum:
+            yield from self._summed(self.norm_sum)
+        if checks or (self.norm_sum and self.norm_sum.reads):
+            yield from read_value(self.device, self.ticks)
+        yield from self._compute("clip", clipping_work(used, self.device))
+
+    def _summed(self, norm_sum: NormSum) -> Iterator[Instruction]:
+        yield Compute("clip", self.ticks.host_ns(norm_sum.host_s), 0)
+        host_ns, cause = self.ticks.host_ns(PYTHON_COLLECTIVE_S), "the norm of gradients"
+        group = norm_sum.group
+        yield Communicate(_NORM, host_ns, "all_reduce", 4, cause=cause, group=group)
+        yield Await(_NORM)
+
+    def flagged(self) -> Iterator[Instruction]:
+        """GradScaler.step asks whether a gradient was infinite.
+
+        A fused optimizer gets the flag as a tensor, a sum of one where gradients were unscaled for
+        clipping: nobody waits for it (grad_scaler.py: _step_supports_amp_scaling).
+        """
+        if not self.workload.scales_loss:
+            return
+        if not self.workload.optimizer.fused:
+            yield from read_value(self.device, self.ticks)
+        elif self.workload.clip_grad_norm:
+            yield from self._compute("unscale", one_value_work(self.device))
+
+    def updated(self) -> Iterator[Instruction]:
+        """GradScaler.update."""
+        if self.workload.scales_loss:
+            yield from self._compute("unscale", one_value_work(self.device))
+
+    def zeroed(self) -> Iterator[Instruction]:
+        """Optimizer.zero_grad, unless it drops the gradients."""
+        if not self.workload.set_to_none:
+            fused = self.workload.optimizer.fused
+            yield from self._compute(
+                "zero_grad", zeroing_work(self.model.used, self.device, fused=fused)
+            )
+
+    def _compute(self, kind: Kind, work: Work) -> Iterator[Instruction]:
+        if self.workload.step_time is None:
+            yield compute(kind, self.ticks.launch(work))
+
+
+def read_value(device: Device, ticks: Ticks) -> tuple[Instruction, ...]:
+    """`.item()`: a copy to the host, which waits for all that was launched before."""
+    return compute("item", ticks.launch(one_value_work(device))), Synchronize()

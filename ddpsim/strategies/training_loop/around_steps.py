@@ -1,0 +1,237 @@
+"""Another strategy whose loop does more in its steps: copies, reads of the loss, an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+from math import lcm
+
+from ddpsim.result.model import MemoryPeak, MemoryWalk
+from ddpsim.scenario.device import Device
+from ddpsim.scenario.options.training_loop import InputCopy
+from ddpsim.strategies.instructions import (
+    Await,
+    Communicate,
+    Compute,
+    Instruction,
+    LoadBatch,
+    Mark,
+    Synchronize,
+    compute,
+)
+from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
+from ddpsim.strategies.ticks import Ticks
+from ddpsim.strategies.training_loop.around_optimizer import read_value
+from ddpsim.workload.model import Model, Work
+
+__all__ = [
+    "STAGED_BYTES_PER_S",
+    "Around",
+    "ForwardAlone",
+    "InputCopies",
+    "LossReads",
+    "ThroughHost",
+    "input_rate",
+]
+
+STAGED_BYTES_PER_S = 10e9  # assumed; one core of an EPYC copies 20 GB/s where nothing else runs
+
+
+def input_rate(options: InputCopy, device: Device) -> float:
+    """Bytes per second from the host to the device, stated or of its PCIe generation."""
+    return options.bandwidth_bytes_per_s or device.host_link_bytes_per_s
+
+
+class Around(Strategy):
+    """Another strategy, whose loop does more in its steps."""
+
+    def __init__(self, inner: Strategy) -> None:
+        self._inner = inner
+        self.broadcast, self.reduced = inner.broadcast, inner.reduced
+
+    @property
+    def kinds(self) -> int:
+        """See Strategy."""
+        return self._inner.kinds
+
+    @property
+    def steady_from(self) -> int | None:
+        """See Strategy."""
+        return self._inner.steady_from
+
+    @property
+    def rebuilt_from(self) -> int | None:
+        """See Strategy."""
+        return self._inner.rebuilt_from
+
+    @property
+    def period(self) -> int:
+        """See Strategy."""
+        return self._inner.period
+
+    @property
+    def warmup(self) -> int:
+        """See Strategy."""
+        return self._inner.warmup
+
+    def kind(self, number: int) -> int:
+        """See Strategy."""
+        return self._inner.kind(number)
+
+    def buckets(self, kind: int) -> tuple[Bucket, ...]:
+        """See Strategy."""
+        return self._inner.buckets(kind)
+
+    def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
+        """See Strategy."""
+        return self._inner.resident_bytes(model, optimizer_bytes)
+
+    def memory_peak(self) -> MemoryPeak | None:
+        """See Strategy."""
+        return self._inner.memory_peak()
+
+    def memory_walk(self) -> MemoryWalk:
+        """See Strategy."""
+        return self._inner.memory_walk()
+
+
+class ForwardAlone(Around):
+    """The beginning of another strategy's steady step, up to its backward, again and again."""
+
+    kinds, steady_from, rebuilt_from, period, warmup = 1, None, None, 1, 2
+
+    def kind(self, number: int) -> int:  # noqa: ARG002
+        """See Strategy."""
+        return 0
+
+    def step(self, kind: int) -> Iterator[Instruction]:  # noqa: ARG002
+        """See Strategy; what nobody has awaited by then is awaited at its end."""
+        steady = self._inner.kind(self._inner.steady_from or 0)
+        pending: list[int] = []
+        for instruction in takewhile(_is_before_backward, self._inner.step(steady)):
+            yield instruction
+            if isinstance(instruction, Communicate):
+                pending.append(instruction.number)
+            elif isinstance(instruction, Await):
+                pending.remove(instruction.number)
+        yield from map(Await, pending)
+        yield Mark("backward_starts")
+        yield Mark("step_ends")
+
+    def buckets(self, kind: int) -> tuple[Bucket, ...]:  # noqa: ARG002
+        """See Strategy: nothing is reduced."""
+        return ()
+
+
+def _is_before_backward(instruction: Instruction) -> bool:
+    if isinstance(instruction, Compute):
+        return instruction.kind != "backward"
+    return not (isinstance(instruction, Mark) and instruction.place == "backward_starts")
+
+
+class InputCopies(Around):
+    """Another strategy whose loop copies the inputs of each micro-batch to the device.
+
+    The host copies what is not pinned into a staging buffer first (CUDA's runtime API, `API
+    synchronization behavior`), and after a copy that blocks it waits for the stream (torch's
+    aten/src/ATen/native/cuda/Copy.cu: memcpy_and_sync).
+    """
+
+    def __init__(
+        self, inner: Strategy, options: InputCopy, size_bytes: int, device: Device, ticks: Ticks
+    ) -> None:
+        super().__init__(inner)
+        rate = input_rate(options, device)
+        staged_s = 0.0 if options.pinned else size_bytes / STAGED_BYTES_PER_S
+        copied_s = max(device.kernel_floor_s, size_bytes / rate)
+        copied = ticks.launch(Work(copied_s, 1, device.operator_s + staged_s))
+        waits = () if options.non_blocking else (Synchronize(),)
+        self._copied: tuple[Instruction, ...] = (compute("input_copy", copied), *waits)
+
+    def step(self, kind: int) -> Iterator[Instruction]:
+        """See Strategy."""
+        for instruction in self._inner.step(kind):
+            yield instruction
+            if isinstance(instruction, LoadBatch):
+                yield from self._copied
+
+
+class LossReads(Around):
+    """Another strategy whose loop reads the loss on the host at the end of every so many steps.
+
+    Every second kind of step is one of the other strategy's with such a read.
+    """
+
+    def __init__(self, inner: Strategy, every: int, device: Device, ticks: Ticks) -> None:
+        super().__init__(inner)
+        self._every = every
+        self._read = read_value(device, ticks)
+
+    @property
+    def kinds(self) -> int:
+        """See Strategy."""
+        return 2 * self._inner.kinds
+
+    @property
+    def period(self) -> int:
+        """See Strategy."""
+        return lcm(self._inner.period, self._every)
+
+    def kind(self, number: int) -> int:
+        """See Strategy."""
+        return 2 * self._inner.kind(number) + (number % self._every == 0)
+
+    def step(self, kind: int) -> Iterator[Instruction]:
+        """See Strategy."""
+        inner, reads = divmod(kind, 2)
+        *step, end = self._inner.step(inner)
+        yield from step
+        if reads:
+            yield from self._read
+        yield end
+
+    def buckets(self, kind: int) -> tuple[Bucket, ...]:
+        """See Strategy."""
+        return self._inner.buckets(kind // 2)
+
+
+class ThroughHost(Around):
+    """Another strategy on GPUs under gloo: collectives are copied to the host and back.
+
+    Source: torch's csrc/distributed/c10d/ProcessGroupGlooCuda.cpp. At the call a stream of its own
+    waits for the current one and copies the tensor to pinned memory. One of gloo's threads waits
+    for that copy, and sends; then it launches the copy back, again on that stream. Nothing of it is
+    cut into pieces. `wait` blocks the host until the thread is done, and the current stream waits
+    for the copy.
+    """
+
+    def __init__(self, inner: Strategy, ranks: int, device: Device, ticks: Ticks) -> None:
+        super().__init__(inner)
+        self._ranks = ranks
+        self._device = device
+        self._ticks = ticks
+
+    def step(self, kind: int) -> Iterator[Instruction]:
+        """See Strategy."""
+        for instruction in self._inner.step(kind):
+            if isinstance(instruction, Communicate):
+                yield self._copied(instruction)
+                continue
+            yield instruction
+            if isinstance(instruction, Await):
+                yield Synchronize()
+
+    def _copied(self, sent: Communicate) -> Communicate:
+        gathers = sent.operation == "all_gather"
+        own_bytes = sent.size_bytes // self._ranks if gathers else sent.size_bytes
+        down, up = self._copy_ns(own_bytes), self._copy_ns(sent.size_bytes)
+        operator = self._ticks.launch(Work(0.0, 1, self._device.operator_s))
+        return sent._replace(
+            host_ns=sent.host_ns + operator.host_ns,
+            before_ns=sent.before_ns + down,
+            after_ns=sent.after_ns + up,
+        )
+
+    def _copy_ns(self, size_bytes: int) -> int:
+        copied_s = max(self._device.kernel_floor_s, size_bytes / self._device.host_link_bytes_per_s)
+        return self._ticks.launch(Work(copied_s)).device_ns
