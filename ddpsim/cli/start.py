@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 # what pydantic imports and a run does not need: with email, zipfile, socket and OpenSSL
 _SELDOM_USED = {"importlib.metadata": ("entry_points", "version"), "secrets": ()}
 
-__all__ = ["PlainRun", "main", "plain_run", "run_app"]
+__all__ = ["PlainRun", "import_when_used", "main", "plain_run", "run_app"]
 
 
 class PlainRun(NamedTuple):
@@ -60,7 +60,7 @@ def main() -> None:
     # we use no plugin of pydantic's, which would look for one in every package installed
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     for name, functions in _SELDOM_USED.items():
-        _import_when_used(name, functions)
+        import_when_used(name, functions)
     plain = plain_run(sys.argv[1:])
     if plain:
         run_app(partial(_predict, plain))
@@ -70,7 +70,7 @@ def main() -> None:
     run_app(app)
 
 
-def _import_when_used(name: str, functions: Sequence[str]) -> None:
+def import_when_used(name: str, functions: Sequence[str]) -> None:
     """Whoever imports this module gets a stand-in, which becomes it when something is asked of it.
 
     Functions that are imported from it are those of the module once they are called.

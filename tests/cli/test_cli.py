@@ -309,6 +309,24 @@ def test_a_run_imports_little(tmp_path: Path, settings: list[str], imported: set
     assert _imported("run", str(path), *settings) == imported
 
 
+def test_what_is_imported_only_when_used_works_as_ever() -> None:
+    """Functions that others import from it, names that nobody foresaw, and its errors."""
+    script = (
+        "from ddpsim.cli.start import import_when_used\n"
+        "import_when_used('importlib.metadata', ('version',))\n"
+        "from importlib.metadata import version\n"
+        "import importlib.metadata as metadata, sys\n"
+        "assert 'email' not in sys.modules\n"
+        "assert version('pydantic') == metadata.distribution('pydantic').version\n"
+        "try: version('no such package')\n"
+        "except metadata.PackageNotFoundError: print('as ever')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("as ever\n", "")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

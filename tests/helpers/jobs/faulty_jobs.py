@@ -358,6 +358,13 @@ DEBUGGING = (
         measured=("data_wait", "without_sync"),
     ),
     Job(
+        "anomaly mode of a larger model",
+        "anomaly_mode",
+        *BERT_ON_8,
+        ("workload.debug.detect_anomaly=true",),
+        measured=("data_wait", "without_sync"),
+    ),
+    Job(
         "TORCH_DISTRIBUTED_DEBUG=DETAIL",
         "distributed_debug",
         *BERT_ON_8,
