@@ -124,6 +124,21 @@ class Host:
             return False
         return self.program.is_uniform and self.script(number) is self.script(last)
 
+    def comes_again(self, number: int, length_ns: int, *, waited: bool) -> bool:
+        """Whether the iterations after this one are like those of the period that it ends.
+
+        As for `repeats_from`, where the device takes so long for the period.
+        """
+        period = self.program.strategy.period
+        first = number + 1 - period
+        if first < self.program.warmup or number == self.steps - 1:
+            return False
+        later = range(number + 1, self.steps)
+        return all(self.script(each) is self.script(each - period) for each in later) and all(
+            self._launches_alike(place, period, length_ns, waited=waited)
+            for place in range(first, number + 1)
+        )
+
     def repeats_from(self, number: int, length_ns: int, *, waited: bool) -> bool:
         """Whether all iterations after this one are like it, if the device takes so long for it.
 
@@ -133,10 +148,13 @@ class Host:
         iterations: the state with which a step begins, on the device, is its start alone, as the
         step before has awaited every collective.)
         """
-        if not self.goes_on_alike(number):
-            return False
+        alike = self.goes_on_alike(number)
+        return alike and self._launches_alike(number, 1, length_ns, waited=waited)
+
+    def _launches_alike(self, number: int, every: int, length_ns: int, *, waited: bool) -> bool:
+        """Of this iteration and each that comes so many later, which take so long."""
         here = self.batches_ns[number]
-        for later, batches in enumerate(self.batches_ns[number + 1 :], 1):
+        for later, batches in enumerate(self.batches_ns[number + every :: every], 1):
             for moments_ns, later_ns in zip(here, batches, strict=True):
                 asked, come = (
                     b - a - later * length_ns for a, b in zip(moments_ns, later_ns, strict=True)

@@ -24,6 +24,7 @@ __all__ = [
     "TrialWork",
     "column",
     "distinct",
+    "drawn",
     "of_lanes",
     "sent",
     "side_by_side",
@@ -125,3 +126,17 @@ def column(values: Sequence[float]) -> Ticks | float:
 def distinct(hosts: Sequence[Host]) -> Sequence[Host]:
     """One host if it is that of all trials."""
     return hosts[:1] if all(host is hosts[0] for host in hosts) else hosts
+
+
+def drawn(trials: Sequence[Trial], ranks: int, number: int) -> tuple[Ticks | None, Ticks | None]:
+    """Slowdowns and stalls of an iteration, [trials, ranks]; None where there are none."""
+    found: list[Ticks | None] = []
+    for name, usual in (("slowdowns", 1.0), ("stalls_ns", 0.0)):
+        rows = [getattr(trial, name) for trial in trials]
+        if all(row is None for row in rows):
+            found.append(None)
+            continue
+        none = np.full(ranks, usual)
+        at = [none if row is None else row[:, min(number, row.shape[1] - 1)] for row in rows]
+        found.append(np.stack(at))
+    return found[0], found[1]

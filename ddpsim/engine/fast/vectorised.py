@@ -29,6 +29,7 @@ from ddpsim.engine.fast.trials import (
     TrialWork,
     column,
     distinct,
+    drawn,
     of_lanes,
     sent,
     side_by_side,
@@ -69,6 +70,7 @@ class Lanes:
         self._least = np.zeros((len(trials), 1))  # no stream is behind this
         self._slow = SlowPeriods(self._compute.size)
         self._waited = np.zeros(len(trials), dtype=bool)
+        self._have_waited: list[npt.NDArray[np.bool_]] = []  # by step
         self._now, self._steady = Waits.none(self._shape), Waits.none(self._shape)
         self._all_comm_ns = np.zeros(self._shape)
         self._step_ends_ns: list[Ticks] = []
@@ -82,7 +84,10 @@ class Lanes:
         self.settled: list[bool] = []  # by trial: all steady steps are alike
 
     def train(self) -> None:
-        """Until the first step that all after it are exactly like, in all trials, or else all."""
+        """Until the first step that all after it are exactly like, in all trials, or else all.
+
+        Where steps are of several kinds, until those of a period come again, and the steady ones.
+        """
         for _ in self.trained():
             pass
 
@@ -92,11 +97,14 @@ class Lanes:
         self.warmup = steps - iterations
         # once freed, glibc keeps as much for later arrays, and fetches no new pages
         np.empty(_KEPT)
-        for number in range(steps):
+        number = -1
+        while (number := number + 1) < steps:
             begun = self._compute.copy()
             self._iterate(number)
             lengths = self._compute - begun
             alike = self._repeat_from(number, lengths)
+            if number + 1 < self.warmup and self._come_again(number):
+                self.warmup, steps = number + 1, number + 1 + iterations
             if all(alike):
                 self.warmup, self._repeats = number, iterations - 1
                 self._steady = Waits.none(self._shape)  # of steps that are warm-up now
@@ -146,6 +154,20 @@ class Lanes:
             for trial, each, waited in lasting
         ]
 
+    def _come_again(self, number: int) -> bool:
+        """Whether steps after this one are like those of the period that it ends, in all trials."""
+        program, period = self._program, self._program.strategy.period
+        self._have_waited.append(self._waited.copy())
+        if program.is_uniform or program.synchronizes or self.varies or number < period:
+            return False
+        lengths = self._compute - self._step_ends_ns[number - period]
+        waited = np.any(self._have_waited[-period:], axis=0)
+        return all(
+            bool((each == each[0]).all())
+            and trial.host.comes_again(number, int(each[0]), waited=bool(late))
+            for trial, each, late in zip(self._trials, lengths, waited, strict=True)
+        )
+
     def _alike_again(self, number: int, lengths: Ticks) -> list[bool]:
         """The same where hosts wait for their devices: see `Lane`."""
         before, self._state = self._state, self._clocks.since(self._compute)
@@ -159,7 +181,7 @@ class Lanes:
         ]
 
     def _iterate(self, number: int) -> None:
-        factors, stalls_ns = self._drawn(number)
+        factors, stalls_ns = drawn(self._trials, self._shape[1], number)
         self._waited[:] = False
         self._now = Waits.none(self._shape)
         self._done_ns = []
@@ -325,19 +347,6 @@ class Lanes:
         most = fit if fit >= _FEW_WORKS and not self._sums else None
         of_kinds = zip(*(host.scripts for host in hosts), strict=True)
         return tuple(side_by_side(scripts, most) for scripts in of_kinds)
-
-    def _drawn(self, number: int) -> tuple[Ticks | None, Ticks | None]:
-        """Slowdowns and stalls of an iteration, [trials, ranks]; None where there are none."""
-        drawn: list[Ticks | None] = []
-        for name, usual in (("slowdowns", 1.0), ("stalls_ns", 0.0)):
-            rows = [getattr(trial, name) for trial in self._trials]
-            if all(row is None for row in rows):
-                drawn.append(None)
-                continue
-            none = np.full(self._shape[1], usual)
-            at = [none if row is None else row[:, min(number, row.shape[1] - 1)] for row in rows]
-            drawn.append(np.stack(at))
-        return drawn[0], drawn[1]
 
     def _transfers(self, step: TrialStep) -> Sequence[Transfer]:
         """Of each trial, or the one that all have."""
