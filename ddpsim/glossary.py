@@ -244,7 +244,7 @@ _ALIASES = {
     "nvswitch": "nvlink",
     **dict.fromkeys(("no overlap", "compute only"), "perfect overlap"),
     "powersgd": "power sgd",
-    **dict.fromkeys(("amp", "autocast", "masters", "mixed precision", "tf32"), "precision"),
+    **dict.fromkeys(("amp", "autocast", "masters", "tf32"), "precision"),
     **dict.fromkeys(("ll", "ll128", "simple"), "protocol"),
     **dict.fromkeys(("quantization_perchannel", "quantization_pertensor"), "quantization"),
     "world size": "rank",

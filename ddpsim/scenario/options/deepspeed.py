@@ -16,7 +16,8 @@ def _stage(value: Any) -> Any:
     if value in (1, 2) and not isinstance(value, bool):
         return value
     more = {0: "; write ddp.strategy: ddp", 3: "; ddp.strategy: fully_shard is torch's ZeRO-3"}
-    raise ValueError(f"{shown(value)} is not modelled: write 1 or 2{more.get(value, '')}")
+    instead = more.get(value, "") if isinstance(value, int) else ""
+    raise ValueError(f"{shown(value)} is not modelled: write 1 or 2{instead}")
 
 
 def _elements(value: Any) -> Any:

@@ -34,10 +34,10 @@ def _loaded(tmp_path: Path, record: Record, change: Callable[[dict[str, Any]], o
 
 @pytest.mark.parametrize("key", ["samples_s", "warmup_s"])
 def test_a_negative_time_is_refused_as_the_record_is_read(tmp_path: Path, key: str) -> None:
-    with pytest.raises(ImportFailedError, match=rf"measurements\.0\.{key}\.1: Input should be g"):
+    with pytest.raises(ImportFailedError, match=rf"0\.{key}\.1: -1\.0 is out of range"):
         _loaded(tmp_path, gloo_record(), lambda d: d["measurements"][0].update({key: [0.1, -1.0]}))
     by_rank = {"samples_by_rank_s": [[0.1], [-1.0]]}
-    with pytest.raises(ImportFailedError, match=r"0\.samples_by_rank_s\.1\.0: Input should be"):
+    with pytest.raises(ImportFailedError, match=r"rank_s\.1\.0: -1\.0 is out of range"):
         _loaded(tmp_path, gloo_record(), lambda d: d["measurements"][0].update(by_rank))
 
 
