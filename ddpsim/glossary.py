@@ -225,6 +225,8 @@ overlaps. The step time leaves them out. Start-up costs are not counted.""",
 _ALIASES = {
     **dict.fromkeys(("batch_per_rank", "micro-batch", "micro-batches", "global batch"), "batch"),
     "broadcast_buffers": "buffers",
+    **dict.fromkeys(("zero2", "zero3", "zero-1", "zero-2", "zero-3"), "sharding"),
+    "float32 master weights": "precision",
     "bus bandwidth": "busbw",
     "profile": "calibration",
     "channel": "channels",

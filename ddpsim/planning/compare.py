@@ -155,6 +155,10 @@ def _other_inputs(first: Scenario, other: Scenario) -> Iterator[str]:
     ours, theirs = first.workload, other.workload
     if any(getattr(ours, k) != getattr(theirs, k) for k in _SOURCES):
         yield "another model"
+    if ours.batch_per_rank != theirs.batch_per_rank:
+        yield "another batch"
+    if ours.step_time != theirs.step_time:
+        yield "another step_time"
     if first.cluster.device.name != other.cluster.device.name:
         yield "another device"
     if first.cluster.world_size != other.cluster.world_size:

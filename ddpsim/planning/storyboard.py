@@ -64,11 +64,13 @@ def storyboard(
         result = simulate(scenario)
         choices, scaling, left_out = list[CapChoice](), list[Result](), list[LeftOut]()
 
-        def attempt(setting: str, show: Callable[[Scenario], _Shown]) -> Iterator[_Shown]:
+        def attempt(
+            setting: str, show: Callable[[Scenario], _Shown], option: str = "--set"
+        ) -> Iterator[_Shown]:
             try:
                 yield show(checked(document.changed([setting])))
             except DdpsimError as error:
-                left_out.append(LeftOut(f"--set {setting}", error.reason))
+                left_out.append(LeftOut(f"{option} {setting}", error.reason))
 
         for value in values:
             if value == own:
@@ -84,7 +86,7 @@ def storyboard(
             told.advance()
         rivals = list[Rival]()
         for setting in against:
-            chosen = attempt(setting, partial(_choice, own, dial))
+            chosen = attempt(setting, partial(_choice, own, dial), "--against")
             rivals += (Rival(setting, each.result, each.step) for each in chosen)
             told.advance()
         moved = sorted(sensitivities(resolve(scenario)), key=lambda entry: entry.change_s)

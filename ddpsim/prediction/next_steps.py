@@ -288,6 +288,8 @@ def _fewer_operators(trials: _Trials) -> Iterator[_Change]:
 def _less_overhead(trials: _Trials) -> Iterator[_Change]:
     job = trials.job
     ddp, workload = job.scenario.ddp, job.scenario.workload
+    if workload.debug:
+        yield _Change("debug settings off", "workload.debug", None, "workload.debug=null")
     if job.model.basis == "roofline":  # a measured step belongs to its batch
         yield _Change.of("a larger batch", "workload.batch_per_rank", 2 * workload.batch_per_rank)
     if workload.read_loss_every and workload.read_loss_every < _SELDOM:
