@@ -190,7 +190,7 @@ def of(scenario: Scenario, timeline: Any) -> Traced:
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(scenarios(noisy=True), models())
 def test_any_job_gives_well_formed_files(scenario: Scenario, model: Model) -> None:
     traced = of(scenario, simulated(scenario, model).timeline)

@@ -137,8 +137,9 @@ class Truth:
         return self.seen(self._of_rank_0(whole, "exposed_comm"))
 
     def data_wait(self, whole: Prepared) -> str:
-        """Of rank 0."""
-        return self.seen(self._of_rank_0(whole, "data_wait"))
+        """Of rank 0; none without a loader."""
+        waits = whole.scenario.workload.data is not None
+        return self.seen(self._of_rank_0(whole, "data_wait") if waits else 0.0)
 
     def all_reduce(self, whole: Prepared) -> str:
         """Of 64 MiB, as nccl-tests shows it."""
