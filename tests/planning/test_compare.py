@@ -265,7 +265,9 @@ def test_data_parallel_has_none_of_ddps_options() -> None:
 def test_another_question_is_said_to_be_one() -> None:
     base = parse(document("resnet50-2x8-25gbit"))
     (change,) = compare(base, [option(document("gloo-cpu"), title="b.yaml")]).changes
-    assert change.note == "another model, another batch, another device, other GPUs, another precision"
+    assert (
+        change.note == "another model, another batch, another device, other GPUs, another precision"
+    )
     same = option(document("resnet50-2x8-25gbit"), "ddp.bucket_cap_mb=50", title="c.yaml")
     assert compare(base, [same]).changes[0].note == ""
 

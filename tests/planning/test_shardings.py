@@ -74,7 +74,7 @@ def test_plan_puts_the_cheapest_in_time_first() -> None:
     hours = [plan.answer.gpu_hours for plan in answers]
     assert hours == sorted(hours)
     naive = document("ddp.strategy=naive", "ddp.fully_shard=null")
-    with pytest.raises(InputError, match="ddp.strategy is naive"):
+    with pytest.raises(InputError, match=r"strategy is naive"):
         plan_each_strategy(naive, lambda *_, **__: pytest.fail("nothing is planned"))
 
 
