@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from ddpsim.engine.fast.host import Host
@@ -27,7 +27,7 @@ def run_many(
 
     `advance` hears how many more have ended, or parts of one.
     """
-    keys = [_key(request) for request in requests]
+    keys = _keys(requests)
     different = list(dict(zip(reversed(keys), reversed(requests), strict=True)).items())
     advance(len(requests) - len(different))
     steps = _run_different([request for _, request in different], advance)
@@ -35,17 +35,33 @@ def run_many(
     return [found[key] for key in keys]
 
 
-def _key(asked: Request) -> Hashable:
+def _keys(requests: Sequence[Request]) -> list[Hashable]:
     """Equal for jobs that do the same: some bucket caps give the same buckets."""
+    sent = [_sent(request) for request in requests]
+    times = Counter(sent)
+    return [
+        (own, _instructions(request) if times[own] > 1 else None)
+        for own, request in zip(sent, requests, strict=True)
+    ]
+
+
+def _sent(asked: Request) -> Hashable:
+    """All of a job but its instructions, which take longer to compare."""
     program, drawn = asked.program, (asked.slowdowns, asked.stalls, asked.kept_deviations)
-    numbers = range(program.warmup + program.iterations + program.strategy.period)
     return (
-        tuple(program.step(number) for number in numbers),
         *(program.warmup, program.iterations, program.loader, program.blocking),
         *(program.comm_workers, program.comm_spins, asked.world_size, asked.traffic),
         *(None if each is None else each.tobytes() for each in drawn),
         tuple(program.transfers(asked.cost)),
     )
+
+
+def _instructions(asked: Request) -> Hashable:
+    """Those of each kind of step, and which step is of which kind."""
+    program = asked.program
+    numbers = range(program.warmup + program.iterations + program.strategy.period)
+    kinds = tuple(program.kind(number) for number in numbers)
+    return kinds, tuple(program.strategy.steps[kind] for kind in sorted({*kinds}))
 
 
 def _run_different(

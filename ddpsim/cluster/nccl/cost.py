@@ -294,9 +294,12 @@ def _tuned(cost: NcclCost, operation: Operation, size_bytes: int, like_bytes: in
 @lru_cache(maxsize=4096)
 def _fastest_from(cost: NcclCost, operation: Operation, band: int) -> _Sent | None:
     """The fastest of the bands' smallest messages, from this band on; a band's others take more."""
-    least = zip(_BANDS_BYTES[band - 1 :], _BANDS_BYTES[band:], strict=False)
-    sent = [_tuned(cost, operation, below + 1, most) for below, most in least]
-    return min(sent, key=lambda each: _taken_ns(cost, operation, each), default=None)
+    if band == len(_BANDS_BYTES):
+        return None
+    own = _tuned(cost, operation, _BANDS_BYTES[band - 1] + 1, _BANDS_BYTES[band])
+    larger = _fastest_from(cost, operation, band + 1)
+    found = [own] if larger is None else [own, larger]
+    return min(found, key=lambda sent: _taken_ns(cost, operation, sent))
 
 
 @lru_cache(maxsize=4096)
