@@ -28,7 +28,8 @@ def compare(
     strategies: Annotated[
         bool,
         typer.Option(
-            "--each-strategy", help="Every strategy against DDP; Megatron's where FILE has it."
+            "--each-strategy",
+            help="Every strategy against DDP; Megatron's or DeepSpeed's where FILE has it.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.comparison/1.")] = False,
@@ -40,13 +41,7 @@ def compare(
     ddpsim compare scenario.yaml --each-strategy
     ddpsim compare a.yaml b.yaml c.yaml
     """
-    from ddpsim.planning.compare import (
-        compare,
-        ddp_settings,
-        each_flag,
-        each_strategy,
-        option,
-    )
+    from ddpsim.planning.compare import compare, ddp_settings, each_flag, each_strategy, option
     from ddpsim.prediction.api import checked
     from ddpsim.report.changes import render_comparison
     from ddpsim.scenario.document import load

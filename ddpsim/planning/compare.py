@@ -22,7 +22,7 @@ from ddpsim.prediction.uncertainty import uncertainties
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.changes import Change, Comparison
 from ddpsim.result.model import Brief
-from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.ddp import OF_STRATEGIES, Ddp
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
@@ -43,10 +43,6 @@ _CAPS_MB = (1, 10, 25, 50, 100)
 _SOURCES = ("model", "profile", "trace", "parameters")
 _ROUNDS = "gradients are rounded to 16 bits on the wire"
 
-_OF_OTHER_STRATEGIES = (
-    *("local_sgd", "parameter_server", "fully_shard", "zero1"),
-    *("distributed_optimizer", "deepspeed"),
-)
 _EVERY = 4  # as in the example of torch's PeriodicModelAverager
 _Steps = dict[tuple[int, str, float], float]  # by side, term and its factor
 
@@ -249,7 +245,7 @@ def ddp_settings(document: Document) -> tuple[str, ...]:
 
 def _as_ddp(ddp: Ddp) -> tuple[str, ...]:
     """DDP, without options of another strategy."""
-    drops = (f"ddp.{key}=null" for key in _OF_OTHER_STRATEGIES if getattr(ddp, key))
+    drops = (f"ddp.{key}=null" for key in OF_STRATEGIES if getattr(ddp, key))
     return ("ddp.strategy=ddp", *drops)
 
 

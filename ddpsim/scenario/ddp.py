@@ -20,7 +20,7 @@ from ddpsim.scenario.options.loops import (
     ZeroRedundancy,
 )
 
-__all__ = ["Ddp", "StrategyName"]
+__all__ = ["OF_STRATEGIES", "Ddp", "StrategyName"]
 
 CommHook = Literal[
     "none",
@@ -62,7 +62,7 @@ _FAILS_ON_GLOO = {
     "quantization_perchannel": "stops with gloo in an IndexError: an all-gather's result is a list "
     "there",
 }
-_OF_STRATEGIES = {
+OF_STRATEGIES = {  # sections of options, and whose they are
     **{key: (key,) for key in ("local_sgd", "parameter_server", "zero1")},
     **{key: (key,) for key in ("distributed_optimizer", "deepspeed")},
     "fully_shard": _FULLY_SHARDED,
@@ -199,9 +199,14 @@ class Ddp(Spec):
         return self.strategy == "distributed_optimizer"
 
     @property
+    def has_own_masters(self) -> bool:
+        """Whether Megatron or DeepSpeed shards the optimizer, with float32 masters of its own."""
+        return self.strategy in ("distributed_optimizer", "deepspeed")
+
+    @property
     def scatters_gradients(self) -> bool:
         """Whether gradients are reduced and scattered, as in all sharding but ZeRO-1 of torch."""
-        return self.is_fully_sharded or self.shards_optimizer or self.strategy == "deepspeed"
+        return self.is_fully_sharded or self.has_own_masters
 
     @property
     def is_fully_sharded(self) -> bool:
@@ -272,7 +277,7 @@ class Ddp(Spec):
     def _strategy_is_whole(self) -> Ddp:
         if self.strategy == "local_sgd" and self.local_sgd is None:
             raise fail("local_sgd needs local_sgd: {every: STEPS}", "strategy")
-        for key, strategies in _OF_STRATEGIES.items():
+        for key, strategies in OF_STRATEGIES.items():
             if self.strategy not in strategies and getattr(self, key) is not None:
                 of = " or ".join(strategies)
                 raise fail(f"is of strategy: {of}, not {self.strategy}; drop one", key)

@@ -77,7 +77,7 @@ class Scenario(Spec):
         workload = self.workload
         sent: str | None = self.ddp.sharding.mixed_precision.param
         key = "fully_shard.mixed_precision.param"
-        if self.ddp.strategy in ("distributed_optimizer", "deepspeed"):
+        if self.ddp.has_own_masters:
             sent, key = self.ddp.optimized_type, f"{self.ddp.strategy}.params"
         wanted = {"bfloat16": ("amp-bf16", "bf16"), "float16": ("amp-fp16",)}
         if self.ddp.mixed_precision:  # of parameters in fp32

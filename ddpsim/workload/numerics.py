@@ -29,7 +29,7 @@ def other_numerics(first: tuple[Scenario, Model], other: tuple[Scenario, Model])
 def has_float32_weights(scenario: Scenario, model: Model) -> bool:
     """Whether the optimizer updates float32 weights: parameters, or masters of a sharded one."""
     in_full = ITEM_BYTES[model.parameters[0].dtype] >= ITEM_BYTES["float32"]
-    return in_full or scenario.ddp.shards_optimizer or scenario.ddp.strategy == "deepspeed"
+    return in_full or scenario.ddp.has_own_masters
 
 
 def _compute_type(scenario: Scenario) -> str:

@@ -22,31 +22,17 @@ from ddpsim.result.summary import SteadyStep
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Instruction, Synchronize
 from ddpsim.strategies.strategy import Strategy
+from ddpsim.strategies.training_loop.around_steps import Around
 from ddpsim.workload.build import build_model
 from ddpsim.workload.model import Model
 
 
-class Interrupted(Strategy):
+class Interrupted(Around):
     """Another strategy, whose host waits for its device after some of its instructions."""
 
     def __init__(self, inner: Strategy, after: tuple[int, ...]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._after = after
-
-    @property
-    def kinds(self) -> int:
-        return self._inner.kinds
-
-    @property
-    def steady_from(self) -> int | None:
-        return self._inner.steady_from
-
-    @property
-    def period(self) -> int:
-        return self._inner.period
-
-    def kind(self, number: int) -> int:
-        return self._inner.kind(number)
 
     def step(self, kind: int) -> Iterator[Instruction]:
         instructions = self._inner.steps[kind]

@@ -157,8 +157,10 @@ class Lanes:
     def _come_again(self, number: int) -> bool:
         """Whether steps after this one are like those of the period that it ends, in all trials."""
         program, period = self._program, self._program.strategy.period
+        if program.is_uniform or program.synchronizes or self.varies:
+            return False
         self._have_waited.append(self._waited.copy())
-        if program.is_uniform or program.synchronizes or self.varies or number < period:
+        if number < period:
             return False
         lengths = self._compute - self._step_ends_ns[number - period]
         waited = np.any(self._have_waited[-period:], axis=0)
