@@ -55,10 +55,13 @@ class Stepper:
         self.rows: list[Row] = []  # the parts, then the logged times of DDP
 
     def step(self, begin: Callable[[], None], *, warm: bool) -> None:
-        """One iteration, as `step` takes it."""
+        """One iteration, as `step` takes it; those before it that are not timed are lost."""
         loop, variant = self._loop, self.variant
         no_sync = loop.no_sync if variant.no_sync else None
-        row = step(loop.training, variant.accumulation_steps, no_sync, begin, reduce=loop.reduce)
+        for _ in range(loop.untimed_steps + 1):
+            row = step(
+                loop.training, variant.accumulation_steps, no_sync, begin, reduce=loop.reduce
+            )
         if loop.ddp:
             log = logged(loop.ddp)
             row = (*row, *(getattr(log, name) for name in Logged.model_fields))
