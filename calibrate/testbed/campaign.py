@@ -50,6 +50,11 @@ _PARTS: dict[str, tuple[tuple[Kind, ...], float]] = {
 }
 _OTHERS = (Variant(accumulation_steps=2), Variant(comm_hook="fp16_compress"))
 _ONE_BUCKET_MIB = 1000.0  # of these models
+_SHARDED = (
+    Variant(strategy="zero1"),
+    Variant(strategy="fully_shard"),
+    Variant(strategy="fully_shard", reshard_after_forward=False),
+)
 _STRATEGIES = (
     Variant(),
     Variant(strategy="naive"),
@@ -61,9 +66,7 @@ _STRATEGIES = (
     Variant(comm_hook="powerSGD", bucket_cap_mb=_ONE_BUCKET_MIB, matrix_approximation_rank=2),
     Variant(find_unused_parameters=True),
     Variant(gradient_as_bucket_view=True),
-    Variant(strategy="zero1"),
-    Variant(strategy="fully_shard"),
-    Variant(strategy="fully_shard", reshard_after_forward=False),
+    *_SHARDED,
 )
 
 Say = Callable[[str], None]
@@ -75,7 +78,8 @@ class Campaign:
 
     `record_only` names the kinds of a record, for a file of its own beside the usual one; `others`
     adds accumulation and a compressing hook to the bucket caps; `strategies` measures every
-    strategy and option in place of caps, and records in parts what they need. Rounds are measured
+    strategy and option in place of caps, `sharded` DDP and the sharded ones alone, and records in
+    parts what they need. Rounds are measured
     `runs` times, in processes of their own, and all else between: what one run's medians say of
     another's.
     """
@@ -93,6 +97,7 @@ class Campaign:
     record_only: tuple[Kind, ...] = ()
     others: bool = False
     strategies: bool = False
+    sharded: bool = False
     again_above: float | None = None
 
     def run(self, say: Say) -> int:
@@ -135,7 +140,7 @@ class Campaign:
     def _jobs(self) -> Iterator[_Job]:
         for rate in self.fit_rates:
             only, budget_s = self.record_only, self.record_budget_s
-            if not self.strategies:
+            if not (self.strategies or self.sharded):
                 yield self._recording(only, rate, only or _KINDS, budget_s)
                 continue
             for part, (kinds, share) in _PARTS.items():
@@ -167,16 +172,21 @@ class Campaign:
 
     def _rounds(self, model: str, output: Path, rate: float) -> str:
         """Options of `calibrate.measure.ddp.rounds` as JSON."""
-        caps = tuple(Variant(bucket_cap_mb=cap) for cap in self.caps)
         return RoundOptions(
             output=output,
             model=model if ":" in model else f"calibrate.measure.model.models:{model}",
-            variants=_STRATEGIES if self.strategies else caps + (_OTHERS if self.others else ()),
+            variants=self._variants(),
             rounds=self.rounds,
             budget_s=self.budget_s,
             line_rate_bytes_per_s=rate * _GBIT,
             comm_first=True,
         ).model_dump_json()
+
+    def _variants(self) -> tuple[Variant, ...]:
+        if self.strategies or self.sharded:
+            return _STRATEGIES if self.strategies else (Variant(), *_SHARDED)
+        caps = tuple(Variant(bucket_cap_mb=cap) for cap in self.caps)
+        return caps + (_OTHERS if self.others else ())
 
 
 @dataclass(frozen=True)
@@ -247,6 +257,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--strategies", action="store_true", help="every strategy and option, in place of caps"
     )
     parser.add_argument(
+        "--sharded", action="store_true", help="DDP and the sharded strategies, in place of caps"
+    )
+    parser.add_argument(
         "--again-above",
         type=float,
         metavar="TIMES",
@@ -267,6 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record_only=given.only,
         others=given.others,
         strategies=given.strategies,
+        sharded=given.sharded,
         again_above=given.again_above,
     )
     failed = campaign.run(lambda line: print(f"{time.strftime('%H:%M:%S')} {line}", flush=True))
