@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
 from ddpsim.scenario.base import Spec, fail
 
-__all__ = ["ZeroRedundancy"]
+__all__ = ["ZERO_HOOKS", "ZeroRedundancy"]
 
 HookName = Literal["hook_with_zero_step", "hook_with_zero_step_interleaved"]
+ZERO_HOOKS: tuple[HookName, ...] = get_args(HookName)
 
 
 class ZeroRedundancy(Spec):
