@@ -228,7 +228,7 @@ def test_each_strategy_leaves_ddps_options_out() -> None:
     options += ("run.iterations=2",)
     base = document("accumulation", *options)
     changes = compare(parse(base), each_strategy(base)).changes
-    assert [change.problem for change in changes] == [None] * 10
+    assert [change.problem for change in changes] == [None] * 8
     hooks = next(change for change in changes if change.title == "per_parameter")
     assert "ddp.no_sync=true" not in hooks.settings
     with pytest.raises(DdpsimError, match="data_parallel is a strategy of its own"):
