@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jobs.engine_runs import OneTransfer, all_steps
 from two_ranks import observed_of
 
+import ddpsim
 from ddpsim.cluster.build import build_network
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
@@ -20,7 +21,7 @@ from ddpsim.errors import InputError
 from ddpsim.prediction.program import compile_program
 from ddpsim.result.metrics import Step
 from ddpsim.scenario.schema import Scenario
-from ddpsim.strategies.instructions import Communicate
+from ddpsim.strategies.instructions import Communicate, Synchronize
 from ddpsim.strategies.zero.bucket_pieces import assigned
 from ddpsim.workload.model import Model, Parameter, Work
 
@@ -100,12 +101,13 @@ def layers(*numels: int, optimizer_s: float = 0.01) -> Model:
 def scenario_of(ranks: int = 4, *, cap_mb: float = 1, **options: Any) -> Scenario:
     """Without options of zero1: plain DDP under the hook that is modified."""
     static_graph = options.pop("static_graph", False)
+    optimizer = options.pop("optimizer", {})
     ddp = {"comm_hook": "allreduce", "gradient_as_bucket_view": True, "bucket_cap_mb": cap_mb}
     if options:
         ddp |= {"strategy": "zero1", "zero1": {"overlap_with_ddp": True} | options}
     keys = {
         "schema": "ddpsim/1",
-        "workload": {"model": "resnet18", "batch_per_rank": 1},
+        "workload": {"model": "resnet18", "batch_per_rank": 1, "optimizer": optimizer},
         "ddp": ddp | {"static_graph": static_graph, "torch": "2.13"},
         "cluster": {"nodes": 1, "gpus_per_node": ranks, "device": "a100-sxm-80gb"},
     }
@@ -210,3 +212,27 @@ def test_the_step_is_that_of_ranks_with_updates_of_their_own(
         sent_ns = max(sent_ns, *done_ns) + (takes_ns if ranks > 1 else 0)
     late_ns = step.start_ns + step.length_ns - sent_ns
     assert -len(numels) <= late_ns < max(updates_ns)
+
+
+def test_memory_is_asked_anew_where_a_cap_moves_parameters() -> None:
+    """Of many scenarios at once as of each alone; the first two steps are said to be idle."""
+    asked = [scenario_of(hook=HOOKS[0], cap_mb=cap, optimizer={"name": "adam"}) for cap in (1, 100)]
+    alone = [ddpsim.simulate(each) for each in asked]
+    held = [each.memory_bytes_per_gpu.optimizer for each in ddpsim.simulate_many(asked)]
+    assert held == [each.memory_bytes_per_gpu.optimizer for each in alone]
+    assert held[0] < held[1]
+    assert "first two steps update no parameters" in alone[0].warnings[0]
+
+
+def test_grad_scaler_reads_the_flag_of_a_wrapped_optimizer() -> None:
+    """torch asks the wrapper, which has no _step_supports_amp_scaling."""
+    scenario, model = scenario_of(), layers(10**6)
+    optimizer = scenario.workload.optimizer.model_copy(update={"fused": True})
+    changes = {"optimizer": optimizer, "precision": "amp-fp16"}
+    workload = scenario.workload.model_copy(update=changes)
+    for strategy, waits in (("ddp", 0), ("zero1", 1)):
+        ddp = scenario.ddp.model_copy(update={"strategy": strategy})
+        asked = scenario.model_copy(update={"workload": workload, "ddp": ddp})
+        program = compile_program(asked, model)
+        assert program.steady_step.count(Synchronize()) == waits
+        assert program.strategy.rebuilt_from == 1
