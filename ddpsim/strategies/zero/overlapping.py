@@ -92,9 +92,12 @@ class Updates:
     def _step(self, parameter: int) -> Work:
         """Of one parameter: the whole optimizer's time by its bytes."""
         size_bytes = self.model.parameters[parameter].size_bytes
-        share = size_bytes / sum(each.size_bytes for each in self.model.used)
-        device_s = share * self.model.optimizer.device_s
+        device_s = size_bytes / self._optimized_bytes * self.model.optimizer.device_s
         return functional_work(self.optimizer, device_s, self.costs.device)
+
+    @cached_property
+    def _optimized_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.model.used)
 
     def _bytes(self, bucket: Bucket, piece: Piece) -> int:
         parameters = bucket.parameters[piece.begin : piece.end]
