@@ -18,6 +18,7 @@ from ddpsim.cluster.build import build_network
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import run
 from ddpsim.errors import InputError
+from ddpsim.prediction.ddp_overhead import as_measured
 from ddpsim.prediction.program import compile_program
 from ddpsim.result.metrics import Step
 from ddpsim.scenario.schema import Scenario
@@ -236,3 +237,8 @@ def test_grad_scaler_reads_the_flag_of_a_wrapped_optimizer() -> None:
         program = compile_program(asked, model)
         assert program.steady_step.count(Synchronize()) == waits
         assert program.strategy.rebuilt_from == 1
+
+
+def test_a_measured_step_of_ddp_on_one_device_has_a_whole_optimizer() -> None:
+    measured = as_measured(scenario_of(hook=HOOKS[0]).ddp)
+    assert (measured.strategy, measured.zero1) == ("ddp", None)
