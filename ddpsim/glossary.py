@@ -286,7 +286,10 @@ _ALIASES = {
     "checkpoint_write": "pause",
     "input_copy": "input copy",
     "mixed_precision": "mixed precision",
-    "optimizer_in_backward": "optimizer in backward",
+    **dict.fromkeys(
+        ("optimizer_in_backward", "overlap_with_ddp", "hook_with_zero_step", "shard_buckets"),
+        "optimizer in backward",
+    ),
     "allreduce": "all-reduce",
     "all_reduce": "all-reduce",
     "bandwidth": "busbw",

@@ -55,8 +55,9 @@ Shards, gradients and the optimizer's state on the host (ddp.fully_shard.offload
 Each unit's shards are copied to the GPU before they are gathered.""",
     "optimizer in backward": """\
 Each bucket's parameters are updated once it is reduced, and its gradients freed
-(ddp.optimizer_in_backward). Source: torch's optimizer_overlap_hooks.py.
-docs/explanation/optimizer-in-backward.md.""",
+(ddp.optimizer_in_backward), or updated by one rank and broadcast (ddp.zero1.overlap_with_ddp).
+Source: torch's optimizer_overlap_hooks.py and ddp_zero_hook.py.
+docs/explanation/optimizer-in-backward.md, docs/explanation/zero.md.""",
     "pause": """\
 What the loop does between steps now and then: an evaluation (workload.evaluation) or a checkpoint
 (workload.checkpoint_write) every so many steps. No step has it in its time; epochs and plans count

@@ -18,7 +18,7 @@ from calibrate.testbed.bed import Testbed
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "tests" / "data" / "faults"
-PROGRAM = ROOT / "tests" / "helpers" / "oracles" / "faulty_ranks.py"
+PROGRAM = ROOT / "tests" / "helpers" / "jobs" / "faulty_ranks.py"
 FAULTS = (
     *("healthy", "slow_link", "competing", "slow_loader", "unused_parameters", "every_micro_batch"),
     *("accumulating", "stale_buckets"),

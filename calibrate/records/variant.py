@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ddpsim.scenario.options.zero_redundancy import HookName
+
 __all__ = ["CAPS", "DDP", "SHARDED", "CommHook", "StrategyName", "Variant"]
 
 CAPS = (None, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0)  # MiB; None: torch's default
@@ -16,6 +18,7 @@ StrategyName = Literal[
 DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
 SHARDED = ("fully_shard", "hsdp")
 _REDUCED_ONCE = ("naive", "naive_flat")  # whatever the micro-batches of a step
+_OF_ZERO1 = ("overlap_with_ddp", "hook", "shard_buckets")
 _OF_DDP = ("bucket_cap_mb", "comm_hook", "gradient_as_bucket_view", "find_unused_parameters")
 
 
@@ -33,6 +36,9 @@ class Variant(BaseModel):
     gradient_as_bucket_view: bool = False
     find_unused_parameters: bool = False
     reshard_after_forward: bool = Field(default=True, description="of fully_shard and hsdp")
+    overlap_with_ddp: bool = Field(default=False, description="of zero1, with NCCL")
+    hook: HookName = Field("hook_with_zero_step", description="of overlap_with_ddp")
+    shard_buckets: bool = Field(default=False, description="of overlap_with_ddp")
 
     @model_validator(mode="after")
     def _options_are_its_own(self) -> Variant:
@@ -42,10 +48,27 @@ class Variant(BaseModel):
             raise ValueError(f"{self.strategy} has no {min(wrong)}, an option of DDP; drop one")
         if self.strategy not in SHARDED and not self.reshard_after_forward:
             raise ValueError(f"{self.strategy} has no reshard_after_forward; drop one")
+        if self.strategy != "zero1" and (wrong := given.intersection(_OF_ZERO1)):
+            raise ValueError(f"{self.strategy} has no {min(wrong)}, an option of zero1; drop one")
         if self.comm_hook != "powerSGD" and self.matrix_approximation_rank > 1:
             raise ValueError(f"{self.comm_hook} has no matrix_approximation_rank; drop one")
         if not self.no_sync and (self.accumulation_steps == 1 or self.strategy in _REDUCED_ONCE):
             raise ValueError(f"{self.strategy} reduces once in this step, without no_sync too")
+        return self
+
+    @model_validator(mode="after")
+    def _overlaps_as_torch_can(self) -> Variant:
+        if not self.overlap_with_ddp:
+            if self.shard_buckets or self.hook != "hook_with_zero_step":
+                raise ValueError("hook and shard_buckets are of overlap_with_ddp; write it too")
+            return self
+        reasons = {
+            "goes around all-reduces; drop powerSGD": self.comm_hook == "powerSGD",
+            "never updates under find_unused_parameters; drop one": self.find_unused_parameters,
+            "updates in each backward that reduces; drop no_sync=false": not self.no_sync,
+        }
+        for reason in (reason for reason, holds in reasons.items() if holds):
+            raise ValueError(f"overlap_with_ddp {reason}")
         return self
 
     @property
@@ -81,5 +104,9 @@ class Variant(BaseModel):
             "view": self.gradient_as_bucket_view,
             "find_unused": self.find_unused_parameters,
             "keep": not self.reshard_after_forward,
+            "interleaved" if self.hook.endswith("interleaved") else "overlapped": (
+                self.overlap_with_ddp
+            ),
+            "in shards": self.shard_buckets,
         }
         return " ".join([*words, *(word for word, holds in told.items() if holds)])

@@ -120,6 +120,9 @@ def _ddp(variant: VariantSamples, rounds: Rounds) -> dict[str, Any]:
     }
     if options.comm_hook == "powerSGD":
         own["power_sgd"] = {"matrix_approximation_rank": options.matrix_approximation_rank}
+    if options.overlap_with_ddp:
+        keys = ("overlap_with_ddp", "hook", "shard_buckets")
+        own["zero1"] = {key: getattr(options, key) for key in keys}
     return shared | own
 
 

@@ -25,6 +25,7 @@ from ddpsim.result.model import Brief
 from ddpsim.scenario.ddp import OF_STRATEGIES, Ddp
 from ddpsim.scenario.document import Document
 from ddpsim.scenario.load import parse
+from ddpsim.scenario.options.zero_redundancy import ZERO_HOOKS, ZeroRedundancy
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import Workload
 from ddpsim.workload.numerics import other_numerics
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 _CAPS_MB = (1, 10, 25, 50, 100)
+_ZERO1 = "ddp.zero1"
+_OVERLAPS = f"{_ZERO1}.overlap_with_ddp"
 _SOURCES = ("model", "profile", "trace", "parameters")
 _ROUNDS = "gradients are rounded to 16 bits on the wire"
 
@@ -282,6 +285,18 @@ def each_strategy(
         name = strategy_name(settings)
         note = "" if name == "zero1" else _unlike(scenario)
         yield option(document, *settings, title=name, note=note)
+        if name == "zero1":
+            yield from _overlapped(document, settings, synced=ddp.no_sync)
+
+
+def _overlapped(document: Document, settings: Sequence[str], *, synced: bool) -> Iterator[Option]:
+    """ZeRO-1 within DDP's hooks, where torch can."""
+    own = (*settings, *(() if synced else ("ddp.no_sync=true",)))
+    for hook in ZERO_HOOKS:
+        changes = (*own, f"{_OVERLAPS}=true", f"{_ZERO1}.hook={hook}")
+        found = option(document, *changes, title=f"zero1, {hook}")
+        if isinstance(found.scenario, Scenario):
+            yield found
 
 
 def _unlike(scenario: Scenario) -> str:
@@ -303,6 +318,8 @@ def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
     if not ddp.is_ddp:
         yield _as_ddp(ddp), "another training" if ddp.local_sgd else ""
         return
+    if ddp.strategy == "zero1":
+        yield from ((settings, "") for settings in _of_zero1(ddp.zero1 or ZeroRedundancy()))
     toggles: tuple[tuple[str, str], ...] = (
         ("gradient_as_bucket_view", ""),
         ("static_graph", ""),
@@ -320,6 +337,19 @@ def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
     for cap in (*_CAPS_MB, "default"):
         if cap != ("default" if ddp.bucket_cap_mb is None else ddp.bucket_cap_mb):
             yield [f"ddp.bucket_cap_mb={cap}"], ""
+
+
+def _of_zero1(own: ZeroRedundancy) -> Iterator[Sequence[str]]:
+    """Other options of ZeroRedundancyOptimizer."""
+    if own.overlap_with_ddp:
+        yield [f"{_ZERO1}=null"]
+        yield from ([f"{_ZERO1}.hook={hook}"] for hook in ZERO_HOOKS if hook != own.hook)
+        yield [f"{_ZERO1}.shard_buckets={str(not own.shard_buckets).lower()}"]
+        return
+    view = f"{_ZERO1}.parameters_as_bucket_view"
+    yield [f"{view}={str(not own.parameters_as_bucket_view).lower()}"]
+    drops = [f"{view}=false"] if own.parameters_as_bucket_view else []
+    yield from ([*drops, f"{_OVERLAPS}=true", f"{_ZERO1}.hook={hook}"] for hook in ZERO_HOOKS)
 
 
 def _accumulation(ddp: Ddp) -> Iterator[tuple[Sequence[str], str]]:

@@ -205,6 +205,8 @@ def _words_of(scenario: Scenario) -> Mapping[str, str]:
     if scenario.cluster.algorithm == "data_parallel":
         return _WORDS | _DATA_PARALLEL
     words = _WORDS | _OF_STRATEGY[scenario.ddp.strategy]
+    if scenario.ddp.overlaps_optimizer:
+        words |= {"comm_hook": "optimizers of buckets, in DDP's hook"}
     if scenario.copies_through_host:
         words |= {"comm_hook": "gloo's copies from the host back to the GPU"}
     return words

@@ -69,6 +69,7 @@ def shardings(
     elif ddp.fully_shard is None and scenario.workload.precision == "amp-bf16":
         usual = (*usual, AS_AUTOCAST)
     drops = () if ddp.fully_shard is None else ("ddp.fully_shard=null",)
+    usual = usual if ddp.zero1 is None else (*usual, "ddp.zero1=null")
     keeps: list[str] = ["true", "false"]
     has_nodes = cluster.nodes > 1 and cluster.gpus_per_node > 1
     if has_nodes:

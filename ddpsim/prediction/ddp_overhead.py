@@ -31,6 +31,8 @@ def on_one_rank(program: Program) -> Timeline:
 def as_measured(ddp: Ddp) -> Ddp:
     """The options under which a step with DDP on one device is measured: no choices to tune."""
     changes = {
+        "strategy": "ddp",
+        "zero1": None,
         "bucket_cap_mb": None,
         "gradient_as_bucket_view": False,
         "comm_hook": "none",

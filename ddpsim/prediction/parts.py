@@ -20,6 +20,7 @@ from ddpsim.workload.model import Model
 
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import ClusterProfile, Overheads
+    from ddpsim.scenario.ddp import Ddp
 
 __all__ = ["Built", "Parts", "cluster_profile"]
 
@@ -127,7 +128,7 @@ class Parts:
         of_ddp = (
             *(ddp.strategy, ddp.gradient_as_bucket_view, accumulates, ddp.no_sync),
             *(ddp.fully_shard, ddp.powers, ddp.parameter_server, _shards(scenario)),
-            *(ddp.distributed_optimizer, ddp.deepspeed),
+            *(ddp.distributed_optimizer, ddp.deepspeed, _overlapped(ddp)),
         )
         asked = (id(job.model), job.model, scenario.cluster.device, others, of_ddp)
         return self.get("memory", (*asked, scenario.workload.optimizer), job.memory)
@@ -150,6 +151,11 @@ def _shards(scenario: Scenario) -> tuple[int, ...] | None:
         return cluster.nodes, cluster.gpus_per_node
     of_all = ddp.scatters_gradients or ddp.strategy == "zero1"
     return (cluster.world_size,) if of_all else None
+
+
+def _overlapped(ddp: Ddp) -> tuple[object, ...]:
+    """What the parts of the optimizer depend on where they are those of DDP's buckets."""
+    return (ddp.zero1, ddp.bucket_cap_mb, ddp.bucket_order) if ddp.overlaps_optimizer else ()
 
 
 def cluster_profile(scenario: Scenario) -> ClusterProfile | None:

@@ -17,8 +17,8 @@ from ddpsim.scenario.options.loops import (
     LocalSgd,
     ParameterServers,
     PostLocalSgd,
-    ZeroRedundancy,
 )
+from ddpsim.scenario.options.zero_redundancy import ZeroRedundancy
 
 __all__ = ["OF_STRATEGIES", "Ddp", "StrategyName"]
 
@@ -212,6 +212,11 @@ class Ddp(Spec):
     def is_fully_sharded(self) -> bool:
         """Whether torch's fully_shard parts parameters, gradients and optimizer."""
         return self.strategy in _FULLY_SHARDED
+
+    @property
+    def overlaps_optimizer(self) -> bool:
+        """Whether ZeroRedundancyOptimizer updates parameters in DDP's hook."""
+        return self.zero1 is not None and self.zero1.overlap_with_ddp
 
     @property
     def splits_graphs(self) -> bool:

@@ -17,6 +17,8 @@ from ddpsim.scenario.workload import Workload
 
 __all__ = ["Scenario"]
 
+_AROUND_ALL_REDUCES = ("none", "allreduce", "fp16_compress", "bf16_compress")
+
 
 class Scenario(Spec):
     """One question to ddpsim: a workload, its DDP options, a cluster, and how to run."""
@@ -60,6 +62,7 @@ class Scenario(Spec):
         self._check_synced_norms()
         self._check_zeroed_gradients()
         self._check_optimizer_in_backward()
+        self._check_overlapping_optimizer()
         self._check_mixed_precision()
         if kind == "cpu" and self.workload.input_copy:
             raise fail("a CPU computes in its host's memory; drop it", "workload.input_copy")
@@ -140,6 +143,35 @@ class Scenario(Spec):
             raise fail("leaves no gradients to clip; drop workload.clip_grad_norm", key)
         if not workload.set_to_none:
             raise fail("drops the gradients itself; drop workload.set_to_none", key)
+
+    def _check_overlapping_optimizer(self) -> None:
+        """Raise where torch stops, or trains what nobody wants (ddp_zero_hook.py), or it is new."""
+        ddp, workload = self.ddp, self.workload
+        if not ddp.overlaps_optimizer:
+            return
+        reasons = {
+            "needs NCCL, torch stops in 'Gloo backend using Overlapping DDP with ZeRO may meet "
+            "hangs'; write ddp.backend: nccl": ddp.backend == "gloo",
+            "waits for the buckets' rebuild, which never comes under find_unused_parameters: torch "
+            "updates nothing; write false, or ddp.static_graph: true": ddp.finds_unused,
+            f"is not modelled around comm_hook: {ddp.comm_hook}; write none, allreduce, "
+            "fp16_compress or bf16_compress": ddp.comm_hook not in _AROUND_ALL_REDUCES,
+            "updates parameters in each backward that reduces; write ddp.no_sync: true": (
+                ddp.accumulation_steps > 1 and not ddp.no_sync
+            ),
+            "takes functional optimizers, none of which is fused: torch stops in 'torch.jit.script "
+            "not supported with fused optimizers'; write workload.optimizer.fused: false": (
+                workload.optimizer.fused
+            ),
+            "updates parameters before GradScaler unscales gradients; write workload.grad_scaler: "
+            "false": workload.scales_loss,
+            "updates parameters before gradients are clipped; drop workload.clip_grad_norm": (
+                workload.clip_grad_norm is not None
+            ),
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise fail(reason, "ddp.zero1.overlap_with_ddp")
 
     @property
     def copies_through_host(self) -> bool:

@@ -35,6 +35,7 @@ from ddpsim.workload.optimizer import moved_bytes
 
 if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import Overheads
+    from ddpsim.scenario.options.zero_redundancy import ZeroRedundancy as ZeroRedundancyOptions
 
 __all__ = [
     "STRATEGIES",
@@ -104,8 +105,10 @@ class Asked:
     def around_optimizer(self) -> AroundOptimizer:
         """What the training loop does before and after the optimizer."""
         scenario = self.scenario
-        device = scenario.cluster.device
-        return AroundOptimizer.of(scenario.workload, self.model, device, self.ticks)
+        device, is_wrapped = scenario.cluster.device, scenario.ddp.strategy == "zero1"
+        return AroundOptimizer.of(
+            scenario.workload, self.model, device, self.ticks, is_wrapped=is_wrapped
+        )
 
     def around_shards(self, shards: Model, norm_sum: NormSum) -> AroundOptimizer:
         """The same on one rank's part, where the norm is that of all ranks."""
@@ -176,11 +179,27 @@ def _zero1(asked: Asked) -> Strategy:
     from ddpsim.strategies.zero.zero_redundancy import ZeroRedundancy, largest_part, partition
 
     parts = partition(asked.model.parameters, asked.scenario.cluster.world_size)
+    options = asked.scenario.ddp.zero1
+    if options and options.overlap_with_ddp:
+        return _overlapping(asked, options)
     optimizer = largest_part(asked.model, parts, asked.costs)
     own = replace(asked, model=replace(asked.model, optimizer=optimizer))
-    options = asked.scenario.ddp.zero1
     in_one = bool(options and options.parameters_as_bucket_view)
     return ZeroRedundancy.of(_ddp(own), own.model, parts, asked.ticks, in_one=in_one)
+
+
+def _overlapping(asked: Asked, options: ZeroRedundancyOptions) -> Strategy:
+    """Around torch's allreduce_hook, unless another hook is asked for."""
+    from ddpsim.strategies.zero.overlapping import Overlapping, Updates
+
+    spec = asked.scenario.ddp
+    if spec.comm_hook == "none":
+        spec = spec.model_copy(update={"comm_hook": "allreduce"})
+    own = replace(asked, scenario=asked.scenario.model_copy(update={"ddp": spec}))
+    ddp = _ddp(own)
+    ddp = replace(ddp, model=replace(ddp.model, optimizer=Launch(0, 0)))
+    updates = Updates(own.model, own.scenario.workload.optimizer, own.costs, own.ticks)
+    return Overlapping.of(ddp, updates, options, own.scenario.cluster.world_size)
 
 
 def _distributed_optimizer(asked: Asked) -> Strategy:

@@ -16,6 +16,7 @@ from ddpsim.workload.model import Parameter, Work
 
 __all__ = [
     "TENSORS_PER_LAUNCH",
+    "functional_work",
     "moved_bytes",
     "one_parameters_work",
     "optimizer_state_bytes",
@@ -37,6 +38,9 @@ _HOST_ALONE_S = {
     ("adam", False): 38e-6,
     ("adam", True): 21e-6,
 }
+# the same of torch.distributed's functional ones, which go from parameter to parameter, never fused
+# or foreach: 161 tensors, as many times the first table's as measured beside its loops
+_HOST_FUNCTIONAL_S = {"sgd": 3e-6, "adam": 15e-6}
 # multi_tensor_apply takes 30 to 110 tensors a launch, by depth: assumed 64
 TENSORS_PER_LAUNCH = 64
 
@@ -52,8 +56,17 @@ def optimizer_work(optimizer: Optimizer, parameters: Sequence[Parameter], device
 
 def one_parameters_work(optimizer: Optimizer, device_s: float, device: Device) -> Work:
     """A step of an optimizer of one parameter, whose part of the whole step takes `device_s`."""
+    return _of_one(optimizer, device_s, device, _HOST_ALONE_S[_kind(optimizer)])
+
+
+def functional_work(optimizer: Optimizer, device_s: float, device: Device) -> Work:
+    """One parameter's part of a step of torch.distributed.optim's functional optimizer."""
+    name, _ = _kind(optimizer)
+    return _of_one(optimizer, device_s, device, _HOST_FUNCTIONAL_S[name])
+
+
+def _of_one(optimizer: Optimizer, device_s: float, device: Device, host_s: float) -> Work:
     _, operations = _bytes_and_operations(optimizer)
-    host_s = _HOST_ALONE_S[_kind(optimizer)]
     return Work(max(device_s, operations * device.kernel_floor_s), operations, host_s)
 
 

@@ -29,7 +29,7 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def parameters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of four layers of 1024 x 1024, as tests/helpers/oracles/faulty_ranks.py trains."""
+    """Of four layers of 1024 x 1024, as tests/helpers/jobs/faulty_ranks.py trains."""
     listed = tmp_path_factory.mktemp("model") / "parameters.csv"
     rows = [f"{i}.weight,1024x1024,float32\n{i}.bias,1024,float32" for i in range(4)]
     listed.write_text("\n".join(["name,shape,dtype", *rows]))

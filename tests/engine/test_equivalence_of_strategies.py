@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from jobs.random_jobs import ddp_options, models, scenarios
 from jobs.simulated_jobs import request_of, simulated
 
 from ddpsim.engine.run import Simulated, run
+from ddpsim.errors import InputError
 from ddpsim.prediction.program import compile_program
 from ddpsim.result.metrics import Step
 from ddpsim.result.timeline import CommSpan
@@ -64,6 +66,16 @@ MIXED = st.builds(
         }
     ),
 )
+OVERLAPPED = st.builds(
+    lambda own, hook, sharded: (
+        own
+        | {"join": None, "find_unused_parameters": False}
+        | {"zero1": {"overlap_with_ddp": True, "hook": hook, "shard_buckets": sharded}}
+    ),
+    ddp_options(),
+    st.sampled_from(["hook_with_zero_step", "hook_with_zero_step_interleaved"]),
+    st.sampled_from([False, False, True]),
+)
 OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "naive": MICRO_BATCHES,
     "naive_flat": MICRO_BATCHES,
@@ -77,6 +89,7 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "fully_shard": SHARDED,
     "hsdp": SHARDED,
     "zero1": ddp_options().map(lambda own: own | {"join": None}),
+    "zero1, overlapped": OVERLAPPED,
     "distributed_optimizer": st.builds(
         lambda steps, own: {"accumulation_steps": steps, "distributed_optimizer": own},
         st.integers(1, 2),
@@ -115,7 +128,8 @@ def jobs(strategy: str, *, noisy: bool = False) -> st.SearchStrategy[Scenario]:
     def with_strategy(scenario: Scenario, options: dict[str, Any]) -> Scenario:
         asked = {"strategy": strategy.partition(",")[0], "backend": scenario.ddp.backend} | options
         if scenario.ddp.backend == "gloo":  # see Ddp
-            asked.pop("mixed_precision", None)
+            for key in ("mixed_precision", "zero1"):
+                asked.pop(key, None)
         chosen = scenario.model_copy(update={"ddp": Ddp.model_validate(asked)})
         if "fully_shard" not in options:
             return chosen
@@ -131,7 +145,11 @@ def jobs(strategy: str, *, noisy: bool = False) -> st.SearchStrategy[Scenario]:
 
 
 def runs(scenario: Scenario, model: Model) -> bool:
-    """Megatron's buckets wait for every gradient."""
+    """Megatron's buckets wait for every gradient; torch parts no bucket among too few ranks."""
+    if scenario.ddp.zero1 and scenario.ddp.zero1.shard_buckets:
+        with suppress(InputError):
+            return bool(compile_program(scenario, model))
+        return False
     return not (model.unused and scenario.ddp.shards.overlap_grad_reduce)
 
 

@@ -22,6 +22,7 @@ from ddpsim.report.changes import render_comparison, render_explanation, verdict
 from ddpsim.result.changes import Change, Comparison, Explanation, Phase
 from ddpsim.scenario.document import load
 from ddpsim.scenario.load import parse
+from ddpsim.scenario.schema import Scenario
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PLANNING = (ROOT / "docs" / "how-to" / "bucket-size.md").read_text("utf-8")
@@ -316,3 +317,18 @@ def test_json_holds_every_figure(resnet: dict[str, Change]) -> None:
     assert plain["schema"] == "ddpsim.comparison/1"
     assert {each["title"] for each in plain["changes"]} == set(resnet)
     assert all(isinstance(each["is_sure"], bool) for each in plain["changes"])
+
+
+def test_other_options_of_zero1_are_compared() -> None:
+    """Also from parameters_as_bucket_view, which goes with no overlap."""
+    own = [each.title for each in each_flag(document("zero1-overlap"))]
+    hook = "ddp.zero1.hook=hook_with_zero_step"
+    assert own[:3] == ["ddp.zero1=null", hook, "ddp.zero1.shard_buckets=true"]
+    in_one = document("zero1-overlap", "ddp.zero1={parameters_as_bucket_view: true}")
+    view, *overlaps = list(each_flag(in_one))[:3]
+    assert view.title == "ddp.zero1.parameters_as_bucket_view=false"
+    found = [each.scenario for each in overlaps]
+    assert [isinstance(each, Scenario) and each.ddp.overlaps_optimizer for each in found] == [
+        True,
+        True,
+    ]

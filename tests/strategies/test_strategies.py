@@ -212,7 +212,8 @@ def test_each_strategy_is_compared_with_ddp() -> None:
     kept = ", reshard_after_forward="
     assert list(changes) == [
         *("naive", "naive_flat", "per_parameter", "parameter_server", "local_sgd, every=4"),
-        *("zero1", "fully_shard", f"fully_shard{kept}false", f"fully_shard{kept}8"),
+        *("zero1", "zero1, hook_with_zero_step", "zero1, hook_with_zero_step_interleaved"),
+        *("fully_shard", f"fully_shard{kept}false", f"fully_shard{kept}8"),
         *("hsdp", f"hsdp{kept}false"),
     ]
     first = ddpsim.simulate(parse(as_ddp)).iteration_time_s.mean

@@ -54,7 +54,8 @@ def predicted(case: dict[str, Any], options: dict[str, Any]) -> list[list[list[A
     """What the loop sends in each of the steps that were observed."""
     synced = bool(case["batch_norms"])  # of CPU tensors, where torch would refuse them
     on_gpus = options.get("comm_hook", "none") in FAIL_ON_GLOO or not ON_GPUS.isdisjoint(options)
-    as_on_gpu = synced or on_gpus
+    overlaps = options.get("zero1", {}).get("overlap_with_ddp")
+    as_on_gpu = synced or on_gpus or overlaps
     backend, device = ("nccl", "a100-sxm-40gb") if as_on_gpu else ("gloo", "cpu-core")
     ddp = {"backend": backend, "torch": "2.13", "accumulation_steps": case["micro_batches"]}
     workload = {"model": "resnet18", "batch_per_rank": 1, "sync_batch_norm": synced}

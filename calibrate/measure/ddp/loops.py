@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
@@ -20,6 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from calibrate.measure.ddp.zero_redundancy import optimized
 from calibrate.measure.errors import MeasureError
 from calibrate.measure.model.training import Training, hook_gradients, reduced_parameters
 from calibrate.records.record import Layout
@@ -85,11 +85,11 @@ def _ddp(own: Training, variant: Variant, group: dist.ProcessGroup | None) -> Lo
         rank = variant.matrix_approximation_rank
         state = PowerSGDState(None, rank, start_powerSGD_iter=_POWER_SGD_ITER)
         ddp.register_comm_hook(state, powerSGD_hook)
-    elif variant.comm_hook != "none":
+    elif variant.comm_hook != "none" and not variant.overlap_with_ddp:
         _register(ddp, variant.comm_hook)
     wrapped = replace(own, model=ddp)
     if variant.strategy == "zero1":
-        wrapped = wrapped.optimizing(_zero_redundancy)
+        wrapped = optimized(wrapped, ddp, variant)
     return Loop(wrapped, ddp.no_sync, ddp=ddp)
 
 
@@ -113,14 +113,6 @@ def _register(ddp: DistributedDataParallel, name: str) -> None:
         ddp.register_comm_hook(None, getattr(default_hooks, f"{name}_hook"))
     except TypeError as error:  # torch takes no bf16_compress but with NCCL
         raise MeasureError(f"the hook {name} cannot be measured here (torch: {error})") from None
-
-
-def _zero_redundancy(
-    kind: type[torch.optim.Optimizer], parameters: Sequence[Tensor], **options: Any
-) -> torch.optim.Optimizer:
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415 -- slow
-
-    return ZeroRedundancyOptimizer(parameters, kind, **options)
 
 
 def _naive(own: Training) -> Loop:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, fail
@@ -17,7 +17,6 @@ __all__ = [
     "LocalSgd",
     "ParameterServers",
     "PostLocalSgd",
-    "ZeroRedundancy",
 ]
 
 
@@ -50,28 +49,6 @@ class ParameterServers(Spec):
 
     servers: Annotated[int, Field(ge=1, le=100_000)] = Field(
         1, description="ranks that hold the optimizer, each of a part of the parameters"
-    )
-
-
-def _unmodelled(value: bool) -> bool:  # noqa: FBT001
-    if value:
-        raise ValueError(
-            "is not modelled: torch's hook_with_zero_step updates parameters within DDP's hook; "
-            "write false"
-        )
-    return value
-
-
-class ZeroRedundancy(Spec):
-    """Options of strategy: zero1, those of torch's ZeroRedundancyOptimizer."""
-
-    parameters_as_bucket_view: bool = Field(
-        default=False,
-        description="the parameters that a rank updates lie in one tensor, and are sent in one "
-        "broadcast; false: in one each",
-    )
-    overlap_with_ddp: Annotated[bool, AfterValidator(_unmodelled)] = Field(
-        default=False, description="true is not modelled"
     )
 
 

@@ -17,6 +17,12 @@ def torch_warnings(ddp: Ddp, device: Device) -> Iterator[str]:
             "ddp.static_graph: torch stops in a first step whose micro-batches are under "
             "no_sync (expect_autograd_hooks_, reducer.cpp); take that step without no_sync"
         )
+    if ddp.overlaps_optimizer:
+        steps = "three" if ddp.static_graph else "two"
+        yield (
+            f"ddp.zero1.overlap_with_ddp: the first {steps} steps update no parameters, until "
+            "torch knows the rebuilt buckets (ddp_zero_hook.py)"
+        )
     if ddp.mixed_precision:
         steps = "first two backwards" if ddp.static_graph else "first backward"
         yield (

@@ -60,9 +60,14 @@ class AroundOptimizer(NamedTuple):
         device: Device,
         ticks: Ticks,
         norm_sum: NormSum | None = None,
+        *,
+        is_wrapped: bool = False,
     ) -> AroundOptimizer:
-        """Of a loop that scales its loss, clips its gradients, or zeroes them."""
-        loop = _Loop(workload, model, device, ticks, norm_sum)
+        """Of a loop that scales its loss, clips its gradients, or zeroes them.
+
+        `is_wrapped`: GradScaler does not see whether the optimizer is fused.
+        """
+        loop = _Loop(workload, model, device, ticks, norm_sum, is_wrapped)
         before = (*loop.unscaled(), *loop.clipped(), *loop.flagged())
         return cls(before, (*loop.updated(), *loop.zeroed()))
 
@@ -76,6 +81,7 @@ class _Loop:
     device: Device
     ticks: Ticks
     norm_sum: NormSum | None = None
+    is_wrapped: bool = False
 
     def unscaled(self) -> Iterator[Instruction]:
         """GradScaler.unscale_."""
@@ -106,11 +112,12 @@ class _Loop:
         """GradScaler.step asks whether a gradient was infinite.
 
         A fused optimizer gets the flag as a tensor, a sum of one where gradients were unscaled for
-        clipping: nobody waits for it (grad_scaler.py: _step_supports_amp_scaling).
+        clipping: nobody waits for it (grad_scaler.py: _step_supports_amp_scaling, which
+        ZeroRedundancyOptimizer has not).
         """
         if not self.workload.scales_loss:
             return
-        if not self.workload.optimizer.fused:
+        if self.is_wrapped or not self.workload.optimizer.fused:
             yield from read_value(self.device, self.ticks)
         elif self.workload.clip_grad_norm:
             yield from self._compute("unscale", one_value_work(self.device))

@@ -108,6 +108,11 @@ class ZeroRedundancy(Strategy):
         """See Strategy."""
         return self.ddp.steady_from
 
+    @property
+    def rebuilt_from(self) -> int | None:
+        """See Strategy."""
+        return self.ddp.rebuilt_from
+
     def kind(self, number: int) -> int:
         """See Strategy."""
         return self.ddp.kind(number)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import typer
 
@@ -36,6 +39,12 @@ def test_a_variant_is_written_with_keys_of_a_ddp_section() -> None:
         ("strategy=naive,bucket_cap_mb=5", "naive has no bucket_cap_mb, an option of DDP;"),
         ("reshard_after_forward=false", "ddp has no reshard_after_forward; drop one"),
         ("matrix_approximation_rank=2", "none has no matrix_approximation_rank; drop one"),
+        ("overlap_with_ddp=true", "ddp has no overlap_with_ddp, an option of zero1; drop one"),
+        ("strategy=zero1,shard_buckets=true", "are of overlap_with_ddp; write it too"),
+        (
+            "strategy=zero1,overlap_with_ddp=true,find_unused_parameters=true",
+            "overlap_with_ddp never updates under find_unused_parameters; drop one",
+        ),
         ("no_sync=false", "ddp reduces once in this step, without no_sync too"),
     ],
 )
@@ -54,6 +63,9 @@ def test_a_variant_has_a_short_label() -> None:
     synced = Variant(strategy="zero1", bucket_cap_mb=5, accumulation_steps=2, no_sync=False)
     assert synced.label == "zero1 5 x2 synced"
     assert Variant(strategy="fully_shard", reshard_after_forward=False).label == "fully_shard keep"
+    hook = "hook_with_zero_step_interleaved"
+    interleaved = Variant(strategy="zero1", overlap_with_ddp=True, hook=hook, shard_buckets=True)
+    assert interleaved.label == "zero1 interleaved in shards"
 
 
 def test_only_caps_are_choices_of_buckets() -> None:
@@ -80,3 +92,38 @@ def test_power_sgd_with_gloo_needs_one_bucket(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(MeasureError, match=r"cross; put all in one, with bucket_cap_mb=1$"):
         check_power_sgd(bare, variant)
     check_power_sgd(bare, Variant(comm_hook="powerSGD"))
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_zero1_updates_in_ddps_hook_from_the_third_step_on(
+    optimizer: Any, one_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with NCCL; gloo is refused in torch's words."""
+    from calibrate.measure.ddp.loops import loop_of
+    from calibrate.measure.model.training import prepare
+
+    bare = prepare("measure_helpers:two_layers", 4, torch.device("cpu"), optimizer, fused=False)
+    variant, layout = (
+        Variant(strategy="zero1", overlap_with_ddp=True),
+        Layout(nodes=1, gpus_per_node=1),
+    )
+    with pytest.raises(MeasureError, match="torch: Gloo backend using Overlapping DDP with ZeRO"):
+        loop_of(bare, variant, layout)
+    monkeypatch.setattr("torch.distributed.get_backend", lambda *_: "nccl")
+    training = loop_of(bare, variant, layout).training
+    changed = []
+    for _ in range(4):
+        before = [parameter.detach().clone() for parameter in training.model.parameters()]
+        training.forward().backward()
+        training.optimizer.step()
+        changed.append(not all(map(torch.equal, before, training.model.parameters())))
+    assert changed == [False, False, True, True]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.interference import InterferingCost
-from ddpsim.cluster.transfers import WholeTransfer
+from ddpsim.cluster.transfers import REPLICATED, WholeTransfer
 from ddpsim.engine.program import Program
 from ddpsim.engine.request import Request
 from ddpsim.engine.run import EngineMode, Simulated, run
@@ -55,6 +55,7 @@ class OneTransfer:
     latency_ns: int = 20
     transfer_ns: int = 100
     burst_ns: int = 0
+    operations = REPLICATED
 
     def transfer(self, *_: Any) -> WholeTransfer:
         return WholeTransfer(self.latency_ns, self.transfer_ns, burst_ns=self.burst_ns)

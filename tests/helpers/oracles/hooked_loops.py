@@ -13,17 +13,24 @@ from logged_calls import Calls
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import mixed_precision_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks_of_power
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper
+from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import (
+    hook_with_zero_step,
+    hook_with_zero_step_interleaved,
+)
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    bf16_compress_wrapper,
+)
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks import (
     quantization_perchannel_hook,
     quantization_pertensor_hook,
 )
-from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.distributed.optim import ZeroRedundancyOptimizer, _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 from torch.profiler import profile
-from training_loops import Ddp, Loop
+from training_loops import Ddp, Loop, Zero1
 
 FRACTION = 0.01
 
@@ -206,3 +213,42 @@ class DdpTopK(Ddp):
             return total / ranks
 
         return second.get_future().then(add_up)
+
+
+def awaited_all_reduce(state, bucket):  # type: ignore[no-untyped-def] # see above
+    """As NCCL's futures, done for the host once launched: gloo's would cross in its threads."""
+    future = allreduce_hook(state, bucket)
+    future.wait()
+    return future
+
+
+class Zero1Overlapped(Zero1):
+    """torch's own hook, which refuses gloo."""
+
+    cap_mb = 0.2
+    modify = staticmethod(hook_with_zero_step)
+    shard_buckets = False
+    static_graph = False
+
+    def __init__(self, module: nn.Module, make_input: Callable[[], torch.Tensor]) -> None:
+        ddp = DistributedDataParallel(
+            module, bucket_cap_mb=self.cap_mb, static_graph=self.static_graph
+        )
+        Loop.__init__(self, ddp, make_input)
+        self.optimizer = ZeroRedundancyOptimizer(
+            ddp.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.01
+        )
+        with patch.object(dist, "get_backend", return_value="nccl"):
+            hook = self.modify(awaited_all_reduce, ddp, self.optimizer, self.shard_buckets)
+        ddp.register_comm_hook(None, hook)
+
+
+class Zero1Interleaved(Zero1Overlapped):
+    modify = staticmethod(hook_with_zero_step_interleaved)
+
+
+class Zero1InShards(Zero1Interleaved):
+    """Of a static graph, whose buckets are rebuilt a step later."""
+
+    shard_buckets = True
+    static_graph = True

@@ -24,6 +24,9 @@ from hooked_loops import (
     DdpQuantised,
     DdpQuantisedChannels,
     DdpTopK,
+    Zero1InShards,
+    Zero1Interleaved,
+    Zero1Overlapped,
 )
 from logged_calls import Calls, logged
 from torch import nn
@@ -76,6 +79,31 @@ LOOPS: dict[str, tuple[type[Loop], dict[str, Any]]] = {
             "strategy": "zero1",
             "bucket_cap_mb": 0.2,
             "zero1": {"parameters_as_bucket_view": True},
+        },
+    ),
+    "ddp zero1 overlapped": (
+        Zero1Overlapped,
+        {"strategy": "zero1", "bucket_cap_mb": 0.2, "zero1": {"overlap_with_ddp": True}},
+    ),
+    "ddp zero1 interleaved": (
+        Zero1Interleaved,
+        {
+            "strategy": "zero1",
+            "bucket_cap_mb": 0.2,
+            "zero1": {"overlap_with_ddp": True, "hook": "hook_with_zero_step_interleaved"},
+        },
+    ),
+    "ddp zero1 in shards": (
+        Zero1InShards,
+        {
+            "strategy": "zero1",
+            "bucket_cap_mb": 0.2,
+            "static_graph": True,
+            "zero1": {
+                "overlap_with_ddp": True,
+                "hook": "hook_with_zero_step_interleaved",
+                "shard_buckets": True,
+            },
         },
     ),
     "ddp powerSGD": (DdpPowerSgd, {"bucket_cap_mb": 0.2, "comm_hook": "powerSGD"}),
@@ -221,11 +249,12 @@ def cases() -> list[tuple[str, str, int]]:
         for micro_batches in (1, 3)
         if not (model == "unused" and loop.startswith("ddp"))
         and not (model == "mixed" and loop.startswith("ddp zero1"))
-        and not (micro_batches > 1 and loop.endswith("in one"))
+        and not (micro_batches > 1 and loop.endswith(("in one", "in shards")))
         and not (model != "tied" and "post_localSGD" in loop)
         and not (loop == "per_parameter synced" and micro_batches == 1)  # as per_parameter
         and not (" hook " in loop and (model != "tied" or micro_batches > 1))
         and not (model != "dense" and loop == "ddp joined")  # it shadows no norm's sends
+        and not (loop.endswith(("overlapped", "interleaved", "in shards")) and model != "tied")
         and not (loop.startswith("server") and (model in ("dense", "synced") or micro_batches > 1))
         and not (" powerSGD " in loop and model != "tied")
         and not ("mixed precision" in loop and model not in ("dense", "mixed"))

@@ -1,0 +1,248 @@
+"""ZeroRedundancyOptimizer in DDP's hook: buckets are updated and broadcast within the backward.
+
+Source: torch 2.13's torch/distributed/optim/zero_redundancy_optimizer.py
+(_init_zero_for_overlap) and torch/distributed/algorithms/ddp_comm_hooks/ddp_zero_hook.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from math import ceil
+from typing import NamedTuple, TypeGuard
+
+from ddpsim.scenario.options.zero_redundancy import ZeroRedundancy as Options
+from ddpsim.scenario.workload import Optimizer
+from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
+from ddpsim.strategies.ddp.strategy import DistributedDataParallel
+from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction
+from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
+from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.strategies.zero.bucket_pieces import Assignment, Piece, assigned
+from ddpsim.workload.model import Model, Work, joined
+from ddpsim.workload.optimizer import functional_work
+
+__all__ = ["Overlapping", "Updates"]
+
+
+class _Update(NamedTuple):
+    """A bucket's optimizer, and what is sent of it.
+
+    `longest`: of the rank with most of the bucket. `more`: by how much the most that any rank has
+    done in the step grows. `parameters`: of the longest.
+    """
+
+    longest: Launch
+    more: Launch
+    parameters: int
+    sent_bytes: tuple[int, ...]
+
+    def in_turn(self) -> Iterator[Compute]:
+        """`more`, parameter by parameter."""
+        for i in range(self.parameters):
+            host_ns, device_ns = (_part(ns, i, self.parameters) for ns in self.more)
+            yield Compute("optimizer", host_ns, device_ns)
+
+
+def _part(whole: int, i: int, parts: int) -> int:
+    return whole * (i + 1) // parts - whole * i // parts
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The functional optimizers of a model's buckets, in ticks."""
+
+    model: Model
+    optimizer: Optimizer
+    costs: DdpCosts
+    ticks: Ticks
+
+    def of(self, buckets: Sequence[Bucket], assignment: Assignment) -> tuple[_Update, ...]:
+        """Of each bucket, in order."""
+        done: dict[int, Launch] = {}
+        most, found = Launch(0, 0), []
+        for bucket, pieces in zip(buckets, assignment, strict=True):
+            own = {piece.rank: self._launch(bucket, piece) for piece in pieces}
+            for rank, launch in own.items():
+                done[rank] = _added(done.get(rank, Launch(0, 0)), launch)
+            now = _largest([most, *(done[rank] for rank in own)])
+            more = Launch(now.host_ns - most.host_ns, now.device_ns - most.device_ns)
+            most = now
+            parameters = max(piece.end - piece.begin for piece in pieces)
+            sent = tuple(self._bytes(bucket, piece) for piece in pieces)
+            found.append(_Update(_largest(list(own.values())), more, parameters, sent))
+        return tuple(found)
+
+    def share(self, buckets: Sequence[Bucket], assignment: Assignment) -> float:
+        """What the rank with the most holds of the optimizer's state."""
+        held: dict[int, int] = {}
+        for bucket, pieces in zip(buckets, assignment, strict=True):
+            for piece in pieces:
+                held[piece.rank] = held.get(piece.rank, 0) + self._bytes(bucket, piece)
+        return max(held.values()) / max(1, sum(held.values()))
+
+    def _launch(self, bucket: Bucket, piece: Piece) -> Launch:
+        """The hook's Python once, and a step of each parameter."""
+        hook = self.costs.operator(Work(0.0))
+        steps = [self._step(i) for i in bucket.parameters[piece.begin : piece.end]]
+        return self.ticks.launch(joined([hook, *steps]))
+
+    def _step(self, parameter: int) -> Work:
+        """Of one parameter: the whole optimizer's time by its bytes."""
+        size_bytes = self.model.parameters[parameter].size_bytes
+        device_s = size_bytes / self._optimized_bytes * self.model.optimizer.device_s
+        return functional_work(self.optimizer, device_s, self.costs.device)
+
+    @cached_property
+    def _optimized_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.model.used)
+
+    def _bytes(self, bucket: Bucket, piece: Piece) -> int:
+        parameters = bucket.parameters[piece.begin : piece.end]
+        return sum(self.model.parameters[i].size_bytes for i in parameters)
+
+
+def _added(first: Launch, second: Launch) -> Launch:
+    return Launch(first.host_ns + second.host_ns, first.device_ns + second.device_ns)
+
+
+def _largest(launches: Sequence[Launch]) -> Launch:
+    return Launch(*map(max, zip(*launches, strict=True)))
+
+
+@dataclass(frozen=True)
+class Overlapping(Strategy):
+    """DDP's step, in whose hooks buckets are updated and broadcast.
+
+    One step behind the rebuild of the buckets; before, nothing is updated. Ranks update different
+    buckets: the step is that of one which always has done as much as the rank that has done most,
+    and each broadcast waits for its bucket's `longest` optimizer.
+    """
+
+    ddp: DistributedDataParallel
+    updates: tuple[_Update, ...]
+    launch_ns: int
+    share: float
+    interleaved: bool
+    broadcast: str = "the broadcasts of updated parameters"
+
+    @classmethod
+    def of(
+        cls,
+        ddp: DistributedDataParallel,
+        updates: Updates,
+        options: Options,
+        ranks: int,
+    ) -> Overlapping:
+        """`ddp`: without an optimizer, and with the hook that is to be modified."""
+        buckets, parameters = ddp.rebuilt_buckets, updates.model.parameters
+        elements = [[parameters[i].numel for i in bucket.parameters] for bucket in buckets]
+        assignment = assigned(elements, ranks, shard_buckets=options.shard_buckets)
+        found = updates.of(buckets, assignment)
+        if ranks == 1:
+            found = tuple(update._replace(sent_bytes=()) for update in found)
+        launch_ns = updates.ticks.host_ns(PYTHON_COLLECTIVE_S)
+        interleaved = options.hook == "hook_with_zero_step_interleaved"
+        return cls(ddp, found, launch_ns, updates.share(buckets, assignment), interleaved)
+
+    @property
+    def kinds(self) -> int:
+        """See Strategy."""
+        return self.ddp.kinds + 1
+
+    @cached_property
+    def steady_from(self) -> int:
+        """See Strategy."""
+        return (self.ddp.rebuilt_from or 0) + 1
+
+    @property
+    def rebuilt_from(self) -> int | None:
+        """See Strategy."""
+        return self.ddp.rebuilt_from
+
+    def kind(self, number: int) -> int:
+        """See Strategy."""
+        return self.ddp.kinds if number >= self.steady_from else self.ddp.kind(number)
+
+    def buckets(self, kind: int) -> tuple[Bucket, ...]:
+        """See Strategy."""
+        return self.ddp.buckets(self._of_ddp(kind))
+
+    def _of_ddp(self, kind: int) -> int:
+        return kind if kind < self.ddp.kinds else self.ddp.kind(self.steady_from)
+
+    def step(self, kind: int) -> Iterator[Instruction]:
+        """See Strategy."""
+        instructions = tuple(self.ddp.step(self._of_ddp(kind)))
+        if kind < self.ddp.kinds:
+            yield from instructions
+            return
+        sends = _Sends(self.updates, self.launch_ns, instructions)
+        for instruction in instructions:
+            if not _is_of_bucket(instruction):
+                yield instruction
+                if self.interleaved and sends.is_last_wait(instruction):
+                    yield from sends.awaited()
+                continue
+            update = self.updates[instruction.bucket]
+            after_ns = instruction.after_ns + update.longest.device_ns
+            yield instruction._replace(after_ns=after_ns)
+            if self.interleaved:
+                yield from sends.in_hook(instruction.bucket)
+            elif instruction.bucket == len(self.updates) - 1:
+                yield from sends.after_all()
+
+    def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
+        """See Strategy."""
+        return self.ddp.resident_bytes(model, ceil(self.share * optimizer_bytes))
+
+
+class _Sends:
+    """The optimizers and broadcasts of one step; `step`: DDP's own, with numbers below theirs."""
+
+    def __init__(
+        self, updates: Sequence[_Update], launch_ns: int, step: Sequence[Instruction]
+    ) -> None:
+        self._updates = updates
+        self._launch_ns = launch_ns
+        self._reduced = {each.bucket: each.number for each in step if _is_of_bucket(each)}
+        sent = (each.number for each in step if isinstance(each, Communicate))
+        self._numbers = count(1 + max(sent))
+        self._sent: list[int] = []
+
+    def in_hook(self, bucket: int) -> Iterator[Instruction]:
+        """On a stream of the hook's own, which waits for the bucket's all-reduce."""
+        yield Compute("optimizer", self._updates[bucket].more.host_ns, 0)
+        yield from self._broadcast(bucket, self._reduced[bucket])
+
+    def after_all(self) -> Iterator[Instruction]:
+        """Bucket by bucket, on the compute stream, which then waits for all."""
+        for bucket, update in enumerate(self._updates):
+            yield from update.in_turn()
+            yield Await(self._reduced[bucket])
+            yield from self._broadcast(bucket)
+        yield from self.awaited()
+
+    def awaited(self) -> Iterator[Instruction]:
+        """All broadcasts."""
+        yield from map(Await, self._sent)
+
+    def is_last_wait(self, instruction: Instruction) -> bool:
+        """Whether it is the wait for the last bucket."""
+        last = self._reduced[len(self._updates) - 1]
+        return isinstance(instruction, Await) and instruction.number == last
+
+    def _broadcast(self, bucket: int, follows: int | None = None) -> Iterator[Instruction]:
+        cause = f"updated parameters of bucket {bucket}"
+        for size_bytes in self._updates[bucket].sent_bytes:
+            number = next(self._numbers)
+            self._sent.append(number)
+            yield Communicate(
+                number, self._launch_ns, "broadcast", size_bytes, cause=cause, follows=follows
+            )
+
+
+def _is_of_bucket(instruction: Instruction) -> TypeGuard[Communicate]:
+    return isinstance(instruction, Communicate) and instruction.bucket >= 0
