@@ -69,7 +69,7 @@ class MixedPrecision(Spec):
         None, description="reduce_dtype: of reduced gradients; omitted: as param"
     )
     output: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="output_dtype: of a unit's outputs; the time of its cast is not priced"
+        None, description="output_dtype: of a unit's outputs, which the next unit casts back"
     )
 
 
