@@ -34,6 +34,7 @@ __all__ = [
     "LinkCost",
     "ScheduledCost",
     "SingleRankCost",
+    "interpolated_s",
     "slowest_of",
 ]
 
@@ -235,7 +236,7 @@ class AllReduceLogCost:
     def _all_reduce_s(self, size_bytes: int) -> float:
         samples = self.log.samples
         if self.covers(size_bytes):
-            return _log_interpolated(samples, size_bytes)
+            return interpolated_s(samples, size_bytes)
         if not self.extrapolate:
             raise InputError("cluster.all_reduce", _outside(self.log, size_bytes))
         if size_bytes < samples[0][0] or len(samples) == 1:
@@ -244,7 +245,8 @@ class AllReduceLogCost:
         return last_s + (size_bytes - last) * max(0.0, last_s - below_s) / (last - below)
 
 
-def _log_interpolated(samples: Sequence[tuple[int, float]], size_bytes: int) -> float:
+def interpolated_s(samples: Sequence[tuple[int, float]], size_bytes: int) -> float:
+    """Of a log's (bytes, seconds), in the logarithms of both; the size is within them."""
     for (low, low_s), (high, high_s) in pairwise(samples):
         if low <= size_bytes <= high:
             part = math.log(size_bytes / low) / math.log(high / low)
