@@ -28,6 +28,7 @@ from ddpsim.cluster.what_if_links import widened
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.profiles.cluster import ClusterProfile
 from ddpsim.prediction.collective_times import collective_table, load_cluster
+from ddpsim.scenario.options.fully_shard import FullyShard, MixedPrecision
 
 HALVES: tuple[Operation, ...] = ("reduce_scatter", "all_gather")
 RING: dict[str, Any] = {"device": "a100-sxm-80gb", "gpus_per_node": 8}
@@ -119,6 +120,10 @@ def test_averages_go_round_rings_alone() -> None:
     cost: Any = build_network(scenario).plain_cost
     assert cost.choice(MIB, "reduce_scatter").algorithm == "ring"
     assert cost.choice(MIB, "all_gather").algorithm == "pat"
+    half = {"fully_shard": FullyShard(mixed_precision=MixedPrecision(param="float16"))}
+    summed = scenario.model_copy(update={"ddp": scenario.ddp.model_copy(update=half)})
+    apart: Any = build_network(summed).plain_cost
+    assert apart.choice(MIB, "reduce_scatter").algorithm == "pat"
 
 
 @pytest.mark.parametrize(

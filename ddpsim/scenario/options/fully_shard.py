@@ -166,3 +166,9 @@ class FullyShard(Spec):
         description="CPUOffloadPolicy: shards, gradients and optimizer are on the host; omitted: "
         "on the GPU",
     )
+
+    @property
+    def divides_apart(self) -> bool:
+        """Whether gradients are divided by kernels of their own, and not in their reduction."""
+        types = self.mixed_precision
+        return (types.reduce or types.param) == "float16"
