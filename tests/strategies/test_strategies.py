@@ -223,6 +223,13 @@ def test_each_strategy_is_compared_with_ddp() -> None:
         assert change.change_s == pytest.approx(alone.iteration_time_s.mean - first, rel=1e-9)
 
 
+def test_data_parallel_says_which_options_it_has_not() -> None:
+    settings = ("ddp.bucket_cap_mb=5", "ddp.no_sync=false", "run.iterations=1")
+    (told,) = (w for w in predict("data-parallel", *settings).warnings if "no effect" in w)
+    assert told.startswith("ddp.bucket_cap_mb, ddp.no_sync have no effect: DataParallel has none")
+    assert not any("no effect" in w for w in predict("data-parallel", settings[2]).warnings)
+
+
 def test_each_strategy_leaves_ddps_options_out() -> None:
     options = ("ddp.comm_hook=fp16_compress", "ddp.bucket_cap_mb=5", "ddp.no_sync=false")
     options += ("run.iterations=2",)
