@@ -136,6 +136,13 @@ class LinkCost:
         return to_ns(seconds * self.time_factor)
 
 
+_OF_SHARDS: dict[tuple[str, Operation], str] = {
+    ("gloo_ring", "all_gather"): "gloo_all_gather",
+    ("hierarchical", "reduce_scatter"): "hierarchical_scatter",
+    ("hierarchical", "all_gather"): "hierarchical_gather",
+}
+
+
 @dataclass(frozen=True)
 class ScheduledCost:
     """Collectives by an algorithm of `ddpsim.cluster.algorithms.dispatch` over `paths`.
@@ -145,8 +152,9 @@ class ScheduledCost:
     (gloo/broadcast.cc). What torch's DataParallel gathers on GPU 0 is broadcast backwards, and
     takes as long (torch/nn/parallel/comm.py: NCCL's reduce and broadcast). So does a reduce. Gloo's
     alone reduces and scatters around its ring, then gathers (gloo/reduce.cc): about an all-reduce.
-    Of reduce-scatters and all-gathers gloo's alone are known. torch 2.13 has gloo all-reduce the
-    whole input of a reduce-scatter, of which each rank keeps its shard (the profiler's ranges).
+    Of reduce-scatters and all-gathers gloo's are known, and the halves of hierarchical all-reduces.
+    torch 2.13 has gloo all-reduce the whole input of a reduce-scatter, of which each rank keeps its
+    shard (the profiler's ranges).
     """
 
     algorithm: str
@@ -155,12 +163,13 @@ class ScheduledCost:
     @property
     def operations(self) -> frozenset[Operation]:
         """See CollectiveCost."""
-        return REPLICATED | SHARDED if self.algorithm == "gloo_ring" else REPLICATED
+        known = self.algorithm in ("gloo_ring", "hierarchical")
+        return REPLICATED | SHARDED if known else REPLICATED
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
-        if operation == "all_gather":
-            return ScheduledTransfer("gloo_all_gather", self.paths, size_bytes)
+        if own := _OF_SHARDS.get((self.algorithm, operation)):
+            return ScheduledTransfer(own, self.paths, size_bytes)
         transfer = ScheduledTransfer(self.algorithm, self.paths, size_bytes)
         if operation == "all_reduce" or self.algorithm == "gather":
             return transfer

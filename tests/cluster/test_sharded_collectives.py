@@ -179,6 +179,17 @@ def test_gloo_reduces_all_of_what_it_scatters_and_gathers_in_halves() -> None:
     assert gathered_ns == 6 * 1_000_000 + 50_000
 
 
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_hierarchical_all_reduce_is_its_two_halves(backend: str) -> None:
+    """Of equal links each is half of it: a ring in each node, and one over the nodes."""
+    links = {"intra_node": {"bandwidth": "10 GB/s", "latency": "5 us"}}
+    links |= {"inter_node": {"bandwidth": "1 GB/s", "latency": "20 us"}}
+    device = RING if backend == "nccl" else CORES
+    cost = cost_of(backend, **device | links | {"nodes": 4, "algorithm": "hierarchical"})
+    whole_ns, scattered_ns, gathered_ns = times_ns(cost)
+    assert 2 * scattered_ns == 2 * gathered_ns == whole_ns
+
+
 def test_other_algorithms_have_no_price() -> None:
     links = {"intra_node": {"bandwidth": "10 GB/s", "latency": "5 us"}}
     cost = cost_of("gloo", **CORES | links | {"algorithm": "halving_doubling"})
