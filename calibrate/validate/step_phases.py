@@ -45,13 +45,17 @@ def usual_phases(timeline: Timeline, ranks: Iterable[int]) -> Phases:
 
 
 def _phases_ns(step: Step) -> tuple[int, int, int, int]:
-    """What lies between two pieces of work belongs to the later one, a wait to the earlier."""
+    """What lies between two pieces of work belongs to the later one, a wait to the earlier.
+
+    What fully_shard gathers once the backward has begun, before its first work, is the backward's.
+    """
     spent = {"forward": 0, "backward": 0, "exposed": 0, "optimizer": 0}
     phase, now = "forward", step.start_ns
     for span in step.compute:
+        begun = span.start_ns >= step.backward_start_ns
         if span.kind in _FORWARD:
             phase = "forward"
-        elif span.kind in _BACKWARD:
+        elif span.kind in _BACKWARD or (begun and phase == "forward"):
             phase = "backward"
         elif span.kind == "optimizer":
             phase = "optimizer"

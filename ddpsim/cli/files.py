@@ -110,19 +110,21 @@ def explain(
         print(fill(", ".join(sorted(TERMS)), screen_width(), break_on_hyphens=False))
         return
     words = " ".join(term)
-    print(lookup(words) or _explain_key(words))
+    print(lookup(words) or _explain_name(words))
 
 
-def _explain_key(name: str) -> str:
-    """The meaning of a scenario's key, wherever it stands; raises BadParameter."""
+def _explain_name(name: str) -> str:
+    """A scenario's key, wherever it stands, or a cause of `diagnose`; raises BadParameter."""
     from textwrap import fill
 
+    from ddpsim.diagnosis.hypotheses import explained
     from ddpsim.glossary import TERMS
     from ddpsim.report.lines import screen_width
     from ddpsim.scenario.load import keys_named
     from ddpsim.scenario.suggest import did_you_mean
 
     found = [f"{path}: {meaning or 'a section'}" for path, meaning in keys_named(name)]
+    found += explained(name)
     if not found:
         hint = did_you_mean(name, TERMS)
         raise typer.BadParameter(f"no entry for {name!r}.{hint}", param_hint="TERM")

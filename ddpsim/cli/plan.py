@@ -29,7 +29,7 @@ def compare(
         bool,
         typer.Option(
             "--each-strategy",
-            help="Every strategy against DDP; Megatron's or DeepSpeed's where FILE has it.",
+            help="Every strategy against DDP; Megatron's where FILE has it.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.comparison/1.")] = False,
@@ -114,7 +114,7 @@ def tune(
     ] = 0,
     strategies: Annotated[
         bool,
-        typer.Option("--each-strategy", help="zero1, fully_shard and hsdp may be chosen too."),
+        typer.Option("--each-strategy", help="zero1, deepspeed, fully_shard and hsdp too."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.tuning/1.")] = False,
 ) -> None:
@@ -177,7 +177,7 @@ def plan(
     max_gpus: Annotated[int, typer.Option(help="The most GPUs that are tried.")] = 1024,
     strategies: Annotated[
         bool,
-        typer.Option("--each-strategy", help="Under DDP, zero1, fully_shard or hsdp."),
+        typer.Option("--each-strategy", help="Under DDP, zero1, deepspeed, fully_shard or hsdp."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print ddpsim.plan/1.")] = False,
 ) -> None:

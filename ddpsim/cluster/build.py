@@ -18,17 +18,24 @@ from ddpsim.cluster.cost import (
 from ddpsim.cluster.from_links import broadcast_way, links_are_stated, network_from_links
 from ddpsim.cluster.interference import InterferingCost
 from ddpsim.cluster.link_sources import algorithm_choices
+from ddpsim.cluster.logs import (
+    EXTRAPOLATED_LOG,
+    CheckedLog,
+    at_least,
+    checked_log,
+    not_in_shard_logs,
+    with_shard_logs,
+    without_shard_logs,
+)
 from ddpsim.cluster.mesh import Sent, with_groups
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import NO_TRAFFIC, Network, Traffic
 from ddpsim.cluster.transfers import Operation, duration_ns
 from ddpsim.cluster.wires import Wires
-from ddpsim.errors import InputError, blamed_on
+from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance, Uncertainty
-from ddpsim.scenario.catalog import are_other_devices
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import IntraNode
-from ddpsim.scenario.run import Run
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, to_ns
 
@@ -37,10 +44,6 @@ if TYPE_CHECKING:
     from ddpsim.importers.profiles.cluster import ClusterProfile
 
 __all__ = ["build_network", "with_sent_sizes"]
-
-LOG = Uncertainty(0.05, "assumed: a log interpolated between its sizes, another day's network")
-EXTRAPOLATED_LOG = Uncertainty(0.20, "assumed: a log of other ranks or sizes")
-OTHER_GPUS = Uncertainty(0.20, "assumed: a log of other GPUs")
 
 _NEGLIGIBLE = 0.01
 _TELLING = 0.05  # of the all-reduces' time, outside what was measured, to count
@@ -62,14 +65,15 @@ def build_network(scenario: Scenario, profile: ClusterProfile | None = None) -> 
     A log answers before a profile, a profile before links, for the sizes that each covers.
     """
     if scenario.cluster.world_size == 1:
-        if scenario.cluster.all_reduce:
-            _read(scenario.cluster)
-        return Network(SingleRankCost(), None, "nothing: one rank sends nothing", ())
+        checked_log(scenario, "all_reduce")
+        alone = Network(SingleRankCost(), None, "nothing: one rank sends nothing", ())
+        return with_shard_logs(alone, scenario)
     fitted = _from_profile(scenario, profile) if profile else None
-    if scenario.cluster.all_reduce:
-        network = _from_log(scenario, fitted)
+    if checked := checked_log(scenario, "all_reduce"):
+        network = _from_log(scenario, checked, fitted)
     else:
         network = fitted or network_from_links(scenario)
+    network = with_shard_logs(network, scenario)
     if not isinstance(network.cost, _OF_LINKS):
         _refuse_other_links(scenario.cluster)
     network = replace(network, traffic=_traffic(scenario))
@@ -149,9 +153,20 @@ def with_sent_sizes(
 ) -> Network:
     """The network with what arises from the collectives and broadcasts that will really be sent.
 
-    How a broadcast goes counts where they take more than next to nothing.
+    How a broadcast goes counts where they take more than next to nothing. Logs of reduce-scatters
+    and all-gathers leave the rest to all else, and say how sure it is where they hold most.
     """
-    cost = network.plain_cost
+    if network.shard_logs is None:
+        return _with_sent(network, sent, broadcast_bytes)
+    rest, is_most = not_in_shard_logs(network.plain_cost, sent)
+    found = _with_sent(network, rest, broadcast_bytes)
+    return found if is_most else replace(found, uncertainty=network.shard_logs)
+
+
+def _with_sent(
+    network: Network, sent: Collection[Sent], broadcast_bytes: Collection[int]
+) -> Network:
+    cost = without_shard_logs(network.plain_cost)
     is_assumed = isinstance(cost, (*_OF_LINKS, AllReduceLogCost))
     if is_assumed and _share_of_broadcasts(network.cost, sent, broadcast_bytes) > _NEGLIGIBLE:
         network = _with(network, Provenance("broadcast time", broadcast_way(cost), "assumed"))
@@ -247,46 +262,25 @@ def _doubt_log(network: Network, cost: AllReduceLogCost, sent: Collection[Sent])
     warning = _outside(outside, sent, known, (low, high))
     doubt = network.uncertainty
     if share > _TELLING:
-        doubt = _at_least(EXTRAPOLATED_LOG, cost.log)
+        doubt = at_least(EXTRAPOLATED_LOG, cost.log)
     return replace(network, uncertainty=doubt, warnings=(*network.warnings, warning))
 
 
-def _from_log(scenario: Scenario, fitted: Network | None) -> Network:
-    cluster, run = scenario.cluster, scenario.run
-    log = _read(cluster)
-    other_ranks, other_gpus = _check_ranks(log, cluster, run), _check_devices(log, cluster)
-    doubt = EXTRAPOLATED_LOG if other_ranks else OTHER_GPUS if other_gpus else LOG
-    beyond = fitted or (network_from_links(scenario) if links_are_stated(cluster) else None)
-    low, high = log.samples[0][0], log.samples[-1][0]
-    covered = f"{log.source} ({log.kind}), {format_bytes(low)} to {format_bytes(high)}"
-    if log.spread and log.spread > LOG.sigma:
-        covered += f"; in place and out of place vary by {100 * log.spread:.0f} %"
+def _from_log(scenario: Scenario, checked: CheckedLog, fitted: Network | None) -> Network:
+    log, stated = checked.log, links_are_stated(scenario.cluster)
+    beyond = fitted or (network_from_links(scenario) if stated else None)
     return Network(
         cost=_log_cost(log, beyond, scenario),
-        uncertainty=_at_least(doubt, log),
+        uncertainty=checked.uncertainty,
         bottleneck=f"the network as measured in {log.source}",
         provenance=(
-            Provenance("all-reduce time", covered, "imported"),
+            Provenance("all-reduce time", checked.source, "imported"),
             *(beyond.provenance if beyond else ()),
         ),
-        warnings=(*log.warnings, *_assumed_ranks(log), *other_ranks, *other_gpus),
+        warnings=checked.warnings,
         interference=beyond.interference if beyond else None,
         beyond=beyond,
     )
-
-
-def _at_least(assumed: Uncertainty, log: AllReduceLog) -> Uncertainty:
-    """What is assumed of a log, or how far its two times of a size lie apart if that is more."""
-    if log.spread is None or log.spread <= assumed.sigma:
-        return assumed
-    return Uncertainty(log.spread, f"in-place and out-of-place times in {log.source}")
-
-
-def _assumed_ranks(log: AllReduceLog) -> tuple[str, ...]:
-    if log.ranks_listed:
-        return ()
-    said = f"{log.source} does not say on which nodes and GPUs it was measured"
-    return (f"{said}: its times are taken for this cluster's {_layout(log)}",)
 
 
 def _log_cost(log: AllReduceLog, beyond: Network | None, scenario: Scenario) -> CollectiveCost:
@@ -311,51 +305,3 @@ def _parts_of_all_reduce(scenario: Scenario) -> tuple[tuple[Operation, float], .
     intra = cluster.link("intra_node") if cluster.gpus_per_node > 1 else None
     sums = isinstance(intra, IntraNode) and intra.switch_bandwidth_bytes_per_s
     return () if sums else (("reduce_scatter", 0.5), ("all_gather", 0.5))
-
-
-def _read(cluster: Cluster) -> AllReduceLog:
-    if cluster.all_reduce is None:
-        raise ValueError("this cluster names no log")
-    from ddpsim.importers.all_reduce import read_all_reduce  # noqa: PLC0415 -- few name a log
-
-    with blamed_on("cluster.all_reduce"):
-        layout = cluster.nodes, cluster.gpus_per_node
-        return read_all_reduce(cluster.all_reduce, layout=layout)
-
-
-def _check_ranks(log: AllReduceLog, cluster: Cluster, run: Run) -> tuple[str, ...]:
-    """The log must be of these very ranks; another layout is an error or a warning.
-
-    Inside one node no network was measured, so there is nothing to extrapolate from.
-    """
-    if (log.nodes, log.gpus_per_node) == (cluster.nodes, cluster.gpus_per_node):
-        return ()
-    differs = f"{log.source} was measured on {_layout(log)}, but the cluster has {_layout(cluster)}"
-    if log.nodes == 1 < cluster.nodes:
-        raise InputError(
-            "cluster.all_reduce",
-            f"{differs}: it says nothing of the network between nodes; measure these ranks, drop "
-            "the log, or with NCCL carry it there over inter_node: ddpsim calibrate import "
-            "nccl-tests LOG -o cluster.json, and set cluster.profile",
-        )
-    if run.allow_extrapolation:
-        return (f"{differs}: its times are used as they are",)
-    raise InputError(
-        "cluster.all_reduce",
-        f"{differs}; measure these ranks, drop the log, or set run.allow_extrapolation: true",
-    )
-
-
-def _layout(of: AllReduceLog | Cluster) -> str:
-    nodes = "1 node" if of.nodes == 1 else f"{of.nodes} nodes"
-    return f"{of.world_size} ranks ({nodes} x {of.gpus_per_node})"
-
-
-def _check_devices(log: AllReduceLog, cluster: Cluster) -> tuple[str, ...]:
-    """A word where a log names GPUs that are others than the cluster's."""
-    used = cluster.device.name
-    others = [name for name in dict.fromkeys(log.gpus) if are_other_devices(name, used)]
-    return tuple(
-        f"{log.source} was measured on {name}, and its times are taken for {used}'s"
-        for name in others[:1]
-    )

@@ -34,6 +34,7 @@ __all__ = [
     "LinkCost",
     "ScheduledCost",
     "SingleRankCost",
+    "interpolated_s",
     "slowest_of",
 ]
 
@@ -135,6 +136,13 @@ class LinkCost:
         return to_ns(seconds * self.time_factor)
 
 
+_OF_SHARDS: dict[tuple[str, Operation], str] = {
+    ("gloo_ring", "all_gather"): "gloo_all_gather",
+    ("hierarchical", "reduce_scatter"): "hierarchical_scatter",
+    ("hierarchical", "all_gather"): "hierarchical_gather",
+}
+
+
 @dataclass(frozen=True)
 class ScheduledCost:
     """Collectives by an algorithm of `ddpsim.cluster.algorithms.dispatch` over `paths`.
@@ -144,8 +152,9 @@ class ScheduledCost:
     (gloo/broadcast.cc). What torch's DataParallel gathers on GPU 0 is broadcast backwards, and
     takes as long (torch/nn/parallel/comm.py: NCCL's reduce and broadcast). So does a reduce. Gloo's
     alone reduces and scatters around its ring, then gathers (gloo/reduce.cc): about an all-reduce.
-    Of reduce-scatters and all-gathers gloo's alone are known. torch 2.13 has gloo all-reduce the
-    whole input of a reduce-scatter, of which each rank keeps its shard (the profiler's ranges).
+    Of reduce-scatters and all-gathers gloo's are known, and the halves of hierarchical all-reduces.
+    torch 2.13 has gloo all-reduce the whole input of a reduce-scatter, of which each rank keeps its
+    shard (the profiler's ranges).
     """
 
     algorithm: str
@@ -154,12 +163,13 @@ class ScheduledCost:
     @property
     def operations(self) -> frozenset[Operation]:
         """See CollectiveCost."""
-        return REPLICATED | SHARDED if self.algorithm == "gloo_ring" else REPLICATED
+        known = self.algorithm in ("gloo_ring", "hierarchical")
+        return REPLICATED | SHARDED if known else REPLICATED
 
     def transfer(self, operation: Operation, size_bytes: int) -> Transfer:
         """See CollectiveCost."""
-        if operation == "all_gather":
-            return ScheduledTransfer("gloo_all_gather", self.paths, size_bytes)
+        if own := _OF_SHARDS.get((self.algorithm, operation)):
+            return ScheduledTransfer(own, self.paths, size_bytes)
         transfer = ScheduledTransfer(self.algorithm, self.paths, size_bytes)
         if operation == "all_reduce" or self.algorithm == "gather":
             return transfer
@@ -235,7 +245,7 @@ class AllReduceLogCost:
     def _all_reduce_s(self, size_bytes: int) -> float:
         samples = self.log.samples
         if self.covers(size_bytes):
-            return _log_interpolated(samples, size_bytes)
+            return interpolated_s(samples, size_bytes)
         if not self.extrapolate:
             raise InputError("cluster.all_reduce", _outside(self.log, size_bytes))
         if size_bytes < samples[0][0] or len(samples) == 1:
@@ -244,7 +254,8 @@ class AllReduceLogCost:
         return last_s + (size_bytes - last) * max(0.0, last_s - below_s) / (last - below)
 
 
-def _log_interpolated(samples: Sequence[tuple[int, float]], size_bytes: int) -> float:
+def interpolated_s(samples: Sequence[tuple[int, float]], size_bytes: int) -> float:
+    """Of a log's (bytes, seconds), in the logarithms of both; the size is within them."""
     for (low, low_s), (high, high_s) in pairwise(samples):
         if low <= size_bytes <= high:
             part = math.log(size_bytes / low) / math.log(high / low)

@@ -7,6 +7,7 @@ from math import ceil, isinf
 from textwrap import wrap
 
 from ddpsim.cluster.link_sources import preset_source
+from ddpsim.cluster.logs import LOGS
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tables import PROTOCOLS
 from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER, most_of_a_tree
@@ -94,8 +95,10 @@ def _joint(cluster: Cluster, wires: Wires) -> str:
 
 def _facts(scenario: Scenario, wires: Wires) -> Iterator[str]:
     cluster = scenario.cluster
-    if log := cluster.all_reduce:
-        yield f"all-reduce times of the sizes it holds come from the log {log.given}"
+    for operation in LOGS:
+        if log := getattr(cluster, operation):
+            name = operation.replace("_", "-")
+            yield f"{name} times of the sizes it holds come from the log {log.given}"
     if profile := cluster.profile:
         counts = "the network's rate" if cluster.inter_node else "nothing"
         yield f"all-reduce times come from the profile {profile.given}: of this {counts} counts"

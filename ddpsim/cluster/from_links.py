@@ -114,7 +114,8 @@ def links_are_stated(cluster: Cluster) -> bool:
 def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:
     cluster, algorithm = scenario.cluster, scenario.cluster.algorithm
     if scenario.ddp.backend == "nccl" and algorithm in ("auto", *_NCCL_ALGORITHMS):
-        return _nccl_cost(cluster, wires, averages=scenario.ddp.is_fully_sharded)
+        averages = scenario.ddp.is_fully_sharded and not scenario.ddp.sharding.divides_apart
+        return _nccl_cost(cluster, wires, averages=averages)
     for key in ("nccl", "nccl_env"):
         if getattr(cluster, key):
             raise InputError(f"cluster.{key}", "is NCCL's, which sends nothing here; drop it")

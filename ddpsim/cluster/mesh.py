@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ddpsim.cluster.cost import CollectiveCost, LinkCost, ScheduledCost, SingleRankCost
+from ddpsim.cluster.logs import LOGS
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.process_groups import GroupedCost, Mesh, cost_of, interfering
@@ -22,7 +23,7 @@ __all__ = ["Sent", "mesh_of", "with_groups", "with_sent_in_groups"]
 
 Sent = tuple[Operation, int]  # a collective and its bytes
 
-_OF_ALL_RANKS = ("all_reduce", "profile", "weak_links", "other_nodes", "background")
+_OF_ALL_RANKS = (*LOGS, "profile", "weak_links", "other_nodes", "background")
 _LARGE_BYTES = 2**26  # of an all-gather that tells which group is the slowest
 
 

@@ -59,7 +59,8 @@ class Network:
     `measured_bytes`: the least and the largest all-reduce that a profile was fitted to. `by_size`:
     the uncertainty of messages from so many bytes on, where it depends on them. `groups`: the
     networks of groups of the ranks, whose costs `cost` has. `measured`: the collectives that a log
-    or a profile itself tells of.
+    or a profile itself tells of. `shard_logs`: the uncertainty of logs of reduce-scatters and
+    all-gathers.
     """
 
     cost: CollectiveCost
@@ -74,6 +75,7 @@ class Network:
     by_size: tuple[tuple[int, Uncertainty], ...] = ()
     groups: tuple[tuple[ProcessGroup, Network], ...] = ()
     measured: frozenset[Operation] = frozenset({"all_reduce"})
+    shard_logs: Uncertainty | None = None
 
     def of(self, group: str) -> Network:
         """That of a group of ranks, or of all."""

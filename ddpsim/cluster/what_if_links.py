@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from ddpsim.cluster.cost import AllReduceLogCost, CollectiveCost, LinkCost, ScheduledCost
 from ddpsim.cluster.interference import InterferingCost
+from ddpsim.cluster.logs import ShardLogCost
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.process_groups import GroupedCost
@@ -46,7 +47,7 @@ def _widened(cost: CollectiveCost, factor: float) -> CollectiveCost | None:
         return replace(cost, links=tuple(link.widened(factor) for link in cost.links))
     if isinstance(cost, (NcclCost, ScheduledCost)):
         return replace(cost, paths=_paths(cost.paths, factor))
-    if isinstance(cost, AllReduceLogCost):
+    if isinstance(cost, (AllReduceLogCost, ShardLogCost)):
         return None
     return _Widened(cost, factor)
 

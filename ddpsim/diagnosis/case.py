@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpsim.cluster.cost import LinkCost, ScheduledCost
+from ddpsim.cluster.logs import LOGS
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.prediction.api import predict
 from ddpsim.prediction.job import Job
@@ -25,7 +26,7 @@ from ddpsim.scenario.schema import Scenario
 __all__ = ["Case", "Change"]
 
 _STEPS = 3  # of a run with other traffic
-_FILES = {"workload": ("profile", "trace", "parameters"), "cluster": ("all_reduce", "profile")}
+_FILES = {"workload": ("profile", "trace", "parameters"), "cluster": (*LOGS, "profile")}
 
 
 @dataclass(frozen=True)
@@ -174,8 +175,7 @@ def _document(scenario: Scenario) -> Document:
 def _without_others(cluster: Cluster, nodes: int, gpus_per_node: int) -> list[str]:
     """Settings that take away what is known of ranks and nodes that are not there."""
     settings = []
-    if cluster.all_reduce:
-        settings.append("cluster.all_reduce=null")
+    settings += [f"cluster.{log}=null" for log in LOGS if getattr(cluster, log)]
     if cluster.background and nodes == 1:
         settings.append("cluster.background=null")
     factors = cluster.stragglers.factors if cluster.stragglers else None

@@ -18,6 +18,7 @@ __all__ = [
     "UNKNOWN",
     "UNKNOWN_ODDS",
     "asked",
+    "explained",
 ]
 
 SHARED_LOADER = "shared_loader"
@@ -27,6 +28,17 @@ UNKNOWN, UNKNOWN_ODDS = "unknown", 4.0
 def asked(case: Case) -> list[Hypothesis]:
     """Those that can apply to a case."""
     return [each for each in HYPOTHESES if each.sizes(case)]
+
+
+def explained(name: str) -> list[str]:
+    """What a cause of this name is, and how to mend it; nothing where there is none."""
+    key = name.strip().lower().replace(" ", "_").replace("-", "_")
+    told = "{}: a cause that `diagnose` names. {}. Fix: {}"
+    return [
+        told.format(cause.key, cause.text.replace("{size}", "..."), cause.remedy)
+        for cause in HYPOTHESES
+        if cause.key == key
+    ]
 
 
 def _times(times: float) -> str:

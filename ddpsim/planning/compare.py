@@ -281,7 +281,7 @@ def each_strategy(
     yield option(document, *server, title="parameter_server", note=_unlike(scenario))
     local = ("ddp.strategy=local_sgd", f"ddp.local_sgd.every={_EVERY}", *synced)
     yield option(document, *local, title=f"local_sgd, every={_EVERY}", note="another training")
-    for settings in shardings(scenario, sharding):
+    for settings in shardings(scenario, sharding, rounds=True):
         name = strategy_name(settings)
         note = "" if name == "zero1" else _unlike(scenario)
         yield option(document, *settings, title=name, note=note)

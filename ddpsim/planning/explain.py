@@ -260,8 +260,7 @@ def _machines(document: Document) -> Iterator[Option]:
     """Options of the machine: twice the bandwidth, no disturbance, a loader twice as fast."""
     scenario = parse(document)
     cluster, data = scenario.cluster, scenario.workload.data
-    known_times = cluster.all_reduce or cluster.profile  # no link says them
-    for key in () if known_times else cluster.links_used:
+    for key in () if cluster.is_measured else cluster.links_used:
         link = cluster.link(key)
         if link and link.bandwidth_bytes_per_s:
             wider, *rest = _twice_as_wide(cluster, key, link)

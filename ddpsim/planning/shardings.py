@@ -12,7 +12,9 @@ from ddpsim.scenario.schema import Scenario
 
 __all__ = ["AS_DDP", "is_sharding", "shardings", "strategy_name", "without_ddp_options"]
 
-AS_DDP = ("ddp.strategy=ddp", "ddp.fully_shard=null", "ddp.zero1=null")
+_SECTIONS = ("zero1", "deepspeed", "fully_shard")  # of options
+AS_DDP = ("ddp.strategy=ddp", *(f"ddp.{key}=null" for key in _SECTIONS))
+_STAGE = "ddp.deepspeed.stage"
 _RESHARDS = "ddp.fully_shard.reshard_after_forward"
 _DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()}
 _USUAL = {  # settings that take back what is DDP's alone
@@ -35,7 +37,7 @@ _USUAL = {  # settings that take back what is DDP's alone
 def is_sharding(scenario: Scenario) -> bool:
     """Whether a scenario's strategy is DDP or one of `shardings`."""
     ddp, alone = scenario.ddp, scenario.cluster.algorithm == "data_parallel"
-    return (ddp.is_ddp or ddp.is_fully_sharded) and not alone
+    return (ddp.is_ddp or ddp.is_fully_sharded or ddp.strategy == "deepspeed") and not alone
 
 
 def without_ddp_options(ddp: Ddp) -> tuple[str, ...]:
@@ -44,41 +46,64 @@ def without_ddp_options(ddp: Ddp) -> tuple[str, ...]:
 
 
 def strategy_name(settings: Sequence[str]) -> str:
-    """A strategy and what sets it apart: `fully_shard, reshard_after_forward=false`.
+    """A strategy and what sets it apart: `fully_shard, reshard_after_forward=false`, or its stage.
 
     `settings`: those of `shardings`, or of DDP.
     """
     values = dict(setting.split("=", 1) for setting in settings)
     strategy = values.get("ddp.strategy", "ddp")
     kept = values.get(_RESHARDS, "true")
+    if _STAGE in values:
+        return f"{strategy}, stage={values[_STAGE]}"
     return strategy if kept == "true" else f"{strategy}, reshard_after_forward={kept}"
 
 
 def shardings(
-    scenario: Scenario, sharding: Mapping[str, Any] | None = None
+    scenario: Scenario, sharding: Mapping[str, Any] | None = None, *, rounds: bool = False
 ) -> list[tuple[str, ...]]:
-    """Settings for zero1, fully_shard (ZeRO-3, ZeRO-2, a copy in each node) and hsdp.
+    """Settings for zero1, deepspeed (stages 1 and 2), fully_shard (ZeRO-3, ZeRO-2, a copy in each
+    node) and hsdp.
 
     A scenario's own units, precision and offloading stay, or those of `sharding`, a ddp.fully_shard
-    that it does not have. Without any, what autocast computes in is gathered.
+    that it does not have. Without any, what autocast computes in is gathered. `rounds`: DeepSpeed
+    sends parameters and gradients in bfloat16 where that is computed in.
     """
     ddp, cluster = scenario.ddp, scenario.cluster
-    usual = without_ddp_options(ddp)
+    usual = (*without_ddp_options(ddp), *_drops(ddp, "fully_shard"))
     if sharding is not None:
         usual = (*usual, f"ddp.fully_shard={json.dumps(sharding)}")
     elif ddp.fully_shard is None and scenario.workload.precision == "amp-bf16":
         usual = (*usual, AS_AUTOCAST)
-    drops = () if ddp.fully_shard is None else ("ddp.fully_shard=null",)
-    usual = usual if ddp.zero1 is None else (*usual, "ddp.zero1=null")
     keeps: list[str] = ["true", "false"]
     has_nodes = cluster.nodes > 1 and cluster.gpus_per_node > 1
     if has_nodes:
         keeps.append(str(cluster.gpus_per_node))
-    found = [("ddp.strategy=zero1", *drops)]
+    found = [("ddp.strategy=zero1", *_drops(ddp, "zero1")), *_deepspeed(scenario, rounds=rounds)]
     found += [_sharded("fully_shard", usual, kept) for kept in keeps]
     if has_nodes:
         found += [_sharded("hsdp", usual, kept) for kept in ("true", "false")]
     return found
+
+
+def _drops(ddp: Ddp, own: str) -> tuple[str, ...]:
+    """What takes back the options of other strategies."""
+    others = (key for key in _SECTIONS if key != own and getattr(ddp, key) is not None)
+    return tuple(f"ddp.{key}=null" for key in others)
+
+
+def _deepspeed(scenario: Scenario, *, rounds: bool) -> list[tuple[str, ...]]:
+    """Stages 1 and 2 with a scenario's own options, or overlapped; DeepSpeed clips by itself."""
+    ddp, workload = scenario.ddp, scenario.workload
+    usual = (*without_ddp_options(ddp), *_drops(ddp, "deepspeed"))
+    if not ddp.no_sync:
+        usual = (*usual, "ddp.no_sync=true")
+    if workload.clip_grad_norm:
+        usual = (*usual, "workload.clip_grad_norm=null")
+    if ddp.deepspeed is None:
+        usual = (*usual, "ddp.deepspeed.overlap_comm=true")
+        if rounds and workload.precision in ("amp-bf16", "bf16"):
+            usual = (*usual, "ddp.deepspeed.params=bfloat16")
+    return [("ddp.strategy=deepspeed", *usual, f"{_STAGE}={stage}") for stage in (1, 2)]
 
 
 def _sharded(strategy: str, usual: tuple[str, ...], kept: str) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ class Limits:
 
     `memory_bytes` of a GPU (None: the device's); `global_batch` samples a step (None: the
     scenario's batch and accumulation stay); `may_round`: hooks that send 16 bits may be chosen;
-    `each_strategy`: so may zero1, fully_shard and hsdp.
+    `each_strategy`: so may zero1, deepspeed, fully_shard and hsdp.
     `trials`: scenarios that a sampler tries beside the grid, with lists of any caps.
     """
 
@@ -228,7 +228,8 @@ class _Search:
         caps, is_ddp = [_cap(cap) for cap in self._caps()], self.scenario.ddp.is_ddp
         as_ddp = [() if is_ddp else AS_DDP]
         of_ddp = product(self._batches(), as_ddp, self._hooks(), self._views(), caps)
-        sharded = shardings(self.scenario) if self.limits.each_strategy else []
+        rounds = self.limits.may_round
+        sharded = shardings(self.scenario, rounds=rounds) if self.limits.each_strategy else []
         for chosen in chain(of_ddp, product(self._batches(), sharded)):
             yield self.differing([setting for settings in chosen for setting in settings])
 

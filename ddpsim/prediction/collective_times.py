@@ -11,6 +11,7 @@ from ddpsim.cluster.build import build_network
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.fitted.residuals import CorrectedCost
 from ddpsim.cluster.from_links import broadcast_way
+from ddpsim.cluster.logs import is_logged, without_shard_logs
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.transfers import TURNS, Operation, duration_ns
@@ -131,6 +132,8 @@ def _row(
     network: Network, operation: Operation, size: int, ranks: int, measured_s: float | None
 ) -> CollectiveRow:
     cost, known = network.plain_cost, network.uncertainty_of(size)
+    if is_logged(cost, operation, size):
+        known = network.shard_logs
     factor = known.factor if known else 1.0
     time_s = max(1, duration_ns(cost.transfer(operation, size))) / NS_PER_S
     turns = TURNS.get(operation)
@@ -143,6 +146,9 @@ def _row(
 
 def _choice(cost: CollectiveCost, operation: Operation, size: int) -> str:
     """Algorithm and protocol, or how a broadcast is sent; "" where a log or a profile says it."""
+    if is_logged(cost, operation, size):
+        return ""
+    cost = without_shard_logs(cost)
     if isinstance(cost, NcclCost):
         choice = cost.choice(size, operation)
         return f"{choice.algorithm} {choice.protocol}"

@@ -30,7 +30,7 @@ from ddpsim.result.model import Baselines, Memory
 from ddpsim.result.summary import mean_step_s
 from ddpsim.result.timeline import Timeline
 from ddpsim.scenario.device import Device
-from ddpsim.scenario.options.torch_warnings import torch_warnings
+from ddpsim.scenario.options.torch_warnings import torch_warnings, unused_by_data_parallel
 from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.instructions import Communicate, Compute
 from ddpsim.units import NS_PER_S, format_bytes, format_duration
@@ -312,6 +312,7 @@ class Job:
                 f"DataParallel: GPU 0 alone holds the reduced gradients and the optimizer's state, "
                 f"{format_bytes(alone)} more than the others, and every GPU's outputs"
             )
+            found.extend(unused_by_data_parallel(self.scenario.ddp))
         found.extend(torch_warnings(self.scenario.ddp, self.scenario.cluster.device))
         if not self.ddp_times:
             found.append(

@@ -349,7 +349,7 @@ def _narrowing(job: Job, result: Result) -> Iterator[NextStep]:
             "workload.step_time=MEASURED ms",
         ),
         "network model": (
-            job.scenario.cluster.all_reduce is None and job.scenario.cluster.profile is None,
+            not job.scenario.cluster.is_measured,
             "measure your all-reduce",
             f"cluster.all_reduce={log}",
         ),

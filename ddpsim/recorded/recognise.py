@@ -8,11 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ddpsim.cluster.logs import LOGS, Logged
 from ddpsim.errors import ImportFailedError
 from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
 from ddpsim.importers.chakra import is_of_chakra, read_chakra
 from ddpsim.importers.kineto.file import is_of_traces
 from ddpsim.importers.kineto.ranks import read_rank_traces
+from ddpsim.importers.measured import OtherCollectiveError
 from ddpsim.importers.nccl.debug_log import Connection, read_debug_log
 from ddpsim.importers.text import header_of, read_text
 from ddpsim.importers.training.ddp_logging import DdpLogging, ddp_logging, logged_data
@@ -37,7 +39,12 @@ KNOWN = (
     "lines of nanoGPT, torchtitan, Lightning or tqdm (accelerate, transformers)"
 )
 _PICKLE = b"\x80"
-_OTHER_BENCHMARKS = ("busbw", "osu_allreduce", "Avg Latency(us)")
+_BENCHMARKS = ("busbw", "# nThread ", "osu_allreduce", "Avg Latency(us)")
+_CALLED: dict[Logged, str] = {
+    "all_reduce": "all-reduces",
+    "reduce_scatter": "reduce-scatters",
+    "all_gather": "all-gathers",
+}
 _CSV = ("size_bytes", "time_us", "nodes", "gpus_per_node")
 _MOST_SIZES = 6
 
@@ -85,7 +92,7 @@ def _of_json(source: SourceFile, text: str, document: dict[str, Any]) -> Learned
     if (logged := logged_data(text)) is not None:
         return _ddp(source.given, ddp_logging(source.given, logged))
     if "traceEvents" not in document and "schema" not in document:
-        return _all_reduces(read_all_reduce(source))
+        return _collectives(source)
     raise ImportFailedError(source.given, f"is none of what can be imported: {KNOWN}")
 
 
@@ -192,25 +199,44 @@ def _ddp(name: str, logged: DdpLogging) -> Learned:
     return Learned(name, "DDP's logging data", tuple(facts), keys, assumed=assumed)
 
 
-def _all_reduces(log: AllReduceLog) -> Learned:
+def _collectives(source: SourceFile) -> Learned:
+    """Of the first collective that a benchmark's file holds times of; else the first refusal."""
+    found = [_logged_times(source, operation) for operation in LOGS]
+    learned = next((each for each in found if isinstance(each, Learned)), None)
+    if learned is None:
+        raise next(each for each in found if isinstance(each, OtherCollectiveError))
+    return learned
+
+
+def _logged_times(source: SourceFile, operation: Logged) -> Learned | OtherCollectiveError:
+    try:
+        return _timed(read_all_reduce(source, operation=operation), operation)
+    except OtherCollectiveError as error:
+        return error
+
+
+def _timed(log: AllReduceLog, operation: Logged) -> Learned:
     (least, least_s), (most, most_s) = log.samples[0], log.samples[-1]
     span = f"{format_bytes(least)} in {format_duration(least_s)} to {format_bytes(most)}"
     layout = ranks(log.nodes, log.gpus_per_node) + ("" if log.ranks_listed else " (not listed)")
-    facts = (layout, f"all-reduces of {span} in {format_duration(most_s)}", *log.warnings)
+    facts = (layout, f"{_CALLED[operation]} of {span} in {format_duration(most_s)}", *log.warnings)
     cluster: dict[str, Any] = {"nodes": log.nodes, "gpus_per_node": log.gpus_per_node}
     with suppress(ValueError):  # no preset
         cluster["device"] = catalog.resolve("device", log.gpus[0] if log.gpus else "")
-    cluster["all_reduce"] = log.source
-    keys = {"cluster": cluster, "run": {"allow_extrapolation": True}}
+    cluster[operation] = log.source
+    keys = {"cluster": cluster}
+    if operation != "all_reduce":  # links answer for other sizes
+        return Learned(log.source, log.kind, facts, keys | {"ddp": {"strategy": "fully_shard"}})
+    keys["run"] = {"allow_extrapolation": True}
     beyond = "all-reduces of other sizes are extrapolated (run.allow_extrapolation)"
     return Learned(log.source, log.kind, facts, keys, assumed=(beyond,))
 
 
 def _benchmark(source: SourceFile, text: str) -> Iterator[Learned]:
     lines = text.splitlines()
-    is_one = any(word in text for word in _OTHER_BENCHMARKS)
+    is_one = any(word in text for word in _BENCHMARKS)
     if is_one or header_of(lines, _CSV) is not None:
-        yield _all_reduces(read_all_reduce(source))
+        yield _collectives(source)
 
 
 def _debug(source: SourceFile, text: str) -> Iterator[Learned]:

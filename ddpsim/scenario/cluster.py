@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
@@ -30,10 +29,10 @@ from ddpsim.scenario.links import (
     with_transport,
     with_usual_latency,
 )
+from ddpsim.scenario.options.nccl_version import NcclVersion
 from ddpsim.scenario.quantity import Bandwidth, Duration, SourceField, SourceFileField
 
 OLDEST_NCCL, NEWEST_NCCL = 4, 30  # minor versions of NCCL 2 whose tables are known
-_NCCL = r"^2\.\d+(\.\d+)?$"
 
 __all__ = [
     "NEWEST_NCCL",
@@ -145,16 +144,6 @@ def _a_machine_is_enough(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [{"required": ["machine"]}, {"required": brought}]
 
 
-def _nccl_version(value: Any) -> Any:
-    """As text: 2.20 as a number would be 2.2."""
-    if isinstance(value, str) and re.match(_NCCL, value):
-        return value
-    raise ValueError(
-        f"{shown(value)} is no version of NCCL; write one with its quotes, such as "
-        """nccl: "2.19", or --set 'cluster.nccl="2.19"'"""
-    )
-
-
 class Cluster(Spec):
     """Ranks, the devices they run on, and the links between them."""
 
@@ -177,6 +166,12 @@ class Cluster(Spec):
         description="an nccl-tests log, our CSV, or a folder of the profiler's traces, measured on "
         "these very ranks",
     )
+    reduce_scatter: SourceField | None = Field(
+        None, description="an nccl-tests log of reduce_scatter_perf, measured on these very ranks"
+    )
+    all_gather: SourceField | None = Field(
+        None, description="an nccl-tests log of all_gather_perf, measured on these very ranks"
+    )
     profile: SourceFileField | None = Field(
         None, description="a cluster profile (ddpsim.profile/1), as `calibrate fit` writes it"
     )
@@ -186,7 +181,7 @@ class Cluster(Spec):
     protocol: Literal["auto", "LL", "LL128", "Simple"] = Field(
         "auto", description="of NCCL; auto: its own choice for each size"
     )
-    nccl: Annotated[str, Field(pattern=_NCCL), BeforeValidator(_nccl_version)] | None = Field(
+    nccl: NcclVersion | None = Field(
         None, description="NCCL's version, 2.4 to 2.30: its tuner chooses; default: the newest"
     )
     nccl_env: dict[str, str | int] | None = Field(
@@ -205,6 +200,11 @@ class Cluster(Spec):
     )
     background: Background | None = Field(None, description="other traffic; omitted: none")
     stragglers: Stragglers | None = Field(None, description="omitted: none")
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a log or a profile says times of collectives."""
+        return any((self.all_reduce, self.reduce_scatter, self.all_gather, self.profile))
 
     @property
     def world_size(self) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from ddpsim.scenario.base import Spec, fail
-from ddpsim.scenario.options.ddp_values import BucketCaps, KnownTorch
+from ddpsim.scenario.options.ddp_values import KNOWN_STRATEGY, BucketCaps, KnownTorch
 from ddpsim.scenario.options.deepspeed import DeepSpeed
 from ddpsim.scenario.options.fully_shard import FullyShard
 from ddpsim.scenario.options.hooks import DdpMixedPrecision, PowerSgd, TopK
@@ -81,7 +81,7 @@ class Ddp(Spec):
 
     backend: Literal["nccl", "gloo"] = Field("nccl", description="process-group backend")
     torch: KnownTorch = Field("2.15", description="the version whose rules are followed")
-    strategy: StrategyName = Field(
+    strategy: Annotated[StrategyName, KNOWN_STRATEGY] = Field(
         "ddp",
         description="ddp; naive: one all-reduce per gradient, after the backward; naive_flat: one "
         "of all gradients, after the backward; per_parameter: one per gradient, from its hook; "

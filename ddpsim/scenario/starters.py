@@ -12,7 +12,9 @@ from ddpsim.scenario.suggest import did_you_mean
 __all__ = ["copy_preset", "preset_files", "preset_text", "presets"]
 
 _FILE = re.compile(
-    r"^\s+(?:all_reduce|profile|trace|parameters|device(?=:\s*\S+\.json$)):\s*(\S+)", re.MULTILINE
+    r"^\s+(?:all_reduce|reduce_scatter|all_gather|profile|trace|parameters"
+    r"|device(?=:\s*\S+\.json$)):\s*(\S+)",
+    re.MULTILINE,
 )
 
 

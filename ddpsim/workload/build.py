@@ -45,6 +45,7 @@ def build_model(scenario: Scenario) -> Model:
     model = replace(model, is_compiled=model.is_compiled or scenario.workload.compile)
     if scenario.workload.sync_batch_norm:
         _check_batch_norms(scenario.workload, model)
+    model = _with_cast_warning(model, scenario)
     return _with_sparse_warning(model, scenario.ddp.backend)
 
 
@@ -64,6 +65,22 @@ def _check_batch_norms(workload: Workload, model: Model) -> None:
     else:
         reason = f"{workload.model} has no batch norm; drop it"
     raise InputError("workload.sync_batch_norm", reason)
+
+
+def _casts_outputs(scenario: Scenario) -> bool:
+    ddp = scenario.ddp
+    return ddp.is_fully_sharded and ddp.sharding.mixed_precision.output is not None
+
+
+def _with_cast_warning(model: Model, scenario: Scenario) -> Model:
+    """A zoo model's table alone tells how large outputs are."""
+    if model.forward_outputs or not _casts_outputs(scenario):
+        return model
+    warning = (
+        "the casts of fully_shard's mixed_precision.output are not priced: how large outputs are "
+        "is known of the zoo's models alone"
+    )
+    return replace(model, warnings=(*model.warnings, warning))
 
 
 def _with_sparse_warning(model: Model, backend: str) -> Model:
@@ -91,8 +108,9 @@ def _source_model(scenario: Scenario) -> Model:
     if workload.trace:
         return _traced(scenario, workload.trace)
     if workload.model is not None:
-        table, half = catalog.model_table(workload.model), scenario.ddp.gathers_half
-        return zoo_model(table, workload, device, half_weights=half)
+        table, ddp = catalog.model_table(workload.model), scenario.ddp
+        options = {"half_weights": ddp.gathers_half, "knows_outputs": _casts_outputs(scenario)}
+        return zoo_model(table, workload, device, **options)
     from ddpsim.importers.profiles.model import read_parameters, read_profile  # noqa: PLC0415 -- the zoo does without
     from ddpsim.workload.measured import listed_model, profiled_model  # noqa: PLC0415
 

@@ -119,7 +119,7 @@ class Model:
     `interference_exponent`: of `ddpsim.importers.profiles`; None: not measured. `is_compiled`: the
     times are those of the model under torch.compile, `backward` as if it came without.
     `forward_modules`: the name of the module that each work of `forward` is of ("": of several);
-    none where they are not known.
+    none where they are not known. `forward_outputs`: elements that each of them hands on, likewise.
     `batch_norms`: in the order of their calls, where the source tells of them. `flops`: of matrix
     products and convolutions, forward and backward, where the source tells of them.
     """
@@ -143,6 +143,7 @@ class Model:
     interference_exponent: InterferenceExponent | None = None
     is_compiled: bool = False
     forward_modules: tuple[str, ...] = ()
+    forward_outputs: tuple[float, ...] = ()
     batch_norms: tuple[BatchNorm, ...] = ()
     flops: float | None = None
 

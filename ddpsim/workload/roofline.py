@@ -24,7 +24,7 @@ from ddpsim.workload.checkpointing import KeptBytes, checkpointed, with_reruns
 from ddpsim.workload.model import Model, Work, joined
 from ddpsim.workload.optimizer import optimizer_work
 from ddpsim.workload.roofline_sources import roofline_provenance
-from ddpsim.workload.zoo.products import Product, products_of
+from ddpsim.workload.zoo.products import Product, outputs_of, products_of
 from ddpsim.workload.zoo.table import (
     batch_norms_of,
     check_options,
@@ -43,11 +43,17 @@ Works = tuple[Work, ...]
 
 
 def zoo_model(
-    table: dict[str, Any], workload: Workload, device: Device, *, half_weights: bool = False
+    table: dict[str, Any],
+    workload: Workload,
+    device: Device,
+    *,
+    half_weights: bool = False,
+    knows_outputs: bool = False,
 ) -> Model:
     """A zoo table (schema `ddpsim.model/1`) as a model on a device; raises InputError.
 
     `half_weights`: they are half already where the model is called, so that autocast casts none.
+    `knows_outputs`: with what each work of the forward hands on.
     """
     arithmetic = arithmetic_of(workload.precision, device).of(table)
     size = input_size_of(table["size"], workload)
@@ -88,6 +94,7 @@ def zoo_model(
         sample_bytes=(12 if table["size"]["key"] == "image_size" else 8)
         * input_values(table, size),
         forward_modules=tuple(table["forward"]["module"]),
+        forward_outputs=tuple(outputs_of(table, step.evaluated)) if knows_outputs else (),
         batch_norms=batch_norms_of(table),
         flops=step.flops(table),
     )
@@ -132,7 +139,7 @@ class _Step:
         arithmetic, device = self.arithmetic, self.device
         rows = len(columns["kernels"])
         keys = ("matmul_flops", "matmul_elements", "other_elements")
-        evaluated = (self._evaluated(columns.get(key, {}), rows) for key in keys)
+        evaluated = (self.evaluated(columns.get(key, {}), rows) for key in keys)
         usual_flops_per_s = self._flops_per_s(arithmetic.rate)
         convolution_rate = arithmetic.convolution_rate(device)
         convolution_flops_per_s = self._flops_per_s(convolution_rate, convolution=True)
@@ -188,10 +195,11 @@ class _Step:
         """Those of matrix products and convolutions in forward and backward."""
         phases = [table["forward"], table["backward"]]
         return sum(
-            sum(self._evaluated(phase["matmul_flops"], len(phase["kernels"]))) for phase in phases
+            sum(self.evaluated(phase["matmul_flops"], len(phase["kernels"]))) for phase in phases
         )
 
-    def _evaluated(self, polynomial: dict[str, list[float]], rows: int) -> list[float]:
+    def evaluated(self, polynomial: dict[str, list[float]], rows: int) -> list[float]:
+        """Each row's value at this batch and size."""
         return polynomial_values(polynomial, self.workload.batch_per_rank, self.size, rows)
 
     def _bytes_of(self, scores: float, written_out: _WrittenOut) -> float:

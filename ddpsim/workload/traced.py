@@ -97,6 +97,7 @@ def traced_model(trace: KinetoTrace, known: Model, workload: Workload, device: D
         ready_order=ready_order,
         forward=tuple(_coarse(usual.forward)),
         forward_modules=(),
+        forward_outputs=(),
         backward=tuple(Work(piece.device_s, 0, piece.host_s) for piece in usual.backward),
         optimizer=Work(step.optimizer.device_s, 0, step.optimizer.host_s),
         provenance=(_provenance(trace), *_kept(known.provenance)),

@@ -129,6 +129,9 @@ def test_what_is_no_name_of_a_file_is_refused() -> None:
 def test_explain_knows_every_key(cli: Callable[..., Outcome]) -> None:
     assert cli("explain", "static_graph").out.startswith("ddp.static_graph: ")
     assert cli("explain", "ddp.torch").out.startswith("ddp.torch: ")
+    cause = " ".join(cli("explain", "anomaly mode").out.split())
+    assert cause.startswith("anomaly_mode: a cause that `diagnose` names. autograd's anomaly mode")
+    assert "Fix: drop torch.autograd.set_detect_anomaly" in cause
     lines = [line for line in cli("explain", "every").out.splitlines() if line[0] != " "]
     assert len(lines) > 2
     assert all(line.partition(":")[0].endswith(".every") for line in lines)

@@ -192,6 +192,8 @@ def least_bytes(name: str, layout: Paths, size: int) -> float:
         "gloo_ring": 2 * (n - 1) / n,
         "gloo_all_gather": (n - 1) / n,
         "hierarchical": 2 * (m - 1) / m,
+        "hierarchical_scatter": (m - 1) / m,
+        "hierarchical_gather": (m - 1) / m,
         "direct": 2 * g * (n - g) / n,
         "parameter_server": g,
     }

@@ -11,7 +11,7 @@ import pytest
 from clusters.collectives import BASE, MIB, cluster
 from logs.nccl_log_writer import nccl_log
 
-from ddpsim.cluster.build import LOG, OTHER_GPUS
+from ddpsim.cluster.logs import LOG, OTHER_GPUS
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.planning.options import parse_sizes

@@ -12,19 +12,23 @@ from clusters.collectives import MIB, cluster
 from clusters.profiles import both, fitted, profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from logs.nccl_log_writer import nccl_log
 
-from ddpsim.cluster.build import build_network
+from ddpsim.cluster.build import build_network, with_sent_sizes
 from ddpsim.cluster.cost import ScheduledCost
 from ddpsim.cluster.fitted.network import network_from_profile
+from ddpsim.cluster.logs import LOG
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.nccl.tuner import choose, estimates
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import Operation, RingTransfer, duration_ns
-from ddpsim.errors import InputError
+from ddpsim.cluster.what_if_links import widened
+from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.profiles.cluster import ClusterProfile
 from ddpsim.prediction.collective_times import collective_table, load_cluster
+from ddpsim.scenario.options.fully_shard import FullyShard, MixedPrecision
 
 HALVES: tuple[Operation, ...] = ("reduce_scatter", "all_gather")
 RING: dict[str, Any] = {"device": "a100-sxm-80gb", "gpus_per_node": 8}
@@ -116,6 +120,10 @@ def test_averages_go_round_rings_alone() -> None:
     cost: Any = build_network(scenario).plain_cost
     assert cost.choice(MIB, "reduce_scatter").algorithm == "ring"
     assert cost.choice(MIB, "all_gather").algorithm == "pat"
+    half = {"fully_shard": FullyShard(mixed_precision=MixedPrecision(param="float16"))}
+    summed = scenario.model_copy(update={"ddp": scenario.ddp.model_copy(update=half)})
+    apart: Any = build_network(summed).plain_cost
+    assert apart.choice(MIB, "reduce_scatter").algorithm == "pat"
 
 
 @pytest.mark.parametrize(
@@ -169,6 +177,17 @@ def test_gloo_reduces_all_of_what_it_scatters_and_gathers_in_halves() -> None:
     whole_ns, scattered_ns, gathered_ns = times_ns(cost, 8_000_000)
     assert scattered_ns == whole_ns
     assert gathered_ns == 6 * 1_000_000 + 50_000
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_hierarchical_all_reduce_is_its_two_halves(backend: str) -> None:
+    """Of equal links each is half of it: a ring in each node, and one over the nodes."""
+    links = {"intra_node": {"bandwidth": "10 GB/s", "latency": "5 us"}}
+    links |= {"inter_node": {"bandwidth": "1 GB/s", "latency": "20 us"}}
+    device = RING if backend == "nccl" else CORES
+    cost = cost_of(backend, **device | links | {"nodes": 4, "algorithm": "hierarchical"})
+    whole_ns, scattered_ns, gathered_ns = times_ns(cost)
+    assert 2 * scattered_ns == 2 * gathered_ns == whole_ns
 
 
 def test_other_algorithms_have_no_price() -> None:
@@ -236,6 +255,54 @@ def test_a_log_of_switches_that_sum_gives_none(log: str) -> None:
     links = cost_of(**NVLS | {"intra_node": stated})
     held = cost_of(**NVLS | {"intra_node": stated, "all_reduce": log})
     assert held.transfer("all_gather", 64 * MIB) == links.transfer("all_gather", 64 * MIB)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> dict[str, str]:
+    """Logs of both, of 1 MiB and 64 MiB on 1 x 8 ranks, all-gathers in half of the time."""
+    for operation, part in (("reduce_scatter", 1.0), ("all_gather", 0.5)):
+        times = {MIB: 80.0 * part, 64 * MIB: 800.0 * part}
+        text = nccl_log(root=True, nodes=1, gpus=8, times=times, operation=operation)
+        (tmp_path / operation).write_text(text)
+    return {operation: str(tmp_path / operation) for operation in HALVES}
+
+
+@pytest.mark.parametrize("base", [RING, NVLS])
+def test_logs_of_shards_come_first(
+    base: dict[str, Any], shards: dict[str, str], log: str, tmp_path: Path
+) -> None:
+    """For the sizes that they hold; for others what answers without them, and then an error."""
+    links, held = cost_of(**base), cost_of(**base | shards)
+    assert [*times_ns(held)] == [next(times_ns(links)), 800_000, 400_000]
+    (between,) = [duration_ns(held.transfer("all_gather", 8 * MIB))]
+    assert between == pytest.approx(1e3 * (40 * 400) ** 0.5, rel=1e-6)
+    for operation in HALVES:
+        assert held.transfer(operation, 65 * MIB) == links.transfer(operation, 65 * MIB)
+        slower = held.stretched(2.0).transfer(operation, 64 * MIB)
+        assert duration_ns(slower) == 2 * duration_ns(held.transfer(operation, 64 * MIB))
+    both = cost_of(**NVLS | {"all_reduce": log} | shards)
+    assert [*times_ns(both)] == [800_000, 800_000, 400_000]
+    with pytest.raises(InputError, match=r"67.1 MB\), and nothing else tells of it; measure"):
+        both.transfer("all_gather", 65 * MIB)
+
+
+def test_a_step_says_which_shards_are_measured(shards: dict[str, str]) -> None:
+    keys = cluster(**NVLS | shards) | {"ddp": {"strategy": "fully_shard"}}
+    network = build_network(load_cluster(keys))
+    few = [("all_gather", 64 * MIB), ("reduce_scatter", 64 * MIB)]
+    told = with_sent_sizes(network, few, ())
+    assert told.uncertainty == LOG
+    inputs = [entry.input for entry in told.provenance]
+    assert {"all-gather time", "reduce-scatter time"} <= {*inputs}
+    assert "all-gather algorithm" not in inputs
+    large = with_sent_sizes(network, [*few, ("all_gather", 1024 * MIB)], ())
+    assert large.uncertainty != LOG
+    assert "all-gather algorithm" in [entry.input for entry in large.provenance]
+    with pytest.raises(ScenarioError, match="cluster has 16 ranks"):
+        build_network(load_cluster(keys | {"cluster": keys["cluster"] | {"nodes": 2}}))
+    with pytest.raises(ScenarioError, match="is of all ranks, and says nothing of the groups"):
+        build_network(load_cluster(keys | {"ddp": {"strategy": "hsdp"}}))
+    assert widened(network, 2.0) is None
 
 
 def test_the_table_counts_the_bytes_of_one_turn(cli: Callable[..., Any]) -> None:

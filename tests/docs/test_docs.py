@@ -19,7 +19,7 @@ from campaigns import unpacked
 from doc_pages import DOCS, ROOT
 
 import ddpsim
-from ddpsim.cluster import build, from_links
+from ddpsim.cluster import build, from_links, logs
 from ddpsim.diagnosis.hypotheses import HYPOTHESES, UNKNOWN, UNKNOWN_ODDS
 from ddpsim.prediction import interval
 from ddpsim.prediction.resolve import resolve
@@ -151,7 +151,7 @@ def test_ddps_own_costs() -> None:
         ("host: estimated operators", interval.HOST),
         ("host: stated `operator`", interval.STATED_HOST),
         ("host: device file", interval.MEASURED_HOST),
-        ("network: log of these ranks", build.LOG),
+        ("network: log of these ranks", logs.LOG),
         ("network: stated links", from_links.STATED_LINKS),
         ("network: preset links in a node", from_links.PRESET_LINKS),
         ("network: preset PCIe through a host without a name", from_links.PRESET_PCIE),
@@ -159,7 +159,7 @@ def test_ddps_own_costs() -> None:
         ("network: known NICs, NCCL's choice, from 64 MiB", from_links.CHOSEN_BY_SIZE[1][1]),
         ("network: preset links between nodes", from_links.PRESET_NETWORK),
         ("network: TCP above 10 Gbit/s", from_links.TCP_NETWORK),
-        ("network: log of other ranks or sizes", build.EXTRAPOLATED_LOG),
+        ("network: log of other ranks or sizes", logs.EXTRAPOLATED_LOG),
         ("interference of NCCL", build.PRIOR_INTERFERENCE),
         ("data loader's rate", interval.DATA),
     ],

@@ -14,7 +14,7 @@ from logs.nccl_log_writer import nccl_log
 
 from calibrate.fit.profile import fit_logs
 from ddpsim import load_scenario, simulate
-from ddpsim.cluster.build import EXTRAPOLATED_LOG, LOG
+from ddpsim.cluster.logs import EXTRAPOLATED_LOG, LOG
 from ddpsim.cluster.network import Network
 from ddpsim.importers.all_reduce import read_all_reduce
 from ddpsim.prediction.collective_times import collective_table, load_cluster

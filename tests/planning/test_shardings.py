@@ -36,10 +36,32 @@ def test_every_way_can_be_simulated_from_any_of_them(base: tuple[str, ...]) -> N
     own = document(*base)
     ways = shardings(parse(own))
     found = [parse(own.changed(settings)).ddp for settings in ways]
-    assert [ddp.strategy for ddp in found] == ["zero1", *["fully_shard"] * 3, *["hsdp"] * 2]
-    kept = [ddp.sharding.reshard_after_forward for ddp in found[1:]]
+    names = ["zero1", *["deepspeed"] * 2, *["fully_shard"] * 3, *["hsdp"] * 2]
+    assert [ddp.strategy for ddp in found] == names
+    kept = [ddp.sharding.reshard_after_forward for ddp in found[3:]]
     assert kept == [True, False, 2, True, False]
-    assert {ddp.sharding.mixed_precision.param for ddp in found[1:]} == {"bfloat16"}
+    assert {ddp.sharding.mixed_precision.param for ddp in found[3:]} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(("rounds", "params"), [(False, None), (True, "bfloat16")])
+def test_deepspeed_clips_by_itself_and_rounds_where_asked(rounds: bool, params: str | None) -> None:
+    own = document(*AS_DDP, "workload.clip_grad_norm=true", "ddp.no_sync=false")
+    stages = shardings(parse(own), rounds=rounds)[1:3]
+    found = [parse(own.changed(settings)) for settings in stages]
+    assert [scenario.ddp.zero.stage for scenario in found] == [1, 2]
+    assert all(scenario.ddp.zero.overlap_comm for scenario in found)
+    assert {scenario.ddp.zero.params for scenario in found} == {params}
+    assert {scenario.workload.clip_grad_norm for scenario in found} == {None}
+
+
+def test_each_strategy_drops_the_options_of_others() -> None:
+    bases = ["ddp.strategy=zero1", "ddp.zero1={parameters_as_bucket_view: true}"]
+    bases = [bases, ["ddp.strategy=deepspeed", "ddp.deepspeed={reduce_bucket_size: 1000}"]]
+    for base in bases:
+        own = document("ddp.fully_shard=null", *base)
+        found = [parse(own.changed(ways)).ddp for ways in shardings(parse(own))]
+        assert found[0].zero1 == parse(own).ddp.zero1
+    assert found[1].zero.reduce_bucket_size == 1000
 
 
 def test_tune_takes_the_fastest_strategy_that_fits() -> None:
@@ -69,8 +91,8 @@ def planned(target: str, **limits: Any) -> Planned:
 def test_plan_puts_the_cheapest_in_time_first() -> None:
     plans = plan_each_strategy(document("cluster.nodes=1"), planned("1k samples in 1 h"))
     answers = [each.plan for each in plans if each.plan]
-    assert [plan.met for plan in answers] == [True] * 4
-    assert [plan.next_doubling is not None for plan in answers] == [True, *[False] * 3]
+    assert [plan.met for plan in answers] == [True] * 6
+    assert [plan.next_doubling is not None for plan in answers] == [True, *[False] * 5]
     hours = [plan.answer.gpu_hours for plan in answers]
     assert hours == sorted(hours)
     naive = document("ddp.strategy=naive", "ddp.fully_shard=null")
@@ -79,7 +101,8 @@ def test_plan_puts_the_cheapest_in_time_first() -> None:
 
 
 def stub(rates: dict[str, dict[int, float]], **changed: Any) -> Planned:
-    """Plans by strategy, of the throughput at each number of GPUs."""
+    """Plans by strategy, of the throughput at each number of GPUs; DeepSpeed is the slowest."""
+    rates = {"deepspeed": {1: 1.0, 2: 1.0, 4: 1.0}} | rates
     whole = plan_capacity(parse(document("cluster.nodes=1")), "1k samples", max_gpus=1)
 
     def plan(

@@ -198,6 +198,19 @@ def test_what_is_not_known_is_one_clear_error(files: Path, cli: Cli) -> None:
     done = cli("import", str(files / "notes.txt"))
     assert done.code == 1
     assert "notes.txt: is none of what can be imported: a log of NCCL_DEBUG=INFO" in done.err
+    (files / "begun.txt").write_text("# nThread 1 nGpus 1 minBytes 8 maxBytes 1024\n#\n")
+    done = cli("import", str(files / "begun.txt"))
+    assert "begun.txt: holds no result row; wanted nccl-tests' table" in done.err
+
+
+@pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather"])
+def test_a_log_of_shards_names_its_own_key(tmp_path: Path, operation: str) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(nccl_log(root=True, operation=operation))
+    start = starting_point(recognise(path))
+    cluster = ddpsim.load_scenario(start.document).cluster
+    assert getattr(cluster, operation).path == path
+    assert cluster.all_reduce is None
 
 
 class Evil:

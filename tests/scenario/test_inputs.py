@@ -19,11 +19,24 @@ from ddpsim.glossary import _ALIASES, TERMS, lookup
 from ddpsim.importers.profiles.model import read_profile
 from ddpsim.scenario.catalog import resolve
 from ddpsim.scenario.device import Device
+from ddpsim.scenario.options.deepspeed import NO_EFFECT, DeepSpeed
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
 
 SCENARIOS = sorted((Path(__file__).resolve().parent.parent.parent / "scenarios").glob("*.yaml"))
 REFERENCE = os.environ.get("DDPSIM_REFERENCE_DATA")
+
+
+def test_a_stock_section_of_deepspeed_is_taken_as_it_is() -> None:
+    """That of Hugging Face's documentation: what changes no step is dropped."""
+    stock = {"stage": 2, "offload_optimizer": {"device": "none"}, "allgather_partitions": True}
+    stock |= {"allgather_bucket_size": 5e8, "overlap_comm": True, "reduce_scatter": True}
+    stock |= {"reduce_bucket_size": 5e8, "contiguous_gradients": True, "sub_group_size": 1e9}
+    stock |= {"stage3_prefetch_bucket_size": "auto", "round_robin_gradients": True}
+    few = {"stage": 2, "overlap_comm": True, "round_robin_gradients": True}
+    found = [DeepSpeed.model_validate(section) for section in (stock, few)]
+    assert found[0] == found[1]
+    assert NO_EFFECT.keys().isdisjoint(DeepSpeed.model_fields)
 
 
 def test_there_are_scenarios() -> None:

@@ -213,6 +213,7 @@ def test_each_strategy_is_compared_with_ddp() -> None:
     assert list(changes) == [
         *("naive", "naive_flat", "per_parameter", "parameter_server", "local_sgd, every=4"),
         *("zero1", "zero1, hook_with_zero_step", "zero1, hook_with_zero_step_interleaved"),
+        *("deepspeed, stage=1", "deepspeed, stage=2"),
         *("fully_shard", f"fully_shard{kept}false", f"fully_shard{kept}8"),
         *("hsdp", f"hsdp{kept}false"),
     ]
@@ -223,12 +224,21 @@ def test_each_strategy_is_compared_with_ddp() -> None:
         assert change.change_s == pytest.approx(alone.iteration_time_s.mean - first, rel=1e-9)
 
 
+def test_data_parallel_says_which_options_it_has_not() -> None:
+    settings = ("ddp.bucket_cap_mb=5", "ddp.no_sync=false", "run.iterations=1")
+    (told,) = (w for w in predict("data-parallel", *settings).warnings if "no effect" in w)
+    assert told.startswith("ddp.bucket_cap_mb, ddp.no_sync have no effect: DataParallel has none")
+    assert not any("no effect" in w for w in predict("data-parallel", settings[2]).warnings)
+
+
 def test_each_strategy_leaves_ddps_options_out() -> None:
     options = ("ddp.comm_hook=fp16_compress", "ddp.bucket_cap_mb=5", "ddp.no_sync=false")
     options += ("run.iterations=2",)
     base = document("accumulation", *options)
     changes = compare(parse(base), each_strategy(base)).changes
-    assert [change.problem for change in changes] == [None] * 8
+    problems = {change.title: change.problem for change in changes if change.problem}
+    assert [*problems] == ["deepspeed, stage=1", "deepspeed, stage=2"]
+    assert all("DeepSpeed scales the loss itself" in problem for problem in problems.values())
     hooks = next(change for change in changes if change.title == "per_parameter")
     assert "ddp.no_sync=true" not in hooks.settings
     with pytest.raises(DdpsimError, match="data_parallel is a strategy of its own"):

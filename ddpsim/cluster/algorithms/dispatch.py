@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from ddpsim.cluster.algorithms.direct import (
@@ -125,6 +125,18 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     "hierarchical": Algorithm(
         hierarchical_schedule, hierarchical_ns, _around, hierarchical_ends_ns
+    ),
+    "hierarchical_scatter": Algorithm(
+        partial(hierarchical_schedule, gathers=False),
+        partial(hierarchical_ns, turns=1),
+        _to_one,
+        partial(hierarchical_ends_ns, gathers=False),
+    ),
+    "hierarchical_gather": Algorithm(
+        partial(hierarchical_schedule, scatters=False),
+        partial(hierarchical_ns, turns=1),
+        _to_one,
+        partial(hierarchical_ends_ns, scatters=False),
     ),
     "direct": Algorithm(direct_schedule, direct_ns, _around, direct_ends_ns),
     "gather": Algorithm(gather_schedule, gather_ns, _to_one, gather_ends_ns),

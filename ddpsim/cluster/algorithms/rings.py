@@ -187,24 +187,37 @@ def _phase_ns(paths: Paths, each: int, segment: int) -> int:
     return pairs * max(2 * leaves, takes) + odd * leaves + takes
 
 
-def hierarchical_schedule(paths: Paths, size_bytes: int) -> Schedule:
-    """Reduce-scatter in each node, all-reduce of each shard over the nodes, all-gather in each."""
+def hierarchical_schedule(
+    paths: Paths, size_bytes: int, *, scatters: bool = True, gathers: bool = True
+) -> Schedule:
+    """Reduce-scatter in each node, all-reduce of each shard over the nodes, all-gather in each.
+
+    A reduce-scatter alone is the first half of it, an all-gather alone the second.
+    """
     out, (m, g) = Scheduler(), (paths.nodes, paths.gpus_per_node)
     shard = ceil(size_bytes / g)
     nodes = [range(node * g, (node + 1) * g) for node in range(m)]
     rails = [range(gpu, m * g, g) for gpu in range(g)]
     rails_link = partial(paths.across, g)
     last: dict[int, list[int]] = {}
-    for node in nodes:
+    for node in nodes if scatters else ():
         last |= _ring_steps(out, node, g - 1, shard, paths.within, last)
     for rail in rails:
-        last |= _ring_steps(out, rail, 2 * (m - 1), ceil(shard / m), rails_link, last)
-    for node in nodes:
+        steps = (scatters + gathers) * (m - 1)
+        last |= _ring_steps(out, rail, steps, ceil(shard / m), rails_link, last)
+    for node in nodes if gathers else ():
         last |= _ring_steps(out, node, g - 1, shard, paths.within, last)
     return out.schedule(paths.ranks)
 
 
-def hierarchical_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
+def hierarchical_ends_ns(
+    paths: Paths,
+    size_bytes: int,
+    joined_ns: Ticks,
+    *,
+    scatters: bool = True,
+    gathers: bool = True,
+) -> Ticks:
     """When it ends, given when each rank joins, [..., ranks] to [...]: rings after rings."""
     import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
 
@@ -215,6 +228,7 @@ def hierarchical_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Tic
     now_ns = joined_ns.reshape(*joined_ns.shape[:-1], m, g)
     if g > 1:
         busy_ns, latency_ns = (np.reshape(ns, (m, g)) for ns in _hops_ns(paths, shard, inside=True))
+    if g > 1 and scatters:
         now_ns = by_steps(busy_ns, latency_ns, g - 1, now_ns)
     if m > 1:
         rails_busy_ns, rails_latency_ns = _hops_ns(paths, ceil(shard / m), inside=False)
@@ -222,13 +236,13 @@ def hierarchical_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Tic
             ring_ends_ns(
                 tuple(rails_busy_ns[gpu::g]),
                 tuple(rails_latency_ns[gpu::g]),
-                2 * (m - 1),
+                (scatters + gathers) * (m - 1),
                 now_ns[..., gpu],
             )[0]
             for gpu in range(g)
         ]
         now_ns = np.stack(ends_ns, axis=-1)
-    if g > 1:
+    if g > 1 and gathers:
         now_ns = by_steps(busy_ns, latency_ns, g - 1, now_ns)
     return np.asarray(now_ns.max(axis=(-2, -1)))
 
@@ -253,9 +267,13 @@ def _hops_ns(paths: Paths, size_bytes: int, *, inside: bool) -> tuple[list[int],
     return busy_ns, [taken - busy for taken, busy in zip(taken_ns, busy_ns, strict=True)]
 
 
-def hierarchical_ns(paths: Paths, size_bytes: int) -> int:
-    """2(g-1)(a_i + M/g b_i) + 2(m-1)(a_e + M/(g m) b_e), b_e of a node's network over its GPUs."""
+def hierarchical_ns(paths: Paths, size_bytes: int, turns: int = 2) -> int:
+    """2(g-1)(a_i + M/g b_i) + 2(m-1)(a_e + M/(g m) b_e), b_e of a node's network over its GPUs.
+
+    A reduce-scatter or an all-gather alone has one of the two `turns`.
+    """
     m, g = paths.nodes, paths.gpus_per_node
     shard = ceil(size_bytes / g)
-    inside = 2 * (g - 1) * step_ns(paths.within(), shard) if g > 1 else 0
-    return inside + (2 * (m - 1) * step_ns(paths.across(g), ceil(shard / m)) if m > 1 else 0)
+    inside = (g - 1) * step_ns(paths.within(), shard) if g > 1 else 0
+    outside = (m - 1) * step_ns(paths.across(g), ceil(shard / m)) if m > 1 else 0
+    return turns * (inside + outside)

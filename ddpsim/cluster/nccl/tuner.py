@@ -7,7 +7,8 @@ issue 123). What the choice costs: `ddpsim.cluster.nccl.cost`.
 
 For reduce-scatters and all-gathers NCCL has rings, NVLS on one node (from 2.19 on) and PAT where
 each node has one GPU (from 2.23 on); trees for all-reduces alone. The reduce-scatters of
-`fully_shard` average: these scale (ncclDevPreMulSum), and have rings alone (updateCollCostTable).
+`fully_shard` average, but of float16: these scale (ncclDevPreMulSum), and have rings alone
+(updateCollCostTable for PAT, ncclNvlsSupported for NVLS).
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ def plan_each_strategy(document: Document, plan: Planning) -> list[StrategyPlan]
     if not is_sharding(scenario):
         raise InputError(
             "each_strategy",
-            f"compares ddp, zero1, fully_shard and hsdp; ddp.strategy is {scenario.ddp.strategy}: "
-            "set it to one of these, or plan without --each-strategy",
+            "compares ddp, zero1, deepspeed, fully_shard and hsdp; ddp.strategy is "
+            f"{scenario.ddp.strategy}: set it to one of these, or plan without --each-strategy",
         )
     as_ddp = () if scenario.ddp.strategy == "ddp" else AS_DDP
     errors: list[DdpsimError] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from ddpsim.cluster.logs import LOGS
 from ddpsim.errors import InputError
 from ddpsim.planning.capacity_plan.samples_needed import StepsByBatch
 from ddpsim.prediction.fitting import split_to_fit
@@ -85,8 +86,8 @@ class Question:
 
     @property
     def of_a_log(self) -> bool:
-        """Whether all-reduce times are a log's, which is of one world size."""
-        return self.scenario.cluster.all_reduce is not None
+        """Whether times of collectives are a log's, which is of one world size."""
+        return any(getattr(self.scenario.cluster, log) for log in LOGS)
 
     @property
     def accumulated(self) -> int:

@@ -120,7 +120,7 @@ class WorldSizes:
         """Which numbers of nodes were tried, in words."""
         most = self.asked.max_gpus // self.asked.scenario.cluster.gpus_per_node
         if self.asked.of_a_log:
-            return "the scenario's own ranks, which cluster.all_reduce was measured on"
+            return "the scenario's own ranks, on which its log was measured"
         if self.asked.global_batch is not None:
             return f"every number of nodes to {most} whose GPUs divide the global batch"
         return f"nodes in powers of two, to {most}{self.searched}"

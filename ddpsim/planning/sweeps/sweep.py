@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ddpsim.cluster.logs import LOGS
 from ddpsim.errors import Problem, ScenarioError, shown
 from ddpsim.planning.sweeps.computation import Computation
 from ddpsim.planning.sweeps.executors import THIS_PROCESS, Workers
@@ -139,7 +140,7 @@ def _key(scenario: Scenario) -> str:
     """A hash of all that a point's figures depend on: scenario, files and versions."""
     plain = scenario.model_copy(update={"name": ""})
     named = (plain.workload.profile, plain.workload.trace, plain.workload.parameters)
-    files = [*named, plain.cluster.all_reduce, plain.cluster.profile]
+    files = [*named, *(getattr(plain.cluster, log) for log in LOGS), plain.cluster.profile]
     parts = [_versions(), plain.model_dump_json()]
     parts += [_digest(file) for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 
 from ddpsim.errors import printable
 from ddpsim.report.capacity.next_doubling import next_doubling_lines
-from ddpsim.report.lines import command, cut, labelled
+from ddpsim.report.lines import command, cut, labelled, screen_width
 from ddpsim.report.training import samples_lines, steps_in_words
 from ddpsim.result.capacity import (
     KNEE_EFFICIENCY,
@@ -28,6 +29,7 @@ from ddpsim.wording import counted
 __all__ = ["limit_in_words", "render_plan", "size_in_words", "sized"]
 
 _MORE_THAN_TWICE = 1.01
+_WHOLE_TABLE = 100  # columns
 
 
 def render_plan(plan: CapacityPlan, file: str, settings: Sequence[str] = ()) -> str:
@@ -212,33 +214,53 @@ def _knee(plan: CapacityPlan) -> Iterator[str]:
 
 
 def _table(plan: CapacityPlan) -> Iterator[str]:
-    currency = f"{plan.price.currency[:9]:>10}" if plan.price else ""
+    """A row of each size; a narrow screen has no room for layouts and intervals."""
     level = "" if plan.interval_level is None else f"{plan.interval_level:.0%} interval"
-    yield (
-        f" {'GPUs':>6} {'nodes':>8}{'step':>10}{'samples/s':>11}{'scaling':>8}{'x2':>5}"
-        f"{'time':>10}{level:>15}{'GPU-hours':>10}{currency} fits"
-    )
+    wide = {"nodes": 9, level: 15} if screen_width() >= _WHOLE_TABLE else {}
+    currency = {plan.price.currency[:9]: 10} if plan.price else {}
+    widths = {"GPUs": 6, "nodes": 0, "step": 10, "samples/s": 11, "scaling": 8, "x2": 5, "time": 10}
+    widths |= {level: 0, "GPU-hours": 10, **currency, "fits": 5} | wide
+    yield " " + _row(dict(zip(widths, widths, strict=True)), widths)
     for size in plan.sizes:
         mark = ">" if size.gpus == plan.answer.gpus else " "
-        layout = f"{size.nodes} x {size.gpus_per_node}"
-        marginal = size.marginal_efficiency
-        doubling = "-" if marginal is None else f"{marginal:.0%}"
-        cost = "" if size.cost is None else f"{format_number(size.cost):>10}"
-        fits = {True: "yes", False: "NO", None: "?"}[size.fits]
-        yield (
-            f"{mark}{size.gpus:>6,} {layout:>8}{format_duration(size.step_s):>10}"
-            f"{format_number(size.throughput_samples_per_s):>11}"
-            f"{size.scaling_efficiency:>8.0%}{doubling:>5}"
-            f"{format_long_duration(size.time_s):>10}{_edges(size):>15}"
-            f"{format_number(size.gpu_hours):>10}{cost} {fits:>4}"
-        )
-    yield (
-        "  scaling: throughput per GPU against one device without DDP; x2: throughput against twice"
+        cells = _cells(size, is_priced=plan.price is not None)
+        yield mark + _row(dict(zip(widths, cells, strict=True)), widths)
+    yield from _below(
+        "scaling: throughput per GPU against one device without DDP; x2: throughput against twice "
+        "that of half the GPUs; time: of all steps; fits: memory (?: activations unknown)"
     )
-    yield "  that of half the GPUs; time: of all steps; fits: memory (?: activations unknown)"
     if any((size.marginal_efficiency or 0.0) > _MORE_THAN_TWICE for size in plan.sizes):
-        yield "  x2 above 100%: something holds up the smaller size and not the larger, mostly the"
-        yield "  algorithm that NCCL takes (`run` names it; cluster.algorithm forces another)"
+        yield from _below(
+            "x2 above 100%: something holds up the smaller size and not the larger, mostly the "
+            "algorithm that NCCL takes (`run` names it; cluster.algorithm forces another)"
+        )
+
+
+def _below(text: str) -> Iterator[str]:
+    """Beneath the table, as wide as that."""
+    width = min(screen_width(), _WHOLE_TABLE - 8)
+    yield from wrap(text, width, initial_indent="  ", subsequent_indent="  ")
+
+
+def _row(cells: Mapping[str, str], widths: Mapping[str, int]) -> str:
+    """Those cells that have a width."""
+    return "".join(f"{cells[title]:>{width}}" for title, width in widths.items() if width)
+
+
+def _cells(size: Capacity, *, is_priced: bool) -> Iterator[str]:
+    marginal = size.marginal_efficiency
+    yield f"{size.gpus:,}"
+    yield f"{size.nodes} x {size.gpus_per_node}"
+    yield format_duration(size.step_s)
+    yield format_number(size.throughput_samples_per_s)
+    yield f"{size.scaling_efficiency:.0%}"
+    yield "-" if marginal is None else f"{marginal:.0%}"
+    yield format_long_duration(size.time_s)
+    yield _edges(size)
+    yield format_number(size.gpu_hours)
+    if is_priced:
+        yield "" if size.cost is None else format_number(size.cost)
+    yield {True: "yes", False: "NO", None: "?"}[size.fits]
 
 
 def _edges(size: Capacity) -> str:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonS
 
 from ddpsim.errors import shown
 
-__all__ = ["BucketCaps", "KnownTorch"]
+__all__ = ["KNOWN_STRATEGY", "BucketCaps", "KnownTorch"]
 
 _Versions = Literal["1.4", "2.11", "2.12", "2.13", "2.14", "2.15"]
 _KNOWN_TORCH: tuple[str, ...] = get_args(_Versions)
@@ -26,6 +26,28 @@ def _torch_version(value: Any) -> Any:
         f"{', '.join(_KNOWN_TORCH)}. Write the nearest one in quotes, its bucket rules can be "
         "used: '2.11' for 2.0 to 2.10 (a list of caps is new in 2.11; the rest was not compared)"
     )
+
+
+_ZERO_2 = "deepspeed with deepspeed: {stage: 2}, or fully_shard with reshard_after_forward: false"
+_OTHER_NAMES = {  # of strategies, by what others call them
+    "zero": "zero1 (torch), distributed_optimizer (Megatron), deepspeed or fully_shard (ZeRO-3)",
+    "zero2": _ZERO_2,
+    "zero3": "fully_shard",
+    "fsdp": "fully_shard, which is FSDP2",
+    "fsdp2": "fully_shard",
+    "megatron": "distributed_optimizer",
+}
+
+
+def _known_strategy(value: Any) -> Any:
+    """A strategy's name; of one that others call otherwise, its name here."""
+    squashed = value.lower().replace("-", "").replace("_", "") if isinstance(value, str) else ""
+    if squashed in _OTHER_NAMES:
+        raise ValueError(f"{shown(value)} has another name here: write {_OTHER_NAMES[squashed]}")
+    return value
+
+
+KNOWN_STRATEGY = BeforeValidator(_known_strategy)
 
 
 def _bucket_caps(value: Any) -> float | tuple[float, ...] | None:

@@ -69,7 +69,7 @@ class MixedPrecision(Spec):
         None, description="reduce_dtype: of reduced gradients; omitted: as param"
     )
     output: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="output_dtype: of a unit's outputs; the time of its cast is not priced"
+        None, description="output_dtype: of a unit's outputs, which the next unit casts back"
     )
 
 
@@ -166,3 +166,9 @@ class FullyShard(Spec):
         description="CPUOffloadPolicy: shards, gradients and optimizer are on the host; omitted: "
         "on the GPU",
     )
+
+    @property
+    def divides_apart(self) -> bool:
+        """Whether gradients are divided by kernels of their own, and not in their reduction."""
+        types = self.mixed_precision
+        return (types.reduce or types.param) == "float16"

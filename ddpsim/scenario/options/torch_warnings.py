@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.device import Device
 
-__all__ = ["torch_warnings"]
+__all__ = ["torch_warnings", "unused_by_data_parallel"]
 
 
 def torch_warnings(ddp: Ddp, device: Device) -> Iterator[str]:
@@ -39,3 +39,13 @@ def torch_warnings(ddp: Ddp, device: Device) -> Iterator[str]:
             "ddp.power_sgd.batched: batched_powerSGD_hook of torch 2.13 stops in an "
             "AssertionError (_orthogonalize wants three dimensions); mend it to use it"
         )
+
+
+def unused_by_data_parallel(ddp: Ddp) -> Iterator[str]:
+    """A warning of options that DataParallel, which has no reducer and no no_sync, leaves alone."""
+    keys = ("bucket_cap_mb", "bucket_order", "broadcast_buffers", "no_sync", "optimize_ddp")
+    usual = type(ddp).model_fields
+    stated = [f"ddp.{key}" for key in keys if getattr(ddp, key) != usual[key].default]
+    if stated:
+        verb = "has" if len(stated) == 1 else "have"
+        yield f"{', '.join(stated)} {verb} no effect: DataParallel has none of DDP's options"

@@ -154,6 +154,15 @@ class Groups:
             offloads=self.offload is not None,
         )
 
+    def cast_of_outputs(self, elements: float) -> Launch:
+        """Of what a unit hands on, from the type of parameters to `output`, and of its gradient."""
+        types = self.spec.mixed_precision
+        sent, output = types.param or self.model.parameters[0].dtype, types.output
+        if output in (None, sent) or not elements:
+            return Launch(0, 0)
+        moved = self.costs.moved(elements * (ITEM_BYTES[sent] + ITEM_BYTES[output]))
+        return self.ticks.launch(self.costs.operator(moved))
+
     def _divisors(self, summed: str) -> tuple[float, float]:
         if summed != "float16":  # NCCL divides in its reductions
             return 1, 1

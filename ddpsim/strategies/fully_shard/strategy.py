@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil
 
 from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.result.model import MemoryPeak, MemoryWalk
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
+from ddpsim.strategies.fully_shard.casts import handed_on, with_casts
 from ddpsim.strategies.fully_shard.groups import Group, Groups
 from ddpsim.strategies.fully_shard.step import Ends, LaunchedPiece, Pass, Step
 from ddpsim.strategies.fully_shard.units import (
@@ -188,23 +189,28 @@ def _passes(
     model: Model, units: Sequence[Unit], groups: Groups, *, adds: bool
 ) -> tuple[Pass, Pass]:
     """Of the first micro-batch and of others, whose gradients a later one `adds` in place."""
-    forward = [
-        LaunchedPiece(chain, groups.ticks.launch(work))
-        for chain, work in forward_pieces(model, units)
-    ]
+    named = forward_pieces(model, units)
+    forward = [LaunchedPiece(chain, groups.ticks.launch(work)) for chain, work, _ in named]
+    casts = {unit: groups.cast_of_outputs(size) for unit, size in handed_on(named).items()}
+    cast = partial(
+        with_casts, casts=casts, casts_inputs=groups.spec.mixed_precision.param is not None
+    )
     made = [*(groups.gradient_bytes(i) for i in model.ready_order), 0]
     pieces = backward_pieces(model, units)
 
     def backward(works: Iterable[Work]) -> list[LaunchedPiece]:
         each = zip(pieces, works, made, strict=True)
-        return [
+        launched = [
             LaunchedPiece(piece.chain, groups.ticks.launch(work), size_bytes)
             for piece, work, size_bytes in each
         ]
+        return cast(launched[::-1])[::-1]
 
     *works, tail = model.backward
     added = [
         joined([work, groups.accumulated(i)] if adds else [work])
         for i, work in zip(model.ready_order, works, strict=True)
     ]
-    return Pass(forward, backward(model.backward)), Pass(forward, backward([*added, tail]))
+    cast_forward = cast(forward)
+    later = Pass(cast_forward, backward([*added, tail]))
+    return Pass(cast_forward, backward(model.backward)), later

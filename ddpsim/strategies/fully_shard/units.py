@@ -44,10 +44,14 @@ class Unit:
 
 
 class Piece(NamedTuple):
-    """Work of the innermost of some units, each inside the one before it; the root is the first."""
+    """Work of the innermost of some units, each inside the one before it; the root is the first.
+
+    `outputs`: elements that it hands on; 0: not known.
+    """
 
     chain: tuple[int, ...]
     work: Work
+    outputs: float = 0.0
 
 
 def plan_units(model: Model, spec: FullyShard) -> tuple[Unit, ...]:
@@ -155,7 +159,8 @@ def forward_pieces(model: Model, units: Sequence[Unit]) -> list[Piece]:
     backward = backward_pieces(model, units)
     if model.forward_modules:
         named = [chain_of(module, prefixes) for module in model.forward_modules]
-        pieces = [Piece(*each) for each in zip(named, model.forward, strict=True)]
+        outputs = model.forward_outputs or [0.0] * len(named)
+        pieces = [Piece(*each) for each in zip(named, model.forward, outputs, strict=True)]
         if _entered(pieces) >= _entered(backward):
             return pieces
     return list(_mirrored(model, backward))

@@ -7,13 +7,13 @@ Source: NVIDIA, "Matrix multiplication background user's guide", tile and wave q
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ddpsim.scenario.device import Device, Rate
 from ddpsim.workload.zoo.table import product_of
 
-__all__ = ["Product", "products_of"]
+__all__ = ["Product", "outputs_of", "products_of"]
 
 _TILE = 128 * 64  # elements of the output; libraries' tiles are 64 x 64 to 256 x 128
 # multiplications of a 3 x 3 convolution over those of Winograd's F(2 x 2, 3 x 3), which cuDNN takes
@@ -69,6 +69,36 @@ def products_of(table: dict[str, Any]) -> tuple[list[Product], list[Product]]:
     forward = [Product(weights.get(module, ())) for module in table["forward"]["module"]]
     backward = [Product(weights.get(owners[i], ()), passes=2) for i in table["ready_order"]]
     return forward, [*backward, Product()]
+
+
+def outputs_of(
+    table: dict[str, Any], evaluated: Callable[[dict[str, list[float]], int], list[float]]
+) -> Iterator[float]:
+    """Elements that each row of the forward hands on: the output of its product, or of the last.
+
+    FLOPs are two for each element and each element of its sum; attention's (c2) are another's. A
+    weight that another module owns is not known: all that is moved, but the input, is output then.
+    """
+    forward, parameters = table["forward"], table["parameters"]
+    columns = zip(parameters["name"], parameters["shape"], parameters["module"], strict=True)
+    summed = {
+        name.rpartition(".")[0]: product_of(shape[:-1] if kind == "Conv1D" else shape[1:])
+        for name, shape, kind in columns
+        if len(shape) > 1
+    }
+    rows = len(forward["module"])
+    flops = evaluated(_without(forward["matmul_flops"], "c2"), rows)
+    moved = evaluated(_without(forward["matmul_elements"], "fixed", "c2"), rows)
+    outputs = 0.0
+    for module, row_flops, row_moved in zip(forward["module"], flops, moved, strict=True):
+        if row_flops:
+            each = summed.get(module)
+            outputs = row_flops / 2 / each if each else row_moved - outputs
+        yield outputs
+
+
+def _without(polynomial: dict[str, list[float]], *terms: str) -> dict[str, list[float]]:
+    return {term: values for term, values in polynomial.items() if term not in terms}
 
 
 def _matrices(owners: list[str], shapes: list[list[int]]) -> Iterator[tuple[str, list[int]]]:

@@ -55,3 +55,15 @@ def test_micro_batches_add_up() -> None:
     lane.step_ends_ns.append(now)
     found = usual_phases(Timeline({0: lane}, 0, 0, [0]), (0,))
     assert found == Phases(20e-9, 20e-9, 10e-9, 10e-9)
+
+
+def test_what_is_gathered_for_the_backward_is_its_own() -> None:
+    """fully_shard waits for parameters, and copies them out, before the backward's first work."""
+    lane, now = RankTimeline(backward_starts_ns=[20]), 0
+    for kind in ("comm_wait", "forward", "comm_wait", "unshard", "backward", "optimizer"):
+        lane.compute.append(Span(kind, now, now + 10))  # type: ignore[arg-type]
+        now += 10
+    lane.step_ends_ns.append(now)
+    found = usual_phases(Timeline({0: lane}, 0, 0, [0]), (0,))
+    assert (found.forward, found.optimizer) == (20e-9, 10e-9)
+    assert found.backward + found.exposed == pytest.approx(30e-9)
