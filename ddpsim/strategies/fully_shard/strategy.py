@@ -46,7 +46,7 @@ class FullyShard(Sharded):
         """
         replicas, spec = groups.replicas, ddp.sharding
         reduced = "all-reduce" if replicas > 1 else "reduce-scatter"
-        units = plan_units(model, spec)
+        units = plan_units(model, spec.units)
         added = groups.accumulated if ddp.no_sync else None
         first, later = passes_of(model, units, groups.ticks, groups.gradient_bytes, added)
         return cls(

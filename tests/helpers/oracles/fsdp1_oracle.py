@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from two_ranks import run_as_rank
 
-STEPS = 3  # the order of the forward is known from the second on
+STEPS = 2  # the order of the forward is known from the second on
 Calls = list[tuple[str, int, int, list[int]]]
 NAMES = {"all_gather": "all_gather", "all_reduce": "all_reduce"}
 NAMES |= dict.fromkeys(("reduce_scatter_single", "reduce_scatter_tensor"), "reduce_scatter")
@@ -236,14 +236,17 @@ def cases() -> list[tuple[Any, ...]]:
 
 KINDS = {"calls": observe, "peak": observe_peak, "divisors": observe_divisors}
 PEAKS = [
-    ("peak", {"sharding_strategy": strategy, "backward_prefetch": prefetch, **more})
-    for strategy, prefetch, more in (
+    ("peak", {"sharding_strategy": strategy, "backward_prefetch": prefetch, **more}, *loop)
+    for strategy, prefetch, more, *loop in (
         ("FULL_SHARD", "BACKWARD_PRE", {}),
         ("FULL_SHARD", "BACKWARD_POST", {}),
         ("FULL_SHARD", "BACKWARD_PRE", {"forward_prefetch": True}),
         ("FULL_SHARD", None, {"mixed_precision": MIXED[0]}),
         ("SHARD_GRAD_OP", "BACKWARD_PRE", {"use_orig_params": True}),
         ("NO_SHARD", "BACKWARD_PRE", {}),
+        ("NO_SHARD", None, {"mixed_precision": MIXED[0]}),
+        ("FULL_SHARD", "BACKWARD_PRE", {"mixed_precision": MIXED[1]}, 2),
+        ("SHARD_GRAD_OP", "BACKWARD_PRE", {"mixed_precision": MIXED[2]}, 2),
     )
 ]
 
