@@ -10,9 +10,17 @@ from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.options.fully_shard import AS_AUTOCAST
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["AS_DDP", "is_sharding", "shardings", "strategy_name", "without_ddp_options"]
+__all__ = [
+    "as_ddp",
+    "as_fully_shard",
+    "is_sharding",
+    "shardings",
+    "strategy_name",
+    "without_ddp_options",
+]
 
-AS_DDP = ("ddp.strategy=ddp", "ddp.fully_shard=null", "ddp.zero1=null")
+_AS_DDP = ("ddp.strategy=ddp", "ddp.fully_shard=null", "ddp.zero1=null")
+_NO_FLAT = "ddp.fsdp1=null"
 _RESHARDS = "ddp.fully_shard.reshard_after_forward"
 _DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()}
 _USUAL = {  # settings that take back what is DDP's alone
@@ -35,7 +43,21 @@ _USUAL = {  # settings that take back what is DDP's alone
 def is_sharding(scenario: Scenario) -> bool:
     """Whether a scenario's strategy is DDP or one of `shardings`."""
     ddp, alone = scenario.ddp, scenario.cluster.algorithm == "data_parallel"
-    return (ddp.is_ddp or ddp.is_fully_sharded) and not alone
+    return (ddp.is_ddp or ddp.shards_model) and not alone
+
+
+def as_ddp(ddp: Ddp) -> tuple[str, ...]:
+    """What makes one of `shardings` DDP."""
+    return (*_AS_DDP, _NO_FLAT) if ddp.fsdp1 else _AS_DDP
+
+
+def as_fully_shard(ddp: Ddp) -> dict[str, Any] | None:
+    """Units and precision of FSDP1 as those of fully_shard; None where it has none."""
+    if ddp.fsdp1 is None:
+        return None
+    own = ddp.fsdp1.model_dump(mode="json")
+    mixed = own["mixed_precision"]
+    return {"units": own["units"], "mixed_precision": {k: mixed[k] for k in ("param", "reduce")}}
 
 
 def without_ddp_options(ddp: Ddp) -> tuple[str, ...]:
@@ -57,18 +79,21 @@ def strategy_name(settings: Sequence[str]) -> str:
 def shardings(
     scenario: Scenario, sharding: Mapping[str, Any] | None = None
 ) -> list[tuple[str, ...]]:
-    """Settings for zero1, fully_shard (ZeRO-3, ZeRO-2, a copy in each node) and hsdp.
+    """Settings for zero1, fully_shard (ZeRO-3, ZeRO-2, a copy in each node), hsdp, and FSDP1 as is.
 
     A scenario's own units, precision and offloading stay, or those of `sharding`, a ddp.fully_shard
     that it does not have. Without any, what autocast computes in is gathered.
     """
     ddp, cluster = scenario.ddp, scenario.cluster
     usual = without_ddp_options(ddp)
+    if is_flat := ddp.strategy == "fsdp1":
+        usual, sharding = (*usual, _NO_FLAT), sharding or as_fully_shard(ddp)
     if sharding is not None:
         usual = (*usual, f"ddp.fully_shard={json.dumps(sharding)}")
     elif ddp.fully_shard is None and scenario.workload.precision == "amp-bf16":
         usual = (*usual, AS_AUTOCAST)
-    drops = () if ddp.fully_shard is None else ("ddp.fully_shard=null",)
+    drops = [] if ddp.fully_shard is None else ["ddp.fully_shard=null"]
+    drops += [_NO_FLAT] if is_flat else []
     keeps: list[str] = ["true", "false"]
     has_nodes = cluster.nodes > 1 and cluster.gpus_per_node > 1
     if has_nodes:
@@ -77,7 +102,7 @@ def shardings(
     found += [_sharded("fully_shard", usual, kept) for kept in keeps]
     if has_nodes:
         found += [_sharded("hsdp", usual, kept) for kept in ("true", "false")]
-    return found
+    return [*found, ("ddp.strategy=fsdp1",)] if is_flat else found
 
 
 def _sharded(strategy: str, usual: tuple[str, ...], kept: str) -> tuple[str, ...]:

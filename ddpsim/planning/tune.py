@@ -16,7 +16,7 @@ from typing import Any
 from ddpsim.errors import DdpsimError, Problem, ScenarioError
 from ddpsim.planning.compare import compare, hook_settings, option
 from ddpsim.planning.many import attempt_many
-from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings
+from ddpsim.planning.shardings import as_ddp, is_sharding, shardings
 from ddpsim.prediction.next_steps import two_byte_hooks
 from ddpsim.prediction.resolve import resolve
 from ddpsim.progress import Stage, stage
@@ -84,7 +84,7 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
         raise TuneError("DataParallel has no buckets and none of DDP's options: nothing to tune")
     ddp, searches = search.scenario.ddp, limits.each_strategy and is_sharding(search.scenario)
     if not (ddp.is_ddp or searches):
-        what = "search all: ddpsim tune" if ddp.is_fully_sharded else "compare it: ddpsim compare"
+        what = "search all: ddpsim tune" if ddp.shards_model else "compare it: ddpsim compare"
         raise TuneError(
             f"ddp.strategy: {ddp.strategy} has no buckets to tune; {what} FILE --each-strategy"
         )
@@ -226,8 +226,8 @@ class _Search:
     def grid(self) -> Iterator[tuple[str, ...]]:
         """All combinations, each with the settings that differ from the scenario's own."""
         caps, is_ddp = [_cap(cap) for cap in self._caps()], self.scenario.ddp.is_ddp
-        as_ddp = [() if is_ddp else AS_DDP]
-        of_ddp = product(self._batches(), as_ddp, self._hooks(), self._views(), caps)
+        plain = [() if is_ddp else as_ddp(self.scenario.ddp)]
+        of_ddp = product(self._batches(), plain, self._hooks(), self._views(), caps)
         sharded = shardings(self.scenario) if self.limits.each_strategy else []
         for chosen in chain(of_ddp, product(self._batches(), sharded)):
             yield self.differing([setting for settings in chosen for setting in settings])

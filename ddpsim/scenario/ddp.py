@@ -156,16 +156,14 @@ class Ddp(Spec):
     @property
     def gathered_type(self) -> str | None:
         """In which gathered parameters are computed; None: as the optimizer has them."""
-        if self.strategy == "fsdp1":
-            return self.flat.mixed_precision.param
-        return self.sharding.mixed_precision.param if self.is_fully_sharded else None
+        mixed = (self.flat if self.strategy == "fsdp1" else self.sharding).mixed_precision
+        return mixed.param
 
     @property
     def host_copies(self) -> CpuOffload | None:
         """How parameters, gradients and optimizer are offloaded; None: they are not."""
-        if self.strategy == "fsdp1":
-            return self.flat.cpu_offload
-        return self.sharding.offload_policy if self.is_fully_sharded else None
+        flat = self.strategy == "fsdp1"
+        return self.flat.cpu_offload if flat else self.sharding.offload_policy
 
     @property
     def gathers_half(self) -> bool:

@@ -16,6 +16,7 @@ from ddpsim.prediction.program import compile_program
 from ddpsim.result.metrics import Step
 from ddpsim.result.timeline import CommSpan
 from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.options.fsdp1 import HYBRID
 from ddpsim.scenario.schema import Scenario
 from ddpsim.workload.model import Model
 
@@ -34,6 +35,26 @@ SHARDED = st.fixed_dictionaries(
                 "mixed_precision": st.sampled_from(PRECISIONS),
                 "reshard_after_backward": st.booleans(),
                 "set_is_last_backward": st.booleans(),
+            }
+        ),
+        "accumulation_steps": st.integers(1, 2),
+        "no_sync": st.booleans(),
+    }
+)
+FLAT = st.fixed_dictionaries(
+    {
+        "fsdp1": st.fixed_dictionaries(
+            {
+                "units": st.sampled_from(["blocks", ["m.0"], ["m", "m.0"], ["m"]]),
+                "sharding_strategy": st.sampled_from(
+                    ["FULL_SHARD", "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", *HYBRID]
+                ),
+                "backward_prefetch": st.sampled_from(["BACKWARD_PRE", "BACKWARD_POST", None]),
+                "forward_prefetch": st.booleans(),
+                "limit_all_gathers": st.booleans(),
+                "use_orig_params": st.booleans(),
+                "cpu_offload": st.booleans(),
+                "mixed_precision": st.sampled_from(PRECISIONS),
             }
         ),
         "accumulation_steps": st.integers(1, 2),
@@ -76,6 +97,7 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     ),
     "fully_shard": SHARDED,
     "hsdp": SHARDED,
+    "fsdp1": FLAT,
     "zero1": ddp_options().map(lambda own: own | {"join": None}),
     "distributed_optimizer": st.builds(
         lambda steps, own: {"accumulation_steps": steps, "distributed_optimizer": own},
@@ -109,6 +131,18 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
 }
 
 
+def with_flat(scenario: Scenario, asked: dict[str, Any]) -> Scenario:
+    """Of FSDP1's options what can be had: see Scenario and Fsdp1."""
+    flat = dict(asked["fsdp1"])
+    if scenario.cluster.gpus_per_node == 1 and flat["sharding_strategy"] in HYBRID:
+        flat["sharding_strategy"] = "FULL_SHARD"
+    freed = flat["sharding_strategy"] in ("FULL_SHARD", "HYBRID_SHARD")
+    if not (freed and asked["no_sync"] and asked["backend"] == "nccl"):
+        flat["cpu_offload"] = False
+    ddp = Ddp.model_validate(asked | {"fsdp1": flat})
+    return scenario.model_copy(update={"ddp": ddp})
+
+
 def jobs(strategy: str, *, noisy: bool = False) -> st.SearchStrategy[Scenario]:
     """Scenarios of a strategy."""
 
@@ -116,6 +150,8 @@ def jobs(strategy: str, *, noisy: bool = False) -> st.SearchStrategy[Scenario]:
         asked = {"strategy": strategy.partition(",")[0], "backend": scenario.ddp.backend} | options
         if scenario.ddp.backend == "gloo":  # see Ddp
             asked.pop("mixed_precision", None)
+        if "fsdp1" in options:
+            return with_flat(scenario, asked)
         chosen = scenario.model_copy(update={"ddp": Ddp.model_validate(asked)})
         if "fully_shard" not in options:
             return chosen

@@ -76,9 +76,9 @@ class Fsdp1(Spec):
     mixed_precision: Annotated[
         FlatMixedPrecision, BeforeValidator(given, json_schema_input_type=FlatMixedPrecision | None)
     ] = Field(default_factory=FlatMixedPrecision, description="omitted: none")
-    cpu_offload: (
-        Annotated[CpuOffload, BeforeValidator(_offloads, json_schema_input_type=_AnyOffload)] | None
-    ) = Field(
+    cpu_offload: Annotated[
+        CpuOffload | None, BeforeValidator(_offloads, json_schema_input_type=_AnyOffload | None)
+    ] = Field(
         None,
         description="CPUOffload(offload_params=True), or {host_link: 24 GB/s}: shards, gradients "
         "and optimizer are on the host; omitted or false: on the GPU",

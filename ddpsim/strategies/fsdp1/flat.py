@@ -145,7 +145,7 @@ class Flats:
             gather=Launch(host[0], copy_ns),
             regather=Launch(host[1 if self.ranks > 1 else 2], copy_ns),
             stays_ns=host[2],
-            post_forward_ns=host[3 if self.spec.frees_after_forward else 4],
+            post_forward_ns=host[3 if self.ranks > 1 and self.spec.frees_after_forward else 4],
             joined=Launch(
                 self._host_ns(_VIEWS, parameters), self._moved_ns(2 * reduced.flat * sent_bytes)
             ),

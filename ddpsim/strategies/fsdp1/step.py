@@ -52,12 +52,12 @@ class Step:
     group: ProcessGroup
     replicas: int
     all_reduce_ns: int
+    freed: deque[_Freed] = field(default_factory=deque)  # what all-gathers have not waited for
     held: Held = field(default_factory=Held)
     scattered: list[Flat] = field(default_factory=list)  # in the last backward, in order
     _collectives: int = 0
     _records: int = 0
     _waits_for: int = 0  # all-gathers wait for this record
-    _limit: deque[_Freed] = field(default_factory=deque)
     _gathering: list[int] = field(default_factory=list)  # collectives not waited for
     _copied: int = 0  # bytes that they are made from
     _prefetched: set[int] = field(default_factory=set)
@@ -73,11 +73,11 @@ class Step:
 
     def renewed(self) -> Step:
         """The same at the beginning of the next step."""
-        stale = deque(_Freed(0, 0) for _ in self._limit)  # of what the device has done by then
+        stale = deque(_Freed(0, 0) for _ in self.freed)  # of what the device has done by then
         return Step(
             *(self.units, self.spec, self.sends, self.blocking),
             *(self.group, self.replicas, self.all_reduce_ns),
-            _limit=stale,
+            freed=stale,
             _whole=set(self._whole),
         )
 
@@ -224,8 +224,8 @@ class Step:
     def _unshard(self, unit: int, phase: str) -> Iterator[Instruction]:
         """Launch the all-gather, unless the unit is whole."""
         flat = self.units[unit]
-        if self.spec.limit_all_gathers and len(self._limit) >= _IN_FLIGHT:
-            freed = self._limit.popleft()
+        if self.spec.limit_all_gathers and len(self.freed) >= _IN_FLIGHT:
+            freed = self.freed.popleft()
             self._waits_for = max(self._waits_for, freed.record)
             self.held.add("parameters", -freed.size_bytes)
         host_ns, copy_ns = flat.gather if phase.startswith("forward") else flat.regather
@@ -285,14 +285,14 @@ class Step:
             freed = freed._replace(size_bytes=0)
         if self.sends:
             yield from self._record()
-            self._limit.append(freed)
+            self.freed.append(freed)
 
     def _free_unlimited(self) -> None:
         """Without a limit the host launches the rest of a pass before anything is free."""
         if self.spec.limit_all_gathers:
             return
-        while self._limit:
-            self.held.add("parameters", -self._limit.popleft().size_bytes)
+        while self.freed:
+            self.held.add("parameters", -self.freed.popleft().size_bytes)
 
     def _hold_gradient(self, unit: int, size_bytes: int) -> None:
         self._gradients[unit] = self._gradients.get(unit, 0) + size_bytes

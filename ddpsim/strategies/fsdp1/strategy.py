@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddpsim.cluster.transfers import ProcessGroup
+from ddpsim.errors import InputError
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.options.fsdp1 import Fsdp1
 from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
@@ -38,6 +39,7 @@ class FullyShardedDataParallel(Sharded):
         `around`: what the loop does around the optimizer, on one rank's part of the model, with the
         sum of norms; `moved_bytes`: by the optimizer of the whole model.
         """
+        _refuse_norms(model, ddp.flat)
         planned = plan_units(model, ddp.flat.units, "ddp.fsdp1.units")
         units = tuple(flats.of(unit) for unit in planned)
         first, later = passes_of(model, planned, flats.ticks, flats.gradient_bytes, None)
@@ -70,3 +72,14 @@ class FullyShardedDataParallel(Sharded):
                 pass
             step = step.renewed()
         return step
+
+
+def _refuse_norms(model: Model, spec: Fsdp1) -> None:
+    """Where an auto_wrap_policy meets mixed precision (_wrap_utils.py, _auto_wrap)."""
+    mixed = spec.mixed_precision.param or spec.mixed_precision.reduce
+    if model.batch_norms and mixed and spec.units != ():
+        raise InputError(
+            "ddp.fsdp1.mixed_precision",
+            f"torch wraps each of this model's {len(model.batch_norms)} batch norms in a unit of "
+            "its own, in float32, which is not modelled; drop it, or write units: []",
+        )

@@ -10,7 +10,8 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -82,9 +83,15 @@ def wrapped(module: Any, units: Any, options: dict[str, Any], mesh: Any) -> Any:
         )
 
 
+@cache
+def two_by_two() -> Any:
+    """Made once: its groups take longer than a case."""
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+
 def mesh_of(options: dict[str, Any], nodes: int) -> Any:
     """A mesh of so many nodes of two ranks, or one of them alone."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    mesh = two_by_two()
     if options["sharding_strategy"] in HYBRID:
         return mesh
     return mesh["shard"] if nodes == 1 else None
@@ -124,6 +131,7 @@ def observe(
             "no_sync": loop["no_sync"],
             "fsdp1": {"units": units, **options},
         },
+        "freed": len(module._free_event_queue._queue),
         "steps": steps,
     }
 
@@ -205,33 +213,40 @@ STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", *HYBRID)
 MIXED = ({"param": "bfloat16", "reduce": "float32"}, {"param": "bfloat16"}, {"reduce": "bfloat16"})
 
 
+LOOPS = ((1, True), (2, True), (2, False))  # micro-batches, no_sync
+
+
 def cases() -> list[tuple[Any, ...]]:
-    """Random models, units and options; each strategy with each prefetch, and micro-batches."""
+    """Random models, units and options; each strategy with each prefetch."""
     draw = random.Random(3)
-    found = []
-    for strategy in STRATEGIES:
-        for prefetch in ("BACKWARD_PRE", "BACKWARD_POST", None):
-            for micro_batches, no_sync in ((1, True), (2, True), (2, False)):
-                model = draw.choice(["decoder", "dense"])
-                options = {
-                    "sharding_strategy": strategy,
-                    "backward_prefetch": prefetch,
-                    "forward_prefetch": draw.random() < 0.5,
-                    "use_orig_params": draw.random() < 0.5,
-                }
-                if draw.random() < 0.6:
-                    options["mixed_precision"] = draw.choice(MIXED)
-                loop = {
-                    "nodes": 2 if strategy in HYBRID else draw.choice([1, 2]),
-                    "micro_batches": micro_batches,
-                    "no_sync": no_sync,
-                    "clips": draw.random() < 0.5,
-                }
-                choices = ["blocks", "one", "nested", "none"]
-                choices += ["embedding", 20, 60] if model == "decoder" else []
-                chosen = draw.choice(choices)
-                found.append(("calls", model, draw.randrange(1000), chosen, options, loop))
-    return found
+    asked = product(STRATEGIES, ("BACKWARD_PRE", "BACKWARD_POST", None))
+    loops = [(*each, LOOPS[i % 3]) for i, each in enumerate(asked)]
+    loops += [("FULL_SHARD", "BACKWARD_PRE", loop) for loop in LOOPS for _ in range(2)]
+    return [drawn(draw, *each) for each in loops]
+
+
+def drawn(
+    draw: random.Random, strategy: str, prefetch: str | None, loop: tuple[int, bool]
+) -> tuple[Any, ...]:
+    """A case with this strategy, prefetch and loop."""
+    model = draw.choice(["decoder", "dense"])
+    options = {
+        "sharding_strategy": strategy,
+        "backward_prefetch": prefetch,
+        "forward_prefetch": draw.random() < 0.5,
+        "use_orig_params": draw.random() < 0.5,
+    }
+    if draw.random() < 0.6:
+        options["mixed_precision"] = draw.choice(MIXED)
+    choices: list[Any] = ["blocks", "one", "nested", "none"]
+    choices += ["embedding", 20, 60] if model == "decoder" else []
+    around = {
+        "nodes": 2 if strategy in HYBRID else draw.choice([1, 2]),
+        "micro_batches": loop[0],
+        "no_sync": loop[1],
+        "clips": draw.random() < 0.5,
+    }
+    return "calls", model, draw.randrange(1000), draw.choice(choices), options, around
 
 
 KINDS = {"calls": observe, "peak": observe_peak, "divisors": observe_divisors}

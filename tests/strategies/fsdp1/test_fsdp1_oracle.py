@@ -10,9 +10,9 @@ from two_ranks import observed_of
 from ddpsim.cluster.process_groups import Mesh
 from ddpsim.prediction.program import compile_program
 from ddpsim.scenario.schema import Scenario
+from ddpsim.strategies.fsdp1.strategy import FullyShardedDataParallel
 from ddpsim.strategies.fully_shard.groups import divisors
 from ddpsim.strategies.instructions import Communicate
-from ddpsim.strategies.strategy import Strategy
 from ddpsim.workload.model import Model, Parameter, Work
 
 
@@ -41,7 +41,9 @@ def model_of(case: dict[str, Any]) -> Model:
     )
 
 
-def strategy_of(case: dict[str, Any], device: str, backend: str, **cluster: int) -> Strategy:
+def strategy_of(
+    case: dict[str, Any], device: str, backend: str, **cluster: int
+) -> FullyShardedDataParallel:
     workload = {"model": "resnet18", "batch_per_rank": 1, "precision": "bf16"}
     clips = {"clip_grad_norm": {}} if case.get("clips") else {}
     scenario = Scenario.model_validate(
@@ -52,7 +54,9 @@ def strategy_of(case: dict[str, Any], device: str, backend: str, **cluster: int)
             "cluster": {"nodes": 1, "gpus_per_node": 2, "device": device} | cluster,
         }
     )
-    return compile_program(scenario, model_of(case)).strategy
+    strategy = compile_program(scenario, model_of(case)).strategy
+    assert isinstance(strategy, FullyShardedDataParallel)
+    return strategy
 
 
 def predicted(case: dict[str, Any], *on: str, **cluster: int) -> list[tuple[Any, ...]]:
@@ -68,18 +72,23 @@ def predicted(case: dict[str, Any], *on: str, **cluster: int) -> list[tuple[Any,
 
 
 def test_collectives_equal_those_of_torch(observed: list[dict[str, Any]]) -> None:
-    """Steps after the first, on a CPU and on a GPU, whose hosts wait at other places."""
+    """Steps after the first, on a CPU and on a GPU, whose hosts wait at other places.
+
+    So many units as torch has freed, and no all-gather has waited for, are left from step to step.
+    """
     cases = [case for case in observed if "steps" in case]
     kinds = set()
     for case in cases:
         on = {"nodes": case["nodes"], "gpus_per_node": 2}
         cpu = predicted(case, "cpu-core", "gloo", **on)
         gpu = predicted(case, "a100-sxm-80gb", "nccl", **on)
+        strategy = strategy_of(case, "a100-sxm-80gb", "nccl", **on)
+        assert len(strategy.begun().freed) == case["freed"], case["options"]
         for step in case["steps"][1:]:
             called = [(kind, count * width, ranks) for kind, count, width, ranks in step]
             assert cpu == gpu == called, case["options"]
-        strategy = case["options"]["fsdp1"]["sharding_strategy"]
-        kinds |= {(strategy, kind, *ranks) for kind, _, _, ranks in case["steps"][1]}
+        name = case["options"]["fsdp1"]["sharding_strategy"]
+        kinds |= {(name, kind, *ranks) for kind, _, _, ranks in case["steps"][1]}
     assert {
         ("FULL_SHARD", "reduce_scatter", 0, 1, 2, 3),
         ("NO_SHARD", "all_reduce", 0, 1),
