@@ -19,7 +19,7 @@ from ddpsim.workload.model import Model, Parameter, Work
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     pytest.importorskip("torch", reason="torch's FullyShardedDataParallel is the oracle of ours")
-    return observed_of("fsdp1_oracle.py", tmp_path_factory.mktemp("fsdp1"), ranks=4)
+    return observed_of("fsdp/fsdp1_oracle.py", tmp_path_factory.mktemp("fsdp1"), ranks=4)
 
 
 def model_of(case: dict[str, Any]) -> Model:

@@ -1,6 +1,6 @@
 """Collectives that torch's FullyShardedDataParallel launches: four gloo ranks, writes JSON.
 
-python tests/helpers/oracles/fsdp1_oracle.py 4 STORE_FILE OUTPUT
+PYTHONPATH=tests/helpers/oracles python tests/helpers/oracles/fsdp/fsdp1_oracle.py 4 STORE OUTPUT
 """
 
 from __future__ import annotations
