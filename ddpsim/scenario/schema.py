@@ -224,9 +224,15 @@ class Scenario(Spec):
         return self
 
     @model_validator(mode="after")
-    def _has_nodes_to_share_in(self) -> Scenario:
-        """torch shards over one rank as NO_SHARD does, among that rank alone: nothing is summed."""
+    def _flattens_what_torch_can(self) -> Scenario:
+        """torch shards over one rank as NO_SHARD does, among that rank alone: nothing is summed.
+
+        It compiles the module's own parameters alone (torch/_dynamo/variables/builder.py).
+        """
         ddp, cluster = self.ddp, self.cluster
+        if self.workload.compile and ddp.strategy == "fsdp1" and not ddp.flat.use_orig_params:
+            told = "torch.compile leaves a module of flat parameters as it is; write true"
+            raise fail(told, "ddp.fsdp1.use_orig_params")
         alone = cluster.nodes > 1 and cluster.gpus_per_node == 1
         if alone and ddp.shards_in_nodes and ddp.strategy == "fsdp1":
             told = f"{ddp.flat.sharding_strategy} shards inside a node, and a node has one GPU: "
