@@ -75,8 +75,8 @@ class Flat:
     neither. `flat_bytes`: of the gradient as the backward makes it; `temporary_bytes`: of all that
     is made from it, and of it, until it is reduced; `scattered_bytes`: of what is reduced; 0: no
     parameter has a gradient. `sent_shard_bytes`: of one rank's part of it; `shard_bytes`: of its
-    reduced gradients. `before_ns`: work on the reduction's stream before it; `after_ns`: after it;
-    `accumulate_ns`: there too, where gradients are added to those of an earlier micro-batch.
+    reduced gradients. `after_ns`: work on the reduction's stream after it; `accumulate_ns`: there
+    too, where gradients are added to those of an earlier micro-batch.
     """
 
     name: str
@@ -94,8 +94,7 @@ class Flat:
     post_forward_ns: int
     joined: Launch  # gradients of the parameters to one of the flat parameter
     added: Launch  # that to an earlier micro-batch's
-    reduce_ns: int
-    before_ns: int
+    reduced: Launch  # a cast, padding and a division before the reduction
     after_ns: int
     accumulate_ns: int
 
@@ -150,8 +149,7 @@ class Flats:
                 self._host_ns(_VIEWS, parameters), self._moved_ns(2 * reduced.flat * sent_bytes)
             ),
             added=Launch(0, self._moved_ns(3 * reduced.flat * sent_bytes)),
-            reduce_ns=host[5],
-            before_ns=self._before_ns(reduced, sent_bytes, summed_bytes),
+            reduced=Launch(host[5], self._before_ns(reduced, sent_bytes, summed_bytes)),
             after_ns=self._after_ns(shard, summed_bytes, own_bytes),
             accumulate_ns=self._moved_ns(3 * shard * own_bytes),
         )

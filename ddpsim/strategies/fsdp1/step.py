@@ -299,15 +299,20 @@ class Step:
         self.held.add("gradients", size_bytes)
 
     def _reduce(self, unit: int, flat: Flat, ends: Ends) -> Iterator[Instruction]:
-        """Cast, pad and divide the gradient, and launch its reduction."""
+        """Cast, pad and divide the gradient, and launch its reduction.
+
+        What passes over all of the gradient takes the device from compute, also on a stream of its
+        own (assumed): matrix products leave it no room.
+        """
         again = unit in self._reduced
         self.scattered.append(flat)
         after_ns = flat.after_ns + (ends.accumulates and self.sends) * flat.accumulate_ns
+        yield compute("bucket_copy", flat.reduced)
         for launched in self._reductions(flat, after_ns):
             self._sent.append(launched.number)
             yield from self._send(launched)
         if not self.sends and self.replicas == 1:
-            yield Compute("bucket_copy", flat.reduce_ns, flat.before_ns + after_ns)
+            yield Compute("bucket_copy", 0, after_ns)
         self._hold_reduced(unit, flat, again=again)
         while len(self._reducing) > (0 if self.blocking else _REDUCING):
             self.held.add("reductions", -self._reducing.pop(0))
@@ -334,13 +339,12 @@ class Step:
         """A reduce-scatter among the ranks of a copy, and an all-reduce among copies."""
         first = Communicate(
             self._collectives,
-            flat.reduce_ns,
+            0,
             "reduce_scatter",
             flat.scattered_bytes,
             bucket=len(self.scattered) - 1,
             bucket_bytes=flat.scattered_bytes,
             num_params=len(flat.parameters),
-            before_ns=flat.before_ns,
             after_ns=after_ns,
             cause=f"gradients of {flat.name or _OF_ROOT}",
             group=self.group,
@@ -356,7 +360,6 @@ class Step:
                 host_ns=self.all_reduce_ns,
                 operation="all_reduce",
                 size_bytes=flat.sent_shard_bytes,
-                before_ns=0,
                 cause=f"{first.cause}, between nodes",
                 group="across_nodes",
                 follows=None if self.blocking else first.number,
