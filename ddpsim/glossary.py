@@ -261,12 +261,17 @@ _ALIASES = {
     "uplinks": "ecmp",
     "bucket rebuild": "rebuild",
     "offload_policy": "offload",
+    "cpu_offload": "offload",
+    **dict.fromkeys(("backward_prefetch", "forward_prefetch"), "unit prefetch"),
+    **dict.fromkeys(("flatparameter", "use_orig_params"), "flat parameter"),
     "reshard_after_forward": "reshard",
     **dict.fromkeys(
         (
             "deepspeed",
             "fsdp",
+            "fsdp1",
             "fsdp2",
+            "sharding_strategy",
             "fully_shard",
             "hsdp",
             "zero",

@@ -39,6 +39,9 @@ starts the all-reduces.""",
 A call that holds the host until the GPU is done, such as loss.item() (workload.read_loss_every)
 or a GradScaler's step. The GPU then idles until new work is launched.
 docs/explanation/host-waits.md.""",
+    "flat parameter": """\
+All parameters of a unit of fsdp1 as one tensor, padded to a multiple of the ranks. It is gathered,
+and its gradient reduced, as one. Source: torch's FlatParameter. docs/explanation/fsdp1.md.""",
     "input copy": """\
 Inputs copied from the host to the device in each micro-batch (workload.input_copy), over PCIe and
 on the stream that computes. What is not pinned is staged by the host first; without non_blocking
@@ -51,8 +54,8 @@ docs/explanation/join.md.""",
 Ranks train alone and average their parameters every few steps (ddp.strategy: local_sgd). It is
 another training than DDP. docs/explanation/strategies.md.""",
     "offload": """\
-Shards, gradients and the optimizer's state on the host (ddp.fully_shard.offload_policy).
-Each unit's shards are copied to the GPU before they are gathered.""",
+Shards, gradients and the optimizer's state on the host (ddp.fully_shard.offload_policy,
+ddp.fsdp1.cpu_offload). Each unit's shards are copied to the GPU before they are gathered.""",
     "optimizer in backward": """\
 Each bucket's parameters are updated once it is reduced, and its gradients freed
 (ddp.optimizer_in_backward), or updated by one rank and broadcast (ddp.zero1.overlap_with_ddp).
@@ -80,14 +83,19 @@ keep one copy.""",
     "sharding": """\
 A part of 1/N of the optimizer's state (ZeRO-1: zero1, distributed_optimizer, deepspeed), of
 gradients too (ZeRO-2) and of parameters too (ZeRO-3) on each rank. fully_shard is torch's
-FSDP2; hsdp shards inside a node and replicates between nodes. A unit of fully_shard is a
-module whose parameters are gathered, and whose gradients are reduced, together.""",
+FSDP2, fsdp1 the older FullyShardedDataParallel; hsdp shards inside a node and replicates
+between nodes. A unit is a module whose parameters are gathered, and whose gradients are
+reduced, together.""",
     "sync batch norm": """\
 torch.nn.SyncBatchNorm (workload.sync_batch_norm): batch norms with the statistics of all ranks.
 Each layer waits for the network twice a step. docs/explanation/sync-batch-norm.md.""",
     "top-k": """\
 A hook that sends the largest gradients alone, with their places (ddp.comm_hook: top_k). What
 arrives grows with the ranks. docs/explanation/gathering-hooks.md.""",
+    "unit prefetch": """\
+An all-gather of the next unit's parameters, launched before this unit's work has ended
+(ddp.fsdp1.backward_prefetch and forward_prefetch; fully_shard always does it in the backward).
+docs/explanation/fsdp1.md.""",
     "unused parameters": """\
 Parameters without a gradient in a step. DDP ends with an error in the next forward, unless
 ddp.find_unused_parameters looks for them in each one, which costs host time and an all-reduce.""",

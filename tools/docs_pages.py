@@ -31,6 +31,8 @@ _SECTIONS = {  # of a scenario, in the order of the page: where each stands, by 
     "Ddp": "ddp",
     "FullyShard": "ddp.fully_shard",
     "MixedPrecision": "ddp.fully_shard.mixed_precision",
+    "Fsdp1": "ddp.fsdp1",
+    "FlatMixedPrecision": "ddp.fsdp1.mixed_precision",
     "Cluster": "cluster",
     "IntraNode": "cluster.intra_node",
     "InterNode": "cluster.inter_node",

@@ -42,9 +42,11 @@ def compare(
     ddpsim compare a.yaml b.yaml c.yaml
     """
     from ddpsim.planning.compare import compare, ddp_settings, each_flag, each_strategy, option
+    from ddpsim.planning.shardings import as_fully_shard
     from ddpsim.prediction.api import checked
     from ddpsim.report.changes import render_comparison
     from ddpsim.scenario.document import load
+    from ddpsim.scenario.load import parse
 
     if len(files) == 1 and not (flags or strategies):
         more = "name a second scenario, or add --each-flag or --each-strategy"
@@ -59,9 +61,10 @@ def compare(
     if flags:
         options += each_flag(document)
     if strategies:
-        options += each_strategy(document, asked.get("fully_shard"))
+        sharding = asked.get("fully_shard") or as_fully_shard(parse(own).ddp)
+        options += each_strategy(document, sharding)
         strategy = asked.get("strategy")
-        if strategy in ("distributed_optimizer", "deepspeed"):
+        if strategy in ("distributed_optimizer", "deepspeed", "fsdp1"):
             options.append(option(own, title=strategy))
     baseline = f"{files[0]} {'under ddp' if strategies else 'as it is'}"
     found = compare(first, options, baseline)

@@ -55,7 +55,7 @@ def with_groups(
         return replace(own, cost=_shared(own.cost, layout))
 
     groups: list[tuple[ProcessGroup, Network]] = []
-    if scenario.ddp.strategy == "hsdp" or scenario.ddp.averages_after_hook:
+    if scenario.ddp.shards_in_nodes or scenario.ddp.averages_after_hook:
         nodes, gpus = scenario.cluster.nodes, scenario.cluster.gpus_per_node
         groups.append(("node", of(_Layout((gpus,), 1))))
         groups.append(("across_nodes", of(_Layout((1,) * nodes, gpus))))
@@ -138,6 +138,8 @@ def _refuse_what_groups_lack(scenario: Scenario) -> None:
     what = "a number for reshard_after_forward"
     if scenario.ddp.strategy == "hsdp":
         what = "strategy: hsdp"
+    elif scenario.ddp.shards_in_nodes:
+        what = f"sharding_strategy: {scenario.ddp.flat.sharding_strategy}"
     elif scenario.ddp.averages_after_hook:
         what = "comm_hook: post_localSGD"
     for key in (key for key in _OF_ALL_RANKS if getattr(cluster, key)):

@@ -356,6 +356,6 @@ def _accumulation(ddp: Ddp) -> Iterator[tuple[Sequence[str], str]]:
     for steps in (1, 2, 4):
         if steps != ddp.accumulation_steps:
             yield [f"ddp.accumulation_steps={steps}"], "another global batch"
-    reduces = ddp.is_ddp or ddp.is_fully_sharded or ddp.strategy == "per_parameter"
+    reduces = ddp.is_ddp or ddp.shards_model or ddp.strategy == "per_parameter"
     if ddp.accumulation_steps > 1 and reduces:
         yield [f"ddp.no_sync={str(not ddp.no_sync).lower()}"], ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddpsim.result.storyboard import Dial
 from ddpsim.scenario.options.ddp_values import BucketCaps
+from ddpsim.scenario.options.fsdp1 import HYBRID
 from ddpsim.scenario.schema import Scenario
 
 __all__ = ["dialled"]
@@ -16,6 +17,13 @@ _RESHARD = Dial(
     "parameters kept after the forward, or freed",
     "Reductions of gradients",
     "Resharding",
+)
+_FLAT = Dial(
+    "ddp.fsdp1.sharding_strategy",
+    "Sharding strategy",
+    "another sharding strategy",
+    "Reductions of gradients",
+    "Sharding strategy",
 )
 _MEGATRON = Dial(
     "ddp.distributed_optimizer.bucket_size",
@@ -47,7 +55,7 @@ def dialled(scenario: Scenario) -> tuple[Dial, str, list[str]] | None:
     if ddp.is_ddp:
         caps = ddp.bucket_cap_mb
         return _CAP, _as_setting(caps), [_as_setting(cap) for cap in _caps(caps)]
-    if ddp.is_fully_sharded:
+    if ddp.shards_model:
         return _resharding(scenario)
     if ddp.strategy == "deepspeed":
         own = ddp.zero.reduce_bucket_size
@@ -62,6 +70,11 @@ def dialled(scenario: Scenario) -> tuple[Dial, str, list[str]] | None:
 
 
 def _resharding(scenario: Scenario) -> tuple[Dial, str, list[str]]:
+    if scenario.ddp.strategy == "fsdp1":
+        has_nodes = scenario.cluster.nodes > 1 and scenario.cluster.gpus_per_node > 1
+        in_nodes: tuple[str, ...] = HYBRID if has_nodes else ()
+        usual = ["FULL_SHARD", "SHARD_GRAD_OP", *in_nodes, "NO_SHARD"]
+        return _FLAT, scenario.ddp.flat.sharding_strategy, usual
     own = str(scenario.ddp.sharding.reshard_after_forward).lower()
     gpus, share = scenario.cluster.gpus_per_node, scenario.sharding_ranks
     usual = ["true", *([str(gpus)] if 1 < gpus < share else []), "false"]

@@ -193,6 +193,7 @@ _OF_STRATEGY: dict[str, dict[str, str]] = {
     },
     "fully_shard": _SHARDED,
     "hsdp": _SHARDED | {"all_reduce": "all-reduces of gradients between nodes"},
+    "fsdp1": _SHARDED | {"all_reduce": "all-reduces of gradients"},
     "local_sgd": {
         "backward": "backward",
         "all_reduce": "the average of the parameters",

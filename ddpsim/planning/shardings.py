@@ -10,9 +10,16 @@ from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.options.fully_shard import AS_AUTOCAST
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["AS_DDP", "is_sharding", "shardings", "strategy_name", "without_ddp_options"]
+__all__ = [
+    "AS_DDP",
+    "as_fully_shard",
+    "is_sharding",
+    "shardings",
+    "strategy_name",
+    "without_ddp_options",
+]
 
-_SECTIONS = ("zero1", "deepspeed", "fully_shard")  # of options
+_SECTIONS = ("zero1", "deepspeed", "fully_shard", "fsdp1")  # of options
 AS_DDP = ("ddp.strategy=ddp", *(f"ddp.{key}=null" for key in _SECTIONS))
 _STAGE = "ddp.deepspeed.stage"
 _RESHARDS = "ddp.fully_shard.reshard_after_forward"
@@ -37,7 +44,16 @@ _USUAL = {  # settings that take back what is DDP's alone
 def is_sharding(scenario: Scenario) -> bool:
     """Whether a scenario's strategy is DDP or one of `shardings`."""
     ddp, alone = scenario.ddp, scenario.cluster.algorithm == "data_parallel"
-    return (ddp.is_ddp or ddp.is_fully_sharded or ddp.strategy == "deepspeed") and not alone
+    return (ddp.is_ddp or ddp.shards_model or ddp.strategy == "deepspeed") and not alone
+
+
+def as_fully_shard(ddp: Ddp) -> dict[str, Any] | None:
+    """Units and precision of FSDP1 as those of fully_shard; None where it has none."""
+    if ddp.fsdp1 is None:
+        return None
+    own = ddp.fsdp1.model_dump(mode="json")
+    mixed = own["mixed_precision"]
+    return {"units": own["units"], "mixed_precision": {k: mixed[k] for k in ("param", "reduce")}}
 
 
 def without_ddp_options(ddp: Ddp) -> tuple[str, ...]:
@@ -62,7 +78,7 @@ def shardings(
     scenario: Scenario, sharding: Mapping[str, Any] | None = None, *, rounds: bool = False
 ) -> list[tuple[str, ...]]:
     """Settings for zero1, deepspeed (stages 1 and 2), fully_shard (ZeRO-3, ZeRO-2, a copy in each
-    node) and hsdp.
+    node), hsdp, and FSDP1 as it is.
 
     A scenario's own units, precision and offloading stay, or those of `sharding`, a ddp.fully_shard
     that it does not have. Without any, what autocast computes in is gathered. `rounds`: DeepSpeed
@@ -70,6 +86,7 @@ def shardings(
     """
     ddp, cluster = scenario.ddp, scenario.cluster
     usual = (*without_ddp_options(ddp), *_drops(ddp, "fully_shard"))
+    sharding = sharding or as_fully_shard(ddp)
     if sharding is not None:
         usual = (*usual, f"ddp.fully_shard={json.dumps(sharding)}")
     elif ddp.fully_shard is None and scenario.workload.precision == "amp-bf16":
@@ -82,7 +99,7 @@ def shardings(
     found += [_sharded("fully_shard", usual, kept) for kept in keeps]
     if has_nodes:
         found += [_sharded("hsdp", usual, kept) for kept in ("true", "false")]
-    return found
+    return [*found, ("ddp.strategy=fsdp1",)] if ddp.strategy == "fsdp1" else found
 
 
 def _drops(ddp: Ddp, own: str) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
         raise TuneError("DataParallel has no buckets and none of DDP's options: nothing to tune")
     ddp, searches = search.scenario.ddp, limits.each_strategy and is_sharding(search.scenario)
     if not (ddp.is_ddp or searches):
-        what = "search all: ddpsim tune" if ddp.is_fully_sharded else "compare it: ddpsim compare"
+        what = "search all: ddpsim tune" if ddp.shards_model else "compare it: ddpsim compare"
         raise TuneError(
             f"ddp.strategy: {ddp.strategy} has no buckets to tune; {what} FILE --each-strategy"
         )
@@ -226,8 +226,8 @@ class _Search:
     def grid(self) -> Iterator[tuple[str, ...]]:
         """All combinations, each with the settings that differ from the scenario's own."""
         caps, is_ddp = [_cap(cap) for cap in self._caps()], self.scenario.ddp.is_ddp
-        as_ddp = [() if is_ddp else AS_DDP]
-        of_ddp = product(self._batches(), as_ddp, self._hooks(), self._views(), caps)
+        plain = [() if is_ddp else AS_DDP]
+        of_ddp = product(self._batches(), plain, self._hooks(), self._views(), caps)
         rounds = self.limits.may_round
         sharded = shardings(self.scenario, rounds=rounds) if self.limits.each_strategy else []
         for chosen in chain(of_ddp, product(self._batches(), sharded)):

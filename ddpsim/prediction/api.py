@@ -212,8 +212,7 @@ def _context(job: Job, simulated: Simulated, engine: EngineMode) -> Context:
         strategy=strategy_name(scenario),
         broadcast=job.program.strategy.broadcast,
         reduced=job.program.strategy.reduced,
-        optimizes_on_host=scenario.ddp.is_fully_sharded
-        and scenario.ddp.sharding.offload_policy is not None,
+        optimizes_on_host=scenario.ddp.host_copies is not None,
         ranks_of=partial(_ranks_of, mesh_of(scenario)),
         knows_warmup=job.knows_warmup,
         buckets_rebuilt_at=job.program.strategy.rebuilt_from,

@@ -56,7 +56,7 @@ class Parts:
         work = scenario.workload.model_copy(update=dict.fromkeys(_OF_LOOP))
         asked = (work, device, *of_ddp)
         model = self.get("model", asked, lambda: build_model(scenario))
-        if not model.is_compiled or ddp.is_fully_sharded:  # whose hooks break graphs
+        if not model.is_compiled or ddp.shards_model:  # whose hooks break graphs
             return model
         graphs = (id(model), model, ddp.bucket_cap_mb, ddp.optimize_ddp, ddp.strategy)
         return self.get("compiled model", graphs, lambda: compiled_model(model, ddp))
@@ -127,7 +127,7 @@ class Parts:
         accumulates = ddp.accumulation_steps > 1
         of_ddp = (
             *(ddp.strategy, ddp.gradient_as_bucket_view, accumulates, ddp.no_sync),
-            *(ddp.fully_shard, ddp.powers, ddp.parameter_server, _shards(scenario)),
+            *(ddp.fully_shard, ddp.fsdp1, ddp.powers, ddp.parameter_server, _shards(scenario)),
             *(ddp.distributed_optimizer, ddp.deepspeed, _overlapped(ddp)),
         )
         asked = (id(job.model), job.model, scenario.cluster.device, others, of_ddp)
@@ -147,7 +147,7 @@ def _program_inputs(
 def _shards(scenario: Scenario) -> tuple[int, ...] | None:
     """The mesh of ranks over which a model or its optimizer is sharded; None: each has all."""
     ddp, cluster = scenario.ddp, scenario.cluster
-    if ddp.strategy == "hsdp":
+    if ddp.shards_in_nodes:
         return cluster.nodes, cluster.gpus_per_node
     of_all = ddp.scatters_gradients or ddp.strategy == "zero1"
     return (cluster.world_size,) if of_all else None

@@ -170,7 +170,7 @@ def _checkpoints(job: Job) -> Iterator[Pause]:
 def _checkpoint_bytes(scenario: Scenario, model: Model) -> float:
     """Parameters, the optimizer's state and buffers that one rank writes."""
     state_bytes = optimizer_state_bytes(scenario.workload.optimizer, model.used)
-    writers = scenario.sharding_ranks if scenario.ddp.is_fully_sharded else 1
+    writers = scenario.sharding_ranks if scenario.ddp.shards_model else 1
     buffers_bytes = sum(buffer.size_bytes for buffer in model.buffers)
     return (model.gradient_bytes + state_bytes) / writers + buffers_bytes
 
@@ -181,15 +181,15 @@ def cost_provenance(scenario: Scenario) -> Provenance:
     if ddp.is_ddp:
         reducer = "torch's reducer: kernels and bytes; host time per hook measured on CPU tensors"
         return Provenance("DDP's own cost", reducer, "published")
-    policy = ddp.sharding.offload_policy
-    if ddp.is_fully_sharded and policy:
+    if policy := ddp.host_copies:
         stated = policy.host_link_bytes_per_s
         link = format_bytes_per_s(stated or scenario.cluster.device.host_link_bytes_per_s)
         of_link = "as stated" if stated else _HOST_LINK
         optimizer = format_bytes_per_s(policy.host_optimizer_bytes_per_s)
         priced = f"copies at {link}, {of_link}; the host's optimizer at {optimizer}"
-        return Provenance("CPUOffloadPolicy", priced, "stated" if stated else "assumed")
-    if ddp.is_fully_sharded:
+        name = "CPUOffload" if ddp.strategy == "fsdp1" else "CPUOffloadPolicy"
+        return Provenance(name, priced, "stated" if stated else "assumed")
+    if ddp.shards_model:
         hooks = "host time of its hooks measured on CPU tensors; copies by their bytes"
         return Provenance(f"cost of {ddp.strategy}", hooks, "published")
     call = f"{format_duration(PYTHON_COLLECTIVE_S)} a call of torch.distributed"

@@ -58,7 +58,7 @@ _REDUCED = {
     **dict.fromkeys(("ddp", "zero1", "data_parallel"), "bucket"),
     **dict.fromkeys(("fully_shard", "distributed_optimizer"), "reduce-scatter"),
     "parameter_server": "reduce",
-    **dict.fromkeys(("hsdp", "deepspeed"), "reduction"),
+    **dict.fromkeys(("hsdp", "fsdp1", "deepspeed"), "reduction"),
 }
 
 

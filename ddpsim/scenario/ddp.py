@@ -7,9 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from ddpsim.scenario.base import Spec, fail
-from ddpsim.scenario.options.ddp_values import KNOWN_STRATEGY, BucketCaps, KnownTorch
+from ddpsim.scenario.options.ddp_values import (
+    FAILS_ON_GLOO,
+    KNOWN_STRATEGY,
+    BucketCaps,
+    CommHook,
+    KnownTorch,
+    StrategyName,
+)
 from ddpsim.scenario.options.deepspeed import DeepSpeed
-from ddpsim.scenario.options.fully_shard import FullyShard
+from ddpsim.scenario.options.fsdp1 import Fsdp1
+from ddpsim.scenario.options.fully_shard import CpuOffload, FullyShard
 from ddpsim.scenario.options.hooks import DdpMixedPrecision, PowerSgd, TopK
 from ddpsim.scenario.options.loops import (
     DistributedOptimizer,
@@ -20,32 +28,7 @@ from ddpsim.scenario.options.loops import (
 )
 from ddpsim.scenario.options.zero_redundancy import ZeroRedundancy
 
-__all__ = ["OF_STRATEGIES", "Ddp", "StrategyName"]
-
-CommHook = Literal[
-    "none",
-    "allreduce",
-    "fp16_compress",
-    "bf16_compress",
-    "powerSGD",
-    "post_localSGD",
-    "quantization_pertensor",
-    "quantization_perchannel",
-    "top_k",
-]
-StrategyName = Literal[
-    "ddp",
-    "naive",
-    "naive_flat",
-    "per_parameter",
-    "parameter_server",
-    "local_sgd",
-    "zero1",
-    "distributed_optimizer",
-    "deepspeed",
-    "fully_shard",
-    "hsdp",
-]
+__all__ = ["OF_STRATEGIES", "Ddp"]
 
 
 def _know_newer_names(schema: dict[str, Any]) -> None:
@@ -55,17 +38,11 @@ def _know_newer_names(schema: dict[str, Any]) -> None:
 
 _DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
 _FULLY_SHARDED = ("fully_shard", "hsdp")
-# seen with torch 2.13 and two processes on CPUs
-_FAILS_ON_GLOO = {
-    "quantization_pertensor": "stops with gloo in an IndexError: an all-gather's result is a list "
-    "there",
-    "quantization_perchannel": "stops with gloo in an IndexError: an all-gather's result is a list "
-    "there",
-}
 OF_STRATEGIES = {  # sections of options, and whose they are
     **{key: (key,) for key in ("local_sgd", "parameter_server", "zero1")},
     **{key: (key,) for key in ("distributed_optimizer", "deepspeed")},
     "fully_shard": _FULLY_SHARDED,
+    "fsdp1": ("fsdp1",),
 }
 _OF_DDP_ALONE = (
     *("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters", "static_graph"),
@@ -88,9 +65,9 @@ class Ddp(Spec):
         "parameter_server: gradients are reduced to servers, which send parameters back; "
         "local_sgd: parameters are averaged every few steps; fully_shard: parameters, gradients "
         "and optimizer are sharded (FSDP2, ZeRO-3); hsdp: fully_shard inside each node, an "
-        "all-reduce between nodes; zero1: ddp with ZeroRedundancyOptimizer; distributed_optimizer: "
-        "ZeRO-1 of Megatron, with reduce-scatters and all-gathers; deepspeed: ZeRO-1 and ZeRO-2 of "
-        "DeepSpeed",
+        "all-reduce between nodes; fsdp1: FullyShardedDataParallel, the older FSDP; zero1: ddp "
+        "with ZeroRedundancyOptimizer; distributed_optimizer: ZeRO-1 of Megatron, with "
+        "reduce-scatters and all-gathers; deepspeed: ZeRO-1 and ZeRO-2 of DeepSpeed",
     )
     local_sgd: LocalSgd | None = Field(None, description="of strategy: local_sgd, which needs it")
     parameter_server: ParameterServers | None = Field(
@@ -99,6 +76,9 @@ class Ddp(Spec):
     fully_shard: FullyShard | None = Field(
         None,
         description="of strategy: fully_shard or hsdp; omitted: torch's defaults, blocks as units",
+    )
+    fsdp1: Fsdp1 | None = Field(
+        None, description="of strategy: fsdp1; omitted: torch's defaults, blocks as units"
     )
     zero1: ZeroRedundancy | None = Field(
         None, description="of strategy: zero1; omitted: the defaults of ZeroRedundancyOptimizer"
@@ -170,10 +150,27 @@ class Ddp(Spec):
         return self.fully_shard or FullyShard()
 
     @property
+    def flat(self) -> Fsdp1:
+        """How FullyShardedDataParallel shards."""
+        return self.fsdp1 or Fsdp1()
+
+    @property
+    def gathered_type(self) -> str | None:
+        """In which gathered parameters are computed; None: as the optimizer has them."""
+        mixed = (self.flat if self.strategy == "fsdp1" else self.sharding).mixed_precision
+        return mixed.param
+
+    @property
+    def host_copies(self) -> CpuOffload | None:
+        """How parameters, gradients and optimizer are offloaded; None: they are not."""
+        flat = self.strategy == "fsdp1"
+        return self.flat.cpu_offload if flat else self.sharding.offload_policy
+
+    @property
     def gathers_half(self) -> bool:
         """Whether a module's weights come in half precision, of which the optimizer's are not."""
-        if self.is_fully_sharded:
-            return self.sharding.mixed_precision.param is not None
+        if self.shards_model:
+            return self.gathered_type is not None
         return (self.optimized_type or self.mixed_precision) is not None
 
     @property
@@ -206,7 +203,7 @@ class Ddp(Spec):
     @property
     def scatters_gradients(self) -> bool:
         """Whether gradients are reduced and scattered, as in all sharding but ZeRO-1 of torch."""
-        return self.is_fully_sharded or self.has_own_masters
+        return self.shards_model or self.has_own_masters
 
     @property
     def is_fully_sharded(self) -> bool:
@@ -217,6 +214,16 @@ class Ddp(Spec):
     def overlaps_optimizer(self) -> bool:
         """Whether ZeroRedundancyOptimizer updates parameters in DDP's hook."""
         return self.zero1 is not None and self.zero1.overlap_with_ddp
+
+    @property
+    def shards_model(self) -> bool:
+        """Whether torch's FSDP, the first or the second, parts them."""
+        return self.is_fully_sharded or self.strategy == "fsdp1"
+
+    @property
+    def shards_in_nodes(self) -> bool:
+        """Whether the ranks of each node share a copy of the model."""
+        return self.strategy == "hsdp" or (self.strategy == "fsdp1" and self.flat.is_hybrid)
 
     @property
     def splits_graphs(self) -> bool:
@@ -271,7 +278,7 @@ class Ddp(Spec):
             raise fail("Megatron reduces with the last micro-batch alone; leave it out")
         if not value and strategy == "deepspeed":
             raise fail("stage 2 reduces every micro-batch, stage 1 the last alone; leave it out")
-        if not value and strategy not in (*_DDP, "per_parameter", *_FULLY_SHARDED):
+        if not value and strategy not in (*_DDP, "per_parameter", "fsdp1", *_FULLY_SHARDED):
             raise fail(
                 f"strategy: {strategy} reduces nothing in a backward, so it has no no_sync; "
                 "leave it out"
@@ -301,9 +308,9 @@ class Ddp(Spec):
             raise fail(f"is of comm_hook: powerSGD, not {self.comm_hook}; drop one", "power_sgd")
         if self.top_k and self.comm_hook != "top_k":
             raise fail(f"is of comm_hook: top_k, not {self.comm_hook}; drop one", "top_k")
-        if self.backend == "gloo" and self.comm_hook in _FAILS_ON_GLOO:
+        if self.backend == "gloo" and self.comm_hook in FAILS_ON_GLOO:
             raise fail(
-                f"{self.comm_hook} {_FAILS_ON_GLOO[self.comm_hook]}; write none, allreduce, "
+                f"{self.comm_hook} {FAILS_ON_GLOO[self.comm_hook]}; write none, allreduce, "
                 "fp16_compress, bf16_compress or top_k",
                 "comm_hook",
             )

@@ -78,8 +78,9 @@ class Scenario(Spec):
     @model_validator(mode="after")
     def _computes_in_what_is_gathered(self) -> Scenario:
         workload = self.workload
-        sent: str | None = self.ddp.sharding.mixed_precision.param
-        key = "fully_shard.mixed_precision.param"
+        sent = self.ddp.gathered_type
+        section = "fsdp1" if self.ddp.strategy == "fsdp1" else "fully_shard"
+        key = f"{section}.mixed_precision.param"
         if self.ddp.has_own_masters:
             sent, key = self.ddp.optimized_type, f"{self.ddp.strategy}.params"
         wanted = {"bfloat16": ("amp-bf16", "bf16"), "float16": ("amp-fp16",)}
@@ -190,8 +191,8 @@ class Scenario(Spec):
                 "write nccl",
                 key,
             )
-        if self.ddp.is_fully_sharded or self.workload.sync_batch_norm:
-            what = self.ddp.strategy if self.ddp.is_fully_sharded else "SyncBatchNorm"
+        if self.ddp.shards_model or self.workload.sync_batch_norm:
+            what = self.ddp.strategy if self.ddp.shards_model else "SyncBatchNorm"
             raise fail(f"{what} on GPUs is modelled with NCCL alone; write nccl", key)
 
     def _check_servers(self) -> None:
@@ -232,7 +233,7 @@ class Scenario(Spec):
     @model_validator(mode="after")
     def _offloads_what_is_known(self) -> Scenario:
         """Raise where there is nothing to offload, or the host would do what is not priced."""
-        if self.ddp.sharding.offload_policy is None:
+        if self.ddp.host_copies is None:
             return self
         workload, device = self.workload, self.cluster.device.name
         reasons = {
@@ -249,14 +250,37 @@ class Scenario(Spec):
             ),
         }
         for reason in (reason for reason, holds in reasons.items() if holds):
-            raise fail(f"{reason}; drop one", "ddp.fully_shard.offload_policy")
+            is_flat = self.ddp.strategy == "fsdp1"
+            key = "fsdp1.cpu_offload" if is_flat else "fully_shard.offload_policy"
+            raise fail(f"{reason}; drop one", f"ddp.{key}")
+        return self
+
+    @model_validator(mode="after")
+    def _flattens_what_torch_can(self) -> Scenario:
+        """torch shards over one rank as NO_SHARD does, among that rank alone: nothing is summed.
+
+        It compiles the module's own parameters alone (torch/_dynamo/variables/builder.py).
+        """
+        ddp, cluster = self.ddp, self.cluster
+        if self.workload.compile and ddp.strategy == "fsdp1" and not ddp.flat.use_orig_params:
+            told = "torch.compile leaves a module of flat parameters as it is; write true"
+            raise fail(told, "ddp.fsdp1.use_orig_params")
+        alone = cluster.nodes > 1 and cluster.gpus_per_node == 1
+        if alone and ddp.shards_in_nodes and ddp.strategy == "fsdp1":
+            told = f"{ddp.flat.sharding_strategy} shards inside a node, and a node has one GPU: "
+            raise fail(
+                f"{told}torch then sums no gradients between nodes; write FULL_SHARD",
+                "ddp.fsdp1.sharding_strategy",
+            )
         return self
 
     @property
     def sharding_ranks(self) -> int:
-        """How many ranks share a copy of the model under fully_shard or hsdp."""
-        cluster = self.cluster
-        return cluster.gpus_per_node if self.ddp.strategy == "hsdp" else cluster.world_size
+        """How many ranks share a copy of the model under fully_shard, hsdp or fsdp1."""
+        cluster, ddp = self.cluster, self.ddp
+        if ddp.strategy == "fsdp1" and ddp.flat.sharding_strategy == "NO_SHARD":
+            return 1
+        return cluster.gpus_per_node if ddp.shards_in_nodes else cluster.world_size
 
     @property
     def keeping_ranks(self) -> int:
@@ -275,7 +299,7 @@ class Scenario(Spec):
         if self.ddp.averages_after_hook:
             return self.cluster.nodes > 1
         several = self.cluster.world_size > 1
-        return several and (self.ddp.strategy == "hsdp" or self.keeps_a_part)
+        return several and (self.ddp.shards_in_nodes or self.keeps_a_part)
 
     def _check_zeroed_gradients(self) -> None:
         """Raise where gradients that stay are not modelled."""

@@ -10,6 +10,7 @@ A strategy yields the instructions of a step; the engines carry them out and kno
 - `model_work`: the model's forward, backward and optimizer, in ticks
 - `ddp`: DistributedDataParallel: reducer, buckets, costs, graphs of torch.compile
 - `fully_shard`: parameters, gradients and optimizer sharded over the ranks (FSDP2)
+- `fsdp1`: the same by FullyShardedDataParallel, with flat parameters
 - `data_parallel`: torch.nn.DataParallel, one process for all GPUs of a machine
 - `single_device`: the model alone, with nobody to share gradients with
 - `select`: the strategy that a scenario asks for

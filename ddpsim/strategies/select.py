@@ -110,7 +110,7 @@ class Asked:
             scenario.workload, self.model, device, self.ticks, is_wrapped=is_wrapped
         )
 
-    def around_shards(self, shards: Model, norm_sum: NormSum) -> AroundOptimizer:
+    def around_shards(self, shards: Model, norm_sum: NormSum | None) -> AroundOptimizer:
         """The same on one rank's part, where the norm is that of all ranks."""
         workload, cluster = self.scenario.workload, self.scenario.cluster
         summed = norm_sum if cluster.world_size > 1 else None
@@ -293,7 +293,7 @@ def _fully_shard(asked: Asked) -> Strategy:
 
     scenario, ranks = asked.scenario, asked.scenario.sharding_ranks
     spec = scenario.ddp.sharding
-    policy = spec.offload_policy
+    policy = scenario.ddp.host_copies
     offload = Offload.of(policy, scenario.cluster.device) if policy else None
     replicas = scenario.cluster.world_size // ranks
     groups = Groups(asked.model, spec, asked.costs, asked.ticks, ranks, offload, replicas)
@@ -301,6 +301,27 @@ def _fully_shard(asked: Asked) -> Strategy:
     around = asked.around_shards(groups.sharded_model, norm_sum)
     moved = moved_bytes(scenario.workload.optimizer, asked.model.used)
     return FullyShard.of(asked.model, scenario.ddp, groups, around, moved)
+
+
+def _fsdp1(asked: Asked) -> Strategy:
+    from ddpsim.strategies.fsdp1.flat import Flats
+    from ddpsim.strategies.fsdp1.strategy import FullyShardedDataParallel
+    from ddpsim.strategies.fully_shard.offload import Offload
+
+    scenario, ranks = asked.scenario, asked.scenario.sharding_ranks
+    policy = scenario.ddp.host_copies
+    flats = Flats(
+        asked.model,
+        scenario.ddp.flat,
+        asked.costs,
+        asked.ticks,
+        ranks,
+        replicas=scenario.cluster.world_size // ranks,
+        offload=Offload.of(policy, scenario.cluster.device) if policy else None,
+    )
+    moved = moved_bytes(scenario.workload.optimizer, asked.model.used)
+    around = asked.around_shards
+    return FullyShardedDataParallel.of(asked.model, scenario.ddp, flats, around, moved)
 
 
 STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
@@ -315,6 +336,7 @@ STRATEGIES: dict[str, Callable[[Asked], Strategy]] = {
     "parameter_server": _parameter_server,
     "fully_shard": _fully_shard,
     "hsdp": _fully_shard,
+    "fsdp1": _fsdp1,
     "data_parallel": _data_parallel,
 }
 

@@ -18,6 +18,7 @@ from ddpsim.prediction.program import compile_program
 from ddpsim.result.metrics import Step
 from ddpsim.result.timeline import CommSpan
 from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.options.fsdp1 import HYBRID
 from ddpsim.scenario.schema import Scenario
 from ddpsim.workload.model import Model
 
@@ -36,6 +37,26 @@ SHARDED = st.fixed_dictionaries(
                 "mixed_precision": st.sampled_from(PRECISIONS),
                 "reshard_after_backward": st.booleans(),
                 "set_is_last_backward": st.booleans(),
+            }
+        ),
+        "accumulation_steps": st.integers(1, 2),
+        "no_sync": st.booleans(),
+    }
+)
+FLAT = st.fixed_dictionaries(
+    {
+        "fsdp1": st.fixed_dictionaries(
+            {
+                "units": st.sampled_from(["blocks", ["m.0"], ["m", "m.0"], ["m"]]),
+                "sharding_strategy": st.sampled_from(
+                    ["FULL_SHARD", "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", *HYBRID]
+                ),
+                "backward_prefetch": st.sampled_from(["BACKWARD_PRE", "BACKWARD_POST", None]),
+                "forward_prefetch": st.booleans(),
+                "limit_all_gathers": st.booleans(),
+                "use_orig_params": st.booleans(),
+                "cpu_offload": st.booleans(),
+                "mixed_precision": st.sampled_from(PRECISIONS),
             }
         ),
         "accumulation_steps": st.integers(1, 2),
@@ -88,6 +109,7 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     ),
     "fully_shard": SHARDED,
     "hsdp": SHARDED,
+    "fsdp1": FLAT,
     "zero1": ddp_options().map(lambda own: own | {"join": None}),
     "zero1, overlapped": OVERLAPPED,
     "distributed_optimizer": st.builds(
@@ -122,6 +144,18 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
 }
 
 
+def with_flat(scenario: Scenario, asked: dict[str, Any]) -> Scenario:
+    """Of FSDP1's options what can be had: see Scenario and Fsdp1."""
+    flat = dict(asked["fsdp1"])
+    if scenario.cluster.gpus_per_node == 1 and flat["sharding_strategy"] in HYBRID:
+        flat["sharding_strategy"] = "FULL_SHARD"
+    freed = flat["sharding_strategy"] in ("FULL_SHARD", "HYBRID_SHARD")
+    if not (freed and asked["no_sync"] and asked["backend"] == "nccl"):
+        flat["cpu_offload"] = False
+    ddp = Ddp.model_validate(asked | {"fsdp1": flat})
+    return scenario.model_copy(update={"ddp": ddp})
+
+
 def jobs(strategy: str, *, noisy: bool = False) -> st.SearchStrategy[Scenario]:
     """Scenarios of a strategy."""
 
@@ -130,6 +164,8 @@ def jobs(strategy: str, *, noisy: bool = False) -> st.SearchStrategy[Scenario]:
         if scenario.ddp.backend == "gloo":  # see Ddp
             for key in ("mixed_precision", "zero1"):
                 asked.pop(key, None)
+        if "fsdp1" in options:
+            return with_flat(scenario, asked)
         chosen = scenario.model_copy(update={"ddp": Ddp.model_validate(asked)})
         if "fully_shard" not in options:
             return chosen
@@ -145,12 +181,19 @@ def jobs(strategy: str, *, noisy: bool = False) -> st.SearchStrategy[Scenario]:
 
 
 def runs(scenario: Scenario, model: Model) -> bool:
-    """Megatron's buckets wait for every gradient; torch parts no bucket among too few ranks."""
-    if scenario.ddp.zero1 and scenario.ddp.zero1.shard_buckets:
+    """Whether torch takes the options.
+
+    Megatron's buckets wait for every gradient; FSDP1 has norms in units of their own; a bucket is
+    parted among no more ranks than there are.
+    """
+    ddp = scenario.ddp
+    if ddp.strategy == "fsdp1" and ddp.gathers_half and model.batch_norms:
+        return False
+    if ddp.zero1 and ddp.zero1.shard_buckets:
         with suppress(InputError):
             return bool(compile_program(scenario, model))
         return False
-    return not (model.unused and scenario.ddp.shards.overlap_grad_reduce)
+    return not (model.unused and ddp.shards.overlap_grad_reduce)
 
 
 def launched(step: Step) -> list[CommSpan]:

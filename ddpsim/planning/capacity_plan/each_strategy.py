@@ -87,10 +87,10 @@ def plan_each_strategy(document: Document, plan: Planning) -> list[StrategyPlan]
     if not is_sharding(scenario):
         raise InputError(
             "each_strategy",
-            "compares ddp, zero1, deepspeed, fully_shard and hsdp; ddp.strategy is "
+            "compares ddp, zero1, deepspeed, fully_shard, hsdp and fsdp1; ddp.strategy is "
             f"{scenario.ddp.strategy}: set it to one of these, or plan without --each-strategy",
         )
-    as_ddp = () if scenario.ddp.strategy == "ddp" else AS_DDP
+    plain = () if scenario.ddp.strategy == "ddp" else AS_DDP
     errors: list[DdpsimError] = []
 
     def planned(settings: Sequence[str]) -> StrategyPlan:
@@ -101,7 +101,7 @@ def plan_each_strategy(document: Document, plan: Planning) -> list[StrategyPlan]
             return StrategyPlan(tuple(settings), None, str(error).splitlines()[0])
         return StrategyPlan(tuple(settings), found)
 
-    plans = [planned(settings) for settings in (as_ddp, *shardings(scenario))]
+    plans = [planned(settings) for settings in (plain, *shardings(scenario))]
     gpus = _knee_of_the_fastest([each.plan for each in plans if each.plan])
     if gpus is not None:
         plans = [each.on(gpus) for each in plans]

@@ -1,4 +1,4 @@
-"""Values of the ddp section that are more than a number or a word: torch's version, bucket caps."""
+"""Values of the ddp section: names of hooks and strategies, torch's version, bucket caps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,47 @@ from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonS
 
 from ddpsim.errors import shown
 
-__all__ = ["KNOWN_STRATEGY", "BucketCaps", "KnownTorch"]
+__all__ = [
+    "FAILS_ON_GLOO",
+    "KNOWN_STRATEGY",
+    "BucketCaps",
+    "CommHook",
+    "KnownTorch",
+    "StrategyName",
+]
 
+CommHook = Literal[
+    "none",
+    "allreduce",
+    "fp16_compress",
+    "bf16_compress",
+    "powerSGD",
+    "post_localSGD",
+    "quantization_pertensor",
+    "quantization_perchannel",
+    "top_k",
+]
+StrategyName = Literal[
+    "ddp",
+    "naive",
+    "naive_flat",
+    "per_parameter",
+    "parameter_server",
+    "local_sgd",
+    "zero1",
+    "distributed_optimizer",
+    "deepspeed",
+    "fully_shard",
+    "hsdp",
+    "fsdp1",
+]
+# seen with torch 2.13 and two processes on CPUs
+FAILS_ON_GLOO = {
+    "quantization_pertensor": "stops with gloo in an IndexError: an all-gather's result is a list "
+    "there",
+    "quantization_perchannel": "stops with gloo in an IndexError: an all-gather's result is a list "
+    "there",
+}
 _Versions = Literal["1.4", "2.11", "2.12", "2.13", "2.14", "2.15"]
 _KNOWN_TORCH: tuple[str, ...] = get_args(_Versions)
 _LARGEST_CAP = 1_000_000

@@ -11,7 +11,7 @@ from ddpsim.errors import shown
 from ddpsim.scenario.base import Spec, given, word_or_modules
 from ddpsim.scenario.quantity import Bandwidth
 
-__all__ = ["AS_AUTOCAST", "BySize", "CpuOffload", "FullyShard", "MixedPrecision"]
+__all__ = ["AS_AUTOCAST", "BySize", "CpuOffload", "FullyShard", "MixedPrecision", "Units"]
 
 
 AS_AUTOCAST = "ddp.fully_shard.mixed_precision={param: bfloat16, reduce: float32}"
@@ -39,7 +39,7 @@ def _units(value: Any) -> Any:
     return BySize(min_parameters=least)
 
 
-_Units = Annotated[
+Units = Annotated[
     Literal["blocks"] | BySize | tuple[str, ...],
     BeforeValidator(_units),
     WithJsonSchema(
@@ -125,7 +125,7 @@ _AnyPolicy = CpuOffload | Literal["CPUOffloadPolicy"]
 class FullyShard(Spec):
     """Options of strategy: fully_shard, and of hsdp."""
 
-    units: _Units = Field(
+    units: Units = Field(
         "blocks",
         description="modules that are sharded on their own: blocks (numbered modules, such as "
         "layers.0), {min_parameters: N} (modules with so many elements, inner ones first), or a "

@@ -5,5 +5,6 @@
 - `groups`: what a unit sends, what that costs, and what it holds
 - `offload`: copies between host and device
 - `step`: one step, as torch's hooks order it
+- `sharded`: what the strategies of FSDP1 and FSDP2 have in common
 - `strategy`: the strategy
 """

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 
-from ddpsim.strategies.fully_shard.step import LaunchedPiece
+from ddpsim.strategies.fully_shard.step import LaunchedPiece, Pass
 from ddpsim.strategies.fully_shard.units import ROOT, Piece
 from ddpsim.strategies.ticks import Launch
 
@@ -33,14 +33,22 @@ def handed_on(pieces: Sequence[Piece]) -> dict[int, float]:
     return found
 
 
-def with_casts(
+def with_casts(work: Pass, casts: Mapping[int, Launch], *, casts_inputs: bool) -> Pass:
+    """A pass with casts by unit: out of each unit, and into one that follows it.
+
+    `casts_inputs`: there is a type of parameters to which inputs are cast.
+    """
+
+    def cast(pieces: Sequence[LaunchedPiece]) -> list[LaunchedPiece]:
+        return _cast(pieces, casts, casts_inputs=casts_inputs)
+
+    return Pass(cast(work.forward), cast(work.backward[::-1])[::-1])
+
+
+def _cast(
     pieces: Sequence[LaunchedPiece], casts: Mapping[int, Launch], *, casts_inputs: bool
 ) -> list[LaunchedPiece]:
-    """A forward's pieces with casts by unit: out of each unit, and into one that follows it.
-
-    The pieces of a backward come reversed, and are reversed again. `casts_inputs`: there is a type
-    of parameters to which inputs are cast.
-    """
+    """In the order of a forward."""
     found: list[LaunchedPiece] = []
     for piece, following in zip(pieces, [*(each.chain for each in pieces[1:]), ()], strict=True):
         found.append(piece)

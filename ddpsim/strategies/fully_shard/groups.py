@@ -22,27 +22,28 @@ from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.training_loop.around_optimizer import NormSum
 from ddpsim.workload.model import ITEM_BYTES, Model, Parameter, Work, joined
 
-__all__ = ["Group", "Groups", "divisors"]
+__all__ = ["Group", "Groups", "HostTime", "divisors"]
 
 
-class _HostTime(NamedTuple):
+class HostTime(NamedTuple):
     """Seconds of a hook, and more for each parameter."""
 
     once_s: float
     each_s: float
 
     def of(self, parameters: int) -> float:
+        """Of so many."""
         return self.once_s + parameters * self.each_s
 
 
-_GATHER = _HostTime(63e-6, 4.4e-6)
-_COPY_OUT = _HostTime(56e-6, 6.2e-6)
-_POST_FORWARD = _HostTime(9e-6, 1.2e-6)
-_REDUCE = _HostTime(69e-6, 11e-6)
+_GATHER = HostTime(63e-6, 4.4e-6)
+_COPY_OUT = HostTime(56e-6, 6.2e-6)
+_POST_FORWARD = HostTime(9e-6, 1.2e-6)
+_REDUCE = HostTime(69e-6, 11e-6)
 # AdamW over DTensors took 24 us a parameter, over tensors 11
 _OPTIMIZER_S = 13e-6
 # clip_grad_norm_ over 20 to 400 DTensors took 7.0 us each and 220 us, over tensors 2.7 and 22
-_CLIP = _HostTime(200e-6, 4.3e-6)
+_CLIP = HostTime(200e-6, 4.3e-6)
 
 
 def divisors(factor: float) -> tuple[float, float]:
@@ -282,6 +283,6 @@ class Groups:
         """One kernel that reads and writes so much; none of nothing."""
         return self.ticks.launch(self.costs.moved(size_bytes)).device_ns if size_bytes else 0
 
-    def _host_ns(self, host: _HostTime, parameters: Sequence[Parameter]) -> int:
+    def _host_ns(self, host: HostTime, parameters: Sequence[Parameter]) -> int:
         """It holds that of launches."""
         return self.ticks.host_ns(host.of(len(parameters)))

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ddpsim.errors import InputError, shown
-from ddpsim.scenario.options.fully_shard import BySize, FullyShard
+from ddpsim.scenario.options.fully_shard import BySize, Units
 from ddpsim.strategies.fully_shard.auto_wrap import large_modules
 from ddpsim.workload.model import Model, Work, joined
 
@@ -54,20 +54,23 @@ class Piece(NamedTuple):
     outputs: float = 0.0
 
 
-def plan_units(model: Model, spec: FullyShard) -> tuple[Unit, ...]:
-    """The root, then the units in registration order; raises InputError for a name of nothing."""
+def plan_units(model: Model, choice: Units, key: str = "ddp.fully_shard.units") -> tuple[Unit, ...]:
+    """The root, then the units in registration order; raises InputError for a name of nothing.
+
+    `key`: where the choice is.
+    """
     names = [parameter.name for parameter in model.parameters]
-    prefixes = _prefixes(model, spec)
-    if spec.units == "blocks" and not prefixes:
+    prefixes = _prefixes(model, choice, key)
+    if choice == "blocks" and not prefixes:
         raise InputError(
-            "ddp.fully_shard.units",
+            key,
             "this model's parameters name no numbered modules (such as layers.0) to be blocks; "
             "list the modules to shard on their own, or write [] for the root alone",
         )
     first = _first_parameters(names)
     for prefix in prefixes:
         if prefix not in first:
-            raise InputError("ddp.fully_shard.units", _no_such_module(prefix, names))
+            raise InputError(key, _no_such_module(prefix, names))
     ordered = ("", *sorted(prefixes, key=lambda prefix: (first[prefix], len(prefix))))
     owners = [chain_of(name, ordered)[-1] for name in names]
     return tuple(
@@ -80,17 +83,17 @@ def plan_units(model: Model, spec: FullyShard) -> tuple[Unit, ...]:
     )
 
 
-def _prefixes(model: Model, spec: FullyShard) -> tuple[str, ...]:
-    if spec.units == "blocks":
+def _prefixes(model: Model, choice: Units, key: str) -> tuple[str, ...]:
+    if choice == "blocks":
         return blocks([parameter.name for parameter in model.parameters])
-    if isinstance(spec.units, BySize):
+    if isinstance(choice, BySize):
         sizes = [(parameter.name, parameter.numel) for parameter in model.parameters]
-        least, whole = spec.units.min_parameters, sum(numel for _, numel in sizes)
+        least, whole = choice.min_parameters, sum(numel for _, numel in sizes)
         if least > whole:
             told = f"{least} is more than the {whole} elements of the model; write fewer"
-            raise InputError("ddp.fully_shard.units", f"{told}, or [] for the root alone")
+            raise InputError(key, f"{told}, or [] for the root alone")
         return large_modules(sizes, least)
-    return spec.units
+    return choice
 
 
 def chain_of(module: str, prefixes: tuple[str, ...]) -> tuple[int, ...]:

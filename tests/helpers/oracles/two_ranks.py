@@ -58,10 +58,17 @@ def _run(rank: int, observe: Observe, cases: Sequence[tuple[Any, ...]]) -> None:
 
 
 def observed_of(program: str, folder: Path, ranks: int = 2) -> list[dict[str, Any]]:
-    """What rank 0 of a few wrote, of a program of this folder that calls `run_as_rank`."""
-    output = folder / "observed.json"
-    script = Path(__file__).with_name(program)
+    """What rank 0 of a few wrote, of a program below this folder that calls `run_as_rank`."""
+    output, here = folder / "observed.json", Path(__file__).parent
+    script = here / program
     command = [sys.executable, script, str(ranks), folder / "store", output]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(here)},
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(output.read_text())

@@ -249,7 +249,7 @@ def test_blocks_are_the_numbered_modules(model: str, units: int, first: str, roo
     cluster = {"machine": "dgx-a100", "nodes": 1}
     keys = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
     found = resolve(load_scenario(keys)).model
-    planned = plan_units(found, FullyShard())
+    planned = plan_units(found, FullyShard().units)
     assert [unit.name for unit in planned][:2] == ["", first]
     assert (len(planned) - 1, len(planned[0].parameters)) == (units, root)
     entered = [piece.chain[-1] for piece in forward_pieces(found, planned)]
@@ -260,7 +260,7 @@ def test_blocks_are_the_numbered_modules(model: str, units: int, first: str, roo
 def test_a_forward_without_names_mirrors_the_backward() -> None:
     """Each unit has the share of the forward that it has of the backward."""
     model = blocks(2, root=True)
-    pieces = forward_pieces(model, plan_units(model, FullyShard()))
+    pieces = forward_pieces(model, plan_units(model, FullyShard().units))
     assert [piece.chain[-1] for piece in pieces] == [0, 1, 2, 0]
     assert [round(piece.work.device_s * 1e3) for piece in pieces] == [0, 2, 2, 1]
 

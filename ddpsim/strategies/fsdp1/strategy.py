@@ -1,0 +1,85 @@
+"""The strategy of torch's FullyShardedDataParallel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddpsim.cluster.transfers import ProcessGroup
+from ddpsim.errors import InputError
+from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.options.fsdp1 import Fsdp1
+from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
+from ddpsim.strategies.fsdp1.flat import Flat, Flats
+from ddpsim.strategies.fsdp1.step import Step
+from ddpsim.strategies.fully_shard.sharded import Sharded, passes_of
+from ddpsim.strategies.fully_shard.units import plan_units
+from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer, NormSum
+from ddpsim.workload.model import Model
+
+__all__ = ["FullyShardedDataParallel"]
+
+_Around = Callable[[Model, NormSum | None], AroundOptimizer]
+
+
+@dataclass(frozen=True)
+class FullyShardedDataParallel(Sharded):
+    """All-gather flat parameters ahead of their use, reduce their gradients, optimize shards."""
+
+    units: tuple[Flat, ...]
+    spec: Fsdp1
+    reduced: str = "reduce-scatter"
+
+    @classmethod
+    def of(
+        cls, model: Model, ddp: Ddp, flats: Flats, around: _Around, moved_bytes: float
+    ) -> FullyShardedDataParallel:
+        """A model's step; raises InputError for units that torch refuses.
+
+        `around`: what the loop does around the optimizer, on one rank's part of the model, with the
+        sum of norms; `moved_bytes`: by the optimizer of the whole model.
+        """
+        _refuse_norms(model, ddp.flat)
+        planned = plan_units(model, ddp.flat.units, "ddp.fsdp1.units")
+        units = tuple(flats.of(unit) for unit in planned)
+        first, later = passes_of(model, planned, flats.ticks, flats.gradient_bytes, None)
+        group: ProcessGroup = "node" if ddp.flat.is_hybrid else "world"
+        return cls(
+            units=units,
+            spec=ddp.flat,
+            first=first,
+            later=later,
+            optimizer=flats.optimizer(moved_bytes, units),
+            shard_bytes=flats.shard_bytes(planned),
+            ranks=flats.ranks,
+            micro_batches=ddp.accumulation_steps,
+            no_sync=ddp.no_sync,
+            blocking=flats.costs.device.kind == "cpu",
+            around=around(flats.sharded_model(units), flats.norm_sum(group)),
+            reduced="all-reduce" if flats.replicas > 1 else "reduce-scatter",
+            group=group,
+            replicas=flats.replicas,
+            all_reduce_ns=flats.ticks.host_ns(PYTHON_COLLECTIVE_S),
+            offloads=flats.offload is not None,
+        )
+
+    def begun(self) -> Step:
+        """See Sharded; it follows on others, of which units and limits are left."""
+        own = self.units, self.spec, self.ranks > 1, self.blocking
+        step = Step(*own, self.group, self.replicas, self.all_reduce_ns)
+        for _ in range(2):
+            for _ in self.micro_batched(step):
+                pass
+            step = step.renewed()
+        return step
+
+
+def _refuse_norms(model: Model, spec: Fsdp1) -> None:
+    """Where an auto_wrap_policy meets mixed precision (_wrap_utils.py, _auto_wrap)."""
+    mixed = spec.mixed_precision.param or spec.mixed_precision.reduce
+    if model.batch_norms and mixed and spec.units != ():
+        raise InputError(
+            "ddp.fsdp1.mixed_precision",
+            f"torch wraps each of this model's {len(model.batch_norms)} batch norms in a unit of "
+            "its own, in float32, which is not modelled; drop it, or write units: []",
+        )

@@ -1,0 +1,201 @@
+"""What FSDP1 and FSDP2 have in common: a step of micro-batches, and what is held in it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import Protocol
+
+from ddpsim.cluster.transfers import ProcessGroup
+from ddpsim.result.model import MemoryPeak, MemoryWalk
+from ddpsim.strategies.fully_shard.held import Held
+from ddpsim.strategies.fully_shard.step import Ends, LaunchedPiece, Pass
+from ddpsim.strategies.fully_shard.units import Unit, backward_pieces, forward_pieces
+from ddpsim.strategies.instructions import (
+    Compute,
+    Instruction,
+    LoadBatch,
+    Mark,
+    Synchronize,
+    compute,
+)
+from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
+from ddpsim.strategies.ticks import Launch, Ticks
+from ddpsim.strategies.training_loop.around_optimizer import AroundOptimizer
+from ddpsim.workload.model import Model, Work, joined
+
+__all__ = ["Reduced", "Sharded", "WalkedStep", "passes_of"]
+
+
+class Reduced(Protocol):
+    """A unit whose gradients are reduced together: its parameters, and the bytes sent of them."""
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        """Their places in the model."""
+
+    @property
+    def scattered_bytes(self) -> int:
+        """Of all ranks' parts, with what they are padded by."""
+
+
+class WalkedStep(Protocol):
+    """The order of one step, with what it holds, and what it has reduced in the last backward."""
+
+    held: Held
+
+    @property
+    def scattered(self) -> Sequence[Reduced]:
+        """Units in the order in which they were reduced."""
+
+    def forward(self, work: Pass) -> Iterator[Instruction]:
+        """Of a micro-batch."""
+
+    def backward(self, work: Pass, ends: Ends) -> Iterator[Instruction]:
+        """Of a micro-batch."""
+
+
+@dataclass(frozen=True)
+class Sharded(Strategy):
+    """Gather parameters ahead of their use, reduce and scatter gradients, optimize shards.
+
+    `first` and `later`: the passes of the first micro-batch and of others. `shard_bytes`: of the
+    parameters of one rank, of `ranks` that share a copy. `no_sync`: only the last micro-batch
+    reduces. `blocking`: the host waits where it launches a collective. `group`: the ranks that
+    share a copy; `replicas`: there are so many copies, whose gradients are all-reduced at
+    `all_reduce_ns` of the host's time each.
+    """
+
+    first: Pass
+    later: Pass
+    optimizer: Launch
+    shard_bytes: int
+    ranks: int
+    micro_batches: int
+    no_sync: bool
+    blocking: bool
+    around: AroundOptimizer
+    group: ProcessGroup
+    replicas: int
+    all_reduce_ns: int
+    offloads: bool
+
+    @abstractmethod
+    def begun(self) -> WalkedStep:
+        """A steady step at its beginning."""
+
+    def step(self, kind: int) -> Iterator[Instruction]:  # noqa: ARG002
+        """See Strategy."""
+        yield from self._instructions(self.begun())
+
+    def buckets(self, kind: int) -> tuple[Bucket, ...]:  # noqa: ARG002
+        """See Strategy: the gradients of each unit, in the order of the last backward."""
+        return tuple(
+            Bucket(unit.parameters, unit.scattered_bytes, unit.scattered_bytes)
+            for unit in self._walked.scattered
+        )
+
+    def resident_bytes(self, model: Model, optimizer_bytes: int) -> ResidentBytes:
+        """See Strategy; `buckets`: what is whole as the most is held, found by walking the step.
+
+        Parameters that are gathered, gradients that are not yet reduced, and what is sent. What is
+        offloaded is on the host.
+        """
+        if self.offloads:
+            return ResidentBytes(0, 0, self._peak_bytes, 0)
+        used = sum(parameter.size_bytes for parameter in model.used)
+        gradients = self.shard_bytes * used // max(1, model.gradient_bytes)
+        optimizer = ceil(optimizer_bytes / self.ranks)
+        whole = max(0, self._peak_bytes - gradients)
+        return ResidentBytes(self.shard_bytes, gradients, whole, optimizer)
+
+    def memory_peak(self) -> MemoryPeak:
+        """See Strategy."""
+        held = self._walked.held
+        return MemoryPeak(held.peak_place, *held.peak)
+
+    def memory_walk(self) -> MemoryWalk:
+        """See Strategy."""
+        return tuple(self._walked.held.walked)
+
+    @property
+    def _peak_bytes(self) -> int:
+        return sum(self._walked.held.peak)
+
+    @cached_property
+    def _walked(self) -> WalkedStep:
+        """At the end of a step."""
+        step = self.begun()
+        for instruction in self._instructions(step):
+            step.held.works += isinstance(instruction, Compute) and instruction.device_ns > 0
+        return step
+
+    def ends(self, number: int) -> Ends:
+        """What the backward of a micro-batch does at its end."""
+        is_last = number == self.micro_batches - 1
+        return Ends(
+            reduces=is_last or not self.no_sync,
+            accumulates=number > 0 and not self.no_sync,
+            shards=True,
+            is_last=True,
+        )
+
+    def micro_batched(self, step: WalkedStep) -> Iterator[Instruction]:
+        """The forwards and backwards of a step."""
+        for number in range(self.micro_batches):
+            work = self.later if number else self.first
+            yield LoadBatch()
+            yield from step.forward(work)
+            if number == self.micro_batches - 1:
+                yield Mark("backward_starts")
+            yield from step.backward(work, self.ends(number))
+
+    def _instructions(self, step: WalkedStep) -> Iterator[Instruction]:
+        yield from self.micro_batched(step)
+        yield from self.around.before
+        yield from self._optimize()
+        yield from self.around.after
+        yield Mark("step_ends")
+
+    def _optimize(self) -> Iterator[Instruction]:
+        """The host waits for copies of gradients (finalize_backward), the device for the host."""
+        if self.offloads:
+            yield Synchronize()
+        yield compute("optimizer", self.optimizer)
+        if self.offloads:
+            yield Synchronize()
+
+
+def passes_of(
+    model: Model,
+    units: Sequence[Unit],
+    ticks: Ticks,
+    gradient_bytes: Callable[[int], int],
+    added: Callable[[int], Work] | None,
+) -> tuple[Pass, Pass]:
+    """Of the first micro-batch and of others, of whose gradients each is `added` in place.
+
+    `gradient_bytes`: of a parameter's gradient, as the backward makes it.
+    """
+    forward = [
+        LaunchedPiece(chain, ticks.launch(work)) for chain, work, _ in forward_pieces(model, units)
+    ]
+    made = [*(gradient_bytes(i) for i in model.ready_order), 0]
+    pieces = backward_pieces(model, units)
+
+    def backward(works: Iterable[Work]) -> list[LaunchedPiece]:
+        each = zip(pieces, works, made, strict=True)
+        return [
+            LaunchedPiece(piece.chain, ticks.launch(work), size_bytes)
+            for piece, work, size_bytes in each
+        ]
+
+    first = Pass(forward, backward(model.backward))
+    if added is None:
+        return first, first
+    *works, tail = model.backward
+    more = [joined([work, added(i)]) for i, work in zip(model.ready_order, works, strict=True)]
+    return first, Pass(forward, backward([*more, tail]))
