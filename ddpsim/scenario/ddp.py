@@ -38,6 +38,7 @@ def _know_newer_names(schema: dict[str, Any]) -> None:
 
 _DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
 _FULLY_SHARDED = ("fully_shard", "hsdp")
+_OF_TORCH_1_4 = ("ddp", "naive", "naive_flat", "parameter_server")
 OF_STRATEGIES = {  # sections of options, and whose they are
     **{key: (key,) for key in ("local_sgd", "parameter_server", "zero1")},
     **{key: (key,) for key in ("distributed_optimizer", "deepspeed")},
@@ -157,8 +158,7 @@ class Ddp(Spec):
     @property
     def gathered_type(self) -> str | None:
         """In which gathered parameters are computed; None: as the optimizer has them."""
-        mixed = (self.flat if self.strategy == "fsdp1" else self.sharding).mixed_precision
-        return mixed.param
+        return (self.flat if self.strategy == "fsdp1" else self.sharding).mixed_precision.param
 
     @property
     def host_copies(self) -> CpuOffload | None:
@@ -293,21 +293,15 @@ class Ddp(Spec):
             if self.strategy not in strategies and getattr(self, key) is not None:
                 of = " or ".join(strategies)
                 raise fail(f"is of strategy: {of}, not {self.strategy}; drop one", key)
-        if self.torch == "1.4" and self.strategy not in (
-            "ddp",
-            "naive",
-            "naive_flat",
-            "parameter_server",
-        ):
+        if self.torch == "1.4" and self.strategy not in _OF_TORCH_1_4:
             raise fail(f"torch 1.4 had no {self.strategy}; choose a newer ddp.torch", "strategy")
         return self
 
     @model_validator(mode="after")
     def _hook_is_whole(self) -> Ddp:
-        if self.power_sgd and self.comm_hook != "powerSGD":
-            raise fail(f"is of comm_hook: powerSGD, not {self.comm_hook}; drop one", "power_sgd")
-        if self.top_k and self.comm_hook != "top_k":
-            raise fail(f"is of comm_hook: top_k, not {self.comm_hook}; drop one", "top_k")
+        for key, hook in (("power_sgd", "powerSGD"), ("top_k", "top_k")):
+            if getattr(self, key) and self.comm_hook != hook:
+                raise fail(f"is of comm_hook: {hook}, not {self.comm_hook}; drop one", key)
         if self.backend == "gloo" and self.comm_hook in FAILS_ON_GLOO:
             raise fail(
                 f"{self.comm_hook} {FAILS_ON_GLOO[self.comm_hook]}; write none, allreduce, "
