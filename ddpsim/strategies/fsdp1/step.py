@@ -191,7 +191,11 @@ class Step:
             self._accumulated.add(unit)
 
     def _end_backward(self, ends: Ends) -> Iterator[Instruction]:
-        """The final callback: the compute stream waits for all reductions."""
+        """The final callback: the compute stream waits for all reductions.
+
+        And for a unit that was gathered ahead of a backward which did not come (assumed).
+        """
+        yield from self._await_gathers()
         if ends.reduces:
             for collective in () if self.blocking else self._sent:
                 yield Await(collective)
