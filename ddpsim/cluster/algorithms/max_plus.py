@@ -28,6 +28,9 @@ Let D = P_(r+N) - P_r be the length of a turn, and c the largest b.
   r that stay 0 to N-1 times begin at N neighbours, one at each rank. They pass every rank and stay
   at c: a maximum over a window of N, O(N). Where S-1 = 2N-3 the way that stays N-1 times passes all
   but the rank after r, and stays where b is largest of the others.
+* S = N-1, one turn: ways to r begin no earlier than at r-(N-2). With j the last rank up to r with
+  b_j = m, from such an m at 0 on, those to r begin up to 0, a running maximum to the left, or from
+  1 to j, one to the right: O(K N).
 * Where K is no smaller than the steps, the rule itself, all ranks of a step at once.
 
 All of these give the ticks of the plain model exactly: sums of integers far below 2^53, which
@@ -37,6 +40,7 @@ has times that repeat: one period, of N ranks then, over all the steps of the wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -67,11 +71,10 @@ def ring_ends_ns(
     if line.is_even and not line.latency_ns[0] and steps >= participants - 1:
         last_ns = begun_ns.max(axis=-1, keepdims=True) + steps * line.busy_ns[0]
         return np.broadcast_to(last_ns, begun_ns.shape), "closed-form"
-    by_ways = line.cost_steps <= steps and steps >= 2 * (participants - 1)
-    if participants == 1 or not by_ways:
+    longest = _longest_ways(line, steps)
+    if longest is None:
         return by_steps(line.busy_ns, line.latency_ns, steps, begun_ns), "recurrence"
     first_ns = np.maximum(begun_ns, np.roll(begun_ns, 1, axis=-1)) + line.busy_ns
-    longest = _few_stays if line.waits_for_latency else _few_moves
     return longest(line, steps - 1, first_ns) + line.latency_ns, "max-plus"
 
 
@@ -100,10 +103,21 @@ class _Line:
         """D > N c."""
         return self.turn_ns > self.ranks * self.kinds[-1]
 
-    @property
-    def cost_steps(self) -> int:
-        """How many steps of the rule cost as much as the longest ways."""
-        return _LEVEL_STEPS * (1 if self.waits_for_latency else len(self.kinds))
+
+_Ways = Callable[[_Line, int, Ticks], Ticks]
+
+
+def _longest_ways(line: _Line, steps: int) -> _Ways | None:
+    """What finds them sooner than so many steps of the rule; None: nothing does."""
+    n, levels = line.ranks, len(line.kinds)
+    if n > 1 and steps == n - 1:
+        found: _Ways = _within_a_turn
+    elif n > 1 and steps >= 2 * (n - 1):
+        found = _few_stays if line.waits_for_latency else _few_moves
+        levels = 1 if line.waits_for_latency else levels
+    else:
+        return None
+    return found if _LEVEL_STEPS * levels <= steps else None
 
 
 @lru_cache(maxsize=_KEPT_LINES)
@@ -131,6 +145,44 @@ def by_steps(busy_ns: Ticks, latency_ns: Ticks, steps: int, begun_ns: Ticks) -> 
     return arrived_ns
 
 
+def _within_a_turn(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
+    """Of N-2 steps; see above. Ways begin at the places 2-N to N-1, and end at 0 to N-1."""
+    n = line.ranks
+    place = np.arange(2 - n, n, dtype=np.float64)
+    from_ns = np.concatenate(
+        [first_ns[..., 2:] - line.moved_ns[2:] + line.turn_ns, first_ns - line.moved_ns], axis=-1
+    )
+    ways = np.full(first_ns.shape, -np.inf)
+    for kind in line.kinds:
+        ends_ns = _of_one_kind(from_ns + place * kind, line.busy_ns == kind)
+        ends_ns += (steps - place[n - 2 :]) * kind
+        np.maximum(ways, ends_ns, out=ways)
+    ways += line.moved_ns
+    return ways
+
+
+def _of_one_kind(from_ns: Ticks, has_kind: npt.NDArray[np.bool_]) -> Ticks:
+    """The best that each rank's ways begin with which stay where `has_kind`, -inf where none do."""
+    n, (first, last) = len(has_kind), np.flatnonzero(has_kind)[[0, -1]]
+    best = np.empty((*from_ns.shape[:-1], n))
+    best[..., 0] = -np.inf
+    best[..., 1:] = _running_maxima(from_ns[..., n - 1 :])
+    if not has_kind.all():
+        best[..., ~has_kind] = -np.inf
+        best[...] = _running_maxima(best)
+    np.maximum(best[..., :-1], _maxima_from(from_ns[..., : n - 1]), out=best[..., :-1])
+    if first:  # up to there ways stay on a rank of the turn before
+        best[..., :first] = -np.inf
+        until = min(first, max(0, last - 1))
+        best[..., :until] = _maxima_from(from_ns[..., : max(0, last - 1)])[..., :until]
+    return best
+
+
+def _maxima_from(values: Ticks) -> Ticks:
+    """The largest of each value and those after it, along the last axis."""
+    return _running_maxima(values[..., ::-1])[..., ::-1]
+
+
 def _few_moves(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
     """Where links wait for bytes; see above. Ways end at the places 0 to N-1, or -1 to N-2."""
     n = line.ranks
@@ -155,7 +207,7 @@ def _few_moves(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
     # from the places 2-2N to -N: those of 2-N to 0, a turn before, where P is smaller by the turn
     largest = line.kinds[-1]
     turned = from_ns[..., 1:n] + line.turn_ns + (place[1:n] - n) * largest
-    leftwards = _running_maxima(turned[..., ::-1])[..., ::-1]
+    leftwards = _maxima_from(turned)
     # the first end reaches back to all of them, the last to none
     around = leftwards + (steps - ends[:-1]) * largest
     np.maximum(ways[..., :-1], around, out=ways[..., :-1])
