@@ -192,4 +192,4 @@ def _lanes(request: Request) -> tuple[Host, Lanes]:
 
     host = Host(request.program, MOST_MORE)
     trial = Trial(host, request.cost, request.slowdowns, sums=request.sums)
-    return host, Lanes([trial], request.plan.period, counts=False)
+    return host, Lanes([trial], request.plan.period, counts=False, remembers=())

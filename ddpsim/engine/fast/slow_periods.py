@@ -44,15 +44,21 @@ class SlowPeriods:
 
     def _insert(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
         """Among those to come, in the order of their starts, each without what others cover."""
-        first = int(self._at.min())
-        tail = [*self._periods[first:], (start_ns, end_ns, factor)]
-        starts, ends = (np.stack([period[i] for period in tail]) for i in (0, 1))
-        order = np.argsort(starts, axis=0, kind="stable")
-        starts, ends = (np.take_along_axis(each, order, axis=0) for each in (starts, ends))
-        covered = np.maximum.accumulate(ends, axis=0)
-        starts[1:], ends[1:] = (np.maximum(each[1:], covered[:-1]) for each in (starts, ends))
-        self._periods[first:] = [(*each, factor) for each in zip(starts, ends, strict=True)]
-        self._reload(_ALL)
+        known, first = self._periods, int(self._at.min())
+        place = len(known) - 1  # of those that some lane's begins before the end of
+        while place > first and (start_ns < known[place - 1][1]).any():
+            place -= 1
+        covered_ns = np.full_like(start_ns, -np.inf)
+        for i in range(place, len(known)):
+            is_before = start_ns < known[i][0]
+            here_ns = np.where(is_before, start_ns, known[i][0])
+            here_end_ns = np.where(is_before, end_ns, known[i][1])
+            start_ns = np.where(is_before, known[i][0], start_ns)
+            end_ns = np.where(is_before, known[i][1], end_ns)
+            known[i] = np.maximum(here_ns, covered_ns), here_end_ns, factor
+            covered_ns = np.maximum(covered_ns, here_end_ns)
+        known.append((np.maximum(start_ns, covered_ns), end_ns, factor))
+        self._reload(_where(self._at >= place))
 
     def pass_over(self, now_ns: Ticks) -> None:
         """All lanes have come so far."""

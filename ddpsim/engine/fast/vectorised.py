@@ -20,7 +20,7 @@ from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.cluster.network import NO_TRAFFIC
 from ddpsim.cluster.transfers import Transfer
 from ddpsim.engine.fast.clocks import Clocks
-from ddpsim.engine.fast.collectives import Collective, InFlight, Waits
+from ddpsim.engine.fast.collectives import Collective, InFlight, Remembered, Waits
 from ddpsim.engine.fast.scalar import PER_MILLE, Lane
 from ddpsim.engine.fast.slow_periods import SlowPeriods
 from ddpsim.engine.fast.trials import (
@@ -54,11 +54,19 @@ class Lanes:
     """Trials whose hosts have the same instructions, on `ranks` ranks each, or on those that stand
     for all.
 
-    `counts`: how long ranks wait is asked, and not only when they end. `train` raises OverflowError
-    where the clock would no longer be exact.
+    `counts`: how long ranks wait is asked, and not only when they end. `remembers`: of which ranks
+    `timeline` may be asked; None: of all. `train` raises OverflowError where the clock would no
+    longer be exact.
     """
 
-    def __init__(self, trials: Sequence[Trial], ranks: int, *, counts: bool = True) -> None:
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        ranks: int,
+        *,
+        counts: bool = True,
+        remembers: Sequence[int] | None = None,
+    ) -> None:
         self._trials = trials
         self._shape = (len(trials), ranks)
         self._program = trials[0].host.program
@@ -74,7 +82,7 @@ class Lanes:
         self._now, self._steady = Waits.none(self._shape), Waits.none(self._shape)
         self._all_comm_ns = np.zeros(self._shape)
         self._step_ends_ns: list[Ticks] = []
-        self._collectives: list[Collective] = []
+        self._collectives = Remembered(remembers)
         self._done_ns: list[Ticks] = []  # of the iteration's collectives
         self._recorded: dict[int, Ticks] = {}
         self._repeats = 0
@@ -291,10 +299,11 @@ class Lanes:
             _check_exact(self._longest_ns * factors.max(), _LARGEST)
             each = np.repeat(factors, self._compute.size // len(factors))
             self._slow.append(joined.reshape(-1), ends.reshape(-1), each)
+        after_ns = column([launch.after_ns for launch in launches])
         self._comm.launched(group, collective, joined)
-        self._done_ns.append(ends + column([launch.after_ns for launch in launches]))
+        self._done_ns.append(ends + after_ns if np.any(after_ns) else ends)
+        self._collectives.add(collective)
         if self._counts:
-            self._collectives.append(collective)
             self._now.comm_ns += ends - joined
 
     def _ready(self, launches: Sequence[Communicate], launched_ns: Ticks | float) -> Ticks:
@@ -317,7 +326,6 @@ class Lanes:
             exposed_ns, late_ns = self._comm.within(self._compute, done)
             self._now.exposed_ns += exposed_ns
             self._now.late_ns += late_ns
-        self._comm.awaited(place)
         self._come_to(np.maximum(self._compute, done))
 
     @cached_property
@@ -378,13 +386,21 @@ class Lanes:
         """The lanes of some ranks (None: of the slowest), and what is known of all."""
         slowest = self.slowest_rank(trial)
         observed = [slowest] if observed is None else observed
-        ranks = {rank: self._lanes_of(trial, rank) for rank in {slowest, *observed}}
+        wanted = sorted({slowest, *observed})
+        told = self if self._collectives.is_whole else self._again(wanted)
+        ranks = {rank: told._lanes_of(trial, rank) for rank in wanted}
         late = [int(late_ns) for late_ns in self._steady.late_ns[trial]]
         return Timeline(ranks, self.warmup, slowest, late, self._repeats)
 
+    def _again(self, ranks: Sequence[int]) -> Lanes:
+        """The same, which remembers what these ranks saw."""
+        again = Lanes(self._trials, self._shape[1], counts=False, remembers=ranks)
+        again.train()
+        return again
+
     def _lanes_of(self, trial: int, rank: int) -> RankTimeline:
         told = self._trials[trial]
-        met = iter([collective.of(trial, rank) for collective in self._collectives])
+        met = self._collectives.of(trial, rank)
         slowdown = None if told.slowdowns is None else told.slowdowns[rank].tolist()
         stalls_ns = None if told.stalls_ns is None else told.stalls_ns[rank].tolist()
         lane = Lane(told.host, lambda *_: next(met), slowdown, stalls_ns)
