@@ -76,13 +76,19 @@ def _narrowing_s(request: Request) -> Iterator[tuple[float, float]]:
                 is_told = host.goes_on_alike(number)
             else:
                 is_told = not lanes.waited and host.repeats_from(number, least_ns, waited=False)
+            if lanes.cycle_ns is not None:
+                break
             if slowed_alike and is_told:
                 yield least_ns / NS_PER_S, most_ns / NS_PER_S
     except OverflowError:
         exact_s = mean_step_s(run(request).timeline)
     else:
-        is_told = lanes.settled[0]
-        exact_s = lanes.steady_step(0).mean_s if is_told else mean_step_s(run(request).timeline)
+        if lanes.cycle_ns is not None:
+            exact_s = lanes.cycle_ns / NS_PER_S
+        elif lanes.settled[0]:
+            exact_s = lanes.steady_step(0).mean_s
+        else:
+            exact_s = mean_step_s(run(request).timeline)
     yield exact_s, exact_s
 
 
@@ -122,13 +128,24 @@ def _falls_behind(host: Host, shortest_ns: int) -> bool:
 
 
 def _told_s(request: Request, lengths_ns: Iterable[Ticks]) -> Iterator[tuple[float, float]]:
-    """What steps that follow each other tell, as long as they differ."""
+    """What steps that follow each other tell, until they come again."""
+    ended: dict[bytes, tuple[int, float]] = {}  # by how ranks stood to each other
+    now_ns: Ticks | float = 0.0
     with suppress(OverflowError):
-        for each_ns in islice(lengths_ns, MOST_MORE):
+        for number, each_ns in enumerate(islice(lengths_ns, MOST_MORE)):
             least_ns, most_ns = int(each_ns.min()), int(each_ns.max())
             yield least_ns / NS_PER_S, most_ns / NS_PER_S
             if least_ns == most_ns:
                 return
+            now_ns = now_ns + each_ns
+            first_ns = float(now_ns[0, 0])
+            stood = (now_ns - first_ns).tobytes()
+            if stood in ended:
+                since, since_ns = ended[stood]
+                cycle_s = (first_ns - since_ns) / (number - since) / NS_PER_S
+                yield cycle_s, cycle_s
+                return
+            ended[stood] = number, first_ns
     exact_s = mean_step_s(run(request).timeline)
     yield exact_s, exact_s
 

@@ -21,6 +21,7 @@ from ddpsim.cluster.network import NO_TRAFFIC
 from ddpsim.cluster.transfers import Transfer
 from ddpsim.engine.fast.clocks import Clocks
 from ddpsim.engine.fast.collectives import Collective, InFlight, Remembered, Waits
+from ddpsim.engine.fast.repeats import Repeats
 from ddpsim.engine.fast.scalar import PER_MILLE, Lane
 from ddpsim.engine.fast.slow_periods import SlowPeriods
 from ddpsim.engine.fast.trials import (
@@ -71,14 +72,13 @@ class Lanes:
         self._shape = (len(trials), ranks)
         self._program = trials[0].host.program
         self._clocks = Clocks([trial.host for trial in trials])
-        self._state: list[Ticks] = []  # of hosts and loaders, since the last step's end
         self._sums = trials[0].sums if len(trials) == 1 else None
         self._compute = np.zeros(self._shape)  # when all that was launched is done
         self._comm = InFlight(self._shape, trials[0].cost, [trial.traffic for trial in trials])
         self._least = np.zeros((len(trials), 1))  # no stream is behind this
         self._slow = SlowPeriods(self._compute.size)
         self._waited = np.zeros(len(trials), dtype=bool)
-        self._have_waited: list[npt.NDArray[np.bool_]] = []  # by step
+        self._repeats_found = Repeats(trials, self._clocks)
         self._now, self._steady = Waits.none(self._shape), Waits.none(self._shape)
         self._all_comm_ns = np.zeros(self._shape)
         self._step_ends_ns: list[Ticks] = []
@@ -94,7 +94,7 @@ class Lanes:
     def train(self) -> None:
         """Until the first step that all after it are exactly like, in all trials, or else all.
 
-        Where steps are of several kinds, until those of a period come again, and the steady ones.
+        Where only a few steps come again and again, until they do, and the steady ones.
         """
         for _ in self.trained():
             pass
@@ -102,7 +102,7 @@ class Lanes:
     def trained(self) -> Iterator[Ticks]:
         """The same, step by step: after each one how long it has taken, [trials, ranks]."""
         iterations, steps = self._program.iterations, self._trials[0].host.steps
-        self.warmup = steps - iterations
+        self.warmup, found = steps - iterations, self._repeats_found
         # once freed, glibc keeps as much for later arrays, and fetches no new pages
         np.empty(_KEPT)
         number = -1
@@ -110,9 +110,11 @@ class Lanes:
             begun = self._compute.copy()
             self._iterate(number)
             lengths = self._compute - begun
-            alike = self._repeat_from(number, lengths)
-            if number + 1 < self.warmup and self._come_again(number):
-                self.warmup, steps = number + 1, number + 1 + iterations
+            alike = [False] * len(self._trials)
+            if not self.varies:
+                alike = found.alike(number, lengths, self._compute, self._waited)
+                if number + 1 < self.warmup and found.come_again(number):
+                    self.warmup, steps = number + 1, number + 1 + iterations
             if all(alike):
                 self.warmup, self._repeats = number, iterations - 1
                 self._steady = Waits.none(self._shape)  # of steps that are warm-up now
@@ -140,6 +142,11 @@ class Lanes:
             yield self._compute - begun
 
     @property
+    def cycle_ns(self) -> float | None:
+        """The mean of the steps that come again and again; None where none are known to."""
+        return self._repeats_found.cycle_ns
+
+    @property
     def hosts_ns(self) -> Ticks:
         """The clock of each host, as many as keep a time of their own."""
         return np.asarray(self._clocks.at_ns)
@@ -148,47 +155,6 @@ class Lanes:
     def waited(self) -> bool:
         """Whether a device, or a collective, has waited for a launch in the last step."""
         return bool(self._waited.any())
-
-    def _repeat_from(self, number: int, lengths: Ticks) -> list[bool]:
-        """Of each trial whether all iterations after this one are like it."""
-        if self.varies:
-            return [False] * len(self._trials)
-        if self._program.synchronizes:
-            return self._alike_again(number, lengths)
-        lasting = zip(self._trials, lengths, self._waited, strict=True)
-        return [
-            bool((each == each[0]).all())
-            and trial.host.repeats_from(number, int(each[0]), waited=bool(waited))
-            for trial, each, waited in lasting
-        ]
-
-    def _come_again(self, number: int) -> bool:
-        """Whether steps after this one are like those of the period that it ends, in all trials."""
-        program, period = self._program, self._program.strategy.period
-        if program.is_uniform or program.synchronizes or self.varies:
-            return False
-        self._have_waited.append(self._waited.copy())
-        if number < period:
-            return False
-        lengths = self._compute - self._step_ends_ns[number - period]
-        waited = np.any(self._have_waited[-period:], axis=0)
-        return all(
-            bool((each == each[0]).all())
-            and trial.host.comes_again(number, int(each[0]), waited=bool(late))
-            for trial, each, late in zip(self._trials, lengths, waited, strict=True)
-        )
-
-    def _alike_again(self, number: int, lengths: Ticks) -> list[bool]:
-        """The same where hosts wait for their devices: see `Lane`."""
-        before, self._state = self._state, self._clocks.since(self._compute)
-        lasting = zip(self._trials, lengths, self._state, strict=True)
-        return [
-            bool((each == each[0]).all())
-            and len(before) > i
-            and np.array_equal(before[i], state)
-            and trial.host.goes_on_alike(number)
-            for i, (trial, each, state) in enumerate(lasting)
-        ]
 
     def _iterate(self, number: int) -> None:
         factors, stalls_ns = drawn(self._trials, self._shape[1], number)
@@ -388,7 +354,7 @@ class Lanes:
         observed = [slowest] if observed is None else observed
         wanted = sorted({slowest, *observed})
         told = self if self._collectives.is_whole else self._again(wanted)
-        ranks = {rank: told._lanes_of(trial, rank) for rank in wanted}
+        ranks = {rank: told.lanes_of(trial, rank) for rank in wanted}
         late = [int(late_ns) for late_ns in self._steady.late_ns[trial]]
         return Timeline(ranks, self.warmup, slowest, late, self._repeats)
 
@@ -398,7 +364,8 @@ class Lanes:
         again.train()
         return again
 
-    def _lanes_of(self, trial: int, rank: int) -> RankTimeline:
+    def lanes_of(self, trial: int, rank: int) -> RankTimeline:
+        """Those of a rank that is remembered."""
         told = self._trials[trial]
         met = self._collectives.of(trial, rank)
         slowdown = None if told.slowdowns is None else told.slowdowns[rank].tolist()
