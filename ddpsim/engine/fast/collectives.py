@@ -63,18 +63,18 @@ class Collective:
 class Remembered:
     """Collectives as some ranks saw them, or as all did (None) while there is room for it.
 
-    `is_whole`: there was.
+    `is_whole`: there was. `remembers`: anything at all.
     """
 
     def __init__(self, ranks: Sequence[int] | None) -> None:
         self._ranks = ranks
         self._seen: list[Collective] = []
         self._figures = 0
-        self.is_whole = True
+        self.is_whole, self.remembers = True, ranks is None or len(ranks) > 0
 
     def add(self, collective: Collective) -> None:
         """One more."""
-        if not self.is_whole:
+        if not (self.is_whole and self.remembers):
             return
         self._seen.append(collective.seen_by(self._ranks))
         self._figures += self._seen[-1].met_ns.size + self._seen[-1].ends_ns.size
@@ -179,9 +179,12 @@ class InFlight:
                 ends_ns[i] = met_ns[i] + duration_ns(transfer)
         return ends_ns
 
+    def ended(self, group: ProcessGroup, ends_ns: Ticks) -> None:
+        """The next of a group begins no earlier."""
+        self._free_ns[group] = ends_ns
+
     def launched(self, group: ProcessGroup, collective: Collective, joined_ns: Ticks) -> None:
-        """One more."""
-        self._free_ns[group] = collective.ends_ns
+        """One more, in which ranks may wait."""
         self._launched.setdefault(group, deque()).append((joined_ns, collective))
 
     def within(self, start_ns: Ticks, end_ns: Ticks) -> tuple[Ticks, Ticks]:

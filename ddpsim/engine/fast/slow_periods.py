@@ -36,11 +36,27 @@ class SlowPeriods:
     def append(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
         """One more period of every lane, which begins after all that the lane has passed."""
         known = self._periods
-        if known and (start_ns < known[-1][1]).any():
+        if not known:
+            known.append((start_ns, end_ns, factor))
+            self._reload(_where(self._at == 0))
+        elif (start_ns < known[-1][0]).any():
             self._insert(start_ns, end_ns, factor)
-            return
-        known.append((start_ns, end_ns, factor))
-        self._reload(_where(self._at == len(known) - 1))
+        else:
+            self._follow(start_ns, end_ns, factor)
+
+    def _follow(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
+        """After the last one; it goes on with the new one where there is no time between."""
+        known, last = self._periods, len(self._periods) - 1
+        last_start_ns, last_end_ns, last_factor = known[last]
+        goes_on = (start_ns <= last_end_ns) & (self._at <= last)
+        if goes_on.any() and (factor == last_factor).all():
+            until_ns = np.where(goes_on, np.maximum(last_end_ns, end_ns), last_end_ns)
+            known[last] = last_start_ns, until_ns, factor
+            start_ns = np.where(goes_on, until_ns, start_ns)
+            end_ns = np.where(goes_on, until_ns, end_ns)
+        if (start_ns < end_ns).any():
+            known.append((start_ns, end_ns, factor))
+        self._reload(_where(self._at >= last))
 
     def _insert(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
         """Among those to come, in the order of their starts, each without what others cover."""

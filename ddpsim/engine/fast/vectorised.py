@@ -128,14 +128,15 @@ class Lanes:
             if all(alike):
                 return
 
-    def steps_from(self, number: int, start_ns: float) -> Iterator[Ticks]:
-        """How long steps like this one take, each [trials, ranks]; all ranks begin the first.
+    def steps_from(self, number: int, start_ns: Ticks | float) -> Iterator[Ticks]:
+        """How long steps like this one take, each [trials, ranks]; ranks begin the first then.
 
         No host waits for its device, or for batches.
         """
         self._clocks.begin(number)
-        self._compute[:] = self._least[:] = start_ns
-        self._comm.begin(start_ns)
+        self._compute[:] = start_ns
+        self._least[:] = self._compute.min(axis=1, keepdims=True)
+        self._comm.begin(float(self._compute.min()))
         while True:
             begun = self._compute.copy()
             self._iterate(number)
@@ -258,19 +259,25 @@ class Lanes:
         transfers = self._transfers(step)
         ends = self._comm.ends_ns(group, transfers, joined)
         _check_exact(ends.max(), _LATEST_NS)
-        collective = Collective(transfers, self._comm.met(group, joined), ends)
+        self._slow_while(transfers, joined, ends)
+        self._comm.ended(group, ends)
+        after_ns = column([launch.after_ns for launch in launches])
+        self._done_ns.append(ends + after_ns if np.any(after_ns) else ends)
+        if self._counts or self._collectives.remembers:
+            collective = Collective(transfers, self._comm.met(group, joined), ends)
+            self._collectives.add(collective)
+        if self._counts:
+            self._comm.launched(group, collective, joined)
+            self._now.comm_ns += ends - joined
+
+    def _slow_while(self, transfers: Sequence[Transfer], joined: Ticks, ends: Ticks) -> None:
+        """Compute is slowed down under a collective."""
         slowdowns = [transfer.interference.compute for transfer in transfers]
         if any(slowdown != 1 for slowdown in slowdowns) and (ends > joined).any():
             factors = np.array([float(PER_MILLE * s) for s in slowdowns])
             _check_exact(self._longest_ns * factors.max(), _LARGEST)
             each = np.repeat(factors, self._compute.size // len(factors))
             self._slow.append(joined.reshape(-1), ends.reshape(-1), each)
-        after_ns = column([launch.after_ns for launch in launches])
-        self._comm.launched(group, collective, joined)
-        self._done_ns.append(ends + after_ns if np.any(after_ns) else ends)
-        self._collectives.add(collective)
-        if self._counts:
-            self._now.comm_ns += ends - joined
 
     def _ready(self, launches: Sequence[Communicate], launched_ns: Ticks | float) -> Ticks:
         """When the data of a collective is there."""
