@@ -152,7 +152,8 @@ def _told_s(
                     yield cycle_s, cycle_s
                 return
         half = len(lasts_ns) // 2
-        mean_s = (lasts_ns[-1] - lasts_ns[-1 - half]) / half / NS_PER_S
+        mean_ns = (lasts_ns[-1] - lasts_ns[-1 - half]) / half
+        mean_s = min(max(mean_ns, least_ns), most_ns) / NS_PER_S  # as the last step's lengths hold
         yield mean_s, mean_s
         return
     exact_s = mean_step_s(run(request).timeline)

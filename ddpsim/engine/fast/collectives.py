@@ -78,7 +78,7 @@ class Remembered:
             return
         self._seen.append(collective.seen_by(self._ranks))
         self._figures += self._seen[-1].met_ns.size + self._seen[-1].ends_ns.size
-        if self._figures > _MOST_REMEMBERED:
+        if self._ranks is None and self._figures > _MOST_REMEMBERED:
             self.is_whole = False
             self._seen.clear()
 
