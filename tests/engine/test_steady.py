@@ -126,7 +126,10 @@ def test_steps_that_come_again_in_a_cycle_end_the_warm_up() -> None:
     asked = job(
         cluster={
             "device": "a100-sxm-80gb",
-            **{"nodes": 16, "gpus_per_node": 4, "algorithm": "ring", "inter_node": slow_network},
+            "nodes": 16,
+            "gpus_per_node": 4,
+            "algorithm": "ring",
+            "inter_node": slow_network,
             "stragglers": {"distribution": "lognormal", "sigma": 0.03},
         },
         workload={"model": "resnet18", "batch_per_rank": 16},
