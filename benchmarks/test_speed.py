@@ -85,6 +85,10 @@ COLD |= {
         *("--set", "ddp.accumulation_steps=16"),
     ),
     "24-gloo-stragglers": ("run", str(GLOO), "--set", STRAGGLERS, *TEN),
+    "8192-hsdp-stragglers-jitter": (
+        *("run", str(SCENARIO), "--set", "cluster.nodes=1024", "--set", "ddp.strategy=hsdp"),
+        *("--set", AUTO, "--set", STRAGGLERS, "--set", JITTER),
+    ),
 }
 WEEKS = "90 epochs of 1.28M samples in 24 h"
 for beside, noise in (("jitter", JITTER), ("shared", BURSTS)):
@@ -97,7 +101,7 @@ for beside, noise in (("jitter", JITTER), ("shared", BURSTS)):
 COLD["32-p4d-jitter-tune-4096"] = (
     *("tune", str(SHARED), "--set", JITTER, "--global-batch", "4096"),
 )
-LONG = ("131072", "plan", "report", "tune")
+LONG = ("131072", "hsdp", "plan", "report", "tune")
 ON_ONE_CORE = """import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"""

@@ -143,7 +143,7 @@ def _structure(host: Host) -> Hashable:
 
 def _together(ranks: int, group: Sequence[tuple[int, Trial]]) -> dict[int, SteadyStep]:
     """Nothing of those that take longer to settle, or where the clock would get too long."""
-    lanes = Lanes([trial for _, trial in group], ranks)
+    lanes = Lanes([trial for _, trial in group], ranks, remembers=())
     try:
         lanes.train()
     except OverflowError:

@@ -131,6 +131,12 @@ class Program:
         return any(group != "world" for group, *_ in self.sent())
 
     @cached_property
+    def sends_in_line(self) -> bool:
+        """Whether every collective waits for all that the device was given before it."""
+        launched = (i for step in self.strategy.steps for i in step if isinstance(i, Communicate))
+        return all(each.waits_for is None and each.follows is None for each in launched)
+
+    @cached_property
     def overtakes(self) -> bool:
         """Whether a collective may begin before one of other ranks that is launched before it.
 

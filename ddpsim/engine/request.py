@@ -28,7 +28,7 @@ class Plan:
     """How many ranks to simulate, whether events are needed for it, and whether steps repeat.
 
     `period`: so many ranks stand for all, as rank r does what rank r % period does. `repeats`: all
-    steady steps are the same. `on_hosts`: hosts compute themselves, every rank, and transfers slow
+    steady steps are the same. `on_hosts`: gloo's threads send, of every rank, and transfers slow
     each other alone.
     """
 
@@ -96,7 +96,7 @@ class Request:
             and program.is_uniform
             and program.loader is None
             and self.traffic == NO_TRAFFIC,
-            on_hosts=program.blocking
+            on_hosts=(program.blocking or (program.comm_workers > 1 and program.sends_in_line))
             and not program.is_grouped
             and not self.is_calm
             and not self.traffic.loader_share

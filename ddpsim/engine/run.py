@@ -159,18 +159,20 @@ def _settles_after(request: Request) -> int | None:
     participants = request.plan.period
     if participants == 1 and request.is_calm:
         return _alone(request)[0].warmup
-    lanes = _trained(request, participants)
+    lanes = _trained(request, participants, remembers=())
     return None if lanes is None else lanes.warmup
 
 
-def _trained(request: Request, participants: int) -> Lanes | None:
+def _trained(
+    request: Request, participants: int, remembers: Sequence[int] | None = None
+) -> Lanes | None:
     """All ranks at once; None as for `_without_events`."""
     from ddpsim.engine.fast.trials import Trial  # noqa: PLC0415 -- numpy is slow to import
     from ddpsim.engine.fast.vectorised import Lanes  # noqa: PLC0415 -- numpy is slow to import
 
     drawn = request.slowdowns, request.stalls, request.sums
     trial = Trial(_host(request), request.cost, *drawn, request.traffic)
-    lanes = Lanes([trial], participants)
+    lanes = Lanes([trial], participants, remembers=remembers)
     try:
         lanes.train()
     except OverflowError:

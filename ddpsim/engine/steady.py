@@ -76,13 +76,19 @@ def _narrowing_s(request: Request) -> Iterator[tuple[float, float]]:
                 is_told = host.goes_on_alike(number)
             else:
                 is_told = not lanes.waited and host.repeats_from(number, least_ns, waited=False)
+            if lanes.cycle_ns is not None:
+                break
             if slowed_alike and is_told:
                 yield least_ns / NS_PER_S, most_ns / NS_PER_S
     except OverflowError:
         exact_s = mean_step_s(run(request).timeline)
     else:
-        is_told = lanes.settled[0]
-        exact_s = lanes.steady_step(0).mean_s if is_told else mean_step_s(run(request).timeline)
+        if lanes.cycle_ns is not None:
+            exact_s = lanes.cycle_ns / NS_PER_S
+        elif lanes.settled[0]:
+            exact_s = lanes.steady_step(0).mean_s
+        else:
+            exact_s = mean_step_s(run(request).timeline)
     yield exact_s, exact_s
 
 
@@ -95,7 +101,10 @@ def _far_behind_s(request: Request) -> Iterator[tuple[float, float]] | None:
     if request.program.synchronizes or request.program.loader or not _slowed_alike(request):
         return None
     host, lanes = _lanes(request)
-    steps_ns = lanes.steps_from(1, _LATE_NS)
+    before_ns, sums = _before_beginning_ns(host, request), request.sums
+    stood_ns = sums.stood_ns if sums and before_ns is None else None
+    begin_ns = _LATE_NS if stood_ns is None else _LATE_NS + stood_ns
+    steps_ns = lanes.steps_from(1, begin_ns)
     try:
         first_ns = next(steps_ns)
     except OverflowError:
@@ -103,11 +112,10 @@ def _far_behind_s(request: Request) -> Iterator[tuple[float, float]] | None:
     shortest_ns = int(first_ns.min())
     if not _falls_behind(host, shortest_ns):
         return None
-    before_ns = _before_beginning_ns(host, request)
     if before_ns is not None:
         together_ns = int((first_ns + before_ns).max() - before_ns.max())
         return iter([(together_ns / NS_PER_S, together_ns / NS_PER_S)])
-    return _told_s(request, chain([first_ns], steps_ns))
+    return _told_s(request, chain([first_ns], steps_ns), begin_ns)
 
 
 def _falls_behind(host: Host, shortest_ns: int) -> bool:
@@ -121,16 +129,41 @@ def _falls_behind(host: Host, shortest_ns: int) -> bool:
     return begun_ns >= launched_ns and host.repeats_from(number, shortest_ns, waited=False)
 
 
-def _told_s(request: Request, lengths_ns: Iterable[Ticks]) -> Iterator[tuple[float, float]]:
-    """What steps that follow each other tell, as long as they differ."""
+def _told_s(
+    request: Request, lengths_ns: Iterable[Ticks], begin_ns: Ticks | float
+) -> Iterator[tuple[float, float]]:
+    """What steps that follow each other tell, until they come again, or for long enough."""
+    ended: dict[bytes, tuple[int, float]] = {}  # by how ranks stood to each other
+    lasts_ns: list[float] = []
+    now_ns = begin_ns
     with suppress(OverflowError):
-        for each_ns in islice(lengths_ns, MOST_MORE):
+        for number, each_ns in enumerate(islice(lengths_ns, MOST_MORE)):
             least_ns, most_ns = int(each_ns.min()), int(each_ns.max())
             yield least_ns / NS_PER_S, most_ns / NS_PER_S
-            if least_ns == most_ns:
+            now_ns = now_ns + each_ns
+            last_ns = float(now_ns.max())
+            stood_ns = now_ns - last_ns
+            lasts_ns.append(last_ns)
+            since = ended.setdefault(stood_ns.tobytes(), (number, last_ns))
+            if least_ns == most_ns or since[0] < number:
+                _begin_others_from(request, stood_ns)
+                if least_ns < most_ns:
+                    cycle_s = (last_ns - since[1]) / (number - since[0]) / NS_PER_S
+                    yield cycle_s, cycle_s
                 return
+        half = len(lasts_ns) // 2
+        mean_ns = (lasts_ns[-1] - lasts_ns[-1 - half]) / half
+        mean_s = min(max(mean_ns, least_ns), most_ns) / NS_PER_S  # as the last step's lengths hold
+        yield mean_s, mean_s
+        return
     exact_s = mean_step_s(run(request).timeline)
     yield exact_s, exact_s
+
+
+def _begin_others_from(request: Request, stood_ns: Ticks) -> None:
+    """Variants on the same ranks come sooner to their own lengths from where these steps ended."""
+    if request.sums is not None:
+        request.sums.stood_ns = stood_ns - stood_ns.min()
 
 
 def _before_beginning_ns(host: Host, request: Request) -> Ticks | None:
@@ -192,4 +225,4 @@ def _lanes(request: Request) -> tuple[Host, Lanes]:
 
     host = Host(request.program, MOST_MORE)
     trial = Trial(host, request.cost, request.slowdowns, sums=request.sums)
-    return host, Lanes([trial], request.plan.period, counts=False)
+    return host, Lanes([trial], request.plan.period, counts=False, remembers=())

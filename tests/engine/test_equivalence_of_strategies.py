@@ -243,3 +243,15 @@ def test_noisy_ranks_equal_the_plain_model(
     assert fast.timeline.late_peers_ns == plain.timeline.late_peers_ns
     for rank in plain.timeline.ranks:
         assert seen(fast, rank) == seen(plain, rank)
+
+
+@settings(max_examples=6)
+@given(data=st.data(), model=models())
+def test_ranks_too_many_to_remember_are_simulated_again(data: st.DataObject, model: Model) -> None:
+    """For the lanes of those that are observed: the same ones."""
+    scenario = data.draw(jobs(data.draw(st.sampled_from(["hsdp", "fully_shard"])), noisy=True))
+    request = request_of(scenario, compile_program(scenario, model))
+    known = run(request, observed=[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ddpsim.engine.fast.collectives._MOST_REMEMBERED", 3)
+        assert run(request, observed=[0]) == known

@@ -138,9 +138,9 @@ def test_seeds_are_trials_of_one_simulation(monkeypatch: pytest.MonkeyPatch) -> 
     sizes = []
 
     class Counted(batch.Lanes):
-        def __init__(self, trials: Any, ranks: int) -> None:
+        def __init__(self, trials: Any, ranks: int, **options: Any) -> None:
             sizes.append((len(trials), ranks))
-            super().__init__(trials, ranks)
+            super().__init__(trials, ranks, **options)
 
     monkeypatch.setattr(batch, "Lanes", Counted)
     slow = {"stragglers": {"distribution": "lognormal", "sigma": 0.05}}

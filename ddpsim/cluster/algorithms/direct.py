@@ -30,6 +30,7 @@ __all__ = [
     "halving_doubling_ends_ns",
     "halving_doubling_ns",
     "halving_doubling_schedule",
+    "server_ends_ns",
     "server_ns",
     "server_schedule",
 ]
@@ -233,6 +234,53 @@ def server_schedule(paths: Paths, size_bytes: int) -> Schedule:
                     pushed[server] += sent
         behind = {end: [] for end in behind}
     return out.schedule(n)
+
+
+def server_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
+    """When it ends, given when each rank joins, [..., ranks] to [...]: turn by turn.
+
+    Of servers there are no more than turns, so that each serves others at a time.
+    """
+    import numpy as np  # noqa: PLC0415 -- see above
+
+    servers, (groups, members) = paths.servers, _senders(paths)
+    joined_ns = joined_ns.reshape(*joined_ns.shape[:-1], groups, members)
+    came_ns = np.zeros((*joined_ns.shape[:-2], servers, 1))  # all pushes to a server
+    for back in (False, True):
+        occupied_ns, taken_ns = _served_ns(paths, ceil(size_bytes / servers), back=back)
+        ready_ns, free_ns = came_ns, np.zeros_like(came_ns)
+        sent_ns = np.zeros_like(joined_ns)
+        for turn in range(groups):
+            served = (np.arange(servers) + turn) % groups
+            each = np.arange(servers), served
+            begun_ns = np.maximum(joined_ns[..., served, :], sent_ns[..., served, :])
+            begun_ns = np.maximum(begun_ns, free_ns)
+            if back:
+                begun_ns = np.maximum(begun_ns, ready_ns)
+            sent_ns[..., served, :] = begun_ns + occupied_ns[each]
+            free_ns = sent_ns[..., served, :].max(axis=-1, keepdims=True)
+            came_ns = np.maximum(came_ns, (begun_ns + taken_ns[each]).max(-1, keepdims=True))
+    return np.asarray(came_ns.max(axis=(-2, -1)))
+
+
+def _served_ns(paths: Paths, shard: int, *, back: bool) -> tuple[Ticks, Ticks]:
+    """How long a shard keeps its link busy, and takes, [servers, groups, members]."""
+    import numpy as np  # noqa: PLC0415 -- see above
+
+    n, inside = paths.ranks, paths.nodes == 1
+    usual = paths.direct(inside=inside)
+    shape = (paths.servers, *_senders(paths))
+    occupied_ns, taken_ns = (
+        np.full((paths.servers, n), float(of(usual, shard))) for of in (leaving_ns, step_ns)
+    )
+    for server in range(paths.servers):
+        is_touched = n + server in paths.touched
+        for rank in range(n) if is_touched else paths.touched & set(range(n)):
+            ends = (n + server, rank) if back else (rank, n + server)
+            link = paths.direct(ends, inside=inside)
+            occupied_ns[server, rank] = leaving_ns(link, shard)
+            taken_ns[server, rank] = step_ns(link, shard)
+    return occupied_ns.reshape(shape), taken_ns.reshape(shape)
 
 
 def _senders(paths: Paths) -> tuple[int, int]:

@@ -17,13 +17,16 @@ from ddpsim.cluster.algorithms.direct import (
     halving_doubling_ends_ns,
     halving_doubling_ns,
     halving_doubling_schedule,
+    server_ends_ns,
     server_ns,
     server_schedule,
 )
 from ddpsim.cluster.algorithms.nvls import nvls_ends_ns, nvls_ns, nvls_schedule
 from ddpsim.cluster.algorithms.rings import (
+    gloo_all_gather_ends_ns,
     gloo_all_gather_ns,
     gloo_all_gather_schedule,
+    gloo_ends_ns,
     gloo_ns,
     gloo_schedule,
     hierarchical_ends_ns,
@@ -117,8 +120,10 @@ def _folded(paths: Paths, size_bytes: int) -> float:
 
 ALGORITHMS: dict[str, Algorithm] = {
     "ring": Algorithm(ring_schedule, ring_ns, _around),
-    "gloo_ring": Algorithm(gloo_schedule, gloo_ns, _around),
-    "gloo_all_gather": Algorithm(gloo_all_gather_schedule, gloo_all_gather_ns, _to_one),
+    "gloo_ring": Algorithm(gloo_schedule, gloo_ns, _around, gloo_ends_ns),
+    "gloo_all_gather": Algorithm(
+        gloo_all_gather_schedule, gloo_all_gather_ns, _to_one, gloo_all_gather_ends_ns
+    ),
     "tree": Algorithm(tree_schedule, tree_ns, _around, tree_ends_ns),
     "halving_doubling": Algorithm(
         halving_doubling_schedule, halving_doubling_ns, _folded, halving_doubling_ends_ns
@@ -141,5 +146,5 @@ ALGORITHMS: dict[str, Algorithm] = {
     "direct": Algorithm(direct_schedule, direct_ns, _around, direct_ends_ns),
     "gather": Algorithm(gather_schedule, gather_ns, _to_one, gather_ends_ns),
     "nvls": Algorithm(nvls_schedule, nvls_ns, _once, nvls_ends_ns),
-    "parameter_server": Algorithm(server_schedule, server_ns, _once),
+    "parameter_server": Algorithm(server_schedule, server_ns, _once, server_ends_ns),
 }

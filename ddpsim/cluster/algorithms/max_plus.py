@@ -28,6 +28,9 @@ Let D = P_(r+N) - P_r be the length of a turn, and c the largest b.
   r that stay 0 to N-1 times begin at N neighbours, one at each rank. They pass every rank and stay
   at c: a maximum over a window of N, O(N). Where S-1 = 2N-3 the way that stays N-1 times passes all
   but the rank after r, and stays where b is largest of the others.
+* S = N-1, one turn: ways to r begin no earlier than at r-(N-2). With j the last rank up to r with
+  b_j = m, from such an m at 0 on, those to r begin up to 0, a running maximum to the left, or from
+  1 to j, one to the right: O(K N).
 * Where K is no smaller than the steps, the rule itself, all ranks of a step at once.
 
 All of these give the ticks of the plain model exactly: sums of integers far below 2^53, which
@@ -37,8 +40,10 @@ has times that repeat: one period, of N ranks then, over all the steps of the wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,11 +72,10 @@ def ring_ends_ns(
     if line.is_even and not line.latency_ns[0] and steps >= participants - 1:
         last_ns = begun_ns.max(axis=-1, keepdims=True) + steps * line.busy_ns[0]
         return np.broadcast_to(last_ns, begun_ns.shape), "closed-form"
-    by_ways = line.cost_steps <= steps and steps >= 2 * (participants - 1)
-    if participants == 1 or not by_ways:
+    longest = _longest_ways(line, steps)
+    if longest is None:
         return by_steps(line.busy_ns, line.latency_ns, steps, begun_ns), "recurrence"
     first_ns = np.maximum(begun_ns, np.roll(begun_ns, 1, axis=-1)) + line.busy_ns
-    longest = _few_stays if line.waits_for_latency else _few_moves
     return longest(line, steps - 1, first_ns) + line.latency_ns, "max-plus"
 
 
@@ -95,15 +99,37 @@ class _Line:
         """Whether all links are alike."""
         return len(self.kinds) == 1 and bool((self.latency_ns == self.latency_ns[0]).all())
 
+    @cached_property
+    def longest_move_ns(self) -> float:
+        """From a rank to the next."""
+        return float((self.busy_ns + np.roll(self.latency_ns, 1)).max())
+
+    @cached_property
+    def most_without_largest(self) -> int:
+        """How many ranks at most follow each other whose b is not the largest."""
+        places = np.flatnonzero(self.busy_ns == self.kinds[-1])
+        return int(np.diff(places, append=places[0] + self.ranks).max()) - 1
+
     @property
     def waits_for_latency(self) -> bool:
         """D > N c."""
         return self.turn_ns > self.ranks * self.kinds[-1]
 
-    @property
-    def cost_steps(self) -> int:
-        """How many steps of the rule cost as much as the longest ways."""
-        return _LEVEL_STEPS * (1 if self.waits_for_latency else len(self.kinds))
+
+_Ways = Callable[[_Line, int, Ticks], Ticks]
+
+
+def _longest_ways(line: _Line, steps: int) -> _Ways | None:
+    """What finds them sooner than so many steps of the rule; None: nothing does."""
+    n, levels = line.ranks, len(line.kinds)
+    if n > 1 and steps == n - 1:
+        found: _Ways = _within_a_turn
+    elif n > 1 and steps >= 2 * (n - 1):
+        found = _few_stays if line.waits_for_latency else _few_moves
+        levels = 1 if line.waits_for_latency else levels
+    else:
+        return None
+    return found if _LEVEL_STEPS * levels <= steps else None
 
 
 @lru_cache(maxsize=_KEPT_LINES)
@@ -131,35 +157,102 @@ def by_steps(busy_ns: Ticks, latency_ns: Ticks, steps: int, begun_ns: Ticks) -> 
     return arrived_ns
 
 
+def _kinds_to_try(line: _Line, steps: int, first_ns: Ticks) -> tuple[float, ...]:
+    """Values of b at which a longest way may stay, the largest last.
+
+    A way that passes a rank of the largest value had better stay there. One that passes none is
+    short; it is longer than all others only where what it begins with is later by as much.
+    """
+    *others, largest = line.kinds
+    if not others:
+        return line.kinds
+    passed = line.most_without_largest
+    least_ns = float(first_ns.min()) + (steps - passed - 1) * largest
+    most_ns = float(first_ns.max()) + passed * line.longest_move_ns
+    return (*(kind for kind in others if most_ns + steps * kind > least_ns), largest)
+
+
+class _OfKind(NamedTuple):
+    """What ways cost that stay at one value of b, whatever the arrivals are.
+
+    `begin_ns`: by the places where they begin; `end_ns`: by those where they end, 0 to N-1 or a
+    place earlier; `last`: the last rank of that value up to these, by its place among those where
+    ways begin. `first`: so many ends come before the first such rank.
+    """
+
+    begin_ns: Ticks
+    end_ns: Ticks
+    last: npt.NDArray[np.int64]
+    first: int
+
+
+@lru_cache(maxsize=_KEPT_LINES)
+def _of_kind(line: _Line, kind: float, steps: int, begin: int, end: int) -> _OfKind:
+    """Of ways from `begin` on to the N places from `end` on."""
+    n = line.ranks
+    places = np.arange(begin, end + n)
+    turns, ranks = np.divmod(places, n)
+    moved_ns = line.moved_ns[ranks] + turns * line.turn_ns
+    at_kind = np.where(line.busy_ns[ranks] == kind, np.arange(len(places)), -1)
+    last = np.maximum.accumulate(at_kind)[end - begin :]
+    ends = np.arange(end, end + n)
+    end_ns = moved_ns[end - begin :] + (steps - ends) * kind
+    first = int(np.count_nonzero(last < max(0, end - begin)))
+    return _OfKind(places * kind - moved_ns, end_ns, last, first)
+
+
+def _within_a_turn(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
+    """Of N-2 steps; see above. Ways begin at the places 2-N to N-1, and end at 0 to N-1."""
+    n = line.ranks
+    ways = np.full(first_ns.shape, -np.inf)
+    behind_ns = np.empty((*first_ns.shape[:-1], n - 1))  # the places 2-N to 0
+    for kind in _kinds_to_try(line, steps, first_ns):
+        known = _of_kind(line, kind, steps, 2 - n, 0)
+        np.add(first_ns[..., 2:], known.begin_ns[: n - 2], out=behind_ns[..., : n - 2])
+        behind_ns[..., n - 2] = first_ns[..., 0] + known.begin_ns[n - 2]
+        ends_ns = np.empty(first_ns.shape)
+        ends_ns[..., 0] = -np.inf
+        ends_ns[..., 1:] = _running_maxima(first_ns[..., 1:] + known.begin_ns[n - 1 :])
+        if len(line.kinds) > 1:
+            ends_ns = ends_ns[..., np.maximum(known.last - (n - 2), 0)]
+        np.maximum(ends_ns[..., :-1], _maxima_from(behind_ns), out=ends_ns[..., :-1])
+        if known.first:  # they stay on the last such rank of the turn before
+            ends_ns[..., : known.first] = -np.inf
+            stay_ns = _maxima_from(behind_ns[..., : known.last[0] + 1])
+            until = min(known.first, stay_ns.shape[-1])
+            ends_ns[..., :until] = stay_ns[..., :until]
+        ends_ns += known.end_ns
+        np.maximum(ways, ends_ns, out=ways)
+    return ways
+
+
+def _maxima_from(values: Ticks) -> Ticks:
+    """The largest of each value and those after it, along the last axis."""
+    return _running_maxima(values[..., ::-1])[..., ::-1]
+
+
 def _few_moves(line: _Line, steps: int, first_ns: Ticks) -> Ticks:
     """Where links wait for bytes; see above. Ways end at the places 0 to N-1, or -1 to N-2."""
-    n = line.ranks
+    n, largest = line.ranks, line.kinds[-1]
     before = 0 if steps >= 2 * n - 2 else 1
-    ends = np.arange(n, dtype=np.float64) - before
-    place = np.arange(1 - n, n - before, dtype=np.float64)
-    moved_ns, ways_ns, busy_ns = (
-        np.concatenate([once[..., 1:], again], axis=-1)[..., : len(place)]
-        for once, again in (
-            (line.moved_ns - line.turn_ns, line.moved_ns),
-            (first_ns, first_ns),
-            (line.busy_ns, line.busy_ns),
-        )
-    )
-    from_ns = ways_ns - moved_ns  # u - P
+    twice_ns = np.concatenate([first_ns[..., 1:], first_ns], axis=-1)[..., : 2 * n - 1 - before]
     ways = np.full(first_ns.shape, -np.inf)
-    for kind in line.kinds:
-        best = _running_maxima(from_ns + place * kind)
-        best[..., busy_ns != kind] = -np.inf
-        last = _running_maxima(best)[..., n - 1 - before :]
-        np.maximum(ways, last + (steps - ends) * kind, out=ways)
-    # from the places 2-2N to -N: those of 2-N to 0, a turn before, where P is smaller by the turn
-    largest = line.kinds[-1]
-    turned = from_ns[..., 1:n] + line.turn_ns + (place[1:n] - n) * largest
-    leftwards = _running_maxima(turned[..., ::-1])[..., ::-1]
+    for kind in _kinds_to_try(line, steps, first_ns):
+        known = _of_kind(line, kind, steps, 1 - n, -before)
+        from_ns = twice_ns + known.begin_ns
+        ends_ns = _running_maxima(from_ns)
+        ends_ns = (
+            ends_ns[..., known.last] if len(line.kinds) > 1 else ends_ns[..., n - 1 - before :]
+        )
+        ends_ns = ends_ns + known.end_ns
+        ends_ns[..., known.last < 0] = -np.inf
+        np.maximum(ways, ends_ns, out=ways)
+    # from the places 2-2N to -N: those of 2-N to 0, a turn before, where P is smaller by the turn;
     # the first end reaches back to all of them, the last to none
-    around = leftwards + (steps - ends[:-1]) * largest
+    around = _maxima_from(from_ns[..., 1:n]) + (line.turn_ns - n * largest)
+    around += known.end_ns[:-1]
     np.maximum(ways[..., :-1], around, out=ways[..., :-1])
-    return np.asarray(np.roll(ways + moved_ns[n - 1 - before :], -before, axis=-1))
+    return np.asarray(np.roll(ways, -before, axis=-1))
 
 
 def _few_stays(line: _Line, steps: int, first_ns: Ticks) -> Ticks:

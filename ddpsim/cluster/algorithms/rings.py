@@ -5,6 +5,7 @@ Costs: a latency and b seconds per byte of one link, n ranks, M bytes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from ddpsim.cluster.algorithms.max_plus import Ticks
 
 __all__ = [
+    "gloo_all_gather_ends_ns",
     "gloo_all_gather_ns",
     "gloo_all_gather_schedule",
+    "gloo_ends_ns",
     "gloo_ns",
     "gloo_schedule",
     "hierarchical_ends_ns",
@@ -145,6 +148,44 @@ def _gloo_phases(paths: Paths, each: int, segment: int, phases: int) -> Schedule
                 sent[rank].append(place)
         began = {rank: [sent[rank][-1], sent[(rank + 1) % n][-1]] for rank in range(n)}
     return out.schedule(n)
+
+
+def gloo_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
+    """When it ends, given when each rank joins, [..., ranks] to [...]: segment by segment."""
+    return _gloo_phases_ends_ns(paths, _segments(paths.ranks, size_bytes), 2, joined_ns)
+
+
+def gloo_all_gather_ends_ns(paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
+    """The same of an all-gather."""
+    return _gloo_phases_ends_ns(paths, _halves(paths.ranks, size_bytes), 1, joined_ns)
+
+
+def _gloo_phases_ends_ns(
+    paths: Paths, segments: tuple[int, int], phases: int, joined_ns: Ticks
+) -> Ticks:
+    """All ranks' next segments at once, each to its left neighbour."""
+    import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
+
+    n, (each, segment) = paths.ranks, segments
+    links = [_slowest_hop(paths)] * n
+    for rank in {end + more for end in paths.touched if end < n for more in (0, 1)}:
+        links[rank % n] = _slowest_hop(paths, (rank % n, (rank - 1) % n))
+    occupied_ns, taken_ns = (
+        np.array([of(link, segment) for link in links], dtype=np.float64)
+        for of in (leaving_ns, step_ns)
+    )
+    begun_ns = np.maximum(joined_ns, np.roll(joined_ns, 1, axis=-1))
+    for _ in range(phases):
+        sent_ns: deque[Ticks] = deque(maxlen=each)  # of the last segments, when each has arrived
+        left_ns = begun_ns
+        for _ in range(each * (n - 1)):
+            start_ns = left_ns if len(sent_ns) < 2 else np.maximum(left_ns, sent_ns[-2])
+            if len(sent_ns) == each:
+                start_ns = np.maximum(start_ns, np.roll(sent_ns[0], -1, axis=-1))
+            left_ns = start_ns + occupied_ns
+            sent_ns.append(start_ns + taken_ns)
+        begun_ns = np.maximum(sent_ns[-1], np.roll(sent_ns[-1], -1, axis=-1))
+    return np.asarray(begun_ns.max(axis=-1))
 
 
 def _slowest_hop(paths: Paths, ends: Ends | None = None) -> Link:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations, product
@@ -24,22 +25,67 @@ from ddpsim.engine.fast.flows import Flows, whole
 from ddpsim.engine.fast.scalar import Met, closed_form
 from ddpsim.engine.fast.trials import column
 
-__all__ = ["Collective", "InFlight", "Waits", "collective_ends_ns"]
+__all__ = ["Collective", "InFlight", "Remembered", "Waits", "collective_ends_ns"]
+
+_MOST_REMEMBERED = 2**25  # figures, 256 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What it is in each trial (or in all), its last arrival [trials, 1 or ranks], its ends."""
+    """What it is in each trial (or in all), its last arrival and its ends, [trials, ranks].
+
+    Or [trials, 1], where all ranks share them.
+    """
 
     transfers: Sequence[Transfer]
     met_ns: Ticks
     ends_ns: Ticks
 
-    def of(self, trial: int, rank: int) -> Met:
+    def seen_by(self, ranks: Sequence[int] | None) -> Collective:
+        """What these ranks see, or all (None), in no more room than it takes."""
+        both_ns = (self.met_ns, self.ends_ns)
+        alike = (ns.shape[1] == 1 or not ns.strides[1] for ns in both_ns)
+        met_ns, ends_ns = (
+            ns[:, :1].copy() if is_alike else ns if ranks is None else ns[:, ranks]
+            for ns, is_alike in zip(both_ns, alike, strict=True)
+        )
+        return Collective(self.transfers, met_ns, ends_ns)
+
+    def of(self, trial: int, place: int) -> Met:
         """As one rank saw it."""
         slowdown = self.transfers[trial % len(self.transfers)].interference.compute
-        met_ns = self.met_ns[trial, rank if self.met_ns.shape[1] > 1 else 0]
-        return Met(int(met_ns), int(self.ends_ns[trial, rank]), slowdown)
+        met_ns, end_ns = (
+            int(ns[trial, place if ns.shape[1] > 1 else 0]) for ns in (self.met_ns, self.ends_ns)
+        )
+        return Met(met_ns, end_ns, slowdown)
+
+
+class Remembered:
+    """Collectives as some ranks saw them, or as all did (None) while there is room for it.
+
+    `is_whole`: there was. `remembers`: anything at all.
+    """
+
+    def __init__(self, ranks: Sequence[int] | None) -> None:
+        self._ranks = ranks
+        self._seen: list[Collective] = []
+        self._figures = 0
+        self.is_whole, self.remembers = True, ranks is None or len(ranks) > 0
+
+    def add(self, collective: Collective) -> None:
+        """One more."""
+        if not (self.is_whole and self.remembers):
+            return
+        self._seen.append(collective.seen_by(self._ranks))
+        self._figures += self._seen[-1].met_ns.size + self._seen[-1].ends_ns.size
+        if self._ranks is None and self._figures > _MOST_REMEMBERED:
+            self.is_whole = False
+            self._seen.clear()
+
+    def of(self, trial: int, rank: int) -> Iterator[Met]:
+        """Those of a rank, in order."""
+        place = rank if self._ranks is None else self._ranks.index(rank)
+        return (collective.of(trial, place) for collective in self._seen)
 
 
 @dataclass(slots=True)
@@ -78,15 +124,11 @@ class InFlight:
         self.paths: set[str] = set()
         self._mesh = cost.mesh if isinstance(cost, GroupedCost) else None
         self._free_ns: dict[ProcessGroup, Ticks | float] = {}  # when a group's lane is
-        self._groups: list[ProcessGroup] = []  # of each collective
-        self._launched: dict[ProcessGroup, list[tuple[Ticks, Collective]]] = {}  # as joined
-        self._ended: dict[ProcessGroup, int] = {}  # so many of them have ended
+        self._launched: dict[ProcessGroup, deque[tuple[Ticks, Collective]]] = {}  # as joined
 
     def begin(self, start_ns: float | None = None) -> None:
         """An iteration; at `start_ns`, where nothing is in flight then."""
-        self._groups.clear()
         self._launched.clear()
-        self._ended.clear()
         if start_ns is not None:
             self._free_ns = dict.fromkeys(self._free_ns, start_ns)
 
@@ -137,24 +179,24 @@ class InFlight:
                 ends_ns[i] = met_ns[i] + duration_ns(transfer)
         return ends_ns
 
-    def launched(self, group: ProcessGroup, collective: Collective, joined_ns: Ticks) -> None:
-        """One more."""
-        self._free_ns[group] = collective.ends_ns
-        self._groups.append(group)
-        self._launched.setdefault(group, []).append((joined_ns, collective))
+    def ended(self, group: ProcessGroup, ends_ns: Ticks) -> None:
+        """The next of a group begins no earlier."""
+        self._free_ns[group] = ends_ns
 
-    def awaited(self, place: int) -> None:
-        """Those of its group up to this one have ended."""
-        group = self._groups[place]
-        count = self._groups[:place].count(group)
-        self._ended[group] = max(self._ended.get(group, 0), count)
+    def launched(self, group: ProcessGroup, collective: Collective, joined_ns: Ticks) -> None:
+        """One more, in which ranks may wait."""
+        self._launched.setdefault(group, deque()).append((joined_ns, collective))
 
     def within(self, start_ns: Ticks, end_ns: Ticks) -> tuple[Ticks, Ticks]:
-        """Ticks of a wait in which one is in flight, and in which one waits for late peers."""
-        lanes = [
-            _seen(launched[self._ended.get(group, 0) :], start_ns, end_ns)
-            for group, launched in self._launched.items()
-        ]
+        """Ticks of a wait in which one is in flight, and in which one waits for late peers.
+
+        Waits come one after the other.
+        """
+        lanes = []
+        for launched in self._launched.values():
+            while launched and (launched[0][1].ends_ns <= start_ns).all():
+                launched.popleft()
+            lanes.append(_seen(launched, start_ns, end_ns))
         in_flight = [[(joined, ended) for joined, ended, _ in lane] for lane in lanes]
         late = [[(joined, met) for joined, _, met in lane] for lane in lanes]
         return _united_ns(in_flight, start_ns), _united_ns(late, start_ns)
@@ -181,7 +223,7 @@ _Periods = list[tuple[Ticks, Ticks]]
 
 
 def _seen(
-    lane: Sequence[tuple[Ticks, Collective]], start_ns: Ticks, end_ns: Ticks
+    lane: Iterable[tuple[Ticks, Collective]], start_ns: Ticks, end_ns: Ticks
 ) -> list[tuple[Ticks, Ticks, Ticks]]:
     """Within a wait, of a lane's collectives: from when, to their ends, to the last arrivals.
 

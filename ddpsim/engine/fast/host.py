@@ -124,19 +124,22 @@ class Host:
             return False
         return self.program.is_uniform and self.script(number) is self.script(last)
 
-    def comes_again(self, number: int, length_ns: int, *, waited: bool) -> bool:
-        """Whether the iterations after this one are like those of the period that it ends.
+    def comes_again(self, number: int, count: int, length_ns: int, *, waited: bool) -> bool:
+        """Whether the iterations after this one are like the last `count` ones.
 
-        As for `repeats_from`, where the device takes so long for the period.
+        As for `repeats_from`, where the device takes so long for all of these. A host that waits
+        for its device has no clock of its own, that tells.
         """
-        period = self.program.strategy.period
-        first = number + 1 - period
+        first = number + 1 - count
         if first < self.program.warmup or number == self.steps - 1:
             return False
         later = range(number + 1, self.steps)
-        return all(self.script(each) is self.script(each - period) for each in later) and all(
-            self._launches_alike(place, period, length_ns, waited=waited)
-            for place in range(first, number + 1)
+        return all(self.script(each) is self.script(each - count) for each in later) and (
+            self.program.synchronizes
+            or all(
+                self._launches_alike(place, count, length_ns, waited=waited)
+                for place in range(first, number + 1)
+            )
         )
 
     def repeats_from(self, number: int, length_ns: int, *, waited: bool) -> bool:

@@ -1,9 +1,10 @@
-"""Ranks whose hosts compute themselves, as with gloo: all at once, or one whose lanes are wanted.
+"""Ranks under gloo: all at once, or one whose lanes are wanted.
 
-A host blocks in all that it does, so its clock is its stream's but for a stall. Collectives leave
-all ranks together, so a rank's arrivals follow from its own work and the ends before. Two of them
-may be in flight: when one ends is asked for when a later one needs its thread, or a host waits for
-it. All that begins before that end was launched before, by then (`Threads`).
+A host that computes itself blocks in all that it does, so its clock is its stream's but for a
+stall; a GPU's runs ahead. Collectives leave all ranks together, so a rank's arrivals follow from
+its own work and the ends before. Two of them may be in flight: when one ends is asked for when a
+later one needs its thread, or a stream waits for it. All that begins before that end was launched
+before, by then (`Threads`): what is launched later waits for that stream.
 """
 
 from __future__ import annotations
@@ -81,14 +82,14 @@ class Threads:
     def __init__(self, request: Request) -> None:
         self._cost, self._traffic = request.cost, request.traffic
         self._flows = Flows(request.traffic)
-        self._count = request.program.comm_workers
+        self._count, self._blocks = request.program.comm_workers, request.program.blocking
         self._busy: list[Sent] = []
         self._free_ns = 0
         self.sent: list[Sent] = []
         self.paths = {"whole:shared" if self._count > 1 else "whole"}
 
     def free_ns(self) -> int:
-        """A thread is held by its collective, and by a hook's work after it."""
+        """A thread is held by its collective, and on a CPU by a hook's work after it."""
         if len(self._busy) == self._count:
             first = self._first_free()
             self._busy.remove(first)
@@ -108,7 +109,7 @@ class Threads:
         return min(ended, key=self._thread_free_ns)
 
     def _thread_free_ns(self, sent: Sent) -> int:
-        return self.end_ns(sent) + sent.launched.after_ns
+        return self.end_ns(sent) + (sent.launched.after_ns if self._blocks else 0)
 
     def join(self, launched: Communicate, joined_ns: Any) -> Sent:
         """All ranks come to a collective, [ranks]."""
@@ -205,8 +206,8 @@ class HostRank:
         taken_ns: Any = work.device_ns
         if taken_ns and self._factor is not None:
             taken_ns = self.rounded(taken_ns * self._factor)
-        self._host_ns = self._stream_ns = begin_ns + taken_ns
-        self.saw_work(work.kind, begin_ns, self._host_ns)
+        self._go_on(begin_ns + taken_ns)
+        self.saw_work(work.kind, begin_ns, self._stream_ns)
 
     def _communicate(self, launched: Communicate) -> None:
         self._host_ns = self._host_ns + launched.host_ns
@@ -223,8 +224,14 @@ class HostRank:
 
     def _await(self, sent: Sent) -> None:
         begin_ns = self._come_so_far()
-        self._host_ns = self._stream_ns = self.latest(begin_ns, self._done_ns(sent))
-        self.saw_work("comm_wait", begin_ns, self._host_ns)
+        self._go_on(self.latest(begin_ns, self._done_ns(sent)))
+        self.saw_work("comm_wait", begin_ns, self._stream_ns)
+
+    def _go_on(self, end_ns: Any) -> None:
+        """What the stream does ends, and a host that does it itself goes on."""
+        self._stream_ns = end_ns
+        if self._program.blocking:
+            self._host_ns = end_ns
 
     def _done_ns(self, sent: Sent) -> int:
         return self._network.end_ns(sent) + sent.launched.after_ns

@@ -36,23 +36,45 @@ class SlowPeriods:
     def append(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
         """One more period of every lane, which begins after all that the lane has passed."""
         known = self._periods
-        if known and (start_ns < known[-1][1]).any():
+        if not known:
+            known.append((start_ns, end_ns, factor))
+            self._reload(_where(self._at == 0))
+        elif (start_ns < known[-1][0]).any():
             self._insert(start_ns, end_ns, factor)
-            return
-        known.append((start_ns, end_ns, factor))
-        self._reload(_where(self._at == len(known) - 1))
+        else:
+            self._follow(start_ns, end_ns, factor)
+
+    def _follow(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
+        """After the last one; it goes on with the new one where there is no time between."""
+        known, last = self._periods, len(self._periods) - 1
+        last_start_ns, last_end_ns, last_factor = known[last]
+        goes_on = (start_ns <= last_end_ns) & (self._at <= last)
+        if goes_on.any() and (factor == last_factor).all():
+            until_ns = np.where(goes_on, np.maximum(last_end_ns, end_ns), last_end_ns)
+            known[last] = last_start_ns, until_ns, factor
+            start_ns = np.where(goes_on, until_ns, start_ns)
+            end_ns = np.where(goes_on, until_ns, end_ns)
+        if (start_ns < end_ns).any():
+            known.append((start_ns, end_ns, factor))
+        self._reload(_where(self._at >= last))
 
     def _insert(self, start_ns: Ticks, end_ns: Ticks, factor: Ticks) -> None:
         """Among those to come, in the order of their starts, each without what others cover."""
-        first = int(self._at.min())
-        tail = [*self._periods[first:], (start_ns, end_ns, factor)]
-        starts, ends = (np.stack([period[i] for period in tail]) for i in (0, 1))
-        order = np.argsort(starts, axis=0, kind="stable")
-        starts, ends = (np.take_along_axis(each, order, axis=0) for each in (starts, ends))
-        covered = np.maximum.accumulate(ends, axis=0)
-        starts[1:], ends[1:] = (np.maximum(each[1:], covered[:-1]) for each in (starts, ends))
-        self._periods[first:] = [(*each, factor) for each in zip(starts, ends, strict=True)]
-        self._reload(_ALL)
+        known, first = self._periods, int(self._at.min())
+        place = len(known) - 1  # of those that some lane's begins before the end of
+        while place > first and (start_ns < known[place - 1][1]).any():
+            place -= 1
+        covered_ns = np.full_like(start_ns, -np.inf)
+        for i in range(place, len(known)):
+            is_before = start_ns < known[i][0]
+            here_ns = np.where(is_before, start_ns, known[i][0])
+            here_end_ns = np.where(is_before, end_ns, known[i][1])
+            start_ns = np.where(is_before, known[i][0], start_ns)
+            end_ns = np.where(is_before, known[i][1], end_ns)
+            known[i] = np.maximum(here_ns, covered_ns), here_end_ns, factor
+            covered_ns = np.maximum(covered_ns, here_end_ns)
+        known.append((np.maximum(start_ns, covered_ns), end_ns, factor))
+        self._reload(_where(self._at >= place))
 
     def pass_over(self, now_ns: Ticks) -> None:
         """All lanes have come so far."""

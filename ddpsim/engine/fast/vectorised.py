@@ -20,7 +20,8 @@ from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.cluster.network import NO_TRAFFIC
 from ddpsim.cluster.transfers import Transfer
 from ddpsim.engine.fast.clocks import Clocks
-from ddpsim.engine.fast.collectives import Collective, InFlight, Waits
+from ddpsim.engine.fast.collectives import Collective, InFlight, Remembered, Waits
+from ddpsim.engine.fast.repeats import Repeats
 from ddpsim.engine.fast.scalar import PER_MILLE, Lane
 from ddpsim.engine.fast.slow_periods import SlowPeriods
 from ddpsim.engine.fast.trials import (
@@ -54,27 +55,34 @@ class Lanes:
     """Trials whose hosts have the same instructions, on `ranks` ranks each, or on those that stand
     for all.
 
-    `counts`: how long ranks wait is asked, and not only when they end. `train` raises OverflowError
-    where the clock would no longer be exact.
+    `counts`: how long ranks wait is asked, and not only when they end. `remembers`: of which ranks
+    `timeline` may be asked; None: of all. `train` raises OverflowError where the clock would no
+    longer be exact.
     """
 
-    def __init__(self, trials: Sequence[Trial], ranks: int, *, counts: bool = True) -> None:
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        ranks: int,
+        *,
+        counts: bool = True,
+        remembers: Sequence[int] | None = None,
+    ) -> None:
         self._trials = trials
         self._shape = (len(trials), ranks)
         self._program = trials[0].host.program
         self._clocks = Clocks([trial.host for trial in trials])
-        self._state: list[Ticks] = []  # of hosts and loaders, since the last step's end
         self._sums = trials[0].sums if len(trials) == 1 else None
         self._compute = np.zeros(self._shape)  # when all that was launched is done
         self._comm = InFlight(self._shape, trials[0].cost, [trial.traffic for trial in trials])
         self._least = np.zeros((len(trials), 1))  # no stream is behind this
         self._slow = SlowPeriods(self._compute.size)
         self._waited = np.zeros(len(trials), dtype=bool)
-        self._have_waited: list[npt.NDArray[np.bool_]] = []  # by step
+        self._repeats_found = Repeats(trials, self._clocks)
         self._now, self._steady = Waits.none(self._shape), Waits.none(self._shape)
         self._all_comm_ns = np.zeros(self._shape)
         self._step_ends_ns: list[Ticks] = []
-        self._collectives: list[Collective] = []
+        self._collectives = Remembered(remembers)
         self._done_ns: list[Ticks] = []  # of the iteration's collectives
         self._recorded: dict[int, Ticks] = {}
         self._repeats = 0
@@ -86,7 +94,7 @@ class Lanes:
     def train(self) -> None:
         """Until the first step that all after it are exactly like, in all trials, or else all.
 
-        Where steps are of several kinds, until those of a period come again, and the steady ones.
+        Where only a few steps come again and again, until they do, and the steady ones.
         """
         for _ in self.trained():
             pass
@@ -94,7 +102,7 @@ class Lanes:
     def trained(self) -> Iterator[Ticks]:
         """The same, step by step: after each one how long it has taken, [trials, ranks]."""
         iterations, steps = self._program.iterations, self._trials[0].host.steps
-        self.warmup = steps - iterations
+        self.warmup, found = steps - iterations, self._repeats_found
         # once freed, glibc keeps as much for later arrays, and fetches no new pages
         np.empty(_KEPT)
         number = -1
@@ -102,9 +110,11 @@ class Lanes:
             begun = self._compute.copy()
             self._iterate(number)
             lengths = self._compute - begun
-            alike = self._repeat_from(number, lengths)
-            if number + 1 < self.warmup and self._come_again(number):
-                self.warmup, steps = number + 1, number + 1 + iterations
+            alike = [False] * len(self._trials)
+            if not self.varies:
+                alike = found.alike(number, lengths, self._compute, self._waited)
+                if number + 1 < self.warmup and found.come_again(number):
+                    self.warmup, steps = number + 1, number + 1 + iterations
             if all(alike):
                 self.warmup, self._repeats = number, iterations - 1
                 self._steady = Waits.none(self._shape)  # of steps that are warm-up now
@@ -118,18 +128,24 @@ class Lanes:
             if all(alike):
                 return
 
-    def steps_from(self, number: int, start_ns: float) -> Iterator[Ticks]:
-        """How long steps like this one take, each [trials, ranks]; all ranks begin the first.
+    def steps_from(self, number: int, start_ns: Ticks | float) -> Iterator[Ticks]:
+        """How long steps like this one take, each [trials, ranks]; ranks begin the first then.
 
         No host waits for its device, or for batches.
         """
         self._clocks.begin(number)
-        self._compute[:] = self._least[:] = start_ns
-        self._comm.begin(start_ns)
+        self._compute[:] = start_ns
+        self._least[:] = self._compute.min(axis=1, keepdims=True)
+        self._comm.begin(float(self._compute.min()))
         while True:
             begun = self._compute.copy()
             self._iterate(number)
             yield self._compute - begun
+
+    @property
+    def cycle_ns(self) -> float | None:
+        """The mean of the steps that come again and again; None where none are known to."""
+        return self._repeats_found.cycle_ns
 
     @property
     def hosts_ns(self) -> Ticks:
@@ -140,47 +156,6 @@ class Lanes:
     def waited(self) -> bool:
         """Whether a device, or a collective, has waited for a launch in the last step."""
         return bool(self._waited.any())
-
-    def _repeat_from(self, number: int, lengths: Ticks) -> list[bool]:
-        """Of each trial whether all iterations after this one are like it."""
-        if self.varies:
-            return [False] * len(self._trials)
-        if self._program.synchronizes:
-            return self._alike_again(number, lengths)
-        lasting = zip(self._trials, lengths, self._waited, strict=True)
-        return [
-            bool((each == each[0]).all())
-            and trial.host.repeats_from(number, int(each[0]), waited=bool(waited))
-            for trial, each, waited in lasting
-        ]
-
-    def _come_again(self, number: int) -> bool:
-        """Whether steps after this one are like those of the period that it ends, in all trials."""
-        program, period = self._program, self._program.strategy.period
-        if program.is_uniform or program.synchronizes or self.varies:
-            return False
-        self._have_waited.append(self._waited.copy())
-        if number < period:
-            return False
-        lengths = self._compute - self._step_ends_ns[number - period]
-        waited = np.any(self._have_waited[-period:], axis=0)
-        return all(
-            bool((each == each[0]).all())
-            and trial.host.comes_again(number, int(each[0]), waited=bool(late))
-            for trial, each, late in zip(self._trials, lengths, waited, strict=True)
-        )
-
-    def _alike_again(self, number: int, lengths: Ticks) -> list[bool]:
-        """The same where hosts wait for their devices: see `Lane`."""
-        before, self._state = self._state, self._clocks.since(self._compute)
-        lasting = zip(self._trials, lengths, self._state, strict=True)
-        return [
-            bool((each == each[0]).all())
-            and len(before) > i
-            and np.array_equal(before[i], state)
-            and trial.host.goes_on_alike(number)
-            for i, (trial, each, state) in enumerate(lasting)
-        ]
 
     def _iterate(self, number: int) -> None:
         factors, stalls_ns = drawn(self._trials, self._shape[1], number)
@@ -284,18 +259,25 @@ class Lanes:
         transfers = self._transfers(step)
         ends = self._comm.ends_ns(group, transfers, joined)
         _check_exact(ends.max(), _LATEST_NS)
-        collective = Collective(transfers, self._comm.met(group, joined), ends)
+        self._slow_while(transfers, joined, ends)
+        self._comm.ended(group, ends)
+        after_ns = column([launch.after_ns for launch in launches])
+        self._done_ns.append(ends + after_ns if np.any(after_ns) else ends)
+        if self._counts or self._collectives.remembers:
+            collective = Collective(transfers, self._comm.met(group, joined), ends)
+            self._collectives.add(collective)
+        if self._counts:
+            self._comm.launched(group, collective, joined)
+            self._now.comm_ns += ends - joined
+
+    def _slow_while(self, transfers: Sequence[Transfer], joined: Ticks, ends: Ticks) -> None:
+        """Compute is slowed down under a collective."""
         slowdowns = [transfer.interference.compute for transfer in transfers]
         if any(slowdown != 1 for slowdown in slowdowns) and (ends > joined).any():
             factors = np.array([float(PER_MILLE * s) for s in slowdowns])
             _check_exact(self._longest_ns * factors.max(), _LARGEST)
             each = np.repeat(factors, self._compute.size // len(factors))
             self._slow.append(joined.reshape(-1), ends.reshape(-1), each)
-        self._comm.launched(group, collective, joined)
-        self._done_ns.append(ends + column([launch.after_ns for launch in launches]))
-        if self._counts:
-            self._collectives.append(collective)
-            self._now.comm_ns += ends - joined
 
     def _ready(self, launches: Sequence[Communicate], launched_ns: Ticks | float) -> Ticks:
         """When the data of a collective is there."""
@@ -317,7 +299,6 @@ class Lanes:
             exposed_ns, late_ns = self._comm.within(self._compute, done)
             self._now.exposed_ns += exposed_ns
             self._now.late_ns += late_ns
-        self._comm.awaited(place)
         self._come_to(np.maximum(self._compute, done))
 
     @cached_property
@@ -378,13 +359,22 @@ class Lanes:
         """The lanes of some ranks (None: of the slowest), and what is known of all."""
         slowest = self.slowest_rank(trial)
         observed = [slowest] if observed is None else observed
-        ranks = {rank: self._lanes_of(trial, rank) for rank in {slowest, *observed}}
+        wanted = sorted({slowest, *observed})
+        told = self if self._collectives.is_whole else self._again(wanted)
+        ranks = {rank: told.lanes_of(trial, rank) for rank in wanted}
         late = [int(late_ns) for late_ns in self._steady.late_ns[trial]]
         return Timeline(ranks, self.warmup, slowest, late, self._repeats)
 
-    def _lanes_of(self, trial: int, rank: int) -> RankTimeline:
+    def _again(self, ranks: Sequence[int]) -> Lanes:
+        """The same, which remembers what these ranks saw."""
+        again = Lanes(self._trials, self._shape[1], counts=False, remembers=ranks)
+        again.train()
+        return again
+
+    def lanes_of(self, trial: int, rank: int) -> RankTimeline:
+        """Those of a rank that is remembered."""
         told = self._trials[trial]
-        met = iter([collective.of(trial, rank) for collective in self._collectives])
+        met = self._collectives.of(trial, rank)
         slowdown = None if told.slowdowns is None else told.slowdowns[rank].tolist()
         stalls_ns = None if told.stalls_ns is None else told.stalls_ns[rank].tolist()
         lane = Lane(told.host, lambda *_: next(met), slowdown, stalls_ns)

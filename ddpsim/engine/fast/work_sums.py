@@ -69,10 +69,14 @@ class Prefixes:
 
 
 class WorkSums:
-    """Of ranks whose work takes so many times as long, [ranks]."""
+    """Of ranks whose work takes so many times as long, [ranks].
+
+    `stood_ns`: how they stood to each other, [trials, ranks], at the end of some job's steps.
+    """
 
     def __init__(self, factors: Ticks) -> None:
         self.factors = np.ascontiguousarray(factors)
+        self.stood_ns: Ticks | None = None
         self._known: dict[tuple[bytes, float], Ticks] = {}
         self._prefixes: dict[tuple[bytes, float], Prefixes] = {}  # the oldest first
 
@@ -88,6 +92,7 @@ class WorkSums:
         for (works, pace), sums_ns in self._known.items():
             found._known[works, pace] = sums_ns.copy()
             found._known[works, pace][rank] = alone.of(np.frombuffer(works), pace)[0]
+        found.stood_ns = self.stood_ns
         return found
 
     def of(self, works_ns: Sequence[int] | Ticks, pace: float) -> Ticks:

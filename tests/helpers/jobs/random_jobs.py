@@ -61,7 +61,7 @@ def scenarios(
     cluster: dict[str, Any] = {
         "nodes": nodes,
         "gpus_per_node": gpus,
-        "device": "cpu-core" if gloo and draw(st.integers(0, 3)) else "a100-sxm-40gb",
+        "device": "cpu-core" if gloo and draw(st.booleans()) else "a100-sxm-40gb",
         "intra_node": {"bandwidth": draw(rates), "latency": draw(latencies)},
         "inter_node": {"bandwidth": draw(rates), "latency": draw(latencies)},
     }
