@@ -8,7 +8,7 @@ from ddpsim.prediction.api import load_scenario
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.resolve import resolve
 from ddpsim.strategies.fully_shard.casts import with_casts
-from ddpsim.strategies.fully_shard.step import LaunchedPiece
+from ddpsim.strategies.fully_shard.step import LaunchedPiece, Pass
 from ddpsim.strategies.instructions import Compute
 from ddpsim.strategies.ticks import Launch
 
@@ -21,10 +21,11 @@ def test_outputs_are_cast_out_of_a_unit_and_into_the_next() -> None:
     chains = [(0,), (0, 1), (0, 1, 2), (0, 3), (0,)]
     casts = {unit: Launch(0, unit + 1) for unit in range(4)}
     pieces = [LaunchedPiece(chain, Launch(0, 100)) for chain in chains]
-    cast = with_casts(pieces, casts, casts_inputs=True)
-    found = [(piece.chain, piece.launch.device_ns) for piece in cast]
+    cast = with_casts(Pass(pieces, pieces[::-1]), casts, casts_inputs=True)
+    found = [(piece.chain, piece.launch.device_ns) for piece in cast.forward]
     assert [each for each in found if each[1] < 100] == [((0,), 2), ((0,), 2), ((0,), 4), ((0,), 1)]
     assert [place for place, each in enumerate(found) if each[1] < 100] == [3, 4, 6, 8]
+    assert cast.backward == cast.forward[::-1]
 
 
 def test_casts_move_what_units_hand_on() -> None:
