@@ -161,8 +161,11 @@ def _told_s(
 
 
 def _begin_others_from(request: Request, stood_ns: Ticks) -> None:
-    """Variants on the same ranks come sooner to their own lengths from where these steps ended."""
-    if request.sums is not None:
+    """Variants on the same ranks come sooner to their own lengths from where these steps ended.
+
+    The first to end are those of the job itself, from which each variant is as far.
+    """
+    if request.sums is not None and request.sums.stood_ns is None:
         request.sums.stood_ns = stood_ns - stood_ns.min()
 
 
