@@ -106,11 +106,7 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
     fastest = min(fitting, key=lambda choice: choice.sample_s)
     good = [c for c in fitting if c.sample_s <= fastest.sample_s * (1 + FLAT)]
     pick = min(good, key=lambda choice: (len(choice.settings), choice.sample_s))
-    changes = []
-    with stage("choices compared", 2) as told:
-        for choice in (pick, fastest):
-            changes.append(_change(document, choice))
-            told.advance()
+    changes = _changes(document, [pick, fastest])
     caps = search.caps_with_other_options(pick)
     flat = tuple(cap for cap, choice in caps.items() if choice in good)
 
@@ -132,9 +128,17 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
     )
 
 
-def _change(document: Document, choice: _Choice) -> Change:
-    asked = option(document, *choice.settings, title=", ".join(choice.settings) or "as it is")
-    return compare(parse(document), [asked]).changes[0]
+def _changes(document: Document, choices: Sequence[_Choice]) -> list[Change]:
+    """What each brings; of equal ones one is compared."""
+    asked = {
+        each.settings: option(document, *each.settings, title=", ".join(each.settings) or "as it is")
+        for each in choices
+    }
+    with stage("choices compared", len(asked)) as told:
+        compared = compare(parse(document), asked.values()).changes
+        told.advance(len(asked))
+    found = dict(zip(asked, compared, strict=True))
+    return [found[each.settings] for each in choices]
 
 
 def _said(limits: Limits) -> Iterator[str]:
