@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, product
-from math import inf
 from typing import Any
 
 from ddpsim.errors import DdpsimError, Problem, ScenarioError
 from ddpsim.planning.compare import compare, hook_settings, option
-from ddpsim.planning.many import attempt_many
+from ddpsim.planning.many import AtLeast, Best, attempt_many
 from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings
 from ddpsim.prediction.next_steps import two_byte_hooks
 from ddpsim.prediction.resolve import resolve
@@ -61,10 +60,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class _Choice:
-    """Settings that differ from the scenario's own, and the figures with them."""
+    """Settings that differ from the scenario's own, and the figures with them.
+
+    `is_least`: nothing was simulated, but these settings are not among the best.
+    """
 
     settings: tuple[str, ...]
     brief: Brief
+    is_least: bool = False
 
     @property
     def sample_s(self) -> float:
@@ -108,6 +111,7 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
     pick = min(good, key=lambda choice: (len(choice.settings), choice.sample_s))
     changes = _changes(document, [pick, fastest])
     caps = search.caps_with_other_options(pick)
+    default = caps.get("default")
     flat = tuple(cap for cap, choice in caps.items() if choice in good)
 
     def regret(choice: _Choice | None) -> float | None:
@@ -120,7 +124,7 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
         changes[1],
         flat,
         regret(own[0] if search.fits(own[0]) else None),
-        regret(caps.get("default")),
+        regret(default and search.told(default.settings)),
         len(search.choices),
         len(search.choices) - len(fitting),
         tuple(_said(limits)),
@@ -131,7 +135,9 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
 def _changes(document: Document, choices: Sequence[_Choice]) -> list[Change]:
     """What each brings; of equal ones one is compared."""
     asked = {
-        each.settings: option(document, *each.settings, title=", ".join(each.settings) or "as it is")
+        each.settings: option(
+            document, *each.settings, title=", ".join(each.settings) or "as it is"
+        )
         for each in choices
     }
     with stage("choices compared", len(asked)) as told:
@@ -160,6 +166,7 @@ class _Search:
         self.problem = ""
         self._document = document
         self._found: dict[tuple[str, ...], _Choice | None] = {}
+        self._best = Best(self._fits, FLAT)
         self._differing: dict[str, bool] = {}
 
     @property
@@ -170,20 +177,28 @@ class _Search:
     @property
     def memory_limit_bytes(self) -> float:
         """Bytes a GPU may use."""
-        device = self.choices[0].brief.memory_bytes_per_gpu.device
+        return self._limit_bytes(self.choices[0].brief)
+
+    def _limit_bytes(self, brief: Brief) -> float:
+        device = brief.memory_bytes_per_gpu.device
         return min(device, self.limits.memory_bytes or device)
 
     def fits(self, choice: _Choice) -> bool:
         """Whether a choice keeps to the memory limit and has the wanted global batch."""
-        brief = choice.brief
-        if brief.memory_bytes_per_gpu.total > self.memory_limit_bytes:
-            return False
-        wanted = self.limits.global_batch
-        return wanted is None or round(self._samples(choice)) == wanted
+        return self._fits(choice.brief)
 
-    def _samples(self, choice: _Choice) -> float:
-        brief = choice.brief
-        return brief.throughput_samples_per_s * brief.iteration_time_s.mean
+    def _fits(self, brief: Brief) -> bool:
+        if brief.memory_bytes_per_gpu.total > self._limit_bytes(brief):
+            return False
+        samples, wanted = _samples(brief), self.limits.global_batch
+        return wanted is None or round(samples) == wanted
+
+    def told(self, settings: tuple[str, ...]) -> _Choice | None:
+        """One choice with its own step, if it can be simulated."""
+        known = self.simulated([settings])
+        if known and known[0].is_least:
+            self._simulate({settings: parse(self._document.changed(settings))}, Stage(), None)
+        return self._found[settings]
 
     def simulated(self, asked: Iterable[tuple[str, ...]]) -> list[_Choice]:
         """The choices of these settings that can be simulated."""
@@ -203,25 +218,26 @@ class _Search:
         """Those with the same micro-batches together: only they can share a simulation."""
         with stage("combinations", len(scenarios)) as told:
             for _, alike in groupby(scenarios.items(), lambda each: _micro_batches(each[1])):
-                self._simulate(dict(alike), told)
+                self._simulate(dict(alike), told, self._best if self.choices else None)
 
-    def _simulate(self, scenarios: Mapping[tuple[str, ...], Scenario], told: Stage) -> None:
-        outcomes = attempt_many(scenarios.values(), told.advance, self._most_sample_s())
+    def _simulate(
+        self, scenarios: Mapping[tuple[str, ...], Scenario], told: Stage, best: Best | None
+    ) -> None:
+        outcomes = attempt_many(scenarios.values(), told.advance, best)
         for settings, outcome in zip(scenarios, outcomes, strict=True):
-            if isinstance(outcome, Brief):
-                self._found[settings] = _Choice(settings, outcome)
-            else:
-                self._refuse(settings, outcome)
+            match outcome:
+                case Brief():
+                    self._found[settings] = _Choice(settings, outcome)
+                    self._best.hear(outcome)
+                case AtLeast(brief):
+                    self._found[settings] = _Choice(settings, brief, is_least=True)
+                case _:
+                    self._refuse(settings, outcome)
         fitting = [choice for choice in self.choices if self.fits(choice)]
         if fitting:
-            best = min(fitting, key=lambda choice: choice.sample_s)
-            step = format_duration(best.brief.iteration_time_s.mean)
-            told.known = [f"best so far: {step} a step with", *(best.settings or ("no change",))]
-
-    def _most_sample_s(self) -> float:
-        """A combination that takes longer cannot be among the best."""
-        fitting = [choice.sample_s for choice in self.choices if self.fits(choice)]
-        return min(fitting, default=inf) * (1 + FLAT)
+            first = min(fitting, key=lambda choice: choice.sample_s)
+            step = format_duration(first.brief.iteration_time_s.mean)
+            told.known = [f"best so far: {step} a step with", *(first.settings or ("no change",))]
 
     def _refuse(self, settings: tuple[str, ...], error: DdpsimError) -> None:
         self._found[settings] = None
@@ -302,6 +318,11 @@ class _Search:
         return found
 
 
+def _samples(brief: Brief) -> float:
+    """Of a step."""
+    return brief.throughput_samples_per_s * brief.iteration_time_s.mean
+
+
 def _micro_batches(scenario: Scenario) -> tuple[int, int]:
     return scenario.workload.batch_per_rank, scenario.ddp.accumulation_steps
 
@@ -329,8 +350,8 @@ def _sample(search: _Search) -> None:
             for name in ("first", "second", "rest")
         ]
         listed = ", ".join(f"{cap:.4g}" for cap in caps)
-        found = search.simulated([search.differing([*others, f"ddp.bucket_cap_mb=[{listed}]"])])
-        return found[0].sample_s if found and search.fits(found[0]) else float("inf")
+        found = search.told(search.differing([*others, f"ddp.bucket_cap_mb=[{listed}]"]))
+        return found.sample_s if found and search.fits(found) else float("inf")
 
     seed = search.scenario.run.seed % 2**32  # numpy's older generators take no more
     sampler = optuna.samplers.TPESampler(seed=seed)
