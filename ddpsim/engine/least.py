@@ -9,11 +9,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ddpsim.cluster.algorithms.max_plus import Ticks
-from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import ScheduledTransfer, Transfer, WholeTransfer, duration_ns
 from ddpsim.engine.fast.collectives import collective_ends_ns
@@ -24,7 +24,22 @@ from ddpsim.units import NS_PER_S
 
 __all__ = ["least_step_s"]
 
-_Step = Sequence[Instruction]
+
+class _Stretch(NamedTuple):
+    """So many works between two collectives, and what comes after them: a launch, a wait, or the end."""
+
+    works_ns: int
+    number: int
+    host_ns: int
+    then: Communicate | Await | None
+
+    @property
+    def least_ns(self) -> int:
+        """At full rate, each work less a tick, to which it is rounded."""
+        return self.works_ns - self.number
+
+
+_Step = Sequence[_Stretch]
 
 
 def least_step_s(request: Request) -> float:
@@ -35,9 +50,27 @@ def least_step_s(request: Request) -> float:
     program = request.program
     if program.blocking or not program.is_uniform or not request.plan.needs_no_events:
         return 0.0
-    step = program.step(program.warmup)
+    step = list(_stretches(program.step(program.warmup)))
     of_device_ns = max(_of_device_ns(request, step), _of_meetings_ns(request, step))
     return max(0.0, of_device_ns, _of_host_ns(request, step)) / NS_PER_S
+
+
+def _stretches(instructions: Sequence[Instruction]) -> Iterator[_Stretch]:
+    works_ns, count, host_ns = 0, 0, 0
+    for instruction in instructions:
+        if isinstance(instruction, Compute):
+            works_ns += instruction.device_ns
+            host_ns += instruction.host_ns
+            count += 1
+        elif isinstance(instruction, Communicate | Await):
+            yield _Stretch(works_ns, count, host_ns, instruction)
+            works_ns, count, host_ns = 0, 0, 0
+    yield _Stretch(works_ns, count, host_ns, None)
+
+
+def _sent(request: Request, launched: Communicate) -> Transfer:
+    cost = cost_of(request.cost, launched.group)
+    return cost.transfer(launched.operation, launched.size_bytes)
 
 
 def _factors(request: Request) -> Ticks:
@@ -47,14 +80,10 @@ def _factors(request: Request) -> Ticks:
     return request.slowdowns[:, request.program.warmup :].T
 
 
-def _works_ns(step: _Step) -> Iterator[int]:
-    """Of each work, less a tick, to which it is rounded."""
-    return (i.device_ns - 1 for i in step if isinstance(i, Compute) and i.device_ns)
-
-
 def _of_device_ns(request: Request, step: _Step) -> float:
     """All works of a step, between the ends of two, on the rank whose steps have the least."""
-    return float(_factors(request).mean(axis=0).min()) * sum(_works_ns(step))
+    least = float(_factors(request).mean(axis=0).min())
+    return least * sum(each.least_ns for each in step)
 
 
 def _of_meetings_ns(request: Request, step: _Step) -> float:
@@ -62,34 +91,33 @@ def _of_meetings_ns(request: Request, step: _Step) -> float:
 
     0 where all ranks meet in no collective, or some of them in others.
     """
-    place = None if request.program.is_grouped else _meeting(request.cost, step)
+    place = None if request.program.is_grouped else _meeting(request, step)
     if place is None:
         return 0.0
     factors = _factors(request)
-    head, tail = step[:place], step[place:]
-    first_ns = float(factors[0].min()) * sum(_works_ns(head))
-    ranks = _Ranks(request.cost, factors.shape)
+    head, tail = step[: place + 1], step[place + 1 :]
+    first_ns = float(factors[0].min()) * sum(each.least_ns for each in head)
+    ranks = _Ranks(request, factors.shape, head[-1])
     ranks.go(tail, factors)
     last_ns = float(ranks.now_ns[-1].max())
-    ranks.go(head, np.roll(factors, -1, axis=0))
+    ranks.go([*head[:-1], head[-1]._replace(then=None)], np.roll(factors, -1, axis=0))
     between_ns = float(ranks.now_ns[:-1].max(axis=1).sum())
     return (first_ns + between_ns + last_ns) / len(factors)
 
 
-def _meeting(cost: CollectiveCost, step: _Step) -> int | None:
-    """The place of the collective with which least is lost: what goes on until it is awaited.
+def _meeting(request: Request, step: _Step) -> int | None:
+    """After which works is the collective with which least is lost: what goes on until its end.
 
     That are works, and its own time, unless all ranks leave it together.
     """
     launched: dict[int, tuple[int, int]] = {}
     lost: list[tuple[int, int]] = []
     now_ns = 0
-    for place, instruction in enumerate(step):
-        match instruction:
-            case Compute(device_ns=work_ns):
-                now_ns += work_ns
-            case Communicate(number, _, operation, size_bytes, waits_for=None, follows=None):
-                transfer = cost.transfer(operation, size_bytes)
+    for place, stretch in enumerate(step):
+        now_ns += stretch.works_ns
+        match stretch.then:
+            case Communicate(number=number, waits_for=None, follows=None):
+                transfer = _sent(request, stretch.then)
                 own_ns = 0 if isinstance(transfer, WholeTransfer) else duration_ns(transfer)
                 launched[number] = now_ns - own_ns, place
             case Await(number) if number in launched:
@@ -105,41 +133,34 @@ class _Ranks:
     known of it. `now_ns`: when it has done all so far, at least.
     """
 
-    def __init__(self, cost: CollectiveCost, shape: tuple[int, ...]) -> None:
+    def __init__(self, request: Request, shape: tuple[int, ...], meeting: _Stretch) -> None:
         self.now_ns = np.full(shape, -np.inf)
-        self._cost = cost
-        self._free_ns: Ticks | None = None  # when collectives have ended
+        self._request = request
+        self._free_ns = np.zeros(shape)  # when collectives have ended
         self._done_ns: dict[int, Ticks] = {}
+        if isinstance(meeting.then, Communicate):
+            transfer = _sent(request, meeting.then)
+            if isinstance(transfer, WholeTransfer):
+                self._free_ns += duration_ns(transfer)
+            self._done_ns[meeting.then.number] = self._free_ns + meeting.then.after_ns
 
-    def go(self, instructions: _Step, factors: Ticks) -> None:
-        """Carry out instructions; the very first one is the meeting."""
-        works_ns, count = 0, 0
-        for instruction in instructions:
-            if isinstance(instruction, Compute):
-                works_ns += instruction.device_ns
-                count += 1
-            elif isinstance(instruction, Communicate | Await):
-                self.now_ns = self.now_ns + factors * works_ns - count  # each is rounded to a tick
-                works_ns, count = 0, 0
-                self._carry_out(instruction)
-        self.now_ns = self.now_ns + factors * works_ns - count
+    def go(self, step: _Step, factors: Ticks) -> None:
+        """Carry out a part of a step."""
+        for stretch in step:
+            works_ns = factors * stretch.works_ns - stretch.number  # each is rounded to a tick
+            self.now_ns = self.now_ns + works_ns
+            match stretch.then:
+                case Communicate():
+                    self._communicate(stretch.then)
+                case Await(number) if number in self._done_ns:  # launched since the meeting
+                    self.now_ns = np.maximum(self.now_ns, self._done_ns[number])
 
-    def _carry_out(self, instruction: Communicate | Await) -> None:
-        if isinstance(instruction, Await):
-            if instruction.number in self._done_ns:  # else one that was launched before the meeting
-                self.now_ns = np.maximum(self.now_ns, self._done_ns[instruction.number])
-            return
-        known = cost_of(self._cost, instruction.group)
-        transfer = known.transfer(instruction.operation, instruction.size_bytes)
-        if self._free_ns is None:
-            met_ns = duration_ns(transfer) if isinstance(transfer, WholeTransfer) else 0
-            self._free_ns = np.full(self.now_ns.shape, float(met_ns))
-        else:
-            begun_ns = self._free_ns
-            if instruction.waits_for is None and instruction.follows is None:
-                begun_ns = np.maximum(begun_ns, self.now_ns + instruction.before_ns)
-            self._free_ns = _least_ends_ns(transfer, begun_ns)
-        self._done_ns[instruction.number] = self._free_ns + instruction.after_ns
+    def _communicate(self, launched: Communicate) -> None:
+        begun_ns = self._free_ns
+        if launched.waits_for is None and launched.follows is None:
+            begun_ns = np.maximum(begun_ns, self.now_ns + launched.before_ns)
+        self._free_ns = _least_ends_ns(_sent(self._request, launched), begun_ns)
+        self._done_ns[launched.number] = self._free_ns + launched.after_ns
 
 
 def _least_ends_ns(transfer: Transfer, joined_ns: Ticks) -> Ticks:
@@ -160,16 +181,13 @@ def _of_host_ns(request: Request, step: _Step) -> float:
     """
     if request.stalls is not None:
         return 0.0
-    launched_ns = sum(i.host_ns for i in step if isinstance(i, Compute | Communicate))
+    sent = [each.then for each in step if isinstance(each.then, Communicate)]
+    launched_ns = sum(each.host_ns for each in step) + sum(each.host_ns for each in sent)
     slowest = 1.0 if request.slowdowns is None else float(request.slowdowns.max())
-    transfers = [
-        cost_of(request.cost, i.group).transfer(i.operation, i.size_bytes)
-        for i in step
-        if isinstance(i, Communicate)
-    ]
+    transfers = [_sent(request, each) for each in sent]
     slowed = max((float(each.interference.compute) for each in transfers), default=1.0)
-    own_ns = sum(i.before_ns + i.after_ns for i in step if isinstance(i, Communicate))
-    works_ns = slowest * slowed * sum(i.device_ns for i in step if isinstance(i, Compute))
+    own_ns = sum(each.before_ns + each.after_ns for each in sent)
+    works_ns = slowest * slowed * sum(each.works_ns for each in step)
     sent_ns = sum(longest_ns(transfer, request.traffic) for transfer in transfers)
     behind_ns = works_ns + own_ns + sent_ns
     if behind_ns > launched_ns:
