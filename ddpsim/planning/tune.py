@@ -14,6 +14,7 @@ from typing import Any
 
 from ddpsim.errors import DdpsimError, Problem, ScenarioError
 from ddpsim.planning.compare import compare, hook_settings, option
+from ddpsim.planning.dials import dialled
 from ddpsim.planning.many import AtLeast, Best, attempt_many
 from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings
 from ddpsim.prediction.next_steps import two_byte_hooks
@@ -87,10 +88,7 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
         raise TuneError("DataParallel has no buckets and none of DDP's options: nothing to tune")
     ddp, searches = search.scenario.ddp, limits.each_strategy and is_sharding(search.scenario)
     if not (ddp.is_ddp or searches):
-        what = "search all: ddpsim tune" if ddp.is_fully_sharded else "compare it: ddpsim compare"
-        raise TuneError(
-            f"ddp.strategy: {ddp.strategy} has no buckets to tune; {what} FILE --each-strategy"
-        )
+        raise TuneError(f"ddp.strategy: {ddp.strategy} has no {_other_way(search.scenario)}")
     own = search.simulated([()])
     if not own:
         raise ScenarioError([Problem("scenario", "", search.problem)])
@@ -130,6 +128,16 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
         tuple(_said(limits)),
         changes[0].warnings,
     )
+
+
+def _other_way(scenario: Scenario) -> str:
+    """What a strategy is without, and the command that answers in place of tune."""
+    if scenario.ddp.is_fully_sharded:
+        return "buckets to tune; search all: ddpsim tune FILE --each-strategy"
+    if dial := dialled(scenario):
+        key, values = dial[0].key, ",".join(dial[2])
+        return f"bucket_cap_mb to tune; try its own key: ddpsim sweep FILE --set {key}={values}"
+    return "buckets to tune; compare it: ddpsim compare FILE --each-strategy"
 
 
 def _changes(document: Document, choices: Sequence[_Choice]) -> list[Change]:
