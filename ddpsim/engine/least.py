@@ -9,15 +9,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
+from ddpsim.cluster.algorithms.dispatch import has_recurrence
 from ddpsim.cluster.algorithms.max_plus import Ticks
 from ddpsim.cluster.process_groups import cost_of
 from ddpsim.cluster.transfers import ScheduledTransfer, Transfer, WholeTransfer, duration_ns
 from ddpsim.engine.fast.collectives import collective_ends_ns
 from ddpsim.engine.fast.flows import longest_ns
+from ddpsim.engine.fast.scalar import PER_MILLE
+from ddpsim.engine.fast.slow_periods import SlowPeriods
 from ddpsim.engine.request import Request
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction
 from ddpsim.units import NS_PER_S
@@ -26,7 +30,7 @@ __all__ = ["least_step_s"]
 
 
 class _Stretch(NamedTuple):
-    """So many works between two collectives, and what comes after them: a launch, a wait, or the end."""
+    """So many works between collectives; `then` is one launched or awaited, or None at the end."""
 
     works_ns: int
     number: int
@@ -42,16 +46,18 @@ class _Stretch(NamedTuple):
 _Step = Sequence[_Stretch]
 
 
-def least_step_s(request: Request) -> float:
+def least_step_s(request: Request, *, closely: bool = False) -> float:
     """Seconds that no rank's mean steady step is shorter than.
 
-    0 where hosts compute themselves, or steps are of several kinds.
+    0 where hosts compute themselves, or steps are of several kinds. `closely`: works are slowed
+    down by collectives in flight, which takes ten times as long to tell.
     """
     program = request.program
     if program.blocking or not program.is_uniform or not request.plan.needs_no_events:
         return 0.0
     step = list(_stretches(program.step(program.warmup)))
-    of_device_ns = max(_of_device_ns(request, step), _of_meetings_ns(request, step))
+    slowing = _slowing(request, step) if closely else Fraction(1)
+    of_device_ns = max(_of_device_ns(request, step), _of_meetings_ns(request, step, slowing))
     return max(0.0, of_device_ns, _of_host_ns(request, step)) / NS_PER_S
 
 
@@ -86,7 +92,21 @@ def _of_device_ns(request: Request, step: _Step) -> float:
     return least * sum(each.least_ns for each in step)
 
 
-def _of_meetings_ns(request: Request, step: _Step) -> float:
+def _slowing(request: Request, step: _Step) -> Fraction:
+    """How many times as long works take under any collective; 1 where that cannot be bounded.
+
+    A rank that is earlier than another, or never waits for its host, is never slowed down where the
+    other has passed already: it launches the same collectives earlier, and they end earlier. Not so
+    where works slow down unequally, or collectives wait for something else than works.
+    """
+    launched = [each.then for each in step if isinstance(each.then, Communicate)]
+    if any(each.waits_for is not None or each.follows is not None for each in launched):
+        return Fraction(1)
+    factors = {_sent(request, each).interference.compute for each in launched}
+    return factors.pop() if len(factors) == 1 else Fraction(1)
+
+
+def _of_meetings_ns(request: Request, step: _Step, slowing: Fraction) -> float:
     """Works to the first meeting, from each to the next, and from the last one to the end.
 
     0 where all ranks meet in no collective, or some of them in others.
@@ -97,7 +117,7 @@ def _of_meetings_ns(request: Request, step: _Step) -> float:
     factors = _factors(request)
     head, tail = step[: place + 1], step[place + 1 :]
     first_ns = float(factors[0].min()) * sum(each.least_ns for each in head)
-    ranks = _Ranks(request, factors.shape, head[-1])
+    ranks = _Ranks(request, factors.shape, head[-1], slowing)
     ranks.go(tail, factors)
     last_ns = float(ranks.now_ns[-1].max())
     ranks.go([*head[:-1], head[-1]._replace(then=None)], np.roll(factors, -1, axis=0))
@@ -129,13 +149,18 @@ def _meeting(request: Request, step: _Step) -> int | None:
 class _Ranks:
     """The ranks of many steps side by side, each step from a meeting at 0 on, [steps, ranks].
 
-    Nothing slows their works or waits for a host. Before a rank awaits the meeting's end nothing is
-    known of it. `now_ns`: when it has done all so far, at least.
+    Nothing waits for a host; `slowing`: works take so many times as long under collectives. Before
+    a rank awaits the meeting's end nothing is known of it. `now_ns`: when it has done all so far,
+    at least.
     """
 
-    def __init__(self, request: Request, shape: tuple[int, ...], meeting: _Stretch) -> None:
+    def __init__(
+        self, request: Request, shape: tuple[int, ...], meeting: _Stretch, slowing: Fraction
+    ) -> None:
         self.now_ns = np.full(shape, -np.inf)
         self._request = request
+        self._slow = SlowPeriods(self.now_ns.size)
+        self._slowing = float(PER_MILLE * slowing)
         self._free_ns = np.zeros(shape)  # when collectives have ended
         self._done_ns: dict[int, Ticks] = {}
         if isinstance(meeting.then, Communicate):
@@ -147,27 +172,40 @@ class _Ranks:
     def go(self, step: _Step, factors: Ticks) -> None:
         """Carry out a part of a step."""
         for stretch in step:
-            works_ns = factors * stretch.works_ns - stretch.number  # each is rounded to a tick
-            self.now_ns = self.now_ns + works_ns
+            self._work(factors * stretch.works_ns - stretch.number)  # each is rounded to a tick
             match stretch.then:
                 case Communicate():
                     self._communicate(stretch.then)
                 case Await(number) if number in self._done_ns:  # launched since the meeting
                     self.now_ns = np.maximum(self.now_ns, self._done_ns[number])
+                    self._slow.pass_over(self.now_ns.reshape(-1))
+
+    def _work(self, works_ns: Ticks) -> None:
+        if self._slowing == PER_MILLE or self.now_ns[0, 0] < 0:
+            self.now_ns = self.now_ns + works_ns
+            return
+        lanes = np.arange(self.now_ns.size)
+        each_ns = np.floor(np.maximum(works_ns, 0)).reshape(-1, 1)
+        ends_ns, _ = self._slow.work_ends(lanes, self.now_ns.reshape(-1), each_ns, None)
+        self.now_ns = ends_ns.reshape(self.now_ns.shape)
 
     def _communicate(self, launched: Communicate) -> None:
         begun_ns = self._free_ns
         if launched.waits_for is None and launched.follows is None:
             begun_ns = np.maximum(begun_ns, self.now_ns + launched.before_ns)
-        self._free_ns = _least_ends_ns(_sent(self._request, launched), begun_ns)
+        self._free_ns = np.floor(_least_ends_ns(_sent(self._request, launched), begun_ns))
         self._done_ns[launched.number] = self._free_ns + launched.after_ns
+        if self._slowing != PER_MILLE:
+            paces = np.full(self.now_ns.size, self._slowing)
+            self._slow.append(begun_ns.reshape(-1), self._free_ns.reshape(-1), paces)
 
 
 def _least_ends_ns(transfer: Transfer, joined_ns: Ticks) -> Ticks:
     """When ranks end a collective at least, which they join no earlier, [steps, ranks]."""
     if joined_ns.shape[1] == 1:
         return joined_ns + duration_ns(transfer)
-    if isinstance(transfer, ScheduledTransfer):  # some are followed message by message
+    is_slow = isinstance(transfer, ScheduledTransfer) and not has_recurrence(transfer.algorithm)
+    if is_slow:  # followed message by message
         first_ns = joined_ns.min(axis=1, keepdims=True) + duration_ns(transfer)
         last_ns = joined_ns.max(axis=1, keepdims=True)
         return np.broadcast_to(np.maximum(first_ns, last_ns), joined_ns.shape)

@@ -103,11 +103,13 @@ def _best(
     left = sorted(range(len(jobs)), key=lambda i: -least[i].throughput_samples_per_s)
     many = 1
     while left:
-        out = [i for i in left if best.is_out_of_reach(least[i])]
-        found |= {i: AtLeast(least[i]) for i in out}
-        advance(len(out) * (1 - _BUILT))
-        left = [i for i in left if i not in found]
-        some, left = left[:many], left[many:]
+        at_once, left = _equal(left, least, many)
+        for i in at_once:
+            if not best.is_out_of_reach(least[i]):
+                least[i] = _least(jobs[i], parts, closely=True)
+        some = [i for i in at_once if not best.is_out_of_reach(least[i])]
+        found |= {i: AtLeast(least[i]) for i in at_once}
+        advance((len(at_once) - len(some)) * (1 - _BUILT))
         for i, outcome in zip(some, _all([jobs[i] for i in some], parts, advance), strict=True):
             found[i] = outcome
             if isinstance(outcome, Brief):
@@ -116,9 +118,21 @@ def _best(
     return [found[i] for i in range(len(jobs))]
 
 
-def _least(job: Job, parts: Parts) -> Brief:
-    least_ns = max(1, floor(least_step_s(job.request()) * NS_PER_S))
-    return _brief(job, SteadyStep([least_ns], 0, 0), parts)
+def _equal(places: list[int], least: Sequence[Brief], many: int) -> tuple[list[int], list[int]]:
+    """The first of places, so many and all that are as the last of them, and the others.
+
+    Of equal jobs one is simulated, where they are simulated together.
+    """
+    while many < len(places) and least[places[many]] == least[places[many - 1]]:
+        many += 1
+    return places[:many], places[many:]
+
+
+def _least(job: Job, parts: Parts, *, closely: bool = False) -> Brief:
+    """Of the shortest step that a job can take; nobody asks for its scaling."""
+    least_ns = max(1, floor(least_step_s(job.request(), closely=closely) * NS_PER_S))
+    ranks, memory = job.scenario.cluster.world_size, parts.memory(job)
+    return SteadyStep([least_ns], 0, 0).brief(job.samples_per_rank, ranks, 0.0, memory)
 
 
 def _job(scenario: Scenario, parts: Parts) -> Job | ScenarioError:

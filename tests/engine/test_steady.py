@@ -161,9 +161,10 @@ def test_works_between_collectives_that_follow_each_other() -> None:
 def part_that_is_told(found: Job) -> float:
     """Of a mean steady step, by the least that it can take: never more than all."""
     request = found.request()
-    least_s, mean_s = least_step_s(request), mean_step_s(run(request).timeline)
-    assert least_s <= mean_s
-    return least_s / mean_s
+    least_s, closer_s = least_step_s(request), least_step_s(request, closely=True)
+    mean_s = mean_step_s(run(request).timeline)
+    assert max(least_s, closer_s) <= mean_s
+    return closer_s / mean_s
 
 
 BURSTS = Traffic(Fraction(1), Fraction(1, 2), 400_000, 1_000_000)
@@ -175,14 +176,16 @@ BURSTS = Traffic(Fraction(1), Fraction(1, 2), 400_000, 1_000_000)
     scenarios(gloo=False),
     st.sampled_from((0.0, 0.001, 0.3)),
     st.sampled_from((NO_TRAFFIC, BURSTS)),
+    st.sampled_from((1.0, 1.3, 2.5)),
 )
 def test_no_step_is_shorter_than_the_least(
-    model: Model, scenario: Scenario, sigma: float, traffic: Traffic
+    model: Model, scenario: Scenario, sigma: float, traffic: Traffic, slowing: float
 ) -> None:
     jittery = scenario.run.model_copy(update={"jitter": Jitter(sigma=sigma)})
     scenario = scenario.model_copy(update={"run": jittery})
     known = resolve(scenario)
-    network = replace(known.network, traffic=traffic)
+    cost = InterferingCost(known.network.cost, slowing)
+    network = replace(known.network, traffic=traffic, cost=cost)
     program = compile_program(scenario, model)
     part_that_is_told(replace(known, model=model, program=program, network=network))
 
@@ -190,9 +193,15 @@ def test_no_step_is_shorter_than_the_least(
 def test_ranks_meet_once_a_step() -> None:
     """So that a step is nearly told by the rank whose works are the longest in it."""
     jitter = {"jitter": {"sigma": 0.05}, "iterations": 10}
-    assert part_that_is_told(job(run=jitter, cluster={"stragglers": None})) > 0.97
-    last = job("gpt2", run=jitter, cluster={"stragglers": None})
-    assert part_that_is_told(last) > 0.9
+    for machine in ("p4d.24xlarge", "dgx-h100"):
+        fast = {"machine": machine, "nodes": 2, "stragglers": None}
+        asked = {
+            "schema": "ddpsim/1",
+            "workload": {"model": "resnet18", "batch_per_rank": 256},
+            "cluster": fast,
+            "run": jitter,
+        }
+        assert part_that_is_told(resolve(Scenario.model_validate(asked))) > 0.999
 
 
 @pytest.mark.parametrize(("batch", "at_least"), [(1, 0.95), (256, 0.8)])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
-from ddpsim.cluster.network import Traffic
+from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.cluster.transfers import ScheduledTransfer, Transfer, WholeTransfer, duration_ns
 from ddpsim.engine.sharing import FULL, fair_share
 
@@ -166,6 +166,8 @@ def whole(transfer: Transfer, traffic: Traffic) -> tuple[WholeTransfer, str]:
 
 def longest_ns(transfer: Transfer, traffic: Traffic) -> int:
     """The most ticks that a collective takes which shares the network with another job alone."""
+    if traffic == NO_TRAFFIC:
+        return duration_ns(transfer)
     flow, _ = whole(transfer, traffic)
     crowded = flow.interference.crowded
     (rate,) = _rates(traffic.other_share, [(flow.link_share, crowded)])
