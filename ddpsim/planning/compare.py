@@ -11,7 +11,7 @@ from ddpsim.engine.batch import run_many
 from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.many import brief_of
 from ddpsim.planning.shardings import shardings, strategy_name, without_ddp_options
-from ddpsim.prediction.api import simulate
+from ddpsim.prediction.api import predict
 from ddpsim.prediction.interval import GLOO_SLOWDOWN, edges
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.measured_step import as_stated, check_measured
@@ -69,7 +69,7 @@ def compare(base: Scenario, options: Iterable[Option], baseline: str = "") -> Co
     once, as it would be wrong in the same way; what is known from different sources varies on its
     own. Raises ScenarioError if the first cannot be simulated.
     """
-    parts, result = Parts(), simulate(base)
+    parts, result = Parts(), predict(base)
     first = _Side.of(base, parts)
     others = [_side(option, parts) for option in options]
     sides = [first, *(side for _, side in others if isinstance(side, _Side))]

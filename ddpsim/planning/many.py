@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import inf
+from dataclasses import dataclass
+from math import floor, inf
 
 from ddpsim.engine.batch import run_many
 from ddpsim.engine.least import least_step_s
@@ -16,7 +17,7 @@ from ddpsim.result.summary import SteadyStep
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import NS_PER_S
 
-__all__ = ["attempt_many", "brief_of", "simulate_many"]
+__all__ = ["AtLeast", "Best", "attempt_many", "brief_of", "simulate_many"]
 
 _BUILT = 0.25  # of the work for a scenario, about: its model and its network
 
@@ -37,31 +38,101 @@ def simulate_many(
     return _briefs(jobs, parts, advance)
 
 
+@dataclass(frozen=True)
+class AtLeast:
+    """A scenario that was not simulated: its step takes no less than in this `brief`."""
+
+    brief: Brief
+
+
+@dataclass
+class Best:
+    """The shortest time per sample so far, of jobs that fit; others may take `within` longer."""
+
+    fits: Callable[[Brief], bool]
+    within: float
+    sample_s: float = inf
+
+    def hear(self, brief: Brief) -> None:
+        """Of one more job."""
+        if self.fits(brief):
+            self.sample_s = min(self.sample_s, 1 / brief.throughput_samples_per_s)
+
+    def is_out_of_reach(self, least: Brief) -> bool:
+        """Whether a job that takes no less cannot be among the best."""
+        most_s = self.sample_s * (1 + self.within)
+        return not self.fits(least) or 1 / least.throughput_samples_per_s > most_s
+
+
 def attempt_many(
     scenarios: Iterable[Scenario],
     advance: Callable[[float], None] = lambda _: None,
-    most_sample_s: float = inf,
-) -> tuple[Brief | DdpsimError, ...]:
+    best: Best | None = None,
+) -> tuple[Brief | AtLeast | DdpsimError, ...]:
     """As `simulate_many`, with an error in place of each scenario that cannot be simulated.
 
-    Where all of them take longer for a sample than `most_sample_s` none is simulated: their steps
-    are the shortest that they could take.
+    With `best` none is simulated that cannot be among the best, by the least that its step takes:
+    those that take the least by this come first.
     """
     parts, jobs = Parts(), list[Job | ScenarioError]()
     for scenario in scenarios:
         jobs.append(_job(scenario, parts))
         advance(_BUILT if isinstance(jobs[-1], Job) else 1)
     sound = [job for job in jobs if isinstance(job, Job)]
-    if most_sample_s < inf and (least := _at_least(sound, parts, most_sample_s)):
-        shortest = iter(least)
-        advance(len(sound) * (1 - _BUILT))
-        return tuple(next(shortest) if isinstance(job, Job) else job for job in jobs)
-    try:
-        briefs: Sequence[Brief | DdpsimError] = _briefs(sound, parts, advance)
-    except DdpsimError:  # one of them: which?
-        briefs = [_alone(job, parts) for job in sound]
-    ended = iter(briefs)
+    ended = iter(
+        _all(sound, parts, advance) if best is None else _best(sound, parts, advance, best)
+    )
     return tuple(next(ended) if isinstance(job, Job) else job for job in jobs)
+
+
+def _all(
+    jobs: Sequence[Job], parts: Parts, advance: Callable[[float], None]
+) -> Sequence[Brief | DdpsimError]:
+    try:
+        return _briefs(jobs, parts, advance)
+    except DdpsimError:  # one of them: which?
+        return [_alone(job, parts) for job in jobs]
+
+
+def _best(
+    jobs: Sequence[Job], parts: Parts, advance: Callable[[float], None], best: Best
+) -> Sequence[Brief | AtLeast | DdpsimError]:
+    """Ever more of them at once: what the first ones take decides which others are simulated."""
+    least = [_least(job, parts) for job in jobs]
+    found: dict[int, Brief | AtLeast | DdpsimError] = {}
+    left = sorted(range(len(jobs)), key=lambda i: -least[i].throughput_samples_per_s)
+    many = 1
+    while left:
+        at_once, left = _equal(left, least, many)
+        for i in at_once:
+            if not best.is_out_of_reach(least[i]):
+                least[i] = _least(jobs[i], parts, closely=True)
+        some = [i for i in at_once if not best.is_out_of_reach(least[i])]
+        found |= {i: AtLeast(least[i]) for i in at_once}
+        advance((len(at_once) - len(some)) * (1 - _BUILT))
+        for i, outcome in zip(some, _all([jobs[i] for i in some], parts, advance), strict=True):
+            found[i] = outcome
+            if isinstance(outcome, Brief):
+                best.hear(outcome)
+        many *= 2
+    return [found[i] for i in range(len(jobs))]
+
+
+def _equal(places: list[int], least: Sequence[Brief], many: int) -> tuple[list[int], list[int]]:
+    """The first of places, so many and all that are as the last of them, and the others.
+
+    Of equal jobs one is simulated, where they are simulated together.
+    """
+    while many < len(places) and least[places[many]] == least[places[many - 1]]:
+        many += 1
+    return places[:many], places[many:]
+
+
+def _least(job: Job, parts: Parts, *, closely: bool = False) -> Brief:
+    """Of the shortest step that a job can take; nobody asks for its scaling."""
+    least_ns = max(1, floor(least_step_s(job.request(), closely=closely) * NS_PER_S))
+    ranks, memory = job.scenario.cluster.world_size, parts.memory(job)
+    return SteadyStep([least_ns], 0, 0).brief(job.samples_per_rank, ranks, 0.0, memory)
 
 
 def _job(scenario: Scenario, parts: Parts) -> Job | ScenarioError:
@@ -69,17 +140,6 @@ def _job(scenario: Scenario, parts: Parts) -> Job | ScenarioError:
         return resolve(scenario, parts=parts)
     except ScenarioError as error:
         return error
-
-
-def _at_least(jobs: Sequence[Job], parts: Parts, most_sample_s: float) -> list[Brief]:
-    """The shortest steps that jobs could take; none where some may take `most_sample_s` or less."""
-    found = []
-    for job in jobs:
-        least_s = least_step_s(job.request())
-        if least_s <= most_sample_s * job.samples_per_rank * job.scenario.cluster.world_size:
-            return []
-        found.append(_brief(job, SteadyStep([round(least_s * NS_PER_S)], 0, 0), parts))
-    return found
 
 
 def brief_of(job: Job, parts: Parts) -> Brief:

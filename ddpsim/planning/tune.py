@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, product
-from math import inf
 from typing import Any
 
 from ddpsim.errors import DdpsimError, Problem, ScenarioError
 from ddpsim.planning.compare import compare, hook_settings, option
-from ddpsim.planning.many import attempt_many
+from ddpsim.planning.dials import dialled
+from ddpsim.planning.many import AtLeast, Best, attempt_many
 from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings
 from ddpsim.prediction.next_steps import two_byte_hooks
 from ddpsim.prediction.resolve import resolve
@@ -61,10 +61,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class _Choice:
-    """Settings that differ from the scenario's own, and the figures with them."""
+    """Settings that differ from the scenario's own, and the figures with them.
+
+    `is_least`: nothing was simulated, but these settings are not among the best.
+    """
 
     settings: tuple[str, ...]
     brief: Brief
+    is_least: bool = False
 
     @property
     def sample_s(self) -> float:
@@ -84,10 +88,7 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
         raise TuneError("DataParallel has no buckets and none of DDP's options: nothing to tune")
     ddp, searches = search.scenario.ddp, limits.each_strategy and is_sharding(search.scenario)
     if not (ddp.is_ddp or searches):
-        what = "search all: ddpsim tune" if ddp.shards_model else "compare it: ddpsim compare"
-        raise TuneError(
-            f"ddp.strategy: {ddp.strategy} has no buckets to tune; {what} FILE --each-strategy"
-        )
+        raise TuneError(f"ddp.strategy: {ddp.strategy} has no {_other_way(search.scenario)}")
     own = search.simulated([()])
     if not own:
         raise ScenarioError([Problem("scenario", "", search.problem)])
@@ -106,12 +107,9 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
     fastest = min(fitting, key=lambda choice: choice.sample_s)
     good = [c for c in fitting if c.sample_s <= fastest.sample_s * (1 + FLAT)]
     pick = min(good, key=lambda choice: (len(choice.settings), choice.sample_s))
-    changes = []
-    with stage("choices compared", 2) as told:
-        for choice in (pick, fastest):
-            changes.append(_change(document, choice))
-            told.advance()
+    changes = _changes(document, [pick, fastest])
     caps = search.caps_with_other_options(pick)
+    default = caps.get("default")
     flat = tuple(cap for cap, choice in caps.items() if choice in good)
 
     def regret(choice: _Choice | None) -> float | None:
@@ -124,7 +122,7 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
         changes[1],
         flat,
         regret(own[0] if search.fits(own[0]) else None),
-        regret(caps.get("default")),
+        regret(default and search.told(default.settings)),
         len(search.choices),
         len(search.choices) - len(fitting),
         tuple(_said(limits)),
@@ -132,9 +130,29 @@ def tune(document: Document, limits: Limits | None = None) -> Tuning:
     )
 
 
-def _change(document: Document, choice: _Choice) -> Change:
-    asked = option(document, *choice.settings, title=", ".join(choice.settings) or "as it is")
-    return compare(parse(document), [asked]).changes[0]
+def _other_way(scenario: Scenario) -> str:
+    """What a strategy is without, and the command that answers in place of tune."""
+    if scenario.ddp.shards_model:
+        return "buckets to tune; search all: ddpsim tune FILE --each-strategy"
+    if dial := dialled(scenario):
+        key, values = dial[0].key, ",".join(dial[2])
+        return f"bucket_cap_mb to tune; try its own key: ddpsim sweep FILE --set {key}={values}"
+    return "buckets to tune; compare it: ddpsim compare FILE --each-strategy"
+
+
+def _changes(document: Document, choices: Sequence[_Choice]) -> list[Change]:
+    """What each brings; of equal ones one is compared."""
+    asked = {
+        each.settings: option(
+            document, *each.settings, title=", ".join(each.settings) or "as it is"
+        )
+        for each in choices
+    }
+    with stage("choices compared", len(asked)) as told:
+        compared = compare(parse(document), asked.values()).changes
+        told.advance(len(asked))
+    found = dict(zip(asked, compared, strict=True))
+    return [found[each.settings] for each in choices]
 
 
 def _said(limits: Limits) -> Iterator[str]:
@@ -156,6 +174,7 @@ class _Search:
         self.problem = ""
         self._document = document
         self._found: dict[tuple[str, ...], _Choice | None] = {}
+        self._best = Best(self._fits, FLAT)
         self._differing: dict[str, bool] = {}
 
     @property
@@ -166,20 +185,28 @@ class _Search:
     @property
     def memory_limit_bytes(self) -> float:
         """Bytes a GPU may use."""
-        device = self.choices[0].brief.memory_bytes_per_gpu.device
+        return self._limit_bytes(self.choices[0].brief)
+
+    def _limit_bytes(self, brief: Brief) -> float:
+        device = brief.memory_bytes_per_gpu.device
         return min(device, self.limits.memory_bytes or device)
 
     def fits(self, choice: _Choice) -> bool:
         """Whether a choice keeps to the memory limit and has the wanted global batch."""
-        brief = choice.brief
-        if brief.memory_bytes_per_gpu.total > self.memory_limit_bytes:
-            return False
-        wanted = self.limits.global_batch
-        return wanted is None or round(self._samples(choice)) == wanted
+        return self._fits(choice.brief)
 
-    def _samples(self, choice: _Choice) -> float:
-        brief = choice.brief
-        return brief.throughput_samples_per_s * brief.iteration_time_s.mean
+    def _fits(self, brief: Brief) -> bool:
+        if brief.memory_bytes_per_gpu.total > self._limit_bytes(brief):
+            return False
+        samples, wanted = _samples(brief), self.limits.global_batch
+        return wanted is None or round(samples) == wanted
+
+    def told(self, settings: tuple[str, ...]) -> _Choice | None:
+        """One choice with its own step, if it can be simulated."""
+        known = self.simulated([settings])
+        if known and known[0].is_least:
+            self._simulate({settings: parse(self._document.changed(settings))}, Stage(), None)
+        return self._found[settings]
 
     def simulated(self, asked: Iterable[tuple[str, ...]]) -> list[_Choice]:
         """The choices of these settings that can be simulated."""
@@ -199,25 +226,26 @@ class _Search:
         """Those with the same micro-batches together: only they can share a simulation."""
         with stage("combinations", len(scenarios)) as told:
             for _, alike in groupby(scenarios.items(), lambda each: _micro_batches(each[1])):
-                self._simulate(dict(alike), told)
+                self._simulate(dict(alike), told, self._best if self.choices else None)
 
-    def _simulate(self, scenarios: Mapping[tuple[str, ...], Scenario], told: Stage) -> None:
-        outcomes = attempt_many(scenarios.values(), told.advance, self._most_sample_s())
+    def _simulate(
+        self, scenarios: Mapping[tuple[str, ...], Scenario], told: Stage, best: Best | None
+    ) -> None:
+        outcomes = attempt_many(scenarios.values(), told.advance, best)
         for settings, outcome in zip(scenarios, outcomes, strict=True):
-            if isinstance(outcome, Brief):
-                self._found[settings] = _Choice(settings, outcome)
-            else:
-                self._refuse(settings, outcome)
+            match outcome:
+                case Brief():
+                    self._found[settings] = _Choice(settings, outcome)
+                    self._best.hear(outcome)
+                case AtLeast(brief):
+                    self._found[settings] = _Choice(settings, brief, is_least=True)
+                case _:
+                    self._refuse(settings, outcome)
         fitting = [choice for choice in self.choices if self.fits(choice)]
         if fitting:
-            best = min(fitting, key=lambda choice: choice.sample_s)
-            step = format_duration(best.brief.iteration_time_s.mean)
-            told.known = [f"best so far: {step} a step with", *(best.settings or ("no change",))]
-
-    def _most_sample_s(self) -> float:
-        """A combination that takes longer cannot be among the best."""
-        fitting = [choice.sample_s for choice in self.choices if self.fits(choice)]
-        return min(fitting, default=inf) * (1 + FLAT)
+            first = min(fitting, key=lambda choice: choice.sample_s)
+            step = format_duration(first.brief.iteration_time_s.mean)
+            told.known = [f"best so far: {step} a step with", *(first.settings or ("no change",))]
 
     def _refuse(self, settings: tuple[str, ...], error: DdpsimError) -> None:
         self._found[settings] = None
@@ -299,6 +327,11 @@ class _Search:
         return found
 
 
+def _samples(brief: Brief) -> float:
+    """Of a step."""
+    return brief.throughput_samples_per_s * brief.iteration_time_s.mean
+
+
 def _micro_batches(scenario: Scenario) -> tuple[int, int]:
     return scenario.workload.batch_per_rank, scenario.ddp.accumulation_steps
 
@@ -326,8 +359,8 @@ def _sample(search: _Search) -> None:
             for name in ("first", "second", "rest")
         ]
         listed = ", ".join(f"{cap:.4g}" for cap in caps)
-        found = search.simulated([search.differing([*others, f"ddp.bucket_cap_mb=[{listed}]"])])
-        return found[0].sample_s if found and search.fits(found[0]) else float("inf")
+        found = search.told(search.differing([*others, f"ddp.bucket_cap_mb=[{listed}]"]))
+        return found.sample_s if found and search.fits(found) else float("inf")
 
     seed = search.scenario.run.seed % 2**32  # numpy's older generators take no more
     sampler = optuna.samplers.TPESampler(seed=seed)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ddpsim.cluster.from_links import network_from_links
+from ddpsim.cluster.nccl.chunks import cut
+from ddpsim.cluster.nccl.cost import _BANDS_BYTES, NcclCost
+from ddpsim.cluster.transfers import Operation, duration_ns
 from ddpsim.prediction.collective_times import collective_table, load_cluster
 
 KIB, MIB = 2**10, 2**20
@@ -86,3 +91,40 @@ def test_more_latency_takes_no_less(
 
     steps = 2 * (nodes * gpus - 1) if algorithm == "ring" else 1.86 * 2 * nodes.bit_length()
     assert -0.01 <= with_latency(latency_us + 10) - with_latency(latency_us) <= 10 * steps + 0.01
+
+
+@given(
+    st.sampled_from(MACHINES),
+    st.sampled_from([{}, {}, {"algorithm": "ring"}, {"algorithm": "tree"}]),
+    st.sampled_from([{}, {"weak_links": {3: 0.5}}]),
+    st.sampled_from(["all_reduce", "all_gather"]),
+    st.integers(2, 12),
+    st.integers(1, 200),
+    st.sampled_from(["1 Gbit/s", "100 Gbit/s", "3200 Gbit/s"]),
+    st.integers(1, 2**28),
+)
+@settings(max_examples=12)
+def test_messages_that_cannot_be_faster_are_not_priced(
+    machine: dict[str, Any],
+    chosen: dict[str, Any],
+    weak: dict[str, Any],
+    operation: Operation,
+    nodes: int,
+    latency_us: int,
+    bandwidth: str,
+    size: int,
+) -> None:
+    """The fastest of a message's own band and of all larger ones, each priced."""
+    inter = {"bandwidth": bandwidth, "latency": f"{latency_us} us"}
+    asked = {**machine, **chosen, **weak, "nodes": nodes, "inter_node": inter}
+    cost = network_from_links(load_cluster({"cluster": asked})).cost
+    assert isinstance(cost, NcclCost)
+    band = bisect_left(_BANDS_BYTES, size)
+    sizes = [(size, _BANDS_BYTES[band])]
+    sizes += [(a + 1, b) for a, b in itertools.pairwise(_BANDS_BYTES[band:])]
+    all_ns = []
+    for size_bytes, like_bytes in sizes:
+        choice = cost.tuned(like_bytes, operation)
+        cuts = cut(cost.graph, *choice[:2], like_bytes)
+        all_ns.append(duration_ns(cost.sent(choice, size_bytes, operation, cuts)))
+    assert duration_ns(cost.transfer(operation, size)) == min(all_ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,7 @@ from jobs.random_jobs import models, scenarios
 
 from ddpsim.cluster.build import build_network
 from ddpsim.cluster.interference import InterferingCost
+from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.engine.batch import run_many
 from ddpsim.engine.fast.work_sums import WorkSums
 from ddpsim.engine.least import least_step_s
@@ -187,19 +189,47 @@ def test_works_between_collectives_that_follow_each_other() -> None:
 def part_that_is_told(found: Job) -> float:
     """Of a mean steady step, by the least that it can take: never more than all."""
     request = found.request()
-    least_s, mean_s = least_step_s(request), mean_step_s(run(request).timeline)
-    assert least_s <= mean_s
-    return least_s / mean_s
+    least_s, closer_s = least_step_s(request), least_step_s(request, closely=True)
+    mean_s = mean_step_s(run(request).timeline)
+    assert max(least_s, closer_s) <= mean_s
+    return closer_s / mean_s
 
 
-@settings(max_examples=15)
-@given(models(), scenarios(gloo=False), st.floats(0.001, 0.3))
-def test_no_step_is_shorter_than_the_least(model: Model, scenario: Scenario, sigma: float) -> None:
+BURSTS = Traffic(Fraction(1), Fraction(1, 2), 400_000, 1_000_000)
+
+
+@settings(max_examples=25)
+@given(
+    models(),
+    scenarios(gloo=False),
+    st.sampled_from((0.0, 0.001, 0.3)),
+    st.sampled_from((NO_TRAFFIC, BURSTS)),
+    st.sampled_from((1.0, 1.3, 2.5)),
+)
+def test_no_step_is_shorter_than_the_least(
+    model: Model, scenario: Scenario, sigma: float, traffic: Traffic, slowing: float
+) -> None:
     jittery = scenario.run.model_copy(update={"jitter": Jitter(sigma=sigma)})
     scenario = scenario.model_copy(update={"run": jittery})
-    part_that_is_told(
-        replace(resolve(scenario), model=model, program=compile_program(scenario, model))
-    )
+    known = resolve(scenario)
+    cost = InterferingCost(known.network.cost, slowing)
+    network = replace(known.network, traffic=traffic, cost=cost)
+    program = compile_program(scenario, model)
+    part_that_is_told(replace(known, model=model, program=program, network=network))
+
+
+def test_ranks_meet_once_a_step() -> None:
+    """So that a step is nearly told by the rank whose works are the longest in it."""
+    jitter = {"jitter": {"sigma": 0.05}, "iterations": 10}
+    for machine in ("p4d.24xlarge", "dgx-h100"):
+        fast = {"machine": machine, "nodes": 2, "stragglers": None}
+        asked = {
+            "schema": "ddpsim/1",
+            "workload": {"model": "resnet18", "batch_per_rank": 256},
+            "cluster": fast,
+            "run": jitter,
+        }
+        assert part_that_is_told(resolve(Scenario.model_validate(asked))) > 0.999
 
 
 @pytest.mark.parametrize(("batch", "at_least"), [(1, 0.95), (256, 0.8)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -13,9 +14,12 @@ from campaigns import unpacked
 
 import ddpsim
 from calibrate.validate.report import Sweep, Validation
+from ddpsim.engine.request import Request
+from ddpsim.planning import many
 from ddpsim.planning.tune import Limits, TuneError, tune
 from ddpsim.prediction.api import predict
 from ddpsim.report.tuning import render_tuning
+from ddpsim.result.summary import SteadyStep
 from ddpsim.result.sweep import FLAT
 from ddpsim.scenario.document import Document, load
 from ddpsim.scenario.load import parse
@@ -204,3 +208,34 @@ def test_how_good_the_choice_is() -> None:
     ):
         assert f"| {row} | {share} |" in ACCURACY
     assert f"in {good:.0%} of the sweeps" in render_tuning(tune(document("own-model")), "a")
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "run.jitter={sigma: 0.02}",
+        "cluster.background={rate: 1 GB/s, busy: 3 ms, every: 10 ms}",
+    ],
+)
+def test_what_is_not_simulated_is_not_among_the_best(
+    noise: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against all that fit, simulated."""
+    monkeypatch.setattr("ddpsim.planning.tune._CAPS", ("default", "1", "10", "100"))
+    monkeypatch.setattr("ddpsim.planning.tune._LISTS", ())
+    asked = ("workload.model=resnet18", "run.iterations=2", noise)
+    told = [many.least_step_s, lambda *_, **__: 0.0]
+    simulated, found = list[int](), []
+    run_many = many.run_many
+
+    def counted(requests: Sequence[Request], advance: Callable[[float], None]) -> list[SteadyStep]:
+        simulated[-1] += len(requests)
+        return run_many(requests, advance)
+
+    monkeypatch.setattr(many, "run_many", counted)
+    for least_step_s in told:
+        monkeypatch.setattr(many, "least_step_s", least_step_s)
+        simulated.append(0)
+        found.append(tune(document("resnet50-2x8-25gbit", *asked), Limits(global_batch=32)))
+    assert found[0] == found[1]
+    assert simulated[0] < 0.6 * simulated[1]

@@ -15,7 +15,7 @@ from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.workload import Optimizer
 from ddpsim.strategies.ddp.costs import DdpCosts
-from ddpsim.strategies.instructions import Compute
+from ddpsim.strategies.instructions import Compute, numbered
 from ddpsim.units import MIB
 from ddpsim.workload.model import Buffer, Parameter
 from ddpsim.workload.optimizer import optimizer_work
@@ -146,6 +146,16 @@ def test_ddp_prepares_for_the_last_backward_alone(job: Any) -> None:
         if isinstance(work, Compute) and work.host_ns == program.strategy.forward_hook_ns
     ]
     assert len(hooks) == 1
+
+
+@pytest.mark.parametrize("steps", [3, 4, 7])
+@pytest.mark.parametrize("options", [{}, {"no_sync": False}, {"static_graph": True}])
+def test_micro_batches_between_the_first_and_the_last_are_alike(
+    job: Any, steps: int, options: dict[str, Any]
+) -> None:
+    strategy = job(accumulation_steps=steps, **options).program.strategy
+    each = tuple(tuple(numbered(strategy.step(kind))) for kind in range(strategy.kinds))
+    assert strategy.steps == each
 
 
 def test_torch_stops_where_a_static_graph_begins_without_sync(alone: Any, job: Any) -> None:

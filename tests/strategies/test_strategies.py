@@ -275,6 +275,9 @@ def test_explanations_say_what_a_strategy_does() -> None:
 def test_what_is_about_buckets_refuses_other_strategies() -> None:
     with pytest.raises(TuneError, match="naive has no buckets to tune"):
         tune(document("naive-vs-ddp"))
+    key = "ddp.deepspeed.reduce_bucket_size=10000000,40000000,"
+    with pytest.raises(TuneError, match=f"no bucket_cap_mb to tune; .* sweep FILE --set {key}"):
+        tune(document("llama-3b-deepspeed"))
     with pytest.raises(DdpsimError, match="naive has neither buckets nor"):
         storyboard(ROOT / "scenarios" / "naive-vs-ddp.yaml")
 

@@ -49,7 +49,7 @@ from ddpsim.cluster.topology.paths import Paths
 if TYPE_CHECKING:
     from ddpsim.cluster.algorithms.max_plus import Ticks
 
-__all__ = ["ALGORITHMS", "Algorithm", "duration_ns", "ends_ns", "schedule"]
+__all__ = ["ALGORITHMS", "Algorithm", "duration_ns", "ends_ns", "has_recurrence", "schedule"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,11 @@ def duration_ns(algorithm: str, paths: Paths, size_bytes: int) -> int:
 
         return int(ends_ns(algorithm, paths, size_bytes, np.zeros(paths.ranks)))
     return ALGORITHMS[algorithm].closed_form_ns(paths, size_bytes)
+
+
+def has_recurrence(algorithm: str) -> bool:
+    """Whether `ends_ns` has a faster way than each message."""
+    return ALGORITHMS[algorithm].ends_ns is not None
 
 
 def ends_ns(algorithm: str, paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:

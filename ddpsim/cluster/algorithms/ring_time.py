@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import accumulate
+from operator import add
 
 __all__ = ["duration_ns"]
 
@@ -29,25 +30,19 @@ def duration_ns(busy_ns: tuple[int, ...], latency_ns: tuple[int, ...], steps: in
 
 def _longest_way_ns(busy_ns: tuple[int, ...], latency_ns: tuple[int, ...], steps: int) -> int:
     """The first chunk, then ways that move little where links wait for bytes, else stay little."""
-    n, after_first = len(busy_ns), steps - 1
-    twice = range(2 * n)
-    moves = [latency_ns[i % n] + busy_ns[(i + 1) % n] for i in twice]
-    moved = [0, *accumulate(moves)]
-    turn, largest = moved[n], max(busy_ns)
-    few = range(min(after_first, 2 * n - 2) + 1)
+    n, after_first, largest = len(busy_ns), steps - 1, max(busy_ns)
+    busy, latency = 3 * busy_ns, 3 * latency_ns  # beside whole turns no way moves on by two
+    moved = [0, *accumulate(map(add, latency, busy[1:]))]
+    turn, few = moved[n], range(min(after_first, 2 * n - 2) + 1)
     if turn > n * largest:
         few = range(max(0, after_first - n + 1), after_first + 1)
+    turns, rest = divmod(few.start, n)
     longest = 0
     for first in range(n):
-        for count in few:
-            turns, rest = divmod(count, n)
-            way = turns * turn + moved[first + rest] - moved[first]
-            passed = largest if count >= n - 1 else _largest_of(busy_ns, first, count)
-            last = latency_ns[(first + count) % n]
-            longest = max(longest, busy_ns[first] + way + (after_first - count) * passed + last)
+        begun = busy[first] + turns * turn - moved[first]
+        passed = largest if turns else max(busy[first : first + rest + 1])
+        for end, count in enumerate(few, first + rest):
+            passed = max(passed, busy[end])
+            way = begun + moved[end] + (after_first - count) * passed + latency[end]
+            longest = max(longest, way)
     return longest
-
-
-def _largest_of(busy_ns: tuple[int, ...], first: int, count: int) -> int:
-    """Of the link to the first rank and of so many after it."""
-    return max(busy_ns[(first + i) % len(busy_ns)] for i in range(count + 1))

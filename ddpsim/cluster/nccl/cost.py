@@ -38,7 +38,7 @@ from ddpsim.cluster.transfers import (
     WholeTransfer,
     duration_ns,
 )
-from ddpsim.units import MIB, to_ns
+from ddpsim.units import MIB, NS_PER_S, to_ns
 
 __all__ = ["NcclCost"]
 
@@ -47,6 +47,7 @@ _LARGE_BYTES = 32 * MIB  # a bucket of torch's, more or less
 _FEW_NODES = 4
 # a message in between is sent as one of the next size: 1 KiB to 1 GiB, each 9 % more
 _BANDS_BYTES = [ceil(2 ** (step / 8)) for step in range(80, 241)]
+_LEAST_PART = 0.45  # of a message that each algorithm sends over one link: half, but for rounding
 # flags beside the data: LL sends 4 bytes of them with 4 of data, LL128 8 with 120
 _PAYLOAD = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
 # of rings in one node, before the first step: what the steps' own latency leaves of sweeps
@@ -273,38 +274,73 @@ def _as_sent(cost: NcclCost, operation: Operation, size_bytes: int) -> _Sent:
     what crosses the network more often. Assumed: where a larger message takes less, a message goes
     as that one does, in its time.
     """
-    if not cost.is_ring_step or cost.paths.inter is None or operation in ("broadcast", "reduce"):
+    between = cost.paths.inter
+    if not cost.is_ring_step or between is None or operation in ("broadcast", "reduce"):
         return _tuned(cost, operation, size_bytes, size_bytes)
     band = bisect_left(_BANDS_BYTES, size_bytes)
     if band == len(_BANDS_BYTES):
         return _tuned(cost, operation, size_bytes, size_bytes)
     own = _tuned(cost, operation, size_bytes, _BANDS_BYTES[band])
-    larger = _fastest_from(cost, operation, band + 1)
-    found = [own] if larger is None else [own, larger]
-    return min(found, key=lambda sent: _taken_ns(cost, operation, sent))
+    return _larger(cost, between, operation).fastest(band, own)
 
 
-@lru_cache(maxsize=4096)
 def _tuned(cost: NcclCost, operation: Operation, size_bytes: int, like_bytes: int) -> _Sent:
     """A message sent as the tuner sends one of `like_bytes`."""
     choice = cost.tuned(like_bytes, operation)
     return _Sent(choice, size_bytes, cut(cost.graph, *choice[:2], like_bytes))
 
 
-@lru_cache(maxsize=4096)
-def _fastest_from(cost: NcclCost, operation: Operation, band: int) -> _Sent | None:
-    """The fastest of the bands' smallest messages, from this band on; a band's others take more."""
-    if band == len(_BANDS_BYTES):
-        return None
-    own = _tuned(cost, operation, _BANDS_BYTES[band - 1] + 1, _BANDS_BYTES[band])
-    larger = _fastest_from(cost, operation, band + 1)
-    found = [own] if larger is None else [own, larger]
-    return min(found, key=lambda sent: _taken_ns(cost, operation, sent))
+class _Larger:
+    """The smallest messages of bands, all but the first; a band's others take more.
+
+    Each is priced once, as soon as somebody asks, and none whose bytes alone take longer than what
+    is known: a ring has its steps over its slowest link, others at least half of the bytes over one
+    between nodes.
+    """
+
+    def __init__(self, cost: NcclCost, between: Link, operation: Operation) -> None:
+        self._cost, self._operation = cost, operation
+        self._sent: dict[int, _Sent] = {}
+        self._known_ns: dict[int, int] = {}
+        paths, self._steps = cost.paths, TURNS[operation] * (cost.graph.ranks - 1)
+        self._ring_ns_per_byte = NS_PER_S * self._steps / cost.graph.ranks / slowest_of(ring(paths))
+        wider = max([1.0, *(outside for *_, outside in (*paths.unlike, *paths.weak))])
+        other = _LEAST_PART * NS_PER_S / (wider * between.bandwidth_bytes_per_s)
+        is_ring = cost.algorithms == ("ring",)
+        self._ns_per_byte = (
+            self._ring_ns_per_byte if is_ring else min(other, self._ring_ns_per_byte)
+        )
+
+    def fastest(self, band: int, own: _Sent) -> _Sent:
+        """A message of this band, or a larger one that takes less."""
+        best_ns, best = self._taken_ns(own), own
+        for later in range(band + 1, len(_BANDS_BYTES)):
+            size_bytes, most_ns = _BANDS_BYTES[later - 1] + 1, best_ns + self._steps
+            if self._ns_per_byte * size_bytes >= most_ns:
+                break
+            sent = self._of_band(later, size_bytes)
+            if sent.choice.algorithm == "ring" and self._ring_ns_per_byte * size_bytes >= most_ns:
+                continue
+            if later not in self._known_ns:
+                self._known_ns[later] = self._taken_ns(sent)
+            if self._known_ns[later] < best_ns:
+                best_ns, best = self._known_ns[later], sent
+        return best
+
+    def _of_band(self, band: int, size_bytes: int) -> _Sent:
+        if band not in self._sent:
+            like_bytes = _BANDS_BYTES[band]
+            self._sent[band] = _tuned(self._cost, self._operation, size_bytes, like_bytes)
+        return self._sent[band]
+
+    def _taken_ns(self, sent: _Sent) -> int:
+        transfer = self._cost.sent(sent.choice, sent.size_bytes, self._operation, sent.cuts)
+        return duration_ns(transfer)
 
 
-@lru_cache(maxsize=4096)
-def _taken_ns(cost: NcclCost, operation: Operation, sent: _Sent) -> int:
-    return duration_ns(cost.sent(sent.choice, sent.size_bytes, operation, sent.cuts))
+@lru_cache(maxsize=256)
+def _larger(cost: NcclCost, between: Link, operation: Operation) -> _Larger:
+    return _Larger(cost, between, operation)
 
 
 @lru_cache(maxsize=4096)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
-from ddpsim.cluster.network import Traffic
+from ddpsim.cluster.network import NO_TRAFFIC, Traffic
 from ddpsim.cluster.transfers import ScheduledTransfer, Transfer, WholeTransfer, duration_ns
 from ddpsim.engine.sharing import FULL, fair_share
 
-__all__ = ["Flow", "Flows", "whole"]
+__all__ = ["Flow", "Flows", "longest_ns", "whole"]
 
 
 @dataclass(slots=True, eq=False)
@@ -162,3 +162,13 @@ def whole(transfer: Transfer, traffic: Traffic) -> tuple[WholeTransfer, str]:
     name = transfer.algorithm if isinstance(transfer, ScheduledTransfer) else "ring"
     share, length_ns = traffic.needed_share, duration_ns(transfer)
     return WholeTransfer(0, length_ns, share, transfer.interference), f"{name}:whole"
+
+
+def longest_ns(transfer: Transfer, traffic: Traffic) -> int:
+    """The most ticks that a collective takes which shares the network with another job alone."""
+    if traffic == NO_TRAFFIC:
+        return duration_ns(transfer)
+    flow, _ = whole(transfer, traffic)
+    crowded = flow.interference.crowded
+    (rate,) = _rates(traffic.other_share, [(flow.link_share, crowded)])
+    return flow.latency_ns + ceil(flow.transfer_ns / rate)

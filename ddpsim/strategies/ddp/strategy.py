@@ -15,7 +15,14 @@ from ddpsim.strategies.ddp.join import NOT_JOINED, JoinedForward
 from ddpsim.strategies.ddp.mixed_precision import NO_COPIES, LowCopies, as_reduced
 from ddpsim.strategies.ddp.power_sgd import check_one_bucket, in_stages
 from ddpsim.strategies.ddp.reducer import Buffers, Reducer, ReducerWork
-from ddpsim.strategies.instructions import Compute, Instruction, LoadBatch, Mark, compute_all
+from ddpsim.strategies.instructions import (
+    Communicate,
+    Compute,
+    Instruction,
+    LoadBatch,
+    Mark,
+    compute_all,
+)
 from ddpsim.strategies.model_work import ModelWork
 from ddpsim.strategies.strategy import Bucket, ResidentBytes, Strategy
 from ddpsim.strategies.ticks import Launch, Ticks
@@ -24,6 +31,7 @@ from ddpsim.workload.model import Model, Work
 __all__ = ["DistributedDataParallel"]
 
 _INITIAL, _REBUILT, _COMPRESSED = 0, 1, 2
+_FEW_MICRO_BATCHES = 3  # the first, the last, and one between them
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,16 @@ class DistributedDataParallel(Strategy):
         """Whether a step begins with a backward that reduces no earlier than this one."""
         return backward is not None and number >= ceil(backward / self._reductions)
 
+    @cached_property
+    def steps(self) -> tuple[tuple[Instruction, ...], ...]:
+        """See Strategy; under no_sync micro-batches between the first and the last are alike."""
+        more = self.model.accumulation_steps - _FEW_MICRO_BATCHES
+        if more <= 0 or not self.no_sync:
+            return super().steps
+        few = replace(self.model, accumulation_steps=_FEW_MICRO_BATCHES)
+        found = [_with_more(step, more) for step in replace(self, model=few).steps]
+        return tuple(step for step in found if step) if all(found) else super().steps
+
     def step(self, kind: int) -> Iterator[Instruction]:
         """See Strategy."""
         reducer = Reducer(self.reducer, self.buckets(kind))
@@ -183,6 +201,18 @@ class DistributedDataParallel(Strategy):
             largest = max(bucket.size_bytes for bucket in self.rebuilt_buckets)
             return held._replace(gradients=largest)
         return held._replace(gradients=0) if is_view else held
+
+
+def _with_more(step: tuple[Instruction, ...], more: int) -> tuple[Instruction, ...] | None:
+    """A step of three micro-batches with the middle one so many times more.
+
+    None where that sends something: collectives are numbered by their place in a step.
+    """
+    _, begins, ends = (i for i, each in enumerate(step) if isinstance(each, LoadBatch))
+    middle = step[begins:ends]
+    if any(isinstance(each, Communicate) for each in middle):
+        return None
+    return step[:ends] + more * middle + step[ends:]
 
 
 @dataclass(frozen=True)
