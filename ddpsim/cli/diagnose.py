@@ -74,6 +74,7 @@ def diagnose(
     ddpsim diagnose scenario.yaml --measured "1 GPU: 192 ms, 8: 916 ms"
     ddpsim diagnose scenario.yaml --measured "916 ms" --measured-without-sync "192 ms"
     """
+    from ddpsim.cli.waiting import waiting
     from ddpsim.diagnosis.diagnose import diagnose
     from ddpsim.errors import InputError, Problem, ScenarioError
     from ddpsim.prediction.api import load_scenario
@@ -81,16 +82,17 @@ def diagnose(
 
     scenario = load_scenario(file, settings or ())
     try:
-        found = diagnose(
-            scenario,
-            measured,
-            without_sync=without_sync,
-            exposed=exposed,
-            data_wait=data_wait,
-            all_reduce=all_reduce,
-            nccl_log=nccl_log,
-            traces=traces,
-        )
+        with waiting("no cause is ruled out"):
+            found = diagnose(
+                scenario,
+                measured,
+                without_sync=without_sync,
+                exposed=exposed,
+                data_wait=data_wait,
+                all_reduce=all_reduce,
+                nccl_log=nccl_log,
+                traces=traces,
+            )
     except InputError as error:
         if "." in error.key:  # of the scenario
             raise ScenarioError([Problem(str(file), error.key, error.message)]) from None

@@ -41,6 +41,7 @@ def compare(
     ddpsim compare scenario.yaml --each-strategy
     ddpsim compare a.yaml b.yaml c.yaml
     """
+    from ddpsim.cli.waiting import waiting
     from ddpsim.planning.compare import compare, ddp_settings, each_flag, each_strategy, option
     from ddpsim.planning.shardings import as_fully_shard
     from ddpsim.prediction.api import checked
@@ -67,7 +68,8 @@ def compare(
         if strategy in ("distributed_optimizer", "deepspeed", "fsdp1"):
             options.append(option(own, title=strategy))
     baseline = f"{files[0]} {'under ddp' if strategies else 'as it is'}"
-    found = compare(first, options, baseline)
+    with waiting("no difference has its interval yet"):
+        found = compare(first, options, baseline)
     print(json.dumps(found.to_dict(), indent=2) if as_json else render_comparison(found))
     if all(change.problem for change in found.changes):
         raise typer.Exit(2)
@@ -85,6 +87,7 @@ def explain_step(
     \b
     ddpsim explain-step scenario.yaml
     """
+    from ddpsim.cli.waiting import waiting
     from ddpsim.planning.explain import explain_step
     from ddpsim.prediction.api import checked
     from ddpsim.report.changes import render_explanation
@@ -92,7 +95,8 @@ def explain_step(
 
     document = load(file, settings or ())
     checked(document)
-    found = explain_step(document)
+    with waiting("the step is not explained"):
+        found = explain_step(document)
     text = render_explanation(found, str(file), settings or ())
     print(json.dumps(found.to_dict(), indent=2) if as_json else text)
 

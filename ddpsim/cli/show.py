@@ -53,6 +53,7 @@ def trace(
     ddpsim trace scenario.yaml -o trace --format chakra
     ddpsim trace scenario.yaml -o trace --ranks 0,8 --steps all --gzip
     """
+    from ddpsim.cli.waiting import waiting
     from ddpsim.planning.options import parse_ranks, parse_steps
     from ddpsim.planning.trace import trace as traced_part
     from ddpsim.planning.trace import write_traces
@@ -66,7 +67,7 @@ def trace(
     if parsed(_form, form, "--format") == "chakra":
         _chakra(scenario, output, wanted, given=(steps is not None, warmup, compressed))
         return
-    with input_errors():
+    with input_errors(), waiting("each file that was written is whole"):
         traced = traced_part(scenario, wanted, count, warmup=warmup)
         written = write_traces(traced, output, compressed=compressed)
     for note in notes(traced, written):

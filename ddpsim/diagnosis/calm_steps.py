@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ddpsim.engine.request import Request
 from ddpsim.errors import DdpsimError
@@ -13,8 +13,12 @@ __all__ = ["CalmStep", "simulate_calm_steps"]
 CalmStep = tuple[Job, Mapping[str, float]]  # a job, and factors as `Job.step_s` takes them
 
 
-def simulate_calm_steps(asked: Iterable[CalmStep]) -> None:
+def simulate_calm_steps(
+    asked: Iterable[CalmStep], advance: Callable[[float], None] = lambda _: None
+) -> None:
     """Have each job know its step with the factors, in seconds: as `Job.step_s` gives it.
+
+    `advance` hears what share of the work has ended.
 
     Left out are those of ranks that differ for good, which `Job.step_s` has a shortcut for, and all
     of them where one cannot be simulated: who asks for that one hears why.
@@ -23,7 +27,8 @@ def simulate_calm_steps(asked: Iterable[CalmStep]) -> None:
 
     try:
         unknown = _unknown(asked)
-        steps = run_many([request for _, _, request in unknown])
+        requests = [request for _, _, request in unknown]
+        steps = run_many(requests, lambda ended: advance(ended / max(1, len(requests))))
     except DdpsimError:
         return
     for (job, factors, _), step in zip(unknown, steps, strict=True):

@@ -50,6 +50,7 @@ from ddpsim.importers.kineto.ranks import read_rank_traces
 from ddpsim.importers.nccl.debug_log import DebugLog, read_debug_log
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stretches import stretches
+from ddpsim.progress import Stage, stage
 from ddpsim.result.diagnosis import (
     Cause,
     CheckToRun,
@@ -131,7 +132,10 @@ def diagnose(
         facts += facts_of(debug, case)
     if not found:
         raise InputError("measured", 'nothing was measured; give a step such as "916 ms"')
-    return _Diagnosing(case, found, case.prediction, facts).diagnosis()
+    with stage("parts of the diagnosis", 3) as told:  # the step, causes, what is uncertain of them
+        result = case.prediction
+        told.known, told.ended = [f"predicted: {result.iteration_time_s.mean:.4g} s a step"], 1
+        return _Diagnosing(case, found, result, facts).diagnosis(told)
 
 
 def _check_is_of(debug: DebugLog, scenario: Scenario) -> None:
@@ -174,7 +178,7 @@ def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
     if is_normal(result, measured_s):
         return verdict(result, measured_s)
     step = Measurement("step", measured_s, cluster.nodes, cluster.gpus_per_node)
-    causes = _Diagnosing(Case.of(scenario), [step], result).diagnosis().causes
+    causes = _Diagnosing(Case.of(scenario), [step], result).diagnosis(Stage()).causes
     return verdict(result, measured_s, stretches(resolve(scenario), result, measured_s), causes)
 
 
@@ -218,9 +222,9 @@ class _Diagnosing:
         self.seen = Seen(self.predictor.measured, noise)
         self.healthy = self.predictor.values([Change() for _ in measured])
 
-    def diagnosis(self) -> Diagnosis:
+    def diagnosis(self, told: Stage) -> Diagnosis:
         """All causes, the likeliest first, and the check."""
-        found = self._found()
+        found = self._found(told)
         odds = {key: each.hypothesis.odds for key, each in found.items()} | {UNKNOWN: UNKNOWN_ODDS}
         logs = {
             key: each.fit.log_likelihood + log_probability(self.facts, each.hypothesis.shows)
@@ -254,19 +258,23 @@ class _Diagnosing:
             return hypotheses
         return [each for each in hypotheses if each.key != SHARED_LOADER]
 
-    def _found(self) -> dict[str, _Found]:
+    def _found(self, told: Stage) -> dict[str, _Found]:
         """Those that can apply, by key; without those that explain no more than nothing does."""
-        near = {each.key: known for each in self._asked_together() if (known := self._near(each))}
+        asked, told.ended = self._asked_together(told), 2
+        near = {each.key: known for each in asked if (known := self._near(each))}
+        if near:
+            best = min(near.values(), key=lambda each: self._distance(each.values[each.nearest]))
+            told.known += [f"fits best so far: {best.hypothesis.in_words(best.nearest)}"]
         changes = [self._changes(each.hypothesis, each.nearest) for each in near.values()]
-        self.predictor.simulate(changes, stretched=True)
+        self.predictor.simulate(changes, told.advance, stretched=True)
+        told.ended = 3
         return {key: self._fitted(each) for key, each in near.items()}
 
-    def _asked_together(self) -> list[Hypothesis]:
+    def _asked_together(self, told: Stage) -> list[Hypothesis]:
         """What their sizes predict is simulated at once."""
         asked = self._asked()
-        self.predictor.simulate(
-            [self._changes(each, size) for each in asked for size in each.sizes(self.case)]
-        )
+        changes = [self._changes(each, size) for each in asked for size in each.sizes(self.case)]
+        self.predictor.simulate(changes, told.advance)
         return asked
 
     def _near(self, hypothesis: Hypothesis) -> _Near | None:

@@ -6,7 +6,7 @@ what is less does not count.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import exp, log, sqrt
@@ -143,18 +143,25 @@ class Predictor:
         own = [self._log_of(index, each.seconds) for index, each in enumerate(measured)]
         self.measured: Array = np.array(own)
 
-    def simulate(self, many: Sequence[Sequence[Change]], *, stretched: bool = False) -> None:
+    def simulate(
+        self,
+        many: Sequence[Sequence[Change]],
+        advance: Callable[[float], None],
+        *,
+        stretched: bool = False,
+    ) -> None:
         """Together, what `values` of all these changes needs; `stretched`: and what `effects` does.
 
-        Those that do not fit are left out.
+        Those that do not fit are left out. `advance` hears what share of the work has ended.
         """
-        simulate_calm_steps(
+        asked = (
             step
             for changes in many
             for changed, each in self._changed(changes)
             for varied in ([changed, *_varied(changed).values()] if stretched else [changed])
             for step in varied.steps(each.quantity)
         )
+        simulate_calm_steps(asked, advance)
 
     def _changed(self, changes: Sequence[Change]) -> Iterator[tuple[Changed, Measurement]]:
         with suppress(ScenarioError):

@@ -19,6 +19,7 @@ from ddpsim.prediction.next_steps import two_byte_hooks
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.uncertainty import uncertainties
+from ddpsim.progress import Stage, stage
 from ddpsim.provenance import Uncertainty
 from ddpsim.result.changes import Change, Comparison
 from ddpsim.result.model import Brief
@@ -28,6 +29,7 @@ from ddpsim.scenario.load import parse
 from ddpsim.scenario.options.zero_redundancy import ZERO_HOOKS, ZeroRedundancy
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import Workload
+from ddpsim.units import format_duration
 from ddpsim.workload.numerics import other_numerics
 
 __all__ = [
@@ -69,11 +71,16 @@ def compare(base: Scenario, options: Iterable[Option], baseline: str = "") -> Co
     once, as it would be wrong in the same way; what is known from different sources varies on its
     own. Raises ScenarioError if the first cannot be simulated.
     """
-    parts, result = Parts(), predict(base)
-    first = _Side.of(base, parts)
-    others = [_side(option, parts) for option in options]
-    sides = [first, *(side for _, side in others if isinstance(side, _Side))]
-    steps_s = _steps_s(sides)
+    parts, options = Parts(), list(options)
+    with stage("scenarios", len(options) + 1) as told:
+        result, first = predict(base), _Side.of(base, parts)
+        _tell(told, baseline or base.name, first)
+        others = list[tuple[Option, _Side | DdpsimError]]()
+        for each in options:
+            others.append(_side(each, parts))
+            _tell(told, each.title, others[-1][1])
+        sides = [first, *(side for _, side in others if isinstance(side, _Side))]
+        steps_s = _steps_s(sides, told)
     return Comparison(
         base.name,
         base.cluster.world_size,
@@ -84,6 +91,13 @@ def compare(base: Scenario, options: Iterable[Option], baseline: str = "") -> Co
         result.warnings,
         baseline,
     )
+
+
+def _tell(told: Stage, title: str, side: _Side | DdpsimError) -> None:
+    """One more is simulated, a half of what is asked of it; nothing else is if it cannot be."""
+    if isinstance(side, _Side):
+        told.known.append(f"{title}: {format_duration(side.brief.iteration_time_s.mean)} a step")
+    told.advance(0.5 if isinstance(side, _Side) else 1.0)
 
 
 @dataclass(frozen=True)
@@ -172,7 +186,7 @@ def _other_types(first: _Side, other: _Side | DdpsimError) -> Iterator[str]:
     yield from other_numerics(ours, theirs)
 
 
-def _steps_s(sides: Sequence[_Side]) -> _Steps:
+def _steps_s(sides: Sequence[_Side], told: Stage) -> _Steps:
     """Every side's step without noise, as it is and with each uncertain term at its edges."""
     asked = [
         (side, term, factor)
@@ -180,7 +194,8 @@ def _steps_s(sides: Sequence[_Side]) -> _Steps:
         for term, factor in [_UNCHANGED, *_edges(uncertainties(side.job))]
     ]
     requests = [side.job.calm_request(**{term: factor}) for side, term, factor in asked]
-    steps = run_many(requests)
+    share = 0.5 * len(sides) / len(requests)
+    steps = run_many(requests, lambda ended: told.advance(share * ended))
     return {
         (id(side), term, factor): step.mean_s
         for (side, term, factor), step in zip(asked, steps, strict=True)

@@ -14,6 +14,7 @@ from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.prediction.api import simulate
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.resolve import resolve
+from ddpsim.progress import stage
 from ddpsim.result.changes import Change, Explanation, Phase, Sensitivity
 from ddpsim.result.model import CriticalPart, Result
 from ddpsim.scenario.cluster import Cluster
@@ -22,6 +23,7 @@ from ddpsim.scenario.links import InterNode, IntraNode, LinkKind
 from ddpsim.scenario.load import parse
 from ddpsim.scenario.schema import Scenario
 from ddpsim.settings import Setting
+from ddpsim.units import format_duration
 
 __all__ = ["explain_step", "sensitivities"]
 
@@ -44,13 +46,17 @@ def explain_step(document: Document) -> Explanation:
     Raises ScenarioError.
     """
     scenario = parse(document)
-    result = simulate(scenario)
-    return Explanation(
-        result,
-        tuple(_phases(result.critical_path, _words_of(scenario))),
-        tuple(sensitivities(resolve(scenario))),
-        _helps(document, result),
-    )
+    with stage("parts of the explanation", 3) as told:
+        result = simulate(scenario)
+        told.known = [f"the step takes {format_duration(result.iteration_time_s.mean)}"]
+        told.advance()
+        sensitive = tuple(sensitivities(resolve(scenario)))
+        told.known += [f"{each.what}: {each.change:+.1%}" for each in sensitive]
+        told.advance()
+        helps = _helps(document, result)
+        told.advance()
+    phases = tuple(_phases(result.critical_path, _words_of(scenario)))
+    return Explanation(result, phases, sensitive, helps)
 
 
 def sensitivities(job: Job) -> Iterator[Sensitivity]:

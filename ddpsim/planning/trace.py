@@ -12,6 +12,7 @@ from ddpsim.errors import InputError
 from ddpsim.files import write_atomically
 from ddpsim.prediction.api import observe
 from ddpsim.prediction.resolve import resolve
+from ddpsim.progress import stage
 from ddpsim.report.trace import Traced
 from ddpsim.report.trace_text import Written
 from ddpsim.scenario.schema import Scenario
@@ -79,11 +80,13 @@ def write_traces(traced: Traced, folder: Path, *, compressed: bool = False) -> W
         return len(content)
 
     merged, ranks = folder / f"merged{ending}", folder / "ranks"
-    merged_bytes = write(merged, traced.merged())
     paths = [ranks / f"rank{rank}{ending}" for rank in traced.ranks]
-    ranks_bytes = sum(
-        write(path, traced.of_rank(rank)) for path, rank in zip(paths, traced.ranks, strict=True)
-    )
+    with stage("files written", len(paths) + 1) as told:
+        merged_bytes, ranks_bytes = write(merged, traced.merged()), 0
+        for path, rank in zip(paths, traced.ranks, strict=True):
+            told.advance()
+            ranks_bytes += write(path, traced.of_rank(rank))
+        told.advance()
     there = {path for path in ranks.iterdir() if path.suffix in (".json", ".gz")}
     others = sorted(path.name for path in there.difference(paths))
     return Written(str(merged), merged_bytes, str(ranks), paths[0].name, ranks_bytes, others)

@@ -15,7 +15,10 @@ import pytest
 
 from ddpsim.cli import waiting as module
 from ddpsim.cli.waiting import waiting
+from ddpsim.diagnosis.diagnose import diagnose
 from ddpsim.planning.capacity_plan.plan import plan_capacity
+from ddpsim.planning.compare import compare, option
+from ddpsim.planning.explain import explain_step
 from ddpsim.planning.many import attempt_many
 from ddpsim.planning.tune import tune
 from ddpsim.prediction.api import load_scenario, simulate
@@ -134,8 +137,19 @@ def test_each_of_many_scenarios_is_counted_once() -> None:
             "world sizes",
             "8 GPUs: ",
         ),
+        (
+            lambda: compare(load_scenario(SCENARIO, FEW), [option(load(SCENARIO, SMALL))]),
+            "scenarios",
+            "ResNet-50, ring: ",
+        ),
+        (
+            lambda: diagnose(load_scenario(SCENARIO, FEW), "50 ms"),
+            "parts of the diagnosis",
+            "fits best so far: ",
+        ),
+        (lambda: explain_step(load(SCENARIO, FEW)), "parts of the explanation", "compute 10 %"),
     ],
-    ids=["run", "tune", "plan"],
+    ids=["run", "tune", "plan", "compare", "diagnose", "explain-step"],
 )
 def test_questions_tell_how_far_they_have_come(
     ask: Callable[[], object], what: str, says: str
