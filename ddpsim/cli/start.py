@@ -18,8 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-# what pydantic imports and a run does not need: with email, zipfile, socket and OpenSSL
-_SELDOM_USED = {"importlib.metadata": ("entry_points", "version"), "secrets": ()}
+# what pydantic imports and a run does not need: with email, zipfile, OpenSSL and sysconfig
+_SELDOM_USED = {
+    "importlib.metadata": ("entry_points", "version"),
+    "secrets": (),
+    "zoneinfo": ("ZoneInfo", "ZoneInfoNotFoundError"),
+}
 
 __all__ = ["PlainRun", "import_when_used", "main", "plain_run", "run_app"]
 

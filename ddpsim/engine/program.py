@@ -77,8 +77,7 @@ class Program:
     @cached_property
     def synchronizes(self) -> bool:
         """Whether a host that runs ahead of its device waits for it in some step."""
-        launched = (instruction for step in self.strategy.steps for instruction in step)
-        return not self.blocking and any(isinstance(i, Synchronize) for i in launched)
+        return not self.blocking and any(Synchronize in map(type, s) for s in self.strategy.steps)
 
     @property
     def steady_buckets(self) -> tuple[Bucket, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from shutil import get_terminal_size
 from textwrap import shorten, wrap
 
 from ddpsim.result.model import PredictionInterval
@@ -32,6 +31,8 @@ def screen_width() -> int:
     """The columns of a line: 100, or those of a screen that has fewer, 80 at least."""
     if not sys.stdout.isatty():
         return _WIDEST
+    from shutil import get_terminal_size  # noqa: PLC0415 -- with all that unpacks archives
+
     return min(max(get_terminal_size().columns, _NARROWEST), _WIDEST)
 
 

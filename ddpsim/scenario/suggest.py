@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -45,9 +44,15 @@ def some_of(known: Sequence[str], wrong: str) -> str:
     """All known names, or of many those most like a misspelt one and how many others there are."""
     if len(known) <= _MOST_LISTED:
         return ", ".join(known)
-    like = set(difflib.get_close_matches(wrong[:_LONGEST], known, n=_MOST_LISTED // 2, cutoff=0))
+    like = set(_like(wrong[:_LONGEST], known, n=_MOST_LISTED // 2, cutoff=0))
     listed = ", ".join(name for name in known if name in like)
     return f"{listed} and {len(known) - len(like)} more"
+
+
+def _like(wrong: str, known: Iterable[str], *, n: int, cutoff: float) -> list[str]:
+    from difflib import get_close_matches  # noqa: PLC0415 -- few scenarios have a mistake
+
+    return get_close_matches(wrong, list(known), n=n, cutoff=cutoff)
 
 
 def nearest(wrong: str, known: Iterable[str]) -> str | None:
@@ -57,7 +62,7 @@ def nearest(wrong: str, known: Iterable[str]) -> str | None:
     if key in by_key:
         return by_key[key]
     within = [squashed for squashed in by_key if len(key) > 3 and key in squashed]
-    near = within if len(within) == 1 else difflib.get_close_matches(key, by_key, n=1, cutoff=0.6)
+    near = within if len(within) == 1 else _like(key, by_key, n=1, cutoff=0.6)
     return by_key[near[0]] if near else None
 
 
