@@ -20,6 +20,7 @@ from validation.page import page
 from validation.recorded import (
     CAMPAIGNS,
     LATER,
+    SHARDED,
     STRATEGIES,
     later_predicted,
     predicted,
@@ -29,7 +30,7 @@ from validation.recorded import (
 
 def main() -> None:
     """Write the campaigns' reports, and the page."""
-    folders = [*CAMPAIGNS, *([STRATEGIES] if STRATEGIES.exists() else [])]
+    folders = [*CAMPAIGNS, STRATEGIES, SHARDED]
     reports = {report_of(folder).name: predicted(folder) for folder in folders}
     reports[LATER.name] = later_predicted()
     with tempfile.TemporaryDirectory() as folder:

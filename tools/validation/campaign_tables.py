@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean, median
 
 from scipy.stats import norm
@@ -13,7 +14,6 @@ from calibrate.validate.report import Case, Sweep
 from validation.markdown import markdown
 from validation.recorded import (
     CAMPAIGNS,
-    STRATEGIES,
     by_rate,
     campaign,
     figures_of_sweeps,
@@ -123,9 +123,9 @@ def _missed_by_truth(sweeps: Sequence[Sweep]) -> str:
     return f"{100 * known:.0f} to {100 * told:.0f} %"
 
 
-def strategies_table() -> str:
-    """Every strategy and option of the campaign of strategies, over its models and rates."""
-    sweeps = campaign(STRATEGIES).sweeps
+def variants_table(folder: Path) -> str:
+    """Every strategy and option of a campaign without caps, over its models and rates."""
+    sweeps = campaign(folder).sweeps
     found: dict[str, list[Case]] = {}
     right: dict[str, list[bool]] = {}
     for sweep in sweeps:

@@ -17,7 +17,7 @@ from published_steps import rms
 from ddpsim.prediction.interval import ROOFLINE
 from validation.benchmark import GPU_SIGMA, benchmark_rows
 from validation.bucket_sweep import cs336_rows
-from validation.campaign_tables import by_rate_table, goals_table, strategies_table
+from validation.campaign_tables import by_rate_table, goals_table, variants_table
 from validation.folders import TEMPLATE
 from validation.measured_devices import device_table, halves_table
 from validation.misses import misses
@@ -31,6 +31,7 @@ from validation.one_gpu import (
     regimes_table,
 )
 from validation.presets import machines_table, preset_sigma, preset_table, tcp_table
+from validation.recorded import SHARDED, STRATEGIES
 from validation.rows import in_words, levels_knowing_ddp, levels_text, row_table
 from validation.scaling import covered_text, scaled_table, synthetic, synthetic_table, unequal_ranks
 from validation.two_hosts import testbed_rows
@@ -81,7 +82,8 @@ def _figures() -> dict[str, str]:
         **misses(),
         "GOALS": goals_table(),
         "BY_RATE": by_rate_table(),
-        "STRATEGIES": strategies_table(),
+        "STRATEGIES": variants_table(STRATEGIES),
+        "SHARDED": variants_table(SHARDED),
         "PRESETS": preset_table(),
         "SWEEPS": "\n".join(nccl_sweeps.table()),
         "MEASURED_DEVICES": device_table(),
