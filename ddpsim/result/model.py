@@ -334,8 +334,8 @@ class Result:
         interval where there is one.
 
         >>> result = ddpsim.simulate(ddpsim.load_scenario("scenario.yaml"))
-        >>> [trace.name for trace in result.plot().data]
-        ['forward', 'backward', 'exposed comm', 'optimizer', 'other', 'step, 80% interval']
+        >>> print(*(trace.name for trace in result.plot().data), sep=" | ")
+        forward | backward | exposed comm | optimizer | other | step, 80% interval
         """
         from ddpsim.report.notebook.figures import step_figure  # noqa: PLC0415 -- plotly is slow
 

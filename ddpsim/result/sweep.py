@@ -216,8 +216,8 @@ class Sweep:
         are left out; a hollow marker does not fit in the memory of its GPUs.
 
         >>> grid = ddpsim.Grid.of(["ddp.bucket_cap_mb=1,25", "cluster.nodes=2,4"])
-        >>> [trace.name for trace in ddpsim.sweep("scenario.yaml", grid).plot().data]
-        ['cluster.nodes=2', 'cluster.nodes=4']
+        >>> print(*(line.name for line in ddpsim.sweep("scenario.yaml", grid).plot().data))
+        cluster.nodes=2 cluster.nodes=4
         """
         from ddpsim.report.notebook.figures import sweep_figure  # noqa: PLC0415 -- plotly is slow
 
