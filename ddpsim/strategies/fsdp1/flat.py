@@ -13,12 +13,11 @@ from math import ceil
 from typing import NamedTuple
 
 from ddpsim.cluster.transfers import ProcessGroup
-from ddpsim.errors import InputError
 from ddpsim.scenario.options.fsdp1 import Fsdp1
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.fully_shard.groups import HostTime, divisors
 from ddpsim.strategies.fully_shard.offload import Offload
-from ddpsim.strategies.fully_shard.units import Unit
+from ddpsim.strategies.fully_shard.units import Unit, dtypes_of
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.training_loop.around_optimizer import NormSum
 from ddpsim.strategies.zero.distributed_optimizer import optimizer_of_shards
@@ -260,20 +259,8 @@ class Flats:
         return total
 
     def _dtypes(self, unit: Unit, parameters: Sequence[Parameter]) -> tuple[str, str, str]:
-        """Of the shards, of what is gathered, and of what is reduced; they are one in a unit.
-
-        Source: _flat_param.py, _init_param_reduce_dtypes and _validate_tensors_to_flatten.
-        """
-        dtypes = sorted({parameter.dtype for parameter in parameters}) or ["float32"]
-        if len(dtypes) > 1:
-            of = f"unit {unit.name}" if unit.name else "the root"
-            raise InputError(
-                "ddp.fsdp1.units",
-                f"{of} has parameters of {' and '.join(dtypes)}: torch flattens those of one "
-                "dtype; name units of one each",
-            )
-        mixed = self.spec.mixed_precision
-        return dtypes[0], mixed.param or dtypes[0], mixed.reduce or mixed.param or dtypes[0]
+        """Source: _flat_param.py, _init_param_reduce_dtypes and _validate_tensors_to_flatten."""
+        return dtypes_of(unit, parameters, self.spec.mixed_precision, "ddp.fsdp1")
 
     def _moved_ns(self, size_bytes: int) -> int:
         """One kernel that reads and writes so much; none of nothing."""

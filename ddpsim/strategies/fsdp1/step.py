@@ -18,7 +18,7 @@ from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.scenario.options.fsdp1 import Fsdp1
 from ddpsim.strategies.fsdp1.flat import Flat
 from ddpsim.strategies.fully_shard.held import Held
-from ddpsim.strategies.fully_shard.step import Ends, LaunchedPiece, Pass
+from ddpsim.strategies.fully_shard.step import Ends, LaunchedPiece, Pass, spans
 from ddpsim.strategies.fully_shard.units import ROOT
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, Record, compute
 
@@ -129,7 +129,7 @@ class Step:
         self.scattered.clear()
         self._needed = set(self._forward_order)
         *pieces, tail = work.backward
-        first, last = _spans(pieces)
+        first, last = spans(pieces)
         joined = self._joined_after(last, len(pieces))
         for i, (chain, launch, gradient_bytes) in enumerate(pieces):
             self._at("backward", chain[-1])
@@ -374,14 +374,3 @@ def _entered(units: Sequence[Flat], pieces: Sequence[LaunchedPiece]) -> list[int
     """Units in the order in which their forwards begin."""
     chains = (unit for piece in pieces for unit in piece.chain)
     return [unit for unit in dict.fromkeys(chains) if not units[unit].is_empty]
-
-
-def _spans(pieces: Sequence[LaunchedPiece]) -> tuple[dict[int, int], dict[int, int]]:
-    """The first and the last piece of each unit, those of units inside it counted."""
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for i, (chain, *_) in enumerate(pieces):
-        for unit in chain:
-            first.setdefault(unit, i)
-            last[unit] = i
-    return first, last

@@ -13,11 +13,10 @@ from math import ceil
 from typing import NamedTuple
 
 from ddpsim.cluster.transfers import ProcessGroup
-from ddpsim.errors import InputError
 from ddpsim.scenario.options.fully_shard import FullyShard
 from ddpsim.strategies.ddp.costs import DdpCosts
 from ddpsim.strategies.fully_shard.offload import Offload
-from ddpsim.strategies.fully_shard.units import Unit
+from ddpsim.strategies.fully_shard.units import Unit, dtypes_of
 from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.training_loop.around_optimizer import NormSum
 from ddpsim.workload.model import ITEM_BYTES, Model, Parameter, Work, joined
@@ -257,20 +256,8 @@ class Groups:
         return sum(self.padded(parameter) for parameter in parameters)
 
     def _dtypes(self, unit: Unit, parameters: Sequence[Parameter]) -> tuple[str, str, str]:
-        """Of the shards, of what is gathered, and of what is reduced; they are one in a unit.
-
-        Source: _fsdp_param_group.py, _init_mp_dtypes.
-        """
-        dtypes = sorted({parameter.dtype for parameter in parameters}) or ["float32"]
-        if len(dtypes) > 1:
-            of = f"unit {unit.name}" if unit.name else "the root"
-            raise InputError(
-                "ddp.fully_shard.units",
-                f"{of} has parameters of {' and '.join(dtypes)}: torch's fully_shard wants one "
-                "dtype in a unit; name units of one each",
-            )
-        sent = self.spec.mixed_precision.param or dtypes[0]
-        return dtypes[0], sent, self.spec.mixed_precision.reduce or sent
+        """Source: _fsdp_param_group.py, _init_mp_dtypes."""
+        return dtypes_of(unit, parameters, self.spec.mixed_precision, "ddp.fully_shard")
 
     def _copies_ns(self, elements: int, own: str, sent: str) -> int:
         """A rank's shards into its part of the output, and a cast before it."""

@@ -21,7 +21,7 @@ from ddpsim.strategies.fully_shard.units import ROOT
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, Record, compute
 from ddpsim.strategies.ticks import Launch
 
-__all__ = ["Ends", "LaunchedPiece", "Pass", "Step"]
+__all__ = ["Ends", "LaunchedPiece", "Pass", "Step", "spans"]
 
 _OF_ROOT = "the root"
 
@@ -115,7 +115,7 @@ class Step:
     def backward(self, work: Pass, ends: Ends) -> Iterator[Instruction]:
         """All-gather each unit ahead of its gradients, and reduce them once all are there."""
         self.scattered.clear()
-        first, last = _spans(work.backward)
+        first, last = spans(work.backward)
         ended: set[int] = set()
         for i, (chain, launch, gradient_bytes) in enumerate(work.backward):
             self._at("backward", chain[-1])
@@ -376,7 +376,7 @@ class Step:
             self.held.add("reductions", -self._reducing.pop(0)[1])
 
 
-def _spans(pieces: Sequence[LaunchedPiece]) -> tuple[dict[int, int], dict[int, int]]:
+def spans(pieces: Sequence[LaunchedPiece]) -> tuple[dict[int, int], dict[int, int]]:
     """The first and the last piece of each unit, those of units inside it counted."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}

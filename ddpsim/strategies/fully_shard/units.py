@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ddpsim.errors import InputError, shown
 from ddpsim.scenario.options.fully_shard import BySize, Units
 from ddpsim.strategies.fully_shard.auto_wrap import large_modules
-from ddpsim.workload.model import Model, Work, joined
+from ddpsim.workload.model import Model, Parameter, Work, joined
 
 __all__ = [
     "ROOT",
@@ -21,6 +21,7 @@ __all__ = [
     "backward_pieces",
     "blocks",
     "chain_of",
+    "dtypes_of",
     "forward_pieces",
     "plan_units",
 ]
@@ -184,3 +185,35 @@ def _mirrored(model: Model, backward: Sequence[Piece]) -> Iterator[Piece]:
     for chain, device_s in reversed(alike):
         share = device_s / total_s if total_s else 1 / len(alike)
         yield Piece(chain, Work(share * whole.device_s, 0, share * host_s))
+
+
+class _Mixed(Protocol):
+    """Types of MixedPrecision of either FSDP; None: as the parameters are."""
+
+    @property
+    def param(self) -> str | None:
+        """Of what is gathered."""
+
+    @property
+    def reduce(self) -> str | None:
+        """Of what is reduced."""
+
+
+def dtypes_of(
+    unit: Unit, parameters: Sequence[Parameter], mixed: _Mixed, key: str
+) -> tuple[str, str, str]:
+    """Of a unit's shards, of what is gathered, and of what is reduced.
+
+    Raises InputError at `key`.units where its `parameters` are of several types: torch's FSDP1
+    flattens those of one, and fully_shard wants one.
+    """
+    dtypes = sorted({parameter.dtype for parameter in parameters}) or ["float32"]
+    if len(dtypes) > 1:
+        of = f"unit {unit.name}" if unit.name else "the root"
+        raise InputError(
+            f"{key}.units",
+            f"{of} has parameters of {' and '.join(dtypes)}: torch takes one dtype in a unit; "
+            "name units of one each",
+        )
+    sent = mixed.param or dtypes[0]
+    return dtypes[0], sent, mixed.reduce or sent
