@@ -64,6 +64,7 @@ class CollectiveCost(Protocol):
         ...
 
 
+_LATENCY_BYTES = 1024  # up to here an all-reduce takes its latency (assumed)
 _ONE_WAY: tuple[Operation, ...] = ("broadcast", "reduce")
 
 
@@ -195,6 +196,7 @@ class ScheduledCost:
 class AllReduceLogCost:
     """All-reduce times read from a log, interpolated in the logarithms of size and time.
 
+    Messages of a few bytes take as long as the smallest of a log that begins with such.
     Outside the measured sizes `beyond` answers if there is one (links that the scenario states);
     otherwise it is an error, unless `extrapolate`: above, the last two sizes' bandwidth goes on;
     below, the smallest size's time holds. A broadcast is priced as half an all-reduce (assumed:
@@ -244,6 +246,8 @@ class AllReduceLogCost:
 
     def _all_reduce_s(self, size_bytes: int) -> float:
         samples = self.log.samples
+        if samples[0][0] <= _LATENCY_BYTES:
+            size_bytes = max(size_bytes, samples[0][0])
         if self.covers(size_bytes):
             return interpolated_s(samples, size_bytes)
         if not self.extrapolate:

@@ -14,7 +14,16 @@ from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode, IntraNode
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
-__all__ = ["algorithm_choices", "bottleneck", "link_provenance", "preset_source", "rate_is_stated"]
+__all__ = [
+    "NOT_USED",
+    "algorithm_choices",
+    "bottleneck",
+    "link_provenance",
+    "preset_source",
+    "rate_is_stated",
+]
+
+NOT_USED = "not used: all ranks are in one node"
 
 
 def bottleneck(cluster: Cluster, wires: Wires, kind: Kind) -> str:
@@ -79,9 +88,7 @@ def link_provenance(cluster: Cluster, *, asks_transport: bool) -> tuple[Provenan
         trust: Trust = "stated" if rate_is_stated(cluster, key) else "assumed"
         entries.append(Provenance(f"cluster.{key}", f"{figures}; {source}", trust))
     if cluster.inter_node and cluster.nodes == 1:
-        entries.append(
-            Provenance("cluster.inter_node", "not used: all ranks are in one node", "stated")
-        )
+        entries.append(Provenance("cluster.inter_node", NOT_USED, "stated"))
     return tuple(entries)
 
 

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ddpsim.cluster.cost import CollectiveCost, LinkCost, ScheduledCost, SingleRankCost
+from ddpsim.cluster.link_sources import NOT_USED
 from ddpsim.cluster.logs import LOGS
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.network import Network
@@ -52,7 +53,8 @@ def with_groups(
 
     def of(layout: _Layout) -> Network:
         own = of_links(_laid_out(scenario, layout))
-        return replace(own, cost=_shared(own.cost, layout))
+        used = tuple(entry for entry in own.provenance if entry.source != NOT_USED)
+        return replace(own, cost=_shared(own.cost, layout), provenance=used)
 
     groups: list[tuple[ProcessGroup, Network]] = []
     if scenario.ddp.shards_in_nodes or scenario.ddp.averages_after_hook:

@@ -133,7 +133,7 @@ def check_bus_factor(
             name,
             f"{row.where}busbw/algbw is {factor:.5g}, but {_CALLED[operation]} of the {ranks} "
             f"ranks {called} has {expected:.5g}; wanted the log of {operation}_perf, with all its "
-            "ranks; take other collectives with --operation",
+            "ranks; calibrate import takes others with --operation",
             row.line,
         )
 

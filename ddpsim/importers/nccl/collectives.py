@@ -96,7 +96,7 @@ def check_operation(
 
 def is_another(name: str, line: int, what: str, operation: Operation) -> OtherCollectiveError:
     """What is wrong with a log of another collective."""
-    told = f"wanted the log of {operation}_perf; take other collectives with --operation"
+    told = f"wanted the log of {operation}_perf; calibrate import takes others with --operation"
     return OtherCollectiveError(name, f"{what}; {told}", line)
 
 
