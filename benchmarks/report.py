@@ -39,6 +39,7 @@ ROWS = {  # of docs/explanation/performance.md
     "test_cold[16384-stragglers-auto]": "the same, NCCL's own choice",
     "test_cold[131072-stragglers]": "`run`, 131,072 ranks, ring",
     "test_cold[131072-stragglers-auto]": "the same, NCCL's own choice",
+    "test_cold[8192-hsdp-stragglers-jitter]": "`run`, 8,192 ranks of HSDP, with jitter too",
     "test_cold[32-p4d-shared]": "`run`, 32 ranks on p4d, another job's traffic",
     "test_cold[32-a3-mega-shared-direct]": "`run`, 32 ranks on a3-mega, the same, `direct`, stalls",
     "test_cold[24-gloo-stragglers]": "`run`, 24 gloo ranks, unused parameters",
