@@ -168,9 +168,9 @@ def test_all_reduces_that_nothing_is_known_of_are_refused(cli: Callable[..., Any
     with pytest.raises(InputError, match="one rank has no all-reduce; leave it out"):
         ddpsim.diagnose(scenario({**ONE_NODE, "gpus_per_node": 1}), all_reduce="1 MiB: 1 ms")
     logged = str(ROOT / "scenarios" / "resnet50-nccl-log.yaml")
-    done = cli("diagnose", logged, "--measured-all-reduce", "8 B: 1 us")
+    done = cli("diagnose", logged, "--measured-all-reduce", "100 GB: 1 s")
     assert done.code == 2
-    assert "cluster.all_reduce: a message of 8 B lies outside the sizes measured" in done.err
+    assert "cluster.all_reduce: a message of 100 GB lies outside the sizes measured" in done.err
 
 
 def test_bad_options_are_named(cli: Callable[..., Any]) -> None:
