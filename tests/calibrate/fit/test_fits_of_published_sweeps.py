@@ -88,12 +88,3 @@ def test_rounding_does_not_choose_the_fit_of_half_a_sweep(name: str) -> None:
     samples = every[::2]
     models = [fit_all_reduce(s, "nccl").model for s in (samples, rounded_otherwise(samples))]
     assert_same_times(*models, at=every)
-
-
-@needs_reference
-@pytest.mark.slow
-def test_every_sweep_is_reproduced() -> None:
-    """Median error of each sweep's own rows; of rows left out: `tests/cluster`."""
-    for name, samples in _sweeps().items():
-        model = fit_all_reduce(samples, "nccl").model
-        assert median(relative_errors(model, samples)) < 0.05, name
