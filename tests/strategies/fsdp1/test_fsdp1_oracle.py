@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from jobs.timeless_model import timeless_model
 from two_ranks import observed_of
 
 from ddpsim.cluster.process_groups import Mesh
@@ -13,32 +14,12 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.fsdp1.strategy import FullyShardedDataParallel
 from ddpsim.strategies.fully_shard.groups import divisors
 from ddpsim.strategies.instructions import Communicate
-from ddpsim.workload.model import Model, Parameter, Work
 
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     pytest.importorskip("torch", reason="torch's FullyShardedDataParallel is the oracle of ours")
     return observed_of("fsdp/fsdp1_oracle.py", tmp_path_factory.mktemp("fsdp1"), ranks=4)
-
-
-def model_of(case: dict[str, Any]) -> Model:
-    """Without times: the forward goes through the units in the reverse of the backward's order."""
-    nothing = Work(0.0)
-    return Model(
-        parameters=tuple(
-            Parameter(name, numel, "float32", rows=rows) for name, numel, rows in case["parameters"]
-        ),
-        ready_order=tuple(case["ready_order"]),
-        buffers=(),
-        forward=(nothing,),
-        backward=(nothing,) * (len(case["ready_order"]) + 1),
-        optimizer=nothing,
-        launch_s=0.0,
-        activation_bytes=None,
-        basis="measured",
-        provenance=(),
-    )
 
 
 def strategy_of(
@@ -54,7 +35,7 @@ def strategy_of(
             "cluster": {"nodes": 1, "gpus_per_node": 2, "device": device} | cluster,
         }
     )
-    strategy = compile_program(scenario, model_of(case)).strategy
+    strategy = compile_program(scenario, timeless_model(case)).strategy
     assert isinstance(strategy, FullyShardedDataParallel)
     return strategy
 
@@ -107,5 +88,5 @@ def test_memory_is_what_storages_hold(observed: list[dict[str, Any]]) -> None:
     peaks = [case for case in observed if "peak_bytes" in case]
     assert len(peaks) == 9
     for case in peaks:
-        held = strategy_of(case, "cpu-core", "gloo").resident_bytes(model_of(case), 0)
+        held = strategy_of(case, "cpu-core", "gloo").resident_bytes(timeless_model(case), 0)
         assert sum(held) == pytest.approx(case["peak_bytes"], rel=0.01), case["options"]

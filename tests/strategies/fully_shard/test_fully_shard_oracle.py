@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from jobs.timeless_model import timeless_model
 from two_ranks import observed_of
 
 from ddpsim.cluster.process_groups import Mesh
@@ -15,32 +16,12 @@ from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.fully_shard.groups import divisors
 from ddpsim.strategies.instructions import Await, Communicate, Compute
 from ddpsim.strategies.strategy import Strategy
-from ddpsim.workload.model import Model, Parameter, Work
 
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     pytest.importorskip("torch", reason="torch's fully_shard is the oracle of ours")
     return observed_of("fully_shard_oracle.py", tmp_path_factory.mktemp("fully_shard"), ranks=4)
-
-
-def model_of(case: dict[str, Any]) -> Model:
-    """Without times: the forward goes through the units in the reverse of the backward's order."""
-    nothing = Work(0.0)
-    return Model(
-        parameters=tuple(
-            Parameter(name, numel, "float32", rows=rows) for name, numel, rows in case["parameters"]
-        ),
-        ready_order=tuple(case["ready_order"]),
-        buffers=(),
-        forward=(nothing,),
-        backward=(nothing,) * (len(case["ready_order"]) + 1),
-        optimizer=nothing,
-        launch_s=0.0,
-        activation_bytes=None,
-        basis="measured",
-        provenance=(),
-    )
 
 
 def strategy_of(case: dict[str, Any], **device: Any) -> Strategy:
@@ -57,7 +38,7 @@ def strategy_of(case: dict[str, Any], **device: Any) -> Strategy:
             "cluster": {"nodes": device.pop("nodes", 1), "gpus_per_node": 2, **device},
         }
     )
-    return compile_program(scenario, model_of(case)).strategy
+    return compile_program(scenario, timeless_model(case)).strategy
 
 
 def predicted(case: dict[str, Any], **device: Any) -> list[tuple[Any, ...]]:
@@ -105,7 +86,7 @@ def test_memory_is_what_torchs_tracker_finds(observed: list[dict[str, Any]]) -> 
     peaks = [case for case in observed if "peak_bytes" in case]
     assert len(peaks) == 5
     for case in peaks:
-        model = model_of(case)
+        model = timeless_model(case)
         nodes = case["nodes"]
         strategy = strategy_of(case, nodes=nodes, device="a100-sxm-80gb", ddp={"backend": "nccl"})
         held = strategy.resident_bytes(model, 0)
