@@ -78,7 +78,7 @@ class Lanes:
         self._least = np.zeros((len(trials), 1))  # no stream is behind this
         self._slow = SlowPeriods(self._compute.size)
         self._waited = np.zeros(len(trials), dtype=bool)
-        self._repeats_found = Repeats(trials, self._clocks)
+        self._past = Repeats(trials, self._clocks)
         self._now, self._steady = Waits.none(self._shape), Waits.none(self._shape)
         self._all_comm_ns = np.zeros(self._shape)
         self._step_ends_ns: list[Ticks] = []
@@ -102,7 +102,7 @@ class Lanes:
     def trained(self) -> Iterator[Ticks]:
         """The same, step by step: after each one how long it has taken, [trials, ranks]."""
         iterations, steps = self._program.iterations, self._trials[0].host.steps
-        self.warmup, found = steps - iterations, self._repeats_found
+        self.warmup, past = steps - iterations, self._past
         # once freed, glibc keeps as much for later arrays, and fetches no new pages
         np.empty(_KEPT)
         number = -1
@@ -112,8 +112,8 @@ class Lanes:
             lengths = self._compute - begun
             alike = [False] * len(self._trials)
             if not self.varies:
-                alike = found.alike(number, lengths, self._compute, self._waited)
-                if number + 1 < self.warmup and found.come_again(number):
+                alike = past.alike(number, lengths, self._compute, self._waited)
+                if number + 1 < self.warmup and past.come_again(number):
                     self.warmup, steps = number + 1, number + 1 + iterations
             if all(alike):
                 self.warmup, self._repeats = number, iterations - 1
@@ -145,7 +145,7 @@ class Lanes:
     @property
     def cycle_ns(self) -> float | None:
         """The mean of the steps that come again and again; None where none are known to."""
-        return self._repeats_found.cycle_ns
+        return self._past.cycle_ns
 
     @property
     def hosts_ns(self) -> Ticks:
