@@ -34,6 +34,13 @@ def quick(session: nox.Session) -> None:
 
 
 @nox.session
+def explore(session: nox.Session) -> None:
+    """Property tests with 20 times the examples, drawn anew; `nox -s explore -- tests/engine`."""
+    paths = session.posargs or ["tests"]
+    session.run("python", "-m", "pytest", "-n", "2", "--explore", "20", *paths)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style, types and import contracts."""
     session.run("ruff", "check", ".")

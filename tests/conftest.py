@@ -8,20 +8,46 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 from outcome import Outcome
 
 from ddpsim.cli import main
 
+# every run draws the same examples, so that all see the same result; `nox -s explore` draws others.
 # machines are shared: how long an example takes says nothing about it
-settings.register_profile("shared machines", settings(), deadline=None)
-settings.load_profile("shared machines")
+settings.register_profile("the same for all", derandomize=True, database=None, deadline=None)
+settings.load_profile("the same for all")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files anew; read the diff"
     )
+    parser.addoption(
+        "--explore",
+        type=int,
+        metavar="TIMES",
+        help="property tests alone, with other examples than usual, TIMES as many",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under --explore, draw at random, remember failures, and print the example to paste."""
+    if not (times := config.getoption("--explore")):
+        return
+    known = DirectoryBasedExampleDatabase(config.rootpath / ".hypothesis" / "examples")
+    items[:] = [item for item in items if is_hypothesis_test(getattr(item, "obj", None))]
+    for item in items:
+        test = getattr(item, "obj")  # noqa: B009 -- pytest's Item does not declare it
+        own = test._hypothesis_internal_use_settings
+        test._hypothesis_internal_use_settings = settings(
+            own,
+            max_examples=times * own.max_examples,
+            derandomize=False,
+            database=known,
+            print_blob=True,
+        )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,13 +15,13 @@ from trace_reading import Read, Slice, both, covered, read
 import ddpsim
 from ddpsim.cluster.build import build_network
 from ddpsim.engine.request import Request
-from ddpsim.engine.run import run
+from ddpsim.engine.run import Settled, run, run_settled
 from ddpsim.planning.trace import trace
 from ddpsim.prediction.program import compile_program
 from ddpsim.report.trace import Traced
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import NS_PER_S
-from ddpsim.workload.model import Model
+from ddpsim.workload.model import Model, Parameter, Work
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
@@ -202,13 +202,55 @@ def test_any_job_gives_well_formed_files(scenario: Scenario, model: Model) -> No
 @settings(max_examples=30)
 @given(scenarios(), models())
 def test_steps_that_repeat_are_those_of_the_plain_model(scenario: Scenario, model: Model) -> None:
+    # others settle as if none of their steps were steady
+    assume(compile_program(scenario, model).is_uniform)
+    assert_repeats_as_plain_model(scenario, model)
+
+
+@pytest.mark.parametrize("rate", [147, 148, 149])
+def test_a_loader_hardly_slower_than_the_steps_is_the_plain_models(rate: int) -> None:
+    """Batches in store last for more steps than the longest warm-up, so no step counts as steady."""
+    scenario = Scenario.model_validate(
+        {
+            "schema": "ddpsim/1",
+            "workload": {
+                "model": "resnet18",
+                "batch_per_rank": 1,
+                "data": {"rate": f"{rate} samples/s"},
+                "sync_batch_norm": True,
+                "set_to_none": False,
+                "read_loss_every": 1,
+                "input_copy": {"sample_size": "40 MB"},
+                "optimizer": {"fused": True},
+            },
+            "ddp": {"accumulation_steps": 3},
+            "cluster": {"nodes": 1, "gpus_per_node": 1, "device": "a100-sxm-40gb"},
+            "run": {"iterations": 2},
+        }
+    )
+    model = Model(
+        parameters=tuple(Parameter(f"p{i}", 1, "float32", rows=1) for i in range(2)),
+        ready_order=(0, 1),
+        buffers=(),
+        forward=(Work(61e-6, 0, 0.0),),
+        backward=(Work(0.0, 0, 0.0), Work(1.05e-3, 0, 3e-5), Work(0.87e-3, 0, 3e-5)),
+        optimizer=Work(1.02e-3, 0, 0.0),
+        launch_s=5e-6,
+        activation_bytes=None,
+        basis="measured",
+        provenance=(),
+    )
+    assert_repeats_as_plain_model(scenario, model)
+
+
+def assert_repeats_as_plain_model(scenario: Scenario, model: Model) -> None:
+    """Every event of the steps that stand for others, with as many steps of warm-up in both."""
     program, cost = compile_program(scenario, model), build_network(scenario).cost
-    assume(program.is_uniform)  # others settle as if none of their steps were steady
     request = Request(program, cost, scenario.cluster.world_size)
-    everyone = range(request.world_size)
     fast = run(request, observed=range(request.plan.period)).timeline
-    # all ranks are alike later than the one that stands for them
-    plain = run(request.longer(fast.warmup), "reference", observed=everyone).timeline
+    # `run` would look for a longer warm-up once more
+    as_long = Settled(request.longer(fast.warmup))
+    plain = run_settled(as_long, "reference", observed=range(request.world_size)).timeline
     for rank in fast.ranks:
         short, long = (of(scenario, timeline).of_rank(rank) for timeline in (fast, plain))
         assert json.loads(short)["traceEvents"] == json.loads(long)["traceEvents"]
