@@ -209,7 +209,7 @@ def test_steps_that_repeat_are_those_of_the_plain_model(scenario: Scenario, mode
 
 @pytest.mark.parametrize("rate", [147, 148, 149])
 def test_a_loader_hardly_slower_than_the_steps_is_the_plain_models(rate: int) -> None:
-    """Batches in store last for more steps than the longest warm-up, so no step counts as steady."""
+    """The batches in store last longer than the longest warm-up: no step is like the one before."""
     scenario = Scenario.model_validate(
         {
             "schema": "ddpsim/1",
