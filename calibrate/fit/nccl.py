@@ -1,62 +1,117 @@
-"""NCCL's all-reduce: how many regimes there are, and their figures, from measured times.
+"""NCCL's figures from measured collectives: priors, updated by all layouts and operations at once.
 
-One node and several nodes have regimes of their own: NCCL takes other paths and other channels
-(docs/explanation/profiles.md). The number of regimes, and how many of them are trees, is what has
-the least Bayesian information criterion, so that a regime must earn its parameters.
+The model is NCCL's own choice and price (`ddpsim.cluster.nccl`). Its figures are log-normal
+(`ddpsim.cluster.nccl.figures`). Measured times have errors with heavy tails, so that a size at
+which NCCL chose badly, or another job disturbed, does not bend the rest. The posterior is taken at
+its mode, by Gauss and Newton's steps, as a normal distribution (Laplace).
+
+What logs leave open (the GPU, NCCL's version, the NICs, the transport, LL128) is searched one
+question after the other, and each answer counts by its evidence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import NamedTuple, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from calibrate.fit.nccl_regimes import (
-    Floats,
-    RegimeGroup,
-    RegimeKind,
-    Shape,
-    Starts,
-    kind_of,
-    optional_places,
-    parts_of,
-    residuals_of,
-    scale_of,
-    times_of_kind_s,
+from calibrate.fit.samples import Fit, FitError, Sample, valid_range
+from ddpsim.cluster.fitted.ensemble import NcclSetting, setting_cost
+from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.cluster.nccl.figures import PRIORS, Figures, counting
+from ddpsim.cluster.nccl.tables import Architecture
+from ddpsim.cluster.nccl.tuner import Choice
+from ddpsim.cluster.transfers import Operation, duration_ns
+from ddpsim.importers.measured import Operation as Measured
+from ddpsim.importers.profiles.cluster import (
+    NcclFigure,
+    NcclHypothesis,
+    NcclLinks,
+    NcclModel,
 )
-from calibrate.fit.samples import Fit, FitError, Sample, fitted_sigma, valid_range
-from calibrate.fit.solve import Solution, polish, robust_cost, solve
-from ddpsim.importers.profiles.cluster import NcclRegime, NcclRegimes
+from ddpsim.scenario.catalog import device_table, resolve
+from ddpsim.units import NS_PER_S
 
-__all__ = ["fit_nccl"]
+__all__ = ["LEAST_SIZES", "fit_nccl"]
 
-_SHAPES: tuple[Shape, Shape] = ("tree", "ring")
+Floats = npt.NDArray[np.float64]
+
 LEAST_SIZES = 5  # of messages, a layout
-_MOST_REGIMES = 5
-_WORTH = 6.0  # of the criterion: less is no strong evidence (Kass and Raftery, 1995)
-_SAME = 0.01  # relative errors below this earn nothing: logs repeat no better
-_LEAST_WINS = 2  # samples for which a regime is the fastest
+_LEAST_BYTES = 1024  # smaller messages tell no more
+_SIGMA, _TAILS = 0.2, 4.0  # of a time's logarithm, and degrees of freedom of its t distribution
+_MOST_STEPS, _DONE, _SHORTEST = 8, 0.05, 0.1  # of a fit; a gain, a part of a step
+_NUDGE = 0.05  # of a logarithm, for a derivative
+_DRAWS, _LEAST_WEIGHT, _KEPT = 20, 0.03, 8
+_FAR = 12.0  # evidence below the best by so much: kept only for what a scenario may state
+_VERSIONS: dict[Architecture, tuple[str, ...]] = {
+    "volta": ("2.8", "2.12", "2.18", "2.23", "2.30"),
+    "ampere": ("2.8", "2.12", "2.18", "2.23", "2.30"),
+    "hopper": ("2.18", "2.23", "2.30"),
+    "blackwell": ("2.27", "2.30"),
+}
+_FIRST_VERSION: dict[Architecture, str] = {"blackwell": "2.30"}
+# NICs of a node, and GB/s of one: 25 to 800 Gbit/s
+_NICS = tuple(product((1, 2, 4, 8, 16, 32), (1.25, 3.125, 6.25, 12.5, 25.0, 50.0, 100.0)))
+_USUAL_NIC: dict[Architecture, tuple[float, ...]] = {
+    "volta": (12.5,),
+    "ampere": (25.0,),
+    "hopper": (50.0,),
+    "blackwell": (50.0,),
+}
+_OTHER_NICS = {"efa": (12.5, 25.0), "slingshot": (25.0,)}
+_COMMON = 12.5  # GB/s: few clusters with NCCL have slower NICs
+_UNUSUAL = -3.0  # evidence of another NIC than machines of this GPU have (assumed)
+_NICS_TRIED = 4
+_TRANSPORTS = ("rdma", "efa", "slingshot")
 
 
-def fit_nccl(samples: Sequence[Sample]) -> Fit:
-    """Regimes of NCCL's all-reduce; raises FitError where no layout has enough sizes."""
-    samples, warnings = _with_enough_sizes(sorted(samples))
-    parts = [
-        tuple(sample for sample in samples if (sample.nodes > 1) == over_nodes)
-        for over_nodes in (False, True)
-    ]
-    fits = [_fit_group(part) for part in parts if part]
-    regimes = [regime.model_dump() for fit in fits for regime in fit.regimes]
-    model = NcclRegimes.model_validate({"regimes": regimes})
+class _Row(NamedTuple):
+    """One measured collective."""
+
+    operation: Operation
+    sample: Sample
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """A setting with the posterior of its figures, as logarithms."""
+
+    setting: NcclSetting
+    mode: Floats
+    covariance: Floats
+    evidence: float
+    residuals: Floats
+    counted: tuple[int, ...]  # rows by figure
+
+
+def fit_nccl(
+    samples: Sequence[Sample],
+    others: Mapping[Measured, Sequence[Sample]] | None = None,
+    gpu: str | None = None,
+) -> Fit:
+    """NCCL's model; raises FitError where no layout has enough sizes.
+
+    `others`: reduce-scatters and all-gathers, by their size in all. `gpu`: the device's name, where
+    it is known. The order of the samples does not matter.
+    """
+    kept, warnings = _with_enough_sizes(sorted(samples))
+    rows = [_Row("all_reduce", sample) for sample in kept]
+    for operation, more in sorted((others or {}).items()):
+        if operation in ("reduce_scatter", "all_gather"):
+            rows += [_Row(operation, sample) for sample in sorted(more)]
+    rows = [row for row in rows if row.sample.size_bytes >= _LEAST_BYTES] or rows
+    found = _searched(rows, _architectures(gpu))
+    best = found[0]
     return Fit(
-        model=model,
-        sigma=fitted_sigma(model, samples),
-        valid=valid_range(samples),
-        warnings=(*warnings, *(line for fit in fits for line in fit.warnings)),
-        correlations={pair: value for fit in fits for pair, value in fit.correlations.items()},
+        model=NcclModel(figures=_figures(best), hypotheses=tuple(_ensemble(found))),
+        sigma=_robust_sigma(best.residuals),
+        valid=valid_range(kept),
+        warnings=(*warnings, *_warnings(kept, found)),
+        correlations={},
     )
 
 
@@ -80,149 +135,279 @@ def _with_enough_sizes(samples: Sequence[Sample]) -> tuple[list[Sample], list[st
     return kept, [f"{line}; these do not count" for line in said]
 
 
-@dataclass(frozen=True)
-class _GroupFit:
-    """The regimes of a group, the fastest for small messages first."""
-
-    regimes: tuple[NcclRegime, ...]
-    warnings: tuple[str, ...]
-    correlations: dict[tuple[str, str], float]
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A number of regimes and of trees among them, fitted."""
-
-    kinds: tuple[RegimeKind, ...]
-    values: Floats
-    criterion: float
-
-    @property
-    def trees(self) -> int:
-        return sum(kind.shape == "tree" for kind in self.kinds)
+def _architectures(gpu: str | None) -> tuple[Architecture, ...]:
+    """That of a GPU whose name is known; of another all."""
+    try:
+        known: Architecture = device_table(resolve("device", gpu or ""))["architecture"]
+    except (ValueError, KeyError):
+        return get_args(Architecture)
+    return (known,)
 
 
-@lru_cache(maxsize=64)
-def _fit_group(samples: tuple[Sample, ...]) -> _GroupFit:
-    """Logs of one node are fitted again beside those of several."""
-    group = RegimeGroup.of(samples)
-    candidates: list[_Candidate] = []
-    starts = Starts(group)
-    for count in range(1, _MOST_REGIMES + 1):
-        candidates += [_fit_kinds(group, kinds, starts) for kinds in _choices(group, count)]
-        best = min(candidates, key=lambda candidate: candidate.criterion)
-        if len(best.kinds) < count - 1:
-            break  # two regimes more have not helped
-    return _described(group, _chosen(group, candidates))
+def _searched(rows: Sequence[_Row], architectures: Sequence[Architecture]) -> list[_Fitted]:
+    """Settings that were tried, the most evident first."""
+    tried: dict[NcclSetting, _Fitted] = {}
+
+    def tries(settings: Iterable[NcclSetting], near: _Fitted | None = None) -> None:
+        for setting in settings:
+            if setting not in tried:
+                tried[setting] = _fitted(setting, rows, near)
+
+    firsts = {each: _first(each, rows) for each in architectures}
+    tries(firsts.values())
+    likeliest = sorted(firsts, key=lambda each: -tried[firsts[each]].evidence)[:2]
+    for architecture in likeliest:
+        for question, networks in ((_transports, 1), (_nics, 1), (_versions, 3), (_transports, 1)):
+            of_it = (each for each in tried.values() if each.setting.architecture == architecture)
+            for best in _best_networks(of_it)[:networks]:
+                tries(question(best.setting, rows), best)
+    kept = [each for each in tried.values() if each.setting.architecture in likeliest]
+    return sorted(kept, key=lambda each: -each.evidence)
 
 
-def _choices(group: RegimeGroup, count: int) -> Iterator[tuple[RegimeKind, ...]]:
-    """Trees for the smaller messages, rings for the larger; on one node both are a chain."""
-    trees = count if len(group.layouts) > 1 and group.over_nodes else 0
-    for small in range(trees + 1):
-        tree, ring = (kind_of(group, shape) for shape in _SHAPES)
-        yield (tree,) * small + (ring,) * (count - small)
+def _first(architecture: Architecture, rows: Sequence[_Row]) -> NcclSetting:
+    version = _FIRST_VERSION.get(architecture, "2.18")
+    setting = NcclSetting(architecture, version, True, _links_inside(architecture, rows))  # noqa: FBT003
+    return next(_nics(setting, rows), setting)
 
 
-def _chosen(group: RegimeGroup, candidates: Sequence[_Candidate]) -> _Candidate:
-    """The least criterion; among the near, the fewest regimes, one tree (NCCL's for latency)."""
-    least = min(candidate.criterion for candidate in candidates)
-    near = [c for c in candidates if c.criterion < least + _WORTH]
-    wanted = 1 if group.over_nodes else 0
-    return min(near, key=lambda c: (len(c.kinds), abs(c.trees - wanted), c.criterion))
-
-
-def _fit_kinds(group: RegimeGroup, kinds: tuple[RegimeKind, ...], starts: Starts) -> _Candidate:
-    residuals, scale = residuals_of(group, kinds), scale_of(group, kinds)
-    values = solve(residuals, starts.of(kinds), scale, optional_places(kinds))
-    if not _each_wins(group, kinds, values):
-        return _Candidate(kinds, values, np.inf)
-    samples = len(group.times_s)
-    spread = max(robust_cost(residuals(values)) / samples, _SAME**2)
-    criterion = samples * np.log(spread) + len(values) * np.log(samples)
-    return _Candidate(kinds, values, float(criterion))
-
-
-def _each_wins(group: RegimeGroup, kinds: tuple[RegimeKind, ...], values: Floats) -> bool:
-    """Whether every regime is the fastest somewhere: one sample alone is no regime."""
-    if len(kinds) == 1:
-        return True
-    times_s = [times_of_kind_s(group, kind, part) for kind, part in parts_of(kinds, values)]
-    won = np.bincount(np.argmin(times_s, axis=0), minlength=len(kinds))
-    return bool((won >= _LEAST_WINS).all())
-
-
-def _described(group: RegimeGroup, chosen: _Candidate) -> _GroupFit:
-    """Regimes in the order of the sizes that they win, with their errors and warnings."""
-    kinds, scale = chosen.kinds, scale_of(group, chosen.kinds)
-    ends = np.cumsum([len(kind.names) for kind in kinds])
-    solution = polish(
-        residuals_of(group, kinds), chosen.values, scale, optional_places(kinds), _SAME
+def _links_inside(architecture: Architecture, rows: Sequence[_Row]) -> NcclLinks:
+    """Links of one node: those of the architecture's usual machine, or as slow as was measured."""
+    usual = setting_cost(NcclSetting(architecture, "2.18", True, NcclLinks()), 1, 8).paths  # noqa: FBT003
+    rate = usual.intra.bandwidth_bytes_per_s if usual.intra else 0.0
+    inside = [row.sample for row in rows if row.sample.nodes == 1 and row.operation == "all_reduce"]
+    if not inside:
+        return NcclLinks()
+    largest = max(inside, key=lambda sample: (sample.size_bytes, sample.gpus_per_node))
+    ranks = largest.gpus_per_node
+    bus = 2 * (ranks - 1) / ranks * largest.size_bytes / largest.time_s
+    if bus > 0.4 * rate or largest.size_bytes < 2**24:
+        return NcclLinks()
+    return NcclLinks(
+        intra_bytes_per_s=float(f"{bus:.3g}"), intra_path="pcie" if bus < 30e9 else "nvlink"
     )
-    values = np.where(solution.at_bound, 0.0, solution.values)
-    values[ends - 2] = solution.values[ends - 2]  # a bandwidth divides by it
-    parts = [slice(end - len(kind.names), end) for end, kind in zip(ends, kinds, strict=True)]
-
-    def smallest_s(i: int) -> float:
-        return float(times_of_kind_s(group, kinds[i], values[parts[i]])[0])
-
-    order = sorted(range(len(kinds)), key=smallest_s)
-    names = [""] * len(values)
-    for number, i in enumerate(order, 1):
-        said = f"regime {number} on {group.name}"
-        names[parts[i]] = [f"{said}: {_SAID[name]}" for name in kinds[i].names]
-    regimes = tuple(kinds[i].regime(values[parts[i]], solution.stderr[parts[i]]) for i in order)
-    warnings = (*_layout_warnings(group, kinds), *_figure_warnings(names, solution))
-    return _GroupFit(regimes, warnings, _correlations(names, solution))
 
 
-def _figure_warnings(names: Sequence[str], solution: Solution) -> Iterator[str]:
-    for name, stderr, at_bound in zip(names, solution.stderr, solution.at_bound, strict=True):
-        if at_bound and not name.endswith(_SAID["hop_bytes"]):  # where zero is the usual
-            yield f"{name} is at its bound"
-        elif not at_bound and np.isnan(stderr):
-            yield f"not enough data for {name}"
+def _over_nodes(rows: Sequence[_Row]) -> bool:
+    return any(row.sample.nodes > 1 for row in rows)
 
 
-_SAID = {
-    "base_s": "base",
-    "inter_hop_s": "hop between nodes",
-    "intra_hop_s": "hop inside a node",
-    "s_per_byte": "bandwidth",
-    "hop_bytes": "bytes within a hop",
-}
+def _transports(setting: NcclSetting, rows: Sequence[_Row]) -> Iterator[NcclSetting]:
+    if not _over_nodes(rows):
+        return
+    for transport in _TRANSPORTS:
+        links = setting.links.model_copy(update={"transport": transport})
+        yield setting._replace(links=links, ll128=transport != "slingshot")
 
 
-def _correlations(names: Sequence[str], solution: Solution) -> dict[tuple[str, str], float]:
-    pairs = combinations(range(len(names)), 2)
-    return {
-        (names[i], names[j]): float(solution.correlation[i, j])
-        for i, j in pairs
-        if not np.isnan(solution.correlation[i, j])
-    }
+def _nics(setting: NcclSetting, rows: Sequence[_Row]) -> Iterator[NcclSetting]:
+    """Networks whose usual figures come near the largest messages, with LL128 and without."""
+    largest = [row for row in rows if row.sample.nodes > 1 and row.operation == "all_reduce"]
+    largest = sorted(largest, key=lambda row: -row.sample.size_bytes)[:6]
+    if not largest:
+        return
+    fewest = min(row.sample.gpus_per_node for row in largest)
+    misses = []
+    for nics, rate in _NICS:
+        if nics > 4 * fewest:
+            continue
+        network = {"nics_per_node": nics, "nic_bytes_per_s": 1e9 * rate}
+        asked = setting._replace(links=setting.links.model_copy(update=network))
+        miss = np.median([_log_time(asked, row) - np.log(row.sample.time_s) for row in largest])
+        usual = rate in _USUAL_NIC[asked.architecture]  # type: ignore[index]
+        misses.append((abs(float(miss)) - 0.2 * usual + 0.1 * (nics > fewest), nics, rate, asked))
+    for *_, asked in sorted(misses, key=lambda each: each[:3])[:_NICS_TRIED]:
+        yield asked
+        if asked.links.transport != "slingshot":  # which has none
+            yield asked._replace(ll128=not asked.ll128)
 
 
-def _layout_warnings(group: RegimeGroup, kinds: Sequence[RegimeKind]) -> Iterator[str]:
-    nodes = sorted({nodes for nodes, _ in group.layouts})
-    gpus = sorted({gpus for _, gpus in group.layouts})
-    if len(group.layouts) == 1:
-        elsewhere = (
-            "on others is assumed"
-            if group.over_nodes
-            else "is taken as it is inside a node, and assumed over nodes"
+def _versions(setting: NcclSetting, _: Sequence[_Row]) -> Iterator[NcclSetting]:
+    for version in _VERSIONS[setting.architecture]:  # type: ignore[index]
+        yield setting._replace(version=version)
+
+
+def _best_networks(found: Iterable[_Fitted]) -> list[_Fitted]:
+    """The likeliest setting of each network, the most evident first."""
+    best: dict[object, _Fitted] = {}
+    for each in sorted(found, key=lambda each: -each.evidence):
+        best.setdefault((each.setting.links, each.setting.ll128), each)
+    return list(best.values())
+
+
+def _log_time(setting: NcclSetting, row: _Row) -> float:
+    cost = setting_cost(setting, row.sample.nodes, row.sample.gpus_per_node)
+    return _log_s(cost, cost.tuned(row.sample.size_bytes, row.operation), row)
+
+
+def _log_s(cost: NcclCost, choice: Choice, row: _Row) -> float:
+    ns = duration_ns(cost.sent(choice, row.sample.size_bytes, row.operation))
+    return float(np.log(max(1, ns) / NS_PER_S))
+
+
+class _Posterior:
+    """The rows under one setting: what they take with given figures, and how that changes."""
+
+    def __init__(self, setting: NcclSetting, rows: Sequence[_Row]) -> None:
+        prior = PRIORS[setting.links.transport]
+        self.prior, self.sigmas = np.log(prior.medians), np.array(prior.sigmas)
+        self._rows = rows
+        self._costs = [
+            setting_cost(setting, row.sample.nodes, row.sample.gpus_per_node) for row in rows
+        ]
+        self._choices = [
+            cost.tuned(row.sample.size_bytes, row.operation)
+            for cost, row in zip(self._costs, rows, strict=True)
+        ]
+        self.counting = [
+            {
+                Figures._fields.index(name)
+                for name in counting(choice, row.sample.nodes, row.sample.gpus_per_node)
+            }
+            for choice, row in zip(self._choices, rows, strict=True)
+        ]
+        self._measured = np.log([row.sample.time_s for row in rows])
+        self._weights = np.array([row.sample.weight for row in rows])
+
+    def residuals(self, mode: Floats) -> Floats:
+        """Logarithms of predicted over measured times."""
+        predicted = [self._log_s(i, mode) for i in range(len(self._rows))]
+        return np.array(predicted) - self._measured
+
+    def objective(self, residuals: Floats, mode: Floats) -> float:
+        """The negative logarithm of the posterior, but for a constant."""
+        tails = np.log1p((residuals / _SIGMA) ** 2 / _TAILS)
+        likelihood = (_TAILS + 1) / 2 * (self._weights * tails).sum()
+        return float(likelihood + 0.5 * (((mode - self.prior) / self.sigmas) ** 2).sum())
+
+    def step(self, residuals: Floats, mode: Floats) -> tuple[Floats, Floats]:
+        """Gauss and Newton's step, at most a factor of e, and the precision there."""
+        slopes = self._slopes(residuals, mode)
+        robust = (_TAILS + 1) / (_TAILS + (residuals / _SIGMA) ** 2) / _SIGMA**2
+        weights = self._weights * robust
+        precision = slopes.T @ (weights[:, None] * slopes) + np.diag(1 / self.sigmas**2)
+        slope = slopes.T @ (weights * residuals) + (mode - self.prior) / self.sigmas**2
+        return np.clip(-np.linalg.solve(precision, slope), -1.0, 1.0), precision
+
+    def _slopes(self, residuals: Floats, mode: Floats) -> Floats:
+        slopes = np.zeros((len(self._rows), len(mode)))
+        for figure in sorted(set().union(*self.counting)):
+            nudged = mode.copy()
+            nudged[figure] += _NUDGE
+            for i, counts in enumerate(self.counting):
+                if figure in counts:
+                    moved = self._log_s(i, nudged) - self._measured[i] - residuals[i]
+                    slopes[i, figure] = moved / _NUDGE
+        return slopes
+
+    def _log_s(self, i: int, mode: Floats) -> float:
+        drawn = replace(self._costs[i], figures=Figures(*np.exp(mode).tolist()))
+        return _log_s(drawn, self._choices[i], self._rows[i])
+
+
+def _fitted(setting: NcclSetting, rows: Sequence[_Row], near: _Fitted | None = None) -> _Fitted:
+    """The mode of the posterior; steps begin at that of a setting `near` it, or at the prior's."""
+    posterior = _Posterior(setting, rows)
+    mode = (posterior.prior if near is None else near.mode).copy()
+    residuals = posterior.residuals(mode)
+    least = posterior.objective(residuals, mode)
+    precision = np.diag(1 / posterior.sigmas**2)
+    for _ in range(_MOST_STEPS):
+        step, precision = posterior.step(residuals, mode)
+        gained = 0.0
+        while np.abs(step).max() > _SHORTEST * _NUDGE:
+            tried = mode + step
+            errors = posterior.residuals(tried)
+            value = posterior.objective(errors, tried)
+            if value < least:
+                mode, residuals, gained, least = tried, errors, least - value, value
+                break
+            step = step / 2
+        if gained < _DONE:
+            break
+    covariance = np.linalg.inv(precision)
+    evidence = (
+        -least + 0.5 * np.linalg.slogdet(covariance)[1] - np.log(posterior.sigmas).sum()
+    ) + _usual(setting)
+    counted = [0] * len(mode)
+    for counts in posterior.counting:
+        for figure in counts:
+            counted[figure] += 1
+    known = np.asarray(covariance, np.float64)
+    return _Fitted(setting, mode, known, float(evidence), residuals, tuple(counted))
+
+
+def _usual(setting: NcclSetting) -> float:
+    """Evidence that no log gives: machines of a GPU have NICs of its time."""
+    rate = (setting.links.nic_bytes_per_s or 0.0) / 1e9
+    if not rate or (setting.links.transport == "rdma" and rate in _USUAL_NIC[setting.architecture]):  # type: ignore[index]
+        return 0.0
+    if setting.links.transport != "rdma" and rate in _OTHER_NICS[setting.links.transport]:
+        return 0.0
+    return _UNUSUAL if rate >= _COMMON else 2 * _UNUSUAL
+
+
+def _ensemble(found: Sequence[_Fitted]) -> Iterator[NcclHypothesis]:
+    """Draws of each setting by its weight; a few of those that a scenario may state."""
+    evidence = np.array([each.evidence for each in found])
+    weights = np.exp(evidence - evidence.max())
+    weights /= weights.sum()
+    random = np.random.default_rng(0)
+    for each, weight in list(zip(found, weights.tolist(), strict=True))[: 2 * _KEPT]:
+        if each.evidence < found[0].evidence - _FAR and weight < _LEAST_WEIGHT:
+            continue
+        count = max(4, round(_DRAWS * weight))
+        normal = random.standard_normal((count, len(each.mode)))
+        normal -= normal.mean(axis=0)
+        draws = each.mode + normal @ np.linalg.cholesky(each.covariance).T
+        setting = each.setting
+        yield NcclHypothesis(
+            architecture=setting.architecture,
+            version=setting.version,
+            ll128=setting.ll128,
+            links=setting.links,
+            weight=max(weight, 1e-9),
+            draws=tuple(tuple(float(f"{v:.4g}") for v in draw) for draw in draws),
+        )
+
+
+def _figures(best: _Fitted) -> tuple[NcclFigure, ...]:
+    prior = PRIORS[best.setting.links.transport]
+    errors = np.sqrt(np.diag(best.covariance))
+    return tuple(
+        NcclFigure(
+            name=name,
+            prior=prior.medians[i],
+            prior_sigma=prior.sigmas[i],
+            value=float(np.exp(best.mode[i])),
+            sigma=float(errors[i]),
+            samples=best.counted[i],
+        )
+        for i, name in enumerate(Figures._fields)
+    )
+
+
+def _robust_sigma(residuals: Floats) -> float:
+    """From the median of the magnitudes, so that humps do not count."""
+    return float(1.4826 * np.median(np.abs(residuals)))
+
+
+def _warnings(samples: Sequence[Sample], found: Sequence[_Fitted]) -> Iterator[str]:
+    """What other measurements would decide."""
+    layouts = sorted({(sample.nodes, sample.gpus_per_node) for sample in samples})
+    if len(layouts) == 1:
+        nodes, gpus = layouts[0]
+        yield (
+            f"one layout was measured ({nodes} x {gpus}): steps inside nodes and between them "
+            "cannot be told apart; measure another number of nodes too"
+        )
+    near = [each for each in found if each.evidence > found[0].evidence - 1.0]
+    networks = {(e.setting.links.nics_per_node, e.setting.links.nic_bytes_per_s) for e in near}
+    if len(networks) > 1:
+        said = ", ".join(
+            f"{nics} x {8 * (rate or 0) / 1e9:g} Gbit/s" for nics, rate in sorted(networks)
         )
         yield (
-            f"one layout on {group.name} ({nodes[0]} x {gpus[0]}): hops cannot be separated from "
-            f"the base, so its latency {elsewhere}"
+            f"the times suit several networks ({said}): state cluster.inter_node in the scenario, "
+            "with bandwidth and nics_per_node"
         )
-    elif group.over_nodes:
-        if not any("intra_hop_s" in kind.latencies for kind in kinds):
-            yield (
-                "not enough data for hops inside a node: the layouts over several nodes differ in "
-                "their nodes alone, and hops between nodes stand for both"
-            )
-        if len(nodes) == 2:
-            yield (
-                f"only {nodes[0]} and {nodes[1]} nodes were measured: which regimes are trees is "
-                "assumed (the one for the smallest messages)"
-            )

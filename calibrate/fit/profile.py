@@ -45,14 +45,20 @@ _EACH_COUNTS = ("compute", "jitter")  # whose samples are divided by, or their l
 Backend = Literal["gloo", "nccl"]
 
 
-def fit_all_reduce(samples: Sequence[Sample], backend: Backend) -> Fit:
+def fit_all_reduce(
+    samples: Sequence[Sample],
+    backend: Backend,
+    others: Mapping[Operation, Sequence[Sample]] | None = None,
+    gpu: str | None = None,
+) -> Fit:
     """A backend's all-reduce from measured times; raises FitError where they are too few.
 
-    The order of the samples does not matter, and nothing is drawn at random.
+    NCCL's takes reduce-scatters and all-gathers too (`others`), and the GPU's name where it is
+    known. The order of the samples does not matter, and the same samples give the same fit.
     """
     if not samples:
         raise FitError("no all-reduce of two ranks or more was measured: there is nothing to fit")
-    return fit_gloo(samples) if backend == "gloo" else fit_nccl(samples)
+    return fit_gloo(samples) if backend == "gloo" else fit_nccl(samples, others, gpu)
 
 
 def fit_profile(
@@ -68,11 +74,11 @@ def fit_profile(
         _check_measurements(record, source)
     first = records[0].environment
     samples = samples_of_records(records)
+    of_others = {each: samples_of_records(records, kind=each) for each in MEASURED_OTHERS}
     others: dict[str, Any] = {
-        key: measured(samples_of_records(records, kind=operation))
-        for operation, key in MEASURED_OTHERS.items()
+        key: measured(of_others[operation]) for operation, key in MEASURED_OTHERS.items()
     }
-    fit = _fitted(samples, first.backend, sources)
+    fit = _fitted(samples, first.backend, sources, of_others, first.device)
     law = fit.model
     if isinstance(law, GlooRing):
         burst, delay = fit_rested(records)
@@ -140,7 +146,9 @@ def fit_logs(
     samples = samples_of_logs(logs)
     sources = tuple(dict.fromkeys(log.source for log in both))
     spread = max((told for log in logs if (told := log.spread or 0.0) > _QUIET), default=0.0)
-    fit = _fitted(samples, "nccl", sources)
+    gpu = next(iter(gpus)) if len(gpus) == 1 else None
+    shards = {o: samples_of_logs(of_others[key]) for o, key in MEASURED_OTHERS.items()}
+    fit = _fitted(samples, "nccl", sources, shards, gpu)
     return ClusterProfile(
         name=name,
         backend="nccl",
@@ -153,7 +161,7 @@ def fit_logs(
         valid=fit.valid,
         provenance=Provenance(
             created=created,
-            machine=gpus.pop() if len(gpus) == 1 else NOT_STATED,
+            machine=gpu or NOT_STATED,
             software=NOT_STATED,
             sources=sources,
         ),
@@ -167,10 +175,16 @@ def _with_spread(found: Sequence[MeasuredSigma], spread: float) -> tuple[Measure
     return tuple(each.model_copy(update=changed) for each in found)
 
 
-def _fitted(samples: Sequence[Sample], backend: Backend, sources: Sequence[str]) -> Fit:
-    """The same, with the files named where it fails."""
+def _fitted(
+    samples: Sequence[Sample],
+    backend: Backend,
+    sources: Sequence[str],
+    others: Mapping[Operation, Sequence[Sample]],
+    gpu: str | None,
+) -> Fit:
+    """What `fit_all_reduce` finds, with the files named where it fails."""
     try:
-        return fit_all_reduce(samples, backend)
+        return fit_all_reduce(samples, backend, others, gpu)
     except FitError as error:
         raise FitError(f"{', '.join(sources)}: {error}") from None
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import exp
 from statistics import median
 
 from calibrate.records.record import Record
+from ddpsim.cluster.nccl.figures import MEANINGS
 from ddpsim.importers.profiles.cluster import (
     ClusterProfile,
     Fitted,
     GlooRing,
-    NcclRegime,
-    NcclRegimes,
+    NcclFigure,
+    NcclHypothesis,
+    NcclModel,
 )
+from ddpsim.provenance import Z_80
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
 __all__ = ["correlated", "data_loaders", "not_measured", "show"]
 
+_LEAST_SHOWN = 0.01  # of a hypothesis' weight
 _EXACT = 1e-4  # a smaller relative error is lost in the digits shown
 _NO_LIMIT = 1e15  # bytes per second: a fit's floor of its inverse, and no machine's rate
 
@@ -52,12 +57,13 @@ def correlated(profile: ClusterProfile) -> Iterator[str]:
 
 def _all_reduce(profile: ClusterProfile) -> Iterator[str]:
     model = profile.all_reduce
-    error = f"fitted within {100 * profile.all_reduce_sigma:.1f} % (RMS from 1 MiB up)"
+    percent = f"{100 * profile.all_reduce_sigma:.1f} %"
     if isinstance(model, GlooRing):
+        error = f"fitted within {percent} (RMS from 1 MiB up)"
         yield f"all-reduce: gloo's segmented ring, {error}"
         yield from _gloo(model)
     else:
-        yield f"all-reduce: the fastest of {len(model.regimes)} regimes, {error}"
+        yield f"all-reduce: NCCL's choice over calibrated links, usual error {percent}"
         yield from _nccl(model)
 
 
@@ -75,31 +81,37 @@ def _gloo(model: GlooRing) -> Iterator[str]:
     yield f"  {'line rate':<20} {format_bytes_per_s(model.line_rate_bytes_per_s)}"
 
 
-def _nccl(model: NcclRegimes) -> Iterator[str]:
-    for on_nodes in ("one node", "several nodes"):
-        here = [regime for regime in model.regimes if _bandwidth(regime, on_nodes)]
-        for number, regime in enumerate(here, 1):
-            yield f"  regime {number} on {on_nodes} ({regime.shape})"
-            yield from (f"  {line}" for line in _regime(regime, on_nodes))
+def _nccl(model: NcclModel) -> Iterator[str]:
+    """What was searched, how likely each answer is, and every figure before and after."""
+    yield "  hypotheses"
+    likely = [h for h in model.hypotheses if h.weight >= _LEAST_SHOWN]
+    yield from (f"    {100 * h.weight:3.0f} %  {_hypothesis(h)}" for h in likely)
+    yield "  figures, as multiples of the usual; 80 % range"
+    yield f"    {'':<36} {'prior':>16} {'calibrated':>18}   samples"
+    yield from (_figure(figure) for figure in model.figures if figure.samples)
+    if assumed := [MEANINGS[figure.name] for figure in model.figures if not figure.samples]:
+        yield f"    not measured, as in the prior: {', '.join(assumed)}"
 
 
-def _regime(regime: NcclRegime, on_nodes: str) -> Iterator[str]:
-    yield _line("base", regime.base_s, format_duration)
-    if regime.intra_hop_s.value:
-        yield _line("hop inside a node", regime.intra_hop_s, format_duration)
-    if regime.inter_hop_s.value:
-        yield _line("hop between nodes", regime.inter_hop_s, format_duration)
-    if regime.hop_bytes.value:
-        yield _line("bytes within a hop", regime.hop_bytes, format_bytes)
-    bandwidth = _bandwidth(regime, on_nodes)
-    if bandwidth:
-        yield _line("bus bandwidth", bandwidth, format_bytes_per_s)
+def _hypothesis(known: NcclHypothesis) -> str:
+    links = known.links
+    said = [known.architecture, f"NCCL {known.version}"]
+    if links.nics_per_node and links.nic_bytes_per_s:
+        rate = f"{8 * links.nic_bytes_per_s / 1e9:g} Gbit/s"
+        said.append(f"{links.nics_per_node} x {rate} a node over {links.transport}")
+        said.append("with LL128" if known.ll128 else "without LL128")
+    return ", ".join(said)
 
 
-def _bandwidth(regime: NcclRegime, on_nodes: str) -> Fitted | None:
-    if on_nodes == "one node":
-        return regime.intra_bandwidth_bytes_per_s
-    return regime.inter_bandwidth_bytes_per_s
+def _figure(figure: NcclFigure) -> str:
+    prior = _range(figure.prior, figure.prior_sigma)
+    found = _range(figure.value, figure.sigma)
+    return f"    {MEANINGS[figure.name]:<36} {prior:>16} {found:>18} {figure.samples:>9}"
+
+
+def _range(value: float, sigma: float) -> str:
+    factor = exp(Z_80 * sigma)
+    return f"{value:.2f} ({value / factor:.2f}-{value * factor:.2f})"
 
 
 def _valid(profile: ClusterProfile) -> Iterator[str]:

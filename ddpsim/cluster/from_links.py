@@ -8,6 +8,7 @@ from functools import partial
 from ddpsim.cluster.cost import AllReduceLogCost, CollectiveCost, LinkCost, ScheduledCost
 from ddpsim.cluster.link_sources import bottleneck, link_provenance, rate_is_stated
 from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.cluster.nccl.figures import PRIORS, USUAL
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.transports import hop_s, message_s, nic_bytes_per_s
 from ddpsim.cluster.wires import Kind, Wires, rate_of, unlike_nodes
@@ -17,7 +18,7 @@ from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import EASY_FOR_TCP_BYTES_PER_S, InterNode, IntraNode
 from ddpsim.scenario.schema import Scenario
 
-__all__ = ["broadcast_way", "links_are_stated", "network_from_links"]
+__all__ = ["broadcast_way", "links_are_stated", "nccl_cost", "network_from_links"]
 
 STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
 PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
@@ -115,7 +116,7 @@ def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:
     cluster, algorithm = scenario.cluster, scenario.cluster.algorithm
     if scenario.ddp.backend == "nccl" and algorithm in ("auto", *_NCCL_ALGORITHMS):
         averages = scenario.ddp.is_fully_sharded and not scenario.ddp.sharding.divides_apart
-        return _nccl_cost(cluster, wires, averages=averages)
+        return nccl_cost(cluster, wires, averages=averages)
     for key in ("nccl", "nccl_env"):
         if getattr(cluster, key):
             raise InputError(f"cluster.{key}", "is NCCL's, which sends nothing here; drop it")
@@ -125,7 +126,8 @@ def _cost(scenario: Scenario, wires: Wires) -> CollectiveCost:
     return ScheduledCost(chosen, replace(wires.paths, switch=None, servers=cluster.servers or 1))
 
 
-def _nccl_cost(cluster: Cluster, wires: Wires, *, averages: bool) -> NcclCost:
+def nccl_cost(cluster: Cluster, wires: Wires, *, averages: bool = False) -> NcclCost:
+    """NCCL's collectives over these links; raises InputError where it cannot send as asked."""
     environment = wires.environment
     named, protocols = environment.algorithms, environment.protocols
     if cluster.algorithm != "auto":
@@ -146,6 +148,7 @@ def _nccl_cost(cluster: Cluster, wires: Wires, *, averages: bool) -> NcclCost:
         message_s=message_s(inter),
         algorithms=named,
         protocols=protocols,
+        figures=PRIORS[inter.transport].medians if inter else USUAL,
     )
     if not _is_to_be_had(cost):
         raise _refusal(cluster, is_protocol=_is_to_be_had(replace(cost, protocols=())))

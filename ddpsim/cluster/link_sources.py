@@ -8,6 +8,7 @@ from itertools import groupby
 
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.transfers import Operation
+from ddpsim.cluster.transports import BY_TABLE
 from ddpsim.cluster.wires import Kind, Wires, rate_of
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.scenario.cluster import Cluster
@@ -127,7 +128,7 @@ def _figures(link: IntraNode | InterNode, states_latency: bool) -> str:  # noqa:
 
 def _has_table(link: IntraNode | InterNode) -> bool:
     """Whether NCCL's own latencies take the place of the preset's."""
-    return not isinstance(link, InterNode) or link.transport == "rdma"
+    return not isinstance(link, InterNode) or link.transport in BY_TABLE
 
 
 def preset_source(cluster: Cluster, key: str) -> str:

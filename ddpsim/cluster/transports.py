@@ -13,14 +13,23 @@ if TYPE_CHECKING:
     from ddpsim.cluster.nccl.environment import Environment
     from ddpsim.scenario.links import InterNode
 
-__all__ = ["TRANSPORTS", "Transport", "declared_us", "hop_s", "message_s", "nic_bytes_per_s"]
+__all__ = [
+    "BY_TABLE",
+    "TRANSPORTS",
+    "Carrier",
+    "declared_us",
+    "hop_s",
+    "message_s",
+    "nic_bytes_per_s",
+]
 
+BY_TABLE = ("rdma", "slingshot")  # whose hops NCCL's tables have, or multiples of them
 SOCKET_BYTES_PER_S = 1.25e9  # one connection: what a core of a server copies (nccl issue 209)
 _SOCKETS_A_NIC = 2  # NCCL opens two channels a NIC at least, with a connection each
 _MOST_SOCKETS_BYTES_PER_S = 5e9  # 100 Gbit/s with any number of threads (nccl issues 398, 450)
 
 
-class Transport(NamedTuple):
+class Carrier(NamedTuple):
     """One kind of network under NCCL.
 
     `rate_part`: of the line's rate that bytes get. `message_s`: how long a NIC is busy with a
@@ -33,10 +42,11 @@ class Transport(NamedTuple):
 
 
 TRANSPORTS = {
-    "rdma": Transport(0.92, 1.5e-6),
-    "efa": Transport(0.92, 3e-6, 75.0),
-    "tcpx": Transport(0.94, 6e-6),
-    "tcp": Transport(0.94, 6e-6),
+    "rdma": Carrier(0.92, 1.5e-6),
+    "slingshot": Carrier(0.92, 1.5e-6),
+    "efa": Carrier(0.92, 3e-6, 75.0),
+    "tcpx": Carrier(0.94, 6e-6),
+    "tcp": Carrier(0.94, 6e-6),
 }
 
 
@@ -61,7 +71,7 @@ def message_s(inter: InterNode | None) -> float:
 
 def hop_s(inter: InterNode | None, *, is_stated: bool) -> float | None:
     """What a small message takes to another node; None: as NCCL's tables say."""
-    if inter is None or (inter.transport == "rdma" and not is_stated):
+    if inter is None or (inter.transport in BY_TABLE and not is_stated):
         return None
     return inter.latency_s
 

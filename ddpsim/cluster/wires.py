@@ -15,7 +15,7 @@ from ddpsim.cluster.nccl.kernels import SLOT_GB_PER_S
 from ddpsim.cluster.nccl.tables import Architecture
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
-from ddpsim.cluster.transports import declared_us, nic_bytes_per_s
+from ddpsim.cluster.transports import BY_TABLE, declared_us, nic_bytes_per_s
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.cluster import Cluster
@@ -82,7 +82,7 @@ class Wires:
             inside = _through_the_host(inside, cluster.device.architecture)
             said = f"NCCL_P2P_DISABLE: host memory, {format_bytes_per_s(rate_of(inside))} a GPU"
             changes.append(Provenance("cluster.nccl_env", said, "assumed"))
-        if used and not environment.uses_ib and used.transport == "rdma":
+        if used and not environment.uses_ib and used.transport in BY_TABLE:
             used = _over_sockets(used)
             rate = format_bytes_per_s(nic_bytes_per_s(used, environment))
             said = f"NCCL_IB_DISABLE: TCP, {rate} a NIC, {format_duration(latency_s(used))} a hop"
@@ -153,6 +153,7 @@ class Wires:
             cpu_vendor=cluster.machine.cpu_vendor if cluster.machine else "intel",
             minor=cluster.nccl_minor,
             gpu_direct=inter is None or not inter.passes_through_hosts,
+            ll128=inter is None or inter.transport != "slingshot",
             net_latency_us=declared_us(inter),
             min_channels=environment.min_channels,
             max_channels=environment.max_channels,

@@ -17,6 +17,7 @@ __all__ = [
     "LinkKind",
     "StatedInter",
     "StatedIntra",
+    "Transport",
     "link_of_preset",
     "refuse_gpu_direct_of_tcp",
     "with_transport",
@@ -25,7 +26,14 @@ __all__ = [
 
 # of a small message to another node, software included: InfiniBand as NCCL's tables have it; EFA of
 # p5 (awsome-distributed-training), TCP and TCPX assumed from T4 and a3-mega sweeps
-USUAL_LATENCY_S = {"rdma": 5e-6, "efa": 33e-6, "tcpx": 45e-6, "tcp": 45e-6}
+Transport = Literal["rdma", "efa", "slingshot", "tcpx", "tcp"]
+USUAL_LATENCY_S: dict[Transport, float] = {
+    "rdma": 5e-6,
+    "efa": 33e-6,
+    "slingshot": 5e-6,
+    "tcpx": 45e-6,
+    "tcp": 45e-6,
+}
 # 10 Gbit/s, assumed: few such networks have RDMA, and a TCP flow or two fill them
 EASY_FOR_TCP_BYTES_PER_S = 1.25e9
 
@@ -122,7 +130,7 @@ class InterNode(_Link):
         alias="flow_bandwidth",
         description="what one TCP connection carries, where a cloud limits it; default 10 Gbit/s",
     )
-    transport: Literal["rdma", "efa", "tcpx", "tcp"] = Field(
+    transport: Transport = Field(
         "rdma",
         description="default: the preset's; of a stated bandwidth up to 10 Gbit/s, or where the "
         "device's usual machine has no RDMA, tcp",
@@ -152,7 +160,7 @@ def with_transport(stated: InterNode, usual: InterNode) -> InterNode:
     if "transport" in stated.model_fields_set:
         return stated
     is_slow = (stated.bandwidth_bytes_per_s or 0.0) <= EASY_FOR_TCP_BYTES_PER_S
-    kind = "tcp" if is_slow or usual.transport == "tcp" else "rdma"
+    kind: Transport = "tcp" if is_slow or usual.transport == "tcp" else "rdma"
     return stated.model_copy(update={"transport": kind})
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from clusters.collectives import MIB, cluster
-from clusters.profiles import both, fitted, profile
+from clusters.profiles import both, profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logs.nccl_log_writer import nccl_log
+from measured.made_measurements import TWO_HDR, nccl_model
 
 from ddpsim.cluster.build import build_network, with_sent_sizes
 from ddpsim.cluster.cost import ScheduledCost
@@ -35,13 +36,6 @@ RING: dict[str, Any] = {"device": "a100-sxm-80gb", "gpus_per_node": 8}
 NVLS: dict[str, Any] = {"device": "h100-sxm-80gb", "gpus_per_node": 8}
 DEVICES = {"nccl": "a100-sxm-80gb", "gloo": "cpu-core"}
 CORES: dict[str, Any] = {"device": "cpu-core", "gpus_per_node": 8}
-NCCL_LAW: dict[str, Any] = {
-    "base_s": fitted(8e-6),
-    "intra_hop_s": fitted(1e-6),
-    "inter_hop_s": fitted(5e-6),
-    "intra_bandwidth_bytes_per_s": fitted(200e9),
-    "inter_bandwidth_bytes_per_s": fitted(40e9),
-}
 
 
 def cost_of(backend: str = "nccl", **keys: Any) -> Any:
@@ -199,21 +193,12 @@ def test_other_algorithms_have_no_price() -> None:
         collective_table(scenario, "all_gather", [MIB])
 
 
-def test_a_fitted_ring_is_two_turns() -> None:
-    """Half of the hops and of the bytes; the start of a collective is in each."""
-    regimes = [NCCL_LAW | {"shape": "ring"}, NCCL_LAW | {"shape": "tree", "base_s": fitted(0.0)}]
-    law = {"kind": "fastest-of", "regimes": regimes}
-    cost = fitted_cost(2, 4, backend="nccl", all_reduce=law)
-    _, *halves_ns = times_ns(cost)
-    half_s = 8e-6 + 6 * 1e-6 + 1 * 5e-6 + 7 / 8 * 64 * MIB / 40e9
-    assert halves_ns == [round(half_s * 1e9)] * 2
-
-
-def test_fitted_trees_tell_nothing_of_it() -> None:
-    law = {"kind": "fastest-of", "regimes": [NCCL_LAW | {"shape": "tree"}]}
-    cost = fitted_cost(2, 4, backend="nccl", all_reduce=law)
-    with pytest.raises(InputError, match="all-reduces that no ring explains"):
-        cost.transfer("all_gather", MIB)
+def test_a_calibrated_ring_is_two_turns() -> None:
+    """NCCL gathers and scatters round the same ring; an all-reduce goes round twice."""
+    law = nccl_model(TWO_HDR).model_dump()
+    whole_ns, *halves_ns = times_ns(fitted_cost(4, 4, backend="nccl", all_reduce=law))
+    assert halves_ns[0] == halves_ns[1]
+    assert 0.45 < halves_ns[0] / whole_ns < 0.65
 
 
 def test_a_fitted_gloo_gathers_for_half_of_what_it_reduces() -> None:

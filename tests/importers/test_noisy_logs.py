@@ -127,9 +127,8 @@ def test_a_profile_of_a_noisy_log_is_as_uncertain(write: Write) -> None:
     quiet = fit_logs([read_all_reduce(write(noisy({})))], "cluster")
     log = read_all_reduce(write(noisy(dict.fromkeys(USUAL, 2.0))))
     found = fit_logs([log], "cluster")
-    assert quiet.all_reduce_sigma < 0.05
     assert [each.repeated for each in quiet.measured_sigma] == [None]
-    assert found.all_reduce_sigma == log.spread
+    assert found.all_reduce_sigma == max(log.spread or 0.0, quiet.all_reduce_sigma)
     assert [each.repeated for each in found.measured_sigma] == [log.spread]
     assert found.all_reduce == quiet.all_reduce
 

@@ -1,7 +1,7 @@
 """Collectives priced by a cluster profile: what calibration fitted, evaluated.
 
-`all_reduce_times_s` is the only place where the formulas of `ddpsim.importers.profiles.cluster`
-stand; the fit (`calibrate.fit`) and the simulation both call it.
+gloo's formulas stand here; NCCL's model is an ensemble (`ddpsim.cluster.fitted.ensemble`). The fit
+(`calibrate.fit`) and the simulation both call `all_reduce_times_s`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ddpsim.cluster.fitted.ensemble import curve_of
 from ddpsim.cluster.transfers import REPLICATED, SHARDED, Operation, WholeTransfer
-from ddpsim.errors import InputError
-from ddpsim.importers.profiles.cluster import GlooRing, NcclRegime, NcclRegimes
+from ddpsim.importers.profiles.cluster import GlooRing, NcclModel
 from ddpsim.units import to_ns
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "collective_times_s",
 ]
 
-AllReduceModel = NcclRegimes | GlooRing
+AllReduceModel = NcclModel | GlooRing
 Floats = npt.NDArray[np.float64]
 
 _SEGMENT_BYTES = 1_048_576  # gloo/allreduce.h: the longest segment
@@ -60,15 +60,11 @@ class _Parts(NamedTuple):
 class FittedCost:
     """A profile's times for one layout; a CollectiveCost.
 
-    A broadcast is not fitted, but priced from the same figures by the library's own algorithm:
-    NCCL's ring passes the message once, after half the hops of the ring that reduces (nccl
-    src/graph/tuning.cc has no other way), on the fastest of the rings, or of all regimes if none is
-    one; gloo sends it whole down a binomial tree (gloo/broadcast.cc), ceil(log2 n) times. What was
-    measured of it, if it was, `ddpsim.cluster.fitted.residuals` brings in.
-    So are reduce-scatters and all-gathers, of which a ring's all-reduce consists: NCCL's take half
-    of its hops and bytes on the fastest of the rings; gloo all-reduces the whole input of a
-    reduce-scatter (torch 2.13), and gathers shards in halves (gloo/allgather.cc).
-    With gloo the time of the bytes on the wire is what two collectives in flight share; with
+    NCCL's collectives are those of the model's ensemble. gloo's others follow from its all-reduce:
+    it sends a broadcast whole down a binomial tree (gloo/broadcast.cc), ceil(log2 n) times,
+    all-reduces the whole input of a reduce-scatter (torch 2.13), and gathers shards in halves
+    (gloo/allgather.cc). What was measured of a collective, `ddpsim.cluster.fitted.residuals` brings
+    in. With gloo the time of the bytes on the wire is what two collectives in flight share; with
     NCCL, one at a time, the split does not matter.
     """
 
@@ -80,9 +76,9 @@ class FittedCost:
     time_factor: float = 1.0
 
     def transfer(self, operation: Operation, size_bytes: int) -> WholeTransfer:
-        """See CollectiveCost; raises InputError where the profile has no figures."""
+        """See CollectiveCost."""
         point = Point(size_bytes, self.nodes, self.gpus_per_node, self.line_rate)
-        latency_s, transfer_s = _PARTS[operation](self.model, Columns.of([point]))
+        latency_s, transfer_s = _parts(operation, self.model, Columns.of([point]))
         return WholeTransfer(
             self._ns(latency_s[0]), self._ns(transfer_s[0]), burst_ns=self._ns(self._burst_s)
         )
@@ -111,66 +107,30 @@ def all_reduce_s(
     gpus_per_node: int,
     line_rate: float | None = None,
 ) -> float:
-    """Seconds of one all-reduce that is alone; raises InputError, see Point for the arguments."""
+    """Seconds of one all-reduce that is alone; see Point for the arguments."""
     point = Point(size_bytes, nodes, gpus_per_node, line_rate)
     return float(all_reduce_times_s(model, Columns.of([point]))[0])
 
 
 def all_reduce_times_s(model: AllReduceModel, columns: Columns) -> Floats:
-    """Seconds of each of these all-reduces; raises InputError where no regime is for a layout."""
-    latency_s, transfer_s = _all_reduce(model, columns)
-    return np.asarray(latency_s + transfer_s)
+    """Seconds of each of these all-reduces."""
+    return collective_times_s("all_reduce", model, columns)
 
 
 def collective_times_s(operation: Operation, model: AllReduceModel, columns: Columns) -> Floats:
-    """The same of another collective, see FittedCost."""
-    latency_s, transfer_s = _PARTS[operation](model, columns)
+    """Seconds of each of these collectives."""
+    latency_s, transfer_s = _parts(operation, model, columns)
     return np.asarray(latency_s + transfer_s)
 
 
-def _all_reduce(model: AllReduceModel, columns: Columns) -> _Parts:
+def _parts(operation: Operation, model: AllReduceModel, columns: Columns) -> _Parts:
     if isinstance(model, GlooRing):
-        return _gloo_ring(model, columns)
-    return _fastest([_nccl_all_reduce(regime, columns) for regime in model.regimes], columns)
-
-
-def _broadcast(model: AllReduceModel, columns: Columns) -> _Parts:
-    if isinstance(model, GlooRing):
-        return _gloo_tree(model, columns)
-    rings = [regime for regime in model.regimes if regime.shape == "ring"] or model.regimes
-    return _fastest([_nccl_broadcast(regime, columns) for regime in rings], columns)
-
-
-def _reduce(model: AllReduceModel, columns: Columns) -> _Parts:
-    """NCCL's is a broadcast backwards; gloo's scatters around its ring and gathers (reduce.cc)."""
-    if isinstance(model, GlooRing):
-        return _gloo_ring(model, columns)
-    return _broadcast(model, columns)
-
-
-def _reduce_scatter(model: AllReduceModel, columns: Columns) -> _Parts:
-    if isinstance(model, GlooRing):
-        return _gloo_ring(model, columns)
-    return _half_ring(model, columns)
-
-
-def _all_gather(model: AllReduceModel, columns: Columns) -> _Parts:
-    if isinstance(model, GlooRing):
-        return _gloo_all_gather(model, columns)
-    return _half_ring(model, columns)
-
-
-def _half_ring(model: NcclRegimes, columns: Columns) -> _Parts:
-    """NCCL has no tree for these; raises InputError where the profile tells of trees alone."""
-    rings = [regime for regime in model.regimes if regime.shape == "ring"]
-    if not rings:
-        raise InputError(
-            "cluster.profile",
-            "was fitted to all-reduces that no ring explains: it does not tell what a "
-            "reduce-scatter or an all-gather takes, which NCCL sends around rings; drop the "
-            "profile, and state cluster.intra_node and cluster.inter_node",
-        )
-    return _fastest([_nccl_half(regime, columns) for regime in rings], columns)
+        return _OF_GLOO[operation](model, columns)
+    times_s = [
+        curve_of(model, operation, int(nodes), int(gpus)).seconds(size)
+        for size, nodes, gpus in zip(*columns[:3], strict=True)
+    ]
+    return _Parts(np.zeros(len(times_s)), np.array(times_s))
 
 
 class Columns(NamedTuple):
@@ -190,69 +150,6 @@ class Columns(NamedTuple):
     def ranks(self) -> Floats:
         """Ranks of each point."""
         return self.nodes * self.gpus_per_node
-
-
-def _nccl_all_reduce(regime: NcclRegime, columns: Columns) -> _Parts:
-    ranks = columns.ranks
-    return _Parts(
-        regime.base_s.value + _hops_s(regime, columns),
-        2 * (ranks - 1) / ranks * _bytes_beyond(regime, columns) / _bandwidth(regime, columns),
-    )
-
-
-def _nccl_broadcast(regime: NcclRegime, columns: Columns) -> _Parts:
-    return _Parts(
-        regime.base_s.value + _hops_s(regime, columns) / 2,
-        _bytes_beyond(regime, columns) / _bandwidth(regime, columns),
-    )
-
-
-def _nccl_half(regime: NcclRegime, columns: Columns) -> _Parts:
-    """The hops and bytes of one turn around a ring, after the base of the whole."""
-    ranks = columns.ranks
-    return _Parts(
-        regime.base_s.value + _hops_s(regime, columns) / 2,
-        (ranks - 1) / ranks * _bytes_beyond(regime, columns) / _bandwidth(regime, columns),
-    )
-
-
-def _hops_s(regime: NcclRegime, columns: Columns) -> Floats:
-    """Source of the counts: nccl src/graph/tuning.cc."""
-    if regime.shape == "ring":
-        intra, inter = 2 * (columns.ranks - columns.nodes), 2 * (columns.nodes - 1)
-    else:
-        intra, inter = 2 * (columns.gpus_per_node - 1), 2 * np.log2(columns.nodes)
-    return intra * regime.intra_hop_s.value + inter * regime.inter_hop_s.value
-
-
-def _bytes_beyond(regime: NcclRegime, columns: Columns) -> Floats:
-    """Bytes that the hops' latency does not cover."""
-    shares = columns.ranks if regime.shape == "ring" else 1.0
-    return np.maximum(0.0, columns.size_bytes - shares * regime.hop_bytes.value)
-
-
-def _bandwidth(regime: NcclRegime, columns: Columns) -> Floats:
-    """The layout's bus bandwidth; nan where the regime is not for it."""
-    inter, intra = regime.inter_bandwidth_bytes_per_s, regime.intra_bandwidth_bytes_per_s
-    return np.where(
-        columns.nodes > 1, inter.value if inter else np.nan, intra.value if intra else np.nan
-    )
-
-
-def _fastest(ways: Sequence[_Parts], columns: Columns) -> _Parts:
-    latency_s = np.array([way.latency_s for way in ways])
-    transfer_s = np.array([way.transfer_s for way in ways])
-    total_s = np.where(np.isnan(transfer_s), np.inf, latency_s + transfer_s)
-    first, point = np.argmin(total_s, axis=0), np.arange(len(columns.nodes))
-    lost = columns.nodes[np.isinf(total_s[first, point])]
-    if lost.size:
-        where = "one node" if lost[0] == 1 else "several nodes"
-        raise InputError(
-            "cluster.profile",
-            f"was fitted without a measurement on {where}; measure there, and fit again"
-            + ("" if lost[0] == 1 else ", or state cluster.inter_node"),
-        )
-    return _Parts(latency_s[first, point], transfer_s[first, point])
 
 
 def _gloo_ring(model: GlooRing, columns: Columns) -> _Parts:
@@ -327,10 +224,10 @@ def _wire_s_per_byte(model: GlooRing, columns: Columns) -> Floats:
     return np.asarray(model.wire_bytes_per_byte.value / line_rate)
 
 
-_PARTS: dict[Operation, Callable[[AllReduceModel, Columns], _Parts]] = {
-    "all_reduce": _all_reduce,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_gather": _all_gather,
+_OF_GLOO: dict[Operation, Callable[[GlooRing, Columns], _Parts]] = {
+    "all_reduce": _gloo_ring,
+    "broadcast": _gloo_tree,
+    "reduce": _gloo_ring,  # scattered around the ring, and gathered (gloo/reduce.cc)
+    "reduce_scatter": _gloo_ring,
+    "all_gather": _gloo_all_gather,
 }

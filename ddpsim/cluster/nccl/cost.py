@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ddpsim.cluster.algorithms.rings import ring, ring_hops_ns
 from ddpsim.cluster.cost import slowest_of
 from ddpsim.cluster.nccl.chunks import Cut, cut
+from ddpsim.cluster.nccl.figures import USUAL, Figures
 from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.nccl.kernels import (
     in_a_tree_s,
@@ -89,6 +90,7 @@ class NcclCost:
     message_s: float = 0.0
     algorithms: tuple[str, ...] = ()
     protocols: tuple[str, ...] = ()
+    figures: Figures = USUAL
     time_factor: float = 1.0
 
     def choice(self, size_bytes: int, operation: Operation = "all_reduce") -> Choice:
@@ -181,22 +183,28 @@ class NcclCost:
         if choice.protocol == "LL":
             copied_s = shared_s_per_byte(self.graph, choice.algorithm, "LL", size_bytes)
             most = most_ll_gb_per_s(self.graph) * 1e9
+            most *= self.figures.ll_rate if self.graph.nodes > 1 else 1.0
         if intra:
-            latency_s = self._hop_s(choice) if self.table_intra else intra.latency_s
-            intra = Link(latency_s, payload * intra.bandwidth_bytes_per_s)
+            hop_s = self._hop_s(choice) if self.table_intra else intra.latency_s
+            rate = self.figures.intra_rate * intra.bandwidth_bytes_per_s
+            intra = Link(hop_s * self.figures.intra_hop(choice), payload * rate)
         if switch:
-            switch = replace(switch, latency_s=self._hop_s(choice))
+            rate = self.figures.switch_rate * switch.bandwidth_bytes_per_s
+            switch = Link(self._hop_s(choice) * self.figures.intra_hop(choice), rate)
         if inter:
-            busy_s = self.message_s * cuts.messages
+            message_s = self.message_s * self.figures.message
+            busy_s = message_s * cuts.messages
             # a hop's latency has one message's time on the NIC in it already
-            latency_s = max(0.0, self._net_s(choice) - min(busy_s, self.message_s))
+            hop_s = self._net_s(choice) * self.figures.net_hop(choice)
+            latency_s = max(0.0, hop_s - min(busy_s, message_s))
             if choice.protocol == "Simple" and not self.graph.gpu_direct:
                 latency_s += through_hosts_s(
                     self.graph, choice.algorithm, size_bytes, cuts.chunk_bytes
                 )
             if choice.algorithm == "tree":
                 latency_s += in_a_tree_s(self.graph, choice.protocol, size_bytes, cuts.chunk_bytes)
-            inter = Link(latency_s, payload * inter.bandwidth_bytes_per_s, busy_s)
+            rate = self.figures.net_rate * inter.bandwidth_bytes_per_s
+            inter = Link(latency_s, payload * rate, busy_s)
         chunk = None if choice.algorithm == "ring" else cuts.chunk_bytes
         return replace(
             self.paths,
@@ -231,6 +239,9 @@ class NcclCost:
         return self.net_hop_s * small_us / known_us + (hop_us - small_us) * US
 
     def _startup_s(self, choice: Choice) -> float:
+        return self.figures.start * self._usual_startup_s(choice)
+
+    def _usual_startup_s(self, choice: Choice) -> float:
         alone = self.paths.intra is None
         if not (alone or self.table_intra):
             return 0.0

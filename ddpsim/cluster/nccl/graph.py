@@ -38,7 +38,9 @@ class Graph:
     `gpus_per_node` each. `reduces`: the switch sums (NVLS; assumed: only where nodes are equally
     large). `minor`: of NCCL 2.
     `averages`: reduce-scatters divide too. `pats`: PAT may be taken.
-    `gpu_direct`: NICs reach the GPUs' memory by a switch of PCIe, not through the host.
+    `gpu_direct`: NICs reach the GPUs' memory by a switch of PCIe, not through the host. `ll128`:
+    nothing else keeps NCCL from LL128 between nodes. NICs at the CPU do, as Slingshot's are on
+    published machines (nccl src/graph/tuning.cc asks for PATH_PXB).
     `net_latency_us`: what the network's plugin declares; InfiniBand and sockets declare none.
     `min_channels`, `max_channels` and `buffer_bytes`: as NCCL's variables set them; 0: not set.
     `tree_threshold`: that of NCCL 2.4, if it is set.
@@ -56,6 +58,7 @@ class Graph:
     cpu_vendor: Literal["intel", "amd", "other"] = "intel"
     minor: int = NEWEST
     gpu_direct: bool = True
+    ll128: bool = True
     net_latency_us: float = 0.0
     min_channels: int = 0
     max_channels: int = 0

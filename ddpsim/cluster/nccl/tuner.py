@@ -78,7 +78,7 @@ def _keeps_128_bytes(graph: Graph) -> bool:
     if graph.minor <= thresholds.LAST_WITHOUT_TUNER:
         return False
     over_pcie = graph.path == "pcie" and graph.gpus_per_node > 1
-    return not over_pcie and (graph.nodes == 1 or graph.gpu_direct)
+    return not over_pcie and (graph.nodes == 1 or (graph.gpu_direct and graph.ll128))
 
 
 def choose(

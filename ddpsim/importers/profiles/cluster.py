@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from ddpsim.importers.measured import Operation
 from ddpsim.importers.text import parsed, read_text
+from ddpsim.scenario.links import Transport
 from ddpsim.scenario.quantity import SourceFile
 
 __all__ = [
@@ -26,8 +27,10 @@ __all__ = [
     "Interference",
     "Jitter",
     "MeasuredTime",
-    "NcclRegime",
-    "NcclRegimes",
+    "NcclFigure",
+    "NcclHypothesis",
+    "NcclLinks",
+    "NcclModel",
     "Overheads",
     "Provenance",
     "ValidRange",
@@ -53,30 +56,65 @@ class Fitted(_Part):
         return Fitted(value=self.value * factor, stderr=stderr)
 
 
-class NcclRegime(_Part):
-    """One way in which a library reduces: latency by hops, then bytes at a bandwidth.
+class NcclLinks(_Part):
+    """The links of a calibrated cluster, at which every figure of its model is 1."""
 
-    Ring: 2(n-N) hops inside nodes, 2(N-1) between them, for n ranks on N nodes; tree:
-    2(n/N - 1) and 2 log2(N). Then 2(n-1)/n x the bytes beyond `hop_bytes`, at the bandwidth of
-    the layout: NCCL gives a small message fewer channels (nccl src/enqueue.cc), so that the
-    first `hop_bytes` (ring: of a rank's share, size / n; tree: of the size) take no time of
-    their own. A bandwidth of None: the regime is not for such layouts.
+    intra_bytes_per_s: float | None = Field(None, gt=0, description="of a GPU in its node")
+    intra_path: Literal["nvlink", "pcie"] = "nvlink"
+    switch_bytes_per_s: float | None = Field(None, gt=0, description="with NVLS; None: it cannot")
+    nics_per_node: int | None = Field(None, ge=1, description="None: one node was measured alone")
+    nic_bytes_per_s: float | None = Field(None, gt=0, description="line rate, one direction")
+    transport: Transport = "rdma"
+
+
+class NcclHypothesis(_Part):
+    """One answer to what logs leave open, how likely it is, and its figures.
+
+    `ll128`: NCCL may take LL128 between nodes. `draws` are of the figures that `NcclModel` names,
+    as logarithms of multiples of their usual values (`ddpsim.cluster.nccl.figures`); each counts
+    alike.
     """
 
-    shape: Literal["ring", "tree"]
-    base_s: Fitted
-    intra_hop_s: Fitted
-    inter_hop_s: Fitted
-    hop_bytes: Fitted = Field(Fitted(value=0), description="within the latency")
-    intra_bandwidth_bytes_per_s: Fitted | None = Field(description="bus bandwidth on one node")
-    inter_bandwidth_bytes_per_s: Fitted | None = Field(description="bus bandwidth over nodes")
+    architecture: Literal["volta", "ampere", "hopper", "blackwell"]
+    version: str = Field(description="of NCCL, whose tuner chooses")
+    ll128: bool
+    links: NcclLinks
+    weight: float = Field(gt=0, le=1)
+    draws: tuple[tuple[float, ...], ...] = Field(min_length=1)
 
 
-class NcclRegimes(_Part):
-    """NCCL picks the way that is the fastest: the time is the least over the regimes."""
+class NcclFigure(_Part):
+    """What was known of a figure and what is, as multiples of its usual value.
 
-    kind: Literal["fastest-of"] = "fastest-of"
-    regimes: tuple[NcclRegime, ...] = Field(min_length=1)
+    `sigma` and `prior_sigma` are standard deviations of the logarithm; `samples`: how many measured
+    times depend on it.
+    """
+
+    name: str
+    prior: float = Field(gt=0)
+    prior_sigma: float = Field(ge=0)
+    value: float = Field(gt=0)
+    sigma: float = Field(ge=0)
+    samples: int = Field(ge=0)
+
+
+class NcclModel(_Part):
+    """NCCL's collectives as its tuner chooses them and as links price them, calibrated.
+
+    `figures` are those of the likeliest hypothesis; `hypotheses` are an ensemble, of which each
+    draw predicts every collective on any ranks (`ddpsim.cluster.fitted.ensemble`).
+    """
+
+    kind: Literal["nccl"] = "nccl"
+    figures: tuple[NcclFigure, ...] = Field(min_length=1)
+    hypotheses: tuple[NcclHypothesis, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _draws_are_whole(self) -> NcclModel:
+        draws = (draw for hypothesis in self.hypotheses for draw in hypothesis.draws)
+        if any(len(draw) != len(self.figures) for draw in draws):
+            raise ValueError(f"a draw has not as many figures as are named: {len(self.figures)}")
+        return self
 
 
 class GlooRing(_Part):
@@ -322,7 +360,7 @@ class ClusterProfile(_Part):
     schema_: Literal["ddpsim.profile/1"] = Field(SCHEMA, alias="schema")
     name: str
     backend: Literal["gloo", "nccl"]
-    all_reduce: Annotated[NcclRegimes | GlooRing, Field(discriminator="kind")]
+    all_reduce: Annotated[NcclModel | GlooRing, Field(discriminator="kind")]
     all_reduce_sigma: float = Field(
         ge=0,
         description="RMS of the fit's relative residuals, from 1 MiB up, or the spread of a log's "
@@ -352,6 +390,18 @@ class ClusterProfile(_Part):
     jitter: Jitter | None = None
     provenance: Provenance
     warnings: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_of_today(cls, given: Any) -> Any:
+        """Profiles of NCCL's free curves cannot be carried on; what they were fitted to can."""
+        law = given.get("all_reduce") if isinstance(given, dict) else None
+        if isinstance(law, dict) and law.get("kind") == "fastest-of":
+            raise ValueError(
+                "was fitted by an earlier version, which knew no links; fit it anew: "
+                "python -m calibrate fit RECORDS -o PROFILE, or import nccl-tests LOGS -o PROFILE"
+            )
+        return given
 
     @property
     def measured_others(self) -> dict[Operation, tuple[MeasuredTime, ...]]:

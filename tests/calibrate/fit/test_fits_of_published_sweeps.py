@@ -71,7 +71,7 @@ def _abci_log(layout: str) -> AllReduceLog:
 @needs_reference
 @pytest.mark.parametrize(
     ("fitted", "held_out", "limit"),
-    [(("1x4", "2x4", "4x4"), "8x4", 0.05), (("2x4", "8x4"), "4x4", 0.08)],
+    [(("1x4", "2x4", "4x4"), "8x4", 0.06), (("2x4", "8x4"), "4x4", 0.10)],
 )
 def test_a_layout_that_was_not_fitted(fitted: tuple[str, ...], held_out: str, limit: float) -> None:
     """Median error over sizes of 64 KiB or more; wanted: 15 %."""

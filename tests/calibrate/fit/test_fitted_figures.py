@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
@@ -15,70 +16,89 @@ from measured.made_measurements import (
     FEW_SIZES,
     NODES,
     RATES,
-    SIZES,
+    TWO_HDR,
     gloo_ring,
     made_samples,
-    nccl_regime,
+    nccl_model,
 )
 from measured.refits import (
     NO_SHRINKING,
     NOISY,
-    assert_same_times,
     noisy_fit,
     relative_errors,
-    rounded_otherwise,
 )
 
-from calibrate.fit import fit_all_reduce
-from ddpsim.cluster.fitted.laws import AllReduceModel
-from ddpsim.importers.profiles.cluster import Fitted, NcclRegimes
+from calibrate.fit import Fit, Sample, fit_all_reduce
+from ddpsim.cluster.fitted.ensemble import curve_of
+from ddpsim.cluster.fitted.laws import AllReduceModel, all_reduce_s
+from ddpsim.importers.profiles.cluster import Fitted
+
+TRUE = {"start": 1.5, "tree_hop_ll": 1.4, "net_rate": 0.93, "intra_rate": 0.9}
+LAYOUTS = [(1, 4), (2, 4), (4, 4), (8, 4)]
 
 
-@settings(max_examples=5, phases=NO_SHRINKING)
-@given(
-    base=st.floats(5e-6, 3e-5),
-    slow=st.floats(1e9, 4e9),
-    crossing=st.floats(2**17, 2**21),
-    faster=st.floats(8.0, 50.0),
-)
-def test_regimes_of_one_node_are_recovered(
-    base: float, slow: float, crossing: float, faster: float
-) -> None:
-    """On 8 ranks; the second is the faster one above the size `crossing`."""
-    later = base + 1.75 * crossing / slow * (1 - 1 / faster)
-    regimes = (nccl_regime(base=base, intra=slow), nccl_regime(base=later, intra=slow * faster))
-    samples = made_samples(NcclRegimes(regimes=regimes), [(1, 8)])
-    found = fit_all_reduce(samples, "nccl").model.regimes
-    assert len(found) == 2
-    for one, true in zip(found, regimes, strict=True):
-        assert one.base_s.value == pytest.approx(true.base_s.value, rel=1e-3)
-        assert one.intra_bandwidth_bytes_per_s.value == pytest.approx(
-            true.intra_bandwidth_bytes_per_s.value, rel=1e-3
-        )
-        assert one.hop_bytes == Fitted(value=0.0)
+def made_fit(seed: int, layouts: Sequence[tuple[int, int]], noise: float = 0.03) -> Fit:
+    """A fit of times whose figures are known."""
+    truth = nccl_model(TWO_HDR, **TRUE)
+    samples = made_samples(truth, layouts, noise=noise, seed=seed)
+    return fit_all_reduce(samples, "nccl", gpu="a100-sxm-80gb")
 
 
-def test_the_figures_of_regimes_over_nodes_are_recovered() -> None:
-    fit = fit_all_reduce(made_samples(NODES, [(2, 4), (4, 4), (8, 4)]), "nccl")
-    tree, ring = fit.model.regimes
-    assert (tree.shape, ring.shape) == ("tree", "ring")
-    for found, true in zip((tree, ring), NODES.regimes, strict=True):
-        assert found.base_s.value == pytest.approx(true.base_s.value, rel=1e-4)
-        assert found.inter_hop_s.value == pytest.approx(true.inter_hop_s.value, rel=1e-4)
-        assert found.hop_bytes.value == pytest.approx(true.hop_bytes.value, rel=1e-3)
-        assert found.inter_bandwidth_bytes_per_s.value == pytest.approx(
-            true.inter_bandwidth_bytes_per_s.value, rel=1e-4
-        )
-    assert fit.sigma < 1e-5
+def test_figures_and_network_of_known_times_are_found_again() -> None:
+    fit = made_fit(0, LAYOUTS)
+    links = fit.model.hypotheses[0].links
+    assert (links.nics_per_node, links.nic_bytes_per_s) == (2, 25e9)
+    assert fit.sigma < 0.06
+    for nodes in (16, 64):
+        for size in (2**14, 2**20, 2**26):
+            true_s = all_reduce_s(nccl_model(TWO_HDR, **TRUE), size, nodes, 4)
+            assert all_reduce_s(fit.model, size, nodes, 4) == pytest.approx(true_s, rel=0.12)
 
 
-def test_hops_inside_and_between_nodes_are_told_apart_by_layouts_that_differ_in_both() -> None:
-    truth = NcclRegimes(regimes=(nccl_regime("ring", 2e-5, 8e-6, inter=20e9, intra_hop=2e-6),))
-    fit = fit_all_reduce(made_samples(truth, [(2, 2), (2, 4), (2, 8), (4, 4), (4, 2)]), "nccl")
-    (found,) = fit.model.regimes
-    assert found.shape == "ring"
-    assert found.intra_hop_s.value == pytest.approx(2e-6, rel=1e-4)
-    assert found.inter_hop_s.value == pytest.approx(8e-6, rel=1e-4)
+def test_figures_lie_within_their_stated_errors() -> None:
+    """80 % by their definition; over four draws of the noise at least as many."""
+    hits = [
+        abs(math.log(figure.value / TRUE.get(figure.name, 1.0))) <= 1.2816 * figure.sigma
+        for seed in range(4)
+        for figure in made_fit(seed, LAYOUTS).model.figures
+        if figure.samples >= 6
+    ]
+    assert len(hits) >= 28
+    assert np.mean(hits) >= 0.8
+
+
+def test_more_layouts_narrow_the_answer() -> None:
+    few, more = (made_fit(0, LAYOUTS[:n]).model for n in (2, 4))
+    spreads = [
+        [curve_of(model, "all_reduce", 64, 4).sigma(2**k) for k in range(12, 28)]
+        for model in (few, more)
+    ]
+    assert np.median(spreads[1]) < 0.9 * np.median(spreads[0])
+    sure = [{f.name: f.sigma for f in model.figures} for model in (few, more)]
+    assert all(sure[1][name] <= sure[0][name] + 0.02 for name in sure[0])
+
+
+def test_all_gathers_tell_of_rings_that_no_all_reduce_took() -> None:
+    """NCCL gathers round rings alone; small all-reduces over nodes go by trees."""
+    truth = nccl_model(TWO_HDR, ring_hop_ll=2.5)
+    reduced = made_samples(truth, [(2, 4), (4, 4)])
+    gathered = [
+        Sample(4, 4, size, curve_of(truth, "all_gather", 4, 4).seconds(size))
+        for size in (2**12, 2**14, 2**16)
+    ]
+    alone, both = (
+        {f.name: f for f in fit_all_reduce(reduced, "nccl", more, "a100-sxm-80gb").model.figures}
+        for more in ({}, {"all_gather": gathered})
+    )
+    before, after = alone["ring_hop_ll"], both["ring_hop_ll"]
+    assert after.samples > before.samples
+    assert abs(math.log(after.value / 2.5)) < abs(math.log(before.value / 2.5))
+
+
+def test_a_gpu_that_no_log_names_is_searched_for() -> None:
+    samples = made_samples(nccl_model(TWO_HDR), [(1, 4), (2, 4), (4, 4)])
+    found = {h.architecture for h in fit_all_reduce(samples, "nccl").model.hypotheses}
+    assert "ampere" in found
 
 
 @settings(max_examples=15, phases=NO_SHRINKING)
@@ -125,33 +145,6 @@ def test_the_order_of_the_samples_does_not_matter(backend: str, random: Any) -> 
     assert fit_all_reduce(shuffled, backend) == noisy_fit(backend)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_rounding_does_not_choose_what_measurements_do_not_tell(seed: int) -> None:
-    """One sample a regime lies beyond its hop: its bytes and the bandwidth are told together."""
-    regimes = (
-        nccl_regime(base=1.0e-4, inter=2e8, hop_bytes=2**11),
-        nccl_regime(base=2.4e-4, inter=2e9, hop_bytes=2**16),
-    )
-    every = made_samples(NcclRegimes(regimes=regimes), [(2, 1)], SIZES, noise=0.01, seed=seed)
-    samples = every[::2]
-    models = [fit_all_reduce(s, "nccl").model for s in (samples, rounded_otherwise(samples))]
-    assert_same_times(*models, at=every)
-
-
-@settings(max_examples=2, phases=NO_SHRINKING)
-@given(factor=st.floats(0.1, 10.0))
-def test_times_k_times_as_long_make_all_seconds_k_times_as_long(factor: float) -> None:
-    longer = [replace(sample, time_s=sample.time_s * factor) for sample in NOISY["nccl"]]
-    fit, known = fit_all_reduce(longer, "nccl"), noisy_fit("nccl")
-    assert [regime.shape for regime in fit.model.regimes] == ["tree", "ring"]
-    for found, before in zip(fit.model.regimes, known.model.regimes, strict=True):
-        assert found.base_s.value == pytest.approx(before.base_s.value * factor, rel=1e-3)
-        assert found.inter_hop_s.value == pytest.approx(before.inter_hop_s.value * factor, rel=1e-3)
-        assert found.inter_bandwidth_bytes_per_s.value == pytest.approx(
-            before.inter_bandwidth_bytes_per_s.value / factor, rel=1e-3
-        )
-
-
 @pytest.mark.parametrize(
     ("backend", "truth", "layouts", "rates"),
     [("nccl", NODES, [(2, 4), (4, 4), (8, 4)], [None]), ("gloo", gloo_ring(), [(2, 1)], RATES)],
@@ -163,7 +156,7 @@ def test_one_row_in_ten_may_be_wrong(
     bad = [replace(s, time_s=s.time_s * (3.0 if i % 10 == 4 else 1.0)) for i, s in enumerate(good)]
     fit = fit_all_reduce(bad, backend)
     usual = [s for s in made_samples(truth, layouts, rates=rates) if s.size_bytes >= 2**20]
-    assert median(relative_errors(fit.model, usual)) < 0.02
+    assert median(relative_errors(fit.model, usual)) < (0.02 if backend == "gloo" else 0.05)
 
 
 def _covered(truths: dict[str, float], fits: Sequence[Callable[[str], Fitted]]) -> float:
@@ -186,16 +179,3 @@ def test_standard_errors_cover_the_truth_about_as_often_as_they_say() -> None:
         model = fit_all_reduce(samples, "gloo").model
         fits.append(lambda name, model=model: getattr(model, name))
     assert 0.84 <= _covered(truths, fits) <= 1.0
-
-
-@pytest.mark.slow
-def test_standard_errors_of_nccl_cover_the_truth_too() -> None:
-    """Less often: that regimes were chosen from the same data is not in the errors."""
-    truths = {"base_s": 20e-6, "intra_bandwidth_bytes_per_s": 50e9}
-    truth = NcclRegimes(regimes=(nccl_regime(base=20e-6, intra=50e9),))
-    fits = []
-    for seed in range(15):
-        samples = made_samples(truth, [(1, 8)], noise=0.02, seed=seed)
-        regime = fit_all_reduce(samples, "nccl").model.regimes[0]
-        fits.append(lambda name, regime=regime: getattr(regime, name))
-    assert 0.75 <= _covered(truths, fits) <= 1.0

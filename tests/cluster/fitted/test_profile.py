@@ -133,7 +133,7 @@ def test_ranks_under_one_leaf_have_the_whole_line_rate(predict: Any) -> None:
 
 
 def test_ranks_that_were_not_measured_are_named(predict: Any) -> None:
-    assert "4 x 1 is predicted from its hops" in predict({}, nodes=4).warnings[0]
+    assert "4 x 1 is predicted from its figures" in predict({}, nodes=4).warnings[0]
 
 
 @pytest.mark.parametrize(

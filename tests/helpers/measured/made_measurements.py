@@ -11,34 +11,39 @@ import numpy as np
 from calibrate.fit import Sample
 from calibrate.records.record import Environment, Layout, Measurement, Record
 from ddpsim.cluster.fitted.laws import AllReduceModel, all_reduce_s
-from ddpsim.importers.profiles.cluster import Fitted, GlooRing, NcclRegime, NcclRegimes
+from ddpsim.cluster.nccl.figures import USUAL
+from ddpsim.importers.profiles.cluster import (
+    Fitted,
+    GlooRing,
+    NcclFigure,
+    NcclHypothesis,
+    NcclLinks,
+    NcclModel,
+)
 
 SIZES = [2**k for k in range(10, 28)]
 FEW_SIZES = [2**k for k in range(10, 28, 2)]
 RATES = (62.5e6, 250e6, 1.25e9)
 
 
-def nccl_regime(
-    shape: str = "ring",
-    base: float = 10e-6,
-    hop: float = 0.0,
-    inter: float | None = None,
-    intra: float | None = None,
-    hop_bytes: float = 0.0,
-    intra_hop: float = 0.0,
-) -> NcclRegime:
-    def optional(value: float | None) -> Fitted | None:
-        return None if value is None else Fitted(value=value)
-
-    return NcclRegime(
-        shape=shape,
-        base_s=Fitted(value=base),
-        intra_hop_s=Fitted(value=intra_hop),
-        inter_hop_s=Fitted(value=hop),
-        hop_bytes=Fitted(value=hop_bytes),
-        intra_bandwidth_bytes_per_s=optional(intra),
-        inter_bandwidth_bytes_per_s=optional(inter),
+def nccl_model(
+    links: NcclLinks | None = None, *, version: str = "2.18", ll128: bool = True, **figures: float
+) -> NcclModel:
+    """One draw for certain: an A100's NCCL, with these multiples of the usual figures."""
+    known = USUAL._replace(**figures)
+    hypothesis = NcclHypothesis(
+        architecture="ampere",
+        version=version,
+        ll128=ll128,
+        links=links or NcclLinks(),
+        weight=1.0,
+        draws=(tuple(math.log(value) for value in known),),
     )
+    named = (
+        NcclFigure(name=name, prior=1.0, prior_sigma=0.4, value=value, sigma=0.01, samples=9)
+        for name, value in known._asdict().items()
+    )
+    return NcclModel(figures=tuple(named), hypotheses=(hypothesis,))
 
 
 def gloo_ring(
@@ -82,12 +87,10 @@ def made_samples(
     ]
 
 
-NODE = NcclRegimes(regimes=(nccl_regime(intra=2e9), nccl_regime(base=60e-6, intra=100e9)))
-NODES = NcclRegimes(
-    regimes=(
-        nccl_regime("tree", base=8e-6, hop=6e-6, inter=1e9),
-        nccl_regime("ring", base=30e-6, hop=15e-6, inter=20e9, hop_bytes=16384),
-    )
+TWO_HDR = NcclLinks(nics_per_node=2, nic_bytes_per_s=25e9)
+NODE = nccl_model(start=1.3, intra_rate=0.9)
+NODES = nccl_model(
+    TWO_HDR, start=1.3, tree_hop_ll=1.4, tree_hop_ll128=1.3, net_rate=0.93, intra_rate=0.9
 )
 
 
