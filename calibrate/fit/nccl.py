@@ -41,7 +41,7 @@ __all__ = ["LEAST_SIZES", "fit_nccl"]
 Floats = npt.NDArray[np.float64]
 
 LEAST_SIZES = 5  # of messages, a layout
-_LEAST_BYTES = 1024  # smaller messages tell no more
+_BYTES = range(1024, 2**30 + 1)  # other messages tell no more
 _SIGMA, _TAILS = 0.2, 4.0  # of a time's logarithm, and degrees of freedom of its t distribution
 _MOST_STEPS, _DONE, _SHORTEST = 8, 0.05, 0.1  # of a fit; a gain, a part of a step
 _NUDGE = 0.05  # of a logarithm, for a derivative
@@ -103,7 +103,7 @@ def fit_nccl(
     for operation, more in sorted((others or {}).items()):
         if operation in ("reduce_scatter", "all_gather"):
             rows += [_Row(operation, sample) for sample in sorted(more)]
-    rows = [row for row in rows if row.sample.size_bytes >= _LEAST_BYTES] or rows
+    rows = [row for row in rows if row.sample.size_bytes in _BYTES] or rows
     found = _searched(rows, _architectures(gpu))
     best = found[0]
     return Fit(
@@ -157,7 +157,9 @@ def _searched(rows: Sequence[_Row], architectures: Sequence[Architecture]) -> li
     tries(firsts.values())
     likeliest = sorted(firsts, key=lambda each: -tried[firsts[each]].evidence)[:2]
     for architecture in likeliest:
-        for question, networks in ((_transports, 1), (_nics, 1), (_versions, 3), (_transports, 1)):
+        several = 3 if architecture == likeliest[0] else 1
+        questions = (_transports, 1), (_nics, 1), (_versions, several), (_transports, 1)
+        for question, networks in questions:
             of_it = (each for each in tried.values() if each.setting.architecture == architecture)
             for best in _best_networks(of_it)[:networks]:
                 tries(question(best.setting, rows), best)
