@@ -65,6 +65,37 @@ def test_choices_and_estimates_are_those_of_the_tuner(
     assert found.time_us == pytest.approx(us, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("minor", "one_node", "two_nodes"),
+    [(17, 270.0, None), (18, 266.7, 224.0), (19, 266.7, 266.7), (27, 266.7, 266.7), (28, 272, 246)],
+)
+def test_nvls_has_the_part_of_the_links_that_each_version_says(
+    minor: int, one_node: float, two_nodes: float | None
+) -> None:
+    """8 links of 40 GB/s: 3/4 of a ring's, then 5/6 whatever the ranks; 2.28 counts as rings do.
+
+    Trees of switches on two nodes: 0.7 in 2.18. Source: nccl src/graph/tuning.cc, "ratio".
+    """
+    for nodes, wanted in ((1, one_node), (2, two_nodes)):
+        graph = Graph("hopper", nodes, 8, 370.8, 8, 50.0, reduces=True, minor=minor)
+        found = [row.bandwidth_gb_per_s for row in estimates(graph) if row.algorithm == "nvls"]
+        assert found == ([] if wanted is None else [pytest.approx(wanted, rel=1e-3)])
+
+
+def test_nvls_of_2_18_crosses_a_chain_of_nodes() -> None:
+    """Its latency: 23 us, and 19 there and back for each other node."""
+    graph = Graph("hopper", 4, 8, 370.8, 8, 50.0, reduces=True, minor=18)
+    assert [row.latency_us for row in estimates(graph) if row.algorithm == "nvls"] == [137]
+
+
+@pytest.mark.parametrize("minor", range(17, 31))
+def test_large_messages_take_nvls_in_a_node_of_h100(minor: int) -> None:
+    """On two nodes too: measured with NCCL 2.26, 1 GiB takes 4.5 ms; a ring would take 5.9."""
+    for nodes in (1, 2) if minor > 17 else (1,):
+        graph = Graph("hopper", nodes, 8, 370.8, 8, 50.0, reduces=True, minor=minor)
+        assert choose(graph, 1024 * MIB).algorithm == "nvls"
+
+
 def test_two_nodes_take_a_tree_where_it_sends_half_as_much() -> None:
     """Seen on p4de: more bus bandwidth than its NICs have, which no ring can reach."""
     two = Graph("ampere", 2, 8, 240.0, 4, 12.5)

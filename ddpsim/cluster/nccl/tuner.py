@@ -196,7 +196,7 @@ def _bandwidth(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) ->
         return (min(bus / 3.8, most_ll_gb_per_s(graph)), ll128, bus)[protocol] * 0.5
     if algorithm == "pat":
         return graph.tree_gb_per_s * graph.pat_part
-    return _nvls_bandwidth(graph) * around if turns == 2 else _nvls_shards_bandwidth(graph)
+    return _nvls_bandwidth(graph, bus, around) if turns == 2 else _nvls_shards_bandwidth(graph)
 
 
 def _nvls_shards_bandwidth(graph: Graph) -> float:
@@ -210,19 +210,29 @@ def _nvls_shards_bandwidth(graph: Graph) -> float:
     return bus * graph.tables.limits[graph.architecture].nvls_efficiency * part * part
 
 
-def _nvls_bandwidth(graph: Graph) -> float:
-    """Bus bandwidth of the switch, or of trees of switches."""
+def _nvls_bandwidth(graph: Graph, ring_bus: float, around: float) -> float:
+    """Of an all-reduce, by the switch or by trees of switches.
+
+    NCCL 2.17 to 2.27 take a part of the links' rate, whatever the ranks: n / (2 (n - 1)), `around`,
+    is for rings alone there, and for both from 2.28 on (src/graph/tuning.cc, "ratio").
+    """
     limits, column = graph.tables.limits[graph.architecture], min(graph.nodes, 3) - 1
-    heads = graph.gpus_per_node
+    heads, nodes = graph.gpus_per_node, graph.nodes
     each = graph.nvls_gb_per_s
     over = graph.nics * graph.nic_gb_per_s / heads
+    if graph.minor == 17:
+        return 0.75 * ring_bus  # for want of a search of its own
+    if graph.minor == 18 and nodes > 1:
+        inside = each if nodes == 2 else min(each, over)
+        return heads * inside * 0.7 * nodes / (2 * (nodes - 1))
     if graph.minor < 28:  # no efficiency of the switch yet
-        inside = min(each, over if graph.nodes <= 2 else over / 2) if graph.nodes > 1 else each
+        inside = min(each, over if nodes <= 2 else over / 2) if nodes > 1 else each
         return heads * inside * 5 / 6
     inside = each * limits.nvls_efficiency * (heads - 1) / heads * 2
-    if graph.nodes == 1:
-        return heads * inside
-    return heads * min(inside, over * (2 if graph.nodes == 2 else 1), limits.nvls_tree[column])
+    if nodes == 1:
+        return heads * inside * around
+    most = min(inside, over * (2 if nodes == 2 else 1), limits.nvls_tree[column])
+    return heads * most * around
 
 
 def most_ll_gb_per_s(graph: Graph) -> float:
@@ -247,7 +257,8 @@ def _latency(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) -> f
     if algorithm == "tree":
         return base + 2 * ((graph.ranks // graph.nodes - 1) * intra + hops * net)
     if algorithm == "nvls":
-        return base + intra + 2 * hops * net
+        crossed = graph.nodes - 1 if graph.minor == 18 else hops  # 2.18 counts a chain of nodes
+        return base + intra + 2 * crossed * net
     crossing = _ring_crossings(graph, turns)
     overhead = 0.0
     if known.has_network_overhead and graph.nodes > 1:
