@@ -77,7 +77,7 @@ def link_provenance(cluster: Cluster, *, asks_transport: bool) -> tuple[Provenan
         link = cluster.link(key)
         if link is None:
             continue
-        figures = _figures(link, cluster.states_latency(key))
+        figures = _figures(link, cluster.states_latency(key)) + _near_a_part(cluster, link)
         source = preset_source(cluster, key)
         if stated:
             beside = f" beside machine {cluster.machine.name}" if cluster.machine else ""
@@ -91,6 +91,18 @@ def link_provenance(cluster: Cluster, *, asks_transport: bool) -> tuple[Provenan
     if cluster.inter_node and cluster.nodes == 1:
         entries.append(Provenance("cluster.inter_node", NOT_USED, "stated"))
     return tuple(entries)
+
+
+def _near_a_part(cluster: Cluster, link: IntraNode | InterNode) -> str:
+    """Where the ranks are a part of a machine's GPUs, and its other NICs are left out."""
+    machine, stated = cluster.machine, cluster.inter_node
+    network = machine.inter_node if machine else None
+    if machine is None or network is None or not isinstance(link, InterNode):
+        return ""
+    if (stated and "nics_per_node" in stated.said) or link.nics_per_node == network.nics_per_node:
+        return ""
+    gpus = f"{cluster.gpus_per_node} of {machine.gpus_per_node} GPUs"
+    return f", the nearest of {network.nics_per_node} NICs to {gpus}"
 
 
 def _without_switch(cluster: Cluster, link: IntraNode | InterNode) -> str:

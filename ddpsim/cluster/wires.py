@@ -20,7 +20,7 @@ from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.device import PCIE_BYTES_PER_S
-from ddpsim.scenario.links import USUAL_LATENCY_S, InterNode, IntraNode
+from ddpsim.scenario.links import USUAL_LATENCY_S, InterNode, IntraNode, near_a_part
 from ddpsim.units import format_bytes_per_s, format_duration
 
 __all__ = [
@@ -242,8 +242,13 @@ def _ratio(cluster: Cluster, node: int, key: Kind, nic: NicRate) -> float:
 
 
 def _own(cluster: Cluster, node: int, key: Kind) -> IntraNode | InterNode | None:
-    """A node's links; what they do not say is as usual."""
-    own, usual = getattr((cluster.other_nodes or {})[node], key), cluster.link(key)
+    """A node's links; what they do not say is as usual, but for a machine's NICs near its GPUs."""
+    other = (cluster.other_nodes or {})[node]
+    own, usual = getattr(other, key), cluster.link(key)
+    stated = cluster.inter_node
+    are_stated = stated is not None and "nics_per_node" in stated.said
+    if cluster.machine and other.gpus_per_node and not are_stated:
+        usual = near_a_part(usual, other.gpus_per_node, cluster.gpus_per_node)
     if own is None or usual is None:
         return usual
     return usual.model_copy(update=own.said)

@@ -25,8 +25,9 @@ from ddpsim.scenario.links import (
     LinkKind,
     StatedInter,
     StatedIntra,
+    beside_a_device,
+    near_a_part,
     refuse_gpu_direct_of_tcp,
-    with_transport,
     with_usual_latency,
 )
 from ddpsim.scenario.options.nccl_version import NcclVersion
@@ -250,10 +251,13 @@ class Cluster(Spec):
         """Of a kind: as the scenario states it, else the machine's, else the device's.
 
         What is stated beside a named machine changes that alone of it; a bandwidth stated beside a
-        device is another network than that of its usual machine.
+        device is another network than that of its usual machine. A part of a machine's GPUs has a
+        part of its NICs.
         """
         of_machine = getattr(self.machine, key) if self.machine else None
         preset: IntraNode | InterNode | None = of_machine or getattr(self.device, key)
+        if self.machine:
+            preset = near_a_part(preset, self.gpus_per_node, self.machine.gpus_per_node)
         stated: IntraNode | InterNode | None = getattr(self, key)
         if stated is None or preset is None:
             return stated or preset
@@ -263,12 +267,7 @@ class Cluster(Spec):
         if self.machine:
             changed = preset.with_bandwidth(rate).model_copy(update=stated.said)
             return with_usual_latency(changed, stated, preset)
-        if isinstance(stated, InterNode) and isinstance(preset, InterNode):
-            stated = with_transport(stated, preset)
-        if stated.latency_s is None:
-            changed = stated.model_copy(update={"latency_s": preset.latency_s})
-            return with_usual_latency(changed, stated, preset)
-        return stated
+        return beside_a_device(stated, preset)
 
     def states_latency(self, key: LinkKind) -> bool:
         """Whether the scenario itself says how long a step over such a link takes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
@@ -18,9 +19,10 @@ __all__ = [
     "StatedInter",
     "StatedIntra",
     "Transport",
+    "beside_a_device",
     "link_of_preset",
+    "near_a_part",
     "refuse_gpu_direct_of_tcp",
-    "with_transport",
     "with_usual_latency",
 ]
 
@@ -155,7 +157,32 @@ StatedIntra = Annotated[IntraNode | None, AfterValidator(_if_said)]
 StatedInter = Annotated[InterNode | None, AfterValidator(_if_said)]
 
 
-def with_transport(stated: InterNode, usual: InterNode) -> InterNode:
+def near_a_part(
+    link: IntraNode | InterNode | None, gpus: int, of: int
+) -> IntraNode | InterNode | None:
+    """A node's network with the NICs that are nearest to so many of its GPUs, rounded up.
+
+    NCCL leaves by the NICs nearest to each GPU (nccl v2.30 src/graph/topo.cc,
+    ncclTopoGetLocalNetType).
+    """
+    if not isinstance(link, InterNode) or gpus >= of:
+        return link
+    return link.model_copy(update={"nics_per_node": ceil(link.nics_per_node * gpus / of)})
+
+
+def beside_a_device(
+    stated: IntraNode | InterNode, usual: IntraNode | InterNode
+) -> IntraNode | InterNode:
+    """Links that a scenario states whole; the latency alone may be that of the usual machine."""
+    if isinstance(stated, InterNode) and isinstance(usual, InterNode):
+        stated = _with_transport(stated, usual)
+    if stated.latency_s is not None:
+        return stated
+    changed = stated.model_copy(update={"latency_s": usual.latency_s})
+    return with_usual_latency(changed, stated, usual)
+
+
+def _with_transport(stated: InterNode, usual: InterNode) -> InterNode:
     """A network of which nobody says how NCCL reaches it."""
     if "transport" in stated.model_fields_set:
         return stated

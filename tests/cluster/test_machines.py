@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from clusters.collectives import MIB, WORKLOAD, cluster, simulated, time_in, time_of
 
+from ddpsim.cluster.link_sources import link_provenance
 from ddpsim.cluster.wires import Wires
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.planning.options import parse_sizes
@@ -225,6 +226,53 @@ def test_fewer_gpus_than_the_machine_has_are_allowed() -> None:
         load_cluster(cluster(machine="dgx-h100", gpus_per_node=16))
     with pytest.raises(InputError, match="more than the 8 GPUs"):
         load_cluster(cluster(machine="dgx-h100")).cluster.resized(2, 9)
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpus", "stated", "nics"),
+    [
+        ("dgx-h100", 8, {}, 8),
+        ("dgx-h100", 3, {}, 3),
+        ("dgx-h100", 1, {"bandwidth": "200 Gbit/s"}, 1),
+        ("dgx-h100", 1, {"nics_per_node": 8}, 8),
+        ("p5", 2, {}, 8),
+        ("frontier", 1, {}, 1),
+        ("a2-highgpu-8g", 1, {}, 1),
+    ],
+)
+def test_a_part_of_a_machine_has_the_nics_nearest_to_it(
+    machine: str, gpus: int, stated: dict[str, Any], nics: int
+) -> None:
+    """As many of all as its GPUs are, rounded up, unless the scenario says how many."""
+    links = {"inter_node": stated} if stated else {}
+    asked = load_cluster(cluster(machine=machine, nodes=2, gpus_per_node=gpus, **links)).cluster
+    link = asked.link("inter_node")
+    assert isinstance(link, InterNode)
+    assert link.nics_per_node == nics
+
+
+def test_the_nics_left_out_are_named() -> None:
+    def said(**links: Any) -> str:
+        asked = load_cluster(cluster(machine="p5", nodes=2, gpus_per_node=2, **links)).cluster
+        return link_provenance(asked, asks_transport=True)[-1].source
+
+    assert "8 x 12.5 GB/s, 30.0 us, the nearest of 32 NICs to 2 of 8 GPUs; preset p5" in said()
+    assert "nearest" not in said(inter_node={"nics_per_node": 32})
+
+
+@pytest.mark.parametrize(("gpus", "measured_s"), [(1, 20.5e-3), (2, 10.5e-3)])
+def test_10_nodes_of_one_or_two_h100_gather_as_measured(gpus: int, measured_s: float) -> None:
+    """All-gathers of 1 GiB; with all eight NICs they would take 3 ms."""
+    asked = cluster(machine="dgx-h100", nodes=10, gpus_per_node=gpus, nccl="2.29")
+    (row,) = collective_table(load_cluster(asked), "all_gather", [1024 * MIB]).rows
+    assert row.time_s == pytest.approx(measured_s, rel=0.12)
+
+
+def test_a_smaller_node_of_a_machine_has_fewer_nics() -> None:
+    scenario = load_cluster(
+        cluster(machine="dgx-h100", nodes=2, other_nodes={1: {"gpus_per_node": 2}})
+    )
+    assert Wires.of(scenario.cluster).unlike == ((1, 1.0, 0.25),)
 
 
 def test_the_bottleneck_is_what_would_shorten_messages() -> None:
