@@ -267,7 +267,7 @@ class Cluster(Spec):
         if self.machine:
             changed = preset.with_bandwidth(rate).model_copy(update=stated.said)
             return with_usual_latency(changed, stated, preset)
-        return beside_a_device(stated, preset)
+        return beside_a_device(stated, preset, by_nccl=self.device.kind == "gpu")
 
     def states_latency(self, key: LinkKind) -> bool:
         """Whether the scenario itself says how long a step over such a link takes."""

@@ -38,6 +38,8 @@ USUAL_LATENCY_S: dict[Transport, float] = {
 }
 # 10 Gbit/s, assumed: few such networks have RDMA, and a TCP flow or two fill them
 EASY_FOR_TCP_BYTES_PER_S = 1.25e9
+# 100 Gbit/s, assumed: faster than NCCL's sockets, so that who states such NICs has bought RDMA
+_RDMA_FROM_BYTES_PER_S = 12.5e9
 
 _AnyLink = TypeVar("_AnyLink", bound="_Link")
 LinkKind = Literal["intra_node", "inter_node"]
@@ -134,8 +136,8 @@ class InterNode(_Link):
     )
     transport: Transport = Field(
         "rdma",
-        description="default: the preset's; of a stated bandwidth up to 10 Gbit/s, or where the "
-        "device's usual machine has no RDMA, tcp",
+        description="default: the preset's; of a stated bandwidth up to 10 Gbit/s, or below 100 "
+        "where the device's usual machine has no RDMA, tcp",
     )
 
     @property
@@ -171,23 +173,28 @@ def near_a_part(
 
 
 def beside_a_device(
-    stated: IntraNode | InterNode, usual: IntraNode | InterNode
+    stated: IntraNode | InterNode, usual: IntraNode | InterNode, *, by_nccl: bool
 ) -> IntraNode | InterNode:
-    """Links that a scenario states whole; the latency alone may be that of the usual machine."""
+    """Links that a scenario states whole; the latency alone may be that of the usual machine.
+
+    `by_nccl`: the device is a GPU.
+    """
     if isinstance(stated, InterNode) and isinstance(usual, InterNode):
-        stated = _with_transport(stated, usual)
+        stated = _with_transport(stated, usual, by_nccl=by_nccl)
     if stated.latency_s is not None:
         return stated
     changed = stated.model_copy(update={"latency_s": usual.latency_s})
     return with_usual_latency(changed, stated, usual)
 
 
-def _with_transport(stated: InterNode, usual: InterNode) -> InterNode:
-    """A network of which nobody says how NCCL reaches it."""
+def _with_transport(stated: InterNode, usual: InterNode, *, by_nccl: bool) -> InterNode:
+    """A network of which nobody says how NCCL reaches it; other libraries keep to the usual way."""
     if "transport" in stated.model_fields_set:
         return stated
-    is_slow = (stated.bandwidth_bytes_per_s or 0.0) <= EASY_FOR_TCP_BYTES_PER_S
-    kind: Transport = "tcp" if is_slow or usual.transport == "tcp" else "rdma"
+    rate, usual_rate = stated.bandwidth_bytes_per_s or 0.0, usual.bandwidth_bytes_per_s or 0.0
+    is_of_rdma = by_nccl and rate >= _RDMA_FROM_BYTES_PER_S and rate > usual_rate
+    has_rdma = usual.transport != "tcp" or is_of_rdma
+    kind: Transport = "rdma" if has_rdma and rate > EASY_FOR_TCP_BYTES_PER_S else "tcp"
     return stated.model_copy(update={"transport": kind})
 
 

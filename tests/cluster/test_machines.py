@@ -193,18 +193,35 @@ def test_another_transport_has_another_latency() -> None:
     [
         ("a100-sxm-80gb", "10 Gbit/s", "tcp"),
         ("a100-sxm-80gb", "25 Gbit/s", "rdma"),
-        ("rtx-4090", "100 Gbit/s", "tcp"),
+        ("rtx-4090", "25 Gbit/s", "tcp"),
+        ("rtx-4090", "100 Gbit/s", "rdma"),
+        ("rtx-4090", "400 Gbit/s", "rdma"),
+        ("t4", "50 Gbit/s", "tcp"),
+        ("l4", "100 Gbit/s", "tcp"),
+        ("cpu-core", "100 Gbit/s", "tcp"),
     ],
 )
 def test_a_network_of_which_nobody_says_how_it_is_reached(
     device: str, bandwidth: str, transport: str
 ) -> None:
-    """Sockets up to 10 Gbit/s, and where the device's usual machine has no RDMA."""
+    """Sockets up to 10 Gbit/s, and below 100 where the device's usual machine has no RDMA.
+
+    A usual machine with so fast a line (L4) keeps its sockets, and gloo has no other.
+    """
     links = {"intra_node": {"bandwidth": "12 GB/s"}, "inter_node": {"bandwidth": bandwidth}}
-    asked = cluster(device=device, gpus_per_node=2, nodes=2, **links)
+    backend = {"ddp": {"backend": "gloo"}} if device == "cpu-core" else {}
+    asked = cluster(device=device, gpus_per_node=2, nodes=2, **links) | backend
     link = load_cluster(asked).cluster.link("inter_node")
     assert isinstance(link, InterNode)
     assert link.transport == transport
+
+
+def test_fast_nics_of_a_workstation_are_said_to_be_taken_as_rdma() -> None:
+    """8 x 400 Gbit/s by TCP would be 5 GB/s each, and 45 us a hop."""
+    fast = {"bandwidth": "400 Gbit/s", "nics_per_node": 8}
+    asked = load_cluster(cluster(device="rtx-4090", gpus_per_node=8, nodes=2, inter_node=fast))
+    said = link_provenance(asked.cluster, asks_transport=True)[-1].source
+    assert said == "8 x 50.0 GB/s, taken as RDMA; stated in the scenario"
 
 
 MACHINES = ["dgx-a100", "dgx-h100", "dgx-1-v100", "p4d", "g4dn", "dgx-b200"]
