@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from clusters.collectives import MIB, WORKLOAD, cluster
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.nccl.tuner import choose, estimates, time_us
-from ddpsim.cluster.transfers import duration_ns
+from ddpsim.cluster.transfers import Operation, duration_ns
 from ddpsim.cluster.wires import Wires
 from ddpsim.errors import ScenarioError
 from ddpsim.prediction.api import load_scenario
@@ -23,6 +23,7 @@ A100 = Graph("ampere", 1, 8, 240.0)
 
 
 H100 = Graph("hopper", 1, 8, 370.8, reduces=True)
+B200 = Graph("blackwell", 2, 8, 721.8, 8, 50.0)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,74 @@ def test_large_messages_take_nvls_in_a_node_of_h100(minor: int) -> None:
     for nodes in (1, 2) if minor > 17 else (1,):
         graph = Graph("hopper", nodes, 8, 370.8, 8, 50.0, reduces=True, minor=minor)
         assert choose(graph, 1024 * MIB).algorithm == "nvls"
+
+
+def _bandwidth(graph: Graph, kind: str, operation: Operation = "all_reduce") -> float:
+    rows = estimates(graph, operation)
+    found = {f"{row.algorithm} {row.protocol}": row.bandwidth_gb_per_s for row in rows}
+    return found[kind]
+
+
+@pytest.mark.parametrize(
+    ("minor", "nodes", "part"),
+    [(6, 1, 1 / 4), (7, 1, 1 / 3), (20, 1, 1 / 3), (20, 2, 1 / 4), (21, 1, 1 / 2), (21, 2, 1 / 2)],
+)
+def test_ll_of_shards_has_a_larger_part_in_one_node(minor: int, nodes: int, part: float) -> None:
+    """A third of the ring's bus, where all-reduces have a quarter, from NCCL 2.7 to 2.20."""
+    graph = Graph("volta", nodes, 8, 60.0, 4, 12.5, minor=minor)
+    for operation in ("all_gather", "reduce_scatter"):
+        simple, slow = (_bandwidth(graph, f"ring {p}", operation) for p in ("Simple", "LL"))
+        assert slow == pytest.approx(part * simple)
+
+
+@pytest.mark.parametrize(("minor", "part"), [(17, 1.0), (18, 0.85), (30, 0.85)])
+def test_trees_between_nodes_of_one_gpu_have_another_pattern(minor: int, part: float) -> None:
+    """Source: nccl src/graph/tuning.cc, NCCL_TOPO_PATTERN_TREE."""
+    graph = Graph("ampere", 4, 1, 0.0, 1, 12.5, minor=minor)
+    assert _bandwidth(graph, "tree Simple") == pytest.approx(part * 0.92 * 12 / 2)
+
+
+@pytest.mark.parametrize("minor", range(17, 31))
+def test_two_gpus_have_no_nvls_from_2_18_to_2_27(minor: int) -> None:
+    """2.28.9 and later give it to them again (transport/nvls.cc, gpuCount)."""
+    graph = Graph("hopper", 1, 2, 370.8, reduces=True, minor=minor)
+    has = any(row.algorithm == "nvls" for row in estimates(graph))
+    assert has == (minor == 17 or minor >= 28)
+    assert any(row.algorithm == "nvls" for row in estimates(replace(graph, gpus_per_node=3)))
+
+
+@pytest.mark.parametrize(
+    ("minor", "cpu_vendor", "part"), [(28, "amd", 1), (29, "amd", 0.6), (29, "other", 1)]
+)
+def test_trees_of_switches_of_blackwell_have_a_trees_factors(
+    minor: int, cpu_vendor: Literal["amd", "other"], part: float
+) -> None:
+    """From NCCL 2.29 on, beside a CPU of x86: at 2 MiB 0.6 of the bandwidth."""
+    graph = replace(B200, minor=minor, cpu_vendor=cpu_vendor, reduces=True)
+    (row,) = (row for row in estimates(graph) if row.algorithm == "nvls")
+    moved_us = time_us(graph, row, 2 * MIB) - row.latency_us
+    assert moved_us == pytest.approx(2 * MIB / (1000 * part * row.bandwidth_gb_per_s))
+
+
+def test_ll128_is_not_for_blackwell_before_2_25() -> None:
+    for minor in (24, 25):
+        rows = estimates(replace(B200, minor=minor))
+        assert any(row.protocol == "LL128" for row in rows) == (minor == 25)
+
+
+def test_shards_on_two_nodes_of_b200_change_protocol_where_measured() -> None:
+    """A sweep whose CPU and NCCL nobody names jumps at 256 KiB and at 64 MiB.
+
+    So does the tuner of NCCL 2.28 beside a CPU of AMD, by LL's limit between nodes, the CPU's
+    overhead of each step, and LL128's limit of that version; beside one of Intel at 1 and 32 MiB.
+    """
+    for cpu_vendor, ends in (("amd", (256, 64 * 1024)), ("intel", (1024, 32 * 1024))):
+        graph = replace(B200, minor=28, cpu_vendor=cpu_vendor)
+        sizes = [1024 * 2**power for power in range(20)]
+        chosen = [choose(graph, size, operation="all_gather").protocol for size in sizes]
+        assert chosen == sorted(chosen, key=("LL", "LL128", "Simple").index)
+        starts = [sizes[chosen.index(name)] // 1024 for name in ("LL128", "Simple")]
+        assert tuple(starts) == ends
 
 
 def test_two_nodes_take_a_tree_where_it_sends_half_as_much() -> None:

@@ -47,9 +47,11 @@ class Limits(NamedTuple):
 class Tables(NamedTuple):
     """One version's; latencies are for LL, LL128 and Simple.
 
-    `hop_us`: by path and algorithm. `ll_part`: LL's part of the bus. `ll_hop_factor`: of hops
-    inside nodes, where there are several. `crossings_of_all`: a ring pays for 2N hops over the
-    network and not for 2(N-1). `tree_part`: what of a tree's bandwidth is left at 64 B, 128 B ...
+    `hop_us`: by path and algorithm. `ll_part`: LL's part of the bus; `ll_part_of_shards`: that of
+    reduce-scatters and all-gathers in one node. `ll_hop_factor`: of hops inside nodes, where there
+    are several. `single_gpu_tree_part`: of a tree between nodes of one GPU, another pattern.
+    `crossings_of_all`: a ring pays for 2N hops over the network and not for 2(N-1). `tree_part`:
+    what of a tree's bandwidth is left at 64 B, 128 B ...
     """
 
     base_us: dict[Algorithm, _ByProtocol]
@@ -58,13 +60,16 @@ class Tables(NamedTuple):
     tree_part: tuple[tuple[float, ...], ...]
     tree_bus_gb_per_s: _ByNodes
     ll_part: float
+    ll_part_of_shards: float
     ll_hop_factor: float
     single_gpu_ll128_part: float
+    single_gpu_tree_part: float
     tree_ll128_part: float
     crossings_of_all: bool
     has_network_overhead: bool
     latency_replaces_hop: bool
     most_channels: int
+    nvls_from_gpus: int  # of a node
     nvls_from_nodes: tuple[int, int]  # the numbers of nodes that it may have, from and to
 
 
@@ -83,13 +88,16 @@ def tables(minor: int) -> Tables:
             minor, _NO_LIMIT
         ),
         ll_part=0.5 if minor >= 21 else 0.25,
+        ll_part_of_shards=0.5 if minor >= 21 else 1 / 3 if minor >= 7 else 0.25,
         ll_hop_factor=1.8 if 7 <= minor <= 17 else 1.0,
         single_gpu_ll128_part=0.92 if minor >= 23 else 0.7,
+        single_gpu_tree_part=0.85 if minor >= 18 else 1.0,
         tree_ll128_part=120 / 128 if minor >= 10 else 0.915,
         crossings_of_all=12 <= minor <= 22,
         has_network_overhead=minor >= 18,
         latency_replaces_hop=12 <= minor <= 17,
         most_channels=64 if minor >= 25 else 32,
+        nvls_from_gpus=3 if 18 <= minor <= 27 else 2,
         nvls_from_nodes=(1, 2**31) if minor >= 18 else (1, 1) if minor == 17 else (0, 0),
     )
 
@@ -113,7 +121,7 @@ def _hop_us(minor: int) -> dict[str, dict[Algorithm, _ByProtocol]]:
     nvls_net = 20.9 if minor >= 28 else 14.0 if minor >= 19 else 19.0
     hops: dict[str, dict[Algorithm, _ByProtocol]] = {
         "nvlink": {"tree": (small[0], 1.25, tree), "ring": (small[1], 1.9, 3.4)},
-        "pcie": {"tree": (1.0, 1.9, tree), "ring": (1.0, 2.5, 5.7)},
+        "pcie": {"tree": (1.0, 1.9, 6.0 if minor == 18 else tree), "ring": (1.0, 2.5, 5.7)},
         "net": {"tree": (5.0, 8.5, tree_net), "ring": (2.7, 4.0, ring_net)},
     }
     if minor <= 6:

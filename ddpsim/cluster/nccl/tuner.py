@@ -77,6 +77,8 @@ def _keeps_128_bytes(graph: Graph) -> bool:
     """
     if graph.minor <= thresholds.LAST_WITHOUT_TUNER:
         return False
+    if graph.architecture == "blackwell" and graph.minor <= 24:
+        return False  # "other cases are not tested"
     over_pcie = graph.path == "pcie" and graph.gpus_per_node > 1
     return not over_pcie and (graph.nodes == 1 or (graph.gpu_direct and graph.ll128))
 
@@ -131,6 +133,8 @@ def time_us(
     latency, bandwidth = row.latency_us, row.bandwidth_gb_per_s
     if row.algorithm == "tree":
         bandwidth *= tree_part(graph, row.protocol, size_bytes)
+    if row.algorithm == "nvls" and _corrects_nvls(graph):
+        bandwidth *= tree_part(graph, row.protocol, size_bytes, last=23)
     is_simple_ring = (row.algorithm, row.protocol) == ("ring", "Simple")
     if is_simple_ring and graph.nodes > 1 and operation == "all_reduce":
         latency *= _ring_factor(graph, size_bytes)
@@ -150,10 +154,19 @@ def _ring_factor(graph: Graph, size_bytes: int) -> float:
     return factor if is_large else 1.0
 
 
-def tree_part(graph: Graph, protocol: Protocol, size_bytes: int) -> float:
-    """What of its bandwidth a tree reaches with messages of this size."""
+def _corrects_nvls(graph: Graph) -> bool:
+    """Whether trees of switches have a tree's factors too: on Blackwell, but not beside Arm.
+
+    Source: nccl v2.29 src/graph/tuning.cc, ncclTopoGetAlgoTime.
+    """
+    is_x86 = graph.cpu_vendor in ("intel", "amd")
+    return graph.minor >= 29 and graph.architecture == "blackwell" and graph.nodes > 1 and is_x86
+
+
+def tree_part(graph: Graph, protocol: Protocol, size_bytes: int, last: int = 22) -> float:
+    """What of its bandwidth a tree reaches with messages of this size; all beyond the last."""
     place = floor(log2(max(1.0, size_bytes / 64)))
-    return graph.tables.tree_part[PROTOCOLS.index(protocol)][place] if place <= 22 else 1.0
+    return graph.tables.tree_part[PROTOCOLS.index(protocol)][place] if place <= last else 1.0
 
 
 def _algorithms(graph: Graph, operation: Operation) -> Iterator[Algorithm]:
@@ -163,7 +176,7 @@ def _algorithms(graph: Graph, operation: Operation) -> Iterator[Algorithm]:
         return
     yield "tree"
     least, most = graph.tables.nvls_from_nodes
-    if graph.reduces and graph.gpus_per_node > 1 and least <= graph.nodes <= most:
+    if _switch_sums(graph) and least <= graph.nodes <= most:
         yield "nvls"
 
 
@@ -171,10 +184,15 @@ def _of_shards(graph: Graph, operation: Operation) -> Iterator[Algorithm]:
     """What reduce-scatters and all-gathers have beside rings."""
     if graph.averages and operation == "reduce_scatter":
         return
-    if graph.nodes == 1 and graph.reduces and graph.gpus_per_node > 1 and graph.minor >= 19:
+    if graph.nodes == 1 and _switch_sums(graph) and graph.minor >= 19:
         yield "nvls"
     if graph.pats and graph.nodes == graph.ranks > 1 and graph.minor >= 23:
         yield "pat"
+
+
+def _switch_sums(graph: Graph) -> bool:
+    """Whether there is NVLS at all: of two GPUs not from 2.18 to 2.27 (transport/nvls.cc)."""
+    return graph.reduces and graph.gpus_per_node >= graph.tables.nvls_from_gpus
 
 
 def _bandwidth(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) -> float:
@@ -187,13 +205,15 @@ def _bandwidth(graph: Graph, algorithm: Algorithm, protocol: int, turns: int) ->
     if algorithm == "ring":
         ll128_part = known.single_gpu_ll128_part if graph.gpus_per_node == 1 else 0.92
         ll128 = min(ll128_part * bus, count * limits.ring_ll128[column])
-        return (min(most_ll_gb_per_s(graph), known.ll_part * bus), ll128, bus)[protocol] * around
+        ll_part = known.ll_part_of_shards if turns == 1 and graph.nodes == 1 else known.ll_part
+        return (min(most_ll_gb_per_s(graph), ll_part * bus), ll128, bus)[protocol] * around
     if algorithm == "tree":
         bus = min(0.92 * min(graph.tree_gb_per_s, limits.bus), count * limits.tree[column])
         bus = min(bus, known.tree_bus_gb_per_s[column])
         part = 7 / 9 if graph.nodes == 1 else known.tree_ll128_part
         ll128 = min(bus * part, count * limits.tree_ll128[column])
-        return (min(bus / 3.8, most_ll_gb_per_s(graph)), ll128, bus)[protocol] * 0.5
+        own = (min(bus / 3.8, most_ll_gb_per_s(graph)), ll128, bus)[protocol] * 0.5
+        return own * (known.single_gpu_tree_part if graph.gpus_per_node == 1 else 1.0)
     if algorithm == "pat":
         return graph.tree_gb_per_s * graph.pat_part
     return _nvls_bandwidth(graph, bus, around) if turns == 2 else _nvls_shards_bandwidth(graph)
@@ -206,7 +226,7 @@ def _nvls_shards_bandwidth(graph: Graph) -> float:
     if graph.minor <= 26:
         return bus * (5 / 6 if graph.minor <= 22 else 1.0)
     if graph.minor == 27:
-        return bus * part
+        return bus * min(part, 0.9)
     return bus * graph.tables.limits[graph.architecture].nvls_efficiency * part * part
 
 
