@@ -192,11 +192,11 @@ def _sizes(sent: Iterable[Sent], operation: Operation) -> list[int]:
 
 def _of_sent(network: Network, sent: Collection[Sent]) -> Uncertainty | None:
     """That of the sizes on which collectives spend most of their time."""
-    if not network.by_size:
+    if not (network.by_size or network.of_shards):
         return network.uncertainty
     spent_ns: Counter[Uncertainty] = Counter()
     for operation, size in sent:
-        known = network.uncertainty_of(size)
+        known = network.uncertainty_of(size, operation)
         if known:
             spent_ns[known] += duration_ns(network.cost.transfer(operation, size))
     return max(spent_ns, key=lambda known: spent_ns[known], default=network.uncertainty)

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from ddpsim.cluster.cost import CollectiveCost
 from ddpsim.cluster.interference import InterferingCost
-from ddpsim.cluster.transfers import Operation, ProcessGroup
+from ddpsim.cluster.transfers import SHARDED, Operation, ProcessGroup
 from ddpsim.provenance import Provenance, Uncertainty
 
 __all__ = [
@@ -57,10 +57,10 @@ class Network:
     `interference`: how wrong its effect may be; None: it is not modelled. `beyond`: what answers
     outside the sizes of a log. `traffic`: what else goes over the nodes' network.
     `measured_bytes`: the least and the largest all-reduce that a profile was fitted to. `by_size`:
-    the uncertainty of messages from so many bytes on, where it depends on them. `groups`: the
-    networks of groups of the ranks, whose costs `cost` has. `measured`: the collectives that a log
-    or a profile itself tells of. `shard_logs`: the uncertainty of logs of reduce-scatters and
-    all-gathers.
+    the uncertainty of messages from so many bytes on, where it depends on them. `of_shards`: that
+    of reduce-scatters and all-gathers, where it differs. `groups`: the networks of groups of the
+    ranks, whose costs `cost` has. `measured`: the collectives that a log or a profile itself tells
+    of. `shard_logs`: the uncertainty of logs of reduce-scatters and all-gathers.
     """
 
     cost: CollectiveCost
@@ -73,6 +73,7 @@ class Network:
     traffic: Traffic = NO_TRAFFIC
     measured_bytes: tuple[int, int] | None = None
     by_size: tuple[tuple[int, Uncertainty], ...] = ()
+    of_shards: Uncertainty | None = None
     groups: tuple[tuple[ProcessGroup, Network], ...] = ()
     measured: frozenset[Operation] = frozenset({"all_reduce"})
     shard_logs: Uncertainty | None = None
@@ -81,8 +82,12 @@ class Network:
         """That of a group of ranks, or of all."""
         return dict[str, Network](self.groups).get(group, self)
 
-    def uncertainty_of(self, size_bytes: int) -> Uncertainty | None:
+    def uncertainty_of(
+        self, size_bytes: int, operation: Operation = "all_reduce"
+    ) -> Uncertainty | None:
         """How wrong the time of one message may be."""
+        if self.of_shards and operation in SHARDED:
+            return self.of_shards
         known = [uncertainty for least, uncertainty in self.by_size if size_bytes >= least]
         return known[-1] if known else self.uncertainty
 

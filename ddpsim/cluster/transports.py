@@ -29,6 +29,10 @@ _SOCKETS_A_NIC = 2  # NCCL opens two channels a NIC at least, with a connection 
 _MOST_SOCKETS_BYTES_PER_S = 5e9  # 100 Gbit/s with any number of threads (nccl issues 398, 450)
 
 
+# rings of 10 x 1 and 10 x 2 H100 over NDR (NCCL 2.29), 64 MiB to 1 GiB; EDR and HDR: the others
+_NDR_BYTES_PER_S, _NDR_PART = 50e9, 0.96
+
+
 class Carrier(NamedTuple):
     """One kind of network under NCCL.
 
@@ -52,7 +56,11 @@ TRANSPORTS = {
 
 def nic_bytes_per_s(inter: InterNode, environment: Environment) -> float:
     """What one NIC carries of NCCL's bytes: of the line, and over TCP of its connections."""
-    line = (inter.bandwidth_bytes_per_s or 0.0) * TRANSPORTS[inter.transport].rate_part
+    rate = inter.bandwidth_bytes_per_s or 0.0
+    part = TRANSPORTS[inter.transport].rate_part
+    if inter.transport == "rdma" and rate >= _NDR_BYTES_PER_S:
+        part = _NDR_PART
+    line = rate * part
     if inter.transport != "tcp":
         return line
     socket = inter.flow_bandwidth_bytes_per_s or SOCKET_BYTES_PER_S

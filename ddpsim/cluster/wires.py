@@ -149,7 +149,7 @@ class Wires:
             rate_of(inter) / 1e9 if inter else 0.0,
             "nvlink" if path == "nvlink" else "pcie",
             fewer=cluster.nodes * cluster.gpus_per_node - cluster.world_size,
-            reduces=self._switch_sums and environment.uses_nvls and not self.smaller,
+            reduces=self._switch_sums and environment.uses_nvls and self._all_gpus_join(cluster),
             cpu_vendor=cluster.machine.cpu_vendor if cluster.machine else "intel",
             minor=cluster.nccl_minor,
             gpu_direct=inter is None or not inter.passes_through_hosts,
@@ -161,6 +161,16 @@ class Wires:
             pats=environment.uses_pat,
             tree_threshold=environment.tree_threshold,
         )
+
+    def _all_gpus_join(self, cluster: Cluster) -> bool:
+        """Whether nodes are whole, as NVLS over nodes needs (assumed).
+
+        On 10 x 2 of 10 x 8 H100 all-reduces go as rings do (NCCL 2.29), though NCCL's source
+        leaves NVLS to two GPUs.
+        """
+        machine = cluster.machine
+        is_part = machine is not None and cluster.gpus_per_node < machine.gpus_per_node
+        return not (self.smaller or (is_part and self.nodes > 1))
 
     @property
     def _switch_sums(self) -> bool:

@@ -131,7 +131,7 @@ def _summary(network: Network, scenario: Scenario) -> str:
 def _row(
     network: Network, operation: Operation, size: int, ranks: int, measured_s: float | None
 ) -> CollectiveRow:
-    cost, known = network.plain_cost, network.uncertainty_of(size)
+    cost, known = network.plain_cost, network.uncertainty_of(size, operation)
     if is_logged(cost, operation, size):
         known = network.shard_logs
     factor = known.factor if known else 1.0

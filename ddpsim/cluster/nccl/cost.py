@@ -60,8 +60,12 @@ _STARTUP_US: dict[str, tuple[float, float, float]] = {
     "blackwell": (6.6, 14.0, 20.0),
 }
 # of LL inside a node, 256 bytes: ABCI 1 x 4 V100 and 1 x 4, 1 x 8 A100. The 4 us a rank of A100 in
-# nccl-tests issue 123 and in SuperBench are launches, one process for all GPUs
-_MEASURED_LL_HOP_US = {"volta": 0.47, "ampere": 0.85}
+# nccl-tests issue 123 and in SuperBench are launches, one process for all GPUs. B200: 1 x 8, whose
+# all-reduces and all-gathers to 64 KiB differ by seven hops
+_MEASURED_LL_HOP_US = {"volta": 0.47, "ampere": 0.85, "blackwell": 1.34}
+# of reduce-scatters and all-gathers round rings over nodes, as many times a hop inside a node:
+# 2 x 8 A100 and 2 x 8 B200, 32 KiB to 1 MiB
+_SHARD_HOPS = {"LL": 1.75, "LL128": 1.5, "Simple": 1.15}
 _LL_HOP_OVER_NODES = 1.8  # as much longer where there are several nodes (NCCL 2.7 to 2.17)
 # latencies are the hardware's: of the newest tables, whichever version chooses
 _HOP_US, _BASE_US = tables(NEWEST).hop_us, tables(NEWEST).base_us
@@ -127,6 +131,8 @@ class NcclCost:
         if choice.algorithm == "pat" or (choice.algorithm == "nvls" and operation in SHARDED):
             return self._of_shards(choice, size_bytes)
         priced = self._priced(choice, size_bytes, cuts).stretched(self.time_factor)
+        if operation in SHARDED and self.graph.nodes > 1 and priced.intra:
+            priced = replace(priced, intra=priced.intra.later(_SHARD_HOPS[choice.protocol]))
         start_ns = to_ns(self._startup_s(choice) * self.time_factor)
         if choice.algorithm == "ring":
             turns = TURNS[operation]

@@ -38,6 +38,10 @@ class Link:
         bytes_per_s = 1 / (1 / self.bandwidth_bytes_per_s + s_per_byte)
         return replace(self, bandwidth_bytes_per_s=bytes_per_s)
 
+    def later(self, factor: float) -> Link:
+        """With `factor` times the latency."""
+        return replace(self, latency_s=self.latency_s * factor)
+
     def slower(self, factor: float) -> Link:
         """The same where everything takes `factor` times as long."""
         return replace(
