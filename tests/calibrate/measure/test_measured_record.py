@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="measuring needs torch")
 
 import torch
 import torch.distributed as dist
-from measured.measuring import ranks, small_plan
+from measured.measuring import small_plan, two_ranks_shortly
 from torch import Tensor
 
 from calibrate.measure.cluster.plan import Slot, Task, Team
@@ -32,7 +32,7 @@ from calibrate.records.record import Record, load_record
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:
     """Everything, of two ranks."""
     path = tmp_path_factory.mktemp("measure") / "record.json"
-    return path, ranks(2, path, data_loader="measure_helpers:batches")
+    return path, two_ranks_shortly(path, data_loader="measure_helpers:batches")
 
 
 @pytest.mark.slow
@@ -71,7 +71,9 @@ def test_a_record_of_two_ranks_holds_every_kind(measured: tuple[Path, Record]) -
 def test_resume_repeats_nothing(measured: tuple[Path, Record], tmp_path: Path) -> None:
     record, path = measured[1], tmp_path / "record.json"
     path.write_bytes(measured[0].read_bytes())
-    again = ranks(2, path, data_loader="measure_helpers:batches", resume=True, time_budget_s=1e-3)
+    again = two_ranks_shortly(
+        path, data_loader="measure_helpers:batches", resume=True, time_budget_s=1e-3
+    )
     assert again.measurements == record.measurements
 
 

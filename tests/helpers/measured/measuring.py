@@ -8,14 +8,25 @@ from typing import Any
 from calibrate.measure.cluster.plan import Slot, Task, Team
 from calibrate.measure.cluster.session import Options, measure_locally
 from calibrate.measure.model.profile import Document, profile
-from calibrate.records.record import Record
+from calibrate.measure.ranks.launch import local
+from calibrate.records.record import Record, load_record
 
 # seconds, not minutes: few repetitions, and no room for the largest all-reduces
 SMALL = {"most_repetitions": 2, "memory_budget_bytes": 160 * 2**20, "time_budget_s": 300.0}
 
 
 def ranks(count: int, output: Path, **options: Any) -> Record:
-    return measure_locally(count, Options.model_validate({"output": output, **SMALL, **options}))
+    return measure_locally(count, asked(output, **options))
+
+
+def two_ranks_shortly(output: Path, **options: Any) -> Record:
+    """Every kind; see `measured.shortened`."""
+    local(2, "measured.shortened", asked(output, **options).model_dump_json())
+    return load_record(output)
+
+
+def asked(output: Path, **options: Any) -> Options:
+    return Options.model_validate({"output": output, **SMALL, **options})
 
 
 def small_plan() -> list[Task]:
