@@ -165,7 +165,7 @@ def test_a_live_round_is_measured_and_predicted(permitted: None, tmp_path: Path)
     campaign = Campaign(
         folder,
         rates=(2.0,),
-        models=("deep_mlp",),
+        models=("measure_helpers:of_equal_layers",),
         caps=(None, 1.0),
         rounds=(3, 3),
         budget_s=1.0,
