@@ -135,6 +135,7 @@ def test_copies_of_the_bare_model_take_turns(tmp_path: Path) -> None:
         rounds=(2, 2),
     )
     module = """
+import measured.quick_rounds
 import calibrate.measure.ddp.rounds as m
 import calibrate.measure.ddp.interleaved as i, calibrate.measure.ddp.stepper as s
 step, timed = s.step, []

@@ -14,7 +14,7 @@ VARIANTS = (Variant(), Variant(bucket_cap_mb=0.004), Variant(accumulation_steps=
 
 
 def run_ranks(options: RoundOptions) -> list[subprocess.CompletedProcess[str]]:
-    return run_job(["calibrate.measure.ddp.rounds", options.model_dump_json()])
+    return run_job(["measured.quick_rounds", options.model_dump_json()])
 
 
 def run_job(module: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
