@@ -22,16 +22,20 @@ from ddpsim.scenario.schema import Scenario
 
 ROOT = Path(__file__).resolve().parents[3]
 SCENARIOS = ROOT / "scenarios"
+_STEPS_S: dict[str, float] = {}
 
 
 def time_s(asked: Scenario, nodes: int, target: Target) -> float:
     """By hand, from one simulation."""
     sized = with_nodes(asked, nodes)
+    key = sized.model_dump_json()
+    if key not in _STEPS_S:
+        _STEPS_S[key] = ddpsim.simulate(sized).iteration_time_s.mean
     global_batch = (
         sized.workload.batch_per_rank * sized.ddp.accumulation_steps * sized.cluster.world_size
     )
     steps = target.epochs * ceil(target.amount / global_batch)
-    return steps * ddpsim.simulate(sized).iteration_time_s.mean
+    return steps * _STEPS_S[key]
 
 
 @pytest.mark.parametrize("hours", [0.9, 1.3, 2.0])
