@@ -64,7 +64,7 @@ def test_step_time_anchors_one_device() -> None:
     assert alone.comm_time_s == 0
 
 
-@pytest.mark.parametrize("with_ddp_ms", [162.5, 164, 171, 200])
+@pytest.mark.parametrize("with_ddp_ms", [162.5, 200])
 def test_ddp_on_one_device_takes_the_step_that_was_measured(with_ddp_ms: float) -> None:
     stated = f"workload.step_time={{total: 162 ms, with_ddp: {with_ddp_ms} ms}}"
     alone = predict("straggler", *CALM, stated)
