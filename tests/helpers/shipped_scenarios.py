@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import ddpsim
@@ -14,6 +15,7 @@ def load(name: str, *overrides: str) -> ddpsim.Scenario:
     return ddpsim.load_scenario(ROOT / "scenarios" / f"{name}.yaml", overrides)
 
 
+@cache
 def predict(name: str, *overrides: str) -> ddpsim.Result:
     return api.predict(load(name, *overrides))
 
