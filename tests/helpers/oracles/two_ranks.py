@@ -5,6 +5,7 @@ Ranks are forks of one process that has imported torch, which takes longer than 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -20,8 +21,10 @@ Observe = Callable[..., dict[str, Any]]
 
 def run_as_rank(observe: Observe, cases: Sequence[tuple[Any, ...]]) -> None:
     """The main function of a program that `observed_of` starts: every case, on all ranks."""
-    import torch.distributed  # noqa: F401 -- before the fork
+    import torch._dynamo  # before the fork: optimizers would import it in every rank
+    import torch.distributed  # noqa: F401
 
+    gc.freeze()
     running = set()
     for rank in range(int(sys.argv[1])):
         pid = os.fork()
