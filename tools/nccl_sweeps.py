@@ -44,6 +44,8 @@ NETWORK_BANDS = {
 }
 BANDS = {"to 256 KiB": SMALL, "to 2 MiB": MIDDLE, "4-32 MiB": LARGE, ">= 256 MB": HUGE}
 
+_GPUS = {"alps": "gh200-96gb", "polaris": "a100-sxm-40gb", "abci-A": "a100-sxm-40gb"}
+_GPUS["abci-V"] = "v100-sxm-16gb"
 _EDR, _HDR = "100 Gbit/s", "200 Gbit/s"
 
 
@@ -133,7 +135,8 @@ def sweeps() -> dict[str, AllReduceLog]:
     folder = os.environ.get("DDPSIM_REFERENCE_DATA")
     if not folder:
         raise ValueError("DDPSIM_REFERENCE_DATA is not set")
-    files = (Path(folder) / "nccl" / f"{name}.csv" for name in ("all_reduce", "all_reduce_network"))
+    names = ("all_reduce", "all_reduce_network", "alps_all_reduce", "collectives_2026")
+    files = (Path(folder) / "nccl" / f"{name}.csv" for name in names)
     return _logs(file.read_text("utf-8").splitlines() for file in files)
 
 
@@ -147,7 +150,8 @@ def largest() -> dict[str, AllReduceLog]:
 def _logs(files: Iterable[Sequence[str]]) -> dict[str, AllReduceLog]:
     found: dict[str, list[dict[str, str]]] = {}
     for row in (row for lines in files for row in csv.DictReader(lines)):
-        found.setdefault(row["id"], []).append(row)
+        if row.get("op", "all_reduce") == "all_reduce":
+            found.setdefault(row["id"], []).append(row)
     return {name: _log(name, rows) for name, rows in found.items()}
 
 
@@ -155,10 +159,15 @@ def _log(name: str, rows: Sequence[dict[str, str]]) -> AllReduceLog:
     samples = {
         int(row["size_bytes"]): float(row["time_us_in_place"] or row["time_us_out_of_place"]) * 1e-6
         for row in rows
+        if int(row["size_bytes"])
     }
     first = rows[0]
     layout = int(first["nodes"]), int(first["gpus_per_node"])
-    return AllReduceLog(name, "nccl-tests", *layout, tuple(sorted(samples.items())))
+    gpu = first.get("gpu") or next(
+        (gpu for start, gpu in _GPUS.items() if name.startswith(start)), ""
+    )
+    gpus = (gpu.split(" (")[0],) if gpu else ()
+    return AllReduceLog(name, "nccl-tests", *layout, tuple(sorted(samples.items())), gpus)
 
 
 def log_of(name: str) -> AllReduceLog:
@@ -216,7 +225,7 @@ def _predicted(
 
 def pooled_odd_rows() -> list[Point]:
     """Of all sweeps."""
-    return [point for name in sweeps() for point in odd_rows(name)]
+    return [point for name in PRESETS for point in odd_rows(name)]
 
 
 def typical(points: Sequence[Point], of: Callable[[Point], float] | None = None) -> str:

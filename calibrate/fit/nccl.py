@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrate.fit.samples import Fit, FitError, Sample, valid_range
-from ddpsim.cluster.fitted.ensemble import NcclSetting, setting_cost
+from ddpsim.cluster.fitted.ensemble import USUAL_DEVICES, NcclSetting, setting_cost
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.figures import PRIORS, Figures, counting
 from ddpsim.cluster.nccl.tables import Architecture
@@ -45,6 +45,8 @@ _BYTES = range(1024, 2**30 + 1)  # other messages tell no more
 _SIGMA, _TAILS = 0.2, 4.0  # of a time's logarithm, and degrees of freedom of its t distribution
 _MOST_STEPS, _DONE, _SHORTEST = 8, 0.05, 0.1  # of a fit; a gain, a part of a step
 _NUDGE = 0.05  # of a logarithm, for a derivative
+# of a GPU's usual bandwidth: less is another path; messages that tell of it; what PCIe has not
+_MUCH_SLOWER, _TELLING_BYTES, _NVLINK_FROM = 0.4, 2**24, 30e9
 _DRAWS, _LEAST_WEIGHT, _KEPT = 20, 0.03, 8
 _FAR = 12.0  # evidence below the best by so much: kept only for what a scenario may state
 _VERSIONS: dict[Architecture, tuple[str, ...]] = {
@@ -104,7 +106,7 @@ def fit_nccl(
         if operation in ("reduce_scatter", "all_gather"):
             rows += [_Row(operation, sample) for sample in sorted(more)]
     rows = [row for row in rows if row.sample.size_bytes in _BYTES] or rows
-    found = _searched(rows, _architectures(gpu))
+    found = _searched(rows, gpu)
     best = found[0]
     return Fit(
         model=NcclModel(figures=_figures(best), hypotheses=tuple(_ensemble(found))),
@@ -144,8 +146,9 @@ def _architectures(gpu: str | None) -> tuple[Architecture, ...]:
     return (known,)
 
 
-def _searched(rows: Sequence[_Row], architectures: Sequence[Architecture]) -> list[_Fitted]:
+def _searched(rows: Sequence[_Row], gpu: str | None) -> list[_Fitted]:
     """Settings that were tried, the most evident first."""
+    architectures = _architectures(gpu)
     tried: dict[NcclSetting, _Fitted] = {}
 
     def tries(settings: Iterable[NcclSetting], near: _Fitted | None = None) -> None:
@@ -153,12 +156,18 @@ def _searched(rows: Sequence[_Row], architectures: Sequence[Architecture]) -> li
             if setting not in tried:
                 tried[setting] = _fitted(setting, rows, near)
 
-    firsts = {each: _first(each, rows) for each in architectures}
+    firsts = {each: _first(each, rows, gpu) for each in architectures}
     tries(firsts.values())
     likeliest = sorted(firsts, key=lambda each: -tried[firsts[each]].evidence)[:2]
     for architecture in likeliest:
         several = 3 if architecture == likeliest[0] else 1
-        questions = (_transports, 1), (_nics, 1), (_versions, several), (_transports, 1)
+        questions = (
+            (_transports, 1),
+            (_nics, 1),
+            (_versions, several),
+            (_switches, 1),
+            (_transports, 1),
+        )
         for question, networks in questions:
             of_it = (each for each in tried.values() if each.setting.architecture == architecture)
             for best in _best_networks(of_it)[:networks]:
@@ -167,27 +176,34 @@ def _searched(rows: Sequence[_Row], architectures: Sequence[Architecture]) -> li
     return sorted(kept, key=lambda each: -each.evidence)
 
 
-def _first(architecture: Architecture, rows: Sequence[_Row]) -> NcclSetting:
+def _first(architecture: Architecture, rows: Sequence[_Row], gpu: str | None) -> NcclSetting:
     version = _FIRST_VERSION.get(architecture, "2.18")
-    setting = NcclSetting(architecture, version, True, _links_inside(architecture, rows))  # noqa: FBT003
+    links = _links_inside(architecture, rows, gpu)
+    setting = NcclSetting(architecture, version, ll128=True, links=links)
     return next(_nics(setting, rows), setting)
 
 
-def _links_inside(architecture: Architecture, rows: Sequence[_Row]) -> NcclLinks:
-    """Links of one node: those of the architecture's usual machine, or as slow as was measured."""
-    usual = setting_cost(NcclSetting(architecture, "2.18", True, NcclLinks()), 1, 8).paths  # noqa: FBT003
-    rate = usual.intra.bandwidth_bytes_per_s if usual.intra else 0.0
+def _links_inside(architecture: Architecture, rows: Sequence[_Row], gpu: str | None) -> NcclLinks:
+    """Links of one node: the GPU's usual ones, or as slow as was measured."""
+    try:
+        usual = device_table(resolve("device", gpu or ""))["intra_node"]
+    except (ValueError, KeyError):
+        usual = device_table(USUAL_DEVICES[architecture])["intra_node"]
+    known = NcclLinks(
+        intra_bytes_per_s=usual["bandwidth_bytes_per_s"],
+        intra_path=usual["path"],
+        switch_bytes_per_s=usual.get("switch_bandwidth_bytes_per_s"),
+    )
     inside = [row.sample for row in rows if row.sample.nodes == 1 and row.operation == "all_reduce"]
     if not inside:
-        return NcclLinks()
+        return known
     largest = max(inside, key=lambda sample: (sample.size_bytes, sample.gpus_per_node))
     ranks = largest.gpus_per_node
     bus = 2 * (ranks - 1) / ranks * largest.size_bytes / largest.time_s
-    if bus > 0.4 * rate or largest.size_bytes < 2**24:
-        return NcclLinks()
-    return NcclLinks(
-        intra_bytes_per_s=float(f"{bus:.3g}"), intra_path="pcie" if bus < 30e9 else "nvlink"
-    )
+    if bus > _MUCH_SLOWER * usual["bandwidth_bytes_per_s"] or largest.size_bytes < _TELLING_BYTES:
+        return known
+    rate, path = float(f"{bus:.3g}"), "pcie" if bus < _NVLINK_FROM else "nvlink"
+    return NcclLinks.model_validate({"intra_bytes_per_s": rate, "intra_path": path})
 
 
 def _over_nodes(rows: Sequence[_Row]) -> bool:
@@ -222,6 +238,13 @@ def _nics(setting: NcclSetting, rows: Sequence[_Row]) -> Iterator[NcclSetting]:
         yield asked
         if asked.links.transport != "slingshot":  # which has none
             yield asked._replace(ll128=not asked.ll128)
+
+
+def _switches(setting: NcclSetting, _: Sequence[_Row]) -> Iterator[NcclSetting]:
+    """Without NVLS, which may be switched off, or want all GPUs of a node."""
+    if setting.links.switch_bytes_per_s:
+        links = setting.links.model_copy(update={"switch_bytes_per_s": None})
+        yield setting._replace(links=links)
 
 
 def _versions(setting: NcclSetting, _: Sequence[_Row]) -> Iterator[NcclSetting]:

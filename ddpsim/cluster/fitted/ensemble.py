@@ -31,12 +31,12 @@ from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode
 from ddpsim.units import NS_PER_S
 
-__all__ = ["Curve", "NcclSetting", "curve_of", "for_cluster", "setting_cost"]
+__all__ = ["USUAL_DEVICES", "Curve", "NcclSetting", "curve_of", "for_cluster", "setting_cost"]
 
 Floats = npt.NDArray[np.float64]
 
 # devices whose tables and usual machine stand for an architecture
-_DEVICES = {
+USUAL_DEVICES = {
     "volta": "v100-sxm-32gb",
     "ampere": "a100-sxm-80gb",
     "hopper": "h100-sxm-80gb",
@@ -68,7 +68,7 @@ def setting_cost(setting: NcclSetting, nodes: int, gpus_per_node: int) -> NcclCo
     """NCCL's collectives on so many ranks, with all figures at 1."""
     links = setting.links
     keys = {
-        "device": _DEVICES[setting.architecture],
+        "device": USUAL_DEVICES[setting.architecture],
         "nodes": nodes,
         "gpus_per_node": gpus_per_node,
         "nccl": setting.version,
