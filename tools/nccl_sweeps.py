@@ -177,6 +177,8 @@ def log_of(name: str) -> AllReduceLog:
 
 def preset_of(name: str) -> dict[str, Any]:
     """The keys of its cluster."""
+    if name.startswith("alps"):
+        return {"machine": "alps-gh200", "nccl": "2.23"}
     return LARGEST[name] if name in LARGEST else PRESETS[name]
 
 

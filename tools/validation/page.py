@@ -88,7 +88,6 @@ def _figures() -> dict[str, str]:
         "SWEEPS": "\n".join(nccl_sweeps.table()),
         "MEASURED_DEVICES": device_table(),
         "HALVES": halves_table(),
-        "LARGER": "\n".join(nccl_carried.larger_table()),
         "MACHINES": machines_table(),
         "TCP": tcp_table(),
         "CARRIED": "\n".join(nccl_carried.carried_table()),
