@@ -12,29 +12,21 @@ question after the other, and each answer counts by its evidence.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
-from typing import NamedTuple, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from calibrate.fit.nccl_posterior import Fitted, Row, fitted, log_time
 from calibrate.fit.samples import Fit, FitError, Sample, valid_range
-from ddpsim.cluster.fitted.ensemble import USUAL_DEVICES, NcclSetting, setting_cost
-from ddpsim.cluster.nccl.cost import NcclCost
-from ddpsim.cluster.nccl.figures import PRIORS, Figures, counting
+from ddpsim.cluster.fitted.ensemble import USUAL_DEVICES, NcclSetting
+from ddpsim.cluster.nccl.figures import PRIORS, Figures
 from ddpsim.cluster.nccl.tables import Architecture
-from ddpsim.cluster.nccl.tuner import Choice
-from ddpsim.cluster.transfers import Operation, duration_ns
 from ddpsim.importers.measured import Operation as Measured
-from ddpsim.importers.profiles.cluster import (
-    NcclFigure,
-    NcclHypothesis,
-    NcclLinks,
-    NcclModel,
-)
+from ddpsim.importers.profiles.nccl import NcclFigure, NcclHypothesis, NcclLinks, NcclModel
 from ddpsim.scenario.catalog import device_table, resolve
-from ddpsim.units import NS_PER_S
 
 __all__ = ["LEAST_SIZES", "fit_nccl"]
 
@@ -42,9 +34,6 @@ Floats = npt.NDArray[np.float64]
 
 LEAST_SIZES = 5  # of messages, a layout
 _BYTES = range(1024, 2**30 + 1)  # other messages tell no more
-_SIGMA, _TAILS = 0.2, 4.0  # of a time's logarithm, and degrees of freedom of its t distribution
-_MOST_STEPS, _DONE, _SHORTEST = 8, 0.05, 0.1  # of a fit; a gain, a part of a step
-_NUDGE = 0.05  # of a logarithm, for a derivative
 # of a GPU's usual bandwidth: less is another path; messages that tell of it; what PCIe has not
 _MUCH_SLOWER, _TELLING_BYTES, _NVLINK_FROM = 0.4, 2**24, 30e9
 _DRAWS, _LEAST_WEIGHT, _KEPT = 20, 0.03, 8
@@ -71,25 +60,6 @@ _NICS_TRIED = 4
 _TRANSPORTS = ("rdma", "efa", "slingshot")
 
 
-class _Row(NamedTuple):
-    """One measured collective."""
-
-    operation: Operation
-    sample: Sample
-
-
-@dataclass(frozen=True)
-class _Fitted:
-    """A setting with the posterior of its figures, as logarithms."""
-
-    setting: NcclSetting
-    mode: Floats
-    covariance: Floats
-    evidence: float
-    residuals: Floats
-    counted: tuple[int, ...]  # rows by figure
-
-
 def fit_nccl(
     samples: Sequence[Sample],
     others: Mapping[Measured, Sequence[Sample]] | None = None,
@@ -101,10 +71,10 @@ def fit_nccl(
     it is known. The order of the samples does not matter.
     """
     kept, warnings = _with_enough_sizes(sorted(samples))
-    rows = [_Row("all_reduce", sample) for sample in kept]
+    rows = [Row("all_reduce", sample) for sample in kept]
     for operation, more in sorted((others or {}).items()):
         if operation in ("reduce_scatter", "all_gather"):
-            rows += [_Row(operation, sample) for sample in sorted(more)]
+            rows += [Row(operation, sample) for sample in sorted(more)]
     rows = [row for row in rows if row.sample.size_bytes in _BYTES] or rows
     found = _searched(rows, gpu)
     best = found[0]
@@ -146,15 +116,16 @@ def _architectures(gpu: str | None) -> tuple[Architecture, ...]:
     return (known,)
 
 
-def _searched(rows: Sequence[_Row], gpu: str | None) -> list[_Fitted]:
+def _searched(rows: Sequence[Row], gpu: str | None) -> list[Fitted]:
     """Settings that were tried, the most evident first."""
     architectures = _architectures(gpu)
-    tried: dict[NcclSetting, _Fitted] = {}
+    tried: dict[NcclSetting, Fitted] = {}
 
-    def tries(settings: Iterable[NcclSetting], near: _Fitted | None = None) -> None:
+    def tries(settings: Iterable[NcclSetting], near: Fitted | None = None) -> None:
         for setting in settings:
             if setting not in tried:
-                tried[setting] = _fitted(setting, rows, near)
+                found = fitted(setting, rows, near)
+                tried[setting] = replace(found, evidence=found.evidence + _usual(setting))
 
     firsts = {each: _first(each, rows, gpu) for each in architectures}
     tries(firsts.values())
@@ -176,19 +147,18 @@ def _searched(rows: Sequence[_Row], gpu: str | None) -> list[_Fitted]:
     return sorted(kept, key=lambda each: -each.evidence)
 
 
-def _first(architecture: Architecture, rows: Sequence[_Row], gpu: str | None) -> NcclSetting:
+def _first(architecture: Architecture, rows: Sequence[Row], gpu: str | None) -> NcclSetting:
     version = _FIRST_VERSION.get(architecture, "2.18")
     links = _links_inside(architecture, rows, gpu)
     setting = NcclSetting(architecture, version, ll128=True, links=links)
     return next(_nics(setting, rows), setting)
 
 
-def _links_inside(architecture: Architecture, rows: Sequence[_Row], gpu: str | None) -> NcclLinks:
+def _links_inside(architecture: Architecture, rows: Sequence[Row], gpu: str | None) -> NcclLinks:
     """Links of one node: the GPU's usual ones, or as slow as was measured."""
-    try:
-        usual = device_table(resolve("device", gpu or ""))["intra_node"]
-    except (ValueError, KeyError):
-        usual = device_table(USUAL_DEVICES[architecture])["intra_node"]
+    is_known = len(_architectures(gpu)) == 1
+    name = resolve("device", gpu or "") if is_known else USUAL_DEVICES[architecture]
+    usual = device_table(name)["intra_node"]
     known = NcclLinks(
         intra_bytes_per_s=usual["bandwidth_bytes_per_s"],
         intra_path=usual["path"],
@@ -206,11 +176,11 @@ def _links_inside(architecture: Architecture, rows: Sequence[_Row], gpu: str | N
     return NcclLinks.model_validate({"intra_bytes_per_s": rate, "intra_path": path})
 
 
-def _over_nodes(rows: Sequence[_Row]) -> bool:
+def _over_nodes(rows: Sequence[Row]) -> bool:
     return any(row.sample.nodes > 1 for row in rows)
 
 
-def _transports(setting: NcclSetting, rows: Sequence[_Row]) -> Iterator[NcclSetting]:
+def _transports(setting: NcclSetting, rows: Sequence[Row]) -> Iterator[NcclSetting]:
     if not _over_nodes(rows):
         return
     for transport in _TRANSPORTS:
@@ -218,7 +188,7 @@ def _transports(setting: NcclSetting, rows: Sequence[_Row]) -> Iterator[NcclSett
         yield setting._replace(links=links, ll128=transport != "slingshot")
 
 
-def _nics(setting: NcclSetting, rows: Sequence[_Row]) -> Iterator[NcclSetting]:
+def _nics(setting: NcclSetting, rows: Sequence[Row]) -> Iterator[NcclSetting]:
     """Networks whose usual figures come near the largest messages, with LL128 and without."""
     largest = [row for row in rows if row.sample.nodes > 1 and row.operation == "all_reduce"]
     largest = sorted(largest, key=lambda row: -row.sample.size_bytes)[:6]
@@ -231,7 +201,7 @@ def _nics(setting: NcclSetting, rows: Sequence[_Row]) -> Iterator[NcclSetting]:
             continue
         network = {"nics_per_node": nics, "nic_bytes_per_s": 1e9 * rate}
         asked = setting._replace(links=setting.links.model_copy(update=network))
-        miss = np.median([_log_time(asked, row) - np.log(row.sample.time_s) for row in largest])
+        miss = np.median([log_time(asked, row) - np.log(row.sample.time_s) for row in largest])
         usual = rate in _USUAL_NIC[asked.architecture]  # type: ignore[index]
         misses.append((abs(float(miss)) - 0.2 * usual + 0.1 * (nics > fewest), nics, rate, asked))
     for *_, asked in sorted(misses, key=lambda each: each[:3])[:_NICS_TRIED]:
@@ -240,126 +210,24 @@ def _nics(setting: NcclSetting, rows: Sequence[_Row]) -> Iterator[NcclSetting]:
             yield asked._replace(ll128=not asked.ll128)
 
 
-def _switches(setting: NcclSetting, _: Sequence[_Row]) -> Iterator[NcclSetting]:
+def _switches(setting: NcclSetting, _: Sequence[Row]) -> Iterator[NcclSetting]:
     """Without NVLS, which may be switched off, or want all GPUs of a node."""
     if setting.links.switch_bytes_per_s:
         links = setting.links.model_copy(update={"switch_bytes_per_s": None})
         yield setting._replace(links=links)
 
 
-def _versions(setting: NcclSetting, _: Sequence[_Row]) -> Iterator[NcclSetting]:
+def _versions(setting: NcclSetting, _: Sequence[Row]) -> Iterator[NcclSetting]:
     for version in _VERSIONS[setting.architecture]:  # type: ignore[index]
         yield setting._replace(version=version)
 
 
-def _best_networks(found: Iterable[_Fitted]) -> list[_Fitted]:
+def _best_networks(found: Iterable[Fitted]) -> list[Fitted]:
     """The likeliest setting of each network, the most evident first."""
-    best: dict[object, _Fitted] = {}
+    best: dict[object, Fitted] = {}
     for each in sorted(found, key=lambda each: -each.evidence):
         best.setdefault((each.setting.links, each.setting.ll128), each)
     return list(best.values())
-
-
-def _log_time(setting: NcclSetting, row: _Row) -> float:
-    cost = setting_cost(setting, row.sample.nodes, row.sample.gpus_per_node)
-    return _log_s(cost, cost.tuned(row.sample.size_bytes, row.operation), row)
-
-
-def _log_s(cost: NcclCost, choice: Choice, row: _Row) -> float:
-    ns = duration_ns(cost.sent(choice, row.sample.size_bytes, row.operation))
-    return float(np.log(max(1, ns) / NS_PER_S))
-
-
-class _Posterior:
-    """The rows under one setting: what they take with given figures, and how that changes."""
-
-    def __init__(self, setting: NcclSetting, rows: Sequence[_Row]) -> None:
-        prior = PRIORS[setting.links.transport]
-        self.prior, self.sigmas = np.log(prior.medians), np.array(prior.sigmas)
-        self._rows = rows
-        self._costs = [
-            setting_cost(setting, row.sample.nodes, row.sample.gpus_per_node) for row in rows
-        ]
-        self._choices = [
-            cost.tuned(row.sample.size_bytes, row.operation)
-            for cost, row in zip(self._costs, rows, strict=True)
-        ]
-        self.counting = [
-            {
-                Figures._fields.index(name)
-                for name in counting(choice, row.sample.nodes, row.sample.gpus_per_node)
-            }
-            for choice, row in zip(self._choices, rows, strict=True)
-        ]
-        self._measured = np.log([row.sample.time_s for row in rows])
-        self._weights = np.array([row.sample.weight for row in rows])
-
-    def residuals(self, mode: Floats) -> Floats:
-        """Logarithms of predicted over measured times."""
-        predicted = [self._log_s(i, mode) for i in range(len(self._rows))]
-        return np.array(predicted) - self._measured
-
-    def objective(self, residuals: Floats, mode: Floats) -> float:
-        """The negative logarithm of the posterior, but for a constant."""
-        tails = np.log1p((residuals / _SIGMA) ** 2 / _TAILS)
-        likelihood = (_TAILS + 1) / 2 * (self._weights * tails).sum()
-        return float(likelihood + 0.5 * (((mode - self.prior) / self.sigmas) ** 2).sum())
-
-    def step(self, residuals: Floats, mode: Floats) -> tuple[Floats, Floats]:
-        """Gauss and Newton's step, at most a factor of e, and the precision there."""
-        slopes = self._slopes(residuals, mode)
-        robust = (_TAILS + 1) / (_TAILS + (residuals / _SIGMA) ** 2) / _SIGMA**2
-        weights = self._weights * robust
-        precision = slopes.T @ (weights[:, None] * slopes) + np.diag(1 / self.sigmas**2)
-        slope = slopes.T @ (weights * residuals) + (mode - self.prior) / self.sigmas**2
-        return np.clip(-np.linalg.solve(precision, slope), -1.0, 1.0), precision
-
-    def _slopes(self, residuals: Floats, mode: Floats) -> Floats:
-        slopes = np.zeros((len(self._rows), len(mode)))
-        for figure in sorted(set().union(*self.counting)):
-            nudged = mode.copy()
-            nudged[figure] += _NUDGE
-            for i, counts in enumerate(self.counting):
-                if figure in counts:
-                    moved = self._log_s(i, nudged) - self._measured[i] - residuals[i]
-                    slopes[i, figure] = moved / _NUDGE
-        return slopes
-
-    def _log_s(self, i: int, mode: Floats) -> float:
-        drawn = replace(self._costs[i], figures=Figures(*np.exp(mode).tolist()))
-        return _log_s(drawn, self._choices[i], self._rows[i])
-
-
-def _fitted(setting: NcclSetting, rows: Sequence[_Row], near: _Fitted | None = None) -> _Fitted:
-    """The mode of the posterior; steps begin at that of a setting `near` it, or at the prior's."""
-    posterior = _Posterior(setting, rows)
-    mode = (posterior.prior if near is None else near.mode).copy()
-    residuals = posterior.residuals(mode)
-    least = posterior.objective(residuals, mode)
-    precision = np.diag(1 / posterior.sigmas**2)
-    for _ in range(_MOST_STEPS):
-        step, precision = posterior.step(residuals, mode)
-        gained = 0.0
-        while np.abs(step).max() > _SHORTEST * _NUDGE:
-            tried = mode + step
-            errors = posterior.residuals(tried)
-            value = posterior.objective(errors, tried)
-            if value < least:
-                mode, residuals, gained, least = tried, errors, least - value, value
-                break
-            step = step / 2
-        if gained < _DONE:
-            break
-    covariance = np.linalg.inv(precision)
-    evidence = (
-        -least + 0.5 * np.linalg.slogdet(covariance)[1] - np.log(posterior.sigmas).sum()
-    ) + _usual(setting)
-    counted = [0] * len(mode)
-    for counts in posterior.counting:
-        for figure in counts:
-            counted[figure] += 1
-    known = np.asarray(covariance, np.float64)
-    return _Fitted(setting, mode, known, float(evidence), residuals, tuple(counted))
 
 
 def _usual(setting: NcclSetting) -> float:
@@ -372,7 +240,7 @@ def _usual(setting: NcclSetting) -> float:
     return _UNUSUAL if rate >= _COMMON else 2 * _UNUSUAL
 
 
-def _ensemble(found: Sequence[_Fitted]) -> Iterator[NcclHypothesis]:
+def _ensemble(found: Sequence[Fitted]) -> Iterator[NcclHypothesis]:
     """Draws of each setting by its weight; a few of those that a scenario may state."""
     evidence = np.array([each.evidence for each in found])
     weights = np.exp(evidence - evidence.max())
@@ -396,7 +264,7 @@ def _ensemble(found: Sequence[_Fitted]) -> Iterator[NcclHypothesis]:
         )
 
 
-def _figures(best: _Fitted) -> tuple[NcclFigure, ...]:
+def _figures(best: Fitted) -> tuple[NcclFigure, ...]:
     prior = PRIORS[best.setting.links.transport]
     errors = np.sqrt(np.diag(best.covariance))
     return tuple(
@@ -417,7 +285,7 @@ def _robust_sigma(residuals: Floats) -> float:
     return float(1.4826 * np.median(np.abs(residuals)))
 
 
-def _warnings(samples: Sequence[Sample], found: Sequence[_Fitted]) -> Iterator[str]:
+def _warnings(samples: Sequence[Sample], found: Sequence[Fitted]) -> Iterator[str]:
     """What other measurements would decide."""
     layouts = sorted({(sample.nodes, sample.gpus_per_node) for sample in samples})
     if len(layouts) == 1:

@@ -8,14 +8,8 @@ from statistics import median
 
 from calibrate.records.record import Record
 from ddpsim.cluster.nccl.figures import MEANINGS
-from ddpsim.importers.profiles.cluster import (
-    ClusterProfile,
-    Fitted,
-    GlooRing,
-    NcclFigure,
-    NcclHypothesis,
-    NcclModel,
-)
+from ddpsim.importers.profiles.cluster import ClusterProfile, Fitted, GlooRing
+from ddpsim.importers.profiles.nccl import NcclFigure, NcclHypothesis, NcclModel
 from ddpsim.provenance import Z_80
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 

@@ -124,7 +124,7 @@ def test_ranks_that_do_not_are_told_more_closely_step_by_step() -> None:
 
 def test_steps_that_come_again_in_a_cycle_end_the_warm_up() -> None:
     """Two lengths in turn, around a ring of 64 ranks: the mean step is that of both."""
-    slow_network = {"bandwidth": "50 Gbit/s", "latency": "20 us"}
+    slow_network = {"bandwidth": "60 Gbit/s", "latency": "25 us"}
     asked = job(
         cluster={
             "device": "a100-sxm-80gb",

@@ -26,7 +26,7 @@ from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.figures import PRIORS, USUAL, Figures
 from ddpsim.cluster.transfers import Operation, duration_ns
 from ddpsim.cluster.wires import Wires
-from ddpsim.importers.profiles.cluster import NcclHypothesis, NcclLinks, NcclModel
+from ddpsim.importers.profiles.nccl import NcclHypothesis, NcclLinks, NcclModel
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode
 from ddpsim.units import NS_PER_S

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from ddpsim.cluster.fitted.ensemble import curve_of
 from ddpsim.cluster.transfers import REPLICATED, SHARDED, Operation, WholeTransfer
-from ddpsim.importers.profiles.cluster import GlooRing, NcclModel
+from ddpsim.importers.profiles.cluster import GlooRing
+from ddpsim.importers.profiles.nccl import NcclModel
 from ddpsim.units import to_ns
 
 __all__ = [

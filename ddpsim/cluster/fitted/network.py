@@ -23,8 +23,8 @@ from ddpsim.importers.profiles.cluster import (
     GlooRing,
     Interference,
     MeasuredSigma,
-    NcclModel,
 )
+from ddpsim.importers.profiles.nccl import NcclModel
 from ddpsim.provenance import Provenance, Trust, Uncertainty
 from ddpsim.scenario.catalog import are_other_devices
 from ddpsim.scenario.cluster import Cluster
@@ -57,7 +57,7 @@ def network_from_profile(scenario: Scenario, profile: ClusterProfile) -> Network
     rate, collisions = _line_rate(cluster, scenario.run.seed) if is_gloo else (None, ())
     half = scenario.ddp.sent_dtype is not None  # bfloat16 is taken to cost what float16 does
     law = _law(profile, cluster, half=half)
-    cost = _corrected(profile, law, (cluster.nodes, cluster.gpus_per_node), rate)
+    cost = _corrected(profile, law, cluster, rate)
     measured = frozenset({"all_reduce", *(operation for operation, _ in cost.others)})
     warnings = (*profile.warnings, *_warnings(cluster, profile, rate))
     found = profile.interference
@@ -102,13 +102,15 @@ def _others(
 
 
 def _corrected(
-    profile: ClusterProfile, law: AllReduceModel, layout: tuple[int, int], rate: float | None = None
+    profile: ClusterProfile, law: AllReduceModel, cluster: Cluster, rate: float | None
 ) -> CorrectedCost:
-    """A law on a layout, with what was measured there."""
+    """A law on a cluster's ranks, with what was measured there."""
+    layout = cluster.nodes, cluster.gpus_per_node
+    fitted = profile.all_reduce if isinstance(law, GlooRing) else law
     return CorrectedCost(
         FittedCost(law, *layout, rate),
-        Correction.of(law, profile.measured, *layout),
-        _others(profile, law, layout),
+        Correction.of(fitted, profile.measured, *layout),
+        _others(profile, fitted, layout),
     )
 
 

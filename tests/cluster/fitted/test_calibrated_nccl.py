@@ -18,7 +18,8 @@ from ddpsim.cluster.nccl.figures import PRIORS, Figures
 from ddpsim.cluster.network import Network
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.profiles.cluster import ClusterProfile, NcclModel, read_cluster_profile
+from ddpsim.importers.profiles.cluster import ClusterProfile, read_cluster_profile
+from ddpsim.importers.profiles.nccl import NcclModel
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.schema import Scenario
 

@@ -12,14 +12,8 @@ from calibrate.fit import Sample
 from calibrate.records.record import Environment, Layout, Measurement, Record
 from ddpsim.cluster.fitted.laws import AllReduceModel, all_reduce_s
 from ddpsim.cluster.nccl.figures import USUAL
-from ddpsim.importers.profiles.cluster import (
-    Fitted,
-    GlooRing,
-    NcclFigure,
-    NcclHypothesis,
-    NcclLinks,
-    NcclModel,
-)
+from ddpsim.importers.profiles.cluster import Fitted, GlooRing
+from ddpsim.importers.profiles.nccl import NcclFigure, NcclHypothesis, NcclLinks, NcclModel
 
 SIZES = [2**k for k in range(10, 28)]
 FEW_SIZES = [2**k for k in range(10, 28, 2)]

@@ -1,0 +1,73 @@
+"""NCCL's calibrated model, as a cluster profile holds it: figures, hypotheses and their draws."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ddpsim.importers.profiles.part import ProfilePart
+from ddpsim.scenario.links import Transport
+
+__all__ = ["NcclFigure", "NcclHypothesis", "NcclLinks", "NcclModel"]
+
+
+class NcclLinks(ProfilePart):
+    """The links of a calibrated cluster, at which every figure of its model is 1."""
+
+    intra_bytes_per_s: float | None = Field(None, gt=0, description="of a GPU in its node")
+    intra_path: Literal["nvlink", "pcie"] = "nvlink"
+    switch_bytes_per_s: float | None = Field(None, gt=0, description="with NVLS; None: it cannot")
+    nics_per_node: int | None = Field(None, ge=1, description="None: one node was measured alone")
+    nic_bytes_per_s: float | None = Field(None, gt=0, description="line rate, one direction")
+    transport: Transport = "rdma"
+
+
+class NcclHypothesis(ProfilePart):
+    """One answer to what logs leave open, how likely it is, and its figures.
+
+    `ll128`: NCCL may take LL128 between nodes. `draws` are of the figures that `NcclModel` names,
+    as logarithms of multiples of their usual values (`ddpsim.cluster.nccl.figures`); each counts
+    alike.
+    """
+
+    architecture: Literal["volta", "ampere", "hopper", "blackwell"]
+    version: str = Field(description="of NCCL, whose tuner chooses")
+    ll128: bool
+    links: NcclLinks
+    weight: float = Field(gt=0, le=1)
+    draws: tuple[tuple[float, ...], ...] = Field(min_length=1)
+
+
+class NcclFigure(ProfilePart):
+    """What was known of a figure and what is, as multiples of its usual value.
+
+    `sigma` and `prior_sigma` are standard deviations of the logarithm; `samples`: how many measured
+    times depend on it.
+    """
+
+    name: str
+    prior: float = Field(gt=0)
+    prior_sigma: float = Field(ge=0)
+    value: float = Field(gt=0)
+    sigma: float = Field(ge=0)
+    samples: int = Field(ge=0)
+
+
+class NcclModel(ProfilePart):
+    """NCCL's collectives as its tuner chooses them and as links price them, calibrated.
+
+    `figures` are those of the likeliest hypothesis; `hypotheses` are an ensemble, of which each
+    draw predicts every collective on any ranks (`ddpsim.cluster.fitted.ensemble`).
+    """
+
+    kind: Literal["nccl"] = "nccl"
+    figures: tuple[NcclFigure, ...] = Field(min_length=1)
+    hypotheses: tuple[NcclHypothesis, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _draws_are_whole(self) -> NcclModel:
+        draws = (draw for hypothesis in self.hypotheses for draw in hypothesis.draws)
+        if any(len(draw) != len(self.figures) for draw in draws):
+            raise ValueError(f"a draw has not as many figures as are named: {len(self.figures)}")
+        return self
