@@ -93,9 +93,9 @@ CARRIED = {
     "A100 over HDR, 1 and 2 -> 16": 0.22,
     "V100 over EDR, 1, 2 and 4 -> 8": 0.05,
     "V100 over EDR, 1, 2 and 4 -> 16": 0.08,
-    "V100 over EDR, 1, 2 and 4 -> 32": 0.30,
-    "V100 over EDR, 1 and 2 -> 4": 0.08,
-    "V100 over EDR, 1 and 2 -> 16": 0.12,
+    "V100 over EDR, 1, 2 and 4 -> 32": 0.12,
+    "V100 over EDR, 1 and 2 -> 4": 0.06,
+    "V100 over EDR, 1 and 2 -> 16": 0.10,
 }
 
 
@@ -131,4 +131,4 @@ def test_a_named_machine_beside_a_profile_makes_it_no_worse() -> None:
 @needs_reference
 def test_steps_of_four_times_the_ranks_are_predicted_from_two_nodes() -> None:
     """Within 6 %, however much of a step is communication."""
-    assert all(abs(error) <= 0.061 for error in nccl_carried.steps_elsewhere().values())
+    assert all(abs(error) <= 0.06 for error in nccl_carried.steps_elsewhere().values())

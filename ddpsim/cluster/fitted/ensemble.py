@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,7 @@ class NcclSetting(NamedTuple):
 def setting_cost(setting: NcclSetting, nodes: int, gpus_per_node: int) -> NcclCost:
     """NCCL's collectives on so many ranks, with all figures at 1."""
     links = setting.links
-    keys = {
+    keys: dict[str, Any] = {
         "device": USUAL_DEVICES[setting.architecture],
         "nodes": nodes,
         "gpus_per_node": gpus_per_node,
@@ -84,6 +84,8 @@ def setting_cost(setting: NcclSetting, nodes: int, gpus_per_node: int) -> NcclCo
             "nics_per_node": links.nics_per_node,
             "transport": links.transport,
         }
+        if links.transport in ("rdma", "efa") and not setting.ll128:
+            keys["inter_node"]["gpu_direct"] = False  # which keeps NCCL from LL128
     cluster = Cluster.model_validate(keys)
     cost = nccl_cost(cluster, Wires.of(cluster))
     keeps = cost.graph.ll128 and setting.ll128
