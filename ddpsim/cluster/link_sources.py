@@ -94,7 +94,7 @@ def link_provenance(cluster: Cluster, *, asks_transport: bool) -> tuple[Provenan
 
 
 def _near_a_part(cluster: Cluster, link: IntraNode | InterNode) -> str:
-    """Where the ranks are a part of a machine's GPUs, and its other NICs are left out."""
+    """In words, that a part of a machine's GPUs leaves its other NICs out; else empty."""
     machine, stated = cluster.machine, cluster.inter_node
     network = machine.inter_node if machine else None
     if machine is None or network is None or not isinstance(link, InterNode):

@@ -109,7 +109,7 @@ def test_some_nodes_predict_others(group: nccl_carried.Group) -> None:
 
 @needs_reference
 def test_ranges_of_other_numbers_of_nodes_hold_as_often_as_they_say() -> None:
-    """Of 80 % by their definition; 16 nodes of GH200 alone are held less often (67 %)."""
+    """Meant is 80 %; 16 nodes of GH200 alone are held less often (67 %)."""
     alps = [p for group in nccl_carried.GROUPS[:3] for p in nccl_carried.points_of(group)]
     every = [p for group in nccl_carried.GROUPS for p in nccl_carried.points_of(group)]
     assert 0.7 <= sum(point.is_held for point in alps) / len(alps) <= 0.92

@@ -176,7 +176,7 @@ def _of_ensemble(sigma: float, cluster: Cluster, profile: ClusterProfile) -> Unc
 def _by_size(
     cluster: Cluster, profile: ClusterProfile, law: AllReduceModel
 ) -> tuple[tuple[int, Uncertainty], ...]:
-    """Of NCCL's all-reduces on ranks that were not measured; empty: the same for all sizes."""
+    """Uncertainty of NCCL's all-reduces on other ranks by size; empty: alike for all sizes."""
     if isinstance(law, GlooRing) or _is_measured(cluster, profile):
         return ()
     curve = curve_of(law, "all_reduce", cluster.nodes, cluster.gpus_per_node)

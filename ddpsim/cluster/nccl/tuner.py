@@ -231,7 +231,7 @@ def _nvls_shards_bandwidth(graph: Graph) -> float:
 
 
 def _nvls_bandwidth(graph: Graph, ring_bus: float, around: float) -> float:
-    """Of an all-reduce, by the switch or by trees of switches.
+    """Bus bandwidth of an all-reduce by the switch or by trees of switches.
 
     NCCL 2.17 to 2.27 take a part of the links' rate, whatever the ranks: n / (2 (n - 1)), `around`,
     is for rings alone there, and for both from 2.28 on (src/graph/tuning.cc, "ratio").

@@ -94,7 +94,7 @@ def test_broadcasts_take_what_was_measured_on_these_ranks() -> None:
 
 
 def test_shards_take_what_was_measured_on_these_ranks() -> None:
-    """Where one of the two was, the other is still corrected as all-reduces are."""
+    """All-gathers were measured; reduce-scatters are still corrected as all-reduces are."""
     gathers = {"measured_all_gathers": measured(1, {2**20: 9e-5})}
     here, plain = network_of(1, [[1, 8]], **gathers), network_of(1, [[1, 8]])
     assert duration_ns(here.cost.transfer("all_gather", 2**20)) == pytest.approx(9e4, abs=2)
