@@ -36,7 +36,7 @@ LEAST_SIZES = 5  # of messages, a layout
 _BYTES = range(1024, 2**30 + 1)  # other messages tell no more
 # of a GPU's usual bandwidth: less is another path; messages that tell of it; what PCIe has not
 _MUCH_SLOWER, _TELLING_BYTES, _NVLINK_FROM = 0.4, 2**24, 30e9
-_DRAWS, _LEAST_WEIGHT, _KEPT = 20, 0.03, 8
+_DRAWS, _MOST_SETTINGS = 20, 16
 _FAR = 12.0  # evidence below the best by so much: kept only for what a scenario may state
 _VERSIONS: dict[Architecture, tuple[str, ...]] = {
     "volta": ("2.8", "2.12", "2.18", "2.23", "2.30"),
@@ -246,9 +246,9 @@ def _ensemble(found: Sequence[Fitted]) -> Iterator[NcclHypothesis]:
     weights = np.exp(evidence - evidence.max())
     weights /= weights.sum()
     random = np.random.default_rng(0)
-    for each, weight in list(zip(found, weights.tolist(), strict=True))[: 2 * _KEPT]:
-        if each.evidence < found[0].evidence - _FAR and weight < _LEAST_WEIGHT:
-            continue
+    for each, weight in list(zip(found, weights.tolist(), strict=True))[:_MOST_SETTINGS]:
+        if each.evidence < found[0].evidence - _FAR:
+            break
         count = max(4, round(_DRAWS * weight))
         normal = random.standard_normal((count, len(each.mode)))
         normal -= normal.mean(axis=0)

@@ -260,7 +260,7 @@ def test_fewer_gpus_than_the_machine_has_are_allowed() -> None:
 def test_a_part_of_a_machine_has_the_nics_nearest_to_it(
     machine: str, gpus: int, stated: dict[str, Any], nics: int
 ) -> None:
-    """As many of all as its GPUs are, rounded up, unless the scenario says how many."""
+    """NICs are taken in proportion to GPUs, rounded up, unless the scenario says how many."""
     links = {"inter_node": stated} if stated else {}
     asked = load_cluster(cluster(machine=machine, nodes=2, gpus_per_node=gpus, **links)).cluster
     link = asked.link("inter_node")
