@@ -8,23 +8,18 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from math import log, log1p, sqrt
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from calibrate.fit.profile import fit_logs
 from ddpsim.cluster.fitted.laws import FittedCost
 from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
-from ddpsim.cluster.from_links import CHOSEN_BY_SIZE
 from ddpsim.cluster.transfers import duration_ns
-from ddpsim.cluster.transports import TRANSPORTS
 from ddpsim.importers.all_reduce import AllReduceLog
 from ddpsim.prediction.collective_times import collective_table, load_cluster
-from ddpsim.scenario.links import InterNode
 from ddpsim.units import NS_PER_S
 
 MIB = 2**20
@@ -37,11 +32,6 @@ SMALL, MIDDLE, LARGE, HUGE = (
         2**40,
     ),
 )
-NETWORK_BANDS = {
-    "64-512 KiB": (64 * 1024, 512 * 1024),
-    "1-32 MiB": (MIB, 32 * MIB),
-    "from 64 MiB": (64 * MIB, 2**40),
-}
 BANDS = {"to 256 KiB": SMALL, "to 2 MiB": MIDDLE, "4-32 MiB": LARGE, ">= 256 MB": HUGE}
 
 _GPUS = {"alps": "gh200-96gb", "polaris": "a100-sxm-40gb", "abci-A": "a100-sxm-40gb"}
@@ -249,90 +239,5 @@ def table() -> Iterator[str]:
         yield f"| {name} | {PRESETS[name]['machine']} | {bands} | {odd} |"
 
 
-# sweeps of several nodes over a known network; over sockets NICs tell too little
-OVER_NODES = tuple(
-    name
-    for name, preset in PRESETS.items()
-    if preset.get("nodes", 1) > 1 and preset["machine"] != "g4dn.12xlarge"
-)
-_TRIED = tuple(
-    (us, part) for us in (1.0, 1.5, 2.0, 2.5, 3.0, 3.5) for part in (0.88, 0.9, 0.92, 0.94)
-)
-
-
-def transport_of(name: str) -> str:
-    """What carries a sweep's bytes between nodes."""
-    link = load_cluster({"cluster": {"nodes": 1} | PRESETS[name]}).cluster.link("inter_node")
-    return link.transport if isinstance(link, InterNode) else ""
-
-
-@contextmanager
-def _priced(transport: str, message_us: float, rate_part: float) -> Iterator[None]:
-    """With other constants of a transport."""
-    kept = TRANSPORTS[transport]
-    own = {"message_s": message_us * 1e-6, "rate_part": rate_part}
-    TRANSPORTS[transport] = kept._replace(**own)
-    from_presets.cache_clear()
-    try:
-        yield
-    finally:
-        TRANSPORTS[transport] = kept
-        from_presets.cache_clear()
-
-
-@cache
-def _with_constants(name: str, message_us: float, rate_part: float) -> tuple[Point, ...]:
-    with _priced(transport_of(name), message_us, rate_part):
-        return from_presets(name)
-
-
-@cache
-def left_out(name: str) -> tuple[Point, ...]:
-    """A sweep by the constants that suit the other sweeps of its transport best, 1 to 32 MiB.
-
-    A transport that no other sweep has keeps its constants, which then rest on none of them.
-    """
-    others = [n for n in OVER_NODES if n != name and transport_of(n) == transport_of(name)]
-    if not others:
-        return from_presets(name)
-
-    def miss(constants: tuple[float, float]) -> float:
-        points = (within(_with_constants(n, *constants), (MIB, 32 * MIB)) for n in others)
-        return fmean(sqrt(fmean(log1p(p.error) ** 2 for p in each)) for each in points if each)
-
-    return _with_constants(name, *min(_TRIED, key=miss))
-
-
-def left_out_table() -> Iterator[str]:
-    """Errors of the time over several nodes, each sweep without its own part in the constants."""
-    yield "| sweep | network | " + " | ".join(NETWORK_BANDS) + " |"
-    yield "|---|---|" + "---|" * len(NETWORK_BANDS)
-    for name in OVER_NODES:
-        bands = (typical(within(left_out(name), band)) for band in NETWORK_BANDS.values())
-        yield f"| {name} | {transport_of(name)} | {' | '.join(bands)} |"
-    pooled = [
-        [p for n in OVER_NODES for p in within(left_out(n), b)] for b in NETWORK_BANDS.values()
-    ]
-    yield f"| all rows | | {' | '.join(typical(points) for points in pooled)} |"
-    held = (f"{coverage(band):.0%}" for band in NETWORK_BANDS.values())
-    yield f"| held by the 80 % range | | {' | '.join(held)} |"
-
-
-def all_left_out(band: tuple[int, int]) -> list[Point]:
-    """The rows of all sweeps over several nodes, each left out."""
-    return [point for name in OVER_NODES for point in within(left_out(name), band)]
-
-
-def coverage(band: tuple[int, int]) -> float:
-    """The part of the rows that lie within the 80 % range, each sweep left out."""
-    held = []
-    for name in OVER_NODES:
-        for point in within(left_out(name), band):
-            known = [u for least, u in CHOSEN_BY_SIZE if point.size_bytes >= least][-1]
-            held.append(abs(log1p(point.error)) <= log(known.factor))
-    return fmean(held)
-
-
 if __name__ == "__main__":
     print("\n".join(table()))
-    print("\n".join(left_out_table()))

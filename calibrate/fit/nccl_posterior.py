@@ -16,12 +16,12 @@ import numpy.typing as npt
 from calibrate.fit.samples import Sample
 from ddpsim.cluster.fitted.ensemble import NcclSetting, setting_cost
 from ddpsim.cluster.nccl.cost import NcclCost
-from ddpsim.cluster.nccl.figures import PRIORS, Figures, counting
+from ddpsim.cluster.nccl.figures import PRIORS, Figures, Prior, counting
 from ddpsim.cluster.nccl.tuner import Choice
 from ddpsim.cluster.transfers import Operation, duration_ns
 from ddpsim.units import NS_PER_S
 
-__all__ = ["Fitted", "Row", "fitted", "log_time"]
+__all__ = ["Fitted", "Row", "fitted", "log_time", "pooled_figures"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -60,16 +60,21 @@ def _log_s(cost: NcclCost, choice: Choice, row: Row) -> float:
     return float(np.log(max(1, ns) / NS_PER_S))
 
 
-class _Posterior:
-    """The rows under one setting: what they take with given figures, and how that changes."""
+class _Mode(NamedTuple):
+    """The logarithms of the figures, what is left of the rows, and the precision there."""
 
-    def __init__(self, setting: NcclSetting, rows: Sequence[Row]) -> None:
-        prior = PRIORS[setting.links.transport]
+    figures: Floats
+    residuals: Floats
+    objective: float
+    precision: Floats
+
+
+class _Posterior:
+    """Rows with their costs: what they take with given figures, and how that changes."""
+
+    def __init__(self, prior: Prior, costs: Sequence[NcclCost], rows: Sequence[Row]) -> None:
         self.prior, self.sigmas = np.log(prior.medians), np.array(prior.sigmas)
-        self._rows = rows
-        self._costs = [
-            setting_cost(setting, row.sample.nodes, row.sample.gpus_per_node) for row in rows
-        ]
+        self._rows, self._costs = rows, costs
         self._choices = [
             cost.tuned(row.sample.size_bytes, row.operation)
             for cost, row in zip(self._costs, rows, strict=True)
@@ -119,32 +124,42 @@ class _Posterior:
         drawn = replace(self._costs[i], figures=Figures(*np.exp(mode).tolist()))
         return _log_s(drawn, self._choices[i], self._rows[i])
 
+    def mode(self, first: Floats) -> _Mode:
+        """The likeliest figures, by steps from the first."""
+        mode, residuals = first.copy(), self.residuals(first)
+        least, precision = self.objective(residuals, mode), np.diag(1 / self.sigmas**2)
+        for _ in range(_MOST_STEPS):
+            step, precision = self.step(residuals, mode)
+            gained = 0.0
+            while np.abs(step).max() > _SHORTEST * _NUDGE:
+                tried = mode + step
+                errors = self.residuals(tried)
+                value = self.objective(errors, tried)
+                if value < least:
+                    mode, residuals, gained, least = tried, errors, least - value, value
+                    break
+                step = step / 2
+            if gained < _DONE:
+                break
+        return _Mode(mode, residuals, least, precision)
+
 
 def fitted(setting: NcclSetting, rows: Sequence[Row], near: Fitted | None = None) -> Fitted:
     """The mode of the posterior; steps begin at that of a setting `near` it, or at the prior's."""
-    posterior = _Posterior(setting, rows)
-    mode = (posterior.prior if near is None else near.mode).copy()
-    residuals = posterior.residuals(mode)
-    least = posterior.objective(residuals, mode)
-    precision = np.diag(1 / posterior.sigmas**2)
-    for _ in range(_MOST_STEPS):
-        step, precision = posterior.step(residuals, mode)
-        gained = 0.0
-        while np.abs(step).max() > _SHORTEST * _NUDGE:
-            tried = mode + step
-            errors = posterior.residuals(tried)
-            value = posterior.objective(errors, tried)
-            if value < least:
-                mode, residuals, gained, least = tried, errors, least - value, value
-                break
-            step = step / 2
-        if gained < _DONE:
-            break
-    covariance = np.linalg.inv(precision)
-    evidence = -least + 0.5 * np.linalg.slogdet(covariance)[1] - np.log(posterior.sigmas).sum()
-    counted = [0] * len(mode)
+    costs = [setting_cost(setting, row.sample.nodes, row.sample.gpus_per_node) for row in rows]
+    posterior = _Posterior(PRIORS[setting.links.transport], costs, rows)
+    found = posterior.mode(posterior.prior if near is None else near.mode)
+    covariance = np.asarray(np.linalg.inv(found.precision), np.float64)
+    volume = 0.5 * np.linalg.slogdet(covariance)[1] - np.log(posterior.sigmas).sum()
+    evidence = float(volume - found.objective)
+    counted = [0] * len(found.figures)
     for counts in posterior.counting:
         for figure in counts:
             counted[figure] += 1
-    known = np.asarray(covariance, np.float64)
-    return Fitted(setting, mode, known, float(evidence), residuals, tuple(counted))
+    return Fitted(setting, found.figures, covariance, evidence, found.residuals, tuple(counted))
+
+
+def pooled_figures(prior: Prior, costs: Sequence[NcclCost], rows: Sequence[Row]) -> Figures:
+    """The likeliest figures that clusters share; each row has its own cluster's cost."""
+    posterior = _Posterior(prior, costs, rows)
+    return Figures(*np.exp(posterior.mode(posterior.prior).figures).tolist())

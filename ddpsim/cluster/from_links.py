@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from ddpsim.cluster.cost import AllReduceLogCost, CollectiveCost, LinkCost, ScheduledCost
 from ddpsim.cluster.link_sources import bottleneck, link_provenance, rate_is_stated
@@ -17,25 +18,57 @@ from ddpsim.provenance import Uncertainty
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import EASY_FOR_TCP_BYTES_PER_S, InterNode, IntraNode
 from ddpsim.scenario.schema import Scenario
+from ddpsim.units import MIB
 
-__all__ = ["broadcast_way", "links_are_stated", "nccl_cost", "network_from_links"]
+__all__ = [
+    "LinkUncertainty",
+    "broadcast_way",
+    "links_are_stated",
+    "nccl_cost",
+    "network_from_links",
+]
 
 STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
 PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
 PRESET_PCIE = Uncertainty(0.90, "assumed: published rates through a host go from 1.5 to 26 GB/s")
 PRESET_NETWORK = Uncertainty(0.83, "presets of devices against 8 published sweeps of nodes")
 TCP_NETWORK = Uncertainty(0.60, "assumed: published TCP of one cloud differs by 2 either way")
-_SWEEPS = "NIC speed known, algorithm as NCCL chooses; 13 published sweeps over nodes"
-CHOSEN_NETWORK = Uncertainty(0.15, f"{_SWEEPS}, to 32 MiB")
-# messages from so many bytes on
-CHOSEN_BY_SIZE = (
-    (0, CHOSEN_NETWORK),
-    (2**26, Uncertainty(0.11, f"{_SWEEPS}, from 64 MiB")),
+
+BySize = tuple[tuple[int, Uncertainty], ...]
+
+
+class LinkUncertainty(NamedTuple):
+    """That of all times; of all-reduces, and of reduce-scatters and all-gathers, by their size.
+
+    By size: from so many bytes on; empty: alike for all.
+    """
+
+    usual: Uncertainty
+    by_size: BySize = ()
+    of_shards: BySize = ()
+
+
+def _swept(said: str, *sigmas: tuple[int, float]) -> BySize:
+    return tuple((least, Uncertainty(sigma, said)) for least, sigma in sigmas)
+
+
+_SWEEPS = "NIC speed known, algorithm as NCCL chooses; published sweeps over nodes"
+_SHARDS = "reduce-scatters and all-gathers of 3 published machines"
+_ONE_NODE = "known machine; published sweeps inside one node"
+_SLINGSHOT = "published Slingshot of two sites, whose plugin's settings differ"
+CHOSEN_NETWORK = LinkUncertainty(
+    Uncertainty(0.15, _SWEEPS),
+    _swept(_SWEEPS, (0, 0.14), (MIB // 4, 0.19), (2 * MIB, 0.12), (64 * MIB, 0.085)),
+    _swept(_SHARDS, (0, 0.15), (MIB // 4, 0.40), (64 * MIB, 0.25), (256 * MIB, 0.12)),
 )
-# reduce-scatters and all-gathers on 2 x 8 A100 and B200, 32 KiB to 1 GiB: 17 % too short, worst 50
-CHOSEN_SHARDS = Uncertainty(0.30, "reduce-scatters and all-gathers of 3 published machines")
-SLINGSHOT_NETWORK = Uncertainty(
-    0.45, "published Slingshot of two sites, whose plugin's settings differ"
+EFA_NETWORK = LinkUncertainty(Uncertainty(0.24, f"{_SWEEPS} with EFA"))
+SLINGSHOT_NETWORK = LinkUncertainty(
+    Uncertainty(0.45, _SLINGSHOT),
+    of_shards=_swept(_SLINGSHOT, (0, 0.40), (64 * MIB, 0.20)),
+)
+_SWEPT = (CHOSEN_NETWORK, EFA_NETWORK, SLINGSHOT_NETWORK)
+CHOSEN_IN_A_NODE = LinkUncertainty(
+    Uncertainty(0.13, _ONE_NODE), _swept(_ONE_NODE, (0, 0.12), (MIB // 8, 0.18), (4 * MIB, 0.09))
 )
 _BROADCASTS = {
     "gloo_ring": "whole down a binomial tree, as gloo sends it",
@@ -50,12 +83,12 @@ def network_from_links(scenario: Scenario) -> Network:
     cluster = scenario.cluster
     wires = Wires.of(cluster, scenario.run.seed)
     cost = _cost(scenario, wires)
-    uncertainty = _uncertainty(cluster, wires, chosen=isinstance(cost, NcclCost))
+    known = _link_uncertainty(cluster, wires, chosen=isinstance(cost, NcclCost))
     return Network(
         cost=cost,
-        uncertainty=uncertainty,
-        by_size=CHOSEN_BY_SIZE if uncertainty == CHOSEN_NETWORK else (),
-        of_shards=CHOSEN_SHARDS if uncertainty == CHOSEN_NETWORK else None,
+        uncertainty=known.usual,
+        by_size=known.by_size,
+        of_shards=known.of_shards,
         bottleneck=bottleneck(cluster, wires, _slowest(wires, cost)),
         provenance=(
             *link_provenance(cluster, asks_transport=isinstance(cost, NcclCost)),
@@ -79,19 +112,24 @@ def _slowest(wires: Wires, cost: CollectiveCost) -> Kind:
     return "inter_node" if cost.waits_for_network() else "intra_node"
 
 
-def _uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> Uncertainty:
-    """The widest of all links that the ranks use: which one sets the pace is doubtful too.
+def _link_uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> LinkUncertainty:
+    """The widest of all links that the ranks use: which one is the slowest is uncertain too.
 
-    But where NCCL's choice over a known network was held against sweeps, these hold both.
+    `chosen`: NCCL's algorithms are priced as it chooses them. Sweeps of known networks and machines
+    were held against both kinds of links at once.
     """
-    if wires.inter and _between_nodes(cluster, wires.inter, chosen=chosen) == CHOSEN_NETWORK:
-        return CHOSEN_NETWORK
-    of_links = []
-    if wires.intra:
-        of_links.append(_inside_a_node(cluster, wires.intra))
     if wires.inter:
-        of_links.append(_between_nodes(cluster, wires.inter, chosen=chosen))
-    return max(of_links, key=lambda uncertainty: uncertainty.sigma)
+        found = _between_nodes(cluster, wires.inter, chosen=chosen)
+        if wires.intra is None or found in _SWEPT:
+            return found
+        inside = LinkUncertainty(_inside_a_node(cluster, wires.intra))
+        return max(inside, found, key=lambda each: each.usual.sigma)
+    if wires.intra is None:  # one GPU
+        return LinkUncertainty(STATED_LINKS)
+    of_a_machine = cluster.machine is not None and wires.intra.path == "nvlink"
+    if chosen and of_a_machine and not rate_is_stated(cluster, "intra_node"):
+        return CHOSEN_IN_A_NODE
+    return LinkUncertainty(_inside_a_node(cluster, wires.intra))
 
 
 def _inside_a_node(cluster: Cluster, intra: IntraNode) -> Uncertainty:
@@ -101,17 +139,17 @@ def _inside_a_node(cluster: Cluster, intra: IntraNode) -> Uncertainty:
     return PRESET_PCIE if through_any_host else PRESET_LINKS
 
 
-def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> Uncertainty:
-    """Of a network; NCCL's choice, if it has one, is as doubtful as the links."""
+def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> LinkUncertainty:
+    """Of a network; NCCL's choice, if it has one, is as uncertain as the links."""
     stated = rate_is_stated(cluster, "inter_node")
-    if chosen and cluster.algorithm == "auto":
-        known = stated or cluster.machine is not None
-        if known and inter.transport == "tcp" and rate_of(inter) > EASY_FOR_TCP_BYTES_PER_S:
-            return TCP_NETWORK
-        if known and inter.transport == "slingshot":
-            return SLINGSHOT_NETWORK
-        return CHOSEN_NETWORK if known else PRESET_NETWORK
-    return STATED_LINKS if stated else PRESET_NETWORK
+    if not (chosen and cluster.algorithm == "auto"):
+        return LinkUncertainty(STATED_LINKS if stated else PRESET_NETWORK)
+    if not (stated or cluster.machine is not None):
+        return LinkUncertainty(PRESET_NETWORK)
+    if inter.transport == "tcp" and rate_of(inter) > EASY_FOR_TCP_BYTES_PER_S:
+        return LinkUncertainty(TCP_NETWORK)
+    known = {"slingshot": SLINGSHOT_NETWORK, "efa": EFA_NETWORK}
+    return known.get(inter.transport, CHOSEN_NETWORK)
 
 
 def links_are_stated(cluster: Cluster) -> bool:

@@ -73,7 +73,7 @@ class Network:
     traffic: Traffic = NO_TRAFFIC
     measured_bytes: tuple[int, int] | None = None
     by_size: tuple[tuple[int, Uncertainty], ...] = ()
-    of_shards: Uncertainty | None = None
+    of_shards: tuple[tuple[int, Uncertainty], ...] = ()
     groups: tuple[tuple[ProcessGroup, Network], ...] = ()
     measured: frozenset[Operation] = frozenset({"all_reduce"})
     shard_logs: Uncertainty | None = None
@@ -86,9 +86,8 @@ class Network:
         self, size_bytes: int, operation: Operation = "all_reduce"
     ) -> Uncertainty | None:
         """How wrong the time of one message may be."""
-        if self.of_shards and operation in SHARDED:
-            return self.of_shards
-        known = [uncertainty for least, uncertainty in self.by_size if size_bytes >= least]
+        by_size = (self.of_shards if operation in SHARDED else ()) or self.by_size
+        known = [uncertainty for least, uncertainty in by_size if size_bytes >= least]
         return known[-1] if known else self.uncertainty
 
     @property

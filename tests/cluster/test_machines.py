@@ -17,9 +17,15 @@ from ddpsim.planning.options import parse_sizes
 from ddpsim.prediction.api import load_scenario, simulate
 from ddpsim.prediction.collective_times import collective_table, load_cluster
 from ddpsim.prediction.resolve import resolve
-from ddpsim.scenario.catalog import machine_names, machine_table
+from ddpsim.scenario.catalog import device_table, machine_names, machine_table
 from ddpsim.scenario.catalog import resolve as resolve_name
 from ddpsim.scenario.links import InterNode
+
+
+def _has_nvlink(name: str) -> bool:
+    """Whether the GPUs of a machine are joined directly."""
+    link = device_table(machine_table(name)["device"])["intra_node"]
+    return bool(link.get("path") == "nvlink")
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -35,6 +41,17 @@ def test_every_machine_can_be_asked(name: str) -> None:
         assert scenario.cluster.gpus_per_node == table["gpus_per_node"]
         rows = collective_table(scenario, "all_reduce", [4, 25 * MIB]).rows
         assert all(row.time_s > 0 for row in rows)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 8, 64])
+@pytest.mark.parametrize("name", [name for name in machine_names() if _has_nvlink(name)])
+def test_twice_the_bytes_take_no_less_and_at_most_a_bit_more_than_twice(
+    name: str, nodes: int
+) -> None:
+    scenario = load_cluster(cluster(machine=name, nodes=nodes))
+    rows = collective_table(scenario, "all_reduce", [2**power for power in range(10, 31)]).rows
+    for half, whole in itertools.pairwise(row.time_s for row in rows):
+        assert half <= whole <= 2.2 * half
 
 
 @pytest.mark.parametrize("name", machine_names())
@@ -335,4 +352,4 @@ def test_links_inside_nodes_alone_tell_nothing_of_several() -> None:
     assert [sigma(nodes, **slow) for nodes in (1, 2, 16)] == [0.10, 0.83, 0.83]
     assert [sigma(nodes, **slow, **stated) for nodes in (1, 2)] == [0.10, 0.10]
     assert [sigma(nodes, **fast) for nodes in (1, 2)] == [0.25, 0.25]
-    assert [sigma(nodes, machine="dgx-h100") for nodes in (1, 2, 32, 128)] == [0.25, *[0.15] * 3]
+    assert [sigma(nodes, machine="dgx-h100") for nodes in (1, 2, 32, 128)] == [0.09, *[0.12] * 3]

@@ -20,6 +20,9 @@ from doc_pages import DOCS, ROOT
 
 import ddpsim
 from ddpsim.cluster import build, from_links, logs
+from ddpsim.cluster.cost import SingleRankCost
+from ddpsim.cluster.network import Network
+from ddpsim.cluster.transfers import Operation
 from ddpsim.diagnosis.hypotheses import HYPOTHESES, UNKNOWN, UNKNOWN_ODDS
 from ddpsim.prediction import interval
 from ddpsim.prediction.resolve import resolve
@@ -155,8 +158,6 @@ def test_ddps_own_costs() -> None:
         ("network: stated links", from_links.STATED_LINKS),
         ("network: preset links in a node", from_links.PRESET_LINKS),
         ("network: preset PCIe through a host without a name", from_links.PRESET_PCIE),
-        ("network: known NICs, NCCL's choice, to 32 MiB", from_links.CHOSEN_NETWORK),
-        ("network: known NICs, NCCL's choice, from 64 MiB", from_links.CHOSEN_BY_SIZE[1][1]),
         ("network: preset links between nodes", from_links.PRESET_NETWORK),
         ("network: TCP above 10 Gbit/s", from_links.TCP_NETWORK),
         ("network: log of other ranks or sizes", logs.EXTRAPOLATED_LOG),
@@ -167,6 +168,44 @@ def test_ddps_own_costs() -> None:
 def test_standard_deviations(row: str, sigma: Uncertainty) -> None:
     table = rows((EXPLANATION / "intervals.md").read_text("utf-8"))
     assert table[row][0] == f"{100 * sigma.sigma:.0f} %"
+
+
+_KIB_OF_COLUMNS = (64, 192, 1024, 3 * 1024, 32 * 1024, 128 * 1024, 512 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("row", "known", "operation"),
+    [
+        ("in one node of a named machine", from_links.CHOSEN_IN_A_NODE, "all_gather"),
+        ("all-reduce, InfiniBand or RoCE", from_links.CHOSEN_NETWORK, "all_reduce"),
+        (
+            "reduce-scatter or all-gather, InfiniBand or RoCE",
+            from_links.CHOSEN_NETWORK,
+            "all_gather",
+        ),
+        ("all-reduce, EFA", from_links.EFA_NETWORK, "all_reduce"),
+        ("all-reduce, Slingshot", from_links.SLINGSHOT_NETWORK, "all_reduce"),
+        (
+            "reduce-scatter or all-gather, Slingshot",
+            from_links.SLINGSHOT_NETWORK,
+            "reduce_scatter",
+        ),
+    ],
+)
+def test_standard_deviations_by_size(
+    row: str, known: from_links.LinkUncertainty, operation: Operation
+) -> None:
+    table = rows((EXPLANATION / "intervals.md").read_text("utf-8"))
+    network = Network(
+        cost=SingleRankCost(),
+        uncertainty=known.usual,
+        bottleneck="",
+        provenance=(),
+        by_size=known.by_size,
+        of_shards=known.of_shards,
+    )
+    found = [network.uncertainty_of(kib * 1024, operation) for kib in _KIB_OF_COLUMNS]
+    assert table[row] == [f"{100 * each.sigma:.3g} %" for each in found if each]
 
 
 def test_what_can_only_lengthen_a_step() -> None:

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from statistics import fmean, median
 
-import nccl_sweeps
 import pytest
+from held_out import nccl_presets
 from held_out.errors import (
     DEVICE_BOUND,
     HOST_BOUND,
@@ -47,7 +47,7 @@ from validation.rows import levels, levels_knowing_ddp
 from validation.scaling import scaled_rows, synthetic, unequal_ranks
 
 from calibrate.validate.report import figures_of
-from ddpsim.cluster.from_links import CHOSEN_NETWORK, PRESET_LINKS, PRESET_NETWORK
+from ddpsim.cluster.from_links import PRESET_LINKS, PRESET_NETWORK
 from ddpsim.prediction.interval import COMPILED, HOST, ROOFLINE, UNEQUAL_RANKS, UNKNOWN_DEVICE
 from ddpsim.scenario.catalog import device_names, device_table
 
@@ -211,15 +211,6 @@ def test_the_interval_uses_the_measured_errors_of_presets() -> None:
     assert preset_sigma(several_nodes=False) <= PRESET_LINKS.sigma
 
 
-@needs_reference
-def test_the_interval_uses_the_measured_errors_of_machines() -> None:
-    """Of sweeps that had no part in the constants, four in five rows lie within the range."""
-    assert len(nccl_sweeps.OVER_NODES) == 13
-    assert " 13 published sweeps" in CHOSEN_NETWORK.basis
-    for band in nccl_sweeps.NETWORK_BANDS.values():
-        assert 0.75 <= nccl_sweeps.coverage(band) <= 0.9
-
-
 def test_the_unexplained_bucket_sweep_is_still_unexplained() -> None:
     """Known gap: 17 to 25 % low; the best of its sizes is told, 100 MB, within 1 %."""
     rows = cs336_rows()
@@ -301,9 +292,9 @@ def test_the_readme_says_how_good_it_is() -> None:
 
 @needs_reference
 def test_the_readme_says_how_good_all_reduces_without_a_log_are() -> None:
-    band = nccl_sweeps.NETWORK_BANDS["1-32 MiB"]
-    errors = [abs(point.error) for point in nccl_sweeps.all_left_out(band)]
-    held = nccl_sweeps.coverage(band)
+    points = nccl_presets.points_of("InfiniBand and RoCE", "all_reduce")
+    errors = [abs(math.expm1(point.error)) for point in points]
+    held = nccl_presets.held(points)
     row = f"| {len(errors)} | {median(errors):.1%} | {max(errors):.1%} | {held:.0%} |"
     assert row.replace("%", " %") in (ROOT / "README.md").read_text("utf-8")
 

@@ -6,6 +6,7 @@ from statistics import median
 
 import nccl_carried
 import nccl_sweeps
+from held_out import nccl_presets
 from held_out.errors import (
     device_sigma,
     host_sigma,
@@ -91,7 +92,7 @@ def _figures() -> dict[str, str]:
         "MACHINES": machines_table(),
         "TCP": tcp_table(),
         "CARRIED": "\n".join(nccl_carried.carried_table()),
-        "LEFT_OUT": "\n".join(nccl_sweeps.left_out_table()),
+        "LEFT_OUT": "\n".join(nccl_presets.table()),
         "SWEEP_LEVELS": "\n".join(f"- {k}: {v}" for k, v in nccl_carried.levels().items()),
         "CS336": row_table(cs336_rows(), "bucket, MB"),
         "CS336_LEVELS": levels_text(cs336_rows()),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ddpsim.cluster.algorithms.rings import ring, ring_hops_ns
 from ddpsim.cluster.cost import slowest_of
-from ddpsim.cluster.nccl.chunks import Cut, cut
+from ddpsim.cluster.nccl.chunks import Cut, blocks, cut
 from ddpsim.cluster.nccl.figures import USUAL, Figures
 from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.nccl.kernels import (
@@ -47,18 +47,22 @@ US = 1e-6
 _LARGE_BYTES = 32 * MIB  # a bucket of torch's, more or less
 _FEW_NODES = 4
 # a message in between is sent as one of the next size: 1 KiB to 1 GiB, each 9 % more
-_BANDS_BYTES = [ceil(2 ** (step / 8)) for step in range(80, 241)]
+_OCTAVE = 8
+_BANDS_BYTES = [ceil(2 ** (step / _OCTAVE)) for step in range(10 * _OCTAVE, 30 * _OCTAVE + 1)]
 _LEAST_PART = 0.45  # of a message that each algorithm sends over one link: half, but for rounding
 # flags beside the data: LL sends 4 bytes of them with 4 of data, LL128 8 with 120
 _PAYLOAD = {"LL": 0.5, "LL128": 0.92, "Simple": 1.0}
 # of rings in one node, before the first step: what the steps' own latency leaves of sweeps
 # (A100: SuperBench 1 x 8, 4 KiB to 64 MiB; V100: ABCI 1 x 4; H100: dgxc-benchmarking 1 x 8)
 _STARTUP_US: dict[str, tuple[float, float, float]] = {
-    "volta": (6.6, 30.0, 40.0),
+    "volta": (6.6, 45.0, 40.0),
     "ampere": (6.6, 60.0, 80.0),
     "hopper": (6.6, 14.0, 20.0),
     "blackwell": (6.6, 14.0, 20.0),
 }
+# of each block of LL's rings in one node, as it starts: 64 KiB to 1 MiB of ABCI 1 x 4 V100 and
+# 1 x 4 A100 and of SuperBench 1 x 8 A100, with what each byte takes left aside; not seen on Hopper
+_LL_BLOCK_US = {"volta": 0.5, "ampere": 0.8}
 # of LL inside a node, 256 bytes: ABCI 1 x 4 V100 and 1 x 4, 1 x 8 A100. The 4 us a rank of A100 in
 # nccl-tests issue 123 and in SuperBench are launches, one process for all GPUs. B200: 1 x 8, whose
 # all-reduces and all-gathers to 64 KiB differ by seven hops
@@ -133,7 +137,8 @@ class NcclCost:
         priced = self._priced(choice, size_bytes, cuts).stretched(self.time_factor)
         if operation in SHARDED and self.graph.nodes > 1 and priced.intra:
             priced = replace(priced, intra=priced.intra.later(_SHARD_HOPS[choice.protocol]))
-        start_ns = to_ns(self._startup_s(choice) * self.time_factor)
+        start_s = self._startup_s(choice) + self._blocks_s(choice, size_bytes)
+        start_ns = to_ns(start_s * self.time_factor)
         if choice.algorithm == "ring":
             turns = TURNS[operation]
             hops_ns = ring_hops_ns(priced, size_bytes)
@@ -244,6 +249,14 @@ class NcclCost:
         small_us = net_us["ring" if row == "ring" else "tree"][0]
         return self.net_hop_s * small_us / known_us + (hop_us - small_us) * US
 
+    def _blocks_s(self, choice: Choice, size_bytes: int) -> float:
+        """What the blocks of LL take to start in one node."""
+        is_seen = choice.protocol == "LL" and choice.algorithm == "ring" and self.graph.nodes == 1
+        if not is_seen or self.graph.path != "nvlink":
+            return 0.0
+        each_us = _LL_BLOCK_US.get(self.graph.architecture, 0.0) * self.figures.start
+        return each_us * blocks(self.graph, "ring", "LL", size_bytes) * US
+
     def _startup_s(self, choice: Choice) -> float:
         return self.figures.start * self._usual_startup_s(choice)
 
@@ -285,20 +298,17 @@ class _Sent(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _as_sent(cost: NcclCost, operation: Operation, size_bytes: int) -> _Sent:
-    """As NCCL's tuner has it; where the network's latency is stated, no slower than a larger one.
+    """As NCCL's tuner has it, but no slower than a larger message, or than half of it twice.
 
-    The tuner does not know a stated latency. It compares by its own, and may keep for too long to
-    what crosses the network more often. Assumed: where a larger message takes less, a message goes
-    as that one does, in its time.
+    Which message NCCL sends otherwise is not known exactly, nor is its tuner's table that of these
+    links. Assumed: where a larger message takes less, a message goes as that one does, in its time;
+    and where a message of half the bytes or more is sent in a faster way, it is sent in this way.
     """
-    between = cost.paths.inter
-    if not cost.is_ring_step or between is None or operation in ("broadcast", "reduce"):
-        return _tuned(cost, operation, size_bytes, size_bytes)
     band = bisect_left(_BANDS_BYTES, size_bytes)
-    if band == len(_BANDS_BYTES):
-        return _tuned(cost, operation, size_bytes, size_bytes)
-    own = _tuned(cost, operation, size_bytes, _BANDS_BYTES[band])
-    return _larger(cost, between, operation).fastest(band, own)
+    own = _tuned(cost, operation, size_bytes, (*_BANDS_BYTES, size_bytes)[band])
+    if operation in ("broadcast", "reduce"):
+        return own
+    return _larger(cost, operation).fastest(band, own)
 
 
 def _tuned(cost: NcclCost, operation: Operation, size_bytes: int, like_bytes: int) -> _Sent:
@@ -311,26 +321,33 @@ class _Larger:
     """The smallest messages of bands, all but the first; a band's others take more.
 
     Each is priced once, as soon as somebody asks, and none whose bytes alone take longer than what
-    is known: a ring has its steps over its slowest link, others at least half of the bytes over one
-    between nodes.
+    is known: a ring has its steps over its slowest link, others at least a part of the bytes over
+    the fastest.
     """
 
-    def __init__(self, cost: NcclCost, between: Link, operation: Operation) -> None:
+    def __init__(self, cost: NcclCost, operation: Operation) -> None:
         self._cost, self._operation = cost, operation
         self._sent: dict[int, _Sent] = {}
         self._known_ns: dict[int, int] = {}
         paths, self._steps = cost.paths, TURNS[operation] * (cost.graph.ranks - 1)
         self._ring_ns_per_byte = NS_PER_S * self._steps / cost.graph.ranks / slowest_of(ring(paths))
         wider = max([1.0, *(outside for *_, outside in (*paths.unlike, *paths.weak))])
-        other = _LEAST_PART * NS_PER_S / (wider * between.bandwidth_bytes_per_s)
+        links = [link for link in (paths.inter or paths.intra, paths.inter or paths.switch) if link]
+        fastest = wider * max(link.bandwidth_bytes_per_s for link in links)
+        other = _LEAST_PART * NS_PER_S / fastest
         is_ring = cost.algorithms == ("ring",)
         self._ns_per_byte = (
             self._ring_ns_per_byte if is_ring else min(other, self._ring_ns_per_byte)
         )
 
     def fastest(self, band: int, own: _Sent) -> _Sent:
-        """A message of this band, or a larger one that takes less."""
+        """A message of this band as the tuner has it or half of it, or a larger that takes less."""
         best_ns, best = self._taken_ns(own), own
+        is_reduced = self._operation == "all_reduce"  # a shard's LL is priced too low over nodes
+        for like_bytes in _BANDS_BYTES[max(0, band - _OCTAVE) : band] if is_reduced else ():
+            sent = _tuned(self._cost, self._operation, own.size_bytes, like_bytes)
+            if sent.choice[:2] != best.choice[:2] and (taken_ns := self._taken_ns(sent)) < best_ns:
+                best_ns, best = taken_ns, sent
         for later in range(band + 1, len(_BANDS_BYTES)):
             size_bytes, most_ns = _BANDS_BYTES[later - 1] + 1, best_ns + self._steps
             if self._ns_per_byte * size_bytes >= most_ns:
@@ -356,8 +373,8 @@ class _Larger:
 
 
 @lru_cache(maxsize=256)
-def _larger(cost: NcclCost, between: Link, operation: Operation) -> _Larger:
-    return _Larger(cost, between, operation)
+def _larger(cost: NcclCost, operation: Operation) -> _Larger:
+    return _Larger(cost, operation)
 
 
 @lru_cache(maxsize=4096)

@@ -98,12 +98,12 @@ PRIORS = {
     "tcp": Prior(USUAL, _USUAL_SIGMAS._replace(net_rate=0.4)),
     "slingshot": Prior(
         Figures(
-            tree_hop_ll=1.8,
-            tree_hop_simple=3.0,
-            ring_hop_ll=5.0,
-            ring_hop_simple=4.0,
-            net_rate=0.92,
-            ll_rate=0.2,
+            tree_hop_ll=2.8,
+            tree_hop_simple=3.6,
+            ring_hop_ll=10.0,
+            ring_hop_simple=9.0,
+            net_rate=0.83,
+            ll_rate=0.25,
         ),
         _USUAL_SIGMAS._replace(
             tree_hop_ll=0.8,

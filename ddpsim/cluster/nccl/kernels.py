@@ -33,7 +33,7 @@ __all__ = [
 _READS_LL_AT_ONCE = 10  # readLLBeginAll, src/device/prims_ll.h
 
 _BLOCK_GB_PER_S: dict[Protocol, dict[Architecture, float]] = {
-    "LL": {"volta": 3.25, "ampere": 3.65, "hopper": 18, "blackwell": 18},
+    "LL": {"volta": 3.25, "ampere": 3.65, "hopper": 40, "blackwell": 40},
     "LL128": {"volta": 20, "ampere": 20, "hopper": 36.7, "blackwell": 40},
     "Simple": {"volta": 26.5, "ampere": 24, "hopper": 38.7, "blackwell": 70},
 }
