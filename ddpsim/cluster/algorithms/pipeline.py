@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import ceil, inf
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpsim.cluster.algorithms.node_trees import edges_by_node, leaves_first, two_trees
@@ -96,8 +96,7 @@ class Pipeline:
 
     def duration_ns(self, paths: Paths, size_bytes: int) -> int:
         """When the last chunk has come over the last edge, if all join at once over usual links."""
-        usual = replace(paths, weak=(), unlike=())
-        return max(self._ways_of_edges_ns(usual, size_bytes))
+        return max(self._ways_of_edges_ns(paths, size_bytes, frozenset()))
 
     def ends_ns(self, paths: Paths, size_bytes: int, joined_ns: Ticks) -> Ticks:
         """When the last chunk has come over the last edge: [..., ranks] to [...].
@@ -115,13 +114,16 @@ class Pipeline:
         import numpy as np  # noqa: PLC0415 -- slow to import, and closed forms do without
 
         of_edge, ends = _as_arrays(self, paths.touched)
-        of_edges_ns = np.array(self._ways_of_edges_ns(paths, size_bytes), dtype=np.float64)
+        of_each_ns = self._ways_of_edges_ns(paths, size_bytes, paths.touched)
+        of_edges_ns = np.array(of_each_ns, dtype=np.float64)
         ways_ns = np.full(1 + max(paths.ranks, int(ends.max())), -np.inf)
         for each in ends:
             np.maximum.at(ways_ns, each, of_edges_ns[of_edge])
         return ways_ns[: paths.ranks]
 
-    def _ways_of_edges_ns(self, paths: Paths, size_bytes: int) -> list[int]:
+    def _ways_of_edges_ns(
+        self, paths: Paths, size_bytes: int, touched: frozenset[int]
+    ) -> list[int]:
         """From when a merged edge could begin to the end of all that waits for it.
 
         Exact, without following each chunk. Of equal chunks, chunk j leaves an edge at the latest
@@ -132,32 +134,30 @@ class Pipeline:
         last chunk, which may be smaller, leaves an edge once it has come and the one before it has
         left. Edges are gone through from the last to the first.
         """
-        chunks, merged = Chunks.of(paths, size_bytes), _merged(self, paths.touched)
+        chunks, merged = Chunks.of(paths, size_bytes), _merged(self, touched)
         times = [chunks.times_ns(self._link(paths, *kind)) for kind in merged.kinds]
-        paces = sorted({0, *(hop.leaves for hop in times)})
-        own_pace = [paces.index(hop.leaves) for hop in times]
-        # from the end of the first chunk on an edge, by the pace of its way; from that of the last
-        first_ns: list[list[float]] = []
-        last_ns: list[int] = []
-        ways_ns: list[int] = []
+        last_ns: list[int] = []  # from the end of the last chunk on an edge
         for kind, later in merged.edges:
+            waiting_ns = max([last_ns[i] for i in later]) if later else 0
+            last_ns.append(waiting_ns + times[kind].takes_last)
+        if chunks.number == 1:
+            return last_ns
+        paces = sorted({hop.leaves for hop in times})
+        own_pace = [paces.index(hop.leaves) for hop in times]
+        more_ns = [(chunks.number - 2) * pace for pace in paces]
+        # from the end of the first chunk, by the pace of its way
+        first_ns: list[list[int]] = []
+        for (kind, later), come_last_ns in zip(merged.edges, last_ns, strict=True):
             hop, own = times[kind], own_pace[kind]
-            come_last_ns = max((last_ns[i] for i in later), default=0) + hop.takes_last
-            after_ns = [
-                max((first_ns[i][pace] for i in later), default=-inf) + hop.takes
-                for pace in range(len(paces))
-            ]
-            if chunks.number > 1:
-                behind_ns, more = come_last_ns + hop.leaves, chunks.number - 2
+            behind_ns = come_last_ns + hop.leaves
+            after_ns = [behind_ns + more for more in more_ns[own:]]
+            for i in later:
                 after_ns = [
-                    max(after, behind_ns + more * pace)
-                    for after, pace in zip(after_ns, paces, strict=True)
+                    max(known, first + hop.takes)
+                    for known, first in zip(after_ns, first_ns[i][own:], strict=True)
                 ]
-            come_ns = [after_ns[own]] * own + after_ns[own:]
-            first_ns.append(come_ns)
-            last_ns.append(come_last_ns)
-            ways_ns.append(int(max(come_last_ns, come_ns[0])))
-        return ways_ns
+            first_ns.append(after_ns[:1] * own + after_ns)
+        return [max(last, first[0]) for last, first in zip(last_ns, first_ns, strict=True)]
 
 
 class _Merged(NamedTuple):
@@ -294,7 +294,13 @@ def _moved(message: Message, places: int) -> Message:
     )
 
 
-def duration_ns(pipelines: Sequence[Pipeline], paths: Paths, size_bytes: int) -> int:
+def duration_ns(pipelines: tuple[Pipeline, ...], paths: Paths, size_bytes: int) -> int:
     """How long both take if all join at once over usual links, each with half of the bytes."""
     half = ceil(size_bytes / 2)
-    return max(pipeline.duration_ns(paths, half) for pipeline in pipelines)
+    return max(pipeline.duration_ns(paths, half) for pipeline in _distinct(pipelines))
+
+
+@lru_cache(maxsize=64)
+def _distinct(pipelines: tuple[Pipeline, ...]) -> list[Pipeline]:
+    """One of those whose edges are alike: a tree and its mirror image take as long."""
+    return list({_merged(each, frozenset())[:2]: each for each in pipelines}.values())
