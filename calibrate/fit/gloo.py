@@ -29,7 +29,7 @@ from calibrate.fit.samples import (
 )
 from calibrate.fit.solve import Solution, polish, robust_cost, solve
 from calibrate.records.record import IN_A_ROW, RESTED, Measurement, Record
-from ddpsim.cluster.fitted.laws import Columns, all_reduce_times_s
+from ddpsim.cluster.fitted.gloo import Columns, gloo_parts
 from ddpsim.importers.profiles.cluster import Fitted, GlooRing
 
 __all__ = ["fit_gloo", "fit_half", "fit_rested"]
@@ -102,7 +102,8 @@ def fit_half(model: GlooRing, samples: Sequence[Sample]) -> Fitted | None:
     def cost(log_rate: float) -> float:
         rate = Fitted(value=math.exp(log_rate))
         slowed = model.model_copy(update={"reduce_bytes_per_s": rate})
-        return robust_cost(np.log(all_reduce_times_s(slowed, columns) / measured_s))
+        times_s = gloo_parts("all_reduce", slowed, columns).whole_s
+        return robust_cost(np.log(times_s / measured_s))
 
     own = math.log(model.reduce_bytes_per_s.value)
     # a rate of which nothing shows costs what any faster one costs: first the grid, then the figure
@@ -153,7 +154,7 @@ def _solved(samples: Sequence[Sample], wire: _Wire) -> Solution:
     weights = np.sqrt([s.weight * min(1.0, s.size_bytes / LEAST_BUCKET_BYTES) for s in samples])
 
     def residuals(values: Floats) -> Floats:
-        predicted_s = all_reduce_times_s(_model(values, wire), columns)
+        predicted_s = gloo_parts("all_reduce", _model(values, wire), columns).whole_s
         return np.asarray(weights * np.log(predicted_s / measured_s))
 
     scale = np.array([*_SCALE, wire.scale])

@@ -21,12 +21,18 @@ import numpy.typing as npt
 
 from calibrate.fit.nccl_posterior import Fitted, Row, fitted, log_time
 from calibrate.fit.samples import Fit, FitError, Sample, valid_range
-from ddpsim.cluster.fitted.ensemble import USUAL_DEVICES, NcclSetting
+from ddpsim.cluster.fitted.ensemble import USUAL_DEVICES
 from ddpsim.cluster.nccl.figures import PRIORS, Figures
-from ddpsim.cluster.nccl.tables import Architecture
 from ddpsim.importers.measured import Operation as Measured
-from ddpsim.importers.profiles.nccl import NcclFigure, NcclHypothesis, NcclLinks, NcclModel
+from ddpsim.importers.profiles.nccl import (
+    NcclFigure,
+    NcclHypothesis,
+    NcclLinks,
+    NcclModel,
+    NcclSetting,
+)
 from ddpsim.scenario.catalog import device_table, resolve
+from ddpsim.scenario.device import Architecture
 
 __all__ = ["LEAST_SIZES", "fit_nccl"]
 
@@ -150,7 +156,7 @@ def _searched(rows: Sequence[Row], gpu: str | None) -> list[Fitted]:
 def _first(architecture: Architecture, rows: Sequence[Row], gpu: str | None) -> NcclSetting:
     version = _FIRST_VERSION.get(architecture, "2.18")
     links = _links_inside(architecture, rows, gpu)
-    setting = NcclSetting(architecture, version, ll128=True, links=links)
+    setting = NcclSetting(architecture=architecture, version=version, ll128=True, links=links)
     return next(_nics(setting, rows), setting)
 
 
@@ -184,8 +190,7 @@ def _transports(setting: NcclSetting, rows: Sequence[Row]) -> Iterator[NcclSetti
     if not _over_nodes(rows):
         return
     for transport in _TRANSPORTS:
-        links = setting.links.model_copy(update={"transport": transport})
-        yield setting._replace(links=links, ll128=transport != "slingshot")
+        yield setting.changed({"transport": transport}, ll128=transport != "slingshot")
 
 
 def _nics(setting: NcclSetting, rows: Sequence[Row]) -> Iterator[NcclSetting]:
@@ -199,27 +204,25 @@ def _nics(setting: NcclSetting, rows: Sequence[Row]) -> Iterator[NcclSetting]:
     for nics, rate in _NICS:
         if nics > 4 * fewest:
             continue
-        network = {"nics_per_node": nics, "nic_bytes_per_s": 1e9 * rate}
-        asked = setting._replace(links=setting.links.model_copy(update=network))
+        asked = setting.changed({"nics_per_node": nics, "nic_bytes_per_s": 1e9 * rate})
         miss = np.median([log_time(asked, row) - np.log(row.sample.time_s) for row in largest])
-        usual = rate in _USUAL_NIC[asked.architecture]  # type: ignore[index]
+        usual = rate in _USUAL_NIC[asked.architecture]
         misses.append((abs(float(miss)) - 0.2 * usual + 0.1 * (nics > fewest), nics, rate, asked))
     for *_, asked in sorted(misses, key=lambda each: each[:3])[:_NICS_TRIED]:
         yield asked
         if asked.links.transport != "slingshot":  # which has none
-            yield asked._replace(ll128=not asked.ll128)
+            yield asked.changed({}, ll128=not asked.ll128)
 
 
 def _switches(setting: NcclSetting, _: Sequence[Row]) -> Iterator[NcclSetting]:
     """Without NVLS, which may be switched off, or want all GPUs of a node."""
     if setting.links.switch_bytes_per_s:
-        links = setting.links.model_copy(update={"switch_bytes_per_s": None})
-        yield setting._replace(links=links)
+        yield setting.changed({"switch_bytes_per_s": None})
 
 
 def _versions(setting: NcclSetting, _: Sequence[Row]) -> Iterator[NcclSetting]:
-    for version in _VERSIONS[setting.architecture]:  # type: ignore[index]
-        yield setting._replace(version=version)
+    for version in _VERSIONS[setting.architecture]:
+        yield setting.changed({}, version=version)
 
 
 def _best_networks(found: Iterable[Fitted]) -> list[Fitted]:
@@ -233,7 +236,7 @@ def _best_networks(found: Iterable[Fitted]) -> list[Fitted]:
 def _usual(setting: NcclSetting) -> float:
     """Evidence that no log gives: machines of a GPU have NICs of its time."""
     rate = (setting.links.nic_bytes_per_s or 0.0) / 1e9
-    if not rate or (setting.links.transport == "rdma" and rate in _USUAL_NIC[setting.architecture]):  # type: ignore[index]
+    if not rate or (setting.links.transport == "rdma" and rate in _USUAL_NIC[setting.architecture]):
         return 0.0
     if setting.links.transport != "rdma" and rate in _OTHER_NICS[setting.links.transport]:
         return 0.0
@@ -253,12 +256,8 @@ def _ensemble(found: Sequence[Fitted]) -> Iterator[NcclHypothesis]:
         normal = random.standard_normal((count, len(each.mode)))
         normal -= normal.mean(axis=0)
         draws = each.mode + normal @ np.linalg.cholesky(each.covariance).T
-        setting = each.setting
         yield NcclHypothesis(
-            architecture=setting.architecture,
-            version=setting.version,
-            ll128=setting.ll128,
-            links=setting.links,
+            **dict(each.setting),
             weight=max(weight, 1e-9),
             draws=tuple(tuple(float(f"{v:.4g}") for v in draw) for draw in draws),
         )

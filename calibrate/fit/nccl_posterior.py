@@ -14,14 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrate.fit.samples import Sample
-from ddpsim.cluster.fitted.ensemble import NcclSetting, setting_cost
-from ddpsim.cluster.nccl.cost import NcclCost
-from ddpsim.cluster.nccl.figures import PRIORS, Figures, Prior, counting
-from ddpsim.cluster.nccl.tuner import Choice
-from ddpsim.cluster.transfers import Operation, duration_ns
-from ddpsim.units import NS_PER_S
+from ddpsim.cluster.fitted.ensemble import log_s, setting_cost
+from ddpsim.cluster.nccl.figures import PRIORS, Figures, counting
+from ddpsim.cluster.transfers import Operation
+from ddpsim.importers.profiles.nccl import NcclSetting
 
-__all__ = ["Fitted", "Row", "fitted", "log_time", "pooled_figures"]
+__all__ = ["Fitted", "Row", "fitted", "log_time"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -52,29 +50,20 @@ class Fitted:
 def log_time(setting: NcclSetting, row: Row) -> float:
     """Logarithm of the seconds that a setting gives with all figures as usual."""
     cost = setting_cost(setting, row.sample.nodes, row.sample.gpus_per_node)
-    return _log_s(cost, cost.tuned(row.sample.size_bytes, row.operation), row)
-
-
-def _log_s(cost: NcclCost, choice: Choice, row: Row) -> float:
-    ns = duration_ns(cost.sent(choice, row.sample.size_bytes, row.operation))
-    return float(np.log(max(1, ns) / NS_PER_S))
-
-
-class _Mode(NamedTuple):
-    """The logarithms of the figures, what is left of the rows, and the precision there."""
-
-    figures: Floats
-    residuals: Floats
-    objective: float
-    precision: Floats
+    size_bytes, operation = row.sample.size_bytes, row.operation
+    return log_s(cost, cost.tuned(size_bytes, operation), operation, size_bytes)
 
 
 class _Posterior:
-    """Rows with their costs: what they take with given figures, and how that changes."""
+    """The rows under one setting: what they take with given figures, and how that changes."""
 
-    def __init__(self, prior: Prior, costs: Sequence[NcclCost], rows: Sequence[Row]) -> None:
+    def __init__(self, setting: NcclSetting, rows: Sequence[Row]) -> None:
+        prior = PRIORS[setting.links.transport]
         self.prior, self.sigmas = np.log(prior.medians), np.array(prior.sigmas)
-        self._rows, self._costs = rows, costs
+        self._rows = rows
+        self._costs = [
+            setting_cost(setting, row.sample.nodes, row.sample.gpus_per_node) for row in rows
+        ]
         self._choices = [
             cost.tuned(row.sample.size_bytes, row.operation)
             for cost, row in zip(self._costs, rows, strict=True)
@@ -91,8 +80,8 @@ class _Posterior:
 
     def residuals(self, mode: Floats) -> Floats:
         """Logarithms of predicted over measured times."""
-        predicted = [self._log_s(i, mode) for i in range(len(self._rows))]
-        return np.array(predicted) - self._measured
+        figures = _figures(mode)
+        return np.array([self._log_s(i, figures) for i in range(len(self._rows))]) - self._measured
 
     def objective(self, residuals: Floats, mode: Floats) -> float:
         """The negative logarithm of the posterior, but for a constant."""
@@ -114,52 +103,47 @@ class _Posterior:
         for figure in sorted(set().union(*self.counting)):
             nudged = mode.copy()
             nudged[figure] += _NUDGE
+            figures = _figures(nudged)
             for i, counts in enumerate(self.counting):
                 if figure in counts:
-                    moved = self._log_s(i, nudged) - self._measured[i] - residuals[i]
+                    moved = self._log_s(i, figures) - self._measured[i] - residuals[i]
                     slopes[i, figure] = moved / _NUDGE
         return slopes
 
-    def _log_s(self, i: int, mode: Floats) -> float:
-        drawn = replace(self._costs[i], figures=Figures(*np.exp(mode).tolist()))
-        return _log_s(drawn, self._choices[i], self._rows[i])
+    def _log_s(self, i: int, figures: Figures) -> float:
+        row, drawn = self._rows[i], replace(self._costs[i], figures=figures)
+        return log_s(drawn, self._choices[i], row.operation, row.sample.size_bytes)
 
-    def mode(self, first: Floats) -> _Mode:
-        """The likeliest figures, by steps from the first."""
-        mode, residuals = first.copy(), self.residuals(first)
-        least, precision = self.objective(residuals, mode), np.diag(1 / self.sigmas**2)
-        for _ in range(_MOST_STEPS):
-            step, precision = self.step(residuals, mode)
-            gained = 0.0
-            while np.abs(step).max() > _SHORTEST * _NUDGE:
-                tried = mode + step
-                errors = self.residuals(tried)
-                value = self.objective(errors, tried)
-                if value < least:
-                    mode, residuals, gained, least = tried, errors, least - value, value
-                    break
-                step = step / 2
-            if gained < _DONE:
-                break
-        return _Mode(mode, residuals, least, precision)
+
+def _figures(mode: Floats) -> Figures:
+    return Figures(*np.exp(mode).tolist())
 
 
 def fitted(setting: NcclSetting, rows: Sequence[Row], near: Fitted | None = None) -> Fitted:
     """The mode of the posterior; steps begin at that of a setting `near` it, or at the prior's."""
-    costs = [setting_cost(setting, row.sample.nodes, row.sample.gpus_per_node) for row in rows]
-    posterior = _Posterior(PRIORS[setting.links.transport], costs, rows)
-    found = posterior.mode(posterior.prior if near is None else near.mode)
-    covariance = np.asarray(np.linalg.inv(found.precision), np.float64)
-    volume = 0.5 * np.linalg.slogdet(covariance)[1] - np.log(posterior.sigmas).sum()
-    evidence = float(volume - found.objective)
-    counted = [0] * len(found.figures)
+    posterior = _Posterior(setting, rows)
+    mode = (posterior.prior if near is None else near.mode).copy()
+    residuals = posterior.residuals(mode)
+    least = posterior.objective(residuals, mode)
+    precision = np.diag(1 / posterior.sigmas**2)
+    for _ in range(_MOST_STEPS):
+        step, precision = posterior.step(residuals, mode)
+        gained = 0.0
+        while np.abs(step).max() > _SHORTEST * _NUDGE:
+            tried = mode + step
+            errors = posterior.residuals(tried)
+            value = posterior.objective(errors, tried)
+            if value < least:
+                mode, residuals, gained, least = tried, errors, least - value, value
+                break
+            step = step / 2
+        if gained < _DONE:
+            break
+    covariance = np.linalg.inv(precision)
+    evidence = -least + 0.5 * np.linalg.slogdet(covariance)[1] - np.log(posterior.sigmas).sum()
+    counted = [0] * len(mode)
     for counts in posterior.counting:
         for figure in counts:
             counted[figure] += 1
-    return Fitted(setting, found.figures, covariance, evidence, found.residuals, tuple(counted))
-
-
-def pooled_figures(prior: Prior, costs: Sequence[NcclCost], rows: Sequence[Row]) -> Figures:
-    """The likeliest figures that clusters share; each row has its own cluster's cost."""
-    posterior = _Posterior(prior, costs, rows)
-    return Figures(*np.exp(posterior.mode(posterior.prior).figures).tolist())
+    known = np.asarray(covariance, np.float64)
+    return Fitted(setting, mode, known, float(evidence), residuals, tuple(counted))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.fit.samples import Sample, relative_residuals
-from ddpsim.cluster.fitted.laws import AllReduceModel, Columns, all_reduce_times_s
+from ddpsim.cluster.fitted.laws import AllReduceModel, collective_times_s
 from ddpsim.files import write_atomically
 from ddpsim.report.page.looks import OKABE_ITO
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
@@ -62,15 +62,14 @@ def write_residual_figure(model: AllReduceModel, samples: Sequence[Sample], path
     for label, colour in zip(labels, cycle(OKABE_ITO), strict=False):
         here = [sample for sample in samples if _label(sample) == label]
         sizes = [sample.size_bytes for sample in here]
-        predicted_s = all_reduce_times_s(model, Columns.of([sample.point for sample in here]))
+        points = [sample.point for sample in here]
+        predicted_s = collective_times_s("all_reduce", model, points)
         errors = 100 * np.expm1(relative_residuals(model, here))
         measured_s = [sample.time_s for sample in here]
         style: dict[str, object] = {"legendgroup": label, "mode": "markers", "marker_color": colour}
         figure.add_trace(Scatter(x=sizes, y=measured_s, name=f"{label} measured", **style), 1, 1)
         style |= {"mode": "lines", "line_color": colour}
-        figure.add_trace(
-            Scatter(x=sizes, y=predicted_s.tolist(), name=f"{label} fitted", **style), 1, 1
-        )
+        figure.add_trace(Scatter(x=sizes, y=predicted_s, name=f"{label} fitted", **style), 1, 1)
         style |= {"mode": "lines+markers", "showlegend": False}
         figure.add_trace(Scatter(x=sizes, y=errors.tolist(), name=f"{label} error", **style), 2, 1)
     decades = {"type": "log", "dtick": 1, "exponentformat": "power"}

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibrate.records.record import Measurement, Record
-from ddpsim.cluster.fitted.laws import AllReduceModel, Columns, Point, all_reduce_times_s
+from ddpsim.cluster.fitted.laws import AllReduceModel, Point, collective_times_s
 from ddpsim.cluster.fitted.residuals import Correction
 from ddpsim.errors import DdpsimError
 from ddpsim.importers.profiles.cluster import Correlated, MeasuredSigma, MeasuredTime, ValidRange
@@ -90,7 +90,8 @@ _ENOUGH = 3
 def relative_residuals(model: AllReduceModel, samples: Sequence[Sample]) -> Floats:
     """log(predicted / measured) of each sample."""
     measured = np.array([sample.time_s for sample in samples])
-    predicted = all_reduce_times_s(model, Columns.of([sample.point for sample in samples]))
+    points = [sample.point for sample in samples]
+    predicted = np.array(collective_times_s("all_reduce", model, points))
     return np.asarray(np.log(predicted / measured))
 
 

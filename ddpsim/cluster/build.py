@@ -143,7 +143,7 @@ def _with_prior(network: Network) -> Network:
 
 
 def _from_profile(scenario: Scenario, profile: ClusterProfile) -> Network:
-    from ddpsim.cluster.fitted.network import network_from_profile  # noqa: PLC0415 -- it needs numpy
+    from ddpsim.cluster.fitted.network import network_from_profile  # noqa: PLC0415 -- few have one
 
     return network_from_profile(scenario, profile)
 

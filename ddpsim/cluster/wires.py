@@ -12,14 +12,13 @@ from ddpsim.cluster.algorithms.rings import ring
 from ddpsim.cluster.nccl.environment import Environment, read_environment
 from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.nccl.kernels import SLOT_GB_PER_S
-from ddpsim.cluster.nccl.tables import Architecture
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transports import BY_TABLE, declared_us, nic_bytes_per_s
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.cluster import Cluster
-from ddpsim.scenario.device import PCIE_BYTES_PER_S
+from ddpsim.scenario.device import PCIE_BYTES_PER_S, Architecture
 from ddpsim.scenario.links import USUAL_LATENCY_S, InterNode, IntraNode, near_a_part
 from ddpsim.units import format_bytes_per_s, format_duration
 

@@ -2,7 +2,7 @@
 
 Each draw of a hypothesis is NCCL's own choice and price (`ddpsim.cluster.nccl.cost`) with other
 figures. The answer is the weighted median of the draws, and their spread says how sure it is. Both
-are computed at powers of two and interpolated between.
+are computed at powers of two, as they are asked for, and interpolated between.
 
 A single cluster's times have humps where NCCL's tuner, which does not know the cluster, keeps to a
 protocol for too long. Where exactly is not known of ranks that nobody measured. So there a message
@@ -11,150 +11,192 @@ takes no longer than a larger one, and one of twice the bytes at most 2.2 times 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
-from math import log2
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from math import exp, log, log2, sqrt
+from typing import NamedTuple
 
 from ddpsim.cluster.from_links import nccl_cost
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.figures import PRIORS, USUAL, Figures
+from ddpsim.cluster.nccl.tuner import Choice
 from ddpsim.cluster.transfers import Operation, duration_ns
 from ddpsim.cluster.wires import Wires
-from ddpsim.importers.profiles.nccl import NcclHypothesis, NcclLinks, NcclModel
+from ddpsim.importers.profiles.nccl import NcclHypothesis, NcclLinks, NcclModel, NcclSetting
+from ddpsim.importers.profiles.part import interpolated
 from ddpsim.scenario.cluster import Cluster
-from ddpsim.scenario.links import InterNode
+from ddpsim.scenario.device import Architecture
+from ddpsim.scenario.links import InterNode, IntraNode
 from ddpsim.units import NS_PER_S
 
-__all__ = ["USUAL_DEVICES", "Curve", "NcclSetting", "curve_of", "for_cluster", "setting_cost"]
-
-Floats = npt.NDArray[np.float64]
+__all__ = [
+    "USUAL_DEVICES",
+    "Curve",
+    "Member",
+    "curve_of",
+    "for_cluster",
+    "log_s",
+    "members",
+    "setting_cost",
+]
 
 # devices whose tables and usual machine stand for an architecture
-USUAL_DEVICES = {
+USUAL_DEVICES: dict[Architecture, str] = {
     "volta": "v100-sxm-32gb",
     "ampere": "a100-sxm-80gb",
     "hopper": "h100-sxm-80gb",
     "blackwell": "b200",
 }
-_SIZES = tuple(2**power for power in range(10, 31))
+_LEAST_BYTES, _LAST = 1024, 20  # a curve's sizes: 1 KiB to 1 GiB
 _COUNTED = 0.95  # of the weight: less likely hypotheses do not change the middle
-_MOST_OF_TWICE = 2.2
+_ROUNDING = 1e-9  # of sums of weights
+_MOST_OF_TWICE = log(2.2)
 _SAME_RATE = 0.15  # relative: a stated network is one of those that were fitted
-
-
-class NcclSetting(NamedTuple):
-    """What decides NCCL's choice, figures aside."""
-
-    architecture: str
-    version: str
-    ll128: bool
-    links: NcclLinks
-
-    @classmethod
-    def of(cls, hypothesis: NcclHypothesis) -> NcclSetting:
-        """The setting of one hypothesis."""
-        known = hypothesis
-        return cls(known.architecture, known.version, known.ll128, known.links)
 
 
 @lru_cache(maxsize=1024)
 def setting_cost(setting: NcclSetting, nodes: int, gpus_per_node: int) -> NcclCost:
     """NCCL's collectives on so many ranks, with all figures at 1."""
     links = setting.links
-    keys: dict[str, Any] = {
-        "device": USUAL_DEVICES[setting.architecture],
-        "nodes": nodes,
-        "gpus_per_node": gpus_per_node,
-        "nccl": setting.version,
-    }
+    device = USUAL_DEVICES[setting.architecture]
+    keys = {"device": device, "nodes": nodes, "gpus_per_node": gpus_per_node}
+    given: dict[str, object] = {"nccl": setting.version}
     if links.intra_bytes_per_s:
-        inside = {"bandwidth": f"{links.intra_bytes_per_s!r} B/s", "path": links.intra_path}
-        if links.switch_bytes_per_s:
-            inside["switch_bandwidth"] = f"{links.switch_bytes_per_s!r} B/s"
-        keys["intra_node"] = inside
+        given["intra_node"] = IntraNode.model_construct(
+            bandwidth_bytes_per_s=links.intra_bytes_per_s,
+            path=links.intra_path,
+            switch_bandwidth_bytes_per_s=links.switch_bytes_per_s,
+        )
     if links.nics_per_node:
-        keys["inter_node"] = {
-            "bandwidth": f"{links.nic_bytes_per_s!r} B/s",
-            "nics_per_node": links.nics_per_node,
-            "transport": links.transport,
-        }
-        if links.transport in ("rdma", "efa") and not setting.ll128:
-            keys["inter_node"]["gpu_direct"] = False  # which keeps NCCL from LL128
-    cluster = Cluster.model_validate(keys)
+        reaches_gpus = setting.ll128 or links.transport not in ("rdma", "efa")
+        given["inter_node"] = InterNode.model_construct(
+            bandwidth_bytes_per_s=links.nic_bytes_per_s,
+            nics_per_node=links.nics_per_node,
+            transport=links.transport,
+            gpu_direct=None if reaches_gpus else False,  # which keeps NCCL from LL128
+        )
+    cluster = Cluster.model_validate(keys | given)
     cost = nccl_cost(cluster, Wires.of(cluster))
     keeps = cost.graph.ll128 and setting.ll128
     return replace(cost, figures=USUAL, graph=replace(cost.graph, ll128=keeps))
 
 
-@dataclass(frozen=True)
+def log_s(cost: NcclCost, choice: Choice, operation: Operation, size_bytes: int) -> float:
+    """Logarithm of the seconds of one collective, sent as a choice says."""
+    return log(max(1, duration_ns(cost.sent(choice, size_bytes, operation))) / NS_PER_S)
+
+
+class Member(NamedTuple):
+    """A hypothesis on some ranks: NCCL with all figures at 1, and draws of these.
+
+    `weight`: of each draw.
+    """
+
+    cost: NcclCost
+    draws: tuple[Figures, ...]
+    weight: float
+
+    def log_times(self, operation: Operation, size_bytes: int) -> Iterator[float]:
+        """Logarithm of the seconds of one collective, of each draw."""
+        choice = self.cost.tuned(size_bytes, operation)
+        for figures in self.draws:
+            yield log_s(replace(self.cost, figures=figures), choice, operation, size_bytes)
+
+
+def members(model: NcclModel, nodes: int, gpus_per_node: int) -> list[Member]:
+    """The likeliest hypotheses that together have nearly all of the weight."""
+    ordered = sorted(model.hypotheses, key=lambda hypothesis: -hypothesis.weight)
+    before = accumulate((hypothesis.weight for hypothesis in ordered), initial=0.0)
+    return [
+        Member(
+            setting_cost(hypothesis.setting, nodes, gpus_per_node),
+            tuple(Figures(*map(exp, draw)) for draw in hypothesis.draws),
+            hypothesis.weight / len(hypothesis.draws),
+        )
+        for hypothesis, weight in zip(ordered, before, strict=False)
+        if weight < _COUNTED
+    ]
+
+
+class _Drawn(NamedTuple):
+    """Median of the logarithms of the draws' seconds, and their standard deviation from it."""
+
+    middle: float
+    sigma: float
+
+
+class _Steady(NamedTuple):
+    """Logarithms of seconds: no more than of a larger message, and without sudden growth too."""
+
+    rising: float
+    log_s: float
+
+
 class Curve:
     """Seconds of one collective by message size, and the standard deviation of their logarithm."""
 
-    log_s: Floats
-    sigmas: Floats
+    def __init__(self, members: Sequence[Member], operation: Operation) -> None:
+        self._members, self._operation = members, operation
+        whole = sum(member.weight * len(member.draws) for member in members)
+        self._shares = [member.weight / whole for member in members for _ in member.draws]
+        self._drawn: dict[int, _Drawn] = {}
+        self._steady: dict[int, _Steady] = {}
 
     def seconds(self, size_bytes: float) -> float:
         """The time of one message; beyond the largest size its bandwidth stays."""
-        place = log2(max(1.0, size_bytes) / _SIZES[0])
-        beyond = max(0.0, place - (len(_SIZES) - 1))
-        return float(np.exp(np.interp(place, self._places, self.log_s)) * 2**beyond)
+        beyond = max(0.0, _place(size_bytes) - _LAST)
+        return exp(_between(size_bytes, lambda place: self._steady_at(place).log_s)) * 2**beyond
 
     def sigma(self, size_bytes: float) -> float:
         """How far the draws differ."""
-        place = log2(max(1.0, size_bytes) / _SIZES[0])
-        return float(np.interp(place, self._places, self.sigmas))
+        return _between(size_bytes, lambda place: self._drawn_at(place).sigma)
 
-    @cached_property
-    def _places(self) -> Floats:
-        return np.arange(len(_SIZES), dtype=np.float64)
+    def _steady_at(self, place: int) -> _Steady:
+        """No time above that of a larger message, and none below 1 / 2.2 of that of twice it."""
+        if place not in self._steady:
+            rising = steady = self._drawn_at(place).middle
+            if place < _LAST:
+                larger = self._steady_at(place + 1)
+                rising = min(rising, larger.rising)
+                steady = max(rising, larger.log_s - _MOST_OF_TWICE)
+            self._steady[place] = _Steady(rising, steady)
+        return self._steady[place]
+
+    def _drawn_at(self, place: int) -> _Drawn:
+        if place not in self._drawn:
+            asked = self._operation, _LEAST_BYTES << place
+            logs = [each for member in self._members for each in member.log_times(*asked)]
+            middle = _weighted_median(logs, self._shares)
+            squares = ((each - middle) ** 2 for each in logs)
+            spread = sqrt(sum(s * w for s, w in zip(squares, self._shares, strict=True)))
+            self._drawn[place] = _Drawn(middle, spread)
+        return self._drawn[place]
 
 
 @lru_cache(maxsize=256)
 def curve_of(model: NcclModel, operation: Operation, nodes: int, gpus_per_node: int) -> Curve:
     """All message sizes of one collective on so many ranks."""
-    weights, logs = [], []
-    for hypothesis in _likely(model):
-        cost = setting_cost(NcclSetting.of(hypothesis), nodes, gpus_per_node)
-        for draw in hypothesis.draws:
-            weights.append(hypothesis.weight / len(hypothesis.draws))
-            logs.append(_log_times(cost, np.exp(draw), operation))
-    each, share = np.array(logs), np.array(weights) / sum(weights)
-    middle = np.array([_weighted_median(column, share) for column in each.T])
-    spread = np.sqrt(share @ (each - middle) ** 2)
-    return Curve(_steady(middle), spread)
+    return Curve(members(model, nodes, gpus_per_node), operation)
 
 
-def _likely(model: NcclModel) -> list[NcclHypothesis]:
-    """The likeliest hypotheses that together have nearly all of the weight."""
-    ordered = sorted(model.hypotheses, key=lambda hypothesis: -hypothesis.weight)
-    before = accumulate((hypothesis.weight for hypothesis in ordered), initial=0.0)
-    return [h for h, weight in zip(ordered, before, strict=False) if weight < _COUNTED]
+def _place(size_bytes: float) -> float:
+    return max(0.0, log2(max(1.0, size_bytes) / _LEAST_BYTES))
 
 
-def _log_times(cost: NcclCost, figures: Floats, operation: Operation) -> list[float]:
-    drawn = replace(cost, figures=Figures(*figures.tolist()))
-    times_ns = (duration_ns(drawn.transfer(operation, size)) for size in _SIZES)
-    return [float(np.log(max(1, ns) / NS_PER_S)) for ns in times_ns]
+def _between(size_bytes: float, value: Callable[[int], float]) -> float:
+    place = min(_place(size_bytes), float(_LAST))
+    around = sorted({int(place), -int(-place // 1)})
+    return interpolated(place, around, [value(each) for each in around])
 
 
-def _weighted_median(values: Floats, weights: Floats) -> float:
-    order = np.argsort(values)
-    place = np.searchsorted(np.cumsum(weights[order]), 0.5 * weights.sum())
-    return float(values[order][min(int(place), len(values) - 1)])
-
-
-def _steady(log_s: Floats) -> Floats:
-    """No time above that of a larger message, and none below 1 / 2.2 of that of twice the bytes."""
-    rising = np.minimum.accumulate(log_s[::-1])[::-1]
-    step = np.log(_MOST_OF_TWICE)
-    places = np.arange(len(rising))
-    return np.asarray(np.maximum.accumulate((rising - step * places)[::-1])[::-1] + step * places)
+def _weighted_median(values: Sequence[float], shares: Sequence[float]) -> float:
+    """The least value up to which there is half of the weight."""
+    ordered = sorted(zip(values, shares, strict=True))
+    up_to = list(accumulate(share for _, share in ordered))
+    return ordered[bisect_left(up_to, 0.5 - _ROUNDING)][0]
 
 
 def for_cluster(model: NcclModel, cluster: Cluster) -> NcclModel:
@@ -165,15 +207,15 @@ def for_cluster(model: NcclModel, cluster: Cluster) -> NcclModel:
     kept: Sequence[NcclHypothesis] = model.hypotheses
     architecture = cluster.device.architecture
     kept = [h for h in kept if h.architecture == architecture] or kept
-    inter = cluster.link("inter_node") if cluster.inter_node or cluster.machine else None
-    if isinstance(inter, InterNode) and inter.bandwidth_bytes_per_s:
+    network = cluster.link("inter_node")
+    inter = network if isinstance(network, InterNode) else None
+    if inter and inter.bandwidth_bytes_per_s and (cluster.inter_node or cluster.machine):
         kept = [h for h in kept if _is_of(h.links, inter)] or kept
     if cluster.nccl:
         apart = [abs(_minor(h.version) - cluster.nccl_minor) for h in kept]
         kept = [h for h, far in zip(kept, apart, strict=True) if far == min(apart)]
-    beyond = cluster.link("inter_node")
-    if cluster.nodes > 1 and isinstance(beyond, InterNode):
-        kept = [_over_nodes(h, beyond) for h in kept]
+    if cluster.nodes > 1 and inter:
+        kept = [_over_nodes(h, inter) for h in kept]
     whole = sum(h.weight for h in kept)
     kept = [h.model_copy(update={"weight": h.weight / whole}) for h in kept]
     return model.model_copy(update={"hypotheses": tuple(kept)})
@@ -199,8 +241,11 @@ def _over_nodes(hypothesis: NcclHypothesis, inter: InterNode) -> NcclHypothesis:
         "nic_bytes_per_s": inter.bandwidth_bytes_per_s,
         "transport": inter.transport,
     }
-    moved = np.log(PRIORS[inter.transport].medians) - np.log(PRIORS["rdma"].medians)
-    draws = tuple(tuple((np.array(draw) + moved).tolist()) for draw in hypothesis.draws)
-    return hypothesis.model_copy(
-        update={"links": hypothesis.links.model_copy(update=network), "draws": draws}
+    usual, there = PRIORS["rdma"].medians, PRIORS[inter.transport].medians
+    moved = [log(to / at) for at, to in zip(usual, there, strict=True)]
+    draws = tuple(
+        tuple(value + more for value, more in zip(draw, moved, strict=True))
+        for draw in hypothesis.draws
     )
+    links = hypothesis.links.model_copy(update=network)
+    return hypothesis.model_copy(update={"links": links, "draws": draws})

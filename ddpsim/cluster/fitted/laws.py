@@ -1,18 +1,14 @@
 """Collectives priced by a cluster profile: what calibration fitted, evaluated.
 
-gloo's formulas stand here; NCCL's model is an ensemble (`ddpsim.cluster.fitted.ensemble`). The fit
-(`calibrate.fit`) and the simulation both call `all_reduce_times_s`.
+gloo's formulas are in `ddpsim.cluster.fitted.gloo`; NCCL's model is an ensemble
+(`ddpsim.cluster.fitted.ensemble`). The fit (`calibrate.fit`) and the simulation call both alike.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from ddpsim.cluster.fitted.ensemble import curve_of
 from ddpsim.cluster.transfers import REPLICATED, SHARDED, Operation, WholeTransfer
@@ -20,25 +16,13 @@ from ddpsim.importers.profiles.cluster import GlooRing
 from ddpsim.importers.profiles.nccl import NcclModel
 from ddpsim.units import to_ns
 
-__all__ = [
-    "AllReduceModel",
-    "Columns",
-    "FittedCost",
-    "Point",
-    "all_reduce_s",
-    "all_reduce_times_s",
-    "collective_times_s",
-]
+__all__ = ["AllReduceModel", "FittedCost", "Point", "all_reduce_s", "collective_times_s"]
 
 AllReduceModel = NcclModel | GlooRing
-Floats = npt.NDArray[np.float64]
-
-_SEGMENT_BYTES = 1_048_576  # gloo/allreduce.h: the longest segment
-_ELEMENT_BYTES = 4  # DDP reduces float32; gloo cuts segments at whole elements
 
 
 class Point(NamedTuple):
-    """One all-reduce: a message of `size_bytes` on `nodes` x `gpus_per_node` ranks.
+    """One collective: a message of `size_bytes` on `nodes` x `gpus_per_node` ranks.
 
     `line_rate` is the rate of a node's network link in bytes per second; None: the one that the
     profile was measured on. Only gloo's model asks for it.
@@ -48,13 +32,6 @@ class Point(NamedTuple):
     nodes: int
     gpus_per_node: int
     line_rate: float | None = None
-
-
-class _Parts(NamedTuple):
-    """Seconds that no other transfer shares, and seconds on the wire; one of each a point."""
-
-    latency_s: Floats
-    transfer_s: Floats
 
 
 @dataclass(frozen=True)
@@ -79,23 +56,17 @@ class FittedCost:
     def transfer(self, operation: Operation, size_bytes: int) -> WholeTransfer:
         """See CollectiveCost."""
         point = Point(size_bytes, self.nodes, self.gpus_per_node, self.line_rate)
-        latency_s, transfer_s = _parts(operation, self.model, Columns.of([point]))
-        return WholeTransfer(
-            self._ns(latency_s[0]), self._ns(transfer_s[0]), burst_ns=self._ns(self._burst_s)
-        )
+        if isinstance(self.model, NcclModel):
+            return WholeTransfer(0, self._ns(_by_ensemble_s(operation, self.model, point)))
+        from ddpsim.cluster.fitted.gloo import Columns, gloo_parts  # noqa: PLC0415 -- it needs numpy
+
+        latency_s, transfer_s = gloo_parts(operation, self.model, Columns.of([point]))
+        burst_ns = self._ns(_burst_s(self.model, self.line_rate))
+        return WholeTransfer(self._ns(latency_s[0]), self._ns(transfer_s[0]), burst_ns=burst_ns)
 
     def stretched(self, factor: float) -> FittedCost:
         """See CollectiveCost."""
         return replace(self, time_factor=self.time_factor * factor)
-
-    @property
-    def _burst_s(self) -> float:
-        """What a rested link saves, in seconds: nothing where getting going takes longer."""
-        if not isinstance(self.model, GlooRing):
-            return 0.0
-        line_rate = self.line_rate or self.model.line_rate_bytes_per_s
-        at_once_s = self.model.rested_burst_bytes.value / line_rate
-        return max(0.0, at_once_s - self.model.rested_delay_s.value)
 
     def _ns(self, seconds: float) -> int:
         return to_ns(float(seconds) * self.time_factor)
@@ -110,125 +81,26 @@ def all_reduce_s(
 ) -> float:
     """Seconds of one all-reduce that is alone; see Point for the arguments."""
     point = Point(size_bytes, nodes, gpus_per_node, line_rate)
-    return float(all_reduce_times_s(model, Columns.of([point]))[0])
+    return collective_times_s("all_reduce", model, [point])[0]
 
 
-def all_reduce_times_s(model: AllReduceModel, columns: Columns) -> Floats:
-    """Seconds of each of these all-reduces."""
-    return collective_times_s("all_reduce", model, columns)
+def collective_times_s(
+    operation: Operation, model: AllReduceModel, points: Sequence[Point]
+) -> list[float]:
+    """Seconds of each of these collectives, alone."""
+    if isinstance(model, NcclModel):
+        return [_by_ensemble_s(operation, model, point) for point in points]
+    from ddpsim.cluster.fitted.gloo import Columns, gloo_parts  # noqa: PLC0415 -- it needs numpy
+
+    times_s: list[float] = gloo_parts(operation, model, Columns.of(points)).whole_s.tolist()
+    return times_s
 
 
-def collective_times_s(operation: Operation, model: AllReduceModel, columns: Columns) -> Floats:
-    """Seconds of each of these collectives."""
-    latency_s, transfer_s = _parts(operation, model, columns)
-    return np.asarray(latency_s + transfer_s)
+def _by_ensemble_s(operation: Operation, model: NcclModel, point: Point) -> float:
+    return curve_of(model, operation, point.nodes, point.gpus_per_node).seconds(point.size_bytes)
 
 
-def _parts(operation: Operation, model: AllReduceModel, columns: Columns) -> _Parts:
-    if isinstance(model, GlooRing):
-        return _OF_GLOO[operation](model, columns)
-    times_s = [
-        curve_of(model, operation, int(nodes), int(gpus)).seconds(size)
-        for size, nodes, gpus in zip(*columns[:3], strict=True)
-    ]
-    return _Parts(np.zeros(len(times_s)), np.array(times_s))
-
-
-class Columns(NamedTuple):
-    """Points as columns, one entry a point: many are evaluated at once."""
-
-    size_bytes: Floats
-    nodes: Floats
-    gpus_per_node: Floats
-    line_rate: Floats  # nan where it is not stated
-
-    @classmethod
-    def of(cls, points: Sequence[Point]) -> Columns:
-        """The columns of these points."""
-        return cls(*np.array(points, dtype=np.float64).reshape(len(points), 4).T)
-
-    @property
-    def ranks(self) -> Floats:
-        """Ranks of each point."""
-        return self.nodes * self.gpus_per_node
-
-
-def _gloo_ring(model: GlooRing, columns: Columns) -> _Parts:
-    """gloo's segmented ring, two segments in flight. Source: gloo/allreduce.cc.
-
-    numSeg segments of s bytes, 2n at least; each of the two phases sends K = numSeg (n-1)/n of
-    them. A segment of the reduce-scatter takes max(s/B, (s/B + a)/2, s/R), one of the all-gather
-    max(s/B, (s/B + a)/2), for a payload rate B, a software latency a and a reduce rate R. Each
-    phase waits for its first segment to be agreed on, a, and the second for the last addition of
-    the first, s/R. No segment's s/B is lost to filling the pipeline: on our testbed at 500 Mbit/s
-    4 MiB (four segments) take 1.04 times their bytes at the line rate, not six fourths of it.
-    The part of the bytes that a shaper lets through as its burst goes as if B were infinite.
-    """
-    return _gloo_shaped(model, columns, 2, _segments_s)
-
-
-def _gloo_all_gather(model: GlooRing, columns: Columns) -> _Parts:
-    """The all-gather's phase alone, of which a segment is half a shard. Source: allgather.cc."""
-    return _gloo_shaped(model, columns, 1, _halves_s)
-
-
-def _gloo_shaped(
-    model: GlooRing,
-    columns: Columns,
-    turns: int,
-    alone_s: Callable[[GlooRing, Columns, Floats], Floats],
-) -> _Parts:
-    """So many turns around the ring, what a shaper lets through without its limit too."""
-    n = columns.ranks
-    s_per_byte = _wire_s_per_byte(model, columns)
-    volume = turns * (n - 1) / n * columns.size_bytes * model.wire_bytes_per_byte.value
-    shaped = np.maximum(0.0, volume - model.burst_bytes.value) / np.maximum(volume, 1.0)
-    limited_s = alone_s(model, columns, s_per_byte)
-    free_s = alone_s(model, columns, np.zeros_like(s_per_byte))
-    total_s = model.queue_s.value + shaped * limited_s + (1 - shaped) * free_s
-    wire_s = turns * (n - 1) / n * columns.size_bytes * s_per_byte * shaped
-    transfer_s = np.minimum(wire_s, total_s)
-    return _Parts(total_s - transfer_s, transfer_s)
-
-
-def _halves_s(model: GlooRing, columns: Columns, s_per_byte: Floats) -> Floats:
-    n, latency_s = columns.ranks, model.segment_s.value
-    wire_s = columns.size_bytes / n / 2 * s_per_byte
-    return np.asarray(2 * (n - 1) * np.maximum(wire_s, (wire_s + latency_s) / 2) + latency_s)
-
-
-def _segments_s(model: GlooRing, columns: Columns, s_per_byte: Floats) -> Floats:
-    n = columns.ranks
-    wanted = np.maximum(np.ceil(columns.size_bytes / _SEGMENT_BYTES), 2 * n)
-    segments = np.ceil(wanted / n) * n
-    segment = np.ceil(columns.size_bytes / segments / _ELEMENT_BYTES) * _ELEMENT_BYTES
-    sent = segments * (n - 1) / n
-    wire_s, added_s = segment * s_per_byte, segment / model.reduce_bytes_per_s.value
-    latency_s = model.segment_s.value
-    gather_s = np.maximum(wire_s, (wire_s + latency_s) / 2)
-    scatter_s = np.maximum(gather_s, added_s)
-    return np.asarray(sent * (scatter_s + gather_s) + 2 * latency_s + added_s)
-
-
-def _gloo_tree(model: GlooRing, columns: Columns) -> _Parts:
-    rounds = np.array([math.ceil(math.log2(n)) for n in columns.ranks], dtype=np.float64)
-    wire_bytes = rounds * columns.size_bytes * model.wire_bytes_per_byte.value
-    shaped = np.maximum(0.0, wire_bytes - model.burst_bytes.value) / np.maximum(wire_bytes, 1.0)
-    transfer_s = rounds * columns.size_bytes * _wire_s_per_byte(model, columns) * shaped
-    return _Parts(model.queue_s.value + rounds * model.segment_s.value, transfer_s)
-
-
-def _wire_s_per_byte(model: GlooRing, columns: Columns) -> Floats:
-    """Seconds that a byte of payload takes on the link of a node."""
-    stated = columns.line_rate
-    line_rate = np.where(np.isnan(stated), model.line_rate_bytes_per_s, stated)
-    return np.asarray(model.wire_bytes_per_byte.value / line_rate)
-
-
-_OF_GLOO: dict[Operation, Callable[[GlooRing, Columns], _Parts]] = {
-    "all_reduce": _gloo_ring,
-    "broadcast": _gloo_tree,
-    "reduce": _gloo_ring,  # scattered around the ring, and gathered (gloo/reduce.cc)
-    "reduce_scatter": _gloo_ring,
-    "all_gather": _gloo_all_gather,
-}
+def _burst_s(model: GlooRing, line_rate: float | None) -> float:
+    """What a rested link saves, in seconds: nothing where getting going takes longer."""
+    at_once_s = model.rested_burst_bytes.value / (line_rate or model.line_rate_bytes_per_s)
+    return max(0.0, at_once_s - model.rested_delay_s.value)

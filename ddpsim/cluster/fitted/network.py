@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from math import hypot, log, log2, sqrt
 
-import numpy as np
-
 from ddpsim.cluster.fitted.ensemble import curve_of, for_cluster
-from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost, collective_times_s
+from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost
 from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
 from ddpsim.cluster.interference import InterferingCost, Kept
 from ddpsim.cluster.network import Network
@@ -25,6 +22,7 @@ from ddpsim.importers.profiles.cluster import (
     MeasuredSigma,
 )
 from ddpsim.importers.profiles.nccl import NcclModel
+from ddpsim.importers.profiles.part import interpolated
 from ddpsim.provenance import Provenance, Trust, Uncertainty
 from ddpsim.scenario.catalog import are_other_devices
 from ddpsim.scenario.cluster import Cluster
@@ -94,8 +92,7 @@ def _others(
     """What corrects the times of collectives that were measured beside all-reduces."""
     found = []
     for operation, measured in profile.measured_others.items():
-        law_s = partial(collective_times_s, operation)
-        correction = Correction.of(law, measured, *layout, law_s)
+        correction = Correction.of(law, measured, *layout, operation)
         if correction.curves:
             found.append((operation, correction))
     return tuple(found)
@@ -204,7 +201,7 @@ def _measured_sigma(profile: ClusterProfile, rate: float | None) -> float:
     usual = law.line_rate_bytes_per_s
     measured = [log(sigma.line_rate_bytes_per_s or usual) for sigma in found]
     rates, sigmas = zip(*sorted(zip(measured, each, strict=True)), strict=True)
-    return float(np.interp(log(rate or usual), rates, sigmas))
+    return interpolated(log(rate or usual), rates, sigmas)
 
 
 def _again_sigma(found: MeasuredSigma) -> float:

@@ -11,28 +11,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from statistics import median
 
-import numpy as np
-
-from ddpsim.cluster.fitted.laws import (
-    AllReduceModel,
-    Columns,
-    FittedCost,
-    Floats,
-    Point,
-    all_reduce_times_s,
-)
+from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost, Point, collective_times_s
 from ddpsim.cluster.transfers import REPLICATED, SHARDED, Operation, WholeTransfer, duration_ns
 from ddpsim.importers.profiles.cluster import GlooRing, MeasuredTime
+from ddpsim.importers.profiles.part import interpolated
 
 __all__ = ["CorrectedCost", "Correction"]
 
-_Curve = tuple[tuple[float, float], ...]  # (log size, log ratio), ascending
+_Curve = tuple[tuple[float, ...], tuple[float, ...]]  # logarithms: sizes, ascending, and ratios
 
 
 @dataclass(frozen=True)
@@ -49,20 +41,15 @@ class Correction:
         measured: Sequence[MeasuredTime],
         nodes: int,
         gpus_per_node: int,
-        law_times_s: Callable[[AllReduceModel, Columns], Floats] = all_reduce_times_s,
+        operation: Operation = "all_reduce",
     ) -> Correction:
         """From what was measured on this layout; nothing measured corrects nothing."""
         here = [m for m in measured if (m.nodes, m.gpus_per_node) == (nodes, gpus_per_node)]
-        if not here:
-            return cls()
-        columns = Columns.of(
-            [Point(m.size_bytes, nodes, gpus_per_node, m.line_rate_bytes_per_s) for m in here]
-        )
-        ratios = np.log([m.time_s for m in here]) - np.log(law_times_s(model, columns))
+        points = [Point(m.size_bytes, nodes, gpus_per_node, m.line_rate_bytes_per_s) for m in here]
         curves: dict[float, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for m, ratio in zip(here, ratios.tolist(), strict=True):
+        for m, law_s in zip(here, collective_times_s(operation, model, points), strict=True):
             curve = curves[_log_rate(model, m.line_rate_bytes_per_s)]
-            curve[math.log(m.size_bytes)].append(ratio)
+            curve[math.log(m.size_bytes)].append(math.log(m.time_s) - math.log(law_s))
         rates = sorted(curves)
         return cls(tuple(rates), tuple(_medians(curves[rate]) for rate in rates))
 
@@ -90,11 +77,8 @@ class Correction:
         if not curves:
             return 1.0
         size = math.log(max(1.0, size_bytes))
-        at_size = [
-            float(np.interp(size, [at for at, _ in curve], [ratio for _, ratio in curve]))
-            for curve in curves
-        ]
-        return math.exp(float(np.interp(_log_rate(model, line_rate), self.rates, at_size)))
+        at_size = [interpolated(size, *curve) for curve in curves]
+        return math.exp(interpolated(_log_rate(model, line_rate), self.rates, at_size))
 
     @cached_property
     def _least_beyond(self) -> tuple[_Curve, ...]:
@@ -143,10 +127,11 @@ def _log_rate(model: AllReduceModel, line_rate: float | None) -> float:
 
 
 def _least_from_here_on(curve: _Curve) -> _Curve:
-    sizes, ratios = zip(*curve, strict=True)
-    return tuple(zip(sizes, [*accumulate(reversed(ratios), min)][::-1], strict=True))
+    sizes, ratios = curve
+    return sizes, tuple(accumulate(reversed(ratios), min))[::-1]
 
 
 def _medians(curve: dict[float, list[float]]) -> _Curve:
     """Its points by size; of what was measured again the median: one slow hour in three is none."""
-    return tuple((size, median(ratios)) for size, ratios in sorted(curve.items()))
+    sizes = sorted(curve)
+    return tuple(sizes), tuple(median(curve[size]) for size in sizes)

@@ -132,6 +132,8 @@ class NcclCost:
         cuts: Cut | None = None,
     ) -> Transfer:
         """What a choice costs, cut as NCCL cuts this message, or as it cuts another."""
+        if operation in ("broadcast", "reduce"):  # one backwards is the other (device/reduce.h)
+            return self.broadcast(choice, size_bytes)
         if choice.algorithm == "pat" or (choice.algorithm == "nvls" and operation in SHARDED):
             return self._of_shards(choice, size_bytes)
         priced = self._priced(choice, size_bytes, cuts).stretched(self.time_factor)
@@ -382,6 +384,4 @@ def _transfer(cost: NcclCost, operation: Operation, size_bytes: int) -> Transfer
     """A step asks for the same sizes again and again."""
     unstretched = replace(cost, time_factor=1.0)  # the same choice, and its search once for all
     choice, sent_bytes, cuts = _as_sent(unstretched, operation, size_bytes)
-    if operation in ("broadcast", "reduce"):  # one backwards is the other (src/device/reduce.h)
-        return cost.broadcast(choice, size_bytes)
     return cost.sent(choice, sent_bytes, operation, cuts)

@@ -11,7 +11,8 @@ from functools import cached_property
 from math import floor
 from typing import Literal
 
-from ddpsim.cluster.nccl.tables import NEWEST, Architecture, Tables, tables
+from ddpsim.cluster.nccl.tables import NEWEST, Tables, tables
+from ddpsim.scenario.device import Architecture
 
 __all__ = ["Graph"]
 

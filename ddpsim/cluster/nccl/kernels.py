@@ -20,7 +20,8 @@ from ddpsim.cluster.nccl.chunks import RING_CHUNK_BYTES, blocks, communicator_ch
 
 if TYPE_CHECKING:
     from ddpsim.cluster.nccl.graph import Graph
-    from ddpsim.cluster.nccl.tables import Algorithm, Architecture, Protocol
+    from ddpsim.cluster.nccl.tables import Algorithm, Protocol
+    from ddpsim.scenario.device import Architecture
 
 __all__ = [
     "SLOT_GB_PER_S",

@@ -11,18 +11,17 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from ddpsim.scenario.cluster import NEWEST_NCCL as NEWEST
+from ddpsim.scenario.device import Architecture
 
 __all__ = [
     "NEWEST",
     "PROTOCOLS",
     "Algorithm",
-    "Architecture",
     "Protocol",
     "Tables",
     "tables",
 ]
 
-Architecture = Literal["volta", "ampere", "hopper", "blackwell"]
 Protocol = Literal["LL", "LL128", "Simple"]
 Algorithm = Literal["ring", "tree", "nvls", "pat"]
 PROTOCOLS: tuple[Protocol, ...] = ("LL", "LL128", "Simple")

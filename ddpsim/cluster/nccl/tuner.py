@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from ddpsim.cluster.nccl import thresholds
 from ddpsim.cluster.nccl.graph import Graph
-from ddpsim.cluster.nccl.tables import PROTOCOLS, Algorithm, Architecture, Protocol
+from ddpsim.cluster.nccl.tables import PROTOCOLS, Algorithm, Protocol
 from ddpsim.cluster.transfers import TURNS, Operation
+from ddpsim.scenario.device import Architecture
 
 __all__ = [
     "Choice",

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ddpsim.importers.measured import Operation
 from ddpsim.importers.profiles.nccl import NcclModel
 from ddpsim.importers.profiles.part import ProfilePart as _Part
+from ddpsim.importers.profiles.part import interpolated
 from ddpsim.importers.text import parsed, read_text
 from ddpsim.scenario.quantity import SourceFile
 
@@ -154,7 +154,7 @@ def _share_at(sent_bytes_per_s: float, points: Sequence[ComputeKept]) -> float:
     """Linear between points, from all of the speed beside no bytes."""
     sent = [0.0, *(point.sent_bytes_per_s for point in points)]
     shares = [1.0, *(point.share.value for point in points)]
-    return float(np.interp(sent_bytes_per_s, sent, shares))
+    return interpolated(sent_bytes_per_s, sent, shares)
 
 
 def _lacking(times: float, point: ComputeKept, least: float) -> ComputeKept:

@@ -7,9 +7,10 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from ddpsim.importers.profiles.part import ProfilePart
+from ddpsim.scenario.device import Architecture
 from ddpsim.scenario.links import Transport
 
-__all__ = ["NcclFigure", "NcclHypothesis", "NcclLinks", "NcclModel"]
+__all__ = ["NcclFigure", "NcclHypothesis", "NcclLinks", "NcclModel", "NcclSetting"]
 
 
 class NcclLinks(ProfilePart):
@@ -23,20 +24,35 @@ class NcclLinks(ProfilePart):
     transport: Transport = "rdma"
 
 
-class NcclHypothesis(ProfilePart):
-    """One answer to what logs leave open, how likely it is, and its figures.
+class NcclSetting(ProfilePart):
+    """What decides NCCL's choice, figures aside. `ll128`: it may take LL128 between nodes."""
 
-    `ll128`: NCCL may take LL128 between nodes. `draws` are of the figures that `NcclModel` names,
-    as logarithms of multiples of their usual values (`ddpsim.cluster.nccl.figures`); each counts
-    alike.
-    """
-
-    architecture: Literal["volta", "ampere", "hopper", "blackwell"]
+    architecture: Architecture
     version: str = Field(description="of NCCL, whose tuner chooses")
     ll128: bool
     links: NcclLinks
+
+    def changed(self, links: dict[str, object], **others: object) -> NcclSetting:
+        """The same with other figures of its links, and other answers."""
+        links_then = self.links.model_copy(update=links)
+        return self.model_copy(update={"links": links_then, **others})
+
+
+class NcclHypothesis(NcclSetting):
+    """One answer to what logs leave open, how likely it is, and its figures.
+
+    `draws` are of the figures that `NcclModel` names, as logarithms of multiples of their usual
+    values (`ddpsim.cluster.nccl.figures`); each counts alike.
+    """
+
     weight: float = Field(gt=0, le=1)
     draws: tuple[tuple[float, ...], ...] = Field(min_length=1)
+
+    @property
+    def setting(self) -> NcclSetting:
+        """The setting alone."""
+        known = {name: getattr(self, name) for name in NcclSetting.model_fields}
+        return NcclSetting.model_construct(**known)
 
 
 class NcclFigure(ProfilePart):
