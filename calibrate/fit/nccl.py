@@ -50,7 +50,6 @@ _VERSIONS: dict[Architecture, tuple[str, ...]] = {
     "hopper": ("2.18", "2.23", "2.30"),
     "blackwell": ("2.27", "2.30"),
 }
-_FIRST_VERSION: dict[Architecture, str] = {"blackwell": "2.30"}
 # NICs of a node, and GB/s of one: 25 to 800 Gbit/s
 _NICS = tuple(product((1, 2, 4, 8, 16, 32), (1.25, 3.125, 6.25, 12.5, 25.0, 50.0, 100.0)))
 _USUAL_NIC: dict[Architecture, tuple[float, ...]] = {
@@ -59,7 +58,7 @@ _USUAL_NIC: dict[Architecture, tuple[float, ...]] = {
     "hopper": (50.0,),
     "blackwell": (50.0,),
 }
-_OTHER_NICS = {"efa": (12.5, 25.0), "slingshot": (25.0,)}
+_OTHER_NICS: dict[str, tuple[float, ...]] = {"efa": (12.5, 25.0), "slingshot": (25.0,)}
 _COMMON = 12.5  # GB/s: few clusters with NCCL have slower NICs
 _UNUSUAL = -3.0  # evidence of another NIC than machines of this GPU have (assumed)
 _NICS_TRIED = 4
@@ -138,14 +137,8 @@ def _searched(rows: Sequence[Row], gpu: str | None) -> list[Fitted]:
     likeliest = sorted(firsts, key=lambda each: -tried[firsts[each]].evidence)[:2]
     for architecture in likeliest:
         several = 3 if architecture == likeliest[0] else 1
-        questions = (
-            (_transports, 1),
-            (_nics, 1),
-            (_versions, several),
-            (_switches, 1),
-            (_transports, 1),
-        )
-        for question, networks in questions:
+        for question in (_transports, _nics, _versions, _switches, _transports):
+            networks = several if question is _versions else 1
             of_it = (each for each in tried.values() if each.setting.architecture == architecture)
             for best in _best_networks(of_it)[:networks]:
                 tries(question(best.setting, rows), best)
@@ -154,7 +147,7 @@ def _searched(rows: Sequence[Row], gpu: str | None) -> list[Fitted]:
 
 
 def _first(architecture: Architecture, rows: Sequence[Row], gpu: str | None) -> NcclSetting:
-    version = _FIRST_VERSION.get(architecture, "2.18")
+    version = "2.30" if architecture == "blackwell" else "2.18"
     links = _links_inside(architecture, rows, gpu)
     setting = NcclSetting(architecture=architecture, version=version, ll128=True, links=links)
     return next(_nics(setting, rows), setting)
@@ -182,14 +175,8 @@ def _links_inside(architecture: Architecture, rows: Sequence[Row], gpu: str | No
     return NcclLinks.model_validate({"intra_bytes_per_s": rate, "intra_path": path})
 
 
-def _over_nodes(rows: Sequence[Row]) -> bool:
-    return any(row.sample.nodes > 1 for row in rows)
-
-
 def _transports(setting: NcclSetting, rows: Sequence[Row]) -> Iterator[NcclSetting]:
-    if not _over_nodes(rows):
-        return
-    for transport in _TRANSPORTS:
+    for transport in _TRANSPORTS if any(row.sample.nodes > 1 for row in rows) else ():
         yield setting.changed({"transport": transport}, ll128=transport != "slingshot")
 
 
@@ -236,9 +223,8 @@ def _best_networks(found: Iterable[Fitted]) -> list[Fitted]:
 def _usual(setting: NcclSetting) -> float:
     """Evidence that no log gives: machines of a GPU have NICs of its time."""
     rate = (setting.links.nic_bytes_per_s or 0.0) / 1e9
-    if not rate or (setting.links.transport == "rdma" and rate in _USUAL_NIC[setting.architecture]):
-        return 0.0
-    if setting.links.transport != "rdma" and rate in _OTHER_NICS[setting.links.transport]:
+    usual = _OTHER_NICS.get(setting.links.transport, _USUAL_NIC[setting.architecture])
+    if not rate or rate in usual:
         return 0.0
     return _UNUSUAL if rate >= _COMMON else 2 * _UNUSUAL
 

@@ -6,6 +6,7 @@ Newton's steps, and the posterior is taken as normal around it (Laplace).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -15,7 +16,9 @@ import numpy.typing as npt
 
 from calibrate.fit.samples import Sample
 from ddpsim.cluster.fitted.ensemble import log_s, setting_cost
-from ddpsim.cluster.nccl.figures import PRIORS, Figures, counting
+from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.cluster.nccl.figures import PRIORS, USUAL, Figures, counting
+from ddpsim.cluster.nccl.tuner import Choice
 from ddpsim.cluster.transfers import Operation
 from ddpsim.importers.profiles.nccl import NcclSetting
 
@@ -44,14 +47,33 @@ class Fitted:
     covariance: Floats
     evidence: float
     residuals: Floats
-    counted: tuple[int, ...]  # rows by figure
+    counted: Counter[int]  # rows by figure
 
 
 def log_time(setting: NcclSetting, row: Row) -> float:
     """Logarithm of the seconds that a setting gives with all figures as usual."""
-    cost = setting_cost(setting, row.sample.nodes, row.sample.gpus_per_node)
-    size_bytes, operation = row.sample.size_bytes, row.operation
-    return log_s(cost, cost.tuned(size_bytes, operation), operation, size_bytes)
+    return _Sent.of(setting, row).log_s(USUAL)
+
+
+class _Sent(NamedTuple):
+    """A row as NCCL sends it under a setting. `counting`: figures that its time depends on."""
+
+    row: Row
+    cost: NcclCost
+    choice: Choice
+    counting: frozenset[int]
+
+    @classmethod
+    def of(cls, setting: NcclSetting, row: Row) -> _Sent:
+        layout = row.sample.nodes, row.sample.gpus_per_node
+        cost = setting_cost(setting, *layout)
+        choice = cost.tuned(row.sample.size_bytes, row.operation)
+        places = (Figures._fields.index(name) for name in counting(choice, *layout))
+        return cls(row, cost, choice, frozenset(places))
+
+    def log_s(self, figures: Figures) -> float:
+        drawn, (operation, sample) = replace(self.cost, figures=figures), self.row
+        return log_s(drawn, self.choice, operation, sample.size_bytes)
 
 
 class _Posterior:
@@ -60,28 +82,14 @@ class _Posterior:
     def __init__(self, setting: NcclSetting, rows: Sequence[Row]) -> None:
         prior = PRIORS[setting.links.transport]
         self.prior, self.sigmas = np.log(prior.medians), np.array(prior.sigmas)
-        self._rows = rows
-        self._costs = [
-            setting_cost(setting, row.sample.nodes, row.sample.gpus_per_node) for row in rows
-        ]
-        self._choices = [
-            cost.tuned(row.sample.size_bytes, row.operation)
-            for cost, row in zip(self._costs, rows, strict=True)
-        ]
-        self.counting = [
-            {
-                Figures._fields.index(name)
-                for name in counting(choice, row.sample.nodes, row.sample.gpus_per_node)
-            }
-            for choice, row in zip(self._choices, rows, strict=True)
-        ]
+        self.sent = [_Sent.of(setting, row) for row in rows]
         self._measured = np.log([row.sample.time_s for row in rows])
         self._weights = np.array([row.sample.weight for row in rows])
 
     def residuals(self, mode: Floats) -> Floats:
         """Logarithms of predicted over measured times."""
         figures = _figures(mode)
-        return np.array([self._log_s(i, figures) for i in range(len(self._rows))]) - self._measured
+        return np.array([sent.log_s(figures) for sent in self.sent]) - self._measured
 
     def objective(self, residuals: Floats, mode: Floats) -> float:
         """The negative logarithm of the posterior, but for a constant."""
@@ -99,20 +107,16 @@ class _Posterior:
         return np.clip(-np.linalg.solve(precision, slope), -1.0, 1.0), precision
 
     def _slopes(self, residuals: Floats, mode: Floats) -> Floats:
-        slopes = np.zeros((len(self._rows), len(mode)))
-        for figure in sorted(set().union(*self.counting)):
+        slopes = np.zeros((len(self.sent), len(mode)))
+        for figure in frozenset().union(*(sent.counting for sent in self.sent)):
             nudged = mode.copy()
             nudged[figure] += _NUDGE
             figures = _figures(nudged)
-            for i, counts in enumerate(self.counting):
-                if figure in counts:
-                    moved = self._log_s(i, figures) - self._measured[i] - residuals[i]
+            for i, sent in enumerate(self.sent):
+                if figure in sent.counting:
+                    moved = sent.log_s(figures) - self._measured[i] - residuals[i]
                     slopes[i, figure] = moved / _NUDGE
         return slopes
-
-    def _log_s(self, i: int, figures: Figures) -> float:
-        row, drawn = self._rows[i], replace(self._costs[i], figures=figures)
-        return log_s(drawn, self._choices[i], row.operation, row.sample.size_bytes)
 
 
 def _figures(mode: Floats) -> Figures:
@@ -141,9 +145,6 @@ def fitted(setting: NcclSetting, rows: Sequence[Row], near: Fitted | None = None
             break
     covariance = np.linalg.inv(precision)
     evidence = -least + 0.5 * np.linalg.slogdet(covariance)[1] - np.log(posterior.sigmas).sum()
-    counted = [0] * len(mode)
-    for counts in posterior.counting:
-        for figure in counts:
-            counted[figure] += 1
+    counted = Counter(figure for sent in posterior.sent for figure in sent.counting)
     known = np.asarray(covariance, np.float64)
-    return Fitted(setting, mode, known, float(evidence), residuals, tuple(counted))
+    return Fitted(setting, mode, known, float(evidence), residuals, counted)

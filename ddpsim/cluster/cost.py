@@ -123,10 +123,6 @@ class LinkCost:
         """See CollectiveCost."""
         return replace(self, time_factor=self.time_factor * factor)
 
-    def without_latency(self) -> LinkCost:
-        """The same links if they took no time beside the bytes."""
-        return replace(self, links=tuple(replace(link, latency_s=0.0) for link in self.links))
-
     def _hop_ns(self, link: Link, size_bytes: int) -> tuple[int, int]:
         """How long a message keeps a link busy, and what it takes to arrive beyond that."""
         busy_ns = self._ns(size_bytes / link.bandwidth_bytes_per_s)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from math import exp, log, log2, sqrt
 from typing import NamedTuple
@@ -121,20 +121,6 @@ def members(model: NcclModel, nodes: int, gpus_per_node: int) -> list[Member]:
     ]
 
 
-class _Drawn(NamedTuple):
-    """Median of the logarithms of the draws' seconds, and their standard deviation from it."""
-
-    middle: float
-    sigma: float
-
-
-class _Steady(NamedTuple):
-    """Logarithms of seconds: no more than of a larger message, and without sudden growth too."""
-
-    rising: float
-    log_s: float
-
-
 class Curve:
     """Seconds of one collective by message size, and the standard deviation of their logarithm."""
 
@@ -142,38 +128,33 @@ class Curve:
         self._members, self._operation = members, operation
         whole = sum(member.weight * len(member.draws) for member in members)
         self._shares = [member.weight / whole for member in members for _ in member.draws]
-        self._drawn: dict[int, _Drawn] = {}
-        self._steady: dict[int, _Steady] = {}
+        self._drawn, self._steady = cache(self._draw), cache(self._steady_at)
 
     def seconds(self, size_bytes: float) -> float:
         """The time of one message; beyond the largest size its bandwidth stays."""
         beyond = max(0.0, _place(size_bytes) - _LAST)
-        return exp(_between(size_bytes, lambda place: self._steady_at(place).log_s)) * 2**beyond
+        return exp(_between(size_bytes, lambda place: self._steady(place)[1])) * 2**beyond
 
     def sigma(self, size_bytes: float) -> float:
         """How far the draws differ."""
-        return _between(size_bytes, lambda place: self._drawn_at(place).sigma)
+        return _between(size_bytes, lambda place: self._drawn(place)[1])
 
-    def _steady_at(self, place: int) -> _Steady:
-        """No time above that of a larger message, and none below 1 / 2.2 of that of twice it."""
-        if place not in self._steady:
-            rising = steady = self._drawn_at(place).middle
-            if place < _LAST:
-                larger = self._steady_at(place + 1)
-                rising = min(rising, larger.rising)
-                steady = max(rising, larger.log_s - _MOST_OF_TWICE)
-            self._steady[place] = _Steady(rising, steady)
-        return self._steady[place]
+    def _draw(self, place: int) -> tuple[float, float]:
+        """Median of the logarithms of the draws' seconds, and their standard deviation from it."""
+        asked = self._operation, _LEAST_BYTES << place
+        logs = [each for member in self._members for each in member.log_times(*asked)]
+        middle = _weighted_median(logs, self._shares)
+        squares = ((each - middle) ** 2 for each in logs)
+        return middle, sqrt(sum(s * w for s, w in zip(squares, self._shares, strict=True)))
 
-    def _drawn_at(self, place: int) -> _Drawn:
-        if place not in self._drawn:
-            asked = self._operation, _LEAST_BYTES << place
-            logs = [each for member in self._members for each in member.log_times(*asked)]
-            middle = _weighted_median(logs, self._shares)
-            squares = ((each - middle) ** 2 for each in logs)
-            spread = sqrt(sum(s * w for s, w in zip(squares, self._shares, strict=True)))
-            self._drawn[place] = _Drawn(middle, spread)
-        return self._drawn[place]
+    def _steady_at(self, place: int) -> tuple[float, float]:
+        """The least median from this size up; and no less than 1 / 2.2 of twice the bytes'."""
+        rising = self._drawn(place)[0]
+        if place == _LAST:
+            return rising, rising
+        larger, of_twice = self._steady(place + 1)
+        rising = min(rising, larger)
+        return rising, max(rising, of_twice - _MOST_OF_TWICE)
 
 
 @lru_cache(maxsize=256)

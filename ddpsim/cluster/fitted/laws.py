@@ -16,7 +16,7 @@ from ddpsim.importers.profiles.cluster import GlooRing
 from ddpsim.importers.profiles.nccl import NcclModel
 from ddpsim.units import to_ns
 
-__all__ = ["AllReduceModel", "FittedCost", "Point", "all_reduce_s", "collective_times_s"]
+__all__ = ["AllReduceModel", "FittedCost", "Point", "collective_times_s"]
 
 AllReduceModel = NcclModel | GlooRing
 
@@ -70,18 +70,6 @@ class FittedCost:
 
     def _ns(self, seconds: float) -> int:
         return to_ns(float(seconds) * self.time_factor)
-
-
-def all_reduce_s(
-    model: AllReduceModel,
-    size_bytes: float,
-    nodes: int,
-    gpus_per_node: int,
-    line_rate: float | None = None,
-) -> float:
-    """Seconds of one all-reduce that is alone; see Point for the arguments."""
-    point = Point(size_bytes, nodes, gpus_per_node, line_rate)
-    return collective_times_s("all_reduce", model, [point])[0]
 
 
 def collective_times_s(

@@ -72,22 +72,8 @@ class Prior(NamedTuple):
     sigmas: Figures
 
 
-_USUAL_SIGMAS = Figures(
-    start=0.4,
-    intra_hop_ll=0.4,
-    intra_hop_ll128=0.4,
-    intra_hop_simple=0.4,
-    tree_hop_ll=0.4,
-    tree_hop_ll128=0.4,
-    tree_hop_simple=0.4,
-    ring_hop_ll=0.4,
-    ring_hop_ll128=0.4,
-    ring_hop_simple=0.4,
-    message=0.5,
-    intra_rate=0.15,
-    switch_rate=0.15,
-    net_rate=0.1,
-    ll_rate=0.4,
+_USUAL_SIGMAS = Figures(*[0.4] * len(Figures._fields))._replace(
+    message=0.5, intra_rate=0.15, switch_rate=0.15, net_rate=0.1
 )
 # assumed: how far clusters of one transport differ; of Slingshot as Alps and Polaris do, whose
 # plugin's settings make rings of Simple up to 20 times as slow

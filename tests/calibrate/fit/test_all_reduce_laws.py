@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from measured.made_measurements import NODE, TWO_HDR, gloo_ring, nccl_model
+from measured.made_measurements import NODE, TWO_HDR, all_reduce_s, gloo_ring, nccl_model
 
 from calibrate.fit import Sample
 from calibrate.fit.gloo import fit_half
 from ddpsim.cluster.fitted.ensemble import curve_of
-from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost, all_reduce_s
+from ddpsim.cluster.fitted.laws import AllReduceModel, FittedCost
 from ddpsim.cluster.transfers import Operation, WholeTransfer, duration_ns
 from ddpsim.importers.profiles.cluster import Fitted
 

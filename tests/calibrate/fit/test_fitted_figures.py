@@ -17,6 +17,7 @@ from measured.made_measurements import (
     NODES,
     RATES,
     TWO_HDR,
+    all_reduce_s,
     gloo_ring,
     made_samples,
     nccl_model,
@@ -30,7 +31,7 @@ from measured.refits import (
 
 from calibrate.fit import Fit, Sample, fit_all_reduce
 from ddpsim.cluster.fitted.ensemble import curve_of
-from ddpsim.cluster.fitted.laws import AllReduceModel, all_reduce_s
+from ddpsim.cluster.fitted.laws import AllReduceModel
 from ddpsim.importers.profiles.cluster import Fitted
 
 TRUE = {"start": 1.5, "tree_hop_ll": 1.4, "net_rate": 0.93, "intra_rate": 0.9}

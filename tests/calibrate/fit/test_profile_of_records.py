@@ -5,11 +5,18 @@ from __future__ import annotations
 import math
 
 import pytest
-from measured.made_measurements import RATES, gloo_record, gloo_ring, jitter, samples_around
+from measured.made_measurements import (
+    RATES,
+    all_reduce_s,
+    gloo_record,
+    gloo_ring,
+    jitter,
+    samples_around,
+)
 
 from calibrate.fit import FitError, Sample, fit_profile, samples_of_records, show
 from calibrate.records.record import IN_A_ROW, RESTED, Measurement, Record
-from ddpsim.cluster.fitted.laws import FittedCost, all_reduce_s
+from ddpsim.cluster.fitted.laws import FittedCost
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.importers.profiles.cluster import ClusterProfile, Fitted, GlooRing
 from ddpsim.scenario.cluster import Cluster

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from measured.made_measurements import RATES, gloo_ring
+from measured.made_measurements import RATES, all_reduce_s, gloo_ring
 
 from calibrate.fit import Sample
 from calibrate.fit.samples import fitted_sigma, measured_sigma
-from ddpsim.cluster.fitted.laws import FittedCost, all_reduce_s
+from ddpsim.cluster.fitted.laws import FittedCost
 from ddpsim.cluster.fitted.residuals import CorrectedCost, Correction
 from ddpsim.cluster.transfers import duration_ns
 from ddpsim.importers.profiles.cluster import MeasuredTime

@@ -10,7 +10,7 @@ import numpy as np
 
 from calibrate.fit import Sample
 from calibrate.records.record import Environment, Layout, Measurement, Record
-from ddpsim.cluster.fitted.laws import AllReduceModel, all_reduce_s
+from ddpsim.cluster.fitted.laws import AllReduceModel, Point, collective_times_s
 from ddpsim.cluster.nccl.figures import USUAL
 from ddpsim.importers.profiles.cluster import Fitted, GlooRing
 from ddpsim.importers.profiles.nccl import NcclFigure, NcclHypothesis, NcclLinks, NcclModel
@@ -18,6 +18,18 @@ from ddpsim.importers.profiles.nccl import NcclFigure, NcclHypothesis, NcclLinks
 SIZES = [2**k for k in range(10, 28)]
 FEW_SIZES = [2**k for k in range(10, 28, 2)]
 RATES = (62.5e6, 250e6, 1.25e9)
+
+
+def all_reduce_s(
+    model: AllReduceModel,
+    size_bytes: float,
+    nodes: int,
+    gpus_per_node: int,
+    line_rate: float | None = None,
+) -> float:
+    """Seconds of one all-reduce that is alone."""
+    point = Point(size_bytes, nodes, gpus_per_node, line_rate)
+    return collective_times_s("all_reduce", model, [point])[0]
 
 
 def nccl_model(

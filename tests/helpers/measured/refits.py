@@ -10,8 +10,15 @@ import pytest
 from hypothesis import Phase
 
 from calibrate.fit import Fit, Sample, fit_all_reduce
-from ddpsim.cluster.fitted.laws import AllReduceModel, all_reduce_s
-from measured.made_measurements import FEW_SIZES, NODES, RATES, gloo_ring, made_samples
+from ddpsim.cluster.fitted.laws import AllReduceModel
+from measured.made_measurements import (
+    FEW_SIZES,
+    NODES,
+    RATES,
+    all_reduce_s,
+    gloo_ring,
+    made_samples,
+)
 
 NO_SHRINKING = [Phase.explicit, Phase.generate]  # fits take a second
 
