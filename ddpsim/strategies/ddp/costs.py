@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddpsim.importers.profiles.part import interpolated
 from ddpsim.scenario.ddp import Ddp
 from ddpsim.scenario.device import Device
 from ddpsim.strategies.ddp.buckets import assign_by_size
@@ -109,6 +108,8 @@ class DdpCosts:
             return Work(max(0.0, parameter.ddp_hook_s - self._default_hook_s), 1)
         if not self._copies_in:
             return self._copied(parameter)
+        from ddpsim.importers.profiles.part import interpolated  # noqa: PLC0415 -- a profile's
+
         sizes, byte_s = self._copies_in
         own_s = interpolated(math.log(max(1, parameter.size_bytes)), sizes, byte_s)
         return self._copied(parameter, bytes_per_s=1 / own_s)
