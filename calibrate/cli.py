@@ -16,29 +16,24 @@ from calibrate.cli_options import (
     Batch,
     Function,
     Fused,
-    Layouts,
     LineRate,
     Local,
-    Operations,
     Optimizer,
     Output,
     Variants,
     bucket_cap_mb,
     bytes_per_s,
     check_ranks_devices,
-    layouts,
     memory_bytes,
-    operations,
     variants_of,
 )
-from calibrate.files import HTML, check_outputs, name_as_text
+from calibrate.cli_profile import fit, import_nccl_tests, show
+from calibrate.files import HTML, check_outputs
 from calibrate.records.rounds import RoundOptions, Variant
 from calibrate.testbed.cli import app as testbed
 from ddpsim.cli import new_app, run_app
 from ddpsim.errors import printable
 from ddpsim.files import write_atomically
-from ddpsim.importers.profiles.cluster import SCHEMA as CLUSTER_SCHEMA
-from ddpsim.importers.profiles.cluster import ClusterProfile
 from ddpsim.importers.profiles.model import SCHEMA as MODEL_SCHEMA
 
 __all__ = ["app", "main"]
@@ -69,6 +64,9 @@ app.add_typer(
 app.add_typer(imports, name="import")
 app.command(short_help="Measure one GPU or CPU core: kernels, host, zoo models.")(device)
 app.command("fit-device", short_help="Fit such a record; write a device file.")(fit_device)
+imports.command("nccl-tests", short_help="Make one from nccl-tests logs of a cluster.")(
+    import_nccl_tests
+)
 
 
 @app.command(short_help="Measure collectives, copies, interference and jitter.")
@@ -252,41 +250,8 @@ def rounds(
         print(f"{output}: hold it against a profile with `validate`")
 
 
-@app.command(short_help="Fit records of a cluster; write its profile.")
-def fit(
-    records: Annotated[list[Path], typer.Argument(help="Records of one cluster.")],
-    output: Output,
-    name: Annotated[str, typer.Option(help="What to call the profile.")] = "cluster",
-    residuals: Annotated[
-        Path | None, typer.Option(help="Draw the residuals into this HTML file.")
-    ] = None,
-) -> None:
-    """Fit links, interference, DDP's own cost and jitter; write a cluster profile."""
-    from calibrate.fit.profile import fit_profile, samples_of_records
-    from calibrate.fit.residuals import residual_table, write_residual_figure
-    from calibrate.fit.show import correlated, data_loaders
-    from calibrate.records.record import load_record
-
-    check_outputs([(output, CLUSTER_SCHEMA), *([(residuals, HTML)] if residuals else [])], records)
-    loaded = [load_record(path) for path in records]
-    fitted = fit_profile(loaded, name, [name_as_text(path) for path in records])
-    _write(fitted, output)
-    samples = samples_of_records(loaded)
-    table = residual_table(fitted.all_reduce, samples)
-    for line in (*data_loaders(loaded), table, *correlated(fitted)):
-        print(line)
-    if residuals:
-        write_residual_figure(fitted.all_reduce, samples, residuals)
-
-
-@app.command()
-def show(file: Annotated[Path, typer.Argument(help="A cluster profile.")]) -> None:
-    """Print a cluster profile as a person reads it."""
-    from calibrate.fit.show import show as shown
-    from ddpsim.importers.profiles.cluster import read_cluster_profile
-    from ddpsim.scenario.quantity import SourceFile
-
-    print(shown(read_cluster_profile(SourceFile(str(file), file))))
+app.command(short_help="Fit records of a cluster; write its profile.")(fit)
+app.command(short_help="Print a cluster profile; say what to measure next.")(show)
 
 
 @app.command(short_help="Hold the simulation against `rounds`; say what is off.")
@@ -327,43 +292,6 @@ def validate(
 
         write_atomically(page, drawn(validation))
     print(summary(validation))
-
-
-@imports.command("nccl-tests", short_help="Make one from nccl-tests logs of a cluster.")
-def import_nccl_tests(
-    logs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="nccl-tests' text or JSON (-J), our CSV, or another benchmark's table."
-        ),
-    ],
-    output: Output,
-    name: Annotated[str, typer.Option(help="What to call the profile.")] = "cluster",
-    layout: Layouts = None,
-    operation: Operations = None,
-) -> None:
-    """Make a cluster profile from nccl-tests logs of one cluster, of one or several layouts."""
-    from calibrate.fit.logs import read_logs
-    from calibrate.fit.profile import fit_logs, samples_of_logs
-    from calibrate.fit.residuals import residual_table
-    from calibrate.fit.show import correlated
-
-    check_outputs([(output, CLUSTER_SCHEMA)], logs)
-    read = read_logs(logs, layouts(layout, len(logs)), operations(operation))
-    fitted = fit_logs(read.all_reduces, name, others=read.others)
-    _write(fitted, output)
-    samples = samples_of_logs(read.all_reduces)
-    for line in (residual_table(fitted.all_reduce, samples), *correlated(fitted)):
-        print(line)
-    for warning in read.warnings:
-        print(f"WARNING {warning}")
-
-
-def _write(profile: ClusterProfile, path: Path) -> None:
-    from calibrate.fit.show import not_measured
-
-    write_atomically(path, profile.model_dump_json(by_alias=True, indent=1) + "\n")
-    print("\n".join((f"{path}: use it as cluster.profile", *not_measured(profile))))
 
 
 @contextmanager

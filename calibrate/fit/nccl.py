@@ -34,7 +34,7 @@ from ddpsim.importers.profiles.nccl import (
 from ddpsim.scenario.catalog import device_table, resolve
 from ddpsim.scenario.device import Architecture
 
-__all__ = ["LEAST_SIZES", "fit_nccl"]
+__all__ = ["LEAST_SIZES", "fit_nccl", "rows_of"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -76,11 +76,7 @@ def fit_nccl(
     it is known. The order of the samples does not matter.
     """
     kept, warnings = _with_enough_sizes(sorted(samples))
-    rows = [Row("all_reduce", sample) for sample in kept]
-    for operation, more in sorted((others or {}).items()):
-        if operation in ("reduce_scatter", "all_gather"):
-            rows += [Row(operation, sample) for sample in sorted(more)]
-    rows = [row for row in rows if row.sample.size_bytes in _BYTES] or rows
+    rows = rows_of(kept, others or {})
     found = _searched(rows, gpu)
     best = found[0]
     return Fit(
@@ -90,6 +86,15 @@ def fit_nccl(
         warnings=(*warnings, *_warnings(kept, found)),
         correlations={},
     )
+
+
+def rows_of(samples: Sequence[Sample], others: Mapping[Measured, Sequence[Sample]]) -> list[Row]:
+    """What is fitted: all-reduces, and of the others reduce-scatters and all-gathers."""
+    rows = [Row("all_reduce", sample) for sample in samples]
+    for operation, more in sorted(others.items()):
+        if operation in ("reduce_scatter", "all_gather"):
+            rows += [Row(operation, sample) for sample in sorted(more)]
+    return [row for row in rows if row.sample.size_bytes in _BYTES] or rows
 
 
 def _with_enough_sizes(samples: Sequence[Sample]) -> tuple[list[Sample], list[str]]:

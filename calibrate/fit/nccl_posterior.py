@@ -17,18 +17,29 @@ import numpy.typing as npt
 from calibrate.fit.samples import Sample
 from ddpsim.cluster.fitted.ensemble import log_s, setting_cost
 from ddpsim.cluster.nccl.cost import NcclCost
-from ddpsim.cluster.nccl.figures import PRIORS, USUAL, Figures, counting
+from ddpsim.cluster.nccl.figures import PRIORS, USUAL, Figures, Prior, counting
 from ddpsim.cluster.nccl.tuner import Choice
 from ddpsim.cluster.transfers import Operation
 from ddpsim.importers.profiles.nccl import NcclSetting
 
-__all__ = ["Fitted", "Row", "fitted", "log_time"]
+__all__ = [
+    "NOISE_VARIANCE",
+    "Fitted",
+    "Row",
+    "fitted",
+    "linear",
+    "log_time",
+    "pooled_figures",
+    "precision",
+]
 
 Floats = npt.NDArray[np.float64]
 
 _SIGMA, _TAILS = 0.2, 4.0  # of a time's logarithm, and degrees of freedom of its t distribution
 _MOST_STEPS, _DONE, _SHORTEST = 8, 0.05, 0.1  # of a fit; a gain, a part of a step
 _NUDGE = 0.05  # of a logarithm, for a derivative
+# variance that a measured logarithm is expected to count with (Fisher's information of t)
+NOISE_VARIANCE = _SIGMA**2 * (_TAILS + 3) / (_TAILS + 1)
 
 
 class Row(NamedTuple):
@@ -65,8 +76,11 @@ class _Sent(NamedTuple):
 
     @classmethod
     def of(cls, setting: NcclSetting, row: Row) -> _Sent:
+        return cls.by(setting_cost(setting, row.sample.nodes, row.sample.gpus_per_node), row)
+
+    @classmethod
+    def by(cls, cost: NcclCost, row: Row) -> _Sent:
         layout = row.sample.nodes, row.sample.gpus_per_node
-        cost = setting_cost(setting, *layout)
         choice = cost.tuned(row.sample.size_bytes, row.operation)
         places = (Figures._fields.index(name) for name in counting(choice, *layout))
         return cls(row, cost, choice, frozenset(places))
@@ -76,15 +90,29 @@ class _Sent(NamedTuple):
         return log_s(drawn, self.choice, operation, sample.size_bytes)
 
 
-class _Posterior:
-    """The rows under one setting: what they take with given figures, and how that changes."""
+class _Mode(NamedTuple):
+    """The logarithms of the figures, what is left of the rows, and the precision there."""
 
-    def __init__(self, setting: NcclSetting, rows: Sequence[Row]) -> None:
-        prior = PRIORS[setting.links.transport]
+    figures: Floats
+    residuals: Floats
+    objective: float
+    precision: Floats
+
+
+class _Posterior:
+    """Rows as they are sent: what they take with given figures, and how that changes."""
+
+    def __init__(self, prior: Prior, sent: Sequence[_Sent]) -> None:
         self.prior, self.sigmas = np.log(prior.medians), np.array(prior.sigmas)
-        self.sent = [_Sent.of(setting, row) for row in rows]
-        self._measured = np.log([row.sample.time_s for row in rows])
-        self._weights = np.array([row.sample.weight for row in rows])
+        self.sent = sent
+        samples = [each.row.sample for each in sent]
+        self._measured = np.log([sample.time_s for sample in samples])
+        self._weights = np.array([sample.weight for sample in samples])
+
+    @classmethod
+    def of(cls, setting: NcclSetting, rows: Sequence[Row]) -> _Posterior:
+        prior = PRIORS[setting.links.transport]
+        return cls(prior, [_Sent.of(setting, row) for row in rows])
 
     def residuals(self, mode: Floats) -> Floats:
         """Logarithms of predicted over measured times."""
@@ -99,14 +127,15 @@ class _Posterior:
 
     def step(self, residuals: Floats, mode: Floats) -> tuple[Floats, Floats]:
         """Gauss and Newton's step, at most a factor of e, and the precision there."""
-        slopes = self._slopes(residuals, mode)
+        slopes = self.slopes(residuals, mode)
         robust = (_TAILS + 1) / (_TAILS + (residuals / _SIGMA) ** 2) / _SIGMA**2
         weights = self._weights * robust
         precision = slopes.T @ (weights[:, None] * slopes) + np.diag(1 / self.sigmas**2)
         slope = slopes.T @ (weights * residuals) + (mode - self.prior) / self.sigmas**2
         return np.clip(-np.linalg.solve(precision, slope), -1.0, 1.0), precision
 
-    def _slopes(self, residuals: Floats, mode: Floats) -> Floats:
+    def slopes(self, residuals: Floats, mode: Floats) -> Floats:
+        """How the logarithm of each row's time changes with each figure's."""
         slopes = np.zeros((len(self.sent), len(mode)))
         for figure in frozenset().union(*(sent.counting for sent in self.sent)):
             nudged = mode.copy()
@@ -118,6 +147,25 @@ class _Posterior:
                     slopes[i, figure] = moved / _NUDGE
         return slopes
 
+    def mode(self, first: Floats) -> _Mode:
+        """The likeliest figures, by steps from the first."""
+        mode, residuals = first.copy(), self.residuals(first)
+        least, precision = self.objective(residuals, mode), np.diag(1 / self.sigmas**2)
+        for _ in range(_MOST_STEPS):
+            step, precision = self.step(residuals, mode)
+            gained = 0.0
+            while np.abs(step).max() > _SHORTEST * _NUDGE:
+                tried = mode + step
+                errors = self.residuals(tried)
+                value = self.objective(errors, tried)
+                if value < least:
+                    mode, residuals, gained, least = tried, errors, least - value, value
+                    break
+                step = step / 2
+            if gained < _DONE:
+                break
+        return _Mode(mode, residuals, least, precision)
+
 
 def _figures(mode: Floats) -> Figures:
     return Figures(*np.exp(mode).tolist())
@@ -125,26 +173,30 @@ def _figures(mode: Floats) -> Figures:
 
 def fitted(setting: NcclSetting, rows: Sequence[Row], near: Fitted | None = None) -> Fitted:
     """The mode of the posterior; steps begin at that of a setting `near` it, or at the prior's."""
-    posterior = _Posterior(setting, rows)
-    mode = (posterior.prior if near is None else near.mode).copy()
-    residuals = posterior.residuals(mode)
-    least = posterior.objective(residuals, mode)
-    precision = np.diag(1 / posterior.sigmas**2)
-    for _ in range(_MOST_STEPS):
-        step, precision = posterior.step(residuals, mode)
-        gained = 0.0
-        while np.abs(step).max() > _SHORTEST * _NUDGE:
-            tried = mode + step
-            errors = posterior.residuals(tried)
-            value = posterior.objective(errors, tried)
-            if value < least:
-                mode, residuals, gained, least = tried, errors, least - value, value
-                break
-            step = step / 2
-        if gained < _DONE:
-            break
-    covariance = np.linalg.inv(precision)
-    evidence = -least + 0.5 * np.linalg.slogdet(covariance)[1] - np.log(posterior.sigmas).sum()
+    posterior = _Posterior.of(setting, rows)
+    found = posterior.mode(posterior.prior if near is None else near.mode)
+    covariance = np.asarray(np.linalg.inv(found.precision), np.float64)
+    volume = 0.5 * np.linalg.slogdet(covariance)[1] - np.log(posterior.sigmas).sum()
+    evidence = float(volume - found.objective)
     counted = Counter(figure for sent in posterior.sent for figure in sent.counting)
-    known = np.asarray(covariance, np.float64)
-    return Fitted(setting, mode, known, float(evidence), residuals, counted)
+    return Fitted(setting, found.figures, covariance, evidence, found.residuals, counted)
+
+
+def pooled_figures(prior: Prior, costs: Sequence[NcclCost], rows: Sequence[Row]) -> Figures:
+    """The likeliest figures that clusters share; each row has its own cluster's cost."""
+    sent = [_Sent.by(cost, row) for cost, row in zip(costs, rows, strict=True)]
+    posterior = _Posterior(prior, sent)
+    return _figures(posterior.mode(posterior.prior).figures)
+
+
+def precision(setting: NcclSetting, rows: Sequence[Row], mode: Floats) -> Floats:
+    """The inverse of the covariance of the figures' logarithms at the mode, given these rows."""
+    posterior = _Posterior.of(setting, rows)
+    return posterior.step(posterior.residuals(mode), mode)[1]
+
+
+def linear(setting: NcclSetting, rows: Sequence[Row], mode: Floats) -> tuple[Floats, Floats]:
+    """Logarithms of modelled over measured times, and how they change with each figure's."""
+    posterior = _Posterior.of(setting, rows)
+    residuals = posterior.residuals(mode)
+    return residuals, posterior.slopes(residuals, mode)

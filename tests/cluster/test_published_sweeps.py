@@ -122,7 +122,7 @@ CARRIED = {
     "V100 over EDR, 1, 2 and 4 -> 16": 0.08,
     "V100 over EDR, 1, 2 and 4 -> 32": 0.12,
     "V100 over EDR, 1 and 2 -> 4": 0.06,
-    "V100 over EDR, 1 and 2 -> 16": 0.10,
+    "V100 over EDR, 1 and 2 -> 16": 0.17,
 }
 
 

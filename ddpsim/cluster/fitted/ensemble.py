@@ -38,6 +38,7 @@ __all__ = [
     "Member",
     "curve_of",
     "for_cluster",
+    "likely",
     "log_s",
     "members",
     "setting_cost",
@@ -106,18 +107,22 @@ class Member(NamedTuple):
             yield log_s(replace(self.cost, figures=figures), choice, operation, size_bytes)
 
 
-def members(model: NcclModel, nodes: int, gpus_per_node: int) -> list[Member]:
+def likely(model: NcclModel) -> list[NcclHypothesis]:
     """The likeliest hypotheses that together have nearly all of the weight."""
     ordered = sorted(model.hypotheses, key=lambda hypothesis: -hypothesis.weight)
     before = accumulate((hypothesis.weight for hypothesis in ordered), initial=0.0)
+    return [h for h, weight in zip(ordered, before, strict=False) if weight < _COUNTED]
+
+
+def members(model: NcclModel, nodes: int, gpus_per_node: int) -> list[Member]:
+    """Likely hypotheses on so many ranks."""
     return [
         Member(
             setting_cost(hypothesis.setting, nodes, gpus_per_node),
             tuple(Figures(*map(exp, draw)) for draw in hypothesis.draws),
             hypothesis.weight / len(hypothesis.draws),
         )
-        for hypothesis, weight in zip(ordered, before, strict=False)
-        if weight < _COUNTED
+        for hypothesis in likely(model)
     ]
 
 
@@ -192,6 +197,8 @@ def for_cluster(model: NcclModel, cluster: Cluster) -> NcclModel:
     inter = network if isinstance(network, InterNode) else None
     if inter and inter.bandwidth_bytes_per_s and (cluster.inter_node or cluster.machine):
         kept = [h for h in kept if _is_of(h.links, inter)] or kept
+    if inter and inter.gpu_direct is not None:
+        kept = [h for h in kept if _is_direct(h) is inter.gpu_direct] or kept
     if cluster.nccl:
         apart = [abs(_minor(h.version) - cluster.nccl_minor) for h in kept]
         kept = [h for h, far in zip(kept, apart, strict=True) if far == min(apart)]
@@ -230,3 +237,8 @@ def _over_nodes(hypothesis: NcclHypothesis, inter: InterNode) -> NcclHypothesis:
     )
     links = hypothesis.links.model_copy(update=network)
     return hypothesis.model_copy(update={"links": links, "draws": draws})
+
+
+def _is_direct(hypothesis: NcclHypothesis) -> bool:
+    """Whether NICs read GPUs' memory, as LL128 needs; Slingshot has no LL128 either way."""
+    return hypothesis.ll128 or hypothesis.links.transport == "slingshot"

@@ -30,7 +30,14 @@ from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes_per_s
 
-__all__ = ["PER_DOUBLING", "UNLIKE", "doublings", "network_from_profile"]
+__all__ = [
+    "PER_DOUBLING",
+    "UNLIKE",
+    "doublings",
+    "measured_sigma",
+    "network_from_profile",
+    "unlike_sigma",
+]
 
 # of NCCL's times on ranks that were not measured, beside the draws' own spread: where the model is
 # wrong, and what each doubling of the ranks adds, with other switches and other jobs, as a random
@@ -146,13 +153,16 @@ def _line_rate(cluster: Cluster, seed: int) -> tuple[float | None, tuple[Provena
 
 
 def _uncertainty(cluster: Cluster, profile: ClusterProfile, rate: float | None) -> Uncertainty:
-    sigma = max(profile.all_reduce_sigma, _LEAST_SIGMA)
     if not _is_measured(cluster, profile):
-        return _beyond_measured(sigma, cluster, profile)
-    if not profile.measured_sigma:
-        return Uncertainty(sigma, "the residuals of the profile's fit")
-    basis = "the profile's measurements, each left out in turn or made twice"
-    return Uncertainty(_measured_sigma(profile, rate), basis)
+        return _beyond_measured(_fitted_sigma(profile), cluster, profile)
+    basis = "the residuals of the profile's fit"
+    if profile.measured_sigma:
+        basis = "the profile's measurements, each left out in turn or made twice"
+    return Uncertainty(measured_sigma(profile, rate), basis)
+
+
+def _fitted_sigma(profile: ClusterProfile) -> float:
+    return max(profile.all_reduce_sigma, _LEAST_SIGMA)
 
 
 def _beyond_measured(sigma: float, cluster: Cluster, profile: ClusterProfile) -> Uncertainty:
@@ -165,9 +175,13 @@ def _beyond_measured(sigma: float, cluster: Cluster, profile: ClusterProfile) ->
 
 def _of_ensemble(sigma: float, cluster: Cluster, profile: ClusterProfile) -> Uncertainty:
     """The draws' spread, and what other ranks add to it."""
-    times = doublings(cluster.world_size, profile.valid.layouts)
     said = "the calibrated figures' spread, and what published sweeps of more nodes add to it"
-    return Uncertainty(hypot(sigma, UNLIKE, PER_DOUBLING * sqrt(times)), said)
+    return Uncertainty(hypot(sigma, unlike_sigma(cluster.world_size, profile.valid.layouts)), said)
+
+
+def unlike_sigma(ranks: int, layouts: Sequence[tuple[int, int]]) -> float:
+    """How far NCCL's times on ranks that were not measured may be from the model's, as a sigma."""
+    return hypot(UNLIKE, PER_DOUBLING * sqrt(doublings(ranks, layouts)))
 
 
 def _by_size(
@@ -189,12 +203,15 @@ def doublings(ranks: int, layouts: Sequence[tuple[int, int]]) -> float:
     return max(0.0, log2(ranks / max(measured)), log2(min(measured) / ranks))
 
 
-def _measured_sigma(profile: ClusterProfile, rate: float | None) -> float:
-    """Between measured line rates linearly in their logarithms; beyond them as at the nearest.
+def measured_sigma(profile: ClusterProfile, rate: float | None = None) -> float:
+    """How sure a profile is of all-reduces on ranks that it was measured on.
 
-    A law that asks for no line rate: the largest.
+    Between measured line rates linearly in their logarithms; beyond them as at the nearest. A law
+    that asks for no line rate: the largest.
     """
     law, found = profile.all_reduce, profile.measured_sigma
+    if not found:
+        return _fitted_sigma(profile)
     each = [max(sigma.left_out, _again_sigma(sigma)) for sigma in found]
     if not isinstance(law, GlooRing):
         return max(each)

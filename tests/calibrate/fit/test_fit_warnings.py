@@ -30,6 +30,7 @@ from calibrate.fit import (
     show,
     write_residual_figure,
 )
+from calibrate.fit.next_measurement import Target, show_next
 from calibrate.fit.show import data_loaders
 from calibrate.records.record import Measurement
 from ddpsim.importers.all_reduce import AllReduceLog
@@ -143,7 +144,9 @@ def test_a_profile_in_words(golden: Callable[[str, Path], None]) -> None:
         )
         for nodes, gpus in layouts
     ]
-    golden(show(fit_logs(logs, "cluster")) + "\n", folder / "profile-nccl.txt")
+    found = fit_logs(logs, "cluster")
+    lines = show(found), *show_next(found, Target.of(found, None, None))
+    golden("\n".join(lines) + "\n", folder / "profile-nccl.txt")
     assert samples_of_logs(logs) == samples
 
 

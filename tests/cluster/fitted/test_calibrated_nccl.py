@@ -178,6 +178,15 @@ def test_a_stated_version_chooses_the_nearest_that_was_fitted() -> None:
     assert [h.version for h in narrowed.hypotheses] == ["2.23"]
 
 
+@pytest.mark.parametrize("direct", [True, False])
+def test_nics_that_read_gpus_have_ll128(direct: bool) -> None:
+    both = tuple(nccl_model(TWO_HDR, ll128=ll128).hypotheses[0] for ll128 in (True, False))
+    model = nccl_model().model_copy(update={"hypotheses": both})
+    inter = {"bandwidth": "200 Gbit/s", "nics_per_node": 2, "gpu_direct": direct}
+    narrowed = for_cluster(model, scenario_of(4, inter_node=inter).cluster)
+    assert [h.ll128 for h in narrowed.hypotheses] == [direct]
+
+
 @pytest.mark.parametrize(
     ("nodes", "layouts", "keys", "trust"),
     [

@@ -1,0 +1,110 @@
+"""`calibrate fit`, `show` and `import nccl-tests`: cluster profiles, made and printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calibrate.cli_options import Layouts, Operations, Output, layouts, operations
+from calibrate.files import HTML, check_outputs, name_as_text
+from ddpsim.files import write_atomically
+from ddpsim.importers.profiles.cluster import SCHEMA, ClusterProfile
+
+__all__ = ["fit", "import_nccl_tests", "show"]
+
+
+def fit(
+    records: Annotated[list[Path], typer.Argument(help="Records of one cluster.")],
+    output: Output,
+    name: Annotated[str, typer.Option(help="What to call the profile.")] = "cluster",
+    residuals: Annotated[
+        Path | None, typer.Option(help="Draw the residuals into this HTML file.")
+    ] = None,
+) -> None:
+    """Fit links, interference, DDP's own cost and jitter; write a cluster profile."""
+    from calibrate.fit.profile import fit_profile, samples_of_records
+    from calibrate.fit.residuals import residual_table, write_residual_figure
+    from calibrate.fit.show import correlated, data_loaders
+    from calibrate.records.record import load_record
+
+    check_outputs([(output, SCHEMA), *([(residuals, HTML)] if residuals else [])], records)
+    loaded = [load_record(path) for path in records]
+    fitted = fit_profile(loaded, name, [name_as_text(path) for path in records])
+    _write(fitted, output)
+    samples = samples_of_records(loaded)
+    table = residual_table(fitted.all_reduce, samples)
+    for line in (*data_loaders(loaded), table, *correlated(fitted)):
+        print(line)
+    if residuals:
+        write_residual_figure(fitted.all_reduce, samples, residuals)
+
+
+def show(
+    file: Annotated[Path, typer.Argument(help="A cluster profile.")],
+    *,
+    predicted: Annotated[
+        int | None,
+        typer.Option(
+            "--for",
+            min=1,
+            metavar="NODES",
+            help="Nodes to predict; default: 8 times the most that were measured.",
+        ),
+    ] = None,
+    up_to: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="NODES", help="Nodes that you can measure; default: 4 times the most."
+        ),
+    ] = None,
+) -> None:
+    """Print a cluster profile as a person reads it, and with NCCL what to measure next."""
+    from calibrate.fit.next_measurement import Target, show_next
+    from calibrate.fit.show import show as shown
+    from ddpsim.importers.profiles.cluster import read_cluster_profile
+    from ddpsim.scenario.quantity import SourceFile
+
+    known = read_cluster_profile(SourceFile(str(file), file))
+    for option, given in (("--for", predicted), ("--up-to", up_to)):
+        if given and known.backend != "nccl":
+            told = f"a profile of {known.backend} does not say what to measure next; drop it"
+            raise typer.BadParameter(told, param_hint=option)
+    print("\n".join((shown(known), *show_next(known, Target.of(known, predicted, up_to)))))
+
+
+def import_nccl_tests(
+    logs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="nccl-tests' text or JSON (-J), our CSV, or another benchmark's table."
+        ),
+    ],
+    output: Output,
+    name: Annotated[str, typer.Option(help="What to call the profile.")] = "cluster",
+    layout: Layouts = None,
+    operation: Operations = None,
+) -> None:
+    """Make a cluster profile from nccl-tests logs of one cluster, of one or several layouts."""
+    from calibrate.fit.logs import read_logs
+    from calibrate.fit.profile import fit_logs, samples_of_logs
+    from calibrate.fit.residuals import residual_table
+    from calibrate.fit.show import correlated
+
+    check_outputs([(output, SCHEMA)], logs)
+    read = read_logs(logs, layouts(layout, len(logs)), operations(operation))
+    fitted = fit_logs(read.all_reduces, name, others=read.others)
+    _write(fitted, output)
+    samples = samples_of_logs(read.all_reduces)
+    for line in (residual_table(fitted.all_reduce, samples), *correlated(fitted)):
+        print(line)
+    for warning in read.warnings:
+        print(f"WARNING {warning}")
+
+
+def _write(profile: ClusterProfile, path: Path) -> None:
+    from calibrate.fit.show import not_measured
+
+    write_atomically(path, profile.model_dump_json(by_alias=True, indent=1) + "\n")
+    print("\n".join((f"{path}: use it as cluster.profile", *not_measured(profile))))
