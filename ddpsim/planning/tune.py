@@ -275,7 +275,7 @@ class _Search:
         return self._differing[setting]
 
     def _caps(self) -> Sequence[str]:
-        return _CAPS if self.scenario.ddp.torch in ("1.4",) else (*_CAPS, *_LISTS)
+        return _CAPS if self.scenario.ddp.is_torch_1 else (*_CAPS, *_LISTS)
 
     def _views(self) -> list[tuple[str, ...]]:
         keys = ("false", "true")
@@ -348,7 +348,7 @@ def _sample(search: _Search) -> None:
         raise TuneError("--trials needs Optuna: pip install 'ddpsim[tune]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     fitting = [choice for choice in search.choices if search.fits(choice)]
-    if not fitting or search.scenario.ddp.torch == "1.4":
+    if not fitting or search.scenario.ddp.is_torch_1:
         return
     best = min(fitting, key=lambda choice: choice.sample_s)
     others = [s for s in best.settings if not s.startswith("ddp.bucket_cap_mb=")]

@@ -158,7 +158,7 @@ def _bucket_view(way: _Way) -> _Way | None:
 
 def _zero1(way: _Way) -> _Way | None:
     ddp = way.scenario.ddp
-    if _is_alone(way.scenario) or ddp.strategy != "ddp" or ddp.torch == "1.4":
+    if _is_alone(way.scenario) or ddp.strategy != "ddp" or ddp.is_torch_1:
         return None
     return way.and_with(_with(way.scenario, "ddp", strategy="zero1"), "zero1", "ddp.strategy=zero1")
 
@@ -167,7 +167,7 @@ def _fully_shard(way: _Way) -> _Way | None:
     """Options of DDP, which fully_shard has not, would have to go: then it is not tried."""
     ddp = way.scenario.ddp
     usual = Ddp(**{key: getattr(ddp, key) for key in _KEPT})
-    refused = way.scenario.workload.sync_batch_norm or ddp.torch == "1.4"
+    refused = way.scenario.workload.sync_batch_norm or ddp.is_torch_1
     if _is_alone(way.scenario) or ddp != usual or refused:
         return None
     if way.scenario.workload.precision != "amp-bf16":

@@ -314,6 +314,14 @@ class Job:
             )
             found.extend(unused_by_data_parallel(self.scenario.ddp))
         found.extend(torch_warnings(self.scenario.ddp, self.scenario.cluster.device))
+        if self.scenario.ddp.is_torch_1 and self.scenario.ddp.is_ddp and self.model.tied:
+            shared = self.model.parameters[self.model.tied[0]].name
+            waits = (
+                "" if self.program.strategy.rebuilt_from else ", and no bucket before it is ready"
+            )
+            found.append(
+                f"ddp.torch: torch before 1.9 reduces {shared}, which is shared, twice{waits}"
+            )
         if not self.ddp_times:
             found.append(
                 f"{with_ddp_key(self.scenario)}: launching DDP's collectives is priced longer than "

@@ -143,5 +143,5 @@ def with_bucket_caps(model: Model, ddp: Ddp, step: KinetoStep) -> tuple[Ddp, str
 
 def _elements(model: Model, ddp: Ddp) -> list[int]:
     """Of each bucket after the rebuild, ascending."""
-    buckets = plan_buckets(model.parameters, model.ready_order, ddp).rebuilt
+    buckets = plan_buckets(model.parameters, model.ready_order, ddp, model.tied).rebuilt
     return sorted(sum(model.parameters[i].numel for i in bucket) for bucket in buckets)

@@ -38,7 +38,7 @@ def _know_newer_names(schema: dict[str, Any]) -> None:
 
 _DDP = ("ddp", "zero1")  # strategies that wrap the module in DDP
 _FULLY_SHARDED = ("fully_shard", "hsdp")
-_OF_TORCH_1_4 = ("ddp", "naive", "naive_flat", "parameter_server")
+_OF_TORCH_1 = ("ddp", "naive", "naive_flat", "parameter_server")
 OF_STRATEGIES = {  # sections of options, and whose they are
     **{key: (key,) for key in ("local_sgd", "parameter_server", "zero1")},
     **{key: (key,) for key in ("distributed_optimizer", "deepspeed")},
@@ -139,6 +139,11 @@ class Ddp(Spec):
     no_sync: bool = Field(
         default=True, description="false: every micro-batch reduces its gradients (no no_sync)"
     )
+
+    @property
+    def is_torch_1(self) -> bool:
+        """Whether the rules are those of torch 1.4 to 1.8."""
+        return self.torch in ("1.4", "1.7")
 
     @property
     def is_ddp(self) -> bool:
@@ -293,8 +298,8 @@ class Ddp(Spec):
             if self.strategy not in strategies and getattr(self, key) is not None:
                 of = " or ".join(strategies)
                 raise fail(f"is of strategy: {of}, not {self.strategy}; drop one", key)
-        if self.torch == "1.4" and self.strategy not in _OF_TORCH_1_4:
-            raise fail(f"torch 1.4 had no {self.strategy}; choose a newer ddp.torch", "strategy")
+        if self.join and self.strategy == "zero1":
+            raise fail("is not modelled beside ZeroRedundancyOptimizer (zero1); drop one", "join")
         return self
 
     @model_validator(mode="after")
@@ -377,16 +382,11 @@ class Ddp(Spec):
         return self
 
     @model_validator(mode="after")
-    def _joins_alone(self) -> Ddp:
-        if self.join and self.strategy == "zero1":
-            raise fail("is not modelled beside ZeroRedundancyOptimizer (zero1); drop one", "join")
-        return self
-
-    @model_validator(mode="after")
     def _known_together(self) -> Ddp:
-        if self.torch == "1.4":
+        if self.is_torch_1:
             newer = {
-                "gradient_as_bucket_view": self.gradient_as_bucket_view,
+                "strategy": self.strategy not in _OF_TORCH_1,
+                "gradient_as_bucket_view": self.gradient_as_bucket_view and self.torch == "1.4",
                 "static_graph": self.static_graph,
                 "comm_hook": self.comm_hook != "none",
                 "join": self.join is not None,
@@ -396,5 +396,5 @@ class Ddp(Spec):
             }
             for key, used in newer.items():
                 if used:
-                    raise fail("torch 1.4 had no such option; choose a newer ddp.torch", key)
+                    raise fail(f"torch {self.torch} is modelled without it; take a newer one", key)
         return self

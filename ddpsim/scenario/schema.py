@@ -66,10 +66,9 @@ class Scenario(Spec):
         self._check_mixed_precision()
         if kind == "cpu" and self.workload.input_copy:
             raise fail("a CPU computes in its host's memory; drop it", "workload.input_copy")
-        if self.workload.compile and self.ddp.torch == "1.4":
-            raise fail(
-                "torch 1.4 had no torch.compile; choose a newer ddp.torch", "workload.compile"
-            )
+        if self.workload.compile and self.ddp.is_torch_1:
+            told = f"torch {self.ddp.torch} had no torch.compile; choose a newer ddp.torch"
+            raise fail(told, "workload.compile")
         self._check_gloo_on_gpus()
         if self.ddp.backend == "gloo" and self.workload.debug and self.workload.debug.nccl_line_s:
             raise fail("gloo has no log of NCCL; drop it", "workload.debug.nccl_line")
@@ -322,7 +321,9 @@ class Scenario(Spec):
             == "data_parallel",
             f"is not modelled under {self.ddp.strategy}": self.ddp.scatters_gradients,
             "sends in the forward, which ddp.join does not shadow": self.ddp.join is not None,
-            "is not known of torch 1.4 (a newer ddp.torch has it)": self.ddp.torch == "1.4",
+            f"is not known of torch {self.ddp.torch} (a newer ddp.torch has it)": (
+                self.ddp.is_torch_1
+            ),
         }
         for reason, holds in reasons.items():
             if holds:

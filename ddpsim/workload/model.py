@@ -169,6 +169,11 @@ class Model:
         return any(module and module not in owners for module in self.forward_modules)
 
     @property
+    def tied(self) -> tuple[int, ...]:
+        """The parameter that such a module uses: an embedding, whose gradient is ready last."""
+        return self.ready_order[-1:] if self.ties_weights else ()
+
+    @property
     def never_called(self) -> str | None:
         """A module without inner ones whose parameters another uses; None: there is none."""
         if not self.forward_modules:

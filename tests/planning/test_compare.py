@@ -135,7 +135,7 @@ def test_hidden_communication_that_slows_nothing_known_widens_a_difference(
 
 def test_an_option_that_cannot_be_had_says_why() -> None:
     found = flags("own-model", "ddp.torch='1.4'")
-    why = "ddp.static_graph: torch 1.4 had no such option; choose a newer ddp.torch"
+    why = "ddp.static_graph: torch 1.4 is modelled without it; take a newer one"
     assert found["ddp.static_graph=true"].problem == why
     shown = render_comparison(Comparison("x", 8, 8, 1.0, None, tuple(found.values())))
     assert f"impossible  ddp.gradient_as_bucket_view=true: {why[:4]}" in shown

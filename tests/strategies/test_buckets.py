@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from two_ranks import observed_of
 
 from ddpsim.prediction.api import load_scenario
+from ddpsim.prediction.program import compile_program
 from ddpsim.prediction.resolve import resolve
 from ddpsim.scenario.catalog import model_table
 from ddpsim.scenario.ddp import Ddp
+from ddpsim.scenario.schema import Scenario
 from ddpsim.strategies.ddp.buckets import assign_by_size, bucket_limits, plan_buckets
+from ddpsim.strategies.instructions import Communicate, Compute
 from ddpsim.units import MIB
-from ddpsim.workload.model import Parameter
+from ddpsim.workload.model import Model, Parameter, Work
 
 TORCH_DTYPES = ("float32", "float16", "float64", "bfloat16")
 
@@ -232,3 +235,105 @@ def test_a_list_is_ready_in_torchs_order(names: tuple[str, ...], tmp_path: Path)
     cluster = {"nodes": 1, "gpus_per_node": 2, "device": "a100-sxm-40gb"}
     asked = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
     assert resolve(load_scenario(asked)).model.ready_order == tuple(ready)
+
+
+WIDTH, CAP_MIB = 512, 1
+# an embedding with the head's weight, and two layers between them
+SHARED = [
+    *(("embedding.weight", 1024 * WIDTH), ("a.weight", WIDTH**2), ("a.bias", WIDTH)),
+    *(("b.weight", WIDTH**2), ("b.bias", WIDTH)),
+]
+
+
+def torch_1_sends(*, find_unused: bool) -> list[tuple[int, int]]:
+    """(gradients ready, elements) of each bucket, by torch's Reducer.
+
+    It is made as distributed.py of torch 1.4 to 1.8 did, with a list of each module's parameters.
+    """
+    torch = pytest.importorskip("torch", reason="torch's Reducer is the oracle")
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    embedding, head = torch.nn.Embedding(1024, WIDTH), torch.nn.Linear(WIDTH, 1024, bias=False)
+    head.weight = embedding.weight
+    module = torch.nn.Sequential(
+        embedding, torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH), head
+    )
+    listed = [p for each in module.modules() for p in each.parameters(recurse=False)]
+    limits = [MIB, int(CAP_MIB * MIB)]
+    found: list[tuple[int, int]] = []
+    ready: list[bool] = []
+
+    def hook(_: object, bucket: Any) -> Any:
+        found.append((len(ready), bucket.buffer().numel()))
+        reduced = torch.futures.Future()
+        reduced.set_result(bucket.buffer())
+        return reduced
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        sparse = [False] * len(listed)
+        buckets, caps = dist._compute_bucket_assignment_by_size(listed, limits, sparse)
+        own = (buckets[::-1], caps[::-1], dist.group.WORLD, sparse, limits[1], find_unused)
+        reducer = dist.Reducer(listed, *own, False, {}, limits[0])
+        dist._register_comm_hook(reducer, None, hook)
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _: ready.append(True))
+        for _ in range(2):
+            found.clear()
+            ready.clear()
+            reducer._rebuild_buckets()
+            output = module(torch.arange(3))
+            reducer.prepare_for_backward([output] if find_unused else [])
+            output.sum().backward()
+    finally:
+        dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("find_unused", [False, True])
+@pytest.mark.parametrize("version", ["1.7", "2.11"])
+def test_torch_1_reduces_a_shared_weight_in_two_buckets(version: str, *, find_unused: bool) -> None:
+    """One of them comes first unless they are rebuilt, and the weight is ready last."""
+    model = Model(
+        parameters=tuple(Parameter(name, numel, "float32") for name, numel in SHARED),
+        ready_order=(4, 3, 2, 1, 0),
+        buffers=(),
+        forward=(Work(1e-3),) * 4,
+        backward=(Work(1e-3),) * 6,
+        optimizer=Work(1e-3),
+        launch_s=0.0,
+        activation_bytes=0,
+        basis="measured",
+        provenance=(),
+        forward_modules=("embedding", "a", "b", "head"),
+    )
+    ddp = {"torch": version, "find_unused_parameters": find_unused, "bucket_cap_mb": CAP_MIB}
+    cluster = {"nodes": 1, "gpus_per_node": 2, "device": "a100-sxm-80gb"}
+    workload = {"model": "gpt2", "batch_per_rank": 1}
+    keys = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster, "ddp": ddp}
+    gradients, sent = 0, []
+    for each in compile_program(Scenario.model_validate(keys), model).steady_step:
+        gradients += isinstance(each, Compute) and each.kind == "backward"
+        if isinstance(each, Communicate) and each.num_params:
+            sent.append((gradients, each.size_bytes // 4))
+    if version == "1.7":
+        assert sent == torch_1_sends(find_unused=find_unused)
+    assert sum(elements for _, elements in sent) == sum(numel for _, numel in SHARED) + (
+        SHARED[0][1] if version == "1.7" else 0
+    )
+    assert (sent[0][0] == len(SHARED)) == (version == "1.7" and find_unused)
+
+
+def test_a_shared_weight_of_torch_1_is_told() -> None:
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "gpt2", "batch_per_rank": 4},
+        "cluster": {"nodes": 1, "gpus_per_node": 2, "device": "rtx-3090"},
+        "ddp": {"torch": "1.7", "find_unused_parameters": True},
+    }
+    job = resolve(load_scenario(scenario))
+    (warning,) = (each for each in job.warnings(1.0) if each.startswith("ddp.torch"))
+    assert "transformer.wte.weight, which is shared, twice, and no bucket before" in warning
+    newer = load_scenario(scenario, ["ddp.torch='2.11'"])
+    assert not any("shared" in each for each in resolve(newer).warnings(1.0))

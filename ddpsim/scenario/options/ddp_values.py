@@ -49,7 +49,7 @@ FAILS_ON_GLOO = {
     "quantization_perchannel": "stops with gloo in an IndexError: an all-gather's result is a list "
     "there",
 }
-_Versions = Literal["1.4", "2.11", "2.12", "2.13", "2.14", "2.15"]
+_Versions = Literal["1.4", "1.7", "2.11", "2.12", "2.13", "2.14", "2.15"]
 _KNOWN_TORCH: tuple[str, ...] = get_args(_Versions)
 _LARGEST_CAP = 1_000_000
 
@@ -63,7 +63,8 @@ def _torch_version(value: Any) -> Any:
     raise ValueError(
         f"the rules of torch {shown(version)}{unquoted} are not known here; known: "
         f"{', '.join(_KNOWN_TORCH)}. Write the nearest one in quotes, its bucket rules can be "
-        "used: '2.11' for 2.0 to 2.10 (a list of caps is new in 2.11; the rest was not compared)"
+        "used: '1.7' for 1.7 and 1.8, '2.11' for 1.9 to 2.10 (a list of caps is new in 2.11; the "
+        "rest was not compared)"
     )
 
 

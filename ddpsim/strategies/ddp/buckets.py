@@ -1,7 +1,8 @@
 """DDP's gradient buckets, exactly as torch assigns, orders and rebuilds them.
 
 Source: torch/csrc/distributed/c10d/reducer.cpp (compute_bucket_assignment_by_size,
-rebuild_buckets) and torch/nn/parallel/distributed.py, 2.13; for torch 1.4 its distributed.py.
+rebuild_buckets) and torch/nn/parallel/distributed.py, 2.13; for torch 1.4 to 1.8 their
+distributed.py, which lists a parameter once for each module that has it.
 """
 
 from __future__ import annotations
@@ -101,44 +102,56 @@ class _Filling:
 
 
 def plan_buckets(
-    parameters: Sequence[Parameter], ready_order: Sequence[int], ddp: Ddp
+    parameters: Sequence[Parameter],
+    ready_order: Sequence[int],
+    ddp: Ddp,
+    tied: Sequence[int] = (),
 ) -> BucketPlan:
     """The buckets of a model: initial ones by registration order, rebuilt ones by ready order.
 
     `ready_order` indexes `parameters`, which stand in registration order. Unused parameters
-    join the rebuilt buckets last, as torch marks them ready at the end.
+    join the rebuilt buckets last, as torch marks them ready at the end. `tied` are parameters of a
+    later module too, which has a bucket for them again in torch 1.4 to 1.8.
     """
+    again = tuple(tied) if ddp.is_torch_1 else ()
     limits = bucket_limits(ddp)
     never_rebuilt = ddp.torch == "1.4" or ddp.finds_unused
     limited_at_first = never_rebuilt or isinstance(ddp.bucket_cap_mb, tuple)
-    initial = _assign(parameters, limits if limited_at_first else [_UNLIMITED])
+    listed = (*range(len(parameters)), *again)
+    initial = _assign(parameters, limits if limited_at_first else [_UNLIMITED], listed)
     if never_rebuilt:
         return BucketPlan(initial, initial, None)
     unused = sorted(set(range(len(parameters))) - set(ready_order))
     order = ready_order if ddp.bucket_order == "ready" else ready_order[::-1]
-    rebuilt = _assign(parameters, limits, [*order, *unused])
+    rebuilt = _assign(parameters, limits, [*order, *again, *unused], in_order=True)
     return BucketPlan(initial, rebuilt, 2 if ddp.static_graph else 1)
 
 
 def bucket_limits(ddp: Ddp) -> list[int]:
-    """Bucket caps in bytes; an explicit cap removes the small first bucket, but not in 1.4."""
+    """Bucket caps in bytes; an explicit cap removes the small first bucket, but not in torch 1."""
     caps = ddp.bucket_cap_mb
     if caps is None:
         return [FIRST_BUCKET_BYTES, BUCKET_CAP_BYTES]
     explicit = [int(cap * MIB) for cap in (caps if isinstance(caps, tuple) else (caps,))]
-    return [FIRST_BUCKET_BYTES, *explicit] if ddp.torch == "1.4" else explicit
+    return [FIRST_BUCKET_BYTES, *explicit] if ddp.is_torch_1 else explicit
 
 
 def _assign(
-    parameters: Sequence[Parameter], limits: Sequence[int], order: Sequence[int] | None = None
+    parameters: Sequence[Parameter],
+    limits: Sequence[int],
+    order: Sequence[int],
+    *,
+    in_order: bool = False,
 ) -> Assignment:
-    walked = [parameters[i] for i in order] if order else list(parameters)
+    walked = [parameters[i] for i in order]
     buckets = assign_by_size(
         [parameter.size_bytes for parameter in walked],
         [parameter.dtype for parameter in walked],
         limits,
-        sparse=[parameter.sparse for parameter in parameters],
-        indices=order,
+        sparse=[parameter.sparse for parameter in (parameters if in_order else walked)],
+        indices=order if in_order else None,
     )
+    if in_order:
+        return tuple(map(tuple, buckets))
     # by registration order the last layers are ready first, so DDP reverses that list
-    return tuple(tuple(bucket) for bucket in (buckets if order else reversed(buckets)))
+    return tuple(tuple(order[at] for at in bucket) for bucket in reversed(buckets))

@@ -71,7 +71,10 @@ class Reducer:
     def __init__(self, work: ReducerWork, buckets: tuple[Bucket, ...], launched: int = 0) -> None:
         self._work = work
         self._buckets = buckets
-        self._bucket_of = {p: i for i, bucket in enumerate(buckets) for p in bucket.parameters}
+        self._buckets_of: dict[int, list[int]] = {}
+        for i, bucket in enumerate(buckets):
+            for parameter in bucket.parameters:
+                self._buckets_of.setdefault(parameter, []).append(i)
         self._pending = [len(bucket.parameters) for bucket in buckets]
         self._launched: list[int | None] = []  # the collective of each bucket, if it has one
         self._used_map: int | None = None
@@ -123,10 +126,14 @@ class Reducer:
         return Communicate(number, host_ns, operation, size_bytes, cause=cause, **bucket)
 
     def _mark_ready(self, parameter: int) -> Iterator[Instruction]:
-        """The hook of one gradient: copy it into its bucket, launch buckets that are due."""
+        """The hook of one gradient: copy it into its bucket, launch buckets that are due.
+
+        Each module that has the parameter has a hook of its own, if it has a bucket (torch 1).
+        """
         copy = self._work.copy_in[parameter]
-        yield Compute("bucket_copy", self._work.hook_ns + copy.host_ns, copy.device_ns)
-        self._pending[self._bucket_of[parameter]] -= 1
+        for bucket in self._buckets_of[parameter]:
+            yield Compute("bucket_copy", self._work.hook_ns + copy.host_ns, copy.device_ns)
+            self._pending[bucket] -= 1
         while (due := len(self._launched)) < len(self._buckets) and not self._pending[due]:
             yield from self._launch_next()
 

@@ -76,7 +76,7 @@ class DistributedDataParallel(Strategy):
         `own_factor`: DDP's hooks and copies take so many times as long as priced, but no
         compression.
         """
-        plan = plan_buckets(model.parameters, model.ready_order, spec)
+        plan = plan_buckets(model.parameters, model.ready_order, spec, model.tied)
         own = _OwnWork(model, costs, ticks, own_factor, ranks)
         sent = replace(own, model=as_reduced(model, spec.mixed_precision))
         join = JoinedForward.of(spec.join, costs.device, ticks)
@@ -189,11 +189,12 @@ class DistributedDataParallel(Strategy):
         """
         held = super().resident_bytes(model, optimizer_bytes)
         steady = self.buckets(self.kind(self.steady_from or 0))
+        in_buckets = sum(bucket.size_bytes for bucket in steady)
         kept = sum(bucket.kept_bytes for bucket in steady)
         flying = max((bucket.flying_bytes for bucket in steady), default=0)
         held = held._replace(
             parameters=held.parameters + self.low.size_bytes,
-            buckets=(self.low.size_bytes or model.gradient_bytes) + kept + flying,
+            buckets=(self.low.size_bytes or in_buckets) + kept + flying,
         )
         reduces_each = self._reductions == self.model.accumulation_steps
         is_view = self.bucket_view and (reduces_each or self.gradients_stay)

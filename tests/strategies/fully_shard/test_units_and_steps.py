@@ -274,7 +274,7 @@ def test_a_forward_without_names_mirrors_the_backward() -> None:
         (["workload.precision=fp32"], "write workload.precision: amp-bf16"),
         (["ddp.bucket_cap_mb=25"], "is an option of DDP, and strategy: fully_shard has none"),
         (["ddp.strategy=ddp"], "is of strategy: fully_shard or hsdp, not ddp; drop one"),
-        (["ddp.torch='1.4'"], "torch 1.4 had no fully_shard"),
+        (["ddp.torch='1.4'"], "torch 1.4 is modelled without it"),
     ],
 )
 def test_what_does_not_fit_is_said(settings_: list[str], message: str) -> None:
