@@ -264,6 +264,7 @@ def _interval(
         known,
         calibrated=job.network.interference is not None,
         taken_as_equal=job.ranks_taken_as_equal,
+        may_hide_nothing=job.scenario.ddp.zero.may_hide_nothing,
         hidden_comm_s=result.comm_time_s - result.exposed_comm_s,
         spread_s=spread_s,
     )

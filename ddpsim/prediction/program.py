@@ -17,7 +17,7 @@ from ddpsim.result.training import (
     paused_s,
 )
 from ddpsim.scenario.schema import Scenario
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S
+from ddpsim.strategies.ddp.costs import COUNTED_S, PYTHON_COLLECTIVE_S
 from ddpsim.strategies.select import Asked, select, without_backward, without_data_parallelism
 from ddpsim.strategies.training_loop.around_steps import STAGED_BYTES_PER_S, input_rate
 from ddpsim.units import format_bytes_per_s, format_duration, to_ns
@@ -193,5 +193,8 @@ def cost_provenance(scenario: Scenario) -> Provenance:
         hooks = "host time of its hooks measured on CPU tensors; copies by their bytes"
         return Provenance(f"cost of {ddp.strategy}", hooks, "published")
     call = f"{format_duration(PYTHON_COLLECTIVE_S)} a call of torch.distributed"
-    calls = f"{call}; copies and divisions by their bytes"
+    counted = f"{format_duration(COUNTED_S)} of each hook for each parameter; "
+    calls = (
+        f"{counted if ddp.zero.counts_in_hooks else ''}{call}; copies and divisions by their bytes"
+    )
     return Provenance(f"cost of {ddp.strategy}", calls, "assumed")

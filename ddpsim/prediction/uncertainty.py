@@ -73,10 +73,12 @@ def _of_roofline(job: Job) -> Uncertainty:
 
 
 def _of_host(job: Job) -> Uncertainty | None:
-    """Of an estimate's launches, where a step may come to wait for them."""
-    if job.model.basis != "roofline" or job.scenario.cluster.device.kind == "cpu":
+    """Of an estimate's launches and of long hooks, where a step may come to wait for them."""
+    counts = job.scenario.ddp.zero.counts_in_hooks
+    estimated = job.model.basis == "roofline" and job.scenario.cluster.device.kind != "cpu"
+    if not estimated and not counts:
         return None
-    known = _of_launches(job)
+    known = HOST if counts else _of_launches(job)
     _, most = edges(known)
     if most * job.host_share <= 1:
         return None
@@ -93,7 +95,7 @@ def _of_launches(job: Job) -> Uncertainty:
 
 def host_provenance(job: Job) -> Iterator[Provenance]:
     """What the host is taken to need, where a step may come to wait for it."""
-    if not _of_host(job):
+    if job.model.basis != "roofline" or not _of_host(job):
         return
     device, compiled = job.scenario.cluster.device, job.model.is_compiled
     launch, trust = format_duration(device.launch_s), device.launching_trust(compiled=compiled)

@@ -225,7 +225,7 @@ def _distributed_optimizer(asked: Asked) -> Strategy:
 
 
 def _deepspeed(asked: Asked) -> Strategy:
-    from ddpsim.strategies.zero.deepspeed import DeepSpeed
+    from ddpsim.strategies.zero.deepspeed import DeepSpeed, with_counting
     from ddpsim.strategies.zero.distributed_optimizer import optimizer_of_shards, same_dtype
 
     ranks, options = asked.scenario.cluster.world_size, asked.scenario.ddp.zero
@@ -233,8 +233,8 @@ def _deepspeed(asked: Asked) -> Strategy:
     shards = optimizer_of_shards(asked.model.optimizer, ranks, asked.costs, 1)
     sent = options.params
     typed = tuple(p._replace(dtype=sent) if sent else p for p in asked.model.parameters)
-    own = replace(asked, model=replace(asked.model, parameters=typed, optimizer=shards))
-    work = own.work
+    model = replace(asked.model, parameters=typed, optimizer=shards)
+    work = replace(asked, model=with_counting(model, options)).work
     if options.stage == 2:  # gradients are taken from each micro-batch
         work = replace(work, later=work.first)
     return DeepSpeed.of(asked.model, work, options, asked.costs, asked.ticks, ranks)

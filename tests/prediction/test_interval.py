@@ -53,6 +53,7 @@ def test_what_is_uncertain_adds_in_quadrature_but_for_what_always_lengthens() ->
         known,
         calibrated=False,
         taken_as_equal=True,
+        may_hide_nothing=True,
         hidden_comm_s=1.5,
         spread_s=(8.5, 9.2),
     )
@@ -65,9 +66,10 @@ def test_what_is_uncertain_adds_in_quadrature_but_for_what_always_lengthens() ->
         "network model": pytest.approx((faster["network"], slower["network"])),
         "jitter": pytest.approx((0.3, 0.4)),
         "uncalibrated interference": pytest.approx((0, 0.22 * 1.5)),
+        "DeepSpeed's overlap": pytest.approx((0, 1.5)),
         "rank variation": pytest.approx((0, 0.12 * 8.8)),
     }
-    above_s = math.hypot(*slower.values(), 0.4) + 0.22 * 1.5 + 0.12 * 8.8
+    above_s = math.hypot(*slower.values(), 0.4) + (1 + 0.22) * 1.5 + 0.12 * 8.8
     assert found.low == pytest.approx(8.8 - math.hypot(*faster.values(), 0.3))
     assert found.high == pytest.approx(8.8 + above_s)
     assert found.sources[1].basis == "input -47% / +90%: b"
@@ -80,6 +82,7 @@ def test_where_all_is_known_only_inputs_are_uncertain_and_no_step_ends_before_it
         {"data": Uncertainty(1.0, "c")},
         calibrated=True,
         taken_as_equal=False,
+        may_hide_nothing=False,
         hidden_comm_s=1.5,
         spread_s=(1.0, 1.0),
     )

@@ -7,7 +7,7 @@ stage_1_and_2.py makes of each key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -33,6 +33,8 @@ NO_EFFECT = {  # keys of stages 1 and 2 that change no step, and why
     "zero_quantized_gradients": "of stage 3 (ZeRO++)",
     "zeropp_loco_param": "of stage 3 (ZeRO++)",
 }
+_Versions = Literal["0.18", "0.18.5", "0.18.6", "0.19"]
+_KNOWN_VERSIONS: tuple[str, ...] = get_args(_Versions)
 _OF_STAGE_3 = "stage3_"
 _OFFLOAD = "offloading is not modelled here; ddp.fully_shard.offload_policy is torch's"
 _REFUSED = {
@@ -81,6 +83,18 @@ def _contiguous(value: bool) -> bool:  # noqa: FBT001
     if not value:
         raise ValueError("false is not modelled; leave it out, DeepSpeed's default is true")
     return value
+
+
+def _version(value: Any) -> Any:
+    """YAML takes `version: 0.19` without quotes for a number."""
+    version = str(value) if isinstance(value, float) else value
+    if version in _KNOWN_VERSIONS:
+        return version
+    raise ValueError(
+        f"the rules of DeepSpeed {shown(version)} are not known here; known: "
+        f"{', '.join(_KNOWN_VERSIONS)}. Write '0.18' for an older one, and before 0.12.4 "
+        "use_multi_rank_bucket_allreduce: false"
+    )
 
 
 def _params(value: Any) -> Any:
@@ -137,6 +151,22 @@ class DeepSpeed(Spec):
         description="bf16: {enabled: true}, the type of parameters and gradients; omitted: as they "
         "are. fp16 is not modelled",
     )
+
+    version: Annotated[_Versions, BeforeValidator(_version)] = Field(
+        "0.19",
+        description="of DeepSpeed; 0.18.5, 0.18.6: the hook of each gradient counts all "
+        "parameters; before 0.19: overlap_comm may hide nothing, which widens the interval",
+    )
+
+    @property
+    def counts_in_hooks(self) -> bool:
+        """Whether the hook of each gradient counts all parameters, on the host."""
+        return self.version in ("0.18.5", "0.18.6")
+
+    @property
+    def may_hide_nothing(self) -> bool:
+        """Whether overlap_comm is of a version of which profiles show no overlap."""
+        return self.overlap_comm and self.version != "0.19"
 
     @model_validator(mode="before")
     @classmethod

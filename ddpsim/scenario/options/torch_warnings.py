@@ -17,6 +17,11 @@ def torch_warnings(ddp: Ddp, device: Device) -> Iterator[str]:
             "ddp.static_graph: torch stops in a first step whose micro-batches are under "
             "no_sync (expect_autograd_hooks_, reducer.cpp); take that step without no_sync"
         )
+    if ddp.zero.counts_in_hooks:
+        yield (
+            f"ddp.deepspeed.version: in {ddp.zero.version} the hook of each gradient counts all "
+            "parameters, on the host (DeepSpeed#7886); 0.18.7 and newer do not"
+        )
     if ddp.overlaps_optimizer:
         steps = "three" if ddp.static_graph else "two"
         yield (

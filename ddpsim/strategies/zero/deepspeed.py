@@ -7,7 +7,7 @@ buckets, reductions, waits, the step; deepspeed/runtime/utils.py: all_gather_dp_
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ddpsim.cluster.transfers import Operation
 from ddpsim.result.model import MemoryPeak, MemoryWalk
 from ddpsim.scenario.options.deepspeed import DeepSpeed as Options
-from ddpsim.strategies.ddp.costs import PYTHON_COLLECTIVE_S, DdpCosts
+from ddpsim.strategies.ddp.costs import COUNTED_S, PYTHON_COLLECTIVE_S, DdpCosts
 from ddpsim.strategies.fully_shard.held import Held
 from ddpsim.strategies.instructions import (
     Await,
@@ -35,7 +35,7 @@ from ddpsim.strategies.ticks import Launch, Ticks
 from ddpsim.strategies.zero.partition import Partition, Sent, bucketed
 from ddpsim.workload.model import ITEM_BYTES, Model, joined
 
-__all__ = ["DeepSpeed"]
+__all__ = ["DeepSpeed", "with_counting"]
 
 _MASTER_BYTES = 4
 _NORM = -1
@@ -320,6 +320,17 @@ class DeepSpeed(Strategy):
             most, sum(self.gradient_bytes) if not self.partitions else self.part * self.item
         )
         return ResidentBytes(whole * self.item, gradients, most - gradients, shards)
+
+
+def with_counting(model: Model, options: Options) -> Model:
+    """The model with the host's time in each gradient's hook to count all parameters, if it does.
+
+    Source: deepspeed/runtime/utils.py, count_used_parameters_in_backward, called by hooks of all
+    stages from 0.18.5 to 0.18.6.
+    """
+    counted_s = COUNTED_S * len(model.parameters) * options.counts_in_hooks
+    *works, tail = (work._replace(host_s=work.host_s + counted_s) for work in model.backward)
+    return replace(model, backward=(*works, tail._replace(host_s=tail.host_s - counted_s)))
 
 
 def _after_another(*launches: Launch) -> Launch:

@@ -8,9 +8,11 @@ import pytest
 from two_ranks import observed_of
 
 from ddpsim.cluster.transfers import TURNS
+from ddpsim.prediction.api import load_scenario, simulate
 from ddpsim.prediction.program import compile_program
 from ddpsim.scenario.options.deepspeed import DeepSpeed
 from ddpsim.scenario.schema import Scenario
+from ddpsim.strategies.ddp.costs import COUNTED_S
 from ddpsim.strategies.instructions import Communicate, Compute
 from ddpsim.strategies.zero.partition import Partition, bucketed
 from ddpsim.workload.model import Model, Parameter, Work
@@ -123,3 +125,40 @@ def test_deepspeed_sends_gradients_twice_and_parameters_once(ranks: int) -> None
     whole = (ranks - 1) / ranks * 9 * 1280 * 4
     assert sent(1) == pytest.approx(3 * whole)
     assert sent(2) == pytest.approx(5 * whole)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_hooks_of_deepspeed_0_18_5_count_all_parameters(stage: int) -> None:
+    """In every micro-batch, on the host; run with DeepSpeed itself, it is n^2 times one count."""
+    cluster = {"nodes": 1, "gpus_per_node": 2, "device": "a100-sxm-80gb"}
+    workload = {"model": "resnet18", "batch_per_rank": 1, "precision": "amp-bf16"}
+    keys = {"schema": "ddpsim/1", "workload": workload, "cluster": cluster}
+    listed = [(f"layers.{i}.weight", 1280, 1) for i in range(9)]
+    model = model_of({"parameters": listed, "ready_order": range(8, -1, -1)})
+
+    def host_s(version: str) -> float:
+        options = {"stage": stage, "version": version}
+        ddp = {"strategy": "deepspeed", "accumulation_steps": 2, "deepspeed": options}
+        scenario = Scenario.model_validate(keys | {"ddp": ddp})
+        step = compile_program(scenario, model).steady_step
+        return 1e-9 * sum(each.host_ns for each in step if isinstance(each, Compute))
+
+    assert host_s("0.18.5") - host_s("0.19") == pytest.approx(2 * 9 * 9 * COUNTED_S)
+    assert host_s("0.18") == host_s("0.19")
+
+
+@pytest.mark.parametrize(("version", "widens"), [("0.18", True), ("0.19", False)])
+def test_older_deepspeed_may_hide_nothing(version: str, *, widens: bool) -> None:
+    options = {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 2e7, "version": version}
+    scenario = {
+        "schema": "ddpsim/1",
+        "workload": {"model": "gpt2", "batch_per_rank": 4},
+        "cluster": {"nodes": 1, "gpus_per_node": 2, "device": "rtx-3090"},
+        "ddp": {"strategy": "deepspeed", "deepspeed": options},
+    }
+    result = simulate(load_scenario(scenario))
+    assert result.prediction_interval_s is not None
+    above_s = {each.input: each.high_s for each in result.prediction_interval_s.sources}
+    hidden_s = result.comm_time_s - result.exposed_comm_s
+    assert above_s.get("DeepSpeed's overlap") == (pytest.approx(hidden_s) if widens else None)
+    assert hidden_s > 0
