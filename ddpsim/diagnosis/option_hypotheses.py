@@ -108,7 +108,32 @@ OPTIONS = (
         graded=False,
         signs={"code": "no register_comm_hook"},
     ),
+    Hypothesis(
+        "shared_weights",
+        1.0,
+        "torch is older than 1.9: a shared weight is in the first bucket too, and ready last",
+        "update torch, or pass find_unused_parameters=False",
+        own_work.shared_weights,
+        set_to("ddp.torch='1.7'"),
+        graded=False,
+        signs={"code": "torch is older than 1.9"},
+        shows={"the first all-reduce": "after the last gradient"},
+    ),
+    Hypothesis(
+        "counting_hooks",
+        4.0,
+        "DeepSpeed is 0.18.5 or 0.18.6: the hook of each gradient counts all parameters",
+        "update DeepSpeed to 0.18.7 or newer",
+        lambda case: own_work.switch(
+            case.scenario.ddp.strategy == "deepspeed" and not case.scenario.ddp.zero.counts_in_hooks
+        ),
+        set_to("ddp.deepspeed.version='0.18.6'"),
+        graded=False,
+        signs={"code": "DeepSpeed is 0.18.5 or 0.18.6"},
+        shows=own_work.LONGER,
+    ),
 )
+
 DEBUGGING = (
     Hypothesis(
         "anomaly_mode",

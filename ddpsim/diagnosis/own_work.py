@@ -27,6 +27,7 @@ __all__ = [
     "precisions",
     "rebuilt_buckets",
     "shared_loader",
+    "shared_weights",
     "slow_hosts",
     "slow_loader",
     "slow_rank",
@@ -161,6 +162,14 @@ def every_micro_batch(case: Case) -> Sequence[float]:
 def small_buckets(case: Case) -> Sequence[float]:
     """Where buckets are torch's own."""
     return switch(case.is_ddp and case.scenario.ddp.bucket_cap_mb is None)
+
+
+def shared_weights(case: Case) -> Sequence[float]:
+    """Where DDP looks for unused parameters of a model that ties weights."""
+    ddp = case.scenario.ddp
+    return switch(
+        case.is_ddp and ddp.finds_unused and bool(case.job.model.tied and not ddp.is_torch_1)
+    )
 
 
 def nothing_overlaps(case: Case) -> Sequence[float]:

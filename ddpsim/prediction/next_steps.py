@@ -216,10 +216,16 @@ def _less_communication(trials: _Trials) -> Iterator[_Change]:
         key = job.scenario.ddp.strategy  # may have options of its own
         also = (f"ddp.{key}=null",) if getattr(job.scenario.ddp, key, None) else ()
         yield replace(_Change.of(why, "ddp.strategy", "ddp"), also=also)
-    yield from trials.in_order([*_two_bytes(job), *_own_buffers(job)])
+    yield from trials.in_order([*_newer_torch(job), *_two_bytes(job), *_own_buffers(job)])
     micro_batches = 4 * job.scenario.ddp.accumulation_steps
     why = f"communication once in {micro_batches} micro-batches (a larger global batch)"
     yield _Change.of(why, "ddp.accumulation_steps", micro_batches)
+
+
+def _newer_torch(job: Job) -> Iterator[_Change]:
+    if job.scenario.ddp.is_torch_1 and job.model.tied:
+        why = "torch 1.9 or newer, which reduces a shared weight once"
+        yield _Change(why, "ddp.torch", "2.11", "ddp.torch='2.11'")
 
 
 def _two_bytes(job: Job) -> Iterator[_Change]:
@@ -227,7 +233,7 @@ def _two_bytes(job: Job) -> Iterator[_Change]:
     if not ddp.is_ddp:
         return
     widest = max(ITEM_BYTES[parameter.dtype] for parameter in job.model.parameters)
-    if ddp.torch != "1.4" and ddp.comm_hook in ("none", "allreduce") and widest > 2:
+    if not ddp.is_torch_1 and ddp.comm_hook in ("none", "allreduce") and widest > 2:
         hook = two_byte_hooks(job.scenario.cluster)[0]
         yield _Change.of("gradients in two bytes on the wire", "ddp.comm_hook", hook)
 
@@ -290,6 +296,9 @@ def _less_overhead(trials: _Trials) -> Iterator[_Change]:
     ddp, workload = job.scenario.ddp, job.scenario.workload
     if workload.debug:
         yield _Change("debug settings off", "workload.debug", None, "workload.debug=null")
+    if ddp.zero.counts_in_hooks:
+        why = "a DeepSpeed whose hooks do not count all parameters"
+        yield _Change(why, "ddp.deepspeed.version", "0.19", "ddp.deepspeed.version='0.19'")
     if job.model.basis == "roofline":  # a measured step belongs to its batch
         yield _Change.of("a larger batch", "workload.batch_per_rank", 2 * workload.batch_per_rank)
     if workload.read_loss_every and workload.read_loss_every < _SELDOM:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shipped_scenarios import ROOT
 
 from jobs.faulty_job import Job
+from jobs.old_versions import OLD_VERSIONS
 
 RESNET = {"model": "resnet50", "batch_per_rank": 64, "step_time": "75 ms"}
 BERT = {
@@ -346,6 +347,7 @@ OPTIONS = (
         ("ddp.find_unused_parameters=true",),
         measured=("all_reduce", "without_sync"),
     ),
+    *OLD_VERSIONS,
 )
 SMALL_ON_8 = (SMALL, {**ONE_NODE, "device": H100})
 BERT_ON_8 = (SMALL_BERT, {**ONE_NODE, "device": H100})
