@@ -357,7 +357,7 @@ def test_known_errors() -> None:
     )
     assert f"The median error is {device:.0f} % where the device sets the step" in text
     assert f"The median error is {host:.0f} % where the host sets the step" in text
-    jobs = VALIDATION.split("### Published throughputs", 1)[1].split("\n## ", 1)[0]
+    jobs = VALIDATION.split("### Published throughputs", 1)[1].split("\n##", 1)[0]
     longer = [
         100 * (float(measured) / float(predicted) - 1)
         for measured, predicted in re.findall(r"\| (\S+) ms \| (\S+) ms \|", jobs)

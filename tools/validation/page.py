@@ -13,6 +13,7 @@ from held_out.errors import (
     published_operators,
     usual_efficiency_errors,
 )
+from held_out.user_jobs import deepspeed_steps, shared_weight_steps, steps_table
 from published_steps import rms
 
 from ddpsim.prediction.interval import ROOFLINE
@@ -71,6 +72,8 @@ def _figures() -> dict[str, str]:
         "SYNTHETIC_MOST": f"{synthetic()[1]:.0%}",
         "UNEQUAL_HALF": f"{unequal_ranks()[0]:.0%}",
         "UNEQUAL_MOST": f"{unequal_ranks()[1]:.0%}",
+        "TIED_STEPS": steps_table(shared_weight_steps()),
+        "DEEPSPEED_STEPS": steps_table(deepspeed_steps()),
         "TESTBED": row_table(steps, "cap, MiB"),
         "BACKWARD": row_table(backwards, "cap, MiB"),
         "HELD_OUT": held_out_table(),

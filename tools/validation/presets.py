@@ -137,7 +137,7 @@ def _level(errors: list[float]) -> str:
 
 
 class Step(NamedTuple):
-    """A published BERT step on T4 nodes over TCP, and its prediction; seconds."""
+    """A published step, and its prediction; seconds."""
 
     measured_s: float
     predicted_s: float
