@@ -18,6 +18,7 @@ __all__ = [
     "Bandwidths",
     "Layout",
     "Measured",
+    "NoLayoutError",
     "Operation",
     "OtherCollectiveError",
     "bus_factor",
@@ -46,6 +47,14 @@ _TURNS: dict[Operation, int] = {"all_reduce": 2, "reduce_scatter": 1, "all_gathe
 
 class OtherCollectiveError(ImportFailedError):
     """A file holds collectives, but none of the operation that was asked for."""
+
+
+class NoLayoutError(ImportFailedError):
+    """A file does not tell its layout; `ranks` is how many its rows tell, None if they do not."""
+
+    def __init__(self, path: str, message: str, line: int, ranks: int | None) -> None:
+        self.ranks = ranks
+        super().__init__(path, message, line)
 
 
 class Measured(NamedTuple):
@@ -96,11 +105,12 @@ def layout_of_ranks(
     """
     if layout is None:
         told = f"{lacks}; it is of {ranks} ranks" if ranks else lacks
-        raise ImportFailedError(
+        raise NoLayoutError(
             name,
             f"{told}; state nodes x GPUs of each, such as --layout 1x{ranks or 8}, or write "
             "it as CSV: size_bytes,time_us,nodes,gpus_per_node",
             line,
+            ranks,
         )
     if ranks and ranks != layout[0] * layout[1]:
         raise ImportFailedError(

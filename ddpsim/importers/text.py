@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import csv
 import math
-from collections.abc import Sequence
-from typing import Any, TypeVar
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -14,9 +15,25 @@ from ddpsim.errors import ImportFailedError, shown
 from ddpsim.scenario.quantity import SourceFile
 from ddpsim.scenario.suggest import in_own_words
 
-__all__ = ["header_of", "listed", "number", "parsed", "read_text", "table", "whole"]
+__all__ = ["Printed", "clock_s", "header_of", "listed", "number", "parsed", "printed", "read_text"]
+__all__ += ["table", "uncoloured", "whole"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_CLOCK = re.compile(r"\d\d:\d\d:\d\d")
+_TAG = re.compile(
+    r"""\s*(?:
+      \[[^][\n]{1,80}\](?:<std(?:out|err)>)?(?::|(?=[\s[]|$))  # torchrun, mpirun, kubectl, logging
+    | \([^()\n]{0,40}\bpid=\d+[^()\n]{0,60}\)  # Ray, SkyPilot
+    | (?!(?i:ep|it|st|tr|ev|va|te))[a-zA-Z][\w.-]*\d:(?=\s)  # pdsh: a host's name
+    | \d{1,6}:(?=\s)  # srun --label
+    | (?i:rank)[ _]?\d{1,6}\s*[:|](?=\s)
+    | [a-zA-Z][\w./-]*\s+\|(?=\s)  # docker compose
+    | (?=[a-z-]*\d)[a-z0-9]+(?:-[a-z0-9]+)+(?=\s)  # stern: a pod's name
+    | \d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?=\s)
+    )\s*""",
+    re.VERBOSE,
+)
 _LARGEST = 1e13  # terabytes, or months in microseconds
 
 
@@ -38,6 +55,44 @@ def read_text(source: SourceFile, wanted: str, *, of_many_programs: bool = False
     if not text.strip():
         raise ImportFailedError(source.given, f"the file is empty; wanted {wanted}")
     return text
+
+
+class Printed(NamedTuple):
+    """What a program printed between two ends of a line, a bar's carriage return being one.
+
+    `source`: labels of a rank, a host or a pod before it, without times; `start`: where they end.
+    """
+
+    source: str
+    text: str
+    start: int
+
+
+def uncoloured(text: str) -> str:
+    """A text without a terminal's escapes for colours and the cursor."""
+    return _COLOUR.sub("", text)
+
+
+def printed(text: str) -> Iterator[Printed]:
+    """Each line, or state of a bar, and what launchers and loggers print before it."""
+    for line in uncoloured(text).split("\n"):
+        source = ""
+        for state in line.split("\r"):
+            start, tags = 0, []
+            while found := _TAG.match(state, start):
+                tags.append(found[0].strip())
+                start = found.end()
+            source = " ".join(tag for tag in tags if not _CLOCK.search(tag)) or source
+            yield Printed(source, state, start)
+
+
+def clock_s(text: str) -> float:
+    """Seconds in a number of them, in 04:00 or in 1 day, 0:10:00.25."""
+    days, _, clock = text.rpartition(", ")
+    total = 0.0
+    for part in clock.split(":"):
+        total = 60 * total + float(part)
+    return total + 86400 * int(days.split()[0]) if days else total
 
 
 def parsed(model: type[_Model], name: str, text: str | bytes, wanted: str) -> _Model:

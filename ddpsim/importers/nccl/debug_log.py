@@ -1,7 +1,7 @@
 """What NCCL says that it sends over: logs of jobs that ran with NCCL_DEBUG=INFO.
 
 Source of the lines: nccl src/transport/p2p.cc, shm.cc, net.cc and src/misc/param.cc; logs in nccl
-issues 629, 1189 and 1814.
+issues 226 (NCCL 2.4, which says Ring for Channel), 629, 1189 and 1814.
 """
 
 from __future__ import annotations
@@ -12,21 +12,23 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddpsim.errors import ImportFailedError
-from ddpsim.importers.text import read_text
+from ddpsim.importers.text import read_text, uncoloured
 from ddpsim.scenario.quantity import SourceFile
 
-__all__ = ["Connection", "DebugLog", "read_debug_log"]
+__all__ = ["LACKS_CONNECTIONS", "Connection", "DebugLog", "debug_log", "read_debug_log"]
+
+LACKS_CONNECTIONS = "no line of NCCL such as 'Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM'"
 
 _WANTED = "the output of a job that ran with NCCL_DEBUG=INFO"
 _CHANNEL = re.compile(
-    r"Channel \d+(?:/\d+)? : (?P<sender>\d{1,7})\[\w+\] -> (?P<receiver>\d{1,7})\[\w+\]"
-    r"(?: \[(?:send|receive)\])? via (?P<way>[\w-]+)(?:/(?P<kind>[^/\n]+))?(?P<rest>[^\n]*)"
+    r"(?:Channel|Ring) \d+(?:/\d+)? : (?P<sender>\d{1,7})(?:\[\w+\])? -> "
+    r"(?P<receiver>\d{1,7})(?:\[\w+\])?(?: \[(?:send|receive)\])? "
+    r"via (?P<way>[\w-]+)(?:/(?P<kind>[^/\n]+))?(?P<rest>[^\n]*)"
 )
 _NIC = re.compile(r"/(\d{1,4})(?:$|[/(\s])")
 _RANK = re.compile(
-    r"^(?P<host>[\w.-]{1,253}):\d+:\d+ [^\n]{0,40}NCCL INFO [^\n]{0,200}?"
-    r"rank (?P<rank>\d{1,7}) n[rR]anks (?P<ranks>\d{1,7})\b",
-    re.MULTILINE,
+    r"(?<![\w.-])(?P<host>[\w.-]{1,253}):\d+:\d+ [^\n]{0,40}NCCL INFO [^\n]{0,200}?"
+    r"rank (?P<rank>\d{1,7}) n[rR]anks (?P<ranks>\d{1,7})\b"
 )
 _VERSION = re.compile(r"NCCL version (?P<version>2\.\d{1,2}(?:\.\d{1,2})?)")
 _SET = re.compile(r"(?P<name>NCCL_\w+) set by environment to (?P<value>\w+)")
@@ -67,18 +69,22 @@ class DebugLog:
 
 def read_debug_log(source: SourceFile) -> DebugLog:
     """Read a log, whatever else stands in it; raises ImportFailedError where NCCL says nothing."""
-    text = read_text(source, _WANTED, of_many_programs=True)
-    found = dict.fromkeys(_connection(match) for match in _CHANNEL.finditer(text))
-    if not found:
+    log = debug_log(source.given, read_text(source, _WANTED, of_many_programs=True))
+    if not log.connections:
         raise ImportFailedError(
-            source.given,
-            "holds no line of NCCL such as 'Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM'; wanted "
-            f"{_WANTED}, from its beginning",
+            source.given, f"holds {LACKS_CONNECTIONS}; wanted {_WANTED}, from its beginning"
         )
+    return log
+
+
+def debug_log(name: str, text: str) -> DebugLog:
+    """What a text called `name` says, which may have no connection."""
+    text = uncoloured(text)
+    found = dict.fromkeys(_connection(match) for match in _CHANNEL.finditer(text))
     variables = {match["name"]: match["value"] for match in _SET.finditer(text)}
     version = _VERSION.search(text)
     return DebugLog(
-        *(source.given, tuple(found), variables, _layout(text)),
+        *(name, tuple(found), variables, _layout(text)),
         version=version and version["version"],
         has_collectives=": opCount " in text,
         ranks=max((int(match["ranks"]) for match in _RANK.finditer(text)), default=None),
@@ -101,6 +107,8 @@ def _layout(text: str) -> tuple[int, int] | None:
 
 def _connection(match: re.Match[str]) -> Connection:
     way, rest = match["way"], match["rest"]
+    if way == "direct":  # "direct shared memory", before NCCL 2.12
+        way = "SHM"
     nic = _NIC.match(rest) if way == "NET" else None
     return Connection(
         int(match["sender"]),

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
 from ddpsim.errors import ImportFailedError, shown
@@ -44,6 +45,8 @@ from ddpsim.importers.text import listed, number, whole
 
 __all__ = ["read_json", "read_text_log"]
 
+_TOLD = 0.1  # GB/s, from which on two digits are printed
+_FASTEST_S, _NEAR = 1e-6, 1.2
 _FAILED = re.compile(r"^#\s*Out of bounds values\s*:\s*(\d+)\s+FAILED")
 
 
@@ -72,6 +75,7 @@ def read_text_log(
         whole_row = "whole result row" if left_out else "result row"
         raise ImportFailedError(name, f"holds no {whole_row}; wanted {wanted}")
     _check_all_right(name, lines)
+    rows, in_ms = _in_seconds(name, rows)
     runs = device_lists(name, lines, found)
     if runs:
         layout = only_layout(name, {layout_of(name, devices) for devices in runs})
@@ -80,7 +84,7 @@ def read_text_log(
         layout = layout_of_ranks(name, ranks, layout, NO_DEVICES, rows[0].bandwidths.line)
     devices = [device for run in runs for device in run]
     measured = _measured(name, operation, layout, rows, devices)
-    return measured._replace(warnings=(*notes, *_warnings(name, left_out)))
+    return measured._replace(warnings=(*notes, *in_ms, *_warnings(name, left_out)))
 
 
 def read_json(name: str, text: str, operation: Operation) -> Measured:
@@ -217,6 +221,32 @@ def _text_row(name: str, row: TextRow, operation: Operation) -> _Row | None:
     bandwidths = Bandwidths(in_place[1], in_place[2], line)
     out_of_place_s = _seconds(row.out_of_place[0])
     return _Row(size, time_us * 1e-6, bandwidths, " ".join(cells[2:4]), out_of_place_s)
+
+
+def _in_seconds(name: str, rows: list[_Row]) -> tuple[list[_Row], tuple[str, ...]]:
+    """Rows with their times in seconds: until 2019 nccl-tests printed milliseconds.
+
+    The bandwidths tell. Raises ImportFailedError where they do not, and no link is so fast.
+    """
+    told = [
+        row.size_bytes / (row.time_s * algbw * 1e9)
+        for row in rows
+        if (algbw := float(row.bandwidths.algbw)) >= _TOLD
+    ]
+    if not told and max(row.time_s for row in rows) < _FASTEST_S:
+        raise ImportFailedError(
+            name, "its times are below 1 us, perhaps of milliseconds; needs rows from 1 MiB up"
+        )
+    if not told or not 1 / _NEAR < median(told) / 1000 < _NEAR:
+        return rows, ()
+    scaled = [
+        row._replace(
+            time_s=row.time_s * 1000,
+            out_of_place_s=row.out_of_place_s and row.out_of_place_s * 1000,
+        )
+        for row in rows
+    ]
+    return scaled, (f"{name}: its times are milliseconds, as its bandwidths say",)
 
 
 def _seconds(time_us: Any) -> float | None:

@@ -14,17 +14,22 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-__all__ = ["Device", "Line", "TextRow", "device_of", "is_figure", "plain_lines", "table_rows"]
+from ddpsim.importers.text import uncoloured
 
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+__all__ = ["Device", "Line", "TextRow", "device_of", "has_rows", "is_figure", "plain_lines"]
+__all__ += ["table_rows"]
+
 _TYPE = r"(?:char|u?int\d*|half|b?float\d*|double|\w*e\dm\d\w*)"
 _ROW = re.compile(rf"\d+\s+\d+\s+{_TYPE}(?!\S)")
 _START = re.compile(rf"#(?!wrong)|(?<![\w.-]){_ROW.pattern}")
 _FIGURE = re.compile(r"N/A|-?[\d.]+(?:e[+-]?\d+)?")
+_FIGURES = re.compile(
+    rf"(?<![\w.-])\d+[ \t|]+\d+[ \t|]+{_TYPE}(?:[ \t|]+(?:[a-z]+|-?[\d.]+(?:e[-+]\d+)?|N/A)){{7}}"
+)
 _OF_NCCL = re.compile(r"(?<!\S)(\S+?):\d+:\d+ \[\w+\] (?:\S+ )?NCCL ")
 _LABELS_AT_THE_END = re.compile(r"(?:\[[^][]*\]\s*)+$")
 _DEVICE = re.compile(
-    r"#\s+Rank\s+(?P<rank>\d{1,9})\s+(?:Group\s+(?P<group>\d+)\s+)?.*?\bPid\s+\d+\s+on\s+"
+    r"#\s+Rank\s+(?P<rank>\d{1,9})\s+(?:Group\s+(?P<group>\d+)\s+)?(?:.*?\bPid\s+\d+\s+)?on\s+"
     r"(?P<host>\S+)\s+device\s+(?P<ordinal>\S+)(?:\s+\[(?P<bus>[^]]*)\](?P<gpu>.*))?"
 )
 
@@ -93,9 +98,14 @@ class TextRow(NamedTuple):
         return self.cells[self.wanted - self.half : self.wanted]
 
 
+def has_rows(text: str) -> bool:
+    """Whether rows of nccl-tests stand in a text, with a header or without."""
+    return _FIGURES.search(text) is not None
+
+
 def plain_lines(texts: Iterable[str]) -> list[Line]:
     """The lines of a log without prefixes, colours and NCCL's own text."""
-    bare = [_COLOUR.sub("", text) for text in texts]
+    bare = [uncoloured(text) for text in texts]
     hosts = {found["host"] for text in bare if (found := _DEVICE.search(text))}
     return [_plain(number, text, hosts) for number, text in enumerate(bare, 1)]
 
