@@ -17,7 +17,7 @@ class Learned:
     """One thing that a file turned out to be.
 
     `keys`: of a scenario, by section; `step_s`: a step that was measured; `option`: one of
-    `ddpsim diagnose` that takes the file.
+    `ddpsim diagnose` that takes the file. `tells_nothing`: the facts say what it lacks.
     """
 
     file: str
@@ -27,6 +27,7 @@ class Learned:
     step_s: float | None = None
     option: str | None = None
     assumed: tuple[str, ...] = ()
+    tells_nothing: bool = False
 
 
 @dataclass(frozen=True)

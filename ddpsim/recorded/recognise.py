@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from ddpsim.importers.all_reduce import AllReduceLog, read_all_reduce
 from ddpsim.importers.chakra import is_of_chakra, read_chakra
 from ddpsim.importers.kineto.file import is_of_traces
 from ddpsim.importers.kineto.ranks import read_rank_traces
-from ddpsim.importers.measured import OtherCollectiveError
-from ddpsim.importers.nccl.debug_log import Connection, read_debug_log
+from ddpsim.importers.measured import NoLayoutError, OtherCollectiveError
+from ddpsim.importers.nccl.debug_log import LACKS_CONNECTIONS, Connection, debug_log
+from ddpsim.importers.nccl.text import has_rows
 from ddpsim.importers.text import header_of, read_text
 from ddpsim.importers.training.ddp_logging import DdpLogging, ddp_logging, logged_data
 from ddpsim.importers.training.flight_recorder import flight_recorder, is_dump, unpickled
+from ddpsim.importers.training.runs import TooLittle
 from ddpsim.importers.training.step_lines import step_lines
 from ddpsim.importers.training.trainer_state import trainer_state
 from ddpsim.recorded.learned import Learned
@@ -35,8 +38,9 @@ __all__ = ["KNOWN", "recognise"]
 KNOWN = (
     "a log of NCCL_DEBUG=INFO or of nccl-tests (or OSU's, or all_reduce_bench.py's), our CSV, a "
     "trace of PyTorch's profiler or a folder of them, a Chakra execution trace, a dump of the "
-    "flight recorder, DDP's logging data, trainer_state.json of transformers, and logs with step "
-    "lines of nanoGPT, torchtitan, Lightning or tqdm (accelerate, transformers)"
+    "flight recorder, DDP's logging data, trainer_state.json of transformers, and logs of "
+    "training by nanoGPT, torchtitan, detectron2, mmengine, Megatron, DeepSpeed, transformers, "
+    "ms-swift, litgpt, Lightning (bars or profiler) or with tqdm's bars"
 )
 _PICKLE = b"\x80"
 _BENCHMARKS = ("busbw", "# nThread ", "osu_allreduce", "Avg Latency(us)")
@@ -47,6 +51,7 @@ _CALLED: dict[Logged, str] = {
 }
 _CSV = ("size_bytes", "time_us", "nodes", "gpus_per_node")
 _MOST_SIZES = 6
+_FEW_SIZES = 3
 
 
 def recognise(path: Path) -> list[Learned]:
@@ -65,6 +70,9 @@ def recognise(path: Path) -> list[Learned]:
     found = [each for read in _OF_TEXT for each in read(source, text)]
     if not found:
         raise ImportFailedError(source.given, f"is none of what can be imported: {KNOWN}")
+    if all(each.tells_nothing for each in found):
+        lacks = "; ".join(f"{each.kind}: {each.facts[0]}" for each in found)
+        raise ImportFailedError(source.given, f"tells too little: {lacks}")
     return found
 
 
@@ -91,6 +99,9 @@ def _of_json(source: SourceFile, text: str, document: dict[str, Any]) -> Learned
         return _trainer(source.given, document)
     if (logged := logged_data(text)) is not None:
         return _ddp(source.given, ddp_logging(source.given, logged))
+    for each in _steps(source, text):
+        if not each.tells_nothing:
+            return each
     if "traceEvents" not in document and "schema" not in document:
         return _collectives(source)
     raise ImportFailedError(source.given, f"is none of what can be imported: {KNOWN}")
@@ -201,50 +212,66 @@ def _ddp(name: str, logged: DdpLogging) -> Learned:
 
 def _collectives(source: SourceFile) -> Learned:
     """Of the first collective that a benchmark's file holds times of; else the first refusal."""
-    found = [_logged_times(source, operation) for operation in LOGS]
-    learned = next((each for each in found if isinstance(each, Learned)), None)
-    if learned is None:
-        raise next(each for each in found if isinstance(each, OtherCollectiveError))
-    return learned
+    refused: OtherCollectiveError | None = None
+    for operation in LOGS:
+        try:
+            return _logged_times(source, operation)
+        except OtherCollectiveError as error:  # noqa: PERF203 -- of three, the first is said
+            refused = refused or error
+    raise refused or ImportFailedError(source.given, "holds no collective")
 
 
-def _logged_times(source: SourceFile, operation: Logged) -> Learned | OtherCollectiveError:
+def _logged_times(source: SourceFile, operation: Logged) -> Learned:
     try:
         return _timed(read_all_reduce(source, operation=operation), operation)
-    except OtherCollectiveError as error:
-        return error
+    except NoLayoutError as error:
+        if not error.ranks:
+            raise
+        layout = usual_layout(error.ranks)
+        learned = _timed(read_all_reduce(source, operation=operation, layout=layout), operation)
+        told = f"{layout[0]} x {layout[1]} ranks: the file tells their number alone"
+        assumed = (*learned.assumed, f"{told} (cluster.nodes, gpus_per_node)")
+        return replace(learned, assumed=assumed)
 
 
 def _timed(log: AllReduceLog, operation: Logged) -> Learned:
     (least, least_s), (most, most_s) = log.samples[0], log.samples[-1]
     span = f"{format_bytes(least)} in {format_duration(least_s)} to {format_bytes(most)}"
     layout = ranks(log.nodes, log.gpus_per_node) + ("" if log.ranks_listed else " (not listed)")
-    facts = (layout, f"{_CALLED[operation]} of {span} in {format_duration(most_s)}", *log.warnings)
+    facts = [layout, f"{_CALLED[operation]} of {span} in {format_duration(most_s)}", *log.warnings]
+    sizes = sum(size >= MIB for size, _ in log.samples)
+    if sizes < _FEW_SIZES:
+        more = counted(_FEW_SIZES - sizes, "more size")
+        facts.append(f"{counted(sizes, 'size')} from 1 MiB up: needs {more} to tell a bandwidth")
     cluster: dict[str, Any] = {"nodes": log.nodes, "gpus_per_node": log.gpus_per_node}
     with suppress(ValueError):  # no preset
         cluster["device"] = catalog.resolve("device", log.gpus[0] if log.gpus else "")
     cluster[operation] = log.source
     keys = {"cluster": cluster}
     if operation != "all_reduce":  # links answer for other sizes
-        return Learned(log.source, log.kind, facts, keys | {"ddp": {"strategy": "fully_shard"}})
+        return Learned(
+            log.source, log.kind, tuple(facts), keys | {"ddp": {"strategy": "fully_shard"}}
+        )
     keys["run"] = {"allow_extrapolation": True}
     beyond = "all-reduces of other sizes are extrapolated (run.allow_extrapolation)"
-    return Learned(log.source, log.kind, facts, keys, assumed=(beyond,))
+    return Learned(log.source, log.kind, tuple(facts), keys, assumed=(beyond,))
 
 
 def _benchmark(source: SourceFile, text: str) -> Iterator[Learned]:
     lines = text.splitlines()
     is_one = any(word in text for word in _BENCHMARKS)
-    if is_one or header_of(lines, _CSV) is not None:
+    if is_one or has_rows(text) or header_of(lines, _CSV) is not None:
         yield _collectives(source)
 
 
 def _debug(source: SourceFile, text: str) -> Iterator[Learned]:
-    if "NCCL INFO" not in text or " via " not in text:
+    log = debug_log(source.given, text) if "NCCL INFO" in text else None
+    if log is None or (has_rows(text) and not log.connections):
         return
-    log = read_debug_log(source)
     ways = dict.fromkeys(_way(each) for each in log.connections)
     facts = [f"{counted(len(log.connections), 'connection')}: {', '.join(ways)}"]
+    if not log.connections:
+        facts = [f"{LACKS_CONNECTIONS}: needs the log from its beginning"]
     cluster: dict[str, Any] = dict(_nccl(log.version))
     assumed: tuple[str, ...] = ()
     if log.layout:
@@ -262,7 +289,14 @@ def _debug(source: SourceFile, text: str) -> Iterator[Learned]:
         cluster["nccl_env"] = dict(log.variables)
         facts.append("set: " + ", ".join(f"{k}={v}" for k, v in log.variables.items()))
     kind, keys = "log of NCCL_DEBUG=INFO", {"cluster": cluster}
-    yield Learned(source.given, kind, tuple(facts), keys, option="--nccl-log", assumed=assumed)
+    option = "--nccl-log" if log.connections else None
+    is_bare = not (log.connections or log.ranks or log.version or log.variables)
+    yield Learned(
+        *(source.given, kind, tuple(facts), keys),
+        option=option,
+        assumed=assumed,
+        tells_nothing=is_bare,
+    )
 
 
 def _way(each: Connection) -> str:
@@ -270,15 +304,19 @@ def _way(each: Connection) -> str:
 
 
 def _steps(source: SourceFile, text: str) -> Iterator[Learned]:
-    lines = step_lines(text)
-    if lines:
-        fact = f"a step takes {format_duration(lines.step_s)}, the median of {lines.lines} lines"
-        keys = {"workload": {"model": "gpt2"}} if lines.program == "nanoGPT" else {}
-        assumed = ("the model: nanoGPT's default, gpt2 (workload.model)",) if keys else ()
-        yield Learned(
-            *(source.given, f"step lines of {lines.program}", (fact,), keys, lines.step_s),
-            assumed=assumed,
-        )
+    for each in step_lines(text):
+        kind = f"step lines of {each.program}"
+        if isinstance(each, TooLittle):
+            yield Learned(source.given, kind, (each.lacks,), tells_nothing=True)
+            continue
+        keys: dict[str, dict[str, Any]] = {}
+        assumed = each.assumed
+        if each.program == "nanoGPT":
+            keys["workload"] = {"model": "gpt2"}
+            assumed = (*assumed, "the model: nanoGPT's default, gpt2 (workload.model)")
+        if each.micro_batches > 1:
+            keys["ddp"] = {"accumulation_steps": each.micro_batches}
+        yield Learned(source.given, kind, each.facts, keys, each.step_s, assumed=assumed)
 
 
 def _logged(source: SourceFile, text: str) -> Iterator[Learned]:

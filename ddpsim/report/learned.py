@@ -12,6 +12,8 @@ from ddpsim.units import format_duration
 
 __all__ = ["Told", "render_learned"]
 
+_SAME = 1.1  # of steps that two files or programs tell of one job
+
 
 class Told(Protocol):
     """One thing that a file turned out to be."""
@@ -56,12 +58,17 @@ def _next(learned: Sequence[Told], scenario: str | None) -> Iterator[str]:
         return
     file = shlex.quote(scenario)
     yield f"{'next':<12}ddpsim run {file}"
-    step_s = next((each.step_s for each in learned if each.step_s), None)
+    steps_s = [each.step_s for each in learned if each.step_s]
+    differ = bool(steps_s) and max(steps_s) > _SAME * min(steps_s)
+    if differ:
+        times = ", ".join(dict.fromkeys(map(format_duration, steps_s)))
+        yield f"{'':<12}steps differ ({times}): choose the job's own"
+    step_s = steps_s[0] if steps_s and not differ else None
     told = [each for each in learned if each.option]
-    # NCCL's log has no step: its owner knows it
+    # steps may differ, and NCCL's log has no step: its owner knows it
     measured = format_duration(step_s) if step_s else "STEP TIME"
-    has_step = not step_s and any(each.option == "--traces" for each in told)
+    has_step = not steps_s and any(each.option == "--traces" for each in told)
     options = [] if has_step else [f"--measured {shlex.quote(measured)}"]
     options += [f"{each.option} {shlex.quote(each.file)}" for each in told]
-    if step_s or told:
+    if steps_s or told:
         yield f"{'':<12}ddpsim diagnose {file} {' '.join(options)}"

@@ -1,85 +1,294 @@
-"""Step times in what training programs print: nanoGPT, torchtitan, Lightning, and tqdm's bars.
+"""Step times in the lines that training programs print, by a pattern for each program.
 
 Sources of the lines: nanoGPT train.py; torchtitan components/metrics.py and tools/logging.py;
-tqdm's bar_format, which Lightning, accelerate's examples and transformers' Trainer print.
+detectron2 utils/events.py; mmengine runner/log_processor.py and mmcv's text logger; Megatron-LM
+training/training.py and core/timers.py; DeepSpeed utils/timer.py; ms-swift's progress callback;
+litgpt pretrain.py; Lightning's profilers/simple.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from datetime import datetime, timezone
-from itertools import pairwise
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from math import nan
 from statistics import median
 from typing import NamedTuple
 
-__all__ = ["StepLines", "step_lines"]
-
-_NUMBER = r"(\d{1,12}(?:\.\d{1,9})?)"
-_NANOGPT = re.compile(rf"^iter (\d{{1,12}}): loss [^,\n]{{1,30}}, time {_NUMBER}ms", re.MULTILINE)
-_TITAN = re.compile(
-    r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - \w+ - INFO - (?:\x1b\[\d+m)*step:\s*(\d{1,12})\b"
+from ddpsim.importers.text import Printed, printed
+from ddpsim.importers.training.bars import bars
+from ddpsim.importers.training.runs import (
+    LONGEST_S,
+    MAY_ACCUMULATE,
+    Reading,
+    StepLines,
+    TooLittle,
+    longest,
+    span,
+    steady,
 )
-_BAR = re.compile(
-    rf"\d{{1,12}}/\d{{1,12}} \[[\d:]{{1,12}}<[\d:?]{{1,12}}, +{_NUMBER} ?(it/s|s/it)"
-    r"([^\n\r]{0,80})"
-)
-_ENOUGH = 3  # times, below which lines may be of anything
-_LONGEST_S = 3.6e6
+from ddpsim.importers.training.trainer_state import trainer_lines
+from ddpsim.units import format_duration
+from ddpsim.wording import counted
+
+__all__ = ["step_lines"]
+
+_NUMBER = r"\d{1,12}(?:\.\d{1,9})?"
 
 
-class StepLines(NamedTuple):
-    """The program that printed them, how many there are, and the median step in seconds."""
+class _Format(NamedTuple):
+    """How a program prints steps: in lines with one of the `marks`. # stands for a number.
+
+    What follows a number belongs to its pattern: a line may be cut off, or run into another. Groups
+    of `line`, and of `before`, a line above it: `count` of iterations, in `epoch`, and of `steps`;
+    the time as `s`, `ms`, `per_s`, `fwd` and `bwd`, or a `stamp`; `data_s`; `optimizer_ms`.
+    `once`: groups that stand elsewhere. `evaluation`: lines to name and leave out. `least`: lines
+    that tell a step. `lacking`: a program's lines that tell none; it `needs` others.
+    `of_micro_batch`: the time is of one, or it `may_be`. `of_run`: it is a mean. `adds_data`: it
+    has no wait for data.
+    """
 
     program: str
-    lines: int
-    step_s: float
+    marks: tuple[str, ...]
+    line: str
+    least: int = 1
+    before: str = ""
+    once: Sequence[str] = ()
+    evaluation: str = ""
+    lacking: str = ""
+    needs: str = ""
+    of_micro_batch: bool = False
+    may_be: bool = False
+    of_run: bool = False
+    adds_data: bool = False
 
 
-def step_lines(text: str) -> StepLines | None:
-    """The lines of the first program that printed enough of them; None: none did.
+_FORMATS = (
+    _Format(
+        "nanoGPT",
+        (", time ",),
+        r"\biter (?P<count>\d{1,12}): loss [^,]{1,30}, time (?P<ms>#)ms",
+        least=3,
+    ),
+    _Format(
+        "torchtitan",
+        ("INFO - step:",),
+        r"(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) - \w+ - INFO - "
+        r"step: *(?P<count>\d{1,12}) +\w",
+        least=3,
+    ),
+    _Format(
+        "detectron2",
+        ("data_time: ", "Inference done "),
+        r"\biter: (?P<count>\d{1,12}) [^][{}]{0,900}?\btime: (?P<s>#) [^][{}]{0,40}?\bdata_time: "
+        r"(?P<data_s>#) ",
+        evaluation=r"\bInference done \d+/\d+",
+    ),
+    _Format(
+        "mmengine",
+        ("data_time: ", "(val)", "(test)"),
+        r"\b(?:Epoch|Iter)(?:\(train\))? *(?:\[(?P<epoch>\d{1,9})\])?"
+        r"\[ *(?P<count>\d{1,12})/ *\d+\]\s[^][{}]{0,300}?\btime: (?P<s>#),? +"
+        r"data_time: (?P<data_s>#),? +\w",
+        evaluation=r"\b(?:Epoch|Iter)\((?:val|test)\)",
+        may_be=True,
+    ),
+    _Format(
+        "Megatron",
+        ("elapsed time per iteration", "time (ms) |", "grads-"),
+        r"\biteration +(?P<count>\d{1,12})/ *\d+ \|[^][{}]{0,300}?"
+        r"elapsed time per iteration \(ms\): (?P<ms>#) \|",
+        once=(
+            r"\bbackward-params-all-reduce: (?P<all_reduce_ms>#) \|",
+            r"\b(?:all-grads-sync|grads-all-reduce)[ .]*: \(#, (?P<all_reduce_ms>#)\)",
+        ),
+        lacking=r"time \(ms\) \| forward-compute: ",
+        needs="a line with 'elapsed time per iteration (ms)'; timers leave work out",
+    ),
+    _Format(
+        "DeepSpeed",
+        ("time (ms) |", "SamplesPerSec="),
+        r"time \(ms\) \| (?:fwd|forward): (?P<fwd>#) \| (?:bwd|backward): (?P<bwd>#) \|"
+        r"[^][{}]{0,120}?\bstep: (?P<optimizer_ms>#)\s*(?:\||$)",
+        before=r"\bmicro_step=(?P<count>\d{1,12})/global_step=(?P<steps>\d{1,12}),",
+        once=(r"\b(?:bwd|backward)_allreduce: (?P<all_reduce_ms>#) \|",),
+        lacking=r"\bRunningAvgSamplesPerSec=|time \(ms\) \| (?:fwd|forward|bwd|step)(?:_\w+)?: ",
+        needs="a line with fwd, bwd and step, which wall_clock_breakdown of its config adds",
+    ),
+    _Format(
+        "ms-swift",
+        ("train_speed(", "global_step/max_steps"),
+        r"^(?!.*eval_loss)(?=.*global_step/max_steps\W{1,6}(?P<count>\d{1,12})/)"
+        r".*train_speed\((?:iter/s\)\W{1,5}(?P<per_s>#)|s/it\)\W{1,5}(?P<s>#))\W{0,2}[,}]",
+        evaluation=r"\beval_loss\b.*train_speed\(",
+        lacking=r"train_speed\(|global_step/max_steps",
+        needs="a whole line with train_speed and global_step/max_steps",
+        of_run=True,
+    ),
+    _Format(
+        "litgpt",
+        ("iter time: ", "val time: "),
+        r"\biter (?P<count>\d{1,12}) step (?:(?=.*ms \(step\))(?P<steps>\d{1,12})|\d+)\b"
+        r"[^][{}]{0,200}?\biter time: (?P<ms>#) ?ms\b",
+        evaluation=r"\bval time: ",
+        of_micro_batch=True,
+        may_be=True,
+    ),
+    _Format(
+        "Lightning's profiler",
+        (
+            "run_training",
+            "_train_batch",
+            "_dataloader_next",
+            ".train_next",
+            "optimizer_step",
+            "evaluation",
+            "validation_",
+        ),
+        r"\brun_training_batch\s*\|\s*(?P<s>#)\s*\|\s*(?:(?P<count>\d{1,12})\s*\|\s*)?#\s*\|",
+        once=(
+            r"(?:\bget_train_batch|train_dataloader_next|\.train_next)\s*\|\s*(?P<data_s>#)\s*\|",
+            r"\boptimizer_step(?:_\w+)?\s*\|\s*#\s*\|\s*(?P<steps>\d{1,12})\s*\|\s*#\s*\|",
+        ),
+        evaluation=r"\b(?:run_evaluation|evaluation_step_and_end|validation_step)\s*\|",
+        lacking=r"\brun_training_epoch\s*\||Profile stats for: run_training",
+        needs="the row run_training_batch of the simple profiler",
+        of_micro_batch=True,
+        may_be=True,
+        of_run=True,
+        adds_data=True,
+    ),
+)
 
-    Of the times the later half counts: the first steps are slower, and bars average.
-    """
-    for program, times_s in _found(text):
-        steady_s = [s for s in times_s[len(times_s) // 2 :] if 0 < s < _LONGEST_S]
-        if len(times_s) >= _ENOUGH and steady_s:
-            return StepLines(program, len(times_s), median(steady_s))
-    return None
+
+def step_lines(text: str) -> list[StepLines | TooLittle]:
+    """What each program tells whose lines stand in a text."""
+    lines = list(printed(text))
+    told = [each for form in _FORMATS if (each := _told(form, lines))]
+    return [*told, *trainer_lines(lines), *bars(lines)]
 
 
-def _found(text: str) -> Iterator[tuple[str, list[float]]]:
-    yield "nanoGPT", [float(ms) * 1e-3 for _, ms in _NANOGPT.findall(text)]
-    yield "torchtitan", list(_between_stamps(text))
-    bars = _BAR.findall(text)
-    is_lightning = any("v_num=" in rest for *_, rest in bars)
-    program = "Lightning" if is_lightning else "tqdm (accelerate, transformers' Trainer)"
-    yield program, [_seconds(number, unit) for number, unit, _ in bars]
+def _told(form: _Format, every: Sequence[Printed]) -> StepLines | TooLittle | None:
+    lines = [each for each in every if any(mark in each.text for mark in form.marks)]
+    readings = [each for each in _readings(form, lines) if 0 < each.step_s < LONGEST_S]
+    if not readings and not _found((form.lacking, form.evaluation, form.line), lines):
+        return None
+    run, notes = longest(readings) if readings else ([], [])
+    if len(run) < form.least:
+        more = counted(form.least - len(run), "more line")
+        if form.needs and not run:
+            return TooLittle(form.program, f"needs {form.needs}")
+        return TooLittle(form.program, f"{counted(len(run), 'line')} of training; needs {more}")
+    return _step(form, run, lines, notes)
 
 
-def _between_stamps(text: str) -> Iterator[float]:
-    """torchtitan prints a rate of tokens: the stamps of its lines tell the steps."""
-    stamped = [(_moment_s(stamp), int(step)) for stamp, step in _TITAN.findall(text)]
-    for (before_s, first), (after_s, last) in pairwise(stamped):
-        if last > first:
-            yield (after_s - before_s) / (last - first)
+def _step(
+    form: _Format, run: Sequence[Reading], lines: Sequence[Printed], notes: Sequence[str]
+) -> StepLines:
+    used, once = steady(run), _once(form, lines)
+    data_s = _median(each.data_s for each in used) or once.get("data_s")
+    optimizer_s = _median(each.optimizer_s for each in used)
+    time_s = median(each.step_s for each in used) + ((data_s or 0.0) if form.adds_data else 0.0)
+    told = [each.micro_batches for each in run if each.micro_batches]
+    micro = told[-1] if told else _micro_batches(run[-1].at[-1], once.get("steps"))
+    takes = format_duration(time_s - (optimizer_s or 0.0))
+    takes += " of forward and backward" if optimizer_s else ""
+    lines_read = counted(len(run), "line")
+    how = f"the median of {lines_read}" if len(run) > 1 else f"by {lines_read} alone"
+    how = "the mean of its run" if form.of_run else how
+    whole = "an iteration" if form.may_be else "a step"
+    facts = [f"{'a micro-batch' if form.of_micro_batch and micro else whole} takes {takes}, {how}"]
+    facts += span([each.step_s for each in used])
+    if data_s:
+        facts.append(f"of which {format_duration(data_s)} wait for data")
+    if optimizer_s:
+        facts.append(f"the optimizer takes {format_duration(optimizer_s)} more")
+    step_s = time_s * (micro or 1) if form.of_micro_batch else time_s
+    if micro and micro > 1:
+        facts.append(f"{micro} micro-batches a step, which takes {format_duration(step_s)}")
+    if all_reduce_ms := once.get("all_reduce_ms"):
+        facts.append(f"the gradients' all-reduce takes {format_duration(all_reduce_ms * 1e-3)}")
+    if form.evaluation and (left_out := _found((form.evaluation,), lines)):
+        notes = [*notes, f"left out: {counted(left_out, 'line')} of evaluation"]
+    assumed = (MAY_ACCUMULATE,) if form.may_be and not micro else ()
+    return StepLines(form.program, step_s, (*facts, *notes), micro or 1, assumed)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text.replace("#", _NUMBER))
+
+
+def _found(patterns: Iterable[str], lines: Iterable[Printed]) -> int:
+    """How many lines match one of the patterns."""
+    wanted = _pattern("|".join(filter(None, patterns)))
+    return sum(wanted.search(each.text) is not None for each in lines)
+
+
+def _once(form: _Format, lines: Sequence[Printed]) -> dict[str, float]:
+    """The median of each figure that stands apart from the steps."""
+    told: dict[str, list[float]] = defaultdict(list)
+    for wanted in map(_pattern, form.once):
+        for each in lines:
+            if found := wanted.search(each.text):
+                for name, value in found.groupdict().items():
+                    told[name].append(float(value))
+    return {name: median(values) for name, values in told.items()}
+
+
+def _readings(form: _Format, lines: Iterable[Printed]) -> Iterator[Reading]:
+    wanted = _pattern(form.line)
+    before = _pattern(form.before) if form.before else None
+    above: dict[str, str | None] = {}
+    last: dict[str, tuple[float, int]] = {}
+    for each in lines:
+        if before and (found := before.search(each.text)):
+            above = found.groupdict()
+        if not (found := wanted.search(each.text)):
+            continue
+        told = {name: value for name, value in (above | found.groupdict()).items() if value}
+        if stamp := told.pop("stamp", None):  # of rates of tokens: stamps tell the steps
+            moment_s, step = _moment_s(stamp), int(told["count"])
+            before_s, first = last.get(each.source, (moment_s, step))
+            last[each.source] = moment_s, step
+            if step <= first:
+                continue
+            told["s"] = str((moment_s - before_s) / (step - first))
+        yield _reading(each.source, told)
+
+
+def _reading(source: str, told: Mapping[str, str]) -> Reading:
+    value = {name: float(text) for name, text in told.items()}
+    step_s = value.get("s", 0.0) + 1e-3 * sum(
+        value.get(part, 0.0) for part in ("ms", "fwd", "bwd", "optimizer_ms")
+    )
+    if rate := value.get("per_s"):
+        step_s = 1 / rate
+    count = value.get("count", 0.0)
+    return Reading(
+        source,
+        (int(value.get("epoch", 0)), int(count)),
+        step_s,
+        value.get("data_s"),
+        value["optimizer_ms"] * 1e-3 if "optimizer_ms" in value else None,
+        _micro_batches(count, value.get("steps")),
+    )
+
+
+def _micro_batches(iterations: float, steps: float | None) -> int | None:
+    """Of a step; None: they are not told, or the iterations are of no whole number of steps."""
+    is_whole = steps and iterations >= steps and not iterations % steps
+    return int(iterations / steps) if steps and is_whole else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    told = [each for each in values if each is not None]
+    return median(told) if told else None
 
 
 def _moment_s(stamp: str) -> float:
     """Seconds since some moment; differences alone count. Not a number for no moment."""
     try:
-        return (
-            datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S,%f")
-            .replace(tzinfo=timezone.utc)
-            .timestamp()
-        )
+        return datetime.fromisoformat(f"{stamp.replace(',', '.')}+00:00").timestamp()
     except ValueError:
         return nan
-
-
-def _seconds(number: str, unit: str) -> float:
-    value = float(number)
-    if unit == "s/it":
-        return value
-    return 1 / value if value else 0.0
