@@ -35,6 +35,7 @@ _SECTIONS = {  # of a scenario, in the order of the page: where each stands, by 
     "FlatMixedPrecision": "ddp.fsdp1.mixed_precision",
     "Cluster": "cluster",
     "IntraNode": "cluster.intra_node",
+    "Host": "cluster.host",
     "InterNode": "cluster.inter_node",
     "Stragglers": "cluster.stragglers",
     "OtherNode": "cluster.other_nodes",
@@ -257,7 +258,8 @@ def _device(item: tuple[str, Mapping[str, Any]]) -> tuple[str, ...]:
     rates = (f"{peak[rate] / 1e12:.4g}" if rate in peak else "-" for rate in ("fp32", "fp16"))
     memory = f"{each['memory_bytes'] / 2**30:.4g} GiB"
     bandwidth = f"{each['memory_bandwidth_bytes_per_s'] / 1e9:,.4g} GB/s"
-    link = f"{each['intra_node']['bandwidth_bytes_per_s'] / 1e9:.4g} GB/s"
+    rate = each["intra_node"].get("bandwidth_bytes_per_s")
+    link = f"{rate / 1e9:.4g} GB/s" if rate else "its host's"
     return f"`{name}`", each["title"], *rates, memory, bandwidth, link
 
 

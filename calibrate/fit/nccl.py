@@ -32,7 +32,7 @@ from ddpsim.importers.profiles.nccl import (
     NcclSetting,
 )
 from ddpsim.scenario.catalog import device_table, resolve
-from ddpsim.scenario.device import Architecture
+from ddpsim.scenario.device import PCIE_GENERATION, SLOT_BYTES_PER_S, Architecture
 
 __all__ = ["LEAST_SIZES", "fit_nccl", "rows_of"]
 
@@ -163,8 +163,10 @@ def _links_inside(architecture: Architecture, rows: Sequence[Row], gpu: str | No
     is_known = len(_architectures(gpu)) == 1
     name = resolve("device", gpu or "") if is_known else USUAL_DEVICES[architecture]
     usual = device_table(name)["intra_node"]
+    slot = SLOT_BYTES_PER_S[PCIE_GENERATION[architecture]]
+    usual_bytes_per_s = usual.get("bandwidth_bytes_per_s", slot)
     known = NcclLinks(
-        intra_bytes_per_s=usual["bandwidth_bytes_per_s"],
+        intra_bytes_per_s=usual_bytes_per_s,
         intra_path=usual["path"],
         switch_bytes_per_s=usual.get("switch_bandwidth_bytes_per_s"),
     )
@@ -174,7 +176,7 @@ def _links_inside(architecture: Architecture, rows: Sequence[Row], gpu: str | No
     largest = max(inside, key=lambda sample: (sample.size_bytes, sample.gpus_per_node))
     ranks = largest.gpus_per_node
     bus = 2 * (ranks - 1) / ranks * largest.size_bytes / largest.time_s
-    if bus > _MUCH_SLOWER * usual["bandwidth_bytes_per_s"] or largest.size_bytes < _TELLING_BYTES:
+    if bus > _MUCH_SLOWER * usual_bytes_per_s or largest.size_bytes < _TELLING_BYTES:
         return known
     rate, path = float(f"{bus:.3g}"), "pcie" if bus < _NVLINK_FROM else "nvlink"
     return NcclLinks.model_validate({"intra_bytes_per_s": rate, "intra_path": path})

@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from math import ceil, isinf
 from textwrap import wrap
 
-from ddpsim.cluster.link_sources import preset_source
+from ddpsim.cluster.link_sources import WAYS, preset_source
 from ddpsim.cluster.logs import LOGS
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tables import PROTOCOLS
 from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER, most_of_a_tree
 from ddpsim.cluster.nccl.tuner import estimates
 from ddpsim.cluster.wires import Wires, rate_of
-from ddpsim.scenario.cluster import Background, Cluster
+from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode
+from ddpsim.scenario.options.disturbances import Background
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
@@ -87,6 +88,8 @@ def _joint(cluster: Cluster, wires: Wires) -> str:
         summed = format_bytes_per_s(intra.switch_bandwidth_bytes_per_s)
         kind = f"a switch that sums (NVLS, {summed} of bus bandwidth) and "
     path = {"nvlink": "NVLink", "pcie": "PCIe"}[graph.path]
+    if wires.way:
+        path = f"PCIe {cluster.device.pcie}, {WAYS[wires.way.transport]}"
     if cluster.device.kind == "cpu":
         path = "memory"
     rate = format_bytes_per_s(rate_of(intra))

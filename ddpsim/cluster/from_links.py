@@ -16,7 +16,7 @@ from ddpsim.cluster.wires import Kind, Wires, rate_of, unlike_nodes
 from ddpsim.errors import InputError
 from ddpsim.provenance import Uncertainty
 from ddpsim.scenario.cluster import Cluster
-from ddpsim.scenario.links import EASY_FOR_TCP_BYTES_PER_S, InterNode, IntraNode
+from ddpsim.scenario.links import EASY_FOR_TCP_BYTES_PER_S, InterNode
 from ddpsim.scenario.schema import Scenario
 from ddpsim.units import MIB
 
@@ -30,7 +30,6 @@ __all__ = [
 
 STATED_LINKS = Uncertainty(0.10, "assumed: links stated in the scenario, one alpha and beta")
 PRESET_LINKS = Uncertainty(0.25, "assumed: the device's usual machine, not yours")
-PRESET_PCIE = Uncertainty(0.90, "assumed: published rates through a host go from 1.5 to 26 GB/s")
 PRESET_NETWORK = Uncertainty(0.83, "presets of devices against 8 published sweeps of nodes")
 TCP_NETWORK = Uncertainty(0.60, "assumed: published TCP of one cloud differs by 2 either way")
 
@@ -120,23 +119,32 @@ def _link_uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> LinkUn
     """
     if wires.inter:
         found = _between_nodes(cluster, wires.inter, chosen=chosen)
-        if wires.intra is None or found in _SWEPT:
+        is_swept = found in _SWEPT and wires.way is None
+        if wires.intra is None or is_swept or _is_never_slowest(wires, found.usual):
             return found
-        inside = LinkUncertainty(_inside_a_node(cluster, wires.intra))
+        inside = LinkUncertainty(_inside_a_node(cluster, wires))
         return max(inside, found, key=lambda each: each.usual.sigma)
     if wires.intra is None:  # one GPU
         return LinkUncertainty(STATED_LINKS)
     of_a_machine = cluster.machine is not None and wires.intra.path == "nvlink"
-    if chosen and of_a_machine and not rate_is_stated(cluster, "intra_node"):
+    is_usual = not (wires.way or rate_is_stated(cluster, "intra_node"))
+    if chosen and of_a_machine and is_usual:
         return CHOSEN_IN_A_NODE
-    return LinkUncertainty(_inside_a_node(cluster, wires.intra))
+    return LinkUncertainty(_inside_a_node(cluster, wires))
 
 
-def _inside_a_node(cluster: Cluster, intra: IntraNode) -> Uncertainty:
-    if rate_is_stated(cluster, "intra_node"):
-        return STATED_LINKS
-    through_any_host = intra.path == "pcie" and cluster.machine is None
-    return PRESET_PCIE if through_any_host else PRESET_LINKS
+def _inside_a_node(cluster: Cluster, wires: Wires) -> Uncertainty:
+    if wires.way:
+        return wires.way.uncertainty
+    return STATED_LINKS if rate_is_stated(cluster, "intra_node") else PRESET_LINKS
+
+
+def _is_never_slowest(wires: Wires, network: Uncertainty) -> bool:
+    """Whether the host's way inside a node is faster than the network, at the edges of both."""
+    if wires.way is None:
+        return False
+    slowest = wires.way.bytes_per_s / wires.way.uncertainty.factor
+    return slowest > network.factor * wires.network_rate
 
 
 def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> LinkUncertainty:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from itertools import groupby
+from math import inf
 
 from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.cluster.topology.host import Way, board_of, slot_bytes_per_s
 from ddpsim.cluster.transfers import Operation
 from ddpsim.cluster.transports import BY_TABLE
-from ddpsim.cluster.wires import Kind, Wires, rate_of
+from ddpsim.cluster.wires import Kind, Wires, inside, link_of, rate_of
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode, IntraNode
@@ -17,6 +19,7 @@ from ddpsim.units import format_bytes, format_bytes_per_s, format_duration
 
 __all__ = [
     "NOT_USED",
+    "WAYS",
     "algorithm_choices",
     "bottleneck",
     "link_provenance",
@@ -24,6 +27,14 @@ __all__ = [
     "rate_is_stated",
 ]
 
+WAYS = {
+    "NVL": "over an NVLink bridge",
+    "PXB": "peer to peer under a PCIe switch",
+    "P2P": "peer to peer through the host",
+    "SHM": "through host memory (SHM)",
+    "NET": "through the node's own network (no SHM)",
+}
+_HOST_NOT_USED = "not used: NVLink, or intra_node's bandwidth, says how GPUs are joined"
 NOT_USED = "not used: all ranks are in one node"
 
 
@@ -44,14 +55,20 @@ def bottleneck(cluster: Cluster, wires: Wires, kind: Kind) -> str:
             return f"the weak link to rank {rank} ({rate})"
         if (node := _slower_node(wires, rank)) is not None:
             return f"the links of node {node}, unlike the others' ({rate})"
-    inside = kind == "intra_node"
-    link: IntraNode | InterNode | None = wires.intra if inside else wires.inter
+    return _usual_limit(cluster, wires, kind)
+
+
+def _usual_limit(cluster: Cluster, wires: Wires, kind: Kind) -> str:
+    """The links of a kind, or what limits GPUs that meet in the host."""
+    is_inside = kind == "intra_node"
+    link: IntraNode | InterNode | None = wires.intra if is_inside else wires.inter
     latency = ""
     if link and link.latency_s is not None and cluster.states_latency(kind):
         latency = f", {format_duration(link.latency_s)} a hop"
-    if inside:
-        return f"the intra-node links ({format_bytes_per_s(rate_of(link))} a GPU{latency})"
-    return f"the inter-node network ({format_bytes_per_s(wires.network_rate)} a node{latency})"
+    if not is_inside:
+        return f"the inter-node network ({format_bytes_per_s(wires.network_rate)} a node{latency})"
+    what = wires.way.limit if wires.way else "the intra-node links"
+    return f"{what} ({format_bytes_per_s(rate_of(link))} a GPU{latency})"
 
 
 def _slower_node(wires: Wires, rank: int) -> int | None:
@@ -72,10 +89,16 @@ def rate_is_stated(cluster: Cluster, key: Kind) -> bool:
 def link_provenance(cluster: Cluster, *, asks_transport: bool) -> tuple[Provenance, ...]:
     """The figures of each kind of link, and where they come from."""
     entries = []
+    way = inside(cluster)[1] if "intra_node" in cluster.links_used else None
+    if cluster.host and not way:
+        entries.append(Provenance("cluster.host", _HOST_NOT_USED, "stated"))
     for key in cluster.links_used:
         stated = getattr(cluster, key)
-        link = cluster.link(key)
+        link = link_of(cluster, key)
         if link is None:
+            continue
+        if key == "intra_node" and way:
+            entries.append(_through_the_host(cluster, way))
             continue
         figures = _figures(link, cluster.states_latency(key)) + _near_a_part(cluster, link)
         source = preset_source(cluster, key)
@@ -91,6 +114,17 @@ def link_provenance(cluster: Cluster, *, asks_transport: bool) -> tuple[Provenan
     if cluster.inter_node and cluster.nodes == 1:
         entries.append(Provenance("cluster.inter_node", NOT_USED, "stated"))
     return tuple(entries)
+
+
+def _through_the_host(cluster: Cluster, way: Way) -> Provenance:
+    """How NCCL joins GPUs without NVLink, and what public boxes get so."""
+    rate, factor = way.bytes_per_s, way.uncertainty.factor
+    most = inf if way.transport == "NVL" else slot_bytes_per_s(cluster)
+    low, high = (format_bytes_per_s(each) for each in (rate / factor, min(most, rate * factor)))
+    said = f"{format_bytes_per_s(rate)} a GPU {WAYS[way.transport]}; limit: {way.limit}"
+    board = f"{board_of(cluster)} with PCIe {cluster.device.pcie}"
+    source = f"{said}; public boxes as a {board}, 80 % of them {low} to {high}"
+    return Provenance("cluster.host", source, "published")
 
 
 def _near_a_part(cluster: Cluster, link: IntraNode | InterNode) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ddpsim.cluster.cost import CollectiveCost, LinkCost, ScheduledCost, SingleRankCost
 from ddpsim.cluster.link_sources import NOT_USED
@@ -16,8 +16,10 @@ from ddpsim.cluster.network import Network
 from ddpsim.cluster.process_groups import GroupedCost, Mesh, cost_of, interfering
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transfers import TURNS, Operation, ProcessGroup, duration_ns
+from ddpsim.cluster.wires import inside
 from ddpsim.errors import InputError
 from ddpsim.scenario.cluster import OF_UNEQUAL_NODES, OtherNode
+from ddpsim.scenario.options.host import Host
 from ddpsim.scenario.schema import Scenario
 
 __all__ = ["Sent", "mesh_of", "with_groups", "with_sent_in_groups"]
@@ -100,7 +102,15 @@ def _laid_out(scenario: Scenario, layout: _Layout) -> Scenario:
             f"them on their nodes, and cluster.algorithm: {algorithm} needs as many each; write "
             "a divisor or a multiple of gpus_per_node",
         )
-    update = {"nodes": len(layout.ranks), "gpus_per_node": most, "other_nodes": fewer or None}
+    update: dict[str, Any] = {
+        "nodes": len(layout.ranks),
+        "gpus_per_node": most,
+        "other_nodes": fewer or None,
+    }
+    if inside(scenario.cluster)[1]:  # all groups of a node send through its host at once
+        host = scenario.cluster.host or Host()
+        sending = max(host.gpus or 0, scenario.cluster.gpus_per_node)
+        update["host"] = host.model_copy(update={"gpus": sending})
     return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update=update)})
 
 

@@ -11,21 +11,23 @@ from typing import Literal
 from ddpsim.cluster.algorithms.rings import ring
 from ddpsim.cluster.nccl.environment import Environment, read_environment
 from ddpsim.cluster.nccl.graph import Graph
-from ddpsim.cluster.nccl.kernels import SLOT_GB_PER_S
+from ddpsim.cluster.topology.host import Way, between_gpus, is_nvlink, slot_bytes_per_s
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
 from ddpsim.cluster.transports import BY_TABLE, declared_us, nic_bytes_per_s
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.cluster import Cluster
-from ddpsim.scenario.device import PCIE_BYTES_PER_S, Architecture
-from ddpsim.scenario.links import USUAL_LATENCY_S, InterNode, IntraNode, near_a_part
+from ddpsim.scenario.device import SLOT_BYTES_PER_S
+from ddpsim.scenario.links import USUAL_LATENCY_S, InterNode, IntraNode, LinkKind, near_a_part
 from ddpsim.units import format_bytes_per_s, format_duration
 
 __all__ = [
     "Kind",
     "Wires",
+    "inside",
     "latency_s",
+    "link_of",
     "network_rate",
     "rate_of",
     "unlike_nodes",
@@ -33,10 +35,8 @@ __all__ = [
 
 Kind = Literal["intra_node", "inter_node"]
 NicRate = Callable[[InterNode], float]
-_NVLINK_FROM = 30e9  # assumed: no PCIe slot of today lets a ring reach it
 _LINK_GB_PER_S = {"volta": 20.0, "ampere": 20.0, "hopper": 20.6, "blackwell": 40.1}
-_SLOTS_GB_PER_S = sorted({rate / 1e9 for rate in PCIE_BYTES_PER_S.values()})
-_HOST_HOP_S = 8e-6  # assumed, as of devices without peer access
+_SLOTS_GB_PER_S = [rate / 1e9 for rate in SLOT_BYTES_PER_S.values()]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Wires:
     """The links of a cluster, with what is lost of the network between its nodes.
 
     `network_rate`: bytes per second that a node can send to others, all NICs together.
-    `environment`: what NCCL's variables ask of these nodes.
+    `environment`: what NCCL's variables ask of these nodes. `way`: how GPUs of a node without
+    NVLink reach each other; None: as the links say.
     """
 
     nodes: int
@@ -53,6 +54,7 @@ class Wires:
     inter: InterNode | None
     network_rate: float
     environment: Environment
+    way: Way | None = None
     weak: tuple[tuple[int, float, float], ...] = ()
     unlike: tuple[tuple[int, float, float], ...] = ()
     smaller: tuple[tuple[int, int], ...] = ()
@@ -61,7 +63,9 @@ class Wires:
     @classmethod
     def of(cls, cluster: Cluster, seed: int = 0) -> Wires:
         """Those that a cluster uses; raises InputError where one is not known."""
-        intra, inter = cluster.link("intra_node"), cluster.link("inter_node")
+        environment = _environment_of(cluster)
+        intra, way = inside(cluster)
+        inter = cluster.link("inter_node")
         if cluster.gpus_per_node > 1 and intra is None:
             raise InputError(
                 "cluster", f"{cluster.device.name} has no preset links; state intra_node"
@@ -73,14 +77,9 @@ class Wires:
         for key, link in (("intra_node", intra), ("inter_node", inter)):
             if link is not None and link.bandwidth_bytes_per_s is None:
                 raise InputError(f"cluster.{key}", "no preset says its bandwidth; state it")
-        environment = _environment_of(cluster)
-        inside = intra if cluster.gpus_per_node > 1 and isinstance(intra, IntraNode) else None
+        used_inside = intra if cluster.gpus_per_node > 1 else None
         used = inter if cluster.nodes > 1 and isinstance(inter, InterNode) else None
         changes = []
-        if inside and not environment.uses_p2p:
-            inside = _through_the_host(inside, cluster.device.architecture)
-            said = f"NCCL_P2P_DISABLE: host memory, {format_bytes_per_s(rate_of(inside))} a GPU"
-            changes.append(Provenance("cluster.nccl_env", said, "assumed"))
         if used and not environment.uses_ib and used.transport in BY_TABLE:
             used = _over_sockets(used)
             rate = format_bytes_per_s(nic_bytes_per_s(used, environment))
@@ -90,10 +89,11 @@ class Wires:
         return cls(
             cluster.nodes,
             cluster.gpus_per_node,
-            inside,
+            used_inside,
             used,
             together,
             environment,
+            way if used_inside else None,
             _weak(cluster),
             unlike_nodes(cluster, rate_of),
             cluster.smaller_nodes,
@@ -133,10 +133,12 @@ class Wires:
         path, rate = "nvlink", 0.0
         if intra:
             rate = rate_of(intra) / 1e9
-            path = intra.path or ("nvlink" if rate * 1e9 >= _NVLINK_FROM else "pcie")
+            path = "nvlink" if is_nvlink(intra) else "pcie"
             link = _LINK_GB_PER_S[architecture]
             if path == "nvlink":
                 rate = ceil(rate / link) * link
+            elif self.way:
+                rate = slot_bytes_per_s(cluster) / 1e9
             else:
                 rate = next((slot for slot in _SLOTS_GB_PER_S if slot >= rate), rate)
         return Graph(
@@ -185,17 +187,18 @@ class Wires:
         return Link(latency_s(self.inter), self.network_rate) if self.inter else None
 
 
-def _through_the_host(intra: IntraNode, architecture: Architecture) -> IntraNode:
-    """Without peer access GPUs meet in host memory, at half of their slots' rate (assumed)."""
-    slot = SLOT_GB_PER_S[architecture] * 1e9
-    return intra.model_copy(
-        update={
-            "bandwidth_bytes_per_s": min(rate_of(intra), slot / 2),
-            "switch_bandwidth_bytes_per_s": None,
-            "latency_s": max(intra.latency_s or 0.0, _HOST_HOP_S),
-            "path": "pcie",
-        }
-    )
+def link_of(cluster: Cluster, key: LinkKind) -> IntraNode | InterNode | None:
+    """Of a kind, with the rate that GPUs without NVLink get of their host."""
+    return inside(cluster)[0] if key == "intra_node" else cluster.link(key)
+
+
+def inside(cluster: Cluster) -> tuple[IntraNode | None, Way | None]:
+    """The links inside a node as NCCL uses them, and its way through the host, if it takes one."""
+    link = cluster.link("intra_node")
+    if not isinstance(link, IntraNode):
+        return None, None
+    way = between_gpus(cluster, link, _environment_of(cluster))
+    return (way.as_link(link) if way else link), way
 
 
 def _over_sockets(inter: InterNode) -> InterNode:
@@ -244,7 +247,7 @@ def unlike_nodes(cluster: Cluster, nic: NicRate) -> tuple[tuple[int, float, floa
 
 def _ratio(cluster: Cluster, node: int, key: Kind, nic: NicRate) -> float:
     """Bandwidth of a node's own links over the usual ones'."""
-    own, usual = _own(cluster, node, key), cluster.link(key)
+    own, usual = _own(cluster, node, key), link_of(cluster, key)
     if own is None or usual is None:
         return 1.0
     return _node_rate(own, cluster.nodes, nic) / _node_rate(usual, cluster.nodes, nic)
@@ -253,7 +256,7 @@ def _ratio(cluster: Cluster, node: int, key: Kind, nic: NicRate) -> float:
 def _own(cluster: Cluster, node: int, key: Kind) -> IntraNode | InterNode | None:
     """A node's links; what they do not say is as usual, but for a machine's NICs near its GPUs."""
     other = (cluster.other_nodes or {})[node]
-    own, usual = getattr(other, key), cluster.link(key)
+    own, usual = getattr(other, key), link_of(cluster, key)
     stated = cluster.inter_node
     are_stated = stated is not None and "nics_per_node" in stated.said
     if cluster.machine and other.gpus_per_node and not are_stated:

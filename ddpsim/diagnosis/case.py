@@ -12,6 +12,7 @@ from typing import Any
 from ddpsim.cluster.cost import LinkCost, ScheduledCost
 from ddpsim.cluster.logs import LOGS
 from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.cluster.wires import link_of
 from ddpsim.prediction.api import predict
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Parts
@@ -131,7 +132,7 @@ class Case:
     @property
     def intra(self) -> IntraNode | None:
         """The links in a node, where all-reduces use them."""
-        link = self.cluster.link("intra_node") if self.cluster.gpus_per_node > 1 else None
+        link = link_of(self.cluster, "intra_node") if self.cluster.gpus_per_node > 1 else None
         return link if isinstance(link, IntraNode) and self.has_links else None
 
     @property

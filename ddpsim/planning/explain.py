@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from ddpsim.cluster.what_if_links import quickened, widened
-from ddpsim.cluster.wires import rate_of
+from ddpsim.cluster.wires import link_of, rate_of
 from ddpsim.planning.compare import Option, compare, each_flag, option
 from ddpsim.prediction.api import simulate
 from ddpsim.prediction.job import Job
@@ -268,7 +268,7 @@ def _machines(document: Document) -> Iterator[Option]:
     scenario = parse(document)
     cluster, data = scenario.cluster, scenario.workload.data
     for key in () if cluster.is_measured else cluster.links_used:
-        link = cluster.link(key)
+        link = link_of(cluster, key)
         if link and link.bandwidth_bytes_per_s:
             wider, *rest = _twice_as_wide(cluster, key, link)
             yield option(document, wider, *rest, title=wider, note="twice as much")

@@ -12,7 +12,6 @@ from ddpsim.scenario.base import (
     MOST_RANKS,
     Fraction,
     Number,
-    Sigma,
     Spec,
     fail,
     first_rank,
@@ -30,38 +29,19 @@ from ddpsim.scenario.links import (
     refuse_gpu_direct_of_tcp,
     with_usual_latency,
 )
+from ddpsim.scenario.options.disturbances import Background, Stragglers
+from ddpsim.scenario.options.host import Host, refuse_impossible_host
 from ddpsim.scenario.options.nccl_version import NcclVersion
-from ddpsim.scenario.quantity import Bandwidth, Duration, SourceField, SourceFileField
+from ddpsim.scenario.quantity import SourceField, SourceFileField
 
 OLDEST_NCCL, NEWEST_NCCL = 4, 30  # minor versions of NCCL 2 whose tables are known
 
 __all__ = [
     "NEWEST_NCCL",
     "OLDEST_NCCL",
-    "Background",
     "Cluster",
     "OtherNode",
-    "Stragglers",
 ]
-
-
-class Stragglers(Spec):
-    """A compute TIME multiplier per rank, constant over the run: drawn once, or listed."""
-
-    distribution: Literal["lognormal"] | None = Field(None, description="median 1")
-    sigma: Sigma | None = Field(None, description="of the logarithm")
-    factors: dict[Number, Annotated[float, Field(gt=0, le=1000)]] | None = Field(
-        None, description="rank: multiplier; 1.2 is 20 % slower"
-    )
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Stragglers:
-        drawn = (self.distribution, self.sigma)
-        if (self.factors is None) == (drawn == (None, None)):
-            raise fail("needs either distribution and sigma, or factors")
-        if self.factors is None and None in drawn:
-            raise fail("needs both distribution and sigma")
-        return self
 
 
 _TELLING = {  # of a node unlike the others; of the rest the others' holds
@@ -97,27 +77,6 @@ class OtherNode(Spec):
                     f"cannot be one node's alone (of its {key} can: {', '.join(telling)}); drop it",
                     f"{key}.{name}",
                 )
-        return self
-
-
-class Background(Spec):
-    """Another job's traffic on each node's network."""
-
-    rate_bytes_per_s: Bandwidth = Field(alias="rate", description="of a node, while it sends")
-    busy_s: Duration | None = Field(
-        None, alias="busy", description="it sends for so long; omitted: always"
-    )
-    every_s: Duration | None = Field(None, alias="every", description="and again after so long")
-
-    @model_validator(mode="after")
-    def _bursts(self) -> Background:
-        if (self.busy_s is None) != (self.every_s is None):
-            raise fail("needs both busy and every, or neither")
-        if self.busy_s is not None and self.every_s is not None:
-            if self.every_s < 1e-4:
-                raise fail("must be at least 100 us", "every")
-            if not 0 < self.busy_s <= self.every_s:
-                raise fail("must be above 0, and no longer than every", "busy")
         return self
 
 
@@ -192,6 +151,9 @@ class Cluster(Spec):
         None, description="of algorithm parameter_server; default 1"
     )
     intra_node: StatedIntra = Field(None, description="default: the machine's")
+    host: Host | None = Field(
+        None, description="what joins GPUs without NVLink; default: as users' boxes usually are"
+    )
     inter_node: StatedInter = Field(None, description="default: the machine's")
     weak_links: dict[Number, Fraction] | None = Field(
         None, description="rank: the part of its bandwidth that is left of the link to it"
@@ -311,6 +273,9 @@ class Cluster(Spec):
             raise fail(f"{self._product()}, more than the {MOST_RANKS} simulated here", "nodes")
         self._machine_has_them()
         refuse_gpu_direct_of_tcp(self.inter_node, self.link("inter_node"))
+        device = self.device
+        limits = device.pcie, device.bridge_bandwidth_bytes_per_s
+        refuse_impossible_host(self.host, self.gpus_per_node, device.name, *limits)
         if self.background and self.nodes == 1:
             raise fail("is traffic between nodes, and there is one; drop it", "background")
         for key, ranks in (

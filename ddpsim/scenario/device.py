@@ -23,7 +23,8 @@ from ddpsim.scenario.suggest import in_own_words
 
 __all__ = [
     "DEVICE_SCHEMA",
-    "PCIE_BYTES_PER_S",
+    "PCIE_GENERATION",
+    "SLOT_BYTES_PER_S",
     "AnyDevice",
     "Architecture",
     "Device",
@@ -40,12 +41,8 @@ Rate = Literal["fp32", "tf32", "fp16", "bf16"]  # of matrix products, by their i
 Architecture = Literal["volta", "ampere", "hopper", "blackwell"]
 # NCCL v2.30.7 src/graph/topo.h: what an x16 link of PCIe 3, 4 or 5 carries; which of them a GPU has
 # is assumed by its architecture
-PCIE_BYTES_PER_S: dict[Architecture, float] = {
-    "volta": 12e9,
-    "ampere": 24e9,
-    "hopper": 48e9,
-    "blackwell": 48e9,
-}
+SLOT_BYTES_PER_S = {3: 12e9, 4: 24e9, 5: 48e9}
+PCIE_GENERATION: dict[Architecture, int] = {"volta": 3, "ampere": 4, "hopper": 5, "blackwell": 5}
 _LONGEST_LAUNCH_S = 0.01
 _Seconds = Annotated[float, Field(ge=0, le=_LONGEST_LAUNCH_S)]
 _PerSecond = Annotated[float, Field(gt=0)]
@@ -109,6 +106,14 @@ class Device(Spec):
         description="host time of one of a model's operators (Python, dispatch, autograd), its "
         "launches apart; a cpu has none",
     )
+    peer_to_peer: bool = Field(
+        default=True, description="whether its driver allows peer-to-peer over PCIe"
+    )
+    bridge_bandwidth_bytes_per_s: Bandwidth | None = Field(
+        None,
+        alias="bridge_bandwidth",
+        description="bus bandwidth of two GPUs with an NVLink bridge; omitted: it takes none",
+    )
     intra_node: IntraNode | None = Field(None, description="links of the usual machine")
     inter_node: InterNode | None = Field(None, description="network of the usual machine")
     measured: MeasuredDevice | None = Field(
@@ -117,9 +122,14 @@ class Device(Spec):
     sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
 
     @property
+    def pcie(self) -> int:
+        """Generation of its PCIe."""
+        return PCIE_GENERATION[self.architecture]
+
+    @property
     def host_link_bytes_per_s(self) -> float:
         """Of the link to its host, each way."""
-        return PCIE_BYTES_PER_S[self.architecture]
+        return SLOT_BYTES_PER_S[self.pcie]
 
     @property
     def optimizer_bytes_per_s(self) -> float:
@@ -176,6 +186,8 @@ class DeviceFile(BaseModel):
     operator_s: _Seconds
     intra_node: dict[str, Any] | None = Field(None, description="of the preset of that name")
     inter_node: dict[str, Any] | None = Field(None, description="likewise")
+    peer_to_peer: bool | None = Field(None, description="likewise")
+    bridge_bytes_per_s: _PerSecond | None = Field(None, description="likewise")
     measured: MeasuredDevice
     sources: dict[str, str]
 
@@ -273,7 +285,7 @@ def _of_table(name: str, table: dict[str, Any]) -> dict[str, Any]:
     plain = ("kind", "matmul_efficiency", "memory_efficiency", "sources")
     optional = (
         *("convolution_efficiency", "published_steps", "architecture", "optimizer_efficiency"),
-        *("multiprocessors", "measured"),
+        *("multiprocessors", "measured", "peer_to_peer"),
     )
     device = {key: table[key] for key in (*plain, *(key for key in optional if key in table))}
     rates = {rate: f"{flops!r} FLOP/s" for rate, flops in table["peak_flops"].items()}
@@ -289,6 +301,8 @@ def _of_table(name: str, table: dict[str, Any]) -> dict[str, Any]:
         "launch": f"{table['launch_s']!r} s",
         "operator": f"{table['operator_s']!r} s",
     }
+    if "bridge_bytes_per_s" in table:
+        stated["bridge_bandwidth"] = f"{table['bridge_bytes_per_s']!r} B/s"
     return device | stated | links
 
 
@@ -319,4 +333,7 @@ def read_machine(value: Any) -> Any:
     table = catalog.machine_table(name)
     keys = ("device", "gpus_per_node", "cpu_vendor", "nccl_env", "sources")
     kept = {key: table[key] for key in keys if key in table}
-    return kept | {"name": name, "inter_node": link_of_preset(table["inter_node"])}
+    links = {
+        key: link_of_preset(table[key]) for key in ("intra_node", "inter_node") if key in table
+    }
+    return kept | {"name": name} | links

@@ -11,6 +11,7 @@ from ddpsim.cluster.build import build_network
 from ddpsim.cluster.nccl.environment import read_environment
 from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.nccl.tuner import choose
+from ddpsim.cluster.topology.host import HOST_MEMORY
 from ddpsim.cluster.wires import Wires
 from ddpsim.errors import ScenarioError
 from ddpsim.prediction.collective_times import collective_table, load_cluster
@@ -106,7 +107,7 @@ def test_few_channels_carry_what_their_blocks_do() -> None:
 def test_gpus_without_peer_access_meet_in_host_memory() -> None:
     (usual,) = rows([64 * MIB], machine="dgx-a100")
     (slow,) = rows([64 * MIB], machine="dgx-a100", nccl_env={"NCCL_P2P_DISABLE": 1})
-    assert slow.busbw_bytes_per_s == pytest.approx(12e9, rel=0.1)
+    assert slow.busbw_bytes_per_s == pytest.approx(HOST_MEMORY.bytes_per_s / 8, rel=0.1)
     assert usual.busbw_bytes_per_s > 10 * slow.busbw_bytes_per_s
 
 
@@ -122,12 +123,13 @@ def test_links_that_variables_change_are_named() -> None:
     """The figures of the preset above them are not those that count."""
     variables = {"NCCL_P2P_DISABLE": 1, "NCCL_IB_DISABLE": 1}
     asked = {"machine": "dgx-a100", "nodes": 4}
-    said = {entry.source for entry in wires(**asked, nccl_env=variables).provenance}
-    assert said == {
-        "NCCL_P2P_DISABLE: host memory, 12.0 GB/s a GPU",
-        "NCCL_IB_DISABLE: TCP, 2.50 GB/s a NIC, 45.0 us a hop",
-    }
-    assert not wires(**asked).provenance
+    found = wires(**asked, nccl_env=variables)
+    said = {entry.source for entry in found.provenance}
+    assert said == {"NCCL_IB_DISABLE: TCP, 2.50 GB/s a NIC, 45.0 us a hop"}
+    assert found.way
+    assert found.way.transport == "SHM"
+    assert not (wires(**asked).provenance)
+    assert not (wires(**asked).way)
 
 
 @pytest.mark.parametrize(("gbit_per_s", "reached"), [(10, 0.94), (25, 0.8), (100, 0.2)])

@@ -22,6 +22,7 @@ import ddpsim
 from ddpsim.cluster import build, from_links, logs
 from ddpsim.cluster.cost import SingleRankCost
 from ddpsim.cluster.network import Network
+from ddpsim.cluster.topology import host
 from ddpsim.cluster.transfers import Operation
 from ddpsim.diagnosis.hypotheses import HYPOTHESES, UNKNOWN, UNKNOWN_ODDS
 from ddpsim.prediction import interval
@@ -157,7 +158,8 @@ def test_ddps_own_costs() -> None:
         ("network: log of these ranks", logs.LOG),
         ("network: stated links", from_links.STATED_LINKS),
         ("network: preset links in a node", from_links.PRESET_LINKS),
-        ("network: preset PCIe through a host without a name", from_links.PRESET_PCIE),
+        ("network: GPUs that meet in host memory", host.HOST_MEMORY),
+        ("network: GPUs peer to peer through the host", host.PEER_TO_PEER),
         ("network: preset links between nodes", from_links.PRESET_NETWORK),
         ("network: TCP above 10 Gbit/s", from_links.TCP_NETWORK),
         ("network: log of other ranks or sizes", logs.EXTRAPOLATED_LOG),

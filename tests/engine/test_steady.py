@@ -26,7 +26,7 @@ from ddpsim.prediction.job import Job
 from ddpsim.prediction.program import compile_program
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.summary import mean_step_s
-from ddpsim.scenario.cluster import Stragglers
+from ddpsim.scenario.options.disturbances import Stragglers
 from ddpsim.scenario.run import Jitter
 from ddpsim.scenario.schema import Scenario
 from ddpsim.workload.model import Model

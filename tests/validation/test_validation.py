@@ -99,7 +99,7 @@ def test_steps_with_synthetic_images_are_predicted() -> None:
     assert 0 < half < 0.01
     assert most < 0.05
     assert all(abs(row.longer) < 0.015 for row in rows if row.device.startswith("h100"))
-    assert sum(row.covered for row in rows) >= 55
+    assert sum(row.covered for row in rows) >= 54
 
 
 @pytest.mark.parametrize("device", RECORDED)

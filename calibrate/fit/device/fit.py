@@ -208,7 +208,8 @@ def _file(
     keys = ("peak_flops", "memory", "kernel_floor_s", "launch_s", "operator_s")
     major = record.capability[0] if record.capability else 0
     row: Architecture = _ROWS.get(major, "blackwell" if major >= 10 else "ampere")
-    links = {key: known[key] for key in ("intra_node", "inter_node") if known}
+    of_preset = ("intra_node", "inter_node", "peer_to_peer", "bridge_bytes_per_s")
+    links = {key: known[key] for key in of_preset if key in known}
     sources = dict.fromkeys(keys, "`calibrate device`, as `measured` says")
     sources |= {key: known["sources"][key] for key in links if key in known["sources"]}
     return DeviceFile(

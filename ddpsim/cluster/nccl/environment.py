@@ -1,6 +1,7 @@
 """NCCL's environment variables, as far as they change which way a collective takes.
 
-Source: NVIDIA's NCCL user guide (Environment Variables) and nccl src/graph/tuning.cc, v2.30.
+Source: NVIDIA's NCCL user guide (Environment Variables) and nccl src/graph/tuning.cc and paths.cc,
+v2.30.
 """
 
 from __future__ import annotations
@@ -12,12 +13,19 @@ from ddpsim.cluster.nccl.tables import NEWEST, PROTOCOLS
 from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER
 from ddpsim.errors import shown
 
-__all__ = ["Environment", "read_environment"]
+__all__ = ["LEVELS", "Environment", "read_environment"]
 
 _ALGORITHMS = {"ring": "ring", "tree": "tree", "nvls": "nvls", "nvlstree": "nvls", "pat": "pat"}
 _PROTOCOLS = {protocol.lower(): protocol for protocol in PROTOCOLS}
 _UNUSED = {"collnet", "collnetdirect", "collnetchain"}  # never what is taken here
-_SWITCHES = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_PAT_ENABLE")
+_SWITCHES = (
+    *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"),
+    *("NCCL_NVLS_ENABLE", "NCCL_PAT_ENABLE"),
+)
+# how far apart GPUs may be for peer-to-peer, the nearest first; NCCL's old numbers of them
+LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
+_OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS", "SYS")
+_WORDS = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_LEVEL")
 _NUMBERS = (
     "NCCL_MIN_NCHANNELS",
     "NCCL_MAX_NCHANNELS",
@@ -39,7 +47,8 @@ _READ_TO = {"NCCL_TREE_THRESHOLD": LAST_WITHOUT_TUNER}
 class Environment:
     """What is set. `algorithms` and `protocols` are those allowed; empty: all.
 
-    `sockets`: of a connection and channel; None: by NCCL's rule.
+    `sockets`: of a connection and channel; None: by NCCL's rule. `p2p_level`: one of LEVELS, up to
+    which GPUs reach each other; None: by NCCL's rule.
     """
 
     algorithms: tuple[str, ...] = ()
@@ -52,8 +61,14 @@ class Environment:
     sockets: int | None = None
     uses_nvls: bool = True
     uses_pat: bool = True
-    uses_p2p: bool = True
+    p2p_level: str | None = None
+    uses_shm: bool = True
     uses_ib: bool = True
+
+    @property
+    def uses_p2p(self) -> bool:
+        """Whether GPUs joined by NVLink reach each other."""
+        return self.p2p_level != "LOC"
 
 
 def read_environment(variables: Mapping[str, str | int], minor: int = NEWEST) -> Environment:
@@ -70,8 +85,8 @@ def read_environment(variables: Mapping[str, str | int], minor: int = NEWEST) ->
                 f"{name} is not read by NCCL 2.{minor} ({reads}); drop it, or set nccl"
             )
     for name in variables:
-        if name not in ("NCCL_ALGO", "NCCL_PROTO", *_SWITCHES, *_NUMBERS):
-            known = ", ".join(("NCCL_ALGO", "NCCL_PROTO", *_SWITCHES, *_NUMBERS))
+        if name not in (*_WORDS, *_SWITCHES, *_NUMBERS):
+            known = ", ".join((*_WORDS, *_SWITCHES, *_NUMBERS))
             raise ValueError(f"{name} is not modelled; drop it (modelled are: {known})")
     numbers = {name: _number(name, variables[name]) for name in _NUMBERS if name in variables}
     switches = {name: _number(name, variables[name]) for name in _SWITCHES if name in variables}
@@ -88,9 +103,26 @@ def read_environment(variables: Mapping[str, str | int], minor: int = NEWEST) ->
         sockets=None if threads is None else max(1, threads) * max(1, each),
         uses_nvls=switches.get("NCCL_NVLS_ENABLE", 2) != 0,
         uses_pat=switches.get("NCCL_PAT_ENABLE", 2) != 0,
-        uses_p2p=switches.get("NCCL_P2P_DISABLE", 0) != 1,
+        p2p_level=_p2p_level(variables, is_off=switches.get("NCCL_P2P_DISABLE", 0) == 1),
+        uses_shm=switches.get("NCCL_SHM_DISABLE", 0) != 1,
         uses_ib=switches.get("NCCL_IB_DISABLE", 0) != 1,
     )
+
+
+def _p2p_level(variables: Mapping[str, str | int], *, is_off: bool) -> str | None:
+    """The farthest GPUs that reach each other; NCCL_P2P_DISABLE goes before NCCL_P2P_LEVEL."""
+    if is_off:
+        return "LOC"
+    written = variables.get("NCCL_P2P_LEVEL")
+    if written is None:
+        return None
+    name = str(written)
+    if name.isdecimal():
+        return _OLD_LEVELS[min(int(name), len(_OLD_LEVELS) - 1)]
+    if name not in LEVELS:
+        choices = ", ".join(LEVELS)
+        raise ValueError(f"NCCL_P2P_LEVEL: {shown(written)} is not known; write one of {choices}")
+    return name
 
 
 def _number(name: str, value: str | int) -> int:

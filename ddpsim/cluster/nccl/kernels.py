@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ddpsim.cluster.algorithms.node_trees import two_trees
 from ddpsim.cluster.nccl.chunks import RING_CHUNK_BYTES, blocks, communicator_channels
+from ddpsim.scenario.device import PCIE_GENERATION, SLOT_BYTES_PER_S
 
 if TYPE_CHECKING:
     from ddpsim.cluster.nccl.graph import Graph
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ddpsim.scenario.device import Architecture
 
 __all__ = [
-    "SLOT_GB_PER_S",
     "in_a_tree_s",
     "most_bytes_per_s",
     "shared_s_per_byte",
@@ -37,13 +37,6 @@ _BLOCK_GB_PER_S: dict[Protocol, dict[Architecture, float]] = {
     "LL": {"volta": 3.25, "ampere": 3.65, "hopper": 40, "blackwell": 40},
     "LL128": {"volta": 20, "ampere": 20, "hopper": 36.7, "blackwell": 40},
     "Simple": {"volta": 26.5, "ampere": 24, "hopper": 38.7, "blackwell": 70},
-}
-# of a GPU's PCIe slot, x16 of the generation that its machines have, as NCCL counts them
-SLOT_GB_PER_S: dict[Architecture, float] = {
-    "volta": 12.0,
-    "ampere": 24.0,
-    "hopper": 48.0,
-    "blackwell": 48.0,
 }
 _SLICES = {"ring": 2, "tree": 1, "nvls": 1}  # of a chunk, each sent on its own
 
@@ -87,7 +80,8 @@ def through_hosts_s(graph: Graph, algorithm: Algorithm, size_bytes: int, chunk_b
     if algorithm == "ring":
         chunk = min(size_bytes / graph.ranks, RING_CHUNK_BYTES * communicator_channels(graph))
     slots = min(graph.nics, graph.gpus_per_node)
-    each_s = chunk / _SLICES[algorithm] / (slots * 1e9 * SLOT_GB_PER_S[graph.architecture])
+    slot = SLOT_BYTES_PER_S[PCIE_GENERATION[graph.architecture]]
+    each_s = chunk / _SLICES[algorithm] / (slots * slot)
     return 2 * each_s * (1 if algorithm == "ring" else 2)
 
 

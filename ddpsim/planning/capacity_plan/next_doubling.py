@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import ceil, floor, log10, sqrt
 from typing import Literal
 
+from ddpsim.cluster.wires import link_of
 from ddpsim.planning.many import simulate_many
 from ddpsim.prediction.api import simulate
 from ddpsim.prediction.resolve import resolve
@@ -69,7 +70,7 @@ def with_bandwidth(scenario: Scenario, key: LinkKind, bytes_per_s: float) -> Sce
 
 
 def _link(cluster: Cluster, key: LinkKind) -> IntraNode | InterNode:
-    link = cluster.link(key)
+    link = link_of(cluster, key)
     if link is None:
         raise ValueError(f"this cluster has no {key}")
     return link

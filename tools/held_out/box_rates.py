@@ -1,0 +1,267 @@
+"""What boxes without NVLink get of their host, and how well other boxes tell it.
+
+`python tools/held_out/box_rates.py` prints the figures of ddpsim.cluster.topology.host that
+tests/data/published-box-rates.csv sets. With DDPSIM_REFERENCE_DATA it also prints how users' rates
+and steps compare, where each one's source is left out.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from math import exp, log, sqrt
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from scipy.stats import t
+
+import ddpsim
+from ddpsim.cluster.topology import host
+from ddpsim.cluster.topology.host import Prior
+from ddpsim.cluster.wires import Wires
+from ddpsim.prediction.collective_times import load_cluster
+from ddpsim.provenance import Z_80
+
+__all__ = ["BoxRate", "Judged", "box_rates", "judged_rates", "judged_steps", "left_out", "priors"]
+
+FILE = Path(__file__).resolve().parents[2] / "tests" / "data" / "published-box-rates.csv"
+MIB = 2**20
+
+
+class BoxRate(NamedTuple):
+    """The bus rate of a large all-reduce on one public box, in GB/s."""
+
+    source: str
+    gpus: int
+    pcie: int
+    way: str
+    gb_per_s: float
+
+
+def box_rates(file: Path = FILE) -> list[BoxRate]:
+    """All rows, in the file's order."""
+    lines = (line for line in file.read_text("utf-8").splitlines() if not line.startswith("#"))
+    rows = csv.DictReader(lines)
+    return [
+        BoxRate(r["source"], int(r["gpus"]), int(r["pcie"]), r["way"], float(r["busbw_GBps"]))
+        for r in rows
+    ]
+
+
+def priors(rows: Sequence[BoxRate]) -> dict[str, Prior]:
+    """The geometric mean over sources, and how a next source differs from it, by figure.
+
+    The deviation is of the next source's value, by Student's t, so that 80 % of a normal
+    distribution hold 80 % of it. Servers of PCIe 5 are too few for one of their own.
+    """
+    older = _by_source([r for r in rows if r.way == "shm" and r.pcie < 5], shared=True)
+    newest = _by_source([r for r in rows if r.way == "shm" and r.pcie == 5], shared=True)
+    peers = _by_source([r for r in rows if r.way == "p2p"], shared=False)
+    sigma = _next_sigma(older)
+    return {
+        "HOST_MEMORY": Prior(_mean(older), sigma),
+        "SERVER_OF_PCIE_5": Prior(_mean(newest), sigma),
+        "PEER_TO_PEER": Prior(_mean(peers), _next_sigma(peers)),
+    }
+
+
+def _by_source(rows: Sequence[BoxRate], *, shared: bool) -> list[float]:
+    """Logarithms of bytes per second, of all GPUs together where they share it: one a source."""
+    return [
+        fmean(log(1e9 * r.gb_per_s * (r.gpus if shared else 1)) for r in rows if r.source == each)
+        for each in dict.fromkeys(r.source for r in rows)
+    ]
+
+
+def _mean(logs: Sequence[float]) -> float:
+    return exp(fmean(logs))
+
+
+def _next_sigma(logs: Sequence[float]) -> float:
+    n = len(logs)
+    return float(t.ppf(0.9, n - 1) * stdev(logs) * sqrt(1 + 1 / n) / Z_80)
+
+
+@contextmanager
+def left_out(source: str) -> Iterator[None]:
+    """The model as all other sources set it."""
+    rows = [row for row in box_rates() if row.source != source]
+    with ExitStack() as stack:
+        for name, prior in priors(rows).items():
+            stack.enter_context(patch.object(host, name, prior))
+        yield
+
+
+class Judged(NamedTuple):
+    """A measured value beside the predicted one and its 80 % interval."""
+
+    name: str
+    source: str
+    measured: float
+    predicted: float
+    low: float
+    high: float
+
+    @property
+    def error(self) -> float:
+        """Relative, of the prediction."""
+        return self.predicted / self.measured - 1
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the interval holds the measured value."""
+        return self.low <= self.measured <= self.high
+
+
+def _published(name: str) -> list[dict[str, str]]:
+    path = Path(os.environ["DDPSIM_REFERENCE_DATA"]) / "published" / name
+    lines = path.read_text("utf-8").splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+_CARDS = {"A40": "rtx-a6000", "A6000": "rtx-a6000", "A100": "a100", "RTX 4090": "rtx-4090"}
+_CARDS |= {"H100 PCIe": "h100-pcie", "RTX 5090": "rtx-5090"}
+_BLACKWELL = {  # until there is a preset: its datasheet's figures do not matter for links
+    "name": "rtx-5090",
+    "architecture": "blackwell",
+    "peer_to_peer": False,
+    "peak_flops": {"fp32": "100 TFLOP/s"},
+    "memory": "32 GiB",
+    "memory_bandwidth": "1.8 TB/s",
+    "intra_node": {"path": "pcie", "latency": "8 us"},
+}
+
+
+def _box(row: dict[str, str]) -> dict[str, Any]:
+    """The cluster of a row of user-bus-rates.csv, as its owner would state it."""
+    card, path = _CARDS[row["gpu"]], row["path"]
+    box: dict[str, Any] = {"nodes": 1, "gpus_per_node": int(row["gpus_per_node"])}
+    box["device"] = _BLACKWELL if card == "rtx-5090" else card
+    if "NCCL_P2P_DISABLE=1" in path or path == "P2P off":
+        box["nccl_env"] = {"NCCL_P2P_DISABLE": 1}
+    if "bridge" in path:
+        box["host"] = {"bridge": "nvlink"}
+    elif path.startswith("P2P") and path != "P2P off":
+        box["host"] = {"peer_to_peer": True}
+    return box
+
+
+def judged_rates(*, without_source: bool = True) -> list[Judged]:
+    """Rows of user-bus-rates.csv of one node without NVSwitch, each without its source or with."""
+    found = []
+    for row in _published("user-bus-rates.csv"):
+        if row["gpu"] not in _CARDS or row["nodes"] != "1":
+            continue
+        with left_out(row["source"] if without_source else ""):
+            wires = Wires.of(load_cluster({"cluster": _box(row)}).cluster)
+        way, rate = wires.way, float(row["busbw_GBps"])
+        if way is None:
+            raise ValueError(f"{row['id']}: no way through the host")
+        each, factor = way.bytes_per_s / 1e9, way.uncertainty.factor
+        found.append(Judged(row["id"], row["source"], rate, each, each / factor, each * factor))
+    return found
+
+
+def _job(row: dict[str, str], folder: Path) -> dict[str, Any]:
+    """The scenario of a row of user-boxes.csv, as its owner would state it."""
+    path, model = row["path"], row["model"]
+    workload: dict[str, Any] = {
+        "batch_per_rank": int(row["batch"]),
+        "step_time": f"{row['one_gpu_ms']} ms",
+        "precision": {"fp32": "fp32", "amp-bf16": "amp-bf16", "amp-fp16": "amp-fp16"}[
+            row["precision"]
+        ],
+    }
+    if "TinyLlama" in model:
+        workload["parameters"] = str(folder / "tinyllama.csv")
+        _write_tinyllama(folder / "tinyllama.csv")
+    else:
+        workload["model"] = model
+    if model.startswith("gpt2"):
+        workload["seq_len"] = int(row["seq_or_image"])
+    steps = int(row["accumulation"])
+    ddp: dict[str, Any] = {"accumulation_steps": steps, "no_sync": False} if steps > 1 else {}
+    if model.startswith("gpt2"):
+        ddp["find_unused_parameters"] = True
+    if "ZeRO-2" in row["strategy"]:
+        ddp = {"strategy": "deepspeed", "accumulation_steps": steps, "deepspeed": {"stage": 2}}
+    cluster: dict[str, Any] = {
+        "device": row["gpu"],
+        "nodes": 1,
+        "gpus_per_node": int(row["gpus_per_node"]),
+    }
+    if "bridge" in path:
+        cluster["host"] = {"bridge": "nvlink"}
+    if "P2P_DISABLE" in path:
+        cluster["nccl_env"] = {"NCCL_P2P_DISABLE": 1}
+    if "EPYC" in path:
+        cluster["host"] = {"board": "server", "cpu": "amd"}
+    return {"schema": "ddpsim/1", "workload": workload, "ddp": ddp, "cluster": cluster}
+
+
+def _write_tinyllama(file: Path) -> None:
+    """Shapes of TinyLlama 1.1B: 22 layers of 2048, 4 key-value heads of 64, two embeddings."""
+    own = {"q": "2048x2048", "k": "256x2048", "v": "256x2048", "o": "2048x2048"}
+    own |= {"gate": "5632x2048", "up": "5632x2048", "down": "2048x5632"}
+    rows = ["name,shape,dtype", "embed,32000x2048,float32"]
+    for layer in range(22):
+        rows += [f"layers.{layer}.{name},{shape},float32" for name, shape in own.items()]
+    file.write_text("\n".join([*rows, "lm_head,32000x2048,float32"]), "utf-8")
+
+
+def judged_steps(folder: Path) -> list[Judged]:
+    """Rows of user-boxes.csv on GPUs without NVSwitch, in milliseconds, each without its source."""
+    found = []
+    for row in _published("user-boxes.csv"):
+        if row["nodes"] != "1" or not row["step_ms"] or not row["gpu"].startswith("rtx-"):
+            continue
+        with left_out(row["source"]):
+            result = ddpsim.simulate(ddpsim.load_scenario(_job(row, folder)))
+        edges = result.prediction_interval_s
+        found.append(
+            Judged(
+                f"{row['id']} {row['path']}",
+                row["source"],
+                float(row["step_ms"]),
+                1e3 * result.iteration_time_s.mean,
+                1e3 * edges.low,
+                1e3 * edges.high,
+            )
+        )
+    return found
+
+
+def _show(title: str, rows: Sequence[Judged]) -> None:
+    print(f"\n{title}")
+    for row in rows:
+        inside = "inside" if row.is_inside else "OUTSIDE"
+        print(
+            f"  {row.name:24} {row.measured:9.1f} measured {row.predicted:9.1f} predicted "
+            f"{row.error:+6.0%}  [{row.low:.1f}, {row.high:.1f}] {inside}"
+        )
+    errors = [abs(row.error) for row in rows]
+    held = sum(row.is_inside for row in rows)
+    print(f"  median error {median(errors):.0%}; the 80 % interval holds {held} of {len(rows)}")
+
+
+def main() -> None:
+    """Print what the rows set, and how users' rates and steps compare."""
+    for name, prior in priors(box_rates()).items():
+        print(f"{name:18} {prior.bytes_per_s / 1e9:6.1f} GB/s, sigma {prior.sigma:.2f}")
+    if "DDPSIM_REFERENCE_DATA" not in os.environ:
+        return
+    from tempfile import TemporaryDirectory  # noqa: PLC0415 -- where reference data is alone
+
+    _show("bus rates, GB/s, each source left out", judged_rates())
+    with TemporaryDirectory() as folder:
+        steps = judged_steps(Path(folder))
+    _show("steps over PCIe, ms", [row for row in steps if "bridge" not in row.name])
+    _show("steps over an NVLink bridge, ms", [row for row in steps if "bridge" in row.name])
+
+
+if __name__ == "__main__":
+    main()
