@@ -123,7 +123,7 @@ def _published(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-_CARDS = {"A40": "rtx-a6000", "A6000": "rtx-a6000", "A100": "a100", "RTX 4090": "rtx-4090"}
+_CARDS = {"A40": "a40", "A6000": "rtx-a6000", "A100": "a100", "RTX 4090": "rtx-4090"}
 _CARDS |= {"H100 PCIe": "h100-pcie", "RTX 5090": "rtx-5090"}
 _BLACKWELL = {  # until there is a preset: its datasheet's figures do not matter for links
     "name": "rtx-5090",

@@ -20,6 +20,7 @@ FILE = Path(__file__).resolve().parent.parent.parent / "ddpsim" / "data" / "devi
 _SAME_CHIP = {
     "gh200-96gb": "h100-sxm-80gb",
     "l40s": "rtx-6000-ada",
+    "a40": "rtx-a6000",
 }
 _BY_JUDGEMENT = ("mi250x-gcd", "mi300x")  # the line is of NVIDIA's chips
 _STEP_US = 5  # hosts differ by more
