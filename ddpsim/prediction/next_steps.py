@@ -18,6 +18,7 @@ from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import NextStep, Result
 from ddpsim.scenario.cluster import Cluster
+from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import Workload
 from ddpsim.units import format_duration
@@ -27,6 +28,7 @@ from ddpsim.workload.numerics import keeps_numerics
 __all__ = ["next_steps", "two_byte_hooks"]
 
 _WORTH_TRYING = 0.01  # of the throughput, or of the step
+_WORTH_CHECKING = 0.05  # of the step, where something that is not stated would add so much
 _QUICK_RANKS = 256  # of more, to try caps takes longer than the prediction itself should
 _SELDOM = 50  # steps from one read of the loss to the next
 _CAPS_MIB = (1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
@@ -39,7 +41,8 @@ def next_steps(job: Job, result: Result) -> tuple[NextStep, ...]:
     Nothing without effect: a change is simulated, without noise, and named if it raises the
     throughput.
     """
-    return (*ways_to_fit(job), *_easing(job, result), *_narrowing(job, result))
+    measures = (*_narrowing(job, result), *_unstated(job, result))
+    return (*ways_to_fit(job), *_easing(job, result), *measures)
 
 
 def two_byte_hooks(cluster: Cluster) -> tuple[str, str]:
@@ -373,3 +376,37 @@ def _narrowing(job: Job, result: Result) -> Iterator[NextStep]:
         _, measure, setting = measurable[widest]
         why = f"the {widest} adds up to {format_duration(width_s)} to the interval: {measure}"
         yield NextStep(why, (setting,))
+
+
+def _unstated(job: Job, result: Result) -> Iterator[NextStep]:
+    """What would make the network slower unseen, and which line of NCCL's log tells of it.
+
+    The interval does not count it. Published all-reduces of two sites, without GPUDirect or with
+    half of the NICs (Baskerville, BM.GPU4.8), are 40 to 70 % slower.
+    """
+    cluster, link = job.scenario.cluster, job.scenario.cluster.link("inter_node")
+    is_priced = isinstance(job.network.plain_cost, NcclCost) and not cluster.is_measured
+    if not (is_priced and isinstance(link, InterNode) and link.transport == "rdma"):
+        return
+    if cluster.nodes == 1 or result.engine.ranks_simulated > _QUICK_RANKS:
+        return
+    stated, before_s = cluster.inter_node or InterNode(), job.step_s()
+    keys: dict[str, tuple[bool, object, str]] = {
+        "gpu_direct": (
+            link.gpu_direct is None,
+            False,
+            "no GPUDirect would add {}: with it NCCL_DEBUG=INFO prints GDRDMA",
+        ),
+        "nics_per_node": (
+            "nics_per_node" not in stated.model_fields_set and link.nics_per_node > 1,
+            link.nics_per_node // 2,
+            "half of the NICs would add {}: NCCL_DEBUG=INFO prints those in use after NET/IB",
+        ),
+    }
+    for key, (is_unstated, value, why) in keys.items():
+        asked = stated.model_copy(update={key: value})
+        change = _Change("", "cluster.inter_node", asked, f"cluster.inter_node.{key}={value}")
+        changed = _changed_job(job, change, Parts()) if is_unstated else None
+        added_s = changed.step_s() - before_s if changed else 0.0
+        if added_s >= _WORTH_CHECKING * before_s:
+            yield NextStep(why.format(format_duration(added_s)), (change.setting.lower(),))

@@ -155,3 +155,29 @@ def test_another_algorithm_is_named_where_it_is_faster() -> None:
     assert step.settings == ("cluster.algorithm=tree",)
     after = ddpsim.simulate(load("resnet50-2x8-25gbit", *large, *step.settings))
     assert after.throughput_samples_per_s > 1.009 * before.throughput_samples_per_s
+
+
+@pytest.mark.parametrize(
+    ("stated", "doubts"),
+    [
+        ((), 1),
+        (("cluster.inter_node.nics_per_node=8",), 0),
+        (("workload.step_time=1 s",), 0),  # hidden either way
+    ],
+    ids=str,
+)
+def test_nics_that_may_not_be_used_are_told_with_the_line_that_tells(
+    stated: tuple[str, ...], doubts: int
+) -> None:
+    cluster = "cluster={machine: dgx-a100, nodes: 4}"
+    found = [
+        step
+        for step in ddpsim.simulate(
+            load("resnet50-8xa100", cluster, "workload.step_time=9 ms", *stated)
+        ).next_steps
+        if "half of the NICs" in step.why
+    ]
+    assert len(found) == doubts
+    for step in found:
+        assert "NCCL_DEBUG=INFO" in step.why
+        assert step.settings == ("cluster.inter_node.nics_per_node=4",)
