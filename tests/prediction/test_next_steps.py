@@ -173,7 +173,7 @@ def test_nics_that_may_not_be_used_are_told_with_the_line_that_tells(
     found = [
         step
         for step in ddpsim.simulate(
-            load("resnet50-8xa100", cluster, "workload.step_time=9 ms", *stated)
+            load("gpt2-bucket-choice", cluster, "workload.step_time=20 ms", *stated)
         ).next_steps
         if "half of the NICs" in step.why
     ]
