@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -162,9 +161,17 @@ def test_users_rates_are_inside_where_their_boxes_count_too() -> None:
 
 
 @needs_reference
-def test_users_steps_through_the_host_are_predicted_by_other_boxes(tmp_path: Path) -> None:
-    """15 steps of three owners: 18 % median; the 80 % interval holds 12."""
-    steps = [step for step in judged_steps(tmp_path) if "bridge" not in step.name]
+def test_users_steps_through_the_host_are_predicted_by_other_boxes() -> None:
+    """15 steps of three owners: 25 % median; the 80 % interval holds 12."""
+    steps = [step for step in judged_steps() if "bridge" not in step.name]
     assert len(steps) == 15
     assert median(abs(step.error) for step in steps) <= 0.3
     assert 0.75 <= sum(step.is_inside for step in steps) / len(steps) <= 0.9
+
+
+@needs_reference
+def test_users_steps_over_a_bridge_are_predicted_within_a_few_per_cent() -> None:
+    """Under torch 1.7, whose buckets hold a shared weight twice."""
+    steps = [step for step in judged_steps() if "bridge" in step.name]
+    assert len(steps) == 6
+    assert all(abs(step.error) <= 0.05 and step.is_inside for step in steps)

@@ -25,6 +25,7 @@ from ddpsim.cluster.topology.host import Prior
 from ddpsim.cluster.wires import Wires
 from ddpsim.prediction.collective_times import load_cluster
 from ddpsim.provenance import Z_80
+from held_out.user_jobs import document
 
 __all__ = ["BoxRate", "Judged", "box_rates", "judged_rates", "judged_steps", "left_out", "priors"]
 
@@ -166,61 +167,26 @@ def judged_rates(*, without_source: bool = True) -> list[Judged]:
     return found
 
 
-def _job(row: dict[str, str], folder: Path) -> dict[str, Any]:
-    """The scenario of a row of user-boxes.csv, as its owner would state it."""
-    path, model = row["path"], row["model"]
-    workload: dict[str, Any] = {
-        "batch_per_rank": int(row["batch"]),
-        "step_time": f"{row['one_gpu_ms']} ms",
-        "precision": {"fp32": "fp32", "amp-bf16": "amp-bf16", "amp-fp16": "amp-fp16"}[
-            row["precision"]
-        ],
-    }
-    if "TinyLlama" in model:
-        workload["parameters"] = str(folder / "tinyllama.csv")
-        _write_tinyllama(folder / "tinyllama.csv")
-    else:
-        workload["model"] = model
-    if model.startswith("gpt2"):
-        workload["seq_len"] = int(row["seq_or_image"])
-    steps = int(row["accumulation"])
-    ddp: dict[str, Any] = {"accumulation_steps": steps, "no_sync": False} if steps > 1 else {}
-    if model.startswith("gpt2"):
-        ddp["find_unused_parameters"] = True
-    if "ZeRO-2" in row["strategy"]:
-        ddp = {"strategy": "deepspeed", "accumulation_steps": steps, "deepspeed": {"stage": 2}}
-    cluster: dict[str, Any] = {
-        "device": row["gpu"],
-        "nodes": 1,
-        "gpus_per_node": int(row["gpus_per_node"]),
-    }
+def _job(row: dict[str, str]) -> dict[str, Any]:
+    """A row of user-boxes.csv with the host that its owner could state."""
+    found, path = document(row), row["path"]
     if "bridge" in path:
-        cluster["host"] = {"bridge": "nvlink"}
+        found["cluster"]["host"] = {"bridge": "nvlink"}
     if "P2P_DISABLE" in path:
-        cluster["nccl_env"] = {"NCCL_P2P_DISABLE": 1}
+        found["cluster"]["nccl_env"] = {"NCCL_P2P_DISABLE": 1}
     if "EPYC" in path:
-        cluster["host"] = {"board": "server", "cpu": "amd"}
-    return {"schema": "ddpsim/1", "workload": workload, "ddp": ddp, "cluster": cluster}
+        found["cluster"]["host"] = {"board": "server", "cpu": "amd"}
+    return found
 
 
-def _write_tinyllama(file: Path) -> None:
-    """Shapes of TinyLlama 1.1B: 22 layers of 2048, 4 key-value heads of 64, two embeddings."""
-    own = {"q": "2048x2048", "k": "256x2048", "v": "256x2048", "o": "2048x2048"}
-    own |= {"gate": "5632x2048", "up": "5632x2048", "down": "2048x5632"}
-    rows = ["name,shape,dtype", "embed,32000x2048,float32"]
-    for layer in range(22):
-        rows += [f"layers.{layer}.{name},{shape},float32" for name, shape in own.items()]
-    file.write_text("\n".join([*rows, "lm_head,32000x2048,float32"]), "utf-8")
-
-
-def judged_steps(folder: Path) -> list[Judged]:
+def judged_steps() -> list[Judged]:
     """Rows of user-boxes.csv on GPUs without NVSwitch, in milliseconds, each without its source."""
     found = []
     for row in _published("user-boxes.csv"):
         if row["nodes"] != "1" or not row["step_ms"] or not row["gpu"].startswith("rtx-"):
             continue
         with left_out(row["source"]):
-            result = ddpsim.simulate(ddpsim.load_scenario(_job(row, folder)))
+            result = ddpsim.simulate(ddpsim.load_scenario(_job(row)))
         edges = result.prediction_interval_s
         found.append(
             Judged(
@@ -254,11 +220,8 @@ def main() -> None:
         print(f"{name:18} {prior.bytes_per_s / 1e9:6.1f} GB/s, sigma {prior.sigma:.2f}")
     if "DDPSIM_REFERENCE_DATA" not in os.environ:
         return
-    from tempfile import TemporaryDirectory  # noqa: PLC0415 -- where reference data is alone
-
     _show("bus rates, GB/s, each source left out", judged_rates())
-    with TemporaryDirectory() as folder:
-        steps = judged_steps(Path(folder))
+    steps = judged_steps()
     _show("steps over PCIe, ms", [row for row in steps if "bridge" not in row.name])
     _show("steps over an NVLink bridge, ms", [row for row in steps if "bridge" in row.name])
 

@@ -47,8 +47,8 @@ def _rows() -> dict[str, dict[str, str]]:
     return {row["id"]: row for row in csv.DictReader(lines)}
 
 
-def _scenario(row: dict[str, str], rate: float | None = None) -> Scenario:
-    """As the thread tells it; `rate`: of the path between the two GPUs, in GB/s."""
+def document(row: dict[str, str]) -> dict[str, Any]:
+    """The scenario of a row of user-boxes.csv, as its thread tells it."""
     ddp: dict[str, Any] = {"accumulation_steps": int(row["accumulation"])}
     workload: dict[str, Any] = {"step_time": f"{row['one_gpu_ms']} ms"}
     workload |= {"batch_per_rank": int(row["batch"]), "optimizer": {"name": "adamw"}}
@@ -58,6 +58,8 @@ def _scenario(row: dict[str, str], rate: float | None = None) -> Scenario:
     elif row["gpu"] == "rtx-4090":
         workload |= {"parameters": str(DATA / "tinyllama-parameters.csv"), "precision": "amp-bf16"}
         workload["step_time"] = {"total": workload["step_time"], "optimizer": "50 ms"}  # assumed
+    elif row["model"] in ("vgg16", "resnet50"):
+        workload |= {"model": row["model"], "precision": row["precision"]}
     else:
         workload |= {"parameters": str(DATA / "pi05-parameters.csv"), "read_loss_every": 1}
     if "ZeRO" in row["strategy"]:
@@ -65,14 +67,19 @@ def _scenario(row: dict[str, str], rate: float | None = None) -> Scenario:
         # OpenTau's lock file has DeepSpeed 0.18.5
         own = _OF_TINYLLAMA if is_old else {"overlap_comm": True, "version": "0.18.5"}
         ddp |= {"strategy": "deepspeed", "deepspeed": {**own, "stage": stage}}
-    elif row["id"] != "b22":
+    elif row["id"] in SHARED or row["gpu"] == "rtx-4090":
         workload["clip_grad_norm"] = True
     gpus = int(row["gpus_per_node"])
     cluster: dict[str, Any] = {"device": row["gpu"], "nodes": 1, "gpus_per_node": gpus}
+    return {"schema": "ddpsim/1", "workload": workload, "ddp": ddp, "cluster": cluster}
+
+
+def _scenario(row: dict[str, str], rate: float | None = None) -> Scenario:
+    """`rate`: of the path between the two GPUs, in GB/s."""
+    known = document(row)
     if rate:
-        cluster["intra_node"] = {"bandwidth": f"{rate} GB/s"}
-    scenario = {"schema": "ddpsim/1", "workload": workload, "ddp": ddp, "cluster": cluster}
-    return ddpsim.load_scenario(scenario)
+        known["cluster"]["intra_node"] = {"bandwidth": f"{rate} GB/s"}
+    return ddpsim.load_scenario(known)
 
 
 def _rate(own: dict[str, str], others: Iterable[dict[str, str]]) -> float:
