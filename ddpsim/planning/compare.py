@@ -10,7 +10,12 @@ from typing import Any
 from ddpsim.engine.batch import run_many
 from ddpsim.errors import DdpsimError, InputError, ScenarioError
 from ddpsim.planning.many import brief_of
-from ddpsim.planning.shardings import shardings, strategy_name, without_ddp_options
+from ddpsim.planning.shardings import (
+    ALL_REDUCE_EACH,
+    shardings,
+    strategy_name,
+    without_ddp_options,
+)
 from ddpsim.prediction.api import predict
 from ddpsim.prediction.interval import GLOO_SLOWDOWN, edges
 from ddpsim.prediction.job import Job
@@ -368,9 +373,13 @@ def _of_zero1(own: ZeroRedundancy) -> Iterator[Sequence[str]]:
 
 
 def _accumulation(ddp: Ddp) -> Iterator[tuple[Sequence[str], str]]:
+    each = [ALL_REDUCE_EACH] if ddp.sharding.all_reduce_last_only else []
     for steps in (1, 2, 4):
         if steps != ddp.accumulation_steps:
-            yield [f"ddp.accumulation_steps={steps}"], "another global batch"
+            only = each if steps == 1 else []
+            yield [f"ddp.accumulation_steps={steps}", *only], "another global batch"
     reduces = ddp.is_ddp or ddp.shards_model or ddp.strategy == "per_parameter"
     if ddp.accumulation_steps > 1 and reduces:
-        yield [f"ddp.no_sync={str(not ddp.no_sync).lower()}"], ""
+        yield [f"ddp.no_sync={str(not ddp.no_sync).lower()}", *each], ""
+    if ddp.accumulation_steps > 1 and ddp.strategy == "hsdp" and not each:
+        yield ["ddp.no_sync=false", ALL_REDUCE_EACH.replace("false", "true")], ""

@@ -11,6 +11,7 @@ from ddpsim.scenario.options.fully_shard import AS_AUTOCAST
 from ddpsim.scenario.schema import Scenario
 
 __all__ = [
+    "ALL_REDUCE_EACH",
     "AS_DDP",
     "as_fully_shard",
     "is_sharding",
@@ -23,6 +24,7 @@ _SECTIONS = ("zero1", "deepspeed", "fully_shard", "fsdp1")  # of options
 AS_DDP = ("ddp.strategy=ddp", *(f"ddp.{key}=null" for key in _SECTIONS))
 _STAGE = "ddp.deepspeed.stage"
 _RESHARDS = "ddp.fully_shard.reshard_after_forward"
+ALL_REDUCE_EACH = "ddp.fully_shard.all_reduce_last_only=false"
 _DEFAULT = {key: field.default for key, field in Ddp.model_fields.items()}
 _USUAL = {  # settings that take back what is DDP's alone
     "bucket_cap_mb": "ddp.bucket_cap_mb=default",
@@ -96,7 +98,9 @@ def shardings(
     if has_nodes:
         keeps.append(str(cluster.gpus_per_node))
     found = [("ddp.strategy=zero1", *_drops(ddp, "zero1")), *_deepspeed(scenario, rounds=rounds)]
-    found += [_sharded("fully_shard", usual, kept) for kept in keeps]
+    last_only = (sharding or dict(ddp.sharding)).get("all_reduce_last_only")
+    among_all = (*usual, ALL_REDUCE_EACH) if last_only else usual
+    found += [_sharded("fully_shard", among_all, kept) for kept in keeps]
     if has_nodes:
         found += [_sharded("hsdp", usual, kept) for kept in ("true", "false")]
     return [*found, ("ddp.strategy=fsdp1",)] if ddp.strategy == "fsdp1" else found

@@ -255,6 +255,24 @@ class Scenario(Spec):
         return self
 
     @model_validator(mode="after")
+    def _all_reduces_what_is_scattered(self) -> Scenario:
+        """Raise where no micro-batch scatters gradients without an all-reduce that could wait."""
+        ddp = self.ddp
+        reasons = {
+            f"is of strategy: hsdp, and {ddp.strategy} has no all-reduce; drop one": (
+                ddp.strategy != "hsdp"
+            ),
+            "needs micro-batches; write ddp.accumulation_steps, or drop it": (
+                ddp.accumulation_steps == 1
+            ),
+            "needs gradients that each micro-batch scatters; write ddp.no_sync: false": ddp.no_sync,
+        }
+        for reason in (reason for reason, holds in reasons.items() if holds):
+            if ddp.sharding.all_reduce_last_only:
+                raise fail(reason, "ddp.fully_shard.all_reduce_last_only")
+        return self
+
+    @model_validator(mode="after")
     def _flattens_what_torch_can(self) -> Scenario:
         """torch shards over one rank as NO_SHARD does, among that rank alone: nothing is summed.
 

@@ -43,6 +43,16 @@ SHARDED = st.fixed_dictionaries(
         "no_sync": st.booleans(),
     }
 )
+LAST_ONLY = {"offload_policy": None, "all_reduce_last_only": True}
+REPLICATED = SHARDED | st.builds(
+    lambda own, steps: {
+        "fully_shard": own["fully_shard"] | LAST_ONLY,
+        "accumulation_steps": steps,
+        "no_sync": False,
+    },
+    SHARDED,
+    st.integers(2, 3),
+)
 FLAT = st.fixed_dictionaries(
     {
         "fsdp1": st.fixed_dictionaries(
@@ -108,7 +118,7 @@ OPTIONS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
         lambda every: {"local_sgd": {"every": every}, "accumulation_steps": 1}, st.integers(1, 3)
     ),
     "fully_shard": SHARDED,
-    "hsdp": SHARDED,
+    "hsdp": REPLICATED,
     "fsdp1": FLAT,
     "zero1": ddp_options().map(lambda own: own | {"join": None}),
     "zero1, overlapped": OVERLAPPED,

@@ -150,6 +150,11 @@ class FullyShard(Spec):
         description="true: the loop calls it with False for all micro-batches but the last, whose "
         "backwards then end before their gradients are reduced",
     )
+    all_reduce_last_only: bool = Field(
+        default=False,
+        description="of hsdp, with no_sync: false: the loop calls set_requires_all_reduce(False) "
+        "for all micro-batches but the last, whose gradients are scattered and not all-reduced",
+    )
     gradient_divide_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="of set_gradient_divide_factor; omitted: the ranks. NCCL divides in its "

@@ -18,8 +18,8 @@ from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.scenario.options.fsdp1 import Fsdp1
 from ddpsim.strategies.fsdp1.flat import Flat
 from ddpsim.strategies.fully_shard.held import Held
-from ddpsim.strategies.fully_shard.step import Ends, LaunchedPiece, Pass, spans
-from ddpsim.strategies.fully_shard.units import ROOT
+from ddpsim.strategies.fully_shard.step import Ends, LaunchedPiece, Pass
+from ddpsim.strategies.fully_shard.units import ROOT, spans
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, Record, compute
 
 __all__ = ["Step"]
@@ -129,7 +129,7 @@ class Step:
         self.scattered.clear()
         self._needed = set(self._forward_order)
         *pieces, tail = work.backward
-        first, last = spans(pieces)
+        first, last = spans(piece.chain for piece in pieces)
         joined = self._joined_after(last, len(pieces))
         for i, (chain, launch, gradient_bytes) in enumerate(pieces):
             self._at("backward", chain[-1])

@@ -66,7 +66,7 @@ class Group:
     gradient. `sent_shard_bytes`: of one rank's part of them; `shard_bytes`: of its reduced
     gradients. `before_ns`: a division before the reduction, on its stream; `after_ns`: one after
     it, and a cast; `accumulate_ns`: there too, where gradients are added to those of an earlier
-    micro-batch.
+    micro-batch; `add_partial_ns`: to such as are not all-reduced yet.
     """
 
     name: str
@@ -87,6 +87,7 @@ class Group:
     before_ns: int
     after_ns: int
     accumulate_ns: int
+    add_partial_ns: int
     kept_bytes: int  # of parameters that stay on a rank where a part of the ranks keeps a copy
     keep_ns: int  # to copy them
     copied_bytes: int = 0
@@ -148,6 +149,7 @@ class Groups:
             before_ns=self._moved_ns(2 * scattered_bytes) if before != 1 else 0,
             after_ns=divided_ns + self._moved_ns(cast_bytes) + to_host.device_ns,
             accumulate_ns=self._moved_ns(3 * shard_bytes),
+            add_partial_ns=self._moved_ns(3 * sent_shard_bytes),
             kept_bytes=kept_bytes,
             keep_ns=self._moved_ns(2 * kept_bytes),
             copied_bytes=gathered * ITEM_BYTES[own] // self.ranks if self.offload else 0,

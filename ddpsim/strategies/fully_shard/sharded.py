@@ -138,6 +138,7 @@ class Sharded(Strategy):
         is_last = number == self.micro_batches - 1
         return Ends(
             reduces=is_last or not self.no_sync,
+            all_reduces=True,
             accumulates=number > 0 and not self.no_sync,
             shards=True,
             is_last=True,

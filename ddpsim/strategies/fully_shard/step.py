@@ -17,11 +17,11 @@ from typing import NamedTuple
 from ddpsim.cluster.transfers import ProcessGroup
 from ddpsim.strategies.fully_shard.groups import Group
 from ddpsim.strategies.fully_shard.held import Held
-from ddpsim.strategies.fully_shard.units import ROOT
+from ddpsim.strategies.fully_shard.units import ROOT, spans
 from ddpsim.strategies.instructions import Await, Communicate, Compute, Instruction, Record, compute
 from ddpsim.strategies.ticks import Launch
 
-__all__ = ["Ends", "LaunchedPiece", "Pass", "Step", "spans"]
+__all__ = ["Ends", "LaunchedPiece", "Pass", "Step"]
 
 _OF_ROOT = "the root"
 
@@ -47,12 +47,14 @@ class Pass(NamedTuple):
 class Ends(NamedTuple):
     """What a micro-batch's backward does at its end.
 
-    `reduces`: not under set_requires_gradient_sync(False). `accumulates`: there are gradients of
-    earlier micro-batches on the shards. `shards`: not under set_reshard_after_backward(False).
-    `is_last`: not under set_is_last_backward(False).
+    `reduces`: not under set_requires_gradient_sync(False). `all_reduces`: not under
+    set_requires_all_reduce(False). `accumulates`: there are gradients of earlier micro-batches on
+    the shards. `shards`: not under set_reshard_after_backward(False). `is_last`: not under
+    set_is_last_backward(False).
     """
 
     reduces: bool
+    all_reduces: bool
     accumulates: bool
     shards: bool
     is_last: bool
@@ -94,6 +96,7 @@ class Step:
     _gradients: dict[int, int] = field(default_factory=dict)  # their bytes, by group
     _accumulated: set[int] = field(default_factory=set)  # groups with unreduced gradients
     _reduced: set[int] = field(default_factory=set)  # groups with gradients on their shards
+    _partial: set[int] = field(default_factory=set)  # groups with sums that wait for an all-reduce
 
     def forward(self, work: Pass) -> Iterator[Instruction]:
         """All-gather unit by unit, each as its module is called."""
@@ -115,7 +118,7 @@ class Step:
     def backward(self, work: Pass, ends: Ends) -> Iterator[Instruction]:
         """All-gather each unit ahead of its gradients, and reduce them once all are there."""
         self.scattered.clear()
-        first, last = spans(work.backward)
+        first, last = spans(piece.chain for piece in work.backward)
         ended: set[int] = set()
         for i, (chain, launch, gradient_bytes) in enumerate(work.backward):
             self._at("backward", chain[-1])
@@ -284,22 +287,29 @@ class Step:
         yield compute("bucket_copy", group.copy_in)
         self.held.add("gradients", -self._gradients.pop(unit, 0))
         self._accumulated.discard(unit)
-        self._hold_reduced(unit, group)
+        is_added = unit in self._partial
+        self._hold_reduced(unit, group, ends)
         leaving_bytes = group.shard_bytes if group.offloads else 0
         self._reducing.append((self._collectives, group.scattered_bytes + leaving_bytes))
         self.scattered.append(group)
-        after_ns = group.after_ns + ends.accumulates * group.accumulate_ns
+        added_ns = is_added * group.add_partial_ns
+        after_ns = ends.all_reduces * group.after_ns + ends.accumulates * group.accumulate_ns
+        is_last = self.replicas == 1 or not ends.all_reduces
         if self.sends:
             self._unfinished = self._collectives
-            yield from self._send(self._scatter(group, after_ns))
-        if self.replicas > 1:
-            yield from self._all_reduce(unit, group, after_ns)
+            then_ns = added_ns + is_last * after_ns
+            yield from self._send(self._scatter(group, then_ns, is_last=is_last))
+        before_ns = 0 if self.sends else group.before_ns + added_ns
+        if not is_last:
+            yield from self._all_reduce(unit, group, before_ns, after_ns)
         elif not self.sends:
-            yield Compute("bucket_copy", 0, group.before_ns + after_ns)
+            yield Compute("bucket_copy", 0, before_ns + after_ns)
+        if ends.all_reduces and is_added:
+            self._partial.remove(unit)
+            self.held.add("gradients", -group.sent_shard_bytes)
 
-    def _scatter(self, group: Group, after_ns: int) -> Communicate:
-        """Among the ranks of a copy; what is after it waits for an all-reduce, if one follows."""
-        is_last = self.replicas == 1
+    def _scatter(self, group: Group, after_ns: int, *, is_last: bool) -> Communicate:
+        """Among the ranks of a copy; `is_last`: no all-reduce follows."""
         return Communicate(
             self._collectives,
             0,
@@ -309,12 +319,14 @@ class Step:
             bucket_bytes=group.scattered_bytes,
             num_params=len(group.parameters) if is_last else 0,
             before_ns=group.before_ns,
-            after_ns=after_ns if is_last else 0,
+            after_ns=after_ns,
             cause=f"gradients of {group.name or _OF_ROOT}",
             group=self.group,
         )
 
-    def _all_reduce(self, unit: int, group: Group, after_ns: int) -> Iterator[Instruction]:
+    def _all_reduce(
+        self, unit: int, group: Group, before_ns: int, after_ns: int
+    ) -> Iterator[Instruction]:
         """A rank's shard of the gradients, with those of the other copies.
 
         torch keeps it to the end of the backward where it makes a new tensor of another type.
@@ -333,7 +345,7 @@ class Step:
                 bucket=len(self.scattered) - 1,
                 bucket_bytes=group.scattered_bytes,
                 num_params=len(group.parameters),
-                before_ns=0 if self.sends else group.before_ns,
+                before_ns=before_ns,
                 after_ns=after_ns,
                 cause=f"gradients of {group.name or _OF_ROOT}, between nodes",
                 group="across_nodes",
@@ -363,9 +375,14 @@ class Step:
             self._gradients[unit] = group.scattered_bytes
             self._accumulated.add(unit)
 
-    def _hold_reduced(self, unit: int, group: Group) -> None:
-        """On the device, or until they are copied to the host."""
-        if group.offloads:
+    def _hold_reduced(self, unit: int, group: Group, ends: Ends) -> None:
+        """On the device, or until they are copied to the host; a sum as the type that is sent."""
+        if not ends.all_reduces:
+            self.held.add("gradients", group.sent_shard_bytes)
+            if unit in self._partial:  # added in place
+                self.held.add("gradients", -group.sent_shard_bytes)
+            self._partial.add(unit)
+        elif group.offloads:
             self.held.add("reductions", group.shard_bytes)
         elif unit not in self._reduced:
             self._reduced.add(unit)
@@ -374,14 +391,3 @@ class Step:
     def _free_inputs(self) -> None:
         while self._reducing:
             self.held.add("reductions", -self._reducing.pop(0)[1])
-
-
-def spans(pieces: Sequence[LaunchedPiece]) -> tuple[dict[int, int], dict[int, int]]:
-    """The first and the last piece of each unit, those of units inside it counted."""
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for i, (chain, *_) in enumerate(pieces):
-        for unit in chain:
-            first.setdefault(unit, i)
-            last[unit] = i
-    return first, last

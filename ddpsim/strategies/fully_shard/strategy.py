@@ -21,7 +21,7 @@ __all__ = ["FullyShard"]
 class FullyShard(Sharded):
     """All-gather parameters ahead of their use, reduce-scatter gradients, optimize shards.
 
-    `keeps_a_part`: see `Step`. `shards_between`, `waits_between`: micro-batches; see `Ends`.
+    `keeps_a_part`: see `Step`. `shards_between` and the like: micro-batches; see `Ends`.
     """
 
     groups: tuple[Group, ...]
@@ -29,6 +29,7 @@ class FullyShard(Sharded):
     keeps_a_part: bool
     shards_between: bool
     waits_between: bool
+    all_reduces_between: bool
     reduced: str = "reduce-scatter"
 
     @classmethod
@@ -71,6 +72,7 @@ class FullyShard(Sharded):
             around=around,
             shards_between=spec.reshard_after_backward,
             waits_between=not spec.set_is_last_backward,
+            all_reduces_between=not spec.all_reduce_last_only,
             reduced=reduced,
             group="node" if ddp.strategy == "hsdp" else "world",
             replicas=replicas,
@@ -87,5 +89,10 @@ class FullyShard(Sharded):
     def ends(self, number: int) -> Ends:
         """See Sharded."""
         is_last = number == self.micro_batches - 1
-        shards, waits = is_last or self.shards_between, is_last or self.waits_between
-        return super().ends(number)._replace(shards=shards, is_last=waits)
+        usual = super().ends(number)
+        return usual._replace(
+            shards=is_last or self.shards_between,
+            is_last=is_last or self.waits_between,
+            all_reduces=is_last or self.all_reduces_between,
+            accumulates=usual.accumulates and self.all_reduces_between,
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -24,6 +24,7 @@ __all__ = [
     "dtypes_of",
     "forward_pieces",
     "plan_units",
+    "spans",
 ]
 
 ROOT = 0
@@ -185,6 +186,20 @@ def _mirrored(model: Model, backward: Sequence[Piece]) -> Iterator[Piece]:
     for chain, device_s in reversed(alike):
         share = device_s / total_s if total_s else 1 / len(alike)
         yield Piece(chain, Work(share * whole.device_s, 0, share * host_s))
+
+
+def spans(chains: Iterable[tuple[int, ...]]) -> tuple[dict[int, int], dict[int, int]]:
+    """The first and the last piece of each unit, those of units inside it counted.
+
+    `chains`: of each piece, the units that it is in.
+    """
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for i, chain in enumerate(chains):
+        for unit in chain:
+            first.setdefault(unit, i)
+            last[unit] = i
+    return first, last
 
 
 class _Mixed(Protocol):

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fully_shard_oracle import built, parameters_of, ready_order
+from sharded_models import built, parameters_of, ready_order
 from torch import nn
 from two_ranks import run_as_rank
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fully_shard_oracle import DTYPES, Wide, built, parameters_of, ready_order, units_of
+from sharded_models import DTYPES, Wide, built, parameters_of, ready_order, units_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,

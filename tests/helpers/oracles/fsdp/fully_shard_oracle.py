@@ -1,6 +1,6 @@
 """Collectives that torch's fully_shard launches: run on four gloo ranks, writes JSON.
 
-python tests/helpers/oracles/fully_shard_oracle.py 4 STORE_FILE OUTPUT
+PYTHONPATH=tests/helpers/oracles python tests/helpers/oracles/fsdp/fully_shard_oracle.py 4 A B
 """
 
 from __future__ import annotations
@@ -8,21 +8,27 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from sharded_models import (
+    Wide,
+    built,
+    parameters_of,
+    policy_of,
+    ready_order,
+    shard_units,
+    units_of,
+)
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives
-from torch.distributed.fsdp.wrap import _recursive_wrap, size_based_auto_wrap_policy
 from two_ranks import run_as_rank
 
 STEPS = 2
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, None: None}
 Calls = list[tuple[str, int, int, list[int]]]
 NAMES = {"all_gather_single": "all_gather", "all_gather_into_tensor": "all_gather"}
 NAMES |= dict.fromkeys(("reduce_scatter_single", "reduce_scatter_tensor"), "reduce_scatter")
@@ -53,97 +59,6 @@ def logged(calls: Calls) -> Iterator[None]:
             setattr(dist, name, function)
 
 
-class Residual(nn.Module):
-    """A branch beside the input, of one or more layers."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.branch = nn.Sequential(*layers)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.branch(x)
-
-
-class Decoder(nn.Module):
-    """An embedding, blocks and a head, as language models have them."""
-
-    def __init__(self, draw: random.Random) -> None:
-        super().__init__()
-        width = draw.choice([3, 8, 10])
-        self.embed = nn.Embedding(draw.choice([7, 20]), width)
-        self.layers = nn.ModuleList(block(draw, width) for _ in range(draw.randint(1, 4)))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, 5, bias=draw.random() < 0.5)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x))
-
-
-def block(draw: random.Random, width: int) -> nn.Module:
-    inner = draw.choice([5, 12])
-    layers = [nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width, bias=draw.random() < 0.7)]
-    return Residual(*([nn.LayerNorm(width)] if draw.random() < 0.5 else []), *layers)
-
-
-def dense(draw: random.Random) -> nn.Module:
-    """Blocks alone: the first one's input needs no gradient."""
-    width = draw.choice([4, 9])
-    return nn.Sequential(*(block(draw, width) for _ in range(draw.randint(2, 4))))
-
-
-def built(model: str, seed: int) -> tuple[nn.Module, torch.Tensor]:
-    """The same on both ranks."""
-    draw = random.Random(seed)
-    torch.manual_seed(seed)
-    if model == "decoder":
-        return Decoder(draw), torch.arange(6).reshape(2, 3)
-    module = dense(draw)
-    return module, torch.ones(2, next(iter(module.parameters())).shape[-1])
-
-
-def ready_order(module: nn.Module, x: torch.Tensor) -> list[int]:
-    """Parameters by registration, in the order in which a backward makes their gradients."""
-    found: list[int] = []
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(lambda _, i=i: found.append(i))
-        for i, parameter in enumerate(module.parameters())
-    ]
-    module(x).sum().backward()
-    for hook in hooks:
-        hook.remove()
-    module.zero_grad()
-    return found
-
-
-def units_of(module: nn.Module, choice: str) -> list[str]:
-    """Names of modules to shard on their own, the inner ones of nested ones too."""
-    names = [name for name, child in module.named_modules() if isinstance(child, Residual)]
-    if choice == "one":
-        return names[-1:]
-    if choice == "nested":
-        return [name for outer in names for name in (outer, f"{outer}.branch")]
-    if choice == "embedding":
-        return [*(["embed"] if hasattr(module, "embed") else []), *names]
-    return names
-
-
-def shard_units(module: nn.Module, units: Any, **options: Any) -> None:
-    """Modules of a least size, as torch's policy finds them, or those of some names."""
-    if isinstance(units, dict):
-        least = {"min_num_params": units["min_parameters"]}
-        policy = partial(size_based_auto_wrap_policy, **least)
-        nothing: set[Any] = set()
-        _recursive_wrap(
-            module, policy, fully_shard, nothing, nothing, only_wrap_children=True, **options
-        )
-        return
-    for name in reversed(units):  # inner ones first
-        fully_shard(module.get_submodule(name), **options)
-
-
 def observe(
     model: str,
     seed: int,
@@ -154,6 +69,7 @@ def observe(
     mixed: bool,
     nodes: int = 1,
     strategy: str = "fully_shard",
+    last_only: bool = False,
 ) -> dict[str, Any]:
     """Train a few steps and return what was called in each, on this many nodes of two ranks."""
     module, x = built(model, seed)
@@ -173,7 +89,9 @@ def observe(
         with logged(steps[-1]):
             optimizer.zero_grad()
             for number in range(micro_batches):
-                module.set_requires_gradient_sync(number == micro_batches - 1 or not no_sync)
+                is_last = number == micro_batches - 1
+                module.set_requires_gradient_sync(is_last or not no_sync)
+                module.set_requires_all_reduce(is_last or not last_only)
                 module(x).sum().backward()
             optimizer.step()
     return {
@@ -187,6 +105,7 @@ def observe(
                 "units": units,
                 "reshard_after_forward": reshard,
                 "mixed_precision": precision,
+                "all_reduce_last_only": last_only,
             },
         },
         "nodes": nodes,
@@ -223,6 +142,7 @@ def observe_order(
             module.set_requires_gradient_sync(is_last or not no_sync)
             module.set_reshard_after_backward(is_last or between["reshard_after_backward"])
             module.set_is_last_backward(is_last or not between["set_is_last_backward"])
+            module.set_requires_all_reduce(is_last or not between.get("all_reduce_last_only"))
             module(x).sum().backward()
         nn.utils.clip_grad_norm_(module.parameters(), 1.0, error_if_nonfinite=checks)
     sharding = {"units": units, "reshard_after_forward": reshard, **between}
@@ -256,27 +176,12 @@ def observe_divisors() -> dict[str, Any]:
     return {"divisors": found}
 
 
-class Wide(nn.Module):
-    """Blocks whose parameters are all that takes memory."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.embed = nn.Linear(width, width)
-        self.layers = nn.ModuleList(
-            Residual(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
-            for _ in range(5)
-        )
-        self.head = nn.Linear(width, 3 * width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.embed(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
 def observe_peak(
-    reshard: bool | int, mixed: bool, nodes: int = 1, strategy: str = "fully_shard"
+    reshard: bool | int,
+    mixed: bool,
+    nodes: int = 1,
+    strategy: str = "fully_shard",
+    micro_batches: int = 1,
 ) -> dict[str, Any]:
     """The most that is allocated in a step, by torch's own tracker.
 
@@ -304,10 +209,12 @@ def observe_peak(
     tracker = FSDPMemTracker(module, optimizer)
     with tracker:
         for _ in range(2):
-            module(x).sum().backward()
+            for number in range(micro_batches):
+                module.set_requires_all_reduce(number == micro_batches - 1)
+                module(x).sum().backward()
+                tracker.reset_mod_stats()
             optimizer.step()
             optimizer.zero_grad()
-            tracker.reset_mod_stats()
     peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
     return {
         "parameters": listed,
@@ -315,22 +222,16 @@ def observe_peak(
         "nodes": nodes,
         "options": {
             "strategy": strategy,
-            "fully_shard": {"reshard_after_forward": reshard, "mixed_precision": precision},
+            "accumulation_steps": micro_batches,
+            "no_sync": False,
+            "fully_shard": {
+                "reshard_after_forward": reshard,
+                "mixed_precision": precision,
+                "all_reduce_last_only": micro_batches > 1,
+            },
         },
         "peak_bytes": sum(size for kind, size in peak.items() if "Total" in str(kind)),
     }
-
-
-def parameters_of(module: nn.Module) -> list[tuple[str, int, int]]:
-    return [(name, p.numel(), p.shape[0]) for name, p in module.named_parameters()]
-
-
-def policy_of(mixed: bool) -> tuple[dict[str, str], dict[str, Any]]:
-    precision = {"param": "bfloat16", "reduce": "float32"} if mixed else {}
-    policy = MixedPrecisionPolicy(
-        param_dtype=DTYPES[precision.get("param")], reduce_dtype=DTYPES[precision.get("reduce")]
-    )
-    return precision, {"mp_policy": policy}
 
 
 def cases() -> list[tuple[Any, ...]]:
@@ -349,12 +250,17 @@ def cases() -> list[tuple[Any, ...]]:
 def mesh_cases() -> list[tuple[Any, ...]]:
     """HSDP, and parameters that are gathered again from the ranks of a node."""
     meshed = [("hsdp", True, 1, True), ("hsdp", False, 2, False), ("hsdp", True, 2, True)]
+    last_only = [("hsdp", True, 3, False), ("hsdp", False, 2, False)]
     again = [("fully_shard", 2, 1, True), ("fully_shard", 2, 2, False)]
     draw = random.Random(11)
     return [
-        ("calls", model, draw.randrange(1000), choice, *options, draw.random() < 0.5, 2, strategy)
+        (
+            *("calls", model, draw.randrange(1000), choice, *options, draw.random() < 0.5),
+            *(2, strategy, part is last_only),
+        )
         for model, choice in (("decoder", "blocks"), ("dense", "nested"))
-        for strategy, *options in (*meshed, *again)
+        for part in (meshed, again, last_only)
+        for strategy, *options in part
     ]
 
 
@@ -380,6 +286,8 @@ def ordered_cases() -> list[tuple[Any, ...]]:
         ("order", "nested", False, True, stays, False),
         ("order", "blocks", True, False, quick, True, "hsdp"),
         ("order", "one", True, False, stays, False, "hsdp"),
+        ("order", "nested", True, False, usual | {"all_reduce_last_only": True}, False, "hsdp"),
+        ("order", "one", True, False, quick | {"all_reduce_last_only": True}, False, "hsdp"),
     ]
 
 
@@ -391,6 +299,8 @@ PEAKS = [
     ("peak", False, False),
     ("peak", 2, False, 2),
     ("peak", True, True, 2, "hsdp"),
+    ("peak", True, False, 2, "hsdp", 3),
+    ("peak", True, True, 2, "hsdp", 2),
 ]
 
 if __name__ == "__main__":
