@@ -20,7 +20,8 @@ def diagnose(
         str | None,
         typer.Option(
             metavar="STEPS",
-            help='The step: "916 ms", or of several sizes "1 GPU: 192 ms, 2: 259 ms, 2x4: 1.2 s".',
+            help='The step: "916 ms", or several: "1 GPU: 192 ms, 2x4: 1.2 s", '
+            '"accumulation 4: 2 s", "batch 16: 1 s".',
         ),
     ] = None,
     settings: Settings = None,
@@ -42,7 +43,9 @@ def diagnose(
     data_wait: Annotated[
         str | None,
         typer.Option(
-            "--measured-data-wait", metavar="TIME", help="Of a step: it waits for the next batch."
+            "--measured-data-wait",
+            metavar="TIME",
+            help="Of a step: it waits for the next batch; or: synthetic.",
         ),
     ] = None,
     all_reduce: Annotated[

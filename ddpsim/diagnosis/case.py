@@ -45,6 +45,7 @@ class Change:
 class Case:
     """A scenario and its job on one layout; `whole`: on all of the scenario's own ranks.
 
+    `factors`: of all that is asked of it, as a `Change` has them.
     It keeps what was asked of it: several diagnoses of one scenario share their simulations.
     """
 
@@ -53,8 +54,9 @@ class Case:
     job: Job
     parts: Parts
     whole: bool
+    factors: Mapping[str, float] = field(default_factory=dict)
     _jobs: dict[tuple[str, ...], Job] = field(init=False, repr=False, default_factory=dict)
-    _others: dict[tuple[int, int], Case] = field(init=False, repr=False, default_factory=dict)
+    _others: dict[tuple[Any, ...], Case] = field(init=False, repr=False, default_factory=dict)
 
     @classmethod
     def of(cls, scenario: Scenario) -> Case:
@@ -67,24 +69,39 @@ class Case:
         calm = scenario.model_copy(update={"run": few})
         return cls(scenario, _document(calm), resolve(calm, parts=parts), parts, whole=True)
 
-    def on(self, nodes: int, gpus_per_node: int) -> Case:
-        """The same on other ranks, the first ones; raises ScenarioError where it does not fit.
+    def on(
+        self,
+        nodes: int,
+        gpus_per_node: int,
+        accumulation: int | None = None,
+        batch: int | None = None,
+    ) -> Case:
+        """The same on other ranks, the first ones, or with other micro-batches or their samples.
 
-        A log of the scenario's own ranks says nothing of others: there the links answer.
+        A log of the scenario's own ranks says nothing of others: there the links answer. A measured
+        step grows with its samples (assumed). Raises ScenarioError where it does not fit.
         """
-        layout = nodes, gpus_per_node
-        if layout == (self.cluster.nodes, self.cluster.gpus_per_node):
+        own = self.cluster.nodes, self.cluster.gpus_per_node
+        changes: list[str] = []
+        if (nodes, gpus_per_node) != own:
+            changes += [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus_per_node}"]
+            changes += _without_others(self.cluster, nodes, gpus_per_node)
+        if accumulation not in (None, self.scenario.ddp.accumulation_steps):
+            changes.append(f"ddp.accumulation_steps={accumulation}")
+        samples = self.scenario.workload.batch_per_rank
+        if self.is_estimated and batch not in (None, samples):
+            changes.append(f"workload.batch_per_rank={batch}")
+        times = (batch or samples) / samples
+        factors = {} if self.is_estimated or times == 1 else {"compute": times, "data": times}
+        if not (changes or factors):
             return self
-        if layout not in self._others:
-            self._others[layout] = self._on(*layout)
-        return self._others[layout]
-
-    def _on(self, nodes: int, gpus_per_node: int) -> Case:
-        changes = [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus_per_node}"]
-        changes += _without_others(self.cluster, nodes, gpus_per_node)
-        document = self.document.changed(changes)
-        job = resolve(parse(document), parts=self.parts)
-        return Case(self.stated, document, job, self.parts, whole=False)
+        key = (*changes, times)
+        if key not in self._others:
+            document = self.document.changed(changes)
+            job = resolve(parse(document), parts=self.parts)
+            whole = self.whole and (nodes, gpus_per_node) == own
+            self._others[key] = Case(self.stated, document, job, self.parts, whole, factors)
+        return self._others[key]
 
     def changed(self, change: Change) -> Job:
         """The job with a change; raises ScenarioError where it does not fit this scenario.
@@ -134,6 +151,11 @@ class Case:
         """The links in a node, where all-reduces use them."""
         link = link_of(self.cluster, "intra_node") if self.cluster.gpus_per_node > 1 else None
         return link if isinstance(link, IntraNode) and self.has_links else None
+
+    @property
+    def has_nvlink(self) -> bool:
+        """Whether NVLink connects the GPUs of a node."""
+        return self.intra is not None and (self.intra.path or "nvlink") == "nvlink"
 
     @property
     def inter(self) -> InterNode | None:

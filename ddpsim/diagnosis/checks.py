@@ -81,18 +81,36 @@ def cheapest(
         return None
     enough = [check for check, bits in told.items() if bits >= _ENOUGH * best]
     check = min(enough, key=lambda check: (check.minutes, -told[check]))
-    shown = zip(suspects, check.outcomes(case, suspects), strict=True)
-    outcomes = tuple(Outcome(each.hypothesis.key, outcome) for each, outcome in shown)
-    return CheckToRun(check.key, check.text, check.command(case), outcomes)
+    alike = _alike_by_outcome(check, case, suspects)
+    outcomes = tuple(
+        Outcome(each.hypothesis.key, shows, each.probability / _probability(same))
+        for shows, same in alike.items()
+        for each in same
+    )
+    expected = sum(max(each.probability for each in same) for same in alike.values())
+    return CheckToRun(check.key, check.text, check.command(case), outcomes, expected)
+
+
+def _alike_by_outcome(
+    check: Check, case: Case, suspects: Sequence[Suspect]
+) -> dict[str, list[Suspect]]:
+    """Suspects that a check does not tell apart, by what it shows of them."""
+    alike: dict[str, list[Suspect]] = defaultdict(list)
+    for each, outcome in zip(suspects, check.outcomes(case, suspects), strict=True):
+        alike[outcome].append(each)
+    return alike
+
+
+def _probability(suspects: Sequence[Suspect]) -> float:
+    return sum(each.probability for each in suspects)
 
 
 def _bits(check: Check, case: Case, suspects: Sequence[Suspect]) -> float:
     """What its outcome is expected to tell of which cause it is."""
-    likely: dict[str, float] = defaultdict(float)
-    whole = sum(each.probability for each in suspects)
-    for each, outcome in zip(suspects, check.outcomes(case, suspects), strict=True):
-        likely[outcome] += each.probability / whole
-    return -sum(part * log(part, 2) for part in likely.values() if part)
+    whole = _probability(suspects)
+    alike = _alike_by_outcome(check, case, suspects).values()
+    parts = [_probability(same) / whole for same in alike]
+    return -sum(part * log(part, 2) for part in parts if part)
 
 
 def _without_data(predicted: Predicted) -> str:
@@ -101,11 +119,10 @@ def _without_data(predicted: Predicted) -> str:
     return "no shorter" if _ALIKE * shorter_s > predicted.step_s else "shorter"
 
 
-def _nccl_log(case: Case) -> str:
+def _launched(case: Case) -> str:
     cluster = case.cluster
     nodes = f"--nnodes {cluster.nodes} " if cluster.nodes > 1 else ""
-    launched = f"torchrun {nodes}--nproc-per-node {cluster.gpus_per_node} train.py"
-    return f"NCCL_DEBUG=INFO {launched} 2>&1 | grep -E 'via|NET/|set by'"
+    return f"torchrun {nodes}--nproc-per-node {cluster.gpus_per_node} train.py"
 
 
 def _nccl_tests(case: Case) -> str:
@@ -130,7 +147,7 @@ def _with_nccl(case: Case) -> bool:
 def _transport(case: Case) -> str:
     inter = case.inter
     if inter is None:
-        return "P2P between GPUs of one node"
+        return "P2P between GPUs of one node" if case.has_nvlink else "P2P or SHM between the GPUs"
     return "NET/Socket on the fast interface" if inter.transport == "tcp" else "NET/IB, or a plugin"
 
 
@@ -184,10 +201,18 @@ CHECKS = (
         "nccl_log",
         2,
         "what NCCL says that it sends over; diagnose reads the whole log with --nccl-log",
-        _nccl_log,
+        lambda case: f"NCCL_DEBUG=INFO {_launched(case)} 2>&1 | grep -E 'via|NET/|set by'",
         _with_nccl,
         _transport,
         replaces="nccl_log",
+    ),
+    Check(
+        "peer_to_peer_off",
+        3,
+        "the step with NCCL_P2P_DISABLE=1",
+        lambda case: f"NCCL_P2P_DISABLE=1 {_launched(case)}",
+        lambda case: case.intra is not None and not case.has_nvlink,
+        _always("no shorter"),
     ),
     Check(
         "connections",

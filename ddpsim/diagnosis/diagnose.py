@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from math import isfinite
+from math import isfinite, log
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from ddpsim.diagnosis.calm_steps import simulate_calm_steps
 from ddpsim.diagnosis.case import Case, Change
 from ddpsim.diagnosis.checks import Suspect, cheapest, largest_bytes
 from ddpsim.diagnosis.hypotheses import (
+    LOADERS,
     NOTHING,
     SHARED_LOADER,
     UNKNOWN,
@@ -23,7 +24,7 @@ from ddpsim.diagnosis.hypotheses import (
 )
 from ddpsim.diagnosis.hypothesis import Hypothesis
 from ddpsim.diagnosis.measurements import measurements_in
-from ddpsim.diagnosis.nccl_log import facts_of, log_probability
+from ddpsim.diagnosis.nccl_log import check_is_of, facts_of, log_probability
 from ddpsim.diagnosis.posterior import (
     NOISE,
     Fit,
@@ -47,7 +48,7 @@ from ddpsim.diagnosis.traces import (
 )
 from ddpsim.errors import InputError, ScenarioError
 from ddpsim.importers.kineto.ranks import read_rank_traces
-from ddpsim.importers.nccl.debug_log import DebugLog, read_debug_log
+from ddpsim.importers.nccl.debug_log import read_debug_log
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.stretches import stretches
 from ddpsim.progress import Stage, stage
@@ -71,7 +72,8 @@ if TYPE_CHECKING:
 __all__ = ["diagnose", "judge"]
 
 _LIKELY = 0.02  # of a cause that is worth simulating once more for what else it predicts
-_SUSPECTS = 5
+_FAR = log(1.5)  # of a step from the measured one, by its logarithm
+_NO_WAIT = 0.02  # of a step: no loader is to blame
 _FARTHER = 1.0  # standard deviations of the noise
 _SEEN = 0.01  # of any measurement: what changes them by less is no cause
 _SURE = 0.95  # of one cause: nothing needs to be told apart
@@ -101,12 +103,14 @@ def diagnose(
     """Hold every cause that can apply against what was measured of a real job, and rank them.
 
     `measured` is the step, as in `"916 ms"`, or steps on several numbers of GPUs, as in
-    `"1 GPU: 192 ms, 2: 259 ms, 2x4: 1.2 s"`. The rest is of the scenario's own ranks:
-    `without_sync` a step under `model.no_sync()`; of a step, `exposed` the time in which the GPU
-    waits for communication, and `data_wait` that in which it waits for a batch; `all_reduce` rows
-    of nccl-tests, as in `"25 MiB: 3 ms"`. `nccl_log` is a file with what the job printed under
-    NCCL_DEBUG=INFO, `traces` a folder with PyTorch profiler's traces of its ranks. Several
-    diagnoses of one scenario are faster if they share its `Case`.
+    `"1 GPU: 192 ms, 2: 259 ms, 2x4: 1.2 s"`, or with several numbers of micro-batches or of samples
+    a rank, as in `"accumulation 1: 2 s, accumulation 4: 5 s"` or `"batch 8: 1 s, batch 16: 1.5 s"`.
+    The rest is of the scenario's own ranks: `without_sync` a step under `model.no_sync()`; of a
+    step, `exposed` the time in which the GPU waits for communication, and `data_wait` that in which
+    it waits for a batch (`"synthetic"`: it never does); `all_reduce` rows of nccl-tests, as in
+    `"25 MiB: 3 ms"`. `nccl_log` is a file with what the job printed under NCCL_DEBUG=INFO, `traces`
+    a folder with PyTorch profiler's traces of its ranks. Several diagnoses of one scenario are
+    faster if they share its `Case`.
 
     Raises InputError for text that does not say this, ImportFailedError for files that are
     not of this job, and ScenarioError for numbers of GPUs that the scenario does not fit.
@@ -128,7 +132,7 @@ def diagnose(
         facts += rank_facts(of_traces, case)
     if nccl_log:
         debug = read_debug_log(SourceFile(str(nccl_log), Path(nccl_log)))
-        _check_is_of(debug, case.scenario)
+        check_is_of(debug, case.scenario)
         facts += facts_of(debug, case)
     if not found:
         raise InputError("measured", 'nothing was measured; give a step such as "916 ms"')
@@ -136,28 +140,6 @@ def diagnose(
         result = case.prediction
         told.known, told.ended = [f"predicted: {result.iteration_time_s.mean:.4g} s a step"], 1
         return _Diagnosing(case, found, result, facts).diagnosis(told)
-
-
-def _check_is_of(debug: DebugLog, scenario: Scenario) -> None:
-    """Raises InputError for the log of another job."""
-    cluster = scenario.cluster
-    if scenario.ddp.backend != "nccl":
-        told = "is NCCL's, and ddp.backend is gloo; leave it out, or write ddp.backend: nccl"
-        raise InputError("nccl_log", f"{debug.name} {told}")
-    here = cluster.nodes, cluster.gpus_per_node
-    if debug.layout is None and debug.ranks not in (None, cluster.world_size):
-        raise InputError(
-            "nccl_log",
-            f"{debug.name} is of {debug.ranks} ranks, but the scenario has {cluster.world_size}; "
-            "give the log of this job, or its nodes and GPUs in the scenario",
-        )
-    if debug.layout and debug.layout != here:
-        nodes, gpus = debug.layout
-        raise InputError(
-            "nccl_log",
-            f"{debug.name} is of {nodes} x {gpus} ranks, but the scenario has {here[0]} x "
-            f"{here[1]}; give the log of this job, or its nodes and GPUs in the scenario",
-        )
 
 
 def judge(scenario: Scenario, result: Result, measured_s: float) -> Verdict:
@@ -210,9 +192,7 @@ class _Diagnosing:
         facts: Sequence[Fact] = (),
     ) -> None:
         self.case, self.measured, self.result = case, measured, result
-        layouts = [(each.nodes, each.gpus_per_node) for each in measured]
-        known = {layout: case.on(*layout) for layout in layouts}
-        self.cases = [known[layout] for layout in layouts]
+        self.cases = [case.on(*each.setting) for each in measured]
         self.one_gpu = case.on(1, 1)
         self.facts = tuple(facts)
         self.pace = result.iteration_time_s.mean / case.step_s
@@ -233,7 +213,8 @@ class _Diagnosing:
         unknown = unknown_log_likelihood(self.seen, self.healthy)
         logs[UNKNOWN] = unknown + log_probability(self.facts, None)
         likely, whole = posterior(odds, logs), sum(odds.values())
-        order = sorted(likely, key=lambda key: -likely[key])
+        far = {key for key, each in found.items() if self._is_far(each)}
+        order = sorted(likely, key=lambda key: (key in far, -likely[key]))
         self._simulate_further([found[k] for k in order if k in found and likely[k] >= _LIKELY])
         causes = [self._cause(found.get(key), odds[key] / whole, likely[key]) for key in order]
         own_s = self._own_step_s()
@@ -250,13 +231,24 @@ class _Diagnosing:
             facts=self.facts,
         )
 
+    def _is_far(self, found: _Found) -> bool:
+        """Whether a cause makes another step than the one that was measured on its own ranks."""
+        own = self._own_step()
+        if own is None or found.hypothesis is NOTHING:
+            return False
+        return bool(abs(found.fit.values[own] - self.seen.logs[own]) > _FAR)
+
     def _asked(self) -> list[Hypothesis]:
-        """A loader that a node shares is told from one of each rank by other ranks alone."""
+        """No loader where nothing waits for data; one that a node shares only where it can be told.
+
+        Other ranks alone tell it from one of each rank.
+        """
         per_node = {case.cluster.gpus_per_node for case in self.cases}
-        hypotheses = asked(self.case)
-        if len(per_node) > 1:
-            return hypotheses
-        return [each for each in hypotheses if each.key != SHARED_LOADER]
+        left_out = set() if len(per_node) > 1 else {SHARED_LOADER}
+        waits_s = [each.seconds for each in self.measured if each.quantity == "data_wait"]
+        if waits_s and max(waits_s) < _NO_WAIT * self.case.step_s:
+            left_out.update(LOADERS)
+        return [each for each in asked(self.case) if each.key not in left_out]
 
     def _found(self, told: Stage) -> dict[str, _Found]:
         """Those that can apply, by key; without those that explain no more than nothing does."""
@@ -323,10 +315,15 @@ class _Diagnosing:
         """Of each measurement's case."""
         return [_change(hypothesis, case, size) for case in self.cases]
 
+    def _own_step(self) -> int | None:
+        """Which measurement is the step of the scenario itself."""
+        pairs = enumerate(zip(self.cases, self.measured, strict=True))
+        own = (i for i, (c, m) in pairs if c is self.case and m.quantity == "step")
+        return next(own, None)
+
     def _own_step_s(self) -> float | None:
-        """The step that was measured on the scenario's own ranks."""
-        pairs = zip(self.cases, self.measured, strict=True)
-        return next((m.seconds for c, m in pairs if c.whole and m.quantity == "step"), None)
+        own = self._own_step()
+        return None if own is None else self.measured[own].seconds
 
     def _beside_predictions(self) -> tuple[Measured, ...]:
         pairs = zip(self.cases, self.measured, strict=True)
@@ -383,11 +380,10 @@ class _Diagnosing:
     def _check(self, found: Mapping[str, _Found], causes: Sequence[Cause]) -> CheckToRun | None:
         if causes[0].probability >= _SURE:
             return None
-        likely = [each for each in causes if each.predicts and each.key in found][:_SUSPECTS]
         suspects = [
             Suspect(found[each.key].hypothesis, each.probability, each.predicts)
-            for each in likely
-            if each.predicts
+            for each in causes
+            if each.predicts and each.key in found
         ]
         known: set[str] = {each.quantity for each in self.measured}
         known |= {_TOLD_BY.get(fact.name, "nccl_log") for fact in self.facts}

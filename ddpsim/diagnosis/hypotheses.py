@@ -8,11 +8,13 @@ from __future__ import annotations
 from ddpsim.diagnosis import links, own_work
 from ddpsim.diagnosis.case import Case
 from ddpsim.diagnosis.hypothesis import Hypothesis
+from ddpsim.diagnosis.nccl_log import HOST_MEMORY, INSIDE, PEERS
 from ddpsim.diagnosis.option_hypotheses import DEBUGGING, OPTIONS, set_to
 from ddpsim.result.diagnosis import HEALTHY
 
 __all__ = [
     "HYPOTHESES",
+    "LOADERS",
     "NOTHING",
     "SHARED_LOADER",
     "UNKNOWN",
@@ -22,6 +24,7 @@ __all__ = [
 ]
 
 SHARED_LOADER = "shared_loader"
+LOADERS = ("slow_loader", SHARED_LOADER)
 UNKNOWN, UNKNOWN_ODDS = "unknown", 4.0
 
 
@@ -49,6 +52,10 @@ def _percent(part: float) -> str:
     return f"{part:.0%}"
 
 
+def _gigabytes(rate: float) -> str:
+    return f"{rate / 1e9:.2g} GB/s"
+
+
 def _gbit(rate: float) -> str:
     return f"{rate * 8 / 1e9:.2g} Gbit/s"
 
@@ -63,9 +70,32 @@ _IN_NODES = (
         "pass all GPUs, with --ipc=host; in a virtual machine turn ACS off",
         links.host_rates,
         links.through_host,
-        lambda rate: f"{rate / 1e9:.2g} GB/s",
+        _gigabytes,
         signs={"nccl_log": "SHM or NET/Socket between GPUs of one node"},
-        shows={"inside a node": "host memory"},
+        shows={INSIDE: HOST_MEMORY},
+    ),
+    Hypothesis(
+        "slow_host_path",
+        15.0,
+        "the path between the GPUs of a node is slow: each exchanges {size} through the host",
+        "look at nvidia-smi topo -m and at PCIe's width (nvidia-smi -q -d PCIE); put both GPUs on "
+        "one socket, in slots of full width; unset NCCL_P2P_DISABLE; else accumulate gradients",
+        links.shared_rates,
+        links.slower_within,
+        _gigabytes,
+        shows={INSIDE: HOST_MEMORY},
+    ),
+    Hypothesis(
+        "slow_peer_to_peer",
+        4.0,
+        "P2P is the slow path here: each GPU exchanges {size} with its peers",
+        "try NCCL_P2P_DISABLE=1 (two A6000: 2.1 GB/s with P2P, 17 without); turn ACS and the IOMMU "
+        "off in the BIOS",
+        links.peer_to_peer_rates,
+        links.slower_within,
+        _gigabytes,
+        signs={"peer_to_peer_off": "shorter"},
+        shows={INSIDE: PEERS},
     ),
     Hypothesis(
         "weak_link",
@@ -286,7 +316,7 @@ _COMPUTE = (
 )
 _DATA = (
     Hypothesis(
-        "slow_loader",
+        LOADERS[0],
         8.0,
         "the data loader of a rank delivers only {size}",
         "more workers (num_workers), persistent_workers=True, pin_memory=True, data that is "

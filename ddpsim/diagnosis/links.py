@@ -26,8 +26,11 @@ __all__ = [
     "management_networks",
     "over_management",
     "over_sockets",
+    "peer_to_peer_rates",
+    "shared_rates",
     "slow_collectives",
     "slower_collectives",
+    "slower_within",
     "sockets",
     "stream_limits",
     "tcp_limited",
@@ -39,7 +42,11 @@ __all__ = [
 _GB_PER_S, _GBIT_PER_S = 1e9, 1.25e8
 # what all GPUs of a node together exchange through host memory: published rates of one GPU go from
 # 1.5 to 26 GB/s (docs/explanation/links.md), and eight V100 of one machine shared 7 GB/s
-_HOST_RATES = (64.0, 25.0, 10.0, 4.0)
+_HOST_RATES = (64.0, 25.0, 10.0, 4.0, 2.0, 1.0)
+# of one GPU, half of the least that is published: two RTX 4090 exchange 0.95 GB/s
+# (whyNLP/tinyllama#1), two A6000 2.1 with P2P and 17 without (stas00/ml-engineering#1)
+_LEAST_HOST_RATE = 0.5
+_PCIE_RATES = (8.0, 4.0, 2.0, 1.0, _LEAST_HOST_RATE)
 _OF_MANAGEMENT = (25.0, 10.0, 1.0)  # Gbit/s, the usual Ethernet ports
 _STREAMS = (8.0, 3.0, 1.2, 0.5)  # Gbit/s of one TCP connection; clouds limit it to 5 or 10
 _CHANNELS = (4.0, 2.0, 1.0)
@@ -48,12 +55,35 @@ _LEAST_LINK = 0.02
 
 
 def host_rates(case: Case) -> Sequence[float]:
-    """Of all GPUs of a node together; none where the links are no faster."""
-    if case.intra is None or str(case.cluster.nccl_variables.get("NCCL_P2P_DISABLE")) == "1":
+    """Of all GPUs of a node together; none where the links are no faster, or are not NVLink."""
+    if case.intra is None or not case.has_nvlink or not _may_be_peers(case):
         return ()
-    most = _WORTH * rate_of(case.intra) * case.cluster.gpus_per_node
-    rates = [rate * _GB_PER_S for rate in _HOST_RATES]
-    return [rate for rate in rates if rate < most]
+    gpus = case.cluster.gpus_per_node
+    least, most = _LEAST_HOST_RATE * gpus, _WORTH * rate_of(case.intra) * gpus / _GB_PER_S
+    rates = {least, *(rate for rate in _HOST_RATES if rate > least)}
+    return [rate * _GB_PER_S for rate in sorted(rates, reverse=True) if rate < most]
+
+
+def _may_be_peers(case: Case) -> bool:
+    return str(case.cluster.nccl_variables.get("NCCL_P2P_DISABLE")) != "1"
+
+
+def shared_rates(case: Case) -> Sequence[float]:
+    """Of one GPU without NVLink, whatever its path; none where the stated one is no faster."""
+    if case.intra is None or case.has_nvlink:
+        return ()
+    most = _WORTH * rate_of(case.intra) / _GB_PER_S
+    return [rate * _GB_PER_S for rate in _PCIE_RATES if rate < most]
+
+
+def peer_to_peer_rates(case: Case) -> Sequence[float]:
+    """The same, where NCCL may go from GPU to GPU."""
+    return shared_rates(case) if _may_be_peers(case) else ()
+
+
+def slower_within(case: Case, rate: float) -> Change:  # noqa: ARG001 -- of all changes
+    """Every GPU of a node exchanges so much."""
+    return Change((f"cluster.intra_node.bandwidth={rate / _GB_PER_S:.4g} GB/s",))
 
 
 def through_host(case: Case, rate: float) -> Change:

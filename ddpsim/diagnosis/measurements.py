@@ -16,7 +16,11 @@ _LONGEST = 500
 _LONGEST_S = 3.6e6
 _RANKS = re.compile(r"(?P<count>\d{1,7}) ?(?:gpus?|ranks?)?", re.IGNORECASE)
 _LAYOUT = re.compile(r"(?P<nodes>\d{1,7}) ?[x×] ?(?P<gpus>\d{1,4})")  # noqa: RUF001 -- people write it
-_STEPS = 'write "916 ms", or for several "1 GPU: 192 ms, 2: 259 ms, 2x4: 1.2 s"'
+_AT = re.compile(r"(accumulation|batch)(?:_steps|_per_rank)?[ =]{1,3}(\d{1,7})", re.IGNORECASE)
+_STEPS = (
+    'write "916 ms", or for several "1 GPU: 192 ms, 2x4: 1.2 s", "accumulation 4: 2 s" or '
+    '"batch 16: 1 s"'
+)
 _SIZES = 'write the row of nccl-tests as "64 MiB: 12 ms"'
 
 
@@ -40,7 +44,7 @@ def measurements_in(cluster: Cluster, texts: Mapping[str, str | None]) -> list[M
 
 def _check_waits(found: Sequence[Measurement], cluster: Cluster) -> None:
     """Raise InputError for a wait that is longer than the step that holds it."""
-    own = [each for each in found if (each.nodes, each.gpus_per_node) == _own_layout(cluster)]
+    own = [each for each in found if each.setting == (*_own_layout(cluster), None, None)]
     step_s = next((each.seconds for each in own if each.quantity == "step"), None)
     for each in own:
         if each.quantity in ("exposed", "data_wait") and step_s and each.seconds > step_s:
@@ -56,18 +60,21 @@ def _own_layout(cluster: Cluster) -> tuple[int, int]:
 
 
 def _steps(text: str, cluster: Cluster) -> list[Measurement]:
-    """Steps in `"916 ms"`, or in `"1 GPU: 192 ms, 2: 259 ms, 2x4: 1.2 s"`.
+    """Steps in `"916 ms"`, in `"1 GPU: 192 ms, 2x4: 1.2 s"`, or in `"accumulation 4: 2 s"`.
 
     A number of GPUs is filled node by node; a time alone is of the scenario's own ranks.
     """
-    found: dict[tuple[int, int], Measurement] = {}
+    found: dict[tuple[int | None, ...], Measurement] = {}
     for label, seconds in _entries(text, _STEPS):
-        layout = (cluster.nodes, cluster.gpus_per_node)
-        if label is not None:
-            layout = _layout(label, cluster)
-        if layout in found:
+        at = {name.lower(): int(count) for name, count in _AT.findall(label or "")}
+        if 0 in at.values():
+            raise ValueError(f"{shown(label or '')} has no sample; {_STEPS}")
+        ranks = " ".join(_AT.sub("", label or "").split())
+        layout = _layout(ranks, cluster) if ranks else _own_layout(cluster)
+        step = Measurement("step", seconds, *layout, **at)
+        if step.setting in found:
             raise ValueError(f"{shown(text)} has two times for {layout[0]} x {layout[1]}; keep one")
-        found[layout] = Measurement("step", seconds, *layout)
+        found[step.setting] = step
     return list(found.values())
 
 
@@ -86,6 +93,12 @@ def _all_reduces(text: str, cluster: Cluster) -> list[Measurement]:
             "all_reduce", seconds, cluster.nodes, cluster.gpus_per_node, size_bytes=size
         )
     return list(found.values())
+
+
+def _data_waits(text: str, cluster: Cluster) -> list[Measurement]:
+    """A time, or `synthetic`: data that is made on the device, for which nothing waits."""
+    is_made = text.strip().lower() == "synthetic"
+    return _own("data_wait", may_be_none=True)("0 s" if is_made else text, cluster)
 
 
 def _own(quantity: Quantity, *, may_be_none: bool) -> Callable[[str, Cluster], list[Measurement]]:
@@ -147,6 +160,6 @@ _READERS: dict[str, Callable[[str, Cluster], list[Measurement]]] = {
     "measured": _steps,
     "without_sync": _own("without_sync", may_be_none=False),
     "exposed": _own("exposed", may_be_none=True),
-    "data_wait": _own("data_wait", may_be_none=True),
+    "data_wait": _data_waits,
     "all_reduce": _all_reduces,
 }

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import log
 
 from ddpsim.diagnosis.case import Case
 from ddpsim.diagnosis.traces import RANKS, WORK
+from ddpsim.errors import InputError
 from ddpsim.importers.nccl.debug_log import Connection, DebugLog
 from ddpsim.result.diagnosis import Fact
+from ddpsim.scenario.schema import Scenario
 
-__all__ = ["facts_of", "log_probability"]
+__all__ = ["HOST_MEMORY", "INSIDE", "PEERS", "check_is_of", "facts_of", "log_probability"]
+
+INSIDE, PEERS, HOST_MEMORY = "inside a node", "P2P", "host memory"  # a fact, and what it shows
 
 # how surely a log or a trace shows what a cause makes the job do (assumed): what it names is wrong
 # only if it is of another run; what is concluded from times may be chance
@@ -30,6 +35,28 @@ def facts_of(debug: DebugLog, case: Case) -> tuple[Fact, ...]:
     return (*_inside(case, within), *_between(case, between), *_settings(case, debug), logged)
 
 
+def check_is_of(debug: DebugLog, scenario: Scenario) -> None:
+    """Raise InputError for the log of another job."""
+    cluster = scenario.cluster
+    if scenario.ddp.backend != "nccl":
+        told = "is NCCL's, and ddp.backend is gloo; leave it out, or write ddp.backend: nccl"
+        raise InputError("nccl_log", f"{debug.name} {told}")
+    here = cluster.nodes, cluster.gpus_per_node
+    if debug.layout is None and debug.ranks not in (None, cluster.world_size):
+        raise InputError(
+            "nccl_log",
+            f"{debug.name} is of {debug.ranks} ranks, but the scenario has {cluster.world_size}; "
+            "give the log of this job, or its nodes and GPUs in the scenario",
+        )
+    if debug.layout and debug.layout != here:
+        nodes, gpus = debug.layout
+        raise InputError(
+            "nccl_log",
+            f"{debug.name} is of {nodes} x {gpus} ranks, but the scenario has {here[0]} x "
+            f"{here[1]}; give the log of this job, or its nodes and GPUs in the scenario",
+        )
+
+
 def log_probability(facts: Sequence[Fact], shows: Mapping[str, str] | None) -> float:
     """Logarithm of a log's probability: `shows` is what a cause has otherwise than expected.
 
@@ -46,13 +73,13 @@ def _probability(fact: Fact, shows: Mapping[str, str]) -> float:
 
 
 def _inside(case: Case, connections: Sequence[Connection]) -> Iterator[Fact]:
-    """Only where GPUs have NVLink: others may lack peer-to-peer by nature."""
-    path = case.intra and (case.intra.path or "nvlink")
-    if not connections or path != "nvlink":
+    """Without NVLink both ways are usual, and tell which of them is slow; the network is not."""
+    if not connections or case.intra is None:
         return
-    direct = sum(each.way == "P2P" for each in connections)
-    seen = "P2P" if 2 * direct > len(connections) else "host memory"
-    yield Fact("inside a node", "P2P", seen)
+    ways = Counter(each.way for each in connections)
+    seen = PEERS if 2 * ways["P2P"] > len(connections) else HOST_MEMORY
+    is_usual = not case.has_nvlink and 2 * ways["NET"] <= len(connections)
+    yield Fact(INSIDE, seen if is_usual else PEERS, seen)
 
 
 def _between(case: Case, connections: Sequence[Connection]) -> Iterator[Fact]:
@@ -63,10 +90,10 @@ def _between(case: Case, connections: Sequence[Connection]) -> Iterator[Fact]:
     by_tcp = sum(each.kind == "Socket" for each in network)
     seen = "TCP" if 2 * by_tcp > len(network) else "RDMA"
     yield Fact("between nodes", expected, seen)
-    of_ib = [each for each in network if each.kind == "IB"]
-    if expected == seen == "RDMA" and of_ib:
-        direct = sum(each.is_direct for each in of_ib)
-        yield Fact("GPUDirect RDMA", "yes", "yes" if 2 * direct > len(of_ib) else "no")
+    by_rdma = [each for each in network if each.kind != "Socket"]
+    if expected == seen == "RDMA":
+        direct = sum(each.is_direct for each in by_rdma)
+        yield Fact("GPUDirect RDMA", "yes", "yes" if 2 * direct > len(by_rdma) else "no")
     nics = {each.nic for each in network if each.nic is not None}
     if expected == seen and nics and case.inter.nics_per_node > 1:
         fewer = len(nics) < case.inter.nics_per_node

@@ -49,10 +49,13 @@ def noise_of(quantity: Quantity, backend: str) -> float:
 
 @dataclass(frozen=True)
 class Fit:
-    """A hypothesis beside what was measured: its log likelihood, and its likeliest size."""
+    """A hypothesis beside what was measured: its log likelihood, its likeliest size, and `values`:
+    what that predicts.
+    """
 
     log_likelihood: float
     size: float
+    values: Array
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def fit(
     ]
     best = max(range(len(points)), key=lambda i: likely[i])
     whole = log(sum(exp(each - likely[best]) for each in likely))
-    return Fit(likely[best] + whole, points[best][0])
+    return Fit(likely[best] + whole, *points[best])
 
 
 def _between(sizes: Sequence[float], values: Sequence[Array]) -> list[tuple[float, Array]]:

@@ -57,7 +57,8 @@ class Changed:
         if job.scenario.workload.sync_batch_norm:
             steps = f"ddp.accumulation_steps={job.scenario.ddp.accumulation_steps + 1}"
             longer = case.changed(Change((*change.settings, steps)))
-        return cls(job, change.factors, case.parts, longer)
+        factors = {k: case.factors.get(k, 1.0) * v for k, v in change.factors.items()}
+        return cls(job, {**case.factors, **factors}, case.parts, longer)
 
     def stretched(self, term: str, factor: float) -> Changed:
         """The same with one term longer still."""
@@ -139,7 +140,7 @@ class Predictor:
 
     def __init__(self, cases: Sequence[Case], measured: Sequence[Measurement], pace: float) -> None:
         self._cases, self._measurements, self._pace = cases, measured, pace
-        self._layouts = list(dict.fromkeys(cases))
+        self._layouts = list(dict.fromkeys((each.nodes, each.gpus_per_node) for each in measured))
         own = [self._log_of(index, each.seconds) for index, each in enumerate(measured)]
         self.measured: Array = np.array(own)
 
@@ -203,11 +204,13 @@ class Predictor:
         moved = {k: self._logged(index, each) - value for k, each in _varied(changed).items()}
         network = moved.get("network", 0.0) * _OF_NETWORK
         inside = changed.job.scenario.cluster.nodes == 1
+        measured = self._measurements[index]
+        layout = measured.nodes, measured.gpus_per_node
         return [
             *(moved.get("compute", 0.0), moved.get("host", 0.0)),
             *(network if inside else 0.0, 0.0 if inside else network),
             *(moved.get("data", 0.0), _RANKS_SIGMA if self._is_unequal(index, changed) else 0.0),
-            *(network if case is self._cases[index] else 0.0 for case in self._layouts),
+            *(network if each == layout else 0.0 for each in self._layouts),
         ]
 
 

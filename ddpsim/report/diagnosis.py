@@ -28,7 +28,10 @@ _TITLES = ("step", "one GPU", "no_sync", "exposed", "data wait")
 def render_diagnosis(diagnosis: Diagnosis, file: str, settings: Sequence[str] = ()) -> str:
     """`file` and `settings` name the scenario in the next commands."""
     lines = [
+        *_undecided(diagnosis),
         *_measured(diagnosis),
+        *_parts_of_steps(diagnosis),
+        *_facts(diagnosis),
         *_causes(diagnosis),
         *_check(diagnosis),
         "",
@@ -54,6 +57,44 @@ def _measured(diagnosis: Diagnosis) -> Iterator[str]:
         row = f"{_what(each):<30}{format_duration(seconds):>10}"
         yield from labelled(label, f"{row}   predicted {format_duration(predicted):>10}")
         label = ""
+
+
+def _undecided(diagnosis: Diagnosis) -> Iterator[str]:
+    """Where no cause is likelier than all others: what to measure, and what that would tell."""
+    check = diagnosis.check
+    if diagnosis.is_decided or check is None:
+        return
+    likeliest = max(cause.probability for cause in diagnosis.causes)
+    yield from wrap(
+        f"No cause has 50 %. Look next at {check.text}: the likeliest cause would then have "
+        f"{check.expected:.0%} on average, now {likeliest:.0%}.",
+        screen_width(),
+        break_on_hyphens=False,
+    )
+    yield ""
+
+
+def _parts_of_steps(diagnosis: Diagnosis) -> Iterator[str]:
+    """What a line through two steps says: what each micro-batch or sample takes, and the rest."""
+    for key, what in (("accumulation", "micro-batch"), ("batch", "sample")):
+        counts = [getattr(each.measurement, key) for each in diagnosis.measured]
+        known = sorted(
+            (count, each.measurement.seconds, each.predicted_s)
+            for count, each in zip(counts, diagnosis.measured, strict=True)
+            if count is not None and each.measurement.quantity == "step"
+        )
+        if len(known) < 2 or known[0][0] == known[-1][0]:
+            continue
+        (few, *least), (many, *most) = known[0], known[-1]
+        each_s = [(b - a) / (many - few) for a, b in zip(least, most, strict=True)]
+        rest_s = [max(0.0, a - few * s) for a, s in zip(least, each_s, strict=True)]
+        for name, (seconds, predicted) in ((f"each {what}", each_s), ("once a step", rest_s)):
+            row = f"{name:<30}{format_duration(seconds):>10}"
+            yield from labelled("", f"{row}   predicted {format_duration(predicted):>10}")
+
+
+def _facts(diagnosis: Diagnosis) -> Iterator[str]:
+    """What logs and traces show, and whether the step is a normal one."""
     label = "seen"
     for fact in diagnosis.facts:
         as_is = "as expected" if fact.seen == fact.expected else f"expected {fact.expected}"
@@ -69,8 +110,10 @@ def _what(measured: Measured) -> str:
     measurement = measured.measurement
     if measurement.size_bytes is not None:
         return f"all-reduce of {format_bytes(measurement.size_bytes)}"
-    layout = f"{measurement.nodes} x {measurement.gpus_per_node}"
-    return f"{_MEASURED[measurement.quantity]}, {layout}"
+    said = [_MEASURED[measurement.quantity], f"{measurement.nodes} x {measurement.gpus_per_node}"]
+    said += [f"accumulation {measurement.accumulation}"] if measurement.accumulation else []
+    said += [f"batch {measurement.batch}"] if measurement.batch else []
+    return ", ".join(said)
 
 
 def _causes(diagnosis: Diagnosis) -> Iterator[str]:
@@ -102,26 +145,30 @@ def _check(diagnosis: Diagnosis) -> Iterator[str]:
         return
     yield from labelled("check", check.text)
     yield f"{'':12}{check.command}"
-    named = {each.key for each in _shown(diagnosis)}
+    named = {each.key for each in (_shown(diagnosis) if diagnosis.is_decided else diagnosis.causes)}
     by_outcome: dict[str, list[str]] = {}
     for outcome in check.outcomes:
         if outcome.cause in named:
-            by_outcome.setdefault(outcome.shows, []).append(_name(outcome.cause))
+            told = f"{_name(outcome.cause)} {outcome.probability:.0%}"
+            by_outcome.setdefault(outcome.shows, []).append(told)
     for shows, causes in by_outcome.items():
         yield from _below(f"{shows}: {', '.join(causes)}")
 
 
 def _predictions(diagnosis: Diagnosis) -> Iterator[str]:
-    """One row for each likely cause: what else could be looked at, and an empty line."""
-    if not any(cause.predicts for cause in diagnosis.causes):
+    """One row for each likely cause: what else could be looked at; the others, an empty line."""
+    listed = [cause for cause in diagnosis.causes if cause.predicts]
+    if not listed:
         return
     size = diagnosis.all_reduce_bytes
-    last = f"{f'{format_bytes(size)} all-reduce':>21}" if size else ""
-    titles = "".join(f"{title:>11}" for title in _TITLES)
-    yield f"  {'would be':<20}{titles}{last}"
-    for cause in diagnosis.causes:
+    last = f"{f'{format_bytes(size)} all-reduce':>20}" if size else ""
+    titles = "".join(f"{title:>10}" for title in _TITLES)
+    yield f"  {'':>4} {'would be':<20}{titles}{last}"
+    for cause in listed:
         if cause.predicts:
-            yield f"  {_name(cause.key):<20}{_times(cause.predicts)}"
+            yield f"  {cause.probability:>4.0%} {_name(cause.key):<20}{_times(cause.predicts)}"
+    rest = [cause.probability for cause in diagnosis.causes if not cause.predicts]
+    yield f"  {sum(rest):>4.0%} {len(rest)} others"
     yield ""
 
 
@@ -131,8 +178,8 @@ def _times(predicted: Predicted) -> str:
         *(predicted.exposed_s, predicted.data_wait_s),
     )
     last = predicted.all_reduce_s
-    row = "".join(f"{format_duration(seconds):>11}" for seconds in times)
-    return row if last is None else f"{row}{format_duration(last):>21}"
+    row = "".join(f"{format_duration(seconds):>10}" for seconds in times)
+    return row if last is None else f"{row}{format_duration(last):>20}"
 
 
 def _simulated(shown: Sequence[Cause], file: str, settings: Sequence[str]) -> Iterator[str]:

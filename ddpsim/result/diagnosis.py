@@ -23,6 +23,7 @@ __all__ = [
 
 DIAGNOSIS_SCHEMA = "ddpsim.diagnosis/1"
 HEALTHY = "healthy"  # the key of the cause that is none
+_DECIDED = 0.5
 WORTH_SAYING = 0.05  # probability of a cause from which a screen names it
 
 Quantity = Literal["step", "without_sync", "exposed", "data_wait", "all_reduce"]
@@ -34,7 +35,8 @@ class Measurement:
 
     `quantity`: a step; a step under `no_sync` on a usual rank; of a step the time in which the
     device waits for communication; the time in which it waits for a batch; or one all-reduce of
-    `size_bytes`.
+    `size_bytes`. `accumulation`: of so many micro-batches, `batch`: of so many samples a rank;
+    None: as the scenario has them.
     """
 
     quantity: Quantity
@@ -42,6 +44,13 @@ class Measurement:
     nodes: int
     gpus_per_node: int
     size_bytes: int | None = None
+    accumulation: int | None = None
+    batch: int | None = None
+
+    @property
+    def setting(self) -> tuple[int, int, int | None, int | None]:
+        """On what it was measured: nodes, GPUs of each, accumulation and batch."""
+        return self.nodes, self.gpus_per_node, self.accumulation, self.batch
 
 
 @dataclass(frozen=True)
@@ -99,25 +108,34 @@ class Fact:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check `shows` where the cause with that key is the true one."""
+    """What a check `shows` where the cause with that key is the true one.
+
+    `probability`: of the cause, once the check has shown that.
+    """
 
     cause: str
     shows: str
+    probability: float
 
 
 @dataclass(frozen=True)
 class CheckToRun:
-    """An observation that tells likely causes apart; `command` is what to paste."""
+    """An observation that tells likely causes apart; `command` is what to paste.
+
+    `expected`: the probability that the likeliest cause then has, on average over the outcomes;
+    causes that are not among them count as unlikely ones.
+    """
 
     key: str
     text: str
     command: str
     outcomes: tuple[Outcome, ...]
+    expected: float
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Causes by probability, the likeliest first, of what was measured.
+    """Causes of what was measured, the likeliest first; last those whose step is another one.
 
     `normal`: the measured step lies in the prediction interval; None where no step was measured on
     the scenario's own ranks, or there is no interval. `all_reduce_bytes`: the size of `Predicted`.
@@ -145,6 +163,11 @@ class Diagnosis:
     def is_healthy(self) -> bool:
         """Whether nothing is likelier than that nothing is wrong."""
         return self.causes[0].key == HEALTHY
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether one cause is likelier than all others together."""
+        return max(cause.probability for cause in self.causes) >= _DECIDED
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON's types (schema `ddpsim.diagnosis/1`), floats to 12 decimals."""

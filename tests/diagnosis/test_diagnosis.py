@@ -32,10 +32,78 @@ def slow() -> ddpsim.Diagnosis:
 def test_probabilities_are_of_all_causes(slow: ddpsim.Diagnosis) -> None:
     for of in ("prior", "probability"):
         assert sum(getattr(cause, of) for cause in slow.causes) == pytest.approx(1)
-    likely = [cause.probability for cause in slow.causes]
-    assert likely == sorted(likely, reverse=True)
     assert not slow.is_healthy
     assert slow.normal is False
+
+
+def test_causes_with_another_step_come_last() -> None:
+    """Those whose step is near the measured one by their probability, and then the others by it."""
+    found = ddpsim.diagnose(scenario(ONE_NODE), "150 ms", without_sync="75 ms")
+    measured_s = found.measured[0].measurement.seconds
+    near = [
+        each.predicts is None or abs(log(each.predicts.step_s / measured_s)) < log(1.5)
+        for each in found.causes
+        if each.key not in ("healthy", "unknown") and each.predicts
+    ]
+    assert near == sorted(near, reverse=True)
+    first = [cause.probability for cause in found.causes if cause.predicts][: sum(near)]
+    assert first == sorted(first, reverse=True)
+
+
+def test_an_undecided_diagnosis_says_first_what_would_decide() -> None:
+    """How likely the likeliest cause would be after the check: the sum of each outcome's best."""
+    found = ddpsim.diagnose(scenario(ONE_NODE), "150 ms")
+    assert not found.is_decided
+    assert found.check
+    best: dict[str, float] = {}
+    known = {cause.key: cause.probability for cause in found.causes}
+    for outcome in found.check.outcomes:
+        best[outcome.shows] = max(best.get(outcome.shows, 0.0), known[outcome.cause])
+    assert found.check.expected == pytest.approx(sum(best.values()))
+    assert found.check.expected > max(known.values())
+    first, *_ = render_diagnosis(found, "job.yaml").splitlines()
+    assert first.startswith(f"No cause has 50 %. Look next at {found.check.text[:20]}")
+    for shows in best:
+        of_outcome = [each.probability for each in found.check.outcomes if each.shows == shows]
+        assert sum(of_outcome) == pytest.approx(1)
+
+
+def test_every_cause_has_a_probability_on_the_screen(slow: ddpsim.Diagnosis) -> None:
+    """Those of the table, and the sum of all others."""
+    rows = render_diagnosis(slow, "job.yaml").splitlines()
+    start = next(i for i, row in enumerate(rows) if "would be " in row and "one GPU" in row)
+    table = rows[start + 1 : rows.index("", start)]
+    listed = [cause for cause in slow.causes if cause.predicts]
+    assert len(table) == len(listed) + 1
+    assert table[-1].split()[1:] == [str(len(slow.causes) - len(listed)), "others"]
+    assert sum(int(row.split("%")[0]) for row in table) == pytest.approx(100, abs=len(table))
+
+
+def test_two_accumulations_tell_what_comes_once_a_step() -> None:
+    """That which each micro-batch takes is the slope; they are of the same GPUs and network."""
+    job = Job("a job", "", RESNET, TCP_NODES, ddp={"accumulation_steps": 4}).scenario()
+    found = ddpsim.diagnose(job, "accumulation 1: 1.1 s, accumulation=4: 1.4 s, 1: 0.31 s")
+    assert [each.measurement.setting for each in found.measured] == [
+        (4, 1, 1, None),
+        (4, 1, 4, None),
+        (1, 1, None, None),
+    ]
+    text = render_diagnosis(found, "job.yaml")
+    assert "step, 4 x 1, accumulation 4       1.40 s" in text
+    assert "each micro-batch                  100 ms" in text
+    assert "once a step                       1.00 s" in text
+    assert found.normal is False  # the second is the scenario's own step
+    batches = ddpsim.diagnose(job, "batch 32: 1.1 s, batch 64: 1.2 s")
+    assert "each sample                      3.12 ms" in render_diagnosis(batches, "job.yaml")
+    of_more, of_own = batches.measured
+    assert of_more.predicted_s < of_own.predicted_s
+
+
+def test_no_loader_is_to_blame_where_nothing_waits_for_data() -> None:
+    job = scenario(ONE_NODE)
+    for wait, is_asked in (("synthetic", False), ("0 ms", False), ("60 ms", True)):
+        found = ddpsim.diagnose(job, "150 ms", data_wait=wait)
+        assert ("slow_loader" in {cause.key for cause in found.causes}) == is_asked
 
 
 def test_what_a_cause_predicts_is_simulated(slow: ddpsim.Diagnosis) -> None:
@@ -148,6 +216,9 @@ def test_steps_on_fewer_gpus_are_of_what_is_there() -> None:
         ({"measured": "0: 5 ms"}, "measured: '0' has no GPU; write"),
         ({"measured": "9: 5 ms"}, "measured: 9 GPUs do not fill nodes of 8; .* in 2x8"),
         ({"measured": "8: 5 ms, 8 GPUs: 6 ms"}, "has two times for 1 x 8; keep one"),
+        ({"measured": "batch 8: 5 ms, 8 GPUs batch 8: 6 ms"}, "has two times for 1 x 8; keep one"),
+        ({"measured": "accumulation 0: 5 ms"}, "'accumulation 0' has no sample; write"),
+        ({"measured": "accumulation x: 5 ms"}, "'accumulation x' is no number of GPUs; write"),
         ({"measured": "5 ms,"}, "has an entry without a time"),
         ({"measured": "2000 h"}, "out of range: wanted at most 1000 h"),
         ({"measured": "1: 1 ms," * 200}, "is too long"),

@@ -108,7 +108,27 @@ def test_what_is_expected_follows_the_scenario(tmp_path: Path) -> None:
     set_by = "NCCL_PROTO set by environment to LL."
     assert facts(tmp_path, ONE_NODE, *channels("P2P/x", "P2P/x"), set_by)["protocol"][1] == "LL"
     pcie = facts(tmp_path, PCIE_NODE, "Channel 00 : 0[0] -> 1[0] via SHM/direct/direct")
-    assert "inside a node" not in pcie
+    assert pcie["inside a node"] == ("host memory", "host memory")
+    pcie = facts(tmp_path, PCIE_NODE, "Channel 00 : 0[0] -> 1[0] via P2P/CUMEM")
+    assert pcie["inside a node"] == ("P2P", "P2P")
+    pcie = facts(tmp_path, PCIE_NODE, "Channel 00 : 0[0] -> 1[0] via NET/Socket/0")
+    assert pcie["inside a node"] == ("P2P", "host memory")
+    plugin = facts(tmp_path, IB_NODES, *channels("P2P/CUMEM", "NET/IBext_v8/#", nics=4))
+    assert plugin["GPUDirect RDMA"] == ("yes", "no")
+
+
+def test_the_path_between_cards_is_the_one_that_nccl_takes(tmp_path: Path) -> None:
+    """Without a log both ways through PCIe may be the slow one."""
+    job = Job("a box", "", BERT, PCIE_NODE).scenario()
+    slow = {"measured": "1.2 s", "exposed": "1.1 s"}
+    odds = {}
+    for way in ("SHM/direct/direct", "P2P/CUMEM", ""):
+        lines = [f"Channel 00 : {i}[{i}] -> {i + 1}[{i + 1}] via {way}" for i in range(3)]
+        told = {"nccl_log": log(tmp_path, *lines)} if way else {}
+        causes = ddpsim.diagnose(job, **slow, **told).causes
+        known = {cause.key: cause.probability for cause in causes}
+        odds[way[:3]] = known["slow_host_path"] / known["slow_peer_to_peer"]
+    assert odds["P2P"] < 0.1 < odds[""] < 10 < odds["SHM"]
 
 
 @pytest.mark.parametrize(

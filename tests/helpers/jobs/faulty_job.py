@@ -18,6 +18,7 @@ from ddpsim.result.metrics import steps_of
 from ddpsim.units import NS_PER_S
 
 COMPUTE_SIGMA, LINK_SIGMA, RANK_SIGMA, NOISE = 0.02, 0.1, 0.01, 0.02
+_KEYS = {"accumulation": "ddp.accumulation_steps", "batch": "workload.batch_per_rank"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Job:
     `cause`: the key of the true one. `fault`: settings; `slow`: ranks, with how many times as long
     they compute; `all_slow`: all of them; `stretched`: factors of `step_s`; `disk`: samples/s
     that all loaders of a node get. `measured`: quantities beside the step; `steps_on`: numbers of
-    GPUs on which the step is measured too; `log`: what NCCL says, where its owner looked.
+    GPUs on which the step is measured too; `steps_at`: numbers of micro-batches and of samples at
+    which it is, on all GPUs; `log`: what NCCL says, where its owner looked.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Job:
     fault: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
     steps_on: tuple[int, ...] = ()
+    steps_at: tuple[str, ...] = ()
     slow: Mapping[int, float] = field(default_factory=dict)
     all_slow: float = 1.0
     stretched: Mapping[str, float] = field(default_factory=dict)
@@ -106,6 +109,9 @@ class Truth:
         """Each quantity, noisy."""
         whole = self.on(self.size)
         steps = [f"{gpus}: {self.step(self.on(gpus))}" for gpus in self.job.steps_on]
+        for at in self.job.steps_at:
+            name, count = at.split()
+            steps.append(f"{at}: {self.step(self.on(self.size, f'{_KEYS[name]}={count}'))}")
         found = {"measured": ", ".join([*steps, f"{self.size}: {self.step(whole)}"])}
         for quantity in self.job.measured:
             found[quantity] = getattr(self, quantity)(whole)

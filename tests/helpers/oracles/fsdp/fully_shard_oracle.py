@@ -1,6 +1,6 @@
 """Collectives that torch's fully_shard launches: run on four gloo ranks, writes JSON.
 
-PYTHONPATH=tests/helpers/oracles python tests/helpers/oracles/fsdp/fully_shard_oracle.py 4 A B
+PYTHONPATH=tests/helpers/oracles python tests/helpers/oracles/fsdp/fully_shard_oracle.py 4 STORE OUT
 """
 
 from __future__ import annotations
