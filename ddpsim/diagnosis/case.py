@@ -12,7 +12,8 @@ from typing import Any
 from ddpsim.cluster.cost import LinkCost, ScheduledCost
 from ddpsim.cluster.logs import LOGS
 from ddpsim.cluster.nccl.cost import NcclCost
-from ddpsim.cluster.wires import link_of
+from ddpsim.cluster.topology.host import is_nvlink
+from ddpsim.cluster.wires import inside, link_of
 from ddpsim.prediction.api import predict
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Parts
@@ -155,7 +156,13 @@ class Case:
     @property
     def has_nvlink(self) -> bool:
         """Whether NVLink connects the GPUs of a node."""
-        return self.intra is not None and (self.intra.path or "nvlink") == "nvlink"
+        return self.intra is not None and is_nvlink(self.intra)
+
+    @property
+    def way(self) -> str | None:
+        """NCCL's transport between GPUs without NVLink; None: a link is stated, or all NVLink."""
+        way = inside(self.cluster)[1] if self.intra else None
+        return way and way.transport
 
     @property
     def inter(self) -> InterNode | None:

@@ -13,6 +13,7 @@ from ddpsim.cluster.wires import rate_of
 from ddpsim.diagnosis.case import Case, Change
 
 __all__ = [
+    "PEERS",
     "congested",
     "congestion",
     "few_channels",
@@ -46,6 +47,7 @@ _HOST_RATES = (64.0, 25.0, 10.0, 4.0, 2.0, 1.0)
 # of one GPU, half of the least that is published: two RTX 4090 exchange 0.95 GB/s
 # (whyNLP/tinyllama#1), two A6000 2.1 with P2P and 17 without (stas00/ml-engineering#1)
 _LEAST_HOST_RATE = 0.5
+PEERS = ("P2P", "PXB")  # transports from GPU to GPU
 _PCIE_RATES = (8.0, 4.0, 2.0, 1.0, _LEAST_HOST_RATE)
 _OF_MANAGEMENT = (25.0, 10.0, 1.0)  # Gbit/s, the usual Ethernet ports
 _STREAMS = (8.0, 3.0, 1.2, 0.5)  # Gbit/s of one TCP connection; clouds limit it to 5 or 10
@@ -69,16 +71,16 @@ def _may_be_peers(case: Case) -> bool:
 
 
 def shared_rates(case: Case) -> Sequence[float]:
-    """Of one GPU without NVLink, whatever its path; none where the stated one is no faster."""
+    """Of one GPU without NVLink, whatever its path, from just below the expected one."""
     if case.intra is None or case.has_nvlink:
         return ()
-    most = _WORTH * rate_of(case.intra) / _GB_PER_S
-    return [rate * _GB_PER_S for rate in _PCIE_RATES if rate < most]
+    most = _WORTH * rate_of(case.intra)
+    return [most, *(rate * _GB_PER_S for rate in _PCIE_RATES if rate * _GB_PER_S < most)]
 
 
 def peer_to_peer_rates(case: Case) -> Sequence[float]:
-    """The same, where NCCL may go from GPU to GPU."""
-    return shared_rates(case) if _may_be_peers(case) else ()
+    """The same, where NCCL goes from GPU to GPU, as far as stated."""
+    return shared_rates(case) if case.way in (None, *PEERS) and _may_be_peers(case) else ()
 
 
 def slower_within(case: Case, rate: float) -> Change:  # noqa: ARG001 -- of all changes

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import log
 
+from ddpsim.diagnosis import links
 from ddpsim.diagnosis.case import Case
 from ddpsim.diagnosis.traces import RANKS, WORK
 from ddpsim.errors import InputError
@@ -73,12 +74,13 @@ def _probability(fact: Fact, shows: Mapping[str, str]) -> float:
 
 
 def _inside(case: Case, connections: Sequence[Connection]) -> Iterator[Fact]:
-    """Without NVLink both ways are usual, and tell which of them is slow; the network is not."""
+    """Without NVLink both ways may be usual, and tell which is slow; the network is not."""
     if not connections or case.intra is None:
         return
     ways = Counter(each.way for each in connections)
     seen = PEERS if 2 * ways["P2P"] > len(connections) else HOST_MEMORY
-    is_usual = not case.has_nvlink and 2 * ways["NET"] <= len(connections)
+    by_network = case.way != "NET" and 2 * ways["NET"] > len(connections)
+    is_usual = not (case.has_nvlink or by_network or case.way in links.PEERS)
     yield Fact(INSIDE, seen if is_usual else PEERS, seen)
 
 

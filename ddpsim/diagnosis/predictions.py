@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 
 import numpy as np
 
 from ddpsim.cluster.transfers import duration_ns
+from ddpsim.cluster.wires import inside
 from ddpsim.diagnosis.calm_steps import CalmStep, simulate_calm_steps
 from ddpsim.diagnosis.case import Case, Change
 from ddpsim.errors import ScenarioError
@@ -33,6 +34,9 @@ _UNCOUNTED = 0.1  # of a step, in a wait
 _RANKS, _RANKS_SIGMA = 0.04, 0.06
 # assumed: half of the variance of a network's model is the same on all numbers of ranks
 _OF_NETWORK = sqrt(0.5)
+# assumed, of GPUs that meet in their host: slower boxes, which the prediction interval knows, are
+# causes of their own
+_OF_HOST = 0.35
 _SMALL = 0.03  # an uncertainty within the noise of a measured step
 _NO_TIME = 1e-6
 
@@ -203,12 +207,12 @@ class Predictor:
         value = self._logged(index, changed)
         moved = {k: self._logged(index, each) - value for k, each in _varied(changed).items()}
         network = moved.get("network", 0.0) * _OF_NETWORK
-        inside = changed.job.scenario.cluster.nodes == 1
+        in_node = changed.job.scenario.cluster.nodes == 1
         measured = self._measurements[index]
         layout = measured.nodes, measured.gpus_per_node
         return [
             *(moved.get("compute", 0.0), moved.get("host", 0.0)),
-            *(network if inside else 0.0, 0.0 if inside else network),
+            *(network if in_node else 0.0, 0.0 if in_node else network),
             *(moved.get("data", 0.0), _RANKS_SIGMA if self._is_unequal(index, changed) else 0.0),
             *(network if each == layout else 0.0 for each in self._layouts),
         ]
@@ -216,9 +220,9 @@ class Predictor:
 
 def _varied(changed: Changed) -> dict[str, Changed]:
     """By input, with a standard deviation more of it."""
+    cluster = changed.job.scenario.cluster
+    is_of_host = cluster.nodes == 1 and inside(cluster)[1] is not None
+    most = {"network": _OF_HOST} if is_of_host else {}
     known = uncertainties(changed.job)
-    return {
-        term: changed.stretched(term, exp(known[term].sigma))
-        for term in _MOVED
-        if term in known and known[term].sigma > _SMALL
-    }
+    sigmas = {k: min(known[k].sigma, most.get(k, inf)) for k in _MOVED if k in known}
+    return {k: changed.stretched(k, exp(sigma)) for k, sigma in sigmas.items() if sigma > _SMALL}
