@@ -54,7 +54,7 @@ def _abci(nodes: int, kind: str) -> dict[str, Any]:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "superbench-1x8-A100": {"machine": "dgx-a100"},
+    "superbench-1x8-A100": {"machine": "dgx-a100", "nccl": "2.10"},  # a log of 2021
     "abci-A-1x4": {"machine": "dgx-a100", "nccl": "2.8", "gpus_per_node": 4},
     "abci-A-1x8": {"machine": "dgx-a100", "nccl": "2.8"},
     "abci-V-1x4": {"machine": "dgx-1-v100", "nccl": "2.8", "gpus_per_node": 4},

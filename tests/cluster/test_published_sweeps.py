@@ -116,7 +116,7 @@ CARRIED = {
     "GH200 over Slingshot, 1 and 2 -> 512": 0.46,
     "A100 over Slingshot, 2 and 8 -> 256": 0.20,
     "A100 over HDR, 1 and 2 -> 4": 0.14,
-    "A100 over HDR, 1 and 2 -> 8": 0.22,
+    "A100 over HDR, 1 and 2 -> 8": 0.23,
     "A100 over HDR, 1 and 2 -> 16": 0.23,
     "V100 over EDR, 1, 2 and 4 -> 8": 0.05,
     "V100 over EDR, 1, 2 and 4 -> 16": 0.08,

@@ -226,6 +226,7 @@ def _predicted(row: Row, told: Constants) -> Held:
         on_device.uncertainties,
         calibrated=True,
         taken_as_equal=row.taken_as_equal,
+        may_hide_nothing=False,
         hidden_comm_s=0.0,
         spread_s=(usual_s, usual_s),
     )

@@ -25,6 +25,7 @@ from ddpsim.cluster.nccl.kernels import (
     through_hosts_s,
 )
 from ddpsim.cluster.nccl.tables import NEWEST, PROTOCOLS, tables
+from ddpsim.cluster.nccl.thresholds import LAST_WITHOUT_TUNER
 from ddpsim.cluster.nccl.tuner import Choice, choose, estimates, most_ll_gb_per_s, pat_us
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
@@ -60,9 +61,10 @@ _STARTUP_US: dict[str, tuple[float, float, float]] = {
     "hopper": (6.6, 14.0, 20.0),
     "blackwell": (6.6, 14.0, 20.0),
 }
-# of each block of LL's rings in one node, as it starts: 64 KiB to 1 MiB of ABCI 1 x 4 V100 and
-# 1 x 4 A100 and of SuperBench 1 x 8 A100, with what each byte takes left aside; not seen on Hopper
-_LL_BLOCK_US = {"volta": 0.5, "ampere": 0.8}
+# of each block of LL's rings in one node, which reads its work from the host's memory before NCCL
+# 2.22 passed it as an argument (src/include/device.h): 64 KiB to 1 MiB of ABCI 1 x 4 V100 and
+# 1 x 4 A100 (2.8) and of SuperBench 1 x 8 A100, with what each byte takes left aside
+_LL_BLOCK_US, _WORK_IN_ARGUMENTS = {"volta": 0.5, "ampere": 0.8}, 22
 # of LL inside a node, 256 bytes: ABCI 1 x 4 V100 and 1 x 4, 1 x 8 A100. The 4 us a rank of A100 in
 # nccl-tests issue 123 and in SuperBench are launches, one process for all GPUs. B200: 1 x 8, whose
 # all-reduces and all-gathers to 64 KiB differ by seven hops
@@ -254,7 +256,7 @@ class NcclCost:
     def _blocks_s(self, choice: Choice, size_bytes: int) -> float:
         """What the blocks of LL take to start in one node."""
         is_seen = choice.protocol == "LL" and choice.algorithm == "ring" and self.graph.nodes == 1
-        if not is_seen or self.graph.path != "nvlink":
+        if not is_seen or self.graph.path != "nvlink" or self.graph.minor >= _WORK_IN_ARGUMENTS:
             return 0.0
         each_us = _LL_BLOCK_US.get(self.graph.architecture, 0.0) * self.figures.start
         return each_us * blocks(self.graph, "ring", "LL", size_bytes) * US
@@ -305,10 +307,11 @@ def _as_sent(cost: NcclCost, operation: Operation, size_bytes: int) -> _Sent:
     Which message NCCL sends otherwise is not known exactly, nor is its tuner's table that of these
     links. Assumed: where a larger message takes less, a message goes as that one does, in its time;
     and where a message of half the bytes or more is sent in a faster way, it is sent in this way.
+    NCCL 2.4 has thresholds, which are known.
     """
     band = bisect_left(_BANDS_BYTES, size_bytes)
     own = _tuned(cost, operation, size_bytes, (*_BANDS_BYTES, size_bytes)[band])
-    if operation in ("broadcast", "reduce"):
+    if operation in ("broadcast", "reduce") or cost.graph.minor <= LAST_WITHOUT_TUNER:
         return own
     return _larger(cost, operation).fastest(band, own)
 
