@@ -76,7 +76,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "machine": "g4dn.12xlarge",
         "gpus_per_node": 1,
         "nodes": 2,
-        "inter_node": {"flow_bandwidth": "10 Gbit/s"},
+        "inter_node": {"flow_bandwidth": "10 Gbit/s", "connections": 2},
     },
     "aws-eks-T4-2x1": {
         "machine": "g4dn.12xlarge",

@@ -114,7 +114,8 @@ def _traffic(scenario: Scenario) -> Traffic:
     rate = wires.paths.least_network.bandwidth_bytes_per_s
     loaded = cluster.gpus_per_node * data.rate_samples_per_s * reads if data and reads else 0.0
     bursts = other is not None and other.busy_s != other.every_s
-    slowest = min(link.bandwidth_bytes_per_s for link in wires.ring)
+    sending = wires.of_nccl() if scenario.ddp.backend == "nccl" else wires
+    slowest = min(link.bandwidth_bytes_per_s for link in sending.ring)
     return Traffic(
         needed_share=_share(slowest / rate),
         other_share=_share(other.rate_bytes_per_s / rate if other else 0.0),

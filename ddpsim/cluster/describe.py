@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import ceil, isinf
 from textwrap import wrap
 
-from ddpsim.cluster.link_sources import WAYS, preset_source
+from ddpsim.cluster.link_sources import WAYS, preset_source, sockets_in_words
 from ddpsim.cluster.logs import LOGS
 from ddpsim.cluster.nccl.cost import NcclCost
 from ddpsim.cluster.nccl.tables import PROTOCOLS
@@ -35,6 +35,7 @@ def describe_cluster(scenario: Scenario) -> str:
 def _drawn(scenario: Scenario) -> Iterator[str]:
     cluster = scenario.cluster
     wires = Wires.of(cluster, scenario.run.seed)
+    wires = wires.of_nccl() if scenario.ddp.backend == "nccl" else wires
     machine = f"{cluster.machine.name}: " if cluster.machine else ""
     nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
     each = cluster.gpus_by_node
@@ -42,7 +43,7 @@ def _drawn(scenario: Scenario) -> Iterator[str]:
     yield f"{machine}{nodes} {gpus} {cluster.device.name}"
     yield ""
     if cluster.nodes > 1 and wires.inter:
-        yield from _network(wires.inter, wires, cluster)
+        yield from _network(wires.inter, wires, scenario)
     if wires.intra:
         yield f"  in each node: {_joint(cluster, wires)}"
     for node in range(min(cluster.nodes, _DRAWN_NODES)):
@@ -53,7 +54,8 @@ def _drawn(scenario: Scenario) -> Iterator[str]:
     yield from _facts(scenario, wires)
 
 
-def _network(inter: InterNode, wires: Wires, cluster: Cluster) -> Iterator[str]:
+def _network(inter: InterNode, wires: Wires, scenario: Scenario) -> Iterator[str]:
+    cluster = scenario.cluster
     rate = format_bytes_per_s(wires.network_rate)
     leaves = ceil(cluster.nodes / inter.nodes_per_leaf) if inter.nodes_per_leaf else None
     if leaves == 1:
@@ -66,6 +68,8 @@ def _network(inter: InterNode, wires: Wires, cluster: Cluster) -> Iterator[str]:
         yield "  [ network without oversubscription ]"
     nic = format_bytes_per_s(rate_of(inter))
     yield f"    |  {inter.nics_per_node} x {nic} a node ({inter.transport}), {rate} of it usable"
+    if inter.transport == "tcp" and scenario.ddp.backend == "nccl":
+        yield f"    |  {sockets_in_words(inter, wires.environment)}"
 
 
 def _node(cluster: Cluster, wires: Wires, node: int) -> Iterator[str]:

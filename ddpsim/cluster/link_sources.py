@@ -8,9 +8,10 @@ from itertools import groupby
 from math import inf
 
 from ddpsim.cluster.nccl.cost import NcclCost
+from ddpsim.cluster.nccl.environment import Environment
 from ddpsim.cluster.topology.host import Way, board_of, slot_bytes_per_s
 from ddpsim.cluster.transfers import Operation
-from ddpsim.cluster.transports import BY_TABLE
+from ddpsim.cluster.transports import BY_TABLE, opened_by_nccl, sockets_bytes_per_s
 from ddpsim.cluster.wires import Kind, Wires, inside, link_of, rate_of
 from ddpsim.provenance import Provenance, Trust
 from ddpsim.scenario.cluster import Cluster
@@ -25,6 +26,7 @@ __all__ = [
     "link_provenance",
     "preset_source",
     "rate_is_stated",
+    "sockets_in_words",
 ]
 
 WAYS = {
@@ -80,14 +82,30 @@ def _slower_node(wires: Wires, rank: int) -> int | None:
     return min({here, left} & set(slower), key=lambda node: slower[node], default=None)
 
 
+def sockets_in_words(inter: InterNode, environment: Environment) -> str:
+    """How many TCP connections NCCL opens for a NIC, and what they carry."""
+    opened = opened_by_nccl(inter, environment)
+    count = f"{opened} TCP connection{'s' * (opened > 1)}"
+    if limit := inter.flow_bandwidth_bytes_per_s:
+        count += f" of at most {format_bytes_per_s(limit)}"
+    served = f"{environment.threads} threads a channel" if environment.threads else "one thread"
+    together = format_bytes_per_s(sockets_bytes_per_s(inter, environment))
+    return f"{count}, served by {served}: {together} a NIC at most"
+
+
 def rate_is_stated(cluster: Cluster, key: Kind) -> bool:
     """Whether the scenario itself says how fast such a link is."""
     stated = getattr(cluster, key)
     return stated is not None and stated.bandwidth_bytes_per_s is not None
 
 
-def link_provenance(cluster: Cluster, *, asks_transport: bool) -> tuple[Provenance, ...]:
-    """The figures of each kind of link, and where they come from."""
+def link_provenance(
+    cluster: Cluster, *, asks_transport: bool, sockets_rate: float = inf
+) -> tuple[Provenance, ...]:
+    """The figures of each kind of link, and where they come from.
+
+    `sockets_rate`: what NCCL's sockets carry of one NIC's line, bytes per second.
+    """
     entries = []
     way = inside(cluster)[1] if "intra_node" in cluster.links_used else None
     if cluster.host and not way:
@@ -101,6 +119,8 @@ def link_provenance(cluster: Cluster, *, asks_transport: bool) -> tuple[Provenan
             entries.append(_through_the_host(cluster, way))
             continue
         figures = _figures(link, cluster.states_latency(key)) + _near_a_part(cluster, link)
+        if isinstance(link, InterNode) and sockets_rate < rate_of(link):
+            figures += f", {format_bytes_per_s(sockets_rate)} of it by NCCL's sockets"
         source = preset_source(cluster, key)
         if stated:
             beside = f" beside machine {cluster.machine.name}" if cluster.machine else ""

@@ -1,12 +1,14 @@
 """What carries NCCL's bytes between nodes, and what it takes of the line's rate and time.
 
 Sources: published all_reduce_perf sweeps of several nodes (docs/validation.md); aws-ofi-nccl
-src/platform-aws.cpp for the latency that its plugin declares; for sockets nccl issues 209, 398 and
-450, nccl-tests issue 83, and PyTorch DDP on V100 over 10 and 100 Gbit/s.
+src/platform-aws.cpp for the latency that its plugin declares. Of sockets: how many NCCL opens and
+which thread serves them are in nccl v2.4 to v2.30 src/transport/net_socket.cc; the rates are those
+of docs/explanation/nccl.md, "TCP".
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -21,13 +23,18 @@ __all__ = [
     "hop_s",
     "message_s",
     "nic_bytes_per_s",
+    "opened_by_nccl",
+    "sockets_bytes_per_s",
 ]
 
 BY_TABLE = ("rdma", "slingshot")  # whose hops NCCL's tables have, or multiples of them
-SOCKET_BYTES_PER_S = 1.25e9  # one connection: what a core of a server copies (nccl issue 209)
-_SOCKETS_A_NIC = 2  # NCCL opens two channels a NIC at least, with a connection each
+_CHANNELS_A_NIC = 2  # at least, each with its own connections (nccl src/graph/connect.cc)
+# without helper threads one thread of NCCL's copies what all connections of a NIC send and receive:
+# the median of 1.55 (Polaris), 1.9 (nccl issue 209), 2.0 (aws-do-eks, T4) and 2.6 (V100 over
+# 100 Gbit/s) GB/s each way
+_PROXY_BYTES_PER_S = 1.95e9
+_HELPER_BYTES_PER_S = 1.25e9  # a helper thread (nccl issue 209, 2 nodes of 32 Gbit/s)
 _MOST_SOCKETS_BYTES_PER_S = 5e9  # 100 Gbit/s with any number of threads (nccl issues 398, 450)
-
 
 # rings of 10 x 1 and 10 x 2 H100 over NDR (NCCL 2.29), 64 MiB to 1 GiB; EDR and HDR: the others
 _NDR_BYTES_PER_S, _NDR_PART = 50e9, 0.96
@@ -55,18 +62,30 @@ TRANSPORTS = {
 
 
 def nic_bytes_per_s(inter: InterNode, environment: Environment) -> float:
-    """What one NIC carries of NCCL's bytes: of the line, and over TCP of its connections."""
+    """What one NIC carries of NCCL's bytes: of the line, and over TCP no more than its sockets."""
     rate = inter.bandwidth_bytes_per_s or 0.0
     part = TRANSPORTS[inter.transport].rate_part
     if inter.transport == "rdma" and rate >= _NDR_BYTES_PER_S:
         part = _NDR_PART
-    line = rate * part
+    return min(rate * part, sockets_bytes_per_s(inter, environment))
+
+
+def opened_by_nccl(inter: InterNode, environment: Environment) -> int:
+    """How many TCP connections share the bytes that one NIC sends to another node."""
+    return (inter.connections or _CHANNELS_A_NIC) * (environment.sockets or 1)
+
+
+def sockets_bytes_per_s(inter: InterNode, environment: Environment) -> float:
+    """What the sockets of one NIC carry, whatever its line: infinite where NCCL opens none.
+
+    The limit of each connection, if a cloud sets one, and what NCCL's threads copy.
+    """
     if inter.transport != "tcp":
-        return line
-    socket = inter.flow_bandwidth_bytes_per_s or SOCKET_BYTES_PER_S
-    sockets = _SOCKETS_A_NIC * (environment.sockets or 1)
-    copied = _SOCKETS_A_NIC * max(1, environment.threads or 1) * SOCKET_BYTES_PER_S
-    return min(line, sockets * socket, copied, _MOST_SOCKETS_BYTES_PER_S)
+        return inf
+    limit = inter.flow_bandwidth_bytes_per_s or inf
+    threads = environment.threads or 0
+    copied = _CHANNELS_A_NIC * threads * _HELPER_BYTES_PER_S if threads else _PROXY_BYTES_PER_S
+    return min(limit * opened_by_nccl(inter, environment), copied, _MOST_SOCKETS_BYTES_PER_S)
 
 
 def message_s(inter: InterNode | None) -> float:

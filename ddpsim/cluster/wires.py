@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil
+from math import ceil, inf
 from typing import Literal
 
 from ddpsim.cluster.algorithms.rings import ring
@@ -14,7 +14,12 @@ from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.topology.host import Way, between_gpus, is_nvlink, slot_bytes_per_s
 from ddpsim.cluster.topology.link import Link
 from ddpsim.cluster.topology.paths import Paths
-from ddpsim.cluster.transports import BY_TABLE, declared_us, nic_bytes_per_s
+from ddpsim.cluster.transports import (
+    BY_TABLE,
+    declared_us,
+    nic_bytes_per_s,
+    sockets_bytes_per_s,
+)
 from ddpsim.errors import InputError
 from ddpsim.provenance import Provenance
 from ddpsim.scenario.cluster import Cluster
@@ -99,6 +104,18 @@ class Wires:
             cluster.smaller_nodes,
             (*changes, *collisions),
         )
+
+    def of_nccl(self) -> Wires:
+        """With what NCCL's sockets leave of the lines between nodes; RDMA's are whole."""
+        rate = rate_of(self.inter)
+        if self.inter is None or self.sockets_rate >= rate:
+            return self
+        return replace(self, network_rate=self.network_rate * self.sockets_rate / rate)
+
+    @property
+    def sockets_rate(self) -> float:
+        """What the sockets of one NIC carry, bytes per second; infinite without sockets."""
+        return sockets_bytes_per_s(self.inter, self.environment) if self.inter else inf
 
     @property
     def ring(self) -> tuple[Link, ...]:

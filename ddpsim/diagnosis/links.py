@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpsim.cluster.transports import SOCKET_BYTES_PER_S
-from ddpsim.cluster.wires import rate_of
+from ddpsim.cluster.transports import nic_bytes_per_s, opened_by_nccl
+from ddpsim.cluster.wires import Wires, rate_of
 from ddpsim.diagnosis.case import Case, Change
 
 __all__ = [
@@ -166,7 +166,9 @@ def stream_limits(case: Case) -> Sequence[float]:
     """Rates of one TCP connection below the usual one, where a NIC carries more."""
     if case.inter is None or case.inter.transport != "tcp":
         return ()
-    usual = min(case.inter.flow_bandwidth_bytes_per_s or SOCKET_BYTES_PER_S, rate_of(case.inter))
+    environment = Wires.of(case.cluster).environment
+    opened = opened_by_nccl(case.inter, environment)
+    usual = nic_bytes_per_s(case.inter, environment) / opened
     return [rate for gbit in _STREAMS if (rate := gbit * _GBIT_PER_S) < usual]
 
 

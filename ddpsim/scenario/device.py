@@ -320,6 +320,11 @@ class Machine(Spec):
     nccl_env: dict[str, str | int] = Field(
         default_factory=dict, description="NCCL's environment variables that its images set"
     )
+    network_sigma: Annotated[float, Field(gt=0, le=3)] | None = Field(
+        None,
+        description="standard deviation of the logarithm of its times between nodes, from users' "
+        "and vendors' figures; default: its transport's",
+    )
     sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
 
 
@@ -331,7 +336,7 @@ def read_machine(value: Any) -> Any:
         raise ValueError(f"{shown(value)} is not a machine: write a preset's name, or its values")
     name = catalog.resolve("machine", value)
     table = catalog.machine_table(name)
-    keys = ("device", "gpus_per_node", "cpu_vendor", "nccl_env", "sources")
+    keys = ("device", "gpus_per_node", "cpu_vendor", "nccl_env", "network_sigma", "sources")
     kept = {key: table[key] for key in keys if key in table}
     links = {
         key: link_of_preset(table[key]) for key in ("intra_node", "inter_node") if key in table

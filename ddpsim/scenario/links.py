@@ -132,7 +132,14 @@ class InterNode(_Link):
     flow_bandwidth_bytes_per_s: Bandwidth | None = Field(
         None,
         alias="flow_bandwidth",
-        description="what one TCP connection carries, where a cloud limits it; default 10 Gbit/s",
+        description="what one TCP connection carries at most, where a cloud limits it; default: "
+        "the preset's (5 Gbit/s on AWS), or no limit",
+    )
+    connections: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        None,
+        description="TCP connections of a NIC that the limit counts one by one, which "
+        "NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD multiply; default: the preset's, or 2, "
+        "one for each of NCCL's channels",
     )
     transport: Transport = Field(
         "rdma",
@@ -226,7 +233,7 @@ def link_of_preset(link: dict[str, Any]) -> dict[str, Any]:
     """A link of a preset's table, as a scenario would state it."""
     plain: dict[str, Any] = {
         key: link[key]
-        for key in ("nics_per_node", "transport", "path", "gpu_direct")
+        for key in ("nics_per_node", "transport", "path", "gpu_direct", "connections")
         if key in link
     }
     rates: dict[str, Any] = {

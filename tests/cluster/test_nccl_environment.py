@@ -8,6 +8,7 @@ import pytest
 from clusters.collectives import cluster
 
 from ddpsim.cluster.build import build_network
+from ddpsim.cluster.describe import describe_cluster
 from ddpsim.cluster.nccl.environment import read_environment
 from ddpsim.cluster.nccl.graph import Graph
 from ddpsim.cluster.nccl.tuner import choose
@@ -115,7 +116,7 @@ def test_without_infiniband_nccl_takes_sockets() -> None:
     asked = {"machine": "dgx-a100", "nodes": 4, "algorithm": "ring"}
     (usual,) = rows([1024 * MIB], **asked)
     (slow,) = rows([1024 * MIB], **asked, nccl_env={"NCCL_IB_DISABLE": 1})
-    assert slow.busbw_bytes_per_s == pytest.approx(8 * 2.5e9, rel=0.1)
+    assert slow.busbw_bytes_per_s == pytest.approx(8 * 1.95e9, rel=0.1)
     assert usual.time_s < slow.time_s
 
 
@@ -125,20 +126,55 @@ def test_links_that_variables_change_are_named() -> None:
     asked = {"machine": "dgx-a100", "nodes": 4}
     found = wires(**asked, nccl_env=variables)
     said = {entry.source for entry in found.provenance}
-    assert said == {"NCCL_IB_DISABLE: TCP, 2.50 GB/s a NIC, 45.0 us a hop"}
+    assert said == {"NCCL_IB_DISABLE: TCP, 1.95 GB/s a NIC, 45.0 us a hop"}
     assert found.way
     assert found.way.transport == "SHM"
     assert not (wires(**asked).provenance)
     assert not (wires(**asked).way)
 
 
-@pytest.mark.parametrize(("gbit_per_s", "reached"), [(10, 0.94), (25, 0.8), (100, 0.2)])
+@pytest.mark.parametrize(("gbit_per_s", "reached"), [(10, 0.94), (25, 0.62), (100, 0.156)])
 def test_sockets_fill_slow_lines_alone(gbit_per_s: int, reached: float) -> None:
-    """Published: 96 % of 10 Gbit/s and 21 % of 100 Gbit/s, of V100 over TCP."""
+    """One thread of NCCL's copies what all connections carry, 1.95 GB/s."""
     network = {"bandwidth": f"{gbit_per_s} Gbit/s", "transport": "tcp"}
     asked = {"device": "v100-sxm-16gb", "gpus_per_node": 1, "nodes": 4, "inter_node": network}
     (row,) = rows([256 * MIB], **asked)
     assert row.busbw_bytes_per_s == pytest.approx(reached * gbit_per_s / 8 * 1e9, rel=0.06)
+
+
+def nic_rate(network: dict[str, Any], **env: int) -> float:
+    """GB/s of two nodes with one V100 each, over sockets of a line of 100 Gbit/s."""
+    stated = {"bandwidth": "100 Gbit/s", "transport": "tcp", **network}
+    asked = {"device": "v100-sxm-16gb", "gpus_per_node": 1, "nodes": 2, "inter_node": stated}
+    return wires(**asked, nccl_env=env).sockets_rate / 1e9
+
+
+def test_limits_of_a_flow_count_for_each_connection() -> None:
+    """NCCL's source: two channels, each with as many sockets as its variables say."""
+    limit = {"flow_bandwidth": "5 Gbit/s"}
+    assert nic_rate({}) == 1.95
+    assert nic_rate(limit) == 2 * 0.625
+    assert nic_rate(limit | {"connections": 1}) == 0.625
+    aws = {"NCCL_SOCKET_NTHREADS": 2, "NCCL_NSOCKS_PERTHREAD": 8}
+    assert nic_rate(limit, **aws) == 5.0  # 32 flows, two threads a channel
+    assert nic_rate(limit | {"connections": 1}, NCCL_SOCKET_NTHREADS=2) == 1.25
+
+
+@pytest.mark.parametrize("machine", ["g5.48xlarge", "g4dn.12xlarge", "p3.16xlarge"])
+def test_one_rate_of_sockets_is_used_and_shown(machine: str) -> None:
+    """By the drawing, the bottleneck, the inputs, and the times."""
+    asked = load_cluster(cluster(machine=machine, nodes=2, algorithm="ring"))
+    network = build_network(asked, None)
+    (row,) = rows([1024 * MIB], machine=machine, nodes=2, algorithm="ring")
+    assert row.busbw_bytes_per_s == pytest.approx(0.625e9, rel=0.02)
+    drawn = describe_cluster(asked)
+    assert "625 MB/s of it usable" in drawn
+    assert "a ring of all ranks runs at 625 MB/s" in drawn
+    assert network.bottleneck == "the inter-node network (625 MB/s a node)"
+    assert any("625 MB/s of it by NCCL's sockets" in each.source for each in network.provenance)
+    stated = {"flow_bandwidth": "5 Gbit/s"}  # the documented default changes nothing
+    same = load_cluster(cluster(machine=machine, nodes=2, inter_node=stated, algorithm="ring"))
+    assert build_network(same, None).cost == network.cost
 
 
 @pytest.mark.parametrize(

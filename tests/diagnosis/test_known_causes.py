@@ -177,7 +177,7 @@ def t4(batch: str, largest: int) -> tuple[str, str]:
 def test_published_nodes_whose_connections_are_limited(batch: str) -> None:
     """Their NICs have 50 Gbit/s, which is all that the owner of such a job knows."""
     alone, steps = t4(batch, 4)
-    network = {"bandwidth": "50 Gbit/s", "flow_bandwidth": "10 Gbit/s"}
+    network = {"bandwidth": "50 Gbit/s", "flow_bandwidth": "10 Gbit/s", "connections": 2}
     scenario = bert(int(batch), alone, {**G4DN, "nodes": 4, "inter_node": network})
     assert place_of("tcp_stream_limit", ddpsim.diagnose(scenario, steps)) == 1
 

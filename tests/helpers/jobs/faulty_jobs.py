@@ -23,7 +23,8 @@ TCP_NODES = {
     "device": "a100-sxm-80gb",
     "nodes": 4,
     "gpus_per_node": 1,
-    "inter_node": {"bandwidth": "100 Gbit/s", "transport": "tcp"},
+    "inter_node": {"bandwidth": "100 Gbit/s", "transport": "tcp", "flow_bandwidth": "10 Gbit/s"},
+    "nccl_env": {"NCCL_SOCKET_NTHREADS": 1},
 }
 MEASURED_NODE = {**ONE_NODE, "all_reduce": str(ROOT / "scenarios" / "all-reduce-8xa100.csv")}
 NVLINK_NODE = {**ONE_NODE, "intra_node": {"bandwidth": "230 GB/s"}}
