@@ -36,8 +36,11 @@ USUAL_LATENCY_S: dict[Transport, float] = {
     "tcpx": 45e-6,
     "tcp": 45e-6,
 }
-# 10 Gbit/s, assumed: few such networks have RDMA, and a TCP flow or two fill them
+# 10 Gbit/s, assumed: a TCP flow or two fill them
 EASY_FOR_TCP_BYTES_PER_S = 1.25e9
+# 25 Gbit/s: InfiniBand has no port of that rate, and clouds that rent such lines (p3.16xlarge,
+# NC24s v3) have no RDMA on them
+_TCP_TO_BYTES_PER_S = 3.125e9
 # 100 Gbit/s, assumed: faster than NCCL's sockets, so that who states such NICs has bought RDMA
 _RDMA_FROM_BYTES_PER_S = 12.5e9
 
@@ -143,7 +146,7 @@ class InterNode(_Link):
     )
     transport: Transport = Field(
         "rdma",
-        description="default: the preset's; of a stated bandwidth up to 10 Gbit/s, or below 100 "
+        description="default: the preset's; of a stated bandwidth up to 25 Gbit/s, or below 100 "
         "where the device's usual machine has no RDMA, tcp",
     )
 
@@ -201,7 +204,7 @@ def _with_transport(stated: InterNode, usual: InterNode, *, by_nccl: bool) -> In
     rate, usual_rate = stated.bandwidth_bytes_per_s or 0.0, usual.bandwidth_bytes_per_s or 0.0
     is_of_rdma = by_nccl and rate >= _RDMA_FROM_BYTES_PER_S and rate > usual_rate
     has_rdma = usual.transport != "tcp" or is_of_rdma
-    kind: Transport = "rdma" if has_rdma and rate > EASY_FOR_TCP_BYTES_PER_S else "tcp"
+    kind: Transport = "rdma" if has_rdma and rate > _TCP_TO_BYTES_PER_S else "tcp"
     return stated.model_copy(update={"transport": kind})
 
 

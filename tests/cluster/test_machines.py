@@ -210,7 +210,8 @@ def test_another_transport_has_another_latency() -> None:
     ("device", "bandwidth", "transport"),
     [
         ("a100-sxm-80gb", "10 Gbit/s", "tcp"),
-        ("a100-sxm-80gb", "25 Gbit/s", "rdma"),
+        ("a100-sxm-80gb", "25 Gbit/s", "tcp"),
+        ("a100-sxm-80gb", "40 Gbit/s", "rdma"),
         ("rtx-4090", "25 Gbit/s", "tcp"),
         ("rtx-4090", "100 Gbit/s", "rdma"),
         ("rtx-4090", "400 Gbit/s", "rdma"),
@@ -222,7 +223,7 @@ def test_another_transport_has_another_latency() -> None:
 def test_a_network_of_which_nobody_says_how_it_is_reached(
     device: str, bandwidth: str, transport: str
 ) -> None:
-    """Sockets up to 10 Gbit/s, and below 100 where the device's usual machine has no RDMA.
+    """Sockets up to 25 Gbit/s, and below 100 where the device's usual machine has no RDMA.
 
     A usual machine with so fast a line (L4) keeps its sockets, and gloo has no other.
     """

@@ -39,6 +39,6 @@ LEADS = {  # the host is the slower one, but has a head start after the first it
         "device": {"preset": "h100-sxm-80gb", "operator": "25 us"},
         "nodes": 2,
         "gpus_per_node": 2,
-        "inter_node": {"bandwidth": "25 Gbit/s", "nics_per_node": 8},
+        "inter_node": {"bandwidth": "25 Gbit/s", "nics_per_node": 8, "transport": "rdma"},
     },
 }

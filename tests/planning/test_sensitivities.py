@@ -54,7 +54,7 @@ def test_bandwidth_and_latency_change_alone(factor: float) -> None:
 )
 def test_wider_links_are_wider_for_others_too(traffic: str) -> None:
     """As the scenario with wider links says: what others send stays as it is."""
-    links = "cluster.inter_node={{bandwidth: {} GB/s, latency: 5 us}}"
+    links = "cluster.inter_node={{bandwidth: {} GB/s, latency: 5 us, transport: rdma}}"
     base, wider = (
         document("resnet50-2x8-25gbit", traffic, links.format(rate), "cluster.algorithm=ring")
         for rate in ("3", "3.3")

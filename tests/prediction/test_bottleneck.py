@@ -198,7 +198,7 @@ def test_buckets_that_end_after_the_backward_are_counted(backward: int, words: s
         ("post-local-sgd", (), "mostly the average of the parameters, in steps that have one"),
         (
             "join",
-            ("cluster.inter_node={bandwidth: 25 Gbit/s, latency: 2 ms}",),
+            ("cluster.inter_node={bandwidth: 25 Gbit/s, latency: 2 ms, transport: rdma}",),
             "mostly join's all-reduce, which counts the ranks that have inputs",
         ),
     ],

@@ -36,10 +36,7 @@ def test_rates_over_tcp_lie_in_their_ranges_with_each_site_left_out() -> None:
     assert 0.75 <= sum(rate.is_held for rate in rates()) / len(errors) <= 0.92
 
 
-LINE_ALONE = {
-    "device": "v100-sxm-16gb",
-    "inter_node": {"bandwidth": "25 Gbit/s", "transport": "tcp"},
-}
+LINE_ALONE = {"device": "v100-sxm-16gb", "inter_node": {"bandwidth": "25 Gbit/s"}}
 P3 = {"machine": "p3.16xlarge", "nccl": "2.4"}
 
 

@@ -87,7 +87,8 @@ def test_an_unlimited_network_is_the_bound() -> None:
 
 def test_other_links_or_latency_may_bound() -> None:
     asked = scenario(
-        "resnet50-2x8-25gbit", "cluster.inter_node={bandwidth: 25 Gbit/s, latency: 2 ms}"
+        "resnet50-2x8-25gbit",
+        "cluster.inter_node={bandwidth: 25 Gbit/s, latency: 2 ms, transport: rdma}",
     )
     found = next_doubling(with_nodes(asked, 1), with_nodes(asked, 2))
     assert found.unlimited_efficiency
