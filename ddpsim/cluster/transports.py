@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BY_TABLE",
+    "PROXY_BYTES_PER_S",
     "TRANSPORTS",
     "Carrier",
     "declared_us",
@@ -32,7 +33,7 @@ _CHANNELS_A_NIC = 2  # at least, each with its own connections (nccl src/graph/c
 # without helper threads one thread of NCCL's copies what all connections of a NIC send and receive:
 # the median of 1.55 (Polaris), 1.9 (nccl issue 209), 2.0 (aws-do-eks, T4) and 2.6 (V100 over
 # 100 Gbit/s) GB/s each way
-_PROXY_BYTES_PER_S = 1.95e9
+PROXY_BYTES_PER_S = 1.95e9
 _HELPER_BYTES_PER_S = 1.25e9  # a helper thread (nccl issue 209, 2 nodes of 32 Gbit/s)
 _MOST_SOCKETS_BYTES_PER_S = 5e9  # 100 Gbit/s with any number of threads (nccl issues 398, 450)
 
@@ -84,7 +85,7 @@ def sockets_bytes_per_s(inter: InterNode, environment: Environment) -> float:
         return inf
     limit = inter.flow_bandwidth_bytes_per_s or inf
     threads = environment.threads or 0
-    copied = _CHANNELS_A_NIC * threads * _HELPER_BYTES_PER_S if threads else _PROXY_BYTES_PER_S
+    copied = _CHANNELS_A_NIC * threads * _HELPER_BYTES_PER_S if threads else PROXY_BYTES_PER_S
     return min(limit * opened_by_nccl(inter, environment), copied, _MOST_SOCKETS_BYTES_PER_S)
 
 

@@ -20,7 +20,6 @@ from ddpsim.prediction.api import predict
 from ddpsim.prediction.interval import GLOO_SLOWDOWN, edges
 from ddpsim.prediction.job import Job
 from ddpsim.prediction.measured_step import as_stated, check_measured
-from ddpsim.prediction.next_steps import two_byte_hooks
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.prediction.uncertainty import uncertainties
@@ -351,7 +350,7 @@ def _flags(scenario: Scenario) -> Iterator[tuple[Sequence[str], str]]:
     for key, price in toggles:
         on = not getattr(ddp, key)
         yield [f"ddp.{key}={str(on).lower()}"], "" if on else price
-    for hook in ("none", "allreduce", *two_byte_hooks(scenario.cluster)):
+    for hook in ("none", "allreduce", *scenario.cluster.device.two_byte_hooks):
         if hook != ddp.comm_hook:
             yield hook_settings(ddp, hook), _ROUNDS if hook.endswith("compress") else ""
     for cap in (*_CAPS_MB, "default"):

@@ -17,7 +17,6 @@ from ddpsim.planning.compare import compare, hook_settings, option
 from ddpsim.planning.dials import dialled
 from ddpsim.planning.many import AtLeast, Best, attempt_many
 from ddpsim.planning.shardings import AS_DDP, is_sharding, shardings
-from ddpsim.prediction.next_steps import two_byte_hooks
 from ddpsim.prediction.resolve import resolve
 from ddpsim.progress import Stage, stage
 from ddpsim.result.changes import Change
@@ -285,7 +284,7 @@ class _Search:
         own = self.scenario.ddp.comm_hook
         hooks: set[str] = {own, "none"}
         if self.limits.may_round:
-            hooks |= {two_byte_hooks(self.scenario.cluster)[0]}
+            hooks |= {self.scenario.cluster.device.two_byte_hooks[0]}
         elif own.endswith("compress") or self.scenario.ddp.averages_after_hook:
             hooks = {own}
         return [hook_settings(self.scenario.ddp, hook) for hook in sorted(hooks)]

@@ -17,7 +17,6 @@ from ddpsim.prediction.job import Job
 from ddpsim.prediction.parts import Parts
 from ddpsim.prediction.resolve import resolve
 from ddpsim.result.model import NextStep, Result
-from ddpsim.scenario.cluster import Cluster
 from ddpsim.scenario.links import InterNode
 from ddpsim.scenario.schema import Scenario
 from ddpsim.scenario.workload import Workload
@@ -25,7 +24,7 @@ from ddpsim.units import format_duration
 from ddpsim.workload.model import ITEM_BYTES
 from ddpsim.workload.numerics import keeps_numerics
 
-__all__ = ["next_steps", "two_byte_hooks"]
+__all__ = ["next_steps"]
 
 _WORTH_TRYING = 0.01  # of the throughput, or of the step
 _WORTH_CHECKING = 0.05  # of the step, where something that is not stated would add so much
@@ -43,12 +42,6 @@ def next_steps(job: Job, result: Result) -> tuple[NextStep, ...]:
     """
     measures = (*_narrowing(job, result), *_unstated(job, result))
     return (*ways_to_fit(job), *_easing(job, result), *measures)
-
-
-def two_byte_hooks(cluster: Cluster) -> tuple[str, str]:
-    """Those that send 16 bits, the better one first: bfloat16 has float32's range, where it is."""
-    known = "bf16" in cluster.device.peak_flops_per_s
-    return ("bf16_compress", "fp16_compress") if known else ("fp16_compress", "bf16_compress")
 
 
 @dataclass(frozen=True)
@@ -237,7 +230,7 @@ def _two_bytes(job: Job) -> Iterator[_Change]:
         return
     widest = max(ITEM_BYTES[parameter.dtype] for parameter in job.model.parameters)
     if not ddp.is_torch_1 and ddp.comm_hook in ("none", "allreduce") and widest > 2:
-        hook = two_byte_hooks(job.scenario.cluster)[0]
+        hook = job.scenario.cluster.device.two_byte_hooks[0]
         yield _Change.of("gradients in two bytes on the wire", "ddp.comm_hook", hook)
 
 
@@ -381,32 +374,27 @@ def _narrowing(job: Job, result: Result) -> Iterator[NextStep]:
 def _unstated(job: Job, result: Result) -> Iterator[NextStep]:
     """What would make the network slower unseen, and which line of NCCL's log tells of it.
 
-    The interval does not count it. Published all-reduces of two sites, without GPUDirect or with
+    The interval does not count it. All-reduces of two published sites, without GPUDirect or with
     half of the NICs (Baskerville, BM.GPU4.8), are 40 to 70 % slower.
     """
     cluster, link = job.scenario.cluster, job.scenario.cluster.link("inter_node")
     is_priced = isinstance(job.network.plain_cost, NcclCost) and not cluster.is_measured
-    if not (is_priced and isinstance(link, InterNode) and link.transport == "rdma"):
+    if cluster.nodes == 1 or not is_priced or result.engine.ranks_simulated > _QUICK_RANKS:
         return
-    if cluster.nodes == 1 or result.engine.ranks_simulated > _QUICK_RANKS:
+    if not isinstance(link, InterNode) or link.transport != "rdma":
         return
     stated, before_s = cluster.inter_node or InterNode(), job.step_s()
-    keys: dict[str, tuple[bool, object, str]] = {
-        "gpu_direct": (
-            link.gpu_direct is None,
-            False,
-            "no GPUDirect would add {}: with it NCCL_DEBUG=INFO prints GDRDMA",
-        ),
-        "nics_per_node": (
-            "nics_per_node" not in stated.model_fields_set and link.nics_per_node > 1,
-            link.nics_per_node // 2,
-            "half of the NICs would add {}: NCCL_DEBUG=INFO prints those in use after NET/IB",
-        ),
-    }
-    for key, (is_unstated, value, why) in keys.items():
+    slower: list[tuple[str, Any, str]] = []
+    if link.gpu_direct is None:
+        slower += [("gpu_direct", False, "no GPUDirect would add {}: with it {} prints GDRDMA")]
+    if link.nics_per_node > 1 and "nics_per_node" not in stated.model_fields_set:
+        why = "half of the NICs would add {}: {} prints those in use after NET/IB"
+        slower.append(("nics_per_node", link.nics_per_node // 2, why))
+    for key, value, why in slower:
         asked = stated.model_copy(update={key: value})
-        change = _Change("", "cluster.inter_node", asked, f"cluster.inter_node.{key}={value}")
-        changed = _changed_job(job, change, Parts()) if is_unstated else None
-        added_s = changed.step_s() - before_s if changed else 0.0
-        if added_s >= _WORTH_CHECKING * before_s:
-            yield NextStep(why.format(format_duration(added_s)), (change.setting.lower(),))
+        setting = f"cluster.inter_node.{key}={str(value).lower()}"
+        change = _Change("", "cluster.inter_node", asked, setting)
+        changed = _changed_job(job, change, Parts())
+        if changed and (added_s := changed.step_s() - before_s) >= _WORTH_CHECKING * before_s:
+            said = why.format(format_duration(added_s), "NCCL_DEBUG=INFO")
+            yield NextStep(said, (setting,))

@@ -132,6 +132,12 @@ class Device(Spec):
         return SLOT_BYTES_PER_S[self.pcie]
 
     @property
+    def two_byte_hooks(self) -> tuple[str, str]:
+        """Hooks that send 16 bits, the better one first: bfloat16 has float32's range."""
+        known = "bf16" in self.peak_flops_per_s
+        return ("bf16_compress", "fp16_compress") if known else ("fp16_compress", "bf16_compress")
+
+    @property
     def optimizer_bytes_per_s(self) -> float:
         """The rate at which an optimizer moves its bytes."""
         reached = self.optimizer_efficiency or self.memory_efficiency

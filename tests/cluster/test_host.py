@@ -84,7 +84,7 @@ def test_gpus_meet_where_nccl_and_the_driver_let_them(keys: dict[str, Any], tran
         ({"device": "h100-pcie", "gpus": 2}, 0.73 * 48),
         ({"device": "h100-pcie", "gpus": 8}, SERVER_OF_PCIE_5.bytes_per_s / 8e9),
         ({"device": "h100-pcie", "gpus": 2, "host": {"board": "desktop"}}, 4.65),
-        ({"nccl_env": {"NCCL_P2P_DISABLE": 1, "NCCL_SHM_DISABLE": 1}, "gpus": 2}, 2.5),
+        ({"nccl_env": {"NCCL_P2P_DISABLE": 1, "NCCL_SHM_DISABLE": 1}, "gpus": 2}, 1.95),
         ({"device": "h100-pcie", "gpus": 8, "host": {"sockets": 2, "cpu": "other"}}, 9.6),
     ],
 )

@@ -44,7 +44,7 @@ SWEEPS = (
 
 PUBLISHED = Path(__file__).parents[2] / "tests" / "data" / "published-collectives.csv"
 _OVER_TCP = Path(__file__).parents[2] / "tests" / "data" / "published-tcp.csv"
-# what one thread of NCCL's copies each way, GB/s, by site (`_PROXY_BYTES_PER_S` is their median)
+# what one thread of NCCL's copies each way, GB/s, by site (`PROXY_BYTES_PER_S` is their median)
 _PROXY_GB_PER_S = {"Polaris": 1.55, "Google": 1.9, "aws-do-eks": 2.0, "DDP on V100": 2.6}
 
 # EFA of June 2019 took twice as long as that of 2020 from 256 KiB on
@@ -236,12 +236,12 @@ def _rate(row: dict[str, str]) -> Rate:
 
 @contextmanager
 def _proxy_of(bytes_per_s: float) -> Iterator[None]:
-    kept = transports._PROXY_BYTES_PER_S  # noqa: SLF001 -- a constant that a site helped to set
-    transports._PROXY_BYTES_PER_S = bytes_per_s  # noqa: SLF001
+    kept = transports.PROXY_BYTES_PER_S  # a site helped to set it
+    transports.PROXY_BYTES_PER_S = bytes_per_s
     try:
         yield
     finally:
-        transports._PROXY_BYTES_PER_S = kept  # noqa: SLF001
+        transports.PROXY_BYTES_PER_S = kept
 
 
 def tcp_table() -> str:

@@ -13,7 +13,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ddpsim.cluster.nccl.environment import LEVELS, Environment
-from ddpsim.cluster.transports import SOCKET_BYTES_PER_S
+from ddpsim.cluster.transports import PROXY_BYTES_PER_S
 from ddpsim.provenance import Uncertainty
 from ddpsim.scenario.device import SLOT_BYTES_PER_S
 from ddpsim.scenario.links import IntraNode
@@ -163,7 +163,7 @@ def _through_the_host(cluster: Cluster, host: Host, slot: float, environment: En
         parts.append(("a GPU's slot", _SHM_PART * slot))
         parts.append((f"host memory, which {sending} GPUs share", prior.bytes_per_s / meeting))
         if transport == "NET":
-            parts.append(("the node's own sockets", 2 * SOCKET_BYTES_PER_S))
+            parts.append(("the node's own sockets", PROXY_BYTES_PER_S))
     limit, rate = min(parts, key=lambda each: each[1])
     return Way(transport, rate, limit, Uncertainty(prior.sigma, "public boxes, each by the others"))
 
