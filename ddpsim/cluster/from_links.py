@@ -69,6 +69,7 @@ SLINGSHOT_NETWORK = LinkUncertainty(
     Uncertainty(0.45, _SLINGSHOT),
     of_shards=_swept(_SLINGSHOT, (0, 0.40), (64 * MIB, 0.20)),
 )
+_LARGE_BYTES = 64 * MIB
 _SWEPT = (CHOSEN_NETWORK, EFA_NETWORK, SLINGSHOT_NETWORK)
 CHOSEN_IN_A_NODE = LinkUncertainty(
     Uncertainty(0.13, _ONE_NODE), _swept(_ONE_NODE, (0, 0.12), (MIB // 8, 0.18), (4 * MIB, 0.09))
@@ -128,7 +129,7 @@ def _link_uncertainty(cluster: Cluster, wires: Wires, *, chosen: bool) -> LinkUn
     """
     if wires.inter:
         found = _between_nodes(cluster, wires.inter, chosen=chosen)
-        is_swept = found in _SWEPT and wires.way is None
+        is_swept = found.usual in [swept.usual for swept in _SWEPT] and wires.way is None
         if wires.intra is None or is_swept or _is_never_slowest(wires, found.usual):
             return found
         inside = LinkUncertainty(_inside_a_node(cluster, wires))
@@ -159,8 +160,6 @@ def _is_never_slowest(wires: Wires, network: Uncertainty) -> bool:
 def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> LinkUncertainty:
     """Of a network; NCCL's choice, if it has one, is as uncertain as the links."""
     stated = rate_is_stated(cluster, "inter_node")
-    if (of_users := _of_users(cluster)) and not stated:
-        return LinkUncertainty(of_users)
     if not (chosen and cluster.algorithm == "auto"):
         return LinkUncertainty(STATED_LINKS if stated else PRESET_NETWORK)
     if not (stated or cluster.machine is not None):
@@ -169,16 +168,19 @@ def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> LinkU
         is_known = cluster.machine or inter.flow_bandwidth_bytes_per_s
         return LinkUncertainty(TCP_NETWORK if is_known else UNLIMITED_TCP)
     known = {"slingshot": SLINGSHOT_NETWORK, "efa": EFA_NETWORK}
-    return known.get(inter.transport, CHOSEN_NETWORK)
+    found = known.get(inter.transport, CHOSEN_NETWORK)
+    return found if stated else _with_users(found, cluster)
 
 
-def _of_users(cluster: Cluster) -> Uncertainty | None:
-    """That of a machine's preset which says how far users' networks differ from it."""
+def _with_users(found: LinkUncertainty, cluster: Cluster) -> LinkUncertainty:
+    """With what a machine's preset says of users' networks, whose large messages are known."""
     machine = cluster.machine
     if machine is None or machine.network_sigma is None:
-        return None
+        return found
     source = machine.sources.get("network_sigma", "no source given")
-    return Uncertainty(machine.network_sigma, f"{machine.name}: {source}")
+    of_users = Uncertainty(machine.network_sigma, f"{machine.name}: {source}")
+    smaller = [each for each in found.by_size if each[0] < _LARGE_BYTES] or [(0, found.usual)]
+    return found._replace(by_size=(*smaller, (_LARGE_BYTES, of_users)))
 
 
 def _is_hard_for_tcp(inter: InterNode) -> bool:

@@ -39,5 +39,6 @@ def test_an_all_reduce_of_1_gib_may_take_so_long(asked: dict[str, Any], ms: floa
 @pytest.mark.parametrize("machine", ["p4d.24xlarge", "p4de.24xlarge"])
 def test_the_range_names_what_tuned_images_reach(machine: str) -> None:
     network = build_network(load_cluster(cluster(machine=machine, nodes=2)), None)
-    assert network.uncertainty is not None
-    assert "tuned images reach 77 and 44" in network.uncertainty.basis
+    found = network.uncertainty_of(GIB)
+    assert found is not None
+    assert "tuned images reach 77 and 44" in found.basis
