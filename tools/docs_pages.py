@@ -258,8 +258,9 @@ def _device(item: tuple[str, Mapping[str, Any]]) -> tuple[str, ...]:
     rates = (f"{peak[rate] / 1e12:.4g}" if rate in peak else "-" for rate in ("fp32", "fp16"))
     memory = f"{each['memory_bytes'] / 2**30:.4g} GiB"
     bandwidth = f"{each['memory_bandwidth_bytes_per_s'] / 1e9:,.4g} GB/s"
-    rate = each["intra_node"].get("bandwidth_bytes_per_s")
-    link = f"{rate / 1e9:.4g} GB/s" if rate else "its host's"
+    inside = each.get("intra_node")
+    rate = inside and inside.get("bandwidth_bytes_per_s")
+    link = f"{rate / 1e9:.4g} GB/s" if rate else "its host's" if inside else "-"
     return f"`{name}`", each["title"], *rates, memory, bandwidth, link
 
 

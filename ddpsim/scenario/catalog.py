@@ -99,6 +99,7 @@ _DEVICE_ALIASES = {
     "a100": "a100-sxm-80gb",
     "h100": "h100-sxm-80gb",
     "h200": "h200-sxm-141gb",
+    "h800": "h800-sxm-80gb",
     "gh200": "gh200-96gb",
     "mi250x": "mi250x-gcd",
     "cpu": "cpu-core",
@@ -114,6 +115,14 @@ _DEVICE_ALIASES = {
     "gh200-480gb": "gh200-96gb",
     "b300-sxm6-ac": "b300",
     "rtx-6000-ada-generation": "rtx-6000-ada",
+    "rtx-pro-6000-blackwell": "rtx-pro-6000",
+    "rtx-pro-6000-blackwell-workstation-edition": "rtx-pro-6000",
+    "dgx-spark": "gb10",
+    # as people call them for short
+    "1080ti": "gtx-1080ti",
+    "2080ti": "rtx-2080ti",
+    **{name: f"rtx-{name}" for name in ("3060", "3080", "3090", "4080", "4090", "5080", "5090")},
+    **{name: f"rtx-{name}" for name in ("a4000", "a5000", "a6000")},
 }
 _BRANDS = ("nvidia", "tesla", "geforce", "quadro", "amd", "instinct")
 

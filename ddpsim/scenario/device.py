@@ -328,8 +328,8 @@ class Machine(Spec):
     )
     network_sigma: Annotated[float, Field(gt=0, le=3)] | None = Field(
         None,
-        description="standard deviation of the logarithm of its times between nodes, from users' "
-        "and vendors' figures; default: its transport's",
+        description="standard deviation of the logarithm of its times between nodes from 64 MiB "
+        "on, from users' and vendors' figures; default: its transport's",
     )
     sources: dict[str, str] = Field(default_factory=dict, description="where each figure is from")
 

@@ -62,6 +62,12 @@ def test_the_figures_are_those_that_public_boxes_set() -> None:
         ({"device": "rtx-3090", "host": {"bridge": "nvlink"}, "gpus": 2}, "NVL"),
         ({"device": "rtx-4090", "nccl_env": {"NCCL_P2P_LEVEL": "SYS"}}, "SHM"),
         ({"device": "rtx-4090", "host": {"peer_to_peer": True}}, "P2P"),
+        ({"device": "rtx-a5000", "host": {"bridge": "nvlink"}, "gpus": 2}, "NVL"),
+        ({"device": "titan-rtx", "host": {"bridge": "nvlink"}, "gpus": 2}, "NVL"),
+        ({"device": "titan-rtx", "host": {"switches": "1x4"}}, "SHM"),
+        ({"device": "gtx-1080ti", "host": {"switches": "1x4"}}, "PXB"),
+        ({"device": "rtx-5090", "host": {"switches": "1x4"}}, "SHM"),
+        ({"device": "rtx-pro-6000", "host": {"switches": "1x4"}}, "PXB"),
         ({"host": {"peer_to_peer": False, "switches": "1x8"}}, "SHM"),
     ],
 )
@@ -133,6 +139,7 @@ def test_groups_of_a_node_share_its_host() -> None:
     ("host_", "device", "says"),
     [
         ({"bridge": "nvlink"}, "rtx-4090", "takes no NVLink bridge"),
+        ({"bridge": "nvlink"}, "rtx-a4000", "takes no NVLink bridge"),
         ({"pcie": 5}, "rtx-4090", "has PCIe 4"),
         ({"switches": "1x2"}, "l40s", "hold 2 GPUs, and a node has 4"),
         ({"switches": "two"}, "l40s", "must be none, or switches x GPUs under each"),

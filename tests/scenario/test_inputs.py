@@ -153,6 +153,20 @@ def test_json_is_the_only_thing_on_stdout(cli: Callable[..., Outcome]) -> None:
         ("NVIDIA B300 SXM6 AC", "b300"),
         ("AMD Instinct MI250X", "mi250x-gcd"),
         ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA H800", "h800-sxm-80gb"),
+        ("NVIDIA GB10", "gb10"),
+        ("DGX Spark", "gb10"),
+        ("NVIDIA GeForce RTX 5090", "rtx-5090"),
+        ("5090", "rtx-5090"),
+        ("NVIDIA GeForce RTX 3080", "rtx-3080"),
+        ("NVIDIA GeForce GTX 1080 Ti", "gtx-1080ti"),
+        ("1080 Ti", "gtx-1080ti"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000"),
+        ("RTX PRO 6000", "rtx-pro-6000"),
+        ("NVIDIA RTX A5000", "rtx-a5000"),
+        ("A4000", "rtx-a4000"),
+        ("NVIDIA TITAN RTX", "titan-rtx"),
+        ("Quadro RTX 8000", "rtx-8000"),
     ],
 )
 def test_a_device_may_be_called_as_its_driver_calls_it(name: str, preset: str) -> None:
@@ -160,7 +174,11 @@ def test_a_device_may_be_called_as_its_driver_calls_it(name: str, preset: str) -
 
 
 @pytest.mark.parametrize(
-    "name", ["NVIDIA H100 NVL", "NVIDIA A100-SXM-64GB", "NVIDIA L40", "NVIDIA"]
+    "name",
+    [
+        *("NVIDIA H100 NVL", "NVIDIA A100-SXM-64GB", "NVIDIA L40", "NVIDIA", "NVIDIA H800 PCIe"),
+        *("NVIDIA GeForce RTX 3080 Ti", "NVIDIA RTX PRO 6000 Blackwell Server Edition"),
+    ],
 )
 def test_a_device_is_not_taken_for_another_of_its_family(name: str) -> None:
     with pytest.raises(ValueError, match=f"unknown device '{name}'"):

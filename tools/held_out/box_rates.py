@@ -124,24 +124,13 @@ def _published(name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-_CARDS = {"A40": "a40", "A6000": "rtx-a6000", "A100": "a100", "RTX 4090": "rtx-4090"}
-_CARDS |= {"H100 PCIe": "h100-pcie", "RTX 5090": "rtx-5090"}
-_BLACKWELL = {  # until there is a preset: its datasheet's figures do not matter for links
-    "name": "rtx-5090",
-    "architecture": "blackwell",
-    "peer_to_peer": False,
-    "peak_flops": {"fp32": "100 TFLOP/s"},
-    "memory": "32 GiB",
-    "memory_bandwidth": "1.8 TB/s",
-    "intra_node": {"path": "pcie", "latency": "8 us"},
-}
+_CARDS = ("A40", "A6000", "A100", "RTX 4090", "H100 PCIe", "RTX 5090")
 
 
 def _box(row: dict[str, str]) -> dict[str, Any]:
     """The cluster of a row of user-bus-rates.csv, as its owner would state it."""
-    card, path = _CARDS[row["gpu"]], row["path"]
-    box: dict[str, Any] = {"nodes": 1, "gpus_per_node": int(row["gpus_per_node"])}
-    box["device"] = _BLACKWELL if card == "rtx-5090" else card
+    path, gpus = row["path"], int(row["gpus_per_node"])
+    box: dict[str, Any] = {"nodes": 1, "gpus_per_node": gpus, "device": row["gpu"]}
     if "NCCL_P2P_DISABLE=1" in path or path == "P2P off":
         box["nccl_env"] = {"NCCL_P2P_DISABLE": 1}
     if "bridge" in path:

@@ -80,7 +80,7 @@ def _ridge(chip: str, rate: str) -> float:
 def _features(place: Place) -> Array:
     """What the line is over: GeForce cards have half of their chip's tensor rate, and reach it."""
     is_fp32 = place.rate == "fp32"
-    limited = place.chip in ("rtx-3090", "rtx-4090") and not is_fp32
+    limited = place.chip.startswith(("rtx-30", "rtx-40", "rtx-50")) and not is_fp32
     return np.array([1.0, _ridge(place.chip, place.rate), is_fp32, limited])
 
 

@@ -21,6 +21,9 @@ _SAME_CHIP = {
     "gh200-96gb": "h100-sxm-80gb",
     "l40s": "rtx-6000-ada",
     "a40": "rtx-a6000",
+    "h800-sxm-80gb": "h100-sxm-80gb",
+    "rtx-8000": "rtx-6000",
+    "titan-rtx": "rtx-6000",
 }
 _BY_JUDGEMENT = ("mi250x-gcd", "mi300x")  # the line is of NVIDIA's chips
 _STEP_US = 5  # hosts differ by more

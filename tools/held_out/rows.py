@@ -69,9 +69,11 @@ _PUBLISHERS = {
     ),
     **dict.fromkeys(("dgx-a100", "rtx-2080ti", "rtx-3090", "rtx-5090"), "ryujaehun"),
 }
-_LATER = ("h100", "h200", "gh200", "b200", "b300", "mi300x", "l4", "rtx-4090", "rtx-5090")
-_LATER_ADA = ("rtx-6000-ada", "l40s")
-_EARLY = ("p100", "v100", "titan-v", "t4", "rtx-2080ti")
+_LATER = (
+    *("h100", "h200", "h800", "gh200", "b200", "b300", "gb10", "mi300x", "l4"),
+    *("rtx-40", "rtx-50", "rtx-6000-ada", "rtx-pro"),
+)
+_EARLY = ("p100", "gtx-10", "v100", "titan", "t4", "rtx-20", "rtx-6000", "rtx-8000")
 
 
 class Loop(NamedTuple):
@@ -111,10 +113,9 @@ def publisher(source: str) -> str:
 
 def generation(device: str) -> str:
     """Of a GPU, and so of the CPUs of its machines."""
-    if device == "rtx-6000" or device.startswith(_EARLY):
-        return "early"
-    is_later = device in _LATER_ADA or device.startswith(_LATER)
-    return "later" if is_later else "ampere"
+    if device.startswith(_LATER):
+        return "later"
+    return "early" if device.startswith(_EARLY) else "ampere"
 
 
 class OnDevice(NamedTuple):
