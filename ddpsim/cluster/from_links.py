@@ -62,7 +62,7 @@ _SLINGSHOT = "published Slingshot of two sites, whose plugin's settings differ"
 CHOSEN_NETWORK = LinkUncertainty(
     Uncertainty(0.15, _SWEEPS),
     _swept(_SWEEPS, (0, 0.14), (MIB // 4, 0.19), (2 * MIB, 0.12), (64 * MIB, 0.085)),
-    _swept(_SHARDS, (0, 0.15), (MIB // 4, 0.40), (64 * MIB, 0.25), (256 * MIB, 0.12)),
+    _swept(_SHARDS, (0, 0.15), (MIB // 4, 0.45), (64 * MIB, 0.35), (256 * MIB, 0.20)),
 )
 EFA_NETWORK = LinkUncertainty(Uncertainty(0.24, f"{_SWEEPS} with EFA"))
 SLINGSHOT_NETWORK = LinkUncertainty(

@@ -35,13 +35,13 @@ _Spec = TypeVar("_Spec", bound=BaseModel)
 
 
 def next_steps(job: Job, result: Result) -> tuple[NextStep, ...]:
-    """What would fit, what would ease the bottleneck, then what would narrow the interval.
+    """What would fit, what would ease the bottleneck, then what to find out first.
 
     Nothing without effect: a change is simulated, without noise, and named if it raises the
     throughput.
     """
-    measures = (*_narrowing(job, result), *_unstated(job, result))
-    return (*ways_to_fit(job), *_easing(job, result), *measures)
+    unknown = sorted((*_narrowing(job, result), *_unstated(job, result)), key=lambda each: -each[0])
+    return (*ways_to_fit(job), *_easing(job, result), *(step for _, step in unknown[:1]))
 
 
 @dataclass(frozen=True)
@@ -338,7 +338,7 @@ def _samples(scenario: Scenario) -> int:
     return per_rank * scenario.cluster.world_size
 
 
-def _narrowing(job: Job, result: Result) -> Iterator[NextStep]:
+def _narrowing(job: Job, result: Result) -> Iterator[tuple[float, NextStep]]:
     """The measurement in place of the widest source of the interval that can be measured."""
     interval = result.prediction_interval_s
     log = "NCCL-TESTS-LOG.txt" if job.scenario.ddp.backend == "nccl" else "ALL-REDUCE.csv"
@@ -368,10 +368,10 @@ def _narrowing(job: Job, result: Result) -> Iterator[NextStep]:
     if width_s >= _WORTH_TRYING * result.iteration_time_s.mean:
         _, measure, setting = measurable[widest]
         why = f"the {widest} adds up to {format_duration(width_s)} to the interval: {measure}"
-        yield NextStep(why, (setting,))
+        yield width_s, NextStep(why, (setting,))
 
 
-def _unstated(job: Job, result: Result) -> Iterator[NextStep]:
+def _unstated(job: Job, result: Result) -> Iterator[tuple[float, NextStep]]:
     """What would make the network slower unseen, and which line of NCCL's log tells of it.
 
     The interval does not count it. All-reduces of two published sites, without GPUDirect or with
@@ -397,4 +397,4 @@ def _unstated(job: Job, result: Result) -> Iterator[NextStep]:
         changed = _changed_job(job, change, Parts())
         if changed and (added_s := changed.step_s() - before_s) >= _WORTH_CHECKING * before_s:
             said = why.format(format_duration(added_s), "NCCL_DEBUG=INFO")
-            yield NextStep(said, (setting,))
+            yield added_s, NextStep(said, (setting,))
