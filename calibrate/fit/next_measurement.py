@@ -261,7 +261,7 @@ def next_measurements(
 
 
 def _sweeps(profile: ClusterProfile, target: Target) -> Iterator[list[Row]]:
-    """Of each operation and power of two of nodes, the sizes that were not measured."""
+    """Sizes that were not measured, of each operation and power of two of nodes."""
     measured = _measured(profile)
     doubled = {2**power for power in range(target.up_to.bit_length())}
     for nodes in sorted(doubled | {target.up_to}):

@@ -158,7 +158,7 @@ def _is_never_slowest(wires: Wires, network: Uncertainty) -> bool:
 
 
 def _between_nodes(cluster: Cluster, inter: InterNode, *, chosen: bool) -> LinkUncertainty:
-    """Of a network; NCCL's choice, if it has one, is as uncertain as the links."""
+    """The network's uncertainty; NCCL's choice, if it has one, is as uncertain as the links."""
     stated = rate_is_stated(cluster, "inter_node")
     if not (chosen and cluster.algorithm == "auto"):
         return LinkUncertainty(STATED_LINKS if stated else PRESET_NETWORK)

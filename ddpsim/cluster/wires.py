@@ -205,7 +205,7 @@ class Wires:
 
 
 def link_of(cluster: Cluster, key: LinkKind) -> IntraNode | InterNode | None:
-    """Of a kind, with the rate that GPUs without NVLink get of their host."""
+    """A kind of link, with the rate that GPUs without NVLink get of their host."""
     return inside(cluster)[0] if key == "intra_node" else cluster.link(key)
 
 

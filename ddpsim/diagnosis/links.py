@@ -57,7 +57,7 @@ _LEAST_LINK = 0.02
 
 
 def host_rates(case: Case) -> Sequence[float]:
-    """Of all GPUs of a node together; none where the links are no faster, or are not NVLink."""
+    """Rates of all GPUs of a node together; none where links are no faster, or not NVLink."""
     if case.intra is None or not case.has_nvlink or not _may_be_peers(case):
         return ()
     gpus = case.cluster.gpus_per_node
@@ -71,7 +71,7 @@ def _may_be_peers(case: Case) -> bool:
 
 
 def shared_rates(case: Case) -> Sequence[float]:
-    """Of one GPU without NVLink, whatever its path, from just below the expected one."""
+    """Rates of one GPU without NVLink, whatever its path, from just below the expected one."""
     if case.intra is None or case.has_nvlink:
         return ()
     most = _WORTH * rate_of(case.intra)

@@ -165,7 +165,7 @@ def small_buckets(case: Case) -> Sequence[float]:
 
 
 def shared_weights(case: Case) -> Sequence[float]:
-    """Where DDP looks for unused parameters of a model that ties weights."""
+    """Asked where DDP looks for unused parameters of a model that ties weights."""
     ddp = case.scenario.ddp
     return switch(
         case.is_ddp and ddp.finds_unused and bool(case.job.model.tied and not ddp.is_torch_1)

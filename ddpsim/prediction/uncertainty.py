@@ -73,7 +73,7 @@ def _of_roofline(job: Job) -> Uncertainty:
 
 
 def _of_host(job: Job) -> Uncertainty | None:
-    """Of an estimate's launches and of long hooks, where a step may come to wait for them."""
+    """Uncertainty of launches and of long hooks, where a step may come to wait for them."""
     counts = job.scenario.ddp.zero.counts_in_hooks
     estimated = job.model.basis == "roofline" and job.scenario.cluster.device.kind != "cpu"
     if not estimated and not counts:

@@ -60,7 +60,7 @@ def _measured(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _undecided(diagnosis: Diagnosis) -> Iterator[str]:
-    """Where no cause is likelier than all others: what to measure, and what that would tell."""
+    """What to measure where no cause is likelier than all others, and what that would tell."""
     check = diagnosis.check
     if diagnosis.is_decided or check is None:
         return

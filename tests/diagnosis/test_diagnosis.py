@@ -37,7 +37,7 @@ def test_probabilities_are_of_all_causes(slow: ddpsim.Diagnosis) -> None:
 
 
 def test_causes_with_another_step_come_last() -> None:
-    """Those whose step is near the measured one by their probability, and then the others by it."""
+    """Causes whose step is near the measured one by probability, and then the others by it."""
     found = ddpsim.diagnose(scenario(ONE_NODE), "150 ms", without_sync="75 ms")
     measured_s = found.measured[0].measurement.seconds
     near = [
@@ -69,7 +69,7 @@ def test_an_undecided_diagnosis_says_first_what_would_decide() -> None:
 
 
 def test_every_cause_has_a_probability_on_the_screen(slow: ddpsim.Diagnosis) -> None:
-    """Those of the table, and the sum of all others."""
+    """Probabilities of the table, and the sum of all others."""
     rows = render_diagnosis(slow, "job.yaml").splitlines()
     start = next(i for i, row in enumerate(rows) if "would be " in row and "one GPU" in row)
     table = rows[start + 1 : rows.index("", start)]

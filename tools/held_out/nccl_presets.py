@@ -118,7 +118,7 @@ def _keys(name: str, nodes: int, gpus: int) -> dict[str, Any]:
 
 @cache
 def _network(place: int) -> tuple[str, Any]:
-    """Of a sweep by its place: the transport ("" in one node), and the network."""
+    """Transport ("" in one node) and network of a sweep, by its place."""
     scenario = load_cluster({"cluster": sweeps()[place].keys})
     link = scenario.cluster.link("inter_node")
     several = scenario.cluster.nodes > 1 and isinstance(link, InterNode)
@@ -191,7 +191,7 @@ def points_of(group: str, operation: Operation) -> list[Judged]:
 
 
 def groups() -> list[str]:
-    """Those of the table, in its order."""
+    """Groups of the table, in its order."""
     return ["inside one node", "part of a node's GPUs", *_GROUPS.values()]
 
 

@@ -197,7 +197,7 @@ class Rate(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the time, as a logarithm."""
+        """Error of the time, as a logarithm."""
         return math.log(self.published / self.predicted)
 
     @property

@@ -302,7 +302,7 @@ class _Sent(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _as_sent(cost: NcclCost, operation: Operation, size_bytes: int) -> _Sent:
-    """As NCCL's tuner has it, but no slower than a larger message, or than half of it twice.
+    """NCCL's choice, but no slower than a larger message, or than half of it twice.
 
     Which message NCCL sends otherwise is not known exactly, nor is its tuner's table that of these
     links. Assumed: where a larger message takes less, a message goes as that one does, in its time;

@@ -33,7 +33,7 @@ class NcclSetting(ProfilePart):
     links: NcclLinks
 
     def changed(self, links: dict[str, object], **others: object) -> NcclSetting:
-        """The same with other figures of its links, and other answers."""
+        """A copy with other figures of its links, and other answers."""
         links_then = self.links.model_copy(update=links)
         return self.model_copy(update={"links": links_then, **others})
 

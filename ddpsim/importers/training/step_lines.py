@@ -276,7 +276,7 @@ def _reading(source: str, told: Mapping[str, str]) -> Reading:
 
 
 def _micro_batches(iterations: float, steps: float | None) -> int | None:
-    """Of a step; None: they are not told, or the iterations are of no whole number of steps."""
+    """Micro-batches of a step; None: not told, or iterations are no whole number of steps."""
     is_whole = steps and iterations >= steps and not iterations % steps
     return int(iterations / steps) if steps and is_whole else None
 

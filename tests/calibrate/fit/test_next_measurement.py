@@ -144,7 +144,7 @@ def test_where_nothing_can_be_said(
 
 
 def test_no_run_on_nodes_that_are_few_helps() -> None:
-    """Of nodes of one GPU, one alone has nothing to send."""
+    """One node of one GPU has nothing to send."""
     known = profile_of(NODES, tuple(made_samples(NODES, [(2, 1)], SIZES[::4])))
     *_, last = show_next(known, Target.of(known, None, 1))
     assert last == "    nothing on up to 1 node narrows it: raise --up-to"

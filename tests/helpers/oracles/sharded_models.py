@@ -56,7 +56,7 @@ def dense(draw: random.Random) -> nn.Module:
 
 
 def built(model: str, seed: int) -> tuple[nn.Module, torch.Tensor]:
-    """The same on both ranks."""
+    """Equal on both ranks."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
     if model == "decoder":
